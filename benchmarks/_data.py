@@ -1,7 +1,9 @@
-"""The real tasks that the benchmarks measure on: found through QUARK_ONNX_DATA, handed on as sample files.
+"""The real tasks that the benchmarks measure on: found through QUARK_ONNX_DATA, handed on as sample
+files.
 
-The data is not part of the project (most of it may not be redistributed). QUARK_ONNX_DATA names a folder
-whose `realdata.py` offers `load(name) -> Task(path, calibration, evaluate, metric, float_value)`.
+The data is not part of the project (most of it may not be redistributed). QUARK_ONNX_DATA names a
+folder whose `realdata.py` offers `load(name) -> Task(path, calibration, evaluate, metric,
+float_value)`.
 """
 
 from __future__ import annotations
@@ -36,7 +38,11 @@ def root() -> Path:
     """The folder of models and data; leaves with a message when it is not there."""
     value = os.environ.get(VARIABLE)
     if not value or not Path(value, "realdata.py").is_file():
-        found = f"it is {value!r}, where there is no such file" if value else "it is not set"
+        found = (
+            f"it is {value!r}, where there is no such file"
+            if value
+            else "it is not set"
+        )
         sys.exit(
             "This benchmark measures real models on real data, which are not part of the project.\n"
             f"Set {VARIABLE} to the folder that holds realdata.py; now {found}."
@@ -57,7 +63,8 @@ def digest(path: Path) -> str:
 
 
 class Samples:
-    """Calibration samples in a folder, one .npz file each, read anew whenever asked: one is alive at a time.
+    """Calibration samples in a folder, one .npz file each, read anew whenever asked: one is alive
+    at a time.
 
     With `count` above the number of files they repeat.
     """
@@ -94,11 +101,15 @@ def session_of(model: Path) -> Any:
 
 
 def labels(name: str) -> np.ndarray[Any, np.dtype[Any]]:
-    """The class of each test image of a classification task, in the order in which its metric reads them."""
+    """The class of each test image of a classification task, in the order in which its metric reads
+    them.
+    """
     vision = Path(os.environ[VARIABLE]) / "vision"
     if name.startswith("resnet"):
         with np.load(vision / "cifar10" / "cifar10_lossless.npz") as arrays:
             return np.asarray(arrays["test_y"])
-    with (vision / "imagenet" / "labels.csv").open(encoding="utf-8", newline="") as file:
+    with (vision / "imagenet" / "labels.csv").open(
+        encoding="utf-8", newline=""
+    ) as file:
         rows = list(csv.DictReader(file))
     return np.array([int(row["label"]) for index, row in enumerate(rows) if index % 10])

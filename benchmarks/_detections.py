@@ -1,8 +1,9 @@
 """How good a detector is on each test image, and how certain a difference between two of them is.
 
-A mean average precision is no mean over images, so that a difference has no test image by image. The bootstrap draws
-the images again, with replacement, the same ones for both detectors, and computes the metric of each draw (Efron and
-Tibshirani 1993, "An Introduction to the Bootstrap", chapters 6 and 16).
+A mean average precision is no mean over images, so that a difference has no test image by image.
+The bootstrap draws the images again, with replacement, the same ones for both detectors, and
+computes the metric of each draw (Efron and Tibshirani 1993, "An Introduction to the Bootstrap",
+chapters 6 and 16).
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ TASKS = ("yolox_nano", "ultraface")
 THRESHOLDS = np.arange(0.5, 1.0, 0.05)
 DRAWS = 1000
 _RECALLS = np.linspace(0, 1, 101)
-#: Strides of the grids of YOLOX, the side of its input, and with what its task keeps and suppresses boxes.
+#: Strides of the grids of YOLOX, the side of its input, and with what its task keeps and suppresses
+#: boxes.
 _STRIDES, _SIDE, _LEAST, _OVERLAP, _MOST = (8, 16, 32), 416, 0.01, 0.65, 100
 #: The same of the face detector, and the overlap at which a face is the same one.
 _SURE, _FACE_OVERLAP, _SAME = 0.7, 0.5, 0.75
@@ -40,7 +42,10 @@ def iou(boxes: Array, others: Array) -> Array:
 
 
 def suppressed(boxes: Array, scores: Array, least: float, overlap: float) -> Array:
-    """Detections (class, score, box) of n boxes with n x classes scores, the best first; at most 100."""
+    """Detections (class, score, box) of n boxes with n x classes scores, the best first.
+
+    At most 100.
+    """
     found = [np.empty((0, 6))]
     for kind in range(scores.shape[1]):
         left = np.flatnonzero(scores[:, kind] > least)
@@ -70,24 +75,44 @@ class Detections:
     objects: Array
 
     @classmethod
-    def matched(cls, found: Sequence[Array], truths: Sequence[Array], classes: int) -> Detections:
-        """Match detections (class, score, box), the best first, with objects (class, box), image by image."""
+    def matched(
+        cls, found: Sequence[Array], truths: Sequence[Array], classes: int
+    ) -> Detections:
+        """Match detections (class, score, box), the best first, with objects (class, box), image by
+        image.
+        """
         hits = [_hits(each, truth) for each, truth in zip(found, truths, strict=True)]
         rows = np.concatenate([np.empty((0, 6)), *found])
         image = np.repeat(np.arange(len(found)), [len(each) for each in found])
-        objects = np.array([np.bincount(truth[:, 0].astype(int), minlength=classes) for truth in truths])
+        objects = np.array(
+            [
+                np.bincount(truth[:, 0].astype(int), minlength=classes)
+                for truth in truths
+            ]
+        )
         order = np.argsort(-rows[:, 1], kind="stable")
         hit = np.concatenate([np.empty((0, len(THRESHOLDS)), bool), *hits])
-        return cls(image[order], rows[order, 0].astype(int), rows[order, 1], hit[order], objects)
+        return cls(
+            image[order],
+            rows[order, 0].astype(int),
+            rows[order, 1],
+            hit[order],
+            objects,
+        )
 
     def mean_average_precision(self, weights: Array) -> float:
-        """COCO's mean over classes and thresholds, in percent, of images that are there ``weights`` times each."""
+        """COCO's mean over classes and thresholds, in percent, of images that are there ``weights``
+        times each.
+        """
         found = list[float]()
         totals = weights @ self.objects
         for kind in np.flatnonzero(totals):
             rows = self.kind == kind
             times = weights[self.image[rows]]
-            right, all_of_them = np.cumsum(times[:, None] * self.hit[rows], axis=0), np.cumsum(times)
+            right, all_of_them = (
+                np.cumsum(times[:, None] * self.hit[rows], axis=0),
+                np.cumsum(times),
+            )
             precision = right / np.maximum(all_of_them, 1)[:, None]
             best = np.maximum.accumulate(precision[::-1])[::-1]
             for column, recall in zip(best.T, (right / totals[kind]).T, strict=True):
@@ -97,7 +122,7 @@ class Detections:
 
 
 def _hits(found: Array, truth: Array) -> Array:
-    """For each detection and threshold whether it is the first of an object that it overlaps most."""
+    """For each detection and threshold whether it is the first of an object that it overlaps most."""  # noqa: E501
     hit = np.zeros((len(found), len(THRESHOLDS)), bool)
     for kind in np.unique(found[:, 0]):
         boxes = truth[truth[:, 0] == kind, 1:]
@@ -123,9 +148,13 @@ class Counts:
     missed: Array
 
     def f1(self, weights: Array) -> float:
-        """Harmonic mean of precision and recall, in percent, of images that are there ``weights`` times each."""
+        """Harmonic mean of precision and recall, in percent, of images that are there ``weights``
+        times each.
+        """
         twice = 2 * weights @ self.hits
-        return 100 * float(twice / max(1, twice + weights @ self.wrong + weights @ self.missed))
+        return 100 * float(
+            twice / max(1, twice + weights @ self.wrong + weights @ self.missed)
+        )
 
 
 @dataclass(frozen=True)
@@ -134,9 +163,9 @@ class Paired:
 
     Attributes:
         gap: on all images.
-        error: its standard error, over draws of the images.
-        low, high: 95 % of the draws lie between.
-        probability: that of a gap that is none (two-sided: twice the share of draws on the rarer side of zero).
+        error: its standard error, over draws of the images. low, high: 95 % of the draws lie
+        between. probability: that of a gap that is none (two-sided: twice the share of draws on the
+        rarer side of zero).
     """
 
     gap: float
@@ -146,7 +175,9 @@ class Paired:
     probability: float
 
 
-def paired_bootstrap(first: Metric, second: Metric, images: int, draws: int = DRAWS, seed: int = 0) -> Paired:
+def paired_bootstrap(
+    first: Metric, second: Metric, images: int, draws: int = DRAWS, seed: int = 0
+) -> Paired:
     """The first detector's metric less the second's, over draws of the images with replacement.
 
     >>> scores = np.array([1.0, 0.0, 1.0, 1.0])
@@ -195,20 +226,35 @@ def metric_of(name: str, task: Task, model: Path) -> tuple[Metric, int]:
     if name == "ultraface":
         reference = _Recorder(task.path, see)
         task.evaluate(reference)
-        counts = np.array([_counted(*pair) for pair in zip(recorder.found, reference.found, strict=True)])
+        counts = np.array(
+            [
+                _counted(*pair)
+                for pair in zip(recorder.found, reference.found, strict=True)
+            ]
+        )
         return Counts(*counts.T).f1, len(counts)
     truths = _truths()
-    return Detections.matched(recorder.found, truths, classes=80).mean_average_precision, len(truths)
+    return Detections.matched(
+        recorder.found, truths, classes=80
+    ).mean_average_precision, len(truths)
 
 
 def _objects(values: list[Array]) -> Array:
     """Detections of YOLOX in its input's pixels."""
     rows = values[0][0].astype(np.float64)
-    cells = [np.stack(np.mgrid[: _SIDE // k, : _SIDE // k][::-1], -1).reshape(-1, 2) for k in _STRIDES]
+    cells = [
+        np.stack(np.mgrid[: _SIDE // k, : _SIDE // k][::-1], -1).reshape(-1, 2)
+        for k in _STRIDES
+    ]
     stride = np.repeat(_STRIDES, [len(each) for each in cells])[:, None]
     center = (rows[:, :2] + np.concatenate(cells)) * stride
     half = np.exp(rows[:, 2:4]) * stride / 2
-    return suppressed(np.concatenate([center - half, center + half], 1), rows[:, 4:5] * rows[:, 5:], _LEAST, _OVERLAP)
+    return suppressed(
+        np.concatenate([center - half, center + half], 1),
+        rows[:, 4:5] * rows[:, 5:],
+        _LEAST,
+        _OVERLAP,
+    )
 
 
 def _truths() -> list[Array]:
@@ -221,17 +267,25 @@ def _truths() -> list[Array]:
             continue
         with Image.open(file) as image:
             size = np.array([image.width, image.height] * 2)
-        lines = (folder / "labels" / f"{file.stem}.txt").read_text(encoding="utf-8").split()
+        lines = (
+            (folder / "labels" / f"{file.stem}.txt").read_text(encoding="utf-8").split()
+        )
         kind, x, y, w, h = np.array(lines, float).reshape(-1, 5).T
         boxes = np.stack([x - w / 2, y - h / 2, x + w / 2, y + h / 2], 1) * size
-        truths.append(np.concatenate([kind[:, None], boxes * min(_SIDE / size[0], _SIDE / size[1])], 1))
+        truths.append(
+            np.concatenate(
+                [kind[:, None], boxes * min(_SIDE / size[0], _SIDE / size[1])], 1
+            )
+        )
     return truths
 
 
 def _faces(values: list[Array]) -> Array:
     """Detections of the face detector."""
     scores, boxes = values[:2]
-    return suppressed(boxes[0].astype(np.float64), scores[0][:, 1:], _SURE, _FACE_OVERLAP)
+    return suppressed(
+        boxes[0].astype(np.float64), scores[0][:, 1:], _SURE, _FACE_OVERLAP
+    )
 
 
 def _counted(found: Array, real: Array) -> tuple[int, int, int]:

@@ -28,7 +28,9 @@ class _Builder:
     def weight(self, *shape: int, scale: float = 1.0, offset: float = 0.0) -> str:
         """Add an initializer with values of its own; return its name."""
         values: NDArray[np.float64] = self._random.normal(offset, scale, shape)
-        self.weights.append(numpy_helper.from_array(values.astype(np.float32), f"w{len(self.weights)}"))
+        self.weights.append(
+            numpy_helper.from_array(values.astype(np.float32), f"w{len(self.weights)}")
+        )
         return self.weights[-1].name
 
     def dense(self, x: str) -> str:
@@ -45,7 +47,9 @@ class _Builder:
             [helper.make_tensor_value_info("y", TensorProto.FLOAT, dims)],
             self.weights,
         )
-        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+        return helper.make_model(
+            graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8
+        )
 
 
 def chain(count: int) -> ModelProto:
@@ -57,7 +61,9 @@ def chain(count: int) -> ModelProto:
 
 
 def branches(count: int) -> ModelProto:
-    """As many branches of MatMul, Add, Relu as fit, all of which read the input, summed by one node."""
+    """As many branches of MatMul, Add, Relu as fit, all of which read the input, summed by one
+    node.
+    """
     builder, ends = _Builder(), list[str]()
     while len(builder.nodes) < count:
         ends.append(builder.dense("x"))
@@ -68,10 +74,23 @@ def constants(count: int) -> ModelProto:
     """Convolutions with batch normalization: six initializers for three nodes."""
     builder, x = _Builder(), "x"
     while len(builder.nodes) < count:
-        x = builder.node("Conv", x, builder.weight(WIDTH, WIDTH, 1, 1, scale=(2 / WIDTH) ** 0.5), builder.weight(WIDTH))
-        mean, variance = builder.weight(WIDTH, scale=0.1), builder.weight(WIDTH, scale=0.02, offset=1.0)
-        gain, shift = builder.weight(WIDTH, scale=0.02, offset=1.0), builder.weight(WIDTH, scale=0.1)
-        x = builder.node("Relu", builder.node("BatchNormalization", x, gain, shift, mean, variance))
+        x = builder.node(
+            "Conv",
+            x,
+            builder.weight(WIDTH, WIDTH, 1, 1, scale=(2 / WIDTH) ** 0.5),
+            builder.weight(WIDTH),
+        )
+        mean, variance = (
+            builder.weight(WIDTH, scale=0.1),
+            builder.weight(WIDTH, scale=0.02, offset=1.0),
+        )
+        gain, shift = (
+            builder.weight(WIDTH, scale=0.02, offset=1.0),
+            builder.weight(WIDTH, scale=0.1),
+        )
+        x = builder.node(
+            "Relu", builder.node("BatchNormalization", x, gain, shift, mean, variance)
+        )
     return builder.model(x, ["N", WIDTH, 4, 4])
 
 
@@ -79,7 +98,11 @@ def residual(count: int) -> ModelProto:
     """A chain of x + f(x), scaled so that the sum does not grow."""
     builder, x = _Builder(), "x"
     while len(builder.nodes) < count:
-        x = builder.node("Add", builder.node("Mul", x, builder.weight(1, scale=0.0, offset=0.7)), builder.dense(x))
+        x = builder.node(
+            "Add",
+            builder.node("Mul", x, builder.weight(1, scale=0.0, offset=0.7)),
+            builder.dense(x),
+        )
     return builder.model(x, ["N", WIDTH])
 
 

@@ -1,7 +1,7 @@
 """What the rows of optimizers.py have to reach, and whether they do.
 
-A mark whose rows were not measured is missed, too. Single runs of the ResNets beside amd-quark's are decided by a few
-images; draws.py judges those.
+A mark whose rows were not measured is missed, too. Single runs of the ResNets beside amd-quark's
+are decided by a few images; draws.py judges those.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from _results import Row
 
 TEXT = ("minilm-stsb", "minilm-sst2")
 ZEROS = "A8W4 with zero points"
-#: How far below the float model the best row of these presets may be, in points; and what mAP a detector has to have.
+#: How far below the float model the best row of these presets may be, in points; and what mAP a
+#: detector has to have.
 POINTS: dict[str, dict[tuple[str, ...], float]] = {
     "squeezenet": {("XINT8",): 1.0, ("A8W8",): 1.0, ("A8W4", ZEROS): 2.5},
     "mobilenetv2": {("XINT8",): 1.5, ("A8W8",): 1.0, ("A8W4", ZEROS): 2.5},
@@ -30,7 +31,9 @@ MIXED, SHARE = 32.0, 0.25
 FASTER = 5.0
 #: Draws.py judges these beside amd-quark.
 DRAWN = ("resnet20", "resnet44")
-_RAISED = re.compile(r"(\d+) of (\d+) nodes .*?\(target [\d.]+ dB(, missed)?\); the worst is one of (\d+) ")
+_RAISED = re.compile(
+    r"(\d+) of (\d+) nodes .*?\(target [\d.]+ dB(, missed)?\); the worst is one of (\d+) "
+)
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,13 @@ class Verdict:
 
     @property
     def cells(self) -> list[object]:
-        return [self.task, self.mark, self.ours, self.against, "met" if self.met else "MISSED"]
+        return [
+            self.task,
+            self.mark,
+            self.ours,
+            self.against,
+            "met" if self.met else "MISSED",
+        ]
 
 
 def verdicts(task: str, floating: float, rows: Mapping[str, Row]) -> Iterator[Verdict]:
@@ -65,59 +74,114 @@ def verdicts(task: str, floating: float, rows: Mapping[str, Row]) -> Iterator[Ve
     yield from _speed(task, rows)
 
 
-def _best(task: str, rows: Mapping[str, Row], presets: tuple[str, ...], mark: str, least: float) -> Verdict:
+def _best(
+    task: str,
+    rows: Mapping[str, Row],
+    presets: tuple[str, ...],
+    mark: str,
+    least: float,
+) -> Verdict:
     """The best row of some presets; mixed precision has marks of its own."""
     known = {
         key: row["value"]
         for key, row in rows.items()
-        if "value" in row and _of(key, task, "ours") and _preset(key) in presets and not key.endswith("/mixed")
+        if "value" in row
+        and _of(key, task, "ours")
+        and _preset(key) in presets
+        and not key.endswith("/mixed")
     }
     name = f"{' or '.join(presets)}: {mark}"
     if not known:
         return Verdict(task, name, "not measured", f"{least:.2f}", False)
     best = max(known, key=lambda key: known[key])
-    return Verdict(task, name, f"{known[best]:.2f}, {_recipe(best)}", f"{least:.2f}", known[best] >= least)
+    return Verdict(
+        task,
+        name,
+        f"{known[best]:.2f}, {_recipe(best)}",
+        f"{least:.2f}",
+        known[best] >= least,
+    )
 
 
 def _mixed(task: str, rows: Mapping[str, Row]) -> Iterator[Verdict]:
-    """Mixed precision: with fewer raised nodes than the type of the worst has; and the mAP of a detector."""
-    found = {key: row for key, row in rows.items() if _of(key, task, "ours") and key.endswith("/mixed")}
+    """Mixed precision: with fewer raised nodes than the type of the worst has.
+
+    And the mAP of a detector.
+    """
+    found = {
+        key: row
+        for key, row in rows.items()
+        if _of(key, task, "ours") and key.endswith("/mixed")
+    }
     if task == "yolox_nano":
         shares = {key: _RAISED.match(row.get("note", "")) for key, row in found.items()}
-        within = {k: found[k]["value"] for k, m in shares.items() if m and int(m[1]) <= SHARE * int(m[2])}
+        within = {
+            k: found[k]["value"]
+            for k, m in shares.items()
+            if m and int(m[1]) <= SHARE * int(m[2])
+        }
         best = f"{max(within.values()):.2f}" if within else "not measured"
         met = bool(within) and max(within.values()) >= MIXED
-        yield Verdict(task, f"mixed, at most {SHARE:.0%} of the nodes", best, f"{MIXED:.2f}", met)
+        yield Verdict(
+            task, f"mixed, at most {SHARE:.0%} of the nodes", best, f"{MIXED:.2f}", met
+        )
     elif task != "minilm-stsb":
         return
     unsafe = f"{task}/ours/A8W8-unsafe/mixed"
     said = _RAISED.match(found.get(unsafe, {}).get("note", ""))
-    ours, against = (f"{said[1]} nodes{said[3] or ''}", said[4]) if said else ("not measured", "")
+    ours, against = (
+        (f"{said[1]} nodes{said[3] or ''}", said[4]) if said else ("not measured", "")
+    )
     met = said is not None and said[3] is None and int(said[1]) < int(said[4])
-    yield Verdict(task, "mixed meets its target with fewer nodes than of the worst type", ours, against, met)
+    yield Verdict(
+        task,
+        "mixed meets its target with fewer nodes than of the worst type",
+        ours,
+        against,
+        met,
+    )
 
 
 def _beside(task: str, rows: Mapping[str, Row]) -> Iterator[Verdict]:
-    """At least amd-quark's, row by row, to a tenth of a point; where its run fails, ours has to be there."""
+    """At least amd-quark's, row by row, to a tenth of a point.
+
+    Where its run fails, ours has to be there.
+    """
     for key, theirs in rows.items():
         if task in DRAWN or not _of(key, task, "amd-quark"):
             continue
         ours = rows.get(f"{task}/ours/{_preset(key)}/{_recipe(key)}", {})
         value, other = ours.get("value"), theirs.get("value")
-        met = value is not None and (other is None or round(value, 1) >= round(other, 1))
+        met = value is not None and (
+            other is None or round(value, 1) >= round(other, 1)
+        )
         cells = ["fails" if each is None else f"{each:.2f}" for each in (value, other)]
-        yield Verdict(task, f"{_preset(key)}, {_recipe(key)}: amd-quark", cells[0], cells[1], met)
+        yield Verdict(
+            task, f"{_preset(key)}, {_recipe(key)}: amd-quark", cells[0], cells[1], met
+        )
 
 
 def _speed(task: str, rows: Mapping[str, Row]) -> Iterator[Verdict]:
     """Several times as fast as amd-quark, in less memory, where both were timed."""
     for recipe in ("adaround", "adaquant"):
-        ours, theirs = (rows.get(f"{task}/{tool}/XINT8/{recipe}", {}) for tool in ("ours", "amd-quark"))
+        ours, theirs = (
+            rows.get(f"{task}/{tool}/XINT8/{recipe}", {})
+            for tool in ("ours", "amd-quark")
+        )
         if "seconds" in ours and "seconds" in theirs:
-            times, memory = theirs["seconds"] / ours["seconds"], ours["peak_mb"] / theirs["peak_mb"]
+            times, memory = (
+                theirs["seconds"] / ours["seconds"],
+                ours["peak_mb"] / theirs["peak_mb"],
+            )
             met = times >= FASTER and memory < 1
             cells = f"{times:.1f} times, {memory:.2f} of its memory"
-            yield Verdict(task, f"{recipe}: as fast as amd-quark", cells, f"{FASTER:g} times, less memory", met)
+            yield Verdict(
+                task,
+                f"{recipe}: as fast as amd-quark",
+                cells,
+                f"{FASTER:g} times, less memory",
+                met,
+            )
 
 
 def _of(key: str, task: str, tool: str) -> bool:

@@ -1,7 +1,8 @@
 """Time and peak memory of one method on one model, in a process of its own.
 
-Both ends are here: `measure` starts this file as a program, which runs the method and prints what it took.
-Imports are not timed, for no method. The peak is that of the process image, libraries included.
+Both ends are here: `measure` starts this file as a program, which runs the method and prints what
+it took. Imports are not timed, for no method. The peak is that of the process image, libraries
+included.
 """
 
 from __future__ import annotations
@@ -49,17 +50,32 @@ class Method:
             with TemporaryDirectory() as folder:
                 try:
                     found = AmdQuark(self.amd_quark_python).measure(
-                        model, Samples(samples, count), self.setting, Path(folder) / "quantized.onnx"
+                        model,
+                        Samples(samples, count),
+                        self.setting,
+                        Path(folder) / "quantized.onnx",
                     )
                 except RuntimeError as error:
                     return Measurement(error=str(error))
             return Measurement(found["seconds"], found["cpu_seconds"], found["peak_mb"])
         setting = [self.setting.preset, self.setting.calibrator or ""]
-        command = [sys.executable, __file__, self.tool, *setting, str(model), str(samples), str(count)]
+        command = [
+            sys.executable,
+            __file__,
+            self.tool,
+            *setting,
+            str(model),
+            str(samples),
+            str(count),
+        ]
         done = subprocess.run(command, text=True, capture_output=True)
         if done.returncode:
             lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-            return Measurement(error="killed, out of memory?" if done.returncode == -9 else lines[-1][:200])
+            return Measurement(
+                error="killed, out of memory?"
+                if done.returncode == -9
+                else lines[-1][:200]
+            )
         return Measurement(**json.loads(done.stdout.splitlines()[-1]))
 
 
@@ -67,7 +83,9 @@ def _infer(model: Path, samples: Samples) -> None:
     """The floor: every sample once through the float model in a default session."""
     import onnxruntime
 
-    session = onnxruntime.InferenceSession(str(model), providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(
+        str(model), providers=["CPUExecutionProvider"]
+    )
     for feeds in samples:
         session.run(None, feeds)
 
@@ -75,7 +93,10 @@ def _infer(model: Path, samples: Samples) -> None:
 def _run(tool: str, setting: Setting, model: Path, samples: Samples) -> Measurement:
     import onnxruntime.quantization  # noqa: F401
 
-    tools: dict[str, Tool] = {"ours": Ours(), "onnxruntime": OnnxRuntime(preprocess=False)}
+    tools: dict[str, Tool] = {
+        "ours": Ours(),
+        "onnxruntime": OnnxRuntime(preprocess=False),
+    }
     if tool == "ours":
         from quark_onnx import quantize_static  # noqa: F401
     with TemporaryDirectory() as folder:
@@ -83,11 +104,20 @@ def _run(tool: str, setting: Setting, model: Path, samples: Samples) -> Measurem
         if tool == "float":
             _infer(model, samples)
         else:
-            tools[tool].quantize(model, samples, setting, Path(folder) / "quantized.onnx")
-        return Measurement(time.perf_counter() - start, time.process_time() - cpu, peak_mb())
+            tools[tool].quantize(
+                model, samples, setting, Path(folder) / "quantized.onnx"
+            )
+        return Measurement(
+            time.perf_counter() - start, time.process_time() - cpu, peak_mb()
+        )
 
 
 if __name__ == "__main__":
     tool, preset, calibrator, model, folder, count = sys.argv[1:]
-    found = _run(tool, Setting(preset, calibrator or None), Path(model), Samples(Path(folder), int(count)))
+    found = _run(
+        tool,
+        Setting(preset, calibrator or None),
+        Path(model),
+        Samples(Path(folder), int(count)),
+    )
     print("\n" + json.dumps(asdict(found)))

@@ -14,16 +14,19 @@ _STATUS = Path("/proc/self/status")
 def peak_mb() -> float:
     """Peak resident memory of this process image.
 
-    Linux counts in ru_maxrss also the process that this one was forked from, so there its own status is read.
+    Linux counts in ru_maxrss also the process that this one was forked from, so there its own
+    status is read.
     """
     if _STATUS.exists():
         return _field("VmHWM")
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (
+        2**20 if sys.platform == "darwin" else 2**10
+    )
 
 
 class PrivatePeak:
-    """The peak of this process's own memory from now on, without files that are mapped into it; looked at 200 times a
-    second. NaN where the system does not tell.
+    """The peak of this process's own memory from now on, without files that are mapped into it;
+    looked at 200 times a second. NaN where the system does not tell.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,6 @@
-"""A pytest plugin: quantize with onnxruntime as well, whatever a test quantizes, and note the accuracy of both."""
+"""A pytest plugin: quantize with onnxruntime as well, whatever a test quantizes, and note the
+accuracy of both.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,11 @@ import quark_onnx.compat_onnxruntime as ours
 
 #: Where the notes go, one JSON object a line: test, ours and theirs in decibels.
 NOTES = "ORT_COMPARE_NOTES"
-_TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(double)": np.float64}
+_TYPES = {
+    "tensor(float)": np.float32,
+    "tensor(float16)": np.float16,
+    "tensor(double)": np.float64,
+}
 
 
 def pytest_configure(config: Any) -> None:
@@ -28,9 +34,13 @@ def pytest_configure(config: Any) -> None:
 
 
 def _both(own: Callable[..., None], their: Callable[..., None]) -> Callable[..., None]:
-    def call(model_input: Any, model_output: Any, *arguments: Any, **keywords: Any) -> None:
+    def call(
+        model_input: Any, model_output: Any, *arguments: Any, **keywords: Any
+    ) -> None:
         own(model_input, model_output, *arguments, **keywords)
-        reader = keywords.get("calibration_data_reader", arguments[0] if arguments else None)
+        reader = keywords.get(
+            "calibration_data_reader", arguments[0] if arguments else None
+        )
         if hasattr(reader, "rewind"):
             reader.rewind()
         with tempfile.TemporaryDirectory() as folder:
@@ -42,7 +52,9 @@ def _both(own: Callable[..., None], their: Callable[..., None]) -> Callable[...,
                 return
         test = os.environ.get("PYTEST_CURRENT_TEST", "").partition(" ")[0]
         with Path(os.environ[NOTES]).open("a", encoding="utf-8") as notes:
-            notes.write(json.dumps({"test": test, "ours": pair[0], "theirs": pair[1]}) + "\n")
+            notes.write(
+                json.dumps({"test": test, "ours": pair[0], "theirs": pair[1]}) + "\n"
+            )
 
     return call
 
@@ -50,8 +62,14 @@ def _both(own: Callable[..., None], their: Callable[..., None]) -> Callable[...,
 def _sqnr(float_model: Any, quantized: Any) -> float:
     """Signal to noise of the worst output on random inputs, in decibels."""
     options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    source = float_model.SerializeToString() if isinstance(float_model, onnx.ModelProto) else str(float_model)
+    options.graph_optimization_level = (
+        onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    )
+    source = (
+        float_model.SerializeToString()
+        if isinstance(float_model, onnx.ModelProto)
+        else str(float_model)
+    )
     before, after = (
         onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
         for model in (source, str(quantized))
@@ -59,11 +77,21 @@ def _sqnr(float_model: Any, quantized: Any) -> float:
     random = np.random.default_rng(0)
     feeds = {}
     for value in before.get_inputs():
-        shape = [size if isinstance(size, int) and size > 0 else 1 for size in value.shape]
+        shape = [
+            size if isinstance(size, int) and size > 0 else 1 for size in value.shape
+        ]
         kind = _TYPES.get(value.type)
-        feeds[value.name] = np.zeros(shape, np.int32) if kind is None else random.uniform(-1, 1, shape).astype(kind)
+        feeds[value.name] = (
+            np.zeros(shape, np.int32)
+            if kind is None
+            else random.uniform(-1, 1, shape).astype(kind)
+        )
     worst = float("inf")
-    for wanted, found in zip(before.run(None, feeds), after.run(None, feeds), strict=True):
-        signal, noise = (float(np.sum(v.astype(np.float64) ** 2)) for v in (wanted, wanted - found))
+    for wanted, found in zip(
+        before.run(None, feeds), after.run(None, feeds), strict=True
+    ):
+        signal, noise = (
+            float(np.sum(v.astype(np.float64) ** 2)) for v in (wanted, wanted - found)
+        )
         worst = min(worst, 10 * np.log10(max(signal, 1e-30) / max(noise, 1e-30)))
     return worst

@@ -15,7 +15,10 @@ Row = dict[str, Any]
 
 
 class Store:
-    """Rows by key in a JSON file, rewritten whole at each `put`; several runs may share one file."""
+    """Rows by key in a JSON file, rewritten whole at each `put`.
+
+    Several runs may share one file.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -23,7 +26,9 @@ class Store:
 
     def rows(self) -> dict[str, Row]:
         """All rows as they are in the file now."""
-        rows: dict[str, Row] = json.loads(self.path.read_text()) if self.path.exists() else {}
+        rows: dict[str, Row] = (
+            json.loads(self.path.read_text()) if self.path.exists() else {}
+        )
         return rows
 
     def put(self, key: str, row: Row) -> None:
@@ -35,9 +40,11 @@ class Store:
             part.replace(self.path)
 
 
-def due(kept: Row | None, tag: Row, *, again: bool = False, stale: bool = False) -> bool:
-    """Whether to measure: what is not known, failed, or is of another model; all of it `again`; or what an older
-    version of the source made.
+def due(
+    kept: Row | None, tag: Row, *, again: bool = False, stale: bool = False
+) -> bool:
+    """Whether to measure: what is not known, failed, or is of another model; all of it `again`; or
+    what an older version of the source made.
 
     >>> due(None, {}), due({"model": "a", "source": "1"}, {"model": "a", "source": "2"})
     (True, False)
@@ -78,10 +85,21 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     cells = [list(header), *([_text(cell) for cell in row] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = [
-        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in cells
+        "| "
+        + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        + " |"
+        for row in cells
     ]
-    return "\n".join([lines[0], "| " + " | ".join("-" * width for width in widths) + " |", *lines[1:]])
+    return "\n".join(
+        [
+            lines[0],
+            "| " + " | ".join("-" * width for width in widths) + " |",
+            *lines[1:],
+        ]
+    )
 
 
 def _text(cell: object) -> str:
-    return "" if cell is None else f"{cell:.2f}" if isinstance(cell, float) else str(cell)
+    return (
+        "" if cell is None else f"{cell:.2f}" if isinstance(cell, float) else str(cell)
+    )

@@ -1,4 +1,6 @@
-"""The settings that tools are compared at: number types, calibrator and granularity in one named value."""
+"""The settings that tools are compared at: number types, calibrator and granularity in one named
+value.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ CALIBRATORS = ("minmax", "percentile", "entropy", "minmse", "nonoverflow")
 
 @dataclass(frozen=True)
 class Setting:
-    """A preset, and where it is not left as it is, its calibrator and whether weights are scaled per channel.
+    """A preset, and where it is not left as it is, its calibrator and whether weights are scaled
+    per channel.
 
     >>> str(Setting("A8W8", "entropy", per_channel=True)), str(Setting("XINT8"))
     ('A8W8-entropy-channel', 'XINT8')
@@ -24,10 +27,15 @@ class Setting:
     def __str__(self) -> str:
         """The name by which results and the command line know this setting."""
         granularity = {None: None, True: "channel", False: "tensor"}[self.per_channel]
-        return "-".join(part for part in (self.preset, self.calibrator, granularity) if part)
+        return "-".join(
+            part for part in (self.preset, self.calibrator, granularity) if part
+        )
 
     def spelled(self) -> Iterator[Setting]:
-        """The explicit settings of which one is this preset as it is; none if this is explicit already."""
+        """The explicit settings of which one is this preset as it is.
+
+        None if this is explicit already.
+        """
         if self.calibrator is None and self.per_channel is None:
             for calibrator, per_channel in product(CALIBRATORS, (True, False)):
                 yield replace(self, calibrator=calibrator, per_channel=per_channel)

@@ -1,7 +1,8 @@
-"""Tiny random models of every family of transformers, built from the default configuration of its class.
+"""Tiny random models of every family of transformers, built from the default configuration of its
+class.
 
-Sizes of known names become small, in the configurations of parts (vision, audio) as well. What a family needs beyond
-that is in `SETTINGS`. No family is downloaded.
+Sizes of known names become small, in the configurations of parts (vision, audio) as well. What a
+family needs beyond that is in `SETTINGS`. No family is downloaded.
 """
 
 from __future__ import annotations
@@ -30,23 +31,41 @@ _SIZES = (
         64,
     ),
     (r"kv_lora_rank|q_lora_rank|o_lora_rank", 32),
-    (r"qk_nope_head_dim|qk_rope_head_dim|v_head_dim|index_head_dim|swa_head_dim|swa_v_head_dim", _HEAD),
+    (
+        r"qk_nope_head_dim|qk_rope_head_dim|v_head_dim|index_head_dim|swa_head_dim|swa_v_head_dim",
+        _HEAD,
+    ),
     (r"qk_head_dim", 2 * _HEAD),
     (r"(global_)?head_dim|d_kv|attention_head_size|dim_head|d_head", _HEAD),
-    (r"(.*_)?num_key_value_heads|num_kv_heads|num_query_groups|(.*_)?num_global_key_value_heads", 2),
+    (
+        r"(.*_)?num_key_value_heads|num_kv_heads|num_query_groups|(.*_)?num_global_key_value_heads",
+        2,
+    ),
     (r"(.*_)?(num_)?(attention_)?heads|n_heads?|index_n_heads|.*_n_heads", _HEADS),
     (r"(.*_)?(num_hidden_layers|num_layers|n_layers?|layers|depth|num_blocks)", 2),
     (
         r"(.*_)?(intermediate_size(_mlp)?|ffn_dim|ffn_hidden_size|d_ff|dff|n_inner|mlp_dim|dim_ff|feed_forward_size)",
         _INNER,
     ),
-    (r"(.*_)?(hidden_size|d_model|n_embd|embed_dim|word_embed_proj_dim|embedding_size|emb_dim|hidden_dim)", _HIDDEN),
+    (
+        r"(.*_)?(hidden_size|d_model|n_embd|embed_dim|word_embed_proj_dim|embedding_size|emb_dim|hidden_dim)",
+        _HIDDEN,
+    ),
     (r"hidden_size_per_layer_input|laurel_rank|prompt_mid_dim", 32),
-    (r"(vision_|output_|projection_|out_)?(output_dim|projection_dim|out_hidden_size)|lru_width", _HIDDEN),
+    (
+        r"(vision_|output_|projection_|out_)?(output_dim|projection_dim|out_hidden_size)|lru_width",
+        _HIDDEN,
+    ),
     (r"image_size|resolution", 28),
     (r"(spatial_)?patch_size", 14),
-    (r"sliding_window(_size)?|attention_window_size|attention_chunk_size|local_attention", 16),
-    (r"max_(source|target|text|speech)_positions|(.*_)?max_position_embeddings|n_positions|n_ctx|max_seq_len", 64),
+    (
+        r"sliding_window(_size)?|attention_window_size|attention_chunk_size|local_attention",
+        16,
+    ),
+    (
+        r"max_(source|target|text|speech)_positions|(.*_)?max_position_embeddings|n_positions|n_ctx|max_seq_len",
+        64,
+    ),
     (r"linear_(key|value)_head_dim|linear_head_dim", _HEAD),
     (r"mamba_d_head|mamba_head_dim|mamba_headdim", 2 * _HEAD),
     (r"(mamba_)?chunk_size", 8),
@@ -61,7 +80,9 @@ _SIZES = (
 
 
 def families() -> dict[str, tuple[str, str]]:
-    """Every family that generates text, by its model type: the name of its class, and the kind of model."""
+    """Every family that generates text, by its model type: the name of its class, and the kind of
+    model.
+    """
     from transformers.models.auto import modeling_auto
 
     kinds = {
@@ -79,12 +100,25 @@ def families() -> dict[str, tuple[str, str]]:
 
 
 #: Families whose rotary embeddings have three sections, in the code alone.
-_SECTIONS = ("glm46v", "glm4v", "glm_ocr", "glmga", "paddleocr_vl", "qwen2_5_vl", "qwen2_5_omni_thinker", "qwen2_vl")
+_SECTIONS = (
+    "glm46v",
+    "glm4v",
+    "glm_ocr",
+    "glmga",
+    "paddleocr_vl",
+    "qwen2_5_vl",
+    "qwen2_5_omni_thinker",
+    "qwen2_vl",
+)
 _MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
 #: What a family needs beside small sizes: settings by their path in the configuration.
 SETTINGS: dict[str, dict[str, Any]] = {
     **{family: {"text_config.rope_parameters": _MROPE} for family in _SECTIONS},
-    "glm4v_moe": {"text_config.rope_parameters": _MROPE | {"mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5}},
+    "glm4v_moe": {
+        "text_config.rope_parameters": (
+            _MROPE | {"mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5}
+        )
+    },
     "dbrx": {
         "attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 10000.0},
         "ffn_config": {"ffn_hidden_size": 64, "moe_num_experts": 4, "moe_top_k": 2},
@@ -95,7 +129,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "gemma3n_text": {"num_kv_shared_layers": 0},
     "gemma4_assistant": {"text_config.hidden_size_per_layer_input": 0},
-    "gpt_neo": {"attention_types": [[["global", "local"], 1]], "attention_layers": ["global", "local"]},
+    "gpt_neo": {
+        "attention_types": [[["global", "local"], 1]],
+        "attention_layers": ["global", "local"],
+    },
     "bamba": {"attn_layer_indices": [1]},
     "deepseek_v2": {"num_experts_per_tok": 2},
     "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"]},
@@ -141,12 +178,17 @@ def tiny_model(family: str, seed: int = 0) -> Any:
         empty = cls._from_config(config)
     largest = max(empty.named_parameters(), key=lambda item: item[1].numel())
     if (count := sum(each.numel() for each in empty.parameters())) > LARGEST:
-        raise ValueError(f"{count:,} parameters, {largest[0]} of shape {list(largest[1].shape)} among them")
+        raise ValueError(
+            f"{count:,} parameters, {largest[0]} of shape {list(largest[1].shape)}"
+            " among them"
+        )
     model = cls._from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             # what transformers does not save is computed, and no weight
-            if parameter.ndim >= 2 and name not in (model._keys_to_ignore_on_save or ()):
+            if parameter.ndim >= 2 and name not in (
+                model._keys_to_ignore_on_save or ()
+            ):
                 parameter.normal_(0, 0.1)
     return model
 
@@ -171,7 +213,9 @@ def _shrunk(settings: dict[str, Any]) -> dict[str, Any]:
             found[name] = _size(name, value)
     if found.get("head_dim", 0) is None:
         found["head_dim"] = _HEAD
-    if "num_key_value_heads" in found and settings["num_key_value_heads"] == settings.get("num_attention_heads"):
+    if "num_key_value_heads" in found and settings[
+        "num_key_value_heads"
+    ] == settings.get("num_attention_heads"):
         found["num_key_value_heads"] = found["num_attention_heads"]
     return found
 
@@ -186,7 +230,10 @@ def _layers(settings: dict[str, Any]) -> list[int]:
 
 def _rope(settings: dict[str, Any]) -> dict[str, Any]:
     """Settings of rotary embeddings: three sections of a head."""
-    found = {name: _rope(value) if isinstance(value, dict) else value for name, value in settings.items()}
+    found = {
+        name: _rope(value) if isinstance(value, dict) else value
+        for name, value in settings.items()
+    }
     if "mrope_section" in found:
         found["mrope_section"] = [2, 3, 3]
     return found
@@ -211,7 +258,8 @@ def _token(name: str) -> int:
 
 
 def samples(model: Any, count: int = 3, length: int = 12) -> list[dict[str, Any]]:
-    """Batches that a model can be run on: tokens of text, for what has an encoder of its own beside them.
+    """Batches that a model can be run on: tokens of text, for what has an encoder of its own beside
+    them.
 
     Raises:
         ValueError: it needs something else.
@@ -225,12 +273,22 @@ def samples(model: Any, count: int = 3, length: int = 12) -> list[dict[str, Any]
         return torch.randn(1, bins, frames, generator=generator)
 
     config = model.config
-    bins = int(getattr(config, "num_mel_bins", 0) or getattr(config, "input_feat_per_channel", 0) or 80)
+    bins = int(
+        getattr(config, "num_mel_bins", 0)
+        or getattr(config, "input_feat_per_channel", 0)
+        or 80
+    )
     frames = 2 * int(getattr(config, "max_source_positions", 0) or 32)
     kinds = {
         "tokens": lambda: {"input_ids": tokens()},
-        "tokens for encoder and decoder": lambda: {"input_ids": tokens(), "decoder_input_ids": tokens()},
-        "sound and tokens": lambda: {"input_features": sound(bins, frames), "decoder_input_ids": tokens()},
+        "tokens for encoder and decoder": lambda: {
+            "input_ids": tokens(),
+            "decoder_input_ids": tokens(),
+        },
+        "sound and tokens": lambda: {
+            "input_features": sound(bins, frames),
+            "decoder_input_ids": tokens(),
+        },
         "sound, frames first": lambda: {
             "input_features": sound(bins, frames).transpose(1, 2).contiguous(),
             "decoder_input_ids": tokens(),

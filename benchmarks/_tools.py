@@ -1,6 +1,7 @@
 """The quantizers under comparison behind one call: `quantize(model, samples, setting, output)`.
 
-Each is a `Tool` that knows which settings it can express, and the name and version its results are kept by.
+Each is a `Tool` that knows which settings it can express, and the name and version its results are
+kept by.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ class Tool(Protocol):
     def canonical(self, setting: Setting) -> Setting | None:
         """The explicit spelling of a setting, None where the tool does not offer it."""
 
-    def quantize(self, model: Path, samples: Samples, setting: Setting, output: Path) -> None:
+    def quantize(
+        self, model: Path, samples: Samples, setting: Setting, output: Path
+    ) -> None:
         """Write the quantized model to `output`."""
 
 
@@ -54,29 +57,44 @@ class Ours:
 
     @cached_property
     def source(self) -> str:
-        """A hash of the library's own files, but those of the command line, for PyTorch, and of what looks at models
-        for a processor, which change no number."""
+        """A hash of the library's own files, but those of the command line, for PyTorch, and of
+        what looks at models for a processor, which change no number.
+        """
         import calibrators
         import quark_onnx
 
-        roots = [Path(str(module.__file__)).parent for module in (calibrators, quark_onnx)]
+        roots = [
+            Path(str(module.__file__)).parent for module in (calibrators, quark_onnx)
+        ]
         files = sorted(
-            file for root in roots for file in root.rglob("*.py") if not {"cli", "torch", "npu"} & {*file.parts}
+            file
+            for root in roots
+            for file in root.rglob("*.py")
+            if not {"cli", "torch", "npu"} & {*file.parts}
         )
-        return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
+        return hashlib.sha256(
+            b"".join(file.read_bytes() for file in files)
+        ).hexdigest()[:12]
 
     @staticmethod
     def config(setting: Setting) -> Any:
         from quark_onnx import QConfig
 
         changes = {"calibrator": setting.calibrator} if setting.calibrator else {}
-        granularity = {} if setting.per_channel is None else {"per_channel": setting.per_channel}
+        granularity = (
+            {} if setting.per_channel is None else {"per_channel": setting.per_channel}
+        )
         return QConfig.of(setting.preset).with_(**changes, **granularity)
 
     def canonical(self, setting: Setting) -> Setting:
-        return next((s for s in setting.spelled() if self.config(s) == self.config(setting)), setting)
+        return next(
+            (s for s in setting.spelled() if self.config(s) == self.config(setting)),
+            setting,
+        )
 
-    def quantize(self, model: Path, samples: Samples, setting: Setting, output: Path) -> None:
+    def quantize(
+        self, model: Path, samples: Samples, setting: Setting, output: Path
+    ) -> None:
         from quark_onnx import quantize_static
 
         quantize_static(model, samples, self.config(setting), output)
@@ -84,9 +102,11 @@ class Ours:
 
 @dataclass(frozen=True)
 class OnnxRuntime:
-    """onnxruntime.quantization.quantize_static after quant_pre_process, as its documentation advises.
+    """onnxruntime.quantization.quantize_static after quant_pre_process, as its documentation
+    advises.
 
-    With `exclude_tail`, nodes that no Conv, Gemm or MatMul follows (detection decoding) are excluded by hand.
+    With `exclude_tail`, nodes that no Conv, Gemm or MatMul follows (detection decoding) are
+    excluded by hand.
     """
 
     exclude_tail: bool = False
@@ -104,11 +124,21 @@ class OnnxRuntime:
         return str(onnxruntime.__version__)
 
     def canonical(self, setting: Setting) -> Setting | None:
-        offered = setting.calibrator in ("minmax", "percentile", "entropy") and setting.preset != "XINT8"
+        offered = (
+            setting.calibrator in ("minmax", "percentile", "entropy")
+            and setting.preset != "XINT8"
+        )
         return setting if offered else None
 
-    def quantize(self, model: Path, samples: Samples, setting: Setting, output: Path) -> None:
-        from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_static
+    def quantize(
+        self, model: Path, samples: Samples, setting: Setting, output: Path
+    ) -> None:
+        from onnxruntime.quantization import (
+            CalibrationMethod,
+            QuantFormat,
+            QuantType,
+            quantize_static,
+        )
 
         kinds = {
             "A8W8": (QuantType.QUInt8, QuantType.QInt8),
@@ -131,9 +161,13 @@ class OnnxRuntime:
             "ActivationSymmetric": setting.preset in ("S8S8", "S16S8", "INT16"),
         }
         if setting.calibrator != "minmax" and _shapes_vary(samples):
-            options["CalibStridedMinMax"] = 1  # its histograms cannot stack samples of several shapes
+            options["CalibStridedMinMax"] = (
+                1  # its histograms cannot stack samples of several shapes
+            )
         with TemporaryDirectory() as folder, _quiet():
-            prepared = _prepare(model, Path(folder), setting) if self.preprocess else model
+            prepared = (
+                _prepare(model, Path(folder), setting) if self.preprocess else model
+            )
             quantize_static(
                 prepared,
                 output,
@@ -150,7 +184,9 @@ class OnnxRuntime:
 
 @dataclass(frozen=True)
 class AmdQuark:
-    """amd-quark, run by the Python of its own virtual environment (it pins an older onnx and needs torch)."""
+    """amd-quark, run by the Python of its own virtual environment (it pins an older onnx and needs
+    torch).
+    """
 
     python: Path
     name = "amd-quark"
@@ -161,18 +197,32 @@ class AmdQuark:
         return str(self._run("--version")["version"])
 
     def canonical(self, setting: Setting) -> Setting | None:
-        return setting if setting in (Setting("XINT8"), Setting("S8S8", "percentile", per_channel=False)) else None
+        return (
+            setting
+            if setting
+            in (Setting("XINT8"), Setting("S8S8", "percentile", per_channel=False))
+            else None
+        )
 
-    def quantize(self, model: Path, samples: Samples, setting: Setting, output: Path) -> None:
+    def quantize(
+        self, model: Path, samples: Samples, setting: Setting, output: Path
+    ) -> None:
         self.measure(model, samples, setting, output)
 
     def measure(
-        self, model: Path, samples: Samples, setting: Setting, output: Path, *algorithms: str
+        self,
+        model: Path,
+        samples: Samples,
+        setting: Setting,
+        output: Path,
+        *algorithms: str,
     ) -> dict[str, Any]:
         """Quantize, and return the seconds and the peak memory in MB that it took."""
         preset = "XINT8" if setting.preset == "XINT8" else "A8W8"
         folder = samples.files[0].parent
-        return self._run(str(model), str(folder), str(output), preset, str(len(samples)), *algorithms)
+        return self._run(
+            str(model), str(folder), str(output), preset, str(len(samples)), *algorithms
+        )
 
     def _run(self, *arguments: str) -> dict[str, Any]:
         command = [str(self.python), str(PEER), *arguments]
@@ -187,7 +237,8 @@ class AmdQuark:
 def tail(model: Path) -> list[str]:
     """Names of the nodes that no Conv, Gemm or MatMul follows and that are none themselves.
 
-    Only what stands behind the last of them on every path: for a detector, the decoding of its heads.
+    Only what stands behind the last of them on every path: for a detector, the decoding of its
+    heads.
     """
     import onnx
 
@@ -195,7 +246,12 @@ def tail(model: Path) -> list[str]:
     needed: set[str] = set()
     names: list[str] = []
     for node in reversed(nodes):  # ONNX nodes are in topological order
-        if node.op_type in ("Conv", "ConvTranspose", "Gemm", "MatMul") or needed.intersection(node.output):
+        if node.op_type in (
+            "Conv",
+            "ConvTranspose",
+            "Gemm",
+            "MatMul",
+        ) or needed.intersection(node.output):
             needed.update(node.input)
         else:
             names.append(node.name)
@@ -203,12 +259,18 @@ def tail(model: Path) -> list[str]:
 
 
 def _prepare(model: Path, folder: Path, setting: Setting) -> Path:
-    """The model after onnxruntime's pre-processing, raised to opset 13 where scales per channel need it."""
+    """The model after onnxruntime's pre-processing, raised to opset 13 where scales per channel
+    need it.
+    """
     import onnx
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
     loaded = onnx.load(model)
-    opset = next(entry.version for entry in loaded.opset_import if entry.domain in ("", "ai.onnx"))
+    opset = next(
+        entry.version
+        for entry in loaded.opset_import
+        if entry.domain in ("", "ai.onnx")
+    )
     if setting.per_channel and opset < 13:
         model = folder / "raised.onnx"
         onnx.save(onnx.version_converter.convert_version(loaded, 13), model)
@@ -225,11 +287,21 @@ def _prepare(model: Path, folder: Path, setting: Setting) -> Path:
 
 
 def _shapes_vary(samples: Samples) -> bool:
-    return len({tuple((name, array.shape) for name, array in feeds.items()) for feeds in samples}) > 1
+    return (
+        len(
+            {
+                tuple((name, array.shape) for name, array in feeds.items())
+                for feeds in samples
+            }
+        )
+        > 1
+    )
 
 
 def _reader(samples: Samples) -> Any:
-    """The samples as onnxruntime's CalibrationDataReader, with what its strided calibration asks for."""
+    """The samples as onnxruntime's CalibrationDataReader, with what its strided calibration asks
+    for.
+    """
     from onnxruntime.quantization import CalibrationDataReader
 
     class Reader(CalibrationDataReader):  # type: ignore[misc]
@@ -241,7 +313,9 @@ def _reader(samples: Samples) -> Any:
             return len(samples)
 
         def set_range(self, start_index: int, end_index: int) -> None:
-            self.left = end_index - start_index  # ranges come in order, so the iterator goes on
+            self.left = (
+                end_index - start_index
+            )  # ranges come in order, so the iterator goes on
 
         def get_next(self) -> Feeds | None:
             self.left -= 1

@@ -1,14 +1,14 @@
 """Accuracy of float and quantized models on real tasks, ours beside onnxruntime's and amd-quark's.
 
-    QUARK_ONNX_DATA=DIR python benchmarks/accuracy.py [--tasks mobilenetv2 ...] [--tools ours 'onnxruntime*']
-        [--settings 'A8W8-*-channel' XINT8 ...] [--amd-quark-python VENV/bin/python]
+    QUARK_ONNX_DATA=DIR python benchmarks/accuracy.py [--tasks mobilenetv2 ...] [--tools ours
+        'onnxruntime*'] [--settings 'A8W8-*-channel' XINT8 ...] [--amd-quark-python VENV/bin/python]
         [--refresh ours] [--report]
 
-All tools get the same 100 calibration samples (fewer where the task has fewer), and one procedure judges all.
-Each measurement is kept in OUT/accuracy.json as soon as it is made, so an interrupted run goes on where it
-stopped; what another version of the tool or of the model left behind is measured again. `--refresh ours`
-measures ours again where our source has changed since; such rows carry a star until then. The exit code is 1
-when a mark is missed or was not measured.
+All tools get the same 100 calibration samples (fewer where the task has fewer), and one procedure
+judges all. Each measurement is kept in OUT/accuracy.json as soon as it is made, so an interrupted
+run goes on where it stopped; what another version of the tool or of the model left behind is
+measured again. `--refresh ours` measures ours again where our source has changed since; such rows
+carry a star until then. The exit code is 1 when a mark is missed or was not measured.
 """
 
 from __future__ import annotations
@@ -29,7 +29,15 @@ from _results import Row, Store, table
 from _settings import SETTINGS, Setting
 from _tools import AmdQuark, OnnxRuntime, Ours, Tool
 
-TASKS = ("mobilenetv2", "squeezenet", "minilm-stsb", "yolox_nano", "resnet20", "minilm-sst2", "resnet44")
+TASKS = (
+    "mobilenetv2",
+    "squeezenet",
+    "minilm-stsb",
+    "yolox_nano",
+    "resnet20",
+    "minilm-sst2",
+    "resnet44",
+)
 DETECTORS = ("yolox_nano",)  # the A16W8 and tail-excluded runs are theirs alone
 CALIBRATION_SAMPLES = 100
 TOLERANCE = 0.3  # ours may be this much below onnxruntime at equal settings
@@ -68,7 +76,9 @@ class Bench:
     def row(self, tool: Tool, setting: Setting) -> Row | None:
         """The kept row of a tool at a setting, None where there is none."""
         canonical = tool.canonical(setting)
-        return self.store.rows().get(self.key(tool.name, canonical)) if canonical else None
+        return (
+            self.store.rows().get(self.key(tool.name, canonical)) if canonical else None
+        )
 
     def value(self, tool: Tool, setting: Setting) -> float | None:
         row = self.row(tool, setting)
@@ -86,7 +96,12 @@ class Bench:
         kept = self.store.rows().get(key)
         if not kept or (kept["model"], kept["version"]) != (self.model, version):
             value = round(float(self.task.evaluate(session_of(self.task.path))), 4)
-            kept = {"version": version, "model": self.model, "metric": self.task.metric, "value": value}
+            kept = {
+                "version": version,
+                "model": self.model,
+                "metric": self.task.metric,
+                "value": value,
+            }
             self.store.put(key, kept)
         return float(kept["value"])
 
@@ -119,13 +134,17 @@ class Bench:
         self.store.put(self.key(tool.name, canonical), row)
         outcome = row.get("error") or f"{row['value']:.2f}"
         outcome += f"  ({time.perf_counter() - start:.0f} s)"
-        print(f"{self.name:12} {tool.name:27} {canonical!s:24} {outcome}", file=sys.stderr)
+        print(
+            f"{self.name:12} {tool.name:27} {canonical!s:24} {outcome}", file=sys.stderr
+        )
 
     @cached_property
     def samples(self) -> Samples:
         """The calibration samples, written to a temporary folder once."""
         self._folder = TemporaryDirectory()
-        return Samples.write(self.task.calibration(CALIBRATION_SAMPLES), Path(self._folder.name))
+        return Samples.write(
+            self.task.calibration(CALIBRATION_SAMPLES), Path(self._folder.name)
+        )
 
 
 def comparison(bench: Bench, tools: list[Tool], ours: Ours | None) -> str:
@@ -143,8 +162,13 @@ def comparison(bench: Bench, tools: list[Tool], ours: Ours | None) -> str:
         theirs = bench.value(OnnxRuntime(), setting)
         return None if mine is None or theirs is None else f"{mine - theirs:+.2f}"
 
-    columns = [tool for tool in tools if any(bench.row(tool, s) for s in bench.settings())]
-    rows = [[s, *(cell(tool, s) for tool in columns), difference(s)] for s in bench.settings()]
+    columns = [
+        tool for tool in tools if any(bench.row(tool, s) for s in bench.settings())
+    ]
+    rows = [
+        [s, *(cell(tool, s) for tool in columns), difference(s)]
+        for s in bench.settings()
+    ]
     header = ["setting", *(tool.name for tool in columns), "ours - onnxruntime"]
     body = table(header, [row for row in rows if any(row[1:])])
     return f"## {bench.name}: {bench.task.metric}, float {bench.measure_float():.2f}\n\n{body}"
@@ -162,11 +186,22 @@ def judge(bench: Bench, ours: Ours | None) -> Iterator[tuple[str, str, str, bool
             found = [(v, str(s)) for s in settings if (v := value(s)) is not None]
             best, where = max(found, default=(0.0, ""))
             measured = f"{best:.2f} ({where})" if found else "not measured"
-            yield f"{mark.task} {mark.settings}", f">= {mark.least}", measured, best >= mark.least
+            yield (
+                f"{mark.task} {mark.settings}",
+                f">= {mark.least}",
+                measured,
+                best >= mark.least,
+            )
     for peer in (OnnxRuntime(), OnnxRuntime(exclude_tail=True)):
-        theirs = {s: v for s in bench.settings() if (v := bench.value(peer, s)) is not None}
+        theirs = {
+            s: v for s in bench.settings() if (v := bench.value(peer, s)) is not None
+        }
         if theirs:
-            gaps = [(mine - v, str(s)) for s, v in theirs.items() if (mine := value(s)) is not None]
+            gaps = [
+                (mine - v, str(s))
+                for s, v in theirs.items()
+                if (mine := value(s)) is not None
+            ]
             missed = sum(gap < -TOLERANCE for gap, _ in gaps)
             measured = f"{len(gaps)} of {len(theirs)} settings measured, {missed} below"
             if gaps:
@@ -180,29 +215,64 @@ def installed() -> Ours | None:
     try:
         from quark_onnx import quantize_static  # noqa: F401
     except ImportError as error:
-        print(f"quark_onnx cannot be imported ({error}): nothing of ours is measured", file=sys.stderr)
+        print(
+            f"quark_onnx cannot be imported ({error}): nothing of ours is measured",
+            file=sys.stderr,
+        )
         return None
     return Ours()
 
 
-def wanted(arguments: argparse.Namespace, task: str, tool: Tool, setting: Setting) -> bool:
+def wanted(
+    arguments: argparse.Namespace, task: str, tool: Tool, setting: Setting
+) -> bool:
     """Whether the command line asks for this measurement, and it can be made."""
-    if arguments.report or (tool == OnnxRuntime(exclude_tail=True) and task not in DETECTORS):
+    if arguments.report or (
+        tool == OnnxRuntime(exclude_tail=True) and task not in DETECTORS
+    ):
         return False
     if isinstance(tool, AmdQuark) and not arguments.amd_quark_python:
         return False
     by_setting = any(fnmatch(str(setting), pattern) for pattern in arguments.settings)
-    return by_setting and any(fnmatch(tool.name, pattern) for pattern in arguments.tools)
+    return by_setting and any(
+        fnmatch(tool.name, pattern) for pattern in arguments.tools
+    )
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=TASKS, metavar="TASK")
-    parser.add_argument("--settings", nargs="+", default=["*"], metavar="PATTERN", help=", ".join(map(str, SETTINGS)))
-    parser.add_argument("--tools", nargs="+", default=["*"], metavar="PATTERN", help="ours, onnxruntime, ...")
-    parser.add_argument("--amd-quark-python", type=Path, help="the Python of an environment with amd-quark")
-    parser.add_argument("--refresh", choices=["ours"], help="measure ours again where our source has changed")
-    parser.add_argument("--report", action="store_true", help="measure nothing, print what is known")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--tasks", nargs="+", choices=TASKS, default=TASKS, metavar="TASK"
+    )
+    parser.add_argument(
+        "--settings",
+        nargs="+",
+        default=["*"],
+        metavar="PATTERN",
+        help=", ".join(map(str, SETTINGS)),
+    )
+    parser.add_argument(
+        "--tools",
+        nargs="+",
+        default=["*"],
+        metavar="PATTERN",
+        help="ours, onnxruntime, ...",
+    )
+    parser.add_argument(
+        "--amd-quark-python",
+        type=Path,
+        help="the Python of an environment with amd-quark",
+    )
+    parser.add_argument(
+        "--refresh",
+        choices=["ours"],
+        help="measure ours again where our source has changed",
+    )
+    parser.add_argument(
+        "--report", action="store_true", help="measure nothing, print what is known"
+    )
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     arguments = parser.parse_args()
     logging.getLogger("quark_onnx").setLevel(logging.ERROR)
@@ -224,7 +294,9 @@ def main() -> int:
         report.append(comparison(bench, tools, ours))
         verdicts += judge(bench, ours)
     rows = [[*words, "met" if met else "MISSED"] for *words, met in verdicts]
-    report.append("## Marks\n\n" + table(["mark", "wanted", "measured", "verdict"], rows))
+    report.append(
+        "## Marks\n\n" + table(["mark", "wanted", "measured", "verdict"], rows)
+    )
     text = "\n\n".join(report)
     print(text)
     if set(arguments.tasks) == set(TASKS):

@@ -2,9 +2,10 @@
 
     python benchmarks/large.py [--gigabytes 1 3] [--presets INT4 W8] [--folder DIR]
 
-The model is a stack of square matrix products with random weights, 64 MB each, beside the model file. Copying the
-files is the floor, measured in the same run; every measurement is a process of its own. The result is loaded and run.
-No data is needed beside the disk space: about twice the size of the model.
+The model is a stack of square matrix products with random weights, 64 MB each, beside the model
+file. Copying the files is the floor, measured in the same run; every measurement is a process of
+its own. The result is loaded and run. No data is needed beside the disk space: about twice the size
+of the model.
 """
 
 from __future__ import annotations
@@ -45,16 +46,37 @@ def write(folder: Path, layers: int) -> Path:
     nodes, weights, generator = [], [], np.random.default_rng(0)
     with data.open("wb") as file:
         for place in range(layers):
-            tensor = TensorProto(name=f"w{place}", data_type=TensorProto.FLOAT, dims=[WIDTH, WIDTH], raw_data=b"-")
+            tensor = TensorProto(
+                name=f"w{place}",
+                data_type=TensorProto.FLOAT,
+                dims=[WIDTH, WIDTH],
+                raw_data=b"-",
+            )
             offset = file.tell()
-            file.write((generator.standard_normal((WIDTH, WIDTH), np.float32) / WIDTH**0.5).tobytes())
+            file.write(
+                (
+                    generator.standard_normal((WIDTH, WIDTH), np.float32) / WIDTH**0.5
+                ).tobytes()
+            )
             set_external_data(tensor, data.name, offset, LAYER)
             tensor.ClearField("raw_data")
             weights.append(tensor)
-            nodes.append(helper.make_node("MatMul", [f"t{place}", f"w{place}"], [f"t{place + 1}"]))
-    ends = [helper.make_tensor_value_info(f"t{n}", TensorProto.FLOAT, ["N", WIDTH]) for n in (0, layers)]
+            nodes.append(
+                helper.make_node(
+                    "MatMul", [f"t{place}", f"w{place}"], [f"t{place + 1}"]
+                )
+            )
+    ends = [
+        helper.make_tensor_value_info(f"t{n}", TensorProto.FLOAT, ["N", WIDTH])
+        for n in (0, layers)
+    ]
     graph = helper.make_graph(nodes, "large", ends[:1], ends[1:], weights)
-    onnx.save_model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), str(model))
+    onnx.save_model(
+        helper.make_model(
+            graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10
+        ),
+        str(model),
+    )
     return model
 
 
@@ -69,11 +91,17 @@ def copied(folder: Path) -> float:
 
 
 def quantized(model: Path, preset: str) -> tuple[float, float, float, int]:
-    """Seconds, peak MB of the process's own memory and with mapped files, and the bytes of the result."""
+    """Seconds, peak MB of the process's own memory and with mapped files, and the bytes of the
+    result.
+    """
     output = model.parent.with_name("out") / "q.onnx"
     here = str(Path(__file__).parent)
-    program = MEASURED.format(here=here, model=str(model), preset=preset, output=str(output))
-    done = subprocess.run([sys.executable, "-c", program], text=True, capture_output=True, check=True)
+    program = MEASURED.format(
+        here=here, model=str(model), preset=preset, output=str(output)
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], text=True, capture_output=True, check=True
+    )
     seconds, private, peak = json.loads(done.stdout.splitlines()[-1])
     size = sum(path.stat().st_size for path in output.parent.iterdir())
     shutil.rmtree(output.parent)
@@ -81,10 +109,16 @@ def quantized(model: Path, preset: str) -> tuple[float, float, float, int]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--gigabytes", nargs="+", type=float, default=[1.0, 3.0])
     parser.add_argument("--presets", nargs="+", default=["INT4", "W8"])
-    parser.add_argument("--folder", type=Path, help="where the models are made (default: the temporary folder)")
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        help="where the models are made (default: the temporary folder)",
+    )
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     arguments = parser.parse_args()
     store, rows = Store(arguments.out / "large.json"), []
@@ -96,17 +130,45 @@ def main() -> int:
             floor = copied(model.parent)
             for preset in arguments.presets:
                 seconds, private, peak, after = quantized(model, preset)
-                values = {"bytes": size, "copy": floor, "seconds": seconds, "result": after}
+                values = {
+                    "bytes": size,
+                    "copy": floor,
+                    "seconds": seconds,
+                    "result": after,
+                }
                 values |= {"private_mb": private, "peak_mb": peak}
                 store.put(f"{gigabytes:g} GB {preset}", values)
-                speed = [f"{size / floor / 1e6:.0f}", f"{size / seconds / 1e6:.0f}", f"{seconds / floor:.1f}"]
+                speed = [
+                    f"{size / floor / 1e6:.0f}",
+                    f"{size / seconds / 1e6:.0f}",
+                    f"{seconds / floor:.1f}",
+                ]
                 rows.append(
-                    [f"{gigabytes:g} GB, {preset}", *speed, f"{private:.0f}", f"{peak:.0f}", f"{after / 1e6:.0f}"]
+                    [
+                        f"{gigabytes:g} GB, {preset}",
+                        *speed,
+                        f"{private:.0f}",
+                        f"{peak:.0f}",
+                        f"{after / 1e6:.0f}",
+                    ]
                 )
                 print(*rows[-1], file=sys.stderr, flush=True)
-    text = table(["model", "copy MB/s", "MB/s", "times the copy", "own MB", "with mapped files", "result MB"], rows)
+    text = table(
+        [
+            "model",
+            "copy MB/s",
+            "MB/s",
+            "times the copy",
+            "own MB",
+            "with mapped files",
+            "result MB",
+        ],
+        rows,
+    )
     print(text)
-    (arguments.out / "large.md").write_text(f"# Weight-only quantization of large models\n\n{text}\n", encoding="utf-8")
+    (arguments.out / "large.md").write_text(
+        f"# Weight-only quantization of large models\n\n{text}\n", encoding="utf-8"
+    )
     return 0
 
 

@@ -1,18 +1,20 @@
-"""Perplexity of language models with the algorithms for low bits, ours beside those of other tools in the same run.
+"""Perplexity of language models with the algorithms for low bits, ours beside those of other tools
+in the same run.
 
-    QUARK_ONNX_DATA=... python benchmarks/llm_algorithms.py [--models stories260K mixtext] [--formats mxfp4 int8 ...]
-        [--algorithms gptq awq ...] [--amd-quark-python PYTHON] [--llm-compressor-python PYTHON]
-        [--gptqmodel-python PYTHON] [--again] [--busy]
+    QUARK_ONNX_DATA=... python benchmarks/llm_algorithms.py [--models stories260K mixtext]
+        [--formats mxfp4 int8 ...] [--algorithms gptq awq ...] [--amd-quark-python PYTHON]
+        [--llm-compressor-python PYTHON] [--gptqmodel-python PYTHON] [--again] [--busy]
 
-All tools get the same windows of tokens: those that calibrate, and those that are scored (llm/README.md of the data
-has the protocol: windows of 256 tokens, float32). Beside the perplexity stands the divergence of the predictions from
-those of the float model, which chance plays less of a part in; `llm_paired.py` tells whether a perplexity of ours that
-is above another tool's is chance. Each run is a process of its own, so that its peak
-memory is its own; with an algorithm and a format come ours and the others', one after the other. What was measured is
-kept in results/llm_algorithms.json, and not measured again without --again; the tables are made of all of it.
-The exit code is 1, with a line for each reason, where our best with a format is worse than another's, or GPTQ than
-rounding to nearest (worse by more than a thousandth in perplexity, and in divergence too), and where a perplexity is
-greater than the mark set for it, or not known.
+All tools get the same windows of tokens: those that calibrate, and those that are scored
+(llm/README.md of the data has the protocol: windows of 256 tokens, float32). Beside the perplexity
+stands the divergence of the predictions from those of the float model, which chance plays less of a
+part in; `llm_paired.py` tells whether a perplexity of ours that is above another tool's is chance.
+Each run is a process of its own, so that its peak memory is its own; with an algorithm and a format
+come ours and the others', one after the other. What was measured is kept in
+results/llm_algorithms.json, and not measured again without --again; the tables are made of all of
+it. The exit code is 1, with a line for each reason, where our best with a format is worse than
+another's, or GPTQ than rounding to nearest (worse by more than a thousandth in perplexity, and in
+divergence too), and where a perplexity is greater than the mark set for it, or not known.
 """
 
 from __future__ import annotations
@@ -56,7 +58,10 @@ ALGORITHMS = {
     "gptaq + autoround": ("gptaq", "autoround"),
     "smoothquant + autoround": ("autosmoothquant", "autoround"),
     "distill": ("distill",),
-    "smoothquant + distill": ("autosmoothquant", "distill:steps=3000,lr=0.002,sequences=2500"),
+    "smoothquant + distill": (
+        "autosmoothquant",
+        "distill:steps=3000,lr=0.002,sequences=2500",
+    ),
 }
 
 
@@ -73,19 +78,40 @@ class Peer:
     formats: Mapping[str, tuple[str, ...]]
     algorithms: Mapping[str, tuple[str, ...]]
 
-    def command(self, python: Path, folder: str, file: str, format: str, name: str) -> list[str]:
+    def command(
+        self, python: Path, folder: str, file: str, format: str, name: str
+    ) -> list[str]:
         """What measures it."""
-        return [str(python), str(self.script), folder, file, *self.formats[format], *self.algorithms[name]]
+        return [
+            str(python),
+            str(self.script),
+            folder,
+            file,
+            *self.formats[format],
+            *self.algorithms[name],
+        ]
 
 
 PEERS = {
     "amd-quark": Peer(
         PEER,
         {
-            **{name: (name,) for name in ("uint4_wo_per_channel", "uint4_wo_32", "uint4_wo_128", "int8", "mxfp4")},
+            **{
+                name: (name,)
+                for name in (
+                    "uint4_wo_per_channel",
+                    "uint4_wo_32",
+                    "uint4_wo_128",
+                    "int8",
+                    "mxfp4",
+                )
+            },
             "fp8+kv": ("fp8", "--kv"),
         },
-        {"nearest": (), **{name: (name,) for name in ("gptq", "gptaq", "qronos", "awq")}},
+        {
+            "nearest": (),
+            **{name: (name,) for name in ("gptq", "gptaq", "qronos", "awq")},
+        },
     ),
     "llm-compressor": Peer(
         PEER.with_name("llm_compressor.py"),
@@ -125,24 +151,37 @@ def child(folder: str, windows: str, row: str, *algorithms: str) -> None:
 
     config, (name, _, cache) = None, row.partition("+")
     if name != "float":
-        config = config_for(name, kv_cache="fp8" if cache else None).with_(algorithms=algorithms)
+        config = config_for(name, kv_cache="fp8" if cache else None).with_(
+            algorithms=algorithms
+        )
     print(json.dumps(found_of(folder, windows, config, at_once=8, keep=config is None)))
 
 
 def add_peers(parser: argparse.ArgumentParser) -> None:
     """Options for the environments of other tools."""
     for tool in PEERS:
-        parser.add_argument(f"--{tool}-python", type=Path, help=f"the Python of an environment with {tool}")
+        parser.add_argument(
+            f"--{tool}-python",
+            type=Path,
+            help=f"the Python of an environment with {tool}",
+        )
 
 
 def peers_of(arguments: argparse.Namespace) -> dict[str, tuple[Path, Peer]]:
     """The tools that have an environment, each with its Python."""
-    pythons = {tool: vars(arguments)[f"{tool.replace('-', '_')}_python"] for tool in PEERS}
+    pythons = {
+        tool: vars(arguments)[f"{tool.replace('-', '_')}_python"] for tool in PEERS
+    }
     return {tool: (python, PEERS[tool]) for tool, python in pythons.items() if python}
 
 
 def command_of(
-    tool: str, peers: Mapping[str, tuple[Path, Peer]], folder: str, file: str, format: str, name: str
+    tool: str,
+    peers: Mapping[str, tuple[Path, Peer]],
+    folder: str,
+    file: str,
+    format: str,
+    name: str,
 ) -> list[str]:
     """What measures an algorithm of ours, or of another tool, with a format."""
     if tool == "ours":
@@ -155,13 +194,31 @@ def main() -> int:
     if sys.argv[1:2] == ["--child"]:
         child(*sys.argv[2:])
         return 0
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS), metavar="MODEL")
-    parser.add_argument("--formats", nargs="+", choices=FORMATS, default=list(FORMATS), metavar="FORMAT")
-    parser.add_argument("--algorithms", nargs="+", choices=ALGORITHMS, default=list(ALGORITHMS), metavar="NAME")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--models", nargs="+", choices=MODELS, default=list(MODELS), metavar="MODEL"
+    )
+    parser.add_argument(
+        "--formats", nargs="+", choices=FORMATS, default=list(FORMATS), metavar="FORMAT"
+    )
+    parser.add_argument(
+        "--algorithms",
+        nargs="+",
+        choices=ALGORITHMS,
+        default=list(ALGORITHMS),
+        metavar="NAME",
+    )
     add_peers(parser)
-    parser.add_argument("--again", action="store_true", help="measure what was measured before, too")
-    parser.add_argument("--busy", action="store_true", help="the machine does other work, too: keep no seconds")
+    parser.add_argument(
+        "--again", action="store_true", help="measure what was measured before, too"
+    )
+    parser.add_argument(
+        "--busy",
+        action="store_true",
+        help="the machine does other work, too: keep no seconds",
+    )
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     arguments = parser.parse_args()
     store = Store(arguments.out / "llm_algorithms.json")
@@ -169,8 +226,14 @@ def main() -> int:
         with TemporaryDirectory() as place:
             file = str(Path(place) / "windows.npz")
             np.savez(file, **windows_of(model))
-            for key, command in _runs(model, str(root() / "llm" / model), file, arguments):
-                if arguments.again or key not in store.rows() or key.endswith("/float/ours"):  # it leaves predictions
+            for key, command in _runs(
+                model, str(root() / "llm" / model), file, arguments
+            ):
+                if (
+                    arguments.again
+                    or key not in store.rows()
+                    or key.endswith("/float/ours")
+                ):  # it leaves predictions
                     found = measured(command)
                     if arguments.busy:
                         found.pop("seconds", None)
@@ -178,19 +241,25 @@ def main() -> int:
                     print(key, store.rows()[key], file=sys.stderr, flush=True)
     text = _tables(store.rows())
     missed = list(_complaints(store.rows()))
-    (arguments.out / "llm_algorithms.md").write_text(f"{TITLE}\n\n{text}\n", encoding="utf-8")
+    (arguments.out / "llm_algorithms.md").write_text(
+        f"{TITLE}\n\n{text}\n", encoding="utf-8"
+    )
     print("\n".join([text, *missed]))
     return int(bool(missed))
 
 
-def _runs(model: str, folder: str, file: str, arguments: argparse.Namespace) -> Iterator[tuple[str, list[str]]]:
+def _runs(
+    model: str, folder: str, file: str, arguments: argparse.Namespace
+) -> Iterator[tuple[str, list[str]]]:
     """What is measured, by its key, and the command that does it."""
     peers = peers_of(arguments)
     yield f"{model}/float/ours", [*OWN, folder, file, "float"]
     for format in arguments.formats:
         for name in arguments.algorithms:
             for tool in ("ours", *peers):
-                if tool == "ours" or (format in PEERS[tool].formats and name in PEERS[tool].algorithms):
+                if tool == "ours" or (
+                    format in PEERS[tool].formats and name in PEERS[tool].algorithms
+                ):
                     command = command_of(tool, peers, folder, file, format, name)
                     yield f"{model}/{format}/{name}/{tool}", command
 
@@ -200,11 +269,22 @@ def _tables(rows: Mapping[str, Row]) -> str:
     parts = []
     for model, own in by_model(rows):
         formats = formats_of(own)
-        best = [[f"{tool}: {BEST}", *(_quality(best_of(own, each, tool)[1]) for each in formats)] for tool in TOOLS]
+        best = [
+            [
+                f"{tool}: {BEST}",
+                *(_quality(best_of(own, each, tool)[1]) for each in formats),
+            ]
+            for tool in TOOLS
+        ]
         quality = _table(formats, [*_lines(own, formats, _quality), *best])
-        parts.append(f"## {model} (float {own['float/ours']['value']:.4f})\n\n{quality}")
+        parts.append(
+            f"## {model} (float {own['float/ours']['value']:.4f})\n\n{quality}"
+        )
         if timed := _table(formats, _lines(own, formats, _effort)):
-            parts.append(f"Seconds, where nothing else ran; in brackets the peak of memory in MB:\n\n{timed}")
+            parts.append(
+                "Seconds, where nothing else ran; in brackets the peak of memory in"
+                f" MB:\n\n{timed}"
+            )
     return "\n\n".join(parts)
 
 
@@ -213,7 +293,9 @@ def _complaints(rows: Mapping[str, Row]) -> Iterator[str]:
     models = dict(by_model(rows))
     for model, own in models.items():
         for each in formats_of(own):
-            nearest, gptq = (own.get(f"{each}/{name}/ours", {}) for name in ("nearest", "gptq"))
+            nearest, gptq = (
+                own.get(f"{each}/{name}/ours", {}) for name in ("nearest", "gptq")
+            )
             if _worse(gptq, nearest):
                 yield f"{model}, {each}: gptq is worse than rounding to nearest"
             for tool in PEERS:
@@ -221,15 +303,26 @@ def _complaints(rows: Mapping[str, Row]) -> Iterator[str]:
                     yield f"{model}, {each}: our best is worse than that of {tool}"
     for (model, format, name), most in MARKS.items():
         own = models.get(model, {})
-        found = best_of(own, format, "ours")[1] if name == BEST else own.get(f"{format}/{name}/ours", {})
+        found = (
+            best_of(own, format, "ours")[1]
+            if name == BEST
+            else own.get(f"{format}/{name}/ours", {})
+        )
         if found.get("value") is None or found["value"] > most:
-            yield f"{model}, {format}, {name}: {_quality(found) or 'not known'}, and not at most {most}"
+            yield (
+                f"{model}, {format}, {name}: {_quality(found) or 'not known'}, and not"
+                f" at most {most}"
+            )
 
 
 def by_model(rows: Mapping[str, Row]) -> Iterator[tuple[str, dict[str, Row]]]:
     """Each model that was measured, with its rows by the rest of their keys."""
     for model in MODELS:
-        own = {key.removeprefix(f"{model}/"): row for key, row in rows.items() if key.startswith(f"{model}/")}
+        own = {
+            key.removeprefix(f"{model}/"): row
+            for key, row in rows.items()
+            if key.startswith(f"{model}/")
+        }
         if "float/ours" in own:
             yield model, own
 
@@ -238,10 +331,15 @@ def formats_of(rows: Mapping[str, Row]) -> list[str]:
     return [each for each in FORMATS if any(key.startswith(f"{each}/") for key in rows)]
 
 
-def _lines(rows: Mapping[str, Row], formats: list[str], cell: Callable[[Row], str]) -> Iterator[list[str]]:
+def _lines(
+    rows: Mapping[str, Row], formats: list[str], cell: Callable[[Row], str]
+) -> Iterator[list[str]]:
     for tool in TOOLS:
         for name in ALGORITHMS:
-            yield [f"{tool}: {name}", *(cell(rows.get(f"{each}/{name}/{tool}", {})) for each in formats)]
+            yield [
+                f"{tool}: {name}",
+                *(cell(rows.get(f"{each}/{name}/{tool}", {})) for each in formats),
+            ]
 
 
 def _table(formats: list[str], lines: Iterable[list[str]]) -> str:
@@ -253,14 +351,20 @@ def _table(formats: list[str], lines: Iterable[list[str]]) -> str:
 def _worse(one: Row, other: Row) -> bool:
     """Whether both are known, and one predicts worse."""
     return all(
-        one.get(name) and other.get(name) and one[name] > other[name] * (1 + _SLACK) for name in ("value", "divergence")
+        one.get(name) and other.get(name) and one[name] > other[name] * (1 + _SLACK)
+        for name in ("value", "divergence")
     )
 
 
 def best_of(rows: Mapping[str, Row], format: str, tool: str) -> tuple[str, Row]:
-    """The algorithm of a tool with the least perplexity, and what was found of it; empty where nothing is known."""
+    """The algorithm of a tool with the least perplexity, and what was found of it.
+
+    Empty where nothing is known.
+    """
     found = ((name, rows.get(f"{format}/{name}/{tool}", {})) for name in ALGORITHMS)
-    known = {name: row for name, row in found if row.get("value") is not None}  # None stands for what is no number
+    known = {
+        name: row for name, row in found if row.get("value") is not None
+    }  # None stands for what is no number
     name = min(known, key=lambda name: float(known[name]["value"]), default="")
     return name, known.get(name, {})
 
@@ -270,11 +374,15 @@ def _quality(found: Row) -> str:
         return f"refused: {str(found['error'])[:40]}" if found else ""
     if found["value"] is None:
         return "no number"
-    return f"{found['value']:.4f}" + (f" ({found['divergence'] * 1e4:.1f})" if "divergence" in found else "")
+    return f"{found['value']:.4f}" + (
+        f" ({found['divergence'] * 1e4:.1f})" if "divergence" in found else ""
+    )
 
 
 def _effort(found: Row) -> str:
-    return f"{found['seconds']:.1f} ({found['peak_mb']:.0f})" if "seconds" in found else ""
+    return (
+        f"{found['seconds']:.1f} ({found['peak_mb']:.0f})" if "seconds" in found else ""
+    )
 
 
 if __name__ == "__main__":

@@ -1,14 +1,17 @@
-"""Every family of language models of the installed transformers: quantized file to file, read again, and run.
+"""Every family of language models of the installed transformers: quantized file to file, read
+again, and run.
 
-    python benchmarks/llm_families.py [--families NAME ...] [--workers 2] [--limit 120] [--again] [--out DIR]
+    python benchmarks/llm_families.py [--families NAME ...] [--workers 2] [--limit 120] [--again]
+    [--out DIR]
 
-A tiny random model of each family is written by transformers, quantized by each recipe at its defaults, loaded, and
-run. It works where the result predicts nearly what the float model predicts; it is refused where the package says why
-it cannot be quantized. Every other outcome fails. What cannot be built tiny, or cannot run on random tokens, is listed
-apart.
+A tiny random model of each family is written by transformers, quantized by each recipe at its
+defaults, loaded, and run. It works where the result predicts nearly what the float model predicts;
+it is refused where the package says why it cannot be quantized. Every other outcome fails. What
+cannot be built tiny, or cannot run on random tokens, is listed apart.
 
-Families take turns in child processes, with a limit of seconds for each. Rows are kept in DIR/llm_families.json: a
-later run goes on where this one stopped. The table is DIR/llm_families.md. The exit code is 1 where something fails.
+Families take turns in child processes, with a limit of seconds for each. Rows are kept in
+DIR/llm_families.json: a later run goes on where this one stopped. The table is DIR/llm_families.md.
+The exit code is 1 where something fails.
 """
 
 from __future__ import annotations
@@ -29,11 +32,16 @@ from typing import Any
 from _results import Row, Store, table
 
 #: By what the table calls them: the scheme and the algorithms.
-RECIPES = {"fp8": ("fp8", ()), "uint4_wo_32 + gptq": ("uint4_wo_32", ("gptq",)), "mxfp4": ("mxfp4", ())}
+RECIPES = {
+    "fp8": ("fp8", ()),
+    "uint4_wo_32 + gptq": ("uint4_wo_32", ("gptq",)),
+    "mxfp4": ("mxfp4", ()),
+}
 #: The greatest relative error of logits: random models of two layers exaggerate every rounding.
 LARGEST_ERROR = {"fp8": 0.5, "uint4_wo_32 + gptq": 1.0, "mxfp4": 1.5}
-#: Noise on the embedded tokens, about as large as the rounding of FP8. Where the float model makes more of it than the
-#: above, as where it changes the choice of experts, a recipe may have that error and a half.
+#: Noise on the embedded tokens, about as large as the rounding of FP8. Where the float model makes
+#: more of it than the above, as where it changes the choice of experts, a recipe may have that
+#: error and a half.
 NOISE, AMPLIFIED = 0.02, 1.5
 RESULTS = Path(__file__).with_name("results")
 #: Characters of a message in the table.
@@ -47,7 +55,8 @@ def outcomes(family: str, folder: Path) -> Row:
         folder: where the models are written.
 
     Returns:
-        By recipe "works", "refused: ..." or "fails: ..."; "absent" alone where there is no such model.
+        By recipe "works", "refused: ..." or "fails: ..."; "absent" alone where there is no such
+        model.
     """
     import torch
     from _tiny_models import families, samples, tiny_model
@@ -69,7 +78,9 @@ def outcomes(family: str, folder: Path) -> Row:
     noise = row["error of noise"] = _error_of_noise(model, batches[0], expected)
     for recipe in RECIPES:
         limit = max(LARGEST_ERROR[recipe], AMPLIFIED * noise)
-        row |= _outcome(recipe, source, folder / recipe.replace(" ", "_"), batches, expected, limit)
+        row |= _outcome(
+            recipe, source, folder / recipe.replace(" ", "_"), batches, expected, limit
+        )
     return {name: _placeless(value, folder) for name, value in row.items()}
 
 
@@ -79,7 +90,10 @@ def _placeless(value: Any, folder: Path) -> Any:
 
 
 def _error_of_noise(model: Any, batch: Mapping[str, Any], expected: Any) -> float:
-    """The relative error of the logits where the embedded tokens are disturbed by noise; 0 without an embedding."""
+    """The relative error of the logits where the embedded tokens are disturbed by noise.
+
+    0 without an embedding.
+    """
     import torch
 
     from quark_onnx.torch.models.structure import embedding_of
@@ -97,7 +111,14 @@ def _error_of_noise(model: Any, batch: Mapping[str, Any], expected: Any) -> floa
     return float((computed - expected).norm() / expected.norm())
 
 
-def _outcome(recipe: str, source: Path, output: Path, batches: list[Any], expected: Any, limit: float) -> Row:
+def _outcome(
+    recipe: str,
+    source: Path,
+    output: Path,
+    batches: list[Any],
+    expected: Any,
+    limit: float,
+) -> Row:
     """Quantize a model by one recipe.
 
     Args:
@@ -112,14 +133,19 @@ def _outcome(recipe: str, source: Path, output: Path, batches: list[Any], expect
     scheme, algorithms = RECIPES[recipe]
     try:
         checkpoint = FloatCheckpoint(source)
-        config = config_for(scheme, exclude=checkpoint.usually_float()).with_(algorithms=algorithms)
+        config = config_for(scheme, exclude=checkpoint.usually_float()).with_(
+            algorithms=algorithms
+        )
         data = batches if config.needs_data else None
         report = quantize_checkpoint(checkpoint, output, config, data, progress=False)
     except QuarkError as error:
         return {recipe: f"refused: {_line(error)}"}
     except Exception as error:
         return {recipe: f"fails: quantizing: {_line(error)}"}
-    found: Row = {f"{recipe}: layers": len(report.quantized), f"{recipe}: notes": len(report.notes)}
+    found: Row = {
+        f"{recipe}: layers": len(report.quantized),
+        f"{recipe}: notes": len(report.notes),
+    }
     if not report.quantized:
         return found | {recipe: "fails: no layer is quantized"}
     try:
@@ -129,7 +155,9 @@ def _outcome(recipe: str, source: Path, output: Path, batches: list[Any], expect
     relative = float((computed - expected).norm() / expected.norm())
     found[f"{recipe}: error"] = relative
     if not 0 < relative < limit:
-        return found | {recipe: f"fails: a relative error of {relative:.3g} in the logits"}
+        return found | {
+            recipe: f"fails: a relative error of {relative:.3g} in the logits"
+        }
     return found | {recipe: "works"}
 
 
@@ -165,10 +193,16 @@ def _child(family: str, result: Path) -> None:
 
 def measured(family: str, limit: float) -> Row:
     """The row of a family, made in a child process that is ended after so many seconds."""
-    method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+    method = (
+        "forkserver"
+        if "forkserver" in multiprocessing.get_all_start_methods()
+        else "spawn"
+    )
     context = multiprocessing.get_context(method)
     if method == "forkserver":
-        context.set_forkserver_preload(["torch", "transformers", "quark_onnx.torch.pipelines.ptq"])
+        context.set_forkserver_preload(
+            ["torch", "transformers", "quark_onnx.torch.pipelines.ptq"]
+        )
     with TemporaryDirectory() as folder:
         result = Path(folder) / "row.json"
         process = context.Process(target=_child, args=(family, result))
@@ -190,15 +224,24 @@ def report(rows: Mapping[str, Row]) -> str:
     built = {family: row for family, row in rows.items() if "absent" not in row}
     absent = {family: row for family, row in rows.items() if "absent" in row}
     head = ["family", "class", *RECIPES]
-    lines = [[family, row.get("class", ""), *_cells(row)] for family, row in built.items()]
+    lines = [
+        [family, row.get("class", ""), *_cells(row)] for family, row in built.items()
+    ]
     counts = [f"- {recipe}: {_counted(recipe, built)}" for recipe in RECIPES]
     others = table(
-        ["family", "class", "why"], [[family, row["class"], _short(row["absent"])] for family, row in absent.items()]
+        ["family", "class", "why"],
+        [
+            [family, row["class"], _short(row["absent"])]
+            for family, row in absent.items()
+        ],
     )
     parts = [
         f"# Families of transformers {transformers.__version__}",
-        "Made by `python benchmarks/llm_families.py`. A tiny random model of each family is written by transformers, "
-        "quantized file to file at the defaults of each recipe, loaded, and run.",
+        (
+            "Made by `python benchmarks/llm_families.py`. A tiny random model of each"
+            " family is written by transformers, quantized file to file at the defaults"
+            " of each recipe, loaded, and run."
+        ),
         "\n".join(counts),
         table(head, lines),
         "## No tiny model, or none that runs on random tokens",
@@ -218,7 +261,9 @@ def _short(text: str) -> str:
 
 
 def _counted(recipe: str, built: Mapping[str, Row]) -> str:
-    counts = Counter(str(row.get(recipe, "fails")).partition(":")[0] for row in built.values())
+    counts = Counter(
+        str(row.get(recipe, "fails")).partition(":")[0] for row in built.values()
+    )
     return ", ".join(f"{count} {word}" for word, count in counts.most_common())
 
 
@@ -227,28 +272,70 @@ def failures(rows: Mapping[str, Row]) -> Iterator[str]:
     for family, row in rows.items():
         if "fails" in row:
             yield f"{family}: {row['fails']}"
-        yield from (f"{family}, {each}: {row[each]}" for each in RECIPES if str(row.get(each)).startswith("fails"))
+        yield from (
+            f"{family}, {each}: {row[each]}"
+            for each in RECIPES
+            if str(row.get(each)).startswith("fails")
+        )
 
 
 def main() -> int:
     from _tiny_models import families
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--families", nargs="+", metavar="NAME", help="these alone (default: all)")
-    parser.add_argument("--workers", type=int, default=2, metavar="N", help="child processes at once (default: 2)")
-    parser.add_argument("--limit", type=float, default=120, metavar="SECONDS", help="of a family (default: 120)")
-    parser.add_argument("--again", action="store_true", help="measure what is known, too")
-    parser.add_argument("--out", type=Path, default=RESULTS, metavar="DIR", help="where results are kept")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--families", nargs="+", metavar="NAME", help="these alone (default: all)"
+    )
+    parser.add_argument(
+        "--workers",
+        type=int,
+        default=2,
+        metavar="N",
+        help="child processes at once (default: 2)",
+    )
+    parser.add_argument(
+        "--limit",
+        type=float,
+        default=120,
+        metavar="SECONDS",
+        help="of a family (default: 120)",
+    )
+    parser.add_argument(
+        "--again", action="store_true", help="measure what is known, too"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=RESULTS,
+        metavar="DIR",
+        help="where results are kept",
+    )
     arguments = parser.parse_args()
     store = Store(arguments.out / "llm_families.json")
     known = {} if arguments.again else store.rows()
     chosen = arguments.families or list(families())
-    todo = [family for family in chosen if family not in known or "fails" in json.dumps(known[family])]
+    todo = [
+        family
+        for family in chosen
+        if family not in known or "fails" in json.dumps(known[family])
+    ]
     with ThreadPoolExecutor(arguments.workers) as pool:
-        for family, row in zip(todo, pool.map(lambda each: measured(each, arguments.limit), todo), strict=True):
+        for family, row in zip(
+            todo,
+            pool.map(lambda each: measured(each, arguments.limit), todo),
+            strict=True,
+        ):
             store.put(family, row)
             print(
-                family, *(row.get(each, row.get("absent", row.get("fails"))) for each in RECIPES), sep=" | ", flush=True
+                family,
+                *(
+                    row.get(each, row.get("absent", row.get("fails")))
+                    for each in RECIPES
+                ),
+                sep=" | ",
+                flush=True,
             )
     rows = {family: row for family, row in store.rows().items() if family in families()}
     (arguments.out / "llm_families.md").write_text(report(rows), encoding="utf-8")

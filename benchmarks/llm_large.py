@@ -1,12 +1,16 @@
-"""Quantization of a language model of 1.1 billion parameters file to file: time and memory, what was foretold, floors.
+"""Quantization of a language model of 1.1 billion parameters file to file: time and memory, what
+was foretold, floors.
 
-    python benchmarks/llm_large.py [--schemes uint4_wo_128 fp8] [--layers 2 --hidden 256] [--folder DIR] [--busy]
+    python benchmarks/llm_large.py [--schemes uint4_wo_128 fp8] [--layers 2 --hidden 256] [--folder
+    DIR] [--busy]
 
-The model is a Llama with random weights in bfloat16, made in a temporary folder; no data is needed beside the disk
-space, about twice the size of the model. fp8 finds its scales on 4,096 random tokens. Each run is a process of its own.
-The floor of a run is the time in which this machine reads what it reads and writes what it writes, one file after the
-other; and, where activations are measured, one pass of each token through the blocks at the rate of its matrix product.
-The exit code is 1 where memory exceeds 6 GB, or where more than twice or less than half of what was foretold is taken.
+The model is a Llama with random weights in bfloat16, made in a temporary folder; no data is needed
+beside the disk space, about twice the size of the model. fp8 finds its scales on 4,096 random
+tokens. Each run is a process of its own. The floor of a run is the time in which this machine reads
+what it reads and writes what it writes, one file after the other; and, where activations are
+measured, one pass of each token through the blocks at the rate of its matrix product. The exit code
+is 1 where memory exceeds 6 GB, or where more than twice or less than half of what was foretold is
+taken.
 """
 
 from __future__ import annotations
@@ -44,16 +48,33 @@ class Run:
     said_size: int
 
 
-def add_arguments(parser: argparse.ArgumentParser, layers: int | None, hidden: int) -> None:
+def add_arguments(
+    parser: argparse.ArgumentParser, layers: int | None, hidden: int
+) -> None:
     """Those of the model, and of where it and the results go."""
     parser.add_argument("--layers", type=int, default=layers, help="blocks")
-    parser.add_argument("--hidden", type=int, default=hidden, help=f"a multiple of 512, or 256 (default: {hidden})")
-    parser.add_argument("--folder", type=Path, help="where the model is made (default: the temporary folder)")
-    parser.add_argument("--busy", action="store_true", help="the machine does other work, too: judge no seconds")
+    parser.add_argument(
+        "--hidden",
+        type=int,
+        default=hidden,
+        help=f"a multiple of 512, or 256 (default: {hidden})",
+    )
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        help="where the model is made (default: the temporary folder)",
+    )
+    parser.add_argument(
+        "--busy",
+        action="store_true",
+        help="the machine does other work, too: judge no seconds",
+    )
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
 
 
-def config_of(layers: int, hidden: int, vocabulary: int = VOCABULARY, dtype: str = "bfloat16") -> Any:
+def config_of(
+    layers: int, hidden: int, vocabulary: int = VOCABULARY, dtype: str = "bfloat16"
+) -> Any:
     """A Llama whose other sizes keep the proportions of the one of 1.1 billion parameters."""
     from transformers import AutoConfig
 
@@ -73,7 +94,10 @@ def config_of(layers: int, hidden: int, vocabulary: int = VOCABULARY, dtype: str
 
 
 def write(folder: Path, config: Any) -> int:
-    """The model with random weights, of which one tensor is in memory at a time; returns the weights of its blocks."""
+    """The model with random weights, of which one tensor is in memory at a time.
+
+    Returns the weights of its blocks.
+    """
     import torch
 
     from quark_onnx.torch.checkpoints.meta_model import skeleton_of
@@ -88,13 +112,21 @@ def write(folder: Path, config: Any) -> int:
                 values.normal_(0, 0.02, generator=generator)
             writer.add(name, values.to(parameter.dtype))
         config.save_pretrained(writer.staging)
-    np.save(folder / "tokens.npy", np.random.default_rng(0).integers(0, VOCABULARY, (WINDOWS, LENGTH)))
-    return sum(each.numel() for block in blocks_of(model).values() for each in block.parameters() if each.ndim > 1)
+    np.save(
+        folder / "tokens.npy",
+        np.random.default_rng(0).integers(0, VOCABULARY, (WINDOWS, LENGTH)),
+    )
+    return sum(
+        each.numel()
+        for block in blocks_of(model).values()
+        for each in block.parameters()
+        if each.ndim > 1
+    )
 
 
 def child(folder: str, output: str, scheme: str) -> None:
     """Quantize in this process, and print what it took."""
-    import transformers.models.llama.modeling_llama  # noqa: F401 - imports are not timed
+    import transformers.models.llama.modeling_llama  # noqa: F401  - imports are not timed
 
     from quark_onnx.torch.pipelines.ptq import Text, config_for, ptq
 
@@ -102,7 +134,20 @@ def child(folder: str, output: str, scheme: str) -> None:
     text = Text(str(Path(folder) / "tokens.npy"), WINDOWS, LENGTH)
     found = ptq(folder, output, config_for(scheme), text=text, progress=False).estimate
     seconds = time.perf_counter() - start
-    print(json.dumps(asdict(Run(seconds, peak_mb(), size_of(output), found.seconds, found.memory / 1e6, found.disk))))
+    print(
+        json.dumps(
+            asdict(
+                Run(
+                    seconds,
+                    peak_mb(),
+                    size_of(output),
+                    found.seconds,
+                    found.memory / 1e6,
+                    found.disk,
+                )
+            )
+        )
+    )
 
 
 def size_of(folder: Path | str) -> int:
@@ -111,7 +156,9 @@ def size_of(folder: Path | str) -> int:
 
 
 def copied(folder: Path) -> tuple[float, float]:
-    """Seconds of reading the tensors of a folder from their first byte to their last, and of writing as many."""
+    """Seconds of reading the tensors of a folder from their first byte to their last, and of
+    writing as many.
+    """
     read = written = 0.0
     buffer, copy = bytearray(CHUNK), folder / "copy"
     with copy.open("wb", buffering=0) as target:
@@ -146,7 +193,11 @@ def product_rate(hidden: int, dtype: str = "bfloat16") -> float:
 
 def complaints(run: Run, busy: bool) -> list[str]:
     """What is wrong with a run."""
-    found = [f"{run.peak_mb:.0f} MB are more than {LIMIT_MB:.0f}"] if run.peak_mb > LIMIT_MB else []
+    found = (
+        [f"{run.peak_mb:.0f} MB are more than {LIMIT_MB:.0f}"]
+        if run.peak_mb > LIMIT_MB
+        else []
+    )
     pairs = {"memory": (run.peak_mb, run.said_mb), "disk": (run.size, run.said_size)}
     pairs |= {} if busy else {"time": (run.seconds, run.said_seconds)}
     return found + [
@@ -160,8 +211,12 @@ def main() -> int:
     if sys.argv[1:2] == ["--child"]:
         child(*sys.argv[2:])
         return 0
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--schemes", nargs="+", choices=SCHEMES, default=list(SCHEMES), metavar="SCHEME")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--schemes", nargs="+", choices=SCHEMES, default=list(SCHEMES), metavar="SCHEME"
+    )
     add_arguments(parser, LAYERS, HIDDEN)
     arguments = parser.parse_args()
     rows, wrong = list[list[object]](), list[str]()
@@ -173,16 +228,36 @@ def main() -> int:
         rate = product_rate(arguments.hidden)
         for scheme in arguments.schemes:
             output = Path(place) / scheme
-            command = [sys.executable, __file__, "--child", str(source), str(output), scheme]
-            done = subprocess.run(command, text=True, stdout=subprocess.PIPE, check=True)
+            command = [
+                sys.executable,
+                __file__,
+                "--child",
+                str(source),
+                str(output),
+                scheme,
+            ]
+            done = subprocess.run(
+                command, text=True, stdout=subprocess.PIPE, check=True
+            )
             run = Run(**json.loads(done.stdout.splitlines()[-1]))
             floor = read + written * run.size / size
             if scheme == "fp8":
                 floor += 2 * weights * WINDOWS * LENGTH / rate
             name = f"{arguments.layers} × {arguments.hidden}, {scheme}"
-            store.put(name, asdict(run) | {"source": size, "read": read, "written": written, "rate": rate})
+            store.put(
+                name,
+                asdict(run)
+                | {
+                    "source": size,
+                    "read": read,
+                    "written": written,
+                    "rate": rate,
+                },
+            )
             wrong += [f"{name}: {each}" for each in complaints(run, arguments.busy)]
-            rows.append([name, *_cells(run), f"{floor:.1f}", f"{run.seconds / floor:.1f}"])
+            rows.append(
+                [name, *_cells(run), f"{floor:.1f}", f"{run.seconds / floor:.1f}"]
+            )
             print(*rows[-1], file=sys.stderr, flush=True)
     head = [
         "model",
@@ -195,12 +270,23 @@ def main() -> int:
         "floor, seconds",
         "times it",
     ]
-    text = f"{table(head, rows)}\n\nReading {size / read / 1e6:.0f} MB/s, writing {size / written / 1e6:.0f} MB/s, "
+    text = (
+        f"{table(head, rows)}\n\nReading {size / read / 1e6:.0f} MB/s, writing"
+        f" {size / written / 1e6:.0f} MB/s, "
+    )
     text += f"products {rate / 1e9:.0f} GFLOP/s.\n"
     print("\n".join([text, *wrong]))
-    if arguments.layers == LAYERS and arguments.hidden == HIDDEN and arguments.schemes == list(SCHEMES):
-        title = "# Quantization of a language model of 1.1 billion parameters, file to file"
-        (arguments.out / "llm_large.md").write_text(f"{title}\n\n{text}", encoding="utf-8")
+    if (
+        arguments.layers == LAYERS
+        and arguments.hidden == HIDDEN
+        and arguments.schemes == list(SCHEMES)
+    ):
+        title = (
+            "# Quantization of a language model of 1.1 billion parameters, file to file"
+        )
+        (arguments.out / "llm_large.md").write_text(
+            f"{title}\n\n{text}", encoding="utf-8"
+        )
     return int(bool(wrong))
 
 

@@ -3,13 +3,14 @@
     QUARK_ONNX_DATA=... python benchmarks/llm_paired.py [--draws 3] [--amd-quark-python PYTHON]
         [--llm-compressor-python PYTHON] [--gptqmodel-python PYTHON]
 
-For each such pair in `results/llm_algorithms.json` whose tool has an environment, both quantize again, with the windows
-that calibrate there, and with as many others of the same text, of which no two draws share one (a model whose
-calibration text has no more is measured once). They are compared window by window of the text that is scored: what the
-other loses less ours, in 0.0001 nats for each token, with the standard error of its mean over windows and draws. No
-time is taken, so the machine may be busy. What was found is kept in results/llm_paired.json.
-The exit code is 1 where a pair was not measured, or ours loses more: so much that chance alone would call one so in
-less than 5 % of all cases, of all that might have looked worse: each format with each tool that has it.
+For each such pair in `results/llm_algorithms.json` whose tool has an environment, both quantize
+again, with the windows that calibrate there, and with as many others of the same text, of which no
+two draws share one (a model whose calibration text has no more is measured once). They are compared
+window by window of the text that is scored: what the other loses less ours, in 0.0001 nats for each
+token, with the standard error of its mean over windows and draws. No time is taken, so the machine
+may be busy. What was found is kept in results/llm_paired.json. The exit code is 1 where a pair was
+not measured, or ours loses more: so much that chance alone would call one so in less than 5 % of
+all cases, of all that might have looked worse: each format with each tool that has it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,16 @@ from _data import root
 from _images import Array, Difference, difference, worse
 from _results import Row, Store, table
 from llm import measured, windows_of
-from llm_algorithms import PEERS, Peer, add_peers, best_of, by_model, command_of, formats_of, peers_of
+from llm_algorithms import (
+    PEERS,
+    Peer,
+    add_peers,
+    best_of,
+    by_model,
+    command_of,
+    formats_of,
+    peers_of,
+)
 from peers.scored import losses_of
 
 #: What differences are told in.
@@ -36,7 +46,9 @@ TITLE = "# Perplexities that are above another tool's, window by window"
 
 @dataclass(frozen=True)
 class Pair:
-    """Our best with a format, and that of a tool which is below it, by the names of their algorithms."""
+    """Our best with a format, and that of a tool which is below it, by the names of their
+    algorithms.
+    """
 
     model: str
     format: str
@@ -70,12 +82,24 @@ def pairs(rows: Mapping[str, Row]) -> tuple[list[Pair], int]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--draws", type=int, default=3, metavar="COUNT", help="of windows that calibrate, at most")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--draws",
+        type=int,
+        default=3,
+        metavar="COUNT",
+        help="of windows that calibrate, at most",
+    )
     add_peers(parser)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     arguments = parser.parse_args()
-    peers, store, missed = peers_of(arguments), Store(arguments.out / "llm_paired.json"), list[str]()
+    peers, store, missed = (
+        peers_of(arguments),
+        Store(arguments.out / "llm_paired.json"),
+        list[str](),
+    )
     looked_at, count = pairs(Store(arguments.out / "llm_algorithms.json").rows())
     for pair in looked_at:
         if pair.tool not in peers:
@@ -90,22 +114,51 @@ def main() -> int:
         store.put(pair.key, pair.named | {"draws": len(ours)} | asdict(gain))
         print(pair.key, gain, file=sys.stderr, flush=True)
     known = store.rows()
-    rows = {pair.key: row for pair in looked_at if pair.named.items() <= (row := known.get(pair.key, {})).items()}
-    missed += [f"{pair.key}: not measured" for pair in looked_at if pair.key not in rows]
-    found = {key: Difference(row["mean"], row["error"], row["freedom"]) for key, row in rows.items()}
-    head = ["model, format, tool", "ours", "the tool's", "draws", "the tool loses more, 0.0001 nats", "chance"]
+    rows = {
+        pair.key: row
+        for pair in looked_at
+        if pair.named.items() <= (row := known.get(pair.key, {})).items()
+    }
+    missed += [
+        f"{pair.key}: not measured" for pair in looked_at if pair.key not in rows
+    ]
+    found = {
+        key: Difference(row["mean"], row["error"], row["freedom"])
+        for key, row in rows.items()
+    }
+    head = [
+        "model, format, tool",
+        "ours",
+        "the tool's",
+        "draws",
+        "the tool loses more, 0.0001 nats",
+        "chance",
+    ]
     lines = [
-        [key, row["ours"], row["theirs"], row["draws"], found[key], f"{found[key].chance():.2f}"]
+        [
+            key,
+            row["ours"],
+            row["theirs"],
+            row["draws"],
+            found[key],
+            f"{found[key].chance():.2f}",
+        ]
         for key, row in rows.items()
     ]
     text = f"{table(head, lines)}\n\n{len(looked_at)} of {count} are above."
-    (arguments.out / "llm_paired.md").write_text(f"{TITLE}\n\n{text}\n", encoding="utf-8")
-    missed += [f"{key}: ours is worse by more than chance" for key in worse(found, count)]
+    (arguments.out / "llm_paired.md").write_text(
+        f"{TITLE}\n\n{text}\n", encoding="utf-8"
+    )
+    missed += [
+        f"{key}: ours is worse by more than chance" for key in worse(found, count)
+    ]
     print("\n".join([text, *missed]))
     return int(bool(missed))
 
 
-def _losses(pair: Pair, peers: Mapping[str, tuple[Path, Peer]], draws: int) -> Iterator[tuple[Array, Array]]:
+def _losses(
+    pair: Pair, peers: Mapping[str, tuple[Path, Peer]], draws: int
+) -> Iterator[tuple[Array, Array]]:
     """What ours and the other lose on each window, draw by draw."""
     for draw in range(draws):
         windows = windows_of(pair.model, draw)
@@ -117,7 +170,8 @@ def _losses(pair: Pair, peers: Mapping[str, tuple[Path, Peer]], draws: int) -> I
             folder = str(root() / "llm" / pair.model)
             both = [("ours", pair.ours), (pair.tool, pair.theirs)]
             ours, theirs = (
-                _lost(command_of(tool, peers, folder, file, pair.format, name), file) for tool, name in both
+                _lost(command_of(tool, peers, folder, file, pair.format, name), file)
+                for tool, name in both
             )
         yield ours, theirs
 

@@ -1,13 +1,16 @@
-"""XINT8 for an NPU: what its rules cost, what optimizers make of it, and which rules the models of each tool break.
+"""XINT8 for an NPU: what its rules cost, what optimizers make of it, and which rules the models of
+each tool break.
 
-    QUARK_ONNX_DATA=... python benchmarks/npu.py [--models resnet20 ...] [--amd-quark-python VENV/bin/python]
+    QUARK_ONNX_DATA=... python benchmarks/npu.py [--models resnet20 ...] [--amd-quark-python
+    VENV/bin/python]
 
-All get the same 80 calibration samples, and one procedure judges them: the metric on the test set, and the
-signal-to-noise ratio of the outputs on 20 samples that follow those of the calibration. What `quark_onnx.npu.check`
-finds is counted by rule. The tables go to OUT/npu.md. The exit code is 1 where ours fails, where a model for the target
-breaks a rule, where the rules cost more than 0.3 points, or where our best is below amd-quark's; the last two at the
-level of 5 % over the test images, which are one to a tenth of a point (`draws.py` judges the small models over several
-draws, too).
+All get the same 80 calibration samples, and one procedure judges them: the metric on the test set,
+and the signal-to-noise ratio of the outputs on 20 samples that follow those of the calibration.
+What `quark_onnx.npu.check` finds is counted by rule. The tables go to OUT/npu.md. The exit code is
+1 where ours fails, where a model for the target breaks a rule, where the rules cost more than 0.3
+points, or where our best is below amd-quark's; the last two at the level of 5 % over the test
+images, which are one to a tenth of a point (`draws.py` judges the small models over several draws,
+too).
 """
 
 from __future__ import annotations
@@ -63,15 +66,33 @@ def ours(name: str, preset: str = "XINT8", **changes: object) -> Way:
 def ways(python: Path | None) -> Iterator[Way]:
     yield ours("XINT8")
     yield ours("XINT8, rules settled", target=TARGET)
-    yield ours("XINT8, rules settled, cle+adaquant+bias", target=TARGET, optimizers=_BEST)
-    yield ours("XINT8, rules settled, cle+adaround+bias", target=TARGET, optimizers=_ROUNDED)
+    yield ours(
+        "XINT8, rules settled, cle+adaquant+bias", target=TARGET, optimizers=_BEST
+    )
+    yield ours(
+        "XINT8, rules settled, cle+adaround+bias", target=TARGET, optimizers=_ROUNDED
+    )
     yield ours("A8W8, for the target", "A8W8", target=TARGET)
     runtime = OnnxRuntime()
-    yield Way("onnxruntime", "A8W8 per tensor", lambda *a: runtime.quantize(a[0], a[1], _RUNTIME, a[2]))
+    yield Way(
+        "onnxruntime",
+        "A8W8 per tensor",
+        lambda *a: runtime.quantize(a[0], a[1], _RUNTIME, a[2]),
+    )
     if python is not None:
         peer = AmdQuark(python)
-        for name, more in (("XINT8", ()), ("XINT8, cle", ("cle",)), ("XINT8, cle+adaquant", ("cle", "adaquant:200"))):
-            yield Way("amd-quark", name, lambda m, s, o, more=more: peer.measure(m, s, Setting("XINT8"), o, *more))
+        for name, more in (
+            ("XINT8", ()),
+            ("XINT8, cle", ("cle",)),
+            ("XINT8, cle+adaquant", ("cle", "adaquant:200")),
+        ):
+            yield Way(
+                "amd-quark",
+                name,
+                lambda m, s, o, more=more: peer.measure(
+                    m, s, Setting("XINT8"), o, *more
+                ),
+            )
 
 
 _RUNTIME = Setting("A8W8", "minmax", per_channel=False)
@@ -99,56 +120,115 @@ class Found:
 
     @property
     def cells(self) -> list[str]:
-        return ["fails", ""] if self.right is None else [f"{self.value:.2f}", f"{self.sqnr:.1f}"]
+        return (
+            ["fails", ""]
+            if self.right is None
+            else [f"{self.value:.2f}", f"{self.sqnr:.1f}"]
+        )
 
     @property
     def rules(self) -> str:
-        return ", ".join(f"{rule} {count}" for rule, count in sorted(self.findings.items())) or "none"
+        return (
+            ", ".join(
+                f"{rule} {count}" for rule, count in sorted(self.findings.items())
+            )
+            or "none"
+        )
 
 
-def measured(name: str, way: Way, samples: Samples, judges: list[dict[str, object]]) -> Found:
+def measured(
+    name: str, way: Way, samples: Samples, judges: list[dict[str, object]]
+) -> Found:
     """One row of the tables; a tool that fails is a result, too."""
     task = load(name)
     with TemporaryDirectory() as folder:
         output = Path(folder) / "quantized.onnx"
         try:
             way.run(task.path, samples, output)
-            flags, ratio = right(name, task, output), compare(task.path, output, judges).sqnr
-            findings = npu.check(output, TARGET, kind="" if "A8W8" in way.name else "XINT8").findings
+            flags, ratio = (
+                right(name, task, output),
+                compare(task.path, output, judges).sqnr,
+            )
+            findings = npu.check(
+                output, TARGET, kind="" if "A8W8" in way.name else "XINT8"
+            ).findings
         except Exception as error:
-            return Found(way, None, 0.0, {f"{type(error).__name__}: {' '.join(str(error).split())[-80:]}": 1})
-    return Found(way, flags, float(ratio), Counter(finding.rule for finding in findings))
+            return Found(
+                way,
+                None,
+                0.0,
+                {f"{type(error).__name__}: {' '.join(str(error).split())[-80:]}": 1},
+            )
+    return Found(
+        way, flags, float(ratio), Counter(finding.rule for finding in findings)
+    )
 
 
 def marks(found: list[Found]) -> Iterator[tuple[list[object], bool]]:
-    """What this has to show of one model: the mark, ours, what it is held against, the difference; and whether met."""
+    """What this has to show of one model: the mark, ours, what it is held against, the difference.
+
+    And whether met.
+    """
     ours = [each for each in found if each.way.tool == "ours"]
     failed = [each.way.name for each in ours if each.right is None]
-    yield ["all of ours are made", "but " + ", ".join(failed) if failed else "all", "", ""], not failed
+    yield (
+        [
+            "all of ours are made",
+            "but " + ", ".join(failed) if failed else "all",
+            "",
+            "",
+        ],
+        not failed,
+    )
     broken = [each.way.name for each in ours if each.way.settled and each.findings]
-    yield ["models for the target break no rule", ", ".join(broken) or "none", "", ""], not broken
+    yield (
+        ["models for the target break no rule", ", ".join(broken) or "none", "", ""],
+        not broken,
+    )
     plain, settled, *_ = ours
-    within = [each for each in ours if each.way.settled and each.way.name.startswith("XINT8")]
+    within = [
+        each for each in ours if each.way.settled and each.way.name.startswith("XINT8")
+    ]
     theirs = [each for each in found if each.way.tool == "amd-quark"]
     pairs = [(f"rules cost at most {COST}", settled, plain, -COST)]
     if theirs:
-        best, other = (max(group, key=lambda each: each.value) for group in (within, theirs))
+        best, other = (
+            max(group, key=lambda each: each.value) for group in (within, theirs)
+        )
         pairs.append(("best within the rules", best, other, 0.0))
     for mark, first, second, least in pairs:
         if first.right is None or second.right is None:
-            yield [mark, first.value, second.value, ""], first.right is not None and second.way.tool != "ours"
+            yield (
+                [mark, first.value, second.value, ""],
+                first.right is not None and second.way.tool != "ours",
+            )
             continue
         by = difference([first.right], [second.right])
-        yield [mark, first.value, f"{second.way.tool} {second.value:.2f}", str(by)], not by.below(least)
+        yield (
+            [mark, first.value, f"{second.way.tool} {second.value:.2f}", str(by)],
+            not by.below(least),
+        )
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS), metavar="MODEL")
-    parser.add_argument("--amd-quark-python", type=Path, help="the Python of an environment with amd-quark")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--models", nargs="+", choices=MODELS, default=list(MODELS), metavar="MODEL"
+    )
+    parser.add_argument(
+        "--amd-quark-python",
+        type=Path,
+        help="the Python of an environment with amd-quark",
+    )
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     arguments = parser.parse_args()
-    rows, findings, judged = list[list[object]](), list[list[object]](), list[list[object]]()
+    rows, findings, judged = (
+        list[list[object]](),
+        list[list[object]](),
+        list[list[object]](),
+    )
     for name in arguments.models:
         task, known = load(name), list[Found]()
         rows.append([name, "float", "", f"{task.float_value:.2f}", ""])
@@ -161,15 +241,22 @@ def main() -> int:
                 rows.append([name, way.tool, way.name, *found.cells])
                 findings.append([name, way.tool, way.name, found.rules])
                 print(*rows[-1], found.rules, sep="  ", file=sys.stderr, flush=True)
-        judged += [[name, *cells, "met" if met else "MISSED"] for cells, met in marks(known)]
+        judged += [
+            [name, *cells, "met" if met else "MISSED"] for cells, met in marks(known)
+        ]
     titles = {rule: npu.RULES[rule].title for rule in npu.RULES}
     text = "\n\n".join(
         [
             "# XINT8 for an NPU",
-            f"`python benchmarks/npu.py`, {TARGET}, {CALIBRATION} calibration samples; SQNR in dB on {JUDGES} others.",
+            (
+                f"`python benchmarks/npu.py`, {TARGET}, {CALIBRATION} calibration"
+                f" samples; SQNR in dB on {JUDGES} others."
+            ),
             table(["model", "tool", "how", "metric", "SQNR"], rows),
             "## Marks",
-            table(["model", "mark", "ours", "against", "difference", "verdict"], judged),
+            table(
+                ["model", "mark", "ours", "against", "difference", "verdict"], judged
+            ),
             "## Rules that are broken, and how often",
             table(["model", "tool", "how", "findings"], findings),
             "\n".join(f"- {rule}: {title}" for rule, title in titles.items()),

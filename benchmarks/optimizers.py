@@ -4,13 +4,14 @@
         [--recipes plain cle ...] [--tools ours] [--amd-quark-python VENV/bin/python]
         [--again] [--stale] [--busy] [--repeats 5] [--report]
 
-Both tools get the same 100 calibration samples, and one procedure judges both. Each run is a process of its own, so
-that its peak memory is its own. A measurement is kept in OUT/optimizers.json as soon as it is made; what is there is
-not measured again without --again. A star marks rows that an older version of our source made; --stale measures
-those again. Where both tools were timed, a second table says how many times as fast ours is: the whole of a
-quantization, and what the optimizer adds to the plain one. On a machine that others use, too, let all take turns by
---repeats: of a row the least seconds are kept. The last table says what the rows have to reach; the exit code is 1
-where one of them is missed.
+Both tools get the same 100 calibration samples, and one procedure judges both. Each run is a
+process of its own, so that its peak memory is its own. A measurement is kept in OUT/optimizers.json
+as soon as it is made; what is there is not measured again without --again. A star marks rows that
+an older version of our source made; --stale measures those again. Where both tools were timed, a
+second table says how many times as fast ours is: the whole of a quantization, and what the
+optimizer adds to the plain one. On a machine that others use, too, let all take turns by --repeats:
+of a row the least seconds are kept. The last table says what the rows have to reach; the exit code
+is 1 where one of them is missed.
 """
 
 from __future__ import annotations
@@ -39,7 +40,10 @@ VISION = ("squeezenet", "mobilenetv2", "resnet20", "resnet44", "yolox_nano")
 
 @dataclass(frozen=True)
 class Recipe:
-    """Optimizers by a name; ours as texts, amd-quark's as its peer script calls them, None where it has none."""
+    """Optimizers by a name.
+
+    Ours as texts, amd-quark's as its peer script calls them, None where it has none.
+    """
 
     name: str
     ours: tuple[str, ...]
@@ -48,11 +52,22 @@ class Recipe:
     tasks: tuple[str, ...] = VISION
 
 
-_ADAROUND, _ADAQUANT = f"adaround:iterations={ITERATIONS}", f"adaquant:iterations={ITERATIONS}"
-_CLE, _WEIGHTS = "cle:relu6=bound,silu=scale", "cle:activations=false,relu6=bound,silu=scale"
+_ADAROUND, _ADAQUANT = (
+    f"adaround:iterations={ITERATIONS}",
+    f"adaquant:iterations={ITERATIONS}",
+)
+_CLE, _WEIGHTS = (
+    "cle:relu6=bound,silu=scale",
+    "cle:activations=false,relu6=bound,silu=scale",
+)
 _SMOOTH = "smoothquant:alpha=auto,insert=true"
 _QUARTER = "auto_mixed_precision:target=15,share=0.25"
-_LONG = (_CLE, "gptq:asymmetric=true,scales=true", "adaquant:iterations=1000", "bias_correction")
+_LONG = (
+    _CLE,
+    "gptq:asymmetric=true,scales=true",
+    "adaquant:iterations=1000",
+    "bias_correction",
+)
 _DAMPED = (_CLE, "gptq:asymmetric=true,scales=true,damping=auto", "bias_correction")
 _TEXT = {"presets": ("A8W8-channel", "A8W8"), "tasks": TEXT}
 RECIPES = (
@@ -67,10 +82,30 @@ RECIPES = (
     Recipe("cle+adaquant+bias", (_CLE, _ADAQUANT, "bias_correction"), None),
     Recipe("cle+gptq scales+adaquant+bias", _LONG, None, presets=("A8W4",)),
     Recipe("plain", (), None, presets=(ZEROS,), tasks=("mobilenetv2",)),
-    Recipe("cle+gptq scales+adaquant+bias", _LONG, None, presets=(ZEROS,), tasks=("mobilenetv2",)),
-    Recipe("cle+gptq scales damped+bias", _DAMPED, None, presets=(ZEROS,), tasks=("mobilenetv2",)),
-    Recipe("plain", (), None, presets=("A8W8-unsafe",), tasks=("yolox_nano", "minilm-stsb")),
-    Recipe("mixed", ("auto_mixed_precision:target=25",), None, presets=("A8W8-unsafe",), tasks=("minilm-stsb",)),
+    Recipe(
+        "cle+gptq scales+adaquant+bias",
+        _LONG,
+        None,
+        presets=(ZEROS,),
+        tasks=("mobilenetv2",),
+    ),
+    Recipe(
+        "cle+gptq scales damped+bias",
+        _DAMPED,
+        None,
+        presets=(ZEROS,),
+        tasks=("mobilenetv2",),
+    ),
+    Recipe(
+        "plain", (), None, presets=("A8W8-unsafe",), tasks=("yolox_nano", "minilm-stsb")
+    ),
+    Recipe(
+        "mixed",
+        ("auto_mixed_precision:target=25",),
+        None,
+        presets=("A8W8-unsafe",),
+        tasks=("minilm-stsb",),
+    ),
     Recipe(
         "mixed",
         (_CLE, _QUARTER, "gptq:asymmetric=true", "bias_correction"),
@@ -86,7 +121,13 @@ RECIPES = (
     Recipe("bias", ("bias_correction",), None, presets=("A8W4",), tasks=TEXT),
     Recipe("adaround", (_ADAROUND,), None, presets=("XINT8", "A8W4"), tasks=TEXT),
     Recipe("adaquant", (_ADAQUANT,), None, presets=("XINT8", "A8W4"), tasks=TEXT),
-    Recipe("smoothquant auto+gptq", (_SMOOTH, "gptq:asymmetric=true"), None, presets=("A8W4",), tasks=TEXT),
+    Recipe(
+        "smoothquant auto+gptq",
+        (_SMOOTH, "gptq:asymmetric=true"),
+        None,
+        presets=("A8W4",),
+        tasks=TEXT,
+    ),
     Recipe("plain", (), None, presets=("INT4",), tasks=TEXT),
     Recipe("gptq", ("gptq",), None, presets=("INT4",), tasks=TEXT),
 )
@@ -129,7 +170,8 @@ def runs(arguments: argparse.Namespace) -> Iterator[Run]:
 
 
 def config_of(preset: str, optimizers: tuple[str, ...]) -> object:
-    """The configuration of a row: A8W8 and XINT8 with one scale for a tensor, A8W4 with one for each channel.
+    """The configuration of a row: A8W8 and XINT8 with one scale for a tensor, A8W4 with one for
+    each channel.
 
     "unsafe" quantizes also what few bits are known to ruin.
     """
@@ -142,22 +184,35 @@ def config_of(preset: str, optimizers: tuple[str, ...]) -> object:
         return base.with_(per_channel=False, optimizers=optimizers)
     if preset in ("A8W4", ZEROS):
         dtype = "uint4" if preset == ZEROS else "int4"
-        weight = QuantizationSpec(dtype, symmetric=preset == "A8W4", per_channel=True, calibrator="minmse")
+        weight = QuantizationSpec(
+            dtype, symmetric=preset == "A8W4", per_channel=True, calibrator="minmse"
+        )
         return base.with_(weight=weight, optimizers=optimizers)
     return base.with_(safe=not preset.endswith("unsafe"), optimizers=optimizers)
 
 
 def raised(model: str, notes: list[str]) -> str:
-    """What mixed precision has done, beside the number of nodes of the type of the worst one; empty if it has not."""
+    """What mixed precision has done, beside the number of nodes of the type of the worst one.
+
+    Empty if it has not.
+    """
     import onnx
 
     first = next((note for note in notes if note.startswith("raised to")), None)
-    count = next((note for note in notes if note.startswith("auto_mixed_precision:")), None)
+    count = next(
+        (note for note in notes if note.startswith("auto_mixed_precision:")), None
+    )
     if first is None or count is None:
         return ""
-    types = {node.name: node.op_type for node in onnx.load(model, load_external_data=False).graph.node}
+    types = {
+        node.name: node.op_type
+        for node in onnx.load(model, load_external_data=False).graph.node
+    }
     worst = types.get(first.split(": ")[1].split(" (")[0], "")
-    return f"{count.split(': ')[1]}; the worst is one of {sum(kind == worst for kind in types.values())} {worst} nodes"
+    return (
+        f"{count.split(': ')[1]}; the worst is one of"
+        f" {sum(kind == worst for kind in types.values())} {worst} nodes"
+    )
 
 
 def child(model: str, folder: str, output: str, preset: str, *optimizers: str) -> None:
@@ -168,7 +223,9 @@ def child(model: str, folder: str, output: str, preset: str, *optimizers: str) -
     from quark_onnx import quantize
 
     start = time.perf_counter()
-    result = quantize(model, Samples(Path(folder)), config_of(preset, optimizers), output)
+    result = quantize(
+        model, Samples(Path(folder)), config_of(preset, optimizers), output
+    )
     seconds = time.perf_counter() - start
     found = {"seconds": seconds, "peak_mb": peak_mb(), "sqnr": result.report.worst_sqnr}
     note = raised(model, result.report.notes)
@@ -181,18 +238,33 @@ def measure(run: Run, samples: Samples, arguments: argparse.Namespace) -> Row:
     with TemporaryDirectory() as folder:
         output = Path(folder) / "quantized.onnx"
         if run.tool == "ours":
-            command = [sys.executable, __file__, "--child", str(task.path), str(samples.files[0].parent), str(output)]
-            done = subprocess.run([*command, run.preset, *run.recipe.ours], capture_output=True, text=True)
+            command = [
+                sys.executable,
+                __file__,
+                "--child",
+                str(task.path),
+                str(samples.files[0].parent),
+                str(output),
+            ]
+            done = subprocess.run(
+                [*command, run.preset, *run.recipe.ours], capture_output=True, text=True
+            )
             if done.returncode:
                 raise RuntimeError(done.stderr.strip()[-400:])
             found = json.loads(done.stdout.splitlines()[-1])
         else:
             tool = AmdQuark(arguments.amd_quark_python)
-            found = tool.measure(task.path, samples, Setting("XINT8"), output, *(run.recipe.theirs or ()))
+            found = tool.measure(
+                task.path, samples, Setting("XINT8"), output, *(run.recipe.theirs or ())
+            )
         found["value"] = round(float(task.evaluate(session_of(output))), 4)
     if arguments.busy:
         del found["seconds"]
-    return {name: found[name] for name in ("value", "seconds", "peak_mb", "sqnr", "note") if name in found}
+    return {
+        name: found[name]
+        for name in ("value", "seconds", "peak_mb", "sqnr", "note")
+        if name in found
+    }
 
 
 def report(store: Store, tasks: list[str], source: str) -> str:
@@ -204,30 +276,58 @@ def report(store: Store, tasks: list[str], source: str) -> str:
         for run, row in known:
             stale = "*" if run.tool == "ours" and row["source"] != source else ""
             value = "fails" if "error" in row else f"{row['value']:.2f}{stale}"
-            cost = [f"{row[name]:.0f}" if name in row else "" for name in ("seconds", "peak_mb")]
+            cost = [
+                f"{row[name]:.0f}" if name in row else ""
+                for name in ("seconds", "peak_mb")
+            ]
             lines.append([run.preset, run.recipe.name, run.tool, value, *cost])
         lines.sort(key=lambda line: str(line[0]))
         head = ["preset", "optimizers", "tool", task.metric, "seconds", "peak MB"]
         notes = [f"{run.key}: {row['note']}" for run, row in known if "note" in row]
-        notes += [f"{run.key}: {' '.join(row['error'].split())}" for run, row in known if "error" in row]
-        parts.append("\n\n".join([f"## {name}, float {task.float_value:.2f}", table(head, lines), *notes]))
+        notes += [
+            f"{run.key}: {' '.join(row['error'].split())}"
+            for run, row in known
+            if "error" in row
+        ]
+        parts.append(
+            "\n\n".join(
+                [f"## {name}, float {task.float_value:.2f}", table(head, lines), *notes]
+            )
+        )
     return "\n\n".join([*parts, speed(rows, tasks)])
 
 
 def speed(rows: dict[str, Row], tasks: list[str]) -> str:
-    """How long ours and amd-quark's take where both were timed: as a whole, and without what the plain one takes."""
+    """How long ours and amd-quark's take where both were timed: as a whole, and without what the
+    plain one takes.
+    """
     lines = list[list[object]]()
     for task in tasks:
-        plain = [rows.get(f"{task}/{tool}/XINT8/plain", {}).get("seconds") for tool in TOOLS]
+        plain = [
+            rows.get(f"{task}/{tool}/XINT8/plain", {}).get("seconds") for tool in TOOLS
+        ]
         for recipe in ("adaround", "adaquant"):
             found = [rows.get(f"{task}/{tool}/XINT8/{recipe}", {}) for tool in TOOLS]
             if not all("seconds" in row for row in found):
                 continue
-            (ours, theirs), memory = (row["seconds"] for row in found), [f"{row['peak_mb']:.0f}" for row in found]
+            (ours, theirs), memory = (
+                (row["seconds"] for row in found),
+                [f"{row['peak_mb']:.0f}" for row in found],
+            )
             alone = ""
             if None not in plain:
                 alone = f"{(theirs - plain[1]) / (ours - plain[0]):.1f}"
-            lines.append([task, recipe, f"{ours:.1f}", f"{theirs:.1f}", f"{theirs / ours:.1f}", alone, *memory])
+            lines.append(
+                [
+                    task,
+                    recipe,
+                    f"{ours:.1f}",
+                    f"{theirs:.1f}",
+                    f"{theirs / ours:.1f}",
+                    alone,
+                    *memory,
+                ]
+            )
     head = [
         "task",
         "optimizer",
@@ -238,26 +338,61 @@ def speed(rows: dict[str, Row], tasks: list[str]) -> str:
         "MB",
         "amd-quark, MB",
     ]
-    return "\n\n".join([f"## Time of {ITERATIONS} iterations, XINT8", table(head, lines)])
+    return "\n\n".join(
+        [f"## Time of {ITERATIONS} iterations, XINT8", table(head, lines)]
+    )
 
 
 def main() -> int:
     if sys.argv[1:2] == ["--child"]:
         child(*sys.argv[2:])
         return 0
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tasks", nargs="+", choices=(*VISION, *TEXT), default=[*VISION, *TEXT], metavar="TASK")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--tasks",
+        nargs="+",
+        choices=(*VISION, *TEXT),
+        default=[*VISION, *TEXT],
+        metavar="TASK",
+    )
     parser.add_argument("--presets", nargs="+", metavar="PRESET")
     parser.add_argument(
-        "--recipes", nargs="+", metavar="RECIPE", help=", ".join(dict.fromkeys(r.name for r in RECIPES))
+        "--recipes",
+        nargs="+",
+        metavar="RECIPE",
+        help=", ".join(dict.fromkeys(r.name for r in RECIPES)),
     )
     parser.add_argument("--tools", nargs="+", choices=TOOLS, help="measure only these")
-    parser.add_argument("--amd-quark-python", type=Path, help="the Python of an environment with amd-quark")
-    parser.add_argument("--again", action="store_true", help="measure again what is known")
-    parser.add_argument("--stale", action="store_true", help="measure again what an older version of our source made")
-    parser.add_argument("--busy", action="store_true", help="the machine does other work, too: keep no seconds")
-    parser.add_argument("--repeats", type=int, default=1, metavar="COUNT", help="measure all so often, in turn")
-    parser.add_argument("--report", action="store_true", help="measure nothing, print what is known")
+    parser.add_argument(
+        "--amd-quark-python",
+        type=Path,
+        help="the Python of an environment with amd-quark",
+    )
+    parser.add_argument(
+        "--again", action="store_true", help="measure again what is known"
+    )
+    parser.add_argument(
+        "--stale",
+        action="store_true",
+        help="measure again what an older version of our source made",
+    )
+    parser.add_argument(
+        "--busy",
+        action="store_true",
+        help="the machine does other work, too: keep no seconds",
+    )
+    parser.add_argument(
+        "--repeats",
+        type=int,
+        default=1,
+        metavar="COUNT",
+        help="measure all so often, in turn",
+    )
+    parser.add_argument(
+        "--report", action="store_true", help="measure nothing, print what is known"
+    )
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     arguments = parser.parse_args()
     store, source, folders = (
@@ -267,29 +402,50 @@ def main() -> int:
     )
     fastest = dict[str, float]()
     for run in (run for _ in range(arguments.repeats) for run in runs(arguments)):
-        row: Row = {"model": digest(load(run.task).path), "source": source if run.tool == "ours" else ""}
+        row: Row = {
+            "model": digest(load(run.task).path),
+            "source": source if run.tool == "ours" else "",
+        }
         again = arguments.again or arguments.repeats > 1
-        if arguments.report or not due(store.rows().get(run.key), row, again=again, stale=arguments.stale):
+        if arguments.report or not due(
+            store.rows().get(run.key), row, again=again, stale=arguments.stale
+        ):
             continue
         if run.task not in folders:
             folders[run.task] = TemporaryDirectory()
-            Samples.write(load(run.task).calibration(CALIBRATION_SAMPLES), Path(folders[run.task].name))
+            Samples.write(
+                load(run.task).calibration(CALIBRATION_SAMPLES),
+                Path(folders[run.task].name),
+            )
         try:
             row |= measure(run, Samples(Path(folders[run.task].name)), arguments)
             if "seconds" in row:
-                row["seconds"] = fastest[run.key] = min(row["seconds"], fastest.get(run.key, float("inf")))
+                row["seconds"] = fastest[run.key] = min(
+                    row["seconds"], fastest.get(run.key, float("inf"))
+                )
         except Exception as error:  # a tool that fails is a result too
             row["error"] = f"{type(error).__name__}: {error}"[:400]
         store.put(run.key, row)
         took = f"{row['seconds']:.0f} s" if "seconds" in row else ""
-        outcome = row.get("error") or f"{row['value']:.2f}  {took}  {row['peak_mb']:.0f} MB"
+        outcome = (
+            row.get("error") or f"{row['value']:.2f}  {took}  {row['peak_mb']:.0f} MB"
+        )
         print(f"{run.key:55} {outcome}", file=sys.stderr, flush=True)
-    found = [v for task in arguments.tasks for v in verdicts(task, load(task).float_value, store.rows())]
-    judged = table(["task", "mark", "ours", "at least", "verdict"], [verdict.cells for verdict in found])
+    found = [
+        v
+        for task in arguments.tasks
+        for v in verdicts(task, load(task).float_value, store.rows())
+    ]
+    judged = table(
+        ["task", "mark", "ours", "at least", "verdict"],
+        [verdict.cells for verdict in found],
+    )
     text = "\n\n".join([report(store, arguments.tasks, source), "## Marks", judged])
     print(text)
     if set(arguments.tasks) == {*VISION, *TEXT}:
-        (arguments.out / "optimizers.md").write_text(f"# Optimizers\n\n{text}\n", encoding="utf-8")
+        (arguments.out / "optimizers.md").write_text(
+            f"# Optimizers\n\n{text}\n", encoding="utf-8"
+        )
     return int(not all(verdict.met for verdict in found))
 
 

@@ -2,9 +2,10 @@
 
     python benchmarks/ort_own_tests.py path/to/onnxruntime
 
-The tests are those of a checkout of onnxruntime, which is not part of this project; nothing is fetched. They run twice
-in a temporary folder: as they are, and with the package name replaced. Of those that pass as they are, the rest must be
-in ``DIFFERENT``, with the reason; for these the accuracy of both results is printed.
+The tests are those of a checkout of onnxruntime, which is not part of this project; nothing is
+fetched. They run twice in a temporary folder: as they are, and with the package name replaced. Of
+those that pass as they are, the rest must be in ``DIFFERENT``, with the reason; for these the
+accuracy of both results is printed.
 """
 
 from __future__ import annotations
@@ -25,31 +26,68 @@ TESTS = "onnxruntime/test/python/quantization"
 #: How many have to pass, as pytest counts.
 LEAST = 250
 
-_RANGE = "the range of Sigmoid and Softmax is known, [0, 1]; onnxruntime measures it, and clips other data"
-_RESULT = "the result of a product that no integer operator reads stays float, instead of being rounded once more"
-_CODES = "operators compute on codes that onnxruntime leaves float, or the other way about, where these are better"
-_CLIP = "Clip or Relu is done by saturation, or what was zero throughout calibration stays float"
-_STATE = "inputs and outputs of the same shape are taken for a state that runs from step to step, and stay float"
+_RANGE = (
+    "the range of Sigmoid and Softmax is known, [0, 1]; onnxruntime measures it, and"
+    " clips other data"
+)
+_RESULT = (
+    "the result of a product that no integer operator reads stays float, instead of"
+    " being rounded once more"
+)
+_CODES = (
+    "operators compute on codes that onnxruntime leaves float, or the other way about,"
+    " where these are better"
+)
+_CLIP = (
+    "Clip or Relu is done by saturation, or what was zero throughout calibration stays"
+    " float"
+)
+_STATE = (
+    "inputs and outputs of the same shape are taken for a state that runs from step to"
+    " step, and stay float"
+)
 _SEVEN = (
-    "codes of a reduced range stay within 7 bits; onnxruntime's reach 128 of 0..127, and the tolerance is tuned to it"
+    "codes of a reduced range stay within 7 bits; onnxruntime's reach 128 of 0..127,"
+    " and the tolerance is tuned to it"
 )
 _DYNAMIC = (
-    "quantize_dynamic has MatMulInteger and ConvInteger alone; what else is asked for stays float, with a warning"
+    "quantize_dynamic has MatMulInteger and ConvInteger alone; what else is asked for"
+    " stays float, with a warning"
 )
-_EIGHT = "float8 is scaled by the greatest value, onnxruntime by the deviation, which is nearer on these models: to do"
-_MOVED = "one pair where onnxruntime writes two or three; a tensor that is only moved has no pair of its own"
+_EIGHT = (
+    "float8 is scaled by the greatest value, onnxruntime by the deviation, which is"
+    " nearer on these models: to do"
+)
+_MOVED = (
+    "one pair where onnxruntime writes two or three; a tensor that is only moved has no"
+    " pair of its own"
+)
 _COS = "there is no rule for Cos and Sin, which stay float, with a warning"
 _SIX = "symmetric codes of 7 bits are -63..63; onnxruntime's are -64..64"
-_BIAS = "a bias is int32 with the product of the scales, whatever an override of it asks for, with a warning"
-_QUANTIZED = "layers whose weights are quantized already stay as they are, activations included"
-_BLOCKS = "weights of four axes have blocks here, and the result runs; onnxruntime has none"
-_SHAPES = "types that inference does not tell are taken for float; there is nothing to raise an error for"
+_BIAS = (
+    "a bias is int32 with the product of the scales, whatever an override of it asks"
+    " for, with a warning"
+)
+_QUANTIZED = (
+    "layers whose weights are quantized already stay as they are, activations included"
+)
+_BLOCKS = (
+    "weights of four axes have blocks here, and the result runs; onnxruntime has none"
+)
+_SHAPES = (
+    "types that inference does not tell are taken for float; there is nothing to raise"
+    " an error for"
+)
 _ORDER = "initializers stand in another order"
 _PAD = "Pad moves codes; onnxruntime measures what comes out of it"
-_BODY = "bodies are quantized in both forms, and every calibrator runs on a model with bodies"
+_BODY = (
+    "bodies are quantized in both forms, and every calibrator runs on a model with"
+    " bodies"
+)
 _ZERO = "a tensor that was zero throughout calibration has no range, and stays float"
 
-#: Tests that pass with onnxruntime and not with this package, by the end of their names, and why that is right.
+#: Tests that pass with onnxruntime and not with this package, by the end of their names, and why
+#: that is right.
 DIFFERENT: dict[str, str] = {
     "TestMinimumRealRangeOption.test_default": _ZERO,
     "TestOpAttention.test_quantize_attention": _DYNAMIC,
@@ -131,8 +169,11 @@ DIFFERENT: dict[str, str] = {
 }
 
 
-def run(folder: Path, files: Sequence[str] = (".",), notes: Path | None = None) -> tuple[dict[str, bool], int]:
-    """Run tests of a folder: whether each passed with all its subtests, and how many pytest itself counts as passed.
+def run(
+    folder: Path, files: Sequence[str] = (".",), notes: Path | None = None
+) -> tuple[dict[str, bool], int]:
+    """Run tests of a folder: whether each passed with all its subtests, and how many pytest itself
+    counts as passed.
 
     It counts a test as passed of which only subtests fail. Those that were skipped are left out.
     """
@@ -141,9 +182,25 @@ def run(folder: Path, files: Sequence[str] = (".",), notes: Path | None = None) 
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     environment |= {"ORT_COMPARE_NOTES": str(notes)} if notes else {}
     (folder / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
-    options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", *plugins, f"--junitxml={report}", *files]
+    options = [
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:xdist",
+        *plugins,
+        f"--junitxml={report}",
+        *files,
+    ]
     command = [sys.executable, "-m", "pytest", *options]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     counted = re.findall(r"\b(\d+) passed", done.stdout)
     found: dict[str, bool] = {}
     for case in ElementTree.parse(report).iter("testcase"):
@@ -160,9 +217,12 @@ def copy(source: Path, folder: Path, *, replace: bool) -> None:
     for path in source.glob("*.py"):
         text = path.read_text(encoding="utf-8")
         if replace:
-            text = re.sub(r"onnxruntime\.quantization", "quark_onnx.compat_onnxruntime", text)
+            text = re.sub(
+                r"onnxruntime\.quantization", "quark_onnx.compat_onnxruntime", text
+            )
             text = text.replace(
-                "from onnxruntime import quantization", "from quark_onnx import compat_onnxruntime as quantization"
+                "from onnxruntime import quantization",
+                "from quark_onnx import compat_onnxruntime as quantization",
             )
         (folder / path.name).write_text(text, encoding="utf-8")
 
@@ -170,10 +230,14 @@ def copy(source: Path, folder: Path, *, replace: bool) -> None:
 def accuracy(notes: Path) -> dict[str, tuple[float, float]]:
     """The least accuracy of this package and of onnxruntime in each test, in decibels."""
     found = defaultdict(list)
-    for line in notes.read_text(encoding="utf-8").splitlines() if notes.exists() else ():
+    for line in (
+        notes.read_text(encoding="utf-8").splitlines() if notes.exists() else ()
+    ):
         entry = json.loads(line)
         path, *names = entry["test"].split("::")
-        found[".".join([path.removesuffix(".py"), *names])].append((entry["ours"], entry["theirs"]))
+        found[".".join([path.removesuffix(".py"), *names])].append(
+            (entry["ours"], entry["theirs"])
+        )
     return {name: min(pairs) for name, pairs in found.items()}
 
 
@@ -181,7 +245,9 @@ def main(arguments: list[str]) -> int:
     """Compare; the exit status is 1 where a test fails that is not in the list."""
     source = Path(arguments[0], TESTS) if arguments else None
     if source is None or not source.is_dir():
-        print(f"skipped: give the path of a checkout of onnxruntime, with {TESTS} in it")
+        print(
+            f"skipped: give the path of a checkout of onnxruntime, with {TESTS} in it"
+        )
         return 0
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -190,16 +256,27 @@ def main(arguments: list[str]) -> int:
         (before, theirs), (after, ours) = run(folder / "theirs"), run(folder / "ours")
         passing = sorted(test for test, passed in before.items() if passed)
         kept = [test for test in passing if after.get(test)]
-        files = sorted({f"{test.partition('.')[0]}.py" for test in passing if not after.get(test)})
-        run(folder / "ours", files, folder / "notes.jsonl")  # apart: what is done for the numbers may disturb a test
+        files = sorted(
+            {f"{test.partition('.')[0]}.py" for test in passing if not after.get(test)}
+        )
+        run(
+            folder / "ours", files, folder / "notes.jsonl"
+        )  # apart: what is done for the numbers may disturb a test
         measured = accuracy(folder / "notes.jsonl")
     print(f"pytest counts {ours} tests as passed, and {theirs} with onnxruntime itself")
-    print(f"with all their subtests {len(kept)} pass of the {len(passing)} that pass with onnxruntime itself\n")
+    print(
+        f"with all their subtests {len(kept)} pass of the {len(passing)} that pass with"
+        " onnxruntime itself\n"
+    )
     unknown = []
     for test in (test for test in passing if not after.get(test)):
         reason = next((why for end, why in DIFFERENT.items() if test.endswith(end)), "")
         unknown += [] if reason else [test]
-        pair = "ours {:.2f} dB, onnxruntime {:.2f} dB".format(*measured[test]) if test in measured else "no numbers"
+        pair = (
+            "ours {:.2f} dB, onnxruntime {:.2f} dB".format(*measured[test])
+            if test in measured
+            else "no numbers"
+        )
         print(f"{test}\n    {reason or 'NOT IN THE LIST'}\n    {pair}")
     return 1 if unknown or ours < LEAST else 0
 

@@ -1,16 +1,18 @@
 """Where ours is below onnxruntime's: is it worse, or unlucky?
 
-    QUARK_ONNX_DATA=DIR python benchmarks/paired.py [--tasks mobilenetv2 ...]
-    QUARK_ONNX_DATA=DIR python benchmarks/paired.py --tasks yolox_nano --models FIRST.onnx SECOND.onnx
+    QUARK_ONNX_DATA=DIR python benchmarks/paired.py [--tasks mobilenetv2 ...] QUARK_ONNX_DATA=DIR
+    python benchmarks/paired.py --tasks yolox_nano --models FIRST.onnx SECOND.onnx
 
-A test set of 900 or 1,000 images sees differences of a few images as tenths of a point. Here both tools quantize again
-at every setting where `results/accuracy.json` has ours more than 0.3 points below, and are compared image by image:
-how many are right in ours alone and in theirs alone, the probability that a fair coin would show a difference as large
-(the exact sign test, two-sided), and the noise of the logits over the whole test set, which does not depend on luck.
-A detector has no right and wrong image, so its images are drawn again, with replacement and with a seed, the same
-ones for both tools, and the metric is computed for each of 1,000 draws: the row has the standard error of the
-difference, the middle 95 % of the draws, and the probability of a difference that is none. The exit code is 1 where
-ours is worse at the level of 5 %. With --models two detectors of any origin are compared.
+A test set of 900 or 1,000 images sees differences of a few images as tenths of a point. Here both
+tools quantize again at every setting where `results/accuracy.json` has ours more than 0.3 points
+below, and are compared image by image: how many are right in ours alone and in theirs alone, the
+probability that a fair coin would show a difference as large (the exact sign test, two-sided), and
+the noise of the logits over the whole test set, which does not depend on luck. A detector has no
+right and wrong image, so its images are drawn again, with replacement and with a seed, the same
+ones for both tools, and the metric is computed for each of 1,000 draws: the row has the standard
+error of the difference, the middle 95 % of the draws, and the probability of a difference that is
+none. The exit code is 1 where ours is worse at the level of 5 %. With --models two detectors of any
+origin are compared.
 """
 
 from __future__ import annotations
@@ -61,7 +63,8 @@ def compare(name: str, setting: Setting) -> tuple[list[object], float]:
     probability = sign_test(alone, instead)
     gap = f"{100 * (alone - instead) / len(right):+.2f}"
     noise = [
-        f"{10 * np.log10(np.square(reference).sum() / np.square(v - reference).sum()):.2f}" for v in (theirs, ours)
+        f"{10 * np.log10(np.square(reference).sum() / np.square(v - reference).sum()):.2f}"
+        for v in (theirs, ours)
     ]
     row = [f"{name} {setting}", gap, alone, instead, f"{probability:.2f}", *noise]
     return row, probability if instead > alone else 1.0
@@ -90,7 +93,10 @@ def bootstrapped(name: str, setting: Setting) -> tuple[list[object], float]:
     with TemporaryDirectory() as folder:
         theirs, ours = quantized(name, setting, Path(folder))
         found = compare_detectors(name, ours, theirs)
-    return [f"{name} {setting}", *cells(found)], found.probability if found.gap < 0 else 1.0
+    return [
+        f"{name} {setting}",
+        *cells(found),
+    ], found.probability if found.gap < 0 else 1.0
 
 
 def cells(found: Paired) -> list[object]:
@@ -103,15 +109,21 @@ def cells(found: Paired) -> list[object]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=TASKS, metavar="TASK")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--tasks", nargs="+", choices=TASKS, default=TASKS, metavar="TASK"
+    )
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     parser.add_argument("--models", nargs=2, type=Path, metavar=("FIRST", "SECOND"))
     arguments = parser.parse_args()
     logging.getLogger("quark_onnx").setLevel(logging.ERROR)
     if arguments.models:
         if len(arguments.tasks) != 1 or arguments.tasks[0] not in DETECTORS:
-            parser.error(f"--models compares detectors: give one task of {', '.join(DETECTORS)}")
+            parser.error(
+                f"--models compares detectors: give one task of {', '.join(DETECTORS)}"
+            )
         found = compare_detectors(arguments.tasks[0], *arguments.models)
         print(table(["models", *_BOOTSTRAP], [["first - second", *cells(found)]]))
         return 0
@@ -119,17 +131,30 @@ def main() -> int:
     classified, detected, worst = list[list[object]](), list[list[object]](), 1.0
     for name in arguments.tasks:
         for setting in SETTINGS:
-            mine, theirs = (rows.get(f"{name}/{tool}/{setting}", {}).get("value") for tool in ("ours", "onnxruntime"))
+            mine, theirs = (
+                rows.get(f"{name}/{tool}/{setting}", {}).get("value")
+                for tool in ("ours", "onnxruntime")
+            )
             if mine is not None and theirs is not None and mine - theirs < -TOLERANCE:
-                row, probability = (bootstrapped if name in DETECTORS else compare)(name, setting)
+                row, probability = (bootstrapped if name in DETECTORS else compare)(
+                    name, setting
+                )
                 (detected if name in DETECTORS else classified).append(row)
                 worst = min(worst, probability)
-    header = ["row", "ours - onnxruntime", "ours alone right", "theirs alone right", "probability"]
+    header = [
+        "row",
+        "ours - onnxruntime",
+        "ours alone right",
+        "theirs alone right",
+        "probability",
+    ]
     text = table([*header, "SQNR onnxruntime", "SQNR ours"], classified)
     text += "\n\n" + table(["row", *_BOOTSTRAP], detected) if detected else ""
     print(text)
     if set(arguments.tasks) == set(TASKS):
-        (arguments.out / "paired.md").write_text(f"# Rows below onnxruntime, image by image\n\n{text}\n")
+        (arguments.out / "paired.md").write_text(
+            f"# Rows below onnxruntime, image by image\n\n{text}\n"
+        )
     return 1 if worst < LEVEL else 0
 
 

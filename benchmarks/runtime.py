@@ -1,16 +1,19 @@
-"""Runtime of the files that presets write: ours, onnxruntime's own, and the float model, on one thread.
+"""Runtime of the files that presets write: ours, onnxruntime's own, and the float model, on one
+thread.
 
-    QUARK_ONNX_DATA=DIR python benchmarks/runtime.py [--tasks squeezenet ...] [--presets A8W8 DYNAMIC ...]
-        [--samples 16] [--repeats 50] [--clock cpu] [--again] [--report]
+    QUARK_ONNX_DATA=DIR python benchmarks/runtime.py [--tasks squeezenet ...] [--presets A8W8
+        DYNAMIC ...] [--samples 16] [--repeats 50] [--clock cpu] [--again] [--report]
 
-Each file is written in a process of its own. Then one process for each model and preset opens all three sessions and
-runs them in turn. The medians are reported, and the median of the ratios of each turn, so that what slows the machine
-for a while slows all three. Default sessions on the CPU with one thread, the first calibration sample.
+Each file is written in a process of its own. Then one process for each model and preset opens all
+three sessions and runs them in turn. The medians are reported, and the median of the ratios of each
+turn, so that what slows the machine for a while slows all three. Default sessions on the CPU with
+one thread, the first calibration sample.
 
-onnxruntime's file is what its documentation advises for the same types: `quantize_static` after its pre-processing (a
-scale for each channel, minmax), `quantize_dynamic`, or `MatMulNBitsQuantizer`, which leaves convolutions float. Rows
-go to OUT/runtime.json one by one; a later run measures what is missing, or was made by other code, or all `--again`.
-The exit code is 1 when a mark is missed or was not measured: ours takes at most 1.02 times as long as onnxruntime's.
+onnxruntime's file is what its documentation advises for the same types: `quantize_static` after its
+pre-processing (a scale for each channel, minmax), `quantize_dynamic`, or `MatMulNBitsQuantizer`,
+which leaves convolutions float. Rows go to OUT/runtime.json one by one; a later run measures what
+is missing, or was made by other code, or all `--again`. The exit code is 1 when a mark is missed or
+was not measured: ours takes at most 1.02 times as long as onnxruntime's.
 """
 
 from __future__ import annotations
@@ -34,13 +37,33 @@ from _results import Row, Store, due, table
 from _settings import Setting
 from _tools import OnnxRuntime, Ours
 
-TASKS = ("squeezenet", "mobilenetv2", "resnet20", "resnet44", "yolox_nano", "ultraface", "minilm-stsb")
+TASKS = (
+    "squeezenet",
+    "mobilenetv2",
+    "resnet20",
+    "resnet44",
+    "yolox_nano",
+    "ultraface",
+    "minilm-stsb",
+)
 STATIC = ("A8W8", "S8S8", "U8U8", "A16W8", "S16S8", "INT16", "A8W4", "A16W4")
-WEIGHTS = {"W8": (8, True), "INT4": (4, True), "UINT4": (4, False)}  # bits, and whether codes are symmetric
+WEIGHTS = {
+    "W8": (8, True),
+    "INT4": (4, True),
+    "UINT4": (4, False),
+}  # bits, and whether codes are symmetric
 PRESETS = (*STATIC, "XINT8", "DYNAMIC", *WEIGHTS)
 MOST = 1.02
 IDLE = 0.9  # of the float model's size: a file that is larger has next to nothing in few bits
-HEADER = ("preset", "float ms", "ours ms", "onnxruntime ms", "ours/float", "ours/onnxruntime", "verdict")
+HEADER = (
+    "preset",
+    "float ms",
+    "ours ms",
+    "onnxruntime ms",
+    "ours/float",
+    "ours/onnxruntime",
+    "verdict",
+)
 
 
 def write_ours(model: Path, samples: Samples, preset: str, output: Path) -> None:
@@ -53,25 +76,36 @@ def write_ours(model: Path, samples: Samples, preset: str, output: Path) -> None
 def write_theirs(model: Path, samples: Samples, preset: str, output: Path) -> None:
     """onnxruntime's file for the same types."""
     if preset in STATIC:
-        OnnxRuntime().quantize(model, samples, Setting(preset, "minmax", per_channel=True), output)
+        OnnxRuntime().quantize(
+            model, samples, Setting(preset, "minmax", per_channel=True), output
+        )
     elif preset == "DYNAMIC":
         from onnxruntime.quantization import QuantType, quantize_dynamic
 
-        quantize_dynamic(model, output, weight_type=QuantType.QUInt8)  # ConvInteger with int8 has no fast kernel
+        quantize_dynamic(
+            model, output, weight_type=QuantType.QUInt8
+        )  # ConvInteger with int8 has no fast kernel
     else:
         import onnx
         from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 
         bits, symmetric = WEIGHTS[preset]
-        quantizer = MatMulNBitsQuantizer(onnx.load(model), bits=bits, block_size=32, is_symmetric=symmetric)
+        quantizer = MatMulNBitsQuantizer(
+            onnx.load(model), bits=bits, block_size=32, is_symmetric=symmetric
+        )
         quantizer.process()
         quantizer.model.save_model_to_file(str(output))
 
 
-WRITERS: dict[str, Callable[[Path, Samples, str, Path], None]] = {"ours": write_ours, "onnxruntime": write_theirs}
+WRITERS: dict[str, Callable[[Path, Samples, str, Path], None]] = {
+    "ours": write_ours,
+    "onnxruntime": write_theirs,
+}
 
 
-def run_in_turn(files: dict[str, Path], feeds: Any, repeats: int, clock: str) -> dict[str, list[float]]:
+def run_in_turn(
+    files: dict[str, Path], feeds: Any, repeats: int, clock: str
+) -> dict[str, list[float]]:
     """Milliseconds of each repeat of each file, in a default session with one thread."""
     import onnxruntime
 
@@ -79,14 +113,18 @@ def run_in_turn(files: dict[str, Path], feeds: Any, repeats: int, clock: str) ->
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = 3
     sessions = {
-        name: onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+        name: onnxruntime.InferenceSession(
+            str(file), options, providers=["CPUExecutionProvider"]
+        )
         for name, file in files.items()
     }
     now = time.process_time if clock == "cpu" else time.perf_counter
     taken: dict[str, list[float]] = {name: [] for name in sessions}
     for session in sessions.values():  # the first run makes room
         session.run(None, feeds)
-    for order in islice(cycle(permutations(sessions)), repeats):  # each after each other: caches hold what ran before
+    for order in islice(
+        cycle(permutations(sessions)), repeats
+    ):  # each after each other: caches hold what ran before
         for name in order:
             start = now()
             sessions[name].run(None, feeds)
@@ -111,7 +149,12 @@ def figures(taken: dict[str, list[float]]) -> Row:
 def apart(*arguments: object) -> tuple[str, str]:
     """What this program prints in a process of its own, or why it failed."""
     command = [sys.executable, __file__, *map(str, arguments)]
-    done = subprocess.run(command, text=True, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    done = subprocess.run(
+        command,
+        text=True,
+        capture_output=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
     if done.returncode:
         lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
         return "", lines[-1][:200]
@@ -138,7 +181,9 @@ def measure(model: Path, samples: Path, preset: str, repeats: int, clock: str) -
 
 
 def verdict(preset: str, row: Row) -> tuple[str, bool]:
-    """What a row says, and whether the mark is met; without a quantized file of onnxruntime's there is none.
+    """What a row says, and whether the mark is met.
+
+    Without a quantized file of onnxruntime's there is none.
 
     >>> verdict("A8W8", {"ours/float": 0.5, "ours/onnxruntime": 1.03})
     ('MISSED', False)
@@ -146,7 +191,7 @@ def verdict(preset: str, row: Row) -> tuple[str, bool]:
     ('met, slower than float', True)
     >>> verdict("INT4", {"ours/float": 0.9, "ours/onnxruntime": 2, "onnxruntime bytes": 99, "float bytes": 100})
     ("onnxruntime's is float", True)
-    """
+    """  # noqa: E501
     if "ours/float" not in row:
         return row.get("error") or row.get("ours failed") or "not measured", False
     ratio, words = row.get("ours/onnxruntime"), list[str]()
@@ -169,7 +214,16 @@ def report(rows: dict[str, Row], tasks: list[str], presets: list[str]) -> Iterat
         cells: list[list[object]] = []
         for preset in presets:
             row = rows.get(f"{task}/{preset}", {})
-            numbers = [row.get(name) for name in ("float", "ours", "onnxruntime", "ours/float", "ours/onnxruntime")]
+            numbers = [
+                row.get(name)
+                for name in (
+                    "float",
+                    "ours",
+                    "onnxruntime",
+                    "ours/float",
+                    "ours/onnxruntime",
+                )
+            ]
             cells.append([preset, *numbers, verdict(preset, row)[0]])
         yield f"## {task}\n\n{table(HEADER, cells)}"
 
@@ -182,22 +236,44 @@ def inner(arguments: list[str]) -> int:
         print("written")
         return 0
     samples, repeats, clock, *named = arguments[1:]
-    files = {name: Path(file) for name, _, file in (each.partition("=") for each in named)}
-    print(json.dumps(figures(run_in_turn(files, next(iter(Samples(Path(samples)))), int(repeats), clock))))
+    files = {
+        name: Path(file) for name, _, file in (each.partition("=") for each in named)
+    }
+    print(
+        json.dumps(
+            figures(
+                run_in_turn(
+                    files, next(iter(Samples(Path(samples)))), int(repeats), clock
+                )
+            )
+        )
+    )
     return 0
 
 
 def main() -> int:
     if sys.argv[1:2] in (["--write"], ["--run"]):
         return inner(sys.argv[1:])
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS), metavar="TASK")
-    parser.add_argument("--presets", nargs="+", choices=PRESETS, default=list(PRESETS), metavar="PRESET")
-    parser.add_argument("--samples", type=int, default=16, help="that files are calibrated on")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--tasks", nargs="+", choices=TASKS, default=list(TASKS), metavar="TASK"
+    )
+    parser.add_argument(
+        "--presets", nargs="+", choices=PRESETS, default=list(PRESETS), metavar="PRESET"
+    )
+    parser.add_argument(
+        "--samples", type=int, default=16, help="that files are calibrated on"
+    )
     parser.add_argument("--repeats", type=int, default=50)
     parser.add_argument("--clock", choices=["cpu", "wall"], default="cpu")
-    parser.add_argument("--again", action="store_true", help="measure also what is known")
-    parser.add_argument("--report", action="store_true", help="measure nothing, print what is known")
+    parser.add_argument(
+        "--again", action="store_true", help="measure also what is known"
+    )
+    parser.add_argument(
+        "--report", action="store_true", help="measure nothing, print what is known"
+    )
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     arguments = parser.parse_args()
     store, source = Store(arguments.out / "runtime.json"), Ours().source
@@ -206,11 +282,21 @@ def main() -> int:
         with TemporaryDirectory() as folder:
             Samples.write(task.calibration(arguments.samples), Path(folder))
             tag = {"model": digest(task.path), "source": source}
-            how = {"repeats": arguments.repeats, "clock": arguments.clock, "samples": arguments.samples}
+            how = {
+                "repeats": arguments.repeats,
+                "clock": arguments.clock,
+                "samples": arguments.samples,
+            }
             for preset in arguments.presets:
                 key = f"{name}/{preset}"
                 if due(store.rows().get(key), tag, again=arguments.again, stale=True):
-                    row = measure(task.path, Path(folder), preset, arguments.repeats, arguments.clock)
+                    row = measure(
+                        task.path,
+                        Path(folder),
+                        preset,
+                        arguments.repeats,
+                        arguments.clock,
+                    )
                     store.put(key, row | tag | how)
                     print(f"{key}: {verdict(preset, row)[0]}", file=sys.stderr)
     rows = store.rows()
@@ -218,11 +304,18 @@ def main() -> int:
     print(text)
     if (tuple(arguments.tasks), tuple(arguments.presets)) == (TASKS, PRESETS):
         repeats = sorted({row["repeats"] for row in rows.values()})
-        intro = f"Milliseconds of one run on one thread, medians of {' or '.join(map(str, repeats))} turns."
+        intro = (
+            "Milliseconds of one run on one thread, medians of"
+            f" {' or '.join(map(str, repeats))} turns."
+        )
         intro += " Ratios are medians of those of each turn."
-        (arguments.out / "runtime.md").write_text(f"# Runtime of what is written\n\n{intro}\n\n{text}\n")
+        (arguments.out / "runtime.md").write_text(
+            f"# Runtime of what is written\n\n{intro}\n\n{text}\n"
+        )
     judged = [
-        verdict(preset, rows.get(f"{task}/{preset}", {}))[1] for task in arguments.tasks for preset in arguments.presets
+        verdict(preset, rows.get(f"{task}/{preset}", {}))[1]
+        for task in arguments.tasks
+        for preset in arguments.presets
     ]
     return 0 if all(judged) else 1
 

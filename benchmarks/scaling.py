@@ -1,12 +1,14 @@
-"""Time per node as graphs grow: quantizing, explaining, checking and analyzing models of 1,000 to 20,000 nodes.
+"""Time per node as graphs grow: quantizing, explaining, checking and analyzing models of 1,000 to
+20,000 nodes.
 
-    python benchmarks/scaling.py [--shapes chain branches constants residual] [--sizes 1000 2000 5000 10000 20000]
-        [--work W8 explain A8W8 check preflight analyze]
+    python benchmarks/scaling.py [--shapes chain branches constants residual] [--sizes 1000 2000
+        5000 10000 20000] [--work W8 explain A8W8 check preflight analyze]
 
-It needs no data. Every shape and size is a process of its own. What is measured is processor time of this package,
-without that of onnxruntime, which loads some large graphs in more than linear time and stands in a column of its own.
-The mark is that a node of the largest graph takes at most 1.5 times as long as one of a graph of 2,000 nodes: linear,
-but for caches that grow too small. The exit code is 1 when it is missed.
+It needs no data. Every shape and size is a process of its own. What is measured is processor time
+of this package, without that of onnxruntime, which loads some large graphs in more than linear time
+and stands in a column of its own. The mark is that a node of the largest graph takes at most 1.5
+times as long as one of a graph of 2,000 nodes: linear, but for caches that grow too small. The exit
+code is 1 when it is missed.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ from onnx import ModelProto
 Feeds = dict[str, np.ndarray[Any, np.dtype[Any]]]
 SIZES = (1000, 2000, 5000, 10_000, 20_000)
 WORK = ("W8", "explain", "A8W8", "check", "preflight", "analyze")
-#: Of the graph whose time per node the largest one is compared with; smaller ones show what any run costs.
+#: Of the graph whose time per node the largest one is compared with; smaller ones show what any run
+#: costs.
 BASE = 2000
 MOST = 1.5
 
@@ -73,7 +76,9 @@ def _work() -> dict[str, Callable[[ModelProto, ModelProto, Feeds], object]]:
     }
 
 
-def measure(shape: str, count: int, chosen: Sequence[str]) -> dict[str, dict[str, float]]:
+def measure(
+    shape: str, count: int, chosen: Sequence[str]
+) -> dict[str, dict[str, float]]:
     """Seconds of this package and of onnxruntime, by what is done; in this process."""
     from calibrators.onnx_runtime import session
     from quark_onnx import quantize_static
@@ -82,7 +87,9 @@ def measure(shape: str, count: int, chosen: Sequence[str]) -> dict[str, dict[str
     session.native_session = runtime.timed(session.native_session)
     session._Session.run = runtime.timed(session._Session.run)  # type: ignore[method-assign]
     model = SHAPES[shape](count)
-    dims = [dim.dim_value or 1 for dim in model.graph.input[0].type.tensor_type.shape.dim]
+    dims = [
+        dim.dim_value or 1 for dim in model.graph.input[0].type.tensor_type.shape.dim
+    ]
     feeds = {"x": np.random.default_rng(0).normal(size=dims).astype(np.float32)}
     small = SHAPES[shape](30)
     for name in chosen:  # what is imported and made once
@@ -94,11 +101,15 @@ def measure(shape: str, count: int, chosen: Sequence[str]) -> dict[str, dict[str
         result = work[name](model, quantized, feeds)
         there = runtime.seconds - before
         found[name] = {"seconds": process_time() - start - there, "onnxruntime": there}
-        quantized = result if isinstance(result, ModelProto) and name == "A8W8" else quantized
+        quantized = (
+            result if isinstance(result, ModelProto) and name == "A8W8" else quantized
+        )
     return found
 
 
-def _apart(shape: str, count: int, chosen: Sequence[str]) -> dict[str, dict[str, float]]:
+def _apart(
+    shape: str, count: int, chosen: Sequence[str]
+) -> dict[str, dict[str, float]]:
     """The same in a process of its own."""
     command = [sys.executable, __file__, "--measure", shape, str(count), *chosen]
     done = subprocess.run(command, text=True, capture_output=True)
@@ -108,23 +119,44 @@ def _apart(shape: str, count: int, chosen: Sequence[str]) -> dict[str, dict[str,
     return answer
 
 
-def _rows(store: Store, shapes: Sequence[str], sizes: Sequence[int], chosen: Sequence[str]) -> list[list[object]]:
+def _rows(
+    store: Store, shapes: Sequence[str], sizes: Sequence[int], chosen: Sequence[str]
+) -> list[list[object]]:
     """Milliseconds a node at each size, and the verdict."""
     known, rows = store.rows(), list[list[object]]()
     for shape in shapes:
         for name in chosen:
             found = {size: known.get(f"{shape}/{size}/{name}", {}) for size in sizes}
-            times = {size: row["seconds"] / size * 1e3 for size, row in found.items() if row}
+            times = {
+                size: row["seconds"] / size * 1e3 for size, row in found.items() if row
+            }
             there = found[max(sizes)].get("onnxruntime")
-            ratio = times[max(sizes)] / times[BASE] if {max(sizes), BASE} <= times.keys() else float("nan")
-            verdict = "met" if ratio <= MOST else "MISSED"  # what was not measured is missed, too
-            rows.append([shape, name, *(times.get(size) for size in sizes), there, ratio, verdict])
+            ratio = (
+                times[max(sizes)] / times[BASE]
+                if {max(sizes), BASE} <= times.keys()
+                else float("nan")
+            )
+            verdict = (
+                "met" if ratio <= MOST else "MISSED"
+            )  # what was not measured is missed, too
+            rows.append(
+                [
+                    shape,
+                    name,
+                    *(times.get(size) for size in sizes),
+                    there,
+                    ratio,
+                    verdict,
+                ]
+            )
     return rows
 
 
 def main() -> int:
     """Measure, keep and judge."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
     parser.add_argument("--sizes", nargs="+", type=int, default=SIZES)
     parser.add_argument("--work", nargs="+", choices=WORK, default=WORK)
@@ -141,16 +173,27 @@ def main() -> int:
         for size in arguments.sizes:
             for name, row in _apart(shape, size, arguments.work).items():
                 store.put(f"{shape}/{size}/{name}", dict(row))
-                print(shape, size, name, f"{row['seconds']:.2f} s", file=sys.stderr, flush=True)
+                print(
+                    shape,
+                    size,
+                    name,
+                    f"{row['seconds']:.2f} s",
+                    file=sys.stderr,
+                    flush=True,
+                )
     rows = _rows(store, arguments.shapes, arguments.sizes, arguments.work)
     largest = max(arguments.sizes)
     header = ["graph", "work", *(f"{size} nodes" for size in arguments.sizes)]
-    text = table([*header, f"s in onnxruntime, {largest}", f"{largest} / {BASE}", f"<= {MOST}"], rows)
+    text = table(
+        [*header, f"s in onnxruntime, {largest}", f"{largest} / {BASE}", f"<= {MOST}"],
+        rows,
+    )
     print("Processor time in ms a node, without onnxruntime\n\n" + text)
     whole = set(arguments.shapes) == set(SHAPES) and tuple(arguments.sizes) == SIZES
     if whole and set(arguments.work) == set(WORK):
         (arguments.out / "scaling.md").write_text(
-            f"# Time per node as graphs grow\n\nProcessor time in ms a node, without onnxruntime\n\n{text}\n"
+            "# Time per node as graphs grow\n\nProcessor time in ms a node, without"
+            f" onnxruntime\n\n{text}\n"
         )
     return 1 if any(row[-1] == "MISSED" for row in rows) else 0
 

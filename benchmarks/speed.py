@@ -1,14 +1,16 @@
-"""Time and peak memory of quantize_static against float inference over the same images, ours and peers.
+"""Time and peak memory of quantize_static against float inference over the same images, ours and
+peers.
 
-    QUARK_ONNX_DATA=DIR python benchmarks/speed.py [--models resnet50 squeezenet mobilenetv2] [--samples 64]
-        [--repeats 3] [--methods 'ours*' 'onnxruntime minmax'] [--amd-quark-python VENV/bin/python]
+    QUARK_ONNX_DATA=DIR python benchmarks/speed.py [--models resnet50 squeezenet mobilenetv2]
+        [--samples 64] [--repeats 3] [--methods 'ours*' 'onnxruntime minmax'] [--amd-quark-python
+        VENV/bin/python]
 
-Ours is measured with every calibrator at A8W8, and at every preset. Every measurement is a process of its own; the
-methods take turns, and medians over the repeats are reported.
-The floor is plain inference in a default onnxruntime session. `ratio` is a method's whole time over the
-floor's; `net ratio` leaves out the constant, which is what one sample takes:
-(T(n) - T(1)) / (floor(n) - floor(1)). onnxruntime is timed without its pre-processing, which it leaves to the
-caller. The exit code is 1 when a mark is missed.
+Ours is measured with every calibrator at A8W8, and at every preset. Every measurement is a process
+of its own; the methods take turns, and medians over the repeats are reported. The floor is plain
+inference in a default onnxruntime session. `ratio` is a method's whole time over the floor's;
+`net ratio` leaves out the constant, which is what one sample takes: (T(n) - T(1)) / (floor(n) -
+floor(1)). onnxruntime is timed without its pre-processing, which it leaves to the caller. The exit
+code is 1 when a mark is missed.
 """
 
 from __future__ import annotations
@@ -32,7 +34,15 @@ from _settings import CALIBRATORS, Setting
 from quark_onnx.registry import PRESETS
 
 MODELS = ("resnet50", "resnet50-bn", "squeezenet", "mobilenetv2")
-HEADER = ("method", "seconds", "one sample", "CPU seconds", "ratio", "net ratio", "peak MB")
+HEADER = (
+    "method",
+    "seconds",
+    "one sample",
+    "CPU seconds",
+    "ratio",
+    "net ratio",
+    "peak MB",
+)
 FLOOR = Method("float", Setting("float"))
 
 
@@ -56,7 +66,9 @@ HISTOGRAMS = ("ours percentile", "ours entropy", "ours minmse")
 MARKS = (
     Mark(EXTREMES, "net ratio", 1.3),
     Mark(HISTOGRAMS, "net ratio", 2.5),
-    Mark(HISTOGRAMS, "ratio", 2.5, models=("resnet50", "resnet50-bn")),  # constant included
+    Mark(
+        HISTOGRAMS, "ratio", 2.5, models=("resnet50", "resnet50-bn")
+    ),  # constant included
     Mark((XINT8,), "ratio", 5.0, models=("resnet50", "resnet50-bn")),
 )
 
@@ -73,7 +85,10 @@ class Result:
         """The method's time over the floor's, whole and without the constant."""
         whole, single = self.times(clock)
         floor_whole, floor_single = floor.times(clock)
-        return {"ratio": whole / floor_whole, "net ratio": (whole - single) / (floor_whole - floor_single)}
+        return {
+            "ratio": whole / floor_whole,
+            "net ratio": (whole - single) / (floor_whole - floor_single),
+        }
 
     def times(self, clock: str) -> tuple[float, float]:
         """Seconds with n samples and with one."""
@@ -108,8 +123,12 @@ def prepare(name: str, folder: Path, count: int) -> tuple[Path, Path]:
         task = load(name)
         Samples.write(task.calibration(count), folder / name)
         return task.path, folder / name
-    Samples.write(load("mobilenetv2").calibration(count), folder / name)  # whose input is called 'input' too
-    return resnet50(folder / f"{name}.onnx", batch_norm=name.endswith("bn")), folder / name
+    Samples.write(
+        load("mobilenetv2").calibration(count), folder / name
+    )  # whose input is called 'input' too
+    return resnet50(
+        folder / f"{name}.onnx", batch_norm=name.endswith("bn")
+    ), folder / name
 
 
 def middle(runs: list[Measurement]) -> Measurement:
@@ -122,7 +141,9 @@ def middle(runs: list[Measurement]) -> Measurement:
     )
 
 
-def measure(name: str, chosen: list[Method], count: int, repeats: int) -> dict[Method, Result]:
+def measure(
+    name: str, chosen: list[Method], count: int, repeats: int
+) -> dict[Method, Result]:
     """All methods on one model, taking turns."""
     runs: dict[tuple[Method, int], list[Measurement]] = {}
     with TemporaryDirectory() as folder:
@@ -133,32 +154,70 @@ def measure(name: str, chosen: list[Method], count: int, repeats: int) -> dict[M
                     run = method.measure(model, samples, n)
                     runs.setdefault((method, n), []).append(run)
                     outcome = run.error or f"{run.seconds:.2f} s"
-                    print(f"{name} {repeat + 1}/{repeats} {method!s:24} n={n:<4} {outcome}", file=sys.stderr)
+                    print(
+                        f"{name} {repeat + 1}/{repeats} {method!s:24} n={n:<4} {outcome}",
+                        file=sys.stderr,
+                    )
                     if run.error:
                         break
-    return {m: Result(m, middle(runs.get((m, count), runs[m, 1])), middle(runs[m, 1])) for m in chosen}
+    return {
+        m: Result(m, middle(runs.get((m, count), runs[m, 1])), middle(runs[m, 1]))
+        for m in chosen
+    }
 
 
-def beside(name: str, results: Mapping[str, Result], clock: str) -> Iterator[list[object]]:
-    """How many times as fast as amd-quark's the same preset is, a row of the marks; none where one was not timed."""
+def beside(
+    name: str, results: Mapping[str, Result], clock: str
+) -> Iterator[list[object]]:
+    """How many times as fast as amd-quark's the same preset is, a row of the marks.
+
+    None where one was not timed.
+    """
     if XINT8 in results and QUARK in results:
         times = results[QUARK].times(clock)[0] / results[XINT8].times(clock)[0]
-        yield [name, XINT8, f"{FASTER} times as fast as amd-quark", times, "met" if times >= FASTER else "MISSED"]
+        yield [
+            name,
+            XINT8,
+            f"{FASTER} times as fast as amd-quark",
+            times,
+            "met" if times >= FASTER else "MISSED",
+        ]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
-    parser.add_argument("--methods", nargs="+", default=["*"], metavar="PATTERN", help="as 'ours*' or '*minmax'")
+    parser.add_argument(
+        "--methods",
+        nargs="+",
+        default=["*"],
+        metavar="PATTERN",
+        help="as 'ours*' or '*minmax'",
+    )
     parser.add_argument("--samples", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--clock", choices=["wall", "cpu"], default="wall", help="cpu: less noise on a busy machine")
-    parser.add_argument("--amd-quark-python", type=Path, help="the Python of an environment with amd-quark")
+    parser.add_argument(
+        "--clock",
+        choices=["wall", "cpu"],
+        default="wall",
+        help="cpu: less noise on a busy machine",
+    )
+    parser.add_argument(
+        "--amd-quark-python",
+        type=Path,
+        help="the Python of an environment with amd-quark",
+    )
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     arguments = parser.parse_args()
 
     asked = (FLOOR, *methods(arguments.amd_quark_python))
-    chosen = [m for m in asked if m == FLOOR or any(fnmatch(str(m), p) for p in arguments.methods)]
+    chosen = [
+        m
+        for m in asked
+        if m == FLOOR or any(fnmatch(str(m), p) for p in arguments.methods)
+    ]
     store = Store(arguments.out / "speed.json")
     cores = f"{os.cpu_count()} cores, {arguments.clock} clock"
     report = [f"{arguments.samples} images, medians of {arguments.repeats}, {cores}"]
@@ -169,17 +228,32 @@ def main() -> int:
         for method, result in results.items():
             ratios = result.ratios(results[FLOOR], arguments.clock)
             rows.append(result.cells(ratios))
-            how = {"samples": arguments.samples, "repeats": arguments.repeats, "clock": arguments.clock}
+            how = {
+                "samples": arguments.samples,
+                "repeats": arguments.repeats,
+                "clock": arguments.clock,
+            }
             timed = {"whole": asdict(result.whole), "one sample": asdict(result.single)}
             store.put(f"{name}/{method}", how | ratios | timed)
             for mark in MARKS:
                 if str(method) in mark.methods and name in mark.models:
                     found = ratios[mark.column]
-                    met = "met" if 0 < found <= mark.most else "MISSED"  # neither noise below 0 nor NaN is
-                    verdicts.append([name, method, f"{mark.column} <= {mark.most}", found, met])
-        verdicts += beside(name, {str(method): result for method, result in results.items()}, arguments.clock)
+                    met = (
+                        "met" if 0 < found <= mark.most else "MISSED"
+                    )  # neither noise below 0 nor NaN is
+                    verdicts.append(
+                        [name, method, f"{mark.column} <= {mark.most}", found, met]
+                    )
+        verdicts += beside(
+            name,
+            {str(method): result for method, result in results.items()},
+            arguments.clock,
+        )
         report.append(f"## {name}\n\n{table(HEADER, rows)}")
-    report.append("## Marks\n\n" + table(["model", "method", "wanted", "measured", "verdict"], verdicts))
+    report.append(
+        "## Marks\n\n"
+        + table(["model", "method", "wanted", "measured", "verdict"], verdicts)
+    )
     text = "\n\n".join(report)
     print(text)
     if set(arguments.models) == set(MODELS) and arguments.methods == ["*"]:

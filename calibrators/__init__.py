@@ -1,7 +1,8 @@
 """Calibration: streams of numbers in, quantization ranges, scales and zero points out.
 
-The arithmetic needs numpy alone. ``calibrators.onnx_runtime.runner`` runs an ONNX model over data with onnxruntime, and
-``calibrators.readers.open`` opens the data; both are imported only where they are used.
+The arithmetic needs numpy alone. ``calibrators.onnx_runtime.runner`` runs an ONNX model over data
+with onnxruntime, and ``calibrators.readers.open`` opens the data; both are imported only where they
+are used.
 
 >>> import numpy as np
 >>> method = create("minmax")
@@ -65,6 +66,7 @@ __all__ = [
     "rows",
 ]
 
-# onnxruntime 1.32 writes a file .ses with a time and a UUID into the temporary folder as soon as it is imported, unless
-# this is set by then. Only functions below this package import it; what the user has set stays.
+# onnxruntime 1.32 writes a file .ses with a time and a UUID into the temporary folder as soon as it
+# is imported, unless this is set by then. Only functions below this package import it; what the
+# user has set stays.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")

@@ -1,7 +1,8 @@
 """The two contracts of the package, and the table of calibrators by name.
 
-A *statistic* is the mutable, mergeable, O(bins) summary of a tensor that grows while data streams by. A *calibrator* is
-a frozen value that says which statistic it needs and how a range is read off it: its fields are its settings.
+A *statistic* is the mutable, mergeable, O(bins) summary of a tensor that grows while data streams
+by. A *calibrator* is a frozen value that says which statistic it needs and how a range is read off
+it: its fields are its settings.
 """
 
 from __future__ import annotations
@@ -48,7 +49,10 @@ def require(fits: bool, setting: str, value: object, wanted: str) -> None:
 
 
 def is_number(value: object, kind: type | tuple[type, ...] = (int, float)) -> bool:
-    """Whether a setting is a number that a float holds; True and False, which Python takes for integers, are none."""
+    """Whether a setting is a number that a float holds.
+
+    True and False, which Python takes for integers, are none.
+    """
     if not isinstance(value, kind) or isinstance(value, bool):
         return False
     try:
@@ -84,10 +88,14 @@ def create(name: str, /, **settings: Any) -> Any:
     """
     key = name.lower()
     if key not in CALIBRATORS:
-        raise CalibrationError(f"unknown calibrator {name!r}{nearest(key, CALIBRATORS)}")
+        raise CalibrationError(
+            f"unknown calibrator {name!r}{nearest(key, CALIBRATORS)}",
+        )
     cls = CALIBRATORS[key]
     known = [field.name for field in dataclasses.fields(cls)]
     for setting in settings:
         if setting not in known:
-            raise CalibrationError(f"calibrator {key!r} has no setting {setting!r}{nearest(setting, known)}")
+            raise CalibrationError(
+                f"calibrator {key!r} has no setting {setting!r}{nearest(setting, known)}",
+            )
     return cls(**settings)

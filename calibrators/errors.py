@@ -25,18 +25,31 @@ _LISTED = 12
 class CalibrationError(Exception):
     """Base of all errors that this package raises on purpose.
 
-    Messages hold names out of files, and what other libraries say of them: what a terminal would act on is escaped.
+    Messages hold names out of files, and what other libraries say of them: what a terminal would
+    act on is escaped.
     """
 
     def __init__(self, message: object = "") -> None:
         super().__init__(printable(str(message), lines=True))
 
 
-class RuntimeCrash(CalibrationError):
-    """The process of onnxruntime ended; only ``calibrators.onnx_runtime.isolation`` can turn that into an error."""
+class RuntimeCrash(CalibrationError):  # noqa: N818
+    """The process of onnxruntime ended.
 
-    def __init__(self, message: str, printed: str = "", *, killed: bool = False) -> None:
-        """``printed``: the end of what the process has printed; ``killed``: another process or the system ended it."""
+    Only ``calibrators.onnx_runtime.isolation`` can turn that into an error.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        printed: str = "",
+        *,
+        killed: bool = False,
+    ) -> None:
+        """``printed``: the end of what the process has printed.
+
+        ``killed``: another process or the system ended it.
+        """
         super().__init__(f"{message}; it printed {printed!r}" if printed else message)
         self.killed = killed
 
@@ -45,20 +58,22 @@ class DataError(CalibrationError):
     """The calibration data cannot be used: an unreadable file, an unknown kind of source."""
 
 
-class EmptyReader(DataError):
+class EmptyReader(DataError):  # noqa: N818
     """The data has no sample, or was read before and cannot start again."""
 
 
-class ReaderEndedEarly(DataError):
+class ReaderEndedEarly(DataError):  # noqa: N818
     """The data has fewer samples than were promised."""
 
 
-class NonFiniteSample(DataError):
+class NonFiniteSample(DataError):  # noqa: N818
     """A sample holds NaN or infinity, from which no range can be learned."""
 
 
-class SampleMismatch(DataError):
-    """A sample does not fit the model's inputs: names, number, element types, ranks or fixed dimensions."""
+class SampleMismatch(DataError):  # noqa: N818
+    """A sample does not fit the model's inputs: names, number, element types, ranks or fixed
+    dimensions.
+    """
 
 
 def nearest(word: object, known: Iterable[str]) -> str:
@@ -73,4 +88,6 @@ def nearest(word: object, known: Iterable[str]) -> str:
     near = get_close_matches(str(word), names, n=1)
     if near:
         return f"; did you mean {near[0]!r}?"
-    return f"; known: {', '.join(names[:_LISTED]) or 'none'}" + (", ..." if len(names) > _LISTED else "")
+    return f"; known: {', '.join(names[:_LISTED]) or 'none'}" + (
+        ", ..." if len(names) > _LISTED else ""
+    )

@@ -1,8 +1,9 @@
 """A streaming histogram whose range grows, and which merges exactly.
 
-Bins are ``2**exponent`` wide and hang on zero: value x falls into bin ``trunc(x / 2**exponent)``. When a larger value
-arrives, the exponent is raised and neighbouring bins are added up, which is exactly what counting with the wider bins
-from the start would have given. So the result depends on neither the order nor the batching of the data.
+Bins are ``2**exponent`` wide and hang on zero: value x falls into bin ``trunc(x / 2**exponent)``.
+When a larger value arrives, the exponent is raised and neighbouring bins are added up, which is
+exactly what counting with the wider bins from the start would have given. So the result depends on
+neither the order nor the batching of the data.
 """
 
 from __future__ import annotations
@@ -15,13 +16,18 @@ from numpy.typing import NDArray
 from calibrators.extremes import bounds
 from calibrators.grid import Floats
 
-#: Bins on each side of zero; between BINS/2 and BINS of them are in use on the side of the largest magnitude.
+#: Bins on each side of zero; between BINS/2 and BINS of them are in use on the side of the largest
+#: magnitude.
 BINS = 2048
 _LOG2_BINS = BINS.bit_length() - 1
 #: Of bins.
-LEAST_EXPONENT = -120  # 2**120 is still a float32: finer bins than 2**-120 are never needed
+LEAST_EXPONENT = (
+    -120
+)  # 2**120 is still a float32: finer bins than 2**-120 are never needed
 _CHUNK = 1 << 16  # values counted at a time: the scratch arrays stay in the cache
-_COUNTERS = 4 * BINS  # of a row: two sets of bins for both signs, or four of those for one sign
+_COUNTERS = (
+    4 * BINS
+)  # of a row: two sets of bins for both signs, or four of those for one sign
 #: What is added to the bin of each value of a row, so that neighbours fall into different sets.
 _SIGNED = np.resize(np.arange(BINS, _COUNTERS, 2 * BINS, dtype=np.int32), _CHUNK)
 _UNSIGNED = np.resize(np.arange(0, _COUNTERS, BINS, dtype=np.int32), _CHUNK)
@@ -38,11 +44,10 @@ class Histogram:
     """Counts of values by magnitude and sign, one histogram per row.
 
     Attributes:
-        lo, hi: exact finite minimum and maximum, shape (rows,).
-        exponent: log2 of the bin width, shape (rows,).
-        positive: counts of values in ``[i, i + 1) * width``, shape (rows, BINS). Bin 0 holds ``(-width, width)``.
-        negative: counts of values in ``(-i - 1, -i] * width``, shape (rows, BINS); bin 0 is empty.
-        nonfinite: how many NaN and infinite values were left out.
+        lo, hi: exact finite minimum and maximum, shape (rows,). exponent: log2 of the bin width,
+        shape (rows,). positive: counts of values in ``[i, i + 1) * width``, shape (rows, BINS). Bin
+        0 holds ``(-width, width)``. negative: counts of values in ``(-i - 1, -i] * width``, shape
+        (rows, BINS); bin 0 is empty. nonfinite: how many NaN and infinite values were left out.
     """
 
     lo: Floats = field(default_factory=lambda: np.zeros(0))
@@ -54,7 +59,9 @@ class Histogram:
 
     def observe(self, rows: NDArray[np.float32]) -> None:
         """Take in a batch, shape (rows, n)."""
-        step = _CHUNK if len(rows) == 1 else max(1, rows.shape[1])  # of one row a part at a time, while it is cached
+        step = (
+            _CHUNK if len(rows) == 1 else max(1, rows.shape[1])
+        )  # of one row a part at a time, while it is cached
         for start in range(0, rows.shape[1], step):
             self._take(rows[:, start : start + step])
 
@@ -62,14 +69,21 @@ class Histogram:
         lo, hi, nonfinite = bounds(rows)
         self._reserve(lo, hi)
         self.nonfinite += nonfinite
-        if rows.shape[1] >= _COUNTERS:  # of fewer values, the counters would take longer than the counting
+        if (
+            rows.shape[1] >= _COUNTERS
+        ):  # of fewer values, the counters would take longer than the counting
             for index, row in enumerate(rows):
                 if nonfinite:
                     row = row[np.isfinite(row)]
                 for start in range(0, row.size, _CHUNK):
-                    self._count_row(index, row[start : start + _CHUNK], signed=lo[index] < 0)
+                    self._count_row(
+                        index,
+                        row[start : start + _CHUNK],
+                        signed=lo[index] < 0,
+                    )
         else:
-            if nonfinite:  # nothing of a value that is no number: counted as zero, taken out again below
+            # nothing of a value that is no number: counted as zero, taken out again below
+            if nonfinite:
                 gone = np.count_nonzero(~np.isfinite(rows), axis=1)
                 rows = np.where(np.isfinite(rows), rows, np.float32(0))
             step = max(1, _CHUNK // rows.shape[1])
@@ -78,11 +92,17 @@ class Histogram:
             if nonfinite:
                 self.positive[:, 0] -= gone
 
-    def _count_row(self, row: int, values: NDArray[np.float32], *, signed: bool) -> None:
+    def _count_row(
+        self,
+        row: int,
+        values: NDArray[np.float32],
+        *,
+        signed: bool,
+    ) -> None:
         """Count neighbouring values into different counters.
 
-        After a ReLU many neighbours are zero, and a processor that adds to one counter again and again waits each time
-        for what it has stored.
+        After a ReLU many neighbours are zero, and a processor that adds to one counter again and
+        again waits each time for what it has stored.
         """
         offsets = _SIGNED if signed else _UNSIGNED
         scaled = values * np.ldexp(np.float32(1), -self.exponent[row])
@@ -95,10 +115,17 @@ class Histogram:
             self.negative[row, 1:] += counts[BINS - 1 : 0 : -1]
 
     def _count(self, span: slice, rows: NDArray[np.float32]) -> None:
-        scaled = np.multiply(rows, np.ldexp(np.float32(1), -self.exponent[span, None]), dtype=np.float32)
+        scaled = np.multiply(
+            rows,
+            np.ldexp(np.float32(1), -self.exponent[span, None]),
+            dtype=np.float32,
+        )
         index = scaled.astype(np.int64)  # truncates towards zero
         index += (np.arange(len(rows)) * (2 * BINS) + BINS)[:, None]
-        counts = np.bincount(index.reshape(-1), minlength=len(rows) * 2 * BINS).reshape(-1, 2 * BINS)
+        counts = np.bincount(index.reshape(-1), minlength=len(rows) * 2 * BINS).reshape(
+            -1,
+            2 * BINS,
+        )
         self.positive[span] += counts[:, BINS:]
         self.negative[span, 1:] += counts[:, BINS - 1 : 0 : -1]
 
@@ -113,7 +140,10 @@ class Histogram:
         self.tidy()
 
     def _reserve(self, lo: Floats, hi: Floats) -> None:
-        """Widen the bins, if need be, until they hold ``lo`` and ``hi``; the counts move to the wider bins."""
+        """Widen the bins, if need be, until they hold ``lo`` and ``hi``.
+
+        The counts move to the wider bins.
+        """
         if self.lo.size and (self.lo <= lo).all() and (hi <= self.hi).all():
             return
         exponent = np.frexp(np.maximum(-lo, hi))[1].astype(np.int64) - _LOG2_BINS
@@ -121,13 +151,18 @@ class Histogram:
         exponent[(lo == 0) & (hi == 0)] = LEAST_EXPONENT
         if not self.lo.size:
             self.lo, self.hi, self.exponent = lo, hi, exponent
-            self.positive, self.negative = (np.zeros((len(lo), BINS), np.int64) for _ in range(2))
+            self.positive, self.negative = (
+                np.zeros((len(lo), BINS), np.int64) for _ in range(2)
+            )
             return
         self.lo, self.hi = np.minimum(self.lo, lo), np.maximum(self.hi, hi)
         wider = np.maximum(self.exponent, exponent)
         if (wider > self.exponent).any():
             shift = wider - self.exponent
-            self.positive, self.negative = coarser(self.positive, shift), coarser(self.negative, shift)
+            self.positive, self.negative = (
+                coarser(self.positive, shift),
+                coarser(self.negative, shift),
+            )
             self.exponent = wider
             self.tidy()
 
@@ -147,7 +182,9 @@ class Histogram:
 
     def signed(self, row: int) -> tuple[Floats, NDArray[np.float64]]:
         """Centres and counts of the occupied bins of one row, in rising order."""
-        counts = np.concatenate([self.negative[row, :0:-1], self.positive[row]]).astype(np.float64)
+        counts = np.concatenate([self.negative[row, :0:-1], self.positive[row]]).astype(
+            np.float64,
+        )
         index = np.arange(1 - BINS, BINS)
         centres = (index + 0.5 * np.sign(index)) * self.width[row]
         occupied = counts > 0

@@ -1,4 +1,6 @@
-"""One two-dimensional view of every tensor, so that per-tensor, per-channel and per-block are one case."""
+"""One two-dimensional view of every tensor, so that per-tensor, per-channel and per-block are one
+case.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,13 @@ from numpy.typing import NDArray
 _TILE = 128
 
 
-def rows(array: NDArray[Any], axis: int | None = None, block_size: int = 0) -> NDArray[Any]:
-    """``array`` as (rows, n): one row per tensor, one per index of ``axis``, or one per block of values along ``axis``.
+def rows(
+    array: NDArray[Any],
+    axis: int | None = None,
+    block_size: int = 0,
+) -> NDArray[Any]:
+    """``array`` as (rows, n): one row per tensor, one per index of ``axis``, or one per block of
+    values along ``axis``.
 
     The last block of a line is filled up with zeros, which every range contains anyway.
 
@@ -28,17 +35,26 @@ def rows(array: NDArray[Any], axis: int | None = None, block_size: int = 0) -> N
     if axis is None:
         return array.reshape(1, -1)
     if block_size:
-        lines = turned(array) if array.ndim == 2 and axis % 2 == 0 else np.moveaxis(array, axis, -1)
+        lines = (
+            turned(array)
+            if array.ndim == 2 and axis % 2 == 0
+            else np.moveaxis(array, axis, -1)
+        )
         fill = -lines.shape[-1] % block_size
         if fill:
             lines = np.pad(lines, [(0, 0)] * (lines.ndim - 1) + [(0, fill)])
         return lines.reshape(-1, block_size)
     moved = np.moveaxis(array, axis, 0)
-    return moved.reshape(moved.shape[0], -1) if moved.size else np.zeros((moved.shape[0], 0), array.dtype)
+    return (
+        moved.reshape(moved.shape[0], -1)
+        if moved.size
+        else np.zeros((moved.shape[0], 0), array.dtype)
+    )
 
 
 def turned(matrix: NDArray[Any]) -> NDArray[Any]:
-    """The transpose as an array of its own, a tile at a time: twice as fast where a row is longer than a cache.
+    """The transpose as an array of its own, a tile at a time: twice as fast where a row is longer
+    than a cache.
 
     >>> turned(np.arange(6).reshape(2, 3))
     array([[0, 3],
@@ -46,6 +62,12 @@ def turned(matrix: NDArray[Any]) -> NDArray[Any]:
            [2, 5]])
     """
     result = np.empty(matrix.shape[::-1], matrix.dtype)
-    for left, top in product(range(0, matrix.shape[1], _TILE), range(0, matrix.shape[0], _TILE)):
-        result[left : left + _TILE, top : top + _TILE] = matrix[top : top + _TILE, left : left + _TILE].T
+    for left, top in product(
+        range(0, matrix.shape[1], _TILE),
+        range(0, matrix.shape[0], _TILE),
+    ):
+        result[left : left + _TILE, top : top + _TILE] = matrix[
+            top : top + _TILE,
+            left : left + _TILE,
+        ].T
     return result

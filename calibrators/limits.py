@@ -1,7 +1,8 @@
 """How much a small file may ask for, in one place.
 
-A file of a few hundred bytes can stand for terabytes: a shape, a compressed array, the size of an image. What it asks
-for is estimated before anything is allocated, and refused above a limit that the user can raise.
+A file of a few hundred bytes can stand for terabytes: a shape, a compressed array, the size of an
+image. What it asks for is estimated before anything is allocated, and refused above a limit that
+the user can raise.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ def tensor_limit() -> int:
     except ValueError:
         gigabytes = 0.0
     if not 0 < gigabytes < 1e9:
-        raise CalibrationError(f"{VARIABLE} is {text[:80]!r}; it must be a number of gigabytes above 0")
+        raise CalibrationError(
+            f"{VARIABLE} is {text[:80]!r}; it must be a number of gigabytes above 0",
+        )
     return int(gigabytes * (1 << 30))
 
 

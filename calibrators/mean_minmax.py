@@ -1,8 +1,9 @@
 """MeanMinMax: the range of the average sample, as NNCF's default for activations computes it.
 
-One image in ten with an outlier does not take the range from all others, as it does with MinMax. What a sample has
-beyond the average is clipped. That costs more than it brings where all samples reach about equally far, and where the
-greatest values are what matters, as at the logits of a classifier: outputs are given all that was seen instead.
+One image in ten with an outlier does not take the range from all others, as it does with MinMax.
+What a sample has beyond the average is clipped. That costs more than it brings where all samples
+reach about equally far, and where the greatest values are what matters, as at the logits of a
+classifier: outputs are given all that was seen instead.
 """
 
 from __future__ import annotations

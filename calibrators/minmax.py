@@ -23,7 +23,12 @@ class MinMax:
     constant: float = 0.01
 
     def __post_init__(self) -> None:
-        require(isinstance(self.moving_average, bool), "moving_average", self.moving_average, "true or false")
+        require(
+            isinstance(self.moving_average, bool),
+            "moving_average",
+            self.moving_average,
+            "true or false",
+        )
         fits = is_number(self.constant) and 0 <= self.constant <= 1
         require(fits, "constant", self.constant, "a weight from 0 to 1")
 

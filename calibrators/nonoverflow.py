@@ -13,7 +13,9 @@ from calibrators.grid import Grid, Range
 @register("nonoverflow")
 @dataclass(frozen=True)
 class NonOverflow:
-    """The range that a power-of-two scale spans when it just covers all values, also on a grid with float scales."""
+    """The range that a power-of-two scale spans when it just covers all values, also on a grid with
+    float scales.
+    """
 
     def statistic(self) -> Extremes:
         return Extremes()

@@ -16,8 +16,8 @@ from calibrators.histogram import Counts, Histogram
 class Percentile:
     """The interval that holds ``percentile`` percent of the values.
 
-    On a symmetric grid the percentile is of the magnitudes; otherwise half of the rest is cut off at each end.
-    Thresholds lie on bin edges, within the values seen.
+    On a symmetric grid the percentile is of the magnitudes; otherwise half of the rest is cut off
+    at each end. Thresholds lie on bin edges, within the values seen.
 
     Attributes:
         percentile: share of the values that is kept, in percent, in (0, 100].
@@ -27,7 +27,12 @@ class Percentile:
 
     def __post_init__(self) -> None:
         fits = is_number(self.percentile) and 0 < self.percentile <= 100
-        require(fits, "percentile", self.percentile, "a number greater than 0 and at most 100")
+        require(
+            fits,
+            "percentile",
+            self.percentile,
+            "a number greater than 0 and at most 100",
+        )
 
     def statistic(self) -> Histogram:
         return Histogram()
@@ -40,7 +45,10 @@ class Percentile:
             above = below = _threshold(statistic.magnitude(), tail * total) * width
         else:
             negative = statistic.negative.copy()
-            negative[:, 0] = statistic.positive[:, 0]  # the bin around zero belongs to both sides
+            negative[:, 0] = statistic.positive[
+                :,
+                0,
+            ]  # the bin around zero belongs to both sides
             above = _threshold(statistic.positive, tail / 2 * total) * width
             below = _threshold(negative, tail / 2 * total) * width
         return Range(np.maximum(statistic.lo, -below), np.minimum(statistic.hi, above))

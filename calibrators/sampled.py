@@ -1,6 +1,7 @@
 """A bounded sample of the vectors of a stream, the same in whatever order and split they come.
 
-Of all vectors those are kept whose bits have the least hashes (bottom-k sampling, Cohen & Kaplan 2007).
+Of all vectors those are kept whose bits have the least hashes (bottom-k sampling, Cohen & Kaplan
+2007).
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ class Sampled(Extremes):
     """
 
     limit: int = 256
-    vectors: NDArray[np.float32] = field(default_factory=lambda: np.zeros((0, 0), np.float32))
+    vectors: NDArray[np.float32] = field(
+        default_factory=lambda: np.zeros((0, 0), np.float32),
+    )
     marks: NDArray[np.uint64] = field(default_factory=lambda: np.zeros(0, np.uint64))
 
     def observe(self, rows: NDArray[np.float32]) -> None:
@@ -49,16 +52,33 @@ class Sampled(Extremes):
         least, places = np.unique(marks, return_index=True)
         places = places[:limit]
         joined = np.concatenate([self.marks, least[:limit]])
-        chosen = np.concatenate([self.vectors, vectors[places]]) if len(self.marks) else vectors[places]
+        chosen = (
+            np.concatenate([self.vectors, vectors[places]])
+            if len(self.marks)
+            else vectors[places]
+        )
         least, order = np.unique(joined, return_index=True)
         self.marks, self.vectors = least[:limit], chosen[order[:limit]]
 
 
 def _hashes(vectors: NDArray[np.float32]) -> NDArray[np.uint64]:
     """A hash of the bits of each vector."""
-    factors = np.random.default_rng(vectors.shape[1]).integers(0, 1 << 63, vectors.shape[1], np.uint64) * 2 + 1
+    factors = (
+        np.random.default_rng(vectors.shape[1]).integers(
+            0,
+            1 << 63,
+            vectors.shape[1],
+            np.uint64,
+        )
+        * 2
+        + 1
+    )
     marks: NDArray[np.uint64] = np.einsum(
-        "ij,j->i", vectors.view(np.uint32), factors, dtype=np.uint64, casting="unsafe"
+        "ij,j->i",
+        vectors.view(np.uint32),
+        factors,
+        dtype=np.uint64,
+        casting="unsafe",
     )
     marks ^= marks >> np.uint64(31)
     marks *= np.uint64(0x9E3779B97F4A7C15)

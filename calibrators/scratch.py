@@ -1,7 +1,9 @@
-"""Temporary folders and files that do not outlive a killed process for long: the next one removes them.
+"""Temporary folders and files that do not outlive a killed process for long: the next one removes
+them.
 
-Nothing runs in a process that is killed (SIGKILL, a machine that loses power). What it leaves is told from what a
-living process uses by a lock, which the operating system drops with the process, on this machine or another one.
+Nothing runs in a process that is killed (SIGKILL, a machine that loses power). What it leaves is
+told from what a living process uses by a lock, which the operating system drops with the process,
+on this machine or another one.
 """
 
 from __future__ import annotations
@@ -21,14 +23,18 @@ from typing import IO
 
 #: File whose lock says that a temporary folder is in use.
 _LOCK = ".in-use"
-#: Seconds after which a folder or file without a lock is stale: between its making and its locking is next to no time.
+#: Seconds after which a folder or file without a lock is stale: between its making and its locking
+#: is next to no time.
 _AGE = 24 * 3600.0
-#: What temporary names end with: of eight characters, as the tempfile module and this one make them.
+#: What temporary names end with: of eight characters, as the tempfile module and this one make
+#: them.
 _RANDOM = "[a-z0-9_]{8}"
 
 
 class ScratchFolder:
-    """A folder ``.NAME.RANDOM`` that is removed in the end; those that killed processes have left are removed first.
+    """A folder ``.NAME.RANDOM`` that is removed in the end.
+
+    Those that killed processes have left are removed first.
 
     Args:
         parent: the folder to make it in.
@@ -40,7 +46,11 @@ class ScratchFolder:
 
     def __init__(self, parent: Path, name: str) -> None:
         sweep_folders(parent, name)
-        self._folder = tempfile.TemporaryDirectory(dir=parent, prefix=f".{name}.", ignore_cleanup_errors=True)
+        self._folder = tempfile.TemporaryDirectory(
+            dir=parent,
+            prefix=f".{name}.",
+            ignore_cleanup_errors=True,
+        )
         self.path = Path(self._folder.name)
         self._lock = (self.path / _LOCK).open("wb")
         lock(self._lock)
@@ -62,7 +72,12 @@ def sweep_folders(parent: Path, name: str) -> None:
     pattern = re.compile(rf"\.{re.escape(name)}\.{_RANDOM}")
     with contextlib.suppress(OSError):
         for path in list(parent.iterdir()):
-            if pattern.fullmatch(path.name) and path.is_dir() and not path.is_symlink() and _is_stale(path):
+            if (
+                pattern.fullmatch(path.name)
+                and path.is_dir()
+                and not path.is_symlink()
+                and _is_stale(path)
+            ):
                 shutil.rmtree(path, ignore_errors=True)
 
 
@@ -84,14 +99,18 @@ def _is_old(path: Path) -> bool:
 
 @contextmanager
 def written(path: Path) -> Iterator[IO[bytes]]:
-    """A file beside ``path`` that takes its place at the end of the body, whole and on the disk; else ``path`` stays.
+    """A file beside ``path`` that takes its place at the end of the body, whole and on the disk.
+
+    Else ``path`` stays.
 
     It gets the permissions that the umask leaves. Files of killed processes are removed first.
 
     Raises:
         OSError: it cannot be written; the error names ``path``.
     """
-    if path.exists() and not path.is_file():  # a device or a pipe is written to, not replaced
+    if (
+        path.exists() and not path.is_file()
+    ):  # a device or a pipe is written to, not replaced
         with path.open("wb") as device:
             yield device
         return
@@ -116,7 +135,9 @@ _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
 
 
 def sweep_files(folder: Path, name: str = "") -> None:
-    """Remove the temporary files of `written`, for a file of that name or of any, that no process writes any more."""
+    """Remove the temporary files of `written`, for a file of that name or of any, that no process
+    writes any more.
+    """
     pattern = re.compile(rf"\.{re.escape(name) if name else '.+'}\.{_RANDOM}\.tmp")
     with contextlib.suppress(OSError):
         for path in list(folder.iterdir()):
@@ -125,7 +146,9 @@ def sweep_files(folder: Path, name: str = "") -> None:
 
 
 def _is_free(path: Path) -> bool:
-    """Whether no process writes a file: it can be locked, and was not made just now, before its lock."""
+    """Whether no process writes a file: it can be locked, and was not made just now, before its
+    lock.
+    """
     try:
         with path.open("r+b") as file:
             return lock(file) and time.time() - path.stat().st_mtime > 1.0
@@ -151,6 +174,7 @@ else:
         """Lock a file until it is closed; False if another process has."""
         try:
             fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:  # some network file systems have no locks: what cannot be locked is not removed
+        except OSError:
+            # some network file systems have no locks: what cannot be locked is not removed
             return False
         return True

@@ -1,4 +1,6 @@
-"""Text from files as it may be shown: names that nobody has chosen to trust reach terminals and logs."""
+"""Text from files as it may be shown: names that nobody has chosen to trust reach terminals and
+logs.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,11 @@ _repr.maxlist = _repr.maxtuple = _repr.maxdict = _repr.maxset = _repr.maxfrozens
 
 
 def printable(text: str, *, lines: bool = False) -> str:
-    r"""Escape what a terminal would act on: control characters, bidi overrides, and all that Unicode calls unprintable.
+    r"""Escape what a terminal would act on: control characters, bidi overrides, and all that
+    Unicode calls unprintable.
 
-    Names in a model may hold escape sequences, which recolour a terminal, retitle it or hide what stands before them
-    (CWE-150).
+    Names in a model may hold escape sequences, which recolour a terminal, retitle it or hide what
+    stands before them (CWE-150).
 
     Args:
         text: what is to be shown.
@@ -28,7 +31,9 @@ def printable(text: str, *, lines: bool = False) -> str:
     if text.isprintable():
         return text
     kept = "\n\t" if lines else ""
-    return "".join(each if each.isprintable() or each in kept else _escaped(each) for each in text)
+    return "".join(
+        each if each.isprintable() or each in kept else _escaped(each) for each in text
+    )
 
 
 def _escaped(character: str) -> str:

@@ -1,8 +1,10 @@
-"""Quantize a small network on handwritten digits with four presets: size, accuracy and SQNR of each.
+"""Quantize a small network on handwritten digits with four presets: size, accuracy and SQNR of
+each.
 
     python examples/01_quantize_digits.py
 
-Writes the quantized models to out/digits. examples/digits/README.md describes the network and its images.
+Writes the quantized models to out/digits. examples/digits/README.md describes the network and its
+images.
 """
 
 from pathlib import Path
@@ -25,11 +27,18 @@ def accuracy(model: Path, images: np.ndarray, labels: np.ndarray) -> float:
 
 def main() -> None:
     digits = np.load(MODEL.with_name("digits.npz"))
-    calibration, test = (digits[name] / np.float32(16) for name in ("calibration", "test"))
-    samples = [{"image": image} for image in np.split(calibration, 8)]  # any iterable of {input name: array}
+    calibration, test = (
+        digits[name] / np.float32(16) for name in ("calibration", "test")
+    )
+    samples = [
+        {"image": image} for image in np.split(calibration, 8)
+    ]  # any iterable of {input name: array}
 
     print("model            KiB  accuracy  SQNR dB")
-    print(f"float32      {MODEL.stat().st_size / 1024:7.1f}  {accuracy(MODEL, test, digits['labels']):8.4f}")
+    print(
+        f"float32      {MODEL.stat().st_size / 1024:7.1f} "
+        f" {accuracy(MODEL, test, digits['labels']):8.4f}"
+    )
 
     OUT.mkdir(parents=True, exist_ok=True)
     for name, config in {
@@ -40,8 +49,14 @@ def main() -> None:
     }.items():
         output = OUT / f"{name}.onnx"
         quantize_static(MODEL, samples, config, output)
-        size, sqnr = output.stat().st_size / 1024, compare(MODEL, output, [{"image": test}]).sqnr
-        print(f"{name:12} {size:7.1f}  {accuracy(output, test, digits['labels']):8.4f}  {sqnr:7.2f}")
+        size, sqnr = (
+            output.stat().st_size / 1024,
+            compare(MODEL, output, [{"image": test}]).sqnr,
+        )
+        print(
+            f"{name:12} {size:7.1f}  {accuracy(output, test, digits['labels']):8.4f} "
+            f" {sqnr:7.2f}"
+        )
 
 
 if __name__ == "__main__":

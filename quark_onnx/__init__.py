@@ -1,18 +1,33 @@
-"""Quantize ONNX models: a float model and calibration data in, a measured and verified integer model out.
+"""Quantize ONNX models: a float model and calibration data in, a measured and verified integer
+model out.
 
     from quark_onnx import quantize_static
     quantize_static("model.onnx", samples, "A8W8", "quantized.onnx")
 
-``samples`` is any iterable of ``{input name: array}``. See ``QConfig`` for the settings and ``compare`` for the error.
+``samples`` is any iterable of ``{input name: array}``. See ``QConfig`` for the settings and
+``compare`` for the error.
 """
 
-from quark_onnx.analysis import Analysis, Comparison, SearchResult, Space, analyze, compare, search
+from quark_onnx.analysis import (
+    Analysis,
+    Comparison,
+    SearchResult,
+    Space,
+    analyze,
+    compare,
+    search,
+)
 from quark_onnx.api import quantize, quantize_dynamic, quantize_static, quantize_weights
 from quark_onnx.config import Override, QConfig, QuantizationSpec, TensorOverride
 from quark_onnx.convert import Converted, convert
 from quark_onnx.errors import QuarkError
 from quark_onnx.job import Result
-from quark_onnx.onnxruntime_spelling import CalibrationDataReader, CalibrationMethod, QuantFormat, QuantType
+from quark_onnx.onnxruntime_spelling import (
+    CalibrationDataReader,
+    CalibrationMethod,
+    QuantFormat,
+    QuantType,
+)
 from quark_onnx.optimizers import (
     CLE,
     GPTQ,

@@ -41,7 +41,7 @@ Config = QConfig | str | Path | dict[str, Any]
 class _Quantize(Protocol):
     """The signature of ``quantize``."""
 
-    def __call__(
+    def __call__(  # noqa: PLR0913
         self,
         model: str | Path | ModelProto,
         data: Any,
@@ -68,15 +68,20 @@ def _isolatable(function: Callable[..., Result]) -> _Quantize:
             return function(*arguments, **keywords)
 
     signature = inspect.signature(function)
-    isolate = inspect.Parameter("isolate", inspect.Parameter.KEYWORD_ONLY, default=False, annotation="bool")
+    isolate = inspect.Parameter(
+        "isolate",
+        inspect.Parameter.KEYWORD_ONLY,
+        default=False,
+        annotation="bool",
+    )
     wrapped.__signature__ = signature.replace(  # type: ignore[attr-defined]
-        parameters=[*signature.parameters.values(), isolate]
+        parameters=[*signature.parameters.values(), isolate],
     )
     return wrapped
 
 
 @_isolatable
-def quantize(
+def quantize(  # noqa: PLR0913
     model: str | Path | ModelProto,
     data: Any,
     config: Config = "A8W8",
@@ -87,28 +92,43 @@ def quantize(
     external: bool = False,
     resume: str | Path | None = None,
 ) -> Result:
-    """Quantize a model and say what was done; ``quantize_static`` and its neighbours return the model alone.
+    """Quantize a model and say what was done.
+
+    ``quantize_static`` and its neighbours return the model alone.
 
     Args:
-        data: as for ``quantize_static``; None where the config leaves nothing to be measured: activations that stay
-            float, have a dynamic scale, or need none.
-        external: keep large tensors in a file beside the output, also where one file would hold them.
-        resume: a folder in which optimizers keep each layer that is done; the same call, after it was interrupted,
-            finds them there and goes on. The result is that of a run without interruption.
+        data: as for ``quantize_static``; None where the config leaves nothing to be measured:
+            activations that stay float, have a dynamic scale, or need none.
+        external: keep large tensors in a file beside the output, also where one file would hold
+            them.
+        resume: a folder in which optimizers keep each layer that is done; the same call, after it
+            was interrupted, finds them there and goes on. The result is that of a run without
+            interruption.
         isolate: run onnxruntime in another process, started for this call. A native crash then is a
-            ``RuntimeCrashError``, or is worked around with a note in the report; otherwise it ends this process.
-            The result is the same.
+            ``RuntimeCrashError``, or is worked around with a note in the report; otherwise it ends
+            this process. The result is the same.
 
     Raises:
         QuarkError: see ``quark_onnx.errors``; nothing is written.
     """
     if executor is not None and not callable(getattr(executor, "submit", None)):
-        raise ConfigError(f"executor is {executor!r}; it must be a concurrent.futures.Executor")
+        raise ConfigError(
+            f"executor is {executor!r}; it must be a concurrent.futures.Executor",
+        )
     if progress not in (True, False, None):
-        raise ConfigError(f"progress is {progress!r}; it must be True, False, or None for a terminal only")
+        raise ConfigError(
+            f"progress is {progress!r}; it must be True, False, or None for a terminal"
+            " only",
+        )
     if resume is not None and not _names_folder(resume):
         raise ConfigError(f"resume is {resume!r}; it must be a folder")
-    job = Job.open(model, QConfig.of(config), output, external, None if resume is None else Path(resume))
+    job = Job.open(
+        model,
+        QConfig.of(config),
+        output,
+        external,
+        None if resume is None else Path(resume),
+    )
     try:
         return run(job, data, executor, progress)
     finally:
@@ -142,13 +162,14 @@ def quantize_dynamic(
 def quantize_dynamic(*arguments: Any, **keywords: Any) -> ModelProto:
     """Quantize weights now, and what they are multiplied by as the model runs. No data is needed.
 
-    Called as ``quantize_dynamic(model, config="DYNAMIC", output=None, *, progress=False, isolate=False)``, or with the
-    arguments of ``onnxruntime.quantization.quantize_dynamic``, which are translated.
+    Called as ``quantize_dynamic(model, config="DYNAMIC", output=None, *, progress=False,
+    isolate=False)``, or with the arguments of ``onnxruntime.quantization.quantize_dynamic``, which
+    are translated.
 
     Args:
-        config: its weights and overrides count; activations become uint8 with a scale that each run computes, and
-            products are written as MatMulInteger and ConvInteger, unless the config has dynamic activations and says
-            otherwise.
+        config: its weights and overrides count; activations become uint8 with a scale that each run
+            computes, and products are written as MatMulInteger and ConvInteger, unless the config
+            has dynamic activations and says otherwise.
         isolate: as for ``quantize``.
 
     Returns:
@@ -162,11 +183,14 @@ def quantize_dynamic(*arguments: Any, **keywords: Any) -> ModelProto:
     ...     g (float[N, 2] x) => (float[N, 2] y) <float[2, 2] w = {1, 2, 3, 4}> { y = MatMul (x, w) }''')
     >>> [node.op_type for node in quantize_dynamic(dense).graph.node]
     ['DynamicQuantizeLinear', 'MatMulInteger', 'Cast', 'Mul', 'Mul']
-    """
+    """  # noqa: E501
     if is_dynamic_call(arguments, keywords):
         isolate = keywords.pop("isolate", False)
         return _quantize_call(translate_dynamic(arguments, keywords), isolate=isolate)
-    return _quantize_dynamic(*arguments, **_checked(_quantize_dynamic, "quantize_dynamic", arguments, keywords))
+    return _quantize_dynamic(
+        *arguments,
+        **_checked(_quantize_dynamic, "quantize_dynamic", arguments, keywords),
+    )
 
 
 def _quantize_dynamic(
@@ -180,7 +204,14 @@ def _quantize_dynamic(
     config, dynamic = QConfig.of(config), QConfig.of("DYNAMIC")
     if config.activation is None or not config.activation.dynamic:
         config = config.with_(activation=dynamic.activation, form=dynamic.form)
-    return quantize(model, None, config, output, progress=progress, isolate=isolate).model
+    return quantize(
+        model,
+        None,
+        config,
+        output,
+        progress=progress,
+        isolate=isolate,
+    ).model
 
 
 def quantize_weights(
@@ -208,9 +239,16 @@ def quantize_weights(
     ...     g (float[N, 2] x) => (float[N, 2] y) <float[2, 2] w = {1, 2, 3, 4}> { y = MatMul (x, w) }''')
     >>> [node.op_type for node in quantize_weights(dense).graph.node]
     ['DequantizeLinear', 'MatMul']
-    """
+    """  # noqa: E501
     config = QConfig.of(config).with_(activation=None)
-    return quantize(model, None, config, output, progress=progress, isolate=isolate).model
+    return quantize(
+        model,
+        None,
+        config,
+        output,
+        progress=progress,
+        isolate=isolate,
+    ).model
 
 
 @overload
@@ -241,19 +279,20 @@ def quantize_static(
 def quantize_static(*arguments: Any, **keywords: Any) -> ModelProto:
     """Quantize a float model to integers with scales measured on calibration data.
 
-    Called as ``quantize_static(model, data, config="A8W8", output=None, *, executor=None, progress=False,
-    external=False, resume=None, isolate=False)``, or with the arguments of
+    Called as ``quantize_static(model, data, config="A8W8", output=None, *, executor=None,
+    progress=False, external=False, resume=None, isolate=False)``, or with the arguments of
     ``onnxruntime.quantization.quantize_static``, which are translated.
 
     Args:
         model: path of the float model, or a ModelProto, which is not changed.
-        data: calibration samples: an iterable or generator of ``{input name: array}``, an onnxruntime
-            ``CalibrationDataReader``, a torch ``DataLoader``, a .npz or .npy file or a folder of them, or, with the
-            options of ``calibrators.readers.open.open_reader``,
+        data: calibration samples: an iterable or generator of ``{input name: array}``, an
+            onnxruntime ``CalibrationDataReader``, a torch ``DataLoader``, a .npz or .npy file or a
+            folder of them, or, with the options of ``calibrators.readers.open.open_reader``,
             ``partial(open_reader, "images/", images=ImageSpec(...))``.
         config: a preset's name, a YAML file, a dictionary, or a QConfig.
         output: where to write the model; None only returns it.
-        executor: any ``concurrent.futures.Executor``; calibration is sharded over it, with the same result.
+        executor: any ``concurrent.futures.Executor``; calibration is sharded over it, with the same
+            result.
         progress: show a progress bar on stderr; None shows it on a terminal only.
         external, resume, isolate: as for ``quantize``.
 
@@ -261,7 +300,8 @@ def quantize_static(*arguments: Any, **keywords: Any) -> ModelProto:
         The quantized model. Its inputs and outputs are those of the float model.
 
     Raises:
-        QuarkError: the model, the data or a setting is wrong, or the result misses ``config.min_sqnr``.
+        QuarkError: the model, the data or a setting is wrong, or the result misses
+            ``config.min_sqnr``.
     """
     if is_static_call(arguments, keywords):
         isolate = keywords.pop("isolate", False)  # which onnxruntime does not have
@@ -271,7 +311,10 @@ def quantize_static(*arguments: Any, **keywords: Any) -> ModelProto:
 
 
 def _checked(
-    function: Callable[..., Any], name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]
+    function: Callable[..., Any],
+    name: str,
+    arguments: tuple[Any, ...],
+    keywords: dict[str, Any],
 ) -> dict[str, Any]:
     """The keywords of a call, held against a signature.
 
@@ -283,28 +326,55 @@ def _checked(
         inspect.signature(function).bind(*arguments, **keywords)
     except TypeError as error:
         odd = next((keyword for keyword in keywords if keyword not in known), "")
-        positional = [each.name for each in known.values() if each.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+        positional = [
+            each.name
+            for each in known.values()
+            if each.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
+        ]
         hint = nearest(odd, known) if odd else ""
         raise ConfigError(f"{name}({', '.join(positional)}): {error}{hint}") from error
     return keywords
 
 
 def _quantize_call(call: Call, *, isolate: bool) -> ModelProto:
-    """Do what was asked for in onnxruntime's spelling; what it names and safety would spare is done, with a warning."""
+    """Do what was asked for in onnxruntime's spelling.
+
+    What it names and safety would spare is done, with a warning.
+    """
     if call.data is None and call.config.measures and not call.config.tensors:
-        raise CallError("calibration_data_reader is None; a static range is measured on data, or read from a cache")
+        raise CallError(
+            "calibration_data_reader is None; a static range is measured on data, or"
+            " read from a cache",
+        )
     if not call.config.safe:
         kept_float = plan_for(call.model, call.config.with_(safe=True)).kept
-        done = [name for name in kept_float if name not in plan_for(call.model, call.config).kept]
+        done = [
+            name
+            for name in kept_float
+            if name not in plan_for(call.model, call.config).kept
+        ]
         if done:
             logger.warning(
-                "%d nodes are quantized because they are asked for by name, though few bits are known to ruin such: %s",
+                "%d nodes are quantized because they are asked for by name, though few"
+                " bits are known to ruin such: %s",
                 len(done),
                 short(done),
             )
-    result = quantize(call.model, call.data, call.config, call.output, external=call.external, isolate=isolate)
+    result = quantize(
+        call.model,
+        call.data,
+        call.config,
+        call.output,
+        external=call.external,
+        isolate=isolate,
+    )
     if call.cache is not None:
-        write_cache(call.cache, result.model, call.method, smooth=bool(call.config.optimizers))
+        write_cache(
+            call.cache,
+            result.model,
+            call.method,
+            smooth=bool(call.config.optimizers),
+        )
     return result.model
 
 
@@ -314,4 +384,8 @@ def plan_for(model: str | Path | ModelProto, config: Config = "A8W8") -> Plan:
     graph = Graph.of(upcast_to_float32(inlined(load(model)))[0])
     select(graph, config)  # patterns are held against the graph that the user knows
     gather_constants(graph, keep_inputs=config.keep_initializer_inputs)
-    return make_plan(clean(graph, CLEANING)[0] if config.prepare else graph, config, strict=False)
+    return make_plan(
+        clean(graph, CLEANING)[0] if config.prepare else graph,
+        config,
+        strict=False,
+    )

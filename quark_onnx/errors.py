@@ -11,7 +11,7 @@ QuarkError
 └── MissingDependency     an optional package is needed for what was asked
 
 A message says what was found, where (node, tensor, sample, file, option), and what to do.
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -40,14 +40,18 @@ __all__ = [
 
 
 #: What to do about a process that crashed, and about one that was killed.
-_CRASHED = "this is a defect of onnxruntime: try another version of it, or leave operators float with exclude"
+_CRASHED = (
+    "this is a defect of onnxruntime: try another version of it, or leave operators"
+    " float with exclude"
+)
 _KILLED = "the system does that where memory runs out"
 
 
 class QuarkError(Exception):
     """Base of all errors that this package raises on purpose.
 
-    Messages hold names out of files, and what other libraries say of them: what a terminal would act on is escaped.
+    Messages hold names out of files, and what other libraries say of them: what a terminal would
+    act on is escaped.
     """
 
     def __init__(self, message: object = "") -> None:
@@ -63,7 +67,10 @@ class ModelError(QuarkError):
 
 
 class RuntimeCrashError(ModelError):
-    """Onnxruntime has ended the process that it ran in; without ``isolate`` that would have been this process."""
+    """Onnxruntime has ended the process that it ran in.
+
+    Without ``isolate`` that would have been this process.
+    """
 
 
 class DataError(QuarkError):
@@ -82,7 +89,7 @@ class AccuracyError(QuarkError):
     """The quantized model is worse than the bound that was asked for."""
 
 
-class MissingDependency(QuarkError):
+class MissingDependency(QuarkError):  # noqa: N818
     """An optional package is needed for what was asked."""
 
 
@@ -113,8 +120,12 @@ def crash_errors(*models: object) -> Iterator[None]:
         if crash is None:
             raise
         advice = _KILLED if crash.killed else _CRASHED
-        names = ", ".join(str(model) for model in models if isinstance(model, str | Path))
-        raise RuntimeCrashError(f"{names}{': ' if names else ''}{error}; {advice}") from error
+        names = ", ".join(
+            str(model) for model in models if isinstance(model, str | Path)
+        )
+        raise RuntimeCrashError(
+            f"{names}{': ' if names else ''}{error}; {advice}",
+        ) from error
 
 
 @contextmanager

@@ -101,7 +101,12 @@ class Result:
     report: Report
 
 
-def run(job: Job, data: Any, executor: Executor | None, progress: bool | None) -> Result:
+def run(
+    job: Job,
+    data: Any,
+    executor: Executor | None,
+    progress: bool | None,
+) -> Result:
     """From the data to the finished model."""
     config = job.config
     if data is None and (not config.measures or config.tensors):
@@ -111,7 +116,9 @@ def run(job: Job, data: Any, executor: Executor | None, progress: bool | None) -
             return job.finish(known, {}, made_up, progress)
     reader = reader_for(job.graph, data, config)
     first = first_sample(reader)
-    least = len(data) if isinstance(data, list | tuple) else None  # each may be a batch of several samples
+    least = (
+        len(data) if isinstance(data, list | tuple) else None
+    )  # each may be a batch of several samples
     run = stretch(reader.length or least) if states(job.graph) else range(0)
     held = HoldOut(reader, remember=config.search, run=run)
     with Spool() as spool:
@@ -130,9 +137,15 @@ def run(job: Job, data: Any, executor: Executor | None, progress: bool | None) -
         return _finished(job, planned, ranges, RunData(first, held, spool), progress)
 
 
-def _finished(job: Job, planned: Planned, ranges: Ranges, data: RunData, progress: bool | None) -> Result:
-    """Finish a run. If onnxruntime crashes in its own process meanwhile, try a second time without the pairs that it
-    moves, which are behind the crashes that are known.
+def _finished(
+    job: Job,
+    planned: Planned,
+    ranges: Ranges,
+    data: RunData,
+    progress: bool | None,
+) -> Result:
+    """Finish a run. If onnxruntime crashes in its own process meanwhile, try a second time without
+    the pairs that it moves, which are behind the crashes that are known.
     """
     if current() is None:  # a crash would end this process
         return job.finish(planned, ranges, data, progress)
@@ -143,17 +156,34 @@ def _finished(job: Job, planned: Planned, ranges: Ranges, data: RunData, progres
         crash = crash_behind(error)
         if crash is None or crash.killed:  # the latter for want of memory, most likely
             raise
-        again = spare_movers(graph, planned.config, planned.plan, planned.insides, ranges)
+        again = spare_movers(
+            graph,
+            planned.config,
+            planned.plan,
+            planned.insides,
+            ranges,
+        )
         if again is None:
             raise
-        logger.warning("%s; trying again with operators that move values left float", crash)
+        logger.warning(
+            "%s; trying again with operators that move values left float",
+            crash,
+        )
     config, plan, insides, ranges, note = again
     return job.finish(
-        Planned(config, graph, plan, insides, [*planned.notes, note], planned.rewrites), ranges, data, progress
+        Planned(config, graph, plan, insides, [*planned.notes, note], planned.rewrites),
+        ranges,
+        data,
+        progress,
     )
 
 
-def _read(held: HoldOut, spool: Spool, length: int | None, progress: bool | None) -> None:
+def _read(
+    held: HoldOut,
+    spool: Spool,
+    length: int | None,
+    progress: bool | None,
+) -> None:
     """Read all samples.
 
     Raises:
@@ -167,10 +197,12 @@ def _read(held: HoldOut, spool: Spool, length: int | None, progress: bool | None
 
 @dataclass(frozen=True)
 class Job:
-    """What a run starts from: the settings, where the result goes, and the float model with the file it came from.
+    """What a run starts from: the settings, where the result goes, and the float model with the
+    file it came from.
 
     Attributes:
-        closed: inputs of the float model that are constants of the result, as they are initializers.
+        closed: inputs of the float model that are constants of the result, as they are
+            initializers.
     """
 
     config: QConfig
@@ -209,14 +241,28 @@ class Job:
         graph.store = store
         source = Path(model) if isinstance(model, str | Path) else None
         reference = Reference(plain, source if plain is original else None)
-        closed = tuple(gather_constants(graph, keep_inputs=config.keep_initializer_inputs))
+        closed = tuple(
+            gather_constants(graph, keep_inputs=config.keep_initializer_inputs),
+        )
         narrowing.forget_inputs(closed)
-        graph, notes = fixed(graph) if config.target and config.fix_sizes else (graph, [])
+        graph, notes = (
+            fixed(graph) if config.target and config.fix_sizes else (graph, [])
+        )
         if config.target and (why := unfit(TARGETS[config.target], config)):
             logger.warning("%s", why)
             notes.append(why)
         return cls(
-            config, target, external, original, graph, reference, narrowing, resume, tuple(notes), source, closed
+            config,
+            target,
+            external,
+            original,
+            graph,
+            reference,
+            narrowing,
+            resume,
+            tuple(notes),
+            source,
+            closed,
         )
 
     def close(self) -> None:
@@ -230,45 +276,117 @@ class Job:
         graph, prepared = prepare(self.graph, self.config, self.reference, sample)
         graph, lowered = lower_opset(graph, self.config.target, self.reference, sample)
         graph, improved = optimize_float(
-            graph, self.config, self.reference, sample, samples, data.held_out, show=progress
+            graph,
+            self.config,
+            self.reference,
+            sample,
+            samples,
+            data.held_out,
+            show=progress,
         )
         rewrites, notes = [*prepared, *lowered, *improved], list[str]()
         if len(samples):  # without them no bias moves
             give_biases(graph, self.config)
         config, early = self.config, list[str]()
-        if any(optimizer.stage == "plan" for optimizer in config.optimizers):  # they build models to measure
+        if any(
+            optimizer.stage == "plan" for optimizer in config.optimizers
+        ):  # they build models to measure
             graph, early = raise_opset_for(
-                graph, make_plan(graph, config, strict=False), config, self.reference, sample
+                graph,
+                make_plan(graph, config, strict=False),
+                config,
+                self.reference,
+                sample,
             )
         config, found = mix(graph, config, samples, show=progress)
         for settings in (each for each in config.optimizers if each.stage == "plan"):
             notes += describe(found, settings, len(graph.nodes)) if found else []
-        plan, insides = make_plan(graph, config, strict=False), plan_insides(graph, config)
-        graph, raised = raise_opset_for(graph, plan, config, self.reference, sample, wanted(insides))
+        plan, insides = (
+            make_plan(graph, config, strict=False),
+            plan_insides(graph, config),
+        )
+        graph, raised = raise_opset_for(
+            graph,
+            plan,
+            config,
+            self.reference,
+            sample,
+            wanted(insides),
+        )
         if raised:
-            plan, insides = make_plan(graph, config, strict=False), plan_insides(graph, config)
+            plan, insides = (
+                make_plan(graph, config, strict=False),
+                plan_insides(graph, config),
+            )
         give_up_late(insides, vendor=config.form == "vendor")
         if graph.store is not None:
-            notes.append("a large model: it is verified without onnxruntime's graph optimizations, to save memory")
-        return Planned(config, graph, plan, insides, [*notes, *early, *raised], rewrites)
+            notes.append(
+                "a large model: it is verified without onnxruntime's graph"
+                " optimizations, to save memory",
+            )
+        return Planned(
+            config,
+            graph,
+            plan,
+            insides,
+            [*notes, *early, *raised],
+            rewrites,
+        )
 
-    def finish(self, planned: Planned, ranges: Ranges, data: RunData, progress: bool | None) -> Result:
+    def finish(
+        self,
+        planned: Planned,
+        ranges: Ranges,
+        data: RunData,
+        progress: bool | None,
+    ) -> Result:
         """Scales, codes, nodes, file and report."""
         graph, plan, config = planned.graph, planned.plan, planned.config
-        notes = [*planned.notes, *(keep_sensitive_ops_float(graph, plan, ranges) if config.safe else [])]
+        notes = [
+            *planned.notes,
+            *(keep_sensitive_ops_float(graph, plan, ranges) if config.safe else []),
+        ]
         params = compute_qparams(graph, plan, ranges)
         limits = Limits(graph, plan, params, config)
         count = apply_target_constraints(limits, params)
-        notes += [f"{count} scales moved for the rules of the target {config.target}"] if count else []
+        notes += (
+            [f"{count} scales moved for the rules of the target {config.target}"]
+            if count
+            else []
+        )
         few = data.held.first if data.held else []
         corrected = correct_biases(graph, plan, params, few, config.optimizers)
-        count = search(graph, plan, params, limits, [*few, *data.held_out] if few else [], progress, corrected)
-        notes += [f"{count} scales moved by the error of the layers behind"] if count else []
+        count = search(
+            graph,
+            plan,
+            params,
+            limits,
+            [*few, *data.held_out] if few else [],
+            progress,
+            corrected,
+        )
+        notes += (
+            [f"{count} scales moved by the error of the layers behind"] if count else []
+        )
         graph, layers = self._refine(planned, params, data, progress, notes)
         compute_bias_qparams(graph, plan, params)
-        graph = accept_biases(graph, corrected, plan, params, self.reference, [*data.held_out, *few], notes)
+        graph = accept_biases(
+            graph,
+            corrected,
+            plan,
+            params,
+            self.reference,
+            [*data.held_out, *few],
+            notes,
+        )
         notes += params.notes
-        result = insert(graph, plan, params, form=config.pairs, lower=config.form != "operators")
+        result = insert(
+            graph,
+            plan,
+            params,
+            form=config.pairs,
+            lower=config.form != "operators",
+        )
         del params  # of a large model they are large
         inside = quantize_insides(result, planned.insides, config)
         notes += inside
@@ -280,21 +398,41 @@ class Job:
             notes += [*fused, *read_floats(result, before)]
         notes += tie_transposed_weights(result)
         self.narrowing.store_constants(result)
-        quantized_any = bool(inside) or any(isinstance(entry, Quantize) for entry in plan.entries.values())
+        quantized_any = bool(inside) or any(
+            isinstance(entry, Quantize) for entry in plan.entries.values()
+        )
         plans = [plan, *all_plans(planned.insides)]
         if not quantized_any and not config.target:
-            done = hand_back(self.original, self.reference, self.source, self.target, external=self.external)
-            return Result(done.model, plan, self._report(plans, done, [*self.notes, *notes], data, layers))
+            done = hand_back(
+                self.original,
+                self.reference,
+                self.source,
+                self.target,
+                external=self.external,
+            )
+            return Result(
+                done.model,
+                plan,
+                self._report(plans, done, [*self.notes, *notes], data, layers),
+            )
         notes = [*self.notes, *planned.rewrites, *notes]
-        notes += [f"{note}; keep_initializer_inputs keeps the interface" for note in describe_closed(self.closed)]
+        notes += [
+            f"{note}; keep_initializer_inputs keeps the interface"
+            for note in describe_closed(self.closed)
+        ]
         if not quantized_any:
-            notes.append(f"nothing was quantized: the result is the float model, prepared for {config.target}")
+            notes.append(
+                "nothing was quantized: the result is the float model, prepared for"
+                f" {config.target}",
+            )
         done = finish(
             result,
             self.reference,
             data.judges,
             self.target,
-            min_sqnr=config.min_sqnr if quantized_any else None,  # a float model meets it
+            min_sqnr=(
+                config.min_sqnr if quantized_any else None
+            ),  # a float model meets it
             external=self.external,
             narrowing=self.narrowing,
             functions=config.functions,
@@ -303,35 +441,76 @@ class Job:
         return Result(done.model, plan, self._report(plans, done, notes, data, layers))
 
     def _refine(
-        self, planned: Planned, params: Params, data: RunData, progress: bool | None, notes: list[str]
+        self,
+        planned: Planned,
+        params: Params,
+        data: RunData,
+        progress: bool | None,
+        notes: list[str],
     ) -> tuple[Graph, list[LayerResult]]:
-        """Let the optimizers of layers choose codes and biases: the graph with them, and what became of each layer.
+        """Let the optimizers of layers choose codes and biases: the graph with them, and what
+        became of each layer.
 
-        Where an output is further from the float model's on samples held out than with every weight rounded to the
-        nearest, nothing is changed.
+        Where an output is further from the float model's on samples held out than with every weight
+        rounded to the nearest, nothing is changed.
         """
         graph, plan = planned.graph, planned.plan
-        chosen = [optimizer for optimizer in self.config.optimizers if optimizer.stage == "layer"]
+        chosen = [
+            optimizer
+            for optimizer in self.config.optimizers
+            if optimizer.stage == "layer"
+        ]
         if not chosen:
-            notes += ["resume: no optimizer chooses codes layer by layer, nothing is kept"] if self.resume else []
+            notes += (
+                ["resume: no optimizer chooses codes layer by layer, nothing is kept"]
+                if self.resume
+                else []
+            )
             return graph, []
         names = ", ".join(optimizer.name for optimizer in chosen)
         if not len(data.again):
             notes.append(f"{names}: left out, there is no calibration data")
             return graph, []
-        notes.append(f"{names}: cost both models one more run over {len(data.again)} samples, layer by layer")
-        compute_bias_qparams(graph, plan, params)  # which raises the scales of weights that are too small
+        notes.append(
+            f"{names}: cost both models one more run over {len(data.again)} samples,"
+            " layer by layer",
+        )
+        compute_bias_qparams(
+            graph,
+            plan,
+            params,
+        )  # which raises the scales of weights that are too small
         before = Snapshot.of(graph, plan, params)
-        plain = min_output_sqnr(graph, plan, params, self.reference.session, data.held_out)
-        found = refine(graph, plan, params, chosen, data.again, show=progress, resume=self.resume)
+        plain = min_output_sqnr(
+            graph,
+            plan,
+            params,
+            self.reference.session,
+            data.held_out,
+        )
+        found = refine(
+            graph,
+            plan,
+            params,
+            chosen,
+            data.again,
+            show=progress,
+            resume=self.resume,
+        )
         compute_bias_qparams(graph, plan, params)
-        sqnr = min_output_sqnr(graph, plan, params, self.reference.session, data.held_out)
+        sqnr = min_output_sqnr(
+            graph,
+            plan,
+            params,
+            self.reference.session,
+            data.held_out,
+        )
         if plain is None or sqnr is None or sqnr >= plain:
             notes += found.notes
             return graph, found.layers
         notes.append(
-            f"{names}: left out; an output has {sqnr:.2f} dB SQNR with it on samples held out, and {plain:.2f} dB "
-            "with every weight rounded to the nearest"
+            f"{names}: left out; an output has {sqnr:.2f} dB SQNR with it on samples"
+            f" held out, and {plain:.2f} dB with every weight rounded to the nearest",
         )
         return before.restore(plan, params), []
 
@@ -348,8 +527,8 @@ class Job:
         before, after = model_bytes(self.original), model_bytes(done.model)
         if after > before and any(count for count, _ in operators.values()):
             notes.append(
-                "the result is larger than the float model: weights stay float, or are small, or are stored more than "
-                "once"
+                "the result is larger than the float model: weights stay float, or are"
+                " small, or are stored more than once",
             )
         report = Report(
             config=str(self.config),

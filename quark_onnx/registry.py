@@ -13,12 +13,14 @@ T = TypeVar("T")
 
 
 class Registry(Generic[T]):
-    """Named values of one kind; a name is registered once, and an unknown name is an error with the nearest match.
+    """Named values of one kind.
+
+    A name is registered once, and an unknown name is an error with the nearest match.
 
     Args:
         kind: the noun for error messages.
-        home: a module whose import registers the built-in values. It is imported at the first look-up, as it may need
-            an optional package.
+        home: a module whose import registers the built-in values. It is imported at the first
+            look-up, as it may need an optional package.
     """
 
     def __init__(self, kind: str, home: str = "") -> None:
@@ -31,7 +33,8 @@ class Registry(Generic[T]):
     @property
     def _values(self) -> dict[str, T]:
         """All values; imports ``home`` first."""
-        with self._lock:  # other threads wait until all values are registered; the import itself may look up values
+        # other threads wait until all values are registered; the import itself may look up values
+        with self._lock:
             home, self._home = self._home, ""
             if home:
                 try:
@@ -65,7 +68,8 @@ class Registry(Generic[T]):
         if name not in self._values:
             instead = self._elsewhere.get(str(name).lower())
             raise ConfigError(
-                f"unknown {self.kind} {name!r}{f'; {instead}' if instead else nearest(name, self._values)}"
+                f"unknown {self.kind}"
+                f" {name!r}{f'; {instead}' if instead else nearest(name, self._values)}",
             )
         return self._values[name]
 
@@ -97,8 +101,12 @@ RULES: Registry[Any] = Registry("operator")
 PASSES: Registry[Any] = Registry("pass")
 #: What makes a quantized model better: name -> a frozen dataclass.
 OPTIMIZERS: Registry[Any] = Registry("optimizer")
-#: What chooses better codes for PyTorch models, or makes them easier to round: name -> a frozen dataclass.
-ALGORITHMS: Registry[Any] = Registry("algorithm", "quark_onnx.torch.algorithms.registered")
+#: What chooses better codes for PyTorch models, or makes them easier to round: name -> a frozen
+#: dataclass.
+ALGORITHMS: Registry[Any] = Registry(
+    "algorithm",
+    "quark_onnx.torch.algorithms.registered",
+)
 #: What models are quantized for: name -> Target.
 TARGETS: Registry[Any] = Registry("target")
 #: What a model can be converted to: name -> Conversion.

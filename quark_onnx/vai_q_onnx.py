@@ -2,7 +2,8 @@
 
     import quark_onnx.vai_q_onnx as vai_q_onnx
 
-Its defaults are those of power-of-two scales, and without a data reader it calibrates on random samples.
+Its defaults are those of power-of-two scales, and without a data reader it calibrates on random
+samples.
 """
 
 from __future__ import annotations
@@ -14,8 +15,17 @@ from onnx import ModelProto
 
 from quark_onnx.onnx import quantize
 from quark_onnx.onnx.operators.custom_ops import get_library_path
-from quark_onnx.onnx.quant_utils import PowerOfTwoMethod, VitisQuantFormat, VitisQuantType
-from quark_onnx.onnxruntime_spelling import CalibrationDataReader, CalibrationMethod, QuantFormat, QuantType
+from quark_onnx.onnx.quant_utils import (
+    PowerOfTwoMethod,
+    VitisQuantFormat,
+    VitisQuantType,
+)
+from quark_onnx.onnxruntime_spelling import (
+    CalibrationDataReader,
+    CalibrationMethod,
+    QuantFormat,
+    QuantType,
+)
 
 __all__ = [
     "CalibrationDataReader",

@@ -1,9 +1,12 @@
-"""Print a hash for every file that presets and algorithms write, to compare two revisions of the code.
+"""Print a hash for every file that presets and algorithms write, to compare two revisions of the
+code.
 
-Usage: ``python scripts/hashes.py OUT.json [onnx] [torch]``, then ``diff`` two such files. A refactoring changes none.
+Usage: ``python scripts/hashes.py OUT.json [onnx] [torch]``, then ``diff`` two such files. A
+refactoring changes none.
 
-The models are those of the test suite: all small ONNX models of ``tests/models.py`` at every preset, four of them with
-every optimizer, and a two-block Llama with every scheme, algorithm, layout and export.
+The models are those of the test suite: all small ONNX models of ``tests/models.py`` at every
+preset, four of them with every optimizer, and a two-block Llama with every scheme, algorithm,
+layout and export.
 """
 
 from __future__ import annotations
@@ -66,12 +69,17 @@ def onnx_hashes() -> Iterator[tuple[str, str]]:
 
     def quantized(name: str, config: Any) -> str:
         model = models.MODELS[name]()
-        result = quark_onnx.quantize_static(model, models.samples(model, count=4), config)
+        result = quark_onnx.quantize_static(
+            model, models.samples(model, count=4), config
+        )
         return digest(result.SerializeToString(deterministic=True))
 
     for name in models.MODELS:
         for preset in PRESETS:
-            yield f"onnx/{name}/{preset}", outcome(partial(quantized, name, PRESETS[preset]))
+            yield (
+                f"onnx/{name}/{preset}",
+                outcome(partial(quantized, name, PRESETS[preset])),
+            )
     for name in OPTIMIZED:
         for optimizer in OPTIMIZERS:
             text = SETTINGS.get(optimizer, optimizer)
@@ -92,7 +100,9 @@ def torch_hashes() -> Iterator[tuple[str, str]]:
 
     torch.set_num_threads(1)
 
-    def exported(scheme: str, algorithms: tuple[str, ...] = (), layout: str = "quark") -> str:
+    def exported(
+        scheme: str, algorithms: tuple[str, ...] = (), layout: str = "quark"
+    ) -> str:
         model = made(llama())
         config = TorchConfig(SCHEMES[scheme], algorithms=algorithms)
         quantize_model(model, config, tokens())
@@ -122,7 +132,9 @@ def main() -> None:
     for part in parts or PARTS:
         for key, value in PARTS[part]():
             found[key] = value
-    Path(output).write_text(json.dumps(found, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    Path(output).write_text(
+        json.dumps(found, indent=1, sort_keys=True) + "\n", encoding="utf-8"
+    )
     print(f"{len(found)} hashes in {output}")
 
 

@@ -1,6 +1,7 @@
 """Write the tables of docs/ that follow from the code: ``python scripts/tables.py``.
 
-A table stands between two comments that name it. A test compares what stands there with what is made here.
+A table stands between two comments that name it. A test compares what stands there with what is
+made here.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 
 def amd_options() -> str:
     """Return the extra options of AMD Quark for ONNX, and what becomes of each."""
-    return table(("option", "here", "how, or why"), ((f"`{row.name}`", row.verdict, row.text) for row in ROWS))
+    return table(
+        ("option", "here", "how, or why"),
+        ((f"`{row.name}`", row.verdict, row.text) for row in ROWS),
+    )
 
 
 def amd_presets() -> str:
@@ -39,14 +43,31 @@ def amd_presets() -> str:
             formats = f"each run / {name_of(config.weight_type)}"
         if config.extra_options.get("UseMatMulNBits"):
             formats = "float / int4 in blocks"
-        flags = ("include_fast_ft", "include_auto_mp", "enable_npu_cnn", "enable_npu_transformer")
-        rows.append((f"`{name}`", formats, config.calibrate_method, ", ".join(f for f in flags if getattr(config, f))))
-    return table(("preset", "activations / weights", "calibration", "besides CLE"), rows)
+        flags = (
+            "include_fast_ft",
+            "include_auto_mp",
+            "enable_npu_cnn",
+            "enable_npu_transformer",
+        )
+        rows.append(
+            (
+                f"`{name}`",
+                formats,
+                config.calibrate_method,
+                ", ".join(f for f in flags if getattr(config, f)),
+            )
+        )
+    return table(
+        ("preset", "activations / weights", "calibration", "besides CLE"), rows
+    )
 
 
 def amd_script() -> str:
     """Return the arguments of AMD Quark's script for language models, and what becomes of each."""
-    rows = ((f"`{row.names.replace(' ', '`, `')}`", row.verdict, row.text) for row in SCRIPT_ROWS)
+    rows = (
+        (f"`{row.names.replace(' ', '`, `')}`", row.verdict, row.text)
+        for row in SCRIPT_ROWS
+    )
     return table(("argument", "here", "how, or why"), rows)
 
 
@@ -54,7 +75,10 @@ def amd_tools() -> str:
     """Return the tools of AMD Quark for ONNX that exist, and what to do instead of the others."""
     return table(
         ("tool", "here"),
-        ((f"`{tool.name}`", "yes" if tool.action else f"no: {tool.instead}") for tool in TOOLS.values()),
+        (
+            (f"`{tool.name}`", "yes" if tool.action else f"no: {tool.instead}")
+            for tool in TOOLS.values()
+        ),
     )
 
 
@@ -78,7 +102,9 @@ def updated(text: str) -> str:
     def replaced(match: re.Match[str]) -> str:
         return f"{match[1]}\n{TABLES[match[2]]()}\n{match[3]}"
 
-    return re.sub(r"(<!-- table: ([\w-]+) -->).*?(<!-- end -->)", replaced, text, flags=re.DOTALL)
+    return re.sub(
+        r"(<!-- table: ([\w-]+) -->).*?(<!-- end -->)", replaced, text, flags=re.DOTALL
+    )
 
 
 def main() -> None:

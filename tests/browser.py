@@ -16,11 +16,18 @@ from typing import Any
 
 import pytest
 
-NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+NAMES = (
+    "chromium-headless-shell",
+    "chromium",
+    "chromium-browser",
+    "google-chrome",
+    "google-chrome-stable",
+)
 #: Attributes of drawings that are numbers.
 _PLACES = ("x", "y", "cx", "cy", "x1", "x2", "y1", "y2", "width", "height", "r")
-#: The frame that holds the page. Its size is the page's viewport, whatever the size of the browser's window: ordinary
-#: Chromium opens no window narrower than 500 pixels, chromium-headless-shell does.
+#: The frame that holds the page. Its size is the page's viewport, whatever the size of the
+#: browser's window: ordinary Chromium opens no window narrower than 500 pixels,
+#: chromium-headless-shell does.
 _FRAME = """<!DOCTYPE html>
 <html><head><meta charset="utf-8"><meta name="color-scheme" content="light dark"></head>
 <body style="margin: 0">
@@ -33,7 +40,8 @@ addEventListener("message", event => {{
 <iframe src="{page}" style="border: 0; width: {width}px; height: {height}px"></iframe>
 </body></html>
 """
-#: A script that measures the page and sends the result to the frame, to be found in what the browser prints.
+#: A script that measures the page and sends the result to the frame, to be found in what the
+#: browser prints.
 _MEASURE = """
 <script>
 addEventListener("load", () => {
@@ -59,26 +67,40 @@ addEventListener("load", () => {
   parent.postMessage(JSON.stringify(found), "*");
 });
 </script>
-"""
+"""  # noqa: E501
 
 
 def browser() -> str:
     """The path of a browser; without one the test is skipped."""
     found = next(
-        (path for name in (os.environ.get("CHROMIUM", ""), *NAMES) if name and (path := shutil.which(name))), ""
+        (
+            path
+            for name in (os.environ.get("CHROMIUM", ""), *NAMES)
+            if name and (path := shutil.which(name))
+        ),
+        "",
     )
     if not found:
-        pytest.skip("no browser is installed (apt-get install chromium-headless-shell, or name one in CHROMIUM)")
+        pytest.skip(
+            "no browser is installed (apt-get install chromium-headless-shell, or name"
+            " one in CHROMIUM)"
+        )
     return found
 
 
-def measured(page: Path, width: int, height: int = 1000, *, dark: bool = False) -> tuple[dict[str, Any], list[str]]:
-    """Return what a browser lays out of a page in a viewport of this size, and its complaints on the console."""
+def measured(
+    page: Path, width: int, height: int = 1000, *, dark: bool = False
+) -> tuple[dict[str, Any], list[str]]:
+    """Return what a browser lays out of a page in a viewport of this size, and its complaints on
+    the console.
+    """
     copy = page.with_name(f"measured_{page.name}")
     text = page.read_text(encoding="utf-8")
     copy.write_text(text.replace("</body>", f"{_MEASURE}</body>"), encoding="utf-8")
     frame = page.with_name(f"frame_{page.name}")
-    frame.write_text(_FRAME.format(page=copy.name, width=width, height=height), encoding="utf-8")
+    frame.write_text(
+        _FRAME.format(page=copy.name, width=width, height=height), encoding="utf-8"
+    )
     options = [
         "--headless",
         "--no-sandbox",
@@ -101,11 +123,15 @@ def measured(page: Path, width: int, height: int = 1000, *, dark: bool = False) 
     )
     result = re.search(r'<pre id="measured">(.*?)</pre>', run.stdout, re.DOTALL)
     assert result, "the page's script did not run"
-    return json.loads(unescape(result[1])), [line for line in run.stderr.splitlines() if "CONSOLE" in line]
+    return json.loads(unescape(result[1])), [
+        line for line in run.stderr.splitlines() if "CONSOLE" in line
+    ]
 
 
 def laid_out(page: Path, width: int, *, dark: bool = False) -> dict[str, Any]:
-    """What a browser lays out of a page, with nothing from outside, no text over another, and all of it inside."""
+    """What a browser lays out of a page, with nothing from outside, no text over another, and all
+    of it inside.
+    """
     found, complaints = measured(page, width, dark=dark)
     assert complaints == [] and found["loaded"] == []
     assert found["width"] == width and found["scroll"] <= width
@@ -116,7 +142,12 @@ def laid_out(page: Path, width: int, *, dark: bool = False) -> dict[str, Any]:
         for text in plot["texts"]:
             assert text["size"] >= 8.5, text
             x0, y0, x1, y1 = text["box"]
-            assert left - 1 <= x0 and x1 <= right + 1 and top - 1 <= y0 and y1 <= bottom + 1, (plot["title"], text)
+            assert (
+                left - 1 <= x0
+                and x1 <= right + 1
+                and top - 1 <= y0
+                and y1 <= bottom + 1
+            ), (plot["title"], text)
         for one, other in combinations(plot["texts"], 2):
             assert not _overlap(one["box"], other["box"]), (plot["title"], one, other)
     for text in found["texts"]:
@@ -126,7 +157,9 @@ def laid_out(page: Path, width: int, *, dark: bool = False) -> dict[str, Any]:
 
 
 def _overlap(one: list[float], other: list[float]) -> bool:
-    return all(min(one[i + 2], other[i + 2]) - max(one[i], other[i]) > 1.5 for i in range(2))
+    return all(
+        min(one[i + 2], other[i + 2]) - max(one[i], other[i]) > 1.5 for i in range(2)
+    )
 
 
 def _brightness(color: str) -> int:

@@ -1,6 +1,7 @@
 """Tiny float models, mostly in ONNX text, that many tests share; each function makes a new one.
 
-``MODELS`` lists by name those that onnxruntime runs in float and that every run of the quantizer must survive.
+``MODELS`` lists by name those that onnxruntime runs in float and that every run of the quantizer
+must survive.
 """
 
 from __future__ import annotations
@@ -21,17 +22,30 @@ Factory = Callable[[], ModelProto]
 MODELS: dict[str, Factory] = {}
 
 
-def parse(text: str, *, opset: int = 17, ir_version: int = 8, **constants: Array) -> ModelProto:
-    """The model that ONNX text describes, with ``constants`` as initializers; a text may bring its own header."""
-    header = "" if text.lstrip().startswith("<") else f'<ir_version: {ir_version}, opset_import: ["" : {opset}]>'
+def parse(
+    text: str, *, opset: int = 17, ir_version: int = 8, **constants: Array
+) -> ModelProto:
+    """The model that ONNX text describes, with ``constants`` as initializers.
+
+    A text may bring its own header.
+    """
+    header = (
+        ""
+        if text.lstrip().startswith("<")
+        else f'<ir_version: {ir_version}, opset_import: ["" : {opset}]>'
+    )
     model = onnx.parser.parse_model(header + text)
-    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in constants.items())
+    model.graph.initializer.extend(
+        numpy_helper.from_array(array, name) for name, array in constants.items()
+    )
     return model
 
 
 def normal(*shape: int, seed: int = 0, scale: float = 1.0) -> NDArray[np.float32]:
     """Gaussian numbers that are the same in every run."""
-    return (np.random.default_rng([seed, *shape]).normal(0, scale, shape)).astype(np.float32)
+    return (np.random.default_rng([seed, *shape]).normal(0, scale, shape)).astype(
+        np.float32
+    )
 
 
 def weight(*shape: int, seed: int = 0) -> NDArray[np.float32]:
@@ -44,7 +58,11 @@ def samples(model: ModelProto, count: int = 8, seed: int = 0) -> list[Feeds]:
     random = np.random.default_rng(seed)
     constants = {tensor.name for tensor in model.graph.initializer}
     return [
-        {value.name: _draw(random, value) for value in model.graph.input if value.name not in constants}
+        {
+            value.name: _draw(random, value)
+            for value in model.graph.input
+            if value.name not in constants
+        }
         for _ in range(count)
     ]
 
@@ -53,25 +71,42 @@ def _draw(random: np.random.Generator, value: onnx.ValueInfoProto) -> Array:
     kind = value.type.tensor_type
     shape = [dim.dim_value or 1 for dim in kind.shape.dim]
     dtype = helper.tensor_dtype_to_np_dtype(kind.elem_type)
-    return np.asarray(random.normal(size=shape) if dtype.kind == "f" else random.integers(0, 2, shape)).astype(dtype)
+    return np.asarray(
+        random.normal(size=shape) if dtype.kind == "f" else random.integers(0, 2, shape)
+    ).astype(dtype)
 
 
 def run(model: ModelProto, feeds: Feeds, *, optimize: bool = False) -> list[Array]:
-    """Outputs of a model by onnxruntime, as written or optimized; activations of 16 bits are not rounded to 8."""
+    """Outputs of a model by onnxruntime, as written or optimized.
+
+    Activations of 16 bits are not rounded to 8.
+    """
     options = ort.SessionOptions()
     options.log_severity_level = 4
     options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
     if not optimize:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    session = ort.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
     return list(session.run(None, feeds))
 
 
 def interface(model: ModelProto) -> tuple[list[bytes], list[bytes]]:
-    """Inputs, without the initializers that IR version 3 lists among them, and outputs: names, types and shapes."""
-    constants = {tensor.name for tensor in model.graph.initializer} if model.ir_version < 4 else set()
+    """Inputs, without the initializers that IR version 3 lists among them, and outputs: names,
+    types and shapes.
+    """
+    constants = (
+        {tensor.name for tensor in model.graph.initializer}
+        if model.ir_version < 4
+        else set()
+    )
     return (
-        [value.SerializeToString(deterministic=True) for value in model.graph.input if value.name not in constants],
+        [
+            value.SerializeToString(deterministic=True)
+            for value in model.graph.input
+            if value.name not in constants
+        ],
         [value.SerializeToString(deterministic=True) for value in model.graph.output],
     )
 
@@ -173,22 +208,35 @@ def gemm_scaled() -> ModelProto:
 
 @listed
 def matmul_right() -> ModelProto:
-    return parse("g (float[N,5,6] x) => (float[N,5,3] y) { [fc] y = MatMul (x, w) }", w=weight(6, 3))
+    return parse(
+        "g (float[N,5,6] x) => (float[N,5,3] y) { [fc] y = MatMul (x, w) }",
+        w=weight(6, 3),
+    )
 
 
 @listed
 def matmul_left() -> ModelProto:
-    return parse("g (float[N,6,5] x) => (float[N,3,5] y) { [fc] y = MatMul (w, x) }", w=weight(3, 6))
+    return parse(
+        "g (float[N,6,5] x) => (float[N,3,5] y) { [fc] y = MatMul (w, x) }",
+        w=weight(3, 6),
+    )
 
 
 @listed
 def matmul_3d() -> ModelProto:
-    return parse("g (float[2,5,6] x) => (float[2,5,3] y) { [fc] y = MatMul (x, w) }", w=weight(2, 6, 3))
+    return parse(
+        "g (float[2,5,6] x) => (float[2,5,3] y) { [fc] y = MatMul (x, w) }",
+        w=weight(2, 6, 3),
+    )
 
 
 @listed
 def conv_1d() -> ModelProto:
-    return parse("g (float[N,3,9] x) => (float[N,4,7] y) { [conv] y = Conv (x, w, b) }", w=weight(4, 3, 3), b=normal(4))
+    return parse(
+        "g (float[N,3,9] x) => (float[N,4,7] y) { [conv] y = Conv (x, w, b) }",
+        w=weight(4, 3, 3),
+        b=normal(4),
+    )
 
 
 # Networks
@@ -268,7 +316,10 @@ def transformer_block() -> ModelProto:
             [residual] r = Add (ob, x)
             [norm] y = LayerNormalization <axis = -1> (r, gamma, beta)
         }""",
-        **{name: weight(width, width, seed=i) for i, name in enumerate(("wq", "wk", "wv", "wo"))},
+        **{
+            name: weight(width, width, seed=i)
+            for i, name in enumerate(("wq", "wk", "wv", "wo"))
+        },
         root=np.float32(width**0.5),
         one=np.int64([1]),
         unity=np.float32(1.0),
@@ -341,7 +392,7 @@ def hidden_weight() -> ModelProto:
 def old_ir() -> ModelProto:
     """IR version 3 lists every initializer among the inputs."""
     return parse(
-        """g (float[1,3,4,4] x, float[2,3,1,1] w, float[2] b) => (float[1,2,4,4] y) { [conv] y = Conv (x, w, b) }""",
+        """g (float[1,3,4,4] x, float[2,3,1,1] w, float[2] b) => (float[1,2,4,4] y) { [conv] y = Conv (x, w, b) }""",  # noqa: E501
         ir_version=3,
         opset=9,
         w=weight(2, 3, 1, 1),
@@ -396,7 +447,7 @@ def captured(line: str, **constants: Array) -> ModelProto:
                 then_branch = a () => (float p) {{ s = Sigmoid (t) p = ReduceSum <keepdims = 0> (s) }},
                 else_branch = b () => (float q) {{ u = Tanh (t) q = ReduceSum <keepdims = 0> (u) }}
             >
-        }}""",
+        }}""",  # noqa: E501
         opset=16,
         w=weight(8, 4, 3, 3),
         **constants,
@@ -425,7 +476,9 @@ def captured_unsqueeze() -> ModelProto:
 
 @listed
 def captured_slice() -> ModelProto:
-    return captured("t = Slice (h, starts, ends)", starts=np.int64([0, 2]), ends=np.int64([1, 7]))
+    return captured(
+        "t = Slice (h, starts, ends)", starts=np.int64([0, 2]), ends=np.int64([1, 7])
+    )
 
 
 @listed
@@ -455,7 +508,9 @@ def nameless() -> ModelProto:
 
 @listed
 def name_collisions() -> ModelProto:
-    """The names that a quantizer would like to use are taken, one by a value_info and one inside a subgraph."""
+    """The names that a quantizer would like to use are taken, one by a value_info and one inside a
+    subgraph.
+    """
     return parse(
         """g (float[N,4] x, bool c) => (float[N,4] y) <float[N,4] x_DequantizeLinear_Output> {
             [x_QuantizeLinear] x_QuantizeLinear_Output = Relu (x)
@@ -465,7 +520,7 @@ def name_collisions() -> ModelProto:
                 then_branch = a () => (float[N,4] w_quantized) { w_quantized = Add (x_DequantizeLinear_Output, x) },
                 else_branch = b () => (float[N,4] x_scale) { x_scale = Relu (x_DequantizeLinear_Output) }
             >
-        }""",
+        }""",  # noqa: E501
         w=weight(4, 4),
     )
 
@@ -515,7 +570,9 @@ def dead_channel() -> ModelProto:
     w = weight(3, 2, 1, 1)
     w[1], w[2] = 0, 1e-41
     return parse(
-        "g (float[N,2,4,4] x) => (float[N,3,4,4] y) { [conv] y = Conv (x, w, b) }", w=w, b=np.float32([1, 2, 3])
+        "g (float[N,2,4,4] x) => (float[N,3,4,4] y) { [conv] y = Conv (x, w, b) }",
+        w=w,
+        b=np.float32([1, 2, 3]),
     )
 
 
@@ -525,15 +582,16 @@ def tiny_weight_big_bias() -> ModelProto:
     w = weight(2, 3, 1, 1)
     w *= np.float32(7.8e-10 * 127) / np.abs(w).max()
     return parse(
-        "g (float[N,3,4,4] x) => (float[N,2,4,4] y) { [conv] y = Conv (x, w, b) }", w=w, b=np.float32([5.0, -4.5])
+        "g (float[N,3,4,4] x) => (float[N,2,4,4] y) { [conv] y = Conv (x, w, b) }",
+        w=w,
+        b=np.float32([5.0, -4.5]),
     )
 
 
 @listed
 def constants_in_branches() -> ModelProto:
     """The weights are Constant nodes inside the branches of an If."""
-    return parse(
-        f"""g (float[N,8] x, bool c) => (float[N,8] y) {{
+    return parse(f"""g (float[N,8] x, bool c) => (float[N,8] y) {{
             [choice] y = If (c) <
                 then_branch = t () => (float[N,8] r) {{
                     w0 = Constant <value = {literal(weight(8, 8))}> ()
@@ -543,35 +601,36 @@ def constants_in_branches() -> ModelProto:
                     w1 = Constant <value = {literal(weight(8, 8, seed=1))}> ()
                     [inner3] t1 = Transpose <perm = [1,0]> (w1)
                     [inner4] s = MatMul (x, t1) }}>
-        }}"""
-    )
+        }}""")
 
 
 @listed
 def constants_in_loop() -> ModelProto:
     """The weight is a Constant node inside the body of a Loop."""
-    return parse(
-        f"""g (float[N,8] x) => (float[N,8] y) {{
+    return parse(f"""g (float[N,8] x) => (float[N,8] y) {{
             three = Constant <value = int64 {{3}}> ()
             [steps] y = Loop (three, , x) <body = b (int64 i, bool go, float[N,8] v) => (bool on, float[N,8] z) {{
                 on = Identity (go)
                 w = Constant <value = {literal(weight(8, 8))}> ()
                 [inner1] m = MatMul (v, w)
                 [inner2] z = Tanh (m) }}>
-        }}"""
-    )
+        }}""")  # noqa: E501
 
 
 def literal(array: Array) -> str:
     """A float array as ONNX text writes it."""
     sizes = ",".join(map(str, array.shape))
-    return f"float[{sizes}] {{{', '.join(repr(float(value)) for value in array.reshape(-1))}}}"
+    return (
+        f"float[{sizes}]"
+        f" {{{', '.join(repr(float(value)) for value in array.reshape(-1))}}}"
+    )
 
 
 @listed
 def half_precision() -> ModelProto:
     return parse(
-        "g (float16[N,4] x) => (float16[N,3] y) { [fc] h = MatMul (x, w) [relu] y = Relu (h) }",
+        "g (float16[N,4] x) => (float16[N,3] y) { [fc] h = MatMul (x, w) [relu] y ="
+        " Relu (h) }",
         w=weight(4, 3).astype(np.float16),
     )
 
@@ -597,7 +656,10 @@ def batch_norm_net() -> ModelProto:
 
 
 def norm_parameters(channels: int) -> Feeds:
-    """gamma, beta, mean and variance of a BatchNormalization; one variance is so small that epsilon matters."""
+    """gamma, beta, mean and variance of a BatchNormalization.
+
+    One variance is so small that epsilon matters.
+    """
     variance = np.random.default_rng(1).uniform(0.5, 2, channels).astype(np.float32)
     variance[0] = 1e-5
     gamma, beta, mean = (normal(channels, seed=i) for i in (1, 2, 3))
@@ -607,7 +669,8 @@ def norm_parameters(channels: int) -> Feeds:
 def conv_net(depth: int = 4) -> ModelProto:
     """Convolutions with random weights, each followed by Relu."""
     layers = "\n".join(
-        f"c{i} = Conv <pads = [1,1,1,1]> (r{i}, w{i}, b{i}) r{i + 1} = Relu (c{i})" for i in range(depth)
+        f"c{i} = Conv <pads = [1,1,1,1]> (r{i}, w{i}, b{i}) r{i + 1} = Relu (c{i})"
+        for i in range(depth)
     )
     shapes = [(8, 3 if i == 0 else 8, 3, 3) for i in range(depth)]
     return parse(

@@ -11,8 +11,9 @@ from tests.models import parse, weight
 def captured_mover(*, quantized: bool) -> onnx.ModelProto:
     """``Conv -> Transpose -> If``, whose branches capture the result of the Transpose.
 
-    Quantized, only a DequantizeLinear stands before the Transpose, and nothing after it: onnxruntime 1.32 ends the
-    process with SIGABRT when its QDQ propagation, which is on by default, moves the pair to the other side.
+    Quantized, only a DequantizeLinear stands before the Transpose, and nothing after it:
+    onnxruntime 1.32 ends the process with SIGABRT when its QDQ propagation, which is on by default,
+    moves the pair to the other side.
     """
     pair = "q = QuantizeLinear (c, scale, zero) d = DequantizeLinear (q, scale, zero)"
     return parse(
@@ -24,7 +25,7 @@ def captured_mover(*, quantized: bool) -> onnx.ModelProto:
                 then_branch = then () => (float a) {{ s = Sigmoid (t) a = ReduceSum <keepdims = 0> (s) }},
                 else_branch = other () => (float b) {{ u = Tanh (t) b = ReduceSum <keepdims = 0> (u) }}
             >
-        }}""",
+        }}""",  # noqa: E501
         opset=16,
         w=weight(4, 3, 3, 3),
         scale=np.float32(0.05),
@@ -37,7 +38,11 @@ def endless(*, conditional: bool = False) -> onnx.ModelProto:
 
     ``conditional``: the Loop ends after the first step if the sum of the input is positive.
     """
-    go = "go = ReduceSum <keepdims = 0> (x) small = LessOrEqual (go, none)" if conditional else ""
+    go = (
+        "go = ReduceSum <keepdims = 0> (x) small = LessOrEqual (go, none)"
+        if conditional
+        else ""
+    )
     return parse(
         f"""g (float[1, 4] x) => (float[1, 4] y) {{
             {go}

@@ -10,7 +10,16 @@ from onnx import ModelProto
 from quark_onnx import QConfig
 from quark_onnx.graph import Graph
 from quark_onnx.plan import Plan
-from quark_onnx.steps import Limits, Params, Ranges, calibrate, compute_bias_qparams, compute_qparams, insert, make_plan
+from quark_onnx.steps import (
+    Limits,
+    Params,
+    Ranges,
+    calibrate,
+    compute_bias_qparams,
+    compute_qparams,
+    insert,
+    make_plan,
+)
 from tests.models import Feeds, samples
 from tests.settings import TENSOR
 
@@ -27,15 +36,26 @@ class Stages:
     form: str = "qdq"
 
     @classmethod
-    def of(cls, model: ModelProto, config: QConfig = TENSOR, data: Sequence[Feeds] = ()) -> Stages:
+    def of(
+        cls, model: ModelProto, config: QConfig = TENSOR, data: Sequence[Feeds] = ()
+    ) -> Stages:
         graph = Graph.of(model)
         plan = make_plan(graph, config)
         ranges = calibrate(graph, plan, data or samples(model))
         params = compute_qparams(graph, plan, ranges)
         compute_bias_qparams(graph, plan, params)
-        return cls(graph, plan, ranges, params, Limits(graph, plan, params, config), config.form)
+        return cls(
+            graph,
+            plan,
+            ranges,
+            params,
+            Limits(graph, plan, params, config),
+            config.form,
+        )
 
     @property
     def model(self) -> ModelProto:
         """The result, before operators that compute on codes are written."""
-        return insert(self.graph, self.plan, self.params, lower=self.form != "operators").to_model()
+        return insert(
+            self.graph, self.plan, self.params, lower=self.form != "operators"
+        ).to_model()

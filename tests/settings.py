@@ -13,12 +13,19 @@ WIDE = QConfig.of("A16W8").with_(calibrator="minmax", per_channel=True)
 #: Power-of-two scales, which are not searched.
 POW2 = QConfig.of("XINT8").with_(calibrator="minmse", per_channel=False, search=0)
 
-ALL = {"tensor": TENSOR, "channel": CHANNEL, "signed": SIGNED, "wide": WIDE, "pow2": POW2}
+ALL = {
+    "tensor": TENSOR,
+    "channel": CHANNEL,
+    "signed": SIGNED,
+    "wide": WIDE,
+    "pow2": POW2,
+}
 
 
 def portable(config: QConfig) -> QConfig:
-    """A configuration whose integer kernels are right on every processor: where sums of 8-bit products saturate, int8
-    weights have one bit less, as users are told to choose there."""
+    """A configuration whose integer kernels are right on every processor: where sums of 8-bit
+    products saturate, int8 weights have one bit less, as users are told to choose there.
+    """
     if config.weight is None or config.weight.dtype.name != "int8" or not saturates():
         return config
     return config.with_(weight=config.weight.with_(reduce_range=True))

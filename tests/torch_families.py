@@ -21,20 +21,52 @@ _BASE = {
     "eos_token_id": 2,
 }
 _DENSE = _BASE | _HEADS
-_GPT = {"vocab_size": VOCABULARY, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 64}
-_MOE = _DENSE | {"moe_intermediate_size": 32, "num_experts": 4, "num_experts_per_tok": 2}
+_GPT = {
+    "vocab_size": VOCABULARY,
+    "n_embd": 64,
+    "n_layer": 2,
+    "n_head": 4,
+    "n_positions": 64,
+}
+_MOE = _DENSE | {
+    "moe_intermediate_size": 32,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+}
 
 #: By name: the model type and its settings.
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama2": ("llama", _BASE | {"num_attention_heads": 4}),
-    "llama3": ("llama", _DENSE | {"rope_parameters": {"rope_type": "default", "rope_theta": 500000.0}}),
+    "llama3": (
+        "llama",
+        _DENSE | {"rope_parameters": {"rope_type": "default", "rope_theta": 500000.0}},
+    ),
     "llama3.2": ("llama", _DENSE | {"tie_word_embeddings": True}),
-    "opt": ("opt", _BASE | {"ffn_dim": 96, "num_attention_heads": 4, "word_embed_proj_dim": 64}),
+    "opt": (
+        "opt",
+        _BASE | {"ffn_dim": 96, "num_attention_heads": 4, "word_embed_proj_dim": 64},
+    ),
     "gptj": (
         "gptj",
-        {"vocab_size": VOCABULARY, "n_embd": 64, "n_layer": 2, "n_head": 4, "rotary_dim": 8, "n_positions": 64},
+        {
+            "vocab_size": VOCABULARY,
+            "n_embd": 64,
+            "n_layer": 2,
+            "n_head": 4,
+            "rotary_dim": 8,
+            "n_positions": 64,
+        },
     ),
-    "gpt2": ("gpt2", {"vocab_size": VOCABULARY, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 64}),
+    "gpt2": (
+        "gpt2",
+        {
+            "vocab_size": VOCABULARY,
+            "n_embd": 64,
+            "n_layer": 2,
+            "n_head": 4,
+            "n_positions": 64,
+        },
+    ),
     "qwen2": ("qwen2", _DENSE),
     "qwen3": ("qwen3", _DENSE | {"head_dim": 16}),
     "qwen2_moe": ("qwen2_moe", _MOE | {"shared_expert_intermediate_size": 32}),
@@ -73,11 +105,20 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "gemma2": ("gemma2", _DENSE | {"head_dim": 16}),
     "gemma3": ("gemma3_text", _DENSE | {"head_dim": 16}),
-    "gpt_oss": ("gpt_oss", _DENSE | {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2}),
+    "gpt_oss": (
+        "gpt_oss",
+        _DENSE | {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2},
+    ),
     "olmo": ("olmo", _DENSE),
     "llama4": (
         "llama4_text",
-        _DENSE | {"head_dim": 16, "intermediate_size_mlp": 96, "num_local_experts": 4, "moe_layers": [0, 1]},
+        _DENSE
+        | {
+            "head_dim": 16,
+            "intermediate_size_mlp": 96,
+            "num_local_experts": 4,
+            "moe_layers": [0, 1],
+        },
     ),
     "granite": ("granite", _DENSE),
     "chatglm3": ("local", {}),
@@ -92,7 +133,9 @@ def config_of(family: str) -> Any:
     """The configuration of a family; some bring their own code along, in a folder."""
     kind, settings = FAMILIES[family]
     if kind == "local":
-        return AutoConfig.from_pretrained(Path(__file__).with_name("local_models") / family, trust_remote_code=True)
+        return AutoConfig.from_pretrained(
+            Path(__file__).with_name("local_models") / family, trust_remote_code=True
+        )
     return AutoConfig.for_model(kind, **settings)
 
 

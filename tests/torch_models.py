@@ -30,7 +30,9 @@ def llama(**settings: Any) -> Any:
 def made(config: Any, dtype: Any = torch.float32, seed: int = 0) -> Any:
     """The model of a configuration with random weights that matter."""
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=True).eval()
+    model = AutoModelForCausalLM.from_config(
+        config, dtype=dtype, trust_remote_code=True
+    ).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim >= 2:
@@ -41,7 +43,10 @@ def made(config: Any, dtype: Any = torch.float32, seed: int = 0) -> Any:
 def tokens(count: int = 3, length: int = 12) -> list[Any]:
     """Batches of token ids."""
     generator = torch.Generator().manual_seed(7)
-    return [torch.randint(0, VOCABULARY, (1, length), generator=generator) for _ in range(count)]
+    return [
+        torch.randint(0, VOCABULARY, (1, length), generator=generator)
+        for _ in range(count)
+    ]
 
 
 def logits(model: Any, batch: Any) -> Any:

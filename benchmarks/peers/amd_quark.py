@@ -1,11 +1,13 @@
-"""Run amd-quark on one model. Executed by the Python of amd-quark's own virtual environment, on its own.
+"""Run amd-quark on one model.
+
+Executed by the Python of amd-quark's own virtual environment, on its own.
 
     python amd_quark.py MODEL SAMPLES_FOLDER OUTPUT {XINT8|A8W8} COUNT [ALGORITHM ...]
     python amd_quark.py --version
 
-SAMPLES_FOLDER holds one .npz file a sample; with COUNT above their number they repeat. An ALGORITHM is cle, bias,
-adaround:ITERATIONS or adaquant:ITERATIONS. The last line printed is JSON: the seconds that quantize_model took, the
-peak resident memory in MB, the version.
+SAMPLES_FOLDER holds one .npz file a sample; with COUNT above their number they repeat. An ALGORITHM
+is cle, bias, adaround:ITERATIONS or adaquant:ITERATIONS. The last line printed is JSON: the seconds
+that quantize_model took, the peak resident memory in MB, the version.
 """
 
 import json
@@ -17,12 +19,19 @@ from pathlib import Path
 
 
 def peak_mb():
-    """Peak resident memory of this process image (ru_maxrss would include the process that started it)."""
+    """Peak resident memory of this process image (ru_maxrss would include the process that started
+    it).
+    """
     status = Path("/proc/self/status")
     if status.exists():
         lines = status.read_text().splitlines()
-        return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
+        return (
+            next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+            / 1024
+        )
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (
+        2**20 if sys.platform == "darwin" else 2**10
+    )
 
 
 def algorithm(text):
@@ -68,6 +77,8 @@ if __name__ == "__main__":
     if sys.argv[1:] != ["--version"]:
         model, folder, output, preset, count, *algorithms = sys.argv[1:]
         report.update(quantize(model, folder, output, preset, int(count), algorithms))
-        if not Path(output).exists():  # it logs some failures and returns as if all were well
+        if not Path(
+            output
+        ).exists():  # it logs some failures and returns as if all were well
             sys.exit("no output was written")
     print("\n" + json.dumps(report))

@@ -1,9 +1,11 @@
-"""Perplexity of a language model as GPTQModel quantizes it. Executed by the Python of its own virtual environment.
+"""Perplexity of a language model as GPTQModel quantizes it.
+
+Executed by the Python of its own virtual environment.
 
     python gptq_model.py MODEL WINDOWS.npz SCHEME ALGORITHM
 
-SCHEME is one as uint4_wo_per_channel and uint3_wo_32 are: weights with zero points. ALGORITHM is gptq or gptaq, with
-its defaults. The last line printed is JSON, as that of ``amd_quark_llm.py``.
+SCHEME is one as uint4_wo_per_channel and uint3_wo_32 are: weights with zero points. ALGORITHM is
+gptq or gptaq, with its defaults. The last line printed is JSON, as that of ``amd_quark_llm.py``.
 """
 
 import os
@@ -29,14 +31,17 @@ def main(folder, windows, scheme, algorithm):
     from transformers import AutoModelForCausalLM
 
     with np.load(windows) as loaded:
-        calibrate, score = (torch.from_numpy(loaded[name]) for name in ("calibrate", "score"))
+        calibrate, score = (
+            torch.from_numpy(loaded[name]) for name in ("calibrate", "score")
+        )
     bits, group = scheme.removeprefix("uint").split("_wo_")
     config = QuantizeConfig(
         bits=int(bits),
         group_size=-1 if group == "per_channel" else int(group),
         sym=False,
         device="cpu",
-        act_group_aware=group != "per_channel",  # a default that it refuses without groups
+        act_group_aware=group
+        != "per_channel",  # a default that it refuses without groups
         gptaq=GPTAQConfig() if algorithm == "gptaq" else None,
         offload_to_disk=False,
     )
@@ -44,10 +49,17 @@ def main(folder, windows, scheme, algorithm):
         copied = shutil.copytree(folder, Path(place) / "model")
         stand_in_tokenizer().save_pretrained(copied)
         model = GPTQModel.load(str(copied), config, dtype=torch.float32)
-        rows = [{"input_ids": row[None], "attention_mask": torch.ones_like(row[None])} for row in calibrate]
+        rows = [
+            {"input_ids": row[None], "attention_mask": torch.ones_like(row[None])}
+            for row in calibrate
+        ]
         start = time.perf_counter()
         model.quantize(rows, batch_size=8, backend=BACKEND.TORCH)
-        found = {"seconds": time.perf_counter() - start, "peak_mb": peak_mb(), "version": __version__}
+        found = {
+            "seconds": time.perf_counter() - start,
+            "peak_mb": peak_mb(),
+            "version": __version__,
+        }
         # zero points are what it means by them once they have been read
         model.save(f"{place}/result")
         model = GPTQModel.load(f"{place}/result", device="cpu", backend=BACKEND.TORCH)
@@ -55,7 +67,9 @@ def main(folder, windows, scheme, algorithm):
     plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     for name, layer in model.model.named_modules():
         if hasattr(layer, "dequantize_weight"):
-            plain.get_submodule(name).weight.data = layer.dequantize_weight().t().float()
+            plain.get_submodule(name).weight.data = (
+                layer.dequantize_weight().t().float()
+            )
     return found | scored(plain, score, windows)
 
 

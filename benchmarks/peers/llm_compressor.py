@@ -1,9 +1,12 @@
-"""Perplexity of a language model as llm-compressor quantizes it. Executed by the Python of its own virtual environment.
+"""Perplexity of a language model as llm-compressor quantizes it.
+
+Executed by the Python of its own virtual environment.
 
     python llm_compressor.py MODEL WINDOWS.npz SCHEME ALGORITHM
 
-SCHEME is mxfp4, or as uint4_wo_per_channel and uint3_wo_32 are: weights with zero points. ALGORITHM is nearest, gptq or
-awq, with its defaults. The last line printed is JSON, as that of ``amd_quark_llm.py``.
+SCHEME is mxfp4, or as uint4_wo_per_channel and uint3_wo_32 are: weights with zero points. ALGORITHM
+is nearest, gptq or awq, with its defaults. The last line printed is JSON, as that of
+``amd_quark_llm.py``.
 """
 
 import time
@@ -14,13 +17,23 @@ from scored import scored, stand_in_tokenizer, told
 
 def scheme_of(name):
     """Its scheme."""
-    from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme, preset_name_to_scheme
+    from compressed_tensors.quantization import (
+        QuantizationArgs,
+        QuantizationScheme,
+        preset_name_to_scheme,
+    )
 
     if name == "mxfp4":
         return preset_name_to_scheme("MXFP4", ["Linear"])
     bits, group = name.removeprefix("uint").split("_wo_")
-    strategy = {"strategy": "channel"} if group == "per_channel" else {"strategy": "group", "group_size": int(group)}
-    weights = QuantizationArgs(num_bits=int(bits), type="int", symmetric=False, **strategy)
+    strategy = (
+        {"strategy": "channel"}
+        if group == "per_channel"
+        else {"strategy": "group", "group_size": int(group)}
+    )
+    weights = QuantizationArgs(
+        num_bits=int(bits), type="int", symmetric=False, **strategy
+    )
     return QuantizationScheme(targets=["Linear"], weights=weights)
 
 
@@ -36,12 +49,17 @@ def main(folder, windows, scheme, algorithm):
     from transformers import AutoModelForCausalLM
 
     with np.load(windows) as loaded:
-        calibrate, score = (torch.from_numpy(loaded[name]) for name in ("calibrate", "score"))
+        calibrate, score = (
+            torch.from_numpy(loaded[name]) for name in ("calibrate", "score")
+        )
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     groups = {"config_groups": {"all": scheme_of(scheme)}, "ignore": ["lm_head"]}
     rounder = GPTQModifier if algorithm == "gptq" else QuantizationModifier
     recipe = [*([AWQModifier()] if algorithm == "awq" else []), rounder(**groups)]
-    rows = [{"input_ids": row[None], "attention_mask": torch.ones_like(row[None])} for row in calibrate]
+    rows = [
+        {"input_ids": row[None], "attention_mask": torch.ones_like(row[None])}
+        for row in calibrate
+    ]
     start = time.perf_counter()
     oneshot(
         model=model,
@@ -51,7 +69,11 @@ def main(folder, windows, scheme, algorithm):
         max_seq_length=calibrate.shape[1],
         num_calibration_samples=len(calibrate),
     )
-    found = {"seconds": time.perf_counter() - start, "peak_mb": peak_mb(), "version": version("llmcompressor")}
+    found = {
+        "seconds": time.perf_counter() - start,
+        "peak_mb": peak_mb(),
+        "version": version("llmcompressor"),
+    }
     return found | scored(model, score, windows)
 
 

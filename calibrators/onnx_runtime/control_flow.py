@@ -1,4 +1,5 @@
-"""If, Loop and Scan played outside the runtime, so that the tensors inside their bodies can be watched.
+"""If, Loop and Scan played outside the runtime, so that the tensors inside their bodies can be
+watched.
 
 The operators are those of ONNX: https://onnx.ai/onnx/operators/onnx__Loop.html and its neighbours.
 """
@@ -83,10 +84,14 @@ class Control:
     @property
     def reads(self) -> set[str]:
         """The tensors around it that it and its bodies need."""
-        return {name for name in self.inputs if name}.union(*(body.borrowed for body in self.bodies.values()))
+        return {name for name in self.inputs if name}.union(
+            *(body.borrowed for body in self.bodies.values()),
+        )
 
     def play(self, values: Mapping[str, Any]) -> Steps:
-        """Yields the attribute of each body to run, with its own inputs in order; wants what the body has computed.
+        """Yields the attribute of each body to run, with its own inputs in order.
+
+        Wants what the body has computed.
 
         Args:
             values: at least the inputs of the node, by name.
@@ -101,10 +106,18 @@ class Control:
 
     def _scan(self, given: list[Any]) -> Steps:
         states = given[: len(given) - self.scanned]
-        sliced = [np.moveaxis(v, axis, 0) for v, axis in zip(given[len(states) :], self.axes, strict=True)]
+        sliced = [
+            np.moveaxis(v, axis, 0)
+            for v, axis in zip(given[len(states) :], self.axes, strict=True)
+        ]
         for place in range(len(sliced[0])):
-            rows = [v[~place if back else place] for v, back in zip(sliced, self.backwards, strict=True)]
-            states = (yield "body", [*states, *map(np.ascontiguousarray, rows)])[: len(states)]
+            rows = [
+                v[~place if back else place]
+                for v, back in zip(sliced, self.backwards, strict=True)
+            ]
+            states = (yield "body", [*states, *map(np.ascontiguousarray, rows)])[
+                : len(states)
+            ]
 
 
 def _loop(given: list[Any]) -> Steps:

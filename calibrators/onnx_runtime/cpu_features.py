@@ -1,8 +1,9 @@
 """What this processor's kernels in onnxruntime make of 8-bit products.
 
-Without instructions for them (VNNI on x64) onnxruntime adds two products of u8 and s8 in 16 bits, where they may not
-fit: https://onnxruntime.ai/docs/performance/model-optimizations/quantization.html, "When and why do I need to try
-U8U8?". A model then computes something else than on other processors.
+Without instructions for them (VNNI on x64) onnxruntime adds two products of u8 and s8 in 16 bits,
+where they may not fit:
+https://onnxruntime.ai/docs/performance/model-optimizations/quantization.html, "When and why do I
+need to try U8U8?". A model then computes something else than on other processors.
 """
 
 from __future__ import annotations
@@ -12,18 +13,28 @@ from functools import cache
 import numpy as np
 
 #: What to say where it matters, and what to do.
-SATURATION = "on processors without VNNI, like this one, sums of 8-bit products saturate in onnxruntime"
+SATURATION = (
+    "on processors without VNNI, like this one, sums of 8-bit products saturate in"
+    " onnxruntime"
+)
 ADVICE = "reduce_range for the weights avoids it"
 #: What to do where onnxruntime can.
-BETTER = f"{ADVICE}, as does session.x64quantprecision=1 in the application's session, without a bit less"
+BETTER = (
+    f"{ADVICE}, as does session.x64quantprecision=1 in the application's session,"
+    " without a bit less"
+)
 
-#: Products that are added up, and sums side by side: enough for the kernels that are used for layers.
+#: Products that are added up, and sums side by side: enough for the kernels that are used for
+#: layers.
 _PRODUCTS, _SUMS = 64, 32
 
 
 @cache
 def saturates() -> bool:
-    """Whether sums of products of u8 and s8 are wrong here where the codes are large; asked of onnxruntime once."""
+    """Whether sums of products of u8 and s8 are wrong here where the codes are large.
+
+    Asked of onnxruntime once.
+    """
     import onnxruntime as ort
     from onnx import TensorProto, helper, numpy_helper
 
@@ -35,9 +46,17 @@ def saturates() -> bool:
         [helper.make_tensor_value_info("y", TensorProto.INT32, ["N", _SUMS])],
         [codes],
     )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    model = helper.make_model(
+        graph,
+        opset_imports=[helper.make_opsetid("", 13)],
+        ir_version=8,
+    )
     options = ort.SessionOptions()
     options.log_severity_level = 4
-    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    session = ort.InferenceSession(
+        model.SerializeToString(),
+        options,
+        providers=["CPUExecutionProvider"],
+    )
     [found] = session.run(None, {"x": np.full((4, _PRODUCTS), 255, np.uint8)})
     return bool((found != 255 * 127 * _PRODUCTS).any())

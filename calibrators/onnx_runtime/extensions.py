@@ -13,9 +13,9 @@ _PROTOBUF = "PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION"
 def library() -> str:
     """The file that onnxruntime takes as a library of operators.
 
-    Importing onnxruntime-extensions 0.15 asks, by the environment, for the implementation of protobuf in Python, from
-    which this process is safe, as it has loaded another, and its children are not: models would take them several times
-    as long. So the environment is put back.
+    Importing onnxruntime-extensions 0.15 asks, by the environment, for the implementation of
+    protobuf in Python, from which this process is safe, as it has loaded another, and its children
+    are not: models would take them several times as long. So the environment is put back.
 
     Raises:
         ImportError: onnxruntime-extensions is not installed.

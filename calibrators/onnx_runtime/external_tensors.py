@@ -1,7 +1,7 @@
 """Tensors whose values lie in a file, by an absolute path, and are read as they are needed.
 
-What a model file says of its data files is relative to it; ``locate`` makes it absolute, so that a tensor can be handed
-on without the model that it comes from.
+What a model file says of its data files is relative to it; ``locate`` makes it absolute, so that a
+tensor can be handed on without the model that it comes from.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def locate(tensor: TensorProto, path: Path, offset: int, length: int) -> None:
 
 
 def place(tensor: TensorProto, name: str, offset: int, length: int) -> None:
-    """Say that the values of a tensor are those bytes of a file, whatever ``name`` is relative to."""
+    """Say that the values of a tensor are those bytes of a file, whatever ``name`` is relative to."""  # noqa: E501
     tensor.raw_data = b""  # which onnx wants to see first
     set_external_data(tensor, name, offset, length)
     tensor.ClearField("raw_data")
@@ -43,16 +43,25 @@ def location(tensor: TensorProto) -> tuple[Path, int, int]:
 
 
 def values(tensor: TensorProto) -> NDArray[Any]:
-    """The values of a tensor, read-only. Those of a stored one are mapped into memory, not loaded."""
+    """The values of a tensor, read-only.
+
+    Those of a stored one are mapped into memory, not loaded.
+    """
     if not is_stored(tensor):
         return numpy_helper.to_array(tensor)
     path, offset, length = location(tensor)
     dtype = np.dtype(helper.tensor_dtype_to_np_dtype(tensor.data_type))
-    if length != math.prod(tensor.dims) * dtype.itemsize or not length:  # several to a byte, or none
+    if (
+        length != math.prod(tensor.dims) * dtype.itemsize or not length
+    ):  # several to a byte, or none
         with path.open("rb") as file:
             file.seek(offset)
             return numpy_helper.to_array(
-                TensorProto(data_type=tensor.data_type, dims=tensor.dims, raw_data=file.read(length))
+                TensorProto(
+                    data_type=tensor.data_type,
+                    dims=tensor.dims,
+                    raw_data=file.read(length),
+                ),
             )
     mapped = np.memmap(path, dtype, "r", offset, math.prod(tensor.dims))
     return np.asarray(mapped).reshape(tuple(tensor.dims))

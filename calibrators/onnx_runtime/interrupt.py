@@ -1,8 +1,9 @@
 """Let signals end native runs: in the main thread, and in threads that the main thread waits for.
 
-Python runs a signal handler in the main thread, between two of its own instructions. While that thread is inside
-onnxruntime there are none, and Ctrl-C has no effect until the run ends, which a Loop without a condition never does. So
-the main thread lets another thread do native work and waits for it; if a handler raises, the work is stopped.
+Python runs a signal handler in the main thread, between two of its own instructions. While that
+thread is inside onnxruntime there are none, and Ctrl-C has no effect until the run ends, which a
+Loop without a condition never does. So the main thread lets another thread do native work and waits
+for it; if a handler raises, the work is stopped.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ T = TypeVar("T")
 
 #: Seconds between two looks for signals; a wait without an end cannot be interrupted on Windows.
 _LOOK = 0.1
-#: Seconds that work gets to end after it was stopped: onnxruntime looks at RunOptions.terminate between two operators.
+#: Seconds that work gets to end after it was stopped: onnxruntime looks at RunOptions.terminate
+#: between two operators.
 _GRACE = 3.0
 
 
@@ -52,12 +54,13 @@ _stops: ContextVar[_Stops] = ContextVar("stops", default=_outside)
 
 
 def stop_all() -> None:
-    """Stop all native work of this process that is not that of ``Lanes``, and all that will begin."""
+    """Stop all native work of this process that is not that of ``Lanes``, and all that will begin."""  # noqa: E501
     _outside.stop()
 
 
 def interruptible(work: Callable[[], T], stop: Callable[[], object]) -> T:
-    """Return the result of native work, which a signal handler that raises, or the pool of this thread, can stop.
+    """Return the result of native work, which a signal handler that raises, or the pool of this
+    thread, can stop.
 
     Args:
         work: called once, in the main thread's place by another thread.
@@ -66,11 +69,17 @@ def interruptible(work: Callable[[], T], stop: Callable[[], object]) -> T:
     if threading.current_thread() is threading.main_thread():
         future: Future[T] = Future()
         # A daemon, so that an operator that takes hours does not keep the process alive.
-        thread = threading.Thread(target=copy_context().run, args=(_fulfil, future, work), daemon=True)
+        thread = threading.Thread(
+            target=copy_context().run,
+            args=(_fulfil, future, work),
+            daemon=True,
+        )
         try:
             thread.start()
             return waited(future, stop)
-        except BaseException:  # a signal before the wait; what work has raised has ended it
+        except (
+            BaseException
+        ):  # a signal before the wait; what work has raised has ended it
             stop()
             raise
     stops = _stops.get()
@@ -82,7 +91,10 @@ def interruptible(work: Callable[[], T], stop: Callable[[], object]) -> T:
 
 
 def waited(future: Future[T], stop: Callable[[], object]) -> T:
-    """Wait for a result; if a signal handler raises meanwhile, ``stop`` the work, wait for its end, and raise that."""
+    """Wait for a result.
+
+    If a signal handler raises meanwhile, ``stop`` the work, wait for its end, and raise that.
+    """
     finished, stops = threading.Event(), _stops.get()
     future.add_done_callback(lambda _: finished.set())
     stops.add(stop)
@@ -110,21 +122,31 @@ def _fulfil(future: Future[T], work: Callable[[], T]) -> None:
 class Lanes(ThreadPoolExecutor):
     """Threads that run sessions; leaving the ``with`` block by an interruption stops what they run.
 
-    They see the context variables of whoever submits. An ordinary pool would wait for the end of each run.
+    They see the context variables of whoever submits. An ordinary pool would wait for the end of
+    each run.
     """
 
     def __init__(self, count: int | None = None) -> None:
         super().__init__(count)
         self._stops = _Stops()
 
-    def submit(self, function: Callable[..., T], /, *arguments: Any, **options: Any) -> Future[T]:
+    def submit(
+        self,
+        function: Callable[..., T],
+        /,
+        *arguments: Any,
+        **options: Any,
+    ) -> Future[T]:
         """Call a function in one of the threads."""
         context = copy_context()
         context.run(_stops.set, self._stops)
         return super().submit(context.run, function, *arguments, **options)
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if kind is not None and not issubclass(kind, Exception):
             self._stops.stop()

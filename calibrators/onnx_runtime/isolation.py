@@ -3,9 +3,9 @@
     with isolated():
         session = open_session(model)  # opened and run by the other process
 
-The process is started by ``start``, or with the first session, and serves all others. If it dies, the call that
-it was working on raises ``RuntimeCrash``; the next call starts another one, where sessions are opened again as they are
-needed.
+The process is started by ``start``, or with the first session, and serves all others. If it dies,
+the call that it was working on raises ``RuntimeCrash``; the next call starts another one, where
+sessions are opened again as they are needed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,14 @@ from typing import Any, cast
 
 from calibrators.errors import CalibrationError, RuntimeCrash
 from calibrators.onnx_runtime.interrupt import waited
-from calibrators.onnx_runtime.worker import Settings, Stream, Value, receive, send, widen_pipe
+from calibrators.onnx_runtime.worker import (
+    Settings,
+    Stream,
+    Value,
+    receive,
+    send,
+    widen_pipe,
+)
 
 #: Seconds that the process gets to end by itself.
 _GRACE = 5.0
@@ -39,7 +46,7 @@ _LAST_WORDS = 500
 _SIGKILL = 9
 
 
-class _Died(Exception):
+class _Died(Exception):  # noqa: N818
     """The process has ended; the message says how.
 
     Attributes:
@@ -69,7 +76,10 @@ class Isolation:
 
     @property
     def usable(self) -> bool:
-        """Whether this is the process that has started it; a fork of it must not write into its pipes."""
+        """Whether this is the process that has started it.
+
+        A fork of it must not write into its pipes.
+        """
         return not self._closed and os.getpid() == self._owner
 
     @property
@@ -85,7 +95,12 @@ class Isolation:
         return Path(tempfile.mkdtemp(dir=self.folder))
 
     def open(
-        self, source: str | bytes, settings: Settings, what: str, *, temporary: Path | None = None
+        self,
+        source: str | bytes,
+        settings: Settings,
+        what: str,
+        *,
+        temporary: Path | None = None,
     ) -> IsolatedSession:
         """Open a session.
 
@@ -106,16 +121,24 @@ class Isolation:
             except OSError as error:
                 reason = error.strerror or error
                 raise CalibrationError(
-                    f"the model cannot be written to the temporary folder {self.folder.parent} (see TMPDIR): {reason}"
+                    "the model cannot be written to the temporary folder"
+                    f" {self.folder.parent} (see TMPDIR): {reason}",
                 ) from error
         path = temporary if isinstance(source, bytes) else Path(source).absolute()
-        session = IsolatedSession(self, (number, str(path), isinstance(source, bytes), settings), what)
+        session = IsolatedSession(
+            self,
+            (number, str(path), isinstance(source, bytes), settings),
+            what,
+        )
         weakref.finalize(session, self._discard, number, temporary).atexit = False
         session.open()
         return session
 
     def _discard(self, number: int, temporary: Path | None) -> None:
-        """Forget a session. It is closed at the next request, as this may be called in the middle of anything."""
+        """Forget a session.
+
+        It is closed at the next request, as this may be called in the middle of anything.
+        """
         if not self.usable:
             return
         if self._process is not None:
@@ -135,7 +158,10 @@ class Isolation:
         """Return the process that runs, after starting one if none does."""
         with self._lock:
             if self._closed:
-                raise CalibrationError("the process that ran this session was ended with its isolated() block")
+                raise CalibrationError(
+                    "the process that ran this session was ended with its isolated()"
+                    " block",
+                )
             if self._process is None or self._process.dead:
                 self._process = _Process(self.folder)
             return self._process
@@ -150,7 +176,9 @@ class Isolation:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def abandon(self) -> None:
-        """Close the pipes in a fork of this process, which would otherwise keep the other one alive."""
+        """Close the pipes in a fork of this process, which would otherwise keep the other one
+        alive.
+        """
         self._closed = True
         if self._process is not None:
             self._process.abandon()
@@ -169,14 +197,18 @@ def current() -> Isolation | None:
 
 
 def start() -> None:
-    """Start the process that sessions will be opened in, if there is to be one: it loads onnxruntime meanwhile."""
+    """Start the process that sessions will be opened in, if there is to be one: it loads
+    onnxruntime meanwhile.
+    """
     isolation = current()
     if isolation is not None:
         isolation.process()
 
 
 def release() -> None:
-    """Close sessions that nobody has any more, in the other process too: it may still map files of theirs."""
+    """Close sessions that nobody has any more, in the other process too: it may still map files of
+    theirs.
+    """
     isolation = current()
     if isolation is not None:
         isolation.release()
@@ -184,7 +216,9 @@ def release() -> None:
 
 @contextmanager
 def isolated(wanted: bool = True) -> Iterator[None]:
-    """Open sessions in another process for as long as this lasts; within another such block, in the process of that.
+    """Open sessions in another process for as long as this lasts.
+
+    Within another such block, in the process of that.
 
     Args:
         wanted: if false, nothing is changed.
@@ -204,10 +238,17 @@ def isolated(wanted: bool = True) -> Iterator[None]:
 
 
 class IsolatedSession:
-    """A session in the other process, with the methods of ``onnxruntime.InferenceSession`` that are used here."""
+    """A session in the other process, with the methods of ``onnxruntime.InferenceSession`` that are
+    used here.
+    """
 
-    def __init__(self, isolation: Isolation, recipe: tuple[int, str, bool, Settings], what: str) -> None:
-        """``recipe``: what the other process opens it by, once more in each that replaces another."""
+    def __init__(
+        self,
+        isolation: Isolation,
+        recipe: tuple[int, str, bool, Settings],
+        what: str,
+    ) -> None:
+        """``recipe``: what the other process opens it by, once more in each that replaces another."""  # noqa: E501
         self._isolation = isolation
         self._recipe = recipe
         self._what = what
@@ -266,12 +307,16 @@ class _Process:
         self._waiting: dict[int, Future[Any]] = {}
         self._printed = tempfile.TemporaryFile("a+b")  # noqa: SIM115  (as long as the process)
         path = [str(entry) for entry in sys.path]
-        serve = f"from calibrators.onnx_runtime.worker import serve; serve({str(folder)!r})"
+        serve = (
+            f"from calibrators.onnx_runtime.worker import serve; serve({str(folder)!r})"
+        )
         program = f"import sys; sys.path[:] = {path!r}; {serve}"
         # In a session of its own Ctrl-C reaches this process alone, which then ends the other one.
         apart: dict[str, Any] = {"start_new_session": True}
         if os.name == "nt":
-            apart = {"creationflags": getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)}
+            apart = {
+                "creationflags": getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
+            }
         self._popen = subprocess.Popen(
             [os.fsdecode(get_executable()), "-c", program],
             stdin=subprocess.PIPE,
@@ -302,7 +347,9 @@ class _Process:
                 if self.dead:
                     self._fail()
                 else:
-                    with suppress(OSError):  # it has died, as the listener will find out
+                    with suppress(
+                        OSError,
+                    ):  # it has died, as the listener will find out
                         send(self._requests, (ticket, closed, action, arguments))
         except BaseException:  # half a request may have been written
             self.kill()
@@ -341,13 +388,16 @@ class _Process:
                 else:
                     future.set_exception(value)
                 del future, value
-        except Exception:  # an end of file; or what a process that dies has written, which may be anything
+        except Exception:
+            # an end of file; or what a process that dies has written, which may be anything
             self._popen.kill()
         self._popen.wait()
         with self._lock:
             self.dead = True
             self._printed.seek(0)
-            self._words = " ".join(self._printed.read().decode("utf-8", "replace").split())[-_LAST_WORDS:]
+            self._words = " ".join(
+                self._printed.read().decode("utf-8", "replace").split(),
+            )[-_LAST_WORDS:]
             for stream in (self._requests, self._answers, self._printed):
                 stream.close()
             self._fail()

@@ -1,4 +1,5 @@
-"""Run a model over the calibration data, batch by batch, and let each observed tensor's statistic take it in.
+"""Run a model over the calibration data, batch by batch, and let each observed tensor's statistic
+take it in.
 
 Only one batch and its activations are alive at a time, and a second one that is prefetched.
 """
@@ -10,7 +11,13 @@ import os
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
+from concurrent.futures import (
+    FIRST_COMPLETED,
+    Executor,
+    Future,
+    ThreadPoolExecutor,
+    wait,
+)
 from contextvars import copy_context
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -29,17 +36,23 @@ from calibrators.onnx_runtime.external_tensors import is_stored
 from calibrators.onnx_runtime.external_tensors import values as values_of
 from calibrators.onnx_runtime.interrupt import Lanes
 from calibrators.onnx_runtime.isolation import current
-from calibrators.onnx_runtime.session import PROTOBUF_LIMIT, estimate_bytes, initializers, open_session
+from calibrators.onnx_runtime.session import (
+    PROTOBUF_LIMIT,
+    estimate_bytes,
+    initializers,
+    open_session,
+)
 
 Sample = Mapping[str, NDArray[Any]]
 Progress = Callable[[int], None]
 
-#: Samples per task given to an executor, and tasks under way at once: what bounds the memory of a parallel run.
+#: Samples per task given to an executor, and tasks under way at once: what bounds the memory of a
+#: parallel run.
 _SHARD = 4
 _IN_FLIGHT = 8
 
 
-def collect(
+def collect(  # noqa: PLR0913
     model: onnx.ModelProto | Callable[[], onnx.ModelProto],
     observations: Sequence[Observation],
     samples: Iterable[Sample],
@@ -49,18 +62,21 @@ def collect(
     threads: int = 0,
     progress: Progress | None = None,
 ) -> list[Statistic]:
-    """One pass over ``samples``; the statistic of each observation, in their order, and of those in ``controls``.
+    """One pass over ``samples``.
+
+    The statistic of each observation, in their order, and of those in ``controls``.
 
     A tensor that is not float, or never had a value, leaves its statistic empty (``lo.size == 0``).
 
     Args:
-        model: the float model, which is not changed; or what makes it, so that it takes memory no longer than needed.
+        model: the float model, which is not changed; or what makes it, so that it takes memory no
+            longer than needed.
         observations: what to watch: tensors and inputs of the main graph.
         samples: batches of {input name: array}; shapes may differ from batch to batch.
         controls: nodes whose bodies are watched, too.
         executor: shards the samples over its workers; statistics merge to the serial result.
-        threads: cores to use in this process, 0 for all; with an executor, threads of each worker's session, 0 for
-            its share of the cores.
+        threads: cores to use in this process, 0 for all; with an executor, threads of each worker's
+            session, 0 for its share of the cores.
         progress: called with the number of samples done so far.
 
     Raises:
@@ -68,9 +84,17 @@ def collect(
         DataError: a batch that onnxruntime cannot run; the message names its index and the cause.
     """
     if executor is not None and not threads:
-        workers = getattr(executor, "_max_workers", 1)  # of the executors of the standard library
+        workers = getattr(
+            executor,
+            "_max_workers",
+            1,
+        )  # of the executors of the standard library
         threads = max(1, (os.cpu_count() or 1) // workers)
-    scope = Scope(model if isinstance(model, onnx.ModelProto) else model(), tuple(observations), tuple(controls))
+    scope = Scope(
+        model if isinstance(model, onnx.ModelProto) else model(),
+        tuple(observations),
+        tuple(controls),
+    )
     watch = _Watch.on(scope, threads, named=executor is not None)
     del scope  # the watch has the model as bytes
     if executor is not None:
@@ -103,7 +127,9 @@ class _Watch:
         """``named``: give it a key by which the workers of an executor know it again."""
         model, extra = scope.model, _additions(scope)
         data: bytes | onnx.ModelProto
-        if estimate_bytes(model) < PROTOBUF_LIMIT and not any(map(is_stored, initializers(model.graph))):
+        if estimate_bytes(model) < PROTOBUF_LIMIT and not any(
+            map(is_stored, initializers(model.graph)),
+        ):
             data = _joined(model, extra)
             key = _key(data, scope) if named else ""
         else:
@@ -113,7 +139,11 @@ class _Watch:
             key = uuid.uuid4().hex
         read = set().union(*(control.reads for control in scope.controls))
         inputs = {value.name for value in model.graph.input} & read
-        defaults = {tensor.name: values_of(tensor) for tensor in model.graph.initializer if tensor.name in inputs}
+        defaults = {
+            tensor.name: values_of(tensor)
+            for tensor in model.graph.initializer
+            if tensor.name in inputs
+        }
         bare = onnx.ModelProto()  # what the weights would double
         bare.graph.input.extend(model.graph.input)
         return cls(replace(scope, model=bare), data, key, threads, defaults)
@@ -124,10 +154,17 @@ class _Watch:
     def lanes(self) -> list[list[Statistic]]:
         """Empty statistics for each lane: see ``_local``."""
         cores = self.threads or os.cpu_count() or 1
-        ordered = any(isinstance(statistic, MovingExtremes) for statistic in self.empty())
+        ordered = any(
+            isinstance(statistic, MovingExtremes) for statistic in self.empty()
+        )
         return [self.empty() for _ in range(1 if ordered or cores == 1 else 2)]
 
-    def sharded(self, samples: Iterable[Sample], executor: Executor, progress: Progress | None) -> list[Statistic]:
+    def sharded(
+        self,
+        samples: Iterable[Sample],
+        executor: Executor,
+        progress: Progress | None,
+    ) -> list[Statistic]:
         """A few samples at a time go to the workers of an executor."""
         total, iterator, sent, done = self.empty(), iter(samples), 0, 0
         under_way: deque[tuple[int, Future[list[Statistic]]]] = deque()
@@ -140,7 +177,9 @@ class _Watch:
                 if not under_way:
                     return total
                 if not shard or len(under_way) >= _IN_FLIGHT:
-                    count, future = under_way.popleft()  # in the order of the samples: moving averages depend on it
+                    count, future = (
+                        under_way.popleft()
+                    )  # in the order of the samples: moving averages depend on it
                     _merge(total, future.result())
                     done += count
                     if progress:
@@ -162,19 +201,25 @@ def _joined(model: onnx.ModelProto, extra: onnx.ModelProto) -> bytes:
 
 def _key(data: bytes, scope: Scope) -> str:
     isolation = current()
-    where = "" if isolation is None else isolation.number  # as threads keep a session from call to call
+    where = (
+        "" if isolation is None else isolation.number
+    )  # as threads keep a session from call to call
     found = hashlib.sha256(data)
     found.update(repr((where, list(scope.flat()))).encode())
     return found.hexdigest()
 
 
 def _local(
-    session: _Session, idle: list[list[Statistic]], samples: Iterable[Sample], progress: Progress | None
+    session: _Session,
+    idle: list[list[Statistic]],
+    samples: Iterable[Sample],
+    progress: Progress | None,
 ) -> list[Statistic]:
-    """Two lanes in this process: one runs a batch while the other counts, each on its share of the cores.
+    """Two lanes in this process: one runs a batch while the other counts, each on its share of the
+    cores.
 
-    A lane has statistics of its own; as they merge exactly, it does not matter which batch went where. Averages, which
-    depend on the order, and a single core get one lane.
+    A lane has statistics of its own; as they merge exactly, it does not matter which batch went
+    where. Averages, which depend on the order, and a single core get one lane.
     """
     iterator, sent, done = iter(samples), 0, 0
     busy: dict[Future[list[Any]], list[Statistic]] = {}
@@ -183,7 +228,9 @@ def _local(
             sample = next(iterator, None) if idle else None
             if sample is not None:
                 statistics = idle.pop()
-                busy[pool.submit(session.observe, sample, sent, statistics)] = statistics
+                busy[pool.submit(session.observe, sample, sent, statistics)] = (
+                    statistics
+                )
                 sent += 1
             elif busy:
                 for finished in wait(busy, return_when=FIRST_COMPLETED).done:
@@ -201,8 +248,16 @@ def _local(
     return total
 
 
-def _submit(executor: Executor, watch: _Watch, shard: list[Sample], first: int) -> Future[list[Statistic]]:
-    """Give a few samples to an executor. A thread sees whether sessions are isolated; a process is apart already."""
+def _submit(
+    executor: Executor,
+    watch: _Watch,
+    shard: list[Sample],
+    first: int,
+) -> Future[list[Statistic]]:
+    """Give a few samples to an executor.
+
+    A thread sees whether sessions are isolated; a process is apart already.
+    """
     if isinstance(executor, ThreadPoolExecutor):
         return executor.submit(copy_context().run, _observe_shard, watch, shard, first)
     return executor.submit(_observe_shard, watch, shard, first)
@@ -216,29 +271,54 @@ def _merge(total: list[Statistic], more: list[Statistic]) -> None:
 class _Session:
     """An open session on a scope; it may be used from several threads."""
 
-    def __init__(self, scope: Scope, model: bytes | onnx.ModelProto, threads: int, results: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        scope: Scope,
+        model: bytes | onnx.ModelProto,
+        threads: int,
+        results: Sequence[str] = (),
+    ) -> None:
         """``results``: outputs of the model that ``run`` returns."""
         try:
-            self._session = open_session(model, threads=threads, what="the float model with its tensors exposed")
+            self._session = open_session(
+                model,
+                threads=threads,
+                what="the float model with its tensors exposed",
+            )
         except Exception as error:  # onnxruntime raises several unrelated types
-            raise CalibrationError(f"onnxruntime cannot open the model with its tensors exposed: {error}") from error
+            raise CalibrationError(
+                f"onnxruntime cannot open the model with its tensors exposed: {error}",
+            ) from error
         self._readers: dict[str, list[tuple[int, int | None]]] = {}
         for place, observation in enumerate(scope.observations):
-            self._readers.setdefault(observation.tensor, []).append((place, observation.axis))
+            self._readers.setdefault(observation.tensor, []).append(
+                (place, observation.axis),
+            )
         self._inputs = {value.name for value in self._session.get_inputs()}
         self._results = list(results)
-        self._needed = set().union(*(control.reads for control in scope.controls), results)
+        self._needed = set().union(
+            *(control.reads for control in scope.controls),
+            results,
+        )
         types = {value.name: value.type for value in self._session.get_outputs()}
         self._outputs = [
             name
             for name, kind in types.items()
             if name not in self._inputs
-            and (name in self._needed or (name in self._readers and kind == "tensor(float)"))
+            and (
+                name in self._needed
+                or (name in self._readers and kind == "tensor(float)")
+            )
         ]
-        self._bodies, first = list[tuple[Control, str, _Body]](), len(scope.observations)
+        self._bodies, first = (
+            list[tuple[Control, str, _Body]](),
+            len(scope.observations),
+        )
         for control in scope.controls:
             for attribute, body in control.bodies.items():
-                self._bodies.append((control, attribute, _Body.on(body, first, threads)))
+                self._bodies.append(
+                    (control, attribute, _Body.on(body, first, threads)),
+                )
                 first += len(list(body.flat()))
         self._controls = scope.controls
         self._defaults: Mapping[str, NDArray[Any]] = {}
@@ -249,39 +329,69 @@ class _Session:
         session._defaults = watch.defaults
         return session
 
-    def observe(self, sample: Mapping[str, Any], index: int, statistics: list[Any]) -> list[Any]:
-        """Run one batch and let the statistics of the observed tensors take it in; the results asked for."""
+    def observe(
+        self,
+        sample: Mapping[str, Any],
+        index: int,
+        statistics: list[Any],
+    ) -> list[Any]:
+        """Run one batch and let the statistics of the observed tensors take it in.
+
+        The results asked for.
+        """
         values = {name: value for name, value in sample.items() if name in self._inputs}
         try:
             found = self._session.run(self._outputs, values) if self._outputs else []
         except Exception as error:  # onnxruntime raises several unrelated types
-            raise DataError(f"sample {index}: onnxruntime could not run the model on it: {error}") from error
-        values = {**self._defaults, **values, **dict(zip(self._outputs, found, strict=True))}
+            raise DataError(
+                f"sample {index}: onnxruntime could not run the model on it: {error}",
+            ) from error
+        values = {
+            **self._defaults,
+            **values,
+            **dict(zip(self._outputs, found, strict=True)),
+        }
         del found
         for tensor, readers in self._readers.items():
             # not kept any longer than it is needed
-            value = values.get(tensor) if tensor in self._needed else values.pop(tensor, None)
+            value = (
+                values.get(tensor)
+                if tensor in self._needed
+                else values.pop(tensor, None)
+            )
             if isinstance(value, np.ndarray) and value.dtype == np.float32:
                 for place, axis in readers:
                     statistics[place].observe(rows(value, axis))
         for control in self._controls:
-            bodies = {attribute: body for owner, attribute, body in self._bodies if owner is control}
+            bodies = {
+                attribute: body
+                for owner, attribute, body in self._bodies
+                if owner is control
+            }
             self._play(control, bodies, values, index, statistics)
         return [values[name] for name in self._results]
 
     @staticmethod
     def _play(
-        control: Control, bodies: dict[str, _Body], values: dict[str, Any], index: int, statistics: list[Any]
+        control: Control,
+        bodies: dict[str, _Body],
+        values: dict[str, Any],
+        index: int,
+        statistics: list[Any],
     ) -> None:
         steps = control.play(values)
         try:
             attribute, own = next(steps)
             while True:
-                attribute, own = steps.send(bodies[attribute].run(own, values, index, statistics))
+                attribute, own = steps.send(
+                    bodies[attribute].run(own, values, index, statistics),
+                )
         except StopIteration:
             return
         except DataError as error:
-            raise DataError(f"{error} (inside {control.kind} {control.name!r})") from error
+            raise DataError(
+                f"{error} (inside {control.kind} {control.name!r})",
+            ) from error
 
 
 @dataclass(frozen=True)
@@ -301,13 +411,28 @@ class _Body:
         results = [value.name for value in scope.model.graph.output]
         count = len(list(scope.flat()))
         own = [value for value in model.graph.input if value.name not in scope.borrowed]
-        return cls(_Session(scope, model, threads, results), own, scope.borrowed, slice(first, first + count))
+        return cls(
+            _Session(scope, model, threads, results),
+            own,
+            scope.borrowed,
+            slice(first, first + count),
+        )
 
-    def run(self, own: list[Any], around: Mapping[str, Any], index: int, statistics: list[Any]) -> list[Any]:
+    def run(
+        self,
+        own: list[Any],
+        around: Mapping[str, Any],
+        index: int,
+        statistics: list[Any],
+    ) -> list[Any]:
         """What it computes of its own inputs and of the values around it."""
         feeds = {name: around[name] for name in self.borrowed}
         for value, given in zip(self.own, own, strict=True):
-            single = len(value.type.tensor_type.shape.dim) == 1 and isinstance(given, np.ndarray) and not given.ndim
+            single = (
+                len(value.type.tensor_type.shape.dim) == 1
+                and isinstance(given, np.ndarray)
+                and not given.ndim
+            )
             feeds[value.name] = given.reshape(1) if single else given
         return self.session.observe(feeds, index, statistics[self.places])
 
@@ -328,7 +453,10 @@ def _observe_shard(watch: _Watch, shard: list[Sample], first: int) -> list[Stati
 
 
 def _additions(scope: Scope) -> onnx.ModelProto:
-    """What has to be added to a model so that what is watched is an output; onnxruntime infers the types."""
+    """What has to be added to a model so that what is watched is an output.
+
+    Onnxruntime infers the types.
+    """
     result, graph = onnx.ModelProto(), scope.model.graph
     exposed = {value.name for value in (*graph.input, *graph.output)}
     wanted = [observation.tensor for observation in scope.observations]

@@ -1,4 +1,5 @@
-"""Open an onnxruntime session on a model in memory, whatever its size and whatever operators it embeds.
+"""Open an onnxruntime session on a model in memory, whatever its size and whatever operators it
+embeds.
 
 What does not fit into one protobuf message travels through files.
 """
@@ -20,13 +21,19 @@ from onnx import numpy_helper
 from calibrators.errors import RuntimeCrash
 from calibrators.onnx_runtime import extensions
 from calibrators.onnx_runtime.cpu_features import saturates
-from calibrators.onnx_runtime.external_tensors import copy_values, is_stored, location, place
+from calibrators.onnx_runtime.external_tensors import (
+    copy_values,
+    is_stored,
+    location,
+    place,
+)
 from calibrators.onnx_runtime.interrupt import interruptible
 from calibrators.onnx_runtime.isolation import current
 from calibrators.onnx_runtime.worker import Settings, native_session, session_options
 from calibrators.scratch import ScratchFolder
 
-#: A protobuf message ends at 2 GiB; above this estimate a model travels through a file with external data.
+#: A protobuf message ends at 2 GiB; above this estimate a model travels through a file with
+#: external data.
 PROTOBUF_LIMIT = 1_900_000_000
 
 #: Beside weights of this size the rest of a model does not count.
@@ -36,14 +43,14 @@ _SMALL_TENSOR = 1024
 #: External tensors start at multiples of this, as ONNX advises.
 PAGE = 4096
 
-#: Entries of onnxruntime's options: int8 weights become uint8 ones, whose products are added up in 32 bits; and Q/DQ
-#: pairs and what stands between them are computed one by one.
+#: Entries of onnxruntime's options: int8 weights become uint8 ones, whose products are added up in
+#: 32 bits; and Q/DQ pairs and what stands between them are computed one by one.
 PRECISE, DEFINED = "session.x64quantprecision", "session.disable_quant_qdq"
 
 logger = logging.getLogger(__name__)
 
 
-def open_session(
+def open_session(  # noqa: PLR0913
     model: onnx.ModelProto | bytes | Path,
     *,
     threads: int = 0,
@@ -52,27 +59,32 @@ def open_session(
     integers: bool | None = None,
     what: str = "a model",
 ) -> Any:
-    """Open a session on the CPU: ``run``, ``get_inputs`` and ``get_outputs`` of an ``onnxruntime.InferenceSession``.
+    """Open a session on the CPU: ``run``, ``get_inputs`` and ``get_outputs`` of an
+    ``onnxruntime.InferenceSession``.
 
-    It runs in another process within a block of ``calibrators.onnx_runtime.isolation.isolated``. Elsewhere a signal
-    handler that raises ends a run of the main thread.
+    It runs in another process within a block of ``calibrators.onnx_runtime.isolation.isolated``.
+    Elsewhere a signal handler that raises ends a run of the main thread.
 
     Args:
-        model: the model, its serialized bytes, or a file. What a ModelProto has of tensors in files stays there.
+        model: the model, its serialized bytes, or a file. What a ModelProto has of tensors in files
+            stays there.
         threads: threads inside an operator; 0 lets onnxruntime choose.
         optimize: apply onnxruntime's graph optimizations.
-        lean: leave weights where they are, in files that are mapped into memory, instead of packing them for speed;
-            always so for a ModelProto with tensors in files.
+        lean: leave weights where they are, in files that are mapped into memory, instead of packing
+            them for speed; always so for a ModelProto with tensors in files.
         what: names the model in the error of a crash.
-        integers: let onnxruntime make integer operators of those between Q/DQ pairs; it then rounds float weights there
-            to 8 bits by scales of its own. True means with the kernels of this processor; by default sums of products
-            do not saturate whatever the processor, so that all find the same. Where onnxruntime cannot do that, found
-            out here or by the first run, it is as with False: the model is computed as ONNX defines it.
+        integers: let onnxruntime make integer operators of those between Q/DQ pairs; it then rounds
+            float weights there to 8 bits by scales of its own. True means with the kernels of this
+            processor; by default sums of products do not saturate whatever the processor, so that
+            all find the same. Where onnxruntime cannot do that, found out here or by the first run,
+            it is as with False: the model is computed as ONNX defines it.
 
     Raises:
         RuntimeCrash: the other process died of the model.
     """
-    stored = isinstance(model, onnx.ModelProto) and any(map(is_stored, initializers(model.graph)))
+    stored = isinstance(model, onnx.ModelProto) and any(
+        map(is_stored, initializers(model.graph)),
+    )
     lean = lean or stored
 
     def opened(entry: str) -> Any:
@@ -82,10 +94,15 @@ def open_session(
     if integers is None and saturates():
         try:
             return _Unsaturated(opened(PRECISE), lambda: opened(DEFINED))
-        except RuntimeCrash:  # as applications would; that it loads in another way helps nobody
+        except (
+            RuntimeCrash
+        ):  # as applications would; that it loads in another way helps nobody
             raise
         except Exception as error:  # onnxruntime raises several unrelated types
-            logger.debug("without saturation onnxruntime does not load the model: %s", error)
+            logger.debug(
+                "without saturation onnxruntime does not load the model: %s",
+                error,
+            )
             integers = False
     return opened(DEFINED if integers is False else "")
 
@@ -97,7 +114,10 @@ class _Session:
         options = session_options(settings)
         # onnxruntime 1.20 cannot be told to stop loading
         stop = getattr(options, "set_load_cancellation_flag", lambda _: None)
-        self._session = interruptible(lambda: native_session(source, options), lambda: stop(True))
+        self._session = interruptible(
+            lambda: native_session(source, options),
+            lambda: stop(True),
+        )
         self.settings = settings
 
     def run(self, names: Sequence[str] | None, feeds: Mapping[str, Any]) -> Any:
@@ -105,7 +125,8 @@ class _Session:
 
         options = ort.RunOptions()
         return interruptible(
-            lambda: self._session.run(names, feeds, options), lambda: setattr(options, "terminate", True)
+            lambda: self._session.run(names, feeds, options),
+            lambda: setattr(options, "terminate", True),
         )
 
     def __getattr__(self, name: str) -> Any:
@@ -113,10 +134,11 @@ class _Session:
 
 
 class _Unsaturated:
-    """A session with uint8 weights, or, where its first run fails, the session that ``reopen`` makes.
+    """A session with uint8 weights, or, where its first run fails, the session that ``reopen``
+    makes.
 
-    onnxruntime 1.32 loads weights per channel that it then cannot run: those without a zero point, which gets one of
-    the wrong shape, and those that are a MatMul's first input.
+    onnxruntime 1.32 loads weights per channel that it then cannot run: those without a zero point,
+    which gets one of the wrong shape, and those that are a MatMul's first input.
     """
 
     def __init__(self, session: Any, reopen: Callable[[], Any]) -> None:
@@ -124,7 +146,10 @@ class _Unsaturated:
         self._reopen: Callable[[], Any] | None = reopen
 
     def run(self, *arguments: Any, **options: Any) -> Any:
-        reopen, self._reopen = self._reopen, None  # which keeps the model in memory no longer than until now
+        reopen, self._reopen = (
+            self._reopen,
+            None,
+        )  # which keeps the model in memory no longer than until now
         try:
             return self._session.run(*arguments, **options)
         except RuntimeCrash:
@@ -132,7 +157,10 @@ class _Unsaturated:
         except Exception as error:
             if reopen is None:
                 raise
-            logger.debug("without saturation onnxruntime does not run the model: %s", error)
+            logger.debug(
+                "without saturation onnxruntime does not run the model: %s",
+                error,
+            )
         self._session = reopen()
         return self._session.run(*arguments, **options)
 
@@ -145,7 +173,13 @@ def is_defined(session: Any) -> bool:
     return bool(session.settings.entries.get(DEFINED) == "1")
 
 
-def _opened(model: onnx.ModelProto | bytes | Path, settings: Settings, what: str, *, stored: bool) -> Any:
+def _opened(
+    model: onnx.ModelProto | bytes | Path,
+    settings: Settings,
+    what: str,
+    *,
+    stored: bool,
+) -> Any:
     if isinstance(model, onnx.ModelProto):
         if stored:
             return _open_stored(model, settings, what)
@@ -155,8 +189,16 @@ def _opened(model: onnx.ModelProto | bytes | Path, settings: Settings, what: str
     return _open(str(model) if isinstance(model, Path) else model, settings, what)
 
 
-def _open(source: str | bytes, settings: Settings, what: str, *, temporary: Path | None = None) -> Any:
-    """``temporary``: a folder that the other process, if there is one, needs as long as the session."""
+def _open(
+    source: str | bytes,
+    settings: Settings,
+    what: str,
+    *,
+    temporary: Path | None = None,
+) -> Any:
+    """``temporary``: a folder that the other process, if there is one, needs as long as the
+    session.
+    """
     isolation = current()
 
     def opened(settings: Settings) -> Any:
@@ -173,11 +215,17 @@ def _open(source: str | bytes, settings: Settings, what: str, *, temporary: Path
 
 
 def _open_stored(model: onnx.ModelProto, settings: Settings, what: str) -> Any:
-    """A session that maps the files of stored tensors, which onnxruntime wants by paths relative to one folder."""
+    """A session that maps the files of stored tensors, which onnxruntime wants by paths relative to
+    one folder.
+    """
     light = onnx.ModelProto()
     light.CopyFrom(model)
     stored = [tensor for tensor in initializers(light.graph) if is_stored(tensor)]
-    rest = sum(tensor_bytes(tensor) for tensor in initializers(light.graph) if not is_stored(tensor))
+    rest = sum(
+        tensor_bytes(tensor)
+        for tensor in initializers(light.graph)
+        if not is_stored(tensor)
+    )
     try:
         root = os.path.commonpath([location(tensor)[0].parent for tensor in stored])
     except ValueError:  # drives of their own
@@ -187,7 +235,10 @@ def _open_stored(model: onnx.ModelProto, settings: Settings, what: str) -> Any:
     for tensor in stored:
         path, offset, length = location(tensor)
         place(tensor, path.relative_to(root).as_posix(), offset, length)
-    entries = {**settings.entries, "session.model_external_initializers_file_folder_path": root}
+    entries = {
+        **settings.entries,
+        "session.model_external_initializers_file_folder_path": root,
+    }
     return _open(light.SerializeToString(), settings._replace(entries=entries), what)
 
 
@@ -205,9 +256,11 @@ def _open_large(model: onnx.ModelProto, settings: Settings, what: str) -> Any:
 
 
 def write_external(model: onnx.ModelProto, path: Path, data: Path) -> None:
-    """Write a model, which is not changed, to ``path``, and its large initializers, if any, to ``data`` beside it.
+    """Write a model, which is not changed, to ``path``, and its large initializers, if any, to
+    ``data`` beside it.
 
-    onnx's own conversion refuses a name that a file in the current folder has, wherever the model goes.
+    onnx's own conversion refuses a name that a file in the current folder has, wherever the model
+    goes.
     """
     stored = onnx.ModelProto()
     stored.CopyFrom(model)
@@ -218,10 +271,17 @@ def write_external(model: onnx.ModelProto, path: Path, data: Path) -> None:
                 place(tensor, data.name, file.tell(), copy_values(tensor, file))
             if is_stored(tensor) or tensor_bytes(tensor) < _SMALL_TENSOR:
                 continue
-            if not tensor.raw_data and tensor.data_type != onnx.TensorProto.STRING:  # as float_data, say
-                tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor), tensor.name))
+            if (
+                not tensor.raw_data and tensor.data_type != onnx.TensorProto.STRING
+            ):  # as float_data, say
+                tensor.CopyFrom(
+                    numpy_helper.from_array(numpy_helper.to_array(tensor), tensor.name),
+                )
             if len(values := tensor.raw_data) >= _SMALL_TENSOR:
-                file.seek(-file.tell() % PAGE, os.SEEK_CUR)  # where a runtime can map it into memory
+                file.seek(
+                    -file.tell() % PAGE,
+                    os.SEEK_CUR,
+                )  # where a runtime can map it into memory
                 place(tensor, data.name, file.tell(), file.write(values))
     if not data.stat().st_size:
         data.unlink()
@@ -238,12 +298,18 @@ def initializers(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
 
 
 def estimate_bytes(model: onnx.ModelProto) -> int:
-    """Size of a model's weights; unlike ``ByteSize`` it does not serialize the model to learn it."""
+    """Size of a model's weights.
+
+    Unlike ``ByteSize`` it does not serialize the model to learn it.
+    """
     return sum(map(tensor_bytes, initializers(model.graph)))
 
 
 def model_bytes(model: onnx.ModelProto) -> int:
-    """Size of a model; of a large one, which is slow or impossible to serialize, that of its weights."""
+    """Size of a model.
+
+    Of a large one, which is slow or impossible to serialize, that of its weights.
+    """
     estimate = estimate_bytes(model)
     stored = any(map(is_stored, initializers(model.graph)))
     return estimate if stored or estimate > _LARGE else model.ByteSize()

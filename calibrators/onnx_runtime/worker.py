@@ -1,11 +1,14 @@
-"""Open and run onnxruntime sessions, in this process or as a program that another process sends requests to.
+"""Open and run onnxruntime sessions, in this process or as a program that another process sends
+requests to.
 
-As a program it is started by ``calibrators.onnx_runtime.isolation``. It imports numpy and onnxruntime, but not onnx, so
-that it starts quickly. It ends when its standard input does, which also happens when the other process is killed.
+As a program it is started by ``calibrators.onnx_runtime.isolation``. It imports numpy and
+onnxruntime, but not onnx, so that it starts quickly. It ends when its standard input does, which
+also happens when the other process is killed.
 
 A message is a pickle of protocol 5. Large arrays follow it as raw bytes, without another copy:
 
-    <number of bytes of the pickle> <number of arrays> <bytes of each array ...> <pickle> <arrays ...>
+    <number of bytes of the pickle> <number of arrays> <bytes of each array ...> <pickle> <arrays
+    ...>
 """
 
 from __future__ import annotations
@@ -25,7 +28,8 @@ from typing import Any, NamedTuple, NoReturn, Protocol
 _HEADER, _SIZE = struct.Struct("<QQ"), struct.Struct("<Q")
 #: Bytes that one system call moves; some systems refuse more than 2 GiB.
 _CHUNK = 1 << 30
-#: Bytes that a pipe holds, where that can be set; the default of Linux makes large arrays half as fast.
+#: Bytes that a pipe holds, where that can be set; the default of Linux makes large arrays half as
+#: fast.
 _PIPE = 1 << 20
 #: Requests that are served at the same time; each waits for a thread of the other process.
 _THREADS = 64
@@ -79,7 +83,9 @@ def session_options(settings: Settings) -> Any:
     if settings.lean:
         options.add_session_config_entry("session.disable_prepacking", "1")
         options.enable_cpu_mem_arena = False  # which keeps what it once held
-        options.execution_order = ort.ExecutionOrder.PRIORITY_BASED  # by default all constants are unpacked first
+        options.execution_order = (
+            ort.ExecutionOrder.PRIORITY_BASED
+        )  # by default all constants are unpacked first
     if settings.library:
         options.register_custom_ops_library(settings.library)
     return options
@@ -89,18 +95,29 @@ def native_session(source: str | bytes, options: Any) -> Any:
     """Open an ``onnxruntime.InferenceSession`` on the CPU, of a file or of serialized bytes."""
     import onnxruntime as ort
 
-    # Without the fallback: there is no other provider to fall back to, and onnxruntime prints it to stdout.
-    settings: dict[str, Any] = {"providers": ["CPUExecutionProvider"], "enable_fallback": 0}
+    # Without the fallback: there is no other provider to fall back to, and onnxruntime prints it to
+    # stdout.
+    settings: dict[str, Any] = {
+        "providers": ["CPUExecutionProvider"],
+        "enable_fallback": 0,
+    }
     session = ort.InferenceSession(source, options, **settings)
     if hasattr(session, "_model_bytes"):
-        session._model_bytes = None  # kept for opening it once more on other providers, which nobody asks for
+        # kept for opening it once more on other providers, which nobody asks for
+        session._model_bytes = None
     return session
 
 
 def interface(session: Any) -> tuple[list[Value], list[Value]]:
     """Return the inputs and the outputs of a session."""
-    inputs = [Value(value.name, value.type, list(value.shape)) for value in session.get_inputs()]
-    outputs = [Value(value.name, value.type, list(value.shape)) for value in session.get_outputs()]
+    inputs = [
+        Value(value.name, value.type, list(value.shape))
+        for value in session.get_inputs()
+    ]
+    outputs = [
+        Value(value.name, value.type, list(value.shape))
+        for value in session.get_outputs()
+    ]
     return inputs, outputs
 
 
@@ -131,7 +148,9 @@ def receive(stream: Stream) -> Any:
     sizes = _read(stream, bytearray(count * _SIZE.size))
     body = _read(stream, bytearray(length))
     # Unlike a bytearray, an empty array is not filled with zeros before it is read into.
-    arrays = [_read(stream, np.empty(size, np.uint8)) for (size,) in _SIZE.iter_unpack(sizes)]
+    arrays = [
+        _read(stream, np.empty(size, np.uint8)) for (size,) in _SIZE.iter_unpack(sizes)
+    ]
     return pickle.loads(body, buffers=arrays)
 
 
@@ -158,15 +177,19 @@ def widen_pipe(stream: Any) -> None:
         import fcntl
 
         fcntl.fcntl(stream, fcntl.F_SETPIPE_SZ, _PIPE)
-    except (ImportError, AttributeError, OSError):  # Windows; macOS; a limit of the system
+    except (
+        ImportError,
+        AttributeError,
+        OSError,
+    ):  # Windows; macOS; a limit of the system
         pass
 
 
 class _Server:
     """Sessions by number, and the answers to requests.
 
-    A request is ``(ticket, sessions to close, action, arguments)``, an answer ``(ticket, whether it worked, value or
-    error)``.
+    A request is ``(ticket, sessions to close, action, arguments)``, an answer
+    ``(ticket, whether it worked, value or error)``.
     """
 
     def __init__(self, answers: Stream) -> None:
@@ -191,7 +214,13 @@ class _Server:
         with self._lock:
             send(self._answers, answer)
 
-    def _open(self, number: int, source: str, whole: bool, settings: Settings) -> tuple[list[Value], list[Value]]:
+    def _open(
+        self,
+        number: int,
+        source: str,
+        whole: bool,
+        settings: Settings,
+    ) -> tuple[list[Value], list[Value]]:
         """Open a file; ``whole``: read it into memory first, as if it had never been one."""
         model: str | bytes = source
         if whole:
@@ -200,7 +229,12 @@ class _Server:
         self._sessions[number] = session
         return interface(session)
 
-    def _run(self, number: int, names: Sequence[str] | None, feeds: Mapping[str, Any]) -> Any:
+    def _run(
+        self,
+        number: int,
+        names: Sequence[str] | None,
+        feeds: Mapping[str, Any],
+    ) -> Any:
         return self._sessions[number].run(names, feeds)
 
 
@@ -218,16 +252,21 @@ def _leave_no_core() -> None:
     try:
         import resource
 
-        resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+        resource.setrlimit(
+            resource.RLIMIT_CORE,
+            (0, resource.getrlimit(resource.RLIMIT_CORE)[1]),
+        )
     except (ImportError, ValueError, OSError):  # Windows; a limit of the system
         pass
 
 
 def serve(folder: str) -> NoReturn:
-    """Answer requests from standard input on standard output until the input ends, and then end this process.
+    """Answer requests from standard input on standard output until the input ends, and then end
+    this process.
 
     Args:
-        folder: holds the models; it is removed with this process, as the other process may not be there any more.
+        folder: holds the models; it is removed with this process, as the other process may not be
+            there any more.
     """
     requests = os.fdopen(os.dup(0), "rb", buffering=0)
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
@@ -235,7 +274,10 @@ def serve(folder: str) -> NoReturn:
     _leave_no_core()
     server = _Server(answers)
     pool = ThreadPoolExecutor(_THREADS)
-    pool.submit(importlib.import_module, "onnxruntime")  # while the other process makes the first model ready
+    pool.submit(
+        importlib.import_module,
+        "onnxruntime",
+    )  # while the other process makes the first model ready
     try:
         while True:
             ticket, closed, action, arguments = receive(requests)

@@ -1,4 +1,6 @@
-"""Arrays in a .npz file, read row by row where they are large: a small archive can hold gigabytes of zeros."""
+"""Arrays in a .npz file, read row by row where they are large: a small archive can hold gigabytes
+of zeros.
+"""
 
 from __future__ import annotations
 
@@ -57,8 +59,15 @@ def _header(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Header:
         shape, fortran, dtype = _READERS[version](member)
         needed = math.prod(shape) * dtype.itemsize
         if needed > info.file_size and not dtype.hasobject:
-            raise ValueError(f"{name!r} of shape {list(shape)} needs {needed:,} bytes, and has {info.file_size:,}")
-    by_row = not dtype.hasobject and bool(dtype.itemsize) and not (fortran and len(shape) > 1)
+            raise ValueError(
+                f"{name!r} of shape {list(shape)} needs {needed:,} bytes, and has"
+                f" {info.file_size:,}",
+            )
+    by_row = (
+        not dtype.hasobject
+        and bool(dtype.itemsize)
+        and not (fortran and len(shape) > 1)
+    )
     return Header(name, info.filename, shape, dtype if by_row else None, info.file_size)
 
 
@@ -69,10 +78,19 @@ def require_size(path: Path, header: Header, size: int) -> None:
         DataError: they are more than the limit.
     """
     if size > tensor_limit():
-        raise DataError(f"{path}: {header.name!r} has the shape {list(header.shape)}: {raise_it(size)}")
+        raise DataError(
+            f"{path}: {header.name!r} has the shape {list(header.shape)}:"
+            f" {raise_it(size)}",
+        )
 
 
-def stream_rows(path: Path, headers: Sequence[Header], count: int, *, batch: bool) -> Iterator[Sample]:
+def stream_rows(
+    path: Path,
+    headers: Sequence[Header],
+    count: int,
+    *,
+    batch: bool,
+) -> Iterator[Sample]:
     """The rows of some arrays, one of each at a time; the file is open until the last one.
 
     Args:
@@ -86,7 +104,9 @@ def stream_rows(path: Path, headers: Sequence[Header], count: int, *, batch: boo
     """
     with ExitStack() as stack:
         archive = stack.enter_context(zipfile.ZipFile(path))
-        members = [stack.enter_context(archive.open(header.member)) for header in headers]
+        members = [
+            stack.enter_context(archive.open(header.member)) for header in headers
+        ]
         for member in members:
             _READERS[npy.read_magic(member)](member)
         for _ in range(count):
@@ -96,12 +116,23 @@ def stream_rows(path: Path, headers: Sequence[Header], count: int, *, batch: boo
             }
 
 
-def _row(path: Path, header: Header, member: IO[bytes], *, batch: bool) -> np.ndarray[Any, Any]:
+def _row(
+    path: Path,
+    header: Header,
+    member: IO[bytes],
+    *,
+    batch: bool,
+) -> np.ndarray[Any, Any]:
     assert header.dtype is not None
     shape = header.shape[1:]
     size = math.prod(shape) * header.dtype.itemsize
     require_size(path, header, size)
     data = member.read(size)
     if len(data) < size:
-        raise DataError(f"{path} cannot be read as a NumPy file: {header.name!r} ends before its last row")
-    return np.frombuffer(bytearray(data), header.dtype).reshape((1, *shape) if batch else shape)
+        raise DataError(
+            f"{path} cannot be read as a NumPy file: {header.name!r} ends before its"
+            " last row",
+        )
+    return np.frombuffer(bytearray(data), header.dtype).reshape(
+        (1, *shape) if batch else shape,
+    )

@@ -1,4 +1,7 @@
-"""Image files that onnxruntime-extensions decodes safely; needs Python alone, to be shipped with a model."""
+"""Image files that onnxruntime-extensions decodes safely.
+
+Needs Python alone, to be shipped with a model.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,8 @@ MOST = 1 << 30
 def read_encoded(file: Path, most: int = MOST) -> bytes:
     """The bytes of a JPEG or PNG file, if DecodeImage is safe with them.
 
-    Its libjpeg ends the process over anything else, and may never return from a JPEG cut short. A file of 3 MB can hold
-    an image of 30,000 times 30,000 pixels.
+    Its libjpeg ends the process over anything else, and may never return from a JPEG cut short. A
+    file of 3 MB can hold an image of 30,000 times 30,000 pixels.
 
     Args:
         file: the file.
@@ -27,18 +30,24 @@ def read_encoded(file: Path, most: int = MOST) -> bytes:
     if not file.is_file() and file.exists():
         raise ValueError(f"{file} is no regular file")
     if file.stat().st_size > most:
-        raise ValueError(f"{file} has {file.stat().st_size:,} bytes; {most:,} are allowed")
+        raise ValueError(
+            f"{file} has {file.stat().st_size:,} bytes; {most:,} are allowed",
+        )
     encoded = file.read_bytes()
     if encoded.startswith(b"\x89PNG\r\n\x1a\n"):
         size = _png_size(encoded)
     elif encoded.startswith(b"\xff\xd8"):
         size = _jpeg_size(encoded)
     else:
-        raise ValueError(f"{file} is neither JPEG nor PNG, whatever its name; convert it to one of them")
+        raise ValueError(
+            f"{file} is neither JPEG nor PNG, whatever its name; convert it to one of them",
+        )
     if size is None:
         raise ValueError(f"{file} is cut short, damaged, or neither RGB nor grey")
     if size[0] * size[1] * PIXEL > most:
-        raise ValueError(f"{file} holds {size[0]} x {size[1]} pixels; {most // PIXEL:,} pixels are allowed")
+        raise ValueError(
+            f"{file} holds {size[0]} x {size[1]} pixels; {most // PIXEL:,} pixels are allowed",
+        )
     return encoded
 
 
@@ -50,7 +59,9 @@ def _png_size(encoded: bytes) -> tuple[int, int] | None:
 
 
 def _jpeg_size(encoded: bytes) -> tuple[int, int] | None:
-    """Width and height, if its segments hold an RGB or grey frame, a scan, and the end (ITU-T T.81, annex B)."""
+    """Width and height, if its segments hold an RGB or grey frame, a scan, and the end (ITU-T T.81,
+    annex B).
+    """
     at, size = 2, None
     while encoded[at : at + 1] == b"\xff":
         marker, length = encoded[at + 1 : at + 2], encoded[at + 2 : at + 4]
@@ -59,9 +70,17 @@ def _jpeg_size(encoded: bytes) -> tuple[int, int] | None:
             continue
         if marker == b"\xda":  # start of scan: its data escapes 0xFF
             return size if encoded.find(b"\xff\xd9", at) > 0 else None
-        if marker in (b"\xc0", b"\xc1", b"\xc2"):  # baseline, extended and progressive frames
+        if marker in (
+            b"\xc0",
+            b"\xc1",
+            b"\xc2",
+        ):  # baseline, extended and progressive frames
             sides = encoded[at + 5 : at + 7], encoded[at + 7 : at + 9]
             height, width = (int.from_bytes(side, "big") for side in sides)
-            size = (width, height) if encoded[at + 9 : at + 10] in (b"\x01", b"\x03") else None
+            size = (
+                (width, height)
+                if encoded[at + 9 : at + 10] in (b"\x01", b"\x03")
+                else None
+            )
         at += 2 + int.from_bytes(length, "big")
     return None

@@ -1,4 +1,6 @@
-"""Read calibration samples from NumPy files: a .npz or .npy, a folder of them, or a sub-folder per input."""
+"""Read calibration samples from NumPy files: a .npz or .npy, a folder of them, or a sub-folder per
+input.
+"""
 
 from __future__ import annotations
 
@@ -21,21 +23,26 @@ _NPY, _ZIP = b"\x93NUMPY", b"PK"
 
 
 def find_files(path: Path, suffixes: frozenset[str]) -> list[Path]:
-    """The files directly in a folder, or the file itself, with one of these suffixes in any case, by name."""
+    """The files directly in a folder, or the file itself, with one of these suffixes in any case,
+    by name.
+    """
     files = path.iterdir() if path.is_dir() else [path]
-    return sorted(file for file in files if file.suffix.lower() in suffixes and file.is_file())
+    return sorted(
+        file for file in files if file.suffix.lower() in suffixes and file.is_file()
+    )
 
 
 def read_arrays(path: Path, inputs: Sequence[InputSpec]) -> Iterator[Sample]:
     """The samples, one by one; no file is open between two of them, unless it is a large .npz.
 
-    A file is one batch, which `open_reader` splits into samples, unless each array in it has one dimension more than
-    its input: then the first axis counts batches. A .npy, and a large .npz, is read row by row where it is a stack of
-    batches, or a batch that is split.
+    A file is one batch, which `open_reader` splits into samples, unless each array in it has one
+    dimension more than its input: then the first axis counts batches. A .npy, and a large .npz, is
+    read row by row where it is a stack of batches, or a batch that is split.
 
     Args:
-        path: a .npz, whose keys are the input names; a .npy, if the model has one input; a folder of either;
-            or a folder with one sub-folder per input, named after it, whose .npy files pair up by name.
+        path: a .npz, whose keys are the input names; a .npy, if the model has one input; a folder
+            of either; or a folder with one sub-folder per input, named after it, whose .npy files
+            pair up by name.
         inputs: the model's inputs.
 
     Raises:
@@ -43,10 +50,17 @@ def read_arrays(path: Path, inputs: Sequence[InputSpec]) -> Iterator[Sample]:
         SampleMismatch: the files or the rows of different inputs do not pair up.
     """
     for files in _files_by_sample(path, inputs):
-        yield from _read_npz(files, inputs) if isinstance(files, Path) else _read_npy(files, inputs)
+        yield from (
+            _read_npz(files, inputs)
+            if isinstance(files, Path)
+            else _read_npy(files, inputs)
+        )
 
 
-def _files_by_sample(path: Path, inputs: Sequence[InputSpec]) -> Sequence[Path | dict[str, Path]]:
+def _files_by_sample(
+    path: Path,
+    inputs: Sequence[InputSpec],
+) -> Sequence[Path | dict[str, Path]]:
     """Where each sample lies: in one .npz, or in a .npy per input."""
     files = find_files(path, ARRAY_SUFFIXES)
     if not files:
@@ -55,22 +69,35 @@ def _files_by_sample(path: Path, inputs: Sequence[InputSpec]) -> Sequence[Path |
     if single and len(inputs) > 1:
         raise SampleMismatch(
             f"{single[0]} holds one array, the model has {len(inputs)} inputs; "
-            "use .npz files, or one sub-folder of .npy files per input"
+            "use .npz files, or one sub-folder of .npy files per input",
         )
     return [{inputs[0].name: file} if file in single else file for file in files]
 
 
 def _pair(path: Path, inputs: Sequence[InputSpec]) -> list[dict[str, Path]]:
     """The .npy files of one sub-folder per input, put together by name."""
-    columns = {spec.name: find_files(path / spec.name, frozenset({".npy"})) for spec in inputs}
+    columns = {
+        spec.name: find_files(path / spec.name, frozenset({".npy"})) for spec in inputs
+    }
     for name, column in columns.items():
         if not column:
-            raise DataError(f"{path} has no .npz or .npy file, nor a sub-folder {name!r} with .npy files")
-        unpaired = {file.name for file in column} ^ {file.name for file in columns[inputs[0].name]}
+            raise DataError(
+                f"{path} has no .npz or .npy file, nor a sub-folder {name!r} with .npy files",
+            )
+        unpaired = {file.name for file in column} ^ {
+            file.name for file in columns[inputs[0].name]
+        }
         if unpaired:
-            counts = ", ".join(f"{len(files)} for {name!r}" for name, files in columns.items())
-            raise SampleMismatch(f"{path}: {min(unpaired)} is not there for every input ({counts})")
-    return [dict(zip(columns, files, strict=True)) for files in zip(*columns.values(), strict=True)]
+            counts = ", ".join(
+                f"{len(files)} for {name!r}" for name, files in columns.items()
+            )
+            raise SampleMismatch(
+                f"{path}: {min(unpaired)} is not there for every input ({counts})",
+            )
+    return [
+        dict(zip(columns, files, strict=True))
+        for files in zip(*columns.values(), strict=True)
+    ]
 
 
 def _read_npz(path: Path, inputs: Sequence[InputSpec]) -> Iterator[Sample]:
@@ -78,7 +105,9 @@ def _read_npz(path: Path, inputs: Sequence[InputSpec]) -> Iterator[Sample]:
     with _reading(path), path.open("rb") as file:
         _check_magic(path, file.read(len(_NPY)))
         headers = read_headers(file)
-    if sum(header.size for header in headers) > _WHOLE and all(header.dtype is not None for header in headers):
+    if sum(header.size for header in headers) > _WHOLE and all(
+        header.dtype is not None for header in headers
+    ):
         rows = _split({header.name: header.shape for header in headers}, inputs, path)
         if rows is not None:
             count, batch = rows
@@ -87,30 +116,52 @@ def _read_npz(path: Path, inputs: Sequence[InputSpec]) -> Iterator[Sample]:
             return
     for header in headers:
         require_size(path, header, header.size)
-    with _reading(path), path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+    with (
+        _reading(path),
+        path.open("rb") as file,
+        np.load(file, allow_pickle=False) as archive,
+    ):
         arrays: Sample = dict(archive)
     for name, array in arrays.items():
         if not isinstance(array, np.ndarray):
             raise DataError(f"{path}: what it holds as {name!r} is no array")
-    for row in _rows({name: array.shape for name, array in arrays.items()}, inputs, path):
+    for row in _rows(
+        {name: array.shape for name, array in arrays.items()},
+        inputs,
+        path,
+    ):
         yield {name: array[row] for name, array in arrays.items()}
 
 
-def _split(shapes: Mapping[str, tuple[int, ...]], inputs: Sequence[InputSpec], path: Path) -> tuple[int, bool] | None:
-    """How many samples arrays are cut into, and whether each is a batch of one; None for arrays that stay whole."""
+def _split(
+    shapes: Mapping[str, tuple[int, ...]],
+    inputs: Sequence[InputSpec],
+    path: Path,
+) -> tuple[int, bool] | None:
+    """How many samples arrays are cut into, and whether each is a batch of one.
+
+    None for arrays that stay whole.
+    """
     rows = _rows(shapes, inputs, path)
     if isinstance(rows, range):
         return len(rows), False
     ranks = {spec.name: len(spec.shape) for spec in inputs if spec.shape is not None}
     counts = {shape[0] for shape in shapes.values() if shape}
-    fits = ranks == {name: len(shape) for name, shape in shapes.items()} and len(counts) == 1
+    fits = (
+        ranks == {name: len(shape) for name, shape in shapes.items()}
+        and len(counts) == 1
+    )
     if rows and fits and splittable(inputs, stacked=True):
         return counts.pop(), True
     return None
 
 
-def _read_npy(files: Mapping[str, Path], inputs: Sequence[InputSpec]) -> Iterator[Sample]:
-    # The maps live no longer than the expressions they stand in: Windows cannot delete a file that is mapped.
+def _read_npy(
+    files: Mapping[str, Path],
+    inputs: Sequence[InputSpec],
+) -> Iterator[Sample]:
+    # The maps live no longer than the expressions they stand in: Windows cannot delete a file that
+    # is mapped.
     shapes = {name: _map(file).shape for name, file in files.items()}
     path = next(iter(files.values()))
     rows, split = _rows(shapes, inputs, path), _split(shapes, inputs, path)
@@ -130,24 +181,41 @@ def _map(path: Path) -> Array:
 
 
 def _check_magic(path: Path, start: bytes) -> None:
-    """The name of a file says how it is read: np.load would go by the content instead, and hand out something else."""
+    """The name of a file says how it is read: np.load would go by the content instead, and hand out
+    something else.
+    """
     archive = path.suffix.lower() == ".npz"
     if start.startswith(_NPY if archive else _ZIP):
         is_, named = (".npy", ".npz") if archive else (".npz", ".npy")
         raise DataError(f"{path} is a {is_} file that is named {named}; rename it")
 
 
-def _rows(shapes: Mapping[str, tuple[int, ...]], inputs: Sequence[InputSpec], path: Path) -> Sequence[Any]:
-    """The indices that cut arrays into samples: one per row of a stack, else ``...``, which takes all."""
+def _rows(
+    shapes: Mapping[str, tuple[int, ...]],
+    inputs: Sequence[InputSpec],
+    path: Path,
+) -> Sequence[Any]:
+    """The indices that cut arrays into samples: one per row of a stack, else ``...``, which takes
+    all.
+    """
     specs = {spec.name: spec for spec in inputs}
-    if specs.keys() == shapes.keys() and all(is_empty(shape, specs[name]) for name, shape in shapes.items()):
+    if specs.keys() == shapes.keys() and all(
+        is_empty(shape, specs[name]) for name, shape in shapes.items()
+    ):
         return ()
     ranks = {spec.name: len(spec.shape) for spec in inputs if spec.shape is not None}
     if ranks.keys() != shapes.keys():
-        return (...,)  # ranks that may be anything, or wrong names, which the check of the sample reports
-    counts = {shape[0] if len(shape) == ranks[name] + 1 else None for name, shape in shapes.items()}
+        return (
+            ...,
+        )  # ranks that may be anything, or wrong names, which the check of the sample reports
+    counts = {
+        shape[0] if len(shape) == ranks[name] + 1 else None
+        for name, shape in shapes.items()
+    }
     if len(counts) > 1:
-        raise SampleMismatch(f"{path}: the arrays are not stacks of equally many samples: {dict(shapes)}")
+        raise SampleMismatch(
+            f"{path}: the arrays are not stacks of equally many samples: {dict(shapes)}",
+        )
     count = counts.pop()
     return (...,) if count is None else range(count)
 
@@ -158,6 +226,8 @@ def _reading(path: Path) -> Iterator[None]:
         yield
     except DataError:
         raise
-    except Exception as error:  # over a damaged file NumPy and zipfile raise many unrelated types
+    except (
+        Exception
+    ) as error:  # over a damaged file NumPy and zipfile raise many unrelated types
         reason = str(error) or type(error).__name__
         raise DataError(f"{path} cannot be read as a NumPy file: {reason}") from error

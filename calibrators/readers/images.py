@@ -1,7 +1,8 @@
 """Read image files into model inputs, with a small ONNX model that decodes, resizes and normalizes.
 
-Decoding is DecodeImage of onnxruntime-extensions; the rest is standard ONNX. Resizing is antialiased, and
-within one of the 256 levels of Pillow's. An orientation in the EXIF data is not applied.
+Decoding is DecodeImage of onnxruntime-extensions; the rest is standard ONNX. Resizing is
+antialiased, and within one of the 256 levels of Pillow's. An orientation in the EXIF data is not
+applied.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from calibrators.errors import CalibrationError, DataError
 from calibrators.limits import VARIABLE, tensor_limit
 from calibrators.readers.encoded import read_encoded
 
-#: What counts as an image. JPEG and PNG can be decoded on every system; others are reported, not passed over.
+#: What counts as an image. JPEG and PNG can be decoded on every system; others are reported, not
+#: passed over.
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp"})
 
 
@@ -36,9 +38,10 @@ class ImageSpec:
         scale: multiplied with the pixels, which are 0 to 255.
         layout: ``"nchw"`` or ``"nhwc"``.
         color: order of the channels, ``"rgb"`` or ``"bgr"``.
-        resize: ``"stretch"`` to the size; ``"crop"`` the centre of an image that covers it; ``"letterbox"``:
-            the whole image in its proportions, centred on ``pad_value``.
-        resize_to: shorter side of the image to crop, in pixels; None for the least that covers the size.
+        resize: ``"stretch"`` to the size; ``"crop"`` the centre of an image that covers it;
+            ``"letterbox"``: the whole image in its proportions, centred on ``pad_value``.
+        resize_to: shorter side of the image to crop, in pixels; None for the least that covers the
+            size.
         pad_value: pixel value around a letterboxed image.
         interpolation: ``"linear"`` or ``"cubic"``.
 
@@ -61,30 +64,57 @@ class ImageSpec:
         for name, hint in get_type_hints(type(self)).items():
             if get_origin(hint) is Literal:
                 choices = get_args(hint)
-                self._require(getattr(self, name) in choices, name, f"one of {', '.join(choices)}")
+                self._require(
+                    getattr(self, name) in choices,
+                    name,
+                    f"one of {', '.join(choices)}",
+                )
         for name, length in ("size", 2), ("mean", 3), ("std", 3):
             values = getattr(self, name)
-            numbers = isinstance(values, Sequence | np.ndarray) and all(map(_is_finite, values))
+            numbers = isinstance(values, Sequence | np.ndarray) and all(
+                map(_is_finite, values),
+            )
             self._require(numbers and len(values) == length, name, f"{length} numbers")
         for name in ("scale", "pad_value"):
             self._require(_is_finite(getattr(self, name)), name, "a number")
-        self._require(all(is_number(n, Integral) and n > 0 for n in self.size), "size", "positive whole numbers")
+        self._require(
+            all(is_number(n, Integral) and n > 0 for n in self.size),
+            "size",
+            "positive whole numbers",
+        )
         self._require(all(self.std), "std", "other than zero")
         if self.resize_to is not None:
-            self._require(is_number(self.resize_to, Integral), "resize_to", "a whole number")
-            self._require(self.resize == "crop", "resize_to", "left out unless resize is 'crop'")
-            self._require(self.resize_to >= max(self.size), "resize_to", f"at least {max(self.size)}")
+            self._require(
+                is_number(self.resize_to, Integral),
+                "resize_to",
+                "a whole number",
+            )
+            self._require(
+                self.resize == "crop",
+                "resize_to",
+                "left out unless resize is 'crop'",
+            )
+            self._require(
+                self.resize_to >= max(self.size),
+                "resize_to",
+                f"at least {max(self.size)}",
+            )
 
     def _require(self, holds: bool, name: str, what: str) -> None:
         if not holds:
-            raise CalibrationError(f"ImageSpec.{name} is {getattr(self, name)!r}; it must be {what}")
+            raise CalibrationError(
+                f"ImageSpec.{name} is {getattr(self, name)!r}; it must be {what}",
+            )
 
 
 def _is_finite(value: object) -> bool:
     return is_number(value, Real) and isfinite(value)  # type: ignore[arg-type]
 
 
-def read_images(files: Sequence[Path], spec: ImageSpec) -> Iterator[NDArray[np.float32]]:
+def read_images(
+    files: Sequence[Path],
+    spec: ImageSpec,
+) -> Iterator[NDArray[np.float32]]:
     """The images as arrays of shape (1, 3, height, width), or (1, height, width, 3), one by one.
 
     Args:
@@ -100,7 +130,9 @@ def read_images(files: Sequence[Path], spec: ImageSpec) -> Iterator[NDArray[np.f
 
         session = open_session(image_model(spec))
     except ImportError as error:
-        raise CalibrationError("to read images: pip install onnxruntime-extensions") from error
+        raise CalibrationError(
+            "to read images: pip install onnxruntime-extensions",
+        ) from error
     for file in files:
         encoded = _read_encoded(file)
         try:
@@ -112,7 +144,10 @@ def read_images(files: Sequence[Path], spec: ImageSpec) -> Iterator[NDArray[np.f
 
 
 def image_model(spec: ImageSpec) -> Any:
-    """The ONNX model that makes an array of an encoded file; it needs the operators of onnxruntime-extensions."""
+    """The ONNX model that makes an array of an encoded file.
+
+    It needs the operators of onnxruntime-extensions.
+    """
     from onnx import parser
 
     return parser.parse_model(_pipeline(spec))
@@ -123,7 +158,9 @@ def _pipeline(spec: ImageSpec) -> str:
 
     DecodeImage gives a grey JPEG one channel, whose bytes it shuffles if it is asked for BGR.
     """
-    policy = {"stretch": "stretch", "crop": "not_smaller", "letterbox": "not_larger"}[spec.resize]
+    policy = {"stretch": "stretch", "crop": "not_smaller", "letterbox": "not_larger"}[
+        spec.resize
+    ]
     box = (spec.resize_to, spec.resize_to) if spec.resize_to else spec.size
     return f"""
 <ir_version: 8, opset_import: ["" : 18, "com.microsoft.extensions" : 1]>
@@ -150,7 +187,7 @@ read_image (uint8[n] encoded) => (float[1, d1, d2, d3] image)
     centred = Sub (scaled, mean)
     normal = Div (centred, std)
     image = Transpose <perm = {[0, 3, 1, 2] if spec.layout == "nchw" else [0, 1, 2, 3]}> (normal)
-}}"""
+}}"""  # noqa: E501
 
 
 def _list(numbers: Iterable[float]) -> str:

@@ -1,4 +1,4 @@
-"""Open calibration data of any kind as a stream of checked samples, with one batch alive at a time."""
+"""Open calibration data of any kind as a stream of checked samples, with one batch alive at a time."""  # noqa: E501
 
 from __future__ import annotations
 
@@ -17,7 +17,13 @@ from typing import Any, get_args
 import numpy as np
 
 from calibrators.base import is_number
-from calibrators.errors import DataError, EmptyReader, ReaderEndedEarly, SampleMismatch, nearest
+from calibrators.errors import (
+    DataError,
+    EmptyReader,
+    ReaderEndedEarly,
+    SampleMismatch,
+    nearest,
+)
 from calibrators.limits import raise_it, tensor_limit
 from calibrators.readers.files import ARRAY_SUFFIXES, find_files, read_arrays
 from calibrators.readers.images import IMAGE_SUFFIXES, ImageSpec, read_images
@@ -34,7 +40,15 @@ from calibrators.readers.samples import (
     splittable,
 )
 
-__all__ = ["Allowed", "ImageSpec", "InputSpec", "RandomData", "Reader", "Sample", "open_reader"]
+__all__ = [
+    "Allowed",
+    "ImageSpec",
+    "InputSpec",
+    "RandomData",
+    "Reader",
+    "Sample",
+    "open_reader",
+]
 
 
 @dataclass(frozen=True)
@@ -48,8 +62,8 @@ class RandomData:
         seed: of the generator.
         dims: sizes of symbolic dimensions, by name; all others are 1.
         shapes: shapes of inputs, by name, where the model leaves sizes open.
-        ranges: (least, greatest) of inputs, by name: floats are uniform in [least, greatest), integers are any from
-            the least to the greatest.
+        ranges: (least, greatest) of inputs, by name: floats are uniform in [least, greatest),
+            integers are any from the least to the greatest.
     """
 
     samples: int = 8
@@ -62,7 +76,10 @@ class RandomData:
         _check_count("RandomData.samples", self.samples, 1)
         _check_count("RandomData.seed", self.seed, 0)
         if not isinstance(self.dims, Mapping):
-            raise DataError(f"RandomData.dims is {self.dims!r}; it must be sizes by name, such as {{'batch': 4}}")
+            raise DataError(
+                f"RandomData.dims is {self.dims!r}; it must be sizes by name, such as"
+                " {'batch': 4}",
+            )
         for name, size in self.dims.items():
             _check_count(f"RandomData.dims[{name!r}]", size, 0)
         for name, shape in self.shapes.items():
@@ -70,18 +87,27 @@ class RandomData:
                 _check_count(f"a size of RandomData.shapes[{name!r}]", size, 0)
         for name, ends in self.ranges.items():
             if not all(map(is_number, ends)) or list(ends) != sorted(ends)[:2]:
-                raise DataError(f"RandomData.ranges[{name!r}] is {ends!r}; it must be (least, greatest)")
+                raise DataError(
+                    f"RandomData.ranges[{name!r}] is {ends!r}; it must be (least,"
+                    " greatest)",
+                )
 
     def draw(self, inputs: Sequence[InputSpec]) -> Iterator[Sample]:
         """The samples, for these inputs."""
-        symbols = [dim for spec in inputs for dim in spec.shape or () if isinstance(dim, str)]
+        symbols = [
+            dim for spec in inputs for dim in spec.shape or () if isinstance(dim, str)
+        ]
         for name in self.dims:
             if name not in symbols:
-                raise SampleMismatch(f"no input has a dimension {name!r}{nearest(name, symbols)}")
+                raise SampleMismatch(
+                    f"no input has a dimension {name!r}{nearest(name, symbols)}",
+                )
         known = [spec.name for spec in inputs]
         for name in (*self.shapes, *self.ranges):
             if name not in known:
-                raise SampleMismatch(f"the model has no input {name!r}{nearest(name, known)}")
+                raise SampleMismatch(
+                    f"the model has no input {name!r}{nearest(name, known)}",
+                )
         generator = np.random.default_rng(self.seed)
         for _ in range(self.samples):
             yield {spec.name: self._draw(spec, generator) for spec in inputs}
@@ -89,28 +115,53 @@ class RandomData:
     def _draw(self, spec: InputSpec, generator: np.random.Generator) -> Array:
         dtype = np.dtype(np.float32) if spec.dtype is None else spec.dtype
         if spec.shape is None or not spec.tensor or dtype.kind not in "fiub":
-            raise SampleMismatch(f"input {spec.name!r}: no random data for {dtype} of shape {spec.shape}")
+            raise SampleMismatch(
+                f"input {spec.name!r}: no random data for {dtype} of shape"
+                f" {spec.shape}",
+            )
         shape = list(self.shapes.get(spec.name, ()))
         if not shape:
-            shape = [dim if isinstance(dim, int) else self.dims.get(dim or "", 1) for dim in spec.shape]
+            shape = [
+                dim if isinstance(dim, int) else self.dims.get(dim or "", 1)
+                for dim in spec.shape
+            ]
         elif not spec.fits(shape):
-            raise SampleMismatch(f"RandomData.shapes[{spec.name!r}] is {shape}; the model says {list(spec.shape)}")
+            raise SampleMismatch(
+                f"RandomData.shapes[{spec.name!r}] is {shape}; the model says"
+                f" {list(spec.shape)}",
+            )
         size = math.prod(shape) * dtype.itemsize
         found = f"input {spec.name!r}: {math.prod(shape):,} values of shape {shape}"
         if size > tensor_limit():
-            raise DataError(f"{found} are too many; choose smaller dims: {raise_it(size)}")
+            raise DataError(
+                f"{found} are too many; choose smaller dims: {raise_it(size)}",
+            )
         try:
             least, greatest = self.ranges.get(spec.name, (0, 1))
             if dtype.kind == "f":
-                return (least + (greatest - least) * generator.random(shape)).astype(dtype)
-            return generator.integers(int(least), int(greatest), shape, endpoint=True).astype(dtype)
-        except (MemoryError, ValueError) as error:  # the latter is of a size that no array has
-            raise DataError(f"{found} do not fit into memory; choose smaller dims") from error
+                return (least + (greatest - least) * generator.random(shape)).astype(
+                    dtype,
+                )
+            return generator.integers(
+                int(least),
+                int(greatest),
+                shape,
+                endpoint=True,
+            ).astype(dtype)
+        except (
+            MemoryError,
+            ValueError,
+        ) as error:  # the latter is of a size that no array has
+            raise DataError(
+                f"{found} do not fit into memory; choose smaller dims",
+            ) from error
 
 
 def _check_count(name: str, value: Any, least: int) -> None:
     if not is_number(value, Integral) or value < least:
-        raise DataError(f"{name} is {value!r}; it must be a whole number of at least {least}")
+        raise DataError(
+            f"{name} is {value!r}; it must be a whole number of at least {least}",
+        )
 
 
 @dataclass(frozen=True)
@@ -122,8 +173,10 @@ class _Source:
         length: how many samples they hold, None if unknown.
         restartable: whether there can be a second pass.
         labelled: whether labels may follow the inputs in a batch.
-        stacked: whether a batch is a stack of samples, rather than what the caller wants to run at once.
-        refilled: whether the arrays of a batch may be filled again for the next one, so that a sample has to be a copy.
+        stacked: whether a batch is a stack of samples, rather than what the caller wants to run at
+            once.
+        refilled: whether the arrays of a batch may be filled again for the next one, so that a
+            sample has to be a copy.
         if_empty: why there may be no batch.
     """
 
@@ -139,15 +192,15 @@ class _Source:
 class Reader:
     """Checked samples, {input name: array} in the model's element types; made by `open_reader`.
 
-    Each iteration is a pass over the data; samples are made when asked for, and forgotten when handed out.
-    It raises a `DataError` as soon as the data turns out not to be what it should be.
+    Each iteration is a pass over the data; samples are made when asked for, and forgotten when
+    handed out. It raises a `DataError` as soon as the data turns out not to be what it should be.
 
     Attributes:
         restartable: whether there can be more than one pass; not for a generator.
         length: how many samples a pass has, None if the data cannot tell.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         source: _Source,
         inputs: Sequence[InputSpec],
@@ -165,7 +218,9 @@ class Reader:
         self.length = known if known is None or limit is None else min(known, limit)
 
     def first(self) -> Sample:
-        """The first sample, without taking it from the next pass: for checks before any work is done."""
+        """The first sample, without taking it from the next pass: for checks before any work is
+        done.
+        """
         if self._started is None:
             rest = self._samples()
             self._started = [next(rest)], rest
@@ -175,24 +230,40 @@ class Reader:
         if self._started is None:
             return self._samples()
         (head, rest), self._started = self._started, None
-        # chain keeps what it is given; the iterator it is given here lets go of the first sample in time
+        # chain keeps what it is given; the iterator it is given here lets go of the first sample in
+        # time
         return chain(iter(head), rest)
 
     def _samples(self) -> Iterator[Sample]:
-        # A batch has to die before the next is made: no loop variable may hold it, and no zip or enumerate.
+        # A batch has to die before the next is made: no loop variable may hold it, and no zip or
+        # enumerate.
         indices = count()
-        samples = chain.from_iterable(map(partial(self._fit, indices), self._source.open()))
+        samples = chain.from_iterable(
+            map(partial(self._fit, indices), self._source.open()),
+        )
         yield from islice(samples, self._limit)
         found = next(indices)
         if not found:
             raise EmptyReader(f"sample 0: {self._source.if_empty}")
-        if self._expected is not None and found < self._expected and found != self._limit:
-            raise ReaderEndedEarly(f"the data ended before sample {found}; {self._expected} were expected")
+        if (
+            self._expected is not None
+            and found < self._expected
+            and found != self._limit
+        ):
+            raise ReaderEndedEarly(
+                f"the data ended before sample {found}; {self._expected} were expected",
+            )
 
     def _fit(self, indices: Iterator[int], batch: object) -> Iterator[Sample]:
         """The samples in a raw batch, each with the next index."""
         index = next(indices)
-        sample = name_arrays(batch, self._inputs, index, labelled=self._source.labelled, constants=self._constants)
+        sample = name_arrays(
+            batch,
+            self._inputs,
+            index,
+            labelled=self._source.labelled,
+            constants=self._constants,
+        )
         if self._source.refilled:
             sample = deepcopy(sample)
         parts = split(sample, self._inputs, stacked=self._source.stacked)
@@ -202,7 +273,7 @@ class Reader:
             yield conform(part, self._inputs, next(indices), self._layout)
 
 
-def open_reader(
+def open_reader(  # noqa: PLR0913
     data: object,
     inputs: Sequence[InputSpec],
     *,
@@ -214,31 +285,33 @@ def open_reader(
 ) -> Reader:
     """A reader over calibration data of any of these kinds:
 
-    - an iterable of batches: each {input name: array}, or a tuple or list of arrays in the order of the
-      inputs, or the bare array for a model with one input; arrays may be torch tensors
-    - a torch DataLoader, or what has its ``dataset`` and ``batch_size``: the same, but what follows the
-      inputs in a tuple or list, the labels, is dropped
-    - an onnxruntime CalibrationDataReader: ``get_next()`` until None, after ``rewind()`` if it has one
+    - an iterable of batches: each {input name: array}, or a tuple or list of arrays in the order of
+      the inputs, or the bare array for a model with one input; arrays may be torch tensors
+    - a torch DataLoader, or what has its ``dataset`` and ``batch_size``: the same, but what follows
+      the inputs in a tuple or list, the labels, is dropped
+    - an onnxruntime CalibrationDataReader: ``get_next()`` until None, after ``rewind()`` if it has
+      one
     - one stack of samples: {input name: array}, or the bare array
     - a path to .npz or .npy files, see `calibrators.readers.files.read_arrays`
     - with ``images``, a path to an image, or to a folder of images, taken by name
     - `RandomData`
 
-    A batch of N for a model whose batch is fixed to 1 becomes N samples, and so does a stack, or an array file, of N
-    where the model leaves the batch open.
+    A batch of N for a model whose batch is fixed to 1 becomes N samples, and so does a stack, or an
+    array file, of N where the model leaves the batch open.
 
     Args:
         data: the data.
         inputs: the model's inputs.
         limit: take at most so many samples.
-        expected: raise `ReaderEndedEarly` if there are fewer samples, unless ``limit`` ends the pass.
+        expected: raise `ReaderEndedEarly` if there are fewer samples, unless ``limit`` ends the
+            pass.
         layout: ``"nhwc"`` transposes 4-D float arrays from NHWC to NCHW.
         images: how to turn image files into arrays.
         constants: names of initializers: a sample that feeds one is refused with the reason.
 
     Raises:
-        DataError: the data is of no such kind, or an option is wrong or does not apply to it. The samples
-            themselves are checked when they are read.
+        DataError: the data is of no such kind, or an option is wrong or does not apply to it. The
+            samples themselves are checked when they are read.
 
     >>> image = InputSpec("image", np.dtype("float32"), ("batch", 2))
     >>> reader = open_reader([np.zeros((4, 2)), np.ones((4, 2))], [image])
@@ -249,7 +322,10 @@ def open_reader(
         if value is not None:
             _check_count(name, value, 1)
     if not isinstance(images, ImageSpec | None):
-        raise DataError(f"images is {images!r}; it must be an ImageSpec, such as ImageSpec(size=(224, 224))")
+        raise DataError(
+            f"images is {images!r}; it must be an ImageSpec, such as"
+            " ImageSpec(size=(224, 224))",
+        )
     if layout is not None and layout not in get_args(Layout):
         raise DataError(f"unknown layout {layout!r}{nearest(layout, get_args(Layout))}")
     if isinstance(data, str | os.PathLike):
@@ -257,32 +333,57 @@ def open_reader(
     elif images is None:
         source = _from_object(data, inputs)
     else:
-        raise DataError(f"images= says how to read image files, but the data is a {type(data).__name__}")
+        raise DataError(
+            "images= says how to read image files, but the data is a"
+            f" {type(data).__name__}",
+        )
     return Reader(source, inputs, limit, expected, layout, constants)
 
 
-def _from_path(path: Path, inputs: Sequence[InputSpec], images: ImageSpec | None) -> _Source:
+def _from_path(
+    path: Path,
+    inputs: Sequence[InputSpec],
+    images: ImageSpec | None,
+) -> _Source:
     if not path.exists():
         raise DataError(f"{path} does not exist")
     pictures = find_files(path, IMAGE_SUFFIXES)
     if images is not None:
-        return _Source(partial(read_images, pictures, images), len(pictures), if_empty=f"no image in {path}")
+        return _Source(
+            partial(read_images, pictures, images),
+            len(pictures),
+            if_empty=f"no image in {path}",
+        )
     if pictures and not find_files(path, ARRAY_SUFFIXES):
-        raise DataError(f"{path}: to read images, say how with images=ImageSpec(size=(height, width))")
+        raise DataError(
+            f"{path}: to read images, say how with images=ImageSpec(size=(height,"
+            " width))",
+        )
     return _Source(partial(read_arrays, path, inputs), stacked=True)
 
 
 def _from_object(data: Any, inputs: Sequence[InputSpec]) -> _Source:
     if isinstance(data, RandomData):
-        warnings.warn("random data: the ranges are meaningless, do not ship the model", stacklevel=3)
+        warnings.warn(
+            "random data: the ranges are meaningless, do not ship the model",
+            stacklevel=3,
+        )
         return _Source(partial(data.draw, inputs), data.samples)
     if isinstance(data, Mapping) or is_array(data):
         return _Source(partial(iter, [data]), stacked=True)
     if callable(getattr(data, "get_next", None)):
-        hint = "get_next() returned None at once; a reader that was read before needs a rewind()"
+        hint = (
+            "get_next() returned None at once; a reader that was read before needs a"
+            " rewind()"
+        )
         if hasattr(data, "rewind"):
             return _Source(partial(_rewound, data), refilled=True, if_empty=hint)
-        return _Source(_once(_pull(data)), restartable=False, refilled=True, if_empty=hint)
+        return _Source(
+            _once(_pull(data)),
+            restartable=False,
+            refilled=True,
+            if_empty=hint,
+        )
     if isinstance(data, Iterator):
         hint = "the iterator has nothing left to give"
         return _Source(_once(data), restartable=False, refilled=True, if_empty=hint)
@@ -290,9 +391,17 @@ def _from_object(data: Any, inputs: Sequence[InputSpec]) -> _Source:
         labelled = hasattr(data, "dataset") and hasattr(data, "batch_size")
         # Whether a batch has to be split shows only when it comes.
         length = None if splittable(inputs) else _length(data)
-        # Lists and tuples keep what they hold; what is derived from them may do anything when it is iterated.
-        return _Source(partial(iter, data), length, labelled=labelled, refilled=type(data) not in (list, tuple))
-    raise DataError(f"got {type(data).__name__} as data; pass an iterable of {{input name: array}}")
+        # Lists and tuples keep what they hold; what is derived from them may do anything when it is
+        # iterated.
+        return _Source(
+            partial(iter, data),
+            length,
+            labelled=labelled,
+            refilled=type(data) not in (list, tuple),
+        )
+    raise DataError(
+        f"got {type(data).__name__} as data; pass an iterable of {{input name: array}}",
+    )
 
 
 def _pull(reader: Any) -> Iterator[object]:
@@ -301,7 +410,10 @@ def _pull(reader: Any) -> Iterator[object]:
             yield batch
             del batch  # before the next one is made
     except StopIteration as error:
-        raise DataError("get_next() raised StopIteration; at the end of the data it has to return None") from error
+        raise DataError(
+            "get_next() raised StopIteration; at the end of the data it has to return"
+            " None",
+        ) from error
 
 
 def _rewound(reader: Any) -> Iterator[object]:
@@ -315,7 +427,10 @@ def _once(batches: Iterator[object]) -> Callable[[], Iterator[object]]:
 
     def open_once() -> Iterator[object]:
         if not left:
-            raise EmptyReader("sample 0: the data was read already; for another pass, use a list or a rewind()")
+            raise EmptyReader(
+                "sample 0: the data was read already; for another pass, use a list or a"
+                " rewind()",
+            )
         return left.pop()
 
     return open_once
@@ -324,5 +439,8 @@ def _once(batches: Iterator[object]) -> Callable[[], Iterator[object]]:
 def _length(data: Any) -> int | None:
     try:
         return len(data)
-    except (TypeError, NotImplementedError):  # how classes say no; the latter is onnxruntime's way
+    except (
+        TypeError,
+        NotImplementedError,
+    ):  # how classes say no; the latter is onnxruntime's way
         return None

@@ -1,4 +1,6 @@
-"""One sample of calibration data: what a model's inputs ask of it, and the checks that make it fit them."""
+"""One sample of calibration data: what a model's inputs ask of it, and the checks that make it fit
+them.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ from calibrators.errors import NonFiniteSample, SampleMismatch, nearest
 Array = NDArray[Any]
 Sample = dict[str, Array]
 Layout = Literal["nhwc"]
-#: Which values a float input takes besides finite ones: none, minus infinity as masks hold it, or NaN and infinity.
+#: Which values a float input takes besides finite ones: none, minus infinity as masks hold it, or
+#: NaN and infinity.
 Allowed = Literal["finite", "-inf", "anything"]
 
 
@@ -26,8 +29,8 @@ class InputSpec:
     Attributes:
         name: its name in the model.
         dtype: its element type; ``object`` for strings, None to leave the type unchecked.
-        shape: its dimensions: a number is fixed, a symbol or None takes any size; None instead of a tuple
-            leaves even the rank open.
+        shape: its dimensions: a number is fixed, a symbol or None takes any size; None instead of a
+            tuple leaves even the rank open.
         values: which values a float input takes.
         tensor: False for a sequence, an optional or a map, which is handed on as it comes.
     """
@@ -46,7 +49,11 @@ class InputSpec:
         """
         return self.shape is None or (
             len(shape) == len(self.shape)
-            and all(want == got for want, got in zip(self.shape, shape, strict=True) if isinstance(want, int))
+            and all(
+                want == got
+                for want, got in zip(self.shape, shape, strict=True)
+                if isinstance(want, int)
+            )
         )
 
 
@@ -56,7 +63,8 @@ def is_array(value: object) -> bool:
 
 
 def is_empty(shape: Sequence[int], spec: InputSpec) -> bool:
-    """Whether an array of this shape is a batch of no samples, for an input that does not ask for just that.
+    """Whether an array of this shape is a batch of no samples, for an input that does not ask for
+    just that.
 
     Another dimension may well be 0, such as the past of a decoder's first step.
 
@@ -64,7 +72,11 @@ def is_empty(shape: Sequence[int], spec: InputSpec) -> bool:
     >>> is_empty((0, 7), ids), is_empty((1, 0), ids)
     (True, False)
     """
-    return len(shape) > 1 and shape[0] == 0 and not (spec.shape is not None and spec.shape[:1] == (0,))
+    return (
+        len(shape) > 1
+        and shape[0] == 0
+        and not (spec.shape is not None and spec.shape[:1] == (0,))
+    )
 
 
 def name_arrays(
@@ -78,15 +90,18 @@ def name_arrays(
     """What a source yields, as one array per input in the order of the inputs.
 
     Args:
-        batch: {input name: array}; a tuple or list of arrays in the order of the inputs; or, for a model with
-            one input, the array itself. What has torch's ``detach().cpu().numpy()`` counts as an array.
+        batch: {input name: array}; a tuple or list of arrays in the order of the inputs; or, for a
+            model with one input, the array itself. What has torch's ``detach().cpu().numpy()``
+            counts as an array.
         inputs: the model's inputs.
         index: position of the sample in the data, for messages.
-        labelled: drop what a tuple holds after the inputs, as a loader of (image, label) pairs needs.
+        labelled: drop what a tuple holds after the inputs, as a loader of (image, label) pairs
+            needs.
         constants: names of tensors that have a value in the model, and are not fed for that reason.
 
     Raises:
-        SampleMismatch: the batch is none of these, or its names or their number are not the model's.
+        SampleMismatch: the batch is none of these, or its names or their number are not the
+            model's.
 
     >>> name_arrays([[1, 2]], [InputSpec("ids", np.dtype("int64"), ("batch",))], index=0)
     {'ids': array([1, 2])}
@@ -99,52 +114,95 @@ def name_arrays(
         arrays = {names[0]: batch}
     elif isinstance(batch, tuple | list):
         if len(batch) < len(names) or (len(batch) > len(names) and not labelled):
-            raise SampleMismatch(f"sample {index}: got {len(batch)} arrays, the model's inputs are {names}")
+            raise SampleMismatch(
+                f"sample {index}: got {len(batch)} arrays, the model's inputs are"
+                f" {names}",
+            )
         arrays = dict(zip(names, batch))  # noqa: B905  labels may follow the inputs
     else:
         found = type(batch).__name__
-        raise SampleMismatch(f"sample {index}: got {found}, expected {{name: array}} for the inputs {names}")
+        raise SampleMismatch(
+            f"sample {index}: got {found}, expected {{name: array}} for the inputs"
+            f" {names}",
+        )
 
     for name in arrays:
         if name in constants and name not in names:
             raise SampleMismatch(
-                f"sample {index}: {name!r} is an initializer of the model, which is calibrated with the value stored "
-                "there; leave it out of the samples, or store another value"
+                f"sample {index}: {name!r} is an initializer of the model, which is"
+                " calibrated with the value stored there; leave it out of the samples,"
+                " or store another value",
             )
         if name not in names:
-            raise SampleMismatch(f"sample {index}: the model has no input {name!r}{nearest(name, names)}")
+            raise SampleMismatch(
+                f"sample {index}: the model has no input"
+                f" {name!r}{nearest(name, names)}",
+            )
     for name in names:
         if name not in arrays:
-            raise SampleMismatch(f"sample {index}: no array for input {name!r}, only for {list(arrays)}")
+            raise SampleMismatch(
+                f"sample {index}: no array for input {name!r}, only for {list(arrays)}",
+            )
     places = {spec.name: _place(index, spec.name) for spec in inputs if spec.tensor}
-    return {name: _to_numpy(arrays[name], places[name]) if name in places else arrays[name] for name in names}
+    return {
+        name: _to_numpy(arrays[name], places[name]) if name in places else arrays[name]
+        for name in names
+    }
 
 
 def splittable(inputs: Sequence[InputSpec], *, stacked: bool = False) -> bool:
     """Whether the batch of every input is fixed to 1, so that a larger one has to be split.
 
-    Where the data is ``stacked``, a batch that the model leaves open is split too: the arrays hold all samples.
+    Where the data is ``stacked``, a batch that the model leaves open is split too: the arrays hold
+    all samples.
     """
-    heads = [spec.shape[0] if spec.shape and (spec.shape[0] == 1 or len(spec.shape) > 1) else 0 for spec in inputs]
+    heads = [
+        (
+            spec.shape[0]
+            if spec.shape and (spec.shape[0] == 1 or len(spec.shape) > 1)
+            else 0
+        )
+        for spec in inputs
+    ]
     return all(head == 1 or (stacked and not isinstance(head, int)) for head in heads)
 
 
-def split(sample: Sample, inputs: Sequence[InputSpec], *, stacked: bool = False) -> Iterator[Sample]:
+def split(
+    sample: Sample,
+    inputs: Sequence[InputSpec],
+    *,
+    stacked: bool = False,
+) -> Iterator[Sample]:
     """The N samples in a batch of N, if it is to be split; any other sample as it is."""
     sizes = {np.shape(sample[spec.name])[:1] for spec in inputs if spec.tensor}
-    whole = all(spec.shape and len(spec.shape) == sample[spec.name].ndim for spec in inputs)
-    if splittable(inputs, stacked=stacked) and whole and len(sizes) == 1 and (size := sizes.pop()[0]) > 1:
+    whole = all(
+        spec.shape and len(spec.shape) == sample[spec.name].ndim for spec in inputs
+    )
+    if (
+        splittable(inputs, stacked=stacked)
+        and whole
+        and len(sizes) == 1
+        and (size := sizes.pop()[0]) > 1
+    ):
         for row in range(size):
             yield {name: array[row : row + 1] for name, array in sample.items()}
     else:
         yield sample
 
 
-def conform(sample: Sample, inputs: Sequence[InputSpec], index: int, layout: Layout | None = None) -> Sample:
-    """The sample, checked against the inputs, in their element types; the arrays handed in are never changed.
+def conform(
+    sample: Sample,
+    inputs: Sequence[InputSpec],
+    index: int,
+    layout: Layout | None = None,
+) -> Sample:
+    """The sample, checked against the inputs, in their element types.
 
-    Types widen silently within their kind (int32 to int64), and floats narrow to float32, since Python's own
-    are float64. Nothing else is converted: it would hide mistakes, such as pixels that were never normalized.
+    The arrays handed in are never changed.
+
+    Types widen silently within their kind (int32 to int64), and floats narrow to float32, since
+    Python's own are float64. Nothing else is converted: it would hide mistakes, such as pixels that
+    were never normalized.
 
     Args:
         sample: one array per input, from `name_arrays`.
@@ -157,9 +215,11 @@ def conform(sample: Sample, inputs: Sequence[InputSpec], index: int, layout: Lay
         NonFiniteSample: a float array holds NaN or infinity that its input does not take.
     """
     return {
-        spec.name: _conform(sample[spec.name], spec, _place(index, spec.name), layout)
-        if spec.tensor
-        else _conform_items(sample[spec.name], spec, _place(index, spec.name))
+        spec.name: (
+            _conform(sample[spec.name], spec, _place(index, spec.name), layout)
+            if spec.tensor
+            else _conform_items(sample[spec.name], spec, _place(index, spec.name))
+        )
         for spec in inputs
     }
 
@@ -169,29 +229,50 @@ def _conform(array: Array, spec: InputSpec, place: str, layout: Layout | None) -
     if layout == "nhwc" and array.ndim == 4 and array.dtype.kind == "f":
         array = np.ascontiguousarray(array.transpose(0, 3, 1, 2))
     if spec.shape is not None and not spec.fits(array.shape):
-        hint = "; leave out layout='nhwc'" if spec.fits(given.shape) else _axes_hint(array, spec)
-        raise SampleMismatch(f"{place}: got shape {_dims(array.shape)}, expected {_dims(spec.shape)}{hint}")
+        hint = (
+            "; leave out layout='nhwc'"
+            if spec.fits(given.shape)
+            else _axes_hint(array, spec)
+        )
+        raise SampleMismatch(
+            f"{place}: got shape {_dims(array.shape)}, expected"
+            f" {_dims(spec.shape)}{hint}",
+        )
     if is_empty(array.shape, spec):
-        raise SampleMismatch(f"{place}: got shape {_dims(array.shape)}, a batch of nothing; leave it out")
+        raise SampleMismatch(
+            f"{place}: got shape {_dims(array.shape)}, a batch of nothing; leave"
+            " it out",
+        )
     _check_values(array, spec, place)
     return array
 
 
 def _conform_items(value: Any, spec: InputSpec, place: str) -> Any:
     """What is no tensor goes on as it came; the arrays in a sequence are looked at."""
-    for position, item in enumerate(value if isinstance(value, list | tuple) else [value]):
+    for position, item in enumerate(
+        value if isinstance(value, list | tuple) else [value],
+    ):
         if isinstance(item, np.ndarray):
             _check_values(item, spec, f"{place}, element {position}")
     return value
 
 
 def _check_values(array: Array, spec: InputSpec, place: str) -> None:
-    if array.dtype.kind in "fc" and spec.values != "anything" and not (fine := np.isfinite(array)).all():
+    if (
+        array.dtype.kind in "fc"
+        and spec.values != "anything"
+        and not (fine := np.isfinite(array)).all()
+    ):
         fine |= (array == -np.inf) & (spec.values == "-inf")
         if not fine.all():
             first = np.argwhere(~fine)[0].tolist()
-            bad = f"{array.size - np.count_nonzero(fine)} of {array.size} values are NaN or infinite"
-            raise NonFiniteSample(f"{place}: {bad}, the first at {first} ({array[tuple(first)]})")
+            bad = (
+                f"{array.size - np.count_nonzero(fine)} of {array.size} values are NaN"
+                " or infinite"
+            )
+            raise NonFiniteSample(
+                f"{place}: {bad}, the first at {first} ({array[tuple(first)]})",
+            )
 
 
 def _place(index: int, name: str) -> str:
@@ -200,11 +281,19 @@ def _place(index: int, name: str) -> str:
 
 def _to_numpy(value: Any, place: str) -> Array:
     if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
-        raise SampleMismatch(f"{place}: some values are masked, which a model cannot see; use array.filled(...)")
+        raise SampleMismatch(
+            f"{place}: some values are masked, which a model cannot see; use"
+            " array.filled(...)",
+        )
     try:
-        return np.asarray(value.detach().cpu().numpy() if hasattr(value, "detach") else value)
-    except Exception as error:  # torch raises several unrelated types, over a tensor without data for instance
-        raise SampleMismatch(f"{place}: a {type(value).__name__} that is no array: {error}") from error
+        return np.asarray(
+            value.detach().cpu().numpy() if hasattr(value, "detach") else value,
+        )
+    except Exception as error:
+        # torch raises several unrelated types, over a tensor without data for instance
+        raise SampleMismatch(
+            f"{place}: a {type(value).__name__} that is no array: {error}",
+        ) from error
 
 
 def _cast(array: Array, want: np.dtype[Any] | None, place: str) -> Array:
@@ -213,23 +302,38 @@ def _cast(array: Array, want: np.dtype[Any] | None, place: str) -> Array:
         return _text(array, place)
     if want is None or got == want:
         return array
-    if got.name == "bfloat16" and want.kind == "f":  # of ml_dtypes, which numpy takes for no float
+    if (
+        got.name == "bfloat16" and want.kind == "f"
+    ):  # of ml_dtypes, which numpy takes for no float
         return array.astype(want)
     if got.kind == want.kind and (np.can_cast(got, want) or want == np.float32):
-        with np.errstate(over="ignore"):  # an overflow becomes infinite, and is reported as that
+        with np.errstate(
+            over="ignore",
+        ):  # an overflow becomes infinite, and is reported as that
             return array.astype(want)
-    raise SampleMismatch(f"{place}: got {got}, expected {want}; convert it with .astype(np.{want.name})")
+    raise SampleMismatch(
+        f"{place}: got {got}, expected {want}; convert it with .astype(np.{want.name})",
+    )
 
 
 def _text(array: Array, place: str) -> Array:
-    """Strings as onnxruntime takes them: Python's own, as it writes anything else out, bytes as "b'...'" and so on."""
+    """Strings as onnxruntime takes them: Python's own, as it writes anything else out, bytes as
+    "b'...'" and so on.
+    """
     try:
-        array = (np.strings.decode(array, "utf-8") if array.dtype.kind == "S" else array).astype(object, copy=False)
+        array = (
+            np.strings.decode(array, "utf-8") if array.dtype.kind == "S" else array
+        ).astype(object, copy=False)
     except UnicodeDecodeError as error:
-        raise SampleMismatch(f"{place}: got bytes that are no UTF-8 text: {error}") from error
+        raise SampleMismatch(
+            f"{place}: got bytes that are no UTF-8 text: {error}",
+        ) from error
     for item in array.flat:
         if not isinstance(item, str):
-            raise SampleMismatch(f"{place}: got {item!r} of type {type(item).__name__}, expected strings")
+            raise SampleMismatch(
+                f"{place}: got {item!r} of type {type(item).__name__}, expected"
+                " strings",
+            )
     return array
 
 
@@ -243,13 +347,20 @@ def _axes_hint(array: Array, spec: InputSpec) -> str:
     space = {3: "L", 4: "HW", 5: "DHW"}[rank]
     usual = {
         (0, *range(2, rank), 1): f"looks like NC{space} data for an N{space}C input",
-        (0, rank - 1, *range(1, rank - 1)): f"looks like N{space}C data for an NC{space} input",
+        (
+            0,
+            rank - 1,
+            *range(1, rank - 1),
+        ): f"looks like N{space}C data for an NC{space} input",
     }
     for axes in chain(usual, permutations(range(rank))):
         if spec.fits([shape[axis] for axis in axes]):
             option = axes == (0, 3, 1, 2) and array.dtype.kind == "f"
             remedy = "layout='nhwc'" if option else f"np.transpose(array, {axes})"
-            return f"; {usual.get(axes, 'its axes fit in another order')}; transpose it with {remedy}"
+            return (
+                f"; {usual.get(axes, 'its axes fit in another order')}; transpose it"
+                f" with {remedy}"
+            )
     return ""
 
 

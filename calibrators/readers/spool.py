@@ -1,4 +1,6 @@
-"""Samples that can be read as often as needed: in memory up to a limit, the rest in temporary files."""
+"""Samples that can be read as often as needed: in memory up to a limit, the rest in temporary
+files.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +23,20 @@ MEMORY = 1 << 29
 class Spool:
     """A sequence of samples, ``{name: array}``, with bounded memory.
 
-    Each of its readers gets arrays that must not be written to. The files go with ``close``, or with the spool.
+    Each of its readers gets arrays that must not be written to. The files go with ``close``, or
+    with the spool.
 
     >>> with Spool([{"x": np.zeros(3)}, {"x": np.ones(3)}], memory=24) as spool:
     ...     [float(sample["x"].sum()) for sample in spool]
     [0.0, 3.0]
     """
 
-    def __init__(self, samples: Iterable[Mapping[str, Any]] = (), *, memory: int = MEMORY) -> None:
+    def __init__(
+        self,
+        samples: Iterable[Mapping[str, Any]] = (),
+        *,
+        memory: int = MEMORY,
+    ) -> None:
         """``memory``: bytes of arrays that stay in memory."""
         self._left = memory
         self._samples: list[dict[str, Any] | Path] = []
@@ -39,7 +47,10 @@ class Spool:
 
     def append(self, sample: Mapping[str, Any]) -> None:
         """Take in another sample, which must not be written to from then on."""
-        plain = all(isinstance(value, np.ndarray) and _stored_as_itself(value.dtype) for value in sample.values())
+        plain = all(
+            isinstance(value, np.ndarray) and _stored_as_itself(value.dtype)
+            for value in sample.values()
+        )
         size = sum(value.nbytes for value in sample.values()) if plain else 0
         if size <= self._left:
             self._left -= size
@@ -49,13 +60,18 @@ class Spool:
         try:
             if self._folder is None:
                 folder = ScratchFolder(place, "quark_onnx")
-                self._folder, self._remove = folder.path, weakref.finalize(self, folder.close)
+                self._folder, self._remove = (
+                    folder.path,
+                    weakref.finalize(self, folder.close),
+                )
             path = self._folder / f"{len(self._samples)}.npz"
             names = np.array(list(sample), dtype=str)
             np.savez(path, names, *sample.values(), allow_pickle=False)
         except OSError as error:
             reason = error.strerror or error
-            raise DataError(f"samples cannot be kept in the temporary folder {place} (see TMPDIR): {reason}") from error
+            raise DataError(
+                f"samples cannot be kept in the temporary folder {place} (see TMPDIR): {reason}",
+            ) from error
         self._samples.append(path)
 
     def __len__(self) -> int:
@@ -91,10 +107,15 @@ class Spool:
     def __enter__(self) -> Spool:
         return self
 
-    def __exit__(self, *error: type[BaseException] | BaseException | TracebackType | None) -> None:
+    def __exit__(
+        self,
+        *error: type[BaseException] | BaseException | TracebackType | None,
+    ) -> None:
         self.close()
 
 
 def _stored_as_itself(dtype: np.dtype[Any]) -> bool:
-    """Whether a .npy file has a name for the type: not for objects, and not for the narrow floats of ml_dtypes."""
+    """Whether a .npy file has a name for the type: not for objects, and not for the narrow floats
+    of ml_dtypes.
+    """
     return dtype.kind in "biufcSU" and dtype.isbuiltin != 2

@@ -6,4 +6,14 @@ from quark_onnx.analysis.findings import Analysis
 from quark_onnx.analysis.search import Candidate, Search, SearchResult, search
 from quark_onnx.analysis.space import Space
 
-__all__ = ["Analysis", "Candidate", "Comparison", "Search", "SearchResult", "Space", "analyze", "compare", "search"]
+__all__ = [
+    "Analysis",
+    "Candidate",
+    "Comparison",
+    "Search",
+    "SearchResult",
+    "Space",
+    "analyze",
+    "compare",
+    "search",
+]

@@ -41,14 +41,16 @@ def analyze(
 
     Args:
         float_model: the float model, a path or a ModelProto.
-        quant_model: the quantized model, from this or any other tool; it must have the same inputs and outputs.
+        quant_model: the quantized model, from this or any other tool; it must have the same inputs
+            and outputs.
         data: anything that ``quantize_static`` takes as data; twenty samples tell most.
         limit: use at most so many samples.
         isolate: run onnxruntime in another process, as for ``quantize``.
 
     Raises:
         ConfigError: the limit is no whole number of at least 1.
-        ModelError: a model cannot be loaded or run, the second is not quantized, or the two do not belong together.
+        ModelError: a model cannot be loaded or run, the second is not quantized, or the two do not
+            belong together.
         DataError: the data does not fit the float model.
 
     >>> from onnx import parser
@@ -59,31 +61,55 @@ def analyze(
     >>> found = analyze(model, quantize_static(model, samples), samples)
     >>> [tensor.name for tensor in found.tensors], [weight.name for weight in found.weights]
     (['x', 'y'], ['w'])
-    """
+    """  # noqa: E501
     if limit is not None and not (is_number(limit, Integral) and limit > 0):
-        raise ConfigError(f"limit is {limit!r}; it must be a whole number of at least 1")
+        raise ConfigError(
+            f"limit is {limit!r}; it must be a whole number of at least 1",
+        )
     with crash_errors(float_model, quant_model), isolated(isolate):
         return _analyzed(load(float_model), load(quant_model), data, limit)
 
 
-def _analyzed(before: ModelProto, after: ModelProto, data: Any, limit: int | None) -> Analysis:
+def _analyzed(
+    before: ModelProto,
+    after: ModelProto,
+    data: Any,
+    limit: int | None,
+) -> Analysis:
     reference, plain = _read(before)
     other, runnable = _read(after)
     if not other.quantizes():
         raise ModelError(
-            "the quantized model has no QuantizeLinear, DequantizeLinear or other operator of a number format: it is "
-            "not quantized; the float model comes first"
+            "the quantized model has no QuantizeLinear, DequantizeLinear or other"
+            " operator of a number format: it is not quantized; the float model comes"
+            " first",
         )
-    missing = {v.name for v in before.graph.output} - {v.name for v in after.graph.output}
+    missing = {v.name for v in before.graph.output} - {
+        v.name for v in after.graph.output
+    }
     if missing:
-        raise ModelError(f"the quantized model lacks the output {sorted(missing)[0]!r} of the float model")
+        raise ModelError(
+            f"the quantized model lacks the output {sorted(missing)[0]!r} of the float"
+            " model",
+        )
     matching = match(reference, other)
     samples = counted(_checked(reader_for(reference.graph, data)), limit)
     measured = measure_tensors((reference, plain), (other, runnable), matching, samples)
     weights, uncompared = weight_errors(reference, other, matching)
-    tensors = _explained(reference, _Figures(reference, measured).errors(), measured, weights)
-    uncompared += [Unmatched(name, reason) for name, reason in matching.unmatched.items()]
-    uncompared += [Unmatched(name, watch.reason) for name, watch in measured.tensors.items() if watch.reason]
+    tensors = _explained(
+        reference,
+        _Figures(reference, measured).errors(),
+        measured,
+        weights,
+    )
+    uncompared += [
+        Unmatched(name, reason) for name, reason in matching.unmatched.items()
+    ]
+    uncompared += [
+        Unmatched(name, watch.reason)
+        for name, watch in measured.tensors.items()
+        if watch.reason
+    ]
     found = Analysis(
         samples=measured.samples,
         bytes_before=model_bytes(before),
@@ -92,13 +118,18 @@ def _analyzed(before: ModelProto, after: ModelProto, data: Any, limit: int | Non
         tensors=tensors,
         weights=weights,
         unmatched=uncompared,
-        steps=output_steps(reference.graph, {tensor.name: tensor.step for tensor in tensors}),
+        steps=output_steps(
+            reference.graph,
+            {tensor.name: tensor.step for tensor in tensors},
+        ),
     )
     return _pictured(found, reference, measured)
 
 
 def _read(model: ModelProto) -> tuple[Reading, ModelProto]:
-    """A model, looked at, and in a form that onnxruntime runs: with bodies for a vendor's operators that lack them."""
+    """A model, looked at, and in a form that onnxruntime runs: with bodies for a vendor's operators
+    that lack them.
+    """
     graph = Graph.of(inlined(with_bodies(model)))
     gather_constants(graph)
     return Reading(graph), graph.to_model()
@@ -115,7 +146,9 @@ class _Figures:
 
     def __init__(self, reference: Reading, measured: Measured) -> None:
         self._reference = reference
-        self._measured = {name: watch for name, watch in measured.tensors.items() if not watch.reason}
+        self._measured = {
+            name: watch for name, watch in measured.tensors.items() if not watch.reason
+        }
         self._sqnr: dict[str, float] = {}
         self._sources: dict[str, tuple[str, float]] = {}
 
@@ -123,7 +156,13 @@ class _Figures:
         """One entry for each compared tensor that had values, in the order of execution."""
         graph, found = self._reference.graph, list[TensorError]()
         for value in graph.inputs:
-            found += self._error(value.name, "", "Input", ("", float("inf")), len(found))
+            found += self._error(
+                value.name,
+                "",
+                "Input",
+                ("", float("inf")),
+                len(found),
+            )
         for node in graph.nodes:
             source = self._worst([*node.inputs, *node.captures])
             for name in node.outputs:
@@ -134,22 +173,44 @@ class _Figures:
     def _worst(self, inputs: list[str]) -> tuple[str, float]:
         """Which compared tensor, nearest upstream of these, has the least ratio, and that."""
         known = [
-            (name, self._sqnr[name]) if name in self._sqnr else self._sources.get(name, ("", float("inf")))
+            (
+                (name, self._sqnr[name])
+                if name in self._sqnr
+                else self._sources.get(name, ("", float("inf")))
+            )
             for name in inputs
         ]
         return min(known, key=lambda entry: entry[1], default=("", float("inf")))
 
-    def _error(self, name: str, node: str, op_type: str, source: tuple[str, float], place: int) -> list[TensorError]:
+    def _error(
+        self,
+        name: str,
+        node: str,
+        op_type: str,
+        source: tuple[str, float],
+        place: int,
+    ) -> list[TensorError]:
         watch = self._measured.get(name)
         if watch is None or not watch.statistic.count:
             return []
-        s, grid, signal = watch.statistic, watch.view.grid, watch.statistic.total("signal")
+        s, grid, signal = (
+            watch.statistic,
+            watch.view.grid,
+            watch.statistic.total("signal"),
+        )
         rescaled = s.rescaled
         sqnr = self._sqnr[name] = s.fitted if rescaled else s.sqnr
         seen = grid is not None and not rescaled
-        local = None if s.operator is None or rescaled else decibels(signal, s.operator + (s.own or 0.0))
+        local = (
+            None
+            if s.operator is None or rescaled
+            else decibels(signal, s.operator + (s.own or 0.0))
+        )
         ends = (grid.lo, grid.hi, grid.step) if grid is not None else (None, None, None)
-        lo, hi, step = (None if e is None else float(f(e)) for e, f in zip(ends, (min_of, max_of, max_of), strict=True))
+        lo, hi, step = (
+            None if e is None else float(f(e))
+            for e, f in zip(ends, (min_of, max_of, max_of), strict=True)
+        )
         return [
             TensorError(
                 name=name,
@@ -162,11 +223,21 @@ class _Figures:
                 sqnr=sqnr,
                 cosine=s.cosine,
                 mean_error=s.total("error") / s.count,
-                sqnr_before=decibels(signal, s.before) if seen and s.before is not None else None,
-                sqnr_grid=decibels(signal, s.own) if seen and s.own is not None else None,
+                sqnr_before=(
+                    decibels(signal, s.before)
+                    if seen and s.before is not None
+                    else None
+                ),
+                sqnr_grid=(
+                    decibels(signal, s.own) if seen and s.own is not None else None
+                ),
                 sqnr_local=local,
                 sqnr_inputs=source[1],
-                added=nsr(local) if local is not None else max(0.0, nsr(sqnr) - nsr(source[1])),
+                added=(
+                    nsr(local)
+                    if local is not None
+                    else max(0.0, nsr(sqnr) - nsr(source[1]))
+                ),
                 source=source[0],
                 format=grid.format if grid is not None else "",
                 lo=float(s.lo.min()),
@@ -178,7 +249,7 @@ class _Figures:
                 clipped_high=s.high / s.count,
                 clip_noise=s.clipped / s.own if s.own else 0.0,
                 rescaled=rescaled,
-            )
+            ),
         ]
 
 
@@ -193,18 +264,29 @@ def max_of(values: Any) -> float:
 
 
 def _explained(
-    reference: Reading, errors: list[TensorError], measured: Measured, weights: list[WeightError]
+    reference: Reading,
+    errors: list[TensorError],
+    measured: Measured,
+    weights: list[WeightError],
 ) -> list[TensorError]:
     """The same with causes."""
     between = _Between(reference, {error.name for error in errors})
-    grids = {error.name: nsr(error.sqnr_grid) for error in errors if error.sqnr_grid is not None}
-    unknown = {error.name for error in errors if error.format and error.sqnr_grid is None}
+    grids = {
+        error.name: nsr(error.sqnr_grid)
+        for error in errors
+        if error.sqnr_grid is not None
+    }
+    unknown = {
+        error.name for error in errors if error.format and error.sqnr_grid is None
+    }
     found = []
     for error in errors:
         watch = measured.tensors[error.name]
         nodes, reads = between.of(error.name)
         own = [weight for weight in weights if weight.node in nodes]
-        brought = None if reads & unknown else sum(grids.get(name, 0.0) for name in reads)
+        brought = (
+            None if reads & unknown else sum(grids.get(name, 0.0) for name in reads)
+        )
         evidence = Evidence(error, watch.view.grid, watch.statistic, own, brought)
         found.append(replace(error, added=evidence.added, causes=causes_of(evidence)))
     return found
@@ -225,20 +307,33 @@ class _Between:
                 continue
             nodes.add(node.name)
             reads.update(name for name in node.inputs if name in self._compared)
-            todo += [name for name in node.inputs if name and name not in self._compared]
+            todo += [
+                name for name in node.inputs if name and name not in self._compared
+            ]
         return nodes, reads
 
 
 def _pictured(found: Analysis, reference: Reading, measured: Measured) -> Analysis:
-    """The same with histograms of the worst tensors and of the weights that they are computed of."""
+    """The same with histograms of the worst tensors and of the weights that they are computed of."""  # noqa: E501
     worst = {tensor.name for tensor in found.ranking[:PICTURED]}
     between = _Between(reference, {tensor.name for tensor in found.tensors})
     nodes = set[str]().union(*(between.of(name)[0] for name in worst))
     return replace(
         found,
         tensors=[
-            replace(t, histogram=bins(measured.tensors[t.name].statistic.histogram)) if t.name in worst else t
+            (
+                replace(t, histogram=bins(measured.tensors[t.name].statistic.histogram))
+                if t.name in worst
+                else t
+            )
             for t in found.tensors
         ],
-        weights=[with_histogram(w, reference) if w.node in nodes and w.role == "weight" else w for w in found.weights],
+        weights=[
+            (
+                with_histogram(w, reference)
+                if w.node in nodes and w.role == "weight"
+                else w
+            )
+            for w in found.weights
+        ],
     )

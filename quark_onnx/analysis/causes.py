@@ -1,8 +1,8 @@
 """Why a tensor is noisy, in words with figures, and which option of the command line mends it.
 
-Noise is a power relative to the float tensor's. What reaches a tensor adds up of what its inputs bring, what the
-weights of its operator cost, what the operator makes of both, and what its own grid rounds and clips; errors count as
-independent, so the shares are estimates.
+Noise is a power relative to the float tensor's. What reaches a tensor adds up of what its inputs
+bring, what the weights of its operator cost, what the operator makes of both, and what its own grid
+rounds and clips; errors count as independent, so the shares are estimates.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ DELICATE = frozenset(
         "Reciprocal",
         "Sigmoid",
         "HardSigmoid",
-    }
+    },
 )
 _MORE_BITS = ("--config", "A16W8")
 
@@ -53,7 +53,8 @@ class Evidence:
         grid: its own grid; None if it stays float.
         statistic: what was seen of it.
         weights: constants that its operator reads.
-        grids_before: noise-to-signal ratios of the grids of its inputs, added up; None where one is not known.
+        grids_before: noise-to-signal ratios of the grids of its inputs, added up; None where one is
+            not known.
     """
 
     error: TensorError
@@ -69,12 +70,22 @@ class Evidence:
 
     @property
     def local(self) -> float:
-        """Noise-to-signal ratio if all that it is computed of were float; an estimate where that is not seen."""
-        return nsr(self.error.sqnr_local) if self.error.sqnr_local is not None else self.error.added
+        """Noise-to-signal ratio if all that it is computed of were float.
+
+        An estimate where that is not seen.
+        """
+        return (
+            nsr(self.error.sqnr_local)
+            if self.error.sqnr_local is not None
+            else self.error.added
+        )
 
     @property
     def added(self) -> float:
-        """The same without what the grids of its inputs bring; what the operator makes of that stays."""
+        """The same without what the grids of its inputs bring.
+
+        What the operator makes of that stays.
+        """
         if self.error.sqnr_local is None:
             return self.error.added
         return self.own + max(0.0, self.operator - (self.grids_before or 0.0))
@@ -91,7 +102,9 @@ class Evidence:
     @property
     def of_weights(self) -> float:
         """Noise-to-signal ratio that the error of its weights makes in the mean."""
-        return sum(nsr(weight.sqnr) for weight in self.weights if weight.role == "weight")
+        return sum(
+            nsr(weight.sqnr) for weight in self.weights if weight.role == "weight"
+        )
 
     def of_bias(self, weight: WeightError) -> float:
         """Noise-to-signal ratio that the error of a bias makes."""
@@ -107,10 +120,14 @@ class Evidence:
 
     @property
     def heavier(self) -> float:
-        """How many times the operator multiplies the relative noise of its weights and of the grids of its inputs."""
+        """How many times the operator multiplies the relative noise of its weights and of the grids
+        of its inputs.
+        """
         if self.grids_before is None or self.error.sqnr_local is None:
             return 1.0
-        biases = sum(self.of_bias(weight) for weight in self.weights if weight.role == "bias")
+        biases = sum(
+            self.of_bias(weight) for weight in self.weights if weight.role == "bias"
+        )
         brought = self.of_weights + biases + self.grids_before
         return self.operator / brought if brought else 1.0
 
@@ -128,7 +145,13 @@ def nsr(sqnr: float) -> float:
     >>> nsr(20.0), nsr(math.inf), nsr(-math.inf)
     (0.01, 0.0, 1000.0)
     """
-    return min(1e3, 10.0 ** (-sqnr / 10)) if math.isfinite(sqnr) else 0.0 if sqnr > 0 else 1e3
+    return (
+        min(1e3, 10.0 ** (-sqnr / 10))
+        if math.isfinite(sqnr)
+        else 0.0
+        if sqnr > 0
+        else 1e3
+    )
 
 
 def causes_of(evidence: Evidence) -> list[Cause]:
@@ -136,20 +159,42 @@ def causes_of(evidence: Evidence) -> list[Cause]:
     if not evidence.noise:
         return []
     if evidence.error.rescaled:
-        text = "its channels have other scales in the quantized model; without them, parts of its noise cannot be told"
-        return [Cause("rescaled", text, 0.0, "analyze against the equalized float model, if there is one")]
+        text = (
+            "its channels have other scales in the quantized model; without them, parts"
+            " of its noise cannot be told"
+        )
+        return [
+            Cause(
+                "rescaled",
+                text,
+                0.0,
+                "analyze against the equalized float model, if there is one",
+            ),
+        ]
     added = min(1.0, evidence.local / evidence.noise)
     found: list[Cause] = []
-    for part in (_LEAST, _LEAST / 2, 0.0):  # several small ones, where there is no great one
+    for part in (
+        _LEAST,
+        _LEAST / 2,
+        0.0,
+    ):  # several small ones, where there is no great one
         if not found:
             least = part * added
-            found = [*_of_grid(evidence, least), *_of_weights(evidence, least), *_of_operator(evidence, least)]
+            found = [
+                *_of_grid(evidence, least),
+                *_of_weights(evidence, least),
+                *_of_operator(evidence, least),
+            ]
     found += [*_of_shift(evidence), *_from_upstream(evidence)]
     own_first = added > _LEAST / 2
-    return sorted(found, key=lambda cause: (own_first and cause.kind == "inherited", -cause.share))
+    return sorted(
+        found,
+        key=lambda cause: (own_first and cause.kind == "inherited", -cause.share),
+    )
 
 
-# -- its own grid ----------------------------------------------------------------------------------------------------
+# -- its own grid
+# --------------------------------------------------------------------------------------
 
 
 def _of_grid(evidence: Evidence, least: float) -> Iterator[Cause]:
@@ -157,20 +202,37 @@ def _of_grid(evidence: Evidence, least: float) -> Iterator[Cause]:
     own = min(1.0, evidence.own / evidence.noise)
     if grid is None or own <= least:
         return
-    clipped = own * error.clip_noise if error.sqnr_grid is not None else own * _clip_guess(error)
+    clipped = (
+        own * error.clip_noise
+        if error.sqnr_grid is not None
+        else own * _clip_guess(error)
+    )
     if clipped > least and (error.clipped_low or error.clipped_high):
         yield _clipping(error, clipped)
     rest = own - clipped
     if rest <= least:
         return
-    particular = [cause for cause in (_outlier_channel(evidence, rest), _spread(evidence, rest)) if cause]
+    particular = [
+        cause
+        for cause in (_outlier_channel(evidence, rest), _spread(evidence, rest))
+        if cause
+    ]
     delicate = error.op_type in DELICATE and 0 < grid.bits <= 8
     if delicate:
-        text = f"operator {error.op_type} at {grid.bits} bits ({grid.format}): its small values matter"
+        text = (
+            f"operator {error.op_type} at {grid.bits} bits ({grid.format}): its small"
+            " values matter"
+        )
         yield Cause("operator", text, rest, "leave the operator float", _exclude(error))
     yield from particular
     if not particular and not delicate:
-        yield Cause("rounding", _rounding_text(error, grid), rest, "give activations more bits", _MORE_BITS)
+        yield Cause(
+            "rounding",
+            _rounding_text(error, grid),
+            rest,
+            "give activations more bits",
+            _MORE_BITS,
+        )
 
 
 def _clip_guess(error: TensorError) -> float:
@@ -182,18 +244,33 @@ def _clipping(error: TensorError, share: float) -> Cause:
     parts = []
     if error.clipped_high and error.grid_hi is not None:
         parts.append(
-            f"{_percent(error.clipped_high)} of the values lie above {_figure(error.grid_hi)} "
-            f"(up to {_figure(error.hi)})"
+            f"{_percent(error.clipped_high)} of the values lie above"
+            f" {_figure(error.grid_hi)} (up to {_figure(error.hi)})",
         )
     if error.clipped_low and error.grid_lo is not None:
-        parts.append(f"{_percent(error.clipped_low)} lie below {_figure(error.grid_lo)} (down to {_figure(error.lo)})")
+        parts.append(
+            f"{_percent(error.clipped_low)} lie below {_figure(error.grid_lo)} (down to"
+            f" {_figure(error.lo)})",
+        )
     text = "range clipped: " + " and ".join(parts)
-    return Cause("clipped", text, share, "take a wider range", ("--calibrator", "minmax"))
+    return Cause(
+        "clipped",
+        text,
+        share,
+        "take a wider range",
+        ("--calibrator", "minmax"),
+    )
 
 
 def _outlier_channel(evidence: Evidence, share: float) -> Cause | None:
     statistic, grid = evidence.statistic, evidence.grid
-    if grid is None or statistic.axis is None or len(statistic.lo) < 4 or not grid.uniform or grid.axis is not None:
+    if (
+        grid is None
+        or statistic.axis is None
+        or len(statistic.lo) < 4
+        or not grid.uniform
+        or grid.axis is not None
+    ):
         return None
     reach: NDArray[np.float64] = statistic.hi - statistic.lo
     median, place = float(np.median(reach)), int(reach.argmax())
@@ -201,19 +278,42 @@ def _outlier_channel(evidence: Evidence, share: float) -> Cause | None:
     if ratio < 8 or not grid.bits:
         return None
     wide = int((reach > 8 * median).sum())
-    who = f"one outlier channel (#{place})" if wide == 1 else f"{wide} outlier channels (the worst is #{place})"
+    who = (
+        f"one outlier channel (#{place})"
+        if wide == 1
+        else f"{wide} outlier channels (the worst is #{place})"
+    )
     verb = "has" if wide == 1 else "reach up to"
     kept = max(0.0, grid.bits - math.log2(ratio))
-    text = f"{who} {verb} {ratio:.0f} times the median range: the others keep {kept:.1f} of {grid.bits} bits"
-    conv = "Conv" in evidence.error.op_type or evidence.error.op_type in ("Relu", "BatchNormalization", "Gemm")
+    text = (
+        f"{who} {verb} {ratio:.0f} times the median range: the others keep {kept:.1f}"
+        f" of {grid.bits} bits"
+    )
+    conv = "Conv" in evidence.error.op_type or evidence.error.op_type in (
+        "Relu",
+        "BatchNormalization",
+        "Gemm",
+    )
     remedy = "even out the channels" if conv else "give activations more bits"
-    return Cause("outlier-channel", text, share, remedy, ("--optimize", "cle") if conv else _MORE_BITS)
+    return Cause(
+        "outlier-channel",
+        text,
+        share,
+        remedy,
+        ("--optimize", "cle") if conv else _MORE_BITS,
+    )
 
 
 def _spread(evidence: Evidence, share: float) -> Cause | None:
     """A range that few values use, or none."""
     error, grid, histogram = evidence.error, evidence.grid, evidence.statistic.histogram
-    if grid is None or error.grid_lo is None or error.grid_hi is None or not grid.uniform or not grid.bits:
+    if (
+        grid is None
+        or error.grid_lo is None
+        or error.grid_hi is None
+        or not grid.uniform
+        or not grid.bits
+    ):
         return None
     if grid.granularity != "tensor" or not histogram.lo.size:
         return None
@@ -222,27 +322,38 @@ def _spread(evidence: Evidence, share: float) -> Cause | None:
     if 0 < used < whole / 3:
         bits = max(0.0, grid.bits - math.log2(whole / used))
         text = (
-            f"the grid reaches from {_figure(error.grid_lo)} to {_figure(error.grid_hi)}, the values from "
-            f"{_figure(error.lo)} to {_figure(error.hi)}: they use {bits:.1f} of {grid.bits} bits"
+            f"the grid reaches from {_figure(error.grid_lo)} to"
+            f" {_figure(error.grid_hi)}, the values from {_figure(error.lo)} to"
+            f" {_figure(error.hi)}: they use {bits:.1f} of {grid.bits} bits"
         )
         remedy = (
-            "calibrate on data like this; a scale that is shared with a wider tensor is freed by leaving this one out"
+            "calibrate on data like this; a scale that is shared with a wider tensor is"
+            " freed by leaving this one out"
         )
         return Cause("unused-range", text, share, remedy, _exclude(error))
     centres, counts = histogram.signed(0)
     order: NDArray[np.float64] = np.cumsum(counts) / counts.sum()
-    places = [min(int(np.searchsorted(order, share)), len(centres) - 1) for share in (0.0005, 0.9995)]
+    places = [
+        min(int(np.searchsorted(order, share)), len(centres) - 1)
+        for share in (0.0005, 0.9995)
+    ]
     low, high = (float(centres[place]) for place in places)
     bulk = max(float(high), 0.0) - min(float(low), 0.0)
     if 0 < bulk < whole / 6:
         bits = max(0.0, grid.bits - math.log2(whole / bulk))
         text = (
-            f"few large values stretch the range: 99.9 % lie between {_figure(low)} and {_figure(high)}, the grid "
-            f"reaches from {_figure(error.grid_lo)} to {_figure(error.grid_hi)}; they keep {bits:.1f} of "
-            f"{grid.bits} bits"
+            f"few large values stretch the range: 99.9 % lie between {_figure(low)} and"
+            f" {_figure(high)}, the grid reaches from {_figure(error.grid_lo)} to"
+            f" {_figure(error.grid_hi)}; they keep {bits:.1f} of {grid.bits} bits"
         )
         options = ("--calibrator", "minmse")
-        return Cause("wide-range", text, share, "clip more, or give activations more bits", options)
+        return Cause(
+            "wide-range",
+            text,
+            share,
+            "clip more, or give activations more bits",
+            options,
+        )
     return None
 
 
@@ -251,13 +362,19 @@ def _rounding_text(error: TensorError, grid: Grid) -> str:
         return f"rounding to {grid.format}"
     step = f"in steps of {_figure(error.step)}"
     if grid.granularity != "tensor":
-        return f"rounding to {grid.format}, one scale a {grid.granularity}, {step} at most"
+        return (
+            f"rounding to {grid.format}, one scale a {grid.granularity}, {step} at most"
+        )
     if not grid.uniform:
         return f"rounding to {grid.format}"
-    return f"rounding to {grid.format} {step}, from {_figure(error.grid_lo)} to {_figure(error.grid_hi)}"
+    return (
+        f"rounding to {grid.format} {step}, from {_figure(error.grid_lo)} to"
+        f" {_figure(error.grid_hi)}"
+    )
 
 
-# -- constants -------------------------------------------------------------------------------------------------------
+# -- constants
+# --------------------------------------------------------------------------------------
 
 
 def _of_weights(evidence: Evidence, least: float) -> Iterator[Cause]:
@@ -267,57 +384,109 @@ def _of_weights(evidence: Evidence, least: float) -> Iterator[Cause]:
             yield from _of_bias(weight, evidence, least)
         elif share > least:
             of_dead = share * weight.dead_noise
-            cause = _dead_cause(weight, of_dead) if of_dead > max(least, share / 2) else _weight_cause(weight, share)
+            cause = (
+                _dead_cause(weight, of_dead)
+                if of_dead > max(least, share / 2)
+                else _weight_cause(weight, share)
+            )
             if evidence.heavier >= _AMPLIFIED:
-                text = f"{cause.text}; {evidence.error.op_type} makes its noise {evidence.heavier:.0f} times as heavy"
+                text = (
+                    f"{cause.text}; {evidence.error.op_type} makes its noise"
+                    f" {evidence.heavier:.0f} times as heavy"
+                )
                 cause = replace(cause, text=text)
             yield cause
 
 
 def _dead_cause(weight: WeightError, share: float) -> Cause:
-    text = f"weight: {len(weight.dead)} of {weight.channels} channels are all zero codes"
+    text = (
+        f"weight: {len(weight.dead)} of {weight.channels} channels are all zero codes"
+    )
     if weight.granularity == "tensor":
-        return Cause("dead-channels", text, share, "one scale a channel", ("--per-channel",))
-    return Cause("dead-channels", text, share, "leave the node float", ("--exclude", weight.node))
+        return Cause(
+            "dead-channels",
+            text,
+            share,
+            "one scale a channel",
+            ("--per-channel",),
+        )
+    return Cause(
+        "dead-channels",
+        text,
+        share,
+        "leave the node float",
+        ("--exclude", weight.node),
+    )
 
 
 def _weight_cause(weight: WeightError, share: float) -> Cause:
     options: tuple[str, ...] = ()
-    ratio = f"{weight.sqnr:.1f} dB, the worst channel (#{weight.worst_channel}) {weight.worst_sqnr:.1f} dB"
+    ratio = (
+        f"{weight.sqnr:.1f} dB, the worst channel (#{weight.worst_channel})"
+        f" {weight.worst_sqnr:.1f} dB"
+    )
     kind = weight.format or "its format"
     if weight.granularity == "tensor" and weight.depthwise:
         text = (
-            f"per-tensor scale on a depthwise weight: {ratio}; channels differ up to {weight.outlier_ratio:.0f} times"
+            f"per-tensor scale on a depthwise weight: {ratio}; channels differ up to"
+            f" {weight.outlier_ratio:.0f} times"
         )
-        remedy, options = "one scale a channel, or even out the channels", ("--per-channel",)
-    elif weight.granularity == "tensor" and weight.outlier_ratio > 4 and weight.channels > 1:
+        remedy, options = (
+            "one scale a channel, or even out the channels",
+            ("--per-channel",),
+        )
+    elif (
+        weight.granularity == "tensor"
+        and weight.outlier_ratio > 4
+        and weight.channels > 1
+    ):
         text = (
-            f"weight at {kind}: {ratio}; channel #{weight.outlier_channel} reaches {weight.outlier_ratio:.0f} times "
-            "the median channel under one scale for all"
+            f"weight at {kind}: {ratio}; channel #{weight.outlier_channel} reaches"
+            f" {weight.outlier_ratio:.0f} times the median channel under one scale"
+            " for all"
         )
         remedy, options = "one scale a channel", ("--per-channel",)
     elif weight.clipped > 0.001:
-        text = f"weight at {kind}: {_percent(weight.clipped)} of its values are clipped; {ratio}"
+        text = (
+            f"weight at {kind}: {_percent(weight.clipped)} of its values are clipped;"
+            f" {ratio}"
+        )
         remedy, options = "leave the node float", ("--exclude", weight.node)
     elif weight.granularity == "tensor" and weight.channels > 1:
         text = f"weight at {kind} with one scale for all channels: {ratio}"
         remedy, options = "one scale a channel", ("--per-channel",)
     else:
         text = f"weight at {kind}: {ratio}"
-        remedy, options = "leave the node float, or give its weights more bits", ("--exclude", weight.node)
+        remedy, options = (
+            "leave the node float, or give its weights more bits",
+            ("--exclude", weight.node),
+        )
     return Cause("weight", text, share, remedy, options)
 
 
 def _of_bias(weight: WeightError, evidence: Evidence, least: float) -> Iterator[Cause]:
     share = min(1.0, evidence.heavier * evidence.of_bias(weight) / evidence.noise)
-    text = f"bias is coarse: {weight.sqnr:.1f} dB, the worst at channel #{weight.worst_channel}"
+    text = (
+        f"bias is coarse: {weight.sqnr:.1f} dB, the worst at channel"
+        f" #{weight.worst_channel}"
+    )
     if weight.clipped:
-        text = f"bias saturates: {_percent(weight.clipped)} of it lies beyond what {weight.format} holds"
+        text = (
+            f"bias saturates: {_percent(weight.clipped)} of it lies beyond what"
+            f" {weight.format} holds"
+        )
     if share > least or (weight.clipped and share > 0.01):
-        yield Cause("bias", text, share, "leave the node float", ("--exclude", weight.node))
+        yield Cause(
+            "bias",
+            text,
+            share,
+            "leave the node float",
+            ("--exclude", weight.node),
+        )
 
 
-# -- the operator and what it reads ----------------------------------------------------------------------------------
+# -- the operator and what it reads
+# ----------------------------------------------------------------------------------
 
 
 def _of_operator(evidence: Evidence, least: float) -> Iterator[Cause]:
@@ -327,22 +496,38 @@ def _of_operator(evidence: Evidence, least: float) -> Iterator[Cause]:
     share = min(1.0, times * brought / noise)
     if error.sqnr_local is None or not brought or share <= least:
         return
-    text, kind = f"rounding of what it reads ({decibels(1.0, brought):.1f} dB)", "inputs"
+    text, kind = (
+        f"rounding of what it reads ({decibels(1.0, brought):.1f} dB)",
+        "inputs",
+    )
     if times >= _AMPLIFIED:
         kind = "amplified"
         text += (
-            f", which {error.op_type} makes {times:.0f} times as heavy: large values cancel, or a small part is left"
+            f", which {error.op_type} makes {times:.0f} times as heavy: large values"
+            " cancel, or a small part is left"
         )
-    yield Cause(kind, text, share, "leave the operator float, or give its inputs more bits", _exclude(error))
+    yield Cause(
+        kind,
+        text,
+        share,
+        "leave the operator float, or give its inputs more bits",
+        _exclude(error),
+    )
 
 
 def _of_shift(evidence: Evidence) -> Iterator[Cause]:
     error, shifted = evidence.error, evidence.statistic.shifted
     if shifted > 0.5 and error.place > 0 and evidence.inherited < 0.5 * evidence.noise:
         text = (
-            f"a constant shift of channels makes {_percent(shifted)} of its noise (mean error {error.mean_error:.2g})"
+            f"a constant shift of channels makes {_percent(shifted)} of its noise (mean"
+            f" error {error.mean_error:.2g})"
         )
-        yield Cause("shift", text, _LEAST / 2, "no option corrects the bias yet; a wider range or more bits lessen it")
+        yield Cause(
+            "shift",
+            text,
+            _LEAST / 2,
+            "no option corrects the bias yet; a wider range or more bits lessen it",
+        )
 
 
 def _from_upstream(evidence: Evidence) -> Iterator[Cause]:
@@ -366,7 +551,13 @@ def _figure(value: float | None) -> str:
     >>> _figure(-4096.0), _figure(0.01234)
     ('-4096', '0.0123')
     """
-    return "?" if value is None else f"{value:.0f}" if abs(value) >= 1e3 else f"{value:.3g}"
+    return (
+        "?"
+        if value is None
+        else f"{value:.0f}"
+        if abs(value) >= 1e3
+        else f"{value:.3g}"
+    )
 
 
 def _percent(share: float) -> str:

@@ -68,28 +68,43 @@ def compare(
         DataError: the data does not fit the reference.
     """
     if limit is not None and not (is_number(limit, Integral) and limit > 0):
-        raise ConfigError(f"limit is {limit!r}; it must be a whole number of at least 1")
+        raise ConfigError(
+            f"limit is {limit!r}; it must be a whole number of at least 1",
+        )
     with crash_errors(reference, other), isolated(isolate):
         return _compared(load(reference), load(other), data, limit)
 
 
-def _compared(before: ModelProto, after: ModelProto, data: Any, limit: int | None) -> Comparison:
+def _compared(
+    before: ModelProto,
+    after: ModelProto,
+    data: Any,
+    limit: int | None,
+) -> Comparison:
     sessions = []
     for name, model in (("reference", before), ("other", after)):
         try:
             sessions.append(open_session(with_bodies(model), what=f"the {name} model"))
         except Exception as error:
-            raise ModelError(f"onnxruntime cannot load the {name} model: {error}") from error
-    missing = {v.name for v in sessions[0].get_outputs()} - {v.name for v in sessions[1].get_outputs()}
+            raise ModelError(
+                f"onnxruntime cannot load the {name} model: {error}",
+            ) from error
+    missing = {v.name for v in sessions[0].get_outputs()} - {
+        v.name for v in sessions[1].get_outputs()
+    }
     if missing:
-        raise ModelError(f"the other model lacks the output {sorted(missing)[0]!r} of the reference")
+        raise ModelError(
+            f"the other model lacks the output {sorted(missing)[0]!r} of the reference",
+        )
     counter = _Counter(islice(iter(reader_for(Graph.of(before), data)), limit))
     try:
         outputs = measure(sessions[0], sessions[1], counter)
     except calibrators.CalibrationError as error:
         raise DataError(str(error)) from error
     except Exception as error:  # onnxruntime raises several unrelated types
-        raise ModelError(f"the two models cannot be run on the same data: {error}") from error
+        raise ModelError(
+            f"the two models cannot be run on the same data: {error}",
+        ) from error
     require_same_shapes(outputs, partial(sized_by_data, before))
     return Comparison(counter.count, outputs, model_bytes(before), model_bytes(after))
 

@@ -17,7 +17,7 @@ _RANDOM = ("Random", "Multinomial", "Bernoulli")
 
 
 class Constants:
-    """The constants of a graph: initializers, Constant nodes, and what is computed of these alone."""
+    """The constants of a graph: initializers, Constant nodes, and what is computed of these alone."""  # noqa: E501
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -41,7 +41,11 @@ class Constants:
         if stored is not None:
             return stored
         node = self.graph.producer(tensor)
-        if node is not None and node.kind == "DequantizeLinear" and all(map(self.graph.is_constant, node.inputs)):
+        if (
+            node is not None
+            and node.kind == "DequantizeLinear"
+            and all(map(self.graph.is_constant, node.inputs))
+        ):
             return dequantized(node, [self.value(name) for name in node.inputs])
         return self._run(tensor)
 
@@ -56,10 +60,16 @@ class Constants:
         names = {name for node in nodes for name in node.inputs}
         model: ModelProto = self.graph.shell()
         model.graph.name = "constant"
-        model.graph.node.extend(node.to_proto() for node in self.graph.nodes if node in nodes)
-        model.graph.initializer.extend(t for name, t in self.graph.initializers.items() if name in names)
+        model.graph.node.extend(
+            node.to_proto() for node in self.graph.nodes if node in nodes
+        )
+        model.graph.initializer.extend(
+            t for name, t in self.graph.initializers.items() if name in names
+        )
         model.graph.output.append(ValueInfoProto(name=tensor))
         try:
             return np.asarray(open_session(model, threads=1).run([tensor], {})[0])
         except Exception as error:  # onnxruntime raises several unrelated types
-            raise ModelError(f"the constant {tensor!r} cannot be computed: {error}") from error
+            raise ModelError(
+                f"the constant {tensor!r} cannot be computed: {error}",
+            ) from error

@@ -1,9 +1,10 @@
 """Find for each tensor of a float model the one of a quantized model that stands for it.
 
-By name first: a tensor keeps its name in most tools, or is called after it. What has no such name is found by walking
-both graphs from their inputs: a node is matched with one of the same operator that reads what was matched before, in
-the same places; among several, the one with the nearest weights, then the first. What a tool fused or folded (Relu,
-BatchNormalization, Identity) has no node of its own, and its result stands for that of the operator before it.
+By name first: a tensor keeps its name in most tools, or is called after it. What has no such name
+is found by walking both graphs from their inputs: a node is matched with one of the same operator
+that reads what was matched before, in the same places; among several, the one with the nearest
+weights, then the first. What a tool fused or folded (Relu, BatchNormalization, Identity) has no
+node of its own, and its result stands for that of the operator before it.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ class Pair:
         tensor: of the float model.
         raw: of the quantized model, in front of its grid.
         how: name or structure.
-        fused: the float operator, if it has no node of its own there, so that ``raw`` is another's result; else empty.
+        fused: the float operator, if it has no node of its own there, so that ``raw`` is another's
+            result; else empty.
     """
 
     tensor: str
@@ -54,8 +56,10 @@ class Matching:
     """What stands for what.
 
     Attributes:
-        pairs: by tensor of the float model; those that are not float lead to others and are not compared themselves.
-        nodes: node of the float model -> node of the quantized model that computes the same of the same weights.
+        pairs: by tensor of the float model; those that are not float lead to others and are not
+            compared themselves.
+        nodes: node of the float model -> node of the quantized model that computes the same of the
+            same weights.
         unmatched: tensors of the float model that have no counterpart, with the reason.
     """
 
@@ -86,47 +90,80 @@ class _Walk:
         self.found = Matching()
         self._taken: set[Node] = set()
         self._place = {node: place for place, node in enumerate(other.graph.nodes)}
-        self._names = {name for node in other.graph.nodes for name in node.outputs if name}
+        self._names = {
+            name for node in other.graph.nodes for name in node.outputs if name
+        }
         self._reasons: dict[str, str] = {}
 
     def computes(self, node: Node) -> bool:
         """Whether the result of a node of the float model depends on its inputs."""
-        return not all(self.reference.constants.known(name) for name in node.outputs if name)
+        return not all(
+            self.reference.constants.known(name) for name in node.outputs if name
+        )
 
     def match_inputs(self) -> None:
         names = {value.name for value in self.other.graph.inputs}
-        inputs = [v.name for v in self.reference.graph.inputs if v.name not in self.reference.graph.initializers]
+        inputs = [
+            v.name
+            for v in self.reference.graph.inputs
+            if v.name not in self.reference.graph.initializers
+        ]
         missing = [name for name in inputs if name not in names]
         if missing:
-            known = ", ".join(sorted(names - self.other.graph.initializers.keys())) or "none"
+            known = (
+                ", ".join(sorted(names - self.other.graph.initializers.keys()))
+                or "none"
+            )
             raise ModelError(
-                f"the quantized model lacks the input {missing[0]!r} of the float model; its inputs are: {known}"
+                f"the quantized model lacks the input {missing[0]!r} of the float"
+                f" model; its inputs are: {known}",
             )
         for name in inputs:
             self._pair(name, name, "name")
 
     def match_names(self) -> None:
-        """Pair what has the same name; if most of these are computed by other operators, names say nothing."""
+        """Pair what has the same name.
+
+        If most of these are computed by other operators, names say nothing.
+        """
         sure, doubtful = list[tuple[str, str]](), list[tuple[str, str]]()
         for node in self.reference.graph.nodes:
             for tensor in node.outputs if self.computes(node) else ():
-                name = next((tensor + suffix for suffix in SUFFIXES if tensor + suffix in self._names), "")
+                name = next(
+                    (
+                        tensor + suffix
+                        for suffix in SUFFIXES
+                        if tensor + suffix in self._names
+                    ),
+                    "",
+                )
                 if not tensor or not name or self.other.constants.known(name):
                     continue
                 raw = self.other.origin(name)
                 certain = self._alike(node, raw) or self._before_fused(node, raw)
-                certain |= self.reference.graph.is_output(tensor)  # which keep their names
+                certain |= self.reference.graph.is_output(
+                    tensor,
+                )  # which keep their names
                 (sure if certain else doubtful).append((tensor, raw))
         trusted = len(sure) >= len(doubtful)
         for tensor, raw in sure + doubtful * trusted:
             producer = self.reference.graph.producer(tensor)
             alike = producer is not None and self._alike(producer, raw)
-            self._pair(tensor, raw, "name", fused="" if alike or producer is None else producer.op_type)
+            self._pair(
+                tensor,
+                raw,
+                "name",
+                fused="" if alike or producer is None else producer.op_type,
+            )
             self._match_producers(tensor, raw)
 
     def match_node(self, node: Node) -> None:
         """Find by structure what computes the results of a node that have no counterpart yet."""
-        missing = [(place, name) for place, name in enumerate(node.outputs) if name and name not in self.found.pairs]
+        missing = [
+            (place, name)
+            for place, name in enumerate(node.outputs)
+            if name and name not in self.found.pairs
+        ]
         if not missing:
             return
         chosen = self._choose(node)
@@ -143,11 +180,20 @@ class _Walk:
         """Say of every float tensor without a counterpart why it has none."""
         for node in self.reference.graph.nodes:
             for name in node.outputs:
-                if name and name not in self.found.pairs and self.computes(node) and self._float(name):
-                    reason = f"no {node.op_type} of the quantized model reads the same tensors"
+                if (
+                    name
+                    and name not in self.found.pairs
+                    and self.computes(node)
+                    and self._float(name)
+                ):
+                    reason = (
+                        f"no {node.op_type} of the quantized model reads the same"
+                        " tensors"
+                    )
                     self.found.unmatched[name] = self._reasons.get(name, reason)
 
-    # -- by name ----------------------------------------------------------------------------------------------------
+    # -- by name
+    # ----------------------------------------------------------------------------------
 
     def _alike(self, node: Node, raw: str) -> bool:
         """Whether a tensor of the quantized model is computed by the operator of this node."""
@@ -155,7 +201,9 @@ class _Walk:
         return producer is not None and self.other.operands(producer)[0] == node.op_type
 
     def _before_fused(self, node: Node, raw: str) -> bool:
-        """Whether a tensor is computed by the operator in front of this one, which was fused into it."""
+        """Whether a tensor is computed by the operator in front of this one, which was fused into
+        it.
+        """
         while node.op_type in _SATURATING or node.op_type in FOLDED:
             before = self.reference.graph.producer(node.inputs[0])
             if before is None:
@@ -166,8 +214,14 @@ class _Walk:
         return False
 
     def _match_producers(self, tensor: str, raw: str) -> None:
-        """Pair the nodes behind two tensors; those that were fused have no counterpart, nor have their inputs."""
-        node, producer = self.reference.graph.producer(tensor), self.other.graph.producer(raw)
+        """Pair the nodes behind two tensors.
+
+        Those that were fused have no counterpart, nor have their inputs.
+        """
+        node, producer = (
+            self.reference.graph.producer(tensor),
+            self.other.graph.producer(raw),
+        )
         if node is None or producer is None:
             return
         if not self._before_fused(node, raw):
@@ -177,7 +231,9 @@ class _Walk:
             return
         while not self._alike(node, raw):
             source = node.inputs[0]
-            self._reasons[source] = f"{node.op_type} is fused into the operator that computes it"
+            self._reasons[source] = (
+                f"{node.op_type} is fused into the operator that computes it"
+            )
             if source in self.found.pairs and self.found.pairs[source].raw == raw:
                 del self.found.pairs[source]
             before = self.reference.graph.producer(node.inputs[0])
@@ -187,28 +243,44 @@ class _Walk:
         self.found.nodes.setdefault(node, producer)
         self._taken.add(producer)
 
-    # -- by structure -----------------------------------------------------------------------------------------------
+    # -- by structure
+    # ----------------------------------------------------------------------------------
 
     def _choose(self, node: Node) -> Node | None:
-        """The node of the quantized model that computes the same of the same tensors; None if there is none."""
+        """The node of the quantized model that computes the same of the same tensors.
+
+        None if there is none.
+        """
         inputs = [self._counterpart(name) for name in node.inputs]
         if not any(inputs):
             return None
-        readers = [reader for raw in inputs if raw for reader in self.other.readers(raw)]
+        readers = [
+            reader for raw in inputs if raw for reader in self.other.readers(raw)
+        ]
         fitting = [
             reader
             for reader in dict.fromkeys(readers)
-            if reader not in self._taken and self._fits(node, inputs, *self.other.operands(reader))
+            if reader not in self._taken
+            and self._fits(node, inputs, *self.other.operands(reader))
         ]
         if len(fitting) < 2:
             return fitting[0] if fitting else None
-        return min(fitting, key=lambda reader: (self._distance(node, reader), self._place[reader]))
+        return min(
+            fitting,
+            key=lambda reader: (self._distance(node, reader), self._place[reader]),
+        )
 
     def _counterpart(self, tensor: str) -> str | None:
         pair = self.found.pairs.get(tensor)
         return pair.raw if pair is not None else None
 
-    def _fits(self, node: Node, inputs: list[str | None], kind: str, operands: list[Operand]) -> bool:
+    def _fits(
+        self,
+        node: Node,
+        inputs: list[str | None],
+        kind: str,
+        operands: list[Operand],
+    ) -> bool:
         if kind != node.op_type or not operands:
             return False
         origins = [self.other.origin(operand.tensor) for operand in operands]
@@ -216,21 +288,39 @@ class _Walk:
         if all(raw is None or raw == origin for raw, origin in places):
             return True
         swapped = list(zip(inputs, reversed(origins), strict=False))
-        return kind in _COMMUTATIVE and all(raw is None or raw == origin for raw, origin in swapped)
+        return kind in _COMMUTATIVE and all(
+            raw is None or raw == origin for raw, origin in swapped
+        )
 
     def _distance(self, node: Node, reader: Node) -> float:
-        """How far the weights of two nodes are apart, relative to the first's; 0 if there are none."""
-        for name, operand in zip(node.inputs, self.other.operands(reader)[1], strict=False):
-            known = self.reference.constants.known(name) and self.other.constants.known(operand.tensor)
+        """How far the weights of two nodes are apart, relative to the first's.
+
+        0 if there are none.
+        """
+        for name, operand in zip(
+            node.inputs,
+            self.other.operands(reader)[1],
+            strict=False,
+        ):
+            known = self.reference.constants.known(name) and self.other.constants.known(
+                operand.tensor,
+            )
             if known and self._float(name):
-                a, b = self.reference.constants.value(name).astype(np.float64), self.other.reals(operand)
+                a, b = (
+                    self.reference.constants.value(name).astype(np.float64),
+                    self.other.reals(operand),
+                )
                 if a.shape != b.shape:
                     return float("inf")
-                return float(np.linalg.norm(a - b) / max(float(np.linalg.norm(a)), 1e-30))
+                return float(
+                    np.linalg.norm(a - b) / max(float(np.linalg.norm(a)), 1e-30),
+                )
         return 0.0
 
     def _fold(self, node: Node) -> None:
-        """Let the result of a node that is not there stand for its input, where the two are one in such a case."""
+        """Let the result of a node that is not there stand for its input, where the two are one in
+        such a case.
+        """
         source = node.inputs[0] if node.inputs else ""
         before = self.found.pairs.get(source)
         if before is None or not node.outputs:
@@ -238,15 +328,26 @@ class _Walk:
         saturates = node.op_type in _SATURATING and self._at_zero(before.raw)
         if not saturates and node.op_type not in FOLDED:
             return
-        if self.reference.graph.producer(source) is not None and node.op_type not in ("Identity", "Dropout", "Cast"):
-            self._reasons[source] = f"{node.op_type} is fused into the operator that computes it"
+        if self.reference.graph.producer(source) is not None and node.op_type not in (
+            "Identity",
+            "Dropout",
+            "Cast",
+        ):
+            self._reasons[source] = (
+                f"{node.op_type} is fused into the operator that computes it"
+            )
             del self.found.pairs[source]
         self._pair(node.outputs[0], before.raw, "structure", fused=node.op_type)
 
     def _at_zero(self, raw: str) -> bool:
         """Whether the grid of a tensor cuts off what is negative."""
         grid = self.other.view(raw).grid
-        return grid is not None and grid.lo is not None and grid.step is not None and bool(np.all(grid.lo > -grid.step))
+        return (
+            grid is not None
+            and grid.lo is not None
+            and grid.step is not None
+            and bool(np.all(grid.lo > -grid.step))
+        )
 
     def _float(self, tensor: str) -> bool:
         return self.reference.graph.elem_type(tensor) in (*FLOATS, 0)

@@ -1,11 +1,12 @@
 """Run two models side by side, sample by sample, and gather the error of each pair of tensors.
 
-Only the activations of one sample are alive at a time, as in ``calibrators.onnx_runtime.runner``; both models run with
-the tensors exposed as outputs, the quantized one without onnxruntime's own fusions, which would compute what nobody
-wrote.
+Only the activations of one sample are alive at a time, as in ``calibrators.onnx_runtime.runner``;
+both models run with the tensors exposed as outputs, the quantized one without onnxruntime's own
+fusions, which would compute what nobody wrote.
 
-The quantized model runs a second time, with every matched tensor replaced by the float one: there each operator and
-each grid works on float values, so that what it adds is told from what reaches it.
+The quantized model runs a second time, with every matched tensor replaced by the float one: there
+each operator and each grid works on float values, so that what it adds is told from what reaches
+it.
 """
 
 from __future__ import annotations
@@ -54,18 +55,33 @@ class Measured:
 class Side:
     """One of the two models, open, with some of its tensors exposed."""
 
-    def __init__(self, title: str, model: ModelProto, tensors: Iterable[str], *, optimize: bool = False) -> None:
+    def __init__(
+        self,
+        title: str,
+        model: ModelProto,
+        tensors: Iterable[str],
+        *,
+        optimize: bool = False,
+    ) -> None:
         given = {value.name for value in model.graph.input}
         self._names = [name for name in dict.fromkeys(tensors) if name not in given]
         exposed = ModelProto()
         exposed.CopyFrom(model)
         shown = {value.name for value in exposed.graph.output}
-        exposed.graph.output.extend(ValueInfoProto(name=name) for name in self._names if name not in shown)
+        exposed.graph.output.extend(
+            ValueInfoProto(name=name) for name in self._names if name not in shown
+        )
         self._title = title
         try:
-            self._session = open_session(exposed, optimize=optimize, what=f"the {title} model with its tensors exposed")
+            self._session = open_session(
+                exposed,
+                optimize=optimize,
+                what=f"the {title} model with its tensors exposed",
+            )
         except Exception as error:  # onnxruntime raises several unrelated types
-            raise ModelError(f"onnxruntime cannot load the {title} model: {error}") from error
+            raise ModelError(
+                f"onnxruntime cannot load the {title} model: {error}",
+            ) from error
         self._inputs = {value.name for value in self._session.get_inputs()}
         self._outputs = [value.name for value in model.graph.output]
 
@@ -76,7 +92,10 @@ class Side:
         try:
             values = self._session.run(names, feeds)
         except Exception as error:
-            raise ModelError(f"sample {index}: onnxruntime cannot run the {self._title} model: {error}") from error
+            raise ModelError(
+                f"sample {index}: onnxruntime cannot run the {self._title} model:"
+                f" {error}",
+            ) from error
         return {**feeds, **dict(zip(names, values, strict=True))}
 
 
@@ -98,10 +117,18 @@ def measure_tensors(
         for name, pair in matching.pairs.items()
         if reference[0].graph.elem_type(name) in (*FLOATS, TensorProto.UNDEFINED)
     }
-    needed = [tensor for watch in watched.values() for tensor in (watch.view.value, watch.view.raw)]
+    needed = [
+        tensor
+        for watch in watched.values()
+        for tensor in (watch.view.value, watch.view.raw)
+    ]
     before = Side("float", reference[1], watched, optimize=True)
     after = Side("quantized", other[1], needed)
-    fed = {w.view.raw: f"{w.view.raw}::float" for w in watched.values() if _replaceable(w, reading)}
+    fed = {
+        w.view.raw: f"{w.view.raw}::float"
+        for w in watched.values()
+        if _replaceable(w, reading)
+    }
     local = Side("quantized", replaced(other[1], fed), needed)
     names = [value.name for value in reference[1].graph.output]
     totals = {name: Total() for name in names}
@@ -113,20 +140,36 @@ def measure_tensors(
         for name, watch in watched.items():
             if not watch.reason:
                 watch.reason = _observe(watch, reading, expected[name], found)
-        feeds = {fed[w.view.raw]: _fed(w, expected, found) for w in watched.values() if w.view.raw in fed}
+        feeds = {
+            fed[w.view.raw]: _fed(w, expected, found)
+            for w in watched.values()
+            if w.view.raw in fed
+        }
         alone = local.run({**sample, **feeds}, index)
         for name, watch in watched.items():
             if not watch.reason:
-                _observe_alone(watch, expected[name], alone if watch.view.raw in fed else {})
+                _observe_alone(
+                    watch,
+                    expected[name],
+                    alone if watch.view.raw in fed else {},
+                )
         count += 1
     if not count:
         raise DataError("no sample was given; at least one is needed")
-    return Measured(count, watched, [total.result(name) for name, total in totals.items()])
+    return Measured(
+        count,
+        watched,
+        [total.result(name) for name, total in totals.items()],
+    )
 
 
 def _watch(reference: Reading, other: Reading, pair: Pair) -> ObservedPair:
     view = other.view(pair.raw)
-    axis = view.grid.axis if view.grid is not None and view.grid.granularity == "channel" else None
+    axis = (
+        view.grid.axis
+        if view.grid is not None and view.grid.granularity == "channel"
+        else None
+    )
     if axis is None:
         shape = reference.graph.shape(pair.tensor)
         producer = reference.graph.producer(pair.tensor)
@@ -148,31 +191,53 @@ def replaced(model: ModelProto, inputs: Mapping[str, str]) -> ModelProto:
         for place, name in enumerate(node.input):
             if name in inputs:
                 node.input[place] = inputs[name]
-    result.graph.input.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in inputs.values())
+    result.graph.input.extend(
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, None)
+        for name in inputs.values()
+    )
     return result
 
 
 def _replaceable(watch: ObservedPair, reading: Reading) -> bool:
     """Whether a tensor can be replaced: it is float, and no subgraph reads it behind our back."""
     raw = watch.view.raw
-    floating = reading.graph.elem_type(raw) == TensorProto.FLOAT and watch.view.scale is None
+    floating = (
+        reading.graph.elem_type(raw) == TensorProto.FLOAT and watch.view.scale is None
+    )
     return floating and not reading.graph.captured(raw)
 
 
-def _fed(watch: ObservedPair, expected: Mapping[str, Any], found: Mapping[str, Any]) -> Any:
-    """What replaces a tensor: the float values, unless the quantized model has them on other scales or shapes."""
+def _fed(
+    watch: ObservedPair,
+    expected: Mapping[str, Any],
+    found: Mapping[str, Any],
+) -> Any:
+    """What replaces a tensor: the float values, unless the quantized model has them on other scales
+    or shapes.
+    """
     value, own = expected[watch.pair.tensor], found[watch.view.raw]
-    alike = getattr(value, "shape", None) == getattr(own, "shape", None) and value.dtype == np.float32
+    alike = (
+        getattr(value, "shape", None) == getattr(own, "shape", None)
+        and value.dtype == np.float32
+    )
     return value if alike and not watch.reason and not watch.statistic.rescaled else own
 
 
-def _observe(watch: ObservedPair, reading: Reading, expected: Any, found: Mapping[str, Any]) -> str:
+def _observe(
+    watch: ObservedPair,
+    reading: Reading,
+    expected: Any,
+    found: Mapping[str, Any],
+) -> str:
     """Take in one sample; why that is impossible, or an empty text."""
     seen = found[watch.view.value]
     if not isinstance(expected, np.ndarray) or not isinstance(seen, np.ndarray):
         return "it is a sequence or a map"
     if expected.shape != seen.shape:
-        return f"its shape is {list(expected.shape)}, that of {watch.view.value!r} {list(seen.shape)}"
+        return (
+            f"its shape is {list(expected.shape)}, that of {watch.view.value!r}"
+            f" {list(seen.shape)}"
+        )
     if expected.dtype.kind != "f":
         return f"its values are {expected.dtype}"
     if watch.view.scale is not None:
@@ -183,16 +248,28 @@ def _observe(watch: ObservedPair, reading: Reading, expected: Any, found: Mappin
     return ""
 
 
-def _observe_alone(watch: ObservedPair, expected: NDArray[Any], alone: Mapping[str, Any]) -> None:
+def _observe_alone(
+    watch: ObservedPair,
+    expected: NDArray[Any],
+    alone: Mapping[str, Any],
+) -> None:
     """Take in a sample on which all that a tensor is computed of was float."""
     rounded = alone.get(watch.view.value)
     watch.statistic.observe_alone(expected, _computed(watch, expected, alone), rounded)
 
 
-def _computed(watch: ObservedPair, expected: NDArray[Any], found: Mapping[str, Any]) -> NDArray[Any] | None:
+def _computed(
+    watch: ObservedPair,
+    expected: NDArray[Any],
+    found: Mapping[str, Any],
+) -> NDArray[Any] | None:
     """What the grid was applied to, if that is the result of the same operator."""
     fused = watch.pair.fused
-    if watch.view.scale is not None or watch.view.raw not in found or fused not in ("", "Relu", "Clip", *FOLDED):
+    if (
+        watch.view.scale is not None
+        or watch.view.raw not in found
+        or fused not in ("", "Relu", "Clip", *FOLDED)
+    ):
         return None
     computed = found[watch.view.raw]
     if not isinstance(computed, np.ndarray) or computed.dtype.kind != "f":
@@ -202,7 +279,10 @@ def _computed(watch: ObservedPair, expected: NDArray[Any], found: Mapping[str, A
     return np.maximum(computed, 0) if fused == "Relu" else computed
 
 
-def counted(samples: Iterable[Mapping[str, Any]], limit: int | None) -> Iterator[Mapping[str, Any]]:
+def counted(
+    samples: Iterable[Mapping[str, Any]],
+    limit: int | None,
+) -> Iterator[Mapping[str, Any]]:
     """The first samples."""
     for index, sample in enumerate(samples):
         if limit is not None and index >= limit:

@@ -1,7 +1,7 @@
 """output_steps: the step of each output in the output's own unit.
 
-A signal-to-noise ratio does not tell what a box loses: a step of four pixels is 48 dB below an image of 1,000 pixels,
-and is as wide as a small face.
+A signal-to-noise ratio does not tell what a box loses: a step of four pixels is 48 dB below an
+image of 1,000 pixels, and is as wide as a small face.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ from quark_onnx.rules.passthrough import HANDING_ON
 
 
 def output_steps(graph: Graph, steps: Mapping[str, float | None]) -> dict[str, float]:
-    """Return the widest step of the grids that the values of each output lie on; outputs without one are left out.
+    """Return the widest step of the grids that the values of each output lie on.
 
-    An output that only moves values (Concat, Reshape, Slice, ...) has the steps of the tensors that it is put together
-    of.
+    Outputs without one are left out.
+
+    An output that only moves values (Concat, Reshape, Slice, ...) has the steps of the tensors that
+    it is put together of.
 
     Args:
         graph: the float model.
@@ -26,7 +28,11 @@ def output_steps(graph: Graph, steps: Mapping[str, float | None]) -> dict[str, f
     return {name: step for name, step in found.items() if step is not None}
 
 
-def _widest(graph: Graph, output: str, steps: Mapping[str, float | None]) -> float | None:
+def _widest(
+    graph: Graph,
+    output: str,
+    steps: Mapping[str, float | None],
+) -> float | None:
     widest: float | None = None
     todo = [output]
     seen = {output}

@@ -1,8 +1,9 @@
-"""How a quantized model, of any tool, writes its tensors: what is computed, what of it readers see, and on which grid.
+"""How a quantized model, of any tool, writes its tensors: what is computed, what of it readers see,
+and on which grid.
 
-Nodes that only change the format of a value are looked through: Q/DQ of ONNX, com.microsoft and the vendors, block
-formats, casts among float types, Identity, and the Min that keeps a runtime from fusing. Operators on codes count as
-the float operators that they stand for.
+Nodes that only change the format of a value are looked through: Q/DQ of ONNX, com.microsoft and the
+vendors, block formats, casts among float types, Identity, and the Min that keeps a runtime from
+fusing. Operators on codes count as the float operators that they stand for.
 """
 
 from __future__ import annotations
@@ -20,12 +21,23 @@ from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.codes import spread
 from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE
 
-FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE})
+FLOATS = frozenset(
+    {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE},
+)
 _HALVES = {TensorProto.FLOAT16: "float16", TensorProto.BFLOAT16: "bfloat16"}
 _QUANTIZE = QUANTIZE | {"DynamicQuantizeLinear"}
-#: Nodes that round, or read what was rounded, and do not say their grid; by the part of the name that all of them have.
-_ROUNDING = ("QuantizeDequantize", "FixNeuron", "BFPFix", "MXFix", "Float4Quantize", "Float4Dequantize")
-#: Operators on codes: the places of their data, each followed by scale and zero point, and of those of the result.
+#: Nodes that round, or read what was rounded, and do not say their grid; by the part of the name
+#: that all of them have.
+_ROUNDING = (
+    "QuantizeDequantize",
+    "FixNeuron",
+    "BFPFix",
+    "MXFix",
+    "Float4Quantize",
+    "Float4Dequantize",
+)
+#: Operators on codes: the places of their data, each followed by scale and zero point, and of those
+#: of the result.
 _ON_CODES: dict[str, tuple[tuple[int, ...], int]] = {
     "QLinearConv": ((0, 3), 6),
     "QLinearMatMul": ((0, 3), 6),
@@ -44,7 +56,12 @@ _ON_CODES: dict[str, tuple[tuple[int, ...], int]] = {
 _BIAS = {"QLinearConv": 8, "QGemm": 6}
 #: Operators that do with codes what they do with reals.
 _MOVING = frozenset({*MOVING, "Clip", "Relu"})
-_FUSED = {"FusedConv": "Conv", "FusedGemm": "Gemm", "FusedMatMul": "MatMul", "QGemm": "Gemm"}
+_FUSED = {
+    "FusedConv": "Conv",
+    "FusedGemm": "Gemm",
+    "FusedMatMul": "MatMul",
+    "QGemm": "Gemm",
+}
 
 
 @dataclass(frozen=True)
@@ -52,11 +69,9 @@ class Grid:
     """The reals that codes stand for.
 
     Attributes:
-        format: name of the type.
-        lo, hi, step: of each channel or block, shaped to broadcast against the tensor; None without a fixed grid.
-        axis: of the channels; None for one grid.
-        granularity: tensor, channel or block.
-        uniform: whether all steps are alike.
+        format: name of the type. lo, hi, step: of each channel or block, shaped to broadcast
+        against the tensor; None without a fixed grid. axis: of the channels; None for one grid.
+        granularity: tensor, channel or block. uniform: whether all steps are alike.
     """
 
     format: str
@@ -76,7 +91,9 @@ class Grid:
 
 @dataclass(frozen=True)
 class Scale:
-    """Names of a scale and a zero point, empty if it is left out, and the layout in which they apply."""
+    """Names of a scale and a zero point, empty if it is left out, and the layout in which they
+    apply.
+    """
 
     scale: str
     zero_point: str
@@ -117,25 +134,37 @@ class Reading:
         self.graph = graph
         self.constants = Constants(graph)
 
-    # -- through nodes that only change the format -------------------------------------------------------------------
+    # -- through nodes that only change the format
+    # -------------------------------------------------------------------
 
     def formats(self, node: Node) -> bool:
         """Whether a node does nothing but change the format of its first input."""
         name = node.op_type
-        if name in _QUANTIZE or name in DEQUANTIZE or any(part in name for part in _ROUNDING):
+        if (
+            name in _QUANTIZE
+            or name in DEQUANTIZE
+            or any(part in name for part in _ROUNDING)
+        ):
             return True
         if name == "Cast":
             types = {self.graph.elem_type(node.inputs[0]), int(node.attribute("to", 0))}
             return types <= FLOATS or self._undone(node)
-        if name == "Min" and len(node.inputs) == 2:  # a bound that no code exceeds, before or behind a pair
-            before, behind = self.graph.producer(node.inputs[0]), self.graph.consumers(node.outputs[0])
+        if (
+            name == "Min" and len(node.inputs) == 2
+        ):  # a bound that no code exceeds, before or behind a pair
+            before, behind = (
+                self.graph.producer(node.inputs[0]),
+                self.graph.consumers(node.outputs[0]),
+            )
             guarded = before is not None and before.op_type in DEQUANTIZE
-            guarded |= bool(behind) and all(reader.op_type in _QUANTIZE for reader in behind)
+            guarded |= bool(behind) and all(
+                reader.op_type in _QUANTIZE for reader in behind
+            )
             return guarded and self.constants.known(node.inputs[1])
         return name == "Identity"
 
     def _undone(self, node: Node) -> bool:
-        """Whether a cast to a narrow float is followed by one back, where types were not inferred."""
+        """Whether a cast to a narrow float is followed by one back, where types were not inferred."""  # noqa: E501
         return int(node.attribute("to", 0)) in _HALVES and any(
             reader.op_type == "Cast" and int(reader.attribute("to", 0)) in FLOATS
             for reader in self.graph.consumers(node.outputs[0])
@@ -144,7 +173,9 @@ class Reading:
     def origin(self, tensor: str) -> str:
         """What was computed, behind all changes of format."""
         node = self.graph.producer(tensor)
-        while node is not None and self.formats(node) and not self.constants.known(tensor):
+        while (
+            node is not None and self.formats(node) and not self.constants.known(tensor)
+        ):
             tensor = node.inputs[0]
             node = self.graph.producer(tensor)
         return tensor
@@ -161,33 +192,49 @@ class Reading:
         return list(found)
 
     def view(self, raw: str) -> View:
-        """A computed tensor as its readers see it; where they see several things, the first of them."""
+        """A computed tensor as its readers see it.
+
+        Where they see several things, the first of them.
+        """
         tensor, grid, scale = raw, None, self.scale_of(raw)
         if scale is not None:
             grid = self.grid(scale, self.graph.elem_type(raw))
             return View(raw, raw, scale, grid)
         value = raw
         while True:
-            step = next((n for n in self.graph.consumers(tensor) if self.formats(n)), None)
-            if step is None or (grid is not None and tensor == value and self._ends(tensor)):
+            step = next(
+                (n for n in self.graph.consumers(tensor) if self.formats(n)),
+                None,
+            )
+            if step is None or (
+                grid is not None and tensor == value and self._ends(tensor)
+            ):
                 break
             tensor = step.outputs[0]
             grid = self._format(step) or grid
             if not self._is_codes(tensor):
                 value, scale = tensor, None
-            elif not any(map(self.formats, self.graph.consumers(tensor))):  # read by an operator on codes
+            elif not any(
+                map(self.formats, self.graph.consumers(tensor)),
+            ):  # read by an operator on codes
                 value, scale = tensor, self.scale_of(tensor)
         return View(raw, value, scale, grid)
 
     def _ends(self, tensor: str) -> bool:
         """Whether somebody computes with a tensor as it is."""
-        others = [node for node in self.graph.consumers(tensor) if not self.formats(node)]
+        others = [
+            node for node in self.graph.consumers(tensor) if not self.formats(node)
+        ]
         return bool(others) or self.graph.is_output(tensor)
 
     def _is_codes(self, tensor: str) -> bool:
         node, kind = self.graph.producer(tensor), self.graph.elem_type(tensor)
         quantizing = node is not None and node.op_type in _QUANTIZE
-        return quantizing or (kind not in FLOATS and kind != TensorProto.UNDEFINED) or kind == TensorProto.BFLOAT16
+        return (
+            quantizing
+            or (kind not in FLOATS and kind != TensorProto.UNDEFINED)
+            or kind == TensorProto.BFLOAT16
+        )
 
     def _format(self, node: Node) -> Grid | None:
         """The grid that a node rounds to; None if it does not."""
@@ -195,7 +242,11 @@ class Reading:
             return Grid("dynamic uint8")
         if node.op_type in _QUANTIZE:
             scale = self._scale(node)
-            kind = self.graph.elem_type(scale.zero_point) if scale.zero_point else self._code_type(node)
+            kind = (
+                self.graph.elem_type(scale.zero_point)
+                if scale.zero_point
+                else self._code_type(node)
+            )
             return self.grid(scale, kind)
         if any(part in node.op_type for part in _ROUNDING):
             return Grid(str(node.attribute("element_dtype", "") or node.op_type))
@@ -205,20 +256,32 @@ class Reading:
         return None
 
     def _code_type(self, node: Node) -> int:
-        return self.graph.elem_type(node.outputs[0]) or int(node.attribute("output_dtype", 0)) or TensorProto.UINT8
+        return (
+            self.graph.elem_type(node.outputs[0])
+            or int(node.attribute("output_dtype", 0))
+            or TensorProto.UINT8
+        )
 
     @staticmethod
     def _scale(node: Node) -> Scale:
-        axis, block = int(node.attribute("axis", 1)), int(node.attribute("block_size", 0))
+        axis, block = (
+            int(node.attribute("axis", 1)),
+            int(node.attribute("block_size", 0)),
+        )
         return Scale(node.input(1), node.input(2), axis, block)
 
-    # -- codes ------------------------------------------------------------------------------------------------------
+    # -- codes
+    # ----------------------------------------------------------------------------------
 
     def scale_of(self, codes: str) -> Scale | None:
         """What the codes in a tensor stand for; None if it does not hold codes, or nobody says."""
         for _ in range(len(self.graph.nodes)):
             node = self.graph.producer(codes)
-            if node is None or self.graph.elem_type(codes) in FLOATS or node.op_type == "DynamicQuantizeLinear":
+            if (
+                node is None
+                or self.graph.elem_type(codes) in FLOATS
+                or node.op_type == "DynamicQuantizeLinear"
+            ):
                 return None
             if node.op_type in _QUANTIZE:
                 return self._scale(node)
@@ -226,7 +289,11 @@ class Reading:
                 return Scale(node.inputs[0], node.inputs[1])
             if node.op_type in _ON_CODES:
                 place = _ON_CODES[node.op_type][1]
-                return Scale(node.input(place), node.input(place + 1)) if node.input(place) else None
+                return (
+                    Scale(node.input(place), node.input(place + 1))
+                    if node.input(place)
+                    else None
+                )
             if node.op_type not in _MOVING:
                 return None
             codes = node.inputs[1 if node.op_type == "Where" else 0]
@@ -234,7 +301,11 @@ class Reading:
 
     def grid(self, scale: Scale, kind: int) -> Grid:
         """The grid of codes of a type; 0 for one that only the zero point tells."""
-        kind = kind or (self.graph.elem_type(scale.zero_point) if scale.zero_point else 0) or TensorProto.UINT8
+        kind = (
+            kind
+            or (self.graph.elem_type(scale.zero_point) if scale.zero_point else 0)
+            or TensorProto.UINT8
+        )
         name = TensorProto.DataType.Name(kind).lower()
         names = [name for name in (scale.scale, scale.zero_point, scale.factor) if name]
         ends = _ends_of(kind)
@@ -246,12 +317,17 @@ class Reading:
         zero = np.zeros_like(step)
         if scale.zero_point:
             zero = self.constants.value(scale.zero_point).astype(np.float64)
-        granularity = "tensor" if step.size == 1 else "block" if step.ndim > 1 else "channel"
+        granularity = (
+            "tensor" if step.size == 1 else "block" if step.ndim > 1 else "channel"
+        )
         zero = zero.reshape(step.shape) if zero.size == step.size else zero
         uniform = not name.startswith("float")
         axis = None if step.size == 1 else scale.axis
         first, last = (ends[0] - zero) * step, (ends[1] - zero) * step
-        lo, hi = np.minimum(first, last), np.maximum(first, last)  # some tools write negative scales
+        lo, hi = (
+            np.minimum(first, last),
+            np.maximum(first, last),
+        )  # some tools write negative scales
         return Grid(name, lo, hi, np.abs(step), axis, granularity, uniform)
 
     def operands(self, node: Node) -> tuple[str, list[Operand]]:
@@ -265,26 +341,47 @@ class Reading:
             return name, [Operand(tensor) for tensor in node.inputs]
         transposed = node.op_type == "QGemm" and bool(node.attribute("transB", 0))
         axis = 0 if transposed or node.op_type == "QLinearConv" else 1
-        found = [Operand(node.inputs[i], Scale(node.inputs[i + 1], node.inputs[i + 2], axis)) for i in places]
+        found = [
+            Operand(node.inputs[i], Scale(node.inputs[i + 1], node.inputs[i + 2], axis))
+            for i in places
+        ]
         bias = node.input(_BIAS.get(node.op_type, len(node.inputs)))
         if bias:
-            found.append(Operand(bias, Scale(node.inputs[4], "", 0, factor=node.inputs[1])))
+            found.append(
+                Operand(bias, Scale(node.inputs[4], "", 0, factor=node.inputs[1])),
+            )
         return name, found
 
     def reals(self, operand: Operand) -> NDArray[np.float64]:
         """The values of a constant operand."""
         values = self.constants.value(operand.tensor)
-        return values.astype(np.float64) if operand.scale is None else self.decoded(values, operand.scale)
+        return (
+            values.astype(np.float64)
+            if operand.scale is None
+            else self.decoded(values, operand.scale)
+        )
 
     def decoded(self, codes: NDArray[Any], scale: Scale) -> NDArray[np.float64]:
         """The reals that codes stand for."""
         axis = scale.axis if scale.axis < codes.ndim else codes.ndim - 1
-        step = spread(self.constants.value(scale.scale).astype(np.float64), codes.shape, axis, scale.block)
+        step = spread(
+            self.constants.value(scale.scale).astype(np.float64),
+            codes.shape,
+            axis,
+            scale.block,
+        )
         if scale.factor:
-            step = step * self.constants.value(scale.factor).astype(np.float64).reshape(())
+            step = step * self.constants.value(scale.factor).astype(np.float64).reshape(
+                (),
+            )
         if not scale.zero_point:
             return np.asarray(codes.astype(np.float64) * step)
-        zero = spread(self.constants.value(scale.zero_point).astype(np.float64), codes.shape, axis, scale.block)
+        zero = spread(
+            self.constants.value(scale.zero_point).astype(np.float64),
+            codes.shape,
+            axis,
+            scale.block,
+        )
         return np.asarray((codes.astype(np.float64) - zero) * step)
 
     def stored(self, operand: Operand) -> tuple[str, Scale] | None:
@@ -292,7 +389,9 @@ class Reading:
         if operand.scale is not None:
             return operand.tensor, operand.scale
         node = self.graph.producer(operand.tensor)
-        while node is not None and self.formats(node) and node.op_type not in DEQUANTIZE:
+        while (
+            node is not None and self.formats(node) and node.op_type not in DEQUANTIZE
+        ):
             node = self.graph.producer(node.inputs[0])
         if node is None or node.op_type not in DEQUANTIZE:
             return None
@@ -302,10 +401,20 @@ class Reading:
         """Whether anything in the graph is quantized."""
         types = {node.op_type for node in self.graph.nodes}
         known = _QUANTIZE | DEQUANTIZE | _ON_CODES.keys()
-        others = ("MatMulInteger", "ConvInteger", "NBits", "Bnb4", "BlockQuantized", *_ROUNDING)
+        others = (
+            "MatMulInteger",
+            "ConvInteger",
+            "NBits",
+            "Bnb4",
+            "BlockQuantized",
+            *_ROUNDING,
+        )
         if types & known or any(part in name for name in types for part in others):
             return True
-        return any(n.op_type == "Cast" and int(n.attribute("to", 0)) in _HALVES for n in self.graph.nodes)
+        return any(
+            n.op_type == "Cast" and int(n.attribute("to", 0)) in _HALVES
+            for n in self.graph.nodes
+        )
 
 
 def _ends_of(kind: int) -> tuple[float, float] | None:
@@ -316,7 +425,11 @@ def _ends_of(kind: int) -> tuple[float, float] | None:
         return None
     if name.startswith(("INT", "UINT")):
         bits, signed = int(name.lstrip("UINT")), name.startswith("I")
-        return (-(2.0 ** (bits - 1)), 2.0 ** (bits - 1) - 1) if signed else (0.0, 2.0**bits - 1)
+        return (
+            (-(2.0 ** (bits - 1)), 2.0 ** (bits - 1) - 1)
+            if signed
+            else (0.0, 2.0**bits - 1)
+        )
     if name.startswith(("FLOAT8E4", "FLOAT8E5", "FLOAT4")) or name == "FLOAT16":
         import ml_dtypes
 

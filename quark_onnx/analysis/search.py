@@ -1,4 +1,7 @@
-"""search: the configuration that serves a model best, found by trying; the cheap and the promising first."""
+"""search: the configuration that serves a model best, found by trying.
+
+The cheap and the promising first.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +20,22 @@ from onnx import ModelProto
 from calibrators.base import is_number
 from calibrators.onnx_runtime.session import model_bytes, open_session
 from calibrators.readers.spool import MEMORY, Spool
-from quark_onnx.analysis.search_journal import Record, SearchJournal, function_key, model_key
+from quark_onnx.analysis.search_journal import (
+    Record,
+    SearchJournal,
+    function_key,
+    model_key,
+)
 from quark_onnx.analysis.space import Space, Trial
 from quark_onnx.api import quantize
 from quark_onnx.config import QConfig, to_dict
-from quark_onnx.errors import ConfigError, DataError, ModelError, QuarkError, data_errors
+from quark_onnx.errors import (
+    ConfigError,
+    DataError,
+    ModelError,
+    QuarkError,
+    data_errors,
+)
 from quark_onnx.graph import Graph, inlined
 from quark_onnx.graph.io import load, staged
 from quark_onnx.progress import Progress
@@ -43,7 +57,8 @@ class Candidate:
     Attributes:
         name: the preset, and what was changed of it.
         config: the configuration itself.
-        score: the user's metric, or the SQNR in dB of the worst output on the samples held out; None if it failed.
+        score: the user's metric, or the SQNR in dB of the worst output on the samples held out;
+            None if it failed.
         seconds: how long quantizing and judging took.
         bytes: the size of the quantized model; None if it failed.
         error: why it failed; empty if it did not.
@@ -62,10 +77,10 @@ class SearchResult:
     """What a search has found.
 
     Attributes:
-        candidates: what was tried, the best first; of equal scores the smaller; those that failed at the end.
-        calibrated, judged: the numbers of samples for the one and the other; none is for both.
-        left: how many candidates did not fit into the budget.
-        reached: whether the target was met; True without a target.
+        candidates: what was tried, the best first; of equal scores the smaller; those that failed
+        at the end. calibrated, judged: the numbers of samples for the one and the other; none is
+        for both. left: how many candidates did not fit into the budget. reached: whether the target
+        was met; True without a target.
     """
 
     candidates: list[Candidate]
@@ -81,10 +96,14 @@ class SearchResult:
 
     @property
     def front(self) -> list[Candidate]:
-        """The Pareto front of size and score: those that none beats in one of the two without losing in the other."""
+        """The Pareto front of size and score: those that none beats in one of the two without
+        losing in the other.
+        """
         front = list[Candidate]()
         for candidate in self.candidates:  # in falling order of scores
-            if candidate.bytes is not None and all(candidate.bytes < (each.bytes or 0) for each in front):
+            if candidate.bytes is not None and all(
+                candidate.bytes < (each.bytes or 0) for each in front
+            ):
                 front.append(candidate)
         return front
 
@@ -97,12 +116,13 @@ class SearchResult:
             "left": self.left,
             "reached": self.reached,
             "candidates": [
-                {**vars(each), "config": to_dict(each.config), "pareto": each in front} for each in self.candidates
+                {**vars(each), "config": to_dict(each.config), "pareto": each in front}
+                for each in self.candidates
             ],
         }
 
 
-def search(
+def search(  # noqa: PLR0913
     model: str | Path | ModelProto,
     data: Any,
     *,
@@ -115,26 +135,29 @@ def search(
 ) -> SearchResult:
     """Try configurations on a model and rank them.
 
-    First the presets run as they are; then, on the best of them, other calibrators, and optimizers on top of the best
-    calibrator. What fails is part of the result, with the reason.
+    First the presets run as they are; then, on the best of them, other calibrators, and optimizers
+    on top of the best calibrator. What fails is part of the result, with the reason.
 
     Args:
         model: the float model, a path or a ModelProto.
-        data: anything that ``quantize_static`` takes as data; it is read once. Without a metric a quarter of the
-            samples is held out: nothing is calibrated on them, and every candidate is judged by them.
+        data: anything that ``quantize_static`` takes as data; it is read once. Without a metric a
+            quarter of the samples is held out: nothing is calibrated on them, and every candidate
+            is judged by them.
         space: what may be tried; None for the default, see ``Space``.
-        metric: takes a quantized model and returns a number, the higher the better; None for the SQNR of the worst
-            output in dB.
+        metric: takes a quantized model and returns a number, the higher the better; None for the
+            SQNR of the worst output in dB.
         target: stop as soon as a score is at least this.
-        budget: seconds. A candidate that has begun is finished; one that would not fit, as far as can be told from
-            those before it, is not begun. The first one always is.
-        journal: a file that keeps what was measured; a search that is begun again with it goes on where it ended.
+        budget: seconds. A candidate that has begun is finished; one that would not fit, as far as
+            can be told from those before it, is not begun. The first one always is.
+        journal: a file that keeps what was measured; a search that is begun again with it goes on
+            where it ended.
         progress: as for ``quantize_static``.
 
     Raises:
         ConfigError: a setting is wrong, or the journal belongs to something else.
         DataError: the data does not fit the model, or there are fewer than two samples.
-        ModelError: the model cannot be loaded or run, no output can be judged, or every candidate failed.
+        ModelError: the model cannot be loaded or run, no output can be judged, or every candidate
+            failed.
 
     >>> from onnx import parser
     >>> dense = parser.parse_model('''<ir_version: 8, opset_import: ["" : 17]>
@@ -143,7 +166,7 @@ def search(
     >>> found = search(dense, samples, space={"presets": ["A8W8", "A16W8"], "calibrators": [], "optimizers": []})
     >>> [candidate.name for candidate in found.candidates]
     ['A16W8', 'A8W8']
-    """
+    """  # noqa: E501
     with Search(
         model,
         data,
@@ -158,9 +181,12 @@ def search(
 
 
 class Search:
-    """A search with its samples, as long as the ``with`` lasts; the arguments are those of ``search``."""
+    """A search with its samples, as long as the ``with`` lasts.
 
-    def __init__(
+    The arguments are those of ``search``.
+    """
+
+    def __init__(  # noqa: PLR0913
         self,
         model: str | Path | ModelProto,
         data: Any,
@@ -175,12 +201,23 @@ class Search:
         self._start = perf_counter()
         self._space = Space.of(space)
         _check(metric, target, budget, journal, progress)
-        self._model, self._metric, self._target, self._budget = model, metric, target, budget
+        self._model, self._metric, self._target, self._budget = (
+            model,
+            metric,
+            target,
+            budget,
+        )
         self._progress, self._data = progress, ""
         self._best: tuple[QConfig, ModelProto] | None = None
         original = load(model)
-        self._reference = Reference(original, Path(model) if isinstance(model, str | Path) else None)
-        self._calibration, self._judges = Spool(memory=MEMORY // 2), Spool(memory=MEMORY // 2)
+        self._reference = Reference(
+            original,
+            Path(model) if isinstance(model, str | Path) else None,
+        )
+        self._calibration, self._judges = (
+            Spool(memory=MEMORY // 2),
+            Spool(memory=MEMORY // 2),
+        )
         try:
             self._read(original, data)
             identity = {
@@ -190,7 +227,10 @@ class Search:
                 "data": self._data,
                 "score": "sqnr" if metric is None else f"metric {function_key(metric)}",
             }
-            self._journal = SearchJournal(None if journal is None else Path(journal), identity)
+            self._journal = SearchJournal(
+                None if journal is None else Path(journal),
+                identity,
+            )
             self._found: list[tuple[Trial, Record]] = []
         except BaseException:
             self.close()
@@ -199,7 +239,12 @@ class Search:
     def run(self) -> SearchResult:
         """Try one candidate after the other."""
         left, reached = 0, self._target is None
-        with Progress(self._progress, self._space.most, "searching", "candidate") as bar:
+        with Progress(
+            self._progress,
+            self._space.most,
+            "searching",
+            "candidate",
+        ) as bar:
             for done, trial in enumerate(self._trials(), 1):
                 record = self._journal.find(trial.config)
                 if record is None and not self._fits(trial):
@@ -211,18 +256,35 @@ class Search:
                 self._found.append((trial, record))
                 bar.update(done)
                 logger.info("%s: %s", trial.name, record.error or record.score)
-                if self._target is not None and record.score is not None and record.score >= self._target:
+                if (
+                    self._target is not None
+                    and record.score is not None
+                    and record.score >= self._target
+                ):
                     reached = True
                     break
         ranked = sorted(self._found, key=_rank)
-        candidates = [Candidate(trial.name, trial.config, **vars(record)) for trial, record in ranked]
+        candidates = [
+            Candidate(trial.name, trial.config, **vars(record))
+            for trial, record in ranked
+        ]
         if candidates[0].score is None:
             first = self._found[0]
-            raise ModelError(f"every candidate of the search failed; {first[0].name}: {first[1].error}")
-        return SearchResult(candidates, len(self._calibration), len(self._judges), left, reached)
+            raise ModelError(
+                f"every candidate of the search failed; {first[0].name}:"
+                f" {first[1].error}",
+            )
+        return SearchResult(
+            candidates,
+            len(self._calibration),
+            len(self._judges),
+            left,
+            reached,
+        )
 
     def write(self, candidate: Candidate, output: str | Path) -> None:
-        """Write the model of a candidate, which is quantized anew unless it is the best one of this run.
+        """Write the model of a candidate, which is quantized anew unless it is the best one of this
+        run.
 
         Raises:
             ConfigError: the output may not be written.
@@ -233,7 +295,11 @@ class Search:
             return
         target = destination(self._model, output)
         assert target is not None
-        with staged(self._best[1], target, external=keeps_weights_beside(self._model, target)):
+        with staged(
+            self._best[1],
+            target,
+            external=keeps_weights_beside(self._model, target),
+        ):
             pass  # it was checked, loaded and run when it was made
 
     def close(self) -> None:
@@ -244,15 +310,25 @@ class Search:
     def __enter__(self) -> Search:
         return self
 
-    def __exit__(self, *error: type[BaseException] | BaseException | TracebackType | None) -> None:
+    def __exit__(
+        self,
+        *error: type[BaseException] | BaseException | TracebackType | None,
+    ) -> None:
         self.close()
 
     def _read(self, original: ModelProto, data: Any) -> None:
         """Read the data once, and see that outputs can be judged by what is held out."""
         reader = reader_for(Graph.of(inlined(original)), data)
-        with data_errors(), Progress(self._progress, reader.length, "reading", "sample") as bar:
+        with (
+            data_errors(),
+            Progress(self._progress, reader.length, "reading", "sample") as bar,
+        ):
             for index, sample in enumerate(reader):
-                held = self._metric is None and index % _EVERY == 1 and len(self._judges) < _AT_MOST
+                held = (
+                    self._metric is None
+                    and index % _EVERY == 1
+                    and len(self._judges) < _AT_MOST
+                )
                 (self._judges if held else self._calibration).append(sample)
                 self._data = sample_key(sample, self._data)
                 bar.update(index + 1)
@@ -260,20 +336,30 @@ class Search:
             return
         if not len(self._judges):
             raise DataError(
-                "a search needs at least two samples, one to calibrate on and another to judge by; the data has one"
+                "a search needs at least two samples, one to calibrate on and another"
+                " to judge by; the data has one",
             )
         outputs = self._reference.outputs(self._judges[0])
         if self._sqnr(self._reference.session) is None:
             names = ", ".join(outputs)
-            raise ModelError(f"no output ({names}) is float and repeatable, so none has an SQNR; give a metric")
+            raise ModelError(
+                f"no output ({names}) is float and repeatable, so none has an SQNR;"
+                " give a metric",
+            )
 
     def _trials(self) -> Iterator[Trial]:
-        """The presets, then variations of the best, each once; what comes next depends on the scores so far."""
+        """The presets, then variations of the best, each once.
+
+        What comes next depends on the scores so far.
+        """
         seen = list[QConfig]()
         yield from self._unseen(iter(self._space.trials()), seen)
         for changes in self._space.stages():
             leaders = self._leaders()
-            yield from self._unseen((change(leader) for change in changes for leader in leaders), seen)
+            yield from self._unseen(
+                (change(leader) for change in changes for leader in leaders),
+                seen,
+            )
 
     @staticmethod
     def _unseen(trials: Iterator[Trial], seen: list[QConfig]) -> Iterator[Trial]:
@@ -294,9 +380,17 @@ class Search:
         """Whether a trial is likely to end within the budget."""
         if self._budget is None or not self._found:
             return True
-        taken = [(each, record.seconds) for each, record in self._found if each.kinds <= trial.kinds]
+        taken = [
+            (each, record.seconds)
+            for each, record in self._found
+            if each.kinds <= trial.kinds
+        ]
         # what optimizers cost is much the same for all presets, the rest is not
-        alike = [seconds for each, seconds in taken if each.origin == trial.origin or each.kinds]
+        alike = [
+            seconds
+            for each, seconds in taken
+            if each.origin == trial.origin or each.kinds
+        ]
         estimate = max(alike or [seconds for _, seconds in taken], default=0.0)
         return perf_counter() - self._start + estimate < self._budget
 
@@ -306,11 +400,24 @@ class Search:
             model = quantize(self._model, self._calibration, trial.config).model
             score = self._judged(model) if self._metric is None else self._metric(model)
         except QuarkError as error:
-            return Record(None, perf_counter() - start, None, " ".join(str(error).split()))
+            return Record(
+                None,
+                perf_counter() - start,
+                None,
+                " ".join(str(error).split()),
+            )
         if not is_number(score, Real):
-            raise ConfigError(f"the metric returned {score!r}; it must be a number that a float can hold")
+            raise ConfigError(
+                f"the metric returned {score!r}; it must be a number that a float can"
+                " hold",
+            )
         if isnan(score):
-            return Record(None, perf_counter() - start, None, "the metric is not a number (NaN)")
+            return Record(
+                None,
+                perf_counter() - start,
+                None,
+                "the metric is not a number (NaN)",
+            )
         record = Record(float(score), perf_counter() - start, model_bytes(model))
         if all(_rank((trial, record)) < _rank(each) for each in self._found):
             self._best = trial.config, model
@@ -320,7 +427,9 @@ class Search:
         try:
             found = self._sqnr(open_session(model, what="the quantized model"))
         except Exception as error:  # onnxruntime raises several unrelated types
-            raise ModelError(f"the quantized model cannot be judged: {error}") from error
+            raise ModelError(
+                f"the quantized model cannot be judged: {error}",
+            ) from error
         return float("-inf") if found is None else found
 
     def _sqnr(self, session: Any) -> float | None:
@@ -330,19 +439,37 @@ class Search:
 
 
 def _rank(found: tuple[Trial, Record]) -> tuple[bool, float, int]:
-    """What results are sorted by; of those that are equal the one that was tried first comes first."""
+    """What results are sorted by.
+
+    Of those that are equal the one that was tried first comes first.
+    """
     record = found[1]
     return record.score is None, -(record.score or 0.0), record.bytes or 0
 
 
-def _check(metric: object, target: object, budget: object, journal: object, progress: object) -> None:
+def _check(
+    metric: object,
+    target: object,
+    budget: object,
+    journal: object,
+    progress: object,
+) -> None:
     if metric is not None and not callable(metric):
-        raise ConfigError(f"metric is {metric!r}; it must take a model and return a number")
+        raise ConfigError(
+            f"metric is {metric!r}; it must take a model and return a number",
+        )
     if target is not None and not (is_number(target) and not isnan(target)):  # type: ignore[arg-type]
-        raise ConfigError(f"target is {target!r}; it must be a number, the least score that suffices")
+        raise ConfigError(
+            f"target is {target!r}; it must be a number, the least score that suffices",
+        )
     if budget is not None and not (is_number(budget) and 0 < budget < inf):  # type: ignore[operator]
-        raise ConfigError(f"budget is {budget!r}; it must be a number of seconds above 0")
+        raise ConfigError(
+            f"budget is {budget!r}; it must be a number of seconds above 0",
+        )
     if journal is not None and not (isinstance(journal, str | Path) and str(journal)):
         raise ConfigError(f"journal is {journal!r}; it must be a path")
     if progress not in (True, False, None):
-        raise ConfigError(f"progress is {progress!r}; it must be True, False, or None for a terminal only")
+        raise ConfigError(
+            f"progress is {progress!r}; it must be True, False, or None for a terminal"
+            " only",
+        )

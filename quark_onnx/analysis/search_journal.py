@@ -1,4 +1,6 @@
-"""SearchJournal: what a search has measured, a line of JSON for each candidate, so that an interrupted one goes on."""
+"""SearchJournal: what a search has measured, a line of JSON for each candidate, so that an
+interrupted one goes on.
+"""
 
 from __future__ import annotations
 
@@ -57,10 +59,12 @@ class SearchJournal:
 
     Args:
         path: the file, which is made if it does not exist; None for none.
-        identity: what the records depend on besides the configuration; a file of something else is an error.
+        identity: what the records depend on besides the configuration; a file of something else is
+            an error.
 
     Raises:
-        ConfigError: the file is no journal, is damaged, belongs to something else, or cannot be written.
+        ConfigError: the file is no journal, is damaged, belongs to something else, or cannot be
+            written.
     """
 
     def __init__(self, path: Path | None, identity: Mapping[str, Any]) -> None:
@@ -71,11 +75,15 @@ class SearchJournal:
             return
         with self._speaking(path):
             data = path.read_bytes() if path.exists() else b""
-            whole = data[: data.rfind(b"\n") + 1]  # a process that was killed leaves the beginning of a line
+            whole = data[
+                : data.rfind(b"\n") + 1
+            ]  # a process that was killed leaves the beginning of a line
             if whole:
                 self._read(path, whole)
             elif not self._header.encode().startswith(data):
-                raise ConfigError(f"journal {path} exists and is no journal of a search; it is not overwritten")
+                raise ConfigError(
+                    f"journal {path} exists and is no journal of a search; it is not overwritten",
+                )
             with path.open("ab") as file:
                 file.truncate(len(whole))
             if not whole:
@@ -106,26 +114,37 @@ class SearchJournal:
         found = _parsed(first)
         header = found.get(_TITLE) if found is not None else None
         if not isinstance(header, dict):
-            raise ConfigError(f"journal {path} exists and is no journal of a search; it is not overwritten")
+            raise ConfigError(
+                f"journal {path} exists and is no journal of a search; it is not overwritten",
+            )
         mine = json.loads(self._header)[_TITLE]
         for name, words in _IDENTITY.items():
             if header.get(name) != mine.get(name):
-                raise ConfigError(f"journal {path} belongs to {words}; name another file, or remove this one")
+                raise ConfigError(
+                    f"journal {path} belongs to {words}; name another file, or remove this one",
+                )
         for number, line in enumerate(lines, 2):
             entry = _parsed(line)
             try:
                 key, record = _entry({} if entry is None else entry)
             except (KeyError, TypeError, ValueError, OverflowError):
-                raise ConfigError(f"journal {path}: line {number} is damaged; remove it to go on") from None
+                raise ConfigError(
+                    f"journal {path}: line {number} is damaged; remove it to go on",
+                ) from None
             self._records[key] = record
 
     @contextmanager
     def _speaking(self, path: Path) -> Iterator[None]:
         try:
             yield
-        except (OSError, ValueError) as error:  # a ValueError is a path that no file can have
+        except (
+            OSError,
+            ValueError,
+        ) as error:  # a ValueError is a path that no file can have
             reason = getattr(error, "strerror", None) or error
-            raise ConfigError(f"journal {path} cannot be read and written: {reason}") from error
+            raise ConfigError(
+                f"journal {path} cannot be read and written: {reason}",
+            ) from error
 
 
 def config_key(config: QConfig) -> str:
@@ -138,43 +157,72 @@ def model_key(model: ModelProto) -> str:
     """The hash of a model's bytes, those in other files included."""
     digest = hashlib.blake2b(digest_size=16)
     graph = model.graph
-    parts = [*model.opset_import, *model.functions, *graph.input, *graph.output, *graph.node]
+    parts = [
+        *model.opset_import,
+        *model.functions,
+        *graph.input,
+        *graph.output,
+        *graph.node,
+    ]
     parts += graph.sparse_initializer
     parts += [tensor for tensor in graph.initializer if not is_stored(tensor)]
-    for part in parts:  # not the model as a whole, which may be larger than a message can be
+    for (
+        part
+    ) in parts:  # not the model as a whole, which may be larger than a message can be
         data = part.SerializeToString(deterministic=True)
         digest.update(f"{len(data)} ".encode())
         digest.update(data)
     for tensor in filter(is_stored, initializers(graph)):
         digest.update(f"{tensor.name} {tensor.data_type} {list(tensor.dims)} ".encode())
-        digest.update(np.ascontiguousarray(values(tensor)).reshape(-1).view(np.uint8).data)
+        digest.update(
+            np.ascontiguousarray(values(tensor)).reshape(-1).view(np.uint8).data,
+        )
     return digest.hexdigest()
 
 
 def function_key(function: Callable[..., Any]) -> str:
     """What tells a function from others: its name, and its code where it is written in Python."""
     named = function if hasattr(function, "__qualname__") else type(function)
-    code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
-    digest = hashlib.blake2b(_code_text(code).encode(), digest_size=8).hexdigest() if code is not None else ""
+    code = getattr(function, "__code__", None) or getattr(
+        type(function).__call__,
+        "__code__",
+        None,
+    )
+    digest = (
+        hashlib.blake2b(_code_text(code).encode(), digest_size=8).hexdigest()
+        if code is not None
+        else ""
+    )
     return f"{named.__module__}.{named.__qualname__} {digest}".strip()
 
 
 def _code_text(code: CodeType) -> str:
     """What code does, whatever its file and line."""
-    inner = [_code_text(each) if isinstance(each, CodeType) else repr(each) for each in code.co_consts]
+    inner = [
+        _code_text(each) if isinstance(each, CodeType) else repr(each)
+        for each in code.co_consts
+    ]
     return f"{code.co_code.hex()} {code.co_names} {inner}"
 
 
 def _parsed(line: bytes) -> dict[str, Any] | None:
     try:
         found = json.loads(line)
-    except (ValueError, RecursionError):  # a ValueError is also what bytes are that are no text
+    except (
+        ValueError,
+        RecursionError,
+    ):  # a ValueError is also what bytes are that are no text
         return None
     return found if isinstance(found, dict) else None
 
 
 def _entry(line: dict[str, Any]) -> tuple[str, Record]:
-    score, size, error, seconds = line["score"], line["bytes"], line["error"], line["seconds"]
+    score, size, error, seconds = (
+        line["score"],
+        line["bytes"],
+        line["error"],
+        line["seconds"],
+    )
     if not isinstance(error, str) or (score is None) != bool(error):
         raise ValueError("neither a score nor an error, or both")
     if score is not None and (isinstance(score, bool) or np.isnan(float(score))):
@@ -182,7 +230,10 @@ def _entry(line: dict[str, Any]) -> tuple[str, Record]:
     if not is_number(seconds) or not 0 <= seconds < np.inf:
         raise ValueError("the seconds are no number")
     return str(line["key"]), Record(
-        None if score is None else float(score), float(seconds), None if size is None else int(size), error
+        None if score is None else float(score),
+        float(seconds),
+        None if size is None else int(size),
+        error,
     )
 
 

@@ -42,10 +42,12 @@ class Space:
 
     Attributes:
         presets: presets' names, YAML files, dictionaries or QConfigs.
-        calibrators: calibrators of activations, with settings as in ``"percentile:percentile=99.9"``.
-        per_channel: whether weights have a scale for each channel: any of True and False; nothing leaves it as it is.
-        optimizers: what is put behind a preset's own optimizers, each a text such as ``"cle+bias_correction"``, an
-            optimizer, or a tuple of optimizers.
+        calibrators: calibrators of activations, with settings as in
+            ``"percentile:percentile=99.9"``.
+        per_channel: whether weights have a scale for each channel: any of True and False; nothing
+            leaves it as it is.
+        optimizers: what is put behind a preset's own optimizers, each a text such as
+            ``"cle+bias_correction"``, an optimizer, or a tuple of optimizers.
         refine: of so many presets, the best ones, variations are tried.
 
     >>> Space(presets="A8W8", optimizers=["cle", "cle+adaquant:iterations=100"]).optimizers[1]
@@ -53,9 +55,21 @@ class Space:
     """
 
     presets: tuple[Any, ...] = ("A8W8", "S8S8", "XINT8", "A16W8")
-    calibrators: tuple[Any, ...] = ("mean_minmax", "percentile", "minmse", "entropy", "minmax")
+    calibrators: tuple[Any, ...] = (
+        "mean_minmax",
+        "percentile",
+        "minmse",
+        "entropy",
+        "minmax",
+    )
     per_channel: tuple[bool, ...] = ()
-    optimizers: tuple[Any, ...] = (_CLE, "bias_correction", f"{_CLE}+bias_correction", "adaquant", f"{_CLE}+adaquant")
+    optimizers: tuple[Any, ...] = (
+        _CLE,
+        "bias_correction",
+        f"{_CLE}+bias_correction",
+        "adaquant",
+        f"{_CLE}+adaquant",
+    )
     refine: int = 2
 
     if TYPE_CHECKING:  # what may be written; what is stored are tuples
@@ -72,12 +86,20 @@ class Space:
     def __post_init__(self) -> None:
         for name in ("presets", "calibrators", "per_channel", "optimizers"):
             value = getattr(self, name)
-            single = isinstance(value, str | bool | Path | Mapping) or not hasattr(value, "__iter__")
+            single = isinstance(value, str | bool | Path | Mapping) or not hasattr(
+                value,
+                "__iter__",
+            )
             object.__setattr__(self, name, (value,) if single else tuple(value))
         if not self.presets:
-            raise ConfigError(f"presets: there is none, so there is nothing to search{nearest('', PRESETS)}")
+            raise ConfigError(
+                "presets: there is none, so there is nothing to"
+                f" search{nearest('', PRESETS)}",
+            )
         if type(self.refine) is not int or self.refine < 0:
-            raise ConfigError(f"refine is {self.refine!r}; it must be a number of presets, 0 or more")
+            raise ConfigError(
+                f"refine is {self.refine!r}; it must be a number of presets, 0 or more",
+            )
         for choice in self.per_channel:
             if not isinstance(choice, bool):
                 raise ConfigError(f"per_channel: {choice!r} is neither True nor False")
@@ -89,7 +111,9 @@ class Space:
 
     @classmethod
     def of(cls, space: object) -> Space:
-        """A Space from what a user may write: None for the default, a dictionary of its attributes, or a Space."""
+        """A Space from what a user may write: None for the default, a dictionary of its attributes,
+        or a Space.
+        """
         if space is None:
             return cls()
         if isinstance(space, Mapping):
@@ -97,7 +121,10 @@ class Space:
             return cls(**space)
         if isinstance(space, cls):
             return space
-        raise ConfigError(f"space is a {type(space).__name__}; it must be a Space, or a dictionary of its settings")
+        raise ConfigError(
+            f"space is a {type(space).__name__}; it must be a Space, or a dictionary of"
+            " its settings",
+        )
 
     def trials(self) -> list[Trial]:
         """The presets as they are."""
@@ -108,7 +135,10 @@ class Space:
         ]
 
     def stages(self) -> Iterator[list[Change]]:
-        """What is varied in turn, each on top of the best that was found before; the cheap first."""
+        """What is varied in turn, each on top of the best that was found before.
+
+        The cheap first.
+        """
         yield list(self._calibrated())
         yield [_per_channel(choice) for choice in self.per_channel]
         yield list(self._optimized())
@@ -134,7 +164,11 @@ def _calibrated_by(calibrator: Any) -> Change:
             return trial
         config = _naming("calibrators")(trial.config.with_, calibrator=calibrator)
         assert config.activation is not None
-        return Trial(f"{trial.name} {format_call(config.activation.calibrator)}", trial.origin, config)
+        return Trial(
+            f"{trial.name} {format_call(config.activation.calibrator)}",
+            trial.origin,
+            config,
+        )
 
     return change
 
@@ -142,7 +176,12 @@ def _calibrated_by(calibrator: Any) -> Change:
 def _per_channel(choice: bool) -> Change:
     def change(trial: Trial) -> Trial:
         weight = trial.config.weight
-        if weight is None or weight.per_channel is choice or weight.block_size or not weight.dtype.scaled:
+        if (
+            weight is None
+            or weight.per_channel is choice
+            or weight.block_size
+            or not weight.dtype.scaled
+        ):
             return trial
         name = f"{trial.name} {'per_channel' if choice else 'per_tensor'}"
         return Trial(name, trial.origin, trial.config.with_(per_channel=choice))
@@ -154,9 +193,16 @@ def _optimized_by(choice: Any) -> Change:
     def change(trial: Trial) -> Trial:
         texts = split(r"\+(?=[A-Za-z])", choice) if isinstance(choice, str) else choice
         given = texts if isinstance(texts, list | tuple) else (texts,)
-        optimizers = _naming("optimizers")(trial.config.with_, optimizers=tuple(given)).optimizers
+        optimizers = _naming("optimizers")(
+            trial.config.with_,
+            optimizers=tuple(given),
+        ).optimizers
         config = trial.config.with_(optimizers=(*trial.config.optimizers, *optimizers))
-        return Trial(f"{trial.name} {'+'.join(map(format_call, optimizers))}".rstrip(), trial.origin, config)
+        return Trial(
+            f"{trial.name} {'+'.join(map(format_call, optimizers))}".rstrip(),
+            trial.origin,
+            config,
+        )
 
     return change
 

@@ -1,4 +1,6 @@
-"""What is kept of a tensor while samples stream by: sums, extremes and a histogram, all of which merge exactly."""
+"""What is kept of a tensor while samples stream by: sums, extremes and a histogram, all of which
+merge exactly.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,11 @@ from calibrators.layout import rows
 from quark_onnx.analysis.reading import Grid
 from quark_onnx.report.measure import decibels
 
-#: A magnitude from which on a value is a mask, not a number: sums of its square would hide everything else.
+#: A magnitude from which on a value is a mask, not a number: sums of its square would hide
+#: everything else.
 _MASK = 1e30
-#: Above the first ratio, in dB, channels have no other scales; below, a fit has to reach the second and be so much
-#: better, and the scales have to be so uneven.
+#: Above the first ratio, in dB, channels have no other scales; below, a fit has to reach the second
+#: and be so much better, and the scales have to be so uneven.
 _FAITHFUL, _CLOSE, _BETTER, _UNEVEN = 20.0, 12.0, 4.0, 1.15
 _SUMS = ("signal", "energy", "product", "noise", "error")
 
@@ -28,13 +31,13 @@ class TensorStatistic:
     Attributes:
         grid: what readers see goes through; None if it stays float.
         axis: of the channels, None for none.
-        sums: of float^2, quantized^2, float * quantized, (quantized - float)^2 and quantized - float, by channel.
-        lo, hi: least and greatest float value of each channel.
-        before: sum of (computed - float)^2, None where what is computed is not seen.
-        operator: the same where the operator reads float values; None where that is not seen.
-        own: sum of (rounded - float)^2 where the grid is applied to float values; None where that is not seen.
-        clipped: the part of it from values beyond the grid.
-        low, high: how many float values lie beyond the grid by more than half a step.
+        sums: of float^2, quantized^2, float * quantized, (quantized - float)^2 and quantized -
+        float, by channel. lo, hi: least and greatest float value of each channel. before: sum of
+        (computed - float)^2, None where what is computed is not seen. operator: the same where the
+        operator reads float values; None where that is not seen. own: sum of (rounded - float)^2
+        where the grid is applied to float values; None where that is not seen. clipped: the part of
+        it from values beyond the grid. low, high: how many float values lie beyond the grid by more
+        than half a step.
     """
 
     grid: Grid | None = None
@@ -66,9 +69,13 @@ class TensorStatistic:
         """
         if not reference.size:
             return
-        axis = self.axis if self.axis is not None and self.axis < reference.ndim else None
+        axis = (
+            self.axis if self.axis is not None and self.axis < reference.ndim else None
+        )
         a, b = (rows(array, axis).astype(np.float64) for array in (reference, seen))
-        if self.sums and len(self.lo) != len(a):  # the number of channels depends on the sample
+        if self.sums and len(self.lo) != len(
+            a,
+        ):  # the number of channels depends on the sample
             self._forget_channels()
         if axis is None or (self.sums and len(self.lo) == 1):
             a, b = a.reshape(1, -1), b.reshape(1, -1)
@@ -76,7 +83,13 @@ class TensorStatistic:
         if not usual.all():
             a, b = np.where(usual, a, 0.0), np.where(usual, b, 0.0)
         error = b - a
-        found = (_dot(a, a), _dot(b, b), _dot(a, b), _dot(error, error), error.sum(axis=1))
+        found = (
+            _dot(a, a),
+            _dot(b, b),
+            _dot(a, b),
+            _dot(error, error),
+            error.sum(axis=1),
+        )
         lo, hi = a.min(axis=1), a.max(axis=1)
         if not self.sums:
             self.lo, self.hi, self.sums = lo, hi, dict(zip(_SUMS, found, strict=True))
@@ -91,7 +104,10 @@ class TensorStatistic:
             self.before = (self.before or 0.0) + _noise(computed, exact, usual)
 
     def observe_alone(
-        self, reference: NDArray[Any], local: NDArray[Any] | None = None, rounded: NDArray[Any] | None = None
+        self,
+        reference: NDArray[Any],
+        local: NDArray[Any] | None = None,
+        rounded: NDArray[Any] | None = None,
     ) -> None:
         """Take in what operator and grid make of float values on one sample.
 
@@ -118,9 +134,12 @@ class TensorStatistic:
     def _forget_channels(self) -> None:
         self.axis = None
         self.lo, self.hi = self.lo.min(keepdims=True), self.hi.max(keepdims=True)
-        self.sums = {name: value.sum(keepdims=True) for name, value in self.sums.items()}
+        self.sums = {
+            name: value.sum(keepdims=True) for name, value in self.sums.items()
+        }
 
-    # -- results ----------------------------------------------------------------------------------------------------
+    # -- results
+    # ----------------------------------------------------------------------------------
 
     def total(self, name: str) -> float:
         """A sum over all channels."""
@@ -133,14 +152,28 @@ class TensorStatistic:
     @property
     def cosine(self) -> float:
         norm = np.sqrt(self.total("signal") * self.total("energy"))
-        return float(self.total("product") / norm) if norm else float(self.total("signal") == self.total("energy"))
+        return (
+            float(self.total("product") / norm)
+            if norm
+            else float(self.total("signal") == self.total("energy"))
+        )
 
     @property
     def gains(self) -> NDArray[np.float64]:
-        """The factor by which each channel of the quantized model fits the float one best; 1 where it fits badly."""
-        signal, energy, product = (self.sums[name] for name in ("signal", "energy", "product"))
+        """The factor by which each channel of the quantized model fits the float one best.
+
+        1 where it fits badly.
+        """
+        signal, energy, product = (
+            self.sums[name] for name in ("signal", "energy", "product")
+        )
         alike = (product > 0) & (np.square(product) > 0.5 * signal * energy)
-        gain: NDArray[np.float64] = np.divide(product, signal, out=np.ones_like(signal), where=alike)
+        gain: NDArray[np.float64] = np.divide(
+            product,
+            signal,
+            out=np.ones_like(signal),
+            where=alike,
+        )
         return gain
 
     @property
@@ -148,9 +181,14 @@ class TensorStatistic:
         """The ratio that is left when each channel is scaled to fit."""
         if not self.sums:
             return float("inf")
-        signal, energy, product = (self.sums[name] for name in ("signal", "energy", "product"))
+        signal, energy, product = (
+            self.sums[name] for name in ("signal", "energy", "product")
+        )
         gain = self.gains
-        left = np.maximum(energy - 2 * gain * product + gain * gain * signal, 0) / np.square(gain)
+        left = np.maximum(
+            energy - 2 * gain * product + gain * gain * signal,
+            0,
+        ) / np.square(gain)
         return decibels(float(signal.sum()), float(left.sum()))
 
     @property
@@ -172,12 +210,28 @@ class TensorStatistic:
     def shifted(self) -> float:
         """The share of the noise that a constant shift of each channel makes."""
         noise, count = self.total("noise"), self.count / max(1, len(self.lo))
-        return float(np.square(self.sums["error"]).sum() / count / noise) if noise > 0 and count else 0.0
+        return (
+            float(np.square(self.sums["error"]).sum() / count / noise)
+            if noise > 0 and count
+            else 0.0
+        )
 
 
-def limits(grid: Grid, rank: int) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
-    """Half a step beyond the ends of a grid, shaped to broadcast against a tensor; None if there are no ends."""
-    if grid.lo is None or grid.hi is None or grid.step is None or not grid.uniform or grid.granularity == "block":
+def limits(
+    grid: Grid,
+    rank: int,
+) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
+    """Half a step beyond the ends of a grid, shaped to broadcast against a tensor.
+
+    None if there are no ends.
+    """
+    if (
+        grid.lo is None
+        or grid.hi is None
+        or grid.step is None
+        or not grid.uniform
+        or grid.granularity == "block"
+    ):
         return None
     low, high = grid.lo - grid.step / 2, grid.hi + grid.step / 2
     if grid.axis is None or grid.step.size == 1:
@@ -199,6 +253,10 @@ def _usual(values: NDArray[Any]) -> tuple[NDArray[np.float64], NDArray[np.bool_]
 
 
 @np.errstate(invalid="ignore")  # the difference of two infinities is left out
-def _noise(values: NDArray[Any], exact: NDArray[np.float64], where: NDArray[np.bool_]) -> float:
+def _noise(
+    values: NDArray[Any],
+    exact: NDArray[np.float64],
+    where: NDArray[np.bool_],
+) -> float:
     error = np.where(where, values.astype(np.float64) - exact, 0.0)
     return float(np.sum(np.square(error), where=np.abs(error) < _MASK))

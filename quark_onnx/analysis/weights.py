@@ -27,8 +27,14 @@ _ROUNDS = 8
 _BINS = 96
 
 
-def weight_errors(reference: Reading, other: Reading, matching: Matching) -> tuple[list[WeightError], list[Unmatched]]:
-    """The error of each constant that the quantized model stores in another format, and what was not compared."""
+def weight_errors(
+    reference: Reading,
+    other: Reading,
+    matching: Matching,
+) -> tuple[list[WeightError], list[Unmatched]]:
+    """The error of each constant that the quantized model stores in another format, and what was
+    not compared.
+    """
     found, missing = list[WeightError](), list[Unmatched]()
     for node in reference.graph.nodes:
         twin = matching.nodes.get(node)
@@ -36,10 +42,18 @@ def weight_errors(reference: Reading, other: Reading, matching: Matching) -> tup
             continue
         operands = other.operands(twin)[1]
         for place, name in enumerate(node.inputs):
-            if not name or not reference.constants.known(name) or not _real(reference, name):
+            if (
+                not name
+                or not reference.constants.known(name)
+                or not _real(reference, name)
+            ):
                 continue
-            if place >= len(operands) or not other.constants.known(operands[place].tensor):
-                missing.append(Unmatched(name, f"input {place} of {twin!r} is no constant"))
+            if place >= len(operands) or not other.constants.known(
+                operands[place].tensor,
+            ):
+                missing.append(
+                    Unmatched(name, f"input {place} of {twin!r} is no constant"),
+                )
                 continue
             result = _compared(reference, other, node, place, operands[place])
             if isinstance(result, WeightError):
@@ -53,26 +67,48 @@ def _real(reference: Reading, name: str) -> bool:
     return reference.graph.elem_type(name) in (1, 10, 11, 16)
 
 
-def _compared(reference: Reading, other: Reading, node: Node, place: int, operand: Operand) -> WeightError | str:
-    """The error of one constant; why it was not compared, or an empty text if there is no error to speak of."""
+def _compared(
+    reference: Reading,
+    other: Reading,
+    node: Node,
+    place: int,
+    operand: Operand,
+) -> WeightError | str:
+    """The error of one constant.
+
+    Why it was not compared, or an empty text if there is no error to speak of.
+    """
     name, codes = node.inputs[place], other.stored(operand)
     a, b = reference.constants.value(name).astype(np.float64), other.reals(operand)
     if a.shape != b.shape:
         if a.shape != b.T.shape:
-            return f"its shape is {list(a.shape)}, in the quantized model {list(b.shape)}"
+            return (
+                f"its shape is {list(a.shape)}, in the quantized model {list(b.shape)}"
+            )
         b, codes = b.T, None
     if (codes is None and np.array_equal(a, b)) or not a.size:
         return ""
     role = "bias" if place == 2 and node.op_type in _BIASED else "weight"
     axis = _channel_axis(node, a.ndim) if role == "weight" else 0
-    wide = (rows(a, axis), rows(b, axis)) if a.ndim else (a.reshape(1, 1), b.reshape(1, 1))
-    inputs = a.shape[1 - axis] if role == "weight" and axis in (0, 1) and a.ndim > 1 else 1
+    wide = (
+        (rows(a, axis), rows(b, axis)) if a.ndim else (a.reshape(1, 1), b.reshape(1, 1))
+    )
+    inputs = (
+        a.shape[1 - axis] if role == "weight" and axis in (0, 1) and a.ndim > 1 else 1
+    )
     inputs = inputs if int(node.attribute("group", 1)) == 1 else 1
-    own, scaled = _fitted(wide[0], wide[1], inputs) if role == "weight" else (wide[1], False)
+    own, scaled = (
+        _fitted(wide[0], wide[1], inputs) if role == "weight" else (wide[1], False)
+    )
     grid, saturated, clipped = _grid(other, codes, a, scaled)
     signal = np.square(wide[0]).sum(axis=1)
     noise = np.square(own - wide[0]).sum(axis=1)
-    ratios = np.array([decibels(s, n) if s else float("inf") for s, n in zip(signal, noise, strict=True)])
+    ratios = np.array(
+        [
+            decibels(s, n) if s else float("inf")
+            for s, n in zip(signal, noise, strict=True)
+        ],
+    )
     reach = np.abs(wide[0]).max(axis=1)
     norm = np.sqrt(signal.sum() * np.square(own).sum())
     median = float(np.median(reach))
@@ -84,10 +120,15 @@ def _compared(reference: Reading, other: Reading, node: Node, place: int, operan
         role=role,
         format=grid.format,
         granularity=grid.granularity if codes else "",
-        depthwise=role == "weight" and node.op_type == "Conv" and a.shape[1] == 1 and a.shape[0] > 1,
+        depthwise=role == "weight"
+        and node.op_type == "Conv"
+        and a.shape[1] == 1
+        and a.shape[0] > 1,
         channels=len(reach),
         sqnr=decibels(float(signal.sum()), float(noise.sum())),
-        cosine=float((wide[0] * own).sum() / norm) if norm else float(signal.sum() == np.square(own).sum()),
+        cosine=float((wide[0] * own).sum() / norm)
+        if norm
+        else float(signal.sum() == np.square(own).sum()),
         worst_channel=int(ratios.argmin()),
         worst_sqnr=float(ratios.min()),
         dead=[int(i) for i in np.flatnonzero(dead)],
@@ -114,9 +155,11 @@ def _channel_axis(node: Node, rank: int) -> int | None:
 
 
 def _fitted(a: Floats, b: Floats, inputs: int) -> tuple[Floats, bool]:
-    """``b``, with a factor for each output and input channel taken out if that brings it much nearer to ``a``.
+    """``b``, with a factor for each output and input channel taken out if that brings it much
+    nearer to ``a``.
 
-    A folded BatchNormalization leaves factors of output channels, an equalization across layers of both.
+    A folded BatchNormalization leaves factors of output channels, an equalization across layers of
+    both.
 
     Args:
         a, b: one row for each output channel.
@@ -126,21 +169,41 @@ def _fitted(a: Floats, b: Floats, inputs: int) -> tuple[Floats, bool]:
     product, energy = ((a * c).reshape(shape).sum(axis=2) for c in (b, a))
     left, right = np.ones((shape[0], 1)), np.ones((1, inputs))
     for _ in range(_ROUNDS):  # least squares for one side at a time
-        left = _gain((product * right).sum(axis=1, keepdims=True), (energy * right**2).sum(axis=1, keepdims=True))
-        right = _gain((product * left).sum(axis=0, keepdims=True), (energy * left**2).sum(axis=0, keepdims=True))
+        left = _gain(
+            (product * right).sum(axis=1, keepdims=True),
+            (energy * right**2).sum(axis=1, keepdims=True),
+        )
+        right = _gain(
+            (product * left).sum(axis=0, keepdims=True),
+            (energy * left**2).sum(axis=0, keepdims=True),
+        )
     fitted = (b.reshape(shape) / (left * right)[:, :, None]).reshape(b.shape)
     signal = float(energy.sum())
-    before, after = (decibels(signal, float(np.square(c - a).sum())) for c in (b, fitted))
+    before, after = (
+        decibels(signal, float(np.square(c - a).sum())) for c in (b, fitted)
+    )
     return (fitted, True) if after > max(before, 0.0) + _RESCALED else (b, False)
 
 
 def _gain(product: Floats, energy: Floats) -> Floats:
-    gain: Floats = np.divide(product, energy, out=np.ones_like(energy), where=(energy > 0) & (product != 0))
+    gain: Floats = np.divide(
+        product,
+        energy,
+        out=np.ones_like(energy),
+        where=(energy > 0) & (product != 0),
+    )
     return gain
 
 
-def _grid(other: Reading, codes: object, values: Floats, scaled: bool) -> tuple[Grid, float, float]:
-    """The grid of stored codes, the share of them at an end, and the share of float values beyond it."""
+def _grid(
+    other: Reading,
+    codes: object,
+    values: Floats,
+    scaled: bool,
+) -> tuple[Grid, float, float]:
+    """The grid of stored codes, the share of them at an end, and the share of float values beyond
+    it.
+    """
     if not isinstance(codes, tuple):
         return Grid("", granularity=""), 0.0, 0.0
     tensor, scale = codes
@@ -151,11 +214,18 @@ def _grid(other: Reading, codes: object, values: Floats, scaled: bool) -> tuple[
         return grid, 0.0, 0.0
     reals = other.decoded(other.constants.value(tensor), scale)
     axis = scale.axis if scale.axis < reals.ndim else reals.ndim - 1
-    lo, hi, step = (spread(part, reals.shape, axis, scale.block) for part in (grid.lo, grid.hi, grid.step))
+    lo, hi, step = (
+        spread(part, reals.shape, axis, scale.block)
+        for part in (grid.lo, grid.hi, grid.step)
+    )
     saturated = float(np.mean((reals <= lo + step / 4) | (reals >= hi - step / 4)))
     if scaled or reals.shape != values.shape:
         return grid, saturated, 0.0
-    return grid, saturated, float(np.mean((values < lo - step / 2) | (values > hi + step / 2)))
+    return (
+        grid,
+        saturated,
+        float(np.mean((values < lo - step / 2) | (values > hi + step / 2))),
+    )
 
 
 def _end(values: Floats | None, pick: object) -> float | None:
@@ -165,7 +235,9 @@ def _end(values: Floats | None, pick: object) -> float | None:
 def with_histogram(weight: WeightError, reference: Reading) -> WeightError:
     """The same, with the histogram of its float values."""
     histogram = Histogram()
-    histogram.observe(reference.constants.value(weight.name).reshape(1, -1).astype(np.float32))
+    histogram.observe(
+        reference.constants.value(weight.name).reshape(1, -1).astype(np.float32),
+    )
     return replace(weight, histogram=bins(histogram))
 
 
@@ -185,6 +257,10 @@ def bins(histogram: Histogram) -> Bins | None:
     centres, counts = histogram.signed(0)
     width = max((hi - lo) / _BINS, float(histogram.width[0]))
     edges = np.linspace(lo, hi, max(1, round((hi - lo) / width)) + 1)
-    places = np.clip(np.searchsorted(edges, centres, side="right") - 1, 0, len(edges) - 2)
+    places = np.clip(
+        np.searchsorted(edges, centres, side="right") - 1,
+        0,
+        len(edges) - 2,
+    )
     summed = np.bincount(places, weights=counts, minlength=len(edges) - 1)
     return Bins([float(e) for e in edges], [int(c) for c in summed])

@@ -1,4 +1,4 @@
-"""quark-onnx analyze: where a quantized model loses accuracy, tensor by tensor, and what mends it."""
+"""quark-onnx analyze: where a quantized model loses accuracy, tensor by tensor, and what mends it."""  # noqa: E501
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ from quark_onnx.report import decibels, percent, size_change
 
 NAME = "analyze"
 SUMMARY = "find where a quantized model, of any tool, loses accuracy, and why"
-USAGE = "%(prog)s FLOAT QUANT (--data PATH | --random-data [N]) [--html FILE] [OPTION ...]"
+USAGE = (
+    "%(prog)s FLOAT QUANT (--data PATH | --random-data [N]) [--html FILE] [OPTION ...]"
+)
 EXAMPLE = """\
 example:
   quark-onnx analyze model.onnx model_int8.onnx --data samples/ --limit 20 --html analysis.html
@@ -36,12 +38,26 @@ _CAUSES = 3
 def add_arguments(parser: Parser) -> None:
     parser.add_argument("reference", metavar="FLOAT", type=path, help="the float model")
     parser.add_argument(
-        "other", metavar="QUANT", type=path, help="the quantized model; it has the same inputs and outputs"
+        "other",
+        metavar="QUANT",
+        type=path,
+        help="the quantized model; it has the same inputs and outputs",
     )
     add_data_options(parser)
     group = parser.add_argument_group("findings")
-    group.add_argument("--html", metavar="FILE", type=_page, help="write a page with plots to FILE.html")
-    group.add_argument("--top", metavar="N", type=count, default=_TOP, help=f"rank so many tensors (default: {_TOP})")
+    group.add_argument(
+        "--html",
+        metavar="FILE",
+        type=_page,
+        help="write a page with plots to FILE.html",
+    )
+    group.add_argument(
+        "--top",
+        metavar="N",
+        type=count,
+        default=_TOP,
+        help=f"rank so many tensors (default: {_TOP})",
+    )
     add_common_options(parser)
 
 
@@ -61,45 +77,72 @@ def run(options: Namespace) -> Answer:
     ]
     if options.html is not None:
         lines.append(entry("page", [str(options.html)]))
-    document = {"command": NAME, "reference": options.reference, "other": options.other, **found.to_dict()}
+    document = {
+        "command": NAME,
+        "reference": options.reference,
+        "other": options.other,
+        **found.to_dict(),
+    }
     return Answer("\n".join(lines), document)
 
 
 def _page(text: str) -> Path:
-    """Where the page goes. No other name than *.html, lest ``--html model.onnx`` overwrites a model."""
+    """Where the page goes.
+
+    No other name than *.html, lest ``--html model.onnx`` overwrites a model.
+    """
     if not text.lower().endswith((".html", ".htm")):
         raise argparse.ArgumentTypeError(f"{text!r} is not named *.html")
     if not Path(text).parent.is_dir():
-        raise argparse.ArgumentTypeError(f"there is no folder {str(Path(text).parent)!r}")
+        raise argparse.ArgumentTypeError(
+            f"there is no folder {str(Path(text).parent)!r}",
+        )
     return Path(text)
 
 
 def _check_page(options: Namespace) -> None:
     for model in (options.reference, options.other):
         if options.html.exists() and model.exists() and options.html.samefile(model):
-            raise UsageError(f"--html {options.html} is the model {model} itself, which is never overwritten")
+            raise UsageError(
+                f"--html {options.html} is the model {model} itself, which is never"
+                " overwritten",
+            )
     if options.html.is_dir():
         raise UsageError(f"--html {options.html} is a folder; name a file")
 
 
 def _outputs(found: Analysis) -> str:
     shown = [
-        f"{o.name} {decibels(o.sqnr)} dB" if o.sqnr is not None else f"{o.name} {percent(o.agreement or 0.0)}% equal"
+        (
+            f"{o.name} {decibels(o.sqnr)} dB"
+            if o.sqnr is not None
+            else f"{o.name} {percent(o.agreement or 0.0)}% equal"
+        )
         for o in found.outputs[:_SHOWN]
     ]
     more = len(found.outputs) - len(shown)
-    return f"output{'s' * (len(found.outputs) > 1)} " + ", ".join(shown) + (f" and {more} more" if more else "")
+    return (
+        f"output{'s' * (len(found.outputs) > 1)} "
+        + ", ".join(shown)
+        + (f" and {more} more" if more else "")
+    )
 
 
 def _steps(found: Analysis) -> Iterator[str]:
-    """Steps and errors of outputs in their own units, such as pixels, as a box is judged by them."""
-    ranges = {tensor.name: f", values from {tensor.lo:.4g} to {tensor.hi:.4g}" for tensor in found.tensors}
+    """Steps and errors of outputs in their own units, such as pixels, as a box is judged by them."""  # noqa: E501
+    ranges = {
+        tensor.name: f", values from {tensor.lo:.4g} to {tensor.hi:.4g}"
+        for tensor in found.tensors
+    }
     lines = list[str]()
     for output in found.outputs:
         if output.max_error is not None:
             step = found.steps.get(output.name)
             form = "float" if step is None else f"steps of {step:.3g}"
-            lines.append(f"{output.name} {form}, errors up to {output.max_error:.3g}{ranges.get(output.name, '')}")
+            lines.append(
+                f"{output.name} {form}, errors up to"
+                f" {output.max_error:.3g}{ranges.get(output.name, '')}",
+            )
     more = [f"and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
     if lines:
         yield entry("in units", [*lines[:_SHOWN], *more])
@@ -109,17 +152,26 @@ def _compared(found: Analysis, *, verbose: bool) -> Iterator[str]:
     how = Counter(tensor.matched_by for tensor in found.tensors)
     words = ", ".join(f"{number} by {name}" for name, number in how.items())
     roles = Counter(weight.role for weight in found.weights)
-    constants = ", ".join(f"{number} quantized {role}{_plural(role, number)}" for role, number in roles.items())
+    constants = ", ".join(
+        f"{number} quantized {role}{_plural(role, number)}"
+        for role, number in roles.items()
+    )
     tensors = f"{len(found.tensors)} tensors ({words})" if words else "no tensor"
     yield f"{tensors}, {constants}" if constants else tensors
     if rescaled := sum(tensor.rescaled for tensor in found.tensors):
-        yield f"{rescaled} of them have channels on other scales, as equalization leaves them; these were taken out"
+        yield (
+            f"{rescaled} of them have channels on other scales, as equalization leaves"
+            " them; these were taken out"
+        )
     shown = found.unmatched if verbose else found.unmatched[:3]
     if found.unmatched:
         yield f"not compared: {len(found.unmatched)}"
     yield from (f"  {entry.name}: {entry.reason}" for entry in shown)
     if len(shown) < len(found.unmatched):
-        yield f"  ... and {len(found.unmatched) - len(shown)} more; --verbose has them all"
+        yield (
+            f"  ... and {len(found.unmatched) - len(shown)} more; --verbose has"
+            " them all"
+        )
 
 
 def _plural(role: str, number: int) -> str:
@@ -131,9 +183,19 @@ def _ranking(found: Analysis, top: int) -> Iterator[str]:
     if not worst:
         yield entry("worst", ["no tensor differs from the float model's"])
         return
-    yield entry("worst", ["by the noise that they add; 'alone' is the error if all before them were float:"])
+    yield entry(
+        "worst",
+        [
+            (
+                "by the noise that they add; 'alone' is the error if all before them"
+                " were float:"
+            ),
+        ],
+    )
     header = ("#", "tensor", "operator", "SQNR dB", "inputs", "alone", "format")
-    table = columns([header, *(_row(place, tensor) for place, tensor in enumerate(worst, 1))]).splitlines()
+    table = columns(
+        [header, *(_row(place, tensor) for place, tensor in enumerate(worst, 1))],
+    ).splitlines()
     yield table[0]
     for line, tensor in zip(table[1:], worst, strict=True):
         yield line
@@ -144,7 +206,13 @@ def _ranking(found: Analysis, top: int) -> Iterator[str]:
 
 def _row(place: int, tensor: TensorError) -> tuple[str, ...]:
     ratios = (tensor.sqnr, tensor.sqnr_inputs, tensor.sqnr_local)
-    return (str(place), tensor.name, tensor.op_type, *map(_decibels, ratios), tensor.format or "float")
+    return (
+        str(place),
+        tensor.name,
+        tensor.op_type,
+        *map(_decibels, ratios),
+        tensor.format or "float",
+    )
 
 
 def _decibels(ratio: float | None) -> str:
@@ -153,4 +221,8 @@ def _decibels(ratio: float | None) -> str:
 
 def remedy(cause: Cause) -> str:
     """What to do about a cause, with the option that does it."""
-    return f"{cause.remedy}: {shlex.join(cause.options)}" if cause.options else cause.remedy
+    return (
+        f"{cause.remedy}: {shlex.join(cause.options)}"
+        if cause.options
+        else cause.remedy
+    )

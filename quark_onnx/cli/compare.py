@@ -25,7 +25,12 @@ exit codes: 0 done; 1 --min-sqnr missed; 2 bad input; 3 internal error; 128 + N 
 
 def add_arguments(parser: Parser) -> None:
     parser.add_argument("reference", metavar="FLOAT", type=path, help="the float model")
-    parser.add_argument("other", metavar="QUANT", type=path, help="the quantized model; it has the same outputs")
+    parser.add_argument(
+        "other",
+        metavar="QUANT",
+        type=path,
+        help="the quantized model; it has the same outputs",
+    )
     add_data_options(parser)
     add_gate_option(parser, "an error names the outputs")
     add_common_options(parser)
@@ -37,7 +42,12 @@ def run(options: Namespace) -> Answer:
         entry("models", [f"{options.reference}, {options.other}"]),
         entry("size", [size_change(found.bytes_before, found.bytes_after)]),
         entry("error", [f"on {found.samples} samples:"]),
-        columns([("output", "SQNR dB", "cosine", "largest error"), *map(_row, found.outputs)]),
+        columns(
+            [
+                ("output", "SQNR dB", "cosine", "largest error"),
+                *map(_row, found.outputs),
+            ],
+        ),
     ]
     document = {
         "command": NAME,
@@ -54,15 +64,36 @@ def run(options: Namespace) -> Answer:
 
 def _row(output: OutputError) -> tuple[str, str, str, str]:
     if output.random:
-        return output.name, "-", "-", "random: another value each time the float model runs"
+        return (
+            output.name,
+            "-",
+            "-",
+            "random: another value each time the float model runs",
+        )
     if output.sqnr is None:
-        return output.name, "-", "-", f"{percent(output.agreement or 0.0)}% of the values agree"
-    return output.name, decibels(output.sqnr), f"{output.cosine:.6f}", f"{output.max_error:.4g}"
+        return (
+            output.name,
+            "-",
+            "-",
+            f"{percent(output.agreement or 0.0)}% of the values agree",
+        )
+    return (
+        output.name,
+        decibels(output.sqnr),
+        f"{output.cosine:.6f}",
+        f"{output.max_error:.4g}",
+    )
 
 
 def _missed(outputs: list[OutputError], bound: float | None) -> AccuracyError | None:
-    below = [o for o in outputs if bound is not None and o.sqnr is not None and o.sqnr < bound]
+    below = [
+        o
+        for o in outputs
+        if bound is not None and o.sqnr is not None and o.sqnr < bound
+    ]
     if not below:
         return None
-    missed = "; ".join(f"output {o.name!r} has {decibels(o.sqnr or 0.0, bound)} dB SQNR" for o in below)
+    missed = "; ".join(
+        f"output {o.name!r} has {decibels(o.sqnr or 0.0, bound)} dB SQNR" for o in below
+    )
     return AccuracyError(f"{missed}: below --min-sqnr {bound:g}")

@@ -1,4 +1,6 @@
-"""quark-onnx convert: a model in another form: other number formats, fixed shapes, without Q/DQ pairs, and so on."""
+"""quark-onnx convert: a model in another form: other number formats, fixed shapes, without Q/DQ
+pairs, and so on.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +9,22 @@ from dataclasses import asdict
 
 import quark_onnx
 from quark_onnx.cli.output import Answer, columns, entry
-from quark_onnx.cli.parsing import Parser, add_common_options, add_output_option, add_shape_option, count, path
+from quark_onnx.cli.parsing import (
+    Parser,
+    add_common_options,
+    add_output_option,
+    add_shape_option,
+    count,
+    path,
+)
 from quark_onnx.registry import CONVERSIONS
 from quark_onnx.report import OutputError, decibels, percent
 
 NAME = "convert"
-SUMMARY = "convert a model: 16-bit floats, fixed shapes, another opset, without Q/DQ pairs, operators on codes"
+SUMMARY = (
+    "convert a model: 16-bit floats, fixed shapes, another opset, without Q/DQ pairs,"
+    " operators on codes"
+)
 USAGE = "%(prog)s MODEL -o OUT --to WHAT [WHAT ...] [OPTION ...]"
 EXAMPLE = """\
 examples:
@@ -23,16 +35,40 @@ examples:
 Conversions are done in the order given. Those that keep the function of a model are verified by running it on random
 input; of the others the error is measured. 'quark-onnx list conversions' has them all.
 
-exit codes: 0 done; 1 the outputs changed; 2 bad input; 3 internal error; 128 + N ended by signal N"""
+exit codes: 0 done; 1 the outputs changed; 2 bad input; 3 internal error; 128 + N ended by signal N"""  # noqa: E501
 
 
 def add_arguments(parser: Parser) -> None:
-    parser.add_argument("model", metavar="MODEL", type=path, help="an .onnx file, of any tool; it is not changed")
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        type=path,
+        help="an .onnx file, of any tool; it is not changed",
+    )
     add_output_option(parser, "converted")
-    parser.add_argument("--to", metavar="WHAT", nargs="+", action="extend", required=True, help=", ".join(CONVERSIONS))
-    add_shape_option(parser, "for fixed-shapes: the shape of an input; without one its batch becomes 1")
-    parser.add_argument("--opset", metavar="N", type=count, help="for opset: the version to convert to")
-    parser.add_argument("--io", action="store_true", help="for float16 and bfloat16: inputs and outputs, too")
+    parser.add_argument(
+        "--to",
+        metavar="WHAT",
+        nargs="+",
+        action="extend",
+        required=True,
+        help=", ".join(CONVERSIONS),
+    )
+    add_shape_option(
+        parser,
+        "for fixed-shapes: the shape of an input; without one its batch becomes 1",
+    )
+    parser.add_argument(
+        "--opset",
+        metavar="N",
+        type=count,
+        help="for opset: the version to convert to",
+    )
+    parser.add_argument(
+        "--io",
+        action="store_true",
+        help="for float16 and bfloat16: inputs and outputs, too",
+    )
     add_common_options(parser)
 
 
@@ -50,9 +86,15 @@ def run(options: Namespace) -> Answer:
         entry("size", [f"{done.bytes_before:,} -> {done.bytes_after:,} bytes"]),
     ]
     for step in done.steps:
-        lines.append(f"{step.name}: {'; '.join(step.notes) or 'there was nothing to convert'}")
+        lines.append(
+            f"{step.name}: {'; '.join(step.notes) or 'there was nothing to convert'}",
+        )
         if step.outputs:
-            lines.append(columns([("output", "SQNR dB", "largest change"), *map(_row, step.outputs)]))
+            lines.append(
+                columns(
+                    [("output", "SQNR dB", "largest change"), *map(_row, step.outputs)],
+                ),
+            )
     document = {
         "command": NAME,
         "model": options.model,
@@ -69,6 +111,14 @@ def _row(output: OutputError) -> tuple[str, str, str]:
         return (
             output.name,
             "-",
-            "random" if output.random else f"{percent(output.agreement or 0.0)}% of the values are equal",
+            (
+                "random"
+                if output.random
+                else f"{percent(output.agreement or 0.0)}% of the values are equal"
+            ),
         )
-    return output.name, "equal" if output.sqnr == float("inf") else decibels(output.sqnr), f"{output.max_error:.4g}"
+    return (
+        output.name,
+        "equal" if output.sqnr == float("inf") else decibels(output.sqnr),
+        f"{output.max_error:.4g}",
+    )

@@ -13,30 +13,58 @@ from calibrators.readers.open import RandomData, Reader, open_reader
 from quark_onnx.cli.parsing import Parser, UsageError, count, dimension, number, path
 
 _CHANNELS: dict[str, Any] = {"nargs": 3, "metavar": ("R", "G", "B"), "type": number}
-#: Attribute of ImageSpec -> what its option takes and what its help says; those that have choices take these.
+#: Attribute of ImageSpec -> what its option takes and what its help says; those that have choices
+#: take these.
 _IMAGE: dict[str, tuple[dict[str, Any], str]] = {
-    "size": ({"nargs": 2, "metavar": ("H", "W"), "type": count}, "read image files, and resize them to this size"),
-    "mean": (_CHANNELS, "subtracted per channel after --scale, in the order of --color (default: 0 0 0)"),
+    "size": (
+        {"nargs": 2, "metavar": ("H", "W"), "type": count},
+        "read image files, and resize them to this size",
+    ),
+    "mean": (
+        _CHANNELS,
+        (
+            "subtracted per channel after --scale, in the order of --color (default: 0"
+            " 0 0)"
+        ),
+    ),
     "std": (_CHANNELS, "divided by per channel (default: 1 1 1)"),
-    "scale": ({"metavar": "X", "type": number}, "multiplied with the pixels, which are 0 to 255 (default: 1/255)"),
+    "scale": (
+        {"metavar": "X", "type": number},
+        "multiplied with the pixels, which are 0 to 255 (default: 1/255)",
+    ),
     "color": ({}, "order of the channels (default: rgb)"),
     "layout": ({}, "what the model takes (default: nchw)"),
-    "resize": ({}, "stretch, crop the centre, or pad to keep the proportions (default: stretch)"),
-    "resize_to": ({"metavar": "N", "type": count}, "shorter side before the crop, in pixels"),
-    "pad_value": ({"metavar": "N", "type": int}, "pixel value around a letterboxed image (default: 114)"),
+    "resize": (
+        {},
+        "stretch, crop the centre, or pad to keep the proportions (default: stretch)",
+    ),
+    "resize_to": (
+        {"metavar": "N", "type": count},
+        "shorter side before the crop, in pixels",
+    ),
+    "pad_value": (
+        {"metavar": "N", "type": int},
+        "pixel value around a letterboxed image (default: 114)",
+    ),
     "interpolation": ({}, "(default: linear)"),
 }
 
 
 def add_data_options(parser: Parser) -> None:
-    group = parser.add_argument_group("data", "Samples as the model sees them in use; 100 or so are plenty.")
+    group = parser.add_argument_group(
+        "data",
+        "Samples as the model sees them in use; 100 or so are plenty.",
+    )
     source = group.add_mutually_exclusive_group()
     source.add_argument(
         "--data",
         metavar="PATH",
         type=path,
-        help="a .npz (keys are input names) or .npy file, a folder of them, a folder with one sub-folder of .npy "
-        "files per input, or, with --image-size, a folder of images",
+        help=(
+            "a .npz (keys are input names) or .npy file, a folder of them, a folder"
+            " with one sub-folder of .npy files per input, or, with --image-size, a"
+            " folder of images"
+        ),
     )
     source.add_argument(
         "--random-data",
@@ -44,27 +72,51 @@ def add_data_options(parser: Parser) -> None:
         nargs="?",
         const=RandomData().samples,
         type=count,
-        help=f"N random samples (default: {RandomData().samples}), to try a model out; not for use",
+        help=(
+            f"N random samples (default: {RandomData().samples}), to try a model out;"
+            " not for use"
+        ),
     )
     group.add_argument(
         "--dim",
         metavar="NAME=N",
         type=dimension,
         action="append",
-        help="size of a symbolic dimension for --random-data (default: 1); may be repeated",
+        help=(
+            "size of a symbolic dimension for --random-data (default: 1); may be"
+            " repeated"
+        ),
     )
-    group.add_argument("--limit", metavar="N", type=count, help="use the first N samples only")
-    group.add_argument("--input-layout", choices=["nhwc"], help="array data is NHWC and the model takes NCHW")
-    images = parser.add_argument_group("images", "(pixel * scale - mean) / std, after resizing.")
+    group.add_argument(
+        "--limit",
+        metavar="N",
+        type=count,
+        help="use the first N samples only",
+    )
+    group.add_argument(
+        "--input-layout",
+        choices=["nhwc"],
+        help="array data is NHWC and the model takes NCHW",
+    )
+    images = parser.add_argument_group(
+        "images",
+        "(pixel * scale - mean) / std, after resizing.",
+    )
     hints = get_type_hints(ImageSpec)
     for name, (settings, text) in _IMAGE.items():
-        if get_origin(hints[name]) is not None and (choices := get_args(hints[name])) and not settings:
+        if (
+            get_origin(hints[name]) is not None
+            and (choices := get_args(hints[name]))
+            and not settings
+        ):
             settings = {"choices": choices}
         images.add_argument(_flag(name), dest=f"image_{name}", help=text, **settings)
 
 
 def data_of(options: Namespace, *, needed: bool = True) -> partial[Reader] | None:
-    """How to open the data, once the model's inputs are known; None where none is given and none is needed.
+    """How to open the data, once the model's inputs are known.
+
+    None where none is given and none is needed.
 
     Raises:
         UsageError: options contradict each other; the message names both.
@@ -80,16 +132,29 @@ def data_of(options: Namespace, *, needed: bool = True) -> partial[Reader] | Non
         return None
     _check(options, given)
     if options.data is None:
-        return partial(open_reader, RandomData(options.random_data, dims=dict(options.dim or ())))
+        return partial(
+            open_reader,
+            RandomData(options.random_data, dims=dict(options.dim or ())),
+        )
     images = None
     if given:
         images = ImageSpec(**given)
-    elif find_files(options.data, IMAGE_SUFFIXES) and not find_files(options.data, ARRAY_SUFFIXES):
+    elif find_files(options.data, IMAGE_SUFFIXES) and not find_files(
+        options.data,
+        ARRAY_SUFFIXES,
+    ):
         raise UsageError(
-            f"{options.data} holds images; say how to read them: --image-size H W, and --mean, --std, --scale, "
-            "--color, --resize and --layout where the model was trained with others than their defaults"
+            f"{options.data} holds images; say how to read them: --image-size H W, and"
+            " --mean, --std, --scale, --color, --resize and --layout where the model"
+            " was trained with others than their defaults",
         )
-    return partial(open_reader, options.data, limit=options.limit, layout=options.input_layout, images=images)
+    return partial(
+        open_reader,
+        options.data,
+        limit=options.limit,
+        layout=options.input_layout,
+        images=images,
+    )
 
 
 def _check(options: Namespace, images: dict[str, Any]) -> None:
@@ -102,9 +167,15 @@ def _check(options: Namespace, images: dict[str, Any]) -> None:
     if options.data is not None and options.dim:
         raise UsageError("--dim does not go with --data; it is for --random-data")
     if images and "size" not in images:
-        raise UsageError(f"{flags[0]} needs --image-size H W, which is what makes --data a folder of images")
+        raise UsageError(
+            f"{flags[0]} needs --image-size H W, which is what makes --data a folder of"
+            " images",
+        )
     if images and options.input_layout:
-        raise UsageError("--input-layout is for arrays and does not go with --image-size; for images there is --layout")
+        raise UsageError(
+            "--input-layout is for arrays and does not go with --image-size; for images"
+            " there is --layout",
+        )
     for name, mode in ("resize_to", "crop"), ("pad_value", "letterbox"):
         if name in images and images.get("resize") != mode:
             raise UsageError(f"{_flag(name)} needs --resize {mode}")
@@ -115,10 +186,15 @@ def in_flags(message: str, options: Namespace) -> str:
     message = re.sub(r"ImageSpec\.(\w+)", lambda found: _flag(found[1]), message)
     if getattr(options, "image_size", None):
         other = "nchw" if options.image_layout == "nhwc" else "nhwc"
-        return re.sub(r"transpose it with (layout='nhwc'|np\.transpose\(.*\))", f"use --layout {other}", message)
-    return message.replace("transpose it with layout='nhwc'", "add --input-layout nhwc").replace(
-        "leave out layout='nhwc'", "leave out --input-layout nhwc"
-    )
+        return re.sub(
+            r"transpose it with (layout='nhwc'|np\.transpose\(.*\))",
+            f"use --layout {other}",
+            message,
+        )
+    return message.replace(
+        "transpose it with layout='nhwc'",
+        "add --input-layout nhwc",
+    ).replace("leave out layout='nhwc'", "leave out --input-layout nhwc")
 
 
 def _flag(name: str) -> str:

@@ -1,4 +1,6 @@
-"""main: parse, run one command, print its answer; each kind of failure has an exit code and one line on stderr.
+"""main: parse, run one command, print its answer.
+
+Each kind of failure has an exit code and one line on stderr.
 
 0    done
 1    the gate was missed: the model is less accurate than was asked for
@@ -31,35 +33,68 @@ from calibrators.onnx_runtime.isolation import isolated
 from calibrators.scratch import written
 from calibrators.shown import clipped, printable
 from quark_onnx import __version__
-from quark_onnx.cli import analyze, compare, convert, explain, listing, llm, npu, quantize, search
+from quark_onnx.cli import (
+    analyze,
+    compare,
+    convert,
+    explain,
+    listing,
+    llm,
+    npu,
+    quantize,
+    search,
+)
 from quark_onnx.cli.data import in_flags
 from quark_onnx.cli.output import Answer, error_document, say, to_json
 from quark_onnx.cli.parsing import STDOUT, Parser, UsageError
-from quark_onnx.errors import AccuracyError, PlanError, QuarkError, crash_errors, nearest
+from quark_onnx.errors import (
+    AccuracyError,
+    PlanError,
+    QuarkError,
+    crash_errors,
+    nearest,
+)
 
 PROGRAM = "quark-onnx"
-#: Each is a module with NAME, SUMMARY, USAGE, EXAMPLE, add_arguments(parser) and run(options) -> Answer.
+#: Each is a module with NAME, SUMMARY, USAGE, EXAMPLE, add_arguments(parser) and run(options) ->
+#: Answer.
 COMMANDS = (quantize, search, explain, compare, analyze, convert, npu, llm, listing)
 
 OK, GATE, BAD_INPUT, INTERNAL, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 3, 130, 141
 
 
 class Stopped(BaseException):
-    """A signal asks the process to end; an exception, so that workers and temporary files go with it."""
+    """A signal asks the process to end.
+
+    An exception, so that workers and temporary files go with it.
+    """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code; nothing is raised, whatever happens."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     wants_json = any(argument.partition("=")[0] == "--json" for argument in arguments)
-    command = next((module.NAME for module in COMMANDS if arguments[:1] == [module.NAME]), None)
-    options = Namespace(json=STDOUT if wants_json else None, verbose=False, command=command)  # until they are parsed
+    command = next(
+        (module.NAME for module in COMMANDS if arguments[:1] == [module.NAME]),
+        None,
+    )
+    options = Namespace(
+        json=STDOUT if wants_json else None,
+        verbose=False,
+        command=command,
+    )  # until they are parsed
     _occupy_standard_streams()
     try:
         with _signals_raise():
             options = parse(arguments)
-            models = (getattr(options, name, None) for name in ("model", "reference", "other"))
-            with _diagnostics(options.verbose), crash_errors(*models), isolated(options.isolation):
+            models = (
+                getattr(options, name, None) for name in ("model", "reference", "other")
+            )
+            with (
+                _diagnostics(options.verbose),
+                crash_errors(*models),
+                isolated(options.isolation),
+            ):
                 answer: Answer = options.run(options)
             return _publish(answer, options)
     except SystemExit as done:  # --help and --version
@@ -86,12 +121,24 @@ def parse(arguments: list[str]) -> Namespace:
     """
     parser = Parser(
         PROGRAM,
-        "Quantize ONNX models: a float model and calibration data in, a measured and verified integer model out.",
-        epilog="example:\n  quark-onnx quantize model.onnx -o model_int8.onnx --data samples/\n\n"
-        "'quark-onnx COMMAND --help' has the options of a command.",
+        "Quantize ONNX models: a float model and calibration data in, a measured and"
+        " verified integer model out.",
+        epilog=(
+            "example:\n  quark-onnx quantize model.onnx -o model_int8.onnx --data"
+            " samples/\n\n'quark-onnx COMMAND --help' has the options of a command."
+        ),
     )
-    parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)
+    parser.add_argument(
+        "--version",
+        action="version",
+        version=f"{PROGRAM} {__version__}",
+    )
+    commands = parser.add_subparsers(
+        dest="command",
+        metavar="COMMAND",
+        required=True,
+        parser_class=Parser,
+    )
     parsers = {}
     for module in COMMANDS:
         summary = module.SUMMARY
@@ -114,9 +161,15 @@ def parse(arguments: list[str]) -> Namespace:
     options, rest = parser.parse_known_args(arguments)
     if rest:
         name = rest[0].partition("=")[0]
-        hint = nearest(name, parsers[options.command].flags) if name.startswith("--") else ""
+        hint = (
+            nearest(name, parsers[options.command].flags)
+            if name.startswith("--")
+            else ""
+        )
         what = "unknown option" if name.startswith("-") else "unexpected argument"
-        raise UsageError(f"{what} {name!r}{hint or f'; see {PROGRAM} {options.command} --help'}")
+        raise UsageError(
+            f"{what} {name!r}{hint or f'; see {PROGRAM} {options.command} --help'}",
+        )
     return options
 
 
@@ -124,7 +177,10 @@ def _publish(answer: Answer, options: Namespace) -> int:
     """Print an answer; where it is one of a missed gate, complain too."""
     document = answer.document
     if answer.failure is not None:
-        document = {**document, **error_document(type(answer.failure).__name__, str(answer.failure))}
+        document = {
+            **document,
+            **error_document(type(answer.failure).__name__, str(answer.failure)),
+        }
     _deliver(document, options.json)
     if options.json != STDOUT and not options.quiet:
         say(answer.text, sys.stdout)
@@ -145,12 +201,24 @@ def _deliver(document: dict[str, Any], target: str | None) -> None:
 
 def _fail(error: Exception, options: Namespace) -> int:
     kind, message = type(error).__name__, printable(" ".join(str(error).split()))
-    if isinstance(error, QuarkError | CalibrationError) and not isinstance(error, PlanError):
-        code, message = GATE if isinstance(error, AccuracyError) else BAD_INPUT, in_flags(message, options)
+    if isinstance(error, QuarkError | CalibrationError) and not isinstance(
+        error,
+        PlanError,
+    ):
+        code, message = (
+            GATE if isinstance(error, AccuracyError) else BAD_INPUT,
+            in_flags(message, options),
+        )
     elif isinstance(error, MemoryError):
-        code, message = BAD_INPUT, f"the memory does not suffice: {message}".removesuffix(": ")
+        code, message = (
+            BAD_INPUT,
+            f"the memory does not suffice: {message}".removesuffix(": "),
+        )
     elif isinstance(error, OSError):
-        code, message = BAD_INPUT, f"{error.filename}: {error.strerror}" if error.filename else message
+        code, message = (
+            BAD_INPUT,
+            f"{error.filename}: {error.strerror}" if error.filename else message,
+        )
     else:
         code, message = INTERNAL, f"internal error: {kind}: {message}"
         if options.verbose:
@@ -159,7 +227,10 @@ def _fail(error: Exception, options: Namespace) -> int:
             message += "; this is a defect; run with --verbose for the traceback"
     _complain(f"error: {message}")
     try:
-        _deliver({"command": options.command, **error_document(kind, message)}, options.json)
+        _deliver(
+            {"command": options.command, **error_document(kind, message)},
+            options.json,
+        )
     except OSError as unwritable:
         _complain(f"error: {options.json}: {unwritable.strerror}")
     return code
@@ -171,26 +242,35 @@ def _complain(text: str) -> None:
 
 
 def _occupy_standard_streams() -> None:
-    """The number of a stream that is closed goes to the next file, into which C++ would write its messages."""
+    """The number of a stream that is closed goes to the next file, into which C++ would write its
+    messages.
+    """
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # gets the least free number, which this is
+            os.set_inheritable(
+                os.open(os.devnull, os.O_RDWR),
+                True,
+            )  # gets the least free number, which this is
 
 
 @contextmanager
 def _signals_raise() -> Iterator[None]:
-    """SIGTERM and SIGHUP raise Stopped, once, where they would end the process and leave workers and files behind.
+    """SIGTERM and SIGHUP raise Stopped, once, where they would end the process and leave workers
+    and files behind.
 
-    An exception that a signal raises inside native code may come out of it as another one: that is raised anew, and so
-    is KeyboardInterrupt.
+    An exception that a signal raises inside native code may come out of it as another one: that is
+    raised anew, and so is KeyboardInterrupt.
     """
     received = list[BaseException]()
 
     def stop(number: int, _: FrameType | None) -> None:
         for each in taken:
-            signal.signal(each, signal.SIG_IGN)  # what follows is the clean-up, which nothing may cut short
+            signal.signal(
+                each,
+                signal.SIG_IGN,
+            )  # what follows is the clean-up, which nothing may cut short
         received.append(Stopped(number))
         raise received[0]
 
@@ -198,10 +278,18 @@ def _signals_raise() -> Iterator[None]:
         received.append(KeyboardInterrupt())
         raise received[0]
 
-    every = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    free = threading.current_thread() is threading.main_thread()  # no other may set what happens
-    taken = [each for each in every if free and signal.getsignal(each) is signal.SIG_DFL]
-    interruptible = free and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    every = [
+        getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)
+    ]
+    free = (
+        threading.current_thread() is threading.main_thread()
+    )  # no other may set what happens
+    taken = [
+        each for each in every if free and signal.getsignal(each) is signal.SIG_DFL
+    ]
+    interruptible = (
+        free and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    )
     for each in taken:
         signal.signal(each, stop)
     if interruptible:
@@ -232,7 +320,9 @@ def _diagnostics(verbose: bool) -> Iterator[None]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             warnings.simplefilter("always", UserWarning)
-            warnings.showwarning = lambda message, *_, **__: _complain(f"warning: {message}")
+            warnings.showwarning = lambda message, *_, **__: _complain(
+                f"warning: {message}",
+            )
             yield
     finally:
         for logger, level in zip(loggers, levels, strict=True):

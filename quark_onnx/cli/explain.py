@@ -21,13 +21,18 @@ EXAMPLE = """\
 example:
   quark-onnx explain model.onnx --config A16W8 --exclude '/head/*'
 
-Data may still change the plan: what calibration finds unfit, such as a join of very different ranges, stays float."""
+Data may still change the plan: what calibration finds unfit, such as a join of very different ranges, stays float."""  # noqa: E501
 
 _DECISIONS = {Quantize: "quantize", SameAs: "same_as", BiasOf: "bias", Keep: "float"}
 
 
 def add_arguments(parser: Parser) -> None:
-    parser.add_argument("model", metavar="MODEL", type=path, help="the float model, an .onnx file")
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        type=path,
+        help="the float model, an .onnx file",
+    )
     add_config_options(parser)
     add_common_options(parser)
 
@@ -36,12 +41,24 @@ def run(options: Namespace) -> Answer:
     config = config_of(options)
     plan = api.plan_for(options.model, config)
     operators, kept, _ = summarize(plan)
-    done, total = (sum(column) for column in zip(*operators.values(), strict=True)) if operators else (0, 0)
-    counts = ", ".join(f"{kind} {share[0]}/{share[1]}" for kind, share in operators.items())
+    done, total = (
+        (sum(column) for column in zip(*operators.values(), strict=True))
+        if operators
+        else (0, 0)
+    )
+    counts = ", ".join(
+        f"{kind} {share[0]}/{share[1]}" for kind, share in operators.items()
+    )
     lines = [
         entry("model", [str(options.model)]),
         entry("config", str(config).splitlines()),
-        entry("plan", [f"{done} of {total} nodes would be quantized" + (f": {counts}" if counts else "")]),
+        entry(
+            "plan",
+            [
+                f"{done} of {total} nodes would be quantized"
+                + (f": {counts}" if counts else ""),
+            ],
+        ),
         "",
         explain(plan),
     ]
@@ -62,13 +79,18 @@ def _node(plan: Plan, node: Node) -> dict[str, Any]:
         "name": node.name,
         "operator": node.kind,
         "float": plan.kept.get(node.name),
-        "inputs": [_tensor(plan, plan.use(tensor, node)) for tensor in node.inputs if tensor],
+        "inputs": [
+            _tensor(plan, plan.use(tensor, node)) for tensor in node.inputs if tensor
+        ],
         "outputs": [_tensor(plan, Use(tensor)) for tensor in node.outputs if tensor],
     }
 
 
 def _tensor(plan: Plan, use: Use) -> dict[str, str]:
-    """The decision for a tensor; where it has the scale of one that stays float, it stays float for the same reason."""
+    """The decision for a tensor.
+
+    Where it has the scale of one that stays float, it stays float for the same reason.
+    """
     decision = plan.entry(use)
     if use not in plan.entries:
         decision = Keep(plan.ineligible(use.tensor) or "nothing asks for it")
@@ -76,4 +98,8 @@ def _tensor(plan: Plan, use: Use) -> dict[str, str]:
         decision = plan.entries[use]
     detail = decision.reason if isinstance(decision, Keep) else str(decision)
     kept = isinstance(decision, BiasOf) and not decision.stored
-    return {"tensor": use.tensor, "decision": "float" if kept else _DECISIONS[type(decision)], "detail": detail}
+    return {
+        "tensor": use.tensor,
+        "decision": "float" if kept else _DECISIONS[type(decision)],
+        "detail": detail,
+    }

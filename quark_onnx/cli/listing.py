@@ -8,7 +8,7 @@ from argparse import Namespace
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import quark_onnx.optimizers
+import quark_onnx.optimizers  # noqa: F401
 import quark_onnx.rules  # noqa: F401  (importing registers them)
 from calibrators import CALIBRATORS
 from quark_onnx.cli.output import Answer, columns
@@ -18,17 +18,26 @@ from quark_onnx.config import QConfig, to_dict
 from quark_onnx.config.support import WAYS
 from quark_onnx.dtypes import Block, DType, Half, Scaled
 from quark_onnx.errors import MissingDependency
-from quark_onnx.registry import ALGORITHMS, CONVERSIONS, DTYPES, OPTIMIZERS, PRESETS, RECIPES, RULES, TARGETS
+from quark_onnx.registry import (
+    ALGORITHMS,
+    CONVERSIONS,
+    DTYPES,
+    OPTIMIZERS,
+    PRESETS,
+    RECIPES,
+    RULES,
+    TARGETS,
+)
 from quark_onnx.targets import refusal
 
 NAME = "list"
 SUMMARY = (
-    "list presets, operators, number formats, how they can be used, calibrators, optimizers, algorithms for "
-    "language models, targets, recipes, and conversions"
+    "list presets, operators, number formats, how they can be used, calibrators,"
+    " optimizers, algorithms for language models, targets, recipes, and conversions"
 )
 USAGE = (
-    "%(prog)s [presets | operators | formats | matrix | calibrators | optimizers | algorithms | targets | recipes | "
-    "conversions] [OPTION ...]"
+    "%(prog)s [presets | operators | formats | matrix | calibrators | optimizers |"
+    " algorithms | targets | recipes | conversions] [OPTION ...]"
 )
 EXAMPLE = """\
 example:
@@ -39,7 +48,13 @@ Row = tuple[tuple[str, ...], dict[str, Any]]
 
 
 def add_arguments(parser: Parser) -> None:
-    parser.add_argument("kind", nargs="?", choices=list(_KINDS), metavar="KIND", help=", ".join(_KINDS) + "; or all")
+    parser.add_argument(
+        "kind",
+        nargs="?",
+        choices=list(_KINDS),
+        metavar="KIND",
+        help=", ".join(_KINDS) + "; or all",
+    )
     add_common_options(parser)
 
 
@@ -56,8 +71,14 @@ def run(options: Namespace) -> Answer:
             document[kind] = []
             continue
         elsewhere = TARGETS.elsewhere if kind == "targets" else {}
-        notes = [f"\n  {name} is no target: {instead}" for name, instead in elsewhere.items()]
-        sections.append(f"{kind}\n" + columns([header, *(cells for cells, _ in rows)]) + "".join(notes))
+        notes = [
+            f"\n  {name} is no target: {instead}" for name, instead in elsewhere.items()
+        ]
+        sections.append(
+            f"{kind}\n"
+            + columns([header, *(cells for cells, _ in rows)])
+            + "".join(notes),
+        )
         document[kind] = [item for _, item in rows]
     return Answer("\n\n".join(sections), document)
 
@@ -82,7 +103,14 @@ def _operators() -> list[Row]:
         module = rule.__module__.removeprefix("quark_onnx.")
         file = module.replace(".", "/") + ".py"
         rows.append(
-            ((operator, file, _about(rule)), {"name": operator, "rule": rule.__module__, "description": _about(rule)})
+            (
+                (operator, file, _about(rule)),
+                {
+                    "name": operator,
+                    "rule": rule.__module__,
+                    "description": _about(rule),
+                },
+            ),
         )
     return rows
 
@@ -97,14 +125,22 @@ def _matrix() -> list[Row]:
     for row in map(DTYPES.__getitem__, DTYPES):
         offered = {way.name: way.config(row) is not None for way in WAYS}
         rows.append(
-            ((row.name, *("yes" if yes else "-" for yes in offered.values())), {"name": row.name, "ways": offered})
+            (
+                (row.name, *("yes" if yes else "-" for yes in offered.values())),
+                {"name": row.name, "ways": offered},
+            ),
         )
     return rows
 
 
 def _format(row: DType) -> Row:
     family = type(row).__name__.lower()
-    item: dict[str, Any] = {"name": row.name, "family": family, "bits": row.bits, "min_opset": row.min_opset}
+    item: dict[str, Any] = {
+        "name": row.name,
+        "family": family,
+        "bits": row.bits,
+        "min_opset": row.min_opset,
+    }
     codes = ""
     if isinstance(row, Scaled):
         item |= {"qmin": row.qmin, "qmax": row.qmax}
@@ -124,13 +160,20 @@ def _classes(found: Mapping[str, type[Any]]) -> list[Row]:
     for name, cls in sorted(found.items()):
         settings = {field.name: field.default for field in dataclasses.fields(cls)}
         text = ",".join(f"{key}={value}" for key, value in settings.items())
-        rows.append(((name, text, _about(cls)), {"name": name, "settings": settings, "description": _about(cls)}))
+        rows.append(
+            (
+                (name, text, _about(cls)),
+                {"name": name, "settings": settings, "description": _about(cls)},
+            ),
+        )
     return rows
 
 
 def _algorithms() -> list[Row]:
     """Those for language models, where torch is installed."""
-    torch_side("quark_onnx.torch.algorithms.registered")  # an error that names the extra, where torch is missing
+    torch_side(
+        "quark_onnx.torch.algorithms.registered",
+    )  # an error that names the extra, where torch is missing
     return _classes({name: ALGORITHMS[name] for name in ALGORITHMS})
 
 
@@ -138,7 +181,12 @@ def _targets() -> list[Row]:
     rows: list[Row] = []
     for target in map(TARGETS.__getitem__, TARGETS):
         item = dataclasses.asdict(target)
-        rows.append(((target.name, target.summary, " ".join(target.presets), target.source), item))
+        rows.append(
+            (
+                (target.name, target.summary, " ".join(target.presets), target.source),
+                item,
+            ),
+        )
     return rows
 
 
@@ -154,23 +202,39 @@ def _recipes() -> list[Row]:
 def _conversions() -> list[Row]:
     rows: list[Row] = []
     for each in map(CONVERSIONS.__getitem__, CONVERSIONS):
-        item = {"name": each.name, "keeps_function": each.keeps, "description": each.summary}
+        item = {
+            "name": each.name,
+            "keeps_function": each.keeps,
+            "description": each.summary,
+        }
         rows.append(((each.name, each.keeps, each.summary), item))
     return rows
 
 
 def _about(thing: object) -> str:
     """The first line of a docstring, without its markup."""
-    return (inspect.getdoc(thing) or "").partition("\n")[0].replace("``", "")
+    return " ".join((inspect.getdoc(thing) or "").partition("\n\n")[0].split()).replace(
+        "``",
+        "",
+    )
 
 
 _KINDS: dict[str, tuple[tuple[str, ...], Callable[[], list[Row]]]] = {
-    "presets": (("name", "activations", "weights", "targets that take it", "other"), _presets),
+    "presets": (
+        ("name", "activations", "weights", "targets that take it", "other"),
+        _presets,
+    ),
     "operators": (("operator", "rule", "what is quantized"), _operators),
     "formats": (("name", "family", "bits", "values", "least opset"), _formats),
     "matrix": (("format", *(way.name for way in WAYS)), _matrix),
-    "calibrators": (("name", "settings", "what it does"), lambda: _classes(CALIBRATORS)),
-    "optimizers": (("name", "settings", "what it does"), lambda: _classes({n: OPTIMIZERS[n] for n in OPTIMIZERS})),
+    "calibrators": (
+        ("name", "settings", "what it does"),
+        lambda: _classes(CALIBRATORS),
+    ),
+    "optimizers": (
+        ("name", "settings", "what it does"),
+        lambda: _classes({n: OPTIMIZERS[n] for n in OPTIMIZERS}),
+    ),
     "algorithms": (("name", "settings", "what it does"), _algorithms),
     "targets": (("name", "processors", "presets", "source"), _targets),
     "recipes": (("name", "models", "configuration", "advice"), _recipes),

@@ -11,7 +11,10 @@ from quark_onnx.cli.parsing import Parser, UsageError, add_common_options, path
 from quark_onnx.errors import ConstraintError
 
 NAME = "llm"
-SUMMARY = "quantize a language model, and see whether vLLM, transformers or llama.cpp loads a checkpoint"
+SUMMARY = (
+    "quantize a language model, and see whether vLLM, transformers or llama.cpp loads a"
+    " checkpoint"
+)
 USAGE = "%(prog)s {ptq,gguf,validate} DIR [OPTION ...]"
 EXAMPLE = """\
 examples:
@@ -23,17 +26,27 @@ examples:
   quark-onnx llm validate llama-fp8/ --for vllm --fix --output llama-mended/
   quark-onnx llm validate model.gguf --for llama.cpp --json
 
-'quark-onnx llm ACTION --help' has the options of an action."""
+'quark-onnx llm ACTION --help' has the options of an action."""  # noqa: E501
 
 _CLIENTS = ("vllm", "transformers", "llama.cpp")
 
 
 def add_arguments(parser: Parser) -> None:
     names = f"{{{','.join(name for name, *_ in _ACTIONS)}}}"
-    actions = parser.add_subparsers(dest="action", metavar=names, required=True, parser_class=Parser, prog=parser.prog)
+    actions = parser.add_subparsers(
+        dest="action",
+        metavar=names,
+        required=True,
+        parser_class=Parser,
+        prog=parser.prog,
+    )
     for name, summary, usage, add, perform in _ACTIONS:
         action = actions.add_parser(
-            name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.", epilog="", usage=usage
+            name,
+            help=summary,
+            description=f"{summary[0].upper()}{summary[1:]}.",
+            epilog="",
+            usage=usage,
         )
         add(action)
         add_common_options(action)
@@ -47,13 +60,30 @@ def run(options: Namespace) -> Answer:
 
 
 def _validate_options(parser: Parser) -> None:
-    parser.add_argument("model", metavar="DIR", type=path, help="a checkpoint's folder, or a *.gguf file")
-    parser.add_argument("--for", dest="client", choices=_CLIENTS, required=True, help="what is to load it")
     parser.add_argument(
-        "--fix", action="store_true", help="write a copy in which is mended what can be, and check that"
+        "model",
+        metavar="DIR",
+        type=path,
+        help="a checkpoint's folder, or a *.gguf file",
     )
     parser.add_argument(
-        "-o", "--output", metavar="OUT", type=path, help="where the copy goes (default: DIR-fixed, beside the other)"
+        "--for",
+        dest="client",
+        choices=_CLIENTS,
+        required=True,
+        help="what is to load it",
+    )
+    parser.add_argument(
+        "--fix",
+        action="store_true",
+        help="write a copy in which is mended what can be, and check that",
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="OUT",
+        type=path,
+        help="where the copy goes (default: DIR-fixed, beside the other)",
     )
 
 
@@ -61,16 +91,31 @@ def _validate(options: Namespace) -> Answer:
     from quark_onnx.torch import validate  # other commands need none of it
 
     if options.output is not None and not options.fix:
-        raise UsageError("--output says where the mended copy goes; it belongs to --fix")
+        raise UsageError(
+            "--output says where the mended copy goes; it belongs to --fix",
+        )
     head, mended = list[str](), {}
     if options.fix:
         result = validate.repair(options.model, options.client, options.output)
-        verdict, mended = result.verdict, {"output": result.folder, "mended": list(result.notes)}
+        verdict, mended = (
+            result.verdict,
+            {"output": result.folder, "mended": list(result.notes)},
+        )
         head = [f"mended: {note}" for note in result.notes]
-        head += [f"written: {result.folder}" if result.folder else "nothing can be mended; nothing is written"]
+        head += [
+            (
+                f"written: {result.folder}"
+                if result.folder
+                else "nothing can be mended; nothing is written"
+            ),
+        ]
     else:
         verdict = validate.validate(options.model, options.client)
-    failure = None if verdict.right else ConstraintError(f"{verdict.release}, {verdict.place}: {verdict.word}")
+    failure = (
+        None
+        if verdict.right
+        else ConstraintError(f"{verdict.release}, {verdict.place}: {verdict.word}")
+    )
     text = "\n".join([*head, verdict.text(complete=options.verbose)])
     return Answer(text, {"model": options.model, **mended, **verdict.document}, failure)
 
@@ -79,7 +124,10 @@ _Action = tuple[str, str, str, Callable[[Parser], None], Callable[[Namespace], A
 _ACTIONS: tuple[_Action, ...] = (
     (
         "ptq",
-        "quantize a model file to file, a block at a time, into a checkpoint that vLLM and transformers load",
+        (
+            "quantize a model file to file, a block at a time, into a checkpoint that"
+            " vLLM and transformers load"
+        ),
         "%(prog)s DIR -o OUT --scheme SCHEME [--data TEXT] [OPTION ...]",
         llm_ptq.ptq_options,
         llm_ptq.ptq,
@@ -93,7 +141,10 @@ _ACTIONS: tuple[_Action, ...] = (
     ),
     (
         "validate",
-        "see from a checkpoint's headers whether a client loads it, and what it would read wrongly; of any tool",
+        (
+            "see from a checkpoint's headers whether a client loads it, and what it"
+            " would read wrongly; of any tool"
+        ),
         "%(prog)s DIR --for {vllm,transformers,llama.cpp} [OPTION ...]",
         _validate_options,
         _validate,

@@ -16,7 +16,10 @@ from quark_onnx.page import write_whole
 
 #: The options of both actions.
 _SOURCE = "a folder of a Hugging Face model, with safetensors"
-_TEXT = "a text file, a folder of them, .json or .jsonl, token ids (.npy, .npz), or the name of a data set"
+_TEXT = (
+    "a text file, a folder of them, .json or .jsonl, token ids (.npy, .npz), or the"
+    " name of a data set"
+)
 
 #: Windows of the data that schemes are chosen on.
 _MEASURED = 8
@@ -31,30 +34,57 @@ def _pair(text: str) -> tuple[str, str]:
 
 def ptq_options(parser: Parser) -> None:
     parser.add_argument("model", metavar="DIR", type=path, help=_SOURCE)
-    parser.add_argument("-o", "--output", metavar="OUT", type=path, required=True, help="the folder of the result")
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="OUT",
+        type=path,
+        required=True,
+        help="the folder of the result",
+    )
     parser.add_argument(
         "--scheme",
         required=True,
         metavar="SCHEME[+SCHEME...]",
-        help="fp8, int8, uint4_wo_128, mxfp4, ...; several of them with --bits; a wrong one lists all",
+        help=(
+            "fp8, int8, uint4_wo_128, mxfp4, ...; several of them with --bits; a wrong"
+            " one lists all"
+        ),
     )
     parser.add_argument(
         "--bits",
         type=number,
         metavar="X",
-        help="for each weight, scales included, at most: layers get those of the schemes that serve them best",
+        help=(
+            "for each weight, scales included, at most: layers get those of the schemes"
+            " that serve them best"
+        ),
     )
     parser.add_argument(
-        "--group-size", type=count, metavar="N", help="values to a block, where the scheme leaves it open"
+        "--group-size",
+        type=count,
+        metavar="N",
+        help="values to a block, where the scheme leaves it open",
     )
     parser.add_argument(
         "--kv-cache",
         choices=["fp8", "fp8-rope"],
-        help="how keys and values are quantized: as they are projected, or keys after they are rotated",
+        help=(
+            "how keys and values are quantized: as they are projected, or keys after"
+            " they are rotated"
+        ),
     )
-    parser.add_argument("--min-kv-scale", type=number, default=0.0, metavar="X", help="their least scale (default: 0)")
     parser.add_argument(
-        "--attention", choices=["fp8"], help="how queries and the probabilities of attention are quantized"
+        "--min-kv-scale",
+        type=number,
+        default=0.0,
+        metavar="X",
+        help="their least scale (default: 0)",
+    )
+    parser.add_argument(
+        "--attention",
+        choices=["fp8"],
+        help="how queries and the probabilities of attention are quantized",
     )
     parser.add_argument(
         "--layer",
@@ -62,14 +92,20 @@ def ptq_options(parser: Parser) -> None:
         action="append",
         default=[],
         metavar="GLOB=SCHEME",
-        help="another scheme for the layers whose names match, heads included; the first that matches wins",
+        help=(
+            "another scheme for the layers whose names match, heads included; the first"
+            " that matches wins"
+        ),
     )
     parser.add_argument(
         "--exclude",
         action="append",
         metavar="GLOB",
         default=[],
-        help="layers that stay float, besides heads and parts for images, video and sound",
+        help=(
+            "layers that stay float, besides heads and parts for images, video and"
+            " sound"
+        ),
     )
     parser.add_argument(
         "--algorithm",
@@ -77,26 +113,58 @@ def ptq_options(parser: Parser) -> None:
         action="extend",
         default=[],
         metavar="NAME[:SETTING=VALUE,...]",
-        help="what chooses better codes than the nearest, in this order: gptq, gptaq, ...; a wrong one lists all",
+        help=(
+            "what chooses better codes than the nearest, in this order: gptq, gptaq,"
+            " ...; a wrong one lists all"
+        ),
     )
     parser.add_argument("--data", metavar="TEXT", help=f"to calibrate on: {_TEXT}")
-    parser.add_argument("--samples", type=count, default=128, metavar="N", help="windows of it (default: 128)")
-    parser.add_argument("--length", type=count, default=512, metavar="N", help="tokens of a window (default: 512)")
+    parser.add_argument(
+        "--samples",
+        type=count,
+        default=128,
+        metavar="N",
+        help="windows of it (default: 128)",
+    )
+    parser.add_argument(
+        "--length",
+        type=count,
+        default=512,
+        metavar="N",
+        help="tokens of a window (default: 512)",
+    )
     _evaluation_options(parser)
     _result_options(parser)
 
 
 def _evaluation_options(parser: Parser) -> None:
-    parser.add_argument("--evaluate", metavar="TEXT", help="compute the perplexity of this text before and after")
+    parser.add_argument(
+        "--evaluate",
+        metavar="TEXT",
+        help="compute the perplexity of this text before and after",
+    )
     parser.add_argument(
         "--tasks",
         type=lambda text: text.split(","),
         action="extend",
         metavar="A,B",
-        help="score before and after on tasks of lm-eval, or on those in a folder of definitions",
+        help=(
+            "score before and after on tasks of lm-eval, or on those in a folder of"
+            " definitions"
+        ),
     )
-    parser.add_argument("--shots", type=count, metavar="N", help="examples in front of each question of a task")
-    parser.add_argument("--limit", type=count, metavar="N", help="questions of each task, at most")
+    parser.add_argument(
+        "--shots",
+        type=count,
+        metavar="N",
+        help="examples in front of each question of a task",
+    )
+    parser.add_argument(
+        "--limit",
+        type=count,
+        metavar="N",
+        help="questions of each task, at most",
+    )
 
 
 def _result_options(parser: Parser) -> None:
@@ -105,32 +173,64 @@ def _result_options(parser: Parser) -> None:
         nargs="+",
         action="extend",
         choices=["hf_format", "gguf", "onnx"],
-        help="what OUT holds: a checkpoint (the default), model.gguf for llama.cpp, model.onnx for onnxruntime",
+        help=(
+            "what OUT holds: a checkpoint (the default), model.gguf for llama.cpp,"
+            " model.onnx for onnxruntime"
+        ),
     )
     parser.add_argument(
-        "--report", type=path, metavar="FOLDER", help="write report.json and report.html there, a page of plots"
+        "--report",
+        type=path,
+        metavar="FOLDER",
+        help="write report.json and report.html there, a page of plots",
     )
-    parser.add_argument("--resume", type=path, metavar="FOLDER", help="keep what is done there, and go on from it")
-    parser.add_argument("--spill", type=path, metavar="FOLDER", help="keep hidden states there instead of in memory")
+    parser.add_argument(
+        "--resume",
+        type=path,
+        metavar="FOLDER",
+        help="keep what is done there, and go on from it",
+    )
+    parser.add_argument(
+        "--spill",
+        type=path,
+        metavar="FOLDER",
+        help="keep hidden states there instead of in memory",
+    )
     parser.add_argument(
         "--layout",
         default="quark",
         metavar="NAME",
-        help="how layers are stored: quark (the default), compressed-tensors, awq, fp8, finegrained-fp8 or oga",
+        help=(
+            "how layers are stored: quark (the default), compressed-tensors, awq, fp8,"
+            " finegrained-fp8 or oga"
+        ),
     )
     parser.add_argument(
-        "--pack", choices=["reorder", "order"], default="reorder", help="the order of 4-bit codes in quark"
+        "--pack",
+        choices=["reorder", "order"],
+        default="reorder",
+        help="the order of 4-bit codes in quark",
     )
-    parser.add_argument("--shard", type=number, default=4.0, metavar="GB", help="greatest size of a file (default: 4)")
-    parser.add_argument("--trust-code", action="store_true", help="run Python files that the model brings along")
+    parser.add_argument(
+        "--shard",
+        type=number,
+        default=4.0,
+        metavar="GB",
+        help="greatest size of a file (default: 4)",
+    )
+    parser.add_argument(
+        "--trust-code",
+        action="store_true",
+        help="run Python files that the model brings along",
+    )
 
 
 def ptq(options: Namespace) -> Answer:
     module = torch_side("quark_onnx.torch.pipelines.ptq")
     exports = options.export or ["hf_format"]
-    source = torch_side("quark_onnx.torch.checkpoints.float_checkpoint").FloatCheckpoint(
-        options.model, trust_code=options.trust_code
-    )
+    source = torch_side(
+        "quark_onnx.torch.checkpoints.float_checkpoint",
+    ).FloatCheckpoint(options.model, trust_code=options.trust_code)
     config = _config(options, module, source)
     tasks, scores = _tasks(options), {}
     if options.report is not None:
@@ -144,8 +244,16 @@ def ptq(options: Namespace) -> Answer:
             source,
             folder,
             config,
-            text=None if options.data is None else module.Text(options.data, options.samples, options.length),
-            evaluate=None if options.evaluate is None else module.Text(options.evaluate, None, options.length),
+            text=(
+                None
+                if options.data is None
+                else module.Text(options.data, options.samples, options.length)
+            ),
+            evaluate=(
+                None
+                if options.evaluate is None
+                else module.Text(options.evaluate, None, options.length)
+            ),
             writing=module.Writing(
                 pack_method=options.pack,
                 max_shard=int(options.shard * 1e9),
@@ -158,13 +266,25 @@ def ptq(options: Namespace) -> Answer:
             announce=None if options.quiet else _announce,
         )
         if tasks is not None:
-            scores = tasks.compared(options.model, folder, trust_code=options.trust_code)
+            scores = tasks.compared(
+                options.model,
+                folder,
+                trust_code=options.trust_code,
+            )
     found.report.notes.extend(notes)
     answer = _answer(options, found, mixture, scores)
     if options.report is not None:
-        write_whole(options.report / "report.json", to_json({"command": "llm", "action": "ptq", **answer.document}))
+        write_whole(
+            options.report / "report.json",
+            to_json({"command": "llm", "action": "ptq", **answer.document}),
+        )
         name = f"{options.model} \N{RIGHTWARDS ARROW} {options.output}"
-        torch_side("quark_onnx.torch.page").write_page(found, options.report / "report.html", name, mixture)
+        torch_side("quark_onnx.torch.page").write_page(
+            found,
+            options.report / "report.html",
+            name,
+            mixture,
+        )
     return answer
 
 
@@ -178,15 +298,26 @@ def _config(options: Namespace, module: Any, source: Any) -> Any:
         least_kv_scale=options.min_kv_scale,
         attention=options.attention,
         layers=tuple(options.layer),
-        exclude=(*source.usually_float(glob for glob, _ in options.layer), *options.exclude),
+        exclude=(
+            *source.usually_float(glob for glob, _ in options.layer),
+            *options.exclude,
+        ),
     )
     config = config.with_(algorithms=tuple(options.algorithm))
     if len(schemes) > 1 and options.data is None:
-        raise UsageError(f"--scheme {options.scheme} is chosen from by what the model predicts on data; give --data")
+        raise UsageError(
+            f"--scheme {options.scheme} is chosen from by what the model predicts on"
+            " data; give --data",
+        )
     if config.measures and options.data is None:
-        raise UsageError(f"{_asking(options, config)} has scales that only data can tell; give --data")
+        raise UsageError(
+            f"{_asking(options, config)} has scales that only data can tell; give"
+            " --data",
+        )
     if config.needs_data and options.data is None:
-        raise UsageError(f"--algorithm {' '.join(options.algorithm)} learns from data; give --data")
+        raise UsageError(
+            f"--algorithm {' '.join(options.algorithm)} learns from data; give --data",
+        )
     return config
 
 
@@ -195,20 +326,34 @@ def _asking(options: Namespace, config: Any) -> str:
     if config.default.measures:
         return f"--scheme {options.scheme}"
     layers = zip(options.layer, config.layers, strict=True)
-    if (found := next((given for given, (_, spec) in layers if spec.measures), None)) is not None:
+    if (
+        found := next((given for given, (_, spec) in layers if spec.measures), None)
+    ) is not None:
         return f"--layer {'='.join(found)}"
-    return f"--kv-cache {options.kv_cache}" if options.kv_cache else f"--attention {options.attention}"
+    return (
+        f"--kv-cache {options.kv_cache}"
+        if options.kv_cache
+        else f"--attention {options.attention}"
+    )
 
 
 def _schemes(options: Namespace) -> list[str]:
     """The names in --scheme, each once."""
     schemes = list(dict.fromkeys(options.scheme.split("+")))
     if len(schemes) > 1 and options.bits is None:
-        raise UsageError(f"--scheme {options.scheme} names several schemes; give --bits, what a weight may take")
+        raise UsageError(
+            f"--scheme {options.scheme} names several schemes; give --bits, what a"
+            " weight may take",
+        )
     if len(schemes) == 1 and options.bits is not None:
-        raise UsageError("--bits chooses among several schemes; name them: --scheme mxfp4+mxfp8")
+        raise UsageError(
+            "--bits chooses among several schemes; name them: --scheme mxfp4+mxfp8",
+        )
     if len(schemes) > 1 and options.group_size is not None:
-        raise UsageError("--group-size belongs to a single scheme; write it into the names: int4_wo_32+int4_wo_128")
+        raise UsageError(
+            "--group-size belongs to a single scheme; write it into the names:"
+            " int4_wo_32+int4_wo_128",
+        )
     return schemes
 
 
@@ -225,7 +370,14 @@ def _mixture(options: Namespace, module: Any, source: Any, config: Any) -> Any:
         layouts.check_config(layout, config.with_(default=module.scheme(name)))
     text = module.Text(options.data, min(options.samples, _MEASURED), options.length)
     progress = False if options.quiet else None
-    return mixed.mix_checkpoint(source, schemes, options.bits, text, config=config, progress=progress)
+    return mixed.mix_checkpoint(
+        source,
+        schemes,
+        options.bits,
+        text,
+        config=config,
+        progress=progress,
+    )
 
 
 def _tasks(options: Namespace) -> Any:
@@ -236,25 +388,48 @@ def _tasks(options: Namespace) -> Any:
                 raise UsageError(f"--{name} belongs to --tasks")
         return None
     return torch_side("quark_onnx.torch.calibration.eval_tasks").Tasks(
-        options.tasks, shots=options.shots, limit=options.limit
+        options.tasks,
+        shots=options.shots,
+        limit=options.limit,
     )
 
 
-def _answer(options: Namespace, found: Any, mixture: Any, scores: dict[str, Any]) -> Answer:
+def _answer(
+    options: Namespace,
+    found: Any,
+    mixture: Any,
+    scores: dict[str, Any],
+) -> Answer:
     report = found.report
-    lines = [f"{options.output}: {len(report.quantized)} layers are quantized, {len(report.kept)} stay float"]
-    lines += [f"float: {name}: {reason}" for name, reason in report.kept.items()] if options.verbose else []
+    lines = [
+        (
+            f"{options.output}: {len(report.quantized)} layers are quantized,"
+            f" {len(report.kept)} stay float"
+        ),
+    ]
+    lines += (
+        [f"float: {name}: {reason}" for name, reason in report.kept.items()]
+        if options.verbose
+        else []
+    )
     lines += [f"{name}: {text}" for name, text in report.gains().items()]
     lines += [] if mixture is None else [_mixed(mixture)]
     lines += [f"note: {note}" for note in report.notes]
     if found.before is not None:
-        lines.append(f"perplexity: {found.before:.4f} float, {found.after:.4f} quantized")
+        lines.append(
+            f"perplexity: {found.before:.4f} float, {found.after:.4f} quantized",
+        )
     for task, metrics in scores.items():
-        lines += [f"{task}: {name} {was:.4f} float, {now:.4f} quantized" for name, (was, now) in metrics.items()]
+        lines += [
+            f"{task}: {name} {was:.4f} float, {now:.4f} quantized"
+            for name, (was, now) in metrics.items()
+        ]
     document = {
         "model": options.model,
         "output": options.output,
-        "quantized": {name: str(spec.weight) for name, spec in report.quantized.items()},
+        "quantized": {
+            name: str(spec.weight) for name, spec in report.quantized.items()
+        },
         "specs": {name: _spec(spec) for name, spec in report.quantized.items()},
         "float": report.kept,
         "notes": report.notes,
@@ -262,24 +437,36 @@ def _answer(options: Namespace, found: Any, mixture: Any, scores: dict[str, Any]
         "algorithms": [asdict(outcome) for outcome in report.outcomes],
         "perplexity": {"before": found.before, "after": found.after},
         "tasks": {
-            task: {name: {"before": was, "after": now} for name, (was, now) in metrics.items()}
+            task: {
+                name: {"before": was, "after": now}
+                for name, (was, now) in metrics.items()
+            }
             for task, metrics in scores.items()
         },
-        "estimate": {"memory": found.estimate.memory, "disk": found.estimate.disk, "seconds": found.estimate.seconds},
+        "estimate": {
+            "memory": found.estimate.memory,
+            "disk": found.estimate.disk,
+            "seconds": found.estimate.seconds,
+        },
         "mixture": None if mixture is None else _mixture_document(mixture),
     }
     return Answer("\n".join(lines), document)
 
 
 def _spec(spec: Any) -> dict[str, str]:
-    parts = {name: getattr(spec, name) for name in ("weight", "input", "output", "probabilities")}
+    parts = {
+        name: getattr(spec, name)
+        for name in ("weight", "input", "output", "probabilities")
+    }
     return {name: str(each) for name, each in parts.items() if each is not None}
 
 
 def _mixed(mixture: Any) -> str:
     counts = Counter(group.chosen.scheme for group in mixture.groups)
     groups = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
-    return f"mixture: {mixture.bits:.3f} bits for each weight; groups of layers: {groups}"
+    return (
+        f"mixture: {mixture.bits:.3f} bits for each weight; groups of layers: {groups}"
+    )
 
 
 def _mixture_document(mixture: Any) -> dict[str, Any]:
@@ -288,7 +475,10 @@ def _mixture_document(mixture: Any) -> dict[str, Any]:
             "layers": list(group.layers),
             "weights": group.weights,
             "scheme": group.chosen.scheme,
-            "options": {each.scheme: {"bits": each.bits, "divergence": each.divergence} for each in group.options},
+            "options": {
+                each.scheme: {"bits": each.bits, "divergence": each.divergence}
+                for each in group.options
+            },
         }
         for group in mixture.groups
     ]
@@ -301,7 +491,14 @@ def _announce(expected: Any) -> None:
 
 def gguf_options(parser: Parser) -> None:
     parser.add_argument("model", metavar="DIR", type=path, help=_SOURCE)
-    parser.add_argument("-o", "--output", metavar="OUT.gguf", type=path, required=True, help="the file of the result")
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="OUT.gguf",
+        type=path,
+        required=True,
+        help="the file of the result",
+    )
     parser.add_argument(
         "--kind",
         choices=["q4_1", "q4_0", "q8_0", "mxfp4", "f16", "f32"],
@@ -311,9 +508,21 @@ def gguf_options(parser: Parser) -> None:
 
 
 def gguf(options: Namespace) -> Answer:
-    written = torch_side("quark_onnx.torch.exports.gguf").write_gguf(options.model, options.output, options.kind)
+    written = torch_side("quark_onnx.torch.exports.gguf").write_gguf(
+        options.model,
+        options.output,
+        options.kind,
+    )
     counts = Counter(written.types.values())
-    lines = [f"{written.path}: " + ", ".join(f"{count} tensors {kind}" for kind, count in counts.items())]
+    lines = [
+        f"{written.path}: "
+        + ", ".join(f"{count} tensors {kind}" for kind, count in counts.items()),
+    ]
     lines += [f"note: {note}" for note in written.notes]
-    document = {"model": options.model, "output": Path(written.path), "tensors": written.types, "notes": written.notes}
+    document = {
+        "model": options.model,
+        "output": Path(written.path),
+        "tensors": written.types,
+        "notes": written.notes,
+    }
     return Answer("\n".join(lines), document)

@@ -28,7 +28,10 @@ from quark_onnx.npu.support import KINDS, RELEASE
 from quark_onnx.registry import RECIPES, TARGETS
 
 NAME = "npu"
-SUMMARY = "see what a Ryzen AI processor would make of a model, why, and bring the model into a form that it takes"
+SUMMARY = (
+    "see what a Ryzen AI processor would make of a model, why, and bring the model into"
+    " a form that it takes"
+)
 USAGE = "%(prog)s {check,legalize,preflight,cut,deploy} MODEL [OPTION ...]"
 EXAMPLE = """\
 examples:
@@ -49,12 +52,27 @@ _FORMAT = "float, or quantized by any tool"
 
 def add_arguments(parser: Parser) -> None:
     names = f"{{{','.join(name for name, *_ in _ACTIONS)}}}"
-    actions = parser.add_subparsers(dest="action", metavar=names, required=True, parser_class=Parser, prog=parser.prog)
+    actions = parser.add_subparsers(
+        dest="action",
+        metavar=names,
+        required=True,
+        parser_class=Parser,
+        prog=parser.prog,
+    )
     for name, summary, usage, add, perform in _ACTIONS:
         action = actions.add_parser(
-            name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.", epilog="", usage=usage
+            name,
+            help=summary,
+            description=f"{summary[0].upper()}{summary[1:]}.",
+            epilog="",
+            usage=usage,
         )
-        action.add_argument("model", metavar="MODEL", type=path, help=f"an .onnx file, {_FORMAT}")
+        action.add_argument(
+            "model",
+            metavar="MODEL",
+            type=path,
+            help=f"an .onnx file, {_FORMAT}",
+        )
         add(action)
         add_common_options(action)
         action.set_defaults(perform=perform)
@@ -62,24 +80,41 @@ def add_arguments(parser: Parser) -> None:
 
 def run(options: Namespace) -> Answer:
     answer: Answer = options.perform(options)
-    document = {"command": NAME, "action": options.action, "model": options.model, **answer.document}
+    document = {
+        "command": NAME,
+        "action": options.action,
+        "model": options.model,
+        **answer.document,
+    }
     return Answer(answer.text, document, answer.failure)
 
 
 def _add_target(parser: Parser) -> None:
     rows = ", ".join(f"{name}: {TARGETS[name].summary}" for name in TARGETS)
-    parser.add_argument("--target", default="npu", help=f"what it is for; {rows} (default: npu)")
+    parser.add_argument(
+        "--target",
+        default="npu",
+        help=f"what it is for; {rows} (default: npu)",
+    )
 
 
 def _check_options(parser: Parser) -> None:
     _add_target(parser)
-    parser.add_argument("--fix", metavar="OUT.onnx", type=path, help="mend what can be mended, and check the result")
+    parser.add_argument(
+        "--fix",
+        metavar="OUT.onnx",
+        type=path,
+        help="mend what can be mended, and check the result",
+    )
 
 
 def _check(options: Namespace) -> Answer:
     model, notes = options.model, tuple[str, ...]()
     if options.fix is not None:
-        model, notes = options.fix, npu.legalize(options.model, options.target, output=options.fix).notes
+        model, notes = (
+            options.fix,
+            npu.legalize(options.model, options.target, output=options.fix).notes,
+        )
     found = npu.check(model, options.target)
     document = {
         "target": found.target.name,
@@ -87,40 +122,81 @@ def _check(options: Namespace) -> Answer:
         "errors": found.errors,
         "mended": list(notes),
         "findings": [
-            {**asdict(finding), "severity": finding.severity, **asdict(npu.RULES[finding.rule])}
+            {
+                **asdict(finding),
+                "severity": finding.severity,
+                **asdict(npu.RULES[finding.rule]),
+            }
             for finding in found.findings
         ],
     }
-    failure = ConstraintError(f"{found.errors} rules of {found.target.name} are broken") if found.errors else None
-    return Answer("\n".join([*(f"mended: {note}" for note in notes), str(found)]), document, failure)
+    failure = (
+        ConstraintError(f"{found.errors} rules of {found.target.name} are broken")
+        if found.errors
+        else None
+    )
+    return Answer(
+        "\n".join([*(f"mended: {note}" for note in notes), str(found)]),
+        document,
+        failure,
+    )
 
 
 def _legalize_options(parser: Parser) -> None:
     add_output_option(parser, "legalized")
     _add_target(parser)
     add_shape_option(parser, _SHAPE)
-    parser.add_argument("--nhwc", action="store_true", help="inputs and outputs of four axes get their channels last")
+    parser.add_argument(
+        "--nhwc",
+        action="store_true",
+        help="inputs and outputs of four axes get their channels last",
+    )
 
 
 def _legalize(options: Namespace) -> Answer:
     found = npu.legalize(
-        options.model, options.target, shapes=dict(options.shape), output=options.output, nhwc=options.nhwc
+        options.model,
+        options.target,
+        shapes=dict(options.shape),
+        output=options.output,
+        nhwc=options.nhwc,
     )
     return Answer(str(found), {"output": options.output, "notes": list(found.notes)})
 
 
 def _preflight_options(parser: Parser) -> None:
     _add_target(parser)
-    parser.add_argument("--kind", choices=list(KINDS), help="what a float model will be quantized to")
-    parser.add_argument("--release", default=RELEASE, help=f"of Ryzen AI (default: {RELEASE})")
-    parser.add_argument("--page", metavar="FILE.html", type=page, help="draw the model in pieces, on a page of its own")
     parser.add_argument(
-        "--report", metavar="vitisai_ep_report.json", type=path, help="what the processor itself reported, beside it"
+        "--kind",
+        choices=list(KINDS),
+        help="what a float model will be quantized to",
+    )
+    parser.add_argument(
+        "--release",
+        default=RELEASE,
+        help=f"of Ryzen AI (default: {RELEASE})",
+    )
+    parser.add_argument(
+        "--page",
+        metavar="FILE.html",
+        type=page,
+        help="draw the model in pieces, on a page of its own",
+    )
+    parser.add_argument(
+        "--report",
+        metavar="vitisai_ep_report.json",
+        type=path,
+        help="what the processor itself reported, beside it",
     )
 
 
 def _preflight(options: Namespace) -> Answer:
-    found = npu.preflight(options.model, options.target, kind=options.kind or "", release=options.release)
+    found = npu.preflight(
+        options.model,
+        options.target,
+        kind=options.kind or "",
+        release=options.release,
+    )
     text, document = str(found), _forecast(found)
     if options.report is not None:
         scored = npu.score(found, npu.read_report(options.report))
@@ -139,7 +215,10 @@ def _forecast(found: npu.Preflight) -> dict[str, Any]:
         "counts": found.counts,
         "subgraphs": found.subgraphs,
         "share": found.share,
-        "nodes": [{**asdict(verdict), "operations": count, "piece": piece} for verdict, count, piece in rows],
+        "nodes": [
+            {**asdict(verdict), "operations": count, "piece": piece}
+            for verdict, count, piece in rows
+        ],
     }
 
 
@@ -166,19 +245,34 @@ def _cut_options(parser: Parser) -> None:
 def _cut(options: Namespace) -> Answer:
     first, second = options.output
     found = npu.cut(options.model, options.at, first=first, second=second)
-    document = {"first": first, "second": second, "tensors": list(found.tensors), "verified": found.verified}
+    document = {
+        "first": first,
+        "second": second,
+        "tensors": list(found.tensors),
+        "verified": found.verified,
+    }
     return Answer(str(found), document)
 
 
 def _deploy_options(parser: Parser) -> None:
-    parser.add_argument("-o", "--output", metavar="DIR", type=path, required=True, help="the folder to make")
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="DIR",
+        type=path,
+        required=True,
+        help="the folder to make",
+    )
     add_shape_option(parser, _SHAPE)
     add_data_options(parser)
     add_config_options(parser)
     parser.add_argument(
         "--recipe",
         choices=[_AUTO, *RECIPES],
-        help=f"a configuration by the kind of model, see 'quark-onnx list recipes'; {_AUTO}: the one that fits",
+        help=(
+            "a configuration by the kind of model, see 'quark-onnx list recipes';"
+            f" {_AUTO}: the one that fits"
+        ),
     )
     add_gate_option(parser, f"(default here: {_GATE:g}) nothing is written")
     behind = parser.add_mutually_exclusive_group()
@@ -187,18 +281,28 @@ def _deploy_options(parser: Parser) -> None:
         metavar="TENSOR",
         nargs="*",
         action="extend",
-        help="cut the model here, by default behind the last products; the second part runs on the CPU",
+        help=(
+            "cut the model here, by default behind the last products; the second part"
+            " runs on the CPU"
+        ),
     )
     behind.add_argument(
-        "--postprocess", metavar="TAIL.onnx", type=path, help="a model that reads the outputs; it runs on the CPU"
+        "--postprocess",
+        metavar="TAIL.onnx",
+        type=path,
+        help="a model that reads the outputs; it runs on the CPU",
     )
     parser.set_defaults(config=None, target="stx")
 
 
 def _deploy(options: Namespace) -> Answer:
     if options.recipe is not None and options.config is not None:
-        raise UsageError("--recipe and --config both name a configuration; give one of them")
-    choice = npu.choose(options.model, options.target) if options.recipe == _AUTO else None
+        raise UsageError(
+            "--recipe and --config both name a configuration; give one of them",
+        )
+    choice = (
+        npu.choose(options.model, options.target) if options.recipe == _AUTO else None
+    )
     if choice is not None:
         options.config = choice.config
     elif options.recipe is not None:
@@ -223,28 +327,48 @@ def _deploy(options: Namespace) -> Answer:
     document = {
         "output": found.folder,
         "kind": found.kind,
-        **({} if choice is None else {"recipe": choice.recipe.name, "reason": choice.reason}),
+        **(
+            {}
+            if choice is None
+            else {"recipe": choice.recipe.name, "reason": choice.reason}
+        ),
         "notes": list(found.notes),
         "worst_sqnr": None if found.report is None else found.report.worst_sqnr,
         "warnings": [str(finding) for finding in found.check.findings],
-        **{name: value for name, value in _forecast(found.forecast).items() if name != "nodes"},
+        **{
+            name: value
+            for name, value in _forecast(found.forecast).items()
+            if name != "nodes"
+        },
     }
     return Answer(f"{choice}\n{found}" if choice else str(found), document)
 
 
 _Action = tuple[str, str, str, Callable[[Parser], None], Callable[[Namespace], Answer]]
 _ACTIONS: tuple[_Action, ...] = (
-    ("check", "see which rules a model breaks", "%(prog)s MODEL [OPTION ...]", _check_options, _check),
+    (
+        "check",
+        "see which rules a model breaks",
+        "%(prog)s MODEL [OPTION ...]",
+        _check_options,
+        _check,
+    ),
     (
         "legalize",
-        "rewrite a model in the words that the compiler takes, without changing what it computes",
+        (
+            "rewrite a model in the words that the compiler takes, without changing"
+            " what it computes"
+        ),
         "%(prog)s MODEL -o OUT.onnx [OPTION ...]",
         _legalize_options,
         _legalize,
     ),
     (
         "preflight",
-        "forecast which nodes the processor runs, in how many pieces, and why not the others",
+        (
+            "forecast which nodes the processor runs, in how many pieces, and why not"
+            " the others"
+        ),
         "%(prog)s MODEL [OPTION ...]",
         _preflight_options,
         _preflight,
@@ -258,7 +382,10 @@ _ACTIONS: tuple[_Action, ...] = (
     ),
     (
         "deploy",
-        "legalize, quantize, check, and write the folder that an application ships: for stx and XINT8 by default",
+        (
+            "legalize, quantize, check, and write the folder that an application ships:"
+            " for stx and XINT8 by default"
+        ),
         "%(prog)s MODEL -o DIR --data PATH [OPTION ...]",
         _deploy_options,
         _deploy,

@@ -12,7 +12,8 @@ from typing import Any, TextIO
 from calibrators.shown import printable
 from quark_onnx.errors import QuarkError
 
-#: Version of every JSON document that the command line writes. Keys are added within a version, never renamed.
+#: Version of every JSON document that the command line writes. Keys are added within a version,
+#: never renamed.
 SCHEMA = 1
 
 
@@ -32,7 +33,10 @@ class Answer:
 
 
 def say(text: str, stream: TextIO | None) -> None:
-    """Print; what the stream's encoding lacks, and what a terminal would act on, becomes an escape such as ``\\u0444``.
+    """Print.
+
+    What the stream's encoding lacks, and what a terminal would act on, becomes an escape such as
+    ``\\u0444``.
 
     A stream that the process was started without is None; for ``print`` that would be stdout.
     """
@@ -40,11 +44,17 @@ def say(text: str, stream: TextIO | None) -> None:
         return
     encoding = getattr(stream, "encoding", None) or "utf-8"
     text = printable(text, lines=True)
-    print(text.encode(encoding, "backslashreplace").decode(encoding), file=stream, flush=True)
+    print(
+        text.encode(encoding, "backslashreplace").decode(encoding),
+        file=stream,
+        flush=True,
+    )
 
 
 def to_json(document: Mapping[str, Any]) -> str:
-    """The text of a JSON document, in ASCII; infinities become the strings "inf" and "-inf", NaN null, paths strings.
+    """The text of a JSON document, in ASCII.
+
+    Infinities become the strings "inf" and "-inf", NaN null, paths strings.
 
     >>> print(to_json({"worst_sqnr": math.inf}))
     {
@@ -69,13 +79,18 @@ def columns(rows: Iterable[Sequence[str]], indent: str = "  ") -> str:
     """
     rows = [[printable(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+    lines = (
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        for row in rows
+    )
     return "\n".join(indent + line.rstrip() for line in lines)
 
 
 def entry(title: str, lines: Iterable[str]) -> str:
     """Lines behind a title, as the report has them."""
-    return "\n".join(f"{title if not i else '':<9} {printable(line)}" for i, line in enumerate(lines))
+    return "\n".join(
+        f"{title if not i else '':<9} {printable(line)}" for i, line in enumerate(lines)
+    )
 
 
 def _plain(value: Any) -> Any:
@@ -85,6 +100,8 @@ def _plain(value: Any) -> Any:
         return [_plain(item) for item in value]
     if isinstance(value, float) and math.isnan(value):
         return None
-    if isinstance(value, Path) or (isinstance(value, float) and not math.isfinite(value)):
+    if isinstance(value, Path) or (
+        isinstance(value, float) and not math.isfinite(value)
+    ):
         return str(value)
     return value

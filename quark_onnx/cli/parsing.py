@@ -24,7 +24,14 @@ class UsageError(ConfigError):
 class Parser(argparse.ArgumentParser):
     """Raises UsageError where argparse prints its usage and ends the process."""
 
-    def __init__(self, prog: str, description: str, *, epilog: str = "", usage: str | None = None) -> None:
+    def __init__(
+        self,
+        prog: str,
+        description: str,
+        *,
+        epilog: str = "",
+        usage: str | None = None,
+    ) -> None:
         super().__init__(
             prog=prog,
             description=description,
@@ -36,13 +43,20 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         if "required: MODEL" in message or "required: FLOAT" in message:
-            message += " (models come first: an option that takes several values takes whatever follows it)"
+            message += (
+                " (models come first: an option that takes several values takes"
+                " whatever follows it)"
+            )
         raise UsageError(f"{message}; see {self.prog} --help")
 
     @property
     def flags(self) -> list[str]:
         """All long options."""
-        return sorted(set(re.findall(r"--[a-z][a-z-]*", self.format_usage() + self.format_help())))
+        return sorted(
+            set(
+                re.findall(r"--[a-z][a-z-]*", self.format_usage() + self.format_help())
+            ),
+        )
 
 
 def add_common_options(parser: Parser) -> None:
@@ -54,18 +68,31 @@ def add_common_options(parser: Parser) -> None:
         nargs="?",
         const=STDOUT,
         type=_json_file,
-        help="print JSON with a stable schema to stdout, and nothing else there; with FILE.json, write it to that file",
+        help=(
+            "print JSON with a stable schema to stdout, and nothing else there; with"
+            " FILE.json, write it to that file"
+        ),
     )
     group.add_argument(
         "--no-isolation",
         dest="isolation",
         action="store_false",
-        help="run onnxruntime in this process, which a native crash then ends; by default it has one of its own",
+        help=(
+            "run onnxruntime in this process, which a native crash then ends; by"
+            " default it has one of its own"
+        ),
     )
     chatter = group.add_mutually_exclusive_group()
-    chatter.add_argument("--quiet", action="store_true", help="print nothing but warnings, errors and JSON")
     chatter.add_argument(
-        "-v", "--verbose", action="store_true", help="say more: complete lists, and the traceback of a defect"
+        "--quiet",
+        action="store_true",
+        help="print nothing but warnings, errors and JSON",
+    )
+    chatter.add_argument(
+        "-v",
+        "--verbose",
+        action="store_true",
+        help="say more: complete lists, and the traceback of a defect",
     )
 
 
@@ -84,7 +111,13 @@ def add_output_option(parser: Parser, what: str) -> None:
 def add_shape_option(parser: Parser, what: str) -> None:
     """Shapes of inputs; several may follow the option, and it may be repeated."""
     parser.add_argument(
-        "--shape", metavar="NAME=1,3,224,224", type=shape, nargs="+", action="extend", default=[], help=what
+        "--shape",
+        metavar="NAME=1,3,224,224",
+        type=shape,
+        nargs="+",
+        action="extend",
+        default=[],
+        help=what,
     )
 
 
@@ -98,7 +131,9 @@ def path(text: str) -> Path:
 def count(text: str) -> int:
     """A whole number from 1."""
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a whole number of at least 1",
+        )
     return int(text)
 
 
@@ -128,7 +163,9 @@ def duration(text: str) -> float:
     except argparse.ArgumentTypeError:
         seconds = 0.0
     if seconds <= 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is no time above 0; write it as 90s, 10m or 1.5h")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no time above 0; write it as 90s, 10m or 1.5h",
+        )
     return seconds
 
 
@@ -148,7 +185,9 @@ def shape(text: str) -> tuple[str, tuple[int, ...]]:
     """
     name, _, sizes = text.rpartition("=")
     if not name:
-        raise argparse.ArgumentTypeError(f"{text!r} is not of the form NAME=1,3,224,224")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not of the form NAME=1,3,224,224",
+        )
     return name, tuple(count(size.strip()) for size in sizes.split(","))
 
 
@@ -162,7 +201,11 @@ def page(text: str) -> Path:
 def _json_file(text: str) -> str:
     """Where JSON goes. No other name than *.json, lest ``--json model.onnx`` overwrites a model."""
     if text != STDOUT and not text.lower().endswith(".json"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not named *.json; for stdout write --json last, or --json=-")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not named *.json; for stdout write --json last, or --json=-",
+        )
     if text != STDOUT and not Path(text).parent.is_dir():
-        raise argparse.ArgumentTypeError(f"there is no folder {str(Path(text).parent)!r}")
+        raise argparse.ArgumentTypeError(
+            f"there is no folder {str(Path(text).parent)!r}",
+        )
     return text

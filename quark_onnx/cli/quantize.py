@@ -17,15 +17,29 @@ from calibrators.onnx_runtime.interrupt import stop_all
 from quark_onnx import api
 from quark_onnx.cli.data import add_data_options, data_of
 from quark_onnx.cli.output import Answer, entry
-from quark_onnx.cli.parsing import Parser, add_common_options, add_output_option, count, path
-from quark_onnx.cli.settings import add_config_options, add_gate_option, add_mixing_options, config_of
+from quark_onnx.cli.parsing import (
+    Parser,
+    add_common_options,
+    add_output_option,
+    count,
+    path,
+)
+from quark_onnx.cli.settings import (
+    add_config_options,
+    add_gate_option,
+    add_mixing_options,
+    config_of,
+)
 from quark_onnx.config import to_dict
 from quark_onnx.errors import ModelError
 from quark_onnx.report import Report
 
 NAME = "quantize"
 SUMMARY = "quantize a model, with ranges measured on data"
-USAGE = "%(prog)s MODEL -o OUT (--data PATH | --random-data [N] | --weights-only | --dynamic) [OPTION ...]"
+USAGE = (
+    "%(prog)s MODEL -o OUT (--data PATH | --random-data [N] | --weights-only |"
+    " --dynamic) [OPTION ...]"
+)
 EXAMPLE = """\
 examples:
   quark-onnx quantize model.onnx -o model_int8.onnx --data samples/ --config XINT8
@@ -34,11 +48,16 @@ examples:
   quark-onnx quantize resnet.onnx -o resnet_int8.onnx --data images/ --image-size 224 224 --resize crop \\
       --resize-to 256 --mean 0.485 0.456 0.406 --std 0.229 0.224 0.225 --per-channel --min-sqnr 20
 
-exit codes: 0 done; 1 --min-sqnr missed; 2 bad input; 3 internal error; 128 + N ended by signal N"""
+exit codes: 0 done; 1 --min-sqnr missed; 2 bad input; 3 internal error; 128 + N ended by signal N"""  # noqa: E501
 
 
 def add_arguments(parser: Parser) -> None:
-    parser.add_argument("model", metavar="MODEL", type=path, help="the float model, an .onnx file; it is not changed")
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        type=path,
+        help="the float model, an .onnx file; it is not changed",
+    )
     add_output_option(parser, "quantized")
     add_data_options(parser)
     add_config_options(parser)
@@ -55,7 +74,10 @@ def add_arguments(parser: Parser) -> None:
         "--resume",
         metavar="DIR",
         type=path,
-        help="a folder where optimizers keep the layers that are done; the same command goes on from there",
+        help=(
+            "a folder where optimizers keep the layers that are done; the same command"
+            " goes on from there"
+        ),
     )
     add_common_options(parser)
 
@@ -97,8 +119,14 @@ def run(options: Namespace) -> Answer:
 def _complete(report: Report) -> Iterator[str]:
     """What the report only counts or cuts short."""
     sections = [
-        ("nodes stayed float", [f"{name}: {reason}" for name, reason in report.kept_nodes.items()]),
-        ("tensors stayed float", [f"{name}: {reason}" for name, reason in report.kept_tensors.items()]),
+        (
+            "nodes stayed float",
+            [f"{name}: {reason}" for name, reason in report.kept_nodes.items()],
+        ),
+        (
+            "tensors stayed float",
+            [f"{name}: {reason}" for name, reason in report.kept_tensors.items()],
+        ),
         ("notes", report.notes),
     ]
     yield ""
@@ -116,12 +144,22 @@ def _workers(number: int) -> Iterator[Executor | None]:
         return
     context = get_context("spawn")
     ended, end = context.Pipe(duplex=False)
-    with end, ended, ProcessPoolExecutor(number, context, initializer=_start_worker, initargs=(ended,)) as pool:
+    with (
+        end,
+        ended,
+        ProcessPoolExecutor(
+            number,
+            context,
+            initializer=_start_worker,
+            initargs=(ended,),
+        ) as pool,
+    ):
         try:
             yield pool
         except BrokenProcessPool as error:
             raise ModelError(
-                f"one of the {number} calibrating processes ended unexpectedly; if memory ran out, try fewer --workers"
+                f"one of the {number} calibrating processes ended unexpectedly; if"
+                " memory ran out, try fewer --workers",
             ) from error
         except BaseException as error:
             if not isinstance(error, Exception):
@@ -130,7 +168,9 @@ def _workers(number: int) -> Iterator[Executor | None]:
 
 
 def _start_worker(ended: connection.Connection) -> None:
-    """Ctrl-C is for the process that this one works for, which stops it; and with that process it ends, however.
+    """Ctrl-C is for the process that this one works for, which stops it.
+
+    And with that process it ends, however.
 
     Args:
         ended: has an end of file once nobody wants what this process computes.

@@ -9,7 +9,15 @@ from typing import Any
 from quark_onnx.analysis import Candidate, Search, SearchResult, Space
 from quark_onnx.cli.data import add_data_options, data_of
 from quark_onnx.cli.output import Answer, columns, entry
-from quark_onnx.cli.parsing import Parser, UsageError, add_common_options, count, duration, number, path
+from quark_onnx.cli.parsing import (
+    Parser,
+    UsageError,
+    add_common_options,
+    count,
+    duration,
+    number,
+    path,
+)
 from quark_onnx.errors import AccuracyError, ConfigError
 from quark_onnx.report import decibels
 from quark_onnx.steps import destination, keeps_weights_beside
@@ -23,34 +31,59 @@ examples:
   quark-onnx search model.onnx --data samples/ --presets A8W8 XINT8 --optimizers cle cle+adaquant --target 25 \\
       --journal search.jsonl
 
-exit codes: 0 done; 1 --target missed; 2 bad input; 3 internal error; 128 + N ended by signal N"""
+exit codes: 0 done; 1 --target missed; 2 bad input; 3 internal error; 128 + N ended by signal N"""  # noqa: E501
 
 
 def add_arguments(parser: Parser) -> None:
-    parser.add_argument("model", metavar="MODEL", type=path, help="the float model, an .onnx file; it is not changed")
     parser.add_argument(
-        "-o", "--output", metavar="BEST", type=path, help="write the best model, also where it misses --target"
+        "model",
+        metavar="MODEL",
+        type=path,
+        help="the float model, an .onnx file; it is not changed",
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="BEST",
+        type=path,
+        help="write the best model, also where it misses --target",
     )
     add_data_options(parser)
     default = Space()
     group = parser.add_argument_group(
-        "space", "Presets are tried as they are; then, on the best of them, calibrators and after them optimizers."
+        "space",
+        "Presets are tried as they are; then, on the best of them, calibrators and"
+        " after them optimizers.",
     )
     for name, metavar, what in (
         ("presets", "PRESET|FILE.yaml", "presets and YAML files"),
-        ("calibrators", "NAME[:SETTING=VALUE,...]", "calibrators of activations, beside that of the preset"),
-        ("optimizers", "NAME[+NAME ...]", "optimizers, several in a row with a plus between them"),
+        (
+            "calibrators",
+            "NAME[:SETTING=VALUE,...]",
+            "calibrators of activations, beside that of the preset",
+        ),
+        (
+            "optimizers",
+            "NAME[+NAME ...]",
+            "optimizers, several in a row with a plus between them",
+        ),
     ):
         shown = " ".join(getattr(default, name))
         group.add_argument(
-            f"--{name}", metavar=metavar, nargs="*", action="extend", help=f"{what} (default: {shown}); none for none"
+            f"--{name}",
+            metavar=metavar,
+            nargs="*",
+            action="extend",
+            help=f"{what} (default: {shown}); none for none",
         )
     group.add_argument(
         "--granularity",
         choices=list(_GRANULARITIES),
         nargs="+",
         action="extend",
-        help="scales of weights to try, beside that of the preset (default: none other)",
+        help=(
+            "scales of weights to try, beside that of the preset (default: none other)"
+        ),
     )
     group.add_argument(
         "--refine",
@@ -64,13 +97,19 @@ def add_arguments(parser: Parser) -> None:
         "--budget",
         metavar="TIME",
         type=duration,
-        help="begin nothing that would not end within this time: 90s, 10m, 1.5h (default: no limit)",
+        help=(
+            "begin nothing that would not end within this time: 90s, 10m, 1.5h"
+            " (default: no limit)"
+        ),
     )
     group.add_argument(
         "--target",
         metavar="DB",
         type=number,
-        help="stop as soon as the worst output has so many dB; the exit code is 1 if none does",
+        help=(
+            "stop as soon as the worst output has so many dB; the exit code is 1 if"
+            " none does"
+        ),
     )
     group.add_argument(
         "--journal",
@@ -102,15 +141,34 @@ def run(options: Namespace) -> Answer:
             running.write(found.best, options.output)
     failed = [each for each in found.candidates if each.error]
     lines = [
-        entry("model", [str(options.model) + (f" -> {options.output}" if options.output else "")]),
-        entry("samples", [f"{found.calibrated} to calibrate on, {found.judged} to judge by"]),
+        entry(
+            "model",
+            [str(options.model) + (f" -> {options.output}" if options.output else "")],
+        ),
+        entry(
+            "samples",
+            [f"{found.calibrated} to calibrate on, {found.judged} to judge by"],
+        ),
         columns([("configuration", "SQNR dB", "seconds", "bytes", ""), *_rows(found)]),
         entry("front", ["* none of the others is both smaller and better"]),
-        *([entry("left", [f"{found.left} candidates did not fit into --budget"])] if found.left else []),
-        *([entry("failed", [f"{each.name}: {each.error}" for each in failed])] if failed else []),
+        *(
+            [entry("left", [f"{found.left} candidates did not fit into --budget"])]
+            if found.left
+            else []
+        ),
+        *(
+            [entry("failed", [f"{each.name}: {each.error}" for each in failed])]
+            if failed
+            else []
+        ),
         entry("best", [found.best.name, *str(found.best.config).splitlines()]),
     ]
-    document = {"command": NAME, "model": options.model, "output": options.output, **found.to_dict()}
+    document = {
+        "command": NAME,
+        "model": options.model,
+        "output": options.output,
+        **found.to_dict(),
+    }
     return Answer("\n".join(lines), document, _missed(found, options.target))
 
 
@@ -133,14 +191,23 @@ def _check_files(options: Namespace) -> None:
     if options.output is None:
         return
     keeps_weights_beside(options.model, destination(options.model, options.output))
-    if options.journal is not None and options.journal.resolve() == options.output.resolve():
+    if (
+        options.journal is not None
+        and options.journal.resolve() == options.output.resolve()
+    ):
         raise UsageError(f"--journal and --output are the same file, {options.output}")
 
 
 def _rows(found: SearchResult) -> Iterator[tuple[str, str, str, str, str]]:
     front = found.front
     for each in found.candidates:
-        yield each.name, _score(each), f"{each.seconds:.1f}", _size(each), "*" if each in front else ""
+        yield (
+            each.name,
+            _score(each),
+            f"{each.seconds:.1f}",
+            _size(each),
+            "*" if each in front else "",
+        )
 
 
 def _score(candidate: Candidate) -> str:
@@ -155,4 +222,7 @@ def _missed(found: SearchResult, target: float | None) -> AccuracyError | None:
     if found.reached or target is None:
         return None
     score = decibels(found.best.score or 0.0, below=target)
-    return AccuracyError(f"the best candidate, {found.best.name}, has {score} dB: below --target {target:g}")
+    return AccuracyError(
+        f"the best candidate, {found.best.name}, has {score} dB: below --target"
+        f" {target:g}",
+    )

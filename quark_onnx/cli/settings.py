@@ -12,7 +12,10 @@ from quark_onnx.registry import TARGETS
 
 
 def add_config_options(parser: Parser) -> None:
-    group = parser.add_argument_group("settings", "What is not given stays as the preset or the file has it.")
+    group = parser.add_argument_group(
+        "settings",
+        "What is not given stays as the preset or the file has it.",
+    )
     group.add_argument(
         "--config",
         metavar="PRESET|FILE.yaml",
@@ -22,15 +25,24 @@ def add_config_options(parser: Parser) -> None:
     group.add_argument(
         "--calibrator",
         metavar="NAME[:SETTING=VALUE,...]",
-        help="how the ranges of activations are found, for instance percentile:percentile=99.9; "
-        "see 'quark-onnx list calibrators'",
+        help=(
+            "how the ranges of activations are found, for instance"
+            " percentile:percentile=99.9; see 'quark-onnx list calibrators'"
+        ),
     )
     what = group.add_mutually_exclusive_group()
-    what.add_argument("--weights-only", action="store_true", help="activations stay float; no data is needed")
+    what.add_argument(
+        "--weights-only",
+        action="store_true",
+        help="activations stay float; no data is needed",
+    )
     what.add_argument(
         "--dynamic",
         action="store_true",
-        help="activations become uint8 with scales that each run computes; no data is needed",
+        help=(
+            "activations become uint8 with scales that each run computes; no data is"
+            " needed"
+        ),
     )
     granularity = group.add_mutually_exclusive_group()
     granularity.add_argument(
@@ -40,56 +52,86 @@ def add_config_options(parser: Parser) -> None:
         help="one scale for each output channel of a weight: more accurate",
     )
     granularity.add_argument(
-        "--per-tensor", dest="per_channel", action="store_false", default=None, help="one scale for a whole weight"
+        "--per-tensor",
+        dest="per_channel",
+        action="store_false",
+        default=None,
+        help="one scale for a whole weight",
     )
     group.add_argument(
         "--exclude",
         metavar="PATTERN",
         nargs="+",
         action="extend",
-        help="nodes that stay float: names, globs ('/head/*') or regular expressions ('re:^/head/'); "
-        "added to those of a file",
+        help=(
+            "nodes that stay float: names, globs ('/head/*') or regular expressions"
+            " ('re:^/head/'); added to those of a file"
+        ),
     )
     group.add_argument(
-        "--op-types", metavar="TYPE", nargs="+", action="extend", help="quantize these operators only: Conv MatMul"
+        "--op-types",
+        metavar="TYPE",
+        nargs="+",
+        action="extend",
+        help="quantize these operators only: Conv MatMul",
     )
     group.add_argument(
-        "--nodes", metavar="PATTERN", nargs="+", action="extend", help="quantize these nodes only; patterns as above"
+        "--nodes",
+        metavar="PATTERN",
+        nargs="+",
+        action="extend",
+        help="quantize these nodes only; patterns as above",
     )
     group.add_argument(
         "--optimize",
         metavar="NAME[:SETTING=VALUE,...]",
         nargs="+",
         action="extend",
-        help="optimizers that make the result better, in this order; see 'quark-onnx list optimizers'",
+        help=(
+            "optimizers that make the result better, in this order; see 'quark-onnx"
+            " list optimizers'"
+        ),
     )
     group.add_argument(
         "--unsafe",
         action="store_true",
-        help="quantize also what few bits are known to ruin, and what is left float otherwise: the decoding of "
-        "detectors, whose coordinates need more bits, joins of very different ranges, and the residual stream around "
-        "layer normalizations",
+        help=(
+            "quantize also what few bits are known to ruin, and what is left float"
+            " otherwise: the decoding of detectors, whose coordinates need more bits,"
+            " joins of very different ranges, and the residual stream around layer"
+            " normalizations"
+        ),
     )
     _add_graph_options(parser)
 
 
 def _add_graph_options(parser: Parser) -> None:
-    group = parser.add_argument_group("graph", "What is done to the graph, and how the result is written.")
+    group = parser.add_argument_group(
+        "graph",
+        "What is done to the graph, and how the result is written.",
+    )
     group.add_argument(
         "--keep-existing",
         action="store_true",
-        help="go on with a model that is quantized in part, and leave that part as it is",
+        help=(
+            "go on with a model that is quantized in part, and leave that part as it is"
+        ),
     )
     group.add_argument(
         "--keep-initializer-inputs",
         action="store_true",
-        help="initializers that are also inputs stay inputs, and float (default: they become constants)",
+        help=(
+            "initializers that are also inputs stay inputs, and float (default: they"
+            " become constants)"
+        ),
     )
     group.add_argument(
         "--form",
         metavar="FORM",
-        help="how the result is written: qdq, Q/DQ pairs; operators, those that compute on codes, where there are any; "
-        "or vendor, AMD's own pairs",
+        help=(
+            "how the result is written: qdq, Q/DQ pairs; operators, those that compute"
+            " on codes, where there are any; or vendor, AMD's own pairs"
+        ),
     )
     group.add_argument(
         "--max-opset",
@@ -100,46 +142,66 @@ def _add_graph_options(parser: Parser) -> None:
     group.add_argument(
         "--target",
         metavar="NAME",
-        help=f"what the result is for: {', '.join(TARGETS)}; XINT8 scales then meet its rules (default: any runtime)",
+        help=(
+            f"what the result is for: {', '.join(TARGETS)}; XINT8 scales then meet its"
+            " rules (default: any runtime)"
+        ),
     )
     group.add_argument(
         "--keep-sizes",
         action="store_true",
-        help="with --target, a batch of any size stays one (default: it becomes 1, as the target's compiler wants)",
+        help=(
+            "with --target, a batch of any size stays one (default: it becomes 1, as"
+            " the target's compiler wants)"
+        ),
     )
     group.add_argument(
         "--accuracy-level",
         metavar="N",
         type=count,
-        help="the lowest precision that MatMulNBits may compute in: 1 float32, 2 float16, 3 bfloat16, 4 int8 (default: "
-        "onnxruntime chooses)",
+        help=(
+            "the lowest precision that MatMulNBits may compute in: 1 float32, 2"
+            " float16, 3 bfloat16, 4 int8 (default: onnxruntime chooses)"
+        ),
     )
     group.add_argument(
         "--no-functions",
         action="store_true",
-        help="nodes of a vendor's domain carry no body of standard operators, for targets that refuse one; "
-        "such a model runs only where the vendor's operators are known",
+        help=(
+            "nodes of a vendor's domain carry no body of standard operators, for"
+            " targets that refuse one; such a model runs only where the vendor's"
+            " operators are known"
+        ),
     )
     group.add_argument(
         "--no-prepare",
         action="store_true",
-        help="leave the float graph as it is: no constant folding, no BatchNormalization into Conv",
+        help=(
+            "leave the float graph as it is: no constant folding, no BatchNormalization"
+            " into Conv"
+        ),
     )
 
 
 def add_mixing_options(parser: Parser) -> None:
     group = parser.add_argument_group(
         "mixed precision",
-        "As few nodes as possible are quantized less, so that every output has at least DB dB of SQNR.",
+        "As few nodes as possible are quantized less, so that every output has at least"
+        " DB dB of SQNR.",
     )
     either = group.add_mutually_exclusive_group()
-    for flag, kind, what in (("--auto-exclude", "float", "stay float"), ("--auto-mixed", "16bit", "get 16 bits")):
+    for flag, kind, what in (
+        ("--auto-exclude", "float", "stay float"),
+        ("--auto-mixed", "16bit", "get 16 bits"),
+    ):
         either.add_argument(
             flag,
             metavar="DB",
             type=number,
-            help=f"the nodes that few bits serve worst {what}; short for --optimize "
-            f"auto_mixed_precision:target=DB,to={kind} in front of other optimizers",
+            help=(
+                f"the nodes that few bits serve worst {what}; short for --optimize "
+                f"auto_mixed_precision:target=DB,to={kind} in front of other optimizers"
+            ),
         )
 
 
@@ -148,11 +210,14 @@ def add_gate_option(parser: Parser, consequence: str) -> None:
         "--min-sqnr",
         metavar="DB",
         type=number,
-        help=f"the least signal-to-noise ratio of any output, in dB; below it {consequence} and the exit code is 1",
+        help=(
+            "the least signal-to-noise ratio of any output, in dB; below it"
+            f" {consequence} and the exit code is 1"
+        ),
     )
 
 
-def config_of(options: Namespace) -> QConfig:
+def config_of(options: Namespace) -> QConfig:  # noqa: C901
     """The effective configuration.
 
     Raises:
@@ -188,7 +253,10 @@ def config_of(options: Namespace) -> QConfig:
     if options.weights_only:
         changes |= {"activation": None, "form": options.form or "operators"}
     if options.dynamic:
-        changes |= {"activation": QConfig.of("DYNAMIC").activation, "form": options.form or "operators"}
+        changes |= {
+            "activation": QConfig.of("DYNAMIC").activation,
+            "form": options.form or "operators",
+        }
     if options.keep_existing:
         changes["keep_existing"] = True
     if options.keep_initializer_inputs:

@@ -18,5 +18,6 @@ def torch_side(name: str) -> Any:
         return import_module(name)
     except ImportError as error:
         raise MissingDependency(
-            f"{error.name or error} is not installed; language models need it: pip install 'quark-onnx[llm]'"
+            f"{error.name or error} is not installed; language models need it: pip"
+            " install 'quark-onnx[llm]'",
         ) from error

@@ -1,8 +1,9 @@
-"""Stands in for ``onnxruntime.quantization``: a script changes the package name, and this package quantizes.
+"""Stands in for ``onnxruntime.quantization``: a script changes the package name, and this package
+quantizes.
 
-The modules and names are those of onnxruntime.quantization 1.28 to 1.32. What quantizes is ours, and translates its
-arguments into a ``QConfig``; what holds data, prepares models or compares them is handed through from the installed
-onnxruntime.
+The modules and names are those of onnxruntime.quantization 1.28 to 1.32. What quantizes is ours,
+and translates its arguments into a ``QConfig``; what holds data, prepares models or compares them
+is handed through from the installed onnxruntime.
 """
 
 from typing import Any

@@ -1,4 +1,7 @@
-"""Readers, ranges and calibrators: onnxruntime's own; ranges that they measure are understood by our quantizers."""
+"""Readers, ranges and calibrators: onnxruntime's own.
+
+Ranges that they measure are understood by our quantizers.
+"""
 
 from __future__ import annotations
 

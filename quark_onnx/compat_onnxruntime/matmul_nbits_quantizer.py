@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from quark_onnx.compat_onnxruntime.mirror import Mirror
-from quark_onnx.compat_onnxruntime.weights import MatMulNBitsQuantizer as MatMulNBitsQuantizer
+from quark_onnx.compat_onnxruntime.weights import (
+    MatMulNBitsQuantizer as MatMulNBitsQuantizer,
+)
 
 _theirs = Mirror("matmul_nbits_quantizer")
 

@@ -15,7 +15,11 @@ class Mirror:
     """
 
     def __init__(self, module: str) -> None:
-        self.module = f"onnxruntime.quantization.{module}" if module else "onnxruntime.quantization"
+        self.module = (
+            f"onnxruntime.quantization.{module}"
+            if module
+            else "onnxruntime.quantization"
+        )
 
     def load(self) -> ModuleType:
         """The module itself.
@@ -29,7 +33,8 @@ class Mirror:
         """The value of a name.
 
         Raises:
-            AttributeError: the installed onnxruntime does not have it; ``from ... import`` makes an ImportError of it.
+            AttributeError: the installed onnxruntime does not have it; ``from ... import`` makes an
+                ImportError of it.
         """
         if name.startswith("__"):
             raise AttributeError(f"{self.module} hands no {name} through")

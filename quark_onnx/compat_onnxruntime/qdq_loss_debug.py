@@ -1,4 +1,6 @@
-"""Compare a quantized model with the float one by tensors: onnxruntime's own, which finds ours by name."""
+"""Compare a quantized model with the float one by tensors: onnxruntime's own, which finds ours by
+name.
+"""
 
 from __future__ import annotations
 

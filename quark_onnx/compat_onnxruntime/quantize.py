@@ -1,4 +1,4 @@
-"""The three calls: quantize_static, quantize_dynamic, and quantize with a configuration of either."""
+"""The three calls: quantize_static, quantize_dynamic, and quantize with a configuration of either."""  # noqa: E501
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from quark_onnx.compat_onnxruntime.weights import MatMulNBitsQuantizer
 _theirs = Mirror("quantize")
 
 
-def _like(function: Callable[..., Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def _like(
+    function: Callable[..., Any],
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Decorator: shows the signature of the installed onnxruntime."""
 
     def decorate(own: Callable[..., None]) -> Callable[..., None]:
@@ -30,7 +32,10 @@ def _like(function: Callable[..., Any]) -> Callable[[Callable[..., None]], Calla
 
 @_like(_their_static)
 def quantize_static(*arguments: Any, **keywords: Any) -> None:
-    """Quantize with ranges that are measured on calibration data; arguments are those of onnxruntime."""
+    """Quantize with ranges that are measured on calibration data.
+
+    Arguments are those of onnxruntime.
+    """
     _static(**_by_name(_their_static, arguments, keywords))
 
 
@@ -56,25 +61,41 @@ def quantize(model_input: Any, model_output: Any, quant_config: Any) -> None:
         settings.pop("activation_type")
         quantize_dynamic(model_input, model_output, **settings)
     elif hasattr(quant_config, "algorithm"):
-        model = model_input if not hasattr(model_input, "__fspath__") else str(model_input)
+        model = (
+            model_input if not hasattr(model_input, "__fspath__") else str(model_input)
+        )
         quantizer = MatMulNBitsQuantizer(model, algo_config=quant_config)
         quantizer.process()
         quantizer.model.save_model_to_file(model_output, True)
     else:
         raise TypeError(
-            f"quant_config is a {type(quant_config).__name__}; it must be a StaticQuantConfig, a DynamicQuantConfig or "
-            "a configuration of matmul_nbits_quantizer"
+            f"quant_config is a {type(quant_config).__name__}; it must be a"
+            " StaticQuantConfig, a DynamicQuantConfig or a configuration of"
+            " matmul_nbits_quantizer",
         )
 
 
-def _by_name(function: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> dict[str, Any]:
-    """All arguments of a call as keywords; the translation holds their names against those it knows."""
+def _by_name(
+    function: Any,
+    arguments: tuple[Any, ...],
+    keywords: dict[str, Any],
+) -> dict[str, Any]:
+    """All arguments of a call as keywords.
+
+    The translation holds their names against those it knows.
+    """
     names = list(signature(function).parameters)
     if len(arguments) > len(names):
-        raise TypeError(f"{function.__name__} takes {len(names)} positional arguments, and {len(arguments)} were given")
+        raise TypeError(
+            f"{function.__name__} takes {len(names)} positional arguments, and"
+            f" {len(arguments)} were given",
+        )
     positional = dict(zip(names, arguments, strict=False))
     if twice := positional.keys() & keywords.keys():
-        raise TypeError(f"{function.__name__} got multiple values for argument {sorted(twice)[0]!r}")
+        raise TypeError(
+            f"{function.__name__} got multiple values for argument"
+            f" {sorted(twice)[0]!r}",
+        )
     return positional | keywords
 
 

@@ -1,4 +1,4 @@
-"""QDQQuantizer and ONNXQuantizer: a model, ranges and options in, a quantized model in ``model``."""
+"""QDQQuantizer and ONNXQuantizer: a model, ranges and options in, a quantized model in ``model``."""  # noqa: E501
 
 from __future__ import annotations
 
@@ -7,7 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from onnx import ModelProto
-from onnxruntime.quantization import CalibrationMethod, QuantFormat, TensorsData, save_tensors_data
+from onnxruntime.quantization import (
+    CalibrationMethod,
+    QuantFormat,
+    TensorsData,
+    save_tensors_data,
+)
 from onnxruntime.quantization.onnx_model import ONNXModel
 from onnxruntime.quantization.quant_utils import QuantizationMode, QuantType
 
@@ -39,7 +44,12 @@ class _Quantizer:
                     ranges = TensorsData(CalibrationMethod.MinMax, dict(ranges))
                 save_tensors_data(ranges, cache)
                 self._settings |= {"calibrate_method": ranges.calibration_method}
-                quantized = quantize_static(self.model.model, output, calibration_cache_path=cache, **self._settings)
+                quantized = quantize_static(
+                    self.model.model,
+                    output,
+                    calibration_cache_path=cache,
+                    **self._settings,
+                )
         self.model = ONNXModel(quantized)
         return quantized
 
@@ -50,7 +60,11 @@ class QDQQuantizer(_Quantizer):
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         given = dict(zip(_QDQ, arguments, strict=False)) | keywords
         model, ranges = given.pop("model"), given.pop("tensors_range", None)
-        super().__init__(model, _settings(given) | {"quant_format": QuantFormat.QDQ}, ranges)
+        super().__init__(
+            model,
+            _settings(given) | {"quant_format": QuantFormat.QDQ},
+            ranges,
+        )
 
 
 class ONNXQuantizer(_Quantizer):
@@ -58,7 +72,10 @@ class ONNXQuantizer(_Quantizer):
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         given = dict(zip(_OPERATORS, arguments, strict=False)) | keywords
-        mode, _ = given.pop("mode", QuantizationMode.QLinearOps), given.pop("static", None)
+        mode, _ = (
+            given.pop("mode", QuantizationMode.QLinearOps),
+            given.pop("static", None),
+        )
         model, ranges = given.pop("model"), given.pop("tensors_range", None)
         settings = _settings(given)
         if mode == QuantizationMode.IntegerOps:
@@ -71,7 +88,11 @@ class ONNXQuantizer(_Quantizer):
 
 def _settings(given: dict[str, Any]) -> dict[str, Any]:
     """Arguments of a quantizer as those of a call."""
-    settings = {name: value for name, value in given.items() if name not in ("weight_qType", "activation_qType")}
+    settings = {
+        name: value
+        for name, value in given.items()
+        if name not in ("weight_qType", "activation_qType")
+    }
     for name in ("weight", "activation"):
         settings[f"{name}_type"] = given.get(f"{name}_qType", QuantType.QInt8)
     return settings

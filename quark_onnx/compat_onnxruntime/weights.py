@@ -1,4 +1,6 @@
-"""MatMulNBitsQuantizer: weights of 2, 4 and 8 bits in blocks, for onnxruntime's configurations of the algorithms."""
+"""MatMulNBitsQuantizer: weights of 2, 4 and 8 bits in blocks, for onnxruntime's configurations of
+the algorithms.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ class MatMulNBitsQuantizer:
             if name not in _DEFAULTS:
                 raise TypeError(f"MatMulNBitsQuantizer has no argument {name!r}")
         settings = _DEFAULTS | given
-        self.model_path = str(model) if not isinstance(model, onnx.ModelProto | ONNXModel) else None
+        self.model_path = (
+            str(model) if not isinstance(model, onnx.ModelProto | ONNXModel) else None
+        )
         loaded = onnx.load(self.model_path) if self.model_path else model
         self.model = loaded if isinstance(loaded, ONNXModel) else ONNXModel(loaded)
         for name, value in settings.items():
@@ -55,7 +59,9 @@ class MatMulNBitsQuantizer:
         if settings["algo_config"] is None:
             apart = ("nodes_to_exclude", "nodes_to_include", "algo_config")
             self.algo_config = _theirs.DefaultWeightOnlyQuantConfig(
-                **{name: value for name, value in settings.items() if name not in apart}
+                **{
+                    name: value for name, value in settings.items() if name not in apart
+                },
             )
         self._settings = settings
 
@@ -70,29 +76,47 @@ class MatMulNBitsQuantizer:
         weight, optimizers, data = _weight(algo, settings)
         types = tuple(algo.op_types_to_quantize or ("MatMul",))
         written = algo.quant_format.name
-        changes: dict[str, Any] = {"form": "operators" if written == "QOperator" else "qdq", "op_types": types}
+        changes: dict[str, Any] = {
+            "form": "operators" if written == "QOperator" else "qdq",
+            "op_types": types,
+        }
         nodes = list(self.model.model.graph.node)
         customized = getattr(algo, "customized_weight_config", None) or {}
         overrides = tuple(
             TensorOverride(
-                node.input[1], dtype=f"{'int' if weight.symmetric else 'uint'}{customized[node.name]['bits']}"
+                node.input[1],
+                dtype=f"{'int' if weight.symmetric else 'uint'}{customized[node.name]['bits']}",
             )
             for node in nodes
             if node.name in customized and "bits" in customized[node.name]
         )
-        named, present = settings["nodes_to_include"] or (), {node.name for node in nodes}
+        named, present = (
+            settings["nodes_to_include"] or (),
+            {node.name for node in nodes},
+        )
         excluded = set(settings["nodes_to_exclude"] or ())
         for name in sorted({*named, *excluded} - present):
             logger.warning("no node of the model is called %r", name)
         if named:
-            excluded |= {node.name for node in nodes if node.op_type in types and node.name not in named}
+            excluded |= {
+                node.name
+                for node in nodes
+                if node.op_type in types and node.name not in named
+            }
         level = getattr(algo, "accuracy_level", None) or settings["accuracy_level"]
         changes |= {"accuracy_level": int(level or 0)}
-        changes |= {"exclude": tuple(sorted(excluded & present)), "tensors": overrides, "optimizers": optimizers}
+        changes |= {
+            "exclude": tuple(sorted(excluded & present)),
+            "tensors": overrides,
+            "optimizers": optimizers,
+        }
         return QConfig(None, weight, **changes), data
 
 
-def _weight(algo: Any, settings: dict[str, Any]) -> tuple[QuantizationSpec, tuple[Any, ...], Any]:
+def _weight(
+    algo: Any,
+    settings: dict[str, Any],
+) -> tuple[QuantizationSpec, tuple[Any, ...], Any]:
     """How weights are quantized, what improves them, and the data for that.
 
     Raises:
@@ -103,19 +127,43 @@ def _weight(algo: Any, settings: dict[str, Any]) -> tuple[QuantizationSpec, tupl
     block_size = getattr(algo, "block_size", settings["block_size"])
     symmetric = bool(getattr(algo, "is_symmetric", settings["is_symmetric"]))
     if getattr(algo, "channel_wised_quantize", settings["channel_wised_quantize"]):
-        return QuantizationSpec(_dtype(bits, symmetric), symmetric=symmetric, per_channel=True), (), None
-    spec = QuantizationSpec(_dtype(bits, symmetric), symmetric=symmetric, block_size=block_size)
+        return (
+            QuantizationSpec(
+                _dtype(bits, symmetric),
+                symmetric=symmetric,
+                per_channel=True,
+            ),
+            (),
+            None,
+        )
+    spec = QuantizationSpec(
+        _dtype(bits, symmetric),
+        symmetric=symmetric,
+        block_size=block_size,
+    )
     if name in ("DEFAULT", "RTN", "k_quant"):
         if name == "k_quant":
-            logger.warning("k_quant: blocks are solved for by rounding to nearest, or choose HQQ")
+            logger.warning(
+                "k_quant: blocks are solved for by rounding to nearest, or choose HQQ",
+            )
         return spec, (), None
     if name == "HQQ":
-        return spec.with_(dtype=_dtype(bits, False), symmetric=False, solver="hqq"), (), None
+        return (
+            spec.with_(dtype=_dtype(bits, False), symmetric=False, solver="hqq"),
+            (),
+            None,
+        )
     if name == "GPTQ":
         if algo.calibration_data_reader is None:
             raise CallError("GPTQ needs a calibration_data_reader")
-        return spec, (GPTQ(damping=algo.percdamp, act_order=bool(algo.actorder)),), algo.calibration_data_reader
-    raise CallError(f"the algorithm {name!r} is not known; known: DEFAULT, RTN, k_quant, HQQ, GPTQ")
+        return (
+            spec,
+            (GPTQ(damping=algo.percdamp, act_order=bool(algo.actorder)),),
+            algo.calibration_data_reader,
+        )
+    raise CallError(
+        f"the algorithm {name!r} is not known; known: DEFAULT, RTN, k_quant, HQQ, GPTQ",
+    )
 
 
 def _dtype(bits: int, symmetric: bool) -> str:

@@ -19,12 +19,15 @@ from quark_onnx.registry import PRESETS
 
 #: Bytes of a file: one with an override for each of 10,000 nodes has a fifth of it.
 _BYTES = 1 << 22
-#: Values that a file may hold, with every alias written out: a hundred times those of the largest in use.
+#: Values that a file may hold, with every alias written out: a hundred times those of the largest
+#: in use.
 _VALUES = 100_000
 
 
 def to_dict(config: QConfig) -> dict[str, Any]:
-    """Plain dictionaries, lists, strings and numbers that ``from_dict`` reads back to an equal config."""
+    """Plain dictionaries, lists, strings and numbers that ``from_dict`` reads back to an equal
+    config.
+    """
     return _plain(config)  # type: ignore[no-any-return]
 
 
@@ -35,14 +38,18 @@ def _plain(value: Any) -> Any:
         return [_plain(item) for item in value]
     if value is None or isinstance(value, str | bool | int | float):
         return value
-    return format_call(value) if hasattr(value, "statistic") or hasattr(value, "stage") else str(value)
+    return (
+        format_call(value)
+        if hasattr(value, "statistic") or hasattr(value, "stage")
+        else str(value)
+    )
 
 
 def from_dict(data: dict[str, Any]) -> QConfig:
     """The config that a dictionary describes.
 
-    ``preset`` names the config to start from (A8W8 if absent), the rest changes it. ``calibrator`` and ``per_channel``
-    are taken as by ``QConfig.with_``.
+    ``preset`` names the config to start from (A8W8 if absent), the rest changes it. ``calibrator``
+    and ``per_channel`` are taken as by ``QConfig.with_``.
 
     >>> from_dict({"preset": "S8S8", "per_channel": True}).weight.per_channel
     True
@@ -50,20 +57,30 @@ def from_dict(data: dict[str, Any]) -> QConfig:
     changes = dict(_mapping(data, "the config"))
     preset = changes.pop("preset", "A8W8")
     if not isinstance(preset, str | QConfig):
-        raise ConfigError(f"preset is {short(preset)}; it must be a preset's name{nearest(str(preset), PRESETS)}")
+        raise ConfigError(
+            f"preset is {short(preset)}; it must be a preset's name{nearest(str(preset), PRESETS)}",
+        )
     base: QConfig = preset if isinstance(preset, QConfig) else PRESETS[preset.upper()]
     for name in ("activation", "weight"):
         if name in changes:
             changes[name] = _spec(changes[name], getattr(base, name), name)
     if changes.get("embedding", AUTO) != AUTO:
-        present = base.embedding if isinstance(base.embedding, QuantizationSpec) else None
+        present = (
+            base.embedding if isinstance(base.embedding, QuantizationSpec) else None
+        )
         changes["embedding"] = _spec(changes["embedding"], present, "embedding")
     if "overrides" in changes:
         if not isinstance(changes["overrides"], list | tuple):
-            raise ConfigError(f"overrides is {short(changes['overrides'])}; it must be a list")
-        changes["overrides"] = tuple(_override(item, base) for item in changes["overrides"])
+            raise ConfigError(
+                f"overrides is {short(changes['overrides'])}; it must be a list",
+            )
+        changes["overrides"] = tuple(
+            _override(item, base) for item in changes["overrides"]
+        )
     if isinstance(changes.get("tensors"), list | tuple):
-        changes["tensors"] = tuple(_tensor_override(item) for item in changes["tensors"])
+        changes["tensors"] = tuple(
+            _tensor_override(item) for item in changes["tensors"]
+        )
     return base.with_(**changes)
 
 
@@ -88,7 +105,11 @@ def _override(data: Any, base: QConfig) -> Override:
     return Override(**settings)
 
 
-def _spec(data: Any, base: QuantizationSpec | None, where: str) -> QuantizationSpec | None:
+def _spec(
+    data: Any,
+    base: QuantizationSpec | None,
+    where: str,
+) -> QuantizationSpec | None:
     """A spec from a dictionary of changes to ``base``, or from just the name of a number format."""
     if data is None or isinstance(data, QuantizationSpec):
         return data
@@ -101,32 +122,53 @@ def _mapping(data: Any, where: str) -> dict[str, Any]:
         raise ConfigError(f"{where} is {short(data)}; it must be a mapping of settings")
     for name in data:
         if not isinstance(name, str):
-            raise ConfigError(f"{where} has no setting {short(name)}; settings have names")
+            raise ConfigError(
+                f"{where} has no setting {short(name)}; settings have names",
+            )
     return data
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a key that is given twice, of which YAML would take the last, and aliases that make much of little."""
+    """Refuses a key that is given twice, of which YAML would take the last, and aliases that make
+    much of little.
+    """
 
     def construct_document(self, node: yaml.Node) -> Any:
         if _expanded(node, {}) > _VALUES:
             raise yaml.constructor.ConstructorError(
-                None, None, f"its aliases stand for more than {_VALUES:,} values", node.start_mark
+                None,
+                None,
+                f"its aliases stand for more than {_VALUES:,} values",
+                node.start_mark,
             )
         return super().construct_document(node)
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+    def construct_mapping(
+        self,
+        node: yaml.MappingNode,
+        deep: bool = False,
+    ) -> dict[Any, Any]:
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
         for place, key in enumerate(keys):
             if key in keys[:place]:
-                raise yaml.constructor.ConstructorError(None, None, f"{short(key)} is given twice", node.start_mark)
+                raise yaml.constructor.ConstructorError(
+                    None,
+                    None,
+                    f"{short(key)} is given twice",
+                    node.start_mark,
+                )
         return super().construct_mapping(node, deep)
 
 
 def _expanded(node: yaml.Node, known: dict[int, int]) -> int:
-    """How many values a node stands for, with every alias written out; beyond the limit for one that holds itself."""
+    """How many values a node stands for, with every alias written out.
+
+    Beyond the limit for one that holds itself.
+    """
     if id(node) not in known:
-        known[id(node)] = _VALUES + 1  # until it is known: who meets it before that is inside of it
+        known[id(node)] = (
+            _VALUES + 1
+        )  # until it is known: who meets it before that is inside of it
         parts: list[yaml.Node] = []
         if isinstance(node, yaml.MappingNode):
             parts = [part for entry in node.value for part in entry]
@@ -145,7 +187,9 @@ def load_yaml(path: Path) -> QConfig:
     try:
         data = yaml.load(read_text(path, _BYTES), _Loader)
     except OSError as error:
-        raise ConfigError(f"config file {path} cannot be read: {error.strerror}") from error
+        raise ConfigError(
+            f"config file {path} cannot be read: {error.strerror}",
+        ) from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"config file {path} is not valid YAML: {error}") from error
     try:

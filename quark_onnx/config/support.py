@@ -1,4 +1,6 @@
-"""Which format can be used how: each cell of the table is a configuration, so that a test can run it."""
+"""Which format can be used how: each cell of the table is a configuration, so that a test can run
+it.
+"""
 
 from __future__ import annotations
 
@@ -27,38 +29,57 @@ class Way:
     config: Callable[[DType], QConfig | None]
 
 
-#: Weights beside activations whose format is looked at. Float ones would not do: onnxruntime 1.31 makes int8 of the
-#: float weights of a Conv or Gemm between Q/DQ pairs when it loads a model.
+#: Weights beside activations whose format is looked at. Float ones would not do: onnxruntime 1.31
+#: makes int8 of the float weights of a Conv or Gemm between Q/DQ pairs when it loads a model.
 _FINE = QuantizationSpec(INT16, per_channel=True)
 
 
 def _activations(row: DType) -> QConfig:
-    return QConfig(QuantizationSpec(row), _FINE if row.scaled else QuantizationSpec(row))
+    return QConfig(
+        QuantizationSpec(row),
+        _FINE if row.scaled else QuantizationSpec(row),
+    )
 
 
 def _channels(row: DType) -> QConfig | None:
-    return QConfig(QuantizationSpec(row, per_channel=True), _FINE) if isinstance(row, Scaled) else None
+    return (
+        QConfig(QuantizationSpec(row, per_channel=True), _FINE)
+        if isinstance(row, Scaled)
+        else None
+    )
 
 
 def _asymmetric(row: DType) -> QConfig | None:
-    return QConfig(QuantizationSpec(row, symmetric=False), _FINE) if isinstance(row, Integer) else None
+    return (
+        QConfig(QuantizationSpec(row, symmetric=False), _FINE)
+        if isinstance(row, Integer)
+        else None
+    )
 
 
 def _pow2(row: DType) -> QConfig | None:
     return (
-        QConfig(QuantizationSpec(row, pow2=True), QuantizationSpec(row, pow2=True)) if isinstance(row, Scaled) else None
+        QConfig(QuantizationSpec(row, pow2=True), QuantizationSpec(row, pow2=True))
+        if isinstance(row, Scaled)
+        else None
     )
 
 
 def _half_scales(row: DType) -> QConfig | None:
-    if not isinstance(row, Scaled) or row.bits > 16:  # whose scales are too small for it
+    if (
+        not isinstance(row, Scaled) or row.bits > 16
+    ):  # whose scales are too small for it
         return None
     spec = QuantizationSpec(row, scale="float16")
     return QConfig(spec, spec.with_(per_channel=True))
 
 
 def _per_channel(row: DType) -> QConfig | None:
-    return QConfig(None, QuantizationSpec(row, per_channel=True)) if isinstance(row, Scaled) else None
+    return (
+        QConfig(None, QuantizationSpec(row, per_channel=True))
+        if isinstance(row, Scaled)
+        else None
+    )
 
 
 def _blocks(row: DType) -> QConfig | None:
@@ -78,15 +99,26 @@ def _dynamic(row: DType) -> QConfig | None:
     """DynamicQuantizeLinear writes uint8 alone."""
     if row.name != "uint8":
         return None
-    return QConfig(QuantizationSpec(row, symmetric=False, dynamic=True), form="operators")
+    return QConfig(
+        QuantizationSpec(row, symmetric=False, dynamic=True),
+        form="operators",
+    )
 
 
 WAYS = (
-    Way("activations", "activations, their scale if any measured on data", _activations),
+    Way(
+        "activations",
+        "activations, their scale if any measured on data",
+        _activations,
+    ),
     Way("channels", "activations with a scale for each channel", _channels),
     Way("zero point", "activations with a free zero point", _asymmetric),
     Way("dynamic", "activations with a scale that each run computes", _dynamic),
-    Way("weights", "weights, with one scale for a tensor if any", lambda row: QConfig(None, QuantizationSpec(row))),
+    Way(
+        "weights",
+        "weights, with one scale for a tensor if any",
+        lambda row: QConfig(None, QuantizationSpec(row)),
+    ),
     Way("per channel", "weights with a scale for each output channel", _per_channel),
     Way("blocks", "weights with a scale for each block along the sum", _blocks),
     Way("MatMulNBits", "weights in blocks that one operator unpacks", _nbits),

@@ -1,4 +1,4 @@
-"""TensorOverride: another decision for some of the tensors, and how to find those that match one."""
+"""TensorOverride: another decision for some of the tensors, and how to find those that match one."""  # noqa: E501
 
 from __future__ import annotations
 
@@ -23,22 +23,25 @@ _SWITCHES = ("keep", "dedicated", "stored", "raised", "snapped")
 
 @dataclass(frozen=True)
 class TensorOverride:
-    """How tensors are quantized that have these names; what is left at its default stays as the rules want it.
+    """How tensors are quantized that have these names.
+
+    What is left at its default stays as the rules want it.
 
     Attributes:
         tensors: tensor names or globs (``"/head/*"``).
-        readers: only for these nodes, by name; empty for every reader. Other readers get the other format.
+        readers: only for these nodes, by name; empty for every reader. Other readers get the other
+            format.
         keep: leave these tensors float.
-        dtype: the number format, or its name.
-        symmetric, reduce_range: as in a ``QuantizationSpec``.
-        axis: of the channels that have a scale each.
-        low, high: ends of the range, one number or one for each channel; they take the place of what is measured.
-        scale, zero_point: one number or one for each channel, both or none; no range is then needed.
-        min_range: the range is at least so wide; its upper end is moved.
-        dedicated: each reader has a Q/DQ pair of its own, instead of one that they share.
-        stored: a constant is stored as codes; False leaves it float, with a Q/DQ pair behind it.
-        snapped: the zero point of an activation is the least code where nothing is negative, and the middle elsewhere.
-        raised: the scale of a weight may be raised to hold a bias in int32; a bias stays float that does not fit.
+        dtype: the number format, or its name. symmetric, reduce_range: as in a
+        ``QuantizationSpec``. axis: of the channels that have a scale each. low, high: ends of the
+        range, one number or one for each channel; they take the place of what is measured. scale,
+        zero_point: one number or one for each channel, both or none; no range is then needed.
+        min_range: the range is at least so wide; its upper end is moved. dedicated: each reader has
+        a Q/DQ pair of its own, instead of one that they share. stored: a constant is stored as
+        codes; False leaves it float, with a Q/DQ pair behind it. snapped: the zero point of an
+        activation is the least code where nothing is negative, and the middle elsewhere. raised:
+        the scale of a weight may be raised to hold a bias in int32; a bias stays float that does
+        not fit.
 
     Several that match one tensor are merged; a later one wins.
 
@@ -65,7 +68,7 @@ class TensorOverride:
 
     if TYPE_CHECKING:  # what may be written; what is stored are tuples
 
-        def __init__(
+        def __init__(  # noqa: PLR0913
             self,
             tensors: str | Iterable[str],
             readers: str | Iterable[str] = (),
@@ -85,7 +88,7 @@ class TensorOverride:
             snapped: bool = False,
         ) -> None: ...
 
-    def __post_init__(self) -> None:
+    def __post_init__(self) -> None:  # noqa: C901
         for name in ("tensors", "readers"):
             object.__setattr__(self, name, _names(getattr(self, name), name))
         if not self.tensors:
@@ -96,41 +99,80 @@ class TensorOverride:
             object.__setattr__(self, name, self._numbers(name))
         for name in _FLAGS:
             if getattr(self, name) not in (True, False, None):
-                raise ConfigError(f"{name} of {self.where} is {short(getattr(self, name))}; it must be true or false")
+                raise ConfigError(
+                    f"{name} of {self.where} is {short(getattr(self, name))}; it must"
+                    " be true or false",
+                )
         for name in _SWITCHES:
             if getattr(self, name) not in (True, False):
-                raise ConfigError(f"{name} of {self.where} is {short(getattr(self, name))}; it must be true or false")
+                raise ConfigError(
+                    f"{name} of {self.where} is {short(getattr(self, name))}; it must"
+                    " be true or false",
+                )
         if self.axis is not None and type(self.axis) is not int:
-            raise ConfigError(f"axis of {self.where} is {short(self.axis)}; it must be a whole number")
+            raise ConfigError(
+                f"axis of {self.where} is {short(self.axis)}; it must be a whole"
+                " number",
+            )
         if not is_number(self.min_range) or self.min_range < 0:
-            raise ConfigError(f"min_range of {self.where} is {short(self.min_range)}; it must be a number, 0 or more")
+            raise ConfigError(
+                f"min_range of {self.where} is {short(self.min_range)}; it must be a"
+                " number, 0 or more",
+            )
         self._check_together()
 
     def _check_together(self) -> None:
         """Raise an error for settings that contradict each other."""
         if bool(self.scale) != bool(self.zero_point):
-            raise ConfigError(f"{self.where} has a scale or a zero_point; both belong together")
-        clash = [name for name in ("symmetric", "reduce_range") if getattr(self, name) is not None]
+            raise ConfigError(
+                f"{self.where} has a scale or a zero_point; both belong together",
+            )
+        clash = [
+            name
+            for name in ("symmetric", "reduce_range")
+            if getattr(self, name) is not None
+        ]
         clash += [name for name in ("low", "high") if getattr(self, name)]
         if self.scale and clash:
-            raise ConfigError(f"{self.where} has a scale, and {clash[0]}, from which a scale would follow; give one")
+            raise ConfigError(
+                f"{self.where} has a scale, and {clash[0]}, from which a scale would"
+                " follow; give one",
+            )
         if not all(0 < scale < float("inf") for scale in self.scale):
-            raise ConfigError(f"scale of {self.where} is {short(self.scale)}; it must be greater than 0")
+            raise ConfigError(
+                f"scale of {self.where} is {short(self.scale)}; it must be greater"
+                " than 0",
+            )
 
     def _format(self, value: object) -> DType:
         found = DTYPES[value.lower()] if isinstance(value, str) else value
         if isinstance(found, DType):
             return found
-        raise ConfigError(f"dtype of {self.where} is {short(value)}; it must be a number format{nearest('', DTYPES)}")
+        raise ConfigError(
+            f"dtype of {self.where} is {short(value)}; it must be a number"
+            f" format{nearest('', DTYPES)}",
+        )
 
     def _numbers(self, name: str) -> tuple[Any, ...]:
         value = getattr(self, name)
-        items = tuple(np.asarray(value).reshape(-1).tolist()) if not isinstance(value, str) else (value,)
+        items = (
+            tuple(np.asarray(value).reshape(-1).tolist())
+            if not isinstance(value, str)
+            else (value,)
+        )
         if not all(is_number(item) for item in items):
-            raise ConfigError(f"{name} of {self.where} is {short(value)}; it must be a number, or one for each channel")
+            raise ConfigError(
+                f"{name} of {self.where} is {short(value)}; it must be a number, or one"
+                " for each channel",
+            )
         if name == "zero_point" and not all(float(item).is_integer() for item in items):
-            raise ConfigError(f"zero_point of {self.where} is {short(value)}; it must be a whole number")
-        return tuple(int(item) if name == "zero_point" else float(item) for item in items)
+            raise ConfigError(
+                f"zero_point of {self.where} is {short(value)}; it must be a whole"
+                " number",
+            )
+        return tuple(
+            int(item) if name == "zero_point" else float(item) for item in items
+        )
 
     @property
     def where(self) -> str:
@@ -139,7 +181,10 @@ class TensorOverride:
 
     @property
     def decides(self) -> bool:
-        """Whether a tensor has a scale of its own; a range alone does not part it from what it is moved from."""
+        """Whether a tensor has a scale of its own.
+
+        A range alone does not part it from what it is moved from.
+        """
         settings = (self.dtype, self.symmetric, self.reduce_range, self.axis)
         return any(setting is not None for setting in settings) or bool(self.scale)
 
@@ -154,35 +199,58 @@ class TensorOverride:
         Raises:
             ConfigError: the number format has no scale, and one is given.
         """
-        changes: dict[str, Any] = {name: getattr(self, name) for name in _FLAGS if getattr(self, name) is not None}
+        changes: dict[str, Any] = {
+            name: getattr(self, name)
+            for name in _FLAGS
+            if getattr(self, name) is not None
+        }
         if self.dtype is not None and self.dtype != spec.dtype:
             changes["dtype"] = self.dtype
         changed = spec.with_(**changes) if changes else spec
-        if (self.scale or self.low or self.high) and not isinstance(changed.dtype, Scaled):
-            raise ConfigError(f"{self.where} has a scale or a range, which {changed.dtype.name} does not have")
+        if (self.scale or self.low or self.high) and not isinstance(
+            changed.dtype,
+            Scaled,
+        ):
+            raise ConfigError(
+                f"{self.where} has a scale or a range, which {changed.dtype.name} does"
+                " not have",
+            )
         return changed
 
-    def bounds(self, low: NDArray[np.float64], high: NDArray[np.float64]) -> tuple[Any, Any]:
+    def bounds(
+        self,
+        low: NDArray[np.float64],
+        high: NDArray[np.float64],
+    ) -> tuple[Any, Any]:
         """The range that takes the place of a measured one."""
-        low, high = np.asarray(self.low or low, np.float64), np.asarray(self.high or high, np.float64)
+        low, high = (
+            np.asarray(self.low or low, np.float64),
+            np.asarray(self.high or high, np.float64),
+        )
         return low, np.maximum(high, low + self.min_range) if self.min_range else high
 
     def matches(self, tensor: str) -> bool:
         """Whether a tensor is meant."""
-        return any(tensor == name or fnmatch.fnmatchcase(tensor, name) for name in self.tensors)
+        return any(
+            tensor == name or fnmatch.fnmatchcase(tensor, name) for name in self.tensors
+        )
 
     def merged(self, later: TensorOverride) -> TensorOverride:
         """This one, with what a later one changes."""
         changes = {
             f.name: getattr(later, f.name)
             for f in fields(later)
-            if f.name not in ("tensors", "readers") and getattr(later, f.name) != f.default
+            if f.name not in ("tensors", "readers")
+            and getattr(later, f.name) != f.default
         }
         return replace(self, **changes)
 
 
 class TensorOverrides:
-    """Finds what a configuration says of a tensor; names are looked up, and patterns held against each."""
+    """Finds what a configuration says of a tensor.
+
+    Names are looked up, and patterns held against each.
+    """
 
     def __init__(self, overrides: Iterable[TensorOverride] = ()) -> None:
         self._all = tuple(overrides)
@@ -203,7 +271,9 @@ class TensorOverrides:
         if key not in self._found:
             found: TensorOverride | None = None
             for override in self._all:
-                if (not override.readers or reader in override.readers) and override.matches(tensor):
+                if (
+                    not override.readers or reader in override.readers
+                ) and override.matches(tensor):
                     found = override if found is None else found.merged(override)
             self._found[key] = found
         return self._found[key]
@@ -220,7 +290,16 @@ class TensorOverrides:
 
 
 def _names(value: Any, where: str) -> tuple[str, ...]:
-    items = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, Iterable) else (None,)
+    items = (
+        (value,)
+        if isinstance(value, str)
+        else tuple(value)
+        if isinstance(value, Iterable)
+        else (None,)
+    )
     if not all(isinstance(item, str) for item in items):
-        raise ConfigError(f"{where} of an override of tensors is {short(value)}; it must be a name or a list of names")
+        raise ConfigError(
+            f"{where} of an override of tensors is {short(value)}; it must be a name or"
+            " a list of names",
+        )
     return items

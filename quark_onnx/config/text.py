@@ -9,7 +9,12 @@ from calibrators.shown import short
 from quark_onnx.errors import ConfigError
 
 
-def parse_call(text: str, what: str, *, words: bool = True) -> tuple[str, dict[str, Any]]:
+def parse_call(
+    text: str,
+    what: str,
+    *,
+    words: bool = True,
+) -> tuple[str, dict[str, Any]]:
     """The name and the settings in a text.
 
     Args:
@@ -24,12 +29,18 @@ def parse_call(text: str, what: str, *, words: bool = True) -> tuple[str, dict[s
     for part in filter(None, rest.split(",")):
         key, equals, value = part.partition("=")
         if not equals:
-            raise ConfigError(f"{what} {short(text)}: {short(part)} is not of the form setting=value")
+            raise ConfigError(
+                f"{what} {short(text)}: {short(part)} is not of the form setting=value",
+            )
         if key.strip() in settings:
-            raise ConfigError(f"{what} {short(text)}: {short(key.strip())} is given twice")
+            raise ConfigError(
+                f"{what} {short(text)}: {short(key.strip())} is given twice",
+            )
         settings[key.strip()] = found = _value(value.strip())
         if isinstance(found, str) and not words:
-            raise ConfigError(f"{what} {short(text)}: {short(found)} is neither a number nor true or false")
+            raise ConfigError(
+                f"{what} {short(text)}: {short(found)} is neither a number nor true or false",
+            )
     return name.strip(), settings
 
 
@@ -47,5 +58,9 @@ def _value(text: str) -> Any:
 
 def format_call(value: Any) -> str:
     """The text form of something with a name; settings at their defaults are left out."""
-    changed = [f"{f.name}={getattr(value, f.name)}" for f in fields(value) if getattr(value, f.name) != f.default]
+    changed = [
+        f"{f.name}={getattr(value, f.name)}"
+        for f in fields(value)
+        if getattr(value, f.name) != f.default
+    ]
     return str(value.name) + (":" + ",".join(changed) if changed else "")

@@ -11,8 +11,9 @@ from quark_onnx.graph import Graph
 from quark_onnx.graph.bodies import in_bodies
 from quark_onnx.steps import Sample
 
-#: Whether the converted model computes what the model did: in floats as in codes; but for codes that are rounded
-#: otherwise, which the conversion verifies itself; or something else, whose distance is measured.
+#: Whether the converted model computes what the model did: in floats as in codes; but for codes
+#: that are rounded otherwise, which the conversion verifies itself; or something else, whose
+#: distance is measured.
 Keeps = Literal["exactly", "but for rounding", "no"]
 
 
@@ -33,7 +34,8 @@ class Settings:
     samples: Sequence[Sample] = ()
 
 
-#: Converts a graph, which it may change, and says what it did, in a line each; nothing if there was nothing to convert.
+#: Converts a graph, which it may change, and says what it did, in a line each; nothing if there was
+#: nothing to convert.
 Rewrite = Callable[[Graph, Settings], tuple[Graph, list[str]]]
 
 
@@ -56,10 +58,16 @@ class Conversion:
     @property
     def summary(self) -> str:
         """What it does, in a line: the first one of the docstring of ``rewrite``."""
-        return (inspect.getdoc(self.rewrite) or "").partition("\n")[0]
+        return " ".join(
+            (inspect.getdoc(self.rewrite) or "").partition("\n\n")[0].split(),
+        )
 
 
-def conversion(name: str, keeps: Keeps, reads: Sequence[str] = ()) -> Callable[[Rewrite], Conversion]:
+def conversion(
+    name: str,
+    keeps: Keeps,
+    reads: Sequence[str] = (),
+) -> Callable[[Rewrite], Conversion]:
     """Decorator: makes a conversion of what does it."""
     return lambda rewrite: Conversion(name, rewrite, keeps, tuple(reads))
 

@@ -1,4 +1,4 @@
-"""convert: a model to another form, conversion by conversion, each verified by running the model."""
+"""convert: a model to another form, conversion by conversion, each verified by running the model."""  # noqa: E501
 
 from __future__ import annotations
 
@@ -24,7 +24,14 @@ from quark_onnx.graph.node import inner_nodes
 from quark_onnx.graph.sizes import check_sizes
 from quark_onnx.registry import CONVERSIONS
 from quark_onnx.report import OutputError
-from quark_onnx.steps import OLD_DOMAIN, Reference, check, define_functions, destination, keeps_weights_beside
+from quark_onnx.steps import (
+    OLD_DOMAIN,
+    Reference,
+    check,
+    define_functions,
+    destination,
+    keeps_weights_beside,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -34,9 +41,9 @@ class Step:
     """What one conversion did.
 
     Attributes:
-        name, keeps: of the conversion.
-        notes: what it did, a line each; none if there was nothing to convert.
-        outputs: how far each output is from what it was, on random input; none where that could not be run.
+        name, keeps: of the conversion. notes: what it did, a line each; none if there was nothing
+        to convert. outputs: how far each output is from what it was, on random input; none where
+        that could not be run.
     """
 
     name: str
@@ -61,7 +68,7 @@ class Converted:
     bytes_after: int
 
 
-def convert(
+def convert(  # noqa: PLR0913
     model: str | Path | ModelProto,
     to: str | Sequence[str],
     output: str | Path | None = None,
@@ -80,12 +87,14 @@ def convert(
         shapes: for ``fixed-shapes``, the shape of each input whose sizes are open beyond the batch.
         opset: for ``opset``, the version to convert to.
         io: for ``float16`` and ``bfloat16``, inputs and outputs get the type, too.
-        external: keep large tensors in a file beside the output, also where one file would hold them.
+        external: keep large tensors in a file beside the output, also where one file would hold
+            them.
 
     Raises:
         ConfigError: a name or a setting is unknown, missing, or does not fit.
         ModelError: the model cannot be read or converted, or does not load after it.
-        AccuracyError: a conversion that keeps the function of a model has changed its outputs; nothing is written.
+        AccuracyError: a conversion that keeps the function of a model has changed its outputs;
+            nothing is written.
 
     >>> from onnx import parser
     >>> dense = parser.parse_model('''<ir_version: 8, opset_import: ["" : 17]>
@@ -95,7 +104,7 @@ def convert(
     ['Cast', 'MatMul', 'Cast']
     >>> converted.steps[0].notes
     ["input 'x' has the shape [1, 2]"]
-    """
+    """  # noqa: E501
     chosen = _chosen(to)
     settings = _settings(chosen, shapes, opset, io)
     target = destination(model, output)
@@ -112,7 +121,13 @@ def convert(
             written = _finished(_tidied(stage.graph), first, target, external=external)
         else:
             source = Path(model) if isinstance(model, str | Path) else None
-            written = _finished(copy(original), first, target, external=external, source=source)
+            written = _finished(
+                copy(original),
+                first,
+                target,
+                external=external,
+                source=source,
+            )
         return Converted(written, steps, model_bytes(original), model_bytes(written))
     finally:
         if store is not None:
@@ -122,12 +137,17 @@ def convert(
 def _chosen(to: str | Sequence[str]) -> list[Conversion]:
     names = [to] if isinstance(to, str) else list(to)
     if not names:
-        raise ConfigError(f"there is nothing to convert to; choose of {', '.join(CONVERSIONS)}")
+        raise ConfigError(
+            f"there is nothing to convert to; choose of {', '.join(CONVERSIONS)}",
+        )
     return [CONVERSIONS[name] for name in names]
 
 
 def _settings(
-    chosen: list[Conversion], shapes: Mapping[str, Sequence[int]] | None, opset: int | None, io: bool
+    chosen: list[Conversion],
+    shapes: Mapping[str, Sequence[int]] | None,
+    opset: int | None,
+    io: bool,
 ) -> Settings:
     """The settings, each of which some conversion reads.
 
@@ -136,21 +156,37 @@ def _settings(
     """
     sizes = {name: tuple(shape) for name, shape in (shapes or {}).items()}
     for name, shape in sizes.items():
-        if not shape or not all(is_number(size, Integral) and size > 0 for size in shape):
-            raise ConfigError(f"the shape of {name!r} is {list(shape)}; it must be whole numbers from 1")
+        if not shape or not all(
+            is_number(size, Integral) and size > 0 for size in shape
+        ):
+            raise ConfigError(
+                f"the shape of {name!r} is {list(shape)}; it must be whole numbers"
+                " from 1",
+            )
     if opset is not None and not is_number(opset, Integral):
         raise ConfigError(f"opset is {opset!r}; it must be a whole number")
     given = {"shapes": bool(sizes), "opset": opset is not None, "io": bool(io)}
     read_by_some = {setting for each in chosen for setting in each.reads}
-    for setting in (name for name, there in given.items() if there and name not in read_by_some):
+    for setting in (
+        name for name, there in given.items() if there and name not in read_by_some
+    ):
         users = [name for name in CONVERSIONS if setting in CONVERSIONS[name].reads]
-        raise ConfigError(f"{setting} is given, which only {' and '.join(users)} reads; add it to what is converted to")
+        raise ConfigError(
+            f"{setting} is given, which only {' and '.join(users)} reads; add it to"
+            " what is converted to",
+        )
     return Settings(
-        {name: tuple(map(int, shape)) for name, shape in sizes.items()}, None if opset is None else int(opset), bool(io)
+        {name: tuple(map(int, shape)) for name, shape in sizes.items()},
+        None if opset is None else int(opset),
+        bool(io),
     )
 
 
-def _apply(conversion: Conversion, before: Stage, settings: Settings) -> tuple[Stage, Step]:
+def _apply(
+    conversion: Conversion,
+    before: Stage,
+    settings: Settings,
+) -> tuple[Stage, Step]:
     sample = before.sample(before) if conversion.keeps == "but for rounding" else None
     settings = replace(settings, samples=[] if sample is None else [sample])
     graph, notes = conversion.rewrite(before.graph.copy(), settings)
@@ -158,11 +194,18 @@ def _apply(conversion: Conversion, before: Stage, settings: Settings) -> tuple[S
         logger.warning("%s: there is nothing to convert", conversion.name)
         return before, Step(conversion.name, conversion.keeps, [], [])
     after = Stage(graph)
-    return after, Step(conversion.name, conversion.keeps, notes, verify(conversion, before, after))
+    return after, Step(
+        conversion.name,
+        conversion.keeps,
+        notes,
+        verify(conversion, before, after),
+    )
 
 
 def _tidied(graph: Graph) -> ModelProto:
-    """The model, with bodies for operators of the vendors, and without domains that nothing is left of."""
+    """The model, with bodies for operators of the vendors, and without domains that nothing is left
+    of.
+    """
     kinds = {node.domain for node in (*graph.nodes, *inner_nodes(graph.nodes))}
     try:
         define_functions(graph)
@@ -180,9 +223,16 @@ def _tidied(graph: Graph) -> ModelProto:
 
 
 def _finished(
-    model: ModelProto, first: Stage, target: Path | None, *, external: bool, source: Path | None = None
+    model: ModelProto,
+    first: Stage,
+    target: Path | None,
+    *,
+    external: bool,
+    source: Path | None = None,
 ) -> ModelProto:
-    """The model, which has been checked and, with a target, written; what lies in files is read from there.
+    """The model, which has been checked and, with a target, written.
+
+    What lies in files is read from there.
 
     Args:
         source: the file that the model was read from, if nothing in it was converted.
@@ -195,8 +245,13 @@ def _finished(
     with staged(model, target, external=external, source=source) as path:
         check(path, original, "converted")
         plain = Reference(original, optimize=False)
-        if _opens(plain) and not _opens(Reference(model, path, optimize=False, what="the converted model")):
-            logger.warning("onnxruntime loads the model on its CPU provider no more, which lacks kernels for it")
+        if _opens(plain) and not _opens(
+            Reference(model, path, optimize=False, what="the converted model"),
+        ):
+            logger.warning(
+                "onnxruntime loads the model on its CPU provider no more, which lacks"
+                " kernels for it",
+            )
     return read(target)
 
 

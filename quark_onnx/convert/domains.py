@@ -1,7 +1,7 @@
 """standard-qdq, microsoft-qdq and vendor-qdq: Q/DQ nodes as operators of another domain.
 
-The operators of com.microsoft and com.amd.quark are versions of ONNX's for more types, or for earlier opsets. Those of
-com.vai.quantize are what com.amd.quark had before.
+The operators of com.microsoft and com.amd.quark are versions of ONNX's for more types, or for
+earlier opsets. Those of com.vai.quantize are what com.amd.quark had before.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ Need = Callable[[Graph, Node], "int | None"]
 
 @conversion("standard-qdq", keeps="exactly")
 def standard_qdq(graph: Graph, settings: Settings) -> tuple[Graph, list[str]]:
-    """Q/DQ nodes of com.microsoft, com.amd.quark and com.vai.quantize as those of ONNX; the opset rises if need be."""
+    """Q/DQ nodes of com.microsoft, com.amd.quark and com.vai.quantize as those of ONNX.
+
+    The opset rises if need be.
+    """
     return _converted(graph, "", _standard)
 
 
@@ -45,7 +48,9 @@ def microsoft_qdq(graph: Graph, settings: Settings) -> tuple[Graph, list[str]]:
 
 @conversion("vendor-qdq", keeps="exactly")
 def vendor_qdq(graph: Graph, settings: Settings) -> tuple[Graph, list[str]]:
-    """Q/DQ nodes as ExtendedQuantizeLinear and ExtendedDequantizeLinear of com.amd.quark, with bodies."""
+    """Q/DQ nodes as ExtendedQuantizeLinear and ExtendedDequantizeLinear of com.amd.quark, with
+    bodies.
+    """
     return _converted(graph, DOMAIN, _vendor)
 
 
@@ -54,7 +59,14 @@ def _row(graph: Graph, node: Node) -> Scaled | None:
     kind = code_type(graph, node)
     rows = (DTYPES[name] for name in DTYPES)
     return next(
-        (row for row in rows if isinstance(row, Scaled) and row.onnx == kind and not isinstance(row, Float4)), None
+        (
+            row
+            for row in rows
+            if isinstance(row, Scaled)
+            and row.onnx == kind
+            and not isinstance(row, Float4)
+        ),
+        None,
     )
 
 
@@ -71,13 +83,22 @@ def _standard(graph: Graph, node: Node) -> int | None:
 
 def _microsoft(graph: Graph, node: Node) -> int | None:
     own, row = parameters(graph, node), _row(graph, node)
-    known = isinstance(row, Integer) and row.bits >= 4 and (row.emitted if node.op_type in QUANTIZE else row.read)
+    known = (
+        isinstance(row, Integer)
+        and row.bits >= 4
+        and (row.emitted if node.op_type in QUANTIZE else row.read)
+    )
     return 1 if known and own is not None and not own.block_size else None
 
 
 def _vendor(graph: Graph, node: Node) -> int | None:
     own, row = parameters(graph, node), _row(graph, node)
-    known = isinstance(row, Integer) and row.bits >= 8 and own is not None and not own.block_size
+    known = (
+        isinstance(row, Integer)
+        and row.bits >= 8
+        and own is not None
+        and not own.block_size
+    )
     return BODY_OPSET if known else None
 
 
@@ -92,10 +113,16 @@ def _converted(graph: Graph, domain: str, need: Need) -> tuple[Graph, list[str]]
         except ModelError as error:
             notes = [str(error)]
     count = everywhere(graph, lambda inner: _rename_all(inner, domain, need))
-    notes = [*(f"{line} renamed" for line in counted(count, "node")), *(notes if count else ())]
+    notes = [
+        *(f"{line} renamed" for line in counted(count, "node")),
+        *(notes if count else ()),
+    ]
     left = len(needs) - count
     if left:
-        notes.append(f"{left} Q/DQ nodes stay as they are: {domain or 'ONNX'} has no such type, or a scale is computed")
+        notes.append(
+            f"{left} Q/DQ nodes stay as they are: {domain or 'ONNX'} has no such type,"
+            " or a scale is computed",
+        )
     return (reloaded(graph) if count else graph), notes
 
 
@@ -129,7 +156,9 @@ def _rename(graph: Graph, node: Node, domain: str) -> None:
         write_zero_point(graph, node)
     for place, name in enumerate(node.inputs[1:3], 1):
         array = graph.constant(name)
-        if name and array is not None and array.ndim == 1 and array.size == 1:  # for ONNX that is a vector
+        if (
+            name and array is not None and array.ndim == 1 and array.size == 1
+        ):  # for ONNX that is a vector
             [scalar] = graph.once(("scalar", name), partial(_scalar, graph, name))
             graph.set_input(node, place, scalar)
 

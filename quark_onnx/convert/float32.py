@@ -18,12 +18,26 @@ def float32(graph: Graph, settings: Settings) -> tuple[Graph, list[str]]:
     result = Graph.of(wide, graph.store)
     casts = everywhere(result, _drop_casts)
     stored = counted(len(narrowing.constants), "constant")
-    inputs, outputs = counted(len(narrowing.inputs), "input"), counted(len(narrowing.outputs), "output")
+    inputs, outputs = (
+        counted(len(narrowing.inputs), "input"),
+        counted(len(narrowing.outputs), "output"),
+    )
     notes = [f"{', '.join((*stored, *inputs, *outputs)) or 'results'} became float32"]
-    return result, notes + [f"{line} removed, which changed nothing any more" for line in counted(casts, "Cast")]
+    return result, notes + [
+        f"{line} removed, which changed nothing any more"
+        for line in counted(casts, "Cast")
+    ]
 
 
 def _drop_casts(graph: Graph) -> int:
     """Remove each Cast of float32 to float32."""
-    casts = [node for node in graph.nodes if node.kind == "Cast" and node.attribute("to") == TensorProto.FLOAT]
-    return sum(graph.bypass(node) for node in casts if graph.elem_type(node.inputs[0]) == TensorProto.FLOAT)
+    casts = [
+        node
+        for node in graph.nodes
+        if node.kind == "Cast" and node.attribute("to") == TensorProto.FLOAT
+    ]
+    return sum(
+        graph.bypass(node)
+        for node in casts
+        if graph.elem_type(node.inputs[0]) == TensorProto.FLOAT
+    )

@@ -1,4 +1,6 @@
-"""unique-initializers and shared-initializers: one constant for each node that reads it, or one for all."""
+"""unique-initializers and shared-initializers: one constant for each node that reads it, or one for
+all.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from quark_onnx.graph.node import DEQUANTIZE
 
 @conversion("unique-initializers", keeps="exactly")
 def unique_initializers(graph: Graph, settings: Settings) -> tuple[Graph, list[str]]:
-    """Each node reads constants of its own, the DequantizeLinear behind a shared weight included."""
+    """Each node reads constants of its own, the DequantizeLinear behind a shared weight included."""  # noqa: E501
     pairs = everywhere(graph, _split_pairs)
     copies = everywhere(graph, _copy)
     return graph, [
@@ -28,15 +30,28 @@ def unique_initializers(graph: Graph, settings: Settings) -> tuple[Graph, list[s
 @conversion("shared-initializers", keeps="exactly")
 def shared_initializers(graph: Graph, settings: Settings) -> tuple[Graph, list[str]]:
     """Initializers that are equal bit by bit are stored once."""
-    return graph, [f"{line} removed" for line in counted(everywhere(graph, _share), "initializer")]
+    return graph, [
+        f"{line} removed" for line in counted(everywhere(graph, _share), "initializer")
+    ]
 
 
 def _split_pairs(graph: Graph) -> int:
-    """Give each node that reads a dequantized constant a DequantizeLinear of its own; how many were added."""
+    """Give each node that reads a dequantized constant a DequantizeLinear of its own.
+
+    How many were added.
+    """
     added = 0
-    for node in [node for node in graph.nodes if node.op_type in DEQUANTIZE and graph.is_constant(node.inputs[0])]:
+    for node in [
+        node
+        for node in graph.nodes
+        if node.op_type in DEQUANTIZE and graph.is_constant(node.inputs[0])
+    ]:
         result = node.outputs[0]
-        for reader in [] if graph.captured(result) else graph.consumers(result)[not graph.is_output(result) :]:
+        for reader in (
+            []
+            if graph.captured(result)
+            else graph.consumers(result)[not graph.is_output(result) :]
+        ):
             own = graph.fresh(f"{result}_of_{reader.name}")
             graph.add(
                 node.op_type,
@@ -58,7 +73,12 @@ def _copy(graph: Graph) -> int:
         kept = graph.is_output(name) or graph.captured(name)
         for reader in graph.consumers(name)[not kept :]:
             if name in reader.inputs:
-                _redirect(graph, reader, name, copied(graph, name, f"{name}_of_{reader.name}"))
+                _redirect(
+                    graph,
+                    reader,
+                    name,
+                    copied(graph, name, f"{name}_of_{reader.name}"),
+                )
                 added += 1
     return added
 

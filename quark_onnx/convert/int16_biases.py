@@ -16,7 +16,10 @@ from quark_onnx.graph.node import DEQUANTIZE
 
 @conversion("int16-biases", keeps="no")
 def int16_biases(graph: Graph, settings: Settings) -> tuple[Graph, list[str]]:
-    """Int32 biases as int16; a scale grows by the least power of two with which 16 bits hold the bias."""
+    """Int32 biases as int16.
+
+    A scale grows by the least power of two with which 16 bits hold the bias.
+    """
     count = everywhere(graph, _narrow_all)
     notes = [f"{line} became int16" for line in counted(count, "bias")]
     return (reloaded(graph) if count else graph), notes
@@ -28,7 +31,12 @@ def _narrow_all(graph: Graph) -> int:
     for node in list(graph.nodes):
         codes = graph.constant(node.input(0)) if node.op_type in DEQUANTIZE else None
         own = parameters(graph, node) if codes is not None else None
-        if codes is None or own is None or codes.dtype != np.int32 or own.zero_point.any():
+        if (
+            codes is None
+            or own is None
+            or codes.dtype != np.int32
+            or own.zero_point.any()
+        ):
             continue
         if own.scale.ndim and codes.ndim != 1:  # blocks, or a weight
             continue
@@ -37,16 +45,29 @@ def _narrow_all(graph: Graph) -> int:
     return count
 
 
-def _narrow(graph: Graph, node: Node, codes: NDArray[np.int32], own: Parameters) -> None:
+def _narrow(
+    graph: Graph,
+    node: Node,
+    codes: NDArray[np.int32],
+    own: Parameters,
+) -> None:
     """Store the codes of one bias in 16 bits, and write its scale and zero point."""
     magnitude = np.abs(codes.astype(np.float64))
-    octaves = octaves_for(magnitude if own.scale.ndim else magnitude.max(initial=0.0), INT16.qmax)
-    narrow = np.clip(np.rint(codes / np.exp2(octaves)), INT16.qmin, INT16.qmax).astype(np.int16)
+    octaves = octaves_for(
+        magnitude if own.scale.ndim else magnitude.max(initial=0.0),
+        INT16.qmax,
+    )
+    narrow = np.clip(np.rint(codes / np.exp2(octaves)), INT16.qmin, INT16.qmax).astype(
+        np.int16,
+    )
     scale = (own.scale * np.exp2(octaves)).astype(own.scale.dtype)
     stem = node.inputs[0]
     graph.set_input(node, 0, graph.add_constant(f"{stem}_int16", narrow))
     graph.set_input(node, 1, graph.add_constant(f"{stem}_int16_scale", scale))
-    zero_point = graph.add_constant(f"{stem}_int16_zero_point", np.zeros(scale.shape, np.int16))
+    zero_point = graph.add_constant(
+        f"{stem}_int16_zero_point",
+        np.zeros(scale.shape, np.int16),
+    )
     if len(node.inputs) > 2:
         graph.set_input(node, 2, zero_point)
     else:

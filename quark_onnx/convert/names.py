@@ -1,6 +1,8 @@
-"""quark-names and vitis-names: AMD's operators in com.amd.quark, or under the names that they had in com.vai.quantize.
+"""quark-names and vitis-names: AMD's operators in com.amd.quark, or under the names that they had
+in com.vai.quantize.
 
-Converters of before the renaming know the earlier ones alone (zmaychek84/vaip, to_xir_ops_pass.cpp, 2025-03).
+Converters of before the renaming know the earlier ones alone (zmaychek84/vaip, to_xir_ops_pass.cpp,
+2025-03).
 """
 
 from __future__ import annotations
@@ -14,16 +16,25 @@ from quark_onnx.steps import OLD_DOMAIN, RENAMED
 @conversion("quark-names", keeps="exactly")
 def quark_names(graph: Graph, settings: Settings) -> tuple[Graph, list[str]]:
     """Operators of com.vai.quantize under their names of today, in com.amd.quark, with bodies."""
-    return _renamed(graph, {(OLD_DOMAIN, old): (DOMAIN, new) for old, new in RENAMED.items()})
+    return _renamed(
+        graph,
+        {(OLD_DOMAIN, old): (DOMAIN, new) for old, new in RENAMED.items()},
+    )
 
 
 @conversion("vitis-names", keeps="exactly")
 def vitis_names(graph: Graph, settings: Settings) -> tuple[Graph, list[str]]:
     """Operators of com.amd.quark under their earlier names, in com.vai.quantize, without bodies."""
-    return _renamed(graph, {(DOMAIN, new): (OLD_DOMAIN, old) for old, new in RENAMED.items()})
+    return _renamed(
+        graph,
+        {(DOMAIN, new): (OLD_DOMAIN, old) for old, new in RENAMED.items()},
+    )
 
 
-def _renamed(graph: Graph, names: dict[tuple[str, str], tuple[str, str]]) -> tuple[Graph, list[str]]:
+def _renamed(
+    graph: Graph,
+    names: dict[tuple[str, str], tuple[str, str]],
+) -> tuple[Graph, list[str]]:
     def rename(inner: Graph) -> int:
         found = [node for node in inner.nodes if (node.domain, node.op_type) in names]
         for node in found:
@@ -33,4 +44,6 @@ def _renamed(graph: Graph, names: dict[tuple[str, str], tuple[str, str]]) -> tup
             inner.import_domain(domain)
         return len(found)
 
-    return graph, [f"{line} renamed" for line in counted(everywhere(graph, rename), "node")]
+    return graph, [
+        f"{line} renamed" for line in counted(everywhere(graph, rename), "node")
+    ]

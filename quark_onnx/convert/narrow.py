@@ -1,8 +1,9 @@
 """float16 and bfloat16: a float32 model computes in 16 bits.
 
-Every float32 tensor gets the other type under the same name. What an operator's definition in ONNX does not have in 16
-bits, as the scales of Resize, stays float32 with a Cast on each side; so do operators on codes, whose scales would be
-rounded, and operators of other domains, whose definitions are not at hand.
+Every float32 tensor gets the other type under the same name. What an operator's definition in ONNX
+does not have in 16 bits, as the scales of Resize, stays float32 with a Cast on each side; so do
+operators on codes, whose scales would be rounded, and operators of other domains, whose definitions
+are not at hand.
 """
 
 from __future__ import annotations
@@ -31,28 +32,42 @@ _FLOAT = int(TensorProto.FLOAT)
 
 @conversion("float16", keeps="no", reads=["io"])
 def float16(graph: Graph, settings: Settings) -> tuple[Graph, list[str]]:
-    """Weights and arithmetic of a float32 model in float16; inputs and outputs stay float32 without --io."""
+    """Weights and arithmetic of a float32 model in float16.
+
+    Inputs and outputs stay float32 without --io.
+    """
     return _narrowed(graph, FLOAT16, settings.io)
 
 
 @conversion("bfloat16", keeps="no", reads=["io"])
 def bfloat16(graph: Graph, settings: Settings) -> tuple[Graph, list[str]]:
-    """Weights and arithmetic of a float32 model in bfloat16; inputs and outputs stay float32 without --io."""
+    """Weights and arithmetic of a float32 model in bfloat16.
+
+    Inputs and outputs stay float32 without --io.
+    """
     return _narrowed(graph, BFLOAT16, settings.io)
 
 
 def _narrowed(graph: Graph, half: Half, io: bool) -> tuple[Graph, list[str]]:
     if graph.opset < half.min_opset:
         raise ModelError(
-            f"{half.name} needs opset {half.min_opset}, the model has {graph.opset}; convert that first (--to opset "
-            f"{half.name} --opset 22)"
+            f"{half.name} needs opset {half.min_opset}, the model has {graph.opset};"
+            f" convert that first (--to opset {half.name} --opset 22)",
         )
     narrow = _Narrow(half)
     interface = [
-        {value.name: _FLOAT for value in values if value.type.tensor_type.elem_type == _FLOAT}
+        {
+            value.name: _FLOAT
+            for value in values
+            if value.type.tensor_type.elem_type == _FLOAT
+        }
         for values in (graph.inputs, graph.outputs)
     ]
-    defaults = {name: graph.initializers[name] for name in interface[0] if name in graph.initializers}
+    defaults = {
+        name: graph.initializers[name]
+        for name in interface[0]
+        if name in graph.initializers
+    }
     narrow.graph(graph)
     if not narrow.count:
         return graph, []
@@ -78,34 +93,68 @@ class _Narrow:
         name = self.half.name
         lines = [f"{self.count} tensors became {name}"]
         if self.wide:
-            kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(self.wide.items()))
+            kinds = ", ".join(
+                f"{count} {kind}" for kind, count in sorted(self.wide.items())
+            )
             lines.append(f"stay float32, at this opset or altogether: {kinds}")
         if self.clipped:
-            lines.append(f"{self.clipped} constants reach beyond {name} and were clipped to {self.half.largest:.5g}")
+            lines.append(
+                f"{self.clipped} constants reach beyond {name} and were clipped to"
+                f" {self.half.largest:.5g}",
+            )
         if self.raised:
-            lines.append(f"{self.raised} constants would have become zero and are now the least {name}")
+            lines.append(
+                f"{self.raised} constants would have become zero and are now the least"
+                f" {name}",
+            )
         return lines
 
     def graph(self, graph: Graph, borrowed: Collection[str] = ()) -> None:
-        """Narrow a graph and the bodies of its nodes, in place; what a body has borrowed is counted elsewhere."""
+        """Narrow a graph and the bodies of its nodes, in place.
+
+        What a body has borrowed is counted elsewhere.
+        """
         store_constants(graph)
-        sparse = [name for name in graph.sparse if graph.elem_type(name) in (_FLOAT, TensorProto.UNDEFINED)]
+        sparse = [
+            name
+            for name in graph.sparse
+            if graph.elem_type(name) in (_FLOAT, TensorProto.UNDEFINED)
+        ]
         if sparse:
-            raise ModelError(f"the sparse constant {sparse[0]!r} cannot be converted; make it dense first")
+            raise ModelError(
+                f"the sparse constant {sparse[0]!r} cannot be converted; make it dense"
+                " first",
+            )
         for body in list(bodies(graph)):
             if body.node.domain:
                 raise ModelError(
-                    f"{body.node!r} has a graph of its own, of which nothing is known; it cannot be converted"
+                    f"{body.node!r} has a graph of its own, of which nothing is known;"
+                    " it cannot be converted",
                 )
             inner = Graph(body.model, store=graph.store)
             inner.reserve(graph.names)
             self.graph(inner, body.borrowed)
             put_back(graph, body, inner)
-        kinds = {name for node in graph.nodes for name in node.outputs if graph.elem_type(name) == _FLOAT}
+        kinds = {
+            name
+            for node in graph.nodes
+            for name in node.outputs
+            if graph.elem_type(name) == _FLOAT
+        }
         self.count += len(kinds)
-        kinds |= {value.name for value in graph.inputs if graph.elem_type(value.name) == _FLOAT}
-        constants = {name: t for name, t in graph.initializers.items() if t.data_type == _FLOAT}
-        before = {name: graph.constant(name) for name in self._read_wide(graph, constants) if graph.is_constant(name)}
+        kinds |= {
+            value.name
+            for value in graph.inputs
+            if graph.elem_type(value.name) == _FLOAT
+        }
+        constants = {
+            name: t for name, t in graph.initializers.items() if t.data_type == _FLOAT
+        }
+        before = {
+            name: graph.constant(name)
+            for name in self._read_wide(graph, constants)
+            if graph.is_constant(name)
+        }
         for node in list(graph.nodes):
             self._node(graph, node, kinds, before)
         for name in constants:
@@ -124,16 +173,30 @@ class _Narrow:
             if name in constants and not self._takes(graph, node, place)
         }
 
-    def _node(self, graph: Graph, node: Node, kinds: set[str], before: dict[str, Any]) -> None:
+    def _node(
+        self,
+        graph: Graph,
+        node: Node,
+        kinds: set[str],
+        before: dict[str, Any],
+    ) -> None:
         """Let a node read and compute 16 bits, or put a Cast on each side."""
         wide = False
         schema = _schema(graph, node)
-        if node.has_subgraph and not (schema and self._allowed(schema, schema.outputs, 0)):
-            raise ModelError(f"{node!r} has no {self.half.name} at opset {graph.opset}; convert to a later one first")
+        if node.has_subgraph and not (
+            schema and self._allowed(schema, schema.outputs, 0)
+        ):
+            raise ModelError(
+                f"{node!r} has no {self.half.name} at opset {graph.opset}; convert to a"
+                " later one first",
+            )
         for place, name in enumerate(node.inputs):
             if name in before and not self._takes(graph, node, place):
                 key = ("float32", name)
-                [kept] = graph.once(key, partial(_added, graph, f"{name}_float", before[name]))
+                [kept] = graph.once(
+                    key,
+                    partial(_added, graph, f"{name}_float", before[name]),
+                )
                 graph.set_input(node, place, kept)
             elif name in kinds and not self._takes(graph, node, place):
                 wide = True
@@ -154,12 +217,19 @@ class _Narrow:
         return schema is not None and self._allowed(schema, schema.inputs, place)
 
     def _makes(self, graph: Graph, node: Node, place: int) -> bool:
-        """Whether a result has 16 bits if the inputs have; what a node says of its type is changed."""
+        """Whether a result has 16 bits if the inputs have.
+
+        What a node says of its type is changed.
+        """
         schema = _schema(graph, node)
         if schema is None or not self._allowed(schema, schema.outputs, place):
             return False
         kind = _formal(schema.outputs, place).type_str
-        given = {_formal(schema.inputs, at).type_str for at, name in enumerate(node.inputs) if name}
+        given = {
+            _formal(schema.inputs, at).type_str
+            for at, name in enumerate(node.inputs)
+            if name
+        }
         if kind in given or node.has_subgraph:
             return True
         for name in _TYPES:
@@ -168,14 +238,21 @@ class _Narrow:
                 return True
         value = node.attribute("value")
         if node.kind == "ConstantOfShape":
-            number = numpy_helper.to_array(value) if value is not None else np.zeros(1, np.float32)
+            number = (
+                numpy_helper.to_array(value)
+                if value is not None
+                else np.zeros(1, np.float32)
+            )
             node.set_attribute("value", numpy_helper.from_array(self._fitted(number)))
             return True
         return False
 
     def _allowed(self, schema: Any, formals: Any, place: int) -> bool:
         kind = _formal(formals, place).type_str
-        types = {each.type_param_str: each.allowed_type_strs for each in schema.type_constraints}.get(kind, [kind])
+        types = {
+            each.type_param_str: each.allowed_type_strs
+            for each in schema.type_constraints
+        }.get(kind, [kind])
         return _TENSOR[self.half.onnx] in types
 
     def _array(self, graph: Graph, name: str) -> NDArray[Any]:
@@ -186,12 +263,18 @@ class _Narrow:
         return self._fitted(array)
 
     def _fitted(self, array: NDArray[Any]) -> NDArray[Any]:
-        """Values in 16 bits: clipped if they are finite, and a single one not zero if it was not, as an epsilon."""
+        """Values in 16 bits: clipped if they are finite, and a single one not zero if it was not,
+        as an epsilon.
+        """
         largest, finite = self.half.largest, np.isfinite(array)
         beyond = finite & (np.abs(array) > largest)
         self.clipped += bool(beyond.any())
         with np.errstate(over="ignore"):
-            result: NDArray[Any] = np.where(beyond, np.copysign(largest, array), array).astype(self.half.numpy)
+            result: NDArray[Any] = np.where(
+                beyond,
+                np.copysign(largest, array),
+                array,
+            ).astype(self.half.numpy)
         if array.size == 1 and array.any() and not result.astype(np.float32).any():
             self.raised += 1
             least = np.array(1, np.uint16).view(self.half.numpy).astype(np.float32)

@@ -1,4 +1,4 @@
-"""qdq-to-qoperator: operators that compute on codes take the place of operators between Q/DQ pairs."""
+"""qdq-to-qoperator: operators that compute on codes take the place of operators between Q/DQ pairs."""  # noqa: E501
 
 from __future__ import annotations
 

@@ -14,9 +14,15 @@ from quark_onnx.passes import at_opset
 def opset(graph: Graph, settings: Settings) -> tuple[Graph, list[str]]:
     """The version of the standard operator set that --opset says, higher or lower."""
     if settings.opset is None:
-        raise ConfigError("the conversion opset needs the version to convert to (--opset 17)")
+        raise ConfigError(
+            "the conversion opset needs the version to convert to (--opset 17)",
+        )
     if not 1 <= settings.opset <= defs.onnx_opset_version():
-        raise ConfigError(f"opset is {settings.opset}; the installed onnx knows 1 to {defs.onnx_opset_version()}")
+        raise ConfigError(
+            f"opset is {settings.opset}; the installed onnx knows 1 to {defs.onnx_opset_version()}",
+        )
     if settings.opset == graph.opset:
         return graph, []
-    return at_opset(graph, settings.opset), [f"opset {graph.opset} became {settings.opset}"]
+    return at_opset(graph, settings.opset), [
+        f"opset {graph.opset} became {settings.opset}",
+    ]

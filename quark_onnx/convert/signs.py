@@ -1,6 +1,8 @@
-"""s8s8, u8s8, s16s8 and u16s8: signed codes for unsigned ones, or the other way round, of the same real values.
+"""s8s8, u8s8, s16s8 and u16s8: signed codes for unsigned ones, or the other way round, of the same
+real values.
 
-Codes and zero points move by half the number of codes. The second half of a name is that of the weights.
+Codes and zero points move by half the number of codes. The second half of a name is that of the
+weights.
 """
 
 from __future__ import annotations
@@ -11,7 +13,13 @@ import numpy as np
 from onnx import TensorProto, helper
 
 from quark_onnx.convert.base import Settings, conversion, counted, everywhere, reloaded
-from quark_onnx.convert.pairs import ENDS, code_type, parameters, readers, write_zero_point
+from quark_onnx.convert.pairs import (
+    ENDS,
+    code_type,
+    parameters,
+    readers,
+    write_zero_point,
+)
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE
 
@@ -50,14 +58,17 @@ def _converted(graph: Graph, activations: Mapping[int, int]) -> tuple[Graph, lis
     notes = [f"{line} moved" for line in counted(count, "tensor")]
     if left:
         notes.append(
-            f"{len(left)} tensors stay as they are, {left[0]!r} the first of them: other operators read their "
-            "codes, or their zero point is computed"
+            f"{len(left)} tensors stay as they are, {left[0]!r} the first of them:"
+            " other operators read their codes, or their zero point is computed",
         )
     return (reloaded(graph) if count else graph), notes
 
 
 def _move_all(graph: Graph, activations: Mapping[int, int], left: list[str]) -> int:
-    """Move the codes of activations and of constants; how many. Those that cannot be moved are added to ``left``."""
+    """Move the codes of activations and of constants; how many.
+
+    Those that cannot be moved are added to ``left``.
+    """
     count = 0
     for node in list(graph.nodes):
         weight = graph.is_constant(node.input(0))
@@ -87,8 +98,13 @@ def _moved(graph: Graph, name: str, kind: int, new: int) -> str:
     """The constant of moved codes, which nodes share that shared the codes."""
     array = graph.constant(name)
     assert array is not None
-    moved = (array.astype(np.int32) + _shift(kind, new)).astype(helper.tensor_dtype_to_np_dtype(new))
-    [found] = graph.once(("moved", name), lambda: [graph.add_constant(f"{name}_{ENDS[new].dtype}", moved)])
+    moved = (array.astype(np.int32) + _shift(kind, new)).astype(
+        helper.tensor_dtype_to_np_dtype(new),
+    )
+    [found] = graph.once(
+        ("moved", name),
+        lambda: [graph.add_constant(f"{name}_{ENDS[new].dtype}", moved)],
+    )
     return found
 
 

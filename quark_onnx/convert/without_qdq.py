@@ -1,7 +1,9 @@
-"""without-qdq: no Q/DQ pairs. Activations are float again, and weights the numbers that their codes stand for.
+"""without-qdq: no Q/DQ pairs.
 
-Quantizers leave out a Relu, or a Clip from 0 to 6, whose work saturation does. So where the codes of a pair end at
-zero, what it reads gets one back, unless it is known to be nowhere negative.
+Activations are float again, and weights the numbers that their codes stand for.
+
+Quantizers leave out a Relu, or a Clip from 0 to 6, whose work saturation does. So where the codes
+of a pair end at zero, what it reads gets one back, unless it is known to be nowhere negative.
 """
 
 from __future__ import annotations
@@ -9,15 +11,34 @@ from __future__ import annotations
 import numpy as np
 
 from quark_onnx.convert.base import Settings, conversion, counted, everywhere, reloaded
-from quark_onnx.convert.pairs import ENDS, code_type, constant, parameters, readers, rounded
+from quark_onnx.convert.pairs import (
+    ENDS,
+    code_type,
+    constant,
+    parameters,
+    readers,
+    rounded,
+)
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE, inner_nodes
 from quark_onnx.passes import fold_constants
 from quark_onnx.patterns.clip_bounds import clip_bounds
 
-#: Operators whose results are nowhere negative, and those whose results are not if nothing that they read is.
+#: Operators whose results are nowhere negative, and those whose results are not if nothing that
+#: they read is.
 _POSITIVE = frozenset(
-    {"Abs", "Exp", "HardSigmoid", "Relu", "ReduceL1", "ReduceL2", "Sigmoid", "Softmax", "Softplus", "Sqrt"}
+    {
+        "Abs",
+        "Exp",
+        "HardSigmoid",
+        "Relu",
+        "ReduceL1",
+        "ReduceL2",
+        "Sigmoid",
+        "Softmax",
+        "Softplus",
+        "Sqrt",
+    },
 )
 _KEEPING = frozenset(
     {
@@ -31,7 +52,18 @@ _KEEPING = frozenset(
         "GlobalMaxPool",
         "Identity",
     }
-    | {"MaxPool", "Mul", "ReduceMax", "ReduceMean", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"}
+    | {
+        "MaxPool",
+        "Mul",
+        "ReduceMax",
+        "ReduceMean",
+        "Reshape",
+        "Slice",
+        "Split",
+        "Squeeze",
+        "Transpose",
+        "Unsqueeze",
+    },
 )
 
 
@@ -39,12 +71,17 @@ _KEEPING = frozenset(
 def without_qdq(graph: Graph, settings: Settings) -> tuple[Graph, list[str]]:
     """No Q/DQ pairs: activations float again, weights dequantized to float constants."""
     count = everywhere(graph, _remove)
-    left = [node for node in (*graph.nodes, *inner_nodes(graph.nodes)) if node.op_type in QUANTIZE | DEQUANTIZE]
+    left = [
+        node
+        for node in (*graph.nodes, *inner_nodes(graph.nodes))
+        if node.op_type in QUANTIZE | DEQUANTIZE
+    ]
     notes = [f"{line} removed" for line in counted(count, "pair")]
     if left:
         notes.append(
-            f"{len(left)} Q/DQ nodes stay, {left[0].name!r} the first of them: other operators read or write their "
-            "codes, or a scale is computed; qoperator-to-qdq may help before"
+            f"{len(left)} Q/DQ nodes stay, {left[0].name!r} the first of them: other"
+            " operators read or write their codes, or a scale is computed;"
+            " qoperator-to-qdq may help before",
         )
     return (reloaded(graph) if count else graph), notes
 
@@ -78,14 +115,21 @@ def _remove_pair(graph: Graph, node: Node) -> bool:
         source = _clipped(graph, node)
     graph.remove([node, *undone])
     for each in undone:
-        graph.bypass(graph.add("Identity", [source], each.outputs, name=f"{each.name}_float"))
+        graph.bypass(
+            graph.add("Identity", [source], each.outputs, name=f"{each.name}_float"),
+        )
     return True
 
 
 def _clipped(graph: Graph, node: Node) -> str:
     """What a QuantizeLinear reads, behind the Relu or Clip whose work it does."""
     source, own, kind = node.inputs[0], parameters(graph, node), code_type(graph, node)
-    if own is None or own.scale.ndim or kind not in ENDS or own.zero_point != ENDS[kind].min:
+    if (
+        own is None
+        or own.scale.ndim
+        or kind not in ENDS
+        or own.zero_point != ENDS[kind].min
+    ):
         return source
     if graph.producer(source) is None or _is_positive(graph, source):
         return source
@@ -93,7 +137,10 @@ def _clipped(graph: Graph, node: Node) -> str:
     result = graph.fresh(f"{source}_positive")
     if abs(ends_at - 6.0) <= float(own.scale) / 2 and graph.opset >= 11:
         dtype = own.scale.dtype
-        bounds = [graph.add_constant(f"{result}_{end}", np.asarray(end, dtype)) for end in (0, 6)]
+        bounds = [
+            graph.add_constant(f"{result}_{end}", np.asarray(end, dtype))
+            for end in (0, 6)
+        ]
         graph.add("Clip", [source, *bounds], [result])
     else:
         graph.add("Relu", [source], [result])
@@ -113,5 +160,7 @@ def _is_positive(graph: Graph, tensor: str) -> bool:
         return bounds is not None and bounds[0] >= 0
     if node.kind in _POSITIVE:
         return True
-    places = node.inputs[:1] if node.kind not in ("Add", "Concat", "Mul") else node.inputs
+    places = (
+        node.inputs[:1] if node.kind not in ("Add", "Concat", "Mul") else node.inputs
+    )
     return node.kind in _KEEPING and all(_is_positive(graph, name) for name in places)

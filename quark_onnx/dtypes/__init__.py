@@ -1,6 +1,14 @@
 """Number formats, one row each."""
 
-from quark_onnx.dtypes.base import Block, DType, Float4, Half, Integer, Minifloat, Scaled
+from quark_onnx.dtypes.base import (
+    Block,
+    DType,
+    Float4,
+    Half,
+    Integer,
+    Minifloat,
+    Scaled,
+)
 from quark_onnx.dtypes.block import (
     BFP16,
     BODY_OPSET,
@@ -15,7 +23,16 @@ from quark_onnx.dtypes.block import (
     MXINT8,
 )
 from quark_onnx.dtypes.floating import BFLOAT16, FLOAT16, FP4E2M1, FP8E4M3, FP8E5M2
-from quark_onnx.dtypes.integer import INT4, INT8, INT16, INT32, UINT4, UINT8, UINT16, UINT32
+from quark_onnx.dtypes.integer import (
+    INT4,
+    INT8,
+    INT16,
+    INT32,
+    UINT4,
+    UINT8,
+    UINT16,
+    UINT32,
+)
 
 __all__ = [
     "BFLOAT16",

@@ -1,4 +1,6 @@
-"""What the rest of the package knows about a number format: a row of a table, of one of three families."""
+"""What the rest of the package knows about a number format: a row of a table, of one of three
+families.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ class DType:
 
     @property
     def uniform(self) -> bool:
-        """Whether its steps are alike everywhere, so that a wide range leaves nothing for small values."""
+        """Whether its steps are alike everywhere, so that a wide range leaves nothing for small
+        values.
+        """
         return isinstance(self, Integer)
 
     def __str__(self) -> str:
@@ -48,9 +52,9 @@ class Scaled(DType):
 
     Attributes:
         onnx: the ``TensorProto.DataType`` of the codes.
-        numpy: the type that stores them.
-        qmin, qmax: the least and the greatest code.
-        emitted, read: whether QuantizeLinear writes it and DequantizeLinear reads it; otherwise a vendor's does.
+        numpy: the type that stores them. qmin, qmax: the least and the greatest code. emitted,
+        read: whether QuantizeLinear writes it and DequantizeLinear reads it; otherwise a vendor's
+        does.
     """
 
     onnx: int
@@ -65,7 +69,13 @@ class Scaled(DType):
         return self.qmin < 0
 
     def grid(
-        self, *, symmetric: bool, pow2: bool = False, narrow: bool = False, bits: int = 0, half: bool = False
+        self,
+        *,
+        symmetric: bool,
+        pow2: bool = False,
+        narrow: bool = False,
+        bits: int = 0,
+        half: bool = False,
     ) -> Grid:
         """The codes as calibration sees them.
 
@@ -88,7 +98,13 @@ class Integer(Scaled):
     """Two's complement or unsigned integers."""
 
     def grid(
-        self, *, symmetric: bool, pow2: bool = False, narrow: bool = False, bits: int = 0, half: bool = False
+        self,
+        *,
+        symmetric: bool,
+        pow2: bool = False,
+        narrow: bool = False,
+        bits: int = 0,
+        half: bool = False,
     ) -> Grid:
         spare = 1 << (self.bits - bits) if bits else 1
         qmin, qmax = self.qmin // spare, (self.qmax + 1) // spare - 1
@@ -100,12 +116,19 @@ class Integer(Scaled):
 
 @dataclass(frozen=True)
 class Minifloat(Scaled):
-    """Floats of 8 bits and fewer; the scale brings the greatest magnitude to the greatest code, zero stays zero."""
+    """Floats of 8 bits and fewer.
+
+    The scale brings the greatest magnitude to the greatest code, zero stays zero.
+    """
 
     @property
     def levels(self) -> NDArray[np.float32]:
         """The finite values, in ascending order."""
-        values = np.arange(1 << self.bits, dtype=np.uint8).view(self._element).astype(np.float32)
+        values = (
+            np.arange(1 << self.bits, dtype=np.uint8)
+            .view(self._element)
+            .astype(np.float32)
+        )
         return np.unique(values[np.isfinite(values)])
 
     @property
@@ -113,19 +136,31 @@ class Minifloat(Scaled):
         return self.numpy
 
     def grid(
-        self, *, symmetric: bool, pow2: bool = False, narrow: bool = False, bits: int = 0, half: bool = False
+        self,
+        *,
+        symmetric: bool,
+        pow2: bool = False,
+        narrow: bool = False,
+        bits: int = 0,
+        half: bool = False,
     ) -> Grid:
         return Grid(self.qmin, self.qmax, True, pow2, half)
 
     def encode(self, array: NDArray[Any], params: QParams, grid: Grid) -> NDArray[Any]:
         scale, _ = params.spread(array.shape)
-        codes: NDArray[Any] = np.clip(np.asarray(array, np.float32) / scale, self.qmin, self.qmax).astype(self.numpy)
+        codes: NDArray[Any] = np.clip(
+            np.asarray(array, np.float32) / scale,
+            self.qmin,
+            self.qmax,
+        ).astype(self.numpy)
         return codes
 
 
 @dataclass(frozen=True)
 class Float4(Minifloat):
-    """Floats of 4 bits, whose codes are stored as their bit patterns: onnxruntime has no operator for the type."""
+    """Floats of 4 bits, whose codes are stored as their bit patterns: onnxruntime has no operator
+    for the type.
+    """
 
     @property
     def _element(self) -> np.dtype[Any]:
@@ -169,5 +204,8 @@ class Block(DType):
 
     @property
     def element(self) -> str:
-        """The element type of a microscaling format, as the node calls it; empty for block floating point."""
+        """The element type of a microscaling format, as the node calls it.
+
+        Empty for block floating point.
+        """
         return str(dict(self.attributes).get("element_dtype", ""))

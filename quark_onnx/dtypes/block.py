@@ -1,7 +1,7 @@
 """The block formats: BFP16, the micro-exponents MX4, MX6 and MX9, and the OCP Microscaling formats.
 
-Their nodes are those of AMD's domain, with the attributes that AMD's presets write, each of them spelled out because
-defaults differ between releases. Rounding mode 2 is half to even.
+Their nodes are those of AMD's domain, with the attributes that AMD's presets write, each of them
+spelled out because defaults differ between releases. Rounding mode 2 is half to even.
 """
 
 from quark_onnx.dtypes.base import Block
@@ -21,14 +21,28 @@ def _bfp(name: str, method: str, bits: int, block: int) -> Block:
         "sub_block_shift_bits": 1,
         "convert_to_bfloat_before_bfp": 0,
     }
-    row = Block(name, bits, BODY_OPSET, "BFPQuantizeDequantize", tuple(attributes.items()), block)
+    row = Block(
+        name,
+        bits,
+        BODY_OPSET,
+        "BFPQuantizeDequantize",
+        tuple(attributes.items()),
+        block,
+    )
     DTYPES.add(name, row)
     return row
 
 
 def _mx(name: str, element: str, bits: int) -> Block:
     attributes = {"element_dtype": element, "block_size": 32, "rounding_mode": 2}
-    row = Block(name, bits, BODY_OPSET, "MXQuantizeDequantize", tuple(attributes.items()), 32)
+    row = Block(
+        name,
+        bits,
+        BODY_OPSET,
+        "MXQuantizeDequantize",
+        tuple(attributes.items()),
+        32,
+    )
     DTYPES.add(name, row)
     return row
 

@@ -1,4 +1,6 @@
-"""The floating formats: of 8 and 4 bits with a scale (OCP OFP8 and MX), and of 16 bits, which need none."""
+"""The floating formats: of 8 and 4 bits with a scale (OCP OFP8 and MX), and of 16 bits, which need
+none.
+"""
 
 import numpy as np
 from onnx import TensorProto, helper
@@ -7,7 +9,13 @@ from quark_onnx.dtypes.base import Float4, Half, Minifloat
 from quark_onnx.registry import DTYPES
 
 
-def minifloat(name: str, onnx: int, bits: int, largest: int, min_opset: int) -> Minifloat:
+def minifloat(
+    name: str,
+    onnx: int,
+    bits: int,
+    largest: int,
+    min_opset: int,
+) -> Minifloat:
     """Register a floating format that QuantizeLinear writes."""
     storage = np.dtype(helper.tensor_dtype_to_np_dtype(onnx))
     row = Minifloat(name, bits, min_opset, onnx, storage, -largest, largest)
@@ -17,7 +25,14 @@ def minifloat(name: str, onnx: int, bits: int, largest: int, min_opset: int) -> 
 
 def half(name: str, onnx: int, largest: float, min_opset: int) -> Half:
     """Register a 16-bit floating format."""
-    row = Half(name, 16, min_opset, onnx, np.dtype(helper.tensor_dtype_to_np_dtype(onnx)), largest)
+    row = Half(
+        name,
+        16,
+        min_opset,
+        onnx,
+        np.dtype(helper.tensor_dtype_to_np_dtype(onnx)),
+        largest,
+    )
     DTYPES.add(name, row)
     return row
 
@@ -25,7 +40,17 @@ def half(name: str, onnx: int, largest: float, min_opset: int) -> Half:
 def float4(name: str, largest: int) -> Float4:
     """Register a floating format of 4 bits, which opset 23 brings."""
     storage = np.dtype(helper.tensor_dtype_to_np_dtype(TensorProto.UINT4))
-    row = Float4(name, 4, 23, TensorProto.UINT4, storage, -largest, largest, emitted=False, read=False)
+    row = Float4(
+        name,
+        4,
+        23,
+        TensorProto.UINT4,
+        storage,
+        -largest,
+        largest,
+        emitted=False,
+        read=False,
+    )
     DTYPES.add(name, row)
     return row
 

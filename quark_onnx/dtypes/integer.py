@@ -1,4 +1,6 @@
-"""The integer formats: the types of QuantizeLinear and DequantizeLinear, and the opset that brought each."""
+"""The integer formats: the types of QuantizeLinear and DequantizeLinear, and the opset that brought
+each.
+"""
 
 import numpy as np
 from onnx import TensorProto, helper
@@ -7,13 +9,30 @@ from quark_onnx.dtypes.base import Integer
 from quark_onnx.registry import DTYPES
 
 
-def integer(
-    name: str, onnx: int, bits: int, signed: bool, min_opset: int, *, emitted: bool = True, read: bool = True
+def integer(  # noqa: PLR0913
+    name: str,
+    onnx: int,
+    bits: int,
+    signed: bool,
+    min_opset: int,
+    *,
+    emitted: bool = True,
+    read: bool = True,
 ) -> Integer:
     """Register an integer format."""
     qmin = -(1 << (bits - 1)) if signed else 0
     storage = np.dtype(helper.tensor_dtype_to_np_dtype(onnx))
-    row = Integer(name, bits, min_opset, onnx, storage, qmin, qmin + (1 << bits) - 1, emitted, read)
+    row = Integer(
+        name,
+        bits,
+        min_opset,
+        onnx,
+        storage,
+        qmin,
+        qmin + (1 << bits) - 1,
+        emitted,
+        read,
+    )
     DTYPES.add(name, row)
     return row
 

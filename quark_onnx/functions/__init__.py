@@ -1,4 +1,6 @@
-"""The vendor's operators as ONNX functions of standard operators, so that a stock runtime runs models that use them."""
+"""The vendor's operators as ONNX functions of standard operators, so that a stock runtime runs
+models that use them.
+"""
 
 from collections.abc import Iterable, Mapping
 
@@ -13,7 +15,11 @@ __all__ = ["DOMAIN", "DOMAINS", "definitions"]
 DOMAINS = (DOMAIN, float4.DOMAIN)
 
 
-def definitions(nodes: Iterable[NodeProto], opset: int, element_types: Mapping[str, int]) -> list[FunctionProto]:
+def definitions(
+    nodes: Iterable[NodeProto],
+    opset: int,
+    element_types: Mapping[str, int],
+) -> list[FunctionProto]:
     """One function for each operator of these domains that a model uses.
 
     Args:
@@ -22,7 +28,8 @@ def definitions(nodes: Iterable[NodeProto], opset: int, element_types: Mapping[s
         element_types: the ``TensorProto.DataType`` of each zero point, by the name of its tensor.
 
     Raises:
-        ModelError: a node cannot be computed, or the opset is too old or too new; the message says why.
+        ModelError: a node cannot be computed, or the opset is too old or too new; the message says
+            why.
 
     >>> from onnx import helper
     >>> nodes = [helper.make_node("MXQuantizeDequantize", ["x"], ["y"], domain=DOMAIN)]

@@ -1,7 +1,8 @@
-"""BFPQuantizeDequantize as an ONNX function: block floating point, plain or with sub-blocks (MX4, MX6, MX9).
+"""BFPQuantizeDequantize as an ONNX function: block floating point, plain or with sub-blocks (MX4,
+MX6, MX9).
 
-Computes what ``quark_onnx.kernels.blockfloat`` does, bit for bit, with operators of opset 17 that are the same up to
-opset 28.
+Computes what ``quark_onnx.kernels.blockfloat`` does, bit for bit, with operators of opset 17 that
+are the same up to opset 28.
 """
 
 from __future__ import annotations
@@ -12,8 +13,25 @@ import numpy as np
 from onnx import FunctionProto, NodeProto, TensorProto
 
 from quark_onnx.errors import ModelError
-from quark_onnx.functions.blocks import doubled_power, from_rows, is_finite, passing_on, step, to_rows, to_steps
-from quark_onnx.functions.body import Body, Settings, Value, dispatch, distinct, function, settings, where
+from quark_onnx.functions.blocks import (
+    doubled_power,
+    from_rows,
+    is_finite,
+    passing_on,
+    step,
+    to_rows,
+    to_steps,
+)
+from quark_onnx.functions.body import (
+    Body,
+    Settings,
+    Value,
+    dispatch,
+    distinct,
+    function,
+    settings,
+    where,
+)
 from quark_onnx.kernels.blockfloat import BIT_WIDTHS, EXPONENT_AND_SIGN
 
 NAME = "BFPQuantizeDequantize"
@@ -33,7 +51,10 @@ DEFAULTS: Settings = {
 
 #: The attributes that matter to each method, but for the axis.
 _PLAIN = ("bfp_method", "bit_width", "block_size", "rounding_mode")
-_KEYS = {"to_bfp": _PLAIN, "to_bfp_prime": (*_PLAIN, "sub_block_size", "sub_block_shift_bits")}
+_KEYS = {
+    "to_bfp": _PLAIN,
+    "to_bfp_prime": (*_PLAIN, "sub_block_size", "sub_block_shift_bits"),
+}
 
 _LEAST_NORMAL_EXPONENT = -126
 #: Exponents of float32 do not differ by more.
@@ -43,9 +64,9 @@ _GREATEST_SHIFT = 254
 def definitions(nodes: Iterable[NodeProto], opset: int) -> list[FunctionProto]:
     """One function for all BFPQuantizeDequantize nodes of a model.
 
-    The function holds a variant for each combination of attributes that occurs, and no other; the axis is free. It
-    takes float32 of any shape of rank 1 or more, static or dynamic. The model needs opset 17 or later, IR version 8 or
-    later and an import of the vendor's domain.
+    The function holds a variant for each combination of attributes that occurs, and no other; the
+    axis is free. It takes float32 of any shape of rank 1 or more, static or dynamic. The model
+    needs opset 17 or later, IR version 8 or later and an import of the vendor's domain.
 
     Args:
         nodes: the model's nodes; those of other operators are passed over.
@@ -55,7 +76,8 @@ def definitions(nodes: Iterable[NodeProto], opset: int) -> list[FunctionProto]:
         One function, or none without such nodes.
 
     Raises:
-        ModelError: an attribute has a value that cannot be computed, or the opset is too old or too new.
+        ModelError: an attribute has a value that cannot be computed, or the opset is too old or too
+            new.
 
     >>> from onnx import helper
     >>> node = helper.make_node(NAME, ["x"], ["y"], domain="com.amd.quark", rounding_mode=2)
@@ -67,7 +89,10 @@ def definitions(nodes: Iterable[NodeProto], opset: int) -> list[FunctionProto]:
         return []
     variants: list[Settings] = []
     for method, keys in _KEYS.items():
-        variants += distinct([each for each in found if each["bfp_method"] == method], keys)
+        variants += distinct(
+            [each for each in found if each["bfp_method"] == method],
+            keys,
+        )
     body = Body()
     dispatch(body, variants, _variant)
     return [function(NAME, ["x"], body, DEFAULTS, opset)]
@@ -84,10 +109,14 @@ def _checked(node: NodeProto) -> Settings:
     }
     found = settings(node, DEFAULTS, allowed)
     if found["bfp_method"] == "to_bfp_prime":
-        size, parts, bits = (int(found[key]) for key in ("block_size", "sub_block_size", "sub_block_shift_bits"))
+        size, parts, bits = (
+            int(found[key])
+            for key in ("block_size", "sub_block_size", "sub_block_shift_bits")
+        )
         if parts < 1 or size % parts or bits < 0:
             raise ModelError(
-                f"{where(node)}: sub-blocks of {parts} do not divide blocks of {size}, or a shift has {bits} bits"
+                f"{where(node)}: sub-blocks of {parts} do not divide blocks of {size},"
+                f" or a shift has {bits} bits",
             )
     return found
 
@@ -123,8 +152,17 @@ def _prime(body: Body, values: str, variant: Settings) -> str:
     def cautious(inner: Body) -> str:
         magnitudes = inner.op("Abs", values)
         finite = is_finite(inner, magnitudes)
-        normal = inner.op("GreaterOrEqual", magnitudes, inner.constant(2.0**_LEAST_NORMAL_EXPONENT))
-        clean = inner.op("Where", inner.op("And", finite, normal), values, inner.constant(0))
+        normal = inner.op(
+            "GreaterOrEqual",
+            magnitudes,
+            inner.constant(2.0**_LEAST_NORMAL_EXPONENT),
+        )
+        clean = inner.op(
+            "Where",
+            inner.op("And", finite, normal),
+            values,
+            inner.constant(0),
+        )
         sub = inner.largest(inner.op("Abs", clean), 1, sub_size)
         result = _in_sub_blocks(inner, clean, sub, inner.largest(sub, 0, subs), variant)
         broken = inner.op("Cast", inner.op("Not", finite), to=TensorProto.FLOAT)
@@ -134,11 +172,18 @@ def _prime(body: Body, values: str, variant: Settings) -> str:
 
     # in other blocks each step is more than twice a subnormal, which becomes zero by itself
     exponent = _LEAST_NORMAL_EXPONENT + 1 + _shift(variant) + _bits(variant) - 1
-    regular = body.op("GreaterOrEqual", top, body.constant(2.0**exponent if exponent < 128 else np.inf))
+    regular = body.op(
+        "GreaterOrEqual",
+        top,
+        body.constant(2.0**exponent if exponent < 128 else np.inf),
+    )
     regular = body.op("Or", regular, body.op("Equal", top, body.constant(0)))
     odd = body.any(body.op("Not", body.op("And", regular, is_finite(body, top))))
     return body.choose(
-        odd, cautious, lambda inner: _in_sub_blocks(inner, values, sub_top, top, variant), TensorProto.FLOAT
+        odd,
+        cautious,
+        lambda inner: _in_sub_blocks(inner, values, sub_top, top, variant),
+        TensorProto.FLOAT,
     )
 
 
@@ -146,14 +191,35 @@ def _shift(variant: Settings) -> int:
     return int(min(2 ** int(variant["sub_block_shift_bits"]) - 1, _GREATEST_SHIFT))
 
 
-def _in_sub_blocks(body: Body, values: str, sub_top: str, top: str, variant: Settings) -> str:
+def _in_sub_blocks(
+    body: Body,
+    values: str,
+    sub_top: str,
+    top: str,
+    variant: Settings,
+) -> str:
     bits = _bits(variant)
     block = doubled_power(body, top)
     shifted = body.op("Mul", block, body.constant(2.0 ** -_shift(variant), np.float64))
-    # zeros have no exponent, and may lead to a step of zero neither in a sub-block nor in a whole block
-    shifted = body.op("Max", shifted, body.constant(2.0 ** (_LEAST_NORMAL_EXPONENT + 1), np.float64))
+    # zeros have no exponent, and may lead to a step of zero neither in a sub-block nor in a whole
+    # block
+    shifted = body.op(
+        "Max",
+        shifted,
+        body.constant(2.0 ** (_LEAST_NORMAL_EXPONENT + 1), np.float64),
+    )
     positive = body.op("Greater", block, body.constant(0, np.float64))
     shifted = body.op("Where", positive, shifted, body.constant(2.0**bits, np.float64))
     power = body.op("Max", doubled_power(body, sub_top), shifted)
-    steps = body.op("Cast", body.op("Mul", power, body.constant(2.0**-bits, np.float64)), to=TensorProto.FLOAT)
-    return to_steps(body, values, steps, (1 - 2**bits, 2**bits - 1), int(variant["rounding_mode"]))
+    steps = body.op(
+        "Cast",
+        body.op("Mul", power, body.constant(2.0**-bits, np.float64)),
+        to=TensorProto.FLOAT,
+    )
+    return to_steps(
+        body,
+        values,
+        steps,
+        (1 - 2**bits, 2**bits - 1),
+        int(variant["rounding_mode"]),
+    )

@@ -1,10 +1,12 @@
-"""What the bodies of BFPQuantizeDequantize and MXQuantizeDequantize share: blocks, exponents and rounding.
+"""What the bodies of BFPQuantizeDequantize and MXQuantizeDequantize share: blocks, exponents and
+rounding.
 
-A tensor becomes a matrix with a row for each place in a block and a column for each block: runtimes broadcast a row of
-steps over whole rows many times faster than a step over eight neighbours.
+A tensor becomes a matrix with a row for each place in a block and a column for each block: runtimes
+broadcast a row of steps over whole rows many times faster than a step over eight neighbours.
 
-There is no operator for exponents in opset 17, so that sums that round do the work. With c = (2^53 + 2) x, c - (c - x)
-is 2^(floor(log2 x) + 1) in float64 for every float32 x; and adding 1.5 * 2^23 leaves a float32 no bits for fractions.
+There is no operator for exponents in opset 17, so that sums that round do the work. With c = (2^53
++ 2) x, c - (c - x) is 2^(floor(log2 x) + 1) in float64 for every float32 x; and adding 1.5 * 2^23
+leaves a float32 no bits for fractions.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ GREATEST = float(np.finfo(np.float32).max)
 
 _END = np.iinfo(np.int64).max
 _FLOOR = 2.0**53 + 2
-#: The widest codes that the sum in float32 rounds; a sum of two such numbers stays in the binade of the constant.
+#: The widest codes that the sum in float32 rounds; a sum of two such numbers stays in the binade of
+#: the constant.
 _NARROW = 22
 
 
@@ -57,7 +60,13 @@ def to_rows(body: Body, x: str, block_size: int) -> Rows:
     size = body.ints(block_size)
     count = body.op("Div", body.op("Add", length, body.ints(block_size - 1)), size)
     full = body.op("Mul", count, size)
-    fill = body.op("Concat", body.ints(0, 0, 0, 0), body.op("Sub", full, length), body.ints(0), axis=0)
+    fill = body.op(
+        "Concat",
+        body.ints(0, 0, 0, 0),
+        body.op("Sub", full, length),
+        body.ints(0),
+        axis=0,
+    )
     blocks = body.op("Mul", before, count)
     columns = body.op("Mul", blocks, after)
     # shapes are spelled out, as neither 0 nor -1 can be used for tensors without elements
@@ -79,7 +88,11 @@ def to_rows(body: Body, x: str, block_size: int) -> Rows:
 def from_rows(body: Body, values: str, rows: Rows, block_size: int) -> str:
     """The tensor that has become ``rows``, with other values."""
     blocks, after = rows.grouped
-    turned = _reshape(body, values, body.op("Concat", body.ints(block_size), blocks, after, axis=0))
+    turned = _reshape(
+        body,
+        values,
+        body.op("Concat", body.ints(block_size), blocks, after, axis=0),
+    )
     filled = _reshape(body, body.op("Transpose", turned, perm=[1, 0, 2]), rows.padded)
     solid = body.op("Slice", filled, body.ints(0), rows.length, body.ints(1))
     return _reshape(body, solid, rows.shape)
@@ -89,8 +102,15 @@ def _reshape(body: Body, x: str, shape: str) -> str:
     return body.op("Reshape", x, shape, allowzero=1)
 
 
-def passing_on(body: Body, values: str, block_size: int, core: Callable[[Body, str, str], str]) -> str:
-    """What ``core`` makes of rows and of their greatest magnitudes; NaN and infinities stay and do not count.
+def passing_on(
+    body: Body,
+    values: str,
+    block_size: int,
+    core: Callable[[Body, str, str], str],
+) -> str:
+    """What ``core`` makes of rows and of their greatest magnitudes.
+
+    NaN and infinities stay and do not count.
 
     Only tensors that hold any pay for it.
     """
@@ -99,11 +119,20 @@ def passing_on(body: Body, values: str, block_size: int, core: Callable[[Body, s
     def cautious(inner: Body) -> str:
         finite = is_finite(inner, inner.op("Abs", values))
         clean = inner.op("Where", finite, values, inner.constant(0))
-        result = core(inner, clean, inner.largest(inner.op("Abs", clean), 0, block_size))
+        result = core(
+            inner,
+            clean,
+            inner.largest(inner.op("Abs", clean), 0, block_size),
+        )
         return inner.op("Where", finite, result, values)
 
     odd = body.any(body.op("Not", is_finite(body, top)))
-    return body.choose(odd, cautious, lambda inner: core(inner, values, top), TensorProto.FLOAT)
+    return body.choose(
+        odd,
+        cautious,
+        lambda inner: core(inner, values, top),
+        TensorProto.FLOAT,
+    )
 
 
 def is_finite(body: Body, magnitudes: str) -> str:
@@ -119,20 +148,37 @@ def doubled_power(body: Body, magnitudes: str) -> str:
 
 
 def step(body: Body, power: str, exponent: int) -> str:
-    """2^(E + exponent) as float32, given ``doubled_power`` of what has the exponent E; 1 for what is 0.
+    """2^(E + exponent) as float32, given ``doubled_power`` of what has the exponent E.
+
+    1 for what is 0.
 
     Dividing zeros by a subnormal step would be right too, but slow.
     """
     least = body.constant(2.0 ** (LEAST_EXPONENT + exponent), np.float64)
-    steps = body.op("Max", body.op("Mul", power, body.constant(2.0 ** (exponent - 1), np.float64)), least)
+    steps = body.op(
+        "Max",
+        body.op("Mul", power, body.constant(2.0 ** (exponent - 1), np.float64)),
+        least,
+    )
     positive = body.op("Greater", power, body.constant(0, np.float64))
     steps = body.op("Where", positive, steps, body.constant(1, np.float64))
     return body.op("Cast", steps, to=TensorProto.FLOAT)
 
 
-def to_steps(body: Body, values: str, steps: str, bounds: tuple[int, int], rounding: int) -> str:
+def to_steps(
+    body: Body,
+    values: str,
+    steps: str,
+    bounds: tuple[int, int],
+    rounding: int,
+) -> str:
     """Values rounded to whole steps, not fewer and not more than the bounds; zeros are positive."""
-    codes = _to_integer(body, body.op("Div", values, steps), max(bounds).bit_length(), rounding)
+    codes = _to_integer(
+        body,
+        body.op("Div", values, steps),
+        max(bounds).bit_length(),
+        rounding,
+    )
     clipped = body.op("Clip", codes, body.constant(bounds[0]), body.constant(bounds[1]))
     return body.op("Mul", clipped, steps)
 
@@ -143,11 +189,21 @@ def _to_integer(body: Body, v: str, bits: int, rounding: int) -> str:
         shift = body.constant(1.5 * 2**23)
         return body.op("Sub", body.op("Add", v, shift), shift)
     wide = body.op("Cast", v, to=TensorProto.DOUBLE)
-    # ties are moved to the side they shall go to, and nothing else: other float32 are farther from a tie
+    # ties are moved to the side they shall go to, and nothing else: other float32 are farther from
+    # a tie
     if rounding == HALF_AWAY:
-        # not a product with 1 + 2^-40: onnxruntime takes that for a product with 1, and optimizes it away
-        wide = body.op("Add", wide, body.op("Mul", wide, body.constant(2.0**-40, np.float64)))
+        # not a product with 1 + 2^-40: onnxruntime takes that for a product with 1, and optimizes
+        # it away
+        wide = body.op(
+            "Add",
+            wide,
+            body.op("Mul", wide, body.constant(2.0**-40, np.float64)),
+        )
     elif rounding != HALF_EVEN:
         wide = body.op("Add", wide, body.constant(2.0**-27, np.float64))
     shift = body.constant(1.5 * 2**52, np.float64)
-    return body.op("Cast", body.op("Sub", body.op("Add", wide, shift), shift), to=TensorProto.FLOAT)
+    return body.op(
+        "Cast",
+        body.op("Sub", body.op("Add", wide, shift), shift),
+        to=TensorProto.FLOAT,
+    )

@@ -1,7 +1,8 @@
 """Builds the body of an ONNX function, operator by operator.
 
-Follows the ONNX IR specification, section Functions. onnxruntime 1.31 ignores the overload of a function (IR 10), so
-that one body has to serve all nodes of an operator: ``dispatch`` picks among variants by the attributes of a node.
+Follows the ONNX IR specification, section Functions. onnxruntime 1.31 ignores the overload of a
+function (IR 10), so that one body has to serve all nodes of an operator: ``dispatch`` picks among
+variants by the attributes of a node.
 """
 
 from __future__ import annotations
@@ -12,7 +13,15 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
-from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import (
+    AttributeProto,
+    FunctionProto,
+    GraphProto,
+    NodeProto,
+    TensorProto,
+    helper,
+    numpy_helper,
+)
 
 from quark_onnx.errors import ModelError
 
@@ -20,7 +29,8 @@ from quark_onnx.errors import ModelError
 DOMAIN = "com.amd.quark"
 #: First opset with all that the bodies use.
 MIN_OPSET = 17
-#: Last opset at which they are tested. onnxruntime 1.32 runs the block formats there, but QuantizeLinear only up to 27.
+#: Last opset at which they are tested. onnxruntime 1.32 runs the block formats there, but
+#: QuantizeLinear only up to 27.
 MAX_OPSET = 28
 
 _END = np.iinfo(np.int64).max
@@ -43,7 +53,8 @@ class Body:
 
     Attributes:
         nodes: in order of execution.
-        used: names given out, shared with the branches: a branch may not give a name of its surroundings again.
+        used: names given out, shared with the branches: a branch may not give a name of its
+            surroundings again.
     """
 
     nodes: list[NodeProto] = field(default_factory=list)
@@ -68,18 +79,27 @@ class Body:
         >>> [node.op_type for node in body.nodes]
         ['Abs', 'Neg']
         """
-        fixed = {key: value for key, value in attributes.items() if not isinstance(value, Ref)}
+        fixed = {
+            key: value
+            for key, value in attributes.items()
+            if not isinstance(value, Ref)
+        }
         output = output or self.name()
         node = helper.make_node(kind, inputs, [output], **fixed)
         for key, value in attributes.items():
             if isinstance(value, Ref):
-                node.attribute.append(AttributeProto(name=key, ref_attr_name=value.name, type=value.kind))
+                node.attribute.append(
+                    AttributeProto(name=key, ref_attr_name=value.name, type=value.kind),
+                )
         self.nodes.append(node)
         return output
 
     def constant(self, value: ArrayLike, dtype: DTypeLike = np.float32) -> str:
         """A tensor that does not depend on anything."""
-        return self.op("Constant", value=numpy_helper.from_array(np.asarray(value, dtype)))
+        return self.op(
+            "Constant",
+            value=numpy_helper.from_array(np.asarray(value, dtype)),
+        )
 
     def ints(self, *values: int) -> str:
         """A vector of int64, as shapes and positions are given."""
@@ -93,40 +113,79 @@ class Body:
         if count == 1:
             return x
         parts = [self.name() for _ in range(count)]
-        self.nodes.append(helper.make_node("Split", [x, self.ints(*[1] * count)], parts, axis=axis))
+        self.nodes.append(
+            helper.make_node("Split", [x, self.ints(*[1] * count)], parts, axis=axis),
+        )
         return self.op("Max", *parts)
 
     def any(self, flags: str) -> str:
         """Whether a tensor of bool, which may be empty, has a true element; a scalar."""
-        count = self.op("ReduceSum", self.op("Cast", flags, to=TensorProto.FLOAT), keepdims=0)
+        count = self.op(
+            "ReduceSum",
+            self.op("Cast", flags, to=TensorProto.FLOAT),
+            keepdims=0,
+        )
         return self.op("Greater", count, self.constant(0))
 
-    def choose(self, condition: str, yes: Callable[[Body], str], no: Callable[[Body], str], dtype: int) -> str:
-        """What ``yes`` computes where the scalar ``condition`` holds, else what ``no`` computes; of type ``dtype``."""
-        return self.op("If", condition, then_branch=self._branch(yes, dtype), else_branch=self._branch(no, dtype))
+    def choose(
+        self,
+        condition: str,
+        yes: Callable[[Body], str],
+        no: Callable[[Body], str],
+        dtype: int,
+    ) -> str:
+        """What ``yes`` computes where the scalar ``condition`` holds, else what ``no`` computes.
+
+        Of type ``dtype``.
+        """
+        return self.op(
+            "If",
+            condition,
+            then_branch=self._branch(yes, dtype),
+            else_branch=self._branch(no, dtype),
+        )
 
     def _branch(self, build: Callable[[Body], str], dtype: int) -> GraphProto:
         inner = Body(used=self.used)
         output = build(inner)
         if not inner.nodes or inner.nodes[-1].output[0] != output:
-            output = inner.op("Identity", output)  # a branch has to compute what it returns
-        return helper.make_graph(inner.nodes, self.name(), [], [helper.make_tensor_value_info(output, dtype, None)])
+            output = inner.op(
+                "Identity",
+                output,
+            )  # a branch has to compute what it returns
+        return helper.make_graph(
+            inner.nodes,
+            self.name(),
+            [],
+            [helper.make_tensor_value_info(output, dtype, None)],
+        )
 
     def is_value(self, attribute: str, value: Value) -> str:
         """Whether a node gives ``value`` to an attribute; a scalar."""
         if isinstance(value, int):
-            return self.op("Equal", self.op("Constant", value_int=Ref(attribute)), self.constant(value, np.int64))
-        # Equal knows strings only since opset 19: of two strings, one is left if the first is a stop word
+            return self.op(
+                "Equal",
+                self.op("Constant", value_int=Ref(attribute)),
+                self.constant(value, np.int64),
+            )
+        # Equal knows strings only since opset 19: of two strings, one is left if the first is a
+        # stop word
         given = self.op("Constant", value_string=Ref(attribute, AttributeProto.STRING))
         both = self.op(
-            "Concat", self.op("Reshape", given, self.ints(1)), self.op("Constant", value_strings=["-"]), axis=0
+            "Concat",
+            self.op("Reshape", given, self.ints(1)),
+            self.op("Constant", value_strings=["-"]),
+            axis=0,
         )
         left = self.op("StringNormalizer", both, stopwords=[value], is_case_sensitive=1)
         return self.op("Equal", self.op("Size", left), self.constant(1, np.int64))
 
 
 def dispatch(
-    body: Body, variants: Sequence[Settings], build: Callable[[Body, Settings], str], dtype: int = TensorProto.FLOAT
+    body: Body,
+    variants: Sequence[Settings],
+    build: Callable[[Body, Settings], str],
+    dtype: int = TensorProto.FLOAT,
 ) -> str:
     """What ``build`` makes of the variant that has the attributes of the node.
 
@@ -139,18 +198,27 @@ def dispatch(
     variant, *others = variants
     if not others:
         return build(body, variant)
-    differing = [key for key in variant if any(other.get(key) != variant[key] for other in others)]
+    differing = [
+        key
+        for key in variant
+        if any(other.get(key) != variant[key] for other in others)
+    ]
     condition = ""
     for key in differing:
         holds = body.is_value(key, variant[key])
         condition = body.op("And", condition, holds) if condition else holds
     return body.choose(
-        condition, lambda inner: build(inner, variant), lambda inner: dispatch(inner, others, build, dtype), dtype
+        condition,
+        lambda inner: build(inner, variant),
+        lambda inner: dispatch(inner, others, build, dtype),
+        dtype,
     )
 
 
 def settings(
-    node: NodeProto, defaults: Settings, allowed: Mapping[str, Collection[Value]] | None = None
+    node: NodeProto,
+    defaults: Settings,
+    allowed: Mapping[str, Collection[Value]] | None = None,
 ) -> dict[str, Value]:
     """The attributes of a vendor node, defaults included.
 
@@ -158,8 +226,8 @@ def settings(
         allowed: the values that can be computed, by attribute; those of others are not looked at.
 
     Raises:
-        ModelError: the node has an attribute that is not among the defaults, of another type, or of a value that cannot
-            be computed.
+        ModelError: the node has an attribute that is not among the defaults, of another type, or of
+            a value that cannot be computed.
 
     >>> node = helper.make_node("MXQuantizeDequantize", ["x"], ["y"], domain=DOMAIN, block_size=16)
     >>> settings(node, {"axis": 1, "block_size": 32})
@@ -170,13 +238,22 @@ def settings(
         value = helper.get_attribute_value(attribute)
         value = value.decode() if isinstance(value, bytes) else value
         if attribute.name not in defaults:
-            raise ModelError(f"{where(node)}: attribute {attribute.name!r} is unknown; known are {', '.join(defaults)}")
+            raise ModelError(
+                f"{where(node)}: attribute {attribute.name!r} is unknown; known are"
+                f" {', '.join(defaults)}",
+            )
         if not isinstance(value, type(defaults[attribute.name])):
-            raise ModelError(f"{where(node)}: attribute {attribute.name!r} has the value {value!r} of another type")
+            raise ModelError(
+                f"{where(node)}: attribute {attribute.name!r} has the value {value!r}"
+                " of another type",
+            )
         found[attribute.name] = value
     for name, values in (allowed or {}).items():
         if found[name] not in values:
-            raise ModelError(f"{where(node)}: {name} = {found[name]!r} cannot be computed; allowed: {values}")
+            raise ModelError(
+                f"{where(node)}: {name} = {found[name]!r} cannot be computed; allowed:"
+                f" {values}",
+            )
     return found
 
 
@@ -199,14 +276,27 @@ def distinct(nodes: Iterable[Settings], keys: Iterable[str]) -> list[Settings]:
 
 
 def along(body: Body, vector: str, x: str = "x") -> str:
-    """One value, or one for each place along the attribute ``axis``, shaped to broadcast against ``x``."""
-    after = body.op("Slice", body.op("Shape", x, start=Ref("axis")), body.ints(1), body.ints(_END))
+    """One value, or one for each place along the attribute ``axis``, shaped to broadcast against
+    ``x``.
+    """
+    after = body.op(
+        "Slice",
+        body.op("Shape", x, start=Ref("axis")),
+        body.ints(1),
+        body.ints(_END),
+    )
     ones = body.op("Expand", body.ints(1), body.op("Shape", after))
     return body.op("Reshape", vector, body.op("Concat", body.ints(-1), ones, axis=0))
 
 
-def function(
-    name: str, inputs: Sequence[str], body: Body, defaults: Settings, opset: int, *, domain: str = DOMAIN
+def function(  # noqa: PLR0913
+    name: str,
+    inputs: Sequence[str],
+    body: Body,
+    defaults: Settings,
+    opset: int,
+    *,
+    domain: str = DOMAIN,
 ) -> FunctionProto:
     """The function that returns what the last node of the body computes.
 
@@ -214,8 +304,20 @@ def function(
         ModelError: the opset is too old or too new for the body.
     """
     if not MIN_OPSET <= opset <= MAX_OPSET:
-        raise ModelError(f"{name} can be written for the opsets {MIN_OPSET} to {MAX_OPSET}, not for opset {opset}")
+        raise ModelError(
+            f"{name} can be written for the opsets {MIN_OPSET} to {MAX_OPSET}, not for"
+            f" opset {opset}",
+        )
     output = body.nodes[-1].output[0]
-    made = helper.make_function(domain, name, inputs, [output], body.nodes, [helper.make_opsetid("", opset)])
-    made.attribute_proto.extend(helper.make_attribute(key, value) for key, value in defaults.items())
+    made = helper.make_function(
+        domain,
+        name,
+        inputs,
+        [output],
+        body.nodes,
+        [helper.make_opsetid("", opset)],
+    )
+    made.attribute_proto.extend(
+        helper.make_attribute(key, value) for key, value in defaults.items()
+    )
     return made

@@ -1,8 +1,9 @@
 """ExtendedQuantizeLinear and ExtendedDequantizeLinear as ONNX functions.
 
-Follows the ONNX operators QuantizeLinear and DequantizeLinear, of which these are versions for more types: 32-bit codes
-saturate(round-half-even(x / scale) + zero_point), and x / scale + zero_point as float16, clipped to its range, or as
-bfloat16. The operators are those of opset 17, which are the same up to opset 27.
+Follows the ONNX operators QuantizeLinear and DequantizeLinear, of which these are versions for more
+types: 32-bit codes saturate(round-half-even(x / scale) + zero_point), and x / scale + zero_point as
+float16, clipped to its range, or as bfloat16. The operators are those of opset 17, which are the
+same up to opset 27.
 """
 
 from __future__ import annotations
@@ -14,7 +15,15 @@ from numpy.typing import DTypeLike
 from onnx import FunctionProto, NodeProto, TensorProto, helper
 
 from quark_onnx.errors import ModelError
-from quark_onnx.functions.body import Body, Ref, Settings, along, function, settings, where
+from quark_onnx.functions.body import (
+    Body,
+    Ref,
+    Settings,
+    along,
+    function,
+    settings,
+    where,
+)
 from quark_onnx.kernels.minifloat import FP16
 
 QUANTIZE = "ExtendedQuantizeLinear"
@@ -34,13 +43,19 @@ _PROBE = 0xC0C0C0C0
 _PROBED_BFLOAT16 = float(0xC1000000)
 
 
-def definitions(nodes: Iterable[NodeProto], opset: int, element_types: Mapping[str, int]) -> list[FunctionProto]:
-    """One function for all ExtendedQuantizeLinear nodes of a model, and one for all ExtendedDequantizeLinear nodes.
+def definitions(
+    nodes: Iterable[NodeProto],
+    opset: int,
+    element_types: Mapping[str, int],
+) -> list[FunctionProto]:
+    """One function for all ExtendedQuantizeLinear nodes of a model, and one for all
+    ExtendedDequantizeLinear nodes.
 
-    They take any shape, static or dynamic, and one scale or a vector of scales for the axis. The model needs opset 17
-    or later, IR version 8 or later and an import of the vendor's domain. The types of the zero points that occur decide
-    what is in the bodies: where they allow it that is the standard operator alone, which runtimes know how to fuse, and
-    where one body has to serve different types it finds out by casting a probe to the type of the zero point.
+    They take any shape, static or dynamic, and one scale or a vector of scales for the axis. The
+    model needs opset 17 or later, IR version 8 or later and an import of the vendor's domain. The
+    types of the zero points that occur decide what is in the bodies: where they allow it that is
+    the standard operator alone, which runtimes know how to fuse, and where one body has to serve
+    different types it finds out by casting a probe to the type of the zero point.
 
     Args:
         nodes: the model's nodes; those of other operators are passed over.
@@ -51,8 +66,8 @@ def definitions(nodes: Iterable[NodeProto], opset: int, element_types: Mapping[s
         At most two functions.
 
     Raises:
-        ModelError: a node has no zero point, one of unknown or unfit type, or an unknown attribute; or the opset is too
-            old or too new.
+        ModelError: a node has no zero point, one of unknown or unfit type, or an unknown attribute;
+            or the opset is too old or too new.
 
     >>> node = helper.make_node(QUANTIZE, ["x", "scale", "zero"], ["y"], domain="com.amd.quark")
     >>> definitions([node], 17, {"zero": TensorProto.INT8})[0].node[0].op_type
@@ -61,7 +76,9 @@ def definitions(nodes: Iterable[NodeProto], opset: int, element_types: Mapping[s
     made = []
     nodes = list(nodes)
     for name, build in ((QUANTIZE, _quantize), (DEQUANTIZE, _dequantize)):
-        types = dict.fromkeys(_type(node, element_types) for node in nodes if node.op_type == name)
+        types = dict.fromkeys(
+            _type(node, element_types) for node in nodes if node.op_type == name
+        )
         if types:
             body = Body()
             build(body, list(types), opset)
@@ -72,14 +89,19 @@ def definitions(nodes: Iterable[NodeProto], opset: int, element_types: Mapping[s
 def _type(node: NodeProto, element_types: Mapping[str, int]) -> int:
     settings(node, DEFAULTS)
     if len(node.input) != 3 or not node.input[2]:
-        raise ModelError(f"{where(node)}: no zero point; the vendor's operator requires one")
+        raise ModelError(
+            f"{where(node)}: no zero point; the vendor's operator requires one",
+        )
     if node.input[2] not in element_types:
-        raise ModelError(f"{where(node)}: the type of its zero point {node.input[2]!r} is not known")
+        raise ModelError(
+            f"{where(node)}: the type of its zero point {node.input[2]!r} is not known",
+        )
     found = element_types[node.input[2]]
     if found not in _INTEGERS | _FLOATS:
         raise ModelError(
-            f"{where(node)}: its zero point {node.input[2]!r} is {TensorProto.DataType.Name(found)}; it can be an "
-            "integer of 8, 16 or 32 bits, FLOAT16 or BFLOAT16"
+            f"{where(node)}: its zero point {node.input[2]!r} is"
+            f" {TensorProto.DataType.Name(found)}; it can be an integer of 8, 16 or 32"
+            " bits, FLOAT16 or BFLOAT16",
         )
     return found
 
@@ -110,7 +132,12 @@ def _quantize_mixed(body: Body, found: str, types: Sequence[int]) -> str:
     if not others:
         return build(body)
     condition = body.op("Equal", found, body.constant(_probed(first), np.float64))
-    return body.choose(condition, build, lambda inner: _quantize_mixed(inner, found, others), TensorProto.DOUBLE)
+    return body.choose(
+        condition,
+        build,
+        lambda inner: _quantize_mixed(inner, found, others),
+        TensorProto.DOUBLE,
+    )
 
 
 def _probed(type_: int) -> float:
@@ -122,19 +149,41 @@ def _probed(type_: int) -> float:
 
 
 def _quantize_to(body: Body, type_: int) -> str:
-    """What is to be cast to the type: in float64 where float32 is too narrow for the codes, else in float32."""
+    """What is to be cast to the type: in float64 where float32 is too narrow for the codes, else in
+    float32.
+    """
     scaled = body.op("Div", "x", along(body, "scale"))
     if type_ in _FLOATS:
-        shifted = _same_shape(body, body.op("Add", scaled, along(body, body.op("Cast", "zero", to=TensorProto.FLOAT))))
+        shifted = _same_shape(
+            body,
+            body.op(
+                "Add",
+                scaled,
+                along(body, body.op("Cast", "zero", to=TensorProto.FLOAT)),
+            ),
+        )
         if type_ == TensorProto.BFLOAT16:
             return shifted
-        return body.op("Clip", shifted, body.constant(-FP16.largest), body.constant(FP16.largest))
+        return body.op(
+            "Clip",
+            shifted,
+            body.constant(-FP16.largest),
+            body.constant(FP16.largest),
+        )
     wide, kind = _arithmetic([type_])
     steps = body.op("Round", scaled)
     steps = body.op("Cast", steps, to=wide) if type_ in _LONGS else steps
-    codes = _same_shape(body, body.op("Add", steps, along(body, body.op("Cast", "zero", to=wide))))
+    codes = _same_shape(
+        body,
+        body.op("Add", steps, along(body, body.op("Cast", "zero", to=wide))),
+    )
     limits = np.iinfo(helper.tensor_dtype_to_np_dtype(type_))
-    return body.op("Clip", codes, body.constant(limits.min, kind), body.constant(limits.max, kind))
+    return body.op(
+        "Clip",
+        codes,
+        body.constant(limits.min, kind),
+        body.constant(limits.max, kind),
+    )
 
 
 def _dequantize(body: Body, types: Sequence[int], opset: int) -> None:

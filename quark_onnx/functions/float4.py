@@ -1,9 +1,10 @@
 """Pairs of FLOAT4E2M1 as ONNX functions.
 
-onnxruntime 1.31 can store the type and has no operator for it on a CPU: neither QuantizeLinear nor Cast. So the codes,
-the bit patterns of OCP Microscaling Formats 1.0 (sign, two bits of exponent, one of mantissa), are stored as uint4, and
-a pair of functions reads and writes them. ``as_standard`` makes ONNX's own pairs of them (opset 23), for runtimes that
-have the type: the bytes are the same.
+onnxruntime 1.31 can store the type and has no operator for it on a CPU: neither QuantizeLinear nor
+Cast. So the codes, the bit patterns of OCP Microscaling Formats 1.0 (sign, two bits of exponent,
+one of mantissa), are stored as uint4, and a pair of functions reads and writes them.
+``as_standard`` makes ONNX's own pairs of them (opset 23), for runtimes that have the type: the
+bytes are the same.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
 def definitions(nodes: Iterable[NodeProto], opset: int) -> list[FunctionProto]:
-    """The functions that the nodes of a model need; they take one scale, or a vector of scales for the axis.
+    """The functions that the nodes of a model need.
+
+    They take one scale, or a vector of scales for the axis.
 
     Raises:
         ModelError: a node has an unknown attribute; or the opset is too old or too new.
@@ -39,12 +42,16 @@ def definitions(nodes: Iterable[NodeProto], opset: int) -> list[FunctionProto]:
         if own:
             body = Body()
             build(body)
-            made.append(function(name, ["x", "scale"], body, DEFAULTS, opset, domain=DOMAIN))
+            made.append(
+                function(name, ["x", "scale"], body, DEFAULTS, opset, domain=DOMAIN),
+            )
     return made
 
 
 def _quantize(body: Body) -> None:
-    """The number of magnitudes that are passed: of two neighbours, a tie goes to the one with an even code."""
+    """The number of magnitudes that are passed: of two neighbours, a tie goes to the one with an
+    even code.
+    """
     scaled = body.op("Div", "x", along(body, "scale"))
     magnitude, code = body.op("Abs", scaled), ""
     for place, (low, high) in enumerate(pairwise(MAGNITUDES)):
@@ -52,15 +59,27 @@ def _quantize(body: Body) -> None:
         passed = body.op(compare, magnitude, body.constant((low + high) / 2))
         step = body.op("Cast", passed, to=TensorProto.INT32)
         code = body.op("Add", code, step) if code else step
-    negative = body.op("Cast", body.op("Less", scaled, body.constant(0)), to=TensorProto.INT32)
+    negative = body.op(
+        "Cast",
+        body.op("Less", scaled, body.constant(0)),
+        to=TensorProto.INT32,
+    )
     signed = body.op("Add", code, body.op("Mul", negative, body.constant(8, np.int32)))
-    body.op("Cast", body.op("Reshape", signed, body.op("Shape", "x"), allowzero=1), to=TensorProto.UINT4)
+    body.op(
+        "Cast",
+        body.op("Reshape", signed, body.op("Shape", "x"), allowzero=1),
+        to=TensorProto.UINT4,
+    )
 
 
 def _dequantize(body: Body) -> None:
     values = body.constant([*MAGNITUDES, *(-value for value in MAGNITUDES)])
     codes = body.op("Cast", "x", to=TensorProto.INT32)  # uint4 has no shape, either
-    product = body.op("Mul", body.op("Gather", values, codes), along(body, "scale", codes))
+    product = body.op(
+        "Mul",
+        body.op("Gather", values, codes),
+        along(body, "scale", codes),
+    )
     body.op("Reshape", product, body.op("Shape", codes), allowzero=1)
 
 
@@ -71,7 +90,12 @@ def as_standard(model: ModelProto) -> None:
         graph = todo.pop()
         graphs.append(graph)
         for node in graph.node:
-            todo += [inner for attribute in node.attribute for inner in (attribute.g, *attribute.graphs) if inner.node]
+            todo += [
+                inner
+                for attribute in node.attribute
+                for inner in (attribute.g, *attribute.graphs)
+                if inner.node
+            ]
             if node.domain == DOMAIN:
                 codes.add(_made_standard(node))
     for graph in graphs:
@@ -92,5 +116,7 @@ def _made_standard(node: NodeProto) -> str:
     if node.op_type == "DequantizeLinear":
         return node.input[0]
     # there is no zero point that would tell
-    node.attribute.append(helper.make_attribute("output_dtype", int(TensorProto.FLOAT4E2M1)))
+    node.attribute.append(
+        helper.make_attribute("output_dtype", int(TensorProto.FLOAT4E2M1)),
+    )
     return node.output[0]

@@ -3,7 +3,12 @@
 from quark_onnx.fusions.base import Fusion
 from quark_onnx.fusions.dynamic import conv_integer, matmul_integer
 from quark_onnx.fusions.gather import gather_codes
-from quark_onnx.fusions.moving import MOVING, clip_codes, drop_rounding_again, move_codes
+from quark_onnx.fusions.moving import (
+    MOVING,
+    clip_codes,
+    drop_rounding_again,
+    move_codes,
+)
 from quark_onnx.fusions.nbits import matmul_nbits
 from quark_onnx.fusions.pointwise import (
     qlinear_average_pool,
@@ -13,13 +18,21 @@ from quark_onnx.fusions.pointwise import (
     qlinear_softmax,
     qlinear_where,
 )
-from quark_onnx.fusions.qlinear import matmul_to_float, qgemm, qlinear_conv, qlinear_matmul
+from quark_onnx.fusions.qlinear import (
+    matmul_to_float,
+    qgemm,
+    qlinear_conv,
+    qlinear_matmul,
+)
 
 #: What is tried for each operator type, in this order.
 FUSIONS: dict[str, tuple[Fusion, ...]] = {
     **dict.fromkeys(MOVING, (move_codes,)),
     **dict.fromkeys(("Add", "Mul", "Sigmoid", "LeakyRelu"), (qlinear_elementwise,)),
-    **dict.fromkeys(("GlobalAveragePool", "ReduceMean"), (qlinear_global_average_pool,)),
+    **dict.fromkeys(
+        ("GlobalAveragePool", "ReduceMean"),
+        (qlinear_global_average_pool,),
+    ),
     **dict.fromkeys(("Relu", "Clip"), (clip_codes,)),
     "MatMul": (matmul_nbits, matmul_integer, qlinear_matmul, matmul_to_float),
     "Gemm": (matmul_nbits, matmul_integer, qgemm),
@@ -32,7 +45,10 @@ FUSIONS: dict[str, tuple[Fusion, ...]] = {
     "QuantizeLinear": (drop_rounding_again,),
 }
 
-#: Operators that the fusions write for products of codes; codes of the first factor come first among their inputs.
-INTEGER_PRODUCTS = frozenset({"QLinearConv", "QLinearMatMul", "QGemm", "MatMulIntegerToFloat"})
+#: Operators that the fusions write for products of codes; codes of the first factor come first
+#: among their inputs.
+INTEGER_PRODUCTS = frozenset(
+    {"QLinearConv", "QLinearMatMul", "QGemm", "MatMulIntegerToFloat"},
+)
 
 __all__ = ["FUSIONS", "INTEGER_PRODUCTS", "Fusion"]

@@ -12,7 +12,8 @@ from onnx import TensorProto, helper
 
 from quark_onnx.graph import Graph, Node
 
-#: Writes an operator that computes on codes in place of a node between Q/DQ pairs; False if it has none for the node.
+#: Writes an operator that computes on codes in place of a node between Q/DQ pairs; False if it has
+#: none for the node.
 Fusion = Callable[[Graph, Node], bool]
 
 CONTRIB = "com.microsoft"
@@ -58,7 +59,10 @@ def stored_codes(graph: Graph, tensor: str) -> Codes | None:
 
 
 def value(graph: Graph, tensor: str) -> NDArray[Any]:
-    """A constant that is known to be one; scales may be stored in 16 bits, with a Cast behind them."""
+    """A constant that is known to be one.
+
+    Scales may be stored in 16 bits, with a Cast behind them.
+    """
     cast = graph.producer(tensor)
     if cast is not None and cast.op_type == "Cast":
         return value(graph, cast.inputs[0]).astype(np.float32)
@@ -75,24 +79,39 @@ def zero_points(graph: Graph, codes: Codes) -> NDArray[np.int64]:
 
 
 def read_bytes(graph: Graph, tensor: str) -> Codes | None:
-    """The codes behind a tensor; None unless they have 8 bits and a scale, for all or for channels, that is known."""
+    """The codes behind a tensor.
+
+    None unless they have 8 bits and a scale, for all or for channels, that is known.
+    """
     found = codes_of(graph, tensor) if tensor else None
     return found if found is not None and _known(graph, found) else None
 
 
 def written_bytes(graph: Graph, tensor: str) -> Codes | None:
-    """The codes that a result becomes; None unless a QuantizeLinear to 8 bits with one known scale alone reads it."""
+    """The codes that a result becomes.
+
+    None unless a QuantizeLinear to 8 bits with one known scale alone reads it.
+    """
     readers = graph.consumers(tensor)
-    if graph.is_output(tensor) or [node.op_type for node in readers] != ["QuantizeLinear"]:
+    if graph.is_output(tensor) or [node.op_type for node in readers] != [
+        "QuantizeLinear",
+    ]:
         return None
     node = readers[0]
     found = Codes(node, node.outputs[0], node.inputs[1], node.input(2))
-    return found if tensor == node.inputs[0] and _known(graph, found) and one_scale(graph, found) else None
+    return (
+        found
+        if tensor == node.inputs[0] and _known(graph, found) and one_scale(graph, found)
+        else None
+    )
 
 
 def _known(graph: Graph, codes: Codes) -> bool:
     parameters = [codes.scale, codes.zero_point] if codes.zero_point else [codes.scale]
-    constant = all(map(graph.is_constant, parameters)) and graph.elem_type(codes.scale) == TensorProto.FLOAT
+    constant = (
+        all(map(graph.is_constant, parameters))
+        and graph.elem_type(codes.scale) == TensorProto.FLOAT
+    )
     return constant and not codes.block_size and code_type(graph, codes) in BYTES
 
 
@@ -130,10 +149,17 @@ def attributes(node: Node) -> dict[str, Any]:
     return {a.name: helper.get_attribute_value(a) for a in node.to_proto().attribute}
 
 
-def write(
-    graph: Graph, node: Node, op_type: str, inputs: list[str], result: Codes | str, domain: str = CONTRIB, **set_to: Any
+def write(  # noqa: PLR0913
+    graph: Graph,
+    node: Node,
+    op_type: str,
+    inputs: list[str],
+    result: Codes | str,
+    domain: str = CONTRIB,
+    **set_to: Any,
 ) -> bool:
-    """Let an operator take the place of a node, and of the QuantizeLinear behind it where codes are the result; True.
+    """Let an operator take the place of a node, and of the QuantizeLinear behind it where codes are
+    the result; True.
 
     Args:
         set_to: attributes of the operator.

@@ -14,31 +14,60 @@ _LEAST_BLOCK = 16
 
 
 def gather_codes(graph: Graph, node: Node) -> bool:
-    """Gather from a matrix of 4 bits in blocks, or of 8 bits with a scale for each row or for all."""
+    """Gather from a matrix of 4 bits in blocks, or of 8 bits with a scale for each row or for all."""  # noqa: E501
     table = stored_codes(graph, node.inputs[0])
-    if table is None or node.attribute("axis", 0) != 0 or value(graph, table.codes).ndim != 2:
+    if (
+        table is None
+        or node.attribute("axis", 0) != 0
+        or value(graph, table.codes).ndim != 2
+    ):
         return False
     kind, size = graph.elem_type(table.codes), table.block_size
     result = graph.fresh(f"{node.name}_rows")
     if size:
-        if kind not in _NIBBLES or table.axis % 2 != 1 or size < _LEAST_BLOCK or size & (size - 1):
+        if (
+            kind not in _NIBBLES
+            or table.axis % 2 != 1
+            or size < _LEAST_BLOCK
+            or size & (size - 1)
+        ):
             return False
-        inputs = [table.codes, node.inputs[1], table.scale, *([table.zero_point] if table.zero_point else [])]
+        inputs = [
+            table.codes,
+            node.inputs[1],
+            table.scale,
+            *([table.zero_point] if table.zero_point else []),
+        ]
         graph.import_domain(CONTRIB)
         attributes = {"gather_axis": 0, "quantize_axis": 1, "block_size": size}
-        graph.add("GatherBlockQuantized", inputs, [result], name=node.name, domain=CONTRIB, **attributes)
+        graph.add(
+            "GatherBlockQuantized",
+            inputs,
+            [result],
+            name=node.name,
+            domain=CONTRIB,
+            **attributes,
+        )
         replace(graph, node, result)
         return True
     scale = value(graph, table.scale)
     by_row = scale.ndim == 1 and table.axis % 2 == 0
-    if kind not in _BYTES or zero_points(graph, table).any() or not (by_row or scale.ndim == 0):
+    if (
+        kind not in _BYTES
+        or zero_points(graph, table).any()
+        or not (by_row or scale.ndim == 0)
+    ):
         return False
-    codes, floats = graph.fresh(f"{node.name}_codes"), graph.fresh(f"{node.name}_floats")
+    codes, floats = (
+        graph.fresh(f"{node.name}_codes"),
+        graph.fresh(f"{node.name}_floats"),
+    )
     factor = table.scale
     if by_row:
         factor = graph.fresh(f"{node.name}_scales")
         [column] = graph.once(
-            ("by row", table.scale), lambda: [graph.add_constant(f"{table.scale}_by_row", scale[:, None])]
+            ("by row", table.scale),
+            lambda: [graph.add_constant(f"{table.scale}_by_row", scale[:, None])],
         )
         graph.add("Gather", [column, node.inputs[1]], [factor], axis=0)
     graph.add("Gather", [table.codes, node.inputs[1]], [codes], name=node.name, axis=0)

@@ -1,4 +1,6 @@
-"""MatMul and Gemm by a weight in blocks: com.microsoft::MatMulNBits, which unpacks as it multiplies."""
+"""MatMul and Gemm by a weight in blocks: com.microsoft::MatMulNBits, which unpacks as it
+multiplies.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,14 @@ from collections.abc import Collection
 import numpy as np
 
 from calibrators.layout import turned
-from quark_onnx.fusions.base import CONTRIB, Codes, replace, stored_codes, value, zero_points
+from quark_onnx.fusions.base import (
+    CONTRIB,
+    Codes,
+    replace,
+    stored_codes,
+    value,
+    zero_points,
+)
 from quark_onnx.graph import Graph, Node, add_narrow
 from quark_onnx.graph.bodies import in_bodies
 from quark_onnx.kernels.nbits import BLOCK_SIZES, NBitsWeight, from_codes
@@ -18,15 +27,29 @@ _TYPES = {f"{sign}int{bits}": bits for bits in BITS for sign in ("", "u")}
 
 
 def matmul_nbits(graph: Graph, node: Node) -> bool:
-    """A matrix product whose right side is a constant of 2, 4 or 8 bits with scales for blocks of its rows."""
+    """A matrix product whose right side is a constant of 2, 4 or 8 bits with scales for blocks of
+    its rows.
+    """
     codes = stored_codes(graph, node.input(1))
-    if codes is None or codes.block_size not in BLOCK_SIZES or node.attribute("transA", 0) or not unscaled(node):
+    if (
+        codes is None
+        or codes.block_size not in BLOCK_SIZES
+        or node.attribute("transA", 0)
+        or not unscaled(node)
+    ):
         return False
     stored = value(graph, codes.codes)
     transposed = bool(node.attribute("transB", 0))
-    if stored.ndim != 2 or str(stored.dtype) not in _TYPES or codes.axis % 2 != int(transposed):
+    if (
+        stored.ndim != 2
+        or str(stored.dtype) not in _TYPES
+        or codes.axis % 2 != int(transposed)
+    ):
         return False
-    bits, k, n = _TYPES[str(stored.dtype)], *(stored.shape[::-1] if transposed else stored.shape)
+    bits, k, n = (
+        _TYPES[str(stored.dtype)],
+        *(stored.shape[::-1] if transposed else stored.shape),
+    )
     inputs = graph.once(
         ("nbits", codes.codes, codes.scale, codes.zero_point, str(transposed)),
         lambda: _written(graph, codes, bits, transposed),
@@ -35,10 +58,24 @@ def matmul_nbits(graph: Graph, node: Node) -> bool:
     bias, result = node.input(2), graph.fresh(f"{node.name}_product")
     graph.import_domain(CONTRIB)
     if bias and graph.is_constant(bias) and value(graph, bias).size == n:
-        flat = graph.once(("flat", bias), lambda: [graph.add_constant(f"{bias}_flat", value(graph, bias).reshape(n))])
-        inputs = [*inputs, *[""] * (4 - len(inputs)), *flat]  # zero points and the group index may be missing
+        flat = graph.once(
+            ("flat", bias),
+            lambda: [graph.add_constant(f"{bias}_flat", value(graph, bias).reshape(n))],
+        )
+        inputs = [
+            *inputs,
+            *[""] * (4 - len(inputs)),
+            *flat,
+        ]  # zero points and the group index may be missing
         bias = ""
-    graph.add("MatMulNBits", [node.inputs[0], *inputs], [result], name=node.name, domain=CONTRIB, **attributes)
+    graph.add(
+        "MatMulNBits",
+        [node.inputs[0], *inputs],
+        [result],
+        name=node.name,
+        domain=CONTRIB,
+        **attributes,
+    )
     if bias:
         product, result = result, graph.fresh(f"{node.name}_biased")
         graph.add("Add", [product, bias], [result])
@@ -47,12 +84,14 @@ def matmul_nbits(graph: Graph, node: Node) -> bool:
 
 
 def set_accuracy_level(graph: Graph, level: int, before: Collection[str]) -> int:
-    """Set the attribute ``accuracy_level`` of MatMulNBits nodes in a graph and its bodies; return how many.
+    """Set the attribute ``accuracy_level`` of MatMulNBits nodes in a graph and its bodies.
+
+    Return how many.
 
     Args:
         graph: changed in place.
-        level: the lowest precision that onnxruntime may compute in: 0 leaves it the choice, 1 is float32, 2 float16,
-            3 bfloat16, 4 int8 activations.
+        level: the lowest precision that onnxruntime may compute in: 0 leaves it the choice, 1 is
+            float32, 2 float16, 3 bfloat16, 4 int8 activations.
         before: names of nodes that are left as they are.
     """
     if not level:
@@ -62,32 +101,57 @@ def set_accuracy_level(graph: Graph, level: int, before: Collection[str]) -> int
         if node.op_type == "MatMulNBits" and node.name not in before:
             node.set_attribute("accuracy_level", level)
             count += 1
-    return count + in_bodies(graph, lambda inner: set_accuracy_level(inner, level, before))
+    return count + in_bodies(
+        graph,
+        lambda inner: set_accuracy_level(inner, level, before),
+    )
 
 
 def _written(graph: Graph, codes: Codes, bits: int, transposed: bool) -> list[str]:
     """The operator's constant inputs; many nodes may read them."""
     weight = _packed(graph, codes, bits, transposed)
     names = ("packed", "scales", "zero_points")
-    inputs = [graph.add_constant(f"{codes.codes}_{n}", a) for n, a in zip(names, weight.inputs, strict=False)]
+    inputs = [
+        graph.add_constant(f"{codes.codes}_{n}", a)
+        for n, a in zip(names, weight.inputs, strict=False)
+    ]
     if not graph.is_constant(codes.scale):  # stored in 16 bits
-        inputs[1] = add_narrow(graph, f"{codes.codes}_scales_wide", weight.scales.astype(np.float16))
+        inputs[1] = add_narrow(
+            graph,
+            f"{codes.codes}_scales_wide",
+            weight.scales.astype(np.float16),
+        )
     return inputs
 
 
 def _packed(graph: Graph, codes: Codes, bits: int, transposed: bool) -> NBitsWeight:
-    """The same weight in the operator's layout: rows are columns, codes and zero points unsigned."""
-    stored, scales = value(graph, codes.codes), value(graph, codes.scale).astype(np.float32)
+    """The same weight in the operator's layout: rows are columns, codes and zero points unsigned."""  # noqa: E501
+    stored, scales = (
+        value(graph, codes.codes),
+        value(graph, codes.scale).astype(np.float32),
+    )
     zeros = zero_points(graph, codes)
     offset = 0 if str(stored.dtype).startswith("u") else 1 << bits - 1
-    signed = stored.astype(np.int8) if str(stored.dtype).startswith("int") else stored.astype(np.uint8)
+    signed = (
+        stored.astype(np.int8)
+        if str(stored.dtype).startswith("int")
+        else stored.astype(np.uint8)
+    )
     lines = signed if transposed else turned(signed)
     k, blocks = lines.shape[1], -(-lines.shape[1] // codes.block_size)
     unsigned = np.full((len(lines), blocks * codes.block_size), offset, np.uint8)
-    np.add(lines.view(np.uint8), np.uint8(offset), out=unsigned[:, :k])  # modulo 256, as two's complement counts
+    np.add(
+        lines.view(np.uint8),
+        np.uint8(offset),
+        out=unsigned[:, :k],
+    )  # modulo 256, as two's complement counts
     scales, zeros = (scales, zeros) if transposed else (scales.T, zeros.T)
     zeros = zeros + offset
     middle = (zeros == 1 << bits - 1).all()
     return from_codes(
-        unsigned.reshape(len(lines), blocks, codes.block_size), scales, None if middle else zeros, bits, k
+        unsigned.reshape(len(lines), blocks, codes.block_size),
+        scales,
+        None if middle else zeros,
+        bits,
+        k,
     )

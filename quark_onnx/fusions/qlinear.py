@@ -1,4 +1,6 @@
-"""Layers with weights between Q/DQ pairs: QLinearConv, QLinearMatMul, QGemm; with a float result MatMulIntegerToFloat.
+"""Layers with weights between Q/DQ pairs: QLinearConv, QLinearMatMul, QGemm.
+
+With a float result MatMulIntegerToFloat.
 
 Which codes the kernels of onnxruntime 1.31 for the CPU take, each combination tried:
 
@@ -8,10 +10,11 @@ Which codes the kernels of onnxruntime 1.31 for the CPU take, each combination t
     uint8  uint8 or int8  float    MatMulIntegerToFloat, QGemm
     int8   int8           float    MatMulIntegerToFloat, QGemm
 
-Scales may differ from channel to channel for the weight of a QLinearConv (output channels), and for a matrix on the
-right of the others (columns), not for a stack of matrices; on the left they may not. There is no kernel for a
-ConvTranspose on codes, nor for a float bias beside codes. On x86 processors int8 activations are multiplied without
-vector instructions for it, several times slower than float ones; uint8 ones faster than those.
+Scales may differ from channel to channel for the weight of a QLinearConv (output channels), and for
+a matrix on the right of the others (columns), not for a stack of matrices; on the left they may
+not. There is no kernel for a ConvTranspose on codes, nor for a float bias beside codes. On x86
+processors int8 activations are multiplied without vector instructions for it, several times slower
+than float ones; uint8 ones faster than those.
 """
 
 from __future__ import annotations
@@ -40,13 +43,28 @@ _QLINEAR_OPSET = 10
 
 def qlinear_conv(graph: Graph, node: Node) -> bool:
     """Conv whose result is quantized, with a bias that counts in products of the scales."""
-    x, w, y = read_bytes(graph, node.input(0)), read_bytes(graph, node.input(1)), written_bytes(graph, node.outputs[0])
+    x, w, y = (
+        read_bytes(graph, node.input(0)),
+        read_bytes(graph, node.input(1)),
+        written_bytes(graph, node.outputs[0]),
+    )
     if x is None or w is None or y is None or graph.opset < _QLINEAR_OPSET:
         return False
     bias = _bias(graph, node, x, w)
-    if not _multiplied(graph, x, w, axis=0) or code_type(graph, y) != code_type(graph, x) or bias is None:
+    if (
+        not _multiplied(graph, x, w, axis=0)
+        or code_type(graph, y) != code_type(graph, x)
+        or bias is None
+    ):
         return False
-    inputs = [x.codes, *grid(graph, x), w.codes, *grid(graph, w), *grid(graph, y), *bias]
+    inputs = [
+        x.codes,
+        *grid(graph, x),
+        w.codes,
+        *grid(graph, w),
+        *grid(graph, y),
+        *bias,
+    ]
     return write(graph, node, "QLinearConv", inputs, y, "", **attributes(node))
 
 
@@ -56,7 +74,10 @@ def qlinear_matmul(graph: Graph, node: Node) -> bool:
     y = written_bytes(graph, node.outputs[0])
     if a is None or b is None or y is None or graph.opset < _QLINEAR_OPSET:
         return False
-    if not _multiplied(graph, a, b, axis=1) or code_type(graph, y) != code_type(graph, a):
+    if not _multiplied(graph, a, b, axis=1) or code_type(graph, y) != code_type(
+        graph,
+        a,
+    ):
         return False
     inputs = [a.codes, *grid(graph, a), b.codes, *grid(graph, b), *grid(graph, y)]
     return write(graph, node, "QLinearMatMul", inputs, y, "")
@@ -68,7 +89,10 @@ def matmul_to_float(graph: Graph, node: Node) -> bool:
     if a is None or b is None or not _multiplied(graph, a, b, axis=1):
         return False
     (a_scale, a_zero), (b_scale, b_zero) = grid(graph, a), grid(graph, b)
-    inputs, result = [a.codes, b.codes, a_scale, b_scale, a_zero, b_zero], node.outputs[0]
+    inputs, result = (
+        [a.codes, b.codes, a_scale, b_scale, a_zero, b_zero],
+        node.outputs[0],
+    )
     added = _added_vector(graph, node, b)
     if added is not None:
         inputs += [name for name in added.inputs if name != result]
@@ -78,25 +102,47 @@ def matmul_to_float(graph: Graph, node: Node) -> bool:
 
 
 def qgemm(graph: Graph, node: Node) -> bool:
-    """Gemm, whether its result is quantized or stays float; with a bias that counts in products of the scales."""
+    """Gemm, whether its result is quantized or stays float.
+
+    With a bias that counts in products of the scales.
+    """
     a, b = read_bytes(graph, node.inputs[0]), read_bytes(graph, node.inputs[1])
     y = written_bytes(graph, node.outputs[0])
-    if a is None or b is None or not _multiplied(graph, a, b, axis=0 if node.attribute("transB", 0) else 1):
+    if (
+        a is None
+        or b is None
+        or not _multiplied(graph, a, b, axis=0 if node.attribute("transB", 0) else 1)
+    ):
         return False
     bias = _bias(graph, node, a, b)
-    scaled = node.input(2) and (node.attribute("alpha", 1.0), node.attribute("beta", 1.0)) != (1.0, 1.0)
-    if bias is None or scaled or (y is not None and code_type(graph, y) != code_type(graph, a)):
+    scaled = node.input(2) and (
+        node.attribute("alpha", 1.0),
+        node.attribute("beta", 1.0),
+    ) != (1.0, 1.0)
+    if (
+        bias is None
+        or scaled
+        or (y is not None and code_type(graph, y) != code_type(graph, a))
+    ):
         return False
     inputs = [a.codes, *grid(graph, a), b.codes, *grid(graph, b), *(bias or [""])]
-    own = {name: setting for name, setting in attributes(node).items() if name != "beta"}
+    own = {
+        name: setting for name, setting in attributes(node).items() if name != "beta"
+    }
     if y is not None:
         return write(graph, node, "QGemm", [*inputs, *grid(graph, y)], y, **own)
     return write(graph, node, "QGemm", inputs, node.outputs[0], **own)
 
 
 def _multiplied(graph: Graph, x: Codes, w: Codes, axis: int) -> bool:
-    """Whether the kernels multiply these codes; ``axis`` is that of the weight that may have scales of its own."""
-    if code_type(graph, x) != TensorProto.UINT8 and code_type(graph, w) != TensorProto.INT8:
+    """Whether the kernels multiply these codes.
+
+    ``axis`` is that of the weight that may have scales of its own.
+    """
+    if (
+        code_type(graph, x) != TensorProto.UINT8
+        and code_type(graph, w) != TensorProto.INT8
+    ):
         return False
     if not one_scale(graph, x):
         return False
@@ -107,15 +153,27 @@ def _multiplied(graph: Graph, x: Codes, w: Codes, axis: int) -> bool:
 
 
 def _bias(graph: Graph, node: Node, x: Codes, w: Codes) -> list[str] | None:
-    """The codes of the third input, none if there is none; None if it does not count in products of the scales."""
+    """The codes of the third input, none if there is none.
+
+    None if it does not count in products of the scales.
+    """
     if not node.input(2):
         return []
     bias = codes_of(graph, node.input(2))
-    if bias is None or not graph.is_constant(bias.scale) or graph.elem_type(bias.codes) != TensorProto.INT32:
+    if (
+        bias is None
+        or not graph.is_constant(bias.scale)
+        or graph.elem_type(bias.codes) != TensorProto.INT32
+    ):
         return None
     product = value(graph, x.scale).reshape(()) * value(graph, w.scale)
     scale = value(graph, bias.scale)
-    equal = scale.size in (1, product.size) and np.allclose(scale.reshape(-1), product.reshape(-1), rtol=1e-5, atol=0)
+    equal = scale.size in (1, product.size) and np.allclose(
+        scale.reshape(-1),
+        product.reshape(-1),
+        rtol=1e-5,
+        atol=0,
+    )
     return [bias.codes] if equal and not zero_points(graph, bias).any() else None
 
 
@@ -126,5 +184,9 @@ def _added_vector(graph: Graph, node: Node, w: Codes) -> Node | None:
     if graph.is_output(product) or [reader.kind for reader in readers] != ["Add"]:
         return None
     others = [name for name in readers[0].inputs if name != product]
-    vector = len(others) == 1 and graph.is_constant(others[0]) and graph.shape(others[0]) == columns
+    vector = (
+        len(others) == 1
+        and graph.is_constant(others[0])
+        and graph.shape(others[0]) == columns
+    )
     return readers[0] if vector and len(graph.shape(w.codes) or ()) == 2 else None

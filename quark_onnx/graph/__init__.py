@@ -1,9 +1,20 @@
 """ONNX graphs: an index over protobuf, the verbs that edit it, and files."""
 
 from quark_onnx.graph.channels import channels_last
-from quark_onnx.graph.constants import describe_closed, gather_constants, overridable, store_constants
+from quark_onnx.graph.constants import (
+    describe_closed,
+    gather_constants,
+    overridable,
+    store_constants,
+)
 from quark_onnx.graph.graph import Graph
-from quark_onnx.graph.half_precision import HALVES, OriginalDtypes, add_narrow, cast_interface, upcast_to_float32
+from quark_onnx.graph.half_precision import (
+    HALVES,
+    OriginalDtypes,
+    add_narrow,
+    cast_interface,
+    upcast_to_float32,
+)
 from quark_onnx.graph.inlined import inlined
 from quark_onnx.graph.node import Node
 from quark_onnx.graph.parameters import add_parameter

@@ -1,7 +1,7 @@
 """The bodies of If, Loop and Scan, each taken out as a model of its own and put back.
 
-What a body reads from around it is an input of that model, and a copy if it is constant, so that a weight which a body
-shares with its surroundings is a weight there, too.
+What a body reads from around it is an input of that model, and a copy if it is constant, so that a
+weight which a body shares with its surroundings is a weight there, too.
 """
 
 from __future__ import annotations
@@ -10,7 +10,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import onnx
-from onnx import AttributeProto, GraphProto, ModelProto, TensorProto, ValueInfoProto, helper
+from onnx import (
+    AttributeProto,
+    GraphProto,
+    ModelProto,
+    TensorProto,
+    ValueInfoProto,
+    helper,
+)
 
 from calibrators.onnx_runtime.session import tensor_bytes
 from quark_onnx.graph.graph import Graph
@@ -40,7 +47,8 @@ def bodies(graph: Graph, *nodes: Node, weights: bool = True) -> Iterator[Body]:
     """The subgraphs of a graph's nodes, or of some of them; not those inside them.
 
     Args:
-        weights: large constants of the surroundings are copied; without them they are inputs of the model.
+        weights: large constants of the surroundings are copied; without them they are inputs of the
+            model.
     """
     for node in nodes or graph.nodes:
         for attribute in node.to_proto().attribute if node.has_subgraph else ():
@@ -49,11 +57,20 @@ def bodies(graph: Graph, *nodes: Node, weights: bool = True) -> Iterator[Body]:
                 yield _taken_out(graph, node, attribute.name, place, body, weights)
 
 
-def _taken_out(graph: Graph, node: Node, attribute: str, place: int, body: GraphProto, weights: bool) -> Body:
+def _taken_out(  # noqa: PLR0913
+    graph: Graph,
+    node: Node,
+    attribute: str,
+    place: int,
+    body: GraphProto,
+    weights: bool,
+) -> Body:
     proto = GraphProto()
     proto.CopyFrom(body)
     proto.name = proto.name or "body"
-    own = {value.name for value in proto.input} | {tensor.name for tensor in proto.initializer}
+    own = {value.name for value in proto.input} | {
+        tensor.name for tensor in proto.initializer
+    }
     own |= {name for inner in proto.node for name in inner.output}
     _declare(graph, node, proto)
     borrowed = set[str]()
@@ -61,7 +78,9 @@ def _taken_out(graph: Graph, node: Node, attribute: str, place: int, body: Graph
         if name in own or not _reads(proto, name):
             continue
         borrowed.add(name)
-        if graph.is_constant(name) and (weights or tensor_bytes(graph.initializers[name]) <= LARGE):
+        if graph.is_constant(name) and (
+            weights or tensor_bytes(graph.initializers[name]) <= LARGE
+        ):
             proto.initializer.append(graph.initializers[name])
         else:
             proto.input.append(_value(graph, name))
@@ -83,7 +102,10 @@ def _declare(graph: Graph, node: Node, body: GraphProto) -> None:
 
 def _reads(body: GraphProto, name: str) -> bool:
     outputs = any(value.name == name for value in body.output)
-    return outputs or any(name in Node(inner).inputs or name in Node(inner).captures for inner in body.node)
+    return outputs or any(
+        name in Node(inner).inputs or name in Node(inner).captures
+        for inner in body.node
+    )
 
 
 def _value(graph: Graph, name: str) -> ValueInfoProto:
@@ -99,7 +121,9 @@ def put_back(graph: Graph, body: Body, changed: Graph) -> None:
     proto = GraphProto()
     proto.CopyFrom(model.graph)
     inputs = [value for value in proto.input if value.name not in body.borrowed]
-    initializers = [tensor for tensor in proto.initializer if tensor.name not in body.borrowed]
+    initializers = [
+        tensor for tensor in proto.initializer if tensor.name not in body.borrowed
+    ]
     del proto.input[:], proto.initializer[:], proto.value_info[:]
     proto.input.extend(inputs)
     proto.initializer.extend(initializers)
@@ -109,7 +133,9 @@ def put_back(graph: Graph, body: Body, changed: Graph) -> None:
 
 
 def in_bodies(graph: Graph, rewrite: Callable[[Graph], int]) -> int:
-    """Rewrite the bodies of a graph's nodes in place, not those inside them; return how many places were rewritten.
+    """Rewrite the bodies of a graph's nodes in place, not those inside them.
+
+    Return how many places were rewritten.
 
     Args:
         graph: the graph.

@@ -1,7 +1,8 @@
-"""Calls of model-local functions: how many nodes they stand for, counted before anything writes them out.
+"""Calls of model-local functions: how many nodes they stand for, counted before anything writes
+them out.
 
-Thirty functions that each call the one before twice stand for a billion nodes. onnx and onnxruntime write them out as
-they infer shapes or load the model, and no signal ends that.
+Thirty functions that each call the one before twice stand for a billion nodes. onnx and onnxruntime
+write them out as they infer shapes or load the model, and no signal ends that.
 """
 
 from __future__ import annotations
@@ -25,32 +26,56 @@ def check_calls(model: ModelProto) -> None:
     """Check that functions end, and stand for nodes that memory can hold.
 
     Raises:
-        ModelError: a function calls itself, or there would be too many nodes; the message names the function.
+        ModelError: a function calls itself, or there would be too many nodes; the message names the
+            function.
     """
     if not model.functions:
         return
-    functions = {(each.domain, each.name, each.overload): each for each in model.functions}
-    called = {key: Counter(map(_key, _all_nodes(function.node))) for key, function in functions.items()}
+    functions = {
+        (each.domain, each.name, each.overload): each for each in model.functions
+    }
+    called = {
+        key: Counter(map(_key, _all_nodes(function.node)))
+        for key, function in functions.items()
+    }
     held = Counter(map(_key, _all_nodes(model.graph.node)))
-    limit = max(_NODES, _TIMES * sum(count.total() for count in (held, *called.values())))
+    limit = max(
+        _NODES,
+        _TIMES * sum(count.total() for count in (held, *called.values())),
+    )
     sizes = dict[_Key, int]()
     for key in _callees_first(functions, called):
-        sizes[key] = sum(count * sizes.get(callee, 1) for callee, count in called[key].items())
+        sizes[key] = sum(
+            count * sizes.get(callee, 1) for callee, count in called[key].items()
+        )
         if sizes[key] > limit:
-            raise ModelError(f"function {key[1]!r} stands for {sizes[key]:,} nodes; at most {limit:,} are written out")
+            raise ModelError(
+                f"function {key[1]!r} stands for {sizes[key]:,} nodes; at most"
+                f" {limit:,} are written out",
+            )
     total = sum(count * sizes.get(key, 1) for key, count in held.items())
     if total > limit:
-        raise ModelError(f"with its functions the model has {total:,} nodes; at most {limit:,} are written out")
+        raise ModelError(
+            f"with its functions the model has {total:,} nodes; at most {limit:,} are"
+            " written out",
+        )
 
 
-def _callees_first(functions: dict[_Key, FunctionProto], called: dict[_Key, Counter[_Key]]) -> Iterator[_Key]:
+def _callees_first(
+    functions: dict[_Key, FunctionProto],
+    called: dict[_Key, Counter[_Key]],
+) -> Iterator[_Key]:
     """Yield functions behind those that they call; chains may be deeper than Python's stack."""
     done, open_ = set[_Key](), set[_Key]()
     for first in functions:
         stack = [first]
         while stack:
             key = stack[-1]
-            waiting = [callee for callee in called[key] if callee in functions and callee not in done]
+            waiting = [
+                callee
+                for callee in called[key]
+                if callee in functions and callee not in done
+            ]
             if key in done or not waiting:
                 stack.pop()
                 open_.discard(key)
@@ -60,7 +85,10 @@ def _callees_first(functions: dict[_Key, FunctionProto], called: dict[_Key, Coun
                 continue
             open_.add(key)
             if any(callee in open_ for callee in waiting):
-                raise ModelError(f"function {key[1]!r} calls itself, directly or through others; no runtime ends that")
+                raise ModelError(
+                    f"function {key[1]!r} calls itself, directly or through others; no"
+                    " runtime ends that",
+                )
             stack += waiting
 
 

@@ -11,9 +11,11 @@ LAST, FIRST = (0, 2, 3, 1), (0, 3, 1, 2)
 
 
 def channels_last(graph: Graph) -> tuple[Graph, list[str]]:
-    """The graph whose inputs and outputs of four axes have their channels last, and the names of those.
+    """The graph whose inputs and outputs of four axes have their channels last, and the names of
+    those.
 
-    Each gets a Transpose, the only place where the order changes. What the body of a node reads stays as it is.
+    Each gets a Transpose, the only place where the order changes. What the body of a node reads
+    stays as it is.
     """
     result, names = graph.copy(), list[str]()
     for place, value in enumerate(result.inputs):
@@ -38,10 +40,16 @@ def channels_last(graph: Graph) -> tuple[Graph, list[str]]:
 
 
 def _turns(graph: Graph, value: ValueInfoProto) -> bool:
-    return len(graph.shape(value.name) or ()) == len(LAST) and not graph.captured(value.name)
+    return len(graph.shape(value.name) or ()) == len(LAST) and not graph.captured(
+        value.name,
+    )
 
 
 def _turned(graph: Graph, value: ValueInfoProto) -> ValueInfoProto:
     shape = graph.shape(value.name)
     assert shape is not None
-    return helper.make_tensor_value_info(value.name, graph.elem_type(value.name), [shape[axis] for axis in LAST])
+    return helper.make_tensor_value_info(
+        value.name,
+        graph.elem_type(value.name),
+        [shape[axis] for axis in LAST],
+    )

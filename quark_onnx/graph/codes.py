@@ -14,14 +14,24 @@ from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE, Node
 
 
 def constant_behind(graph: Graph, tensor: str) -> str:
-    """The constant that a tensor is, or the codes of one that a DequantizeLinear makes it of; empty if computed."""
+    """The constant that a tensor is, or the codes of one that a DequantizeLinear makes it of.
+
+    Empty if computed.
+    """
     producer = graph.producer(tensor)
-    name = producer.inputs[0] if producer is not None and producer.op_type in DEQUANTIZE else tensor
+    name = (
+        producer.inputs[0]
+        if producer is not None and producer.op_type in DEQUANTIZE
+        else tensor
+    )
     return name if graph.is_constant(name) else ""
 
 
 def copied(graph: Graph, name: str, wish: str) -> str:
-    """Another constant of the same values, by the name that is wished for, or one like it; its name."""
+    """Another constant of the same values, by the name that is wished for, or one like it.
+
+    Its name.
+    """
     tensor = TensorProto()
     tensor.CopyFrom(graph.initializers[name])
     tensor.name = graph.fresh(wish)
@@ -30,7 +40,10 @@ def copied(graph: Graph, name: str, wish: str) -> str:
 
 
 def beyond_pairs(node: Node, step: Callable[[Node], list[Node]]) -> list[Node]:
-    """What stands next to a node, Q and DQ nodes left out; ``step`` is ``Graph.leaders`` or ``followers``."""
+    """What stands next to a node, Q and DQ nodes left out.
+
+    ``step`` is ``Graph.leaders`` or ``followers``.
+    """
     found, todo = list[Node](), step(node)
     while todo:
         each = todo.pop()
@@ -42,7 +55,9 @@ def beyond_pairs(node: Node, step: Callable[[Node], list[Node]]) -> list[Node]:
 
 
 def dequantized(node: Node, values: list[NDArray[Any]]) -> NDArray[np.float32]:
-    """What a DequantizeLinear computes of codes, scale and zero point; codes may be integers or small floats.
+    """What a DequantizeLinear computes of codes, scale and zero point.
+
+    Codes may be integers or small floats.
 
     >>> from onnx import helper
     >>> node = Node(helper.make_node("DequantizeLinear", ["x", "s"], ["y"], axis=0))
@@ -58,12 +73,21 @@ def dequantized(node: Node, values: list[NDArray[Any]]) -> NDArray[np.float32]:
     return result
 
 
-def spread(part: NDArray[Any], shape: tuple[int, ...], axis: int | None, block: int = 0) -> NDArray[Any]:
-    """A scale or zero point shaped to broadcast against a tensor: one number, one a channel, or one a block."""
+def spread(
+    part: NDArray[Any],
+    shape: tuple[int, ...],
+    axis: int | None,
+    block: int = 0,
+) -> NDArray[Any]:
+    """A scale or zero point shaped to broadcast against a tensor: one number, one a channel, or one
+    a block.
+    """
     if part.size == 1 or axis is None:
         return part.reshape(())
     if part.ndim == 1 and not block:
-        return part.reshape([-1 if index == axis % len(shape) else 1 for index in range(len(shape))])
+        return part.reshape(
+            [-1 if index == axis % len(shape) else 1 for index in range(len(shape))],
+        )
     if part.ndim != len(shape):
         return part
     length = shape[axis]

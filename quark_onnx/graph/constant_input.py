@@ -28,21 +28,39 @@ class ConstantInput:
         return found.astype(np.float64)
 
     def change(self, graph: Graph, key: str, by: Callable[[Floats], Floats]) -> None:
-        """Let the node read a changed constant; nodes that change the same one by the same ``key`` share the result."""
+        """Let the node read a changed constant.
+
+        Nodes that change the same one by the same ``key`` share the result.
+        """
         name, value = self.node.input(self.index), self.value
         [changed] = graph.once(
-            (name, key), lambda: [graph.add_constant(f"{name}_{key}", by(value(graph)).astype(np.float32))]
+            (name, key),
+            lambda: [
+                graph.add_constant(
+                    f"{name}_{key}", by(value(graph)).astype(np.float32)
+                ),
+            ],
         )
         graph.set_input(self.node, self.index, changed)
 
     def scale(self, graph: Graph, key: str, factor: Floats) -> None:
         """Multiply each channel; a constant that all channels share becomes one for each."""
-        self.change(graph, key, lambda value: value * (factor if self.axis == -1 else factor[:, None]))
+        self.change(
+            graph,
+            key,
+            lambda value: value * (factor if self.axis == -1 else factor[:, None]),
+        )
 
     def spread(self, graph: Graph, size: int) -> bool:
-        """Whether it is a float with one value for each of ``size`` channels, or one for all of them."""
+        """Whether it is a float with one value for each of ``size`` channels, or one for all of
+        them.
+        """
         found = graph.constant(self.node.input(self.index))
-        return found is not None and found.dtype == np.float32 and (found.ndim == 0 or found.shape[-1] in (1, size))
+        return (
+            found is not None
+            and found.dtype == np.float32
+            and (found.ndim == 0 or found.shape[-1] in (1, size))
+        )
 
 
 def private(graph: Graph, tensor: str) -> bool:
@@ -53,4 +71,8 @@ def private(graph: Graph, tensor: str) -> bool:
 def is_number(graph: Graph, tensor: str, value: float, within: float = 0.0) -> bool:
     """Whether a tensor is a constant that holds one number, this one or one no farther from it."""
     found = graph.constant(tensor)
-    return found is not None and found.size == 1 and abs(float(found.reshape(())) - value) <= within
+    return (
+        found is not None
+        and found.size == 1
+        and abs(float(found.reshape(())) - value) <= within
+    )

@@ -1,8 +1,9 @@
 """Every constant of a model as an initializer, however the file spells it.
 
-ONNX has three spellings of a constant: an initializer, an initializer that is also an input (IR version 4 and later: a
-caller may override its value), and a Constant node. Exporters use all of them, in the main graph and in the bodies of
-If, Loop and Scan. Whatever asks whether a tensor is a weight looks at initializers alone.
+ONNX has three spellings of a constant: an initializer, an initializer that is also an input (IR
+version 4 and later: a caller may override its value), and a Constant node. Exporters use all of
+them, in the main graph and in the bodies of If, Loop and Scan. Whatever asks whether a tensor is a
+weight looks at initializers alone.
 """
 
 from __future__ import annotations
@@ -35,12 +36,17 @@ def gather_constants(graph: Graph, *, keep_inputs: bool = False) -> list[str]:
 
 
 def overridable(graph: Graph) -> list[str]:
-    """Return the names of the initializers that are also inputs, so that callers may override their values."""
+    """Return the names of the initializers that are also inputs, so that callers may override their
+    values.
+    """
     return [value.name for value in graph.inputs if value.name in graph.initializers]
 
 
 def store_constants(graph: Graph) -> int:
-    """Turn the Constant nodes of a graph, those in bodies apart, into initializers; return how many."""
+    """Turn the Constant nodes of a graph, those in bodies apart, into initializers.
+
+    Return how many.
+    """
     nodes = [node for node in graph.nodes if node.kind == "Constant"]
     done = []
     for node in nodes:

@@ -1,7 +1,8 @@
-"""Inputs that an operator reads as a shape, a scale, a position or a condition rather than as a signal.
+"""Inputs that an operator reads as a shape, a scale, a position or a condition rather than as a
+signal.
 
-The ONNX schema tells most of them: an input that takes nothing but int32, int64 or bool is one. Those that may be float
-stand in a table.
+The ONNX schema tells most of them: an input that takes nothing but int32, int64 or bool is one.
+Those that may be float stand in a table.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from quark_onnx.graph.node import Node
 CONTROL_TYPES = frozenset({TensorProto.INT32, TensorProto.INT64, TensorProto.BOOL})
 _CONTROL_TYPE_NAMES = frozenset({"tensor(int32)", "tensor(int64)", "tensor(bool)"})
 
-#: Control inputs whose type may be float or any number, by operator (https://onnx.ai/onnx/operators) and index.
+#: Control inputs whose type may be float or any number, by operator
+#: (https://onnx.ai/onnx/operators) and index.
 _TABLE = {
     "Resize": {1, 2, 3},  # roi, scales, sizes
     "Upsample": {1},  # scales
@@ -38,7 +40,8 @@ _TABLE = {
     "com.microsoft::QuantizeLinear": {1, 2},
     "com.microsoft::DequantizeLinear": {1, 2},
 }
-#: Operators whose control inputs say where values are taken from or put, and never how many there are.
+#: Operators whose control inputs say where values are taken from or put, and never how many there
+#: are.
 KEEPS_SIZE = frozenset(
     {
         "And",
@@ -65,28 +68,35 @@ KEEPS_SIZE = frozenset(
         "Trilu",
         "Where",
         "Xor",
-    }
+    },
 )
 
 
 def control_inputs(node: Node, opset: int) -> frozenset[int]:
-    """Return the indices of a node's control inputs, as far as its schema or the table tells them."""
+    """Return the indices of a node's control inputs, as far as its schema or the table tells them."""  # noqa: E501
     count = len(node.inputs)
-    return frozenset(index for index in _known(node.kind, opset, count) if node.inputs[index])
+    return frozenset(
+        index for index in _known(node.kind, opset, count) if node.inputs[index]
+    )
 
 
 def has_schema(node: Node) -> bool:
-    """Return whether ONNX describes the operator; of others the types of their inputs alone are known."""
+    """Return whether ONNX describes the operator.
+
+    Of others the types of their inputs alone are known.
+    """
     return onnx.defs.has(node.op_type, node.domain) or node.kind in _TABLE
 
 
 @cache
 def integer_results(kind: str, opset: int) -> frozenset[int]:
-    """Return the indices of the outputs that are int32, int64 or bool whatever an operator reads."""
+    """Return the indices of the outputs that are int32, int64 or bool whatever an operator reads."""  # noqa: E501
     schema = _schema(kind, opset)
     if schema is None:
         return frozenset()
-    return frozenset(index for index, formal in enumerate(schema.outputs) if _steers(formal))
+    return frozenset(
+        index for index, formal in enumerate(schema.outputs) if _steers(formal)
+    )
 
 
 @cache

@@ -1,7 +1,8 @@
 """Fields of a model that code relies on, checked once when the model is read.
 
-Protobuf parses any bytes whose structure is right: nothing in it says that a tensor has as many values as its shape,
-that an attribute has the type that its operator takes, or that a version is a number that libraries can hold.
+Protobuf parses any bytes whose structure is right: nothing in it says that a tensor has as many
+values as its shape, that an attribute has the type that its operator takes, or that a version is a
+number that libraries can hold.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ from quark_onnx.graph.node import STANDARD_DOMAINS, subgraphs
 _LARGEST_VERSION = 2**31 - 1
 #: Number of elements that 64 bits with a sign can count.
 _LARGEST_SIZE = 2**63 - 1
-#: Field that holds the values of a type where it is not raw_data, and entries per value (onnx.proto, TensorProto).
+#: Field that holds the values of a type where it is not raw_data, and entries per value
+#: (onnx.proto, TensorProto).
 _FIELDS: dict[int, tuple[str, float]] = {
     TensorProto.FLOAT: ("float_data", 1.0),
     TensorProto.COMPLEX64: ("float_data", 2.0),
@@ -48,7 +50,11 @@ _FIELDS: dict[int, tuple[str, float]] = {
 #: Field of all other types. Those of less than a byte are packed there as in raw_data.
 _OTHERS = "int32_data"
 #: Field that holds the value of an attribute, by the type of the attribute; others are lists.
-_SINGLE = {AttributeProto.TENSOR: "t", AttributeProto.GRAPH: "g", AttributeProto.SPARSE_TENSOR: "sparse_tensor"}
+_SINGLE = {
+    AttributeProto.TENSOR: "t",
+    AttributeProto.GRAPH: "g",
+    AttributeProto.SPARSE_TENSOR: "sparse_tensor",
+}
 
 _Single = defs.OpSchema.FormalParameterOption.Single
 _Variadic = defs.OpSchema.FormalParameterOption.Variadic
@@ -58,7 +64,8 @@ def check_fields(model: ModelProto) -> None:
     """Check all that protobuf leaves open and that code takes for granted.
 
     Raises:
-        ModelError: a field does not hold what it must; the message names the tensor, node or operator set.
+        ModelError: a field does not hold what it must; the message names the tensor, node or
+            operator set.
     """
     check_text(model)
     versions = _versions(model.opset_import, "the model")
@@ -78,9 +85,14 @@ def check_text(message: Message) -> None:
     for field, value in message.ListFields():
         if field.type == field.TYPE_STRING:
             for text in [value] if isinstance(value, str | bytes) else value:
-                if isinstance(text, bytes):  # which is how protobuf hands out what it cannot decode
+                if isinstance(
+                    text,
+                    bytes,
+                ):  # which is how protobuf hands out what it cannot decode
                     kind = message.DESCRIPTOR.name.removesuffix("Proto")
-                    raise ModelError(f"the {field.name} of a {kind} is no UTF-8 text: {text[:80]!r}")
+                    raise ModelError(
+                        f"the {field.name} of a {kind} is no UTF-8 text: {text[:80]!r}",
+                    )
         elif field.type == field.TYPE_MESSAGE:
             for part in [value] if isinstance(value, Message) else value:
                 check_text(part)
@@ -100,22 +112,33 @@ def check_tensor(tensor: TensorProto, where: str = "") -> None:
     try:
         helper.tensor_dtype_to_np_dtype(tensor.data_type)
     except (KeyError, TypeError):
-        raise ModelError(f"{where} has the unknown element type {tensor.data_type}") from None
+        raise ModelError(
+            f"{where} has the unknown element type {tensor.data_type}",
+        ) from None
     count = _size(tensor.dims, where)
     if uses_external_data(tensor):
         return
     if tensor.HasField("raw_data"):
         if tensor.data_type == TensorProto.STRING:
-            raise ModelError(f"{where} holds strings as raw bytes; they belong into string_data")
+            raise ModelError(
+                f"{where} holds strings as raw bytes; they belong into string_data",
+            )
         needed, found, unit = tensor_size(tensor), len(tensor.raw_data), "bytes"
     else:
         field, factor = _FIELDS.get(tensor.data_type, (_OTHERS, 1.0))
         if tensor.data_type not in _FIELDS:
             factor = tensor_size(TensorProto(data_type=tensor.data_type, dims=[8])) / 8
             factor = min(factor, 1.0)
-        needed, found, unit = math.ceil(count * factor), len(getattr(tensor, field)), f"entries in {field}"
+        needed, found, unit = (
+            math.ceil(count * factor),
+            len(getattr(tensor, field)),
+            f"entries in {field}",
+        )
     if needed != found:
-        raise ModelError(f"{where} of shape {list(tensor.dims)} has {found:,} {unit}; it needs {needed:,}")
+        raise ModelError(
+            f"{where} of shape {list(tensor.dims)} has {found:,} {unit}; it needs"
+            f" {needed:,}",
+        )
 
 
 def _size(dims: Iterable[int], where: str) -> int:
@@ -131,10 +154,15 @@ def _check_sparse(sparse: SparseTensorProto, where: str) -> None:
     check_tensor(sparse.values, f"{where}: its values")
     check_tensor(sparse.indices, f"{where}: its indices")
     _size(sparse.dims, where)
-    values, indices, rank = list(sparse.values.dims), list(sparse.indices.dims), len(sparse.dims)
+    values, indices, rank = (
+        list(sparse.values.dims),
+        list(sparse.indices.dims),
+        len(sparse.dims),
+    )
     if len(values) != 1 or indices not in (values, [*values, rank]):
         raise ModelError(
-            f"{where}: values of shape {values} and indices of shape {indices} make no sparse tensor of rank {rank}"
+            f"{where}: values of shape {values} and indices of shape {indices} make no"
+            f" sparse tensor of rank {rank}",
         )
 
 
@@ -144,12 +172,15 @@ def _versions(imports: Iterable[OperatorSetIdProto], where: str) -> dict[str, in
     for entry in imports:
         domain = "" if entry.domain in STANDARD_DOMAINS else entry.domain
         if not 0 < entry.version <= _LARGEST_VERSION:
-            raise ModelError(f"{where} imports operator set {entry.domain!r} in the impossible version {entry.version}")
+            raise ModelError(
+                f"{where} imports operator set {entry.domain!r} in the impossible"
+                f" version {entry.version}",
+            )
         if versions.setdefault(domain, entry.version) != entry.version:
             called = repr(domain) if domain else "'' and 'ai.onnx', which are one,"
             raise ModelError(
-                f"{where} imports operator set {called} in two versions, {versions[domain]} and {entry.version}; "
-                "remove one of them"
+                f"{where} imports operator set {called} in two versions,"
+                f" {versions[domain]} and {entry.version}; remove one of them",
             )
     return versions
 
@@ -179,7 +210,10 @@ def _check_nodes(nodes: Iterable[NodeProto], versions: Mapping[str, int]) -> Non
 
 @cache
 def _schema(op_type: str, version: int) -> defs.OpSchema | None:
-    """Definition of a standard operator; None for one that the installed onnx does not know at that version."""
+    """Definition of a standard operator.
+
+    None for one that the installed onnx does not know at that version.
+    """
     try:
         return defs.get_schema(op_type, version, "")
     except defs.SchemaError:
@@ -189,9 +223,16 @@ def _schema(op_type: str, version: int) -> defs.OpSchema | None:
 def _check_attribute(attribute: AttributeProto, where: str) -> None:
     """Check that an attribute holds what its type says, and the tensors in it."""
     field = _SINGLE.get(attribute.type)
-    if field is not None and not attribute.HasField(field) and not attribute.ref_attr_name:
+    if (
+        field is not None
+        and not attribute.HasField(field)
+        and not attribute.ref_attr_name
+    ):
         kind = AttributeProto.AttributeType.Name(attribute.type)
-        raise ModelError(f"{where}: attribute {attribute.name!r} has the type {kind} and no such value")
+        raise ModelError(
+            f"{where}: attribute {attribute.name!r} has the type {kind} and no such"
+            " value",
+        )
     called = f"{where}: the tensor of attribute {attribute.name!r}"
     for tensor in _tensors(attribute):
         check_tensor(tensor, called)
@@ -212,22 +253,35 @@ def _check_call(node: NodeProto, schema: defs.OpSchema, where: str) -> None:
 
     onnxruntime refuses one that has not. Rules and passes look at it before a session does.
     """
-    for what, names, formal in (("inputs", node.input, schema.inputs), ("outputs", node.output, schema.outputs)):
+    for what, names, formal in (
+        ("inputs", node.input, schema.inputs),
+        ("outputs", node.output, schema.outputs),
+    ):
         needed = [place for place, each in enumerate(formal) if each.option == _Single]
         if any(place >= len(names) or not names[place] for place in needed):
             found = f"{what} {list(names)}" if any(names) else f"no {what}"
-            raise ModelError(f"{where} has {found}; it needs {[formal[place].name for place in needed]}")
+            raise ModelError(
+                f"{where} has {found}; it needs"
+                f" {[formal[place].name for place in needed]}",
+            )
         if len(names) > len(formal) and not (formal and formal[-1].option == _Variadic):
-            raise ModelError(f"{where} has {len(names)} {what}; it takes {len(formal)} at most")
+            raise ModelError(
+                f"{where} has {len(names)} {what}; it takes {len(formal)} at most",
+            )
     given = set[str]()
     for attribute in node.attribute:
         known = schema.attributes.get(attribute.name)
         if known is None:
             continue  # onnxruntime names those that it does not know
-        wanted: Any = known.type  # an enumeration of nanobind, which onnx's stubs declare without its members
+        wanted: Any = (
+            known.type
+        )  # an enumeration of nanobind, which onnx's stubs declare without its members
         if attribute.type != wanted.value:
             found = AttributeProto.AttributeType.Name(attribute.type)
-            raise ModelError(f"{where}: attribute {attribute.name!r} is of type {found}; it must be {wanted.name}")
+            raise ModelError(
+                f"{where}: attribute {attribute.name!r} is of type {found}; it must be"
+                f" {wanted.name}",
+            )
         if attribute.name in given:
             raise ModelError(f"{where}: attribute {attribute.name!r} is there twice")
         given.add(attribute.name)

@@ -1,7 +1,7 @@
 """Graph: an ONNX model with every look-up in constant time, and the only verbs that change it.
 
-Nodes and initializers live in Python containers; ``to_model`` writes them back into protobuf. Names that the model uses
-anywhere, subgraphs included, are never given out again.
+Nodes and initializers live in Python containers; ``to_model`` writes them back into protobuf. Names
+that the model uses anywhere, subgraphs included, are never given out again.
 """
 
 from __future__ import annotations
@@ -13,13 +13,32 @@ from typing import Any
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import FunctionProto, GraphProto, ModelProto, TensorProto, ValueInfoProto, helper, numpy_helper
+from onnx import (
+    FunctionProto,
+    GraphProto,
+    ModelProto,
+    TensorProto,
+    ValueInfoProto,
+    helper,
+    numpy_helper,
+)
 
 from calibrators.onnx_runtime.external_tensors import values
 from quark_onnx.errors import ModelError
-from quark_onnx.graph.node import STANDARD_DOMAINS, Node, all_names, name_apart, sparse_names
+from quark_onnx.graph.node import (
+    STANDARD_DOMAINS,
+    Node,
+    all_names,
+    name_apart,
+    sparse_names,
+)
 from quark_onnx.graph.readers import Readers
-from quark_onnx.graph.shapes import infer_values, ir_version_for, open_negative_sizes, sizes_of
+from quark_onnx.graph.shapes import (
+    infer_values,
+    ir_version_for,
+    open_negative_sizes,
+    sizes_of,
+)
 from quark_onnx.graph.store import Store
 from quark_onnx.graph.traversal import copy_fields, in_order
 
@@ -41,34 +60,46 @@ class Graph:
     """
 
     def __init__(
-        self, model: ModelProto, initializers: Iterable[TensorProto] | None = None, store: Store | None = None
+        self,
+        model: ModelProto,
+        initializers: Iterable[TensorProto] | None = None,
+        store: Store | None = None,
     ) -> None:
         """Takes over ``model``: hand in a copy (``Graph.of`` makes one).
 
         Args:
             model: the model, with its initializers or without.
-            initializers: the tensors that the model lacks. They may be shared: a tensor is replaced, never written to.
+            initializers: the tensors that the model lacks. They may be shared: a tensor is
+                replaced, never written to.
             store: takes large constants that are added; None keeps them in memory.
         """
         graph = model.graph
         self._shell = model
         self.store = store
-        graph.name = graph.name or "graph"  # onnx's checker wants one, onnxruntime does not
+        graph.name = (
+            graph.name or "graph"
+        )  # onnx's checker wants one, onnxruntime does not
         open_negative_sizes(graph)
         self.nodes: list[Node] = [Node(proto) for proto in graph.node]
         tensors = graph.initializer if initializers is None else initializers
-        self.initializers: dict[str, TensorProto] = {tensor.name: tensor for tensor in tensors}
+        self.initializers: dict[str, TensorProto] = {
+            tensor.name: tensor for tensor in tensors
+        }
         self.inputs: list[ValueInfoProto] = list(graph.input)
         self.outputs: list[ValueInfoProto] = list(graph.output)
         self._names = all_names(graph)
-        self._values: dict[str, ValueInfoProto] = {value.name: value for value in graph.value_info}
+        self._values: dict[str, ValueInfoProto] = {
+            value.name: value for value in graph.value_info
+        }
         self.sparse = sparse_names(graph)
         self._arrays: dict[str, NDArray[Any]] = {}
         self._counter: Counter[str] = Counter()
         self._made: dict[tuple[str, ...], list[str]] = {}
         name_apart(self.nodes, self.fresh)
         self._index()
-        if model.ir_version < 4:  # which wants every initializer among the inputs, although nobody feeds it
+        if (
+            model.ir_version < 4
+        ):  # which wants every initializer among the inputs, although nobody feeds it
             self.close_inputs()
             model.ir_version = 4
         self._sort()
@@ -88,19 +119,27 @@ class Graph:
         copy.reserve(self._names)
         return copy
 
-    # -- reading ---------------------------------------------------------------------------------------------------
+    # -- reading
+    # ----------------------------------------------------------------------------------
 
     def producer(self, tensor: str) -> Node | None:
         """The node that computes a tensor; None for inputs, initializers and unknown names."""
         return self._producers.get(tensor)
 
     def consumers(self, tensor: str) -> list[Node]:
-        """The nodes that read a tensor, also from inside their subgraphs; in graph order, each once."""
+        """The nodes that read a tensor, also from inside their subgraphs.
+
+        In graph order, each once.
+        """
         return list(self._readers.of(tensor))
 
     def followers(self, node: Node) -> list[Node]:
         """The nodes that read what a node computes."""
-        return list(dict.fromkeys(reader for output in node.outputs for reader in self.consumers(output)))
+        return list(
+            dict.fromkeys(
+                reader for output in node.outputs for reader in self.consumers(output)
+            ),
+        )
 
     def leaders(self, node: Node) -> list[Node]:
         """The nodes that compute what a node reads."""
@@ -122,25 +161,43 @@ class Graph:
         return tensor in self.initializers and tensor not in self._input_names
 
     def constant(self, tensor: str) -> NDArray[Any] | None:
-        """Value of a constant tensor, None if it is not constant. The array must not be written to."""
+        """Value of a constant tensor, None if it is not constant.
+
+        The array must not be written to.
+        """
         if not self.is_constant(tensor):
             return None
         if tensor not in self._arrays:
             try:
                 array = values(self.initializers[tensor])
             except (ValueError, TypeError, KeyError) as error:
-                raise ModelError(f"initializer {tensor!r} cannot be read: {error}") from error
-            if array.nbytes > _LARGE:  # no more than one of these is kept, which is read several times in a row
-                self._arrays = {name: kept for name, kept in self._arrays.items() if kept.nbytes <= _LARGE}
+                raise ModelError(
+                    f"initializer {tensor!r} cannot be read: {error}",
+                ) from error
+            if (
+                array.nbytes > _LARGE
+            ):  # no more than one of these is kept, which is read several times in a row
+                self._arrays = {
+                    name: kept
+                    for name, kept in self._arrays.items()
+                    if kept.nbytes <= _LARGE
+                }
             self._arrays[tensor] = array
         return self._arrays[tensor]
 
     def elem_type(self, tensor: str) -> int:
-        """``TensorProto.DataType`` of a tensor; 0 (UNDEFINED) if it is not known or not a tensor."""
+        """``TensorProto.DataType`` of a tensor.
+
+        0 (UNDEFINED) if it is not known or not a tensor.
+        """
         if tensor in self.initializers:
             return self.initializers[tensor].data_type
         value = self._values.get(tensor)
-        return value.type.tensor_type.elem_type if value is not None else TensorProto.UNDEFINED
+        return (
+            value.type.tensor_type.elem_type
+            if value is not None
+            else TensorProto.UNDEFINED
+        )
 
     def shape(self, tensor: str) -> Shape | None:
         """Dimensions, a name or None for the unknown ones; None if not even the rank is known."""
@@ -154,7 +211,14 @@ class Graph:
     @property
     def opset(self) -> int:
         """Version of the standard operator set; 0 if the model does not import it."""
-        return max((o.version for o in self._shell.opset_import if o.domain in STANDARD_DOMAINS), default=0)
+        return max(
+            (
+                o.version
+                for o in self._shell.opset_import
+                if o.domain in STANDARD_DOMAINS
+            ),
+            default=0,
+        )
 
     @property
     def ir_version(self) -> int:
@@ -165,7 +229,8 @@ class Graph:
         """Every name that is taken."""
         return frozenset(self._names)
 
-    # -- editing ---------------------------------------------------------------------------------------------------
+    # -- editing
+    # ----------------------------------------------------------------------------------
 
     def fresh(self, name: str) -> str:
         """A name that nothing in the model has, ``name`` itself if it is free."""
@@ -202,13 +267,20 @@ class Graph:
     def set_constant(self, name: str, array: NDArray[Any]) -> str:
         """Give an initializer a value, of the array's type, ml_dtypes included; its name."""
         array = np.ascontiguousarray(array).reshape(array.shape)
-        tensor = self.store.put(name, array) if self.store else numpy_helper.from_array(array, name)
+        tensor = (
+            self.store.put(name, array)
+            if self.store
+            else numpy_helper.from_array(array, name)
+        )
         self._arrays.pop(name, None)
         self.initializers[name] = tensor
         return name
 
     def once(self, key: tuple[str, ...], make: Callable[[], list[str]]) -> list[str]:
-        """Names of constants that are made of others, so that nodes which read the same share them; made at first."""
+        """Names of constants that are made of others, so that nodes which read the same share them.
+
+        Made at first.
+        """
         if key not in self._made:
             self._made[key] = make()
         return list(self._made[key])
@@ -221,9 +293,14 @@ class Graph:
         return name
 
     def close_inputs(self) -> list[str]:
-        """Turn initializers that are also inputs, which callers may override, into constants; return their names."""
+        """Turn initializers that are also inputs, which callers may override, into constants.
+
+        Return their names.
+        """
         names = [value.name for value in self.inputs if value.name in self.initializers]
-        self.inputs = [value for value in self.inputs if value.name not in self.initializers]
+        self.inputs = [
+            value for value in self.inputs if value.name not in self.initializers
+        ]
         self._input_names.difference_update(names)
         return names
 
@@ -249,7 +326,13 @@ class Graph:
         self._link(node)
         self._names.add(tensor)
 
-    def set_body(self, node: Node, attribute: str, place: int, body: GraphProto) -> None:
+    def set_body(
+        self,
+        node: Node,
+        attribute: str,
+        place: int,
+        body: GraphProto,
+    ) -> None:
         """Replace a subgraph among the attributes of a node."""
         self._unlink(node)
         node.set_body(attribute, place, body)
@@ -261,7 +344,10 @@ class Graph:
         self._names.update(names)
 
     def replace_uses(self, old: str, new: str) -> None:
-        """Let every node that reads ``old`` as an input read ``new``; subgraphs and graph outputs are left alone."""
+        """Let every node that reads ``old`` as an input read ``new``.
+
+        Subgraphs and graph outputs are left alone.
+        """
         for node in self.consumers(old):
             self.replace_input(node, old, new)
 
@@ -271,7 +357,10 @@ class Graph:
             self.set_input(node, node.inputs.index(old), new)
 
     def bypass(self, node: Node) -> bool:
-        """Remove a node whose first output equals its first input; False if an output or subgraph pins both names."""
+        """Remove a node whose first output equals its first input.
+
+        False if an output or subgraph pins both names.
+        """
         source, result = node.inputs[0], node.outputs[0]
         if self.captured(result):
             return False
@@ -298,21 +387,31 @@ class Graph:
         self.remove([node for node in self.nodes if node not in alive])
         open_names = self._output_names | self._input_names
         self.initializers = {
-            name: each for name, each in self.initializers.items() if name in open_names or self._readers.of(name)
+            name: each
+            for name, each in self.initializers.items()
+            if name in open_names or self._readers.of(name)
         }
 
     def require(self, opset: int) -> None:
-        """Raise the declared version of the standard operator set, and the IR version that goes with it."""
+        """Raise the declared version of the standard operator set, and the IR version that goes
+        with it.
+        """
         for entry in self._shell.opset_import:
             if entry.domain in STANDARD_DOMAINS:
                 entry.version = max(entry.version, opset)
         self.import_domain("", opset)
-        ir = helper.find_min_ir_version_for([helper.make_opsetid("", self.opset)], ignore_unknown=True)
+        ir = helper.find_min_ir_version_for(
+            [helper.make_opsetid("", self.opset)],
+            ignore_unknown=True,
+        )
         self._shell.ir_version = max(self._shell.ir_version, ir)
 
     def import_domain(self, domain: str, version: int = 1) -> None:
         """Declare an operator domain, if the model does not yet."""
-        taken = {"" if entry.domain in STANDARD_DOMAINS else entry.domain for entry in self._shell.opset_import}
+        taken = {
+            "" if entry.domain in STANDARD_DOMAINS else entry.domain
+            for entry in self._shell.opset_import
+        }
         if domain not in taken:
             self._shell.opset_import.append(helper.make_opsetid(domain, version))
 
@@ -330,9 +429,12 @@ class Graph:
     def set_metadata(self, key: str, value: str) -> None:
         kept = [entry for entry in self._shell.metadata_props if entry.key != key]
         del self._shell.metadata_props[:]
-        self._shell.metadata_props.extend([*kept, onnx.StringStringEntryProto(key=key, value=value)])
+        self._shell.metadata_props.extend(
+            [*kept, onnx.StringStringEntryProto(key=key, value=value)],
+        )
 
-    # -- protobuf --------------------------------------------------------------------------------------------------
+    # -- protobuf
+    # ----------------------------------------------------------------------------------
 
     def shell(self) -> ModelProto:
         """All of the model but its graph."""
@@ -362,16 +464,23 @@ class Graph:
         graph.value_info.extend(
             value
             for name, value in self._values.items()
-            if name in self._producers and name not in interface and value.type.WhichOneof("value")
+            if name in self._producers
+            and name not in interface
+            and value.type.WhichOneof("value")
         )
         return model
 
     def infer(self) -> None:
         """Learn the types and shapes of tensors; what cannot be inferred stays unknown."""
         declared = {value.name: value for value in (*self.inputs, *self.outputs)}
-        self._values = self._values | infer_values(self._skeleton(), self.initializers.values()) | declared
+        self._values = (
+            self._values
+            | infer_values(self._skeleton(), self.initializers.values())
+            | declared
+        )
 
-    # -- inside ----------------------------------------------------------------------------------------------------
+    # -- inside
+    # ----------------------------------------------------------------------------------
 
     def _index(self) -> None:
         self._producers: dict[str, Node] = {}

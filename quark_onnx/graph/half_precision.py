@@ -1,8 +1,10 @@
-"""Models that compute in float16 or bfloat16, as a float32 graph with the same names, and back again at the interface.
+"""Models that compute in float16 or bfloat16, as a float32 graph with the same names, and back
+again at the interface.
 
-Few kernels of a CPU runtime compute in 16 bits, and none calibrates in them; and the scale of a Q/DQ pair has the type
-of the tensor. So a graph is planned, measured and quantized in float32. In the end its inputs and outputs get their
-types back by a Cast each, and constants that stayed float are stored in 16 bits again.
+Few kernels of a CPU runtime compute in 16 bits, and none calibrates in them; and the scale of a
+Q/DQ pair has the type of the tensor. So a graph is planned, measured and quantized in float32. In
+the end its inputs and outputs get their types back by a Cast each, and constants that stayed float
+are stored in 16 bits again.
 """
 
 from __future__ import annotations
@@ -13,7 +15,16 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, helper, numpy_helper
+from onnx import (
+    AttributeProto,
+    GraphProto,
+    ModelProto,
+    NodeProto,
+    TensorProto,
+    TypeProto,
+    helper,
+    numpy_helper,
+)
 
 from calibrators.onnx_runtime.external_tensors import values
 from quark_onnx.graph.graph import Graph
@@ -27,7 +38,9 @@ _TYPES = frozenset({"to", "dtype", "output_dtype", "stash_type"})
 
 @dataclass
 class OriginalDtypes:
-    """What was in 16 bits: names of inputs, outputs and constants, with their ``TensorProto.DataType``."""
+    """What was in 16 bits: names of inputs, outputs and constants, with their
+    ``TensorProto.DataType``.
+    """
 
     inputs: dict[str, int] = field(default_factory=dict)
     outputs: dict[str, int] = field(default_factory=dict)
@@ -45,27 +58,48 @@ class OriginalDtypes:
         """Store in 16 bits again what is left of the constants, with a Cast behind them."""
         for name, kind in self.constants.items():
             tensor = graph.initializers.get(name)
-            if tensor is None or tensor.data_type != TensorProto.FLOAT or not graph.consumers(name):
+            if (
+                tensor is None
+                or tensor.data_type != TensorProto.FLOAT
+                or not graph.consumers(name)
+            ):
                 continue
             if graph.is_output(name) or graph.is_input(name):
                 continue
             array = values(tensor).astype(helper.tensor_dtype_to_np_dtype(kind))
-            del graph.initializers[name]  # the Cast takes its name: bodies may read it, too
-            graph.add("Cast", [graph.add_constant(f"{name}_narrow", array)], [name], to=int(TensorProto.FLOAT))
+            del graph.initializers[
+                name
+            ]  # the Cast takes its name: bodies may read it, too
+            graph.add(
+                "Cast",
+                [graph.add_constant(f"{name}_narrow", array)],
+                [name],
+                to=int(TensorProto.FLOAT),
+            )
         graph.drop_unused()
 
     def restore_interface(self, model: ModelProto) -> ModelProto:
         """A copy of a model whose inputs and outputs have their types back."""
         result = cast_interface(model, self.inputs, self.outputs, TensorProto.FLOAT)
         for tensor in result.graph.initializer:
-            if tensor.name in self.inputs:  # the stored value of an input has the type of the input
+            if (
+                tensor.name in self.inputs
+            ):  # the stored value of an input has the type of the input
                 dtype = helper.tensor_dtype_to_np_dtype(self.inputs[tensor.name])
-                tensor.CopyFrom(numpy_helper.from_array(values(tensor).astype(dtype), tensor.name))
+                tensor.CopyFrom(
+                    numpy_helper.from_array(values(tensor).astype(dtype), tensor.name),
+                )
         return result
 
 
-def cast_interface(model: ModelProto, inputs: dict[str, int], outputs: dict[str, int], inside: int) -> ModelProto:
-    """A copy of a model whose inputs and outputs get these types, by a Cast each from and to the type inside.
+def cast_interface(
+    model: ModelProto,
+    inputs: dict[str, int],
+    outputs: dict[str, int],
+    inside: int,
+) -> ModelProto:
+    """A copy of a model whose inputs and outputs get these types, by a Cast each from and to the
+    type inside.
 
     Args:
         inputs, outputs: the ``TensorProto.DataType`` of those that are to change.
@@ -74,24 +108,41 @@ def cast_interface(model: ModelProto, inputs: dict[str, int], outputs: dict[str,
     result = ModelProto()
     result.CopyFrom(model)
     graph = result.graph
-    taken = {name for node in graph.node for name in (*node.input, *node.output)} | {t.name for t in graph.initializer}
+    taken = {name for node in graph.node for name in (*node.input, *node.output)} | {
+        t.name for t in graph.initializer
+    }
     suffix = TensorProto.DataType.Name(inside).lower()
     own = {name: _fresh(f"{name}_{suffix}", taken) for name in (*inputs, *outputs)}
     for node in graph.node:
         _rename(node, own)
     casts = [
-        helper.make_node("Cast", [name], [own[name]], _fresh(f"{name}_Cast", taken), to=int(inside)) for name in inputs
+        helper.make_node(
+            "Cast",
+            [name],
+            [own[name]],
+            _fresh(f"{name}_Cast", taken),
+            to=int(inside),
+        )
+        for name in inputs
     ]
     nodes = [*casts, *graph.node]
     nodes += [
-        helper.make_node("Cast", [own[name]], [name], _fresh(f"{name}_Cast", taken), to=kind)
+        helper.make_node(
+            "Cast",
+            [own[name]],
+            [name],
+            _fresh(f"{name}_Cast", taken),
+            to=kind,
+        )
         for name, kind in outputs.items()
         if name not in inputs
     ]
     del graph.node[:]
     graph.node.extend(nodes)
     for tensor in graph.initializer:
-        tensor.name = own.get(tensor.name, tensor.name) if tensor.name in outputs else tensor.name
+        tensor.name = (
+            own.get(tensor.name, tensor.name) if tensor.name in outputs else tensor.name
+        )
     for value in (*graph.input, *graph.output):
         kind = {**inputs, **outputs}.get(value.name)
         if kind is not None:
@@ -100,14 +151,22 @@ def cast_interface(model: ModelProto, inputs: dict[str, int], outputs: dict[str,
 
 
 def add_narrow(graph: Graph, name: str, array: NDArray[Any]) -> str:
-    """Add a constant of 16 bits with a Cast to float32 behind it; the name of what the Cast computes."""
+    """Add a constant of 16 bits with a Cast to float32 behind it.
+
+    The name of what the Cast computes.
+    """
     narrow, wide = graph.add_constant(f"{name}_narrow", array), graph.fresh(name)
     graph.add("Cast", [narrow], [wide], to=int(TensorProto.FLOAT))
     return wide
 
 
-def upcast_to_float32(model: ModelProto, store: Store | None = None) -> tuple[ModelProto, OriginalDtypes]:
-    """``model`` with float32 in place of every 16-bit float, and what was changed; ``model`` itself if it has none.
+def upcast_to_float32(
+    model: ModelProto,
+    store: Store | None = None,
+) -> tuple[ModelProto, OriginalDtypes]:
+    """``model`` with float32 in place of every 16-bit float, and what was changed.
+
+    ``model`` itself if it has none.
 
     Args:
         store: takes large tensors, which are then twice as large.
@@ -117,12 +176,17 @@ def upcast_to_float32(model: ModelProto, store: Store | None = None) -> tuple[Mo
     result, narrowing = ModelProto(), OriginalDtypes()
     result.CopyFrom(model)
     graph = result.graph
-    for interface, names in ((graph.input, narrowing.inputs), (graph.output, narrowing.outputs)):
+    for interface, names in (
+        (graph.input, narrowing.inputs),
+        (graph.output, narrowing.outputs),
+    ):
         for value in interface:
             kind = value.type.tensor_type.elem_type
             if kind in HALVES:
                 names[value.name] = kind
-    narrowing.constants.update({t.name: t.data_type for t in graph.initializer if t.data_type in HALVES})
+    narrowing.constants.update(
+        {t.name: t.data_type for t in graph.initializer if t.data_type in HALVES},
+    )
     _widen(graph, store)
     return result, narrowing
 
@@ -130,7 +194,11 @@ def upcast_to_float32(model: ModelProto, store: Store | None = None) -> tuple[Mo
 def _has_halves(graph: GraphProto) -> bool:
     values = (*graph.input, *graph.output, *graph.value_info)
     tensors = any(tensor.data_type in HALVES for tensor in graph.initializer)
-    return tensors or any(value.type.tensor_type.elem_type in HALVES for value in values) or _casts(graph.node)
+    return (
+        tensors
+        or any(value.type.tensor_type.elem_type in HALVES for value in values)
+        or _casts(graph.node)
+    )
 
 
 def _casts(nodes: Iterable[NodeProto]) -> bool:
@@ -152,7 +220,11 @@ def _widen(graph: GraphProto, store: Store | None) -> None:
         for attribute in node.attribute:
             if attribute.name in _TYPES and attribute.i in HALVES:
                 attribute.i = TensorProto.FLOAT
-            for tensor in [attribute.t] if attribute.type == AttributeProto.TENSOR else attribute.tensors:
+            for tensor in (
+                [attribute.t]
+                if attribute.type == AttributeProto.TENSOR
+                else attribute.tensors
+            ):
                 _widen_tensor(tensor, None)
         for inner in subgraphs(node):
             _widen(inner, store)
@@ -164,7 +236,9 @@ def _widen_tensor(tensor: TensorProto, store: Store | None) -> None:
         if store is not None and narrow.nbytes >= LEAST:
             tensor.CopyFrom(store.converted(tensor, narrow, np.float32))
         else:
-            tensor.CopyFrom(numpy_helper.from_array(narrow.astype(np.float32), tensor.name))
+            tensor.CopyFrom(
+                numpy_helper.from_array(narrow.astype(np.float32), tensor.name),
+            )
 
 
 def _widen_type(type_: TypeProto) -> None:
@@ -183,7 +257,9 @@ def _rename(node: NodeProto, names: dict[str, str]) -> None:
     for place, name in enumerate(node.output):
         node.output[place] = names.get(name, name)
     for inner in subgraphs(node):
-        own = {value.name for value in inner.input} | {tensor.name for tensor in inner.initializer}
+        own = {value.name for value in inner.input} | {
+            tensor.name for tensor in inner.initializer
+        }
         own |= {name for child in inner.node for name in child.output}
         for child in inner.node:
             _rename(child, {old: new for old, new in names.items() if old not in own})

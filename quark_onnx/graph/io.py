@@ -1,4 +1,6 @@
-"""Models from and to files: read with clear errors, written through a temporary file that is verified first."""
+"""Models from and to files: read with clear errors, written through a temporary file that is
+verified first.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,13 @@ from onnx.external_data_helper import uses_external_data
 
 from calibrators.limits import regular_size
 from calibrators.onnx_runtime.external_tensors import load_values, locate
-from calibrators.onnx_runtime.session import estimate_bytes, initializers, tensor_bytes, tensor_size, write_external
+from calibrators.onnx_runtime.session import (
+    estimate_bytes,
+    initializers,
+    tensor_bytes,
+    tensor_size,
+    write_external,
+)
 from calibrators.scratch import ScratchFolder
 from quark_onnx.errors import ModelError
 from quark_onnx.graph import store
@@ -34,17 +42,24 @@ EXTERNAL_DATA_LIMIT = 1_900_000_000
 def read(path: Path) -> ModelProto:
     """The model in a file, external data included.
 
-    Large tensors of a large model stay in their files, by absolute paths, until somebody needs their values.
+    Large tensors of a large model stay in their files, by absolute paths, until somebody needs
+    their values.
 
     Raises:
-        ModelError: the file or its external data is missing or malformed; the message names the file and the tensor.
+        ModelError: the file or its external data is missing or malformed; the message names the
+            file and the tensor.
     """
     model = read_stored(path)
     large = estimate_bytes(model) > store.LARGE_MODEL
     for tensor, initializer in _tensors(model):
         if uses_external_data(tensor):
             place = _find(tensor, path)
-            if large and initializer and tensor_bytes(tensor) >= store.LEAST and place[2] == tensor_bytes(tensor):
+            if (
+                large
+                and initializer
+                and tensor_bytes(tensor) >= store.LEAST
+                and place[2] == tensor_bytes(tensor)
+            ):
                 locate(tensor, *place)
             else:
                 _load_external(tensor, *place)
@@ -69,14 +84,19 @@ def load(model: str | Path | ModelProto) -> ModelProto:
     """A model from a path, or the model itself, which is never changed."""
     if isinstance(model, ModelProto):
         if files := external_files(model):
-            raise ModelError(f"the weights of the model are not loaded, they lie in {sorted(files)}; pass its path")
+            raise ModelError(
+                f"the weights of the model are not loaded, they lie in {sorted(files)};"
+                " pass its path",
+            )
         check_variadic(model)
         check_fields(model)
         check_sizes(model)
         return model
     if isinstance(model, str | Path):
         return read(Path(model))
-    raise ModelError(f"model is a {type(model).__name__}; it must be a path or a ModelProto")
+    raise ModelError(
+        f"model is a {type(model).__name__}; it must be a path or a ModelProto",
+    )
 
 
 def read_stored(path: Path) -> ModelProto:
@@ -92,16 +112,27 @@ def read_stored(path: Path) -> ModelProto:
             raise ModelError(f"{path} is a folder; give the .onnx file in it")
         if (size := regular_size(path)) > _MESSAGE:
             raise ModelError(
-                f"model file {path} has {size:,} bytes; a protobuf message ends at 2 GB: use external data"
+                f"model file {path} has {size:,} bytes; a protobuf message ends at 2"
+                " GB: use external data",
             )
         data = path.read_bytes()
-    except (OSError, ValueError) as error:  # a ValueError is a path that no file can have
-        raise ModelError(f"model file {path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    except (
+        OSError,
+        ValueError,
+    ) as error:  # a ValueError is a path that no file can have
+        raise ModelError(
+            f"model file {path} cannot be read:"
+            f" {getattr(error, 'strerror', None) or error}",
+        ) from error
     model = ModelProto()
     try:
         model.ParseFromString(data)
     except DecodeError as error:
-        kind = "a zip archive, unpack it first" if data[:4] == b"PK\x03\x04" else "truncated or not an ONNX model"
+        kind = (
+            "a zip archive, unpack it first"
+            if data[:4] == b"PK\x03\x04"
+            else "truncated or not an ONNX model"
+        )
         raise ModelError(f"model file {path} is {kind}") from error
     if not model.HasField("graph") or (not model.opset_import and not model.graph.node):
         raise ModelError(f"model file {path} holds no graph; is it an ONNX model?")
@@ -117,10 +148,14 @@ def read_stored(path: Path) -> ModelProto:
 
 
 def _tensors(model: ModelProto) -> Iterator[tuple[TensorProto, bool]]:
-    """Every tensor of a model, in subgraphs and functions too, and whether it is an initializer, not an attribute."""
+    """Every tensor of a model, in subgraphs and functions too, and whether it is an initializer,
+    not an attribute.
+    """
     yield from _graph_tensors(model.graph)
     for function in model.functions:
-        for node in function.node:  # whatever is in there, it is no initializer of the model's own graphs
+        for node in (
+            function.node
+        ):  # whatever is in there, it is no initializer of the model's own graphs
             yield from ((tensor, False) for tensor, _ in _node_tensors(node))
 
 
@@ -144,7 +179,9 @@ def _node_tensors(node: NodeProto) -> Iterator[tuple[TensorProto, bool]]:
 
 
 def _find(tensor: TensorProto, model: Path) -> tuple[Path, int, int]:
-    """The file that holds the values of a tensor of the model in a file, and the offset and the length there."""
+    """The file that holds the values of a tensor of the model in a file, and the offset and the
+    length there.
+    """
     info = {entry.key: entry.value for entry in tensor.external_data}
     offset, length = _whole(tensor, info, "offset"), _whole(tensor, info, "length")
     path = _locate(tensor, info.get("location", ""), model)
@@ -155,22 +192,30 @@ def _find(tensor: TensorProto, model: Path) -> tuple[Path, int, int]:
             raise ModelError(f"{where} is a folder or a device, not a file")
         if status.st_nlink > 1:
             raise ModelError(
-                f"{where} has {status.st_nlink} hard links, so that it may be another file of this machine under a "
-                "harmless name (onnx refuses it, too); replace it by a copy of itself"
+                f"{where} has {status.st_nlink} hard links, so that it may be another"
+                " file of this machine under a harmless name (onnx refuses it, too);"
+                " replace it by a copy of itself",
             )
         rest = max(0, status.st_size - (offset or 0))
         if rest < (length or 0):
-            raise ModelError(f"{where} ends after {rest} of {length} bytes from offset {offset or 0}")
+            raise ModelError(
+                f"{where} ends after {rest} of {length} bytes from offset"
+                f" {offset or 0}",
+            )
     except OSError as error:
         raise ModelError(f"{where} cannot be read: {error.strerror}") from error
     check_tensor(tensor)
     size = tensor_size(tensor)
     if length not in (None, size):
         raise ModelError(
-            f"tensor {tensor.name!r} of shape {list(tensor.dims)} needs {size:,} bytes, and its external data has the "
-            f"length {length:,}"
+            f"tensor {tensor.name!r} of shape {list(tensor.dims)} needs {size:,} bytes,"
+            f" and its external data has the length {length:,}",
         )
-    return path, min(offset or 0, status.st_size), min(rest, size)  # a length need not be said
+    return (
+        path,
+        min(offset or 0, status.st_size),
+        min(rest, size),
+    )  # a length need not be said
 
 
 def _load_external(tensor: TensorProto, path: Path, offset: int, length: int) -> None:
@@ -190,16 +235,20 @@ def _whole(tensor: TensorProto, info: dict[str, str], key: str) -> int | None:
     text = info.get(key)
     if text is None:
         return None
-    if not (text.isascii() and text.isdecimal() and len(text) < 20):  # of what 64 bits hold
+    if not (
+        text.isascii() and text.isdecimal() and len(text) < 20
+    ):  # of what 64 bits hold
         raise ModelError(
-            f"tensor {tensor.name!r}: the {key} of its external data is {text[:80]!r}; it must be a number of bytes"
+            f"tensor {tensor.name!r}: the {key} of its external data is {text[:80]!r};"
+            " it must be a number of bytes",
         )
     return int(text)
 
 
 def _locate(tensor: TensorProto, location: str, model: Path) -> Path:
-    """The file that holds a tensor: in the folder of the model, or, where the model is a symbolic link, in the folder
-    of the file that it leads to, which is how caches lay models out. Anything else may be an attack (CVE-2025-51480).
+    """The file that holds a tensor: in the folder of the model, or, where the model is a symbolic
+    link, in the folder of the file that it leads to, which is how caches lay models out. Anything
+    else may be an attack (CVE-2025-51480).
     """
     written = f"tensor {tensor.name!r}: external data {location!r}"
     if "\0" in location:
@@ -218,7 +267,12 @@ def _locate(tensor: TensorProto, location: str, model: Path) -> Path:
 
 def external_files(model: ModelProto) -> set[str]:
     """The files, as the model names them, that hold tensors which are not loaded."""
-    entries = [entry for tensor, _ in _tensors(model) if uses_external_data(tensor) for entry in tensor.external_data]
+    entries = [
+        entry
+        for tensor, _ in _tensors(model)
+        if uses_external_data(tensor)
+        for entry in tensor.external_data
+    ]
     return {entry.value for entry in entries if entry.key == "location"}
 
 
@@ -233,23 +287,35 @@ def data_file(path: Path) -> Path:
 
 
 @contextmanager
-def staged(model: ModelProto, path: Path, *, external: bool, source: Path | None = None) -> Iterator[Path]:
-    """Write ``model`` to ``path`` atomically: the body of the ``with`` gets the file to verify before it is renamed.
+def staged(
+    model: ModelProto,
+    path: Path,
+    *,
+    external: bool,
+    source: Path | None = None,
+) -> Iterator[Path]:
+    """Write ``model`` to ``path`` atomically: the body of the ``with`` gets the file to verify
+    before it is renamed.
 
-    The files are written into a temporary folder beside ``path``. Whatever goes wrong, in the writing or in the body,
-    neither a half-written file nor the temporary folder is left behind. The body must have closed the file at its end.
+    The files are written into a temporary folder beside ``path``. Whatever goes wrong, in the
+    writing or in the body, neither a half-written file nor the temporary folder is left behind. The
+    body must have closed the file at its end.
 
     Args:
         model: what to write; it is not changed.
         path: the model file; external data goes to ``<name>.data`` beside it.
         external: write external data even below the protobuf limit.
-        source: a file that holds just this model, whose bytes are copied where it needs no external data.
+        source: a file that holds just this model, whose bytes are copied where it needs no external
+            data.
     """
     check_fields(model)  # nothing is written that could not be read again
     data = data_file(path).name
     beside = external or estimate_bytes(model) > EXTERNAL_DATA_LIMIT
     if beside and data_file(path).exists() and not _is_own(path, data):
-        raise ModelError(f"{path} needs {data_file(path)} for its weights, which exists and is not an earlier output's")
+        raise ModelError(
+            f"{path} needs {data_file(path)} for its weights, which exists and is not"
+            " an earlier output's",
+        )
     with _writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         scratch = ScratchFolder(path.parent, path.name)
@@ -276,8 +342,13 @@ def staged(model: ModelProto, path: Path, *, external: bool, source: Path | None
 def _writing(path: Path) -> Iterator[None]:
     try:
         yield
-    except (OSError, EncodeError) as error:  # the latter is a message of more than 2 GiB
-        raise ModelError(f"{path} cannot be written: {getattr(error, 'strerror', None) or error}") from error
+    except (
+        OSError,
+        EncodeError,
+    ) as error:  # the latter is a message of more than 2 GiB
+        raise ModelError(
+            f"{path} cannot be written: {getattr(error, 'strerror', None) or error}",
+        ) from error
 
 
 def _remove_stale(path: Path, data: Path) -> None:
@@ -287,7 +358,10 @@ def _remove_stale(path: Path, data: Path) -> None:
 
 
 def _is_own(path: Path, data: str) -> bool:
-    """Whether the model in a file keeps tensors in another file of that name; not if there is none."""
+    """Whether the model in a file keeps tensors in another file of that name.
+
+    Not if there is none.
+    """
     with contextlib.suppress(ModelError):
         return path.exists() and data in external_files(read_stored(path))
     return False

@@ -1,15 +1,17 @@
 """Q/DQ pairs on moved tensors, where onnxruntime would insert them and fail.
 
-onnxruntime propagates the scale of a DequantizeLinear through the operators of `PROPAGATED`: it inserts a Q/DQ pair on
-every edge after them. In 1.32 two of these insertions are wrong:
+onnxruntime propagates the scale of a DequantizeLinear through the operators of `PROPAGATED`: it
+inserts a Q/DQ pair on every edge after them. In 1.32 two of these insertions are wrong:
 
-- An edge into a body of If, Loop or Scan is numbered as an implicit input. onnxruntime indexes the list of explicit
-  inputs with that number (``InsertQDQPairs`` in qdq_propagation.cc), and the process aborts.
-- From opset 21 on, an inserted QuantizeLinear states its type in ``output_dtype``. Where int8 becomes uint8 for an x86
-  processor (``QDQS8ToU8Transformer``), the attribute stays int8, and the model does not load.
+- An edge into a body of If, Loop or Scan is numbered as an implicit input. onnxruntime indexes the
+  list of explicit inputs with that number (``InsertQDQPairs`` in qdq_propagation.cc), and the
+  process aborts.
+- From opset 21 on, an inserted QuantizeLinear states its type in ``output_dtype``. Where int8
+  becomes uint8 for an x86 processor (``QDQS8ToU8Transformer``), the attribute stays int8, and the
+  model does not load.
 
-The propagation stops at a QuantizeLinear, so such a tensor gets its pair in the model, as onnxruntime's own quantizer
-places it.
+The propagation stops at a QuantizeLinear, so such a tensor gets its pair in the model, as
+onnxruntime's own quantizer places it.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ from quark_onnx.graph.graph import Graph
 from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE, Node
 
 #: Operators that onnxruntime propagates the scale of a DequantizeLinear through.
-PROPAGATED = frozenset({"MaxPool", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"})
+PROPAGATED = frozenset(
+    {"MaxPool", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"},
+)
 #: Operators that onnxruntime may remove as no-ops before it propagates.
 _REMOVED = frozenset({"Cast", "Dropout", "Identity"})
 #: Those of 4-bit floats become standard ones where a model is written without functions.
@@ -35,13 +39,17 @@ _OUTPUT_DTYPE_OPSET = 21
 
 
 def pair_moved(graph: Graph) -> int:
-    """Write a Q/DQ pair after each data movement after which onnxruntime must not insert one; return how many.
+    """Write a Q/DQ pair after each data movement after which onnxruntime must not insert one.
 
-    The pair has the scale of the DequantizeLinear before the movement, so it changes no value. Its result takes over
-    the tensor's name, because bodies and users read it by name.
+    Return how many.
+
+    The pair has the scale of the DequantizeLinear before the movement, so it changes no value. Its
+    result takes over the tensor's name, because bodies and users read it by name.
     """
     captured = dict.fromkeys(name for node in graph.nodes for name in node.captures)
-    moved = dict.fromkeys(node.outputs[0] for node in graph.nodes if node.kind in PROPAGATED)
+    moved = dict.fromkeys(
+        node.outputs[0] for node in graph.nodes if node.kind in PROPAGATED
+    )
     count = 0
     for tensor in {**captured, **moved}:
         dequantize = _moved_from(graph, tensor)
@@ -54,22 +62,41 @@ def pair_moved(graph: Graph) -> int:
 
 
 def _retyped(graph: Graph, tensor: str, dequantize: Node) -> bool:
-    """Return whether onnxruntime would insert an int8 pair after a tensor, and make it uint8 in part."""
-    if graph.opset < _OUTPUT_DTYPE_OPSET or _codes_type(graph, dequantize) != TensorProto.INT8:
+    """Return whether onnxruntime would insert an int8 pair after a tensor, and make it uint8 in
+    part.
+    """
+    if (
+        graph.opset < _OUTPUT_DTYPE_OPSET
+        or _codes_type(graph, dequantize) != TensorProto.INT8
+    ):
         return False
     stops = {*QUANTIZE, *PROPAGATED, *_REMOVED}
-    return graph.is_output(tensor) or any(node.op_type not in stops for node in graph.consumers(tensor))
+    return graph.is_output(tensor) or any(
+        node.op_type not in stops for node in graph.consumers(tensor)
+    )
 
 
 def _moved_from(graph: Graph, tensor: str) -> Node | None:
-    """Return the per-tensor DequantizeLinear whose values a tensor holds, moved; None if there is none."""
+    """Return the per-tensor DequantizeLinear whose values a tensor holds, moved.
+
+    None if there is none.
+    """
     moved = False
     node = graph.producer(tensor)
-    while node is not None and node.kind in PROPAGATED | _REMOVED and node.outputs[0] == tensor:
+    while (
+        node is not None
+        and node.kind in PROPAGATED | _REMOVED
+        and node.outputs[0] == tensor
+    ):
         moved |= node.kind in PROPAGATED
         tensor = node.inputs[0]
         node = graph.producer(tensor)
-    if node is None or not moved or node.op_type not in _DEQUANTIZE or not _has_one_scale(graph, node):
+    if (
+        node is None
+        or not moved
+        or node.op_type not in _DEQUANTIZE
+        or not _has_one_scale(graph, node)
+    ):
         return None
     return None if _codes_type(graph, node) in _NOT_WRITTEN else node
 
@@ -78,7 +105,9 @@ def _has_one_scale(graph: Graph, dequantize: Node) -> bool:
     """Whether the scale is a scalar that does not depend on the activations."""
     scale = dequantize.inputs[1]
     producer = graph.producer(scale)
-    if producer is not None and producer.kind == "Cast":  # a scale that is stored in float16
+    if (
+        producer is not None and producer.kind == "Cast"
+    ):  # a scale that is stored in float16
         scale = producer.inputs[0]
         producer = graph.producer(scale)
     shape = graph.shape(scale)
@@ -91,7 +120,10 @@ def _codes_type(graph: Graph, dequantize: Node) -> int:
 
 
 def _write_pair(graph: Graph, tensor: str, dequantize: Node) -> None:
-    """Let a Q/DQ pair with the scale of ``dequantize`` compute ``tensor``; reuse an equal QuantizeLinear behind it."""
+    """Let a Q/DQ pair with the scale of ``dequantize`` compute ``tensor``.
+
+    Reuse an equal QuantizeLinear behind it.
+    """
     producer = graph.producer(tensor)
     assert producer is not None
     parameters = _parameters(graph, dequantize)
@@ -99,12 +131,26 @@ def _write_pair(graph: Graph, tensor: str, dequantize: Node) -> None:
     attributes = {} if axis is None else {"axis": axis}
     moved = graph.fresh(f"{tensor}_moved")
     graph.set_output(producer, 0, moved)
-    quantize = next((node for node in graph.consumers(tensor) if _quantizes(node, tensor, parameters)), None)
+    quantize = next(
+        (
+            node
+            for node in graph.consumers(tensor)
+            if _quantizes(node, tensor, parameters)
+        ),
+        None,
+    )
     if quantize is None:
         codes = graph.fresh(f"{tensor}_moved_quantized")
         op_type = dequantize.op_type.replace("Dequantize", "Quantize")
         name = f"{tensor}_{op_type}"
-        graph.add(op_type, [moved, *parameters], [codes], name=name, domain=dequantize.domain, **attributes)
+        graph.add(
+            op_type,
+            [moved, *parameters],
+            [codes],
+            name=name,
+            domain=dequantize.domain,
+            **attributes,
+        )
     else:
         codes = quantize.outputs[0]
         graph.set_input(quantize, 0, moved)
@@ -112,20 +158,39 @@ def _write_pair(graph: Graph, tensor: str, dequantize: Node) -> None:
             if other.op_type == dequantize.op_type and other.inputs[1:] == parameters:
                 graph.replace_uses(other.outputs[0], tensor)
     name = f"{tensor}_{dequantize.op_type}"
-    graph.add(dequantize.op_type, [codes, *parameters], [tensor], name=name, domain=dequantize.domain, **attributes)
+    graph.add(
+        dequantize.op_type,
+        [codes, *parameters],
+        [tensor],
+        name=name,
+        domain=dequantize.domain,
+        **attributes,
+    )
 
 
 def _parameters(graph: Graph, dequantize: Node) -> tuple[str, ...]:
-    """Return names of scale and zero point. A QuantizeLinear without a zero point would write uint8."""
+    """Return names of scale and zero point.
+
+    A QuantizeLinear without a zero point would write uint8.
+    """
     if dequantize.op_type == float4.DEQUANTIZE:
         return dequantize.inputs[1:2]  # it takes no zero point
     if dequantize.input(2):
         return dequantize.inputs[1:3]
-    dtype = helper.tensor_dtype_to_np_dtype(_codes_type(graph, dequantize) or TensorProto.UINT8)
+    dtype = helper.tensor_dtype_to_np_dtype(
+        _codes_type(graph, dequantize) or TensorProto.UINT8,
+    )
     rank = len(graph.shape(dequantize.inputs[1]) or ())
-    zero_point = graph.add_constant(f"{dequantize.name}_zero_point", np.zeros((1,) * rank, dtype))
+    zero_point = graph.add_constant(
+        f"{dequantize.name}_zero_point",
+        np.zeros((1,) * rank, dtype),
+    )
     return dequantize.inputs[1], zero_point
 
 
 def _quantizes(node: Node, tensor: str, parameters: tuple[str, ...]) -> bool:
-    return node.op_type in _QUANTIZE and node.inputs[0] == tensor and node.inputs[1:] == parameters
+    return (
+        node.op_type in _QUANTIZE
+        and node.inputs[0] == tensor
+        and node.inputs[1:] == parameters
+    )

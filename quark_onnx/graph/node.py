@@ -11,15 +11,22 @@ from onnx import AttributeProto, GraphProto, NodeProto, helper
 #: The two spellings of the standard operator set.
 STANDARD_DOMAINS = ("", "ai.onnx")
 _SINGLE_AXIS_OPSET = 13
-#: Operators that write codes under a given scale, and that read them, as ONNX and the vendors call them.
-QUANTIZE = frozenset({"QuantizeLinear", "ExtendedQuantizeLinear", "VitisQuantizeLinear"})
-DEQUANTIZE = frozenset({"DequantizeLinear", "ExtendedDequantizeLinear", "VitisDequantizeLinear"})
+#: Operators that write codes under a given scale, and that read them, as ONNX and the vendors call
+#: them.
+QUANTIZE = frozenset(
+    {"QuantizeLinear", "ExtendedQuantizeLinear", "VitisQuantizeLinear"},
+)
+DEQUANTIZE = frozenset(
+    {"DequantizeLinear", "ExtendedDequantizeLinear", "VitisDequantizeLinear"},
+)
 #: How the text of a node begins that a rewrite has made for float arithmetic.
 _STAYS_FLOAT = "stays float: "
 
 
 class Node:
-    """An operator. It is compared by identity; its edges are changed by the verbs of ``Graph`` alone.
+    """An operator.
+
+    It is compared by identity; its edges are changed by the verbs of ``Graph`` alone.
 
     Attributes:
         inputs, outputs: tensor names; an empty name is an omitted optional one.
@@ -45,7 +52,10 @@ class Node:
 
     @property
     def kind(self) -> str:
-        """The operator type, with its domain where that is not the standard one; the key of the rules."""
+        """The operator type, with its domain where that is not the standard one.
+
+        The key of the rules.
+        """
         return f"{self.domain}::{self.op_type}" if self.domain else self.op_type
 
     def attribute(self, name: str, default: Any = None) -> Any:
@@ -53,7 +63,11 @@ class Node:
         for attribute in self._proto.attribute:
             if attribute.name == name:
                 value = helper.get_attribute_value(attribute)
-                return value.decode(errors="backslashreplace") if isinstance(value, bytes) else value
+                return (
+                    value.decode(errors="backslashreplace")
+                    if isinstance(value, bytes)
+                    else value
+                )
         return default
 
     def set_attribute(self, name: str, value: Any) -> None:
@@ -61,7 +75,9 @@ class Node:
         self._proto.attribute.append(helper.make_attribute(name, value))
 
     def drop_attribute(self, name: str) -> None:
-        kept = [attribute for attribute in self._proto.attribute if attribute.name != name]
+        kept = [
+            attribute for attribute in self._proto.attribute if attribute.name != name
+        ]
         del self._proto.attribute[:]
         self._proto.attribute.extend(kept)
 
@@ -79,7 +95,10 @@ class Node:
 
     @property
     def has_subgraph(self) -> bool:
-        return any(a.type in (AttributeProto.GRAPH, AttributeProto.GRAPHS) for a in self._proto.attribute)
+        return any(
+            a.type in (AttributeProto.GRAPH, AttributeProto.GRAPHS)
+            for a in self._proto.attribute
+        )
 
     def input(self, index: int) -> str:
         """Name of an input, empty if it is omitted."""
@@ -87,12 +106,17 @@ class Node:
 
     @property
     def float_reason(self) -> str:
-        """Why the node is to stay float where there is float arithmetic, if a rewrite says so; else empty."""
+        """Why the node is to stay float where there is float arithmetic, if a rewrite says so.
+
+        Else empty.
+        """
         text = self._proto.doc_string
         return text.removeprefix(_STAYS_FLOAT) if text.startswith(_STAYS_FLOAT) else ""
 
     def stay_float(self, reason: str) -> None:
-        """Say that the node is to stay float, in the text that travels with it through copies and converters."""
+        """Say that the node is to stay float, in the text that travels with it through copies and
+        converters.
+        """
         self._proto.doc_string = _STAYS_FLOAT + reason
 
     def to_proto(self) -> NodeProto:
@@ -109,7 +133,10 @@ class Node:
 
 
 def softmax_axis(node: Node, opset: int) -> int:
-    """The axis of a Softmax; before opset 13 it ran over all axes from there on, the second one unless it is said."""
+    """The axis of a Softmax.
+
+    Before opset 13 it ran over all axes from there on, the second one unless it is said.
+    """
     return int(node.attribute("axis", -1 if opset >= _SINGLE_AXIS_OPSET else 1))
 
 
@@ -118,12 +145,19 @@ def subgraphs(proto: NodeProto) -> list[GraphProto]:
     return [
         graph
         for attribute in proto.attribute
-        for graph in ([attribute.g] if attribute.type == AttributeProto.GRAPH else attribute.graphs)
+        for graph in (
+            [attribute.g]
+            if attribute.type == AttributeProto.GRAPH
+            else attribute.graphs
+        )
     ]
 
 
 def inner_nodes(nodes: Iterable[Node]) -> list[Node]:
-    """The nodes in the subgraphs of these, however deep; those without a name get that which a graph gives them."""
+    """The nodes in the subgraphs of these, however deep.
+
+    Those without a name get that which a graph gives them.
+    """
     found, todo = list[Node](), [node.to_proto() for node in nodes if node.has_subgraph]
     while todo:
         for graph in subgraphs(todo.pop()):
@@ -138,7 +172,9 @@ def _captured(proto: NodeProto) -> list[str]:
     """Names read inside the subgraphs of a node but not defined there."""
     names: list[str] = []
     for graph in subgraphs(proto):
-        known = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
+        known = {value.name for value in graph.input} | {
+            tensor.name for tensor in graph.initializer
+        }
         known |= {sparse.values.name for sparse in graph.sparse_initializer}
         known |= {name for node in graph.node for name in node.output}
         used = [name for node in graph.node for name in (*node.input, *_captured(node))]
@@ -152,7 +188,9 @@ def name_apart(nodes: Iterable[Node], fresh: Callable[[str], str]) -> None:
     seen: set[str] = set()
     for node in nodes:
         if not node.name or node.name in seen:
-            node.name = fresh(node.name or f"{node.op_type}_{next(iter(node.outputs), '')}")
+            node.name = fresh(
+                node.name or f"{node.op_type}_{next(iter(node.outputs), '')}",
+            )
         seen.add(node.name)
 
 
@@ -167,7 +205,11 @@ def sparse_names(graph: GraphProto) -> frozenset[str]:
 
 def all_names(graph: GraphProto) -> set[str]:
     """Every tensor and node name in a graph and its subgraphs."""
-    names = {value.name for part in (graph.input, graph.output, graph.value_info) for value in part}
+    names = {
+        value.name
+        for part in (graph.input, graph.output, graph.value_info)
+        for value in part
+    }
     names |= {tensor.name for tensor in graph.initializer}
     names |= {sparse.values.name for sparse in graph.sparse_initializer}
     for node in graph.node:

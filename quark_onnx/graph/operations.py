@@ -1,7 +1,8 @@
-"""The operators of a graph and of the bodies in it as one flat list, in which values pass in and out of bodies.
+"""The operators of a graph and of the bodies in it as one flat list, in which values pass in and
+out of bodies.
 
-An If, Loop or Scan is replaced by operations that join what its bodies are given and what they hand out, so that an
-analysis of the data flow need not know of bodies.
+An If, Loop or Scan is replaced by operations that join what its bodies are given and what they hand
+out, so that an analysis of the data flow need not know of bodies.
 """
 
 from __future__ import annotations
@@ -14,7 +15,12 @@ from math import prod
 from onnx import TensorProto
 
 from quark_onnx.graph.bodies import Body, bodies
-from quark_onnx.graph.control_inputs import CONTROL_TYPES, control_inputs, has_schema, integer_results
+from quark_onnx.graph.control_inputs import (
+    CONTROL_TYPES,
+    control_inputs,
+    has_schema,
+    integer_results,
+)
 from quark_onnx.graph.graph import Graph
 from quark_onnx.graph.node import Node
 
@@ -94,7 +100,9 @@ class Operations:
         for node in graph.nodes:
             for name in filter(None, node.outputs):
                 self._describe(graph, name, tensor(name))
-            reads = {name: tensor(name) for name in (*node.inputs, *node.captures) if name}
+            reads = {
+                name: tensor(name) for name in (*node.inputs, *node.captures) if name
+            }
             if node.has_subgraph:
                 self._add_bodies(graph, node, reads, path)
             if node.kind not in _CONTROL_FLOW:
@@ -114,54 +122,105 @@ class Operations:
         if few and len(sizes) <= 1:
             self.flat.add(tensor)
         producer = graph.producer(name)
-        if graph.is_constant(name) or (producer is not None and producer.kind == "Constant"):
+        if graph.is_constant(name) or (
+            producer is not None and producer.kind == "Constant"
+        ):
             self.constants.add(tensor)
             if elem_type not in CONTROL_TYPES:
                 self.tables.add(tensor)
                 self.learned |= set() if few else {tensor}
 
-    def _add_node(self, graph: Graph, node: Node, reads: Mapping[str, Tensor], path: Path) -> None:
+    def _add_node(
+        self,
+        graph: Graph,
+        node: Node,
+        reads: Mapping[str, Tensor],
+        path: Path,
+    ) -> None:
         """Add an operator; ``reads`` has the tensors that it and its bodies read, by name."""
         controls = {node.inputs[index] for index in control_inputs(node, graph.opset)}
         if not has_schema(node):
-            controls |= {name for name in reads if graph.elem_type(name) in CONTROL_TYPES}
+            controls |= {
+                name for name in reads if graph.elem_type(name) in CONTROL_TYPES
+            }
         if node.kind == "Cast" and node.attribute("to") in CONTROL_TYPES:
-            controls |= reads.keys()  # it cuts off the fraction of what becomes a position
+            controls |= (
+                reads.keys()
+            )  # it cuts off the fraction of what becomes a position
         self.integers |= {(path, name) for name in _integer_results(node, graph.opset)}
         outputs = tuple((path, name) for name in node.outputs if name)
         steering = tuple(reads[name] for name in reads if name in controls)
-        self.sequence.append(Operation(node.kind, tuple(reads.values()), outputs, steering))
+        self.sequence.append(
+            Operation(node.kind, tuple(reads.values()), outputs, steering),
+        )
 
-    def _add_bodies(self, graph: Graph, node: Node, reads: Mapping[str, Tensor], path: Path) -> None:
+    def _add_bodies(
+        self,
+        graph: Graph,
+        node: Node,
+        reads: Mapping[str, Tensor],
+        path: Path,
+    ) -> None:
         """Add the nodes of a node's bodies and what joins them with the tensors around them."""
         given = [reads.get(name) for name in node.inputs]
         for body in bodies(graph, node, weights=False):
             inner, inside = Graph(body.model), (*path, step(body))
             borrowed = {name: reads[name] for name in body.borrowed}
-            own = [(inside, value.name) for value in inner.inputs if value.name not in borrowed]
-            results = [borrowed.get(value.name, (inside, value.name)) for value in inner.outputs]
+            own = [
+                (inside, value.name)
+                for value in inner.inputs
+                if value.name not in borrowed
+            ]
+            results = [
+                borrowed.get(value.name, (inside, value.name))
+                for value in inner.outputs
+            ]
             self._join_inputs(graph, node, given, own, results)
             self._add_graph(inner, inside, borrowed)
             self._join_outputs(node, given, results, path)
 
     def _join_inputs(
-        self, graph: Graph, node: Node, given: list[Tensor | None], own: list[Tensor], results: list[Tensor]
+        self,
+        graph: Graph,
+        node: Node,
+        given: list[Tensor | None],
+        own: list[Tensor],
+        results: list[Tensor],
     ) -> None:
-        """Let the inputs of a body hold what they are given at the first step, and what the step before hands out."""
+        """Let the inputs of a body hold what they are given at the first step, and what the step
+        before hands out.
+        """
         later: list[Tensor | None] = []
         if node.kind == "Loop":
             later = [None, *results]
         elif node.kind == "Scan":
             given = given[1:] if graph.opset < _SCAN_OPSET else given
-            later = list(results[: len(own) - int(node.attribute("num_scan_inputs", 0))])
-        elif node.kind != "If":  # it is not known which input is given to which input of the body
-            self.sequence += [Operation(node.kind, tuple(filter(None, given)), (tensor,)) for tensor in own]
+            later = list(
+                results[: len(own) - int(node.attribute("num_scan_inputs", 0))],
+            )
+        elif (
+            node.kind != "If"
+        ):  # it is not known which input is given to which input of the body
+            self.sequence += [
+                Operation(node.kind, tuple(filter(None, given)), (tensor,))
+                for tensor in own
+            ]
             return
         for tensor, *sources in zip_longest(own, given[: len(own)], later[: len(own)]):
-            self.sequence.append(Operation(node.kind, tuple(filter(None, sources)), (tensor,)))
+            self.sequence.append(
+                Operation(node.kind, tuple(filter(None, sources)), (tensor,)),
+            )
 
-    def _join_outputs(self, node: Node, given: list[Tensor | None], results: list[Tensor], path: Path) -> None:
-        """Let the outputs of a node hold what its body hands out, or what it was given where no step is run."""
+    def _join_outputs(
+        self,
+        node: Node,
+        given: list[Tensor | None],
+        results: list[Tensor],
+        path: Path,
+    ) -> None:
+        """Let the outputs of a node hold what its body hands out, or what it was given where no
+        step is run.
+        """
         controls: list[Tensor | None] = []
         first: list[Tensor | None] = []
         if node.kind == "If":
@@ -175,7 +234,9 @@ class Operations:
         for name, values in zip(node.outputs, sources, strict=False):
             if name:
                 reads = (*steering, *filter(None, values))
-                self.sequence.append(Operation(node.kind, reads, ((path, name),), steering))
+                self.sequence.append(
+                    Operation(node.kind, reads, ((path, name),), steering),
+                )
 
 
 def step(body: Body) -> tuple[str, str, int]:
@@ -200,5 +261,5 @@ _INTEGERS = frozenset(
         TensorProto.UINT16,
         TensorProto.UINT32,
         TensorProto.UINT64,
-    }
+    },
 )

@@ -11,8 +11,16 @@ from quark_onnx.graph.graph import Graph
 
 
 def add_parameter(graph: Graph, name: str, array: NDArray[Any]) -> str:
-    """Add an initializer in the field that belongs to its type (``float_data``, ``int32_data``); its name."""
+    """Add an initializer in the field that belongs to its type (``float_data``, ``int32_data``).
+
+    Its name.
+    """
     name = graph.fresh(name)
     kind = helper.np_dtype_to_tensor_dtype(array.dtype)
-    graph.initializers[name] = helper.make_tensor(name, kind, array.shape, array.reshape(-1).tolist())
+    graph.initializers[name] = helper.make_tensor(
+        name,
+        kind,
+        array.shape,
+        array.reshape(-1).tolist(),
+    )
     return name

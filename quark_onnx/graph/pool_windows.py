@@ -1,4 +1,6 @@
-"""Where the windows of a pool end that may hang over its input (ONNX specification: MaxPool, AveragePool)."""
+"""Where the windows of a pool end that may hang over its input (ONNX specification: MaxPool,
+AveragePool).
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,8 @@ POOLS = ("MaxPool", "AveragePool")
 
 
 def overhang(size: int, before: int, after: int, reach: int, stride: int) -> int:
-    """By how much the last window hangs over with ``ceil_mode``. There is none that begins in the padding behind the
-    input.
+    """By how much the last window hangs over with ``ceil_mode``. There is none that begins in the
+    padding behind the input.
 
     Args:
         size: of an axis of the input.
@@ -32,9 +34,12 @@ def _last(room: int, stride: int) -> int:
     return -(-room // stride) * stride
 
 
-def without_those_in_padding(node: NodeProto, shape: Sequence[int | str | None]) -> bool:
-    """Give a pool pads in the place of ``ceil_mode`` where a window would begin in the padding, which onnx counts and
-    runtimes do not; whether it was so.
+def without_those_in_padding(
+    node: NodeProto,
+    shape: Sequence[int | str | None],
+) -> bool:
+    """Give a pool pads in the place of ``ceil_mode`` where a window would begin in the padding,
+    which onnx counts and runtimes do not; whether it was so.
 
     Args:
         shape: of what it reads.
@@ -45,15 +50,32 @@ def without_those_in_padding(node: NodeProto, shape: Sequence[int | str | None])
     taps = own.get("kernel_shape", ())
     rank, sizes = len(taps), [size for size in shape[2:] if isinstance(size, int)]
     pads = list(own.get("pads", [0] * 2 * rank))
-    strides, dilations = (own.get(name, [1] * rank) for name in ("strides", "dilations"))
-    if not len(sizes) == len(strides) == len(dilations) == rank or len(pads) != 2 * rank or 0 in strides:
+    strides, dilations = (
+        own.get(name, [1] * rank) for name in ("strides", "dilations")
+    )
+    if (
+        not len(sizes) == len(strides) == len(dilations) == rank
+        or len(pads) != 2 * rank
+        or 0 in strides
+    ):
         return False
-    reaches = [(count - 1) * dilation + 1 for count, dilation in zip(taps, dilations, strict=True)]
+    reaches = [
+        (count - 1) * dilation + 1
+        for count, dilation in zip(taps, dilations, strict=True)
+    ]
     rows = list(zip(sizes, pads, pads[rank:], reaches, strides, strict=False))
     if not any(_last(sum(row[:3]) - row[3], row[4]) >= row[0] + row[1] for row in rows):
         return False
-    replaced = {"pads": pads[:rank] + [row[2] + overhang(*row) for row in rows], "ceil_mode": 0}
+    replaced = {
+        "pads": pads[:rank] + [row[2] + overhang(*row) for row in rows],
+        "ceil_mode": 0,
+    }
     kept = [each for each in node.attribute if each.name not in (*replaced, "auto_pad")]
     del node.attribute[:]
-    node.attribute.extend([*kept, *(helper.make_attribute(name, value) for name, value in replaced.items())])
+    node.attribute.extend(
+        [
+            *kept,
+            *(helper.make_attribute(name, value) for name, value in replaced.items()),
+        ],
+    )
     return True

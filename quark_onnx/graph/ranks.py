@@ -1,4 +1,4 @@
-"""Ranks of what nodes read, and the axes that they name, checked before rules index shapes by them."""
+"""Ranks of what nodes read, and the axes that they name, checked before rules index shapes by them."""  # noqa: E501
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from onnx import AttributeProto, GraphProto, NodeProto
 from quark_onnx.errors import ModelError
 from quark_onnx.graph.node import STANDARD_DOMAINS, subgraphs
 
-#: Operators whose attribute ``axis`` names an axis of the first input. Not QuantizeLinear and DequantizeLinear, which
-#: ignore it where the scale is a scalar.
+#: Operators whose attribute ``axis`` names an axis of the first input. Not QuantizeLinear and
+#: DequantizeLinear, which ignore it where the scale is a scalar.
 _AXIS = frozenset(
     """ArgMax ArgMin Compress Concat Flatten Gather GatherElements Hardmax LayerNormalization LogSoftmax LpNormalization
-    Scatter ScatterElements Softmax Split TopK""".split()  # noqa: SIM905  (a list is thrice as long)
+    Scatter ScatterElements Softmax Split TopK""".split(),  # noqa: E501, SIM905
 )
 #: Operators whose attribute ``axes`` does.
 _AXES = frozenset(
     """ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum
-    ReduceSumSquare Squeeze""".split()  # noqa: SIM905
+    ReduceSumSquare Squeeze""".split(),  # noqa: E501, SIM905
 )
 
 
@@ -35,7 +35,8 @@ _RANKS: dict[str, dict[int, tuple[int, int]]] = {
 
 
 def check_ranks(graph: GraphProto, around: Mapping[str, int] | None = None) -> None:
-    """Check that what nodes read has a rank that they take, and the axes that they name, as far as ranks are known.
+    """Check that what nodes read has a rank that they take, and the axes that they name, as far as
+    ranks are known.
 
     onnxruntime refuses what has not. Rules look at shapes before a session does.
 
@@ -65,8 +66,17 @@ def _check_inputs(node: NodeProto, ranks: Mapping[str, int]) -> None:
     for place, (least, greatest) in _RANKS.get(node.op_type, {}).items():
         name = node.input[place] if place < len(node.input) else ""
         if name in ranks and not least <= ranks[name] <= greatest:
-            takes = f"{least} or more" if greatest == _ANY else f"{least} to {greatest}" if least < greatest else least
-            raise ModelError(f"{_called(node)}: its input {name!r} has the rank {ranks[name]}; it takes {takes}")
+            takes = (
+                f"{least} or more"
+                if greatest == _ANY
+                else f"{least} to {greatest}"
+                if least < greatest
+                else least
+            )
+            raise ModelError(
+                f"{_called(node)}: its input {name!r} has the rank {ranks[name]}; it"
+                f" takes {takes}",
+            )
 
 
 def _called(node: NodeProto) -> str:
@@ -76,13 +86,23 @@ def _called(node: NodeProto) -> str:
 def _check_axes(node: NodeProto, rank: int) -> None:
     for attribute in node.attribute:
         named = _named(node.op_type, attribute)
-        end = rank + 1 if node.op_type == "Flatten" else rank  # which may put all axes into the first of two
+        end = (
+            rank + 1 if node.op_type == "Flatten" else rank
+        )  # which may put all axes into the first of two
         wrong = [axis for axis in named if not -rank <= axis < max(end, 1)]
         if wrong:
-            raise ModelError(f"{_called(node)} names axis {wrong[0]}; {node.input[0]!r} has the rank {rank}")
-        if attribute.name == "perm" and node.op_type == "Transpose" and sorted(attribute.ints) != list(range(rank)):
             raise ModelError(
-                f"{_called(node)} has the permutation {list(attribute.ints)}; {node.input[0]!r} has the rank {rank}"
+                f"{_called(node)} names axis {wrong[0]}; {node.input[0]!r} has the rank"
+                f" {rank}",
+            )
+        if (
+            attribute.name == "perm"
+            and node.op_type == "Transpose"
+            and sorted(attribute.ints) != list(range(rank))
+        ):
+            raise ModelError(
+                f"{_called(node)} has the permutation {list(attribute.ints)};"
+                f" {node.input[0]!r} has the rank {rank}",
             )
 
 

@@ -1,4 +1,6 @@
-"""Readers: which nodes read a tensor, kept up to date one edge at a time, as a node may have thousands of inputs."""
+"""Readers: which nodes read a tensor, kept up to date one edge at a time, as a node may have
+thousands of inputs.
+"""
 
 from __future__ import annotations
 

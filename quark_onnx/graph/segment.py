@@ -26,7 +26,8 @@ def segment(
 
     Args:
         nodes: what computes them.
-        given: the tensors that it starts from, with a value each; types and ranks are those of the values.
+        given: the tensors that it starts from, with a value each; types and ranks are those of the
+            values.
         results: the tensors to compute; onnxruntime infers their types.
         sized: what is given has the sizes that the graph says, too, where its value has them.
     """
@@ -34,25 +35,36 @@ def segment(
     part = model.graph
     part.name = "segment"
     part.node.extend(node.to_proto() for node in nodes)
-    read = dict.fromkeys(name for node in nodes for name in (*node.inputs, *node.captures) if name)
+    read = dict.fromkeys(
+        name for node in nodes for name in (*node.inputs, *node.captures) if name
+    )
     for name in read:
         if name in given:
             part.input.append(_declared(graph, name, given[name], sized=sized))
         elif name in graph.initializers:
             part.initializer.append(graph.initializers[name])
-            part.input.extend(value for value in graph.inputs if value.name == name)  # a default is no constant
+            part.input.extend(
+                value for value in graph.inputs if value.name == name
+            )  # a default is no constant
     part.output.extend(ValueInfoProto(name=name) for name in results)
     model.ir_version = ir_version_for(model)
     return model
 
 
-def _declared(graph: Graph, name: str, value: NDArray[Any], *, sized: bool) -> ValueInfoProto:
+def _declared(
+    graph: Graph,
+    name: str,
+    value: NDArray[Any],
+    *,
+    sized: bool,
+) -> ValueInfoProto:
     kind = graph.elem_type(name)
     if kind == TensorProto.UNDEFINED:
         kind = helper.np_dtype_to_tensor_dtype(np.asarray(value).dtype)
     sizes: list[int | str | None] = [None] * np.ndim(value)
     if sized and len(said := graph.shape(name) or ()) == len(sizes):
         sizes = [
-            dim if dim == size or isinstance(dim, str) else None for dim, size in zip(said, value.shape, strict=True)
+            dim if dim == size or isinstance(dim, str) else None
+            for dim, size in zip(said, value.shape, strict=True)
         ]
     return helper.make_tensor_value_info(name, kind, sizes)

@@ -1,11 +1,13 @@
-"""Which tensors are shape arithmetic: values that say how large a tensor is or where its values lie.
+"""Which tensors are shape arithmetic: values that say how large a tensor is or where its values
+lie.
 
 Two properties decide, both of them for any operator:
 
-* *Origin*, forward: a tensor is computed from constants and sizes of tensors alone, from integers as well, or from a
-  signal. Integers that meet a learned table or weight, such as the table of an embedding, become a signal.
-* *Use*, backward: a tensor is read as a shape, a scale, a position, a count or a condition, or something is that is
-  computed from it.
+* *Origin*, forward: a tensor is computed from constants and sizes of tensors alone, from integers
+  as well, or from a signal. Integers that meet a learned table or weight, such as the table of an
+  embedding, become a signal.
+* *Use*, backward: a tensor is read as a shape, a scale, a position, a count or a condition, or
+  something is that is computed from it.
 """
 
 from __future__ import annotations
@@ -33,15 +35,41 @@ _SIZES = frozenset({"Shape", "Size", "SequenceLength"})
 #: Of a constant they read a table of a few values, too.
 _LOOKING_UP = frozenset({"Gather", "GatherElements", "GatherND"})
 _RANDOM = frozenset(
-    {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
+    {
+        "Bernoulli",
+        "Multinomial",
+        "RandomNormal",
+        "RandomNormalLike",
+        "RandomUniform",
+        "RandomUniformLike",
+    },
 )
 #: Operators of whose results the values decide how large they are.
 _COUNTING = frozenset(
-    {"Compress", "NonMaxSuppression", "NonZero", "StringSplit", "Unique", "com.microsoft::Unique"}
-    | {f"com.microsoft::{name}" for name in ("BeamSearch", "GreedySearch", "Sampling", "WhisperBeamSearch")}
+    {
+        "Compress",
+        "NonMaxSuppression",
+        "NonZero",
+        "StringSplit",
+        "Unique",
+        "com.microsoft::Unique",
+    }
+    | {
+        f"com.microsoft::{name}"
+        for name in ("BeamSearch", "GreedySearch", "Sampling", "WhisperBeamSearch")
+    },
 )
 #: Of operators of other domains it is not known whether they select values.
-_KNOWN_DOMAINS = frozenset({"", "ai.onnx.ml", "com.microsoft", "com.amd.quark", "com.vai.quantize", "quark_onnx"})
+_KNOWN_DOMAINS = frozenset(
+    {
+        "",
+        "ai.onnx.ml",
+        "com.microsoft",
+        "com.amd.quark",
+        "com.vai.quantize",
+        "quark_onnx",
+    },
+)
 
 _READ = "is read as a shape, a scale, a position or a condition"
 _WHY = {
@@ -54,12 +82,19 @@ _SIZE_ALONE = "is a few values computed from sizes of tensors alone"
 
 
 class ShapeArithmetic:
-    """The tensors of a graph that are shape arithmetic, and the outputs whose shape depends on data.
+    """The tensors of a graph that are shape arithmetic, and the outputs whose shape depends on
+    data.
 
     Built once by `of` for a graph with its bodies; `inside` is the view of a body.
     """
 
-    def __init__(self, reasons: dict[Tensor, str], shared: set[Tensor], sized: set[Tensor], path: Path = ()) -> None:
+    def __init__(
+        self,
+        reasons: dict[Tensor, str],
+        shared: set[Tensor],
+        sized: set[Tensor],
+        path: Path = (),
+    ) -> None:
         self._reasons = reasons
         self._shared = shared
         self._sized = sized
@@ -85,12 +120,18 @@ class ShapeArithmetic:
 
     def inside(self, body: Body) -> ShapeArithmetic:
         """The same for a body of the graph."""
-        return ShapeArithmetic(self._reasons, self._shared, self._sized, (*self._path, step(body)))
+        return ShapeArithmetic(
+            self._reasons,
+            self._shared,
+            self._sized,
+            (*self._path, step(body)),
+        )
 
     def reason(self, tensor: str) -> str:
         """Why a tensor is never quantized, whoever reads it; empty if it may be.
 
-        Integers that are not only read as a shape may be a signal elsewhere, such as the pixels of an image.
+        Integers that are not only read as a shape may be a signal elsewhere, such as the pixels of
+        an image.
         """
         key = (self._path, tensor)
         return "" if key in self._shared else self._reasons.get(key, "")
@@ -105,27 +146,36 @@ class ShapeArithmetic:
     def exact_inputs(self, node: Node, opset: int) -> dict[str, str]:
         """The inputs that a node has to read unrounded, whatever others read of them, and why."""
         names = {
-            node.inputs[index]: f"its reader {node.name} reads it as a shape" for index in control_inputs(node, opset)
+            node.inputs[index]: f"its reader {node.name} reads it as a shape"
+            for index in control_inputs(node, opset)
         }
         if why := self.computed_by(node):
             names |= {name: why for name in node.inputs if name}
         return names
 
     def sized_by_data(self, tensor: str) -> bool:
-        """Whether values of a signal decide the shape of a tensor, as in a detector that selects boxes."""
+        """Whether values of a signal decide the shape of a tensor, as in a detector that selects
+        boxes.
+        """
         return (self._path, tensor) in self._sized
 
 
-def _origins(operations: Operations, *, integers_stay_integers: bool) -> dict[Tensor, Origin]:
+def _origins(
+    operations: Operations,
+    *,
+    integers_stay_integers: bool,
+) -> dict[Tensor, Origin]:
     """The origin of each tensor that is computed.
 
     Args:
-        integers_stay_integers: an integer computed from a signal, such as the position of a maximum, counts as an
-            integer and not as a signal.
+        integers_stay_integers: an integer computed from a signal, such as the position of a
+            maximum, counts as an integer and not as a signal.
     """
     origins = dict.fromkeys(operations.constants, Origin.CONSTANTS)
     for tensor in operations.inputs - operations.constants:
-        origins[tensor] = Origin.INTEGERS if tensor in operations.integers else Origin.SIGNAL
+        origins[tensor] = (
+            Origin.INTEGERS if tensor in operations.integers else Origin.SIGNAL
+        )
     changed = True
     while changed:  # more than once only where a loop carries values to its next step
         changed = False
@@ -133,35 +183,55 @@ def _origins(operations: Operations, *, integers_stay_integers: bool) -> dict[Te
             origin = _origin(operation, operations, origins)
             for tensor in operation.outputs:
                 bounded = integers_stay_integers and tensor in operations.integers
-                new = max(min(origin, Origin.INTEGERS) if bounded else origin, origins.get(tensor, Origin.CONSTANTS))
+                new = max(
+                    min(origin, Origin.INTEGERS) if bounded else origin,
+                    origins.get(tensor, Origin.CONSTANTS),
+                )
                 changed |= origins.get(tensor) != new
                 origins[tensor] = new
     return origins
 
 
-def _origin(operation: Operation, operations: Operations, origins: dict[Tensor, Origin]) -> Origin:
+def _origin(
+    operation: Operation,
+    operations: Operations,
+    origins: dict[Tensor, Origin],
+) -> Origin:
     if operation.kind in _SIZES:
         return Origin.SIZES
     if operation.kind in _RANDOM or operation.kind in DEQUANTIZE:
         return Origin.SIGNAL
-    origin = max((origins.get(tensor, Origin.CONSTANTS) for tensor in operation.inputs), default=Origin.CONSTANTS)
+    origin = max(
+        (origins.get(tensor, Origin.CONSTANTS) for tensor in operation.inputs),
+        default=Origin.CONSTANTS,
+    )
     learned = not operations.learned.isdisjoint(operation.inputs)
     if operation.kind in _LOOKING_UP and operation.inputs[0] in operations.tables:
         learned = True
     return Origin.SIGNAL if learned and origin > Origin.CONSTANTS else origin
 
 
-def _read_as_shapes(operations: Operations, origins: dict[Tensor, Origin]) -> set[Tensor]:
-    """The tensors that are read as shapes and are no signal of many values, by way of any operators."""
+def _read_as_shapes(
+    operations: Operations,
+    origins: dict[Tensor, Origin],
+) -> set[Tensor]:
+    """The tensors that are read as shapes and are no signal of many values, by way of any
+    operators.
+    """
     producers = defaultdict[Tensor, list[Operation]](list)
     for operation in operations.sequence:
         for tensor in operation.outputs:
             producers[tensor].append(operation)
-    todo = [tensor for operation in operations.sequence for tensor in operation.controls]
+    todo = [
+        tensor for operation in operations.sequence for tensor in operation.controls
+    ]
     found = set[Tensor]()
     while todo:
         tensor = todo.pop()
-        exact = origins.get(tensor, Origin.CONSTANTS) < Origin.SIGNAL or tensor in operations.flat
+        exact = (
+            origins.get(tensor, Origin.CONSTANTS) < Origin.SIGNAL
+            or tensor in operations.flat
+        )
         if tensor in found or not exact:
             continue
         found.add(tensor)
@@ -181,11 +251,16 @@ def _sized_by_data(operations: Operations, raw: dict[Tensor, Origin]) -> set[Ten
             if sized.issuperset(operation.outputs):
                 continue
             counted = operation.controls
-            if operation.kind in _COUNTING or operation.kind.rpartition("::")[0] not in _KNOWN_DOMAINS:
+            if (
+                operation.kind in _COUNTING
+                or operation.kind.rpartition("::")[0] not in _KNOWN_DOMAINS
+            ):
                 counted = operation.inputs
             elif operation.kind in KEEPS_SIZE:
                 counted = ()
-            if any(raw.get(tensor) is Origin.SIGNAL for tensor in counted) or not sized.isdisjoint(operation.inputs):
+            if any(
+                raw.get(tensor) is Origin.SIGNAL for tensor in counted
+            ) or not sized.isdisjoint(operation.inputs):
                 sized.update(operation.outputs)
                 changed = True
     return sized - operations.static

@@ -1,4 +1,7 @@
-"""Types and shapes of tensors, as far as they can be inferred. Failing to infer is never an error."""
+"""Types and shapes of tensors, as far as they can be inferred.
+
+Failing to infer is never an error.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,13 @@ from quark_onnx.graph.pool_windows import POOLS, without_those_in_padding
 
 logger = logging.getLogger(__name__)
 
-#: The contents of initializers above this size in bytes do not matter for shapes; leaving them out makes large models
-#: cheap.
+#: The contents of initializers above this size in bytes do not matter for shapes; leaving them out
+#: makes large models cheap.
 LARGE = 4096
 #: Elements of a vector beyond which onnx's data propagation is left out.
 _LONG = 1 << 20
-#: Operators of com.microsoft and of AMD's domains, and those that onnx infers alike and knows at any opset.
+#: Operators of com.microsoft and of AMD's domains, and those that onnx infers alike and knows at
+#: any opset.
 _TWINS = {
     "QuantizeLinear": "QuantizeLinear",
     "DequantizeLinear": "DequantizeLinear",
@@ -34,7 +38,9 @@ _TWINS = {
     "BFPFixNeuron": "Identity",
     "MXFixNeuron": "Identity",
 }
-_DOMAINS = frozenset({"com.microsoft", "com.amd.quark", "com.vai.quantize", "quark_onnx"})
+_DOMAINS = frozenset(
+    {"com.microsoft", "com.amd.quark", "com.vai.quantize", "quark_onnx"},
+)
 
 
 def is_static(shape: Sequence[int | str | None] | None) -> bool:
@@ -46,7 +52,10 @@ def is_static(shape: Sequence[int | str | None] | None) -> bool:
     return shape is not None and all(isinstance(size, int) for size in shape)
 
 
-def infer_values(skeleton: ModelProto, initializers: Iterable[TensorProto]) -> dict[str, ValueInfoProto]:
+def infer_values(
+    skeleton: ModelProto,
+    initializers: Iterable[TensorProto],
+) -> dict[str, ValueInfoProto]:
     """Types and shapes of the tensors that a model's nodes compute, by name.
 
     Args:
@@ -58,7 +67,11 @@ def infer_values(skeleton: ModelProto, initializers: Iterable[TensorProto]) -> d
         if tensor_bytes(tensor) <= LARGE:
             skeleton.graph.initializer.append(tensor)
         elif tensor.name not in declared:
-            value = helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+            value = helper.make_tensor_value_info(
+                tensor.name,
+                tensor.data_type,
+                tensor.dims,
+            )
             skeleton.graph.input.append(value)
     for node in skeleton.graph.node:
         if node.domain in _DOMAINS and node.op_type in _TWINS:
@@ -72,8 +85,13 @@ def infer_values(skeleton: ModelProto, initializers: Iterable[TensorProto]) -> d
 
 
 def import_all(model: ModelProto) -> None:
-    """Import the domains of all nodes: inference gives up on the whole model over one that is missing."""
-    known = {"" if entry.domain in STANDARD_DOMAINS else entry.domain for entry in model.opset_import}
+    """Import the domains of all nodes: inference gives up on the whole model over one that is
+    missing.
+    """
+    known = {
+        "" if entry.domain in STANDARD_DOMAINS else entry.domain
+        for entry in model.opset_import
+    }
     todo, found = [model.graph], set[str]()
     while todo:
         for node in todo.pop().node:
@@ -91,20 +109,30 @@ def _inferred(model: ModelProto) -> dict[str, ValueInfoProto]:
             break
         try:
             inferred = onnx.shape_inference.infer_shapes(model, data_prop=propagate)
-        except Exception as error:  # several unrelated types, and custom operators may raise anything
+        except (
+            Exception
+        ) as error:  # several unrelated types, and custom operators may raise anything
             logger.debug("shape inference (data_prop=%s) failed: %s", propagate, error)
         else:
-            values = {value.name: value for value in (*inferred.graph.value_info, *inferred.graph.output)}
+            values = {
+                value.name: value
+                for value in (*inferred.graph.value_info, *inferred.graph.output)
+            }
     return values
 
 
 def open_negative_sizes(graph: GraphProto) -> None:
     """Leave negative dimensions open, in bodies too; some exporters declare unknown ones as -1.
 
-    onnx 1.23 infers the shape of a Slice of such a tensor by ``std::clamp`` between 0 and -1, which ends the process.
+    onnx 1.23 infers the shape of a Slice of such a tensor by ``std::clamp`` between 0 and -1, which
+    ends the process.
     """
     for value in (*graph.input, *graph.output, *graph.value_info):
-        for dim in value.type.tensor_type.shape.dim if value.type.HasField("tensor_type") else ():
+        for dim in (
+            value.type.tensor_type.shape.dim
+            if value.type.HasField("tensor_type")
+            else ()
+        ):
             if dim.dim_value < 0:
                 dim.Clear()
     for node in graph.node:
@@ -115,25 +143,44 @@ def open_negative_sizes(graph: GraphProto) -> None:
 def has_long_vector(values: Iterable[ValueInfoProto]) -> bool:
     """Whether a tensor of one axis is so long that data propagation would exhaust memory.
 
-    onnx 1.23 takes it for a shape, and allocates some 50 bytes for each of its elements, whatever its type.
+    onnx 1.23 takes it for a shape, and allocates some 50 bytes for each of its elements, whatever
+    its type.
     """
     shapes = (value.type.tensor_type.shape.dim for value in values)
     return any(len(dims) == 1 and dims[0].dim_value > _LONG for dims in shapes)
 
 
-def _has_too_many_windows(model: ModelProto, values: Mapping[str, ValueInfoProto]) -> bool:
-    """Whether there is a pool of which onnx counts windows that runtimes do not; the first one is mended."""
-    pools = (node for node in model.graph.node if node.op_type in POOLS and not node.domain)
+def _has_too_many_windows(
+    model: ModelProto,
+    values: Mapping[str, ValueInfoProto],
+) -> bool:
+    """Whether there is a pool of which onnx counts windows that runtimes do not.
+
+    The first one is mended.
+    """
+    pools = (
+        node for node in model.graph.node if node.op_type in POOLS and not node.domain
+    )
     known = {value.name: value for value in model.graph.input} | dict(values)
     return any(
-        without_those_in_padding(node, sizes_of(known[node.input[0]])) for node in pools if node.input[0] in known
+        without_those_in_padding(node, sizes_of(known[node.input[0]]))
+        for node in pools
+        if node.input[0] in known
     )
 
 
 def sizes_of(value: ValueInfoProto) -> tuple[int | str | None, ...]:
-    """The sizes of a tensor, those that are not known as their names or None; none of an unknown shape."""
+    """The sizes of a tensor, those that are not known as their names or None.
+
+    None of an unknown shape.
+    """
     dims = value.type.tensor_type.shape.dim
-    return tuple(d.dim_value if d.HasField("dim_value") and d.dim_value >= 0 else d.dim_param or None for d in dims)
+    return tuple(
+        d.dim_value
+        if d.HasField("dim_value") and d.dim_value >= 0
+        else d.dim_param or None
+        for d in dims
+    )
 
 
 #: The IR version that brought a type.
@@ -153,6 +200,10 @@ _IR_VERSIONS = {
 
 
 def ir_version_for(model: ModelProto) -> int:
-    """Return the IR version of a model, or the first one that has all types of its constants if that is higher."""
+    """Return the IR version of a model, or the first one that has all types of its constants if
+    that is higher.
+    """
     types = {tensor.data_type for tensor in initializers(model.graph)}
-    return max([model.ir_version, *(_IR_VERSIONS.get(elem_type, 1) for elem_type in types)])
+    return max(
+        [model.ir_version, *(_IR_VERSIONS.get(elem_type, 1) for elem_type in types)],
+    )

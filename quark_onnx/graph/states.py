@@ -1,7 +1,7 @@
 """Recurrent state through the interface: outputs of one step that are inputs of the next one.
 
-Names and declared shapes decide, as nothing in an ONNX file says it. A key-value cache that grows by a step
-(past: N, present: N + 1) is no state of this kind.
+Names and declared shapes decide, as nothing in an ONNX file says it. A key-value cache that grows
+by a step (past: N, present: N + 1) is no state of this kind.
 """
 
 from __future__ import annotations
@@ -16,11 +16,27 @@ from quark_onnx.graph.traversal import reach
 
 #: Words that name a state, and words that say which of both sides of a step a tensor is on.
 _STATE = frozenset(
-    {"state", "states", "hidden", "cell", "cache", "cached", "mem", "memory", "carry", "context", "ctx"}
-    | {"rnn", "lstm", "gru", "recurrent", "h", "c", "hx", "cx", "past", "present"}
+    {
+        "state",
+        "states",
+        "hidden",
+        "cell",
+        "cache",
+        "cached",
+        "mem",
+        "memory",
+        "carry",
+        "context",
+        "ctx",
+    }
+    | {"rnn", "lstm", "gru", "recurrent", "h", "c", "hx", "cx", "past", "present"},
 )
-_BEFORE = frozenset({"in", "input", "past", "prev", "previous", "old", "last", "init", "initial", "i"})
-_AFTER = frozenset({"out", "output", "present", "next", "new", "n", "o", "cur", "current", "updated"})
+_BEFORE = frozenset(
+    {"in", "input", "past", "prev", "previous", "old", "last", "init", "initial", "i"},
+)
+_AFTER = frozenset(
+    {"out", "output", "present", "next", "new", "n", "o", "cur", "current", "updated"},
+)
 #: A name and its side in one short word: h0 and hn, r1i and r1o.
 _SHORT = re.compile(r"([a-z]\d*)(n|i|o|in|out|0)")
 
@@ -58,7 +74,9 @@ class _Words:
     @classmethod
     def of(cls, name: str) -> _Words:
         stem, sides, state = list[str](), set[str](), False
-        parted = re.sub(r"([a-z])([A-Z])", r"\1_\2", name).lower().replace("key_values", "")
+        parted = (
+            re.sub(r"([a-z])([A-Z])", r"\1_\2", name).lower().replace("key_values", "")
+        )
         for word in re.split(r"[^a-z0-9]+", parted):
             state |= word in _STATE
             if word in _BEFORE | _AFTER:
@@ -72,15 +90,22 @@ class _Words:
             if word:
                 stem.append(word.removesuffix("s") if word in _STATE else word)
         pure = state and all(word in _STATE or word.isdigit() for word in stem)
-        return cls(tuple(stem), bool(sides & _BEFORE), bool(sides & _AFTER), state, pure)
+        return cls(
+            tuple(stem),
+            bool(sides & _BEFORE),
+            bool(sides & _AFTER),
+            state,
+            pure,
+        )
 
 
 def states(graph: Graph) -> list[State]:
     """Return the recurrent states of a graph, in the order of its inputs.
 
-    An output is the next value of an input if it has its type and, as far as it is declared, its shape, depends on it,
-    and has its name but for words such as ``past`` and ``present``, ``in`` and ``out``, ``0`` and ``n``. Inputs that
-    are named as states alone and have no such output go with the last outputs that are left, in their order.
+    An output is the next value of an input if it has its type and, as far as it is declared, its
+    shape, depends on it, and has its name but for words such as ``past`` and ``present``, ``in``
+    and ``out``, ``0`` and ``n``. Inputs that are named as states alone and have no such output go
+    with the last outputs that are left, in their order.
 
     A model whose only inputs are states has no steps, and so no states.
     """
@@ -90,20 +115,38 @@ def states(graph: Graph) -> list[State]:
     found = dict[str, str]()
     for name in inputs:
         free = (output for output in outputs if output not in found.values())
-        match = (o for o in free if _named_alike(words[name], words[o]) and _follows(graph, name, o))
+        match = (
+            o
+            for o in free
+            if _named_alike(words[name], words[o]) and _follows(graph, name, o)
+        )
         if (output := next(match, None)) is not None:
             found[name] = output
-    rest = [name for name in inputs if name not in found and words[name].pure and not words[name].after]
-    left = [name for name in outputs if name not in found.values() and not words[name].before]
+    rest = [
+        name
+        for name in inputs
+        if name not in found and words[name].pure and not words[name].after
+    ]
+    left = [
+        name
+        for name in outputs
+        if name not in found.values() and not words[name].before
+    ]
     left = left[-len(rest) :] if rest else []
-    if len(rest) == len(left) and all(_follows(graph, *pair) for pair in zip(rest, left, strict=True)):
+    if len(rest) == len(left) and all(
+        _follows(graph, *pair) for pair in zip(rest, left, strict=True)
+    ):
         found |= dict(zip(rest, left, strict=True))
     signals = set(inputs) - set(found)
-    return [State(name, found[name]) for name in inputs if name in found] if signals else []
+    return (
+        [State(name, found[name]) for name in inputs if name in found]
+        if signals
+        else []
+    )
 
 
 def _named_alike(before: _Words, after: _Words) -> bool:
-    """Return whether two names differ in the side of a step alone, and say that they are a state."""
+    """Return whether two names differ in the side of a step alone, and say that they are a state."""  # noqa: E501
     if (before.after and not before.before) or (after.before and not after.after):
         return False  # as last_hidden_state, which is no input of a next step
     paired = bool(before.stem) and before.before and after.after
@@ -111,11 +154,15 @@ def _named_alike(before: _Words, after: _Words) -> bool:
 
 
 def _follows(graph: Graph, before: str, after: str) -> bool:
-    """Return whether an output may be the next value of an input: float, of its shape, and computed from it."""
+    """Return whether an output may be the next value of an input: float, of its shape, and computed
+    from it.
+    """
     if {graph.elem_type(before), graph.elem_type(after)} != {int(TensorProto.FLOAT)}:
         return False
     old, new = graph.shape(before), graph.shape(after)
-    if not old or (new is not None and not (len(old) == len(new) and all(map(_alike, old, new)))):
+    if not old or (
+        new is not None and not (len(old) == len(new) and all(map(_alike, old, new)))
+    ):
         return False
     producer = graph.producer(after)
     upstream = reach([producer] if producer is not None else [], graph.leaders)

@@ -29,10 +29,15 @@ class Store:
     """A temporary file that grows; it lasts until ``close``."""
 
     def __init__(self, near: Path | None = None) -> None:
-        """``near``: a file that will be written; without it the system's folder for temporary files is used."""
+        """``near``: a file that will be written.
+
+        Without it the system's folder for temporary files is used.
+        """
         folder = Path(gettempdir())
         if near is not None:
-            folder = next(parent for parent in near.absolute().parents if parent.exists())
+            folder = next(
+                parent for parent in near.absolute().parents if parent.exists()
+            )
         self._near = near
         with self._writing():
             self._folder = ScratchFolder(folder, "weights")
@@ -44,23 +49,38 @@ class Store:
             return numpy_helper.from_array(array, name)
         return self.put_parts(name, array.shape, [array])
 
-    def put_parts(self, name: str, shape: tuple[int, ...], parts: Iterable[NDArray[Any]]) -> TensorProto:
+    def put_parts(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        parts: Iterable[NDArray[Any]],
+    ) -> TensorProto:
         """A tensor whose values come a part at a time, in the order of the array."""
         length, kind = 0, int(TensorProto.FLOAT)
         with self._writing(), self._path.open("ab") as file:
             offset = file.seek(0, os.SEEK_END)
             offset += file.write(bytes(-offset % PAGE))
             for part in parts:
-                proto = numpy_helper.from_array(part)  # which packs what is less than a byte
+                proto = numpy_helper.from_array(
+                    part,
+                )  # which packs what is less than a byte
                 kind, length = proto.data_type, length + file.write(proto.raw_data)
         tensor = TensorProto(name=name, data_type=kind, dims=shape)
         locate(tensor, self._path, offset, length)
         return tensor
 
-    def converted(self, tensor: TensorProto, source: NDArray[Any], dtype: type[Any]) -> TensorProto:
+    def converted(
+        self,
+        tensor: TensorProto,
+        source: NDArray[Any],
+        dtype: type[Any],
+    ) -> TensorProto:
         """A tensor of another type, a part at a time."""
         flat, step = source.reshape(-1), _PART
-        parts = (flat[start : start + step].astype(dtype) for start in range(0, flat.size, step))
+        parts = (
+            flat[start : start + step].astype(dtype)
+            for start in range(0, flat.size, step)
+        )
         return self.put_parts(tensor.name, tuple(tensor.dims), parts)
 
     def close(self) -> None:
@@ -73,9 +93,15 @@ class Store:
         try:
             yield
         except OSError as error:
-            place = f"the folder of {self._near}" if self._near else f"the temporary folder {gettempdir()} (see TMPDIR)"
+            place = (
+                f"the folder of {self._near}"
+                if self._near
+                else f"the temporary folder {gettempdir()} (see TMPDIR)"
+            )
             reason = error.strerror or error
-            raise ModelError(f"weights cannot be worked on in {place}: {reason}") from error
+            raise ModelError(
+                f"weights cannot be worked on in {place}: {reason}",
+            ) from error
 
 
 def store_for(model: ModelProto, near: Path | None) -> Store | None:

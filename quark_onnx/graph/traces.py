@@ -16,9 +16,12 @@ _BESIDE = frozenset({"namespace"})
 
 
 def drop_traces(model: ModelProto) -> int:
-    """Drop stack traces, module names and signatures of torch's exporter in place; return how many bytes they were.
+    """Drop stack traces, module names and signatures of torch's exporter in place.
 
-    They stand in ``metadata_props`` of the model, graphs, functions, nodes, values and tensors. Other keys stay.
+    Return how many bytes they were.
+
+    They stand in ``metadata_props`` of the model, graphs, functions, nodes, values and tensors.
+    Other keys stay.
 
     >>> from onnx import helper
     >>> node = helper.make_node("Relu", ["x"], ["y"])

@@ -23,7 +23,10 @@ def copy_fields(source: Message, target: Message, *, but: str) -> None:
             setattr(target, field.name, value)
 
 
-def reach(start: Iterable[Node], step: Callable[[Node], Iterable[Node]]) -> dict[Node, None]:
+def reach(
+    start: Iterable[Node],
+    step: Callable[[Node], Iterable[Node]],
+) -> dict[Node, None]:
     """Every node that repeated steps lead to, ``start`` included, as an ordered set."""
     seen = dict.fromkeys(start)
     todo = list(seen)
@@ -35,7 +38,10 @@ def reach(start: Iterable[Node], step: Callable[[Node], Iterable[Node]]) -> dict
     return seen
 
 
-def in_order(nodes: Iterable[Node], leaders: Callable[[Node], Iterable[Node]]) -> list[Node]:
+def in_order(
+    nodes: Iterable[Node],
+    leaders: Callable[[Node], Iterable[Node]],
+) -> list[Node]:
     """The nodes in topological order, as near to the present order as possible.
 
     Raises:
@@ -55,7 +61,9 @@ def in_order(nodes: Iterable[Node], leaders: Callable[[Node], Iterable[Node]]) -
                 order.append(node)
                 continue
             if node in path:
-                raise ModelError(f"the graph has a cycle through node {node.name!r} ({node.op_type})")
+                raise ModelError(
+                    f"the graph has a cycle through node {node.name!r} ({node.op_type})",
+                )
             path.add(node)
             stack.append((node, True))
             stack += [(other, False) for other in leaders(node) if other not in done]

@@ -1,7 +1,8 @@
 """Variadic inputs and outputs, such as those of Max and Split: each must have a name.
 
-An empty name stands for an omitted optional input or output. A variadic one cannot be omitted, but no checker says so,
-and onnxruntime (seen in 1.32) reads the missing tensor of a Max, Einsum, Split, Loop or QLinearConcat and crashes.
+An empty name stands for an omitted optional input or output. A variadic one cannot be omitted, but
+no checker says so, and onnxruntime (seen in 1.32) reads the missing tensor of a Max, Einsum, Split,
+Loop or QLinearConcat and crashes.
 """
 
 from __future__ import annotations
@@ -15,8 +16,12 @@ from quark_onnx.errors import ModelError
 from quark_onnx.graph.node import STANDARD_DOMAINS, subgraphs
 
 _VARIADIC = onnx.defs.OpSchema.FormalParameterOption.Variadic
-#: The first variadic input of operators that onnx does not know, by domain and type: onnxruntime's ContribOperators.md.
-_CONTRIBUTED = {("com.microsoft", "QLinearConcat"): 2, ("com.microsoft", "IsAllFinite"): 0}
+#: The first variadic input of operators that onnx does not know, by domain and type: onnxruntime's
+#: ContribOperators.md.
+_CONTRIBUTED = {
+    ("com.microsoft", "QLinearConcat"): 2,
+    ("com.microsoft", "IsAllFinite"): 0,
+}
 #: The largest version that onnx's look-up takes; it finds the newest schema up to it.
 _NEWEST = 2**31 - 1
 
@@ -24,18 +29,25 @@ Operator = tuple[str, str]
 
 
 def check_variadic(model: ModelProto) -> None:
-    """Check that every variadic input and output of a model has a name, also in subgraphs and functions.
+    """Check that every variadic input and output of a model has a name, also in subgraphs and
+    functions.
 
     Raises:
         ModelError: one has none; the message names node, operator and position.
     """
-    functions = {(_domain(function.domain), function.name) for function in model.functions}
+    functions = {
+        (_domain(function.domain), function.name) for function in model.functions
+    }
     _check(model.graph.node, model.opset_import, functions)
     for function in model.functions:
         _check(function.node, function.opset_import, functions)
 
 
-def _check(nodes: Iterable[NodeProto], imports: Sequence[OperatorSetIdProto], functions: set[Operator]) -> None:
+def _check(
+    nodes: Iterable[NodeProto],
+    imports: Sequence[OperatorSetIdProto],
+    functions: set[Operator],
+) -> None:
     """Check some nodes and those in their subgraphs."""
     opsets = {_domain(entry.domain): entry.version for entry in imports}
     todo = list(nodes)
@@ -48,23 +60,37 @@ def _check(nodes: Iterable[NodeProto], imports: Sequence[OperatorSetIdProto], fu
         if (_domain(node.domain), node.op_type) in functions:
             continue  # its inputs are all optional
         first_input, first_output = _first_variadic(node, opsets)
-        for what, names, first in (("input", node.input, first_input), ("output", node.output, first_output)):
+        for what, names, first in (
+            ("input", node.input, first_input),
+            ("output", node.output, first_output),
+        ):
             _require_names(node, what, names, first)
 
 
-def _require_names(node: NodeProto, what: str, names: Sequence[str], first: int | None) -> None:
+def _require_names(
+    node: NodeProto,
+    what: str,
+    names: Sequence[str],
+    first: int | None,
+) -> None:
     if first is None or "" not in names[first:]:
         return
     position = first + list(names[first:]).index("")
     name = node.name or next(filter(None, node.output), "")
     raise ModelError(
-        f"node {name!r} ({node.op_type}): the name of {what} {position} is empty. It is one of the variadic {what}s, "
-        "which cannot be omitted; remove it from the node, or name the tensor"
+        f"node {name!r} ({node.op_type}): the name of {what} {position} is empty. It is"
+        f" one of the variadic {what}s, which cannot be omitted; remove it from the"
+        " node, or name the tensor",
     )
 
 
-def _first_variadic(node: NodeProto, opsets: Mapping[str, int]) -> tuple[int | None, int | None]:
-    """Return the positions of the first variadic input and output of an operator, None where it has none."""
+def _first_variadic(
+    node: NodeProto,
+    opsets: Mapping[str, int],
+) -> tuple[int | None, int | None]:
+    """Return the positions of the first variadic input and output of an operator, None where it has
+    none.
+    """
     domain = _domain(node.domain)
     version = min(opsets.get(domain, _NEWEST), _NEWEST)
     try:
@@ -74,7 +100,9 @@ def _first_variadic(node: NodeProto, opsets: Mapping[str, int]) -> tuple[int | N
     return _last_if_variadic(schema.inputs), _last_if_variadic(schema.outputs)
 
 
-def _last_if_variadic(parameters: Sequence[onnx.defs.OpSchema.FormalParameter]) -> int | None:
+def _last_if_variadic(
+    parameters: Sequence[onnx.defs.OpSchema.FormalParameter],
+) -> int | None:
     """Return the position of the last parameter if it is variadic: no other one may be."""
     if not parameters or parameters[-1].option != _VARIADIC:
         return None

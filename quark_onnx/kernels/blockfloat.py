@@ -1,9 +1,12 @@
-"""Formats whose values share an exponent, block by block: block floating point (BFP) and microscaling (MX).
+"""Formats whose values share an exponent, block by block: block floating point (BFP) and
+microscaling (MX).
 
-Follows the OCP Microscaling Formats (MX) Specification 1.0, section 6.3, and the operators BFPQuantizeDequantize and
-MXQuantizeDequantize of the domain ``com.amd.quark``: their results, bit for bit, but that a zero here is always +0.
+Follows the OCP Microscaling Formats (MX) Specification 1.0, section 6.3, and the operators
+BFPQuantizeDequantize and MXQuantizeDequantize of the domain ``com.amd.quark``: their results, bit
+for bit, but that a zero here is always +0.
 
-Everything is computed in float64, where scaling float32 values by powers of two and rounding them is exact.
+Everything is computed in float64, where scaling float32 values by powers of two and rounding them
+is exact.
 """
 
 from __future__ import annotations
@@ -37,16 +40,19 @@ ELEMENTS: dict[str, MiniFloat] = {
 LEAST_EXPONENT = -127
 #: Bits of a block floating-point format that are no mantissa: the shared exponent and the sign.
 EXPONENT_AND_SIGN = 9
-#: A mantissa has at most as many bits as that of a float32 and its hidden one, less one for the sign.
+#: A mantissa has at most as many bits as that of a float32 and its hidden one, less one for the
+#: sign.
 BIT_WIDTHS = range(EXPONENT_AND_SIGN + 1, EXPONENT_AND_SIGN + 24)
 #: Exponents of the scales that E8M0 stores, from -127 to 127.
 E8M0 = 127
-#: How the shared exponent of a microscaling block follows from its greatest magnitude; see ``threshold``.
+#: How the shared exponent of a microscaling block follows from its greatest magnitude; see
+#: ``threshold``.
 EXPONENTS = ("floor", "even", "ceil", "rceil")
-#: The rule of least error for each element type. A float whose exponents reach far below the greatest loses nothing by
-#: one more, so that nothing is clipped; E4M3 has no value between 448 and 512, where "even" still clips. E2M3 and E2M1
-#: lose small values by it, and are clipped where the greatest value is rounded to the last code anyway. The 64ths of
-#: int8 lose a bit for less than half a step.
+#: The rule of least error for each element type. A float whose exponents reach far below the
+#: greatest loses nothing by one more, so that nothing is clipped; E4M3 has no value between 448 and
+#: 512, where "even" still clips. E2M3 and E2M1 lose small values by it, and are clipped where the
+#: greatest value is rounded to the last code anyway. The 64ths of int8 lose a bit for less than
+#: half a step.
 LEAST_ERROR = {
     "fp8_e4m3": "rceil",
     "fp8_e5m2": "even",
@@ -62,12 +68,19 @@ _PART = 1 << 20
 
 
 def bfp(
-    x: ArrayLike, axis: int, *, bit_width: int = 16, block_size: int = 8, rounding_mode: int = HALF_EVEN
+    x: ArrayLike,
+    axis: int,
+    *,
+    bit_width: int = 16,
+    block_size: int = 8,
+    rounding_mode: int = HALF_EVEN,
 ) -> NDArray[np.float32]:
-    """What is left of ``x`` in block floating point: one exponent for each ``block_size`` values along ``axis``.
+    """What is left of ``x`` in block floating point: one exponent for each ``block_size`` values
+    along ``axis``.
 
-    A block's step is 2^(E - m + 1), with E the exponent of its greatest finite value and m = bit_width - 9; values are
-    rounded to whole steps and clipped to ±(2^m - 1) of them. NaN and infinities are passed on and not looked at.
+    A block's step is 2^(E - m + 1), with E the exponent of its greatest finite value and m =
+    bit_width - 9; values are rounded to whole steps and clipped to ±(2^m - 1) of them. NaN and
+    infinities are passed on and not looked at.
 
     Args:
         x: float32 of any shape, rank 1 at least; the last block along the axis may be incomplete.
@@ -94,7 +107,7 @@ def bfp(
     return _restored(np.where(finite, codes * step, blocks), shape, axis)
 
 
-def bfp_prime(
+def bfp_prime(  # noqa: PLR0913
     x: ArrayLike,
     axis: int,
     *,
@@ -104,10 +117,12 @@ def bfp_prime(
     sub_block_shift_bits: int = 1,
     rounding_mode: int = HALF_EVEN,
 ) -> NDArray[np.float32]:
-    """What is left of ``x`` in block floating point with finer steps for small sub-blocks: MX4, MX6 and MX9.
+    """What is left of ``x`` in block floating point with finer steps for small sub-blocks: MX4, MX6
+    and MX9.
 
-    A sub-block's step is that of its block (see ``bfp``), halved as often as its own greatest exponent is smaller, but
-    at most 2^sub_block_shift_bits - 1 times. Subnormal values become zero; a block with a NaN or an infinity is NaN.
+    A sub-block's step is that of its block (see ``bfp``), halved as often as its own greatest
+    exponent is smaller, but at most 2^sub_block_shift_bits - 1 times. Subnormal values become zero;
+    a block with a NaN or an infinity is NaN.
 
     Args:
         x: float32 of any shape, rank 1 at least; the last block along the axis may be incomplete.
@@ -129,19 +144,33 @@ def bfp_prime(
     """
     bits = _mantissa_bits(bit_width)
     if sub_block_size < 1 or block_size % sub_block_size:
-        raise ConfigError(f"sub-blocks of {sub_block_size} do not divide blocks of {block_size}")
+        raise ConfigError(
+            f"sub-blocks of {sub_block_size} do not divide blocks of {block_size}",
+        )
     blocks, shape = _blocks(x, axis, block_size)
     broken = ~np.isfinite(blocks).all(axis=-1, keepdims=True)
-    clean = np.where(broken | (np.abs(blocks) < np.finfo(np.float32).smallest_normal), 0.0, blocks)
-    parts = clean.reshape(*clean.shape[:-1], block_size // sub_block_size, sub_block_size)
+    clean = np.where(
+        broken | (np.abs(blocks) < np.finfo(np.float32).smallest_normal),
+        0.0,
+        blocks,
+    )
+    parts = clean.reshape(
+        *clean.shape[:-1],
+        block_size // sub_block_size,
+        sub_block_size,
+    )
     block = _exponent(clean)[..., None]
     shift = np.minimum(block - _exponent(parts), 2**sub_block_shift_bits - 1)
     step = _power(block - shift - bits + 1)
     codes = np.clip(to_integer(parts / step, rounding_mode), 1 - 2**bits, 2**bits - 1)
-    return _restored(np.where(broken, np.nan, (codes * step).reshape(clean.shape)), shape, axis)
+    return _restored(
+        np.where(broken, np.nan, (codes * step).reshape(clean.shape)),
+        shape,
+        axis,
+    )
 
 
-def mx(
+def mx(  # noqa: PLR0913
     x: ArrayLike,
     axis: int,
     element: str,
@@ -149,49 +178,70 @@ def mx(
     rounding_mode: int = HALF_EVEN,
     exponent: str = "floor",
 ) -> NDArray[np.float32]:
-    """What is left of ``x`` in a microscaling format: one power-of-two scale for each ``block_size`` values.
+    """What is left of ``x`` in a microscaling format: one power-of-two scale for each
+    ``block_size`` values.
 
-    The scale is 2^(E - emax), with E the exponent of the block's greatest finite value, as the specification has it;
-    or, by the other rules, twice that where this value is above a threshold. Theirs are scales that E8M0 can store,
-    from 2^-127 to 2^127; those of "floor" are not limited, as in AMD's operator. The elements are rounded half to even
-    and saturate. NaN and infinities are passed on and not looked at.
+    The scale is 2^(E - emax), with E the exponent of the block's greatest finite value, as the
+    specification has it; or, by the other rules, twice that where this value is above a threshold.
+    Theirs are scales that E8M0 can store, from 2^-127 to 2^127; those of "floor" are not limited,
+    as in AMD's operator. The elements are rounded half to even and saturate. NaN and infinities are
+    passed on and not looked at.
 
     Args:
         x: float32 of any shape, rank 1 at least; the last block along the axis may be incomplete.
         axis: where the blocks lie; negative counts from the end.
-        element: fp8_e5m2, fp8_e4m3, fp6_e3m2, fp6_e2m3, fp4_e2m1 or int8 (64ths, from -128 to 127 of them).
+        element: fp8_e5m2, fp8_e4m3, fp6_e3m2, fp6_e2m3, fp4_e2m1 or int8 (64ths, from -128 to 127
+            of them).
         block_size: how many values share a scale.
-        rounding_mode: for int8 only, where a tie goes: 0 away from zero, 1 up, 2 to the even integer.
+        rounding_mode: for int8 only, where a tie goes: 0 away from zero, 1 up, 2 to the even
+            integer.
         exponent: the rule by which the shared exponent is chosen, one of ``EXPONENTS``.
 
     Returns:
         float32, of x's shape.
 
     Raises:
-        ConfigError: the element, a rule or the rounding mode is unknown, or the axis or the block size makes no sense.
+        ConfigError: the element, a rule or the rounding mode is unknown, or the axis or the block
+            size makes no sense.
 
     >>> mx(np.float32([5.0, 2.5, -0.7, 0.1]), 0, "fp4_e2m1")
     array([ 4. ,  2. , -0.5,  0. ], dtype=float32)
     """
     if element != "int8" and element not in ELEMENTS:
-        raise ConfigError(f"MX element type {element!r} is unknown; use one of {', '.join([*ELEMENTS, 'int8'])}")
+        raise ConfigError(
+            f"MX element type {element!r} is unknown; use one of"
+            f" {', '.join([*ELEMENTS, 'int8'])}",
+        )
     if exponent not in EXPONENTS:
-        raise ConfigError(f"exponent rule {exponent!r} is unknown; use one of {', '.join(EXPONENTS)}")
+        raise ConfigError(
+            f"exponent rule {exponent!r} is unknown; use one of {', '.join(EXPONENTS)}",
+        )
     blocks, shape = _blocks(x, axis, block_size)
     finite = np.isfinite(blocks)
     clean = np.where(finite, blocks, 0.0)
     format = ELEMENTS.get(element)
     shared = _shared(clean, format, exponent)
-    return _restored(np.where(finite, _in_elements(clean, shared, format, rounding_mode), blocks), shape, axis)
+    return _restored(
+        np.where(finite, _in_elements(clean, shared, format, rounding_mode), blocks),
+        shape,
+        axis,
+    )
 
 
-def better_mx(x: ArrayLike, axis: int, element: str, block_size: int = 32) -> NDArray[np.float32]:
-    """What is left of constants in a microscaling format, with the better of two scales for each block.
+def better_mx(
+    x: ArrayLike,
+    axis: int,
+    element: str,
+    block_size: int = 32,
+) -> NDArray[np.float32]:
+    """What is left of constants in a microscaling format, with the better of two scales for each
+    block.
 
-    The exponent of a block is that of the specification or one more, whichever leaves the smaller squared error. The
-    decoder stays the same, as ``mx`` with the rule "floor" finds the scale again: it leaves the result as it is. For
-    that the greatest magnitude of a block is a value of the format or the next power of two: 480 of E4M3, which has 448
-    and the double of 240, would be clipped.
+    The exponent of a block is that of the specification or one more, whichever leaves the smaller
+    squared error. The decoder stays the same, as ``mx`` with the rule "floor" finds the scale
+    again: it leaves the result as it is. For that the greatest magnitude of a block is a value of
+    the format or the next power of two: 480 of E4M3, which has 448 and the double of 240, would be
+    clipped.
 
     Args:
         x: float32 of any shape, rank 1 at least.
@@ -204,7 +254,7 @@ def better_mx(x: ArrayLike, axis: int, element: str, block_size: int = 32) -> ND
 
     >>> better_mx(np.float32([500.0, 30.0]), 0, "fp8_e4m3"), mx(np.float32([500.0, 30.0]), 0, "fp8_e4m3")
     (array([512.,  30.], dtype=float32), array([448.,  30.], dtype=float32))
-    """
+    """  # noqa: E501
     moved = np.moveaxis(np.asarray(x, np.float32), axis, -1)
     rows = moved.reshape(-1, moved.shape[-1])
     rounded = np.empty_like(rows)
@@ -213,7 +263,11 @@ def better_mx(x: ArrayLike, axis: int, element: str, block_size: int = 32) -> ND
         blocks, shape = _blocks(rows[start : start + step], -1, block_size)
         finite = np.isfinite(blocks)
         better = _better(np.where(finite, blocks, 0.0), ELEMENTS[element])
-        rounded[start : start + step] = _restored(np.where(finite, better, blocks), shape, -1)
+        rounded[start : start + step] = _restored(
+            np.where(finite, better, blocks),
+            shape,
+            -1,
+        )
     return np.ascontiguousarray(np.moveaxis(rounded.reshape(moved.shape), -1, axis))
 
 
@@ -221,21 +275,34 @@ def _better(blocks: Floats, element: MiniFloat) -> Floats:
     plain = _exponent(blocks)
     power = _power(plain + 1)
     last = element.largest * _power(plain - element.emax)
-    # what the next scale leaves of values beyond the last code has to be one that the first scale or itself can keep
-    kept = np.where(np.abs(blocks) > (last + power) / 2, power, np.minimum(np.abs(blocks), last))
+    # what the next scale leaves of values beyond the last code has to be one that the first scale
+    # or itself can keep
+    kept = np.where(
+        np.abs(blocks) > (last + power) / 2,
+        power,
+        np.minimum(np.abs(blocks), last),
+    )
     first = _in_elements(blocks, plain - element.emax, element)
     second = _in_elements(np.copysign(kept, blocks), plain - element.emax + 1, element)
-    errors = [np.square(each - blocks).sum(axis=-1, keepdims=True) for each in (first, second)]
-    better: Floats = np.where((errors[1] < errors[0]) & (power <= 2.0**E8M0), second, first)
+    errors = [
+        np.square(each - blocks).sum(axis=-1, keepdims=True) for each in (first, second)
+    ]
+    better: Floats = np.where(
+        (errors[1] < errors[0]) & (power <= 2.0**E8M0),
+        second,
+        first,
+    )
     return better
 
 
 def threshold(rule: str, element: MiniFloat | None) -> tuple[float, bool]:
-    """Return above which share of 2^(E + 1) the greatest value of a block raises the shared exponent E by one.
+    """Return above which share of 2^(E + 1) the greatest value of a block raises the shared
+    exponent E by one.
 
-    "floor" never does (OCP MX Specification 1.0, section 6.3, and AMD's operator), "even" where the value would be
-    rounded to the next power of two with the mantissa of the element type (AMD Quark, torchao), "ceil" above a power of
-    two (both), and "rceil" where the value would be clipped (torchao).
+    "floor" never does (OCP MX Specification 1.0, section 6.3, and AMD's operator), "even" where the
+    value would be rounded to the next power of two with the mantissa of the element type (AMD
+    Quark, torchao), "ceil" above a power of two (both), and "rceil" where the value would be
+    clipped (torchao).
 
     Args:
         rule: one of ``EXPONENTS``.
@@ -248,9 +315,16 @@ def threshold(rule: str, element: MiniFloat | None) -> tuple[float, bool]:
     ((0.875, False), (0.96875, True))
     """
     if rule == "even":
-        return 1 - 2.0 ** -((FRACTION if element is None else element.mantissa_bits) + 2), True
+        return (
+            1 - 2.0 ** -((FRACTION if element is None else element.mantissa_bits) + 2),
+            True,
+        )
     if rule == "rceil":
-        return (1 - 2.0 ** -(FRACTION + 1)) if element is None else element.largest * 2.0 ** -(element.emax + 1), False
+        return (
+            (1 - 2.0 ** -(FRACTION + 1))
+            if element is None
+            else element.largest * 2.0 ** -(element.emax + 1)
+        ), False
     return {"floor": np.inf, "ceil": 0.5}[rule], False
 
 
@@ -263,13 +337,18 @@ def _shared(blocks: Floats, element: MiniFloat | None, rule: str) -> NDArray[np.
     share, inclusive = threshold(rule, element)
     bound = share * _power(exponent + 1)
     greatest = np.abs(blocks).max(axis=-1, keepdims=True, initial=0.0)
-    raised = (greatest >= bound if inclusive else greatest > bound) & (greatest >= np.finfo(np.float32).tiny)
+    raised = (greatest >= bound if inclusive else greatest > bound) & (
+        greatest >= np.finfo(np.float32).tiny
+    )
     shared: NDArray[np.int64] = np.clip(exponent + raised - emax, -E8M0, E8M0)
     return shared
 
 
 def _in_elements(
-    blocks: Floats, exponent: NDArray[np.int64], element: MiniFloat | None, rounding: int = HALF_EVEN
+    blocks: Floats,
+    exponent: NDArray[np.int64],
+    element: MiniFloat | None,
+    rounding: int = HALF_EVEN,
 ) -> Floats:
     """What elements under scales of these exponents leave of finite blocks."""
     if element is None:
@@ -277,21 +356,30 @@ def _in_elements(
         codes: Floats = np.clip(to_integer(blocks / step, rounding), -128, 127)
         return codes * step
     scale = _power(exponent)
-    with np.errstate(under="ignore"):  # what is too small for a float32 is too small for the format
+    with np.errstate(
+        under="ignore",
+    ):  # what is too small for a float32 is too small for the format
         return round_to(blocks / scale, element).astype(np.float64) * scale
 
 
 def _mantissa_bits(bit_width: int) -> int:
     if bit_width not in BIT_WIDTHS:
-        raise ConfigError(f"bit width {bit_width} is not from {BIT_WIDTHS[0]} to {BIT_WIDTHS[-1]}")
+        raise ConfigError(
+            f"bit width {bit_width} is not from {BIT_WIDTHS[0]} to {BIT_WIDTHS[-1]}",
+        )
     return bit_width - EXPONENT_AND_SIGN
 
 
 def _blocks(x: ArrayLike, axis: int, block_size: int) -> tuple[Floats, tuple[int, ...]]:
-    """The values as (..., blocks, block_size), ``axis`` last and filled with zeros; and their shape without blocks."""
+    """The values as (..., blocks, block_size), ``axis`` last and filled with zeros.
+
+    And their shape without blocks.
+    """
     values = np.asarray(x, np.float32)
     if not -values.ndim <= axis < values.ndim:
-        raise ConfigError(f"axis {axis} is not an axis of a tensor of rank {values.ndim}")
+        raise ConfigError(
+            f"axis {axis} is not an axis of a tensor of rank {values.ndim}",
+        )
     if block_size < 1:
         raise ConfigError(f"block size {block_size} is not positive")
     with np.errstate(invalid="ignore"):  # a signalling NaN is a NaN
@@ -303,16 +391,27 @@ def _blocks(x: ArrayLike, axis: int, block_size: int) -> tuple[Floats, tuple[int
 
 
 def _restored(blocks: Floats, shape: tuple[int, ...], axis: int) -> NDArray[np.float32]:
-    flat = blocks.reshape(*blocks.shape[:-2], blocks.shape[-2] * blocks.shape[-1])[..., : shape[-1]]
-    with np.errstate(over="ignore"):  # of the element -128 in the greatest blocks: -2^128 is beyond float32
-        narrow = flat.astype(np.float32) + np.float32(0)  # a negative zero becomes a positive one
+    flat = blocks.reshape(*blocks.shape[:-2], blocks.shape[-2] * blocks.shape[-1])[
+        ...,
+        : shape[-1],
+    ]
+    with np.errstate(
+        over="ignore",
+    ):  # of the element -128 in the greatest blocks: -2^128 is beyond float32
+        narrow = flat.astype(np.float32) + np.float32(
+            0,
+        )  # a negative zero becomes a positive one
     return np.ascontiguousarray(np.moveaxis(narrow, -1, axis))
 
 
 def _exponent(groups: Floats) -> NDArray[np.int64]:
     """floor(log2) of the greatest magnitude along the last axis, which is kept with length 1."""
     greatest = np.abs(groups).max(axis=-1, keepdims=True, initial=0.0)
-    exponent = np.where(greatest > 0, np.frexp(greatest)[1].astype(np.int64) - 1, LEAST_EXPONENT)
+    exponent = np.where(
+        greatest > 0,
+        np.frexp(greatest)[1].astype(np.int64) - 1,
+        LEAST_EXPONENT,
+    )
     return np.maximum(exponent, LEAST_EXPONENT)
 
 

@@ -1,5 +1,6 @@
-"""Where arrays are worked on: numpy on the processor, or torch on a GPU. The one module that imports torch, and only
-where a GPU may be."""
+"""Where arrays are worked on: numpy on the processor, or torch on a GPU. The one module that
+imports torch, and only where a GPU may be.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ import numpy as np
 
 #: How a device may be called.
 DEVICES = ("auto", "cpu", "cuda")
-#: Drivers of GPUs: libraries that can be loaded, and a file. Without one of them torch need not even be asked.
+#: Drivers of GPUs: libraries that can be loaded, and a file. Without one of them torch need not
+#: even be asked.
 _DRIVERS, _DRIVER_FILE = ("libcuda.so.1", "nvcuda.dll"), Path("/dev/kfd")
 
 
@@ -32,12 +34,16 @@ class Device:
 
     @property
     def parallel(self) -> bool:
-        """Whether one operation occupies all of it, so that there is no sense in doing several at a time."""
+        """Whether one operation occupies all of it, so that there is no sense in doing several at a
+        time.
+        """
         return self.place not in ("", "cpu")
 
     def put(self, array: Any) -> Any:
         """An array of numpy as one of the device."""
-        return self.xp.from_numpy(np.array(array)).to(self.place) if self.place else array
+        return (
+            self.xp.from_numpy(np.array(array)).to(self.place) if self.place else array
+        )
 
     def get(self, array: Any) -> Any:
         """The reverse of ``put``."""
@@ -61,7 +67,10 @@ def device_for(name: str) -> Device:
 
 @cache
 def _driven() -> bool:
-    """Whether there is a driver of a GPU; to import torch only to hear that there is none would take seconds."""
+    """Whether there is a driver of a GPU.
+
+    To import torch only to hear that there is none would take seconds.
+    """
     for library in _DRIVERS:
         try:
             ctypes.CDLL(library)

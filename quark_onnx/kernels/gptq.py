@@ -1,7 +1,9 @@
-"""GPTQ: column by column, what rounding did is made good by the columns that are still to be rounded.
+"""GPTQ: column by column, what rounding did is made good by the columns that are still to be
+rounded.
 
-Follows Frantar et al. 2023, "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers":
-Cholesky form, lazy batches, and the order of falling activation. Groups of a layer come first in every array.
+Follows Frantar et al. 2023, "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained
+Transformers": Cholesky form, lazy batches, and the order of falling activation. Groups of a layer
+come first in every array.
 """
 
 from __future__ import annotations
@@ -21,29 +23,42 @@ Floats = NDArray[np.float32]
 _BATCH = 128
 #: Outputs that a core deals with at a time.
 _ROWS = 256
-#: Damping grows by this factor until the matrix can be inverted, and no further than so often the mean of the diagonal.
+#: Damping grows by this factor until the matrix can be inverted, and no further than so often the
+#: mean of the diagonal.
 _ESCALATION, _MOST_DAMPING = 10.0, 1e4
 
 
 class Compensation:
-    """How an error in one column is made good by the columns behind it, for one matrix of inputs."""
+    """How an error in one column is made good by the columns behind it, for one matrix of inputs."""  # noqa: E501
 
-    def __init__(self, gram: Doubles, *, damping: float = 0.01, act_order: bool = True) -> None:
+    def __init__(
+        self,
+        gram: Doubles,
+        *,
+        damping: float = 0.01,
+        act_order: bool = True,
+    ) -> None:
         """Invert the matrix.
 
         Args:
             gram: (groups, inputs, inputs), sums of products of two inputs.
-            damping: added to the diagonal, as a share of its mean; it grows where that does not suffice.
+            damping: added to the diagonal, as a share of its mean; it grows where that does not
+                suffice.
             act_order: begin with the columns whose inputs are largest.
         """
         diagonal = np.diagonal(gram, axis1=1, axis2=2)
-        order = np.argsort(-diagonal, axis=1, kind="stable") if act_order else np.zeros(diagonal.shape, int)
+        order = (
+            np.argsort(-diagonal, axis=1, kind="stable")
+            if act_order
+            else np.zeros(diagonal.shape, int)
+        )
         self._order = order if act_order else order + np.arange(diagonal.shape[1])
         self._inverse = _inverse_root(gram, self._order, damping)
         self._gram = gram
 
     def rounded(self, weight: Doubles, lattice: Levels) -> tuple[Floats, Doubles]:
-        """The weight, rounded to values of the lattice, and the error of each output: none is worse than to nearest.
+        """The weight, rounded to values of the lattice, and the error of each output: none is worse
+        than to nearest.
 
         Args:
             weight: (groups, outputs, inputs).
@@ -51,30 +66,53 @@ class Compensation:
         nearest = lattice.nearest(weight)
         along = self._order[:, None, :]
         left = np.take_along_axis(weight, np.broadcast_to(along, weight.shape), 2)
-        turned = [np.take_along_axis(v, np.broadcast_to(along, v.shape), 2) for v in _fields(lattice)]
+        turned = [
+            np.take_along_axis(v, np.broadcast_to(along, v.shape), 2)
+            for v in _fields(lattice)
+        ]
         swept = np.empty(left.shape, np.float32)
 
         def sweep(part: slice) -> None:
             scale, least, greatest = (field[:, part] for field in turned)
-            swept[:, part] = _sweep(left[:, part], self._inverse, Levels(scale, lattice.levels, least, greatest))
+            swept[:, part] = _sweep(
+                left[:, part],
+                self._inverse,
+                Levels(scale, lattice.levels, least, greatest),
+            )
 
         for _ in side_by_side(sweep, slabs(left.shape[1], _ROWS)):
             pass
         result = np.empty_like(nearest)
         np.put_along_axis(result, np.broadcast_to(along, result.shape), swept, 2)
-        error, plain = (error_of(weight, found, self._gram) for found in (result, nearest))
+        error, plain = (
+            error_of(weight, found, self._gram) for found in (result, nearest)
+        )
         better = error < plain
-        return np.where(better[..., None], result, nearest), np.where(better, error, plain)
+        return np.where(better[..., None], result, nearest), np.where(
+            better,
+            error,
+            plain,
+        )
 
 
-def gptq(weight: Doubles, gram: Doubles, lattice: Levels, *, damping: float = 0.01, act_order: bool = True) -> Floats:
+def gptq(
+    weight: Doubles,
+    gram: Doubles,
+    lattice: Levels,
+    *,
+    damping: float = 0.01,
+    act_order: bool = True,
+) -> Floats:
     """The weight, rounded to values of the lattice; no output is worse than rounded to nearest.
 
     Args:
         weight: (groups, outputs, inputs).
         gram, damping, act_order: as ``Compensation`` takes them.
     """
-    return Compensation(gram, damping=damping, act_order=act_order).rounded(weight, lattice)[0]
+    return Compensation(gram, damping=damping, act_order=act_order).rounded(
+        weight,
+        lattice,
+    )[0]
 
 
 def error_of(weight: Doubles, rounded: Floats, gram: Doubles) -> Doubles:
@@ -97,10 +135,14 @@ def _sweep(left: Doubles, inverse: Doubles, lattice: Levels) -> Floats:
         errors = np.empty((*left.shape[:2], stop - start))
         for place in range(start, stop):
             scale, least, greatest = (field[:, :, place] for field in _fields(lattice))
-            column = Levels(scale, lattice.levels, least, greatest).nearest(left[:, :, place])
+            column = Levels(scale, lattice.levels, least, greatest).nearest(
+                left[:, :, place],
+            )
             rounded[:, :, place] = column
             error = (left[:, :, place] - column) / inverse[:, None, place, place]
-            left[:, :, place:stop] -= error[:, :, None] * inverse[:, None, place, place:stop]
+            left[:, :, place:stop] -= (
+                error[:, :, None] * inverse[:, None, place, place:stop]
+            )
             errors[:, :, place - start] = error
         left[:, :, stop:] -= errors @ inverse[:, start:stop, stop:]
     return rounded
@@ -109,9 +151,14 @@ def _sweep(left: Doubles, inverse: Doubles, lattice: Levels) -> Floats:
 def _inverse_root(gram: Doubles, order: NDArray[np.int64], damping: float) -> Doubles:
     """The upper Cholesky factor of the inverse of the damped matrices, columns in their order.
 
-    Inputs that were always zero get a one on the diagonal: whatever their weights become, nothing changes.
+    Inputs that were always zero get a one on the diagonal: whatever their weights become, nothing
+    changes.
     """
-    turned = np.take_along_axis(np.take_along_axis(gram, order[:, :, None], 1), order[:, None, :], 2)
+    turned = np.take_along_axis(
+        np.take_along_axis(gram, order[:, :, None], 1),
+        order[:, None, :],
+        2,
+    )
     index = np.arange(turned.shape[1])
     diagonal = turned[:, index, index]
     mean = np.maximum(diagonal.mean(axis=1, keepdims=True), np.finfo(np.float64).tiny)

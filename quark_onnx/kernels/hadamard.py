@@ -1,8 +1,10 @@
-"""Orthogonal matrices whose entries are as even as can be: rotating by one spreads an outlier over all channels.
+"""Orthogonal matrices whose entries are as even as can be: rotating by one spreads an outlier over
+all channels.
 
-Hadamard matrices of Sylvester, Paley (1933, both constructions) and Williamson (1944, circulants that are constant on
-the cosets of a group of multipliers), and their Kronecker products. A ``Rotation`` keeps the factors apart, so that
-turning n channels costs n times the sum of their sizes instead of n squared.
+Hadamard matrices of Sylvester, Paley (1933, both constructions) and Williamson (1944, circulants
+that are constant on the cosets of a group of multipliers), and their Kronecker products. A
+``Rotation`` keeps the factors apart, so that turning n channels costs n times the sum of their
+sizes instead of n squared.
 """
 
 from __future__ import annotations
@@ -16,11 +18,14 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-#: Powers of two are cut into factors of this size, and what is no power of two is sought in factors up to that one.
+#: Powers of two are cut into factors of this size, and what is no power of two is sought in factors
+#: up to that one.
 _CHUNK, _LARGEST_CORE = 64, 512
-#: Of matrices that keep the ones, powers of four are cut into factors of this size: there, all entries can be alike.
+#: Of matrices that keep the ones, powers of four are cut into factors of this size: there, all
+#: entries can be alike.
 _BENT_CHUNK = 16
-#: So many choices of signs are tried, at most, for a matrix that keeps the ones, and for a large one so many products.
+#: So many choices of signs are tried, at most, for a matrix that keeps the ones, and for a large
+#: one so many products.
 _TRIALS, _STEPS = 1000, 1 << 28
 #: Circulants of signs are sought that are constant on no more cosets than this.
 _MOST_COSETS = 7
@@ -59,7 +64,9 @@ class Rotation:
         for factor in self.factors:
             inner //= len(factor)
             parts = result.reshape(-1, len(factor), inner)
-            result = parts[..., 0] @ factor if inner == 1 else np.matmul(factor.T, parts)
+            result = (
+                parts[..., 0] @ factor if inner == 1 else np.matmul(factor.T, parts)
+            )
         turned: Floats = np.moveaxis(result.reshape(moved.shape), -1, axis)
         return turned
 
@@ -87,7 +94,9 @@ def hadamard(order: int) -> Floats:
 
 
 def random_hadamard(size: int, seed: int) -> Rotation:
-    """A Hadamard matrix behind random signs; where there is none of this size, any orthogonal matrix.
+    """A Hadamard matrix behind random signs.
+
+    Where there is none of this size, any orthogonal matrix.
 
     >>> [len(factor) for factor in random_hadamard(384, seed=0).factors]
     [12, 32]
@@ -101,17 +110,21 @@ def random_hadamard(size: int, seed: int) -> Rotation:
 
 
 def balanced(size: int, seed: int) -> Rotation:
-    """A random rotation with the vector of ones as a fixed point: it keeps means, and so layer normalizations.
+    """A random rotation with the vector of ones as a fixed point: it keeps means, and so layer
+    normalizations.
 
-    A Hadamard matrix H with a constant first row gives ``H^T diag(1, signs) H``. The signs that make its entries
-    the most even are taken; where there are bent functions, for 4 and 16 channels, all entries are alike.
+    A Hadamard matrix H with a constant first row gives ``H^T diag(1, signs) H``. The signs that
+    make its entries the most even are taken; where there are bent functions, for 4 and 16 channels,
+    all entries are alike.
 
     >>> bool(np.allclose(balanced(96, seed=0).turn(np.ones(96)), 1))
     True
     """
     random, parts = np.random.default_rng((seed, size)), _parts(size)
     if parts is None:
-        basis = np.linalg.qr(np.column_stack([np.ones(size), random.normal(size=(size, size - 1))]))[0]
+        basis = np.linalg.qr(
+            np.column_stack([np.ones(size), random.normal(size=(size, size - 1))]),
+        )[0]
         inner = np.eye(size)
         inner[1:, 1:] = _orthogonal(size - 1, random)
         return Rotation((basis @ inner @ basis.T,))
@@ -153,7 +166,10 @@ def _chunks(power: int, chunk: int) -> list[int]:
 
 
 def _parts(size: int) -> tuple[tuple[int, ...], int] | None:
-    """A size as the order of a matrix, if a power of two is not enough, times a power of two; None if there is none."""
+    """A size as the order of a matrix, if a power of two is not enough, times a power of two.
+
+    None if there is none.
+    """
     power = size & -size
     odd = size // power
     if odd == 1:
@@ -183,7 +199,9 @@ def _signs(order: int) -> Floats | None:
 
 
 def _is_prime(number: int) -> bool:
-    return number > 1 and all(number % divisor for divisor in range(2, int(number**0.5) + 1))
+    return number > 1 and all(
+        number % divisor for divisor in range(2, int(number**0.5) + 1)
+    )
 
 
 def _residues(prime: int) -> Floats:
@@ -219,27 +237,40 @@ def _paley_second(order: int) -> Floats | None:
 
 
 def _williamson(order: int) -> Floats | None:
-    """Of order 4 m, for some primes m: four symmetric circulants of order m whose squares add up to 4 m."""
+    """Of order 4 m, for some primes m: four symmetric circulants of order m whose squares add up to
+    4 m.
+    """
     m = order // 4
     if not _is_prime(m) or m == 2:
         return None
     for size in (size for size in range(m - 1, 1, -2) if (m - 1) % size == 0):
-        if (m - 1) // size <= _MOST_COSETS and (rows := _four_circulants(m, _cosets(m, size))) is not None:
+        if (m - 1) // size <= _MOST_COSETS and (
+            rows := _four_circulants(m, _cosets(m, size))
+        ) is not None:
             place = np.arange(m)
             a, b, c, d = (row[(place[:, None] - place) % m] for row in rows)
-            return np.block([[a, b, c, d], [-b, a, -d, c], [-c, d, a, -b], [-d, -c, b, a]])
+            return np.block(
+                [[a, b, c, d], [-b, a, -d, c], [-c, d, a, -b], [-d, -c, b, a]],
+            )
     return None
 
 
 def _cosets(prime: int, size: int) -> list[list[int]]:
     """Of the group of multipliers of this size, in the multiplicative group of a prime."""
-    root = next(g for g in range(2, prime) if len({pow(g, k, prime) for k in range(1, prime)}) == prime - 1)
+    root = next(
+        g
+        for g in range(2, prime)
+        if len({pow(g, k, prime) for k in range(1, prime)}) == prime - 1
+    )
     index = (prime - 1) // size
-    return [[pow(root, shift + index * k, prime) for k in range(size)] for shift in range(index)]
+    return [
+        [pow(root, shift + index * k, prime) for k in range(size)]
+        for shift in range(index)
+    ]
 
 
 def _four_circulants(m: int, cosets: list[list[int]]) -> list[Floats] | None:
-    """Signs, constant on cosets that are closed under negation, whose power spectra add up to 4 m."""
+    """Signs, constant on cosets that are closed under negation, whose power spectra add up to 4 m."""  # noqa: E501
     rows = np.ones((2 ** len(cosets), m))
     for row, signs in zip(rows, product([1.0, -1.0], repeat=len(cosets)), strict=True):
         for coset, sign in zip(cosets, signs, strict=True):
@@ -247,11 +278,17 @@ def _four_circulants(m: int, cosets: list[list[int]]) -> list[Floats] | None:
     spectra = np.fft.fft(rows).real[:, [0, *(coset[0] for coset in cosets)]] ** 2
     one, other = np.triu_indices(len(rows))
     sums = spectra[one] + spectra[other]
-    pairs = {tuple(np.rint(total * 16).astype(int)): place for place, total in reversed(list(enumerate(sums)))}
+    pairs = {
+        tuple(np.rint(total * 16).astype(int)): place
+        for place, total in reversed(list(enumerate(sums)))
+    }
     for place, total in enumerate(sums):
         match = pairs.get(tuple(np.rint((4 * m - total) * 16).astype(int)))
         if match is not None:
-            found = [rows[index] for index in (one[place], other[place], one[match], other[match])]
+            found = [
+                rows[index]
+                for index in (one[place], other[place], one[match], other[match])
+            ]
             if np.allclose(sum(np.abs(np.fft.fft(row)) ** 2 for row in found), 4 * m):
                 return found
     return None

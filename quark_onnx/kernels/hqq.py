@@ -1,24 +1,30 @@
-"""Half-Quadratic Quantization: zero points of a weight matrix that minimize a robust norm of the rounding error.
+"""Half-Quadratic Quantization: zero points of a weight matrix that minimize a robust norm of the
+rounding error.
 
-Badri & Shaji 2023, "Half-Quadratic Quantization of Large Machine Learning Models". No data is needed. The lp norm of
-the error, p < 1, is split by an auxiliary error W_e, and two steps alternate: W_e is the error shrunk by the general
+Badri & Shaji 2023, "Half-Quadratic Quantization of Large Machine Learning Models". No data is
+needed. The lp norm of the error, p < 1, is split by an auxiliary error W_e, and two steps
+alternate: W_e is the error shrunk by the general
 soft threshold ``e * max(1 - |e|^(p-2) / beta, 0)``; the zero point of a block is the mean of
 ``code - (W - W_e) / scale``. Each time, beta grows by kappa.
 
 Four things are done otherwise than in the paper:
 
-- Errors are measured in steps of the scale, not in units of W: what beta means then does not depend on how large the
-  weights are. (In units of W, beta = 10 shrinks all errors of weights about 0.02 to nothing, which is least squares.)
-- The scale is fitted as well, by least squares to ``W - W_e`` under the codes at hand. Integer zero points need this:
-  the paper's steps move them by less than half, and rounding takes that back: the error was that of rounding to nearest
-  to four digits on every matrix tried.
-- It starts from the better of the two ways of rounding to nearest in :mod:`quark_onnx.kernels.nbits`; float zero
-  points go on from where the codes span the block from end to end, which takes another 1 to 5 % off the error.
-- Of all iterations, the start included, a block keeps that of the least squared error. This is the error that counts:
-  for inputs without correlation the squared error of the outputs is proportional to it; the lp norm is the way there,
-  since it moves zero points away from where least squares would stay. So no block is worse than rounded to nearest.
+- Errors are measured in steps of the scale, not in units of W: what beta means then does not depend
+  on how large the weights are. (In units of W, beta = 10 shrinks all errors of weights about 0.02
+  to nothing, which is least squares.)
+- The scale is fitted as well, by least squares to ``W - W_e`` under the codes at hand. Integer zero
+  points need this: the paper's steps move them by less than half, and rounding takes that back: the
+  error was that of rounding to nearest to four digits on every matrix tried.
+- It starts from the better of the two ways of rounding to nearest in
+  :mod:`quark_onnx.kernels.nbits`; float zero points go on from where the codes span the block from
+  end to end, which takes another 1 to 5 % off the error.
+- Of all iterations, the start included, a block keeps that of the least squared error. This is the
+  error that counts: for inputs without correlation the squared error of the outputs is proportional
+  to it; the lp norm is the way there, since it moves zero points away from where least squares
+  would stay. So no block is worse than rounded to nearest.
 
-Relative error sqrt(sum (W - W')^2 / sum W^2) on the weights of a sentence encoder (MiniLM-L6), in %:
+Relative error sqrt(sum (W - W')^2 / sum W^2) on the weights of a sentence encoder (MiniLM-L6), in
+%:
 
     bits, block                      2, 32   2, 128   4, 32   4, 128   8, 32   8, 128
     rounding to nearest              35.8    43.8     7.90    10.28    0.463   0.609
@@ -36,7 +42,13 @@ from numpy.typing import NDArray
 
 from calibrators.grid import QParams
 from quark_onnx.errors import ConfigError
-from quark_onnx.kernels.nbits import Float32, NBitsWeight, check, round_to_nearest, slabs
+from quark_onnx.kernels.nbits import (
+    Float32,
+    NBitsWeight,
+    check,
+    round_to_nearest,
+    slabs,
+)
 from quark_onnx.kernels.packing import pack, packed_size
 
 _F32 = np.finfo(np.float32)
@@ -48,7 +60,8 @@ class HalfQuadratic:
 
     Attributes:
         p: the norm, above 0 and at most 1.
-        beta: weight of the split in the first iteration: errors (in steps) below about 1 / beta count as none.
+        beta: weight of the split in the first iteration: errors (in steps) below about 1 / beta
+            count as none.
         kappa: the factor by which beta grows.
         iterations: how often zero point and scale are solved for; 0 is rounding to nearest.
 
@@ -70,7 +83,10 @@ class HalfQuadratic:
             ("iterations", self.iterations >= 0, "at least 0"),
         ):
             if not good:
-                raise ConfigError(f"HalfQuadratic: {name} is {getattr(self, name)!r}; it must be {rule}")
+                raise ConfigError(
+                    f"HalfQuadratic: {name} is {getattr(self, name)!r}; it must be"
+                    f" {rule}",
+                )
 
 
 def quantize_hqq(
@@ -87,47 +103,73 @@ def quantize_hqq(
         weight: floats of shape (K, N).
         bits: 2, 4 or 8.
         block_size: 16, 32, 64, 128 or 256.
-        float_zero_points: store zero points as float32 (2 and 4 bits): smaller errors, but four bytes more per block,
-            and onnxruntime then ignores accuracy_level 4.
+        float_zero_points: store zero points as float32 (2 and 4 bits): smaller errors, but four
+            bytes more per block, and onnxruntime then ignores accuracy_level 4.
         settings: the defaults, if None.
 
     Raises:
-        ConfigError: bits or block_size is not one of the above, or zero points of 8-bit codes shall be floats, which
-            onnxruntime refuses.
-        ModelError: the weight is not a matrix of floats, has no element, or holds NaN or an infinity.
+        ConfigError: bits or block_size is not one of the above, or zero points of 8-bit codes shall
+            be floats, which onnxruntime refuses.
+        ModelError: the weight is not a matrix of floats, has no element, or holds NaN or an
+            infinity.
 
     >>> from quark_onnx.kernels.nbits import dequantize_nbits
     >>> weight = np.array([[-1.5], [-0.5], [0.5], [1.5]], np.float32)
     >>> dequantize_nbits(quantize_hqq(weight, bits=2, block_size=16, float_zero_points=True)).ravel()
     array([-1.5, -0.5,  0.5,  1.5], dtype=float32)
-    """
+    """  # noqa: E501
     check(weight, bits, block_size)
     if float_zero_points and bits == 8:
-        raise ConfigError("float zero points of 8 bits cannot be run by onnxruntime; use float_zero_points=False")
+        raise ConfigError(
+            "float zero points of 8 bits cannot be run by onnxruntime; use"
+            " float_zero_points=False",
+        )
     settings = settings or HalfQuadratic()
     n, count = weight.shape[1], -(-weight.shape[0] // block_size)
     packed = np.empty((n, count, packed_size(block_size, bits)), np.uint8)
     scales, zeros = np.empty((n, count), np.float32), np.empty((n, count), np.float32)
     short = weight.shape[0] % block_size
     for place, blocks in slabs(weight, block_size):
-        params = round_to_nearest(blocks.reshape(-1, block_size), bits, symmetric=False)[1]
+        params = round_to_nearest(
+            blocks.reshape(-1, block_size),
+            bits,
+            symmetric=False,
+        )[1]
         scale = params.scale.reshape(blocks.shape[:2])
         zero = params.zero_point.reshape(blocks.shape[:2]).astype(np.float32)
         # the padding of the last block is no part of the weight: no zero point should suit it
         whole = blocks.shape[1] - (short > 0 and place[1].stop == count)
-        for some, length in ((slice(0, whole), block_size), (slice(whole, None), short)):
+        for some, length in (
+            (slice(0, whole), block_size),
+            (slice(whole, None), short),
+        ):
             values = blocks[:, some, :length]
             if values.size:
                 start = scale[:, some].ravel(), zero[:, some].ravel()
-                solved = _solve(values.reshape(-1, length), *start, bits, float_zero_points, settings)
-                scale[:, some], zero[:, some] = (part.reshape(values.shape[:2]) for part in solved)
+                solved = _solve(
+                    values.reshape(-1, length),
+                    *start,
+                    bits,
+                    float_zero_points,
+                    settings,
+                )
+                scale[:, some], zero[:, some] = (
+                    part.reshape(values.shape[:2]) for part in solved
+                )
         scales[place], zeros[place] = scale, zero
-        packed[place] = pack(_codes(blocks / scale[..., None], zero[..., None], bits).astype(np.uint8), bits)
+        packed[place] = pack(
+            _codes(blocks / scale[..., None], zero[..., None], bits).astype(np.uint8),
+            bits,
+        )
     stored = zeros if float_zero_points else pack(zeros.astype(np.uint8), bits)
     return NBitsWeight(packed, scales, stored, bits, block_size, weight.shape[0])
 
 
-def half_quadratic(blocks: Float32, bits: int, settings: HalfQuadratic | None = None) -> QParams:
+def half_quadratic(
+    blocks: Float32,
+    bits: int,
+    settings: HalfQuadratic | None = None,
+) -> QParams:
     """Scale and integer zero point of each block, asymmetric.
 
     Args:
@@ -143,16 +185,31 @@ def half_quadratic(blocks: Float32, bits: int, settings: HalfQuadratic | None = 
     """
     start = round_to_nearest(blocks, bits, symmetric=False)[1]
     zero = start.zero_point.astype(np.float32)
-    scale, zero = _solve(blocks, start.scale, zero, bits, False, settings or HalfQuadratic())
+    scale, zero = _solve(
+        blocks,
+        start.scale,
+        zero,
+        bits,
+        False,
+        settings or HalfQuadratic(),
+    )
     return QParams(scale, zero.astype(np.int64), 0)
 
 
-def _solve(
-    values: Float32, scale: Float32, zero: Float32, bits: int, floating: bool, settings: HalfQuadratic
+def _solve(  # noqa: PLR0913
+    values: Float32,
+    scale: Float32,
+    zero: Float32,
+    bits: int,
+    floating: bool,
+    settings: HalfQuadratic,
 ) -> tuple[Float32, Float32]:
-    """Scale and zero point of each row of ``values`` with the least squared error on the way from those given."""
+    """Scale and zero point of each row of ``values`` with the least squared error on the way from
+    those given.
+    """
     start, size, beta = scale, np.abs(scale), settings.beta
-    # next to the ends of float32 a fitted scale might leave it, or let the codes do so: there all stays as it is
+    # next to the ends of float32 a fitted scale might leave it, or let the codes do so: there all
+    # stays as it is
     free = (size > 2 * _F32.tiny) & (size < _F32.max / (2 << bits))
     best_scale, best_zero, least = scale, zero, np.full(scale.shape, np.inf, np.float32)
     for iteration in range(settings.iterations + 1):
@@ -162,17 +219,26 @@ def _solve(
         squared = np.einsum("ij,ij->i", error, error) * np.square(scale / start)
         better = squared < least
         least = np.where(better, squared, least)
-        best_scale, best_zero = np.where(better, scale, best_scale), np.where(better, zero, best_zero)
+        best_scale, best_zero = (
+            np.where(better, scale, best_scale),
+            np.where(better, zero, best_zero),
+        )
         if floating and iteration == 0:
             scale, zero = _tight(values, scale, zero, bits, free)
             continue
 
         target = steps - _shrunk(error, beta, settings.p)
         moved = (codes - target).mean(axis=1)
-        zero = np.where(free, moved if floating else np.clip(np.rint(moved), 0, (1 << bits) - 1), zero)
+        zero = np.where(
+            free,
+            moved if floating else np.clip(np.rint(moved), 0, (1 << bits) - 1),
+            zero,
+        )
         centred = codes - zero[:, None]
         energy = np.einsum("ij,ij->i", centred, centred)
-        fitted = scale * (np.einsum("ij,ij->i", centred, target) / np.where(energy > 0, energy, 1))
+        fitted = scale * (
+            np.einsum("ij,ij->i", centred, target) / np.where(energy > 0, energy, 1)
+        )
         legal = (np.abs(fitted) > 2 * _F32.tiny) & (np.abs(fitted) < 2 * size)
         scale = np.where(free & legal, fitted, scale)
         beta *= settings.kappa
@@ -180,9 +246,16 @@ def _solve(
 
 
 def _tight(
-    values: Float32, scale: Float32, zero: Float32, bits: int, free: NDArray[np.bool_]
+    values: Float32,
+    scale: Float32,
+    zero: Float32,
+    bits: int,
+    free: NDArray[np.bool_],
 ) -> tuple[Float32, Float32]:
-    """Scales and float zero points with which the codes span each row from end to end; what is given, if not free."""
+    """Scales and float zero points with which the codes span each row from end to end.
+
+    What is given, if not free.
+    """
     lo, top = np.where(free, values.min(axis=1), 0), (1 << bits) - 1
     extent = np.where(free, values.max(axis=1), 0) - lo
     # far from zero, code - zero_point would lose digits
@@ -198,7 +271,9 @@ def _codes(steps: Float32, zero: Float32, bits: int) -> Float32:
 
 def _shrunk(error: Float32, beta: float, p: float) -> Float32:
     """The auxiliary error: the generalized soft threshold of the error."""
-    with np.errstate(divide="ignore"):  # no error has an infinite threshold, and stays none
+    with np.errstate(
+        divide="ignore",
+    ):  # no error has an infinite threshold, and stays none
         keep = 1 - np.abs(error) ** (p - 2) / beta
     shrunk: Float32 = error * np.maximum(keep, 0)
     return shrunk

@@ -16,8 +16,9 @@ class Levels:
 
     Attributes:
         scale: of each weight, float32, of the weight's shape.
-        levels: the levels in ascending order, where steps between them differ; empty where they are the whole numbers.
-        least, greatest: the ends, whole numbers of the weight's shape; unused with ``levels``.
+        levels: the levels in ascending order, where steps between them differ; empty where they are
+        the whole numbers. least, greatest: the ends, whole numbers of the weight's shape; unused
+        with ``levels``.
     """
 
     scale: Floats
@@ -30,7 +31,10 @@ class Levels:
         """The least and the greatest level, of the weight's shape."""
         if not self.levels.size:
             return self.least, self.greatest
-        return np.full_like(self.least, self.levels[0]), np.full_like(self.greatest, self.levels[-1])
+        return np.full_like(self.least, self.levels[0]), np.full_like(
+            self.greatest,
+            self.levels[-1],
+        )
 
     def times(self, factor: NDArray[np.float64]) -> Levels:
         """The same codes under another scale for each output; ``factor`` is (groups, outputs)."""
@@ -38,7 +42,12 @@ class Levels:
 
     def part(self, own: tuple[slice, slice]) -> Levels:
         """That of some groups and outputs."""
-        return replace(self, scale=self.scale[own], least=self.least[own], greatest=self.greatest[own])
+        return replace(
+            self,
+            scale=self.scale[own],
+            least=self.least[own],
+            greatest=self.greatest[own],
+        )
 
     def nearest(self, weight: NDArray[np.float64]) -> Floats:
         """The value nearest to each weight, as QuantizeLinear would choose it."""
@@ -47,8 +56,13 @@ class Levels:
             codes: Floats = np.clip(np.rint(units), self.least, self.greatest)
             return codes * self.scale
         below, above = self._around(units)
-        even = np.searchsorted(self.levels, below) % 2 == np.searchsorted(self.levels, 0.0) % 2
-        lower = (units - below < above - units) | ((units - below == above - units) & even)
+        even = (
+            np.searchsorted(self.levels, below) % 2
+            == np.searchsorted(self.levels, 0.0) % 2
+        )
+        lower = (units - below < above - units) | (
+            (units - below == above - units) & even
+        )
         return np.where(lower, below, above) * self.scale
 
     def neighbours(self, weight: NDArray[np.float64]) -> tuple[Floats, Floats]:
@@ -57,7 +71,11 @@ class Levels:
         if self.levels.size:
             below, above = self._around(units)
             return below * self.scale, above * self.scale
-        below = np.clip(np.floor(units), self.least, np.maximum(self.greatest - 1, self.least))
+        below = np.clip(
+            np.floor(units),
+            self.least,
+            np.maximum(self.greatest - 1, self.least),
+        )
         return below * self.scale, np.minimum(below + 1, self.greatest) * self.scale
 
     def _around(self, units: Floats) -> tuple[Floats, Floats]:

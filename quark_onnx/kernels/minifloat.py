@@ -1,7 +1,7 @@
 """Floating-point formats of at most 16 bits: their parameters, and rounding to them.
 
-Follows the OCP 8-bit Floating Point Specification 1.0 (E4M3, E5M2), the OCP Microscaling Formats (MX) Specification 1.0
-(E3M2, E2M3, E2M1) and IEEE 754 (FP16); BF16 is the upper half of a float32.
+Follows the OCP 8-bit Floating Point Specification 1.0 (E4M3, E5M2), the OCP Microscaling Formats
+(MX) Specification 1.0 (E3M2, E2M3, E2M1) and IEEE 754 (FP16); BF16 is the upper half of a float32.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ HALF_AWAY, HALF_UP, HALF_EVEN = 0, 1, 2
 
 @dataclass(frozen=True)
 class MiniFloat:
-    """A sign, ``exponent_bits`` and ``mantissa_bits``; subnormals, but infinities are never rounded to.
+    """A sign, ``exponent_bits`` and ``mantissa_bits``.
+
+    Subnormals, but infinities are never rounded to.
 
     Attributes:
         name: as the specification calls it.
@@ -84,7 +86,8 @@ def to_integer(v: Floats, rounding: int = HALF_EVEN) -> Floats:
     """The nearest integers.
 
     Args:
-        v: float64 that hold float32 values times powers of two, so that adding a half is exact where it matters.
+        v: float64 that hold float32 values times powers of two, so that adding a half is exact
+            where it matters.
         rounding: where a tie goes: 0 away from zero, 1 up, 2 to the even integer.
 
     Raises:
@@ -94,12 +97,21 @@ def to_integer(v: Floats, rounding: int = HALF_EVEN) -> Floats:
     [[1.0, 2.0, -1.0], [1.0, 2.0, 0.0], [0.0, 2.0, -0.0]]
     """
     if rounding not in _ROUNDINGS:
-        raise ConfigError(f"rounding mode {rounding} is unknown; use 0 (half away), 1 (half up) or 2 (half to even)")
+        raise ConfigError(
+            f"rounding mode {rounding} is unknown; use 0 (half away), 1 (half up) or 2"
+            " (half to even)",
+        )
     return _ROUNDINGS[rounding](v)
 
 
-def round_to(x: ArrayLike, format: MiniFloat, rounding: int = HALF_EVEN) -> NDArray[np.float32]:
-    """The nearest values that ``format`` has; what is beyond its largest value becomes that, NaN stays NaN.
+def round_to(
+    x: ArrayLike,
+    format: MiniFloat,
+    rounding: int = HALF_EVEN,
+) -> NDArray[np.float32]:
+    """The nearest values that ``format`` has.
+
+    What is beyond its largest value becomes that, NaN stays NaN.
 
     Args:
         x: float32, any shape.
@@ -116,5 +128,9 @@ def round_to(x: ArrayLike, format: MiniFloat, rounding: int = HALF_EVEN) -> NDAr
         wide = np.asarray(x, np.float32).astype(np.float64)
     exponent = np.maximum(np.frexp(wide)[1] - 1, format.emin) - format.mantissa_bits
     rounded = np.ldexp(to_integer(np.ldexp(wide, -exponent), rounding), exponent)
-    saturated: NDArray[np.float32] = np.clip(rounded, -format.largest, format.largest).astype(np.float32)
+    saturated: NDArray[np.float32] = np.clip(
+        rounded,
+        -format.largest,
+        format.largest,
+    ).astype(np.float32)
     return saturated

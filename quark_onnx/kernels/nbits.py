@@ -1,14 +1,17 @@
-"""Weight matrices of 2, 4 and 8 bits with a scale per block of inputs, in the layout of com.microsoft::MatMulNBits.
+"""Weight matrices of 2, 4 and 8 bits with a scale per block of inputs, in the layout of
+com.microsoft::MatMulNBits.
 
-``y = x @ W`` with W of shape (K, N). Each column of W is cut into blocks of ``block_size`` values along K; the last
-block is padded. ``W = (code - zero_point) * scale``, block by block; codes are unsigned. The operator's inputs, row n
-of each for column n of W: B uint8 (N, blocks, block_size * bits / 8), the codes of a block packed by themselves; scales
-float32 (N, blocks); zero_points, either uint8 (N, ceil(blocks * bits / 8)), a row's zero points packed like codes, or
-of the scales' type (N, blocks), or left out, which stands for 2^(bits-1).
+``y = x @ W`` with W of shape (K, N). Each column of W is cut into blocks of ``block_size`` values
+along K; the last block is padded. ``W = (code - zero_point) * scale``, block by block; codes are
+unsigned. The operator's inputs, row n of each for column n of W: B uint8 (N, blocks, block_size *
+bits / 8), the codes of a block packed by themselves; scales float32 (N, blocks); zero_points,
+either uint8 (N, ceil(blocks * bits / 8)), a row's zero points packed like codes, or of the scales'
+type (N, blocks), or left out, which stands for 2^(bits-1).
 
-What onnxruntime 1.31 runs correctly on an x86-64 CPU (AVX-512 with VNNI), found by running every combination of K and N
-divisible or not by the block and of 1, 2 and 17 rows of x against float64. "float" is within 1e-6 of the greatest
-output; "int8" means that x is rounded to int8 codes block by block, which costs up to 3e-2 of it:
+What onnxruntime 1.31 runs correctly on an x86-64 CPU (AVX-512 with VNNI), found by running every
+combination of K and N divisible or not by the block and of 1, 2 and 17 rows of x against float64.
+"float" is within 1e-6 of the greatest output; "int8" means that x is rounded to int8 codes block by
+block, which costs up to 3e-2 of it:
 
     bits  block_size           zero_points           accuracy_level 0   accuracy_level 4
     2     32, 64, 128          none, uint8           float              int8
@@ -20,11 +23,12 @@ output; "int8" means that x is rounded to int8 codes block by block, which costs
 
 It takes negative scales too, and scales and zero points that are flattened to one axis.
 
-Rounding to nearest tries two scales per block and keeps the one with the smaller squared error. Symmetric: the extremum
-as code 0, which reaches one step further than the greatest code, so that the scale is negative where the extremum is
-positive (onnxruntime's own quantizer does this); or the extremum as the greatest code. Asymmetric: the range of the
-block, or again the extremum as code 0. Relative error sqrt(sum (W - W')^2 / sum W^2) on the weights of a sentence
-encoder (MiniLM-L6), in %:
+Rounding to nearest tries two scales per block and keeps the one with the smaller squared error.
+Symmetric: the extremum as code 0, which reaches one step further than the greatest code, so that
+the scale is negative where the extremum is positive (onnxruntime's own quantizer does this); or the
+extremum as the greatest code. Asymmetric: the range of the block, or again the extremum as code 0.
+Relative error sqrt(sum (W - W')^2 / sum W^2) on the weights of a sentence encoder (MiniLM-L6), in
+%:
 
     bits, block        2, 32   2, 128   4, 32   4, 128   8, 32   8, 128
     symmetric
@@ -58,7 +62,8 @@ BLOCK_SIZES = (16, 32, 64, 128, 256)
 
 #: Values that are worked on at once; the intermediate arrays take some twenty bytes each.
 _SLAB = 1 << 18
-#: Rows of W that are turned into columns at once: few enough for the processor's cache to hold all their lines.
+#: Rows of W that are turned into columns at once: few enough for the processor's cache to hold all
+#: their lines.
 _HIGH = 64
 
 
@@ -69,7 +74,8 @@ class NBitsWeight:
     Attributes:
         packed: the input B, uint8 (N, blocks, block_size * bits / 8).
         scales: float32 (N, blocks).
-        zero_points: uint8 (N, ceil(blocks * bits / 8)) packed, or float32 (N, blocks); None stands for 2^(bits-1).
+        zero_points: uint8 (N, ceil(blocks * bits / 8)) packed, or float32 (N, blocks); None stands
+            for 2^(bits-1).
         bits: 2, 4 or 8.
         block_size: values of a column that share a scale.
         rows: K, the rows of the weight matrix without padding.
@@ -93,13 +99,24 @@ class NBitsWeight:
 
     @property
     def inputs(self) -> tuple[NDArray[Any], ...]:
-        """B, scales and, where there are any, zero_points: the node's inputs after x, in this order."""
-        return (self.packed, self.scales, *(() if self.zero_points is None else (self.zero_points,)))
+        """B, scales and, where there are any, zero_points: the node's inputs after x, in this
+        order.
+        """
+        return (
+            self.packed,
+            self.scales,
+            *(() if self.zero_points is None else (self.zero_points,)),
+        )
 
     @property
     def attributes(self) -> dict[str, int]:
         """The node's required attributes."""
-        return {"K": self.rows, "N": self.packed.shape[0], "bits": self.bits, "block_size": self.block_size}
+        return {
+            "K": self.rows,
+            "N": self.packed.shape[0],
+            "bits": self.bits,
+            "block_size": self.block_size,
+        }
 
     @property
     def nbytes(self) -> int:
@@ -107,7 +124,13 @@ class NBitsWeight:
         return sum(array.nbytes for array in self.inputs)
 
 
-def quantize_nbits(weight: NDArray[Any], bits: int = 4, block_size: int = 32, *, symmetric: bool = True) -> NBitsWeight:
+def quantize_nbits(
+    weight: NDArray[Any],
+    bits: int = 4,
+    block_size: int = 32,
+    *,
+    symmetric: bool = True,
+) -> NBitsWeight:
     """A weight matrix, rounded to nearest.
 
     Args:
@@ -118,7 +141,8 @@ def quantize_nbits(weight: NDArray[Any], bits: int = 4, block_size: int = 32, *,
 
     Raises:
         ConfigError: bits or block_size is not one of the above.
-        ModelError: the weight is not a matrix of floats, has no element, or holds NaN or an infinity (as float32).
+        ModelError: the weight is not a matrix of floats, has no element, or holds NaN or an
+            infinity (as float32).
 
     >>> weight = np.array([[-8, 1], [7.1, -4], [0.4, 2]], np.float32)
     >>> dequantize_nbits(quantize_nbits(weight, bits=4, block_size=16))
@@ -129,9 +153,16 @@ def quantize_nbits(weight: NDArray[Any], bits: int = 4, block_size: int = 32, *,
     check(weight, bits, block_size)
     n, count = weight.shape[1], -(-weight.shape[0] // block_size)
     packed = np.empty((n, count, packed_size(block_size, bits)), np.uint8)
-    scales, zero_points = np.empty((n, count), np.float32), np.empty((n, count), np.uint8)
+    scales, zero_points = (
+        np.empty((n, count), np.float32),
+        np.empty((n, count), np.uint8),
+    )
     for place, blocks in slabs(weight, block_size):
-        codes, params = round_to_nearest(blocks.reshape(-1, block_size), bits, symmetric=symmetric)
+        codes, params = round_to_nearest(
+            blocks.reshape(-1, block_size),
+            bits,
+            symmetric=symmetric,
+        )
         packed[place] = pack(codes.reshape(blocks.shape), bits)
         scales[place] = params.scale.reshape(blocks.shape[:2])
         zero_points[place] = params.zero_point.reshape(blocks.shape[:2])
@@ -140,14 +171,19 @@ def quantize_nbits(weight: NDArray[Any], bits: int = 4, block_size: int = 32, *,
 
 
 def from_codes(
-    codes: NDArray[Any], scales: Float32, zero_points: NDArray[Any] | None, bits: int, rows: int
+    codes: NDArray[Any],
+    scales: Float32,
+    zero_points: NDArray[Any] | None,
+    bits: int,
+    rows: int,
 ) -> NBitsWeight:
     """The weight that another algorithm found codes for.
 
     Args:
         codes: integers 0..2^bits-1 of shape (N, blocks, block_size).
         scales: float32 (N, blocks).
-        zero_points: (N, blocks), integers 0..2^bits-1 to be packed, or floats; None stands for 2^(bits-1).
+        zero_points: (N, blocks), integers 0..2^bits-1 to be packed, or floats; None stands for
+            2^(bits-1).
         bits: 2, 4 or 8.
         rows: K, the rows of the weight matrix; codes beyond it are padding.
 
@@ -157,16 +193,35 @@ def from_codes(
 
     >>> from_codes(np.full((1, 1, 16), 9), np.float32([[0.5]]), None, bits=4, rows=16).packed[0, 0, :2]
     array([153, 153], dtype=uint8)
-    """
-    if codes.ndim != 3 or scales.shape != codes.shape[:2] or -(-rows // codes.shape[2]) != codes.shape[1]:
-        raise PlanError(f"codes {codes.shape} and scales {scales.shape} are not those of a matrix of {rows} rows")
+    """  # noqa: E501
+    if (
+        codes.ndim != 3
+        or scales.shape != codes.shape[:2]
+        or -(-rows // codes.shape[2]) != codes.shape[1]
+    ):
+        raise PlanError(
+            f"codes {codes.shape} and scales {scales.shape} are not those of a matrix"
+            f" of {rows} rows",
+        )
     if zero_points is not None and zero_points.shape != scales.shape:
-        raise PlanError(f"zero points {zero_points.shape} and scales {scales.shape} differ in shape")
+        raise PlanError(
+            f"zero points {zero_points.shape} and scales {scales.shape} differ in"
+            " shape",
+        )
     _check_sizes(bits, codes.shape[2])
     if zero_points is not None:
         floating = zero_points.dtype.kind == "f"
-        zero_points = zero_points.astype(np.float32) if floating else pack(zero_points, bits)
-    return NBitsWeight(pack(codes, bits), scales.astype(np.float32), zero_points, bits, codes.shape[2], rows)
+        zero_points = (
+            zero_points.astype(np.float32) if floating else pack(zero_points, bits)
+        )
+    return NBitsWeight(
+        pack(codes, bits),
+        scales.astype(np.float32),
+        zero_points,
+        bits,
+        codes.shape[2],
+        rows,
+    )
 
 
 def dequantize_nbits(weight: NBitsWeight) -> Float32:
@@ -184,7 +239,10 @@ def dequantize_nbits(weight: NBitsWeight) -> Float32:
     for first, left in product(range(0, count, some), range(0, n, wide)):
         place = slice(left, left + wide), slice(first, first + some)
         codes = unpack(weight.packed[place], weight.bits, weight.block_size)
-        values = (codes - zero_points[place][..., None]) * weight.scales[place][..., None]
+        values = (codes - zero_points[place][..., None]) * weight.scales[place][
+            ...,
+            None,
+        ]
         part = real[first * weight.block_size :, left : left + wide][:high]
         part[:] = values.reshape(len(values), -1)[:, : len(part)].T
     return real
@@ -200,10 +258,19 @@ def zero_points_of(weight: NBitsWeight) -> Float32:
         return np.full(weight.scales.shape, 1 << weight.bits - 1, np.float32)
     if weight.zero_points.dtype == np.float32:
         return weight.zero_points.astype(np.float32)
-    return unpack(weight.zero_points.astype(np.uint8), weight.bits, weight.scales.shape[1]).astype(np.float32)
+    return unpack(
+        weight.zero_points.astype(np.uint8),
+        weight.bits,
+        weight.scales.shape[1],
+    ).astype(np.float32)
 
 
-def round_to_nearest(blocks: Float32, bits: int, *, symmetric: bool) -> tuple[NDArray[np.uint8], QParams]:
+def round_to_nearest(
+    blocks: Float32,
+    bits: int,
+    *,
+    symmetric: bool,
+) -> tuple[NDArray[np.uint8], QParams]:
     """The codes of blocks and the better of two scales for each (see the module).
 
     Args:
@@ -225,24 +292,46 @@ def round_to_nearest(blocks: Float32, bits: int, *, symmetric: bool) -> tuple[ND
     lo, hi = blocks.min(axis=1), blocks.max(axis=1)
     greatest, none = np.maximum(hi, -lo), np.zeros(lo.shape)
     # as a negative extremum it becomes code 0; the sign of the scale then makes it what it is
-    first = params_for(Range(-greatest, none), Grid(0, grid.qmax, symmetric=True), axis=0)
+    first = params_for(
+        Range(-greatest, none),
+        Grid(0, grid.qmax, symmetric=True),
+        axis=0,
+    )
     first = first.with_scale(np.where(hi > -lo, -first.scale, first.scale))
-    second = params_for(Range(none, greatest) if symmetric else Range(lo, hi), grid, axis=0)
+    second = params_for(
+        Range(none, greatest) if symmetric else Range(lo, hi),
+        grid,
+        axis=0,
+    )
     # compared as fractions of the extremum, whose square neither overflows nor vanishes
     unit = np.float32(1) / np.maximum(greatest, np.finfo(np.float32).tiny)
-    candidates = [(params, _codes(blocks, params, grid.qmax)) for params in (first, second)]
-    with np.errstate(over="ignore"):  # a scale whose codes leave float32 has an infinite error
-        errors = [squared_error(blocks, _reals(codes, params), unit) for params, codes in candidates]
+    candidates = [
+        (params, _codes(blocks, params, grid.qmax)) for params in (first, second)
+    ]
+    with np.errstate(
+        over="ignore",
+    ):  # a scale whose codes leave float32 has an infinite error
+        errors = [
+            squared_error(blocks, _reals(codes, params), unit)
+            for params, codes in candidates
+        ]
     (first, codes), (second, others) = candidates
     other = errors[1] < errors[0]
-    scale, zero = np.where(other, second.scale, first.scale), np.where(other, second.zero_point, first.zero_point)
+    scale, zero = (
+        np.where(other, second.scale, first.scale),
+        np.where(other, second.zero_point, first.zero_point),
+    )
     chosen = np.where(other[:, None], others, codes).astype(np.uint8)
     return chosen, QParams(scale, zero, 0)
 
 
 def _codes(blocks: Float32, params: QParams, qmax: int) -> Float32:
-    """The codes of ``calibrators.affine.quantize``, to the bit, in a tenth of the time: all fit into float32."""
-    with np.errstate(over="ignore"):  # a tiny scale sends large values to infinity, which saturates
+    """The codes of ``calibrators.affine.quantize``, to the bit, in a tenth of the time: all fit
+    into float32.
+    """
+    with np.errstate(
+        over="ignore",
+    ):  # a tiny scale sends large values to infinity, which saturates
         codes = blocks / params.scale[:, None]
     np.rint(codes, out=codes)
     codes += params.zero_point[:, None].astype(np.float32)
@@ -251,14 +340,17 @@ def _codes(blocks: Float32, params: QParams, qmax: int) -> Float32:
 
 
 def _reals(codes: Float32, params: QParams) -> Float32:
-    """The reals of ``calibrators.affine.dequantize``, to the bit, without a detour through wider numbers."""
+    """The reals of ``calibrators.affine.dequantize``, to the bit, without a detour through wider
+    numbers.
+    """
     reals: Float32 = codes - params.zero_point[:, None].astype(np.float32)
     reals *= params.scale[:, None]
     return reals
 
 
 def squared_error(blocks: Float32, real: Float32, unit: Float32) -> NDArray[np.float32]:
-    """Sum of the squared differences of each block, ``unit`` being what a block is multiplied by first.
+    """Sum of the squared differences of each block, ``unit`` being what a block is multiplied by
+    first.
 
     >>> squared_error(np.float32([[1, 2]]), np.float32([[1, 4]]), np.float32([0.5]))
     array([1.], dtype=float32)
@@ -268,12 +360,15 @@ def squared_error(blocks: Float32, real: Float32, unit: Float32) -> NDArray[np.f
     return error
 
 
-def slabs(weight: NDArray[Any], block_size: int) -> Iterator[tuple[tuple[slice, slice], Float32]]:
+def slabs(
+    weight: NDArray[Any],
+    block_size: int,
+) -> Iterator[tuple[tuple[slice, slice], Float32]]:
     """The blocks of a matrix (K, N), some at a time.
 
     Yields:
-        The place of some blocks in an array of shape (N, blocks, ...), and their values: float32 (columns, some blocks,
-        block_size), padded with zeros.
+        The place of some blocks in an array of shape (N, blocks, ...), and their values: float32
+        (columns, some blocks, block_size), padded with zeros.
 
     Raises:
         ModelError: a value is NaN or infinite as float32.
@@ -288,13 +383,16 @@ def slabs(weight: NDArray[Any], block_size: int) -> Iterator[tuple[tuple[slice, 
         part = weight[top : top + high, left : left + wide]
         count = -(-part.shape[0] // block_size)
         values = np.zeros((part.shape[1], count * block_size), np.float32)
-        with np.errstate(over="ignore"):  # a float64 beyond float32 becomes infinite, which is refused below
+        with np.errstate(
+            over="ignore",
+        ):  # a float64 beyond float32 becomes infinite, which is refused below
             values[:, : part.shape[0]] = part.T
         if not np.isfinite(values).all():
             column, row = np.argwhere(~np.isfinite(values))[0]
             raise ModelError(
-                f"the weight of shape {weight.shape} holds {part[row, column]} at [{top + row}, {left + column}],"
-                " which has no finite float32 value to quantize"
+                f"the weight of shape {weight.shape} holds {part[row, column]} at"
+                f" [{top + row}, {left + column}], which has no finite float32 value to"
+                " quantize",
             )
         first = top // block_size
         place = slice(left, left + part.shape[1]), slice(first, first + count)
@@ -313,11 +411,19 @@ def check(weight: NDArray[Any], bits: int, block_size: int) -> None:
     """
     _check_sizes(bits, block_size)
     if weight.ndim != 2 or weight.dtype.kind != "f" or not weight.size:
-        raise ModelError(f"the weight is {weight.dtype} of shape {weight.shape}; it must be a filled matrix of floats")
+        raise ModelError(
+            f"the weight is {weight.dtype} of shape {weight.shape}; it must be a filled"
+            " matrix of floats",
+        )
 
 
 def _check_sizes(bits: int, block_size: int) -> None:
     if bits not in BITS:
-        raise ConfigError(f"bits is {bits!r}; onnxruntime takes {', '.join(map(str, BITS))}")
+        raise ConfigError(
+            f"bits is {bits!r}; onnxruntime takes {', '.join(map(str, BITS))}",
+        )
     if block_size not in BLOCK_SIZES:
-        raise ConfigError(f"block_size is {block_size!r}; onnxruntime takes {', '.join(map(str, BLOCK_SIZES))}")
+        raise ConfigError(
+            f"block_size is {block_size!r}; onnxruntime takes"
+            f" {', '.join(map(str, BLOCK_SIZES))}",
+        )

@@ -1,10 +1,13 @@
-"""The noise of rounding in a chain of layers, as a function of the factors that channels between them are divided by.
+"""The noise of rounding in a chain of layers, as a function of the factors that channels between
+them are divided by.
 
-A step of rounding has a variance of a twelfth of its square. Noise over signal is a sum of exponentials of linear
-functions of the factors' logarithms once its maxima are replaced by p-norms, and so it is convex in them: a geometric
-program (Boyd et al. 2007, "A Tutorial on Geometric Programming"), whose least value one descent finds.
+A step of rounding has a variance of a twelfth of its square. Noise over signal is a sum of
+exponentials of linear functions of the factors' logarithms once its maxima are replaced by p-norms,
+and so it is convex in them: a geometric program (Boyd et al. 2007, "A Tutorial on Geometric
+Programming"), whose least value one descent finds.
 
-Sums over arrays are those of einsum, which keeps to one core: their order does not depend on how many there are.
+Sums over arrays are those of einsum, which keeps to one core: their order does not depend on how
+many there are.
 """
 
 from __future__ import annotations
@@ -21,13 +24,15 @@ Doubles = NDArray[np.float64]
 
 #: The p-norm in place of the maximum of weights, which are all known.
 _POWER = 16
-#: That of activations. Data that was not seen goes beyond the extremes that were: where each channel's are those of a
-#: Frechet distribution with this index, the extreme of all channels is the p-norm of theirs. A greater p lines all of
-#: them up at one extreme, so that each may be clipped; 4 to 8 gave the least noise on images held out.
+#: That of activations. Data that was not seen goes beyond the extremes that were: where each
+#: channel's are those of a Frechet distribution with this index, the extreme of all channels is the
+#: p-norm of theirs. A greater p lines all of them up at one extreme, so that each may be clipped; 4
+#: to 8 gave the least noise on images held out.
 _TAIL = 6
 #: Steps of the descent at most, how far one may move a logarithm, and how many are remembered.
 _STEPS, _STRIDE, _PAST = 500, 1.0, 20
-#: The share of the expected gain that a step has to bring, and the share of the noise that is worth another one.
+#: The share of the expected gain that a step has to bring, and the share of the noise that is worth
+#: another one.
 _ENOUGH, _CONVERGED = 1e-4, 1e-11
 #: Logarithms of factors stay within this.
 _LIMIT = float(np.log(1e4))
@@ -57,7 +62,9 @@ EIGHT_BITS = Rounding()
 
 @dataclass(frozen=True)
 class Spread:
-    """Channels of a tensor that share one scale; they are divided by factors, and multiplied back where they are read.
+    """Channels of a tensor that share one scale.
+
+    They are divided by factors, and multiplied back where they are read.
 
     Attributes:
         low, high: how far each channel reaches below and above zero.
@@ -78,9 +85,14 @@ class Spread:
             return 0.0, np.zeros(logarithm.shape)
         x = -logarithm if self.inverse else logarithm
         if rounding.symmetric:
-            width, slope = (2 * part for part in _norm(np.maximum(self.low, self.high), -x))
+            width, slope = (
+                2 * part for part in _norm(np.maximum(self.low, self.high), -x)
+            )
         else:
-            width, slope = (a + b for a, b in zip(_norm(self.low, -x), _norm(self.high, -x), strict=True))
+            width, slope = (
+                a + b
+                for a, b in zip(_norm(self.low, -x), _norm(self.high, -x), strict=True)
+            )
         parts = self.matter * np.exp(2 * x)
         unit, total = 1 / (12 * rounding.activation**2), parts.sum()
         gradient = 2 * unit * (width**2 * parts - width * slope * total)
@@ -103,11 +115,11 @@ class Term:
     """The noise in the results of a layer.
 
     Attributes:
-        source, target: the place, among all logarithms, of that of each input and output.
-        peak: the greatest absolute weight of each output and input, (groups, outputs, inputs).
-        energy: mean square of an input, times the weights that it is multiplied with, (groups, inputs).
-        matter: what the variance of an output's noise counts, (groups, outputs).
-        spreads: the tensors that are rounded.
+        source, target: the place, among all logarithms, of that of each input and output. peak: the
+        greatest absolute weight of each output and input, (groups, outputs, inputs). energy: mean
+        square of an input, times the weights that it is multiplied with, (groups, inputs). matter:
+        what the variance of an output's noise counts, (groups, outputs). spreads: the tensors that
+        are rounded.
     """
 
     source: NDArray[np.intp]
@@ -120,7 +132,11 @@ class Term:
     def noise(self, logarithm: Doubles, gradient: Doubles, rounding: Rounding) -> float:
         """The noise at all logarithms; its gradient is added to ``gradient``."""
         u, v = logarithm[self.source], logarithm[self.target]
-        noise, by_input, by_output = self._weights(u.reshape(self.energy.shape), v.reshape(self.matter.shape), rounding)
+        noise, by_input, by_output = self._weights(
+            u.reshape(self.energy.shape),
+            v.reshape(self.matter.shape),
+            rounding,
+        )
         by_input, by_output = by_input.ravel(), by_output.ravel()
         for spread in self.spreads:
             found, slope = spread.noise(v if spread.outputs else u, rounding)
@@ -130,29 +146,55 @@ class Term:
             else:
                 by_input = by_input + slope
         size = logarithm.size
-        gradient += np.bincount(self.source, by_input, size) + np.bincount(self.target, by_output, size)
+        gradient += np.bincount(self.source, by_input, size) + np.bincount(
+            self.target,
+            by_output,
+            size,
+        )
         return noise
 
-    def _weights(self, u: Doubles, v: Doubles, rounding: Rounding) -> tuple[float, Doubles, Doubles]:
+    def _weights(
+        self,
+        u: Doubles,
+        v: Doubles,
+        rounding: Rounding,
+    ) -> tuple[float, Doubles, Doubles]:
         """The noise of the weights, and its gradients by inputs and by outputs."""
         top = self.peak.max(initial=0.0)
         if not rounding.weight or not top:
             return 0.0, np.zeros(u.shape), np.zeros(v.shape)
         unit = (2 * top / rounding.weight) ** 2 / 12
-        reach, grown, read = self._reach, np.exp(_POWER * u), self.energy * np.exp(-2 * u)
-        sums, along = read.sum(axis=1, keepdims=True), np.einsum("goi,gi->go", reach, grown)
+        reach, grown, read = (
+            self._reach,
+            np.exp(_POWER * u),
+            self.energy * np.exp(-2 * u),
+        )
+        sums, along = (
+            read.sum(axis=1, keepdims=True),
+            np.einsum("goi,gi->go", reach, grown),
+        )
         if rounding.per_channel:  # what an output is divided by cancels
             parts = unit * self.matter * along ** (2 / _POWER) * sums
-            shares = np.einsum("goi,go->gi", reach, parts / np.maximum(along, _LEAST)) * grown
+            shares = (
+                np.einsum("goi,go->gi", reach, parts / np.maximum(along, _LEAST))
+                * grown
+            )
             whole = parts.sum(axis=1, keepdims=True) / np.maximum(sums, _LEAST)
             return float(parts.sum()), 2 * (shares - whole * read), np.zeros(v.shape)
         shrunk, counted = np.exp(-_POWER * v), self.matter * np.exp(2 * v)
-        across, whole = np.einsum("goi,go->gi", reach, shrunk), counted.sum(axis=1, keepdims=True)
+        across, whole = (
+            np.einsum("goi,go->gi", reach, shrunk),
+            counted.sum(axis=1, keepdims=True),
+        )
         total = (across * grown).sum()
         step = unit * total ** (2 / _POWER)
         noise = step * (whole * sums).sum()
         by_input = 2 * (noise * across * grown / total - step * whole * read)
-        return float(noise), by_input, 2 * (step * sums * counted - noise * along * shrunk / total)
+        return (
+            float(noise),
+            by_input,
+            2 * (step * sums * counted - noise * along * shrunk / total),
+        )
 
     @cached_property
     def _reach(self) -> Doubles:
@@ -160,8 +202,14 @@ class Term:
         return reach
 
 
-def minimize_noise(terms: Sequence[Term], fixed: NDArray[np.bool_], rounding: Rounding) -> tuple[Doubles, float, float]:
-    """The logarithms, zero where they are ``fixed``, at which the noise of all terms is least; it before and after.
+def minimize_noise(
+    terms: Sequence[Term],
+    fixed: NDArray[np.bool_],
+    rounding: Rounding,
+) -> tuple[Doubles, float, float]:
+    """The logarithms, zero where they are ``fixed``, at which the noise of all terms is least.
+
+    It before and after.
 
     The descent is L-BFGS with backtracking (Nocedal & Wright 2006, algorithms 7.4 and 3.1).
     """
@@ -195,7 +243,9 @@ def minimize_noise(terms: Sequence[Term], fixed: NDArray[np.bool_], rounding: Ro
 
 
 def _turned(gradient: Doubles, past: Sequence[tuple[Doubles, Doubles]]) -> Doubles:
-    """The gradient times an estimate of the inverse of the Hessian from past moves and changes of the gradient."""
+    """The gradient times an estimate of the inverse of the Hessian from past moves and changes of
+    the gradient.
+    """
     result, shares = gradient, list[float]()
     for moved, changed in reversed(past):
         shares.append(_dot(moved, result) / _dot(moved, changed))
@@ -204,7 +254,10 @@ def _turned(gradient: Doubles, past: Sequence[tuple[Doubles, Doubles]]) -> Doubl
         moved, changed = past[-1]
         result = result * (_dot(moved, changed) / _dot(changed, changed))
     for moved, changed in past:
-        result = result + (shares.pop() - _dot(changed, result) / _dot(moved, changed)) * moved
+        result = (
+            result
+            + (shares.pop() - _dot(changed, result) / _dot(moved, changed)) * moved
+        )
     return result
 
 

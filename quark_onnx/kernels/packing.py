@@ -1,8 +1,8 @@
 """Integer codes of 2, 4 and 8 bits to bytes and back, the first code in the lowest bits.
 
-The layout of ONNX's INT2, UINT2, INT4 and UINT4 tensors (there the whole tensor is one flat row) and of the inputs B
-and zero_points of com.microsoft::MatMulNBits (there the last axis is packed by itself). Signed codes are two's
-complement.
+The layout of ONNX's INT2, UINT2, INT4 and UINT4 tensors (there the whole tensor is one flat row)
+and of the inputs B and zero_points of com.microsoft::MatMulNBits (there the last axis is packed by
+itself). Signed codes are two's complement.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ BITS = (2, 4, 8)
 #: Bytes that are worked on at once: a few such buffers fit the nearest caches.
 _CHUNK = 1 << 16
 
-# The codes of one byte lie side by side in one word: shifting the word onto itself moves all of them at once.
+# The codes of one byte lie side by side in one word: shifting the word onto itself moves all of
+# them at once.
 _WORDS: dict[int, np.dtype[Any]] = {2: np.dtype("<u4"), 4: np.dtype("<u2")}
 _MASKS = {2: 0x03030303, 4: 0x0F0F}
 
@@ -57,10 +58,18 @@ def pack(codes: NDArray[Any], bits: int, *, signed: bool = False) -> NDArray[np.
     """
     _check(bits)
     if codes.dtype.kind not in "iu" or codes.ndim == 0:
-        raise PlanError(f"codes to pack are {codes.dtype} of shape {codes.shape}; they must be rows of integers")
-    least, greatest = (-(1 << bits - 1), (1 << bits - 1) - 1) if signed else (0, (1 << bits) - 1)
+        raise PlanError(
+            f"codes to pack are {codes.dtype} of shape {codes.shape}; they must be rows"
+            " of integers",
+        )
+    least, greatest = (
+        (-(1 << bits - 1), (1 << bits - 1) - 1) if signed else (0, (1 << bits) - 1)
+    )
     if codes.size and (int(codes.min()) < least or int(codes.max()) > greatest):
-        raise PlanError(f"codes {codes.min()}..{codes.max()} do not fit {bits} bits: {least}..{greatest}")
+        raise PlanError(
+            f"codes {codes.min()}..{codes.max()} do not fit {bits} bits:"
+            f" {least}..{greatest}",
+        )
     # one byte a code; to uint8, negative codes wrap around to their two's complement
     plain = codes.astype(np.uint8)
     if bits == 8:
@@ -69,7 +78,10 @@ def pack(codes: NDArray[Any], bits: int, *, signed: bool = False) -> NDArray[np.
     if short:
         plain = np.pad(plain, [(0, 0)] * (codes.ndim - 1) + [(0, short)])
     packed = np.empty((*plain.shape[:-1], plain.shape[-1] * bits // 8), np.uint8)
-    words, flat = np.ascontiguousarray(plain).reshape(-1).view(_WORDS[bits]), packed.reshape(-1)
+    words, flat = (
+        np.ascontiguousarray(plain).reshape(-1).view(_WORDS[bits]),
+        packed.reshape(-1),
+    )
     for start in range(0, flat.size, _CHUNK):
         part = words[start : start + _CHUNK] & _MASKS[bits]
         gap = 8 - bits
@@ -80,7 +92,13 @@ def pack(codes: NDArray[Any], bits: int, *, signed: bool = False) -> NDArray[np.
     return packed
 
 
-def unpack(packed: NDArray[np.uint8], bits: int, count: int, *, signed: bool = False) -> NDArray[Any]:
+def unpack(
+    packed: NDArray[np.uint8],
+    bits: int,
+    count: int,
+    *,
+    signed: bool = False,
+) -> NDArray[Any]:
     """The codes that :func:`pack` packed.
 
     Args:
@@ -104,13 +122,17 @@ def unpack(packed: NDArray[np.uint8], bits: int, count: int, *, signed: bool = F
     size = packed_size(count, bits)
     if packed.dtype != np.uint8 or packed.ndim == 0 or packed.shape[-1] < size:
         raise PlanError(
-            f"packed codes are {packed.dtype} of shape {packed.shape}; {count} codes of {bits} bits need {size} bytes"
+            f"packed codes are {packed.dtype} of shape {packed.shape}; {count} codes of"
+            f" {bits} bits need {size} bytes",
         )
     packed = packed[..., :size]
     if bits == 8:
         return packed.astype(np.int8 if signed else np.uint8)
     codes: NDArray[Any] = np.empty((*packed.shape[:-1], size * (8 // bits)), np.uint8)
-    flat, words = np.ascontiguousarray(packed).reshape(-1), codes.reshape(-1).view(_WORDS[bits])
+    flat, words = (
+        np.ascontiguousarray(packed).reshape(-1),
+        codes.reshape(-1).view(_WORDS[bits]),
+    )
     half = 1 << bits - 1
     for start in range(0, flat.size, _CHUNK):
         part = flat[start : start + _CHUNK].astype(_WORDS[bits])
@@ -120,8 +142,12 @@ def unpack(packed: NDArray[np.uint8], bits: int, count: int, *, signed: bool = F
         part |= part << gap
         part &= _MASKS[bits]
         words[start : start + _CHUNK] = part
-        if signed:  # flipping the sign bit and taking it off again extends it to the whole byte
-            place = codes.reshape(-1)[start * (8 // bits) : (start + _CHUNK) * (8 // bits)]
+        if (
+            signed
+        ):  # flipping the sign bit and taking it off again extends it to the whole byte
+            place = codes.reshape(-1)[
+                start * (8 // bits) : (start + _CHUNK) * (8 // bits)
+            ]
             place ^= half
             place -= half
     codes = codes.view(np.int8) if signed else codes
@@ -130,4 +156,6 @@ def unpack(packed: NDArray[np.uint8], bits: int, count: int, *, signed: bool = F
 
 def _check(bits: int) -> None:
     if bits not in BITS:
-        raise ConfigError(f"codes of {bits!r} bits cannot be packed; the widths are 2, 4 and 8")
+        raise ConfigError(
+            f"codes of {bits!r} bits cannot be packed; the widths are 2, 4 and 8",
+        )

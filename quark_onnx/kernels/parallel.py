@@ -1,4 +1,6 @@
-"""Work on all cores that gives the same on any number of them: in parts of fixed size, each on one core."""
+"""Work on all cores that gives the same on any number of them: in parts of fixed size, each on one
+core.
+"""
 
 from __future__ import annotations
 

@@ -1,11 +1,13 @@
-"""Learned rounding: weights are moved by gradient descent until what a layer computes is close to what it should.
+"""Learned rounding: weights are moved by gradient descent until what a layer computes is close to
+what it should.
 
-Follows Nagel et al. 2020, "Up or Down? Adaptive Rounding for Post-Training Quantization" (AdaRound), and Hubara et al.
-2020, "Improving Post Training Neural Quantization: Layer-wise Calibration and Integer Programming" (AdaQuant).
+Follows Nagel et al. 2020, "Up or Down? Adaptive Rounding for Post-Training Quantization"
+(AdaRound), and Hubara et al. 2020, "Improving Post Training Neural Quantization: Layer-wise
+Calibration and Integer Programming" (AdaQuant).
 
-A layer is seen as rows of inputs and of wanted outputs. Its outputs do not depend on each other, so they are dealt with
-in parts of fixed size, side by side, each on one core: the result does not depend on how many there are. The same code
-runs on numpy arrays and on torch tensors.
+A layer is seen as rows of inputs and of wanted outputs. Its outputs do not depend on each other, so
+they are dealt with in parts of fixed size, side by side, each on one core: the result does not
+depend on how many there are. The same code runs on numpy arrays and on torch tensors.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ _BETA1, _BETA2, _EPSILON = 0.9, 0.999, 1e-8
 _STAGES = 5
 #: Weights that are dealt with at a time, and groups: as many as a core keeps near.
 _PART, _GROUPS = 1 << 17, 512
-#: Parts that there should be at least, as far as each of them has so many weights; an output counts as so many more.
+#: Parts that there should be at least, as far as each of them has so many weights; an output counts
+#: as so many more.
 _PARTS, _LEAST, _ROW = 2, 1 << 15, 256
 #: Weights that a GPU deals with at a time.
 _WHOLE = 1 << 24
@@ -44,7 +47,8 @@ class Descent:
     Attributes:
         iterations: steps.
         rows: of a step.
-        rate: learning rate of the weights, relative to their root mean square, or of the sigmoid's argument.
+        rate: learning rate of the weights, relative to their root mean square, or of the sigmoid's
+            argument.
         warm: share of the iterations before the rounding is pushed to either side.
         start, end: exponents of the push, from soft to hard.
         push: its weight.
@@ -84,8 +88,8 @@ class Part:
     def gradient(self, weight: Any, bias: Any, size: int, turn: int) -> tuple[Any, Any]:
         """Of half the sum of squares on the next ``size`` rows, by the weight and by what is added.
 
-        It is what ``share`` makes that of the mean square of: to multiply whatever it is multiplied with anyway by
-        that is cheaper than all errors.
+        It is what ``share`` makes that of the mean square of: to multiply whatever it is multiplied
+        with anyway by that is cheaper than all errors.
         """
         count = self.wanted.shape[1]
         size = min(size, count)
@@ -98,11 +102,13 @@ class Part:
         return slope.swapaxes(-1, -2) @ x, slope.sum(1)
 
     def share(self, size: int) -> Any:
-        """(groups, outputs): what makes of ``gradient`` that of the mean square, divided by the norm."""
+        """(groups, outputs): what makes of ``gradient`` that of the mean square, divided by the
+        norm.
+        """
         return (2 / max(1, min(size, self.wanted.shape[1]))) / self.norm
 
 
-def in_parts(
+def in_parts(  # noqa: PLR0913
     work: Callable[[slice, slice], None],
     groups: int,
     outputs: int,
@@ -119,30 +125,51 @@ def in_parts(
         whole: in parts that are as large as a GPU likes them, one after the other.
     """
     largest, most = (_WHOLE, groups) if whole else (_PART, _GROUPS)
-    least = 1 if whole else max(1, min(_PARTS, groups * outputs * (inputs + _ROW) // _LEAST))
+    least = (
+        1
+        if whole
+        else max(1, min(_PARTS, groups * outputs * (inputs + _ROW) // _LEAST))
+    )
     at_once = max(1, min(most, largest // (outputs * inputs)))
     own = _split(groups, at_once, least)
-    each = _split(outputs, max(1, largest // inputs) if at_once == 1 else outputs, -(-least // len(own)))
+    each = _split(
+        outputs,
+        max(1, largest // inputs) if at_once == 1 else outputs,
+        -(-least // len(own)),
+    )
     parts = [(group, output) for group in own for output in each]
-    with one_thread(), ThreadPoolExecutor(1 if whole else threads or cpu_count() or 1) as pool:
+    with (
+        one_thread(),
+        ThreadPoolExecutor(1 if whole else threads or cpu_count() or 1) as pool,
+    ):
         for _ in pool.map(lambda part: work(*part), parts):
             pass
 
 
 def _split(count: int, size: int, least: int) -> list[slice]:
-    """``count`` things in parts of about equal size, at most ``size``: at least so many parts, and an even number."""
+    """``count`` things in parts of about equal size, at most ``size``: at least so many parts, and
+    an even number.
+    """
     parts = min(count, max(least, -(-count // size)))
     parts += parts % 2 if 1 < parts < count else 0
     ends = [count * part // parts for part in range(parts + 1)]
     return [slice(*pair) for pair in pairwise(ends)]
 
 
-def adaround(part: Part, below: Any, step: Any, share: Any, bias: Any, settings: Descent, xp: Any = np) -> Any:
+def adaround(  # noqa: PLR0913
+    part: Part,
+    below: Any,
+    step: Any,
+    share: Any,
+    bias: Any,
+    settings: Descent,
+    xp: Any = np,
+) -> Any:
     """Whether each weight is rounded up, as booleans of its shape.
 
-    The sigmoid is written as a hyperbolic tangent of half its argument u, and stretched it is ``2 h - 1``: where the
-    weight lies between the middle of its two codes, at 0, and either of them. Fewer passes over the weights than the
-    formulas of the paper take are needed then.
+    The sigmoid is written as a hyperbolic tangent of half its argument u, and stretched it is
+    ``2 h - 1``: where the weight lies between the middle of its two codes, at 0, and either of
+    them. Fewer passes over the weights than the formulas of the paper take are needed then.
 
     Args:
         below: (groups, outputs, inputs), the value of the code below each weight.
@@ -153,7 +180,9 @@ def adaround(part: Part, below: Any, step: Any, share: Any, bias: Any, settings:
     stretch = _ZETA - _GAMMA
     half = step / 2
     middle = below + half
-    pull = half * part.share(settings.rows)[..., None] * (stretch / 2)  # the inner derivatives by u / 2
+    pull = (
+        half * part.share(settings.rows)[..., None] * (stretch / 2)
+    )  # the inner derivatives by u / 2
     u = xp.arctanh((xp.clip(share, 0.0, 1.0) * 2 - 1) / stretch)
     adam = _Adam(u, settings.rate / 2, xp)
     warm = int(settings.warm * settings.iterations)
@@ -186,7 +215,10 @@ class _Adam:
     """Kingma and Ba 2015, with the learning rate as it is given."""
 
     def __init__(self, like: Any, rate: float, xp: Any) -> None:
-        self._first, self._second = like * 0, like * 0  # each a constant times the moment of the paper
+        self._first, self._second = (
+            like * 0,
+            like * 0,
+        )  # each a constant times the moment of the paper
         self._rate, self._turn, self._xp = rate, 0, xp
 
     def moved(self, value: Any, gradient: Any, factor: Any = 1.0) -> Any:
@@ -201,7 +233,9 @@ class _Adam:
         step += _EPSILON / (1 - _BETA2) ** 0.5
         self._xp.divide(self._first, step, out=step)
         bent = (1 - _BETA2**self._turn) / (1 - _BETA2)
-        step *= factor * (self._rate * bent**0.5 * (1 - _BETA1) / (1 - _BETA1**self._turn))
+        step *= factor * (
+            self._rate * bent**0.5 * (1 - _BETA1) / (1 - _BETA1**self._turn)
+        )
         return self._xp.subtract(value, step, out=step)
 
 
@@ -235,8 +269,13 @@ class Units:
         return found
 
     def on(self, device: Device) -> Units:
-        """The grid on another device; what is the same for all weights as one number, which takes no time to read."""
-        scale, least, greatest = (_single(array) for array in (self.scale, self.least, self.greatest))
+        """The grid on another device.
+
+        What is the same for all weights as one number, which takes no time to read.
+        """
+        scale, least, greatest = (
+            _single(array) for array in (self.scale, self.least, self.greatest)
+        )
         return Units(*map(device.put, (scale, least, greatest, self.levels)))
 
 
@@ -246,10 +285,17 @@ def _single(array: Any) -> Any:
     return first.reshape(()) if first.size and (array == first).all() else array
 
 
-def adaquant(
-    part: Part, weight: Any, bias: Any, units: Units, settings: Descent, bias_rate: float, xp: Any = np
+def adaquant(  # noqa: PLR0913
+    part: Part,
+    weight: Any,
+    bias: Any,
+    units: Units,
+    settings: Descent,
+    bias_rate: float,
+    xp: Any = np,
 ) -> Iterator[tuple[Any, Any]]:
-    """The weight, in units of its scale and not yet rounded, and the bias, after each stage of the descent.
+    """The weight, in units of its scale and not yet rounded, and the bias, after each stage of the
+    descent.
 
     Args:
         weight: (groups, outputs, inputs), to start from, in units of its scale.
@@ -266,7 +312,9 @@ def adaquant(
         rounded = units.rounded(weight, xp)
         rounded *= units.scale
         gradient, shift = part.gradient(rounded, bias, settings.rows, turn)
-        cooled = 0.5 * (1 + cos(pi * turn / settings.iterations))  # a number of Python leaves float32 what it is
+        cooled = 0.5 * (
+            1 + cos(pi * turn / settings.iterations)
+        )  # a number of Python leaves float32 what it is
         gradient *= pull
         gradient *= units.inside(weight)
         weight = adam.moved(weight, gradient, cooled * reach)

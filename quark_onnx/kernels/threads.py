@@ -1,4 +1,6 @@
-"""Threads of the libraries that multiply matrices: one, where the sum must not depend on how many there are."""
+"""Threads of the libraries that multiply matrices: one, where the sum must not depend on how many
+there are.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,9 @@ from typing import Any
 def one_thread() -> Iterator[None]:
     """While it is open, a product of numpy is computed on the core that asks for it.
 
-    On several cores it is summed in another order, on some processors. The limit is one for the whole process: whoever
-    opens it first sets it, and the last one to close it takes it back, in whatever order threads do so.
+    On several cores it is summed in another order, on some processors. The limit is one for the
+    whole process: whoever opens it first sets it, and the last one to close it takes it back, in
+    whatever order threads do so.
     """
     _LIMIT.open()
     try:
@@ -34,7 +37,10 @@ class _Limit:
     def open(self) -> None:
         with self._lock:
             _let_anybody_set()
-            limit = _libraries().limit(limits=1, user_api="blas")  # of each: some libraries have one for each thread
+            limit = _libraries().limit(
+                limits=1,
+                user_api="blas",
+            )  # of each: some libraries have one for each thread
             self._before = self._before if self._users else limit
             self._users += 1
 
@@ -51,7 +57,9 @@ _LIMIT = _Limit()
 
 
 def _let_anybody_set() -> None:
-    """Threadpoolctl 3.8 obeys the thread alone that has set a limit first, and does not tell the others."""
+    """Threadpoolctl 3.8 obeys the thread alone that has set a limit first, and does not tell the
+    others.
+    """
     from threadpoolctl import OpenBLASController
 
     clear = getattr(OpenBLASController, "clear_controlling_thread", None)

@@ -1,4 +1,7 @@
-"""Ryzen AI processors: whether a model runs there, and why not; and what it computes there, to the bit."""
+"""Ryzen AI processors: whether a model runs there, and why not.
+
+And what it computes there, to the bit.
+"""
 
 from quark_onnx.npu.check import Check, check
 from quark_onnx.npu.choose import Choice, choose

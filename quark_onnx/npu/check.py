@@ -24,7 +24,8 @@ class Check:
 
     Attributes:
         target: what the model was held against.
-        kind: how the model's numbers look: "float", "XINT8" (power-of-two scales) or "integer" (other scales).
+        kind: how the model's numbers look: "float", "XINT8" (power-of-two scales) or "integer"
+            (other scales).
         findings: errors first.
     """
 
@@ -39,18 +40,29 @@ class Check:
 
     def __str__(self) -> str:
         warnings = len(self.findings) - self.errors
-        head = f"{self.kind} model for {self.target.name}: {self.errors} errors, {warnings} warnings"
-        return "\n".join([head, *(printable(str(finding)) for finding in self.findings)])
+        head = (
+            f"{self.kind} model for {self.target.name}: {self.errors} errors,"
+            f" {warnings} warnings"
+        )
+        return "\n".join(
+            [head, *(printable(str(finding)) for finding in self.findings)],
+        )
 
 
-def check(model: str | Path | ModelProto, target: str = "npu", *, kind: str = "") -> Check:
+def check(
+    model: str | Path | ModelProto,
+    target: str = "npu",
+    *,
+    kind: str = "",
+) -> Check:
     """Hold a model against a target.
 
     Args:
         model: a path or a model, with Q/DQ pairs of any tool, or float.
         target: its name: npu, phx, hpt, stx or krk.
-        kind: hold it against the rules for "XINT8" or "integer"; empty to see from its scales which it is. A target
-            that knows nothing but XINT8 holds every quantized model against these rules.
+        kind: hold it against the rules for "XINT8" or "integer"; empty to see from its scales which
+            it is. A target that knows nothing but XINT8 holds every quantized model against these
+            rules.
 
     Raises:
         ConfigError: there is no such target.
@@ -60,7 +72,7 @@ def check(model: str | Path | ModelProto, target: str = "npu", *, kind: str = ""
     >>> text = '<ir_version: 9, opset_import: ["": 17]> g (float[N,3,8,8] x) => (float[N,3,8,8] y) { y = Relu (x) }'
     >>> print(check(parser.parse_model(text), "phx").findings[0].figures)
     input 'x' has the shape ['N', 3, 8, 8]
-    """
+    """  # noqa: E501
     found, row = load(model), TARGETS[target]
     graph = Graph.of(found)
     pairs = Pairs(graph)
@@ -78,5 +90,7 @@ def kind_of(pairs: Pairs, target: Target) -> str:
     if not pairs.quantizing and not pairs.dequantizing:
         return "float"
     known = sum(pairs.grid(node).position is not None for node in pairs.quantizing)
-    only = target.integer_engine and target.presets == ("XINT8",) and target.architecture
+    only = (
+        target.integer_engine and target.presets == ("XINT8",) and target.architecture
+    )
     return "XINT8" if only or 2 * known > len(pairs.quantizing) else "integer"

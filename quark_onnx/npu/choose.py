@@ -14,8 +14,16 @@ from quark_onnx.npu.recipes import Recipe
 from quark_onnx.patterns.conv_and_gemm import LAYERS
 from quark_onnx.registry import RECIPES, TARGETS
 
-_ATTENTION = frozenset({"Attention", "MultiHeadAttention", "GroupQueryAttention", "EmbedLayerNormalization"})
-#: So many last products have detectors, which predict boxes and scores at several sizes, and nothing else has.
+_ATTENTION = frozenset(
+    {
+        "Attention",
+        "MultiHeadAttention",
+        "GroupQueryAttention",
+        "EmbedLayerNormalization",
+    },
+)
+#: So many last products have detectors, which predict boxes and scores at several sizes, and
+#: nothing else has.
 _HEADS = 3
 #: The share of a network's convolutions that are depthwise from which on it is called one of those.
 _SHARE = 0.25
@@ -27,7 +35,8 @@ class Choice:
 
     Attributes:
         recipe: for models of that kind.
-        config: its configuration, in a format that the target takes; the target itself is still to be set.
+        config: its configuration, in a format that the target takes; the target itself is still to
+            be set.
         reason: what the model has, and what follows, in words.
     """
 
@@ -60,19 +69,29 @@ def choose(model: str | Path | ModelProto, target: str = "stx") -> Choice:
         return Choice(recipe, recipe.config, reason)
     preset = row.presets[0]
     config = QConfig.of(preset).with_(optimizers=recipe.optimizers)
-    return Choice(recipe, config, f"{reason}; {target} does not take {recipe.preset}, so it is {preset}")
+    return Choice(
+        recipe,
+        config,
+        f"{reason}; {target} does not take {recipe.preset}, so it is {preset}",
+    )
 
 
 def _kind(graph: Graph) -> tuple[str, str]:
     """The name of a recipe, and what speaks for it."""
     attention = [node for node in graph.nodes if _attends(graph, node)]
     if attention:
-        return "transformer", f"{len(attention)} products of activations, as attention has them"
+        return (
+            "transformer",
+            f"{len(attention)} products of activations, as attention has them",
+        )
     products = [node for node in graph.nodes if node.kind in LAYERS]
     convolutions = [node for node in products if node.kind == "Conv"]
     last = _last(graph, products)
     if len(last) >= _HEADS and convolutions:
-        return "detector", f"{len(last)} last products in parallel, as the heads of a detector"
+        return (
+            "detector",
+            f"{len(last)} last products in parallel, as the heads of a detector",
+        )
     depthwise = [node for node in convolutions if _is_depthwise(graph, node)]
     reason = f"{len(convolutions)} convolutions, {len(depthwise)} of them depthwise"
     if depthwise and len(depthwise) >= _SHARE * len(convolutions):
@@ -81,12 +100,19 @@ def _kind(graph: Graph) -> tuple[str, str]:
 
 
 def _attends(graph: Graph, node: Node) -> bool:
-    return node.kind in _ATTENTION or (node.kind == "MatMul" and not any(map(graph.is_constant, node.inputs)))
+    return node.kind in _ATTENTION or (
+        node.kind == "MatMul" and not any(map(graph.is_constant, node.inputs))
+    )
 
 
 def _last(graph: Graph, products: list[Node]) -> list[Node]:
     """Products that no other one reads, in however many steps."""
-    behind = set(reach([leader for node in products for leader in graph.leaders(node)], graph.leaders))
+    behind = set(
+        reach(
+            [leader for node in products for leader in graph.leaders(node)],
+            graph.leaders,
+        ),
+    )
     return [node for node in products if node not in behind]
 
 

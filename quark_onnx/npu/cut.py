@@ -1,7 +1,7 @@
 """cut: split a model in two, so that what a processor does not take becomes a second model.
 
-On XDNA1 float operators behind a detector, which decode its boxes, can push the whole model off the processor; cut off,
-all of the rest runs there (measured on YOLOv8n: XDNA1 study, Ryzen AI 1.7.1).
+On XDNA1 float operators behind a detector, which decode its boxes, can push the whole model off the
+processor; cut off, all of the rest runs there (measured on YOLOv8n: XDNA1 study, Ryzen AI 1.7.1).
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ class Parts:
     """A model in two.
 
     Attributes:
-        first: from the inputs to the cut; outputs of the model that are computed on the way stay its outputs.
+        first: from the inputs to the cut; outputs of the model that are computed on the way stay
+            its outputs.
         second: from the cut, and whatever inputs of the model it reads, to the outputs.
         tensors: where it was cut: outputs of the first, inputs of the second model.
         verified: whether both, one after the other, were run beside the whole.
@@ -39,7 +40,11 @@ class Parts:
 
     def __str__(self) -> str:
         sizes = f"{len(self.first.graph.node)} and {len(self.second.graph.node)} nodes"
-        checked = "" if self.verified else "; it runs on no random input, so that nothing was verified"
+        checked = (
+            ""
+            if self.verified
+            else "; it runs on no random input, so that nothing was verified"
+        )
         return printable(f"cut at {', '.join(self.tensors)}: {sizes}{checked}")
 
 
@@ -53,11 +58,12 @@ def cut(
     """Split a model.
 
     Args:
-        tensors: where; empty to cut behind the last Conv, ConvTranspose, Gemm and MatMul on every path.
-        first, second: where the two models are written.
+        tensors: where; empty to cut behind the last Conv, ConvTranspose, Gemm and MatMul on every
+        path. first, second: where the two models are written.
 
     Raises:
-        ConfigError: there is no such tensor, the cut does not part the model, or an output cannot be written.
+        ConfigError: there is no such tensor, the cut does not part the model, or an output cannot
+            be written.
         ModelError: the model cannot be read, or the parts compute something else.
 
     >>> from onnx import parser
@@ -68,28 +74,58 @@ def cut(
     (('a',), ['x', 'a'])
     """
     places = [destination(model, place) for place in (first, second)]
-    if places[0] is not None and places[1] is not None and places[0].absolute() == places[1].absolute():
-        raise ConfigError(f"both models would be written to {places[0]}; give two names")
+    if (
+        places[0] is not None
+        and places[1] is not None
+        and places[0].absolute() == places[1].absolute()
+    ):
+        raise ConfigError(
+            f"both models would be written to {places[0]}; give two names",
+        )
     beside = [keeps_weights_beside(model, place) for place in places]
     original = load(model)
     graph = Graph.of(inlined(original))
     front = _ancestors(graph, _ends(graph, tensors))
     tail = [node for node in graph.nodes if node not in front]
     if not front or not tail:
-        raise ConfigError("the cut leaves one part empty; name tensors in the middle of the model")
+        raise ConfigError(
+            "the cut leaves one part empty; name tensors in the middle of the model",
+        )
     read = {name for node in tail for name in _read(node)}
-    crossing = tuple(name for node in graph.nodes if node in front for name in node.outputs if name in read)
+    crossing = tuple(
+        name
+        for node in graph.nodes
+        if node in front
+        for name in node.outputs
+        if name in read
+    )
     missing = [name for name in crossing if tensors and name not in tensors]
     if missing:
-        raise ConfigError(f"behind the cut {missing[0]!r} is read, too, which is computed in front; name it as well")
+        raise ConfigError(
+            f"behind the cut {missing[0]!r} is read, too, which is computed in front;"
+            " name it as well",
+        )
     for name in crossing:
         if not graph.elem_type(name):
-            raise ConfigError(f"the cut goes through {name!r}, which is no tensor; cut in front of it or behind it")
-    outputs = [value for value in graph.outputs if graph.producer(value.name) not in tail]
+            raise ConfigError(
+                f"the cut goes through {name!r}, which is no tensor; cut in front of it"
+                " or behind it",
+            )
+    outputs = [
+        value for value in graph.outputs if graph.producer(value.name) not in tail
+    ]
     names = {value.name for value in outputs}
     fed = [value for value in graph.inputs if value.name not in graph.initializers]
     parts = [
-        _part(graph, front, fed, [*outputs, *(_value(graph, name) for name in crossing if name not in names)]),
+        _part(
+            graph,
+            front,
+            fed,
+            [
+                *outputs,
+                *(_value(graph, name) for name in crossing if name not in names),
+            ],
+        ),
         _part(
             graph,
             tail,
@@ -110,12 +146,17 @@ def _ends(graph: Graph, tensors: Sequence[str]) -> list[Node]:
     if not tensors:
         ends = [node for node in graph.nodes if node.kind in LAYERS]
         if not ends:
-            raise ConfigError("the model has no Conv, Gemm or MatMul to cut behind; name the tensors to cut at")
+            raise ConfigError(
+                "the model has no Conv, Gemm or MatMul to cut behind; name the tensors"
+                " to cut at",
+            )
         return ends
     known = [name for node in graph.nodes for name in node.outputs if name]
     for name in tensors:
         if name not in known:
-            raise ConfigError(f"no node computes the tensor {name!r}{nearest(name, known)}")
+            raise ConfigError(
+                f"no node computes the tensor {name!r}{nearest(name, known)}",
+            )
     return [node for name in tensors if (node := graph.producer(name)) is not None]
 
 
@@ -127,7 +168,10 @@ def _read(node: Node) -> tuple[str, ...]:
     return (*node.inputs, *node.captures)
 
 
-def _still_read(inputs: Sequence[ValueInfoProto], tail: Sequence[Node]) -> list[ValueInfoProto]:
+def _still_read(
+    inputs: Sequence[ValueInfoProto],
+    tail: Sequence[Node],
+) -> list[ValueInfoProto]:
     """Inputs of the model that are read behind the cut."""
     names = {name for node in tail for name in _read(node)}
     return [value for value in inputs if value.name in names]
@@ -138,7 +182,10 @@ def _value(graph: Graph, name: str) -> ValueInfoProto:
 
 
 def _part(
-    graph: Graph, nodes: Iterable[Node], inputs: Sequence[ValueInfoProto], outputs: Sequence[ValueInfoProto]
+    graph: Graph,
+    nodes: Iterable[Node],
+    inputs: Sequence[ValueInfoProto],
+    outputs: Sequence[ValueInfoProto],
 ) -> ModelProto:
     """The model of some nodes."""
     kept, model = {node.name for node in nodes}, graph.to_model()
@@ -155,7 +202,8 @@ def _part(
 def _same(graph: Graph, original: ModelProto, parts: Sequence[ModelProto]) -> bool:
     """Run both parts beside the whole; False if it runs on no random input.
 
-    A model of 16 bits is run in float32: onnxruntime rounds what goes through the cut, and nothing between two nodes.
+    A model of 16 bits is run in float32: onnxruntime rounds what goes through the cut, and nothing
+    between two nodes.
 
     Raises:
         ModelError: they compute something else.
@@ -172,5 +220,8 @@ def _same(graph: Graph, original: ModelProto, parts: Sequence[ModelProto]) -> bo
         known |= Reference(part).outputs(asked)
     for name, value in expected.items():
         if not agree(value, known[name]):
-            raise ModelError(f"the two parts compute another {name!r} than the whole; this is a defect")
+            raise ModelError(
+                f"the two parts compute another {name!r} than the whole; this is a"
+                " defect",
+            )
     return True

@@ -55,8 +55,8 @@ class Bundle:
 
     Attributes:
         folder: where.
-        kind: the number format of the model: "XINT8", "A8W8", "A16W8", or "BF16", whose model is float32 and which the
-            compiler converts.
+        kind: the number format of the model: "XINT8", "A8W8", "A16W8", or "BF16", whose model is
+            float32 and which the compiler converts.
         report: how good the quantized model is; None for BF16.
         check: rules that it breaks; warnings alone.
         forecast: what will run on the processor.
@@ -75,14 +75,24 @@ class Bundle:
     tail: ModelProto | None = None
 
     def __str__(self) -> str:
-        quality = [] if self.report is None else [f"worst output: {self.report.worst_sqnr:.1f} dB"]
+        quality = (
+            []
+            if self.report is None
+            else [f"worst output: {self.report.worst_sqnr:.1f} dB"]
+        )
         head = f"{self.kind} model for {self.forecast.target.name} in {self.folder}"
         return "\n".join(
-            [head, *(printable(f"legalized: {n}") for n in self.notes), *quality, str(self.check), str(self.forecast)]
+            [
+                head,
+                *(printable(f"legalized: {n}") for n in self.notes),
+                *quality,
+                str(self.check),
+                str(self.forecast),
+            ],
         )
 
 
-def deploy(
+def deploy(  # noqa: PLR0913
     model: str | Path | ModelProto | Parts,
     data: Any,
     folder: str | Path,
@@ -95,19 +105,22 @@ def deploy(
 ) -> Bundle:
     """Legalize, quantize, check, and write the folder.
 
-    It holds the model, options for the provider of each device that takes it, loaders for Python and C++ that fall back
-    to the CPU saying so, samples with the outputs that they have on the CPU, a script that compares, reports and
-    checksums.
+    It holds the model, options for the provider of each device that takes it, loaders for Python
+    and C++ that fall back to the CPU saying so, samples with the outputs that they have on the CPU,
+    a script that compares, reports and checksums.
 
     Args:
-        model: the whole, or its parts, as ``cut`` makes them: the second one, which may have operators of
-            onnxruntime-extensions, is shipped beside the first, and run behind it on the CPU.
-        data: as for ``quantize_static``. Of images read by an ``ImageSpec``, what reads them is shipped, too: an ONNX
-            model with operators of onnxruntime-extensions.
-        folder: must not be there yet, be empty, or be an earlier bundle, which is replaced in one step at the end.
+        model: the whole, or its parts, as ``cut`` makes them: the second one, which may have
+            operators of onnxruntime-extensions, is shipped beside the first, and run behind it on
+            the CPU.
+        data: as for ``quantize_static``. Of images read by an ``ImageSpec``, what reads them is
+            shipped, too: an ONNX model with operators of onnxruntime-extensions.
+        folder: must not be there yet, be empty, or be an earlier bundle, which is replaced in one
+            step at the end.
         config: its target is set to ``target``.
         shapes: sizes of dynamic dimensions, by the name of an input.
-        min_sqnr: the least signal-to-noise ratio of any output, in dB, unless the config has one; None asks for none.
+        min_sqnr: the least signal-to-noise ratio of any output, in dB, unless the config has one;
+            None asks for none.
 
     Raises:
         ConfigError: the device does not take the number format, or the folder cannot be written.
@@ -115,25 +128,43 @@ def deploy(
         AccuracyError: an output is worse than asked for.
         QuarkError: the model or the data is wrong. Nothing is written then.
     """
-    row, settings, place = TARGETS[target], QConfig.of(config).with_(target=target), _place(Path(folder))
+    row, settings, place = (
+        TARGETS[target],
+        QConfig.of(config).with_(target=target),
+        _place(Path(folder)),
+    )
     kind = format_of(settings)
     if why := refusal(row, settings):
         raise ConfigError(why)
-    front, tail = (model.first, load(model.second)) if isinstance(model, Parts) else (model, None)
+    front, tail = (
+        (model.first, load(model.second)) if isinstance(model, Parts) else (model, None)
+    )
     legal = legalize(front, target, shapes=shapes)
     wide, narrowing = upcast_to_float32(legal.model)
-    reader = reader_for(Graph.of(wide), data, settings)  # a model of 16 bits is quantized in float32
+    reader = reader_for(
+        Graph.of(wide),
+        data,
+        settings,
+    )  # a model of 16 bits is quantized in float32
     samples = _shipped(reader, narrowing.inputs)
     if tail is not None:  # before the time that quantizing takes
         try_tail(tail, legal.model, samples[0])
     result, report = legal.model, None
     if kind != "BF16":
         gate = settings.min_sqnr if settings.min_sqnr is not None else min_sqnr
-        made = quantize(legal.model, reader, settings.with_(min_sqnr=gate), progress=progress)
+        made = quantize(
+            legal.model,
+            reader,
+            settings.with_(min_sqnr=gate),
+            progress=progress,
+        )
         result, report = made.model, made.report
     found, forecast = check(result, target), preflight(result, target, kind=kind)
     if found.errors:
-        raise ConstraintError(f"the model breaks {found.errors} rules of {target}; nothing was written: {found}")
+        raise ConstraintError(
+            f"the model breaks {found.errors} rules of {target}; nothing was written:"
+            f" {found}",
+        )
     images = data.keywords.get("images") if isinstance(data, partial) else None
     bundle = Bundle(place, kind, report, found, forecast, legal.notes, images, tail)
     _put(bundle, result, samples)
@@ -141,12 +172,24 @@ def deploy(
 
 
 def _shipped(reader: Reader, kinds: Mapping[str, int]) -> list[Sample]:
-    """The first samples; ``kinds`` are those of the model's inputs of 16 bits, as ``TensorProto.DataType``."""
+    """The first samples.
+
+    ``kinds`` are those of the model's inputs of 16 bits, as ``TensorProto.DataType``.
+    """
     with data_errors():
-        samples = list(islice(reader, _SHIPPED)) if reader.restartable else [first_sample(reader)]
-    types = {name: helper.tensor_dtype_to_np_dtype(kind) for name, kind in kinds.items()}
+        samples = (
+            list(islice(reader, _SHIPPED))
+            if reader.restartable
+            else [first_sample(reader)]
+        )
+    types = {
+        name: helper.tensor_dtype_to_np_dtype(kind) for name, kind in kinds.items()
+    }
     return [
-        {name: np.asarray(value).astype(types[name]) if name in types else value for name, value in sample.items()}
+        {
+            name: np.asarray(value).astype(types[name]) if name in types else value
+            for name, value in sample.items()
+        }
         for sample in samples
     ]
 
@@ -162,7 +205,10 @@ def _place(folder: Path) -> Path:
         if place.exists() and not place.is_dir():
             raise ConfigError(f"output {folder} is a file; name a folder")
         if place.is_dir() and any(place.iterdir()) and (own := _unknown(place)):
-            raise ConfigError(f"output {folder} holds {own}, which is of no earlier bundle; name a new folder")
+            raise ConfigError(
+                f"output {folder} holds {own}, which is of no earlier bundle; name a"
+                " new folder",
+            )
         made = [parent for parent in place.parents if not parent.exists()]
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
@@ -170,15 +216,26 @@ def _place(folder: Path) -> Path:
                 pass
         finally:
             for parent in made:
-                with contextlib.suppress(OSError):  # it was not made, or somebody else has put something there
+                with contextlib.suppress(
+                    OSError,
+                ):  # it was not made, or somebody else has put something there
                     parent.rmdir()
-    except (OSError, ValueError) as error:  # a ValueError is a path that no folder can have
-        raise ConfigError(f"output {folder} cannot be written: {getattr(error, 'strerror', None) or error}") from error
+    except (
+        OSError,
+        ValueError,
+    ) as error:  # a ValueError is a path that no folder can have
+        raise ConfigError(
+            f"output {folder} cannot be written:"
+            f" {getattr(error, 'strerror', None) or error}",
+        ) from error
     return place
 
 
 def _unknown(folder: Path) -> str:
-    """The first file in a folder that no bundle has put there, or made as it was used; empty if there is none."""
+    """The first file in a folder that no bundle has put there, or made as it was used.
+
+    Empty if there is none.
+    """
     try:
         mark = json.loads((folder / _MARK).read_text(encoding="utf-8"))
         sums = (folder / _SUMS).read_text(encoding="utf-8").splitlines()
@@ -187,8 +244,19 @@ def _unknown(folder: Path) -> str:
     known = {line.partition("  ")[2] for line in sums} | {_SUMS}
     if not isinstance(mark, dict) or mark.get("schema") != 1 or _MARK not in known:
         return f"{_MARK!r}"
-    names = (path.relative_to(folder) for path in sorted(folder.rglob("*")) if not path.is_dir())
-    other = next((name for name in names if name.as_posix() not in known and name.parts[0] not in _MADE), None)
+    names = (
+        path.relative_to(folder)
+        for path in sorted(folder.rglob("*"))
+        if not path.is_dir()
+    )
+    other = next(
+        (
+            name
+            for name in names
+            if name.as_posix() not in known and name.parts[0] not in _MADE
+        ),
+        None,
+    )
     return "" if other is None else f"{other.as_posix()!r}"
 
 
@@ -202,20 +270,35 @@ def _put(bundle: Bundle, model: ModelProto, samples: Sequence[Sample]) -> None:
             inside.mkdir()
             _write(inside, bundle, model, samples)
             _replace(inside, place, folder)
-    except (OSError, ModelError) as error:  # which name a file inside the temporary folder
+    except (
+        OSError,
+        ModelError,
+    ) as error:  # which name a file inside the temporary folder
         cause = error if isinstance(error, OSError) else error.__cause__
         if not isinstance(cause, OSError):
             raise
-        raise ModelError(f"{place} cannot be written: {cause.strerror or cause}") from error
+        raise ModelError(
+            f"{place} cannot be written: {cause.strerror or cause}",
+        ) from error
 
 
-def _write(folder: Path, bundle: Bundle, model: ModelProto, samples: Sequence[Sample]) -> None:
+def _write(
+    folder: Path,
+    bundle: Bundle,
+    model: ModelProto,
+    samples: Sequence[Sample],
+) -> None:
     target, kind = bundle.forecast.target, bundle.kind
     with staged(model, folder / _MODEL, external=False):
         pass
     digest = hashlib.sha256((folder / _MODEL).read_bytes()).hexdigest()
     devices = devices_for(target, kind)
-    settings: dict[str, Any] = {"model": _MODEL, "format": kind, "cache_key": digest[:16], "devices": devices}
+    settings: dict[str, Any] = {
+        "model": _MODEL,
+        "format": kind,
+        "cache_key": digest[:16],
+        "devices": devices,
+    }
     if bundle.images is not None:
         with staged(image_model(bundle.images), folder / _READER, external=False):
             pass
@@ -230,7 +313,10 @@ def _write(folder: Path, bundle: Bundle, model: ModelProto, samples: Sequence[Sa
     if kind == "BF16":
         _json(folder / CONFIG_FILE, compiler_config())
     for name in _FILES:
-        _text(folder / name, (Path(__file__).parent / "bundle" / name).read_text(encoding="utf-8"))
+        _text(
+            folder / name,
+            (Path(__file__).parent / "bundle" / name).read_text(encoding="utf-8"),
+        )
     _record(folder, samples)
     forecast = {
         "counts": bundle.forecast.counts,
@@ -239,12 +325,33 @@ def _write(folder: Path, bundle: Bundle, model: ModelProto, samples: Sequence[Sa
     }
     report = None if bundle.report is None else bundle.report.to_dict()
     findings = [str(finding) for finding in bundle.check.findings]
-    _json(folder / "report.json", {"accuracy": report, "forecast": forecast, "warnings": findings})
+    _json(
+        folder / "report.json",
+        {"accuracy": report, "forecast": forecast, "warnings": findings},
+    )
     write_page(bundle.forecast, folder / "forecast.html", _MODEL)
-    _text(folder / "README.md", readme(bundle.forecast, kind, report=bundle.report, others=settings))
-    _json(folder / _MARK, {"schema": 1, "format": kind, "target": target.name, "release": bundle.forecast.release})
-    names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-    sums = (f"{hashlib.sha256((folder / name).read_bytes()).hexdigest()}  {name}" for name in names)
+    _text(
+        folder / "README.md",
+        readme(bundle.forecast, kind, report=bundle.report, others=settings),
+    )
+    _json(
+        folder / _MARK,
+        {
+            "schema": 1,
+            "format": kind,
+            "target": target.name,
+            "release": bundle.forecast.release,
+        },
+    )
+    names = sorted(
+        path.relative_to(folder).as_posix()
+        for path in folder.rglob("*")
+        if path.is_file()
+    )
+    sums = (
+        f"{hashlib.sha256((folder / name).read_bytes()).hexdigest()}  {name}"
+        for name in names
+    )
     _text(folder / _SUMS, "\n".join(sums) + "\n")
 
 
@@ -255,7 +362,10 @@ def _record(folder: Path, samples: Sequence[Sample]) -> None:
         (folder / part).mkdir()
     for place, sample in enumerate(samples):
         _arrays(folder / "samples" / f"{place:04}.npz", sample)
-        values = {f"output_{number}": value for number, value in enumerate(session.run(None, dict(sample)))}
+        values = {
+            f"output_{number}": value
+            for number, value in enumerate(session.run(None, dict(sample)))
+        }
         _arrays(folder / "outputs" / f"{place:04}.npz", values)
 
 
@@ -264,23 +374,37 @@ def _arrays(path: Path, arrays: Mapping[str, Any]) -> None:
     with zipfile.ZipFile(path, "w") as archive:
         for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w") as file:
-                np.lib.format.write_array(file, np.asanyarray(array), allow_pickle=False)
+                np.lib.format.write_array(
+                    file,
+                    np.asanyarray(array),
+                    allow_pickle=False,
+                )
 
 
 def _header(settings: Mapping[str, Any]) -> str:
     """The options as C++."""
 
     def pairs(options: Mapping[str, str]) -> str:
-        return ", ".join(f"{{{json.dumps(key)}, {json.dumps(value)}}}" for key, value in options.items())
+        return ", ".join(
+            f"{{{json.dumps(key)}, {json.dumps(value)}}}"
+            for key, value in options.items()
+        )
 
-    rows = "".join(f"\n    {{{json.dumps(name)}, {{{pairs(row)}}}}}," for name, row in settings["devices"].items())
+    rows = "".join(
+        f"\n    {{{json.dumps(name)}, {{{pairs(row)}}}}},"
+        for name, row in settings["devices"].items()
+    )
     names = ("model", "cache_key", "preprocess", "postprocess")
-    texts = "".join(f"inline const std::string {name} = {json.dumps(settings.get(name, ''))};\n" for name in names)
+    texts = "".join(
+        f"inline const std::string {name} = {json.dumps(settings.get(name, ''))};\n"
+        for name in names
+    )
     return (
-        "// Made with the model; see provider_options.json.\n#pragma once\n\n#include <string>\n"
-        f"#include <unordered_map>\n\nnamespace npu::options {{\n\n{texts}"
-        "inline const std::unordered_map<std::string, std::unordered_map<std::string, std::string>> devices = {"
-        f"{rows}\n}};\n\n}}  // namespace npu::options\n"
+        "// Made with the model; see provider_options.json.\n#pragma once\n\n#include"
+        " <string>\n#include <unordered_map>\n\nnamespace npu::options"
+        f" {{\n\n{texts}inline const std::unordered_map<std::string,"
+        f" std::unordered_map<std::string, std::string>> devices = {{{rows}\n}};\n\n}} "
+        " // namespace npu::options\n"
     )
 
 

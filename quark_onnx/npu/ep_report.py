@@ -1,8 +1,9 @@
 """The processor's own report, ``vitisai_ep_report.json``, beside a forecast.
 
-The report is written while a model is compiled, where XLNX_ONNX_EP_REPORT_FILE names it and the provider option
-enable_cache_file_io_in_mem is 0. It is the JSON form of a protobuf message (zmaychek84/vaip, capability.proto, 2025-03)
-and knows nodes by the tensors they compute; it gives no reasons.
+The report is written while a model is compiled, where XLNX_ONNX_EP_REPORT_FILE names it and the
+provider option enable_cache_file_io_in_mem is 0. It is the JSON form of a protobuf message
+(zmaychek84/vaip, capability.proto, 2025-03) and knows nodes by the tensors they compute; it gives
+no reasons.
 """
 
 from __future__ import annotations
@@ -52,9 +53,18 @@ class Scored:
     wrong: tuple[tuple[str, str, str, str], ...]
 
     def __str__(self) -> str:
-        rows = [f"{device}: {before} forecast, {after} reported" for device, (before, after) in self.counts.items()]
-        rows.append(f"{self.matched - len(self.wrong)} of {self.matched} nodes are where they were forecast")
-        rows += [f"{name} ({kind}): forecast {before}, reported {after}" for name, kind, before, after in self.wrong]
+        rows = [
+            f"{device}: {before} forecast, {after} reported"
+            for device, (before, after) in self.counts.items()
+        ]
+        rows.append(
+            f"{self.matched - len(self.wrong)} of {self.matched} nodes are where they"
+            " were forecast",
+        )
+        rows += [
+            f"{name} ({kind}): forecast {before}, reported {after}"
+            for name, kind, before, after in self.wrong
+        ]
         return "\n".join(rows)
 
 
@@ -66,18 +76,33 @@ def read_report(path: str | Path) -> EPReport:
     """
     try:
         text = read_text(Path(path))
-    except (OSError, ValueError) as error:  # a ValueError is a path that no file can have, or no text
+    except (
+        OSError,
+        ValueError,
+    ) as error:  # a ValueError is a path that no file can have, or no text
         raise ConfigError(f"report {path} cannot be read: {error}") from error
     try:
         found = json.loads(text)
-        counts = _summed((row["name"], row["nodeNum"]) for row in found["deviceStat"] if row["name"] != "all")
-        rows = [(list(row["output"]), row["device"]) for row in found.get("nodeStat", []) if _is_list(row["output"])]
-        nodes = {str(outputs[0]): _device(device) for outputs, device in rows if outputs}
-        pieces = _summed((row["device"], row["count"]) for row in found.get("subgraphStat", []))
+        counts = _summed(
+            (row["name"], row["nodeNum"])
+            for row in found["deviceStat"]
+            if row["name"] != "all"
+        )
+        rows = [
+            (list(row["output"]), row["device"])
+            for row in found.get("nodeStat", [])
+            if _is_list(row["output"])
+        ]
+        nodes = {
+            str(outputs[0]): _device(device) for outputs, device in rows if outputs
+        }
+        pieces = _summed(
+            (row["device"], row["count"]) for row in found.get("subgraphStat", [])
+        )
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise ConfigError(
-            f"report {path} is no vitisai_ep_report.json: {type(error).__name__} {error}; it needs deviceStat with "
-            "name and nodeNum"
+            f"report {path} is no vitisai_ep_report.json: {type(error).__name__}"
+            f" {error}; it needs deviceStat with name and nodeNum",
         ) from error
     return EPReport(counts, nodes, pieces)
 
@@ -85,9 +110,15 @@ def read_report(path: str | Path) -> EPReport:
 def score(forecast: Preflight, report: EPReport) -> Scored:
     """Hold a forecast against a report on the same model."""
     names = dict.fromkeys([*forecast.counts, *report.counts])
-    counts = {name: (forecast.counts.get(name, 0), report.counts.get(name, 0)) for name in names}
+    counts = {
+        name: (forecast.counts.get(name, 0), report.counts.get(name, 0))
+        for name in names
+    }
     if report.subgraphs:
-        counts["pieces on the NPU"] = (forecast.subgraphs, report.subgraphs.get("NPU", 0))
+        counts["pieces on the NPU"] = (
+            forecast.subgraphs,
+            report.subgraphs.get("NPU", 0),
+        )
     wrong, matched = list[tuple[str, str, str, str]](), 0
     for verdict in forecast.verdicts:
         real = report.devices.get(verdict.output)

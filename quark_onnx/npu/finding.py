@@ -1,4 +1,4 @@
-"""Finding: one thing that a target does not take, where it stands, by which rule, and what to do."""
+"""Finding: one thing that a target does not take, where it stands, by which rule, and what to do."""  # noqa: E501
 
 from __future__ import annotations
 
@@ -36,22 +36,58 @@ _LEGALIZE = "quark-onnx npu legalize"
 #: Every rule by its name: C1 to C10 are positions, S scales, G the graph.
 RULES: dict[str, Rule] = {
     **{
-        name: Rule(title, SOURCE, name in ("C1", "C2", "C3", "C4", "C7", "C8"), _AGAIN) for name, title in NAMES.items()
+        name: Rule(title, SOURCE, name in ("C1", "C2", "C3", "C4", "C7", "C8"), _AGAIN)
+        for name, title in NAMES.items()
     },
-    "S1": Rule("scales are powers of two", f"{_DOCS}, model_quantization.rst", True, _AGAIN),
-    "S2": Rule("zero lies in the middle of the codes", f"{_QUARK}; {_VAIP}", True, _AGAIN),
-    "S3": Rule("a tensor has one scale", f"{_DOCS}, model_quantization.rst", True, _AGAIN),
-    "S4": Rule("scales and zero points are constants", _VAIP, True, f"{_AGAIN}, and not with --dynamic"),
-    "S5": Rule("codes are read under the scale under which they were written", _QUARK, True, _AGAIN),
+    "S1": Rule(
+        "scales are powers of two",
+        f"{_DOCS}, model_quantization.rst",
+        True,
+        _AGAIN,
+    ),
+    "S2": Rule(
+        "zero lies in the middle of the codes",
+        f"{_QUARK}; {_VAIP}",
+        True,
+        _AGAIN,
+    ),
+    "S3": Rule(
+        "a tensor has one scale",
+        f"{_DOCS}, model_quantization.rst",
+        True,
+        _AGAIN,
+    ),
+    "S4": Rule(
+        "scales and zero points are constants",
+        _VAIP,
+        True,
+        f"{_AGAIN}, and not with --dynamic",
+    ),
+    "S5": Rule(
+        "codes are read under the scale under which they were written",
+        _QUARK,
+        True,
+        _AGAIN,
+    ),
     "S6": Rule("codes have 8 bits", f"{_DOCS}, model_quantization.rst", True, _AGAIN),
-    "S7": Rule("nothing is rounded between an operator and the activation behind it", _QUARK, False, _AGAIN),
+    "S7": Rule(
+        "nothing is rounded between an operator and the activation behind it",
+        _QUARK,
+        False,
+        _AGAIN,
+    ),
     "S8": Rule(
         "operators compute between pairs, not on codes",
         f"{_VAIP}; {_DOCS}, ops_support.rst",
         True,
         "quark-onnx convert --to qoperator-to-qdq",
     ),
-    "G1": Rule("shapes are static", f"{_VAIP}; amd/RyzenAI-SW#312", True, f"{_LEGALIZE} --shape INPUT=1,3,224,224"),
+    "G1": Rule(
+        "shapes are static",
+        f"{_VAIP}; amd/RyzenAI-SW#312",
+        True,
+        f"{_LEGALIZE} --shape INPUT=1,3,224,224",
+    ),
     "G2": Rule(
         "the batch is 1",
         f"{_DOCS}; amd/RyzenAI-SW#401",
@@ -65,11 +101,24 @@ RULES: dict[str, Rule] = {
         True,
         _LEGALIZE,
     ),
-    "G5": Rule("each Conv and Gemm has parameters of its own", f"{_QUARK}, CopySharedInit", False, _LEGALIZE),
-    "G6": Rule(
-        "there are at least two convolutions", f"{_VAIP}; amd/RyzenAI-SW#85, #126", True, "run this model on the CPU"
+    "G5": Rule(
+        "each Conv and Gemm has parameters of its own",
+        f"{_QUARK}, CopySharedInit",
+        False,
+        _LEGALIZE,
     ),
-    "G7": Rule("initializers are no inputs", f"{_QUARK}, RemoveInputInit", False, _LEGALIZE),
+    "G6": Rule(
+        "there are at least two convolutions",
+        f"{_VAIP}; amd/RyzenAI-SW#85, #126",
+        True,
+        "run this model on the CPU",
+    ),
+    "G7": Rule(
+        "initializers are no inputs",
+        f"{_QUARK}, RemoveInputInit",
+        False,
+        _LEGALIZE,
+    ),
     "G8": Rule(
         "no LSTM, and no branch that depends on data",
         f"{_ONNXSIM}; onnxsim/onnxsim#1432",
@@ -86,9 +135,15 @@ RULES: dict[str, Rule] = {
         "no tensor is bfloat16",
         f"{_ONNXSIM}; amd/RyzenAI-SW#390 has run some",
         False,
-        "quark-onnx npu deploy FLOAT.onnx --config BF16, or quark-onnx convert --to float32",
+        "quark-onnx npu deploy FLOAT.onnx --config BF16, or quark-onnx convert --to"
+        " float32",
     ),
-    "G11": Rule("the opset is no higher than is advised", f"{_DOCS}, modelrun.rst", False, _LEGALIZE),
+    "G11": Rule(
+        "the opset is no higher than is advised",
+        f"{_DOCS}, modelrun.rst",
+        False,
+        _LEGALIZE,
+    ),
 }
 
 
@@ -114,4 +169,7 @@ class Finding:
     def __str__(self) -> str:
         rule = RULES[self.rule]
         where = f" at {self.node}" if self.node else ""
-        return f"{self.severity} {self.rule}{where}: {self.figures} ({rule.title}); {rule.mend} [{rule.source}]"
+        return (
+            f"{self.severity} {self.rule}{where}: {self.figures} ({rule.title});"
+            f" {rule.mend} [{rule.source}]"
+        )

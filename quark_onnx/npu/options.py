@@ -1,7 +1,8 @@
-"""What the execution provider of each device is told: Ryzen AI documentation 1.8 (2026-07-23), modelrun.rst.
+"""What the execution provider of each device is told: Ryzen AI documentation 1.8 (2026-07-23),
+modelrun.rst.
 
-Values are texts. ``{folder}`` stands for the folder of the model and ``{env:NAME}`` for a variable of the environment;
-who opens the session puts them in.
+Values are texts. ``{folder}`` stands for the folder of the model and ``{env:NAME}`` for a variable
+of the environment; who opens the session puts them in.
 """
 
 from __future__ import annotations
@@ -11,9 +12,13 @@ from typing import Any
 from quark_onnx.registry import TARGETS
 from quark_onnx.targets import Target
 
-#: The overlay of Phoenix and Hawk Point; the installer of 1.8 lacks it (amd/RyzenAI-SW#345, #396, #400): take 1.7.1.
-_XCLBIN = "{env:RYZEN_AI_INSTALLATION_PATH}/voe-4.0-win_amd64/xclbins/phoenix/4x4.xclbin"
-#: Where the compiled model is kept; "0" keeps it on disk, without which there is no report of what was offloaded.
+#: The overlay of Phoenix and Hawk Point; the installer of 1.8 lacks it (amd/RyzenAI-SW#345, #396,
+#: #400): take 1.7.1.
+_XCLBIN = (
+    "{env:RYZEN_AI_INSTALLATION_PATH}/voe-4.0-win_amd64/xclbins/phoenix/4x4.xclbin"
+)
+#: Where the compiled model is kept; "0" keeps it on disk, without which there is no report of what
+#: was offloaded.
 _CACHE = {"cache_dir": "{folder}/cache", "enable_cache_file_io_in_mem": "0"}
 CONFIG_FILE = "vitisai_config.json"
 #: How the loaders find out which device there is: they tell these apart.
@@ -25,12 +30,19 @@ def provider_options(target: Target, kind: str) -> dict[str, str]:
     if kind == "BF16":
         return {"config_file": "{folder}/" + CONFIG_FILE, **_CACHE}
     if target.compiler == "X1":
-        return {"target": "X1", "xclbin": _XCLBIN, "xlnx_enable_py3_round": "0", **_CACHE}
+        return {
+            "target": "X1",
+            "xclbin": _XCLBIN,
+            "xlnx_enable_py3_round": "0",
+            **_CACHE,
+        }
     return {"target": "X2", **_CACHE}
 
 
 def devices_for(target: Target, kind: str) -> dict[str, dict[str, str]]:
-    """Options for every device that can be told apart and takes the format: that of the target first."""
+    """Options for every device that can be told apart and takes the format: that of the target
+    first.
+    """
     rows = {name: TARGETS[name] for name in DETECTED if kind in TARGETS[name].presets}
     first = {"hpt": "phx"}.get(target.name, target.name)
     names = sorted(rows, key=lambda name: name != first)
@@ -38,7 +50,10 @@ def devices_for(target: Target, kind: str) -> dict[str, dict[str, str]]:
 
 
 def compiler_config() -> dict[str, Any]:
-    """The ``config_file`` for BF16: modelrun.rst of the same release; ``targets`` is needed since 1.6."""
+    """The ``config_file`` for BF16: modelrun.rst of the same release.
+
+    ``targets`` is needed since 1.6.
+    """
     return {
         "passes": [
             {"name": "init", "plugin": "vaip-pass_init"},

@@ -1,8 +1,9 @@
 """Positions in a model with Q/DQ pairs, whoever wrote it.
 
-A tensor is known by its codes: the output of a QuantizeLinear, or the constant that a lone DequantizeLinear reads. The
-rules for what belongs to a node's result are those of amd-quark 0.13 (refine.py): behind an activation that is fused
-into it, and behind the factor that imitates the engine's average or hard sigmoid.
+A tensor is known by its codes: the output of a QuantizeLinear, or the constant that a lone
+DequantizeLinear reads. The rules for what belongs to a node's result are those of amd-quark 0.13
+(refine.py): behind an activation that is fused into it, and behind the factor that imitates the
+engine's average or hard sigmoid.
 """
 
 from __future__ import annotations
@@ -59,7 +60,9 @@ class Grid:
 
 
 class Pairs:
-    """The Q and DQ nodes of a graph, and the positions of all tensors whose scale is a power of two."""
+    """The Q and DQ nodes of a graph, and the positions of all tensors whose scale is a power of
+    two.
+    """
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -69,7 +72,9 @@ class Pairs:
         for node in (*self.quantizing, *self.dequantizing):
             position = self.grid(node).position
             if position is not None:
-                self.positions[node.outputs[0] if node.op_type in QUANTIZE else node.inputs[0]] = position
+                self.positions[
+                    node.outputs[0] if node.op_type in QUANTIZE else node.inputs[0]
+                ] = position
 
     def grid(self, node: Node) -> Grid:
         """The grid of a Q or DQ node."""
@@ -78,9 +83,14 @@ class Pairs:
             codes = node.outputs[0] if node.op_type in QUANTIZE else node.inputs[0]
             kind = self.graph.elem_type(codes) or TensorProto.UINT8
             return Grid(scale, np.zeros(1, np.int64), kind)
-        return Grid(scale, self.graph.constant(node.input(2)), self.graph.elem_type(node.input(2)))
+        return Grid(
+            scale,
+            self.graph.constant(node.input(2)),
+            self.graph.elem_type(node.input(2)),
+        )
 
-    # -- as constraints_of wants it ------------------------------------------------------------------------------------
+    # -- as constraints_of wants it
+    # ------------------------------------------------------------------------------------
 
     def read(self, node: Node, index: int) -> str | None:
         producer = self.graph.producer(node.input(index))
@@ -88,7 +98,11 @@ class Pairs:
             return None
         if producer.op_type in DEQUANTIZE:
             return self._known(producer.inputs[0])
-        return self.read(producer, 0) if producer.kind == "Pad" and node.kind.endswith("AveragePool") else None
+        return (
+            self.read(producer, 0)
+            if producer.kind == "Pad" and node.kind.endswith("AveragePool")
+            else None
+        )
 
     def result(self, node: Node) -> str | None:
         return self._known(self.codes_of(self.chain(node)[-1]))
@@ -97,18 +111,26 @@ class Pairs:
         return any(each.kind == "LeakyRelu" for each in self.chain(node)[1:])
 
     def chain(self, node: Node) -> list[Node]:
-        """A node, and what is computed with it, the factor behind an average or a hard sigmoid among it."""
+        """A node, and what is computed with it, the factor behind an average or a hard sigmoid
+        among it.
+        """
         return chain(
             self.graph,
             node,
             lambda each: bool(self.codes_of(each)),
-            lambda each, behind: is_fused(each, behind) or (behind.kind == "Mul" and each.kind in _FACTORED),
+            lambda each, behind: (
+                is_fused(each, behind)
+                or (behind.kind == "Mul" and each.kind in _FACTORED)
+            ),
         )
 
     def codes_of(self, node: Node) -> str:
         """The codes of what a node computes; empty where it is not rounded."""
         readers = self.graph.consumers(node.outputs[0]) if node.outputs else []
-        return next((reader.outputs[0] for reader in readers if reader.op_type in QUANTIZE), "")
+        return next(
+            (reader.outputs[0] for reader in readers if reader.op_type in QUANTIZE),
+            "",
+        )
 
     def _known(self, codes: str) -> str | None:
         return codes if codes in self.positions else None

@@ -43,8 +43,8 @@ class Piece:
 def pieces(graph: Graph, devices: Devices) -> list[Piece]:
     """The pieces of a model, in the order of their first nodes.
 
-    Nodes are in one piece where they hang together and nothing on the way between them runs elsewhere: else the piece
-    would have to wait for what waits for it.
+    Nodes are in one piece where they hang together and nothing on the way between them runs
+    elsewhere: else the piece would have to wait for what waits for it.
     """
     levels, root = dict[Node, int](), dict[Node, Node]()
     for node in (node for node in graph.nodes if node in devices):
@@ -59,7 +59,10 @@ def pieces(graph: Graph, devices: Devices) -> list[Piece]:
     found = dict[Node, list[Node]]()
     for node in root:
         found.setdefault(_root(root, node), []).append(node)
-    return [Piece(tuple(nodes), devices[first] == NPU, levels[first]) for first, nodes in found.items()]
+    return [
+        Piece(tuple(nodes), devices[first] == NPU, levels[first])
+        for first, nodes in found.items()
+    ]
 
 
 def edges(graph: Graph, devices: Devices) -> Counter[str]:
@@ -74,23 +77,30 @@ def edges(graph: Graph, devices: Devices) -> Counter[str]:
         else:
             continue
         inside = near and all(devices.get(each, NPU) == NPU for each in near)
-        found[NPU if inside and not any(map(graph.is_output, node.outputs)) else EDGE] += 1
+        found[
+            NPU if inside and not any(map(graph.is_output, node.outputs)) else EDGE
+        ] += 1
     return found
 
 
 def expected_edges(graph: Graph, devices: Devices) -> Counter[str]:
-    """The same for a float model as amd-quark would quantize it: every tensor between operators that are not fused is
-    rounded, each reader has a DQ node of its own, and so has each weight and bias.
+    """The same for a float model as amd-quark would quantize it: every tensor between operators
+    that are not fused is rounded, each reader has a DQ node of its own, and so has each weight and
+    bias.
     """
     found = Counter[str]()
     inner = {id(node) for start in graph.nodes for node in _chain(graph, start)[1:]}
-    for name in (value.name for value in graph.inputs if value.name not in graph.initializers):
+    for name in (
+        value.name for value in graph.inputs if value.name not in graph.initializers
+    ):
         readers = graph.consumers(name)
         found[EDGE] += 1
         found.update(NPU if devices[reader] == NPU else EDGE for reader in readers)
     for node in graph.nodes:
         for name in node.inputs:
-            weight = node.kind in LAYERS or (node.kind in _ELEMENTWISE and id(node) not in inner)
+            weight = node.kind in LAYERS or (
+                node.kind in _ELEMENTWISE and id(node) not in inner
+            )
             if weight and graph.is_constant(name):
                 found[NPU if devices[node] == NPU else EDGE] += 1
         if id(node) in inner or not node.outputs:
@@ -100,7 +110,10 @@ def expected_edges(graph: Graph, devices: Devices) -> Counter[str]:
         if graph.is_output(result) and last.kind in _MOVING:
             continue  # it ends the model as float
         found[NPU if devices[last] == NPU else EDGE] += 1
-        found.update(NPU if devices[reader] == NPU else EDGE for reader in graph.consumers(result))
+        found.update(
+            NPU if devices[reader] == NPU else EDGE
+            for reader in graph.consumers(result)
+        )
         found[EDGE] += graph.is_output(result)
     return found
 
@@ -116,7 +129,9 @@ def _chain(graph: Graph, node: Node) -> list[Node]:
 
 
 def _root(root: dict[T, T], node: T) -> T:
-    """The end of a path, which is halved on the way (Tarjan & van Leeuwen 1984): else a chain takes quadratic time."""
+    """The end of a path, which is halved on the way (Tarjan & van Leeuwen 1984): else a chain takes
+    quadratic time.
+    """
     while root[node] is not node:
         root[node] = root[root[node]]
         node = root[node]

@@ -1,8 +1,10 @@
-"""Where a node of a model will run, and why: the rules in the order in which they speak, the first that does decides.
+"""Where a node of a model will run, and why: the rules in the order in which they speak, the first
+that does decides.
 
-Each rule looks at a node and says nothing or a verdict. They come from the documentation, from the published source of
-an older converter, from logs of AMD's own runs (RyzenAI-SW, quark_quantization/models/*.log, 2025-10-14, release 1.7)
-and from measurements by others; a verdict says which.
+Each rule looks at a node and says nothing or a verdict. They come from the documentation, from the
+published source of an older converter, from logs of AMD's own runs (RyzenAI-SW,
+quark_quantization/models/*.log, 2025-10-14, release 1.7) and from measurements by others; a verdict
+says which.
 """
 
 from __future__ import annotations
@@ -26,8 +28,13 @@ _VAIP = "zmaychek84/vaip ad80269 (2025-03), to_xir_ops_pass.cpp"
 _DOCS = "Ryzen AI documentation 1.8 (2026-07-23), model_quantization.rst"
 _ONNXSIM = "onnxsim/onnxsim#1404 (2026-09-13)"
 _LEAST_CONVOLUTIONS = 2
-#: What is listed without a domain. AMD's quantizer writes pairs of 16 bits so, those of the models in its logs, too.
-_CONTRIBUTED = {"com.microsoft::QuantizeLinear", "com.microsoft::DequantizeLinear", "com.microsoft::Gelu"}
+#: What is listed without a domain. AMD's quantizer writes pairs of 16 bits so, those of the models
+#: in its logs, too.
+_CONTRIBUTED = {
+    "com.microsoft::QuantizeLinear",
+    "com.microsoft::DequantizeLinear",
+    "com.microsoft::Gelu",
+}
 #: First opset whose Clip has its bounds as inputs.
 _BOUNDS_OPSET = 11
 #: Rank up to which the engine moves data about.
@@ -47,7 +54,8 @@ class Verdict:
         device: "NPU", "CPU", or "abort" where the compiler ends the process.
         reason: why, in words.
         mend: what brings it to the NPU; empty if nothing is known, or it is there.
-        confidence: "documented"; "measured" on a device by AMD or others; "read" in source code; "inferred".
+        confidence: "documented"; "measured" on a device by AMD or others; "read" in source code;
+            "inferred".
         source: where that is written, with its date.
     """
 
@@ -61,11 +69,25 @@ class Verdict:
     source: str
 
 
-def verdict(
-    node: Node, device: str, reason: str, mend: str = "", confidence: str = "documented", source: str = SOURCE
+def verdict(  # noqa: PLR0913
+    node: Node,
+    device: str,
+    reason: str,
+    mend: str = "",
+    confidence: str = "documented",
+    source: str = SOURCE,
 ) -> Verdict:
     """A verdict on a node."""
-    return Verdict(node.name, node.op_type, next(iter(node.outputs), ""), device, reason, mend, confidence, source)
+    return Verdict(
+        node.name,
+        node.op_type,
+        next(iter(node.outputs), ""),
+        device,
+        reason,
+        mend,
+        confidence,
+        source,
+    )
 
 
 @dataclass(frozen=True)
@@ -100,32 +122,77 @@ def verdict_of(case: Case, node: Node) -> Verdict:
             return found
     if case.target.compiler == "X1":
         if node.kind in CONVERTED:
-            return verdict(node, NPU, "its converter takes it", confidence="read", source=_VAIP)
+            return verdict(
+                node,
+                NPU,
+                "its converter takes it",
+                confidence="read",
+                source=_VAIP,
+            )
         return verdict(node, CPU, "its converter has no rule for it", "", "read", _VAIP)
     kind = node.op_type if node.kind in _CONTRIBUTED else node.kind
     if listed(kind, case.kind):
         return verdict(node, NPU, f"listed for {case.kind}")
     if shown(kind, case.kind):
-        return verdict(node, NPU, "not listed, but models of AMD use it there", confidence="inferred")
-    others = [preset for preset in case.target.presets if preset != case.kind and listed(kind, preset)]
+        return verdict(
+            node,
+            NPU,
+            "not listed, but models of AMD use it there",
+            confidence="inferred",
+        )
+    others = [
+        preset
+        for preset in case.target.presets
+        if preset != case.kind and listed(kind, preset)
+    ]
     mend = f"it is listed for {' and '.join(others)}" if others else ""
     return verdict(node, CPU, f"not listed for {case.kind}", mend)
 
 
 def whole_model(case: Case) -> tuple[str, str, str, str] | None:
-    """Why no node at all will run there, what to do, the confidence and the source; None if nothing is known."""
+    """Why no node at all will run there, what to do, the confidence and the source.
+
+    None if nothing is known.
+    """
     if case.kind not in case.target.presets:
-        reason = f"{case.target.name} takes {', '.join(case.target.presets)}, the model is {case.kind}"
-        return reason, f"quantize to {case.target.presets[0]}", "measured", f"{_DOCS}; XDNA1 study (2026-07)"
+        reason = (
+            f"{case.target.name} takes {', '.join(case.target.presets)}, the model is"
+            f" {case.kind}"
+        )
+        return (
+            reason,
+            f"quantize to {case.target.presets[0]}",
+            "measured",
+            f"{_DOCS}; XDNA1 study (2026-07)",
+        )
     typed = [name for node in case.graph.nodes for name in case.around(node)]
-    halves = next((name for name in typed if case.graph.elem_type(name) == TensorProto.BFLOAT16), None)
+    halves = next(
+        (name for name in typed if case.graph.elem_type(name) == TensorProto.BFLOAT16),
+        None,
+    )
     if halves is not None:
-        reason = f"{halves!r} is bfloat16, which the provider refuses as an invalid graph"
-        return reason, "give it the float32 model and the config_file", "measured", _ONNXSIM
-    for name in (value.name for value in case.graph.inputs if value.name not in case.graph.initializers):
+        reason = (
+            f"{halves!r} is bfloat16, which the provider refuses as an invalid graph"
+        )
+        return (
+            reason,
+            "give it the float32 model and the config_file",
+            "measured",
+            _ONNXSIM,
+        )
+    for name in (
+        value.name
+        for value in case.graph.inputs
+        if value.name not in case.graph.initializers
+    ):
         shape = case.graph.shape(name) or ()
         if len(shape) > 1 and isinstance(shape[0], int) and shape[0] != 1:
-            return f"input {name!r} has a batch of {shape[0]}", _ONE, "measured", "amd/RyzenAI-SW#401"
+            return (
+                f"input {name!r} has a batch of {shape[0]}",
+                _ONE,
+                "measured",
+                "amd/RyzenAI-SW#401",
+            )
     count = sum(node.kind == "Conv" for node in case.graph.nodes)
     if case.target.compiler == "X1" and count < _LEAST_CONVOLUTIONS:
         reason = f"{count} convolutions; its compiler wants {_LEAST_CONVOLUTIONS}"
@@ -139,12 +206,26 @@ def _ends_the_process(case: Case, node: Node) -> Verdict | None:
         return verdict(node, ABORT, "its compiler crashes", mend, "measured", _ONNXSIM)
     if node.kind == "If" and any(_dynamic(case, name) for name in case.around(node)):
         mend = "fix the shapes, or run this model on the CPU"
-        return verdict(node, ABORT, "a branch that data decides", mend, "measured", _ONNXSIM)
-    missing = [name for name in ("strides", "pads", "dilations", "kernel_shape", "group") if not _has(node, name)]
+        return verdict(
+            node,
+            ABORT,
+            "a branch that data decides",
+            mend,
+            "measured",
+            _ONNXSIM,
+        )
+    missing = [
+        name
+        for name in ("strides", "pads", "dilations", "kernel_shape", "group")
+        if not _has(node, name)
+    ]
     if node.kind == "Conv" and missing:
         reason = f"{', '.join(missing)} missing"
         return verdict(node, ABORT, reason, _LEGALIZE, "measured", _ONNXSIM)
-    if node.kind in ("MaxPool", "AveragePool") and node.attribute("auto_pad", "NOTSET") not in ("NOTSET", ""):
+    if node.kind in ("MaxPool", "AveragePool") and node.attribute(
+        "auto_pad",
+        "NOTSET",
+    ) not in ("NOTSET", ""):
         reason = f"auto_pad is {node.attribute('auto_pad')}, which is ignored"
         return verdict(node, ABORT, reason, _LEGALIZE, "measured", "amd/RyzenAI-SW#264")
     return None
@@ -155,7 +236,10 @@ _ONE = f"export the model with a batch of 1, or of no size, which {_LEGALIZE} ma
 
 
 def _has(node: Node, name: str) -> bool:
-    automatic = name == "pads" and node.attribute("auto_pad", "NOTSET") not in ("NOTSET", "")
+    automatic = name == "pads" and node.attribute("auto_pad", "NOTSET") not in (
+        "NOTSET",
+        "",
+    )
     return automatic or node.attribute(name) is not None
 
 
@@ -167,8 +251,18 @@ def _shape(case: Case, node: Node) -> Verdict | None:
     for name in case.around(node):
         if _dynamic(case, name):
             shape = case.graph.shape(name)
-            reason = f"{name!r} has the shape {list(shape) if shape is not None else 'unknown'}"
-            return verdict(node, CPU, reason, f"{_LEGALIZE} --shape", "read", f"{_VAIP}; amd/RyzenAI-SW#312")
+            reason = (
+                f"{name!r} has the shape"
+                f" {list(shape) if shape is not None else 'unknown'}"
+            )
+            return verdict(
+                node,
+                CPU,
+                reason,
+                f"{_LEGALIZE} --shape",
+                "read",
+                f"{_VAIP}; amd/RyzenAI-SW#312",
+            )
     return None
 
 
@@ -176,16 +270,24 @@ def _ends(case: Case, node: Node) -> Verdict | None:
     """Data that is only moved at the end of a model stays on the CPU."""
     graph = case.graph
     after = [node]
-    while len(readers := graph.followers(after[-1])) == 1 and readers[0].op_type in QUANTIZE | DEQUANTIZE | _MOVING:
+    while (
+        len(readers := graph.followers(after[-1])) == 1
+        and readers[0].op_type in QUANTIZE | DEQUANTIZE | _MOVING
+    ):
         after.append(readers[0])
-    if node.kind in ("Flatten", "Reshape", "Squeeze") and graph.is_output(after[-1].outputs[0]):
+    if node.kind in ("Flatten", "Reshape", "Squeeze") and graph.is_output(
+        after[-1].outputs[0],
+    ):
         reason = "it is the last node: what moves data at the end stays on the CPU"
         return verdict(node, CPU, reason, "", "measured", f"{_LOGS}, SqueezeNet")
     return None
 
 
 def _factored(case: Case, node: Node) -> Node:
-    """What a Mul imitates the engine's arithmetic of, by a constant factor behind it; any other node itself."""
+    """What a Mul imitates the engine's arithmetic of, by a constant factor behind it.
+
+    Any other node itself.
+    """
     leaders = case.graph.leaders(node)
     constant = any(case.graph.is_constant(name) for name in node.inputs)
     return leaders[0] if node.kind == "Mul" and constant and len(leaders) == 1 else node
@@ -193,12 +295,20 @@ def _factored(case: Case, node: Node) -> Node:
 
 def _gate(case: Case, node: Node) -> Verdict | None:
     kinds = ("HardSigmoid", "Sigmoid")
-    if case.kind != "XINT8" or case.target.compiler == "X1" or _factored(case, node).kind not in kinds:
+    if (
+        case.kind != "XINT8"
+        or case.target.compiler == "X1"
+        or _factored(case, node).kind not in kinds
+    ):
         return None
     later = case.release >= "1.7"
-    reason = "a gate with power-of-two scales" + (", which releases from 1.7 on may take" if later else "")
+    reason = "a gate with power-of-two scales" + (
+        ", which releases from 1.7 on may take" if later else ""
+    )
     mend = "quantize to A8W8 or A16W8, or try the compiler of X1"
-    source = f"{_LOGS}, EfficientNet and MobileNetV3; RyzenAI-SW performance_results.json"
+    source = (
+        f"{_LOGS}, EfficientNet and MobileNetV3; RyzenAI-SW performance_results.json"
+    )
     return verdict(node, CPU, reason, mend, "inferred" if later else "measured", source)
 
 
@@ -211,17 +321,31 @@ def _mean(case: Case, node: Node) -> Verdict | None:
 
 def _ranks(case: Case, node: Node) -> Verdict | None:
     ranks = [len(case.graph.shape(name) or ()) for name in case.around(node)]
-    if case.kind == "BF16" or node.kind not in _MOVING or max(ranks, default=0) <= _RANK:
+    if (
+        case.kind == "BF16"
+        or node.kind not in _MOVING
+        or max(ranks, default=0) <= _RANK
+    ):
         return None
     reason = f"it moves data in {max(ranks)} dimensions"
-    return verdict(node, CPU, reason, "write it in 4 dimensions", "measured", f"{_LOGS}, ShuffleNetV2")
+    return verdict(
+        node,
+        CPU,
+        reason,
+        "write it in 4 dimensions",
+        "measured",
+        f"{_LOGS}, ShuffleNetV2",
+    )
 
 
 def _beside_moving(case: Case, node: Node) -> Verdict | None:
     """A reshape or transpose that only prepares one in five dimensions goes with it."""
     if case.kind == "BF16" or node.kind not in _MOVING:
         return None
-    near = [*beyond_pairs(node, case.graph.leaders), *beyond_pairs(node, case.graph.followers)]
+    near = [
+        *beyond_pairs(node, case.graph.leaders),
+        *beyond_pairs(node, case.graph.followers),
+    ]
     found = next((each for other in near if (each := _ranks(case, other))), None)
     if found is None:
         return None
@@ -230,7 +354,7 @@ def _beside_moving(case: Case, node: Node) -> Verdict | None:
 
 
 def _depthwise(case: Case, node: Node) -> Verdict | None:
-    """Which convolutions AMD's logs speak of is arithmetic on their counts: the logs name no nodes."""
+    """Which convolutions AMD's logs speak of is arithmetic on their counts: the logs name no nodes."""  # noqa: E501
     if case.kind not in _INTEGER or case.target.compiler == "X1":
         return None
     conv = node
@@ -238,12 +362,29 @@ def _depthwise(case: Case, node: Node) -> Verdict | None:
         conv = next(iter(case.graph.leaders(node)), node)
     shape = case.graph.shape(conv.input(1)) if conv.kind == "Conv" else None
     behind = case.graph.followers(conv) if shape is not None else []
-    if shape is None or shape[1] != 1 or shape[2:] != (3, 3) or conv.attribute("group", 1) != shape[0]:
+    if (
+        shape is None
+        or shape[1] != 1
+        or shape[2:] != (3, 3)
+        or conv.attribute("group", 1) != shape[0]
+    ):
         return None
-    if len(behind) != 1 or behind[0].kind not in (("Relu", "Clip") if case.kind == "XINT8" else ("Clip",)):
+    if len(behind) != 1 or behind[0].kind not in (
+        ("Relu", "Clip") if case.kind == "XINT8" else ("Clip",)
+    ):
         return None
-    reason = f"a depthwise 3x3 convolution with {behind[0].kind} in 8 bits, which some releases refuse"
-    return verdict(node, CPU, reason, "quantize to A16W8", "inferred", f"{_LOGS}, MobileNetV2 and MobileNetV3")
+    reason = (
+        f"a depthwise 3x3 convolution with {behind[0].kind} in 8 bits, which some"
+        " releases refuse"
+    )
+    return verdict(
+        node,
+        CPU,
+        reason,
+        "quantize to A16W8",
+        "inferred",
+        f"{_LOGS}, MobileNetV2 and MobileNetV3",
+    )
 
 
 def _results(case: Case, node: Node) -> Verdict | None:
@@ -258,12 +399,34 @@ def _unquantized(case: Case, node: Node) -> Verdict | None:
         return None
     if not constant_behind(case.graph, node.input(1)):
         listed = node.input(1) in case.graph.initializers
-        reason = "its weight is an input of the model, too" if listed else "its weight is computed as the model runs"
+        reason = (
+            "its weight is an input of the model, too"
+            if listed
+            else "its weight is computed as the model runs"
+        )
         mend = _LEGALIZE if listed else ""
-        return verdict(node, CPU, reason, mend, "measured", f"{_ONNXSIM}; 1bit-MONSTER#1468")
-    if case.quantized and case.graph.is_constant(node.input(1)) and case.target.compiler == "X1":
+        return verdict(
+            node,
+            CPU,
+            reason,
+            mend,
+            "measured",
+            f"{_ONNXSIM}; 1bit-MONSTER#1468",
+        )
+    if (
+        case.quantized
+        and case.graph.is_constant(node.input(1))
+        and case.target.compiler == "X1"
+    ):
         reason = "it is left float, which can push the whole model off the processor"
-        return verdict(node, CPU, reason, "quark-onnx npu cut", "measured", "XDNA1 study, Ryzen AI 1.7.1")
+        return verdict(
+            node,
+            CPU,
+            reason,
+            "quark-onnx npu cut",
+            "measured",
+            "XDNA1 study, Ryzen AI 1.7.1",
+        )
     return None
 
 
@@ -274,12 +437,21 @@ def _strict(case: Case, node: Node) -> Verdict | None:
     sizes = [case.graph.shape(name) for name in case.around(node)]
     if sizes and (sizes[-1] == () or all(size == () for size in sizes[:-1])):
         return verdict(node, CPU, "it computes a single number", "", "read", _VAIP)
-    reason = next((text for kinds, text, refused in _REFUSED if node.kind in kinds and refused(case, node)), None)
+    reason = next(
+        (
+            text
+            for kinds, text, refused in _REFUSED
+            if node.kind in kinds and refused(case, node)
+        ),
+        None,
+    )
     return None if reason is None else verdict(node, CPU, reason, "", "read", _VAIP)
 
 
 def _inconstant(*places: int) -> Callable[[Case, Node], bool]:
-    return lambda case, node: any(node.input(at) and not case.graph.is_constant(node.input(at)) for at in places)
+    return lambda case, node: any(
+        node.input(at) and not case.graph.is_constant(node.input(at)) for at in places
+    )
 
 
 def _not_on_images(case: Case, node: Node) -> bool:
@@ -294,10 +466,15 @@ def _bounded(case: Case, node: Node) -> bool:
 
 def _odd(case: Case, node: Node) -> bool:
     """Whether a Resize is of a kind that the converter of X1 has no rule for."""
-    mode, places = node.attribute("mode", "nearest"), node.attribute("coordinate_transformation_mode", "half_pixel")
+    mode, places = (
+        node.attribute("mode", "nearest"),
+        node.attribute("coordinate_transformation_mode", "half_pixel"),
+    )
     known = {"half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric"}
     known |= {"tf_half_pixel_for_nn"} if mode == "nearest" else set()
-    before, after = (case.graph.shape(name) or () for name in (node.inputs[0], node.outputs[0]))
+    before, after = (
+        case.graph.shape(name) or () for name in (node.inputs[0], node.outputs[0])
+    )
     images = len(before) == len(after) == _RANK and before[:2] == after[:2]
     return mode not in ("linear", "nearest") or places not in known or not images
 
@@ -313,19 +490,35 @@ _REFUSED: tuple[tuple[frozenset[str], str, Callable[[Case, Node], bool]], ...] =
         "it has output padding",
         lambda case, node: any(node.attribute("output_padding", [])),
     ),
-    (frozenset({"Clip"}), "it lacks a bound", lambda case, node: not _bounded(case, node)),
-    (frozenset({"MaxPool", "AveragePool"}), "its kernel is not of an image", _not_on_images),
+    (
+        frozenset({"Clip"}),
+        "it lacks a bound",
+        lambda case, node: not _bounded(case, node),
+    ),
+    (
+        frozenset({"MaxPool", "AveragePool"}),
+        "its kernel is not of an image",
+        _not_on_images,
+    ),
     (frozenset({"Split"}), "its parts are computed", _inconstant(1)),
-    (frozenset({"LpNormalization"}), "p is not 2", lambda case, node: node.attribute("p", 2) != 2),
+    (
+        frozenset({"LpNormalization"}),
+        "p is not 2",
+        lambda case, node: node.attribute("p", 2) != 2,
+    ),
     (
         frozenset({"Flatten"}),
         "its axis is the rank",
-        lambda case, node: node.attribute("axis", 1) == len(case.graph.shape(node.inputs[0]) or ()),
+        lambda case, node: (
+            node.attribute("axis", 1) == len(case.graph.shape(node.inputs[0]) or ())
+        ),
     ),
     (
         frozenset({"Gemm"}),
         "its converter does not look at alpha and beta: results would be wrong",
-        lambda case, node: node.attribute("alpha", 1.0) != 1.0 or node.attribute("beta", 1.0) != 1.0,
+        lambda case, node: (
+            node.attribute("alpha", 1.0) != 1.0 or node.attribute("beta", 1.0) != 1.0
+        ),
     ),
     (
         frozenset({"ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum"}),
@@ -335,7 +528,9 @@ _REFUSED: tuple[tuple[frozenset[str], str, Callable[[Case, Node], bool]], ...] =
     (
         frozenset({"Pad"}),
         "its mode is another than constant, reflect and edge",
-        lambda case, node: node.attribute("mode", "constant") not in ("constant", "reflect", "edge"),
+        lambda case, node: (
+            node.attribute("mode", "constant") not in ("constant", "reflect", "edge")
+        ),
     ),
     (
         frozenset({"Resize"}),
@@ -345,7 +540,10 @@ _REFUSED: tuple[tuple[frozenset[str], str, Callable[[Case, Node], bool]], ...] =
     (
         frozenset({"HardSigmoid"}),
         "alpha is not 1/6, or beta not 0.5",
-        lambda case, node: abs(node.attribute("alpha", 0.2) - 1 / 6) > 1e-6 or node.attribute("beta", 0.5) != 0.5,
+        lambda case, node: (
+            abs(node.attribute("alpha", 0.2) - 1 / 6) > 1e-6
+            or node.attribute("beta", 0.5) != 0.5
+        ),
     ),
     (frozenset({"Slice"}), "its bounds or axes are computed", _inconstant(1, 2, 3, 4)),
     (
@@ -354,7 +552,11 @@ _REFUSED: tuple[tuple[frozenset[str], str, Callable[[Case, Node], bool]], ...] =
         lambda case, node: case.graph.opset >= 10 and not node.input(3),
     ),
     (frozenset({"Pad"}), "its pads are computed", _inconstant(1)),
-    (frozenset({"Reshape", "Squeeze", "Unsqueeze"}), "its shape or axes are computed", _inconstant(1)),
+    (
+        frozenset({"Reshape", "Squeeze", "Unsqueeze"}),
+        "its shape or axes are computed",
+        _inconstant(1),
+    ),
     (frozenset({"Resize"}), "its sizes are computed", _inconstant(2, 3)),
 )
 

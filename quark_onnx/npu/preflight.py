@@ -1,7 +1,9 @@
-"""preflight: which nodes a Ryzen AI processor will run, in how many pieces, before anything is compiled.
+"""preflight: which nodes a Ryzen AI processor will run, in how many pieces, before anything is
+compiled.
 
-It is a forecast: nobody outside AMD knows all that its compilers refuse. Every verdict has a reason, a source and a
-confidence, and ``ep_report`` holds the forecast against what the processor's own report says.
+It is a forecast: nobody outside AMD knows all that its compilers refuse. Every verdict has a
+reason, a source and a confidence, and ``ep_report`` holds the forecast against what the processor's
+own report says.
 """
 
 from __future__ import annotations
@@ -22,7 +24,16 @@ from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE
 from quark_onnx.npu.check import kind_of
 from quark_onnx.npu.pairs import Pairs
 from quark_onnx.npu.partition import EDGE, edges, expected_edges, pieces
-from quark_onnx.npu.placement import ABORT, CPU, NPU, Case, Verdict, verdict, verdict_of, whole_model
+from quark_onnx.npu.placement import (
+    ABORT,
+    CPU,
+    NPU,
+    Case,
+    Verdict,
+    verdict,
+    verdict_of,
+    whole_model,
+)
 from quark_onnx.npu.support import KINDS, RELEASE, RELEASES
 from quark_onnx.registry import TARGETS
 from quark_onnx.report import percent
@@ -43,7 +54,8 @@ class Preflight:
         operations: of each of them, in the same order.
         pieces: for each the number of the piece it belongs to, on the processor or off it.
         links: the pieces that read from each other, writer and reader.
-        counts: nodes of the quantized model on "NPU", "CPU", and "VITIS_EP_CPU" (Q and DQ nodes around the others).
+        counts: nodes of the quantized model on "NPU", "CPU", and "VITIS_EP_CPU" (Q and DQ nodes
+            around the others).
     """
 
     target: Target
@@ -58,12 +70,22 @@ class Preflight:
     @property
     def subgraphs(self) -> int:
         """How many pieces run on the processor."""
-        return len({number for number, each in zip(self.pieces, self.verdicts, strict=True) if each.device == NPU})
+        return len(
+            {
+                number
+                for number, each in zip(self.pieces, self.verdicts, strict=True)
+                if each.device == NPU
+            },
+        )
 
     @property
     def share(self) -> float:
         """The part of all operations that runs on the processor, in [0, 1]."""
-        there = sum(n for n, each in zip(self.operations, self.verdicts, strict=True) if each.device == NPU)
+        there = sum(
+            n
+            for n, each in zip(self.operations, self.verdicts, strict=True)
+            if each.device == NPU
+        )
         return there / max(1, sum(self.operations))
 
     @property
@@ -72,32 +94,50 @@ class Preflight:
         return [each for each in self.verdicts if each.device == ABORT]
 
     def __str__(self) -> str:
-        counts = ", ".join(f"{count} on {device}" for device, count in self.counts.items())
+        counts = ", ".join(
+            f"{count} on {device}" for device, count in self.counts.items()
+        )
         head = [
-            f"forecast for {self.target.name} ({self.kind}, Ryzen AI {self.release}): {counts}; "
-            f"{self.subgraphs} pieces with {percent(self.share, 1)} % of {sum(self.operations) / 1e9:.2f} GOPs"
+            (
+                f"forecast for {self.target.name} ({self.kind}, Ryzen AI"
+                f" {self.release}): {counts}; {self.subgraphs} pieces with"
+                f" {percent(self.share, 1)} % of {sum(self.operations) / 1e9:.2f} GOPs"
+            ),
         ]
         reasons = Counter(
-            (v.device, v.op_type, v.reason, v.mend, v.confidence) for v in self.verdicts if v.device != NPU
+            (v.device, v.op_type, v.reason, v.mend, v.confidence)
+            for v in self.verdicts
+            if v.device != NPU
         )
         for (device, op_type, reason, mend, confidence), count in reasons.most_common():
-            first = next(v.node for v in self.verdicts if (v.op_type, v.reason) == (op_type, reason))
+            first = next(
+                v.node
+                for v in self.verdicts
+                if (v.op_type, v.reason) == (op_type, reason)
+            )
             advice = f"; {mend}" if mend else ""
             more = f" and {count - 1} more" if count > 1 else ""
-            head.append(f"{device}: {op_type} {first}{more}: {reason} ({confidence}){advice}")
+            head.append(
+                f"{device}: {op_type} {first}{more}: {reason} ({confidence}){advice}",
+            )
         return "\n".join(map(printable, head))
 
 
 def preflight(
-    model: str | Path | ModelProto, target: str = "stx", *, kind: str = "", release: str = RELEASE
+    model: str | Path | ModelProto,
+    target: str = "stx",
+    *,
+    kind: str = "",
+    release: str = RELEASE,
 ) -> Preflight:
     """Forecast where the nodes of a model will run.
 
     Args:
-        model: float or with Q/DQ pairs, of any tool; of a float one the nodes are counted as if it were quantized.
+        model: float or with Q/DQ pairs, of any tool; of a float one the nodes are counted as if it
+            were quantized.
         target: the device.
-        kind: what a float model will be quantized to: "XINT8", "A8W8", "A16W8" or "BF16"; empty for the first that the
-            device takes.
+        kind: what a float model will be quantized to: "XINT8", "A8W8", "A16W8" or "BF16"; empty for
+            the first that the device takes.
         release: of Ryzen AI, as "1.7".
 
     Raises:
@@ -110,15 +150,29 @@ def preflight(
     if release not in RELEASES:
         raise ConfigError(f"release is {release!r}; known are: {', '.join(RELEASES)}")
     graph = Graph.of(inlined(load(model)))
-    gather_constants(graph, keep_inputs=True)  # the compiler is given the model as it is
+    gather_constants(
+        graph,
+        keep_inputs=True,
+    )  # the compiler is given the model as it is
     known = _kind(Pairs(graph))
     case = Case(graph, row, known or kind or row.presets[0], release, bool(known))
     nodes = [node for node in graph.nodes if node.op_type not in QUANTIZE | DEQUANTIZE]
     refusal = whole_model(case)
-    verdicts = [verdict(node, CPU, *refusal) if refusal else verdict_of(case, node) for node in nodes]
+    verdicts = [
+        verdict(node, CPU, *refusal) if refusal else verdict_of(case, node)
+        for node in nodes
+    ]
     devices = {node: found.device for node, found in zip(nodes, verdicts, strict=True)}
-    numbers = {node: number for number, piece in enumerate(pieces(graph, devices)) for node in piece.nodes}
-    links = {(numbers[each], numbers[node]) for node in nodes for each in beyond_pairs(node, graph.leaders)}
+    numbers = {
+        node: number
+        for number, piece in enumerate(pieces(graph, devices))
+        for node in piece.nodes
+    }
+    links = {
+        (numbers[each], numbers[node])
+        for node in nodes
+        for each in beyond_pairs(node, graph.leaders)
+    }
     counts = Counter(devices.values())
     if known:
         counts.update(edges(graph, devices))
@@ -132,7 +186,11 @@ def preflight(
         tuple(operations(graph, node) for node in nodes),
         tuple(numbers[node] for node in nodes),
         tuple(sorted((first, second) for first, second in links if first != second)),
-        {device: counts[device] for device in (NPU, CPU, EDGE, ABORT) if counts[device] or device == NPU},
+        {
+            device: counts[device]
+            for device in (NPU, CPU, EDGE, ABORT)
+            if counts[device] or device == NPU
+        },
     )
 
 

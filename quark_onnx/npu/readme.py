@@ -37,25 +37,41 @@ Without an NPU `python npu_session.py samples/0000.npz` runs on the CPU, and say
 #: By the names that the settings have for them.
 _OTHERS = {
     "preprocess": (
-        "\n| `preprocess.onnx`, `encoded.py` | make the model's input of a JPEG or PNG file, as the calibration data "
-        "was read; on the CPU, with onnxruntime-extensions: `python npu_session.py photo.jpg` |"
+        "\n| `preprocess.onnx`, `encoded.py` | make the model's input of a JPEG or PNG"
+        " file, as the calibration data was read; on the CPU, with"
+        " onnxruntime-extensions: `python npu_session.py photo.jpg` |"
     ),
     "postprocess": (
-        "\n| `postprocess.onnx` | what is made of the model's outputs, by their names, on the CPU: "
-        "`npu_session.postprocess`, in C++ `npu::open_on_cpu(env, folder, npu::options::postprocess)` |"
+        "\n| `postprocess.onnx` | what is made of the model's outputs, by their names,"
+        " on the CPU: `npu_session.postprocess`, in C++ `npu::open_on_cpu(env, folder,"
+        " npu::options::postprocess)` |"
     ),
 }
 
 
-def readme(forecast: Preflight, kind: str, *, report: Report | None, others: Collection[str] = ()) -> str:
+def readme(
+    forecast: Preflight,
+    kind: str,
+    *,
+    report: Report | None,
+    others: Collection[str] = (),
+) -> str:
     """The text of the file, in Markdown.
 
     Args:
         others: what stands in front of the model and behind it: "preprocess", "postprocess".
     """
     target = forecast.target
-    quality = "" if report is None else f" Worst output against the float model: {report.worst_sqnr:.1f} dB."
-    overlay = " Phoenix and Hawk Point need the overlay that release 1.7.1 installs." if target.xclbin else ""
+    quality = (
+        ""
+        if report is None
+        else f" Worst output against the float model: {report.worst_sqnr:.1f} dB."
+    )
+    overlay = (
+        " Phoenix and Hawk Point need the overlay that release 1.7.1 installs."
+        if target.xclbin
+        else ""
+    )
     return _TEXT.format(
         summary=target.summary,
         kind=kind,

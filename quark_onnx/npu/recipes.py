@@ -1,4 +1,4 @@
-"""Which configuration for which kind of model: AMD's advice, with figures that were measured here."""
+"""Which configuration for which kind of model: AMD's advice, with figures that were measured here."""  # noqa: E501
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ _ROWS = (
         "plain convolutional networks: ResNet, SqueezeNet",
         "XINT8",
         ("cle:relu6=replace", "adaquant:iterations=200", "bias_correction"),
-        "the vendor's ladder: CLE, AdaRound, AdaQuant; runs on every device (benchmarks/results/npu.md)",
+        "the vendor's ladder: CLE, AdaRound, AdaQuant; runs on every device"
+        " (benchmarks/results/npu.md)",
         _LADDER,
     ),
     Recipe(
@@ -52,7 +53,8 @@ _ROWS = (
         "networks of depthwise convolutions on any device: MobileNet, EfficientNet",
         "XINT8",
         ("cle:relu6=replace", "adaround:iterations=200", "bias_correction"),
-        "the vendor: CLE alone does not help, AdaRound does; on stx and krk A16W8 is forecast to run in one piece",
+        "the vendor: CLE alone does not help, AdaRound does; on stx and krk A16W8 is"
+        " forecast to run in one piece",
         _MODELS,
     ),
     Recipe(
@@ -60,7 +62,8 @@ _ROWS = (
         "detectors with SiLU: YOLOX, YOLOv8; stx and krk",
         "A8W8",
         ("cle:silu=scale", "gptq:asymmetric=true", "bias_correction"),
-        "the vendor leaves the decoding of boxes float, as is done here by itself; YOLOX-nano: 32.2 of 33.7 mAP",
+        "the vendor leaves the decoding of boxes float, as is done here by itself;"
+        " YOLOX-nano: 32.2 of 33.7 mAP",
         _MODELS,
     ),
     Recipe(
@@ -68,7 +71,8 @@ _ROWS = (
         "encoders: BERT, ViT; stx and krk",
         "BF16",
         (),
-        "the vendor's compiler takes the float32 model; with 16-bit activations instead, A16W8",
+        "the vendor's compiler takes the float32 model; with 16-bit activations"
+        " instead, A16W8",
         _DOCS,
     ),
 )

@@ -14,7 +14,9 @@ from quark_onnx.targets import FUSED, constraints_of
 
 _CODES = frozenset({TensorProto.INT8, TensorProto.UINT8})
 #: Operators that compute with the activation behind them.
-_WITH_ACTIVATION = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul", "Add", "MaxPool", "AveragePool"})
+_WITH_ACTIVATION = frozenset(
+    {"Conv", "ConvTranspose", "Gemm", "MatMul", "Add", "MaxPool", "AveragePool"},
+)
 
 
 def scale_findings(pairs: Pairs) -> Iterator[Finding]:
@@ -23,10 +25,20 @@ def scale_findings(pairs: Pairs) -> Iterator[Finding]:
         yield from grid_findings(node, pairs.grid(node))
     yield from _unlike(pairs)
     yield from _rounded_between(pairs)
-    on_codes = [node for node in pairs.graph.nodes if node.op_type.startswith("QLinear")]
+    on_codes = [
+        node for node in pairs.graph.nodes if node.op_type.startswith("QLinear")
+    ]
     if on_codes:
-        yield Finding("S8", on_codes[0].name, f"{len(on_codes)} do, this {on_codes[0].op_type} first")
-    for constraint, figures in constraints_of(pairs.graph, pairs.graph.nodes, pairs).broken(pairs.positions):
+        yield Finding(
+            "S8",
+            on_codes[0].name,
+            f"{len(on_codes)} do, this {on_codes[0].op_type} first",
+        )
+    for constraint, figures in constraints_of(
+        pairs.graph,
+        pairs.graph.nodes,
+        pairs,
+    ).broken(pairs.positions):
         yield Finding(constraint.rule, constraint.node, figures)
 
 
@@ -38,12 +50,26 @@ def grid_findings(node: Node, grid: Grid) -> Iterator[Finding]:
     if grid.scale.size != 1:
         yield Finding("S3", node.name, f"{grid.scale.size} scales")
     elif grid.position is None:
-        yield Finding("S1", node.name, f"a scale of {float(grid.scale.reshape(-1)[0]):.6g}")
+        yield Finding(
+            "S1",
+            node.name,
+            f"a scale of {float(grid.scale.reshape(-1)[0]):.6g}",
+        )
     if not grid.symmetric:
-        yield Finding("S2", node.name, f"a zero point of {grid.zero_point.reshape(-1)[0]}")
-    wide = node.op_type not in QUANTIZE and grid.elem_type == TensorProto.INT32  # a bias
+        yield Finding(
+            "S2",
+            node.name,
+            f"a zero point of {grid.zero_point.reshape(-1)[0]}",
+        )
+    wide = (
+        node.op_type not in QUANTIZE and grid.elem_type == TensorProto.INT32
+    )  # a bias
     if grid.elem_type not in _CODES and not wide:
-        yield Finding("S6", node.name, f"codes of {TensorProto.DataType.Name(grid.elem_type).lower()}")
+        yield Finding(
+            "S6",
+            node.name,
+            f"codes of {TensorProto.DataType.Name(grid.elem_type).lower()}",
+        )
 
 
 def _unlike(pairs: Pairs) -> Iterator[Finding]:
@@ -53,13 +79,29 @@ def _unlike(pairs: Pairs) -> Iterator[Finding]:
         if other is None or grid.scale is None or other.scale is None:
             continue
         if grid.scale.tolist() != other.scale.tolist():
-            yield Finding("S5", node.name, f"scales {other.scale.reshape(-1)[0]:g} and {grid.scale.reshape(-1)[0]:g}")
+            yield Finding(
+                "S5",
+                node.name,
+                f"scales {other.scale.reshape(-1)[0]:g} and {grid.scale.reshape(-1)[0]:g}",
+            )
 
 
 def _rounded_between(pairs: Pairs) -> Iterator[Finding]:
     graph = pairs.graph
     for node in graph.nodes:
         codes = pairs.codes_of(node) if node.kind in _WITH_ACTIVATION else ""
-        behind = [each for reader in graph.consumers(codes) for each in graph.followers(reader)] if codes else []
+        behind = (
+            [
+                each
+                for reader in graph.consumers(codes)
+                for each in graph.followers(reader)
+            ]
+            if codes
+            else []
+        )
         if len(behind) == 1 and behind[0].kind in FUSED - {"Clip"}:
-            yield Finding("S7", node.name, f"{behind[0].name} ({behind[0].op_type}) reads what was rounded")
+            yield Finding(
+                "S7",
+                node.name,
+                f"{behind[0].name} ({behind[0].op_type}) reads what was rounded",
+            )

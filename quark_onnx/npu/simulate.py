@@ -1,9 +1,10 @@
-"""simulate: what an integer engine computes of a model with power-of-two scales, bit for bit, without the engine.
+"""simulate: what an integer engine computes of a model with power-of-two scales, bit for bit,
+without the engine.
 
 Between a DequantizeLinear and the next QuantizeLinear every number is an integer under a position
-(``integers/fixed.py``), so that nothing is rounded but where the model says so: there the integer is shifted to the
-position of the codes, rounded, and saturated. The positions are those of the model; the arithmetic of each operator
-names its source where it stands.
+(``integers/fixed.py``), so that nothing is rounded but where the model says so: there the integer
+is shifted to the position of the codes, rounded, and saturated. The positions are those of the
+model; the arithmetic of each operator names its source where it stands.
 """
 
 from __future__ import annotations
@@ -22,7 +23,16 @@ from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.io import load
 from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE
 from quark_onnx.graph.traversal import reach
-from quark_onnx.npu.integers import OPERATORS, Call, Fixed, Real, Rounding, Value, exact, rounded
+from quark_onnx.npu.integers import (
+    OPERATORS,
+    Call,
+    Fixed,
+    Real,
+    Rounding,
+    Value,
+    exact,
+    rounded,
+)
 from quark_onnx.npu.integers.call import reals
 from quark_onnx.npu.pairs import Grid, Pairs
 from quark_onnx.npu.scales import grid_findings
@@ -40,10 +50,12 @@ class Simulation:
     """What was computed.
 
     Attributes:
-        codes: of every tensor that is rounded, by the name of its codes, the output of a QuantizeLinear.
-        outputs: the model's outputs, or the tensor at which it was to stop; float32 where they are no whole numbers.
-        inexact: names of those codes whose numbers were computed in float64 (a softmax, a sigmoid), not as the engine
-            does.
+        codes: of every tensor that is rounded, by the name of its codes, the output of a
+            QuantizeLinear.
+        outputs: the model's outputs, or the tensor at which it was to stop; float32 where they are
+            no whole numbers.
+        inexact: names of those codes whose numbers were computed in float64 (a softmax, a sigmoid),
+            not as the engine does.
     """
 
     codes: dict[str, Array]
@@ -51,7 +63,7 @@ class Simulation:
     inexact: tuple[str, ...]
 
 
-def simulate(
+def simulate(  # noqa: PLR0913
     model: str | Path | ModelProto,
     feeds: Mapping[str, Array],
     rounding: Rounding = "even",
@@ -66,22 +78,24 @@ def simulate(
 
     Args:
         model: a path or a model, with Q/DQ pairs of any tool whose scales are powers of two.
-        feeds: one value for each input, as for onnxruntime. A QuantizeLinear of an input stays on the CPU (Ryzen AI
-            documentation 1.8, 2026-07-23, inst.rst), and rounds ties to even whatever ``rounding`` says.
+        feeds: one value for each input, as for onnxruntime. A QuantizeLinear of an input stays on
+            the CPU (Ryzen AI documentation 1.8, 2026-07-23, inst.rst), and rounds ties to even
+            whatever ``rounding`` says.
         rounding: of ties: "even" as QuantizeLinear does, or "up" as the engine does.
         average: "exact", or "dpu" for the engine's product and shift instead of a division.
         gate: "exact", or "dpu" for 2731 / 2**14 instead of 1/6 in a HardSigmoid of slope 1/6.
-        softmax: "float", or "dpu" for powers by a polynomial, rounded to bfloat16 after each step, that amd-quark 0.13
-            documents (simulate_dpu_softmax.py), where it is an option, too.
+        softmax: "float", or "dpu" for powers by a polynomial, rounded to bfloat16 after each step,
+            that amd-quark 0.13 documents (simulate_dpu_softmax.py), where it is an option, too.
         codes: codes that operators read instead of those that are simulated, by the names that
-            ``Simulation.codes`` has. With all codes of another machine, each tensor is simulated from its inputs alone.
+            ``Simulation.codes`` has. With all codes of another machine, each tensor is simulated
+            from its inputs alone.
         until: stop with this tensor; only what it depends on is computed. Empty for all outputs.
 
     Raises:
         ConfigError: a setting or a name is unknown.
         DataError: the feeds or codes do not fit the model.
-        ModelError: the model cannot be read, has other scales, or operators that are not known here; the message says
-            which node it is.
+        ModelError: the model cannot be read, has other scales, or operators that are not known
+            here; the message says which node it is.
 
     >>> from onnx import parser
     >>> text = '''<ir_version: 9, opset_import: ["": 17]> g (float[3] x) => (float[3] y)
@@ -93,10 +107,17 @@ def simulate(
     (array([ -2,   1, 127], dtype=int8), array([ 0,  1, 64], dtype=int8))
     """
     operators = {"average": average, "gate": gate, "softmax": softmax}
-    kinds = {"rounding": Rounding, "average": Exactly, "gate": Exactly, "softmax": Softmaxes}
+    kinds = {
+        "rounding": Rounding,
+        "average": Exactly,
+        "gate": Exactly,
+        "softmax": Softmaxes,
+    }
     for option, value in {"rounding": rounding, **operators}.items():
         if value not in (known := get_args(kinds[option])):
-            raise ConfigError(f"{option} is {value!r}; it is one of {', '.join(map(repr, known))}")
+            raise ConfigError(
+                f"{option} is {value!r}; it is one of {', '.join(map(repr, known))}",
+            )
     graph = Graph.of(load(model))
     engine = frozenset(name for name, value in operators.items() if value == "dpu")
     run = _Run(graph, rounding, engine, dict(codes or {}))
@@ -107,7 +128,13 @@ def simulate(
 class _Run:
     """One simulation: the values that are known so far."""
 
-    def __init__(self, graph: Graph, rounding: Rounding, engine: frozenset[str], codes: dict[str, Array]) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        rounding: Rounding,
+        engine: frozenset[str],
+        codes: dict[str, Array],
+    ) -> None:
         self._graph, self._pairs = graph, Pairs(graph)
         self._rounding, self._engine, self._given = rounding, engine, codes
         self._values: dict[str, Value] = {}
@@ -117,7 +144,8 @@ class _Run:
         for name in codes:
             if name not in written:
                 raise ConfigError(
-                    f"codes are given for {name!r}, which no QuantizeLinear writes{nearest(name, written)}"
+                    f"codes are given for {name!r}, which no QuantizeLinear"
+                    f" writes{nearest(name, written)}",
                 )
 
     def of(self, wanted: list[str], feeds: Mapping[str, Array]) -> Simulation:
@@ -126,8 +154,13 @@ class _Run:
         known = [name for node in graph.nodes for name in node.outputs]
         for name in wanted:
             if name not in known:
-                raise ConfigError(f"no node computes the tensor {name!r}{nearest(name, known)}")
-        needed = reach([node for name in wanted if (node := graph.producer(name))], graph.leaders)
+                raise ConfigError(
+                    f"no node computes the tensor {name!r}{nearest(name, known)}",
+                )
+        needed = reach(
+            [node for name in wanted if (node := graph.producer(name))],
+            graph.leaders,
+        )
         for value in graph.inputs:
             if any(node in needed for node in graph.consumers(value.name)):
                 self._values[value.name] = self._feed(value.name, feeds)
@@ -144,12 +177,17 @@ class _Run:
         if array.dtype.kind != "f":
             return array
         if not np.isfinite(array).all():
-            raise DataError(f"the input {name!r} holds values that are infinite or no numbers; give finite ones")
+            raise DataError(
+                f"the input {name!r} holds values that are infinite or no numbers; give"
+                " finite ones",
+            )
         return Real(array.astype(np.float64), given=True)
 
     def _result(self, name: str) -> Array:
         value = self._values[name]
-        return value if isinstance(value, np.ndarray) else reals(value).astype(np.float32)
+        return (
+            value if isinstance(value, np.ndarray) else reals(value).astype(np.float32)
+        )
 
     def _compute(self, node: Node) -> None:
         inputs = tuple(self._read(name) for name in node.inputs)
@@ -158,12 +196,16 @@ class _Run:
             found = self._found(call)
         except OverflowError as error:
             raise call.refused(str(error)) from error
-        self._values.update(zip((name for name in node.outputs if name), found, strict=True))
+        self._values.update(
+            zip((name for name in node.outputs if name), found, strict=True),
+        )
 
     def _read(self, name: str) -> Value | None:
         if not name:
             return None
-        return self._values[name] if name in self._values else self._graph.constant(name)
+        return (
+            self._values[name] if name in self._values else self._graph.constant(name)
+        )
 
     def _found(self, call: Call) -> list[Value]:
         node = call.node
@@ -173,21 +215,30 @@ class _Run:
             return [self._dequantized(call)]
         operator = OPERATORS.get(node.kind)
         if all(value is None or isinstance(value, np.ndarray) for value in call.inputs):
-            return list(call.evaluated({}))  # shapes and the like, whatever computes them
+            return list(
+                call.evaluated({}),
+            )  # shapes and the like, whatever computes them
         if operator is None:
             raise call.refused(f"no integer arithmetic is known here for {node.kind}")
         return operator(call)
 
     def _quantized(self, call: Call) -> Value:
         name, (grid, position) = call.node.outputs[0], self._grid(call)
-        kind, value = np.dtype(helper.tensor_dtype_to_np_dtype(grid.elem_type)), call.inputs[0]
+        kind, value = (
+            np.dtype(helper.tensor_dtype_to_np_dtype(grid.elem_type)),
+            call.inputs[0],
+        )
         if kind.kind not in "iu":
             raise call.refused(f"its codes are {kind.name}")
         assert value is not None and grid.zero_point is not None
         least, greatest = np.iinfo(kind).min, np.iinfo(kind).max
         zero = int(grid.zero_point.reshape(-1)[0])
         if isinstance(value, Real):  # computed by a CPU
-            whole = np.rint(np.ldexp(value.values, position)).clip(least - zero, greatest - zero).astype(np.int64)
+            whole = (
+                np.rint(np.ldexp(value.values, position))
+                .clip(least - zero, greatest - zero)
+                .astype(np.int64)
+            )
             self._inexact += [] if value.given or value.known else [name]
         else:
             whole = rounded(exact(value), position, self._rounding)
@@ -196,13 +247,19 @@ class _Run:
         given = self._given.get(name, codes)
         if given.shape != codes.shape or given.dtype != codes.dtype:
             found = f"{given.dtype.name} of shape {given.shape}"
-            raise DataError(f"the codes given for {name!r} are {found}, and {codes.dtype.name} of {codes.shape} here")
+            raise DataError(
+                f"the codes given for {name!r} are {found}, and {codes.dtype.name} of"
+                f" {codes.shape} here",
+            )
         return given
 
     def _dequantized(self, call: Call) -> Value:
         codes, (grid, position) = call.known(0), self._grid(call)
         assert grid.zero_point is not None
-        return Fixed(codes.astype(np.int64) - int(grid.zero_point.reshape(-1)[0]), position)
+        return Fixed(
+            codes.astype(np.int64) - int(grid.zero_point.reshape(-1)[0]),
+            position,
+        )
 
     def _grid(self, call: Call) -> tuple[Grid, int]:
         """The grid of a Q or DQ node, and its position."""

@@ -15,7 +15,12 @@ from quark_onnx.targets import Target
 
 _CONV = ("kernel_shape", "strides", "pads", "dilations", "group")
 _POOL = ("kernel_shape", "strides", "pads")
-_ASKED = {"Conv": ("G3", _CONV), "ConvTranspose": ("G3", _CONV), "MaxPool": ("G4", _POOL), "AveragePool": ("G4", _POOL)}
+_ASKED = {
+    "Conv": ("G3", _CONV),
+    "ConvTranspose": ("G3", _CONV),
+    "MaxPool": ("G4", _POOL),
+    "AveragePool": ("G4", _POOL),
+}
 _AUTOMATIC = ("SAME_UPPER", "SAME_LOWER", "VALID")
 _FATAL = frozenset({"LSTM", "If"})
 _REFUSED = frozenset({TensorProto.BFLOAT16})
@@ -23,23 +28,47 @@ _REFUSED = frozenset({TensorProto.BFLOAT16})
 _LEAST_CONVOLUTIONS = 2
 
 
-def structure_findings(model: ModelProto, graph: Graph, target: Target) -> Iterator[Finding]:
-    """Names, shapes, types, attributes, parameters, and operators that end the process that compiles them."""
+def structure_findings(
+    model: ModelProto,
+    graph: Graph,
+    target: Target,
+) -> Iterator[Finding]:
+    """Names, shapes, types, attributes, parameters, and operators that end the process that
+    compiles them.
+    """
     yield from _names(graph)
     yield from _shapes(graph)
-    halves = [node for node in graph.nodes if any(graph.elem_type(name) in _REFUSED for name in node.outputs)]
+    halves = [
+        node
+        for node in graph.nodes
+        if any(graph.elem_type(name) in _REFUSED for name in node.outputs)
+    ]
     if halves:
-        yield Finding("G10", halves[0].name, f"{len(halves)} nodes compute some, this one first")
+        yield Finding(
+            "G10",
+            halves[0].name,
+            f"{len(halves)} nodes compute some, this one first",
+        )
     if graph.opset > target.opset:
-        yield Finding("G11", "", f"it is {graph.opset}, and {target.opset} is advised for {target.name}")
+        yield Finding(
+            "G11",
+            "",
+            f"it is {graph.opset}, and {target.opset} is advised for {target.name}",
+        )
     yield from _attributes(graph)
     yield from _shared(graph)
     given = {value.name for value in model.graph.input}
-    for name in (tensor.name for tensor in model.graph.initializer if tensor.name in given):
+    for name in (
+        tensor.name for tensor in model.graph.initializer if tensor.name in given
+    ):
         yield Finding("G7", "", f"{name!r} is both")
     for node in graph.nodes:
         if node.kind in _FATAL:
-            yield Finding("G8", node.name, f"{node.op_type} ends the process that compiles it")
+            yield Finding(
+                "G8",
+                node.name,
+                f"{node.op_type} ends the process that compiles it",
+            )
 
 
 def convolution_findings(graph: Graph) -> Iterator[Finding]:
@@ -55,12 +84,20 @@ def _names(graph: Graph) -> Iterator[Finding]:
     for node in graph.nodes:
         for name in (name for name in node.outputs if name):
             if name in known:
-                yield Finding("G9", node.name, f"{name!r} is there before it is computed")
+                yield Finding(
+                    "G9",
+                    node.name,
+                    f"{name!r} is there before it is computed",
+                )
             known.add(name)
     for node in graph.nodes:
         for name in (*node.inputs, *node.captures):
             if name and name not in known:
-                yield Finding("G9", node.name, f"nothing computes {name!r}, which it reads")
+                yield Finding(
+                    "G9",
+                    node.name,
+                    f"nothing computes {name!r}, which it reads",
+                )
     for value in graph.outputs:
         if value.name not in known:
             yield Finding("G9", "", f"nothing computes the output {value.name!r}")
@@ -73,7 +110,10 @@ def _shapes(graph: Graph) -> Iterator[Finding]:
         shape = graph.shape(value.name)
         if shape is None or not is_static(shape):
             yield Finding(
-                "G1", "", f"input {value.name!r} has the shape {list(shape) if shape is not None else 'unknown'}"
+                "G1",
+                "",
+                f"input {value.name!r} has the shape"
+                f" {list(shape) if shape is not None else 'unknown'}",
             )
         elif len(shape) > 1 and shape[0] != 1:
             yield Finding("G2", "", f"input {value.name!r} has a batch of {shape[0]}")
@@ -85,16 +125,24 @@ def _attributes(graph: Graph) -> Iterator[Finding]:
         missing = [name for name in names if node.attribute(name) is None]
         if node.attribute("auto_pad", "NOTSET") in _AUTOMATIC and rule == "G4":
             yield Finding(rule, node.name, f"auto_pad is {node.attribute('auto_pad')}")
-        elif missing and not (missing == ["pads"] and node.attribute("auto_pad", "NOTSET") in _AUTOMATIC):
+        elif missing and not (
+            missing == ["pads"] and node.attribute("auto_pad", "NOTSET") in _AUTOMATIC
+        ):
             yield Finding(rule, node.name, f"{', '.join(missing)} missing")
 
 
 def _shared(graph: Graph) -> Iterator[Finding]:
     readers: dict[str, list[Node]] = defaultdict(list)
     for node in graph.nodes:
-        for name in node.inputs[1:3] if node.kind in ("Conv", "ConvTranspose", "Gemm") else ():
+        for name in (
+            node.inputs[1:3] if node.kind in ("Conv", "ConvTranspose", "Gemm") else ()
+        ):
             if codes := constant_behind(graph, name):
                 readers[codes].append(node)
     for name, nodes in readers.items():
         if len(nodes) > 1:
-            yield Finding("G5", nodes[1].name, f"it shares {name!r} with {nodes[0].name}")
+            yield Finding(
+                "G5",
+                nodes[1].name,
+                f"it shares {name!r} with {nodes[0].name}",
+            )

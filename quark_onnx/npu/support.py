@@ -1,7 +1,8 @@
-"""Operators that Ryzen AI processors are documented to run, by number format: a prior, on which ``placement`` builds.
+"""Operators that Ryzen AI processors are documented to run, by number format: a prior, on which
+``placement`` builds.
 
-From the documentation of Ryzen AI 1.8 (2026-07-23), ops_support.rst; the rows are the same in every release from 1.5.
-"Listed" means broad coverage: single configurations may be refused all the same.
+From the documentation of Ryzen AI 1.8 (2026-07-23), ops_support.rst; the rows are the same in every
+release from 1.5. "Listed" means broad coverage: single configurations may be refused all the same.
 """
 
 from __future__ import annotations
@@ -15,45 +16,57 @@ KINDS = {"BF16": "B", "A16W8": "6", "A8W8": "A", "XINT8": "X"}
 
 _ROWS = {
     "B6AX": (
-        "Add AveragePool BatchNormalization Concat Constant ConstantOfShape Conv DepthToSpace Div Expand Flatten Gemm "
-        "GlobalAveragePool Identity InstanceNormalization MatMul Max MaxPool Min Mul Pad Reciprocal ReduceMax Reshape "
-        "Shape Slice Sqrt Squeeze Sub Transpose Unsqueeze"
+        "Add AveragePool BatchNormalization Concat Constant ConstantOfShape Conv"
+        " DepthToSpace Div Expand Flatten Gemm GlobalAveragePool Identity"
+        " InstanceNormalization MatMul Max MaxPool Min Mul Pad Reciprocal ReduceMax"
+        " Reshape Shape Slice Sqrt Squeeze Sub Transpose Unsqueeze"
     ),
     "B6A": "ConvTranspose Sigmoid Sin",
     "B6X": "Tanh Where",
     "B6": "Exp GatherElements Split",
     "BAX": "ReduceMean ReduceMin ReduceSum Resize",
     "BX": (
-        "Abs And ArgMax ArgMin BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Cast Ceil CumSum Equal Erf Floor "
-        "Greater Less Log Neg Or Pow Round Sign Tile"
+        "Abs And ArgMax ArgMin BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Cast"
+        " Ceil CumSum Equal Erf Floor Greater Less Log Neg Or Pow Round Sign Tile"
     ),
     "B": "Einsum Gather GridSample Mod Not ScatterND Size Xor",
-    "6AX": "Clip DequantizeLinear Gelu GlobalMaxPool GroupNormalization LeakyRelu Relu Softmax Upsample",
+    "6AX": (
+        "Clip DequantizeLinear Gelu GlobalMaxPool GroupNormalization LeakyRelu Relu"
+        " Softmax Upsample"
+    ),
     "6A": "Cos QLinearConv QuantizeLinear",
     "6X": "Elu TopK",
     "AX": "HardSwish",
     "A": "HardSigmoid QLinearMatMul",
-    "X": "Celu GreaterOrEqual LayerNormalization LessOrEqual Mish Range STFT Shrink Softsign ThresholdedRelu",
+    "X": (
+        "Celu GreaterOrEqual LayerNormalization LessOrEqual Mish Range STFT Shrink"
+        " Softsign ThresholdedRelu"
+    ),
 }
 _LISTED = {name: letters for letters, names in _ROWS.items() for name in names.split()}
-#: Operators that AMD's own models of a format use on the processor although the table leaves them out: BF16 is shown
-#: with ResNet, BERT and Whisper; every XINT8 model has QuantizeLinear, and the converter takes the others
-#: (zmaychek84/vaip, to_xir_ops_pass.cpp, 2025-03); logs of MobileNetV3 and ShuffleNetV2 show those of A16W8
-#: (RyzenAI-SW quark_quantization, 2025-10-14).
+#: Operators that AMD's own models of a format use on the processor although the table leaves them
+#: out: BF16 is shown with ResNet, BERT and Whisper; every XINT8 model has QuantizeLinear, and the
+#: converter takes the others (zmaychek84/vaip, to_xir_ops_pass.cpp, 2025-03); logs of MobileNetV3
+#: and ShuffleNetV2 show those of A16W8 (RyzenAI-SW quark_quantization, 2025-10-14).
 _SHOWN = {
-    "B": frozenset({"Relu", "Clip", "Softmax", "LayerNormalization", "Gelu", "LeakyRelu"}),
+    "B": frozenset(
+        {"Relu", "Clip", "Softmax", "LayerNormalization", "Gelu", "LeakyRelu"},
+    ),
     "6": frozenset({"HardSigmoid", "ReduceMean"}),
     "X": frozenset({"QuantizeLinear", "ConvTranspose", "Split", "PRelu"}),
 }
 
 _CONVERTED_NAMES = (
-    "Abs Add ArgMax AveragePool BatchNormalization Cast Clip Concat Constant Conv ConvTranspose DepthToSpace Div Equal "
-    "Expand Flatten Gather Gemm GlobalAveragePool HardSigmoid Identity InstanceNormalization LayerNormalization "
-    "LeakyRelu LpNormalization MatMul Max MaxPool Min Mul Neg Pad Pow PRelu Reciprocal ReduceMax ReduceMean ReduceMin "
-    "ReduceSum Relu Reshape Resize Round Sigmoid Slice Softmax SpaceToDepth Split Sqrt Squeeze Sub Tanh Tile "
-    "Transpose Unsqueeze com.microsoft::Gelu"
+    "Abs Add ArgMax AveragePool BatchNormalization Cast Clip Concat Constant Conv"
+    " ConvTranspose DepthToSpace Div Equal Expand Flatten Gather Gemm GlobalAveragePool"
+    " HardSigmoid Identity InstanceNormalization LayerNormalization LeakyRelu"
+    " LpNormalization MatMul Max MaxPool Min Mul Neg Pad Pow PRelu Reciprocal ReduceMax"
+    " ReduceMean ReduceMin ReduceSum Relu Reshape Resize Round Sigmoid Slice Softmax"
+    " SpaceToDepth Split Sqrt Squeeze Sub Tanh Tile Transpose Unsqueeze"
+    " com.microsoft::Gelu"
 )
-#: What the converter in front of the compiler X1 has a rule for: zmaychek84/vaip, to_xir_ops_pass.cpp, 2025-03.
+#: What the converter in front of the compiler X1 has a rule for: zmaychek84/vaip,
+#: to_xir_ops_pass.cpp, 2025-03.
 CONVERTED = frozenset(_CONVERTED_NAMES.split())
 
 

@@ -1,4 +1,6 @@
-"""Tail: the model behind the one for the processor, which a bundle runs on the CPU: boxes decoded, scores sorted."""
+"""Tail: the model behind the one for the processor, which a bundle runs on the CPU: boxes decoded,
+scores sorted.
+"""
 
 from __future__ import annotations
 
@@ -25,33 +27,57 @@ def try_tail(tail: ModelProto, front: ModelProto, sample: Sample) -> None:
 
 
 def _check(tail: ModelProto, front: Graph) -> None:
-    """Raise ConfigError where a model reads what the one in front of it neither computes nor is given, or nothing that
-    it computes."""
-    known = {value.name: value.type.tensor_type.elem_type for value in (*front.inputs, *front.outputs)}
-    computed, stored = [value.name for value in front.outputs], {tensor.name for tensor in tail.graph.initializer}
+    """Raise ConfigError where a model reads what the one in front of it neither computes nor is
+    given, or nothing that it computes.
+    """
+    known = {
+        value.name: value.type.tensor_type.elem_type
+        for value in (*front.inputs, *front.outputs)
+    }
+    computed, stored = (
+        [value.name for value in front.outputs],
+        {tensor.name for tensor in tail.graph.initializer},
+    )
     read = [value for value in tail.graph.input if value.name not in stored]
     for value in read:
         name, kind = value.name, value.type.tensor_type.elem_type
         if name not in known:
             raise ConfigError(
-                f"the model behind reads {name!r}, but the one in front computes {', '.join(computed)}; rename it"
+                f"the model behind reads {name!r}, but the one in front computes"
+                f" {', '.join(computed)}; rename it",
             )
         if kind != known[name]:
-            raise ConfigError(f"the model behind reads {name!r} as {_called(kind)}, but it is {_called(known[name])}")
+            raise ConfigError(
+                f"the model behind reads {name!r} as {_called(kind)}, but it is"
+                f" {_called(known[name])}",
+            )
     if not any(value.name in computed for value in read):
-        raise ConfigError(f"the model behind reads no output of the one in front, which computes {', '.join(computed)}")
+        raise ConfigError(
+            "the model behind reads no output of the one in front, which computes"
+            f" {', '.join(computed)}",
+        )
 
 
 def _called(kind: int) -> str:
     """A type in words; a file can hold any number there, and has 0 for what is no tensor."""
     if kind == TensorProto.UNDEFINED:
         return "no tensor of a known type"
-    return TensorProto.DataType.Name(kind).lower() if kind in TensorProto.DataType.values() else f"type {kind}"
+    return (
+        TensorProto.DataType.Name(kind).lower()
+        if kind in TensorProto.DataType.values()
+        else f"type {kind}"
+    )
 
 
 def _run(tail: ModelProto, arrays: Mapping[str, Any]) -> None:
     try:
         session = open_session(tail, what="the model behind")
-        session.run(None, {value.name: arrays[value.name] for value in session.get_inputs()})
+        session.run(
+            None,
+            {value.name: arrays[value.name] for value in session.get_inputs()},
+        )
     except Exception as error:  # onnxruntime raises many unrelated types
-        raise ModelError(f"the model behind cannot be run on what the one in front computes: {error}") from error
+        raise ModelError(
+            "the model behind cannot be run on what the one in front computes:"
+            f" {error}",
+        ) from error

@@ -15,7 +15,10 @@ def main() -> None:
         prog="python -m quark_onnx.olive",
         description="Write Olive's package configuration with the passes of quark_onnx added.",
     )
-    parser.add_argument("output", help="path of the JSON file, for olive run --package-config")
+    parser.add_argument(
+        "output",
+        help="path of the JSON file, for olive run --package-config",
+    )
     output = Path(parser.parse_args().output)
     output.write_text(json.dumps(package_config(), indent=4) + "\n", encoding="utf-8")
     print(f"{output}: use it as olive run --config WORKFLOW --package-config {output}")

@@ -49,7 +49,8 @@ PASSES: dict[str, dict[str, Any]] = {
 
 
 def package_config() -> dict[str, Any]:
-    """Return the package configuration of the installed Olive, with the passes of this package added.
+    """Return the package configuration of the installed Olive, with the passes of this package
+    added.
 
     Raises:
         MissingDependency: olive-ai is not installed.
@@ -57,7 +58,9 @@ def package_config() -> dict[str, Any]:
     try:
         from olive.package_config import OlivePackageConfig
     except ImportError as error:
-        raise MissingDependency("the passes for Olive need olive-ai: pip install olive-ai") from error
+        raise MissingDependency(
+            "the passes for Olive need olive-ai: pip install olive-ai",
+        ) from error
     path = Path(OlivePackageConfig.get_default_config_path())
     config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     config["passes"] = {**config["passes"], **PASSES}

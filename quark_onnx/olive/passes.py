@@ -15,14 +15,26 @@ from olive.hardware.constants import ExecutionProvider
 from olive.model import ONNXModelHandler
 from olive.model.utils import resolve_onnx_path
 from olive.passes import Pass
-from olive.passes.onnx.common import get_external_data_config, model_proto_to_olive_model
-from olive.passes.onnx.quantization import OnnxDynamicQuantization, OnnxStaticQuantization
+from olive.passes.onnx.common import (
+    get_external_data_config,
+    model_proto_to_olive_model,
+)
+from olive.passes.onnx.quantization import (
+    OnnxDynamicQuantization,
+    OnnxStaticQuantization,
+)
 from olive.passes.pass_config import PassConfigParam
 from olive.passes.quark_quantizer.quark_quantization import QuarkQuantization
 
 from quark_onnx.api import quantize, quantize_dynamic, quantize_static
 from quark_onnx.errors import ConfigError
-from quark_onnx.olive.translate import Parameters, amd_draft, dynamic_arguments, native_config, static_arguments
+from quark_onnx.olive.translate import (
+    Parameters,
+    amd_draft,
+    dynamic_arguments,
+    native_config,
+    static_arguments,
+)
 from quark_onnx.onnx.run import run
 
 logger = logging.getLogger(__name__)
@@ -31,15 +43,25 @@ logger = logging.getLogger(__name__)
 def _native(default: str | None) -> dict[str, PassConfigParam]:
     """Return the parameter for a configuration of this package."""
     description = (
-        "Configuration of quark_onnx: the name of a preset (XINT8, A8W8, INT4, ...), a YAML file, or settings."
+        "Configuration of quark_onnx: the name of a preset (XINT8, A8W8, INT4, ...), a"
+        " YAML file, or settings."
     )
-    return {"quark_config": PassConfigParam(type_=str | dict, default_value=default, description=description)}
+    return {
+        "quark_config": PassConfigParam(
+            type_=str | dict,
+            default_value=default,
+            description=description,
+        ),
+    }
 
 
 class QuarkOnnxStaticQuantization(OnnxStaticQuantization):
-    """Quantize with scales measured on calibration data; the parameters are those of OnnxStaticQuantization.
+    """Quantize with scales measured on calibration data.
 
-    ``quark_config`` takes the place of formats, calibration method and extra options, as ``"XINT8"`` for the NPU.
+    The parameters are those of OnnxStaticQuantization.
+
+    ``quark_config`` takes the place of formats, calibration method and extra options, as
+    ``"XINT8"`` for the NPU.
     """
 
     @classmethod
@@ -50,23 +72,44 @@ class QuarkOnnxStaticQuantization(OnnxStaticQuantization):
         parameters = config.model_dump()
         reader = _reader(parameters, model)
         if reader is None:
-            raise ConfigError("static quantization needs data_config, the calibration data")
+            raise ConfigError(
+                "static quantization needs data_config, the calibration data",
+            )
         if (model.model_attributes or {}).get("mixed_precision_overrides"):
-            logger.warning("mixed_precision_overrides of the model have no effect: use tensor_quant_overrides")
+            logger.warning(
+                "mixed_precision_overrides of the model have no effect: use"
+                " tensor_quant_overrides",
+            )
 
         def write(output: str) -> None:
             if parameters["quark_config"] is not None:
-                quantize(model.model_path, reader, native_config(parameters, model.model_path), output)
+                quantize(
+                    model.model_path,
+                    reader,
+                    native_config(parameters, model.model_path),
+                    output,
+                )
             else:
-                qnn = self.accelerator_spec.execution_provider == ExecutionProvider.QNNExecutionProvider
-                arguments = static_arguments(parameters, model.model_path, reader, qnn=qnn)
+                qnn = (
+                    self.accelerator_spec.execution_provider
+                    == ExecutionProvider.QNNExecutionProvider
+                )
+                arguments = static_arguments(
+                    parameters,
+                    model.model_path,
+                    reader,
+                    qnn=qnn,
+                )
                 quantize_static(**arguments, model_output=output)
 
         return _written(model, parameters, output_model_path, write)
 
 
 class QuarkOnnxDynamicQuantization(OnnxDynamicQuantization):
-    """Quantize weights now, and activations as the model runs; the parameters are those of OnnxDynamicQuantization."""
+    """Quantize weights now, and activations as the model runs.
+
+    The parameters are those of OnnxDynamicQuantization.
+    """
 
     @classmethod
     def _default_config(cls, accelerator_spec: Any) -> dict[str, PassConfigParam]:
@@ -77,7 +120,11 @@ class QuarkOnnxDynamicQuantization(OnnxDynamicQuantization):
 
         def write(output: str) -> None:
             if parameters["quark_config"] is not None:
-                quantize_dynamic(model.model_path, native_config(parameters, model.model_path), output)
+                quantize_dynamic(
+                    model.model_path,
+                    native_config(parameters, model.model_path),
+                    output,
+                )
             else:
                 arguments = dynamic_arguments(parameters, model.model_path)
                 quantize_dynamic(**arguments, model_output=output)
@@ -92,18 +139,27 @@ class QuarkOnnxWeightOnlyQuantization(Pass):
     def _default_config(cls, accelerator_spec: Any) -> dict[str, PassConfigParam]:
         lists = {
             "op_types_to_quantize": "Operator types to quantize; None for all.",
-            "op_types_to_exclude": "Operator types that stay float; without effect with op_types_to_quantize.",
+            "op_types_to_exclude": (
+                "Operator types that stay float; without effect with"
+                " op_types_to_quantize."
+            ),
             "nodes_to_quantize": "Names of nodes to quantize; None for all.",
             "nodes_to_exclude": "Names of nodes that stay float.",
         }
         data = PassConfigParam(
             type_=DataConfig | dict,
             default_value=None,
-            description="Calibration data, for optimizers that read data: GPTQ, AdaRound, AdaQuant.",
+            description=(
+                "Calibration data, for optimizers that read data: GPTQ, AdaRound,"
+                " AdaQuant."
+            ),
         )
         return {
             **_native("INT4"),
-            **{name: PassConfigParam(type_=list, default_value=None, description=text) for name, text in lists.items()},
+            **{
+                name: PassConfigParam(type_=list, default_value=None, description=text)
+                for name, text in lists.items()
+            },
             "data_config": data,
             **get_external_data_config(),
         }
@@ -119,13 +175,16 @@ class QuarkOnnxWeightOnlyQuantization(Pass):
 
 
 class QuarkOnnxQuantization(QuarkQuantization):
-    """Quantize an ONNX model; the parameters are those of QuarkQuantization, of which the torch ones have no effect."""
+    """Quantize an ONNX model.
+
+    The parameters are those of QuarkQuantization, of which the torch ones have no effect.
+    """
 
     def _run_for_config(self, model: Any, config: Any, output_model_path: str) -> Any:
         if not isinstance(model, ONNXModelHandler):
             raise ConfigError(
-                f"the model is a {type(model).__name__}; this pass quantizes ONNX models. For PyTorch language models "
-                "use the command quark-onnx llm"
+                f"the model is a {type(model).__name__}; this pass quantizes ONNX"
+                " models. For PyTorch language models use the command quark-onnx llm",
             )
         parameters = config.model_dump()
         reader = _reader(parameters, model)
@@ -141,12 +200,24 @@ def _reader(parameters: Mapping[str, Any], model: Any) -> Any:
     """Open Olive's reader of the calibration data; return None without data_config."""
     if not parameters.get("data_config"):
         return None
-    container = validate_config(parameters["data_config"], DataConfig).to_data_container()
-    return container.create_calibration_dataloader(model_path=model.model_path, io_config=model.io_config)
+    container = validate_config(
+        parameters["data_config"],
+        DataConfig,
+    ).to_data_container()
+    return container.create_calibration_dataloader(
+        model_path=model.model_path,
+        io_config=model.io_config,
+    )
 
 
-def _written(model: Any, parameters: Parameters, output: str, write: Callable[[str], None]) -> Any:
-    """Write a model to a temporary folder, and save it according to Olive's external data parameters.
+def _written(
+    model: Any,
+    parameters: Parameters,
+    output: str,
+    write: Callable[[str], None],
+) -> Any:
+    """Write a model to a temporary folder, and save it according to Olive's external data
+    parameters.
 
     Args:
         model: the float model, whose file name is kept.

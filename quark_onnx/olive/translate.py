@@ -1,8 +1,8 @@
 """Translate the parameters of Olive's passes; Olive itself is not needed.
 
-Three kinds of parameters exist: those of OnnxStaticQuantization and OnnxDynamicQuantization become arguments of
-onnxruntime's functions, those of QuarkQuantization a configuration in AMD's names, and ``quark_config`` is a
-configuration of this package.
+Three kinds of parameters exist: those of OnnxStaticQuantization and OnnxDynamicQuantization become
+arguments of onnxruntime's functions, those of QuarkQuantization a configuration in AMD's names, and
+``quark_config`` is a configuration of this package.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ logger = logging.getLogger(__name__)
 
 Parameters = Mapping[str, Any]
 
-#: Parameters that are extra options of onnxruntime, and whether they count in dynamic quantization, too.
+#: Parameters that are extra options of onnxruntime, and whether they count in dynamic quantization,
+#: too.
 _EXTRA_OPTIONS = {
     "ActivationSymmetric": ("activation_symmetric", True),
     "WeightSymmetric": ("weight_symmetric", True),
@@ -50,7 +51,8 @@ _REPLACED = {
     "extra_options": None,
 }
 _WEIGHT_TYPES = {name[1:].lower(): name for name in QuantType.__members__}
-#: Values of a tensor configuration in JSON, by the enumeration that they are members of, with Olive's defaults.
+#: Values of a tensor configuration in JSON, by the enumeration that they are members of, with
+#: Olive's defaults.
 _ENUMERATIONS = {
     "scale_type": ("ScaleType", "Float32"),
     "calibration_method": ("CalibMethod", "Percentile"),
@@ -59,7 +61,13 @@ _ENUMERATIONS = {
 _TENSORS = ("activation", "input_tensors", "weight", "bias", "output_tensors")
 
 
-def static_arguments(parameters: Parameters, model: str | Path, reader: Any, *, qnn: bool = False) -> dict[str, Any]:
+def static_arguments(
+    parameters: Parameters,
+    model: str | Path,
+    reader: Any,
+    *,
+    qnn: bool = False,
+) -> dict[str, Any]:
     """Return the arguments of ``quantize_static`` for the parameters of OnnxStaticQuantization.
 
     Args:
@@ -80,11 +88,22 @@ def static_arguments(parameters: Parameters, model: str | Path, reader: Any, *, 
     }
     options = _extra_options(parameters, dynamic=False)
     quant_format = _member(QuantFormat, parameters, "quant_format")
-    if quant_format is not QuantFormat.QDQ or not parameters.get("prepare_qdq_config", True):
+    if quant_format is not QuantFormat.QDQ or not parameters.get(
+        "prepare_qdq_config",
+        True,
+    ):
         reduce_range = bool(parameters.get("reduce_range"))
-        static = {"calibration_data_reader": reader, "quant_format": quant_format, "reduce_range": reduce_range}
+        static = {
+            "calibration_data_reader": reader,
+            "quant_format": quant_format,
+            "reduce_range": reduce_range,
+        }
         return {**common, **types, **static, "extra_options": options}
-    exposed = {name: options.pop(key) for key, (name, _) in _EXTRA_OPTIONS.items() if key in options}
+    exposed = {
+        name: options.pop(key)
+        for key, (name, _) in _EXTRA_OPTIONS.items()
+        if key in options
+    }
     nodes = common.pop("nodes_to_quantize")  # which the functions below do not take
     prepared = {**common, **types, **exposed, "calibration_data_reader": reader}
     if qnn:
@@ -93,7 +112,11 @@ def static_arguments(parameters: Parameters, model: str | Path, reader: Any, *, 
         config = get_qnn_qdq_config(**prepared, init_overrides=overrides)
         config.extra_options.update(options)
     else:
-        config = get_qdq_config(**prepared, reduce_range=bool(parameters.get("reduce_range")), extra_options=options)
+        config = get_qdq_config(
+            **prepared,
+            reduce_range=bool(parameters.get("reduce_range")),
+            extra_options=options,
+        )
     return {"model_input": str(model), **vars(config), "nodes_to_quantize": nodes}
 
 
@@ -115,7 +138,8 @@ def native_config(parameters: Parameters, model: str | Path) -> QConfig:
     """Return the configuration in ``quark_config``, restricted to the selected nodes.
 
     Args:
-        parameters: of the pass. ``quark_config`` is the name of a preset, a YAML file, or a dictionary of settings.
+        parameters: of the pass. ``quark_config`` is the name of a preset, a YAML file, or a
+            dictionary of settings.
         model: path of the float model.
 
     Raises:
@@ -124,7 +148,11 @@ def native_config(parameters: Parameters, model: str | Path) -> QConfig:
     config = QConfig.of(parameters["quark_config"])
     for name, default in _REPLACED.items():
         if parameters.get(name, default) != default:
-            logger.warning("parameter %s=%r has no effect: quark_config decides it", name, parameters[name])
+            logger.warning(
+                "parameter %s=%r has no effect: quark_config decides it",
+                name,
+                parameters[name],
+            )
     types = parameters.get("op_types_to_quantize") or ()
     excluded = () if types else _present(parameters.get("op_types_to_exclude"), model)
     overrides = (Override(op_types=excluded, keep=True),) if excluded else ()
@@ -148,7 +176,9 @@ def amd_draft(parameters: Parameters, *, random: bool) -> Draft:
         ConfigError: a value is unknown, or ``global_config`` is missing.
     """
     if not isinstance(parameters.get("global_config"), Mapping):
-        raise ConfigError("QuarkQuantization needs global_config, with input_tensors and weight")
+        raise ConfigError(
+            "QuarkQuantization needs global_config, with input_tensors and weight",
+        )
     options = dict(parameters.get("extra_options") or {})
     if random:
         options["UseRandomData"] = True
@@ -161,8 +191,14 @@ def amd_draft(parameters: Parameters, *, random: bool) -> Draft:
         extra_options=options,
     )
     draft = config.draft()
-    draft.dynamic = _choice(parameters, "quant_mode", ("static", "dynamic")) == "dynamic"
-    draft.form = "operators" if _choice(parameters, "quant_format", ("QDQ", "QOperator")) == "QOperator" else "qdq"
+    draft.dynamic = (
+        _choice(parameters, "quant_mode", ("static", "dynamic")) == "dynamic"
+    )
+    draft.form = (
+        "operators"
+        if _choice(parameters, "quant_format", ("QDQ", "QOperator")) == "QOperator"
+        else "qdq"
+    )
     return draft
 
 
@@ -182,12 +218,16 @@ def _common(parameters: Parameters, model: str | Path) -> dict[str, Any]:
 
 
 def _named(types: Sequence[str], model: str | Path) -> list[str]:
-    """Return the names of the nodes of some operator types; warn of nodes that cannot be excluded by name."""
+    """Return the names of the nodes of some operator types.
+
+    Warn of nodes that cannot be excluded by name.
+    """
     names = [node.name for node in _nodes(model) if node.op_type in types]
     unnamed = names.count("")
     if unnamed:
         logger.warning(
-            "op_types_to_exclude: %d nodes of these types have no name and are quantized; name them first",
+            "op_types_to_exclude: %d nodes of these types have no name and are"
+            " quantized; name them first",
             unnamed,
         )
     return [name for name in names if name]
@@ -204,11 +244,18 @@ def _present(types: Sequence[str] | None, model: str | Path) -> tuple[str, ...]:
 
 
 def _extra_options(parameters: Parameters, *, dynamic: bool) -> dict[str, Any]:
-    """Return the extra options; a parameter wins over the extra option of the same meaning, as in Olive."""
+    """Return the extra options.
+
+    A parameter wins over the extra option of the same meaning, as in Olive.
+    """
     options = dict(parameters.get("extra_options") or {})
     for key, (name, in_dynamic) in _EXTRA_OPTIONS.items():
         if key in options:
-            logger.warning("extra option %s is a parameter of the pass: use %s", key, name)
+            logger.warning(
+                "extra option %s is a parameter of the pass: use %s",
+                key,
+                name,
+            )
         if parameters.get(name) is not None and (in_dynamic or not dynamic):
             options[key] = parameters[name]
     return options
@@ -222,14 +269,27 @@ def _choice(parameters: Parameters, name: str, choices: Sequence[str]) -> str:
 
 
 def _member(kind: Any, parameters: Parameters, name: str) -> Any:
-    """Return the member of an enumeration of onnxruntime; Olive's default replaces a missing parameter."""
-    return kind[_choice({name: parameters.get(name) or _REPLACED[name]}, name, list(kind.__members__))]
+    """Return the member of an enumeration of onnxruntime.
+
+    Olive's default replaces a missing parameter.
+    """
+    return kind[
+        _choice(
+            {name: parameters.get(name) or _REPLACED[name]},
+            name,
+            list(kind.__members__),
+        )
+    ]
 
 
 def _type(parameters: Parameters, name: str) -> Any:
     """Return onnxruntime's type for a precision of Olive, an enumeration of strings."""
     value = parameters.get(name) or _REPLACED[name]
-    return QuantType[_WEIGHT_TYPES[_choice({name: getattr(value, "value", value)}, name, list(_WEIGHT_TYPES))]]
+    return QuantType[
+        _WEIGHT_TYPES[
+            _choice({name: getattr(value, "value", value)}, name, list(_WEIGHT_TYPES))
+        ]
+    ]
 
 
 def _layer(given: Mapping[str, Any]) -> QLayerConfig:
@@ -240,11 +300,15 @@ def _layer(given: Mapping[str, Any]) -> QLayerConfig:
     """
     for name in given:
         if name not in _TENSORS:
-            raise ConfigError(f"a layer configuration has no {name!r}{nearest(name, _TENSORS)}")
+            raise ConfigError(
+                f"a layer configuration has no {name!r}{nearest(name, _TENSORS)}",
+            )
     tensors = dict(given)
     if "input_tensors" in tensors:
         tensors.pop("activation", None)  # the older name of the same
-    return QLayerConfig.from_dict({name: _tensor(value) for name, value in tensors.items()})
+    return QLayerConfig.from_dict(
+        {name: _tensor(value) for name, value in tensors.items()},
+    )
 
 
 def _tensor(given: Mapping[str, Any] | None) -> dict[str, Any] | None:
@@ -254,9 +318,18 @@ def _tensor(given: Mapping[str, Any] | None) -> dict[str, Any] | None:
     known = ("symmetric", "data_type", *_ENUMERATIONS)
     for name in given:
         if name not in known:
-            raise ConfigError(f"a tensor configuration has no {name!r}{nearest(name, known)}")
-    members = {name: f"{kind}.{given.get(name, default)}" for name, (kind, default) in _ENUMERATIONS.items()}
-    return {"symmetric": given.get("symmetric", True), "data_type": given.get("data_type", "Int8"), **members}
+            raise ConfigError(
+                f"a tensor configuration has no {name!r}{nearest(name, known)}",
+            )
+    members = {
+        name: f"{kind}.{given.get(name, default)}"
+        for name, (kind, default) in _ENUMERATIONS.items()
+    }
+    return {
+        "symmetric": given.get("symmetric", True),
+        "data_type": given.get("data_type", "Int8"),
+        **members,
+    }
 
 
 def _layers(parameters: Parameters, name: str) -> dict[Any, list[str]]:
@@ -264,7 +337,10 @@ def _layers(parameters: Parameters, name: str) -> dict[Any, list[str]]:
     layers: dict[Any, list[str]] = {}
     for item in parameters.get(name) or ():
         if not isinstance(item, list | tuple) or len(item) != 2:
-            raise ConfigError(f"{name} holds {item!r}; it must be a pair: a layer configuration and a list of names")
+            raise ConfigError(
+                f"{name} holds {item!r}; it must be a pair: a layer configuration and a"
+                " list of names",
+            )
         config, names = item
         layers[None if config is None else _layer(config)] = list(names)
     return layers

@@ -1,7 +1,8 @@
-"""AMD Quark for ONNX, by its names: scripts written for ``quark.onnx`` change the name of the package and nothing else.
+"""AMD Quark for ONNX, by its names: scripts written for ``quark.onnx`` change the name of the
+package and nothing else.
 
-Everything here is translation into the configuration of this package. What an option becomes stands in
-``quark_onnx.onnx.options``: obeyed, not needed, or refused with what to do instead.
+Everything here is translation into the configuration of this package. What an option becomes stands
+in ``quark_onnx.onnx.options``: obeyed, not needed, or refused with what to do instead.
 """
 
 from quark_onnx.onnx.auto_search import (
@@ -12,8 +13,16 @@ from quark_onnx.onnx.auto_search import (
     generate_all_configs,
     get_auto_search_config,
 )
-from quark_onnx.onnx.calibration.data_readers import CachedDataReader, PathDataReader, RandomDataReader
-from quark_onnx.onnx.operators.custom_ops import _COP_DOMAIN, _COP_VERSION, get_library_path
+from quark_onnx.onnx.calibration.data_readers import (
+    CachedDataReader,
+    PathDataReader,
+    RandomDataReader,
+)
+from quark_onnx.onnx.operators.custom_ops import (
+    _COP_DOMAIN,
+    _COP_VERSION,
+    get_library_path,
+)
 from quark_onnx.onnx.quant_utils import (
     ExtendedCalibrationMethod,
     ExtendedQuantFormat,
@@ -37,7 +46,11 @@ from quark_onnx.onnx.quantization.config.algorithm import (
     QuarotConfig,
     SmoothQuantConfig,
 )
-from quark_onnx.onnx.quantization.config.config import Config, QConfig, QuantizationConfig
+from quark_onnx.onnx.quantization.config.config import (
+    Config,
+    QConfig,
+    QuantizationConfig,
+)
 from quark_onnx.onnx.quantization.config.custom_config import (
     A8W8_ADAQUANT_QCONFIG,
     A8W8_ADAROUND_QCONFIG,
@@ -94,7 +107,12 @@ from quark_onnx.onnx.quantization.config.spec import (
     XInt8Spec,
 )
 from quark_onnx.onnx.quantize import quantize_dynamic, quantize_static
-from quark_onnx.onnxruntime_spelling import CalibrationDataReader, CalibrationMethod, QuantFormat, QuantType
+from quark_onnx.onnxruntime_spelling import (
+    CalibrationDataReader,
+    CalibrationMethod,
+    QuantFormat,
+    QuantType,
+)
 
 __all__ = [
     "A8W8_ADAQUANT_QCONFIG",

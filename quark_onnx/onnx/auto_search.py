@@ -18,7 +18,11 @@ from quark_onnx.onnx.draft import Draft
 from quark_onnx.onnx.quantization.api import choose_data
 from quark_onnx.onnx.quantization.config import spec as specs
 from quark_onnx.onnx.quantization.config.algorithm import ALGO_NAME_TO_CLASS, AlgoConfig
-from quark_onnx.onnx.quantization.config.config import Config, QConfig, QuantizationConfig
+from quark_onnx.onnx.quantization.config.config import (
+    Config,
+    QConfig,
+    QuantizationConfig,
+)
 from quark_onnx.onnx.quantization.config.data_type import parse_data_type
 from quark_onnx.onnx.run import native
 
@@ -104,7 +108,7 @@ class AutoSearch:
         calibration_data_path: a folder of .npy files.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         model_input: str | Path | ModelProto,
         config: Config | QuantizationConfig,
@@ -114,23 +118,43 @@ class AutoSearch:
         calibration_data_path: str | Path | None = None,
     ) -> None:
         self.model_input = model_input
-        self.config = config.global_quant_config if isinstance(config, Config) else config
+        self.config = (
+            config.global_quant_config if isinstance(config, Config) else config
+        )
         self.auto_search_config = auto_search_config or AutoSearchConfig()
-        self.data = choose_data(model_input, calibration_data_reader, calibration_data_path)
+        self.data = choose_data(
+            model_input,
+            calibration_data_reader,
+            calibration_data_path,
+        )
         self.all_configs: list[QuantizationConfig] = []
         if eval_dataloader is not None:
-            logger.warning("eval_dataloader has no effect: calibration samples are held out to judge by")
+            logger.warning(
+                "eval_dataloader has no effect: calibration samples are held out to judge by",
+            )
 
-    def build_all_configs(self, search_space_config: SearchSpace) -> list[QuantizationConfig]:
+    def build_all_configs(
+        self,
+        search_space_config: SearchSpace,
+    ) -> list[QuantizationConfig]:
         """Return a configuration for each combination of the space."""
-        return [_changed(self.config, combination) for combination in generate_all_configs(search_space_config)]
+        return [
+            _changed(self.config, combination)
+            for combination in generate_all_configs(search_space_config)
+        ]
 
     def search_model(self) -> SearchResult:
         """Try all configurations; the best come first in ``candidates`` of the result."""
         self.all_configs = self.build_all_configs(self.auto_search_config.search_space)
         drafts = [config.draft() for config in self.all_configs]
         evaluator = getattr(self.auto_search_config, "search_evaluator", None)
-        result, _ = _search(self.model_input, drafts, self.data, evaluator, maximize=True)
+        result, _ = _search(
+            self.model_input,
+            drafts,
+            self.data,
+            evaluator,
+            maximize=True,
+        )
         return result
 
 
@@ -138,8 +162,8 @@ class AutoSearchPro:
     """Search over the settings of a ``QConfig``.
 
     Args:
-        config: ``search_space``, ``model_input``, ``calib_data_reader``, and, if wanted, ``search_evaluator`` with
-            ``direction`` and ``output_dir``.
+        config: ``search_space``, ``model_input``, ``calib_data_reader``, and, if wanted,
+            ``search_evaluator`` with ``direction`` and ``output_dir``.
 
     Raises:
         ConfigError: a name is missing.
@@ -173,7 +197,9 @@ def get_auto_search_config(config_name: str) -> dict[str, Any]:
         ConfigError: there is none; the message has the nearest.
     """
     if config_name not in _SPACES:
-        raise ConfigError(f"unknown search {config_name!r}{nearest(config_name, _SPACES)}")
+        raise ConfigError(
+            f"unknown search {config_name!r}{nearest(config_name, _SPACES)}",
+        )
     return {"search_space": _SPACES[config_name]}
 
 
@@ -192,23 +218,40 @@ _SPACES: dict[str, SearchSpace] = {
     "XINT8_SEARCH": _space("XInt8Spec", "XInt8Spec", ["MinMSE", "MinMax"]),
     "A8W8_SEARCH": _space("Int8Spec", "Int8Spec", _FLOAT_METHODS),
     "A16W8_SEARCH": _space("Int16Spec", "Int8Spec", _FLOAT_METHODS),
-    "ADVANCED_SEARCH": _space("Int8Spec", "Int8Spec", _FLOAT_METHODS, algorithms=[[], ["adaround"], ["adaquant"]]),
+    "ADVANCED_SEARCH": _space(
+        "Int8Spec",
+        "Int8Spec",
+        _FLOAT_METHODS,
+        algorithms=[[], ["adaround"], ["adaquant"]],
+    ),
 }
 
 
 def _search(
-    model: Any, drafts: list[Draft], data: Any, evaluator: Callable[[str], float] | None, *, maximize: bool
+    model: Any,
+    drafts: list[Draft],
+    data: Any,
+    evaluator: Callable[[str], float] | None,
+    *,
+    maximize: bool,
 ) -> tuple[SearchResult, int]:
     """Rank the drafts; return the result, and the place of the best draft."""
     configs: list[Native] = [native(draft, model) for draft in drafts]
     space = {"presets": configs, "calibrators": [], "optimizers": [], "refine": 0}
-    metric = None if evaluator is None else _metric(evaluator, 1.0 if maximize else -1.0)
+    metric = (
+        None if evaluator is None else _metric(evaluator, 1.0 if maximize else -1.0)
+    )
     found = search(model, data, space=space, metric=metric)
     return found, configs.index(found.best.config)
 
 
-def _metric(evaluator: Callable[[str], float], sign: float) -> Callable[[ModelProto], float]:
-    """The evaluator of a script, which takes the path of a model, as a metric: the higher, the better."""
+def _metric(
+    evaluator: Callable[[str], float],
+    sign: float,
+) -> Callable[[ModelProto], float]:
+    """The evaluator of a script, which takes the path of a model, as a metric: the higher, the
+    better.
+    """
 
     def metric(candidate: ModelProto) -> float:
         with TemporaryDirectory() as folder:
@@ -219,37 +262,60 @@ def _metric(evaluator: Callable[[str], float], sign: float) -> Callable[[ModelPr
     return metric
 
 
-def _changed(config: QuantizationConfig, changes: Mapping[str, Any]) -> QuantizationConfig:
+def _changed(
+    config: QuantizationConfig,
+    changes: Mapping[str, Any],
+) -> QuantizationConfig:
     """A copy with some fields changed; ``extra_options`` are added to those there."""
     fields = {**vars(config), **changes}
-    fields["extra_options"] = {**config.extra_options, **(changes.get("extra_options") or {})}
+    fields["extra_options"] = {
+        **config.extra_options,
+        **(changes.get("extra_options") or {}),
+    }
     try:
         return QuantizationConfig(**fields)
     except TypeError as error:
-        raise ConfigError(f"the search space names no field of QuantizationConfig: {error}") from error
+        raise ConfigError(
+            f"the search space names no field of QuantizationConfig: {error}",
+        ) from error
 
 
 def _newer(values: Mapping[str, Any]) -> QConfig:
     """The configuration that one combination of a newer space stands for."""
     options = {name: value for name, value in values.items() if name not in _PARTS}
     layer = specs.QLayerConfig(
-        input_tensors=_tensor(values.get("activation", "Int8Spec"), values.get("activation_params") or {}),
-        weight=_tensor(values.get("weight", "Int8Spec"), values.get("weight_params") or {}),
+        input_tensors=_tensor(
+            values.get("activation", "Int8Spec"),
+            values.get("activation_params") or {},
+        ),
+        weight=_tensor(
+            values.get("weight", "Int8Spec"),
+            values.get("weight_params") or {},
+        ),
     )
     algorithms: list[AlgoConfig] = []
     if values.get("cle_algo"):
         algorithms.append(ALGO_NAME_TO_CLASS["cle"](**(values.get("cle_params") or {})))
     chosen = values.get("algorithms") or []
     for name in [chosen] if isinstance(chosen, str) else chosen:
-        algorithms.append(ALGO_NAME_TO_CLASS[name](**(values.get(f"{name}_params") or {})))
-    return QConfig(layer, exclude=values.get("exclude"), algo_config=algorithms, extra_options=options)
+        algorithms.append(
+            ALGO_NAME_TO_CLASS[name](**(values.get(f"{name}_params") or {})),
+        )
+    return QConfig(
+        layer,
+        exclude=values.get("exclude"),
+        algo_config=algorithms,
+        extra_options=options,
+    )
 
 
 def _tensor(name: str, parameters: Mapping[str, Any]) -> specs.QTensorConfig:
     """A specification by its name, with enumerations and types by theirs."""
     kind = getattr(specs, name, None)
     if kind is None:
-        raise ConfigError(f"the search space names {name!r}, which is no specification, such as Int8Spec")
+        raise ConfigError(
+            f"the search space names {name!r}, which is no specification, such as Int8Spec",
+        )
     kinds = {
         "calibration_method": specs.CalibMethod.__getitem__,
         "scale_type": specs.ScaleType.__getitem__,
@@ -258,8 +324,10 @@ def _tensor(name: str, parameters: Mapping[str, Any]) -> specs.QTensorConfig:
     }
     result: specs.QTensorConfig = kind(
         **{
-            parameter: kinds[parameter](value) if parameter in kinds and isinstance(value, str) else value
+            parameter: kinds[parameter](value)
+            if parameter in kinds and isinstance(value, str)
+            else value
             for parameter, value in parameters.items()
-        }
+        },
     )
     return result

@@ -1,4 +1,6 @@
-"""Draft: what a script asks for in AMD's spelling, in this package's terms, while it is still being collected."""
+"""Draft: what a script asks for in AMD's spelling, in this package's terms, while it is still being
+collected.
+"""
 
 from __future__ import annotations
 

@@ -1,11 +1,21 @@
-"""Specifications from the flat settings of AMD Quark's older configuration: types and methods by name."""
+"""Specifications from the flat settings of AMD Quark's older configuration: types and methods by
+name.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from calibrators import Calibrator, Entropy, LayerwisePercentile, MinMax, MinMSE, NonOverflow, Percentile
+from calibrators import (
+    Calibrator,
+    Entropy,
+    LayerwisePercentile,
+    MinMax,
+    MinMSE,
+    NonOverflow,
+    Percentile,
+)
 from quark_onnx.config import QuantizationSpec
 from quark_onnx.dtypes import Integer
 from quark_onnx.errors import ConfigError, nearest
@@ -61,8 +71,14 @@ def activation(config: QuantizationConfig) -> QuantizationSpec:
     calibrator, pow2 = _method(config.calibrate_method)
     dtype = dtype_of(config.activation_type, config.extra_options)
     if dtype == "uint8" and config.enable_npu_cnn:
-        dtype = "int8"  # the integer engine has signed codes; symmetric uint8 is the same values moved by 128
-    return _spec(dtype, symmetric=config.enable_npu_cnn, pow2=pow2, calibrator=calibrator())
+        # the integer engine has signed codes; symmetric uint8 is the same values moved by 128
+        dtype = "int8"
+    return _spec(
+        dtype,
+        symmetric=config.enable_npu_cnn,
+        pow2=pow2,
+        calibrator=calibrator(),
+    )
 
 
 def weight(config: QuantizationConfig) -> QuantizationSpec:
@@ -80,21 +96,36 @@ def weight(config: QuantizationConfig) -> QuantizationSpec:
     )
     if not spec.dtype.scaled:
         return spec
-    return narrowed(spec.with_(per_channel=config.per_channel, reduce_range=config.reduce_range))
+    return narrowed(
+        spec.with_(per_channel=config.per_channel, reduce_range=config.reduce_range),
+    )
 
 
 def narrowed(spec: QuantizationSpec) -> QuantizationSpec:
     """Leave out the least code of symmetric weights with float scales, as onnxruntime does."""
     signed = isinstance(spec.dtype, Integer) and spec.dtype.signed
-    return spec.with_(narrow=True) if signed and spec.symmetric and not spec.pow2 else spec
+    return (
+        spec.with_(narrow=True) if signed and spec.symmetric and not spec.pow2 else spec
+    )
 
 
 def on_integer_engine(activation: QTensorConfig, weight: QTensorConfig) -> bool:
-    """Return whether AMD Quark takes its path for the NPU's integer engine: power-of-two scales on both sides."""
-    return activation.scale_type is ScaleType.PowerOf2 and weight.scale_type is ScaleType.PowerOf2
+    """Return whether AMD Quark takes its path for the NPU's integer engine: power-of-two scales on
+    both sides.
+    """
+    return (
+        activation.scale_type is ScaleType.PowerOf2
+        and weight.scale_type is ScaleType.PowerOf2
+    )
 
 
-def _spec(dtype: str, *, symmetric: bool, pow2: bool, calibrator: Calibrator) -> QuantizationSpec:
+def _spec(
+    dtype: str,
+    *,
+    symmetric: bool,
+    pow2: bool,
+    calibrator: Calibrator,
+) -> QuantizationSpec:
     spec = QuantizationSpec(dtype)
     if not spec.dtype.scaled:
         return spec
@@ -104,12 +135,17 @@ def _spec(dtype: str, *, symmetric: bool, pow2: bool, calibrator: Calibrator) ->
 def _method(method: Any) -> tuple[type[Calibrator], bool]:
     name = name_of(method)
     if name not in _METHODS:
-        raise ConfigError(f"calibrate_method is {name!r}, which is not offered{nearest(name, _METHODS)}")
+        raise ConfigError(
+            f"calibrate_method is {name!r}, which is not"
+            f" offered{nearest(name, _METHODS)}",
+        )
     return _METHODS[name]
 
 
 def dtype_of(kind: Any, options: Mapping[str, Any]) -> str:
-    """Return the number format of a quantization type; block formats are told apart by their attributes.
+    """Return the number format of a quantization type.
+
+    Block formats are told apart by their attributes.
 
     Args:
         kind: a member of an enumeration of types, its name, or the name of a data type.
@@ -120,7 +156,7 @@ def dtype_of(kind: Any, options: Mapping[str, Any]) -> str:
 
     >>> dtype_of("QInt8", {}), dtype_of("Int8", {}), dtype_of("QMX", {"MXAttributes": {"element_dtype": "fp4_e2m1"}})
     ('int8', 'int8', 'mxfp4e2m1')
-    """
+    """  # noqa: E501
     name = name_of(kind)
     if name in DATA_TYPES:
         return DATA_TYPES[name].dtype
@@ -132,13 +168,22 @@ def dtype_of(kind: Any, options: Mapping[str, Any]) -> str:
             return "bfp16"
         return _chosen(_MICROEXPONENTS, attributes.get("bit_width", 16), "bit_width")
     if name == "QMX":
-        return _chosen(_ELEMENTS, options.get("MXAttributes", {}).get("element_dtype", "int8"), "element_dtype")
+        return _chosen(
+            _ELEMENTS,
+            options.get("MXAttributes", {}).get("element_dtype", "int8"),
+            "element_dtype",
+        )
     if name not in _TYPES:
-        raise ConfigError(f"quantization type {name!r} is unknown{nearest(name, [*_TYPES, 'QBFP', 'QMX'])}")
+        raise ConfigError(
+            f"quantization type {name!r} is"
+            f" unknown{nearest(name, [*_TYPES, 'QBFP', 'QMX'])}",
+        )
     return _TYPES[name]
 
 
 def _chosen(names: dict[Any, str], key: Any, attribute: str) -> str:
     if key not in names:
-        raise ConfigError(f"{attribute} is {key!r}; it must be one of: {', '.join(map(str, names))}")
+        raise ConfigError(
+            f"{attribute} is {key!r}; it must be one of: {', '.join(map(str, names))}",
+        )
     return names[key]

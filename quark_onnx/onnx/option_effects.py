@@ -33,7 +33,9 @@ def setter(attribute: str) -> Apply:
 
 
 def spec_setter(side: str, setting: str) -> Apply:
-    """An option that is a setting of the specification of activations or weights, where they are quantized."""
+    """An option that is a setting of the specification of activations or weights, where they are
+    quantized.
+    """
 
     def apply(draft: Draft, value: Any) -> None:
         spec: QuantizationSpec | None = getattr(draft, side)
@@ -49,10 +51,15 @@ def calibrator_setter(kind: type[Any], setting: str) -> Apply:
     def apply(draft: Draft, value: Any) -> None:
         spec = draft.activation
         if spec is None or not isinstance(spec.calibrator, kind):
-            logger.info("the option for %s has no effect: another calibration method is chosen", kind.__name__)
+            logger.info(
+                "the option for %s has no effect: another calibration method is chosen",
+                kind.__name__,
+            )
             return
         try:
-            draft.activation = spec.with_(calibrator=replace(spec.calibrator, **{setting: value}))
+            draft.activation = spec.with_(
+                calibrator=replace(spec.calibrator, **{setting: value}),
+            )
         except CalibrationError as error:
             raise ConfigError(f"extra option for {kind.__name__}: {error}") from error
 
@@ -89,9 +96,13 @@ def parse_shapes(text: str) -> dict[str, tuple[int, ...]]:
     for part in filter(None, text.split(";")):
         name, colon, sizes = part.strip().rpartition(":")
         try:
-            shapes[name] = tuple(int(size) for size in sizes.strip("[] ").split(",") if size.strip())
+            shapes[name] = tuple(
+                int(size) for size in sizes.strip("[] ").split(",") if size.strip()
+            )
         except ValueError as error:
-            raise ConfigError(f"{part!r} is no shape; write name:[1,3,224,224]") from error
+            raise ConfigError(
+                f"{part!r} is no shape; write name:[1,3,224,224]",
+            ) from error
         if not colon or not name:
             raise ConfigError(f"{part!r} is no shape; write name:[1,3,224,224]")
     return shapes
@@ -101,7 +112,11 @@ def percentiles(draft: Draft, candidates: Any) -> None:
     """Candidates of the layer-wise percentile: a series between the least and the greatest."""
     spec = draft.activation
     if spec is not None and isinstance(spec.calibrator, LayerwisePercentile):
-        chosen = LayerwisePercentile(min(candidates), max(candidates), max(len(candidates), 2))
+        chosen = LayerwisePercentile(
+            min(candidates),
+            max(candidates),
+            max(len(candidates), 2),
+        )
         draft.activation = spec.with_(calibrator=chosen)
 
 
@@ -154,11 +169,15 @@ def matmul_nbits_parameters(draft: Draft, parameters: Any) -> None:
     known = ("Algorithm", "GroupSize", "Symmetric", "Bits", "AccuracyLevel")
     for name in parameters:
         if name not in known:
-            raise ConfigError(f"MatMulNBitsParams has no {name!r}{nearest(name, known)}")
+            raise ConfigError(
+                f"MatMulNBitsParams has no {name!r}{nearest(name, known)}",
+            )
     if draft.form != "operators" or draft.weight is None:
         return
     algorithm = str(parameters.get("Algorithm", "DEFAULT")).upper()
-    symmetric = bool(parameters.get("Symmetric", True)) and algorithm != "HQQ"  # which moves zero points
+    symmetric = (
+        bool(parameters.get("Symmetric", True)) and algorithm != "HQQ"
+    )  # which moves zero points
     bits = parameters.get("Bits", 4)
     draft.weight = QuantizationSpec(
         f"int{bits}" if symmetric else f"uint{bits}",
@@ -207,14 +226,20 @@ def fast_finetune(draft: Draft, parameters: Any) -> None:
     chosen = str(parameters.get("OptimAlgorithm", "adaround")).lower()
     kinds = {"adaround": AdaRoundConfig, "adaquant": AdaQuantConfig}
     if chosen not in kinds:
-        raise ConfigError(f"OptimAlgorithm is {chosen!r}; it must be one of: {', '.join(kinds)}")
-    given = {name: value for name, value in parameters.items() if name != "OptimAlgorithm"}
+        raise ConfigError(
+            f"OptimAlgorithm is {chosen!r}; it must be one of: {', '.join(kinds)}",
+        )
+    given = {
+        name: value for name, value in parameters.items() if name != "OptimAlgorithm"
+    }
     for name in given:
         if name not in names:
             raise ConfigError(f"FastFinetune has no {name!r}{nearest(name, names)}")
     for place, algorithm in enumerate(draft.algorithms):
         if isinstance(algorithm, AdaRoundConfig | AdaQuantConfig):
-            draft.algorithms[place] = kinds[chosen](**{names[name]: value for name, value in given.items()})
+            draft.algorithms[place] = kinds[chosen](
+                **{names[name]: value for name, value in given.items()},
+            )
 
 
 def _camel(name: str) -> str:
@@ -230,19 +255,31 @@ def auto_mixed(draft: Draft, parameters: Any) -> None:
     for place, algorithm in enumerate(draft.algorithms):
         if isinstance(algorithm, AutoMixprecisionConfig):
             draft.algorithms[place] = AutoMixprecisionConfig(
-                **{names[name]: value for name, value in parameters.items()}
+                **{names[name]: value for name, value in parameters.items()},
             )
 
 
 #: Attributes of block formats as AMD's operators have them by default.
-_BLOCK_DEFAULTS = {"axis": 1, "rounding_mode": 2, "convert_to_bfloat_before_bfp": 0, "sub_block_shift_bits": 1}
+_BLOCK_DEFAULTS = {
+    "axis": 1,
+    "rounding_mode": 2,
+    "convert_to_bfloat_before_bfp": 0,
+    "sub_block_shift_bits": 1,
+}
 
 
 def block_attributes(draft: Draft, attributes: Any) -> None:
-    """The format of the specifications has its own; what differs from AMD's defaults cannot be written."""
+    """The format of the specifications has its own.
+
+    What differs from AMD's defaults cannot be written.
+    """
     for name, default in _BLOCK_DEFAULTS.items():
         if attributes.get(name, default) != default:
-            logger.warning("%s=%r has no effect here: blocks lie along the summed axis", name, attributes[name])
+            logger.warning(
+                "%s=%r has no effect here: blocks lie along the summed axis",
+                name,
+                attributes[name],
+            )
 
 
 def float_results(draft: Draft, op_types: Any) -> None:
@@ -263,7 +300,8 @@ def tensor_overrides(draft: Draft, overrides: Any) -> None:
     """
     if not isinstance(overrides, Mapping | None):
         raise ConfigError(
-            f"extra option TensorQuantOverrides is {overrides!r}; it must be a dictionary by tensor names"
+            f"extra option TensorQuantOverrides is {overrides!r}; it must be a"
+            " dictionary by tensor names",
         )
     draft.tensors.update(overrides or {})
 
@@ -275,7 +313,10 @@ def mixed_tensors(draft: Draft, tensors: Any) -> None:
         ConfigError: it is no dictionary.
     """
     if not isinstance(tensors, Mapping | None):
-        raise ConfigError(f"extra option MixedPrecisionTensor is {tensors!r}; it must be a dictionary by types")
+        raise ConfigError(
+            f"extra option MixedPrecisionTensor is {tensors!r}; it must be a dictionary"
+            " by types",
+        )
     for kind, names in (tensors or {}).items():
         draft.tensors.update({name: [{"quant_type": kind}] for name in names})
 

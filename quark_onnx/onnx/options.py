@@ -1,10 +1,12 @@
 """The extra options of AMD Quark for ONNX: what becomes of each.
 
-Three things can become of an option. It is obeyed: ``apply`` changes the draft. It is not needed: what it asks for
-happens by itself, or has no counterpart; a warning says so where its value differs from what happens. It is refused:
-the result would not be what the script asks for, and the message names what to do instead.
+Three things can become of an option. It is obeyed: ``apply`` changes the draft. It is not needed:
+what it asks for happens by itself, or has no counterpart; a warning says so where its value differs
+from what happens. It is refused: the result would not be what the script asks for, and the message
+names what to do instead.
 
-The names, defaults and meanings are those of AMD Quark 0.8 to 0.13 (``quark.onnx``, configuration features).
+The names, defaults and meanings are those of AMD Quark 0.8 to 0.13 (``quark.onnx``, configuration
+features).
 """
 
 from __future__ import annotations
@@ -18,7 +20,11 @@ from calibrators import MinMax, Percentile
 from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.onnx import option_effects as effects
 from quark_onnx.onnx.draft import Draft
-from quark_onnx.onnx.quantization.config.algorithm import CLEConfig, QuarotConfig, SmoothQuantConfig
+from quark_onnx.onnx.quantization.config.algorithm import (
+    CLEConfig,
+    QuarotConfig,
+    SmoothQuantConfig,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -54,15 +60,26 @@ def apply_options(draft: Draft, options: Mapping[str, Any]) -> None:
     for name, value in options.items():
         row = TABLE.get(name)
         if row is None:
-            logger.warning("extra option %r is unknown and has no effect%s", name, nearest(name, TABLE))
+            logger.warning(
+                "extra option %r is unknown and has no effect%s",
+                name,
+                nearest(name, TABLE),
+            )
         elif row.apply is not None:
             row.apply(draft, value)
         elif any(value is each or value == each for each in row.harmless):
             logger.debug("extra option %s asks for what happens anyway", name)
         elif row.verdict == "refused":
-            raise ConfigError(f"extra option {name}={value!r} is not supported: {row.text}")
+            raise ConfigError(
+                f"extra option {name}={value!r} is not supported: {row.text}",
+            )
         else:
-            logger.warning("extra option %s=%r has no effect here: %s", name, value, row.text)
+            logger.warning(
+                "extra option %s=%r has no effect here: %s",
+                name,
+                value,
+                row.text,
+            )
 
 
 def _cle(parameter: str) -> effects.Apply:
@@ -83,113 +100,347 @@ def _refused(name: str, harmless: tuple[Any, ...], text: str) -> Option:
 
 _ANY = (True, False, None)
 _SHARED = "which tensors share a scale follows from the operators"
-_FUSED = "an activation function behind a layer that does the same as saturation gets no pair of its own"
+_FUSED = (
+    "an activation function behind a layer that does the same as saturation gets no"
+    " pair of its own"
+)
 _POSITIONS = "the target's constraints are met together; see the option `target`"
-_APPROXIMATED = "the float function is quantized; `quark-onnx npu simulate` shows what the device computes"
+_APPROXIMATED = (
+    "the float function is quantized; `quark-onnx npu simulate` shows what the device"
+    " computes"
+)
 _PREPARED = "the graph is folded and cleaned, and each pass is verified by running it"
 _MEMORY = "samples stream through the model and are not kept"
 _PAIRS = "a tensor gets the pairs that its readers need"
 
 ROWS: tuple[Option, ...] = (
     # What is quantized
-    _obeyed("InputNodes", effects.setter("input_nodes"), "nodes before these stay float"),
-    _obeyed("OutputNodes", effects.setter("output_nodes"), "nodes behind these stay float"),
+    _obeyed(
+        "InputNodes",
+        effects.setter("input_nodes"),
+        "nodes before these stay float",
+    ),
+    _obeyed(
+        "OutputNodes",
+        effects.setter("output_nodes"),
+        "nodes behind these stay float",
+    ),
     _obeyed("OpTypesToQuantize", effects.op_types, "`op_types`"),
     _obeyed("NodesToQuantize", effects.setter("nodes"), "`nodes`"),
-    _obeyed("SubgraphsToExclude", effects.subgraphs, "`Override(between=..., keep=True)`"),
+    _obeyed(
+        "SubgraphsToExclude",
+        effects.subgraphs,
+        "`Override(between=..., keep=True)`",
+    ),
     _obeyed("WeightsOnly", effects.weights_only, "`activation=None`"),
-    _obeyed("MatMulConstBOnly", effects.setter("constant_matmul"), "a MatMul of two activations stays float"),
-    _not_needed("ExtraOpTypesToQuantize", ([], (), None), "every operator that has a rule is quantized"),
-    _not_needed("QuantizeAllOpTypes", _ANY, "every operator that has a rule is quantized"),
-    _not_needed("EnableSubgraph", (False, None), "bodies of If, Loop and Scan are quantized by default"),
-    _not_needed("ForceQuantizeNoInputCheck", _ANY, "operators that move data take over the scale of their input"),
-    _obeyed("OpTypesToExcludeOutputQuantization", effects.float_results, "`float_results`"),
-    _obeyed("NodesToExcludeOutputQuantization", effects.float_nodes, "`TensorOverride(results, keep=True)`"),
-    _obeyed("TensorQuantOverrides", effects.tensor_overrides, "a `TensorOverride` for each tensor, two with `convert`"),
-    _obeyed("MixedPrecisionTensor", effects.mixed_tensors, "`TensorOverride(tensors, dtype=...)` for each type"),
-    _not_needed("SpecificTensorPrecision", _ANY, "MixedPrecisionTensor counts wherever it is given"),
-    _not_needed("NodesWithMixedPrecision", ([], None), "a tensor between two formats gets the pairs that it needs"),
+    _obeyed(
+        "MatMulConstBOnly",
+        effects.setter("constant_matmul"),
+        "a MatMul of two activations stays float",
+    ),
+    _not_needed(
+        "ExtraOpTypesToQuantize",
+        ([], (), None),
+        "every operator that has a rule is quantized",
+    ),
+    _not_needed(
+        "QuantizeAllOpTypes",
+        _ANY,
+        "every operator that has a rule is quantized",
+    ),
+    _not_needed(
+        "EnableSubgraph",
+        (False, None),
+        "bodies of If, Loop and Scan are quantized by default",
+    ),
+    _not_needed(
+        "ForceQuantizeNoInputCheck",
+        _ANY,
+        "operators that move data take over the scale of their input",
+    ),
+    _obeyed(
+        "OpTypesToExcludeOutputQuantization",
+        effects.float_results,
+        "`float_results`",
+    ),
+    _obeyed(
+        "NodesToExcludeOutputQuantization",
+        effects.float_nodes,
+        "`TensorOverride(results, keep=True)`",
+    ),
+    _obeyed(
+        "TensorQuantOverrides",
+        effects.tensor_overrides,
+        "a `TensorOverride` for each tensor, two with `convert`",
+    ),
+    _obeyed(
+        "MixedPrecisionTensor",
+        effects.mixed_tensors,
+        "`TensorOverride(tensors, dtype=...)` for each type",
+    ),
+    _not_needed(
+        "SpecificTensorPrecision",
+        _ANY,
+        "MixedPrecisionTensor counts wherever it is given",
+    ),
+    _not_needed(
+        "NodesWithMixedPrecision",
+        ([], None),
+        "a tensor between two formats gets the pairs that it needs",
+    ),
     # Formats and scales
-    _obeyed("ActivationSymmetric", effects.spec_setter("activation", "symmetric"), "`symmetric` of the activations"),
-    _obeyed("WeightSymmetric", effects.spec_setter("weight", "symmetric"), "`symmetric` of the weights"),
+    _obeyed(
+        "ActivationSymmetric",
+        effects.spec_setter("activation", "symmetric"),
+        "`symmetric` of the activations",
+    ),
+    _obeyed(
+        "WeightSymmetric",
+        effects.spec_setter("weight", "symmetric"),
+        "`symmetric` of the weights",
+    ),
     _obeyed("QuantizeBias", effects.quantize_bias, "`bias`"),
     _obeyed("Int16Bias", effects.int16_bias, "`bias='int16'`"),
     _obeyed("EnableNPUCnn", effects.npu, "`target='npu'`"),
-    _obeyed("BFPAttributes", effects.block_attributes, "the formats bfp16, mx4, mx6 and mx9"),
-    _obeyed("MXAttributes", effects.block_attributes, "the formats mxfp8e4m3, mxfp4e2m1 and their kin"),
+    _obeyed(
+        "BFPAttributes",
+        effects.block_attributes,
+        "the formats bfp16, mx4, mx6 and mx9",
+    ),
+    _obeyed(
+        "MXAttributes",
+        effects.block_attributes,
+        "the formats mxfp8e4m3, mxfp4e2m1 and their kin",
+    ),
     _obeyed("UseMatMulNBits", effects.matmul_nbits, "the preset INT4, for MatMul"),
     _obeyed(
-        "MatMulNBitsParams", effects.matmul_nbits_parameters, "format, `block_size`, `solver` and `accuracy_level`"
+        "MatMulNBitsParams",
+        effects.matmul_nbits_parameters,
+        "format, `block_size`, `solver` and `accuracy_level`",
     ),
     _not_needed("Int32Bias", _ANY, "biases are int32, which every target takes"),
-    _not_needed("AdjustBiasScale", (True, None), "a bias has the scale of input times weight"),
-    _not_needed("AdjustWeightScaleForInt32Bias", _ANY, "a bias that would overflow raises the scale of its weight"),
-    _refused("Int16Scale", (False, None), "scales of the form M / 2^N are not written; use power-of-two scales"),
+    _not_needed(
+        "AdjustBiasScale",
+        (True, None),
+        "a bias has the scale of input times weight",
+    ),
+    _not_needed(
+        "AdjustWeightScaleForInt32Bias",
+        _ANY,
+        "a bias that would overflow raises the scale of its weight",
+    ),
+    _refused(
+        "Int16Scale",
+        (False, None),
+        "scales of the form M / 2^N are not written; use power-of-two scales",
+    ),
     _not_needed("UsePowerOf2Scale", _ANY, "the specification says it"),
-    _not_needed("QuantizeFP16", _ANY, "a float16 model stays float16 around its integers"),
+    _not_needed(
+        "QuantizeFP16",
+        _ANY,
+        "a float16 model stays float16 around its integers",
+    ),
     _not_needed("UseFP32Scale", _ANY, "scales have the type that the operators take"),
-    _not_needed("ActivationScaled", (False, None), "formats of 16 and 8 bits are cast as they are"),
-    _not_needed("WeightScaled", (False, None), "formats of 16 and 8 bits are cast as they are"),
-    _not_needed("UseUnsignedReLU", (False, None), "use an asymmetric activation format"),
-    _not_needed("AlignEltwiseQuantType", _ANY, "a constant of Add or Mul is an activation"),
+    _not_needed(
+        "ActivationScaled",
+        (False, None),
+        "formats of 16 and 8 bits are cast as they are",
+    ),
+    _not_needed(
+        "WeightScaled",
+        (False, None),
+        "formats of 16 and 8 bits are cast as they are",
+    ),
+    _not_needed(
+        "UseUnsignedReLU",
+        (False, None),
+        "use an asymmetric activation format",
+    ),
+    _not_needed(
+        "AlignEltwiseQuantType",
+        _ANY,
+        "a constant of Add or Mul is an activation",
+    ),
     _not_needed("RefineBlockAxis", (True, None), "blocks lie along the summed axis"),
     _not_needed("BF16QDQToCast", (True, None), "bfloat16 is written as Cast"),
-    _not_needed("BF16WithClip", (False, None), "a cast to bfloat16 does not overflow where float32 is in range"),
-    _not_needed("EnableVaimlBF16", (False, None), "bfloat16 is written as Cast; the provider makes its own of float32"),
+    _not_needed(
+        "BF16WithClip",
+        (False, None),
+        "a cast to bfloat16 does not overflow where float32 is in range",
+    ),
+    _not_needed(
+        "EnableVaimlBF16",
+        (False, None),
+        "bfloat16 is written as Cast; the provider makes its own of float32",
+    ),
     # Calibration
-    _obeyed("CalibMovingAverage", effects.calibrator_setter(MinMax, "moving_average"), "`MinMax(moving_average=...)`"),
-    _obeyed("CalibMovingAverageConstant", effects.calibrator_setter(MinMax, "constant"), "`MinMax(constant=...)`"),
-    _obeyed("Percentile", effects.calibrator_setter(Percentile, "percentile"), "`Percentile(percentile=...)`"),
-    _obeyed("PercentileCandidates", effects.percentiles, "`LayerwisePercentile(least, greatest, count)`"),
-    _obeyed("WeightCalibrateMethod", effects.weight_method, "the calibrator of the weights"),
+    _obeyed(
+        "CalibMovingAverage",
+        effects.calibrator_setter(MinMax, "moving_average"),
+        "`MinMax(moving_average=...)`",
+    ),
+    _obeyed(
+        "CalibMovingAverageConstant",
+        effects.calibrator_setter(MinMax, "constant"),
+        "`MinMax(constant=...)`",
+    ),
+    _obeyed(
+        "Percentile",
+        effects.calibrator_setter(Percentile, "percentile"),
+        "`Percentile(percentile=...)`",
+    ),
+    _obeyed(
+        "PercentileCandidates",
+        effects.percentiles,
+        "`LayerwisePercentile(least, greatest, count)`",
+    ),
+    _obeyed(
+        "WeightCalibrateMethod",
+        effects.weight_method,
+        "the calibrator of the weights",
+    ),
     _obeyed("CalibDataSize", effects.samples, "`limit` of the reader"),
     _obeyed("UseRandomData", effects.random, "`RandomData`"),
-    _obeyed("RandomDataReaderInputShape", effects.random_shapes, "`RandomData(shapes=...)`"),
-    _obeyed("RandomDataReaderInputDataRange", effects.random_ranges, "`RandomData(ranges=...)`"),
-    _obeyed("SaveAndRestore", effects.resume, "`resume`, a folder of that name with the suffix .resume"),
+    _obeyed(
+        "RandomDataReaderInputShape",
+        effects.random_shapes,
+        "`RandomData(shapes=...)`",
+    ),
+    _obeyed(
+        "RandomDataReaderInputDataRange",
+        effects.random_ranges,
+        "`RandomData(ranges=...)`",
+    ),
+    _obeyed(
+        "SaveAndRestore",
+        effects.resume,
+        "`resume`, a folder of that name with the suffix .resume",
+    ),
     _not_needed("TensorsRangeFile", (None,), "use SaveAndRestore"),
-    _not_needed("CalibTensorRangeSymmetric", _ANY, "a symmetric format makes its range symmetric"),
-    _not_needed("LWPMetric", ("mae", "mse", None), "the percentile with the least squared error is taken"),
+    _not_needed(
+        "CalibTensorRangeSymmetric",
+        _ANY,
+        "a symmetric format makes its range symmetric",
+    ),
+    _not_needed(
+        "LWPMetric",
+        ("mae", "mse", None),
+        "the percentile with the least squared error is taken",
+    ),
     _not_needed("LWPUseHistogram", _ANY, "histograms are merged, and hold all samples"),
     _not_needed("NumBins", (2048, None), "the number of bins follows from the format"),
-    _not_needed("NumQuantizedBins", (128, None), "the number of bins follows from the format"),
+    _not_needed(
+        "NumQuantizedBins",
+        (128, None),
+        "the number of bins follows from the format",
+    ),
     _not_needed("Scenario", ("same", None), "the Distribution method is not offered"),
     _not_needed("MinMSEModePof2Scale", ("All", None), "all samples count"),
-    _not_needed("MinMSEModeFloatScale", ("All", "Percentile", None), "all samples count"),
+    _not_needed(
+        "MinMSEModeFloatScale",
+        ("All", "Percentile", None),
+        "all samples count",
+    ),
     _not_needed("CalibWorkerNum", (1, None), "use `executor` of quark_onnx.quantize"),
     _not_needed("CalibOptimizeMem", _ANY, _MEMORY),
     _not_needed("CalibOptimizeDisk", _ANY, _MEMORY),
-    _not_needed("CalibPassthroughOpTypes", ([], None), "operators that move data take over the scale of their input"),
+    _not_needed(
+        "CalibPassthroughOpTypes",
+        ([], None),
+        "operators that move data take over the scale of their input",
+    ),
     _not_needed("SaveTensorHistFig", (False, None), "use `quark-onnx analyze --html`"),
     _not_needed("QuantizationPreference", (None,), "use `quark-onnx search`"),
-    _not_needed("ExecutionProviders", (None, [], ["CPUExecutionProvider"]), "calibration runs on the CPU"),
+    _not_needed(
+        "ExecutionProviders",
+        (None, [], ["CPUExecutionProvider"]),
+        "calibration runs on the CPU",
+    ),
     # Algorithms
-    _obeyed("SmoothAlpha", effects.algorithm_setter(SmoothQuantConfig, "alpha"), "`SmoothQuant(alpha=...)`"),
+    _obeyed(
+        "SmoothAlpha",
+        effects.algorithm_setter(SmoothQuantConfig, "alpha"),
+        "`SmoothQuant(alpha=...)`",
+    ),
     _obeyed("BiasCorrection", effects.bias_correction, "`BiasCorrection()`"),
     _obeyed("UseGPTQ", effects.gptq, "`GPTQ()`"),
-    _obeyed("GPTQParams", effects.gptq_parameters, "`GPTQ(...)`, and the format of the weights"),
-    _obeyed("FastFinetune", effects.fast_finetune, "`AdaRound(...)` or `AdaQuant(...)`"),
+    _obeyed(
+        "GPTQParams",
+        effects.gptq_parameters,
+        "`GPTQ(...)`, and the format of the weights",
+    ),
+    _obeyed(
+        "FastFinetune",
+        effects.fast_finetune,
+        "`AdaRound(...)` or `AdaQuant(...)`",
+    ),
     _obeyed("AutoMixprecision", effects.auto_mixed, "`AutoMixedPrecision(...)`"),
     _obeyed("CLESteps", _cle("cle_steps"), "factors of all pairs are chosen together"),
     _obeyed("ReplaceClip6Relu", _cle("replace_relu6"), "`CLE(relu6='replace')`"),
-    _obeyed("CLEBalanceMethod", _cle("cle_balance_method"), "factors leave the least noise"),
-    _obeyed("CLEWeightThreshold", _cle("cle_weight_threshold"), "channels of any size are equalized"),
-    _obeyed("CLEScaleAppendBias", _cle("cle_scale_append_bias"), "factors follow from weights and activations"),
-    _obeyed("CLEScaleUseThreshold", _cle("cle_scale_use_threshold"), "channels of any size are equalized"),
-    _obeyed("CLETotalLayerDiffThreshold", _cle("cle_total_layer_diff_threshold"), "sweeps end by themselves"),
-    _obeyed("RMatrixDim", effects.algorithm_setter(QuarotConfig, "r_matrix_dim"), "the size follows from the model"),
-    _obeyed("UseRandomHad", effects.algorithm_setter(QuarotConfig, "use_random_had"), "the signs are random"),
-    _obeyed("RConfigPath", effects.algorithm_setter(QuarotConfig, "r_config_path"), "layers are found in the graph"),
+    _obeyed(
+        "CLEBalanceMethod",
+        _cle("cle_balance_method"),
+        "factors leave the least noise",
+    ),
+    _obeyed(
+        "CLEWeightThreshold",
+        _cle("cle_weight_threshold"),
+        "channels of any size are equalized",
+    ),
+    _obeyed(
+        "CLEScaleAppendBias",
+        _cle("cle_scale_append_bias"),
+        "factors follow from weights and activations",
+    ),
+    _obeyed(
+        "CLEScaleUseThreshold",
+        _cle("cle_scale_use_threshold"),
+        "channels of any size are equalized",
+    ),
+    _obeyed(
+        "CLETotalLayerDiffThreshold",
+        _cle("cle_total_layer_diff_threshold"),
+        "sweeps end by themselves",
+    ),
+    _obeyed(
+        "RMatrixDim",
+        effects.algorithm_setter(QuarotConfig, "r_matrix_dim"),
+        "the size follows from the model",
+    ),
+    _obeyed(
+        "UseRandomHad",
+        effects.algorithm_setter(QuarotConfig, "use_random_had"),
+        "the signs are random",
+    ),
+    _obeyed(
+        "RConfigPath",
+        effects.algorithm_setter(QuarotConfig, "r_config_path"),
+        "layers are found in the graph",
+    ),
     # The float graph
     _obeyed("ConvertFP16ToFP32", effects.setter("widen"), "the conversion `float32`"),
     _obeyed("ConvertOpsetVersion", effects.setter("opset"), "the conversion `opset`"),
     _obeyed("FixShapes", effects.shapes, "the conversion `fixed-shapes`"),
     _refused(
-        "ConvertNCHWToNHWC", (False, None), "the layout of inputs stays; open_reader(layout='nhwc') turns samples"
+        "ConvertNCHWToNHWC",
+        (False, None),
+        "the layout of inputs stays; open_reader(layout='nhwc') turns samples",
     ),
-    _refused("PreprocessYAML", (None,), "passes are fixed; use `quark-onnx convert` before"),
-    _refused("ShapeShifterYaml", (None,), "passes are fixed; use `quark-onnx convert` before"),
-    _not_needed("SkipPreprocess", (False, None), "use `prepare=False` of quark_onnx.QConfig"),
+    _refused(
+        "PreprocessYAML",
+        (None,),
+        "passes are fixed; use `quark-onnx convert` before",
+    ),
+    _refused(
+        "ShapeShifterYaml",
+        (None,),
+        "passes are fixed; use `quark-onnx convert` before",
+    ),
+    _not_needed(
+        "SkipPreprocess",
+        (False, None),
+        "use `prepare=False` of quark_onnx.QConfig",
+    ),
     _not_needed("OptimizeModel", _ANY, _PREPARED),
     _not_needed("SimplifyModel", _ANY, _PREPARED),
     _not_needed("SimplifyModelOptions", ({}, None), _PREPARED),
@@ -211,7 +462,11 @@ ROWS: tuple[Option, ...] = (
             "FillAllValueInfo",
         )
     ),
-    _not_needed("ConvertClipToRelu", (False, None), "a Clip keeps its function; its range says the same to the scale"),
+    _not_needed(
+        "ConvertClipToRelu",
+        (False, None),
+        "a Clip keeps its function; its range says the same to the scale",
+    ),
     *(
         _not_needed(name, _ANY, _FUSED)
         for name in (
@@ -223,7 +478,11 @@ ROWS: tuple[Option, ...] = (
         )
     ),
     *(
-        _not_needed(name, (False, None, []), "use `Override(keep=True)` for the nodes in question")
+        _not_needed(
+            name,
+            (False, None, []),
+            "use `Override(keep=True)` for the nodes in question",
+        )
         for name in (
             "RemoveQDQConvGelu",
             "RemoveQDQMulAdd",
@@ -234,7 +493,14 @@ ROWS: tuple[Option, ...] = (
     ),
     *(
         _not_needed(name, _ANY, _SHARED)
-        for name in ("AlignConcat", "AlignPool", "AlignPad", "AlignSlice", "AlignTranspose", "AlignReshape")
+        for name in (
+            "AlignConcat",
+            "AlignPool",
+            "AlignPad",
+            "AlignSlice",
+            "AlignTranspose",
+            "AlignReshape",
+        )
     ),
     *(
         _not_needed(name, _ANY, _PAIRS)
@@ -247,7 +513,11 @@ ROWS: tuple[Option, ...] = (
             "UseQDQVitisCustomOps",
         )
     ),
-    _not_needed("QDQOpTypePerChannelSupportToAxis", ({}, None), "the channel axis follows from the operator"),
+    _not_needed(
+        "QDQOpTypePerChannelSupportToAxis",
+        ({}, None),
+        "the channel axis follows from the operator",
+    ),
     # The NPU
     *(
         _not_needed(name, _ANY, _POSITIONS)
@@ -277,10 +547,26 @@ ROWS: tuple[Option, ...] = (
         )
     ),
     # Surroundings
-    _refused("UserCustomOpLibPath", (None,), "calibration runs stock onnxruntime; inline the operators first"),
-    _refused("CryptoMode", (False, None), "pass and take ModelProtos, which are never written anywhere"),
-    _not_needed("EncryptionAlgorithm", (None,), "pass and take ModelProtos, which are never written anywhere"),
-    _not_needed("TmpDir", (None,), "temporary files lie in the system's temporary folder"),
+    _refused(
+        "UserCustomOpLibPath",
+        (None,),
+        "calibration runs stock onnxruntime; inline the operators first",
+    ),
+    _refused(
+        "CryptoMode",
+        (False, None),
+        "pass and take ModelProtos, which are never written anywhere",
+    ),
+    _not_needed(
+        "EncryptionAlgorithm",
+        (None,),
+        "pass and take ModelProtos, which are never written anywhere",
+    ),
+    _not_needed(
+        "TmpDir",
+        (None,),
+        "temporary files lie in the system's temporary folder",
+    ),
     _not_needed("DebugMode", _ANY, "set the level of the logger quark_onnx"),
     _not_needed("PrintSummary", _ANY, "`quark_onnx.quantize` returns a report"),
     _not_needed("IgnoreWarnings", _ANY, "set the level of the logger quark_onnx"),

@@ -50,7 +50,9 @@ def quantize_static(
 
 
 def quantize_dynamic(
-    model_input: str | Path | ModelProto, model_output: str | Path | None = None, **settings: Any
+    model_input: str | Path | ModelProto,
+    model_output: str | Path | None = None,
+    **settings: Any,
 ) -> ModelProto | None:
     """Quantize weights now, and activations as the model runs.
 
@@ -81,6 +83,8 @@ def _known(settings: dict[str, Any]) -> dict[str, Any]:
     for name, value in settings.items():
         today = _OLDER.get(name, name)
         if today not in known:
-            raise ConfigError(f"quantize_static has no argument {name!r}{nearest(name, [*known, *_OLDER])}")
+            raise ConfigError(
+                f"quantize_static has no argument {name!r}{nearest(name, [*known, *_OLDER])}",
+            )
         result[today] = value
     return result

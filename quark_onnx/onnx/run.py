@@ -22,13 +22,26 @@ from quark_onnx.onnx import legacy
 from quark_onnx.onnx.draft import Draft
 from quark_onnx.onnx.quantization.config.config import pattern
 from quark_onnx.onnxruntime_spelling.overrides import tensor_overrides
-from quark_onnx.onnxruntime_spelling.selection import every_node, known_nodes, ruled_kinds
+from quark_onnx.onnxruntime_spelling.selection import (
+    every_node,
+    known_nodes,
+    ruled_kinds,
+)
 from quark_onnx.plan import matching
 
 logger = logging.getLogger(__name__)
 
 #: Optimizers in the order in which AMD Quark runs them.
-_ORDER = ("cle", "smooth_quant", "quarot", "auto_mixprecision", "gptq", "adaround", "adaquant", "bias_correction")
+_ORDER = (
+    "cle",
+    "smooth_quant",
+    "quarot",
+    "auto_mixprecision",
+    "gptq",
+    "adaround",
+    "adaquant",
+    "bias_correction",
+)
 
 
 def run(draft: Draft, model: Any, data: Any, output: Any) -> Result:
@@ -37,7 +50,8 @@ def run(draft: Draft, model: Any, data: Any, output: Any) -> Result:
     Args:
         draft: the request.
         model: path of the float model, or a ModelProto.
-        data: calibration data in any form that ``quark_onnx.quantize_static`` takes; None without any.
+        data: calibration data in any form that ``quark_onnx.quantize_static`` takes; None without
+            any.
         output: where to write the model; None only returns it.
 
     Raises:
@@ -45,18 +59,37 @@ def run(draft: Draft, model: Any, data: Any, output: Any) -> Result:
     """
     model = _converted(draft, model)
     config = native(draft, model)
-    samples = _data(draft, data) if config.measures or config.rereads or config.search else None
-    return quantize(model, samples, config, output, external=draft.external, resume=draft.resume)
+    samples = (
+        _data(draft, data)
+        if config.measures or config.rereads or config.search
+        else None
+    )
+    return quantize(
+        model,
+        samples,
+        config,
+        output,
+        external=draft.external,
+        resume=draft.resume,
+    )
 
 
 def native(draft: Draft, model: str | Path | ModelProto) -> QConfig:
     """Translate a draft for a model into a configuration of this package.
 
-    Names that match nothing in the model are left out with a warning, as AMD Quark leaves them out without one.
+    Names that match nothing in the model are left out with a warning, as AMD Quark leaves them out
+    without one.
     """
     names = _Names(model)
-    config = QConfig.of("DYNAMIC") if draft.dynamic else QConfig.of("XINT8" if _pow2(draft) else "A8W8")
-    algorithms = sorted(draft.algorithms, key=lambda algorithm: _ORDER.index(algorithm.name))
+    config = (
+        QConfig.of("DYNAMIC")
+        if draft.dynamic
+        else QConfig.of("XINT8" if _pow2(draft) else "A8W8")
+    )
+    algorithms = sorted(
+        draft.algorithms,
+        key=lambda algorithm: _ORDER.index(algorithm.name),
+    )
     config = config.with_(
         activation=config.activation if draft.dynamic else draft.activation,
         weight=draft.weight,
@@ -68,15 +101,28 @@ def native(draft: Draft, model: str | Path | ModelProto) -> QConfig:
         op_types=names.known_types(draft.op_types),
         float_results=tuple(draft.float_results),
         tensors=names.tensor_overrides(draft),
-        nodes=known_nodes(names.graph, draft.nodes, "nodes_to_quantize") if draft.nodes else (),
+        nodes=(
+            known_nodes(names.graph, draft.nodes, "nodes_to_quantize")
+            if draft.nodes
+            else ()
+        ),
         safe=not draft.nodes,  # what is asked for by name is done
         optimizers=tuple(algorithm.native() for algorithm in algorithms),
     )
-    overrides = [Override(each, keep=True) for each in names.known(map(pattern, _single(draft.exclude)))]
-    overrides += [
-        Override(between=ends, keep=True) for ends in map(names.known_ends, _pairs(draft.exclude)) if ends is not None
+    overrides = [
+        Override(each, keep=True)
+        for each in names.known(map(pattern, _single(draft.exclude)))
     ]
-    overrides += [override for override in map(names.known_override, draft.overrides) if override is not None]
+    overrides += [
+        Override(between=ends, keep=True)
+        for ends in map(names.known_ends, _pairs(draft.exclude))
+        if ends is not None
+    ]
+    overrides += [
+        override
+        for override in map(names.known_override, draft.overrides)
+        if override is not None
+    ]
     outside = [*names.outside(draft.input_nodes, draft.output_nodes)]
     if draft.constant_matmul:
         outside += names.variable_products()
@@ -86,7 +132,10 @@ def native(draft: Draft, model: str | Path | ModelProto) -> QConfig:
 
 
 class _Names:
-    """The names in a model that a script may use; the model is read when the first of them is asked for."""
+    """The names in a model that a script may use.
+
+    The model is read when the first of them is asked for.
+    """
 
     def __init__(self, model: str | Path | ModelProto) -> None:
         self._model = model
@@ -104,7 +153,10 @@ class _Names:
         return tuple(
             each
             for each in patterns
-            if self._warned(each, matching(self.graph, Override(each, keep=True), strict=False))
+            if self._warned(
+                each,
+                matching(self.graph, Override(each, keep=True), strict=False),
+            )
         )
 
     def known_types(self, op_types: Sequence[str]) -> tuple[str, ...]:
@@ -118,44 +170,91 @@ class _Names:
         for op_type in op_types:
             if not ruled_kinds([op_type]) & present:
                 logger.warning(
-                    "op_types_to_quantize: no %s is quantized; the model has none, or it has no rule", op_type
+                    "op_types_to_quantize: no %s is quantized; the model has none, or"
+                    " it has no rule",
+                    op_type,
                 )
         if op_types and not found:
-            raise ConfigError(f"op_types_to_quantize is {list(op_types)}: nothing would be quantized")
+            raise ConfigError(
+                f"op_types_to_quantize is {list(op_types)}: nothing would be quantized",
+            )
         return found
 
     def known_override(self, override: Override) -> Override | None:
         """The part of an override that matches something."""
         nodes = self.known(override.nodes)
         kinds = {node.kind for node in self.graph.nodes}
-        op_types = tuple(each for each in override.op_types if self._warned(each, each in kinds))
+        op_types = tuple(
+            each for each in override.op_types if self._warned(each, each in kinds)
+        )
         if not nodes and not op_types:
             return None
-        return Override(nodes, op_types, (), override.keep, override.activation, override.weight)
+        return Override(
+            nodes,
+            op_types,
+            (),
+            override.keep,
+            override.activation,
+            override.weight,
+        )
 
-    def known_ends(self, ends: tuple[Sequence[str], Sequence[str]]) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+    def known_ends(
+        self,
+        ends: tuple[Sequence[str], Sequence[str]],
+    ) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
         """Start and end nodes of a subgraph; None if nothing lies between them."""
-        tensors = {tensor for node in self.graph.nodes for tensor in (*node.inputs, *node.outputs)}
+        tensors = {
+            tensor
+            for node in self.graph.nodes
+            for tensor in (*node.inputs, *node.outputs)
+        }
         names = tensors | {node.name for node in self.graph.nodes}
-        starts, stops = (tuple(each for each in end if self._warned(each, each in names)) for end in ends)
+        starts, stops = (
+            tuple(each for each in end if self._warned(each, each in names))
+            for end in ends
+        )
         if (
             not starts
             or not stops
-            or not matching(self.graph, Override(between=(starts, stops), keep=True), strict=False)
+            or not matching(
+                self.graph,
+                Override(between=(starts, stops), keep=True),
+                strict=False,
+            )
         ):
             logger.warning("exclude: no node lies between %s and %s", *ends)
             return None
         return starts, stops
 
     def tensor_overrides(self, draft: Draft) -> tuple[TensorOverride, ...]:
-        """Overrides of tensors that the model has, and those that keep the results of nodes float."""
+        """Overrides of tensors that the model has, and those that keep the results of nodes float."""  # noqa: E501
         if not draft.tensors and not draft.float_nodes:
             return ()
-        known = {name for node in self.graph.nodes for name in (*node.inputs, *node.outputs)}
-        given = {name: each for name, each in draft.tensors.items() if self._warned(name, name in known, known)}
-        found = tensor_overrides(self.graph, given, partial(legacy.dtype_of, options=draft.options))
-        silent = known_nodes(self.graph, draft.float_nodes, "NodesToExcludeOutputQuantization")
-        results = [name for node in self.graph.nodes if node.name in silent for name in node.outputs if name]
+        known = {
+            name for node in self.graph.nodes for name in (*node.inputs, *node.outputs)
+        }
+        given = {
+            name: each
+            for name, each in draft.tensors.items()
+            if self._warned(name, name in known, known)
+        }
+        found = tensor_overrides(
+            self.graph,
+            given,
+            partial(legacy.dtype_of, options=draft.options),
+        )
+        silent = known_nodes(
+            self.graph,
+            draft.float_nodes,
+            "NodesToExcludeOutputQuantization",
+        )
+        results = [
+            name
+            for node in self.graph.nodes
+            if node.name in silent
+            for name in node.outputs
+            if name
+        ]
         if results:
             found.append(TensorOverride(results, keep=True))
         return tuple(found)
@@ -173,24 +272,47 @@ class _Names:
     def variable_products(self) -> list[str]:
         """MatMul nodes without a constant factor."""
         products = [node for node in self.graph.nodes if node.op_type == "MatMul"]
-        return [node.name for node in products if not any(self.graph.is_constant(each) for each in node.inputs)]
+        return [
+            node.name
+            for node in products
+            if not any(self.graph.is_constant(each) for each in node.inputs)
+        ]
 
     def _nodes(self, names: Sequence[str]) -> list[Node]:
         by_name = {node.name: node for node in self.graph.nodes}
         for name in names:
             if name not in by_name:
-                raise ConfigError(f"no node of the model is called {name!r}{nearest(name, by_name)}")
+                raise ConfigError(
+                    f"no node of the model is called {name!r}{nearest(name, by_name)}",
+                )
         return [by_name[name] for name in names]
 
-    def _warned(self, name: str, found: Any, choices: Iterable[str] | None = None) -> bool:
-        """Return whether a name was found; warn of one that was not, with the nearest of the choices, nodes if None."""
+    def _warned(
+        self,
+        name: str,
+        found: Any,
+        choices: Iterable[str] | None = None,
+    ) -> bool:
+        """Return whether a name was found.
+
+        Warn of one that was not, with the nearest of the choices, nodes if None.
+        """
         if not found:
-            choices = [node.name for node in self.graph.nodes] if choices is None else choices
-            logger.warning("%r matches nothing in the model and has no effect%s", name, nearest(name, choices))
+            choices = (
+                [node.name for node in self.graph.nodes] if choices is None else choices
+            )
+            logger.warning(
+                "%r matches nothing in the model and has no effect%s",
+                name,
+                nearest(name, choices),
+            )
         return bool(found)
 
 
-def _beyond(nodes: list[Node], step: Callable[[Node], Iterable[Node]]) -> dict[Node, None]:
+def _beyond(
+    nodes: list[Node],
+    step: Callable[[Node], Iterable[Node]],
+) -> dict[Node, None]:
     """Nodes that steps lead to, without those that the steps start from."""
     return {node: None for node in reach(nodes, step) if node not in nodes}
 
@@ -214,7 +336,10 @@ def _pairs(exclude: Sequence[Any]) -> list[tuple[Sequence[str], Sequence[str]]]:
             pairs += _pairs(each)
             continue
         if not isinstance(each, tuple | list) or len(each) != 2:
-            raise ConfigError(f"exclude holds {each!r}; it must be a name or a pair ([start nodes], [end nodes])")
+            raise ConfigError(
+                f"exclude holds {each!r}; it must be a name or a pair ([start nodes],"
+                " [end nodes])",
+            )
         starts, ends = ([end] if isinstance(end, str) else list(end) for end in each)
         pairs.append((starts, ends))
     return pairs
@@ -247,8 +372,16 @@ def _data(draft: Draft, data: Any) -> Any:
     if data is None:
         if draft.random_shapes is None:
             raise ConfigError(
-                "there is no calibration data: pass calibration_data_reader or calibration_data_path, or set the extra "
-                "option UseRandomData"
+                "there is no calibration data: pass calibration_data_reader or"
+                " calibration_data_path, or set the extra option UseRandomData",
             )
-        return RandomData(samples=draft.samples or 1, shapes=draft.random_shapes, ranges=draft.random_ranges)
-    return data if draft.samples is None else partial(open_reader, data, limit=draft.samples)
+        return RandomData(
+            samples=draft.samples or 1,
+            shapes=draft.random_shapes,
+            ranges=draft.random_ranges,
+        )
+    return (
+        data
+        if draft.samples is None
+        else partial(open_reader, data, limit=draft.samples)
+    )

@@ -1,4 +1,6 @@
-"""The spelling of ``onnxruntime.quantization``: its arguments and options, translated into a QConfig."""
+"""The spelling of ``onnxruntime.quantization``: its arguments and options, translated into a
+QConfig.
+"""
 
 from quark_onnx.onnxruntime_spelling.cache import write_cache
 from quark_onnx.onnxruntime_spelling.call import (
@@ -8,7 +10,12 @@ from quark_onnx.onnxruntime_spelling.call import (
     translate_dynamic,
     translate_static,
 )
-from quark_onnx.onnxruntime_spelling.names import CalibrationDataReader, CalibrationMethod, QuantFormat, QuantType
+from quark_onnx.onnxruntime_spelling.names import (
+    CalibrationDataReader,
+    CalibrationMethod,
+    QuantFormat,
+    QuantType,
+)
 from quark_onnx.onnxruntime_spelling.request import CallError
 from quark_onnx.onnxruntime_spelling.table import option_table
 

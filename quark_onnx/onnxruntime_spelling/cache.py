@@ -24,35 +24,73 @@ def read_cache(request: Request) -> bool:
         raise CallError(f"calibration_cache_path is not a file: {path}")
     from onnxruntime.quantization.calibrate import load_tensors_data
 
-    smooth = bool(json.loads(Path(path).read_text(encoding="utf-8")).get("smooth_quant", False))
+    smooth = bool(
+        json.loads(Path(path).read_text(encoding="utf-8")).get("smooth_quant", False),
+    )
     if smooth != bool(request.options.get("SmoothQuant")):
-        logger.warning("%s was written with smooth_quant=%s (SmoothQuant); it is written anew", path, smooth)
+        logger.warning(
+            "%s was written with smooth_quant=%s (SmoothQuant); it is written anew",
+            path,
+            smooth,
+        )
         return False
     data = load_tensors_data(path)
     if data.calibration_method.name != name_of(request.arguments["calibrate_method"]):
         raise CallError(
-            f"calibration_cache_path {path} was written by {data.calibration_method}, and calibrate_method is "
-            f"{request.arguments['calibrate_method']}; remove the file, or ask for the same"
+            f"calibration_cache_path {path} was written by {data.calibration_method},"
+            f" and calibrate_method is {request.arguments['calibrate_method']}; remove"
+            " the file, or ask for the same",
         )
     for tensor, found in data.items():
         low, high = found.range_value
-        request.tensors.append(TensorOverride(tensor, low=float(np.min(low)), high=float(np.max(high))))
+        request.tensors.append(
+            TensorOverride(tensor, low=float(np.min(low)), high=float(np.max(high))),
+        )
     return True
 
 
-def write_cache(path: str | Path, model: ModelProto, method: Any, *, smooth: bool) -> None:
-    """Write the ranges that the codes of a quantized model's activations cover, under the names of the float model."""
-    from onnxruntime.quantization.calibrate import CalibrationMethod, TensorData, TensorsData, save_tensors_data
+def write_cache(
+    path: str | Path,
+    model: ModelProto,
+    method: Any,
+    *,
+    smooth: bool,
+) -> None:
+    """Write the ranges that the codes of a quantized model's activations cover, under the names of
+    the float model.
+    """
+    from onnxruntime.quantization.calibrate import (
+        CalibrationMethod,
+        TensorData,
+        TensorsData,
+        save_tensors_data,
+    )
 
     constants = {tensor.name: tensor for tensor in model.graph.initializer}
     found: dict[str, TensorData] = {}
     for node in model.graph.node:
-        if node.op_type != "QuantizeLinear" or node.input[0] in constants or node.input[1] not in constants:
+        if (
+            node.op_type != "QuantizeLinear"
+            or node.input[0] in constants
+            or node.input[1] not in constants
+        ):
             continue
         scale = numpy_helper.to_array(constants[node.input[1]]).astype(np.float64)
         zero = numpy_helper.to_array(constants[node.input[2]])
         if scale.size == 1 and zero.dtype.kind in "iu":
-            ends = np.array([np.iinfo(zero.dtype).min, np.iinfo(zero.dtype).max], np.float64)
-            low, high = ((ends - zero.astype(np.float64).item()) * scale.item()).astype(np.float32)
-            found[node.input[0].removesuffix(_INPUT)] = TensorData(lowest=low, highest=high)
-    save_tensors_data(TensorsData(CalibrationMethod[name_of(method)], found), path, smooth_quant=smooth)
+            ends = np.array(
+                [np.iinfo(zero.dtype).min, np.iinfo(zero.dtype).max],
+                np.float64,
+            )
+            low, high = ((ends - zero.astype(np.float64).item()) * scale.item()).astype(
+                np.float32,
+            )
+            found[node.input[0].removesuffix(_INPUT)] = TensorData(
+                lowest=low,
+                highest=high,
+            )
+    save_tensors_data(
+        TensorsData(CalibrationMethod[name_of(method)], found),
+        path,
+        smooth_quant=smooth,
+    )

@@ -1,4 +1,4 @@
-"""Calls of quantize_static and quantize_dynamic in onnxruntime's spelling, in this package's terms."""
+"""Calls of quantize_static and quantize_dynamic in onnxruntime's spelling, in this package's terms."""  # noqa: E501
 
 from __future__ import annotations
 
@@ -11,9 +11,21 @@ from typing import Any
 from quark_onnx.config import QConfig, QuantizationSpec
 from quark_onnx.errors import nearest
 from quark_onnx.onnxruntime_spelling.cache import read_cache
-from quark_onnx.onnxruntime_spelling.names import CalibrationMethod, QuantFormat, QuantType
+from quark_onnx.onnxruntime_spelling.names import (
+    CalibrationMethod,
+    QuantFormat,
+    QuantType,
+)
 from quark_onnx.onnxruntime_spelling.options import calibrator_for
-from quark_onnx.onnxruntime_spelling.request import CallError, Request, flag, format_of, logger, name_of, names
+from quark_onnx.onnxruntime_spelling.request import (
+    CallError,
+    Request,
+    flag,
+    format_of,
+    logger,
+    name_of,
+    names,
+)
 from quark_onnx.onnxruntime_spelling.selection import choose
 from quark_onnx.onnxruntime_spelling.table import apply
 
@@ -37,16 +49,24 @@ class Call:
 
 
 def is_static_call(positional: tuple[Any, ...], keywords: Mapping[str, Any]) -> bool:
-    """Whether arguments follow onnxruntime's spelling: its keywords, or a data reader in third place."""
+    """Whether arguments follow onnxruntime's spelling: its keywords, or a data reader in third
+    place.
+    """
     return any(name in _STATIC.parameters for name in keywords) or (
         len(positional) > 2 and hasattr(positional[2], "get_next")
     )
 
 
 def is_dynamic_call(positional: tuple[Any, ...], keywords: Mapping[str, Any]) -> bool:
-    """Whether arguments follow onnxruntime's spelling: its keywords, or a path of a model in second place."""
+    """Whether arguments follow onnxruntime's spelling: its keywords, or a path of a model in second
+    place.
+    """
     second = positional[1] if len(positional) > 1 else None
-    written = isinstance(second, str | Path) and Path(second).suffix.lower() not in ("", ".yaml", ".yml")
+    written = isinstance(second, str | Path) and Path(second).suffix.lower() not in (
+        "",
+        ".yaml",
+        ".yml",
+    )
     return written or any(name in _DYNAMIC.parameters for name in keywords)
 
 
@@ -61,18 +81,37 @@ def translate_static(positional: tuple[Any, ...], keywords: Mapping[str, Any]) -
     form = _form(a["quant_format"])
     _check_types(a, form)
     if set(names(a, "calibration_providers")) - {"CPUExecutionProvider"}:
-        logger.warning("calibration_providers is %s, but calibration runs on the CPU", a["calibration_providers"])
+        logger.warning(
+            "calibration_providers is %s, but calibration runs on the CPU",
+            a["calibration_providers"],
+        )
     activation = QuantizationSpec(
-        format_of(a["activation_type"]), symmetric=False, calibrator=calibrator_for(a["calibrate_method"], options)
+        format_of(a["activation_type"]),
+        symmetric=False,
+        calibrator=calibrator_for(a["calibrate_method"], options),
     )
-    request = Request(a, options, False, activation, _weight(a), data=a["calibration_data_reader"])
+    request = Request(
+        a,
+        options,
+        False,
+        activation,
+        _weight(a),
+        data=a["calibration_data_reader"],
+    )
     request.changes |= {"form": form, "bodies": False, "keep_existing": True}
     choose(request)
     cached = read_cache(request)
     apply(request)
     if request.data is None and a["calibration_cache_path"] is not None and not cached:
-        raise CallError("calibration_data_reader is None, and there is no file at calibration_cache_path yet")
-    cache = None if cached or a["calibration_cache_path"] is None else Path(a["calibration_cache_path"])
+        raise CallError(
+            "calibration_data_reader is None, and there is no file at"
+            " calibration_cache_path yet",
+        )
+    cache = (
+        None
+        if cached or a["calibration_cache_path"] is None
+        else Path(a["calibration_cache_path"])
+    )
     return _call(request, cache)
 
 
@@ -81,7 +120,13 @@ def translate_dynamic(positional: tuple[Any, ...], keywords: Mapping[str, Any]) 
     a = _bound("quantize_dynamic", _DYNAMIC, positional, keywords)
     dynamic = QConfig.of("DYNAMIC")
     assert dynamic.activation is not None
-    request = Request(a, _options(a["extra_options"]), True, dynamic.activation, _weight(a))
+    request = Request(
+        a,
+        _options(a["extra_options"]),
+        True,
+        dynamic.activation,
+        _weight(a),
+    )
     request.changes |= {"form": "operators", "bodies": False, "keep_existing": True}
     choose(request)
     apply(request)
@@ -93,17 +138,36 @@ def _call(request: Request, cache: Path | None = None) -> Call:
     exclude = (*changes.pop("exclude", ()), *request.exclude)
     if request.tensors:
         changes["tensors"] = tuple(request.tensors)
-    config = QConfig(request.activation, request.weight, exclude=tuple(dict.fromkeys(exclude)), **changes)
+    config = QConfig(
+        request.activation,
+        request.weight,
+        exclude=tuple(dict.fromkeys(exclude)),
+        **changes,
+    )
     external = _bool(a, "use_external_data_format")
-    return Call(a["model_input"], request.data, config, a["model_output"], external, cache, a.get("calibrate_method"))
+    return Call(
+        a["model_input"],
+        request.data,
+        config,
+        a["model_output"],
+        external,
+        cache,
+        a.get("calibrate_method"),
+    )
 
 
 def _bound(
-    function: str, signature: inspect.Signature, positional: tuple[Any, ...], keywords: Mapping[str, Any]
+    function: str,
+    signature: inspect.Signature,
+    positional: tuple[Any, ...],
+    keywords: Mapping[str, Any],
 ) -> Mapping[str, Any]:
     for name in keywords:
         if name not in signature.parameters:
-            raise CallError(f"{function} has no argument {name!r}{nearest(name, signature.parameters)}")
+            raise CallError(
+                f"{function} has no argument"
+                f" {name!r}{nearest(name, signature.parameters)}",
+            )
     try:
         bound = signature.bind(*positional, **keywords)
     except TypeError as error:
@@ -119,7 +183,9 @@ def _options(given: Any) -> dict[str, Any]:
 
 
 def _weight(a: Mapping[str, Any]) -> QuantizationSpec:
-    """How weights are quantized: formats with a sign symmetrically, without the least code of 8 bits."""
+    """How weights are quantized: formats with a sign symmetrically, without the least code of 8
+    bits.
+    """
     weight_type = format_of(a["weight_type"])
     symmetric = not weight_type.startswith("u")
     return QuantizationSpec(
@@ -136,8 +202,8 @@ def _form(value: Any) -> str:
     written = "QDQ" if value is None else name_of(value)
     if written not in QuantFormat.__members__:
         raise CallError(
-            f"quant_format is {value!r}; it must be QuantFormat.QDQ or QuantFormat.QOperator"
-            f"{nearest(written, QuantFormat.__members__)}"
+            f"quant_format is {value!r}; it must be QuantFormat.QDQ or"
+            f" QuantFormat.QOperator{nearest(written, QuantFormat.__members__)}",
         )
     return "qdq" if written == "QDQ" else "operators"
 
@@ -146,17 +212,30 @@ def _check_types(a: Mapping[str, Any], form: str) -> None:
     """Raise an error for types that do not go together."""
     activation, weight = format_of(a["activation_type"]), format_of(a["weight_type"])
     if (activation == "fp8e4m3") != (weight == "fp8e4m3"):
-        raise CallError(f"activation_type is {activation} and weight_type {weight}; float8 is for both, or for none")
+        raise CallError(
+            f"activation_type is {activation} and weight_type {weight}; float8 is for"
+            " both, or for none",
+        )
     if (activation, weight) == ("int8", "uint8"):
         raise CallError(
-            "activation_type is int8 and weight_type uint8, of which onnxruntime has no products; choose others"
+            "activation_type is int8 and weight_type uint8, of which onnxruntime has no"
+            " products; choose others",
         )
     if activation == "fp8e4m3" and name_of(a["calibrate_method"]) != "Distribution":
-        raise CallError("calibrate_method must be Distribution for float8, as onnxruntime has it")
+        raise CallError(
+            "calibrate_method must be Distribution for float8, as onnxruntime has it",
+        )
     if activation != "fp8e4m3" and name_of(a["calibrate_method"]) == "Distribution":
-        logger.warning("calibrate_method Distribution is for float8; ranges of integers are measured as with MinMax")
-    if form == "operators" and any(name.endswith("16") for name in (activation, weight)):
-        raise CallError("16-bit types are written between Q/DQ pairs alone: use QuantFormat.QDQ")
+        logger.warning(
+            "calibrate_method Distribution is for float8; ranges of integers are"
+            " measured as with MinMax",
+        )
+    if form == "operators" and any(
+        name.endswith("16") for name in (activation, weight)
+    ):
+        raise CallError(
+            "16-bit types are written between Q/DQ pairs alone: use QuantFormat.QDQ",
+        )
 
 
 def _bool(a: Mapping[str, Any], argument: str) -> bool:
@@ -165,7 +244,7 @@ def _bool(a: Mapping[str, Any], argument: str) -> bool:
     raise CallError(f"{argument} is {value!r}; it must be True or False")
 
 
-def _signature(
+def _signature(  # noqa: PLR0913
     model_input: Any,
     model_output: Any,
     calibration_data_reader: Any = None,
@@ -196,4 +275,6 @@ _OF_STATIC = (
     "calibration_cache_path",
 )
 #: onnxruntime orders the parameters of both functions alike.
-_DYNAMIC = _STATIC.replace(parameters=[p for name, p in _STATIC.parameters.items() if name not in _OF_STATIC])
+_DYNAMIC = _STATIC.replace(
+    parameters=[p for name, p in _STATIC.parameters.items() if name not in _OF_STATIC],
+)

@@ -1,4 +1,6 @@
-"""Stand-ins for onnxruntime's enumerations and its reader, for scripts that import them from this package."""
+"""Stand-ins for onnxruntime's enumerations and its reader, for scripts that import them from this
+package.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,9 @@ class CalibrationMethod(Enum):
 
 
 class CalibrationDataReader:
-    """Base class for readers in onnxruntime's style: ``get_next`` returns one sample, and None at the end."""
+    """Base class for readers in onnxruntime's style: ``get_next`` returns one sample, and None at
+    the end.
+    """
 
     def get_next(self) -> dict[str, Any] | None:
         raise NotImplementedError

@@ -12,7 +12,13 @@ from calibrators.base import is_number
 from quark_onnx.config import TensorOverride
 from quark_onnx.errors import nearest
 from quark_onnx.onnxruntime_spelling.overrides import tensor_overrides
-from quark_onnx.onnxruntime_spelling.request import CallError, Request, flag, logger, name_of
+from quark_onnx.onnxruntime_spelling.request import (
+    CallError,
+    Request,
+    flag,
+    logger,
+    name_of,
+)
 from quark_onnx.optimizers import SmoothQuant
 from quark_onnx.rules.base import WEIGHTED
 
@@ -21,12 +27,22 @@ Handler = Callable[[Request, Any], None]
 
 #: What a calibration method is here, and which options are its settings.
 _CALIBRATORS: dict[str, tuple[type[Calibrator], dict[str, str]]] = {
-    "MinMax": (MinMax, {"CalibMovingAverage": "moving_average", "CalibMovingAverageConstant": "constant"}),
+    "MinMax": (
+        MinMax,
+        {
+            "CalibMovingAverage": "moving_average",
+            "CalibMovingAverageConstant": "constant",
+        },
+    ),
     "Entropy": (Entropy, {}),
     "Percentile": (Percentile, {"CalibPercentile": "percentile"}),
     "Distribution": (MinMax, {}),
 }
-_OF_CALIBRATION = ("CalibMovingAverage", "CalibMovingAverageConstant", "CalibPercentile")
+_OF_CALIBRATION = (
+    "CalibMovingAverage",
+    "CalibMovingAverageConstant",
+    "CalibPercentile",
+)
 
 
 def calibrator_for(method: Any, options: Mapping[str, Any]) -> Calibrator:
@@ -37,16 +53,30 @@ def calibrator_for(method: Any, options: Mapping[str, Any]) -> Calibrator:
     """
     name = name_of(method)
     if name not in _CALIBRATORS:
-        raise CallError(f"calibrate_method {name!r} is not known{nearest(name, _CALIBRATORS)}")
+        raise CallError(
+            f"calibrate_method {name!r} is not known{nearest(name, _CALIBRATORS)}",
+        )
     calibrator, of_method = _CALIBRATORS[name]
     for option in _OF_CALIBRATION:
         if options.get(option) and option not in of_method:
-            logger.warning("extra option %s has no effect with calibrate_method %s", option, name)
-    given = {setting: option for option, setting in of_method.items() if options.get(option) is not None}
+            logger.warning(
+                "extra option %s has no effect with calibrate_method %s",
+                option,
+                name,
+            )
+    given = {
+        setting: option
+        for option, setting in of_method.items()
+        if options.get(option) is not None
+    }
     try:
-        return calibrator(**{setting: options[option] for setting, option in given.items()})
+        return calibrator(
+            **{setting: options[option] for setting, option in given.items()},
+        )
     except CalibrationError as error:
-        raise CallError(f"extra options {', '.join(given.values())}: {error}") from error
+        raise CallError(
+            f"extra options {', '.join(given.values())}: {error}",
+        ) from error
 
 
 def nothing(request: Request, value: Any) -> None:
@@ -59,7 +89,10 @@ def activation_symmetric(request: Request, value: Any) -> None:
     if not request.dynamic:
         request.activation = request.activation.with_(symmetric=symmetric)
     elif symmetric:
-        logger.warning("extra option ActivationSymmetric has no effect: DynamicQuantizeLinear computes zero points")
+        logger.warning(
+            "extra option ActivationSymmetric has no effect: DynamicQuantizeLinear"
+            " computes zero points",
+        )
 
 
 def calibration_symmetric(request: Request, value: Any) -> None:
@@ -82,7 +115,8 @@ def restricted(request: Request, value: Any) -> None:
             request.tensors.append(TensorOverride("*", snapped=True))
         else:
             logger.warning(
-                "extra option ActivationRestrictedAsymmetric has no effect: it is for static uint8 activations"
+                "extra option ActivationRestrictedAsymmetric has no effect: it is for"
+                " static uint8 activations",
             )
 
 
@@ -97,11 +131,16 @@ def const_b_only(request: Request, value: Any) -> None:
     if request.dynamic:
         if not only:
             logger.warning(
-                "extra option MatMulConstBOnly is False; products of two activations stay float all the same"
+                "extra option MatMulConstBOnly is False; products of two activations"
+                " stay float all the same",
             )
         return
     if only:
-        products = [node for node in request.nodes_of("MatMul") if not request.graph.is_constant(node.input(1))]
+        products = [
+            node
+            for node in request.nodes_of("MatMul")
+            if not request.graph.is_constant(node.input(1))
+        ]
         request.exclude += [node.name for node in products]
 
 
@@ -124,7 +163,10 @@ def dedicated(request: Request, value: Any) -> None:
 
 def keep_clipping(request: Request, value: Any) -> None:
     """Relu and Clip stay."""
-    request.changes["clipping"] = not flag(value, "extra option QDQKeepRemovableActivations")
+    request.changes["clipping"] = not flag(
+        value,
+        "extra option QDQKeepRemovableActivations",
+    )
 
 
 def keep_weight_scales(request: Request, value: Any) -> None:
@@ -136,7 +178,10 @@ def keep_weight_scales(request: Request, value: Any) -> None:
 def least_range(request: Request, value: Any) -> None:
     """Ranges are at least so wide."""
     if not is_number(value) or value < 0:
-        raise CallError(f"extra option MinimumRealRange is {value!r}; it must be a number, 0 or more")
+        raise CallError(
+            f"extra option MinimumRealRange is {value!r}; it must be a number, 0 or"
+            " more",
+        )
     request.tensors.append(TensorOverride("*", min_range=float(value)))
 
 
@@ -157,15 +202,20 @@ def contributed(request: Request, value: Any) -> None:
 
 def blocks(request: Request, value: Any) -> None:
     """Weights in blocks."""
-    request.weight = request.weight.with_(block_size=value, narrow=False, per_channel=False)
+    request.weight = request.weight.with_(
+        block_size=value,
+        narrow=False,
+        per_channel=False,
+    )
 
 
 def default_type(request: Request, value: Any) -> None:
     """The type of tensors of which shape inference tells none: they are taken for float."""
     if value not in (None, TensorProto.FLOAT):
         raise CallError(
-            f"extra option DefaultTensorType is {value!r}; tensors of unknown type are taken for float, and no other "
-            "type is quantized: convert the model to float32 (quark_onnx.convert)"
+            f"extra option DefaultTensorType is {value!r}; tensors of unknown type are"
+            " taken for float, and no other type is quantized: convert the model to"
+            " float32 (quark_onnx.convert)",
         )
 
 
@@ -178,11 +228,19 @@ def strides(request: Request, value: Any) -> None:
     """The reader is asked for the data in ranges of so many samples."""
     reader = request.data
     if type(value) is not int or value < 1:
-        raise CallError(f"extra option CalibStridedMinMax is {value!r}; it must be a number of samples")
+        raise CallError(
+            f"extra option CalibStridedMinMax is {value!r}; it must be a number of"
+            " samples",
+        )
     if not hasattr(reader, "set_range") or not hasattr(reader, "__len__"):
-        raise CallError("extra option CalibStridedMinMax needs a reader with __len__ and set_range")
+        raise CallError(
+            "extra option CalibStridedMinMax needs a reader with __len__ and set_range",
+        )
     if len(reader) % value:
-        raise CallError(f"extra option CalibStridedMinMax is {value}, of which {len(reader)} samples are no multiple")
+        raise CallError(
+            f"extra option CalibStridedMinMax is {value}, of which {len(reader)}"
+            " samples are no multiple",
+        )
     request.data = _Strided(reader, value)
 
 
@@ -207,28 +265,45 @@ def smooth(request: Request, value: Any) -> None:
     if request.data is None:
         raise CallError("extra option SmoothQuant needs a calibration_data_reader")
     alpha = request.options.get("SmoothQuantAlpha", 0.5)
-    folding = flag(request.options.get("SmoothQuantFolding", True), "extra option SmoothQuantFolding")
+    folding = flag(
+        request.options.get("SmoothQuantFolding", True),
+        "extra option SmoothQuantFolding",
+    )
     if not folding:
-        logger.warning("extra option SmoothQuantFolding is False; factors are folded all the same where they can be")
+        logger.warning(
+            "extra option SmoothQuantFolding is False; factors are folded all the same"
+            " where they can be",
+        )
     request.changes["optimizers"] = (SmoothQuant(alpha=alpha, insert=True),)
 
 
 def fixed_sigmoid(request: Request, value: Any) -> None:
-    """The result of a Sigmoid has the scale 1/256 and the zero point 0, as Android's interface wants it."""
+    """The result of a Sigmoid has the scale 1/256 and the zero point 0, as Android's interface
+    wants it.
+    """
     if flag(value, "extra option extra.Sigmoid.nnapi"):
         results = [node.outputs[0] for node in request.nodes_of("Sigmoid")]
         if results:
-            request.tensors.append(TensorOverride(results, dtype="uint8", scale=1 / 256, zero_point=0))
+            request.tensors.append(
+                TensorOverride(results, dtype="uint8", scale=1 / 256, zero_point=0),
+            )
 
 
 def channel_axes(request: Request, value: Any) -> None:
     """The axis of the channels of weights, by the operator that reads them."""
     if not isinstance(value, Mapping):
-        raise CallError(f"extra option QDQOpTypePerChannelSupportToAxis is {value!r}; it must be a dictionary")
+        raise CallError(
+            f"extra option QDQOpTypePerChannelSupportToAxis is {value!r}; it must be a"
+            " dictionary",
+        )
     if not request.weight.per_channel:
         return
     for op_type, axis in value.items():
         for node in request.nodes_of(op_type):
-            weights = [name for name in node.inputs[1:2] if name and request.graph.is_constant(name)]
+            weights = [
+                name
+                for name in node.inputs[1:2]
+                if name and request.graph.is_constant(name)
+            ]
             if node.kind in WEIGHTED and weights:
                 request.tensors.append(TensorOverride(weights, axis=axis))

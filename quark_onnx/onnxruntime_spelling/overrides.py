@@ -10,7 +10,17 @@ from quark_onnx.errors import nearest
 from quark_onnx.graph import Graph
 from quark_onnx.onnxruntime_spelling.request import CallError, flag, format_of, logger
 
-_KEYS = ("quant_type", "axis", "scale", "zero_point", "symmetric", "reduce_range", "rmin", "rmax", "convert")
+_KEYS = (
+    "quant_type",
+    "axis",
+    "scale",
+    "zero_point",
+    "symmetric",
+    "reduce_range",
+    "rmin",
+    "rmax",
+    "convert",
+)
 #: Operators whose third input is a bias.
 _BIASED = ("Conv", "ConvTranspose", "Gemm")
 
@@ -19,7 +29,11 @@ _BIASED = ("Conv", "ConvTranspose", "Gemm")
 Formats = Callable[[Any], str]
 
 
-def tensor_overrides(graph: Graph, value: Any, formats: Formats = format_of) -> list[TensorOverride]:
+def tensor_overrides(
+    graph: Graph,
+    value: Any,
+    formats: Formats = format_of,
+) -> list[TensorOverride]:
     """Translate what is said of each tensor.
 
     Args:
@@ -31,17 +45,26 @@ def tensor_overrides(graph: Graph, value: Any, formats: Formats = format_of) -> 
         CallError: a tensor or a key is unknown, or keys do not go together.
     """
     if not isinstance(value, Mapping):
-        raise CallError(f"extra option TensorQuantOverrides is {value!r}; it must be a dictionary by tensor names")
+        raise CallError(
+            f"extra option TensorQuantOverrides is {value!r}; it must be a dictionary"
+            " by tensor names",
+        )
     known = {name for node in graph.nodes for name in (*node.inputs, *node.outputs)}
     found = list[TensorOverride]()
     for tensor, given in value.items():
         if tensor not in known:
             raise CallError(
-                f"TensorQuantOverrides: tensor {tensor!r} is not present in the model{nearest(str(tensor), known)}"
+                f"TensorQuantOverrides: tensor {tensor!r} is not present in the"
+                f" model{nearest(str(tensor), known)}",
             )
-        if any(node.kind in _BIASED and node.input(2) == tensor for node in graph.consumers(tensor)):
+        if any(
+            node.kind in _BIASED and node.input(2) == tensor
+            for node in graph.consumers(tensor)
+        ):
             logger.warning(
-                "TensorQuantOverrides: %r is a bias, which gets the product of two scales all the same", tensor
+                "TensorQuantOverrides: %r is a bias, which gets the product of two"
+                " scales all the same",
+                tensor,
             )
             continue
         channels = [given] if isinstance(given, Mapping) else list(given or ())
@@ -51,7 +74,7 @@ def tensor_overrides(graph: Graph, value: Any, formats: Formats = format_of) -> 
     return found
 
 
-def _check(graph: Graph, tensor: str, channels: Sequence[Any]) -> None:
+def _check(graph: Graph, tensor: str, channels: Sequence[Any]) -> None:  # noqa: C901
     where = f"TensorQuantOverrides[{tensor!r}]"
     for channel in channels:
         if not isinstance(channel, Mapping):
@@ -60,39 +83,68 @@ def _check(graph: Graph, tensor: str, channels: Sequence[Any]) -> None:
             if key not in _KEYS:
                 raise CallError(f"{where} has no key {key!r}{nearest(str(key), _KEYS)}")
         if ("scale" in channel) != ("zero_point" in channel):
-            raise CallError(f"Must provide both 'scale' and 'zero_point', or none of them: {where}")
+            raise CallError(
+                f"Must provide both 'scale' and 'zero_point', or none of them: {where}",
+            )
         for key in ("symmetric", "reduce_range", "rmin", "rmax"):
             if key in channel and "scale" in channel:
-                raise CallError(f"{where}: option(s) [{key}] are invalid with 'scale' and 'zero_point'")
+                raise CallError(
+                    f"{where}: option(s) [{key}] are invalid with 'scale' and"
+                    " 'zero_point'",
+                )
     first = channels[0]
     if len(channels) > 1 and "axis" not in first:
-        raise CallError(f"{where} has {len(channels)} channels, and no 'axis' in the first of them")
+        raise CallError(
+            f"{where} has {len(channels)} channels, and no 'axis' in the first of them",
+        )
     constant = graph.is_constant(tensor)
     if "reduce_range" in first and not constant:
-        raise CallError(f"{where}: option 'reduce_range' is for initializers, and this is an activation")
+        raise CallError(
+            f"{where}: option 'reduce_range' is for initializers, and this is an"
+            " activation",
+        )
     if "convert" in first and constant:
-        raise CallError(f"{where}: option 'convert' is for activations, and this is an initializer")
+        raise CallError(
+            f"{where}: option 'convert' is for activations, and this is an initializer",
+        )
     for key in ("quant_type", "symmetric", "reduce_range"):
         if len({str(channel.get(key)) for channel in channels}) > 1:
-            raise CallError(f"{where}: option {key!r} must be the same for all channels")
+            raise CallError(
+                f"{where}: option {key!r} must be the same for all channels",
+            )
 
 
 def _overrides(
-    graph: Graph, tensor: str, channels: Sequence[Mapping[str, Any]], formats: Formats
+    graph: Graph,
+    tensor: str,
+    channels: Sequence[Mapping[str, Any]],
+    formats: Formats,
 ) -> list[TensorOverride]:
     first = channels[0]
     found = [TensorOverride(tensor, **_settings(tensor, channels, formats))]
     if "convert" in first:
         converted = dict(first["convert"])
         readers = converted.pop("recv_nodes", None)
-        named = sorted(readers) if readers else [node.name for node in graph.consumers(tensor)]
+        named = (
+            sorted(readers)
+            if readers
+            else [node.name for node in graph.consumers(tensor)]
+        )
         _check(graph, tensor, [converted])
         if named:
-            found.append(TensorOverride(tensor, named, **_settings(tensor, [converted], formats)))
+            found.append(
+                TensorOverride(
+                    tensor, named, **_settings(tensor, [converted], formats)
+                ),
+            )
     return found
 
 
-def _settings(tensor: str, channels: Sequence[Mapping[str, Any]], formats: Formats) -> dict[str, Any]:
+def _settings(
+    tensor: str,
+    channels: Sequence[Mapping[str, Any]],
+    formats: Formats,
+) -> dict[str, Any]:
     """Arguments of a TensorOverride."""
     first, settings = channels[0], dict[str, Any]()
     if "quant_type" in first:
@@ -102,7 +154,12 @@ def _settings(tensor: str, channels: Sequence[Mapping[str, Any]], formats: Forma
     for key in ("symmetric", "reduce_range"):
         if key in first:
             settings[key] = flag(first[key], f"{key} of {tensor!r}")
-    for key, name in (("scale", "scale"), ("zero_point", "zero_point"), ("rmin", "low"), ("rmax", "high")):
+    for key, name in (
+        ("scale", "scale"),
+        ("zero_point", "zero_point"),
+        ("rmin", "low"),
+        ("rmax", "high"),
+    ):
         if key in first:
             settings[name] = [_number(channel[key]) for channel in channels]
     return settings

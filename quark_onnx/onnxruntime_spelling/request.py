@@ -1,4 +1,6 @@
-"""A call in onnxruntime's spelling while it is translated: its arguments, and the settings found so far."""
+"""A call in onnxruntime's spelling while it is translated: its arguments, and the settings found so
+far.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,9 @@ def name_of(value: Any) -> str:
 def names(arguments: Mapping[str, Any], argument: str) -> tuple[str, ...]:
     """A list of names, which may be None."""
     value = arguments[argument]
-    if isinstance(value, list | tuple | set | frozenset | None) and all(isinstance(item, str) for item in value or ()):
+    if isinstance(value, list | tuple | set | frozenset | None) and all(
+        isinstance(item, str) for item in value or ()
+    ):
         return tuple(value or ())
     raise CallError(f"{argument} is {value!r}; it must be a list of names")
 
@@ -82,7 +86,10 @@ def flag(value: Any, where: str) -> bool:
 
 
 #: Number formats by the names of QuantType.
-_FORMATS = {name: "fp8e4m3" if name == "QFLOAT8E4M3FN" else name[1:].lower() for name in QuantType.__members__}
+_FORMATS = {
+    name: "fp8e4m3" if name == "QFLOAT8E4M3FN" else name[1:].lower()
+    for name in QuantType.__members__
+}
 
 
 def format_of(value: Any) -> str:
@@ -92,5 +99,7 @@ def format_of(value: Any) -> str:
         spelled = {kind.tensor_type: kind.name for kind in QuantType}
         name = spelled.get(value, TensorProto.DataType.Name(value))
     if name not in _FORMATS:
-        raise CallError(f"quantization type {name!r} is not supported{nearest(name, _FORMATS)}")
+        raise CallError(
+            f"quantization type {name!r} is not supported{nearest(name, _FORMATS)}",
+        )
     return _FORMATS[name]

@@ -16,7 +16,9 @@ _DYNAMIC = frozenset({"MatMul", "Gemm", "Conv"})
 
 
 def choose(request: Request) -> None:
-    """Set which operators and nodes are quantized. A name that matches nothing is a warning, as onnxruntime takes it.
+    """Set which operators and nodes are quantized.
+
+    A name that matches nothing is a warning, as onnxruntime takes it.
 
     What is asked for by name is done: safety is waived, unless the names leave nothing out.
     """
@@ -40,20 +42,33 @@ def _choose_types(request: Request, types: tuple[str, ...]) -> None:
     present = {node.kind for node in nodes}
     kinds = ruled_kinds(types)
     ruled = {kind for kind in present if kind in RULES}
-    missing = [name for name in types if name not in {kind.partition("::")[2] or kind for kind in kinds}]
+    missing = [
+        name
+        for name in types
+        if name not in {kind.partition("::")[2] or kind for kind in kinds}
+    ]
     carried = [name for name in missing if any(node.op_type == name for node in nodes)]
     if carried:
-        logger.warning("op_types_to_quantize: there is no rule for %s, which stays float", ", ".join(carried))
+        logger.warning(
+            "op_types_to_quantize: there is no rule for %s, which stays float",
+            ", ".join(carried),
+        )
     if not kinds & present:
         logger.warning(
-            "op_types_to_quantize is %s, and the model has no such operator: nothing is quantized%s",
+            "op_types_to_quantize is %s, and the model has no such operator: nothing is"
+            " quantized%s",
             list(types),
             nearest(types[0], present),
         )
         request.changes["exclude"] = ("*",)
         return
-    if request.dynamic and (floats := sorted(kind for kind in kinds & present if kind not in _DYNAMIC)):
-        logger.warning("quantize_dynamic has no products of codes for %s, which stay float", ", ".join(floats))
+    if request.dynamic and (
+        floats := sorted(kind for kind in kinds & present if kind not in _DYNAMIC)
+    ):
+        logger.warning(
+            "quantize_dynamic has no products of codes for %s, which stay float",
+            ", ".join(floats),
+        )
     if not ruled <= kinds:
         request.changes |= {"op_types": tuple(sorted(kinds)), "safe": False}
 
@@ -64,7 +79,10 @@ def every_node(graph: Graph) -> list[Any]:
 
 
 def ruled_kinds(types: Sequence[str]) -> set[str]:
-    """Return the kinds of operators that have a rule and one of these names; a bare name counts for every domain."""
+    """Return the kinds of operators that have a rule and one of these names.
+
+    A bare name counts for every domain.
+    """
     return {kind for kind in RULES if kind in types or kind.partition("::")[2] in types}
 
 
@@ -79,5 +97,10 @@ def known_nodes(graph: Graph, given: Sequence[str], argument: str) -> tuple[str,
     present = {node.name for node in every_node(graph)} if given else set()
     for name in given:
         if name not in present:
-            logger.warning("%s: no node of the model is called %r%s", argument, name, nearest(name, present))
+            logger.warning(
+                "%s: no node of the model is called %r%s",
+                argument,
+                name,
+                nearest(name, present),
+            )
     return tuple(name for name in given if name in present)

@@ -28,47 +28,110 @@ class Option:
 
 OPTIONS: dict[str, Option] = {
     "extra.Sigmoid.nnapi": Option(
-        (False,), "`TensorOverride(results, scale=1/256, zero_point=0)`", obeyed.fixed_sigmoid
+        (False,),
+        "`TensorOverride(results, scale=1/256, zero_point=0)`",
+        obeyed.fixed_sigmoid,
     ),
-    "ActivationSymmetric": Option((), "`activation.symmetric`", obeyed.activation_symmetric),
-    "ActivationRestrictedAsymmetric": Option((False,), '`TensorOverride("*", snapped=True)`', obeyed.restricted),
+    "ActivationSymmetric": Option(
+        (),
+        "`activation.symmetric`",
+        obeyed.activation_symmetric,
+    ),
+    "ActivationRestrictedAsymmetric": Option(
+        (False,),
+        '`TensorOverride("*", snapped=True)`',
+        obeyed.restricted,
+    ),
     "WeightSymmetric": Option((None,), "`weight.symmetric`", obeyed.weight_symmetric),
     "EnableSubgraph": Option((), "`bodies`", obeyed.bodies),
     "ForceQuantizeNoInputCheck": Option((), "`movers`", obeyed.move_floats),
-    "MatMulConstBOnly": Option((), "`exclude` of products of two activations", obeyed.const_b_only),
-    "AddQDQPairToWeight": Option((False,), '`TensorOverride("*", stored=False)`', obeyed.pair_for_weights),
-    "OpTypesToExcludeOutputQuantization": Option((None, []), "`float_results`", obeyed.float_results),
-    "DedicatedQDQPair": Option((False,), '`TensorOverride("*", dedicated=True)`', obeyed.dedicated),
-    "QDQOpTypePerChannelSupportToAxis": Option((None, {}), "`TensorOverride(weights, axis=...)`", obeyed.channel_axes),
+    "MatMulConstBOnly": Option(
+        (),
+        "`exclude` of products of two activations",
+        obeyed.const_b_only,
+    ),
+    "AddQDQPairToWeight": Option(
+        (False,),
+        '`TensorOverride("*", stored=False)`',
+        obeyed.pair_for_weights,
+    ),
+    "OpTypesToExcludeOutputQuantization": Option(
+        (None, []),
+        "`float_results`",
+        obeyed.float_results,
+    ),
+    "DedicatedQDQPair": Option(
+        (False,),
+        '`TensorOverride("*", dedicated=True)`',
+        obeyed.dedicated,
+    ),
+    "QDQOpTypePerChannelSupportToAxis": Option(
+        (None, {}),
+        "`TensorOverride(weights, axis=...)`",
+        obeyed.channel_axes,
+    ),
     "QuantizeBias": Option((), "`bias`", obeyed.quantize_bias),
     "UseQDQContribOps": Option((), "`contrib`", obeyed.contributed),
     "QDQKeepRemovableActivations": Option((), "`clipping=False`", obeyed.keep_clipping),
     "QDQDisableWeightAdjustForInt32Bias": Option(
         (False,),
-        '`TensorOverride("*", raised=False)`; a bias that then exceeds int32 stays float instead of overflowing',
+        '`TensorOverride("*", raised=False)`; a bias that then exceeds int32 stays'
+        " float instead of overflowing",
         obeyed.keep_weight_scales,
     ),
     "BlockSize": Option((0, None), "`weight.block_size`", obeyed.blocks),
-    "MinimumRealRange": Option((None,), '`TensorOverride("*", min_range=...)`', obeyed.least_range),
-    "TensorQuantOverrides": Option(
-        (None, {}), "a `TensorOverride` for each tensor, two with `convert`", obeyed.override_tensors
+    "MinimumRealRange": Option(
+        (None,),
+        '`TensorOverride("*", min_range=...)`',
+        obeyed.least_range,
     ),
-    "DefaultTensorType": Option((None,), "float, as always; another type is refused", obeyed.default_type),
-    "CalibTensorRangeSymmetric": Option((None,), "`activation.symmetric`", obeyed.calibration_symmetric),
+    "TensorQuantOverrides": Option(
+        (None, {}),
+        "a `TensorOverride` for each tensor, two with `convert`",
+        obeyed.override_tensors,
+    ),
+    "DefaultTensorType": Option(
+        (None,),
+        "float, as always; another type is refused",
+        obeyed.default_type,
+    ),
+    "CalibTensorRangeSymmetric": Option(
+        (None,),
+        "`activation.symmetric`",
+        obeyed.calibration_symmetric,
+    ),
     "CalibMovingAverage": Option((), "`MinMax(moving_average=...)`", obeyed.nothing),
     "CalibMovingAverageConstant": Option((), "`MinMax(constant=...)`", obeyed.nothing),
     "CalibPercentile": Option((), "`Percentile(percentile=...)`", obeyed.nothing),
-    "CalibMaxIntermediateOutputs": Option((), "always so: one sample is alive at a time", obeyed.nothing),
-    "CalibStridedMinMax": Option((None, 0), "the reader is asked for ranges of so many samples", obeyed.strides),
+    "CalibMaxIntermediateOutputs": Option(
+        (),
+        "always so: one sample is alive at a time",
+        obeyed.nothing,
+    ),
+    "CalibStridedMinMax": Option(
+        (None, 0),
+        "the reader is asked for ranges of so many samples",
+        obeyed.strides,
+    ),
     "SmoothQuant": Option((False,), "`optimizers=(SmoothQuant(...),)`", obeyed.smooth),
     "SmoothQuantAlpha": Option((), "`SmoothQuant(alpha=...)`", obeyed.nothing),
-    "SmoothQuantFolding": Option((), "factors are folded where they can be, and inserted elsewhere", obeyed.nothing),
-    "DisableShapeInference": Option((), "shape inference is never fatal", obeyed.nothing),
+    "SmoothQuantFolding": Option(
+        (),
+        "factors are folded where they can be, and inserted elsewhere",
+        obeyed.nothing,
+    ),
+    "DisableShapeInference": Option(
+        (),
+        "shape inference is never fatal",
+        obeyed.nothing,
+    ),
 }
 
 
 def apply(request: Request) -> None:
-    """Let each extra option change a request; values at their defaults are accepted, and unknown ones warned of.
+    """Let each extra option change a request.
+
+    Values at their defaults are accepted, and unknown ones warned of.
 
     Raises:
         CallError: an option is refused, or its value is wrong.
@@ -76,12 +139,15 @@ def apply(request: Request) -> None:
     for name, value in request.options.items():
         if name not in OPTIONS:
             logger.warning(
-                "unknown extra option %r has no effect, as in onnxruntime%s", name, nearest(str(name), OPTIONS)
+                "unknown extra option %r has no effect, as in onnxruntime%s",
+                name,
+                nearest(str(name), OPTIONS),
             )
             continue
         option = OPTIONS[name]
         if not any(
-            value is default or (type(value) is type(default) and value == default) for default in option.defaults
+            value is default or (type(value) is type(default) and value == default)
+            for default in option.defaults
         ):
             option.handle(request, value)
 
@@ -89,4 +155,6 @@ def apply(request: Request) -> None:
 def option_table() -> str:
     """The table in Markdown, for the documentation."""
     rows = ["| extra option | here |", "| --- | --- |"]
-    return "\n".join([*rows, *(f"| {name} | {option.effect} |" for name, option in OPTIONS.items())])
+    return "\n".join(
+        [*rows, *(f"| {name} | {option.effect} |" for name, option in OPTIONS.items())],
+    )

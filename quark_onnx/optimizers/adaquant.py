@@ -23,15 +23,16 @@ _FACTORS = (0.6, 0.7, 0.8, 0.9, 1.1)
 class AdaQuant:
     """Learns weights and biases through the rounding.
 
-    Every fifth of the way each output is judged on the rows held out; the best is kept, and a descent that no longer
-    helps ends.
+    Every fifth of the way each output is judged on the rows held out; the best is kept, and a
+    descent that no longer helps ends.
 
     Attributes:
         iterations: steps of the descent for each layer, at most.
         rows: places of the layer's output that a step looks at.
         rate: learning rate of the weights, relative to the root mean square of those of an output.
         bias_rate: learning rate of the biases, in units of the layer's error.
-        scales: choose the scale of each output, too, where it has one of its own that is no power of two.
+        scales: choose the scale of each output, too, where it has one of its own that is no power
+            of two.
         device: "cpu"; "cuda", a GPU that torch sees; or "auto", that where there is one.
     """
 
@@ -55,25 +56,58 @@ class AdaQuant:
 
     def __call__(self, problem: Problem, present: Solution) -> Solution:
         device = device_of(self)
-        factor = _factors(problem) if self.scales and problem.scalable else present.factor
+        factor = (
+            _factors(problem) if self.scales and problem.scalable else present.factor
+        )
         lattice = problem.lattice_of(replace(present, factor=factor))
         settings = Descent(self.iterations, self.rows, self.rate)
         aim = problem.aim(present)
         start = (aim / lattice.scale).astype(np.float32)
         least, greatest = lattice.ends
         rate = self.bias_rate if problem.biased else 0.0
-        weight, bias, used = np.empty_like(present.weight), present.bias.copy(), present.factors.copy()
+        weight, bias, used = (
+            np.empty_like(present.weight),
+            present.bias.copy(),
+            present.factors.copy(),
+        )
 
         def work(part: Part, own: tuple[slice, slice]) -> None:
-            units = Units(lattice.scale[own], least[own], greatest[own], lattice.levels).on(device)
+            units = Units(
+                lattice.scale[own],
+                least[own],
+                greatest[own],
+                lattice.levels,
+            ).on(device)
             first, offset = (device.put(array[own]) for array in (start, present.bias))
-            mesh, own_factor = lattice.part(own), None if factor is None else factor[own]
-            held = Rows(problem.held.inputs[own[0]], problem.held.targets[own[0], :, own[1]])
-            best = Solution(present.weight[own], present.bias[own], present.factors[own])
+            mesh, own_factor = (
+                lattice.part(own),
+                None if factor is None else factor[own],
+            )
+            held = Rows(
+                problem.held.inputs[own[0]],
+                problem.held.targets[own[0], :, own[1]],
+            )
+            best = Solution(
+                present.weight[own],
+                present.bias[own],
+                present.factors[own],
+            )
             loss, idle = loss_of(problem.activation, held, best), 0
-            for found in adaquant(part, first, offset, units, settings, rate, device.xp):
+            for found in adaquant(
+                part,
+                first,
+                offset,
+                units,
+                settings,
+                rate,
+                device.xp,
+            ):
                 levels, moved = map(device.get, found)
-                trial = Solution(mesh.nearest(levels.astype(np.float64) * mesh.scale), moved, own_factor)
+                trial = Solution(
+                    mesh.nearest(levels.astype(np.float64) * mesh.scale),
+                    moved,
+                    own_factor,
+                )
                 new = loss_of(problem.activation, held, trial)
                 better = new < loss
                 idle = 0 if better.any() else idle + 1
@@ -87,13 +121,18 @@ class AdaQuant:
 
 
 def _factors(problem: Problem) -> Floats:
-    """For each output the factor of its scale that serves best where every weight is rounded to the nearest."""
+    """For each output the factor of its scale that serves best where every weight is rounded to the
+    nearest.
+    """
     best = np.ones(problem.bias.shape)
     least = problem.loss(problem.nearest(), problem.train)
     for factor in _FACTORS:
         tried = np.full(best.shape, factor)
         loss = problem.loss(
-            Solution(problem.lattice.times(tried).nearest(problem.weight), problem.bias.astype(np.float32)),
+            Solution(
+                problem.lattice.times(tried).nearest(problem.weight),
+                problem.bias.astype(np.float32),
+            ),
             problem.train,
         )
         best, least = np.where(loss < least, tried, best), np.minimum(loss, least)

@@ -51,11 +51,19 @@ class AdaRound:
         below, above = problem.lattice_of(present).neighbours(aim)
         step = above - below
         share = ((aim - below) / np.where(step == 0, 1, step)).astype(np.float32)
-        settings = Descent(self.iterations, self.rows, self.rate, self.warm, push=self.push)
+        settings = Descent(
+            self.iterations,
+            self.rows,
+            self.rate,
+            self.warm,
+            push=self.push,
+        )
         weight = present.weight.copy()
 
         def work(part: Part, own: tuple[slice, slice]) -> None:
-            low, span, start, bias = (device.put(array[own]) for array in (below, step, share, present.bias))
+            low, span, start, bias = (
+                device.put(array[own]) for array in (below, step, share, present.bias)
+            )
             up = device.get(adaround(part, low, span, start, bias, settings, device.xp))
             weight[own] = np.where(up, above[own], below[own])
 

@@ -37,7 +37,8 @@ class Rewrites(int):
 
 
 class FloatOptimizer(Protocol):
-    """Rewrites the float graph in place before it is planned, without changing what it computes, unless it says so.
+    """Rewrites the float graph in place before it is planned, without changing what it computes,
+    unless it says so.
 
     The caller verifies the claim by running the model before and after.
 
@@ -47,7 +48,8 @@ class FloatOptimizer(Protocol):
         needs_data: whether it does nothing without samples.
         reads_data: whether it reads samples where there are some.
         exact: whether it claims that the model computes the same afterwards.
-        judged: whether it is there for the accuracy alone, so that it is left out where it brings none.
+        judged: whether it is there for the accuracy alone, so that it is left out where it brings
+            none.
     """
 
     name: ClassVar[str]
@@ -67,16 +69,20 @@ class FloatOptimizer(Protocol):
         """How many places were rewritten; ``Rewrites`` also says what was left alone, and why.
 
         Args:
-            samples: calibration data, ``{input name: array}``; it may be read several times, and may be empty.
+            samples: calibration data, ``{input name: array}``; it may be read several times, and
+                may be empty.
             rounding: how finely the configuration rounds what it says nothing special about.
         """
         ...
 
 
 class LayerOptimizer(Protocol):
-    """Chooses the codes of a layer, and its bias, after scales are known; layer by layer, in the order of the graph.
+    """Chooses the codes of a layer, and its bias, after scales are known.
 
-    The caller keeps what it proposes, output by output, where the loss on rows held out is less than before.
+    Layer by layer, in the order of the graph.
+
+    The caller keeps what it proposes, output by output, where the loss on rows held out is less
+    than before.
 
     Attributes:
         name: by which configurations call it.
@@ -99,7 +105,11 @@ class LayerOptimizer(Protocol):
         ...
 
 
-def watch(graph: Graph, tensors: Sequence[Observation], samples: Samples) -> list[Statistic]:
+def watch(
+    graph: Graph,
+    tensors: Sequence[Observation],
+    samples: Samples,
+) -> list[Statistic]:
     """The statistics of tensors of a graph in one pass over the data.
 
     Raises:
@@ -115,17 +125,28 @@ def require_whole(optimizer: Any, *settings: str, least: int = 1) -> None:
         value = getattr(optimizer, setting)
         if type(value) is not int or value < least:
             wanted = f"a whole number of at least {least}"
-            raise ConfigError(f"{setting} of {optimizer.name} is {value!r}; it must be {wanted}")
+            raise ConfigError(
+                f"{setting} of {optimizer.name} is {value!r}; it must be {wanted}",
+            )
 
 
-def require_number(optimizer: Any, *settings: str, least: float = -inf, most: float = inf) -> None:
+def require_number(
+    optimizer: Any,
+    *settings: str,
+    least: float = -inf,
+    most: float = inf,
+) -> None:
     """Raise ConfigError unless these settings are numbers between two ends, and finite."""
     for setting in settings:
         value = getattr(optimizer, setting)
         if not is_number(value) or not isfinite(value) or not least <= value <= most:
-            ends = [f" of at least {least:g}"] * (least > -inf) + [f" of at most {most:g}"] * (most < inf)
+            ends = [f" of at least {least:g}"] * (least > -inf) + [
+                f" of at most {most:g}",
+            ] * (most < inf)
             wanted = f"a number{' and'.join(ends)}"
-            raise ConfigError(f"{setting} of {optimizer.name} is {value!r}; it must be {wanted}")
+            raise ConfigError(
+                f"{setting} of {optimizer.name} is {value!r}; it must be {wanted}",
+            )
 
 
 def require_flag(optimizer: Any, *settings: str) -> None:
@@ -133,7 +154,9 @@ def require_flag(optimizer: Any, *settings: str) -> None:
     for setting in settings:
         if not isinstance(getattr(optimizer, setting), bool):
             found = getattr(optimizer, setting)
-            raise ConfigError(f"{setting} of {optimizer.name} is {found!r}; it must be true or false")
+            raise ConfigError(
+                f"{setting} of {optimizer.name} is {found!r}; it must be true or false",
+            )
 
 
 C = TypeVar("C", bound=type[Any])

@@ -1,5 +1,6 @@
-"""BiasCorrection: what quantization adds to the mean of each output is taken from the bias (Nagel et al. 2019,
-"Data-Free Quantization Through Weight Equalization and Bias Correction", section 4.2)."""
+"""BiasCorrection: what quantization adds to the mean of each output is taken from the bias (Nagel
+et al. 2019, "Data-Free Quantization Through Weight Equalization and Bias Correction", section 4.2).
+"""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from quark_onnx.errors import ConfigError
 from quark_onnx.optimizers.base import register
 from quark_onnx.optimizers.problem import Problem, Solution
 
-#: Newton's steps towards the mean behind an activation, and the least slope that one of them divides by.
+#: Newton's steps towards the mean behind an activation, and the least slope that one of them
+#: divides by.
 _STEPS, _LEAST_SLOPE = 8, 0.05
 #: Rows that a mean is taken of; they are in random order.
 _ROWS = 8192
@@ -24,9 +26,9 @@ class BiasCorrection:
     """Takes the mean error of each output from its bias.
 
     Attributes:
-        method: "empirical" measures the error behind the activation, with layers before that are quantized, and
-            corrected, already; "analytic" computes it from the mean inputs of the float model and the rounding of the
-            weight alone.
+        method: "empirical" measures the error behind the activation, with layers before that are
+            quantized, and corrected, already; "analytic" computes it from the mean inputs of the
+            float model and the rounding of the weight alone.
     """
 
     name: ClassVar[str] = "bias_correction"
@@ -38,7 +40,9 @@ class BiasCorrection:
 
     def __post_init__(self) -> None:
         if self.method not in ("empirical", "analytic"):
-            raise ConfigError(f"method of bias_correction is {self.method!r}; it must be empirical or analytic")
+            raise ConfigError(
+                f"method of bias_correction is {self.method!r}; it must be empirical or analytic",
+            )
 
     @property
     def reads_mean(self) -> bool:
@@ -50,11 +54,17 @@ class BiasCorrection:
             rounding = present.weight - problem.weight
             shift = np.einsum("goi,gi->go", rounding, problem.mean())
             return replace(present, bias=(problem.bias - shift).astype(np.float32))
-        inputs, targets = problem.train.inputs[:, :_ROWS], problem.train.targets[:, :_ROWS]
+        inputs, targets = (
+            problem.train.inputs[:, :_ROWS],
+            problem.train.targets[:, :_ROWS],
+        )
         activation = problem.activation
         product = inputs @ present.weight.swapaxes(1, 2)
         wanted = activation.value(targets).mean(axis=1, dtype=np.float64)
-        bias = (targets.mean(axis=1, dtype=np.float64) - product.mean(axis=1, dtype=np.float64)).astype(np.float32)
+        bias = (
+            targets.mean(axis=1, dtype=np.float64)
+            - product.mean(axis=1, dtype=np.float64)
+        ).astype(np.float32)
         for _ in range(0 if activation.linear else _STEPS):
             shifted = product + bias[:, None]
             missing = wanted - activation.value(shifted).mean(axis=1, dtype=np.float64)

@@ -1,9 +1,10 @@
-"""CLE: cross-layer equalization (Nagel et al. 2019, "Data-Free Quantization Through Weight Equalization and Bias
-Correction", section 4.1).
+"""CLE: cross-layer equalization (Nagel et al. 2019, "Data-Free Quantization Through Weight
+Equalization and Bias Correction", section 4.1).
 
-The factor sqrt(a / b), with a and b the greatest weights of a channel in the layer before and the layers behind, makes
-both alike, so that one scale serves all channels of a weight. It may spread the channels of what stands between the
-layers; where there is data, factors are those that leave the least noise of weights and activations together instead.
+The factor sqrt(a / b), with a and b the greatest weights of a channel in the layer before and the
+layers behind, makes both alike, so that one scale serves all channels of a weight. It may spread
+the channels of what stands between the layers; where there is data, factors are those that leave
+the least noise of weights and activations together instead.
 """
 
 from __future__ import annotations
@@ -17,30 +18,50 @@ from quark_onnx.errors import ConfigError
 from quark_onnx.graph import Graph
 from quark_onnx.kernels.noise import EIGHT_BITS, Rounding
 from quark_onnx.optimizers.balance import balance
-from quark_onnx.optimizers.base import Rewrites, Samples, register, require_flag, require_whole
-from quark_onnx.patterns.channel_pairs import Doubles, Pair, Passed, Reader, layers_of, pairs_of, upper_bound
+from quark_onnx.optimizers.base import (
+    Rewrites,
+    Samples,
+    register,
+    require_flag,
+    require_whole,
+)
+from quark_onnx.patterns.channel_pairs import (
+    Doubles,
+    Pair,
+    Passed,
+    Reader,
+    layers_of,
+    pairs_of,
+    upper_bound,
+)
 
 _RELU6, _SILU = ("keep", "bound", "replace"), ("keep", "scale")
 #: Sweeps end when no factor is further from 1 than this, or after so many.
 _CONVERGED, _MOST_SWEEPS = 1e-3, 100
-#: Channels without weights on one side are left alone; factors beyond this would leave float32 for nothing.
+#: Channels without weights on one side are left alone; factors beyond this would leave float32 for
+#: nothing.
 _GREATEST_FACTOR = 1e4
 
 
 @register
 @dataclass(frozen=True)
 class CLE:
-    """Cross-layer equalization of the float model; it computes the same, unless ``relu6`` is "replace".
+    """Cross-layer equalization of the float model.
+
+    It computes the same, unless ``relu6`` is "replace".
 
     Attributes:
-        sweeps: how often all pairs of layers are equalized where weights alone choose; 0 until nothing changes.
-        relu6: what becomes of a Clip between 0 and an upper bound, which does not commute with factors. "keep" leaves
-            it and the layers around it alone; "bound" makes it a Relu and a Min with a bound for each channel, which
-            computes the same; "replace" makes it a Relu, which does not.
-        silu: what becomes of x * sigmoid(x), written as two nodes. "keep" leaves it and the layers around it alone;
-            "scale" puts a Mul with a factor for each channel in front of the Sigmoid, which computes the same.
-        activations: choose the factors by the rounding of activations, too; without data, and where this is False,
-            weights alone choose them, as in the paper.
+        sweeps: how often all pairs of layers are equalized where weights alone choose; 0 until
+            nothing changes.
+        relu6: what becomes of a Clip between 0 and an upper bound, which does not commute with
+            factors. "keep" leaves it and the layers around it alone; "bound" makes it a Relu and a
+            Min with a bound for each channel, which computes the same; "replace" makes it a Relu,
+            which does not.
+        silu: what becomes of x * sigmoid(x), written as two nodes. "keep" leaves it and the layers
+            around it alone; "scale" puts a Mul with a factor for each channel in front of the
+            Sigmoid, which computes the same.
+        activations: choose the factors by the rounding of activations, too; without data, and where
+            this is False, weights alone choose them, as in the paper.
     """
 
     name: ClassVar[str] = "cle"
@@ -55,15 +76,20 @@ class CLE:
 
     def __post_init__(self) -> None:
         if self.silu not in _SILU:
-            raise ConfigError(f"silu of cle is {self.silu!r}; it must be one of {', '.join(_SILU)}")
+            raise ConfigError(
+                f"silu of cle is {self.silu!r}; it must be one of {', '.join(_SILU)}",
+            )
         if self.relu6 not in _RELU6:
-            raise ConfigError(f"relu6 of cle is {self.relu6!r}; it must be one of {', '.join(_RELU6)}")
+            raise ConfigError(
+                f"relu6 of cle is {self.relu6!r}; it must be one of"
+                f" {', '.join(_RELU6)}",
+            )
         require_whole(self, "sweeps", least=0)
         require_flag(self, "activations")
         if self.sweeps and self.activations:
             raise ConfigError(
-                f"sweeps of cle is {self.sweeps}, and activations is true; only weights alone are equalized in sweeps: "
-                "add activations=false"
+                f"sweeps of cle is {self.sweeps}, and activations is true; only weights"
+                " alone are equalized in sweeps: add activations=false",
             )
 
     @property
@@ -76,20 +102,30 @@ class CLE:
         """Whether it reads samples where there are some."""
         return self.activations
 
-    def __call__(self, graph: Graph, samples: Samples = (), rounding: Rounding = EIGHT_BITS) -> Rewrites:
+    def __call__(
+        self,
+        graph: Graph,
+        samples: Samples = (),
+        rounding: Rounding = EIGHT_BITS,
+    ) -> Rewrites:
         """Equalize in place; how many pairs of layers.
 
         Raises:
             DataError: a sample that does not fit or cannot be run.
         """
         if self.relu6 == "replace":
-            for node in [node for node in graph.nodes if upper_bound(graph, node) is not None]:
+            for node in [
+                node for node in graph.nodes if upper_bound(graph, node) is not None
+            ]:
                 source, result = node.inputs[0], node.outputs[0]
                 graph.remove([node])
                 graph.add("Relu", [source], [result], name=node.name)
         pairs = pairs_of(graph, Passed(self.relu6 == "bound", self.silu == "scale"))
         if self.activations and not (rounding.weight or rounding.activation):
-            return Rewrites(0, ["nothing is rounded to integers, whose noise factors could lessen"])
+            return Rewrites(
+                0,
+                ["nothing is rounded to integers, whose noise factors could lessen"],
+            )
         if not pairs:
             return Rewrites(0)
         if not self.activations:
@@ -98,24 +134,36 @@ class CLE:
             note = "without calibration data weights alone chose the factors"
             return Rewrites(_apply(graph, pairs, self._equalized(graph, pairs)), [note])
         found = balance(graph, pairs, samples, rounding)
-        note = f"modelled noise of the layers {found.before:.3g} before, {found.after:.3g} after"
+        note = (
+            f"modelled noise of the layers {found.before:.3g} before, {found.after:.3g}"
+            " after"
+        )
         return Rewrites(_apply(graph, found.pairs, found.factors), [note])
 
     def _equalized(self, graph: Graph, pairs: list[Pair]) -> list[Doubles]:
         """The factors that make weights alike."""
-        weights = {name: layer.weight(graph) for name, layer in layers_of(pairs).items()}
+        weights = {
+            name: layer.weight(graph) for name, layer in layers_of(pairs).items()
+        }
         total = [np.ones(pair.channels) for pair in pairs]
         for _ in range(self.sweeps or _MOST_SWEEPS):
             moved = [_equalize(pair, weights) for pair in pairs]
             total = [whole * factor for whole, factor in zip(total, moved, strict=True)]
-            if max((np.abs(np.log(factor)).max() for factor in moved), default=0.0) < _CONVERGED:
+            if (
+                max((np.abs(np.log(factor)).max() for factor in moved), default=0.0)
+                < _CONVERGED
+            ):
                 break
         return total
 
 
 def _apply(graph: Graph, pairs: list[Pair], factors: list[Doubles]) -> int:
     """Change the graph; by how many pairs."""
-    moved = [(pair, factor) for pair, factor in zip(pairs, factors, strict=True) if (factor != 1).any()]
+    moved = [
+        (pair, factor)
+        for pair, factor in zip(pairs, factors, strict=True)
+        if (factor != 1).any()
+    ]
     pairs = [pair for pair, _ in moved]
     layers = layers_of(pairs)
     weights = {name: layer.weight(graph) for name, layer in layers.items()}
@@ -131,9 +179,16 @@ def _equalize(pair: Pair, weights: dict[str, Doubles]) -> Doubles:
     """Change the weights of a pair; the factors that its channels were divided by."""
     first = weights[pair.first.node.name]
     before = np.abs(first).reshape(pair.channels, -1).max(axis=1)
-    behind = np.max([_reach(reader, weights, pair.channels) for reader in pair.readers], axis=0)
+    behind = np.max(
+        [_reach(reader, weights, pair.channels) for reader in pair.readers],
+        axis=0,
+    )
     alive = (before > 0) & (behind > 0)
-    factor = np.where(alive, np.sqrt(np.where(alive, before, 1) / np.where(alive, behind, 1)), 1.0)
+    factor = np.where(
+        alive,
+        np.sqrt(np.where(alive, before, 1) / np.where(alive, behind, 1)),
+        1.0,
+    )
     factor = factor.clip(1 / _GREATEST_FACTOR, _GREATEST_FACTOR)
     pair.scale_weights(weights, factor)
     return factor
@@ -143,5 +198,7 @@ def _reach(reader: Reader, weights: dict[str, Doubles], channels: int) -> Double
     """The greatest weight that each channel is multiplied with."""
     moved = np.moveaxis(np.abs(weights[reader.layer.node.name]), 2, 1)
     rows = moved.reshape(moved.shape[0] * moved.shape[1], -1).max(axis=1)
-    greatest: Doubles = rows[reader.span(channels)].reshape(channels, reader.repeat).max(axis=1)
+    greatest: Doubles = (
+        rows[reader.span(channels)].reshape(channels, reader.repeat).max(axis=1)
+    )
     return greatest

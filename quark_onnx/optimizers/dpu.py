@@ -1,7 +1,9 @@
-"""DPU: compute in float what the integer engine of Ryzen AI processors computes, so that accuracy is that of it.
+"""DPU: compute in float what the integer engine of Ryzen AI processors computes, so that accuracy
+is that of it.
 
-amd-quark 0.13 does the same in front of XINT8 (postprocess/simulation/simulate_dpu.py). What the engine does with
-averages is in ``quark_onnx.npu.simulate`` instead: as a factor in the model it would be computed twice.
+amd-quark 0.13 does the same in front of XINT8 (postprocess/simulation/simulate_dpu.py). What the
+engine does with averages is in ``quark_onnx.npu.simulate`` instead: as a factor in the model it
+would be computed twice.
 """
 
 from __future__ import annotations
@@ -41,7 +43,12 @@ class DPU:
     def __post_init__(self) -> None:
         require_flag(self, "slopes", "gates")
 
-    def __call__(self, graph: Graph, samples: Samples = (), rounding: Rounding = EIGHT_BITS) -> int:
+    def __call__(
+        self,
+        graph: Graph,
+        samples: Samples = (),
+        rounding: Rounding = EIGHT_BITS,
+    ) -> int:
         """Rewrite in place; how many operators."""
         return sum(self._rewrite(graph, node) for node in graph.nodes)
 
@@ -54,6 +61,13 @@ class DPU:
         if node.kind == "Sigmoid" and self.gates:
             source, result = node.inputs[0], node.outputs[0]
             graph.remove([node])
-            graph.add("HardSigmoid", [source], [result], name=node.name, alpha=_SIXTH, beta=_HALF)
+            graph.add(
+                "HardSigmoid",
+                [source],
+                [result],
+                name=node.name,
+                alpha=_SIXTH,
+                beta=_HALF,
+            )
             return True
         return False

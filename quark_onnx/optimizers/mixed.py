@@ -1,4 +1,6 @@
-"""AutoMixedPrecision: some nodes get more bits, or fewer, so that the outputs are just as good as asked."""
+"""AutoMixedPrecision: some nodes get more bits, or fewer, so that the outputs are just as good as
+asked.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,12 @@ from quark_onnx.errors import ConfigError
 from quark_onnx.optimizers.base import register, require_number, require_whole
 
 #: What a changed node gets, in words, by the setting.
-_WORDS = {"16bit": "16 bits", "float": "float", "8bit_weights": "8-bit weights", "8bit": "8 bits"}
+_WORDS = {
+    "16bit": "16 bits",
+    "float": "float",
+    "8bit_weights": "8-bit weights",
+    "8bit": "8 bits",
+}
 
 
 @register
@@ -22,20 +29,23 @@ _WORDS = {"16bit": "16 bits", "float": "float", "8bit_weights": "8-bit weights",
 class AutoMixedPrecision:
     """Mix number formats so that the outputs reach a target.
 
-    To raise, every node is quantized alone, and the error that it causes at the outputs is measured. The worst are
-    raised, as many as it takes; then those that turn out not to be needed are lowered again. To lower (``"8bit"``), the
-    model starts with 16 bits, every node is lowered alone, and as many nodes as the target allows are lowered, the
-    least harmful first.
+    To raise, every node is quantized alone, and the error that it causes at the outputs is
+    measured. The worst are raised, as many as it takes; then those that turn out not to be needed
+    are lowered again. To lower (``"8bit"``), the model starts with 16 bits, every node is lowered
+    alone, and as many nodes as the target allows are lowered, the least harmful first.
 
     Attributes:
-        target: the least signal-to-noise ratio of any output in dB; with a metric, the greatest loss of it.
-        to: "16bit" for activations of 16 bits, "float" to leave nodes float, "8bit_weights" for weights of 8 bits
-            where they have fewer; "8bit" to lower activations and weights of 16 bits.
+        target: the least signal-to-noise ratio of any output in dB; with a metric, the greatest
+            loss of it.
+        to: "16bit" for activations of 16 bits, "float" to leave nodes float, "8bit_weights" for
+            weights of 8 bits where they have fewer; "8bit" to lower activations and weights of 16
+            bits.
         samples: on how many samples the error is measured.
-        share: at most this share of the nodes (of those with such weights, where it is about weights) is raised, also
-            where the target is missed then; or lowered.
-        activation, weight: how changed nodes are quantized; None follows from the configuration and ``to``.
-        metric: takes a model and gives a number, the higher the better; None for the signal-to-noise ratio.
+        share: at most this share of the nodes (of those with such weights, where it is about
+            weights) is raised, also where the target is missed then; or lowered.
+        activation, weight: how changed nodes are quantized; None follows from the configuration and
+        ``to``. metric: takes a model and gives a number, the higher the better; None for the
+        signal-to-noise ratio.
     """
 
     name: ClassVar[str] = "auto_mixed_precision"
@@ -54,16 +64,26 @@ class AutoMixedPrecision:
         require_number(self, "target")
         require_whole(self, "samples")
         if self.to not in tuple(_WORDS):  # what is given may have no hash
-            raise ConfigError(f"to of {self.name} is {self.to!r}; it must be one of: {', '.join(_WORDS)}")
+            raise ConfigError(
+                f"to of {self.name} is {self.to!r}; it must be one of:"
+                f" {', '.join(_WORDS)}",
+            )
         if not is_number(self.share) or not 0 < self.share <= 1:
-            raise ConfigError(f"share of {self.name} is {self.share!r}; it must be above 0 and at most 1")
+            raise ConfigError(
+                f"share of {self.name} is {self.share!r}; it must be above 0 and at"
+                " most 1",
+            )
         for name in ("activation", "weight"):
             if not isinstance(getattr(self, name), QuantizationSpec | None):
                 raise ConfigError(
-                    f"{name} of {self.name} is {getattr(self, name)!r}; it must be a QuantizationSpec or None"
+                    f"{name} of {self.name} is {getattr(self, name)!r}; it must be a"
+                    " QuantizationSpec or None",
                 )
         if self.metric is not None and not callable(self.metric):
-            raise ConfigError(f"metric of {self.name} is {self.metric!r}; it must take a model and return a number")
+            raise ConfigError(
+                f"metric of {self.name} is {self.metric!r}; it must take a model and"
+                " return a number",
+            )
 
     @property
     def of_weights(self) -> bool:
@@ -79,30 +99,52 @@ class AutoMixedPrecision:
         """Raise ConfigError where a configuration leaves nothing to be changed."""
         if self.of_weights and not self.narrow(config.weight):
             raise ConfigError(
-                f"to of {self.name} is '8bit_weights', but no weights are integers of fewer bits; choose 16bit"
+                f"to of {self.name} is '8bit_weights', but no weights are integers of"
+                " fewer bits; choose 16bit",
             )
-        lowered = (self.activation, self.weight, self._lowered(config.activation), self._lowered(config.weight))
+        lowered = (
+            self.activation,
+            self.weight,
+            self._lowered(config.activation),
+            self._lowered(config.weight),
+        )
         if self.lowers and not any(lowered):
             raise ConfigError(
-                f"to of {self.name} is '8bit', but neither activations nor weights are integers of 16 bits; start "
-                "from the preset A16W8, or choose 16bit"
+                f"to of {self.name} is '8bit', but neither activations nor weights are"
+                " integers of 16 bits; start from the preset A16W8, or choose 16bit",
             )
 
     def narrow(self, spec: QuantizationSpec | None) -> bool:
         """Whether weights of this kind can be raised."""
-        return spec is not None and isinstance(spec.dtype, Integer) and spec.dtype.bits < INT8.bits
+        return (
+            spec is not None
+            and isinstance(spec.dtype, Integer)
+            and spec.dtype.bits < INT8.bits
+        )
 
     def override(self, nodes: tuple[str, ...], config: QConfig) -> Override:
         """The decision for changed nodes."""
         if self.lowers:
             activation = self.activation or self._lowered(config.activation)
-            return Override(nodes=nodes, activation=activation, weight=self.weight or self._lowered(config.weight))
+            return Override(
+                nodes=nodes,
+                activation=activation,
+                weight=self.weight or self._lowered(config.weight),
+            )
         if self.of_weights and config.weight is not None:
             wide = INT8 if getattr(config.weight.dtype, "signed", False) else UINT8
-            return Override(nodes=nodes, weight=self.weight or config.weight.with_(dtype=wide))
+            return Override(
+                nodes=nodes,
+                weight=self.weight or config.weight.with_(dtype=wide),
+            )
         spec = self._raised(config.activation)
         keep = spec is None
-        return Override(nodes=nodes, keep=keep, activation=spec, weight=None if keep else self.weight)
+        return Override(
+            nodes=nodes,
+            keep=keep,
+            activation=spec,
+            weight=None if keep else self.weight,
+        )
 
     def word(self, config: QConfig) -> str:
         """What becomes of a changed node."""
@@ -114,18 +156,34 @@ class AutoMixedPrecision:
         return _WORDS["float" if stays else self.to]
 
     def _raised(self, spec: QuantizationSpec | None) -> QuantizationSpec | None:
-        """The activations of a raised node; None where they stay float, or have that many bits already."""
+        """The activations of a raised node.
+
+        None where they stay float, or have that many bits already.
+        """
         if self.to == "16bit" and self.activation is not None:
             return self.activation
-        if self.to != "16bit" or spec is None or spec.dynamic or spec.dtype.bits >= INT16.bits:
+        if (
+            self.to != "16bit"
+            or spec is None
+            or spec.dynamic
+            or spec.dtype.bits >= INT16.bits
+        ):
             return None
         signed = getattr(spec.dtype, "signed", False)
         wide = INT16 if signed else UINT16
-        return spec.with_(dtype=wide, calibrator="minmse" if spec.pow2 else "minmax", reduce_range=False)
+        return spec.with_(
+            dtype=wide,
+            calibrator="minmse" if spec.pow2 else "minmax",
+            reduce_range=False,
+        )
 
     def _lowered(self, spec: QuantizationSpec | None) -> QuantizationSpec | None:
         """How a lowered node is quantized; None where there are no integers of 16 bits."""
-        if spec is None or not isinstance(spec.dtype, Integer) or spec.dtype.bits != INT16.bits:
+        if (
+            spec is None
+            or not isinstance(spec.dtype, Integer)
+            or spec.dtype.bits != INT16.bits
+        ):
             return None
         narrow = INT8 if spec.dtype.signed else UINT8
         return spec.with_(dtype=narrow, calibrator=MinMSE() if spec.pow2 else Best())

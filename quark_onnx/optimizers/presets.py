@@ -1,7 +1,7 @@
 """Presets that come with optimizers; the others stand in ``quark_onnx.config.presets``.
 
-Rounding weights to 4 bits moves the mean of what a layer computes, and from layer to layer the shifts add up. Bias
-correction takes them back; it is kept where samples held out say that it helps.
+Rounding weights to 4 bits moves the mean of what a layer computes, and from layer to layer the
+shifts add up. Bias correction takes them back; it is kept where samples held out say that it helps.
 """
 
 from quark_onnx.config.presets import A8W8, A16W8, BLOCKS

@@ -1,5 +1,5 @@
-"""The problem that every optimizer of a layer solves: codes whose products with the inputs of the quantized model come
-close to what the float model computes.
+"""The problem that every optimizer of a layer solves: codes whose products with the inputs of the
+quantized model come close to what the float model computes.
 
 Groups come first in every array: a grouped layer is as many small ones, side by side.
 """
@@ -46,8 +46,10 @@ class Solution:
     Attributes:
         weight: (groups, outputs, inputs), each a value that its codes can stand for.
         bias: (groups, outputs).
-        factor: what the scale of each output is multiplied by, (groups, outputs); None where it stays.
-        aim: what the weight would be if it did not have to be rounded; None where that is the float weight.
+        factor: what the scale of each output is multiplied by, (groups, outputs); None where it
+            stays.
+        aim: what the weight would be if it did not have to be rounded; None where that is the float
+            weight.
     """
 
     weight: Floats
@@ -58,16 +60,27 @@ class Solution:
     @property
     def factors(self) -> Floats:
         """The factors, ones where there are none."""
-        return np.ones(self.bias.shape, np.float32) if self.factor is None else self.factor
+        return (
+            np.ones(self.bias.shape, np.float32) if self.factor is None else self.factor
+        )
 
     def chosen(self, other: Solution, better: NDArray[np.bool_]) -> Solution:
         """The other one where it is better; ``better`` is (groups, outputs)."""
         weight = np.where(better[..., None], other.weight, self.weight)
         bias = np.where(better, other.bias, self.bias)
-        factor = None if self.factor is other.factor is None else np.where(better, other.factors, self.factors)
+        factor = (
+            None
+            if self.factor is other.factor is None
+            else np.where(better, other.factors, self.factors)
+        )
         if self.aim is None or other.aim is None:
             return Solution(weight, bias, factor)
-        return Solution(weight, bias, factor, np.where(better[..., None], other.aim, self.aim))
+        return Solution(
+            weight,
+            bias,
+            factor,
+            np.where(better[..., None], other.aim, self.aim),
+        )
 
 
 @dataclass(frozen=True)
@@ -83,13 +96,15 @@ class Problem:
         activation: what follows.
         train: rows to learn from.
         held: rows of other samples, by which a solution is judged.
-        mean: makes the mean input of the float model, (groups, inputs); for optimizers that say so by ``reads_mean``.
-        gram: makes the sum over all rows of products of two inputs, (groups, inputs, inputs), and their number.
+        mean: makes the mean input of the float model, (groups, inputs); for optimizers that say so
+            by ``reads_mean``.
+        gram: makes the sum over all rows of products of two inputs, (groups, inputs, inputs), and
+            their number.
         seed: of whatever is random.
         bias_lattice: the values that the bias may take; None for any.
         scalable: whether each output has a scale of its own that may be multiplied.
-        learned: the same as ``gram`` of the samples to learn from alone, so that those held out can judge what was made
-            of it; None where that is ``gram`` itself.
+        learned: the same as ``gram`` of the samples to learn from alone, so that those held out can
+            judge what was made of it; None where that is ``gram`` itself.
     """
 
     name: str
@@ -110,7 +125,9 @@ class Problem:
     def nearest(self) -> Solution:
         """Every weight and bias rounded to the nearest value."""
         rounded = self.lattice.nearest(self.weight)
-        return self.allowed(Solution(rounded, self.bias.astype(np.float32), aim=self.weight))
+        return self.allowed(
+            Solution(rounded, self.bias.astype(np.float32), aim=self.weight),
+        )
 
     def aim(self, solution: Solution) -> Doubles:
         """What the weight of a solution would be if it did not have to be rounded."""
@@ -118,10 +135,16 @@ class Problem:
 
     def lattice_of(self, solution: Solution) -> Levels:
         """The values that the weight may take under the scales of a solution."""
-        return self.lattice if solution.factor is None else self.lattice.times(solution.factors.astype(np.float64))
+        return (
+            self.lattice
+            if solution.factor is None
+            else self.lattice.times(solution.factors.astype(np.float64))
+        )
 
     def allowed(self, solution: Solution) -> Solution:
-        """A solution with a bias that can be stored: that of the layer, where it has none of its own."""
+        """A solution with a bias that can be stored: that of the layer, where it has none of its
+        own.
+        """
         bias = solution.bias if self.biased else self.bias
         if self.bias_lattice is not None:
             bias = self.bias_lattice.nearest(bias.astype(np.float64))
@@ -129,22 +152,43 @@ class Problem:
         return replace(solution, bias=bias.astype(np.float32), factor=factor)
 
     def loss(self, solution: Solution, rows: Rows | None = None) -> Doubles:
-        """Mean square of the error behind the activation, (groups, outputs); on the rows held out by default."""
+        """Mean square of the error behind the activation, (groups, outputs).
+
+        On the rows held out by default.
+        """
         known = rows or self.held
         parts = slabs(len(known), _SLAB)
-        found = side_by_side(lambda part: _squares(self.activation, known, part, solution), parts)
+        found = side_by_side(
+            lambda part: _squares(self.activation, known, part, solution),
+            parts,
+        )
         return sum(found, np.zeros(solution.bias.shape)) / max(1, len(known))
 
 
 def loss_of(activation: Activation, rows: Rows, solution: Solution) -> Doubles:
-    """Mean square of the error behind the activation over some rows, (groups, outputs); on one core."""
-    found = (_squares(activation, rows, part, solution) for part in slabs(len(rows), _SLAB))
+    """Mean square of the error behind the activation over some rows, (groups, outputs).
+
+    On one core.
+    """
+    found = (
+        _squares(activation, rows, part, solution) for part in slabs(len(rows), _SLAB)
+    )
     return sum(found, np.zeros(solution.bias.shape)) / max(1, len(rows))
 
 
-@np.errstate(over="ignore", invalid="ignore")  # a loss that is no number is no better than another
-def _squares(activation: Activation, rows: Rows, part: slice, solution: Solution) -> Doubles:
-    found = rows.inputs[:, part] @ solution.weight.swapaxes(1, 2) + solution.bias[:, None]
+@np.errstate(
+    over="ignore",
+    invalid="ignore",
+)  # a loss that is no number is no better than another
+def _squares(
+    activation: Activation,
+    rows: Rows,
+    part: slice,
+    solution: Solution,
+) -> Doubles:
+    found = (
+        rows.inputs[:, part] @ solution.weight.swapaxes(1, 2) + solution.bias[:, None]
+    )
     error = activation.value(found) - activation.value(rows.targets[:, part])
     total: Doubles = np.square(error, dtype=np.float64).sum(axis=1)
     return total
@@ -156,7 +200,8 @@ class LayerResult:
 
     Attributes:
         name: of the node.
-        before: mean square of its error on samples held out, every weight rounded to the nearest code.
+        before: mean square of its error on samples held out, every weight rounded to the nearest
+            code.
         after: the same with what was kept.
         outputs: how many outputs it has.
         changed: for each optimizer, in how many of them its proposal was better and was kept.

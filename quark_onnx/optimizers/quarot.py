@@ -1,11 +1,12 @@
 """QuaRot (Ashkboos et al. 2024, "QuaRot: Outlier-Free 4-Bit Inference in Rotated LLMs").
 
-A rotation spreads an outlier over all channels, and its inverse in the next weight takes it back. Where all that writes
-to a tensor and all that reads it is linear, both are folded into weights: the residual stream of models that normalize
-in front of their layers, and the values of attention heads. Elsewhere the model has to rotate as it runs.
+A rotation spreads an outlier over all channels, and its inverse in the next weight takes it back.
+Where all that writes to a tensor and all that reads it is linear, both are folded into weights: the
+residual stream of models that normalize in front of their layers, and the values of attention
+heads. Elsewhere the model has to rotate as it runs.
 
-Root mean squares do not change under a rotation. Means do, so that where layer normalizations subtract one, a rotation
-is taken that keeps the vector of ones.
+Root mean squares do not change under a rotation. Means do, so that where layer normalizations
+subtract one, a rotation is taken that keeps the vector of ones.
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ from quark_onnx.patterns.residual_stream import streams
 
 #: From so many channels on, a rotation that is a Kronecker product runs as two small products.
 _SMALL = 64
-_FLOAT = "it rotates its input, so that no channel is much larger than the others when it is rounded"
+_FLOAT = (
+    "it rotates its input, so that no channel is much larger than the others when it is"
+    " rounded"
+)
 
 
 @register
@@ -54,28 +58,53 @@ class QuaRot:
 
     def __post_init__(self) -> None:
         if not isinstance(self.online, bool):
-            raise ConfigError(f"online of quarot is {self.online!r}; it must be true or false")
+            raise ConfigError(
+                f"online of quarot is {self.online!r}; it must be true or false",
+            )
         if type(self.seed) is not int or self.seed < 0:
-            raise ConfigError(f"seed of quarot is {self.seed!r}; it must be a whole number, 0 or more")
+            raise ConfigError(
+                f"seed of quarot is {self.seed!r}; it must be a whole number, 0 or"
+                " more",
+            )
 
-    def __call__(self, graph: Graph, samples: Samples = (), rounding: Rounding = EIGHT_BITS) -> Rewrites:
+    def __call__(
+        self,
+        graph: Graph,
+        samples: Samples = (),
+        rounding: Rounding = EIGHT_BITS,
+    ) -> Rewrites:
         """Rotate in place; how many streams, attentions and inputs of layers."""
         found, notes = streams(graph, norms(graph))
         attentions, done = heads(graph), set[Node]()
         for place, stream in enumerate(found):
-            rotation = (balanced if stream.centered else random_hadamard)(stream.size, self.seed)
+            rotation = (balanced if stream.centered else random_hadamard)(
+                stream.size,
+                self.seed,
+            )
             stream.rotate(graph, rotation, f"rotated{place or ''}")
             done |= stream.readers.keys()
         for attention in attentions:
             if attention.reader.node not in done:
-                attention.rotate(graph, random_hadamard(attention.size, self.seed), f"heads{attention.size}")
+                attention.rotate(
+                    graph,
+                    random_hadamard(attention.size, self.seed),
+                    f"heads{attention.size}",
+                )
                 done.add(attention.reader.node)
-        count = sum(self._run(graph, tensor, done) for tensor in sources(graph)) if self.online else 0
+        count = (
+            sum(self._run(graph, tensor, done) for tensor in sources(graph))
+            if self.online
+            else 0
+        )
         return Rewrites(len(found) + len(attentions) + count, notes)
 
     def _run(self, graph: Graph, tensor: str, done: set[Node]) -> bool:
-        """Let the model rotate a tensor for the layers that read it, unless they read it rotated already."""
-        layers = [layer for layer in readers_of(graph, tensor)[0] if layer.node not in done]
+        """Let the model rotate a tensor for the layers that read it, unless they read it rotated
+        already.
+        """
+        layers = [
+            layer for layer in readers_of(graph, tensor)[0] if layer.node not in done
+        ]
         if not layers or layers[0].inputs < 2:
             return False
         size = layers[0].inputs
@@ -89,13 +118,15 @@ class QuaRot:
 
 
 def _halves(size: int, seed: int) -> Rotation:
-    """A rotation of one or two factors, as even in size as can be, with random signs of their own."""
+    """A rotation of one or two factors, as even in size as can be, with random signs of their own."""  # noqa: E501
     orders = [len(factor) for factor in random_hadamard(size, seed).factors]
     cuts = [int(np.prod(orders[:place])) for place in range(1, len(orders))]
     if size <= _SMALL or not cuts:
         return Rotation((random_hadamard(size, seed).matrix(),))
     left = min(cuts, key=lambda cut: cut + size // cut)
-    return Rotation(tuple(random_hadamard(part, seed).matrix() for part in (left, size // left)))
+    return Rotation(
+        tuple(random_hadamard(part, seed).matrix() for part in (left, size // left)),
+    )
 
 
 def _insert(graph: Graph, tensor: str, rotation: Rotation) -> str:
@@ -109,7 +140,10 @@ def _insert(graph: Graph, tensor: str, rotation: Rotation) -> str:
     kept = [0] * (rank - 1)
     before = _constants(graph, "split", np.array([*kept, len(left), len(right)]))
     after = _constants(graph, "joined", np.array([*kept, rotation.size]))
-    first, second = _constants(graph, "left", left.T), _constants(graph, "rotation", right)
+    first, second = (
+        _constants(graph, "left", left.T),
+        _constants(graph, "rotation", right),
+    )
     steps = (
         ("Reshape", [tensor, *before]),
         ("MatMul", ["", *second]),
@@ -118,7 +152,9 @@ def _insert(graph: Graph, tensor: str, rotation: Rotation) -> str:
     )
     name = tensor
     for place, (kind, inputs) in enumerate(steps):
-        output = result if place == len(steps) - 1 else graph.fresh(f"{tensor}_rotating")
+        output = (
+            result if place == len(steps) - 1 else graph.fresh(f"{tensor}_rotating")
+        )
         graph.add(kind, [each or name for each in inputs], [output]).stay_float(_FLOAT)
         name = output
     return result

@@ -1,8 +1,10 @@
-"""SmoothQuant (Xiao et al. 2023, "Accurate and Efficient Post-Training Quantization for Large Language Models").
+"""SmoothQuant (Xiao et al.
 
-What a layer reads has one scale for all channels, and a few channels that are much larger than the others take most of
-it. They are divided by factors that the weight is multiplied by, which has a scale for each output; the division is
-folded into the constants that the tensor is computed with.
+2023, "Accurate and Efficient Post-Training Quantization for Large Language Models").
+
+What a layer reads has one scale for all channels, and a few channels that are much larger than the
+others take most of it. They are divided by factors that the weight is multiplied by, which has a
+scale for each output; the division is folded into the constants that the tensor is computed with.
 """
 
 from __future__ import annotations
@@ -36,11 +38,13 @@ _FLOAT = "it makes channels alike before they are rounded"
 @register
 @dataclass(frozen=True)
 class SmoothQuant:
-    """Moves outliers from activations into the weights of MatMul and Gemm; the float model computes the same.
+    """Moves outliers from activations into the weights of MatMul and Gemm.
+
+    The float model computes the same.
 
     Attributes:
-        alpha: how much of the activations' range moves into the weights, from 0 to 1; "auto" searches it for each
-            tensor, by the error of what is computed from it.
+        alpha: how much of the activations' range moves into the weights, from 0 to 1; "auto"
+            searches it for each tensor, by the error of what is computed from it.
         insert: where nothing in front of a layer can take the factors in, put a Mul there.
     """
 
@@ -55,26 +59,55 @@ class SmoothQuant:
     insert: bool = False
 
     def __post_init__(self) -> None:
-        number = is_number(self.alpha) and isinstance(self.alpha, int | float) and 0 <= self.alpha <= 1
+        number = (
+            is_number(self.alpha)
+            and isinstance(self.alpha, int | float)
+            and 0 <= self.alpha <= 1
+        )
         if not number and self.alpha != "auto":
-            raise ConfigError(f"alpha of smoothquant is {self.alpha!r}; it must be a number from 0 to 1, or 'auto'")
+            raise ConfigError(
+                f"alpha of smoothquant is {self.alpha!r}; it must be a number from 0 to"
+                " 1, or 'auto'",
+            )
         require_flag(self, "insert")
 
-    def __call__(self, graph: Graph, samples: Samples = (), rounding: Rounding = EIGHT_BITS) -> Rewrites:
+    def __call__(
+        self,
+        graph: Graph,
+        samples: Samples = (),
+        rounding: Rounding = EIGHT_BITS,
+    ) -> Rewrites:
         """Smooth in place; how many tensors.
 
         Raises:
             DataError: a sample that does not fit or cannot be run.
         """
-        groups = [group for tensor in sources(graph) if (group := _group(graph, tensor)) is not None]
-        reachable = [group for group in groups if self.insert or group.absorbed(graph) is not None]
+        groups = [
+            group
+            for tensor in sources(graph)
+            if (group := _group(graph, tensor)) is not None
+        ]
+        reachable = [
+            group
+            for group in groups
+            if self.insert or group.absorbed(graph) is not None
+        ]
         if not reachable or not len(samples):
             return Rewrites(0, _left(len(groups) - len(reachable)))
         seen = _observe(graph, reachable, samples, vectors=self.alpha == "auto")
-        count = sum(self._smooth(graph, group, found, rounding) for group, found in zip(reachable, seen, strict=True))
+        count = sum(
+            self._smooth(graph, group, found, rounding)
+            for group, found in zip(reachable, seen, strict=True)
+        )
         return Rewrites(count, _left(len(groups) - len(reachable)))
 
-    def _smooth(self, graph: Graph, group: _Group, seen: Extremes, rounding: Rounding) -> bool:
+    def _smooth(
+        self,
+        graph: Graph,
+        group: _Group,
+        seen: Extremes,
+        rounding: Rounding,
+    ) -> bool:
         """Whether a group was rewritten."""
         if seen.lo.size != group.size or seen.nonfinite:
             return False
@@ -114,33 +147,61 @@ class _Group:
 
     def absorbed(self, graph: Graph) -> list[Fold] | None:
         """Where the division is folded into; None if it cannot be."""
-        return absorb(graph, self.tensor, self.size, len(self.layers)) if self.alone else None
+        return (
+            absorb(graph, self.tensor, self.size, len(self.layers))
+            if self.alone
+            else None
+        )
 
     def insert(self, graph: Graph, by: Floats) -> None:
         """A Mul in front of the layers."""
         name = graph.add_constant(f"{self.tensor}_smooth", by.astype(np.float32))
-        node = graph.add("Mul", [self.tensor, name], [graph.fresh(f"{self.tensor}_smoothed")])
+        node = graph.add(
+            "Mul",
+            [self.tensor, name],
+            [graph.fresh(f"{self.tensor}_smoothed")],
+        )
         node.stay_float(_FLOAT)
         for layer in self.layers:
             graph.set_input(layer.node, 0, node.outputs[0])
 
 
 def _group(graph: Graph, tensor: str) -> _Group | None:
-    """The layers that read a tensor; None if one of them shares its weight with a layer elsewhere."""
+    """The layers that read a tensor.
+
+    None if one of them shares its weight with a layer elsewhere.
+    """
     layers, others = readers_of(graph, tensor)
     nodes = {layer.node for layer in layers}
-    if not layers or any(set(graph.consumers(layer.node.input(1))) - nodes for layer in layers):
+    if not layers or any(
+        set(graph.consumers(layer.node.input(1))) - nodes for layer in layers
+    ):
         return None
     return _Group(tensor, tuple(layers), alone=not others and private(graph, tensor))
 
 
 def _left(count: int) -> list[str]:
     what = "tensors have" if count > 1 else "tensor has"
-    return [f"{count} {what} nothing in front to fold factors into; insert=true puts a Mul there"] if count else []
+    return (
+        [
+            (
+                f"{count} {what} nothing in front to fold factors into; insert=true"
+                " puts a Mul there"
+            ),
+        ]
+        if count
+        else []
+    )
 
 
-def _observe(graph: Graph, groups: list[_Group], samples: Samples, *, vectors: bool) -> list[Extremes]:
-    """Extremes of each channel in one pass over the data, and some vectors where they are wanted."""
+def _observe(
+    graph: Graph,
+    groups: list[_Group],
+    samples: Samples,
+    *,
+    vectors: bool,
+) -> list[Extremes]:
+    """Extremes of each channel in one pass over the data, and some vectors where they are wanted."""  # noqa: E501
     wanted = Sampling() if vectors else calibrators.MinMax()
     observations = [Observation(group.tensor, wanted, axis=-1) for group in groups]
     found = watch(graph, observations, samples)
@@ -148,10 +209,12 @@ def _observe(graph: Graph, groups: list[_Group], samples: Samples, *, vectors: b
 
 
 def factors(largest: Floats, reach: Floats, alpha: float) -> Floats:
-    """What each channel of the activations is divided by, and of the weight multiplied by; SmoothQuant, eq. 4.
+    """What each channel of the activations is divided by, and of the weight multiplied by.
 
-    A channel that is dead, or has no weights, is left alone. The geometric mean of the others is 1, as a factor that
-    all channels share changes nothing.
+    SmoothQuant, eq. 4.
+
+    A channel that is dead, or has no weights, is left alone. The geometric mean of the others is 1,
+    as a factor that all channels share changes nothing.
 
     Args:
         largest: the greatest absolute value of each channel.
@@ -170,21 +233,36 @@ def factors(largest: Floats, reach: Floats, alpha: float) -> Floats:
     return result
 
 
-def _search(seen: Sampled, largest: Floats, reach: Floats, weights: list[Floats], rounding: Rounding) -> Floats:
+def _search(
+    seen: Sampled,
+    largest: Floats,
+    reach: Floats,
+    weights: list[Floats],
+    rounding: Rounding,
+) -> Floats:
     """The factors that leave the least error of the products of some vectors, none among them.
 
-    Activations are rounded with one scale and, unless they are symmetric, a zero point; weights with a scale for each
-    output, or one for each of them.
+    Activations are rounded with one scale and, unless they are symmetric, a zero point; weights
+    with a scale for each output, or one for each of them.
     """
     x = seen.vectors.astype(np.float64)
     x = x[np.isfinite(x).all(axis=1)]
-    exact, best, least = x @ np.concatenate(weights, axis=1), np.ones(largest.size), np.inf
+    exact, best, least = (
+        x @ np.concatenate(weights, axis=1),
+        np.ones(largest.size),
+        np.inf,
+    )
     for candidate in (best, *(factors(largest, reach, alpha) for alpha in _ALPHAS)):
-        low, high = min(0.0, (seen.lo / candidate).min()), max(0.0, (seen.hi / candidate).max())
+        low, high = (
+            min(0.0, (seen.lo / candidate).min()),
+            max(0.0, (seen.hi / candidate).max()),
+        )
         if rounding.symmetric:
             low, high = -max(-low, high), max(-low, high)
         read = _rounded(x / candidate, low, high, rounding.activation)
-        rounded = [_symmetric(weight * candidate[:, None], rounding) for weight in weights]
+        rounded = [
+            _symmetric(weight * candidate[:, None], rounding) for weight in weights
+        ]
         error = float(np.square(read @ np.concatenate(rounded, axis=1) - exact).sum())
         if error < least:
             best, least = candidate, error

@@ -27,7 +27,10 @@ def document(title: str, parts: Iterable[str], style: str = "") -> str:
 
 
 def facts(rows: Iterable[tuple[str, str, str]]) -> str:
-    """Figures side by side: what it is, the figure, and a few words more; the figure may hold markup."""
+    """Figures side by side: what it is, the figure, and a few words more.
+
+    The figure may hold markup.
+    """
     cells = "".join(
         f"<div><dt>{escape(title)}</dt><dd>{value}<small>{escape(more)}</small></dd></div>"
         for title, value, more in rows
@@ -36,7 +39,8 @@ def facts(rows: Iterable[tuple[str, str, str]]) -> str:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write to a temporary file beside ``path`` first, so that ``path`` is the whole text or what it was.
+    """Write to a temporary file beside ``path`` first, so that ``path`` is the whole text or what
+    it was.
 
     Raises:
         OSError: the folder cannot be written to; the error names ``path``.

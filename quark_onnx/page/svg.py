@@ -16,17 +16,29 @@ def tag(name: str, content: str = "", **attributes: str | float) -> str:
     '<text x="1.25" class="edge">a &lt; b</text>'
     """
     pairs = "".join(
-        f' {key.rstrip("_").replace("_", "-")}="{escape(value) if isinstance(value, str) else f"{value:.6g}"}"'
+        f' {key.rstrip("_").replace("_", "-")}="{escape(value) if isinstance(value, str) else f"{value:.6g}"}"'  # noqa: E501
         for key, value in attributes.items()
     )
     return f"<{name}{pairs}>{content}</{name}>" if content else f"<{name}{pairs}/>"
 
 
-def drawing(width: float, height: float, title: str, parts: Iterable[str], class_: str = "") -> str:
+def drawing(
+    width: float,
+    height: float,
+    title: str,
+    parts: Iterable[str],
+    class_: str = "",
+) -> str:
     """A drawing that fills the width it is given."""
     attributes = {"class_": class_} if class_ else {}
     label = tag("title", escape(title))
-    return tag("svg", label + "".join(parts), viewBox=f"0 0 {width:g} {height:g}", role="img", **attributes)
+    return tag(
+        "svg",
+        label + "".join(parts),
+        viewBox=f"0 0 {width:g} {height:g}",
+        role="img",
+        **attributes,
+    )
 
 
 def linear(lo: float, hi: float, start: float, end: float) -> Scale:
@@ -40,7 +52,8 @@ def linear(lo: float, hi: float, start: float, end: float) -> Scale:
 
 
 def logarithmic(lo: float, hi: float, start: float, end: float) -> Scale:
-    """Values from ``lo`` to ``hi``, both above 0, to places from ``start`` to ``end``, evenly by their logarithms.
+    """Values from ``lo`` to ``hi``, both above 0, to places from ``start`` to ``end``, evenly by
+    their logarithms.
 
     >>> logarithmic(1e-4, 1, 0, 100)(1e-3)
     25.0
@@ -59,7 +72,10 @@ def ticks(lo: float, hi: float, count: int) -> list[float]:
         return [lo]
     raw = (hi - lo) / max(1, count)
     power = 10.0 ** math.floor(math.log10(raw))
-    step = next((m * power for m in (1, 2, 5, 10) if m * power >= 0.75 * raw), 10 * power)
+    step = next(
+        (m * power for m in (1, 2, 5, 10) if m * power >= 0.75 * raw),
+        10 * power,
+    )
     first, last = math.ceil(lo / step), math.floor(hi / step)
     return [round(i * step, 12) + 0.0 for i in range(first, last + 1)]
 

@@ -19,9 +19,16 @@ from quark_onnx.passes.write_attributes import write_attributes
 from quark_onnx.passes.write_defaults import write_defaults
 from quark_onnx.passes.write_sizes import write_sizes
 
-#: Constants first: a weight may hide behind a Cast or a Transpose, and a BatchNormalization behind Constant nodes.
-CLEANING: tuple[Pass, ...] = (fold_constants, remove_identity, fold_batch_norm, pick_channels)
-#: What the compiler of an accelerator takes of a graph, quantized or not, that says the same in other words.
+#: Constants first: a weight may hide behind a Cast or a Transpose, and a BatchNormalization behind
+#: Constant nodes.
+CLEANING: tuple[Pass, ...] = (
+    fold_constants,
+    remove_identity,
+    fold_batch_norm,
+    pick_channels,
+)
+#: What the compiler of an accelerator takes of a graph, quantized or not, that says the same in
+#: other words.
 CANONICALIZE: tuple[Pass, ...] = (
     fold_gemm_alpha_beta,
     unshare_initializers,
@@ -29,8 +36,8 @@ CANONICALIZE: tuple[Pass, ...] = (
     write_attributes,
     write_defaults,
 )
-#: Operators that stay off the accelerator as those that do not; in front of quantization, for they need scales. What
-#: comes in parts first: means in it are no pools.
+#: Operators that stay off the accelerator as those that do not; in front of quantization, for they
+#: need scales. What comes in parts first: means in it are no pools.
 LOWER: tuple[Pass, ...] = (
     fuse_gelu,
     fuse_layer_norm,

@@ -17,18 +17,29 @@ _RANK = 4
 @register
 def batch_norm_to_conv(graph: Graph) -> int:
     """Replace every BatchNormalization of an image in inference mode with constant parameters."""
-    return sum(_replace(graph, node) for node in graph.nodes if node.kind == "BatchNormalization")
+    return sum(
+        _replace(graph, node)
+        for node in graph.nodes
+        if node.kind == "BatchNormalization"
+    )
 
 
 def _replace(graph: Graph, node: Node) -> bool:
     shape = graph.shape(node.inputs[0])
     parameters = [graph.constant(name) for name in node.inputs[1:5]]
     training = node.attribute("training_mode", 0) or any(node.outputs[1:])
-    if shape is None or len(shape) != _RANK or training or graph.elem_type(node.inputs[0]) != TensorProto.FLOAT:
+    if (
+        shape is None
+        or len(shape) != _RANK
+        or training
+        or graph.elem_type(node.inputs[0]) != TensorProto.FLOAT
+    ):
         return False
     if any(value is None for value in parameters):
         return False
-    gamma, beta, mean, variance = (np.asarray(value, np.float64) for value in parameters)
+    gamma, beta, mean, variance = (
+        np.asarray(value, np.float64) for value in parameters
+    )
     factor = gamma / np.sqrt(variance + node.attribute("epsilon", 1e-5))
     shift = beta - mean * factor
     if not (np.isfinite(factor).all() and np.isfinite(shift).all()):

@@ -1,7 +1,8 @@
 """Fold BatchNormalization into the Conv, ConvTranspose or Gemm before it.
 
-``y = (W x + b - mean) * gamma / sqrt(var + epsilon) + beta`` is a layer with the weight ``W * factor`` and the bias
-``(b - mean) * factor + beta``, where ``factor = gamma / sqrt(var + epsilon)`` for each output channel.
+``y = (W x + b - mean) * gamma / sqrt(var + epsilon) + beta`` is a layer with the weight
+``W * factor`` and the bias ``(b - mean) * factor + beta``, where
+``factor = gamma / sqrt(var + epsilon)`` for each output channel.
 """
 
 from __future__ import annotations
@@ -16,8 +17,12 @@ from quark_onnx.patterns.conv_and_gemm import Layer, unscaled
 
 @register
 def fold_batch_norm(graph: Graph) -> int:
-    """Fold every BatchNormalization in inference mode whose producer has constant weights and no other reader."""
-    return sum(_fold(graph, node) for node in graph.nodes if node.kind == "BatchNormalization")
+    """Fold every BatchNormalization in inference mode whose producer has constant weights and no
+    other reader.
+    """
+    return sum(
+        _fold(graph, node) for node in graph.nodes if node.kind == "BatchNormalization"
+    )
 
 
 def _fold(graph: Graph, norm: Node) -> bool:
@@ -36,14 +41,20 @@ def _fold(graph: Graph, norm: Node) -> bool:
         return False
     if layer.kind == "Gemm" and not (unscaled(layer) and bias.ndim == 1):
         return False
-    gamma, beta, mean, variance = (np.asarray(value, np.float64) for value in parameters)
+    gamma, beta, mean, variance = (
+        np.asarray(value, np.float64) for value in parameters
+    )
     factor = gamma / np.sqrt(variance + norm.attribute("epsilon", 1e-5))
     if not np.isfinite(factor).all():
         return False
 
     stored = Layer.stored(layer)
     parts = stored.weight(graph)
-    stored.set_weight(graph, parts * factor.reshape(*parts.shape[:2], *[1] * (parts.ndim - 2)), "folded")
+    stored.set_weight(
+        graph,
+        parts * factor.reshape(*parts.shape[:2], *[1] * (parts.ndim - 2)),
+        "folded",
+    )
     stored.set_bias(graph, (bias.astype(np.float64) - mean) * factor + beta, "folded")
     graph.remove([norm])
     graph.set_output(layer, 0, norm.outputs[0])

@@ -1,4 +1,6 @@
-"""Compute once what depends on no input: Constant nodes and whatever follows from constants become initializers."""
+"""Compute once what depends on no input: Constant nodes and whatever follows from constants become
+initializers.
+"""
 
 from __future__ import annotations
 
@@ -15,18 +17,25 @@ from quark_onnx.passes.base import register
 
 logger = logging.getLogger(__name__)
 
-#: A folded tensor above this many bytes must not have more elements than what it is computed from (as after Expand,
-#: Tile, ConstantOfShape; a Cast of half-precision weights only makes them wider).
+#: A folded tensor above this many bytes must not have more elements than what it is computed from
+#: (as after Expand, Tile, ConstantOfShape; a Cast of half-precision weights only makes them wider).
 _LARGE = 1 << 20
 _RANDOM = frozenset(
-    {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial"}
+    {
+        "RandomNormal",
+        "RandomUniform",
+        "RandomNormalLike",
+        "RandomUniformLike",
+        "Bernoulli",
+        "Multinomial",
+    },
 )
 _QUANTIZED = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
 #: Types that numpy and onnxruntime exchange; others are left to onnxruntime.
 _EXCHANGED = frozenset(
     {TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BOOL}
     | {TensorProto.INT8, TensorProto.INT16, TensorProto.INT32, TensorProto.INT64}
-    | {TensorProto.UINT8, TensorProto.UINT16, TensorProto.UINT32, TensorProto.UINT64}
+    | {TensorProto.UINT8, TensorProto.UINT16, TensorProto.UINT32, TensorProto.UINT64},
 )
 
 
@@ -40,13 +49,20 @@ def fold_constants(graph: Graph) -> int:
         name
         for node in foldable
         for name in node.outputs
-        if graph.is_output(name) or any(reader not in inside for reader in graph.consumers(name))
+        if graph.is_output(name)
+        or any(reader not in inside for reader in graph.consumers(name))
     ]
     values = _compute(graph, foldable, wanted)
     for name, value in values.items():
         graph.initializers[name] = numpy_helper.from_array(value, name)
-    done = [node for node in foldable if all(name in values or name not in wanted for name in node.outputs)]
-    if len(done) < len(foldable):  # some result was left out: what it is computed from must stay
+    done = [
+        node
+        for node in foldable
+        if all(name in values or name not in wanted for name in node.outputs)
+    ]
+    if len(done) < len(
+        foldable,
+    ):  # some result was left out: what it is computed from must stay
         done = [node for node in done if any(name in values for name in node.outputs)]
     graph.remove(done)
     return count + len(done)
@@ -57,13 +73,23 @@ def _foldable(graph: Graph) -> list[Node]:
     result = []
     budget = sum(math.prod(tensor.dims) for tensor in graph.initializers.values())
     for node in graph.nodes:
-        if node.domain or node.op_type in _RANDOM | _QUANTIZED or node.captures or node.has_subgraph or not node.inputs:
+        if (
+            node.domain
+            or node.op_type in _RANDOM | _QUANTIZED
+            or node.captures
+            or node.has_subgraph
+            or not node.inputs
+        ):
             continue
-        if not all(not name or name in known or graph.is_constant(name) for name in node.inputs):
+        if not all(
+            not name or name in known or graph.is_constant(name) for name in node.inputs
+        ):
             continue
         if any(_is_larger(graph, name, budget) for name in node.outputs):
             continue  # the result would be thrown away
-        if all(not name or graph.elem_type(name) in _EXCHANGED for name in node.outputs):
+        if all(
+            not name or graph.elem_type(name) in _EXCHANGED for name in node.outputs
+        ):
             result.append(node)
             known.update(node.outputs)
     return result
@@ -77,7 +103,11 @@ def _is_larger(graph: Graph, name: str, budget: int) -> bool:
     return size * width > _LARGE and size > budget
 
 
-def _compute(graph: Graph, nodes: list[Node], wanted: list[str]) -> dict[str, np.ndarray]:
+def _compute(
+    graph: Graph,
+    nodes: list[Node],
+    wanted: list[str],
+) -> dict[str, np.ndarray]:
     """Values of the wanted tensors, without those that would make the model much larger."""
     if not wanted:
         return {}
@@ -89,15 +119,21 @@ def _compute(graph: Graph, nodes: list[Node], wanted: list[str]) -> dict[str, np
         [onnx.ValueInfoProto(name=name) for name in wanted],
         [graph.initializers[name] for name in sorted(inputs)],
     )
-    model = helper.make_model(proto, opset_imports=[helper.make_opsetid("", graph.opset)], ir_version=graph.ir_version)
+    model = helper.make_model(
+        proto,
+        opset_imports=[helper.make_opsetid("", graph.opset)],
+        ir_version=graph.ir_version,
+    )
     try:
         values = open_session(model, optimize=False).run(wanted, {})
-    except Exception as error:  # onnxruntime raises several unrelated types; what it cannot run, it cannot fold
+    except Exception as error:
+        # onnxruntime raises several unrelated types; what it cannot run, it cannot fold
         logger.debug("constants are not folded: %s", error)
         return {}
     budget = sum(math.prod(graph.initializers[name].dims) for name in inputs)
     return {
         name: value
         for name, value in zip(wanted, values, strict=True)
-        if isinstance(value, np.ndarray) and (value.nbytes <= _LARGE or value.size <= budget)
+        if isinstance(value, np.ndarray)
+        and (value.nbytes <= _LARGE or value.size <= budget)
     }

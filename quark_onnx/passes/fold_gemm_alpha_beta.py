@@ -1,4 +1,6 @@
-"""Multiply the factors of a Gemm into its constants: compilers do not look at them (zmaychek84/vaip, 2025-03)."""
+"""Multiply the factors of a Gemm into its constants: compilers do not look at them
+(zmaychek84/vaip, 2025-03).
+"""
 
 from __future__ import annotations
 
@@ -15,14 +17,25 @@ def fold_gemm_alpha_beta(graph: Graph) -> int:
 
 
 def _fold(graph: Graph, node: Node) -> bool:
-    factors = {1: float(node.attribute("alpha", 1.0)), 2: float(node.attribute("beta", 1.0)) if node.input(2) else 1.0}
-    arrays = {index: graph.constant(node.input(index)) for index, factor in factors.items() if factor != 1.0}
+    factors = {
+        1: float(node.attribute("alpha", 1.0)),
+        2: float(node.attribute("beta", 1.0)) if node.input(2) else 1.0,
+    }
+    arrays = {
+        index: graph.constant(node.input(index))
+        for index, factor in factors.items()
+        if factor != 1.0
+    }
     if not arrays or any(array is None for array in arrays.values()):
         return False
     for index, array in arrays.items():
         assert array is not None
         product = (array.astype(np.float64) * factors[index]).astype(array.dtype)
-        graph.set_input(node, index, graph.add_constant(f"{node.input(index)}_{node.name}_times", product))
+        graph.set_input(
+            node,
+            index,
+            graph.add_constant(f"{node.input(index)}_{node.name}_times", product),
+        )
     for name in ("alpha", "beta"):
         node.set_attribute(name, 1.0)
     return True

@@ -11,7 +11,9 @@ from quark_onnx.passes.base import register
 @register
 def fold_shapes(graph: Graph) -> int:
     """Make a constant of every Shape and Size whose result is known."""
-    return sum(_fold(graph, node) for node in graph.nodes if node.kind in ("Shape", "Size"))
+    return sum(
+        _fold(graph, node) for node in graph.nodes if node.kind in ("Shape", "Size")
+    )
 
 
 def _fold(graph: Graph, node: Node) -> bool:
@@ -23,7 +25,10 @@ def _fold(graph: Graph, node: Node) -> bool:
     sizes = [size for size in asked if isinstance(size, int)]
     if len(sizes) < len(asked):
         return False
-    value = np.array(sizes if node.kind == "Shape" else np.prod(sizes, dtype=np.int64), np.int64)
+    value = np.array(
+        sizes if node.kind == "Shape" else np.prod(sizes, dtype=np.int64),
+        np.int64,
+    )
     graph.remove([node])
     graph.set_constant(node.outputs[0], value)
     return True

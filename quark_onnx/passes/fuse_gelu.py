@@ -1,7 +1,9 @@
-"""Write a Gelu that comes in parts as the one operator that it is, in the spelling that compilers read at any opset.
+"""Write a Gelu that comes in parts as the one operator that it is, in the spelling that compilers
+read at any opset.
 
-Erf is not offloaded with 16-bit activations (documentation of Ryzen AI 1.8, ops_support.rst, 2026-07-23; amd/RyzenAI-SW
-#127), and the converter of XDNA1 takes com.microsoft::Gelu (zmaychek84/vaip, 2025-03).
+Erf is not offloaded with 16-bit activations (documentation of Ryzen AI 1.8, ops_support.rst,
+2026-07-23; amd/RyzenAI-SW #127), and the converter of XDNA1 takes com.microsoft::Gelu
+(zmaychek84/vaip, 2025-03).
 """
 
 from __future__ import annotations
@@ -19,10 +21,14 @@ _CLOSE = 1e-4
 
 @register
 def fuse_gelu(graph: Graph) -> int:
-    """Make a Gelu of the domain com.microsoft of every one that is written with Erf, or is an operator of ONNX."""
+    """Make a Gelu of the domain com.microsoft of every one that is written with Erf, or is an
+    operator of ONNX.
+    """
     count = sum(_replace(graph, node) for node in graph.nodes if node.kind == "Erf")
     for node in graph.nodes:
-        known = node.kind == "Gelu" and graph.elem_type(node.inputs[0]) == TensorProto.FLOAT
+        known = (
+            node.kind == "Gelu" and graph.elem_type(node.inputs[0]) == TensorProto.FLOAT
+        )
         if known and node.attribute("approximate", "none") == "none":
             node.drop_attribute("approximate")
             node.rename("Gelu", _DOMAIN)
@@ -37,7 +43,11 @@ def _replace(graph: Graph, erf: Node) -> bool:
     source = _scaled(graph, erf.inputs[0], np.sqrt(0.5))
     shifted = _only(graph, erf.outputs[0], "Add")
     floats = graph.elem_type(source) == TensorProto.FLOAT
-    if not floats or shifted is None or not _is(graph, _other(shifted, erf.outputs[0]), 1):
+    if (
+        not floats
+        or shifted is None
+        or not _is(graph, _other(shifted, erf.outputs[0]), 1)
+    ):
         return False
     missing, tensor = {"half", "source"}, shifted.outputs[0]
     last = shifted
@@ -69,7 +79,11 @@ def _replace(graph: Graph, erf: Node) -> bool:
 def _only(graph: Graph, tensor: str, kind: str) -> Node | None:
     """The node of a kind that alone reads a tensor, once."""
     readers = graph.consumers(tensor)
-    if len(readers) != 1 or readers[0].kind != kind or readers[0].inputs.count(tensor) != 1:
+    if (
+        len(readers) != 1
+        or readers[0].kind != kind
+        or readers[0].inputs.count(tensor) != 1
+    ):
         return None
     return readers[0] if private(graph, tensor) else None
 
@@ -83,7 +97,9 @@ def _is(graph: Graph, tensor: str, value: float) -> bool:
 
 
 def _scaled(graph: Graph, tensor: str, factor: float) -> str:
-    """The tensor that is multiplied by a factor, or divided by its inverse, to get one that a single node reads."""
+    """The tensor that is multiplied by a factor, or divided by its inverse, to get one that a
+    single node reads.
+    """
     node = graph.producer(tensor)
     if node is None or not private(graph, tensor) or len(graph.consumers(tensor)) != 1:
         return ""

@@ -1,7 +1,7 @@
 """Write the mean over both spatial axes as the pooling operator that engines know.
 
-With XINT8 a ReduceMean stays on the CPU and cuts the model in two, a GlobalAveragePool does not: logs of ShuffleNet,
-AMD RyzenAI-SW quark_quantization, 2025-10-14.
+With XINT8 a ReduceMean stays on the CPU and cuts the model in two, a GlobalAveragePool does not:
+logs of ShuffleNet, AMD RyzenAI-SW quark_quantization, 2025-10-14.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ _RANK, _SPATIAL = 4, {2, 3}
 @register
 def mean_to_pool(graph: Graph) -> int:
     """Replace every ReduceMean of a tensor of four axes over the last two."""
-    return sum(_replace(graph, node) for node in graph.nodes if node.kind == "ReduceMean")
+    return sum(
+        _replace(graph, node) for node in graph.nodes if node.kind == "ReduceMean"
+    )
 
 
 def _replace(graph: Graph, node: Node) -> bool:

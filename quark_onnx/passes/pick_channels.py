@@ -1,4 +1,4 @@
-"""A channel shuffle of which parts are picked one by one picks channels in place: one Gather each."""
+"""A channel shuffle of which parts are picked one by one picks channels in place: one Gather each."""  # noqa: E501
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ Indices = NDArray[np.int64]
 def pick_channels(graph: Graph) -> int:
     """Replace Reshape, Transpose, Reshape and Gather by one Gather along the channels.
 
-    As ShuffleNet-like detectors have it (FastestDet): half of the channels of a tensor pass a block by, every second
-    one. The shuffle moves the whole tensor in memory, the Gather copies what is read. A Slice with a step would say the
-    same, and takes longer in onnxruntime 1.32.
+    As ShuffleNet-like detectors have it (FastestDet): half of the channels of a tensor pass a block
+    by, every second one. The shuffle moves the whole tensor in memory, the Gather copies what is
+    read. A Slice with a step would say the same, and takes longer in onnxruntime 1.32.
     """
     count = 0
     for node in list(graph.nodes):
@@ -53,7 +53,10 @@ def _pick(graph: Graph, node: Node) -> bool:
 
 
 def _shuffle_before(graph: Graph, node: Node) -> list[Node]:
-    """Return the Reshape, Transpose and Reshape that compute what a node reads; none if it reads something else."""
+    """Return the Reshape, Transpose and Reshape that compute what a node reads.
+
+    None if it reads something else.
+    """
     chain, tensor = list[Node](), node.inputs[0]
     for kind in ("Reshape", "Transpose", "Reshape"):
         producer = graph.producer(tensor)
@@ -71,14 +74,20 @@ def _static(graph: Graph, tensor: str) -> tuple[int, ...]:
     return sizes if len(sizes) == len(shape) else ()
 
 
-def _followed(graph: Graph, chain: list[Node], shape: tuple[int, ...]) -> Indices | None:
+def _followed(
+    graph: Graph,
+    chain: list[Node],
+    shape: tuple[int, ...],
+) -> Indices | None:
     """Return where each value behind a shuffle comes from; None where sizes are open."""
     if not shape or prod(shape) > _LARGEST:
         return None
     places = np.arange(prod(shape)).reshape(shape)
     for node in chain:
         if node.kind == "Transpose":
-            places = places.transpose(node.attribute("perm", list(range(places.ndim))[::-1]))
+            places = places.transpose(
+                node.attribute("perm", list(range(places.ndim))[::-1]),
+            )
             continue
         sizes = _static(graph, node.outputs[0])
         if prod(sizes) != places.size:
@@ -88,10 +97,16 @@ def _followed(graph: Graph, chain: list[Node], shape: tuple[int, ...]) -> Indice
 
 
 def _channels(picked: Indices, shape: tuple[int, ...]) -> Indices | None:
-    """Return the channels of which these are all places, in the layout of ``shape``; None if they are none."""
+    """Return the channels of which these are all places, in the layout of ``shape``.
+
+    None if they are none.
+    """
     if picked.ndim != len(shape) or picked.ndim < 2 or picked.size == 0:
         return None
     channels: Indices = picked[0].reshape(len(picked[0]), -1)[:, 0] // prod(shape[2:])
     places = np.arange(prod(shape)).reshape(shape)
-    same = channels.max() < shape[1] and np.array_equal(picked, places.take(channels, axis=1))
+    same = channels.max() < shape[1] and np.array_equal(
+        picked,
+        places.take(channels, axis=1),
+    )
     return channels if same else None

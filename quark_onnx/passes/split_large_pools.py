@@ -14,8 +14,12 @@ _RANK = 4
 
 @register
 def split_large_pools(graph: Graph) -> int:
-    """Put an AveragePool in front of every GlobalAveragePool of more than 512 places, so that neither has more."""
-    return sum(_split(graph, node) for node in graph.nodes if node.kind == "GlobalAveragePool")
+    """Put an AveragePool in front of every GlobalAveragePool of more than 512 places, so that
+    neither has more.
+    """
+    return sum(
+        _split(graph, node) for node in graph.nodes if node.kind == "GlobalAveragePool"
+    )
 
 
 def _split(graph: Graph, node: Node) -> bool:
@@ -23,7 +27,10 @@ def _split(graph: Graph, node: Node) -> bool:
     if shape is None or len(shape) != _RANK:
         return False
     height, width = shape[2:]
-    if not (isinstance(height, int) and isinstance(width, int)) or height * width <= _MOST:
+    if (
+        not (isinstance(height, int) and isinstance(width, int))
+        or height * width <= _MOST
+    ):
         return False
     kernel = _kernel(height, width)
     if kernel is None:
@@ -43,7 +50,10 @@ def _split(graph: Graph, node: Node) -> bool:
 
 
 def _kernel(height: int, width: int) -> tuple[int, int] | None:
-    """The part, of at most 512 places, that leaves at most as many of them; the squarest, then the smallest."""
+    """The part, of at most 512 places, that leaves at most as many of them.
+
+    The squarest, then the smallest.
+    """
     fits = [
         (rows, columns)
         for rows in range(1, height + 1)

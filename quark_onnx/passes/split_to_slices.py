@@ -1,7 +1,8 @@
-"""Write a Split as a Slice for each of its results: an operator with several results stays on the CPU.
+"""Write a Split as a Slice for each of its results: an operator with several results stays on the
+CPU.
 
-amd-quark does the same in front of the engine (0.13, preprocess), and the engine's own converter does it where it can
-(zmaychek84/vaip, to_xir_ops_pass.cpp, 2025-03).
+amd-quark does the same in front of the engine (0.13, preprocess), and the engine's own converter
+does it where it can (zmaychek84/vaip, to_xir_ops_pass.cpp, 2025-03).
 """
 
 from __future__ import annotations
@@ -37,14 +38,26 @@ def _replace(graph: Graph, node: Node) -> bool:
     for output, start, end in zip(node.outputs, [0, *ends[:-1]], ends, strict=True):
         bounds = [
             graph.add_constant(f"{output}_{name}", np.array([value], np.int64))
-            for name, value in (("start", start), ("end", end), ("axis", axis), ("step", 1))
+            for name, value in (
+                ("start", start),
+                ("end", end),
+                ("axis", axis),
+                ("step", 1),
+            )
         ]
         graph.add("Slice", [source, *bounds], [output], name=f"{node.name}_{output}")
     return True
 
 
-def sizes_of_parts(graph: Graph, node: Node, size: int | str | None) -> list[int] | None:
-    """The sizes of the results of a Split along an axis of a size; None where they are not known."""
+def sizes_of_parts(
+    graph: Graph,
+    node: Node,
+    size: int | str | None,
+) -> list[int] | None:
+    """The sizes of the results of a Split along an axis of a size.
+
+    None where they are not known.
+    """
     given = node.attribute("split")
     if node.input(1):
         value = graph.constant(node.input(1))

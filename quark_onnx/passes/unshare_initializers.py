@@ -1,4 +1,6 @@
-"""Give each layer parameters of its own: the engine's compiler wants them unique (amd-quark 0.13, CopySharedInit)."""
+"""Give each layer parameters of its own: the engine's compiler wants them unique (amd-quark 0.13,
+CopySharedInit).
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ _ATTRIBUTES = ("axis", "block_size", "output_dtype")
 
 @register
 def unshare_initializers(graph: Graph) -> int:
-    """Copy the weight or bias of every layer but the first that reads it, the DequantizeLinear in front included."""
+    """Copy the weight or bias of every layer but the first that reads it, the DequantizeLinear in
+    front included.
+    """
     taken, count = set[str](), 0
     for node in [node for node in graph.nodes if node.kind in _LAYERS]:
         for index in range(1, len(node.inputs)):
@@ -31,7 +35,11 @@ def _copied(graph: Graph, tensor: str, reader: Node) -> str:
     producer = graph.producer(tensor)
     if producer is None:
         return copied(graph, tensor, f"{tensor}_{reader.name}")
-    attributes = {name: value for name in _ATTRIBUTES if (value := producer.attribute(name)) is not None}
+    attributes = {
+        name: value
+        for name in _ATTRIBUTES
+        if (value := producer.attribute(name)) is not None
+    }
     codes = producer.inputs[0]
     inputs = [copied(graph, codes, f"{codes}_{reader.name}"), *producer.inputs[1:]]
     result = graph.fresh(f"{tensor}_{reader.name}")

@@ -1,8 +1,8 @@
 """Write out attributes that ONNX has defaults for, so that a compiler need not know them.
 
-The converter of Ryzen AI copies them as they stand (zmaychek84/vaip, to_xir_ops_pass.cpp, 2025-03): axes of Softmax,
-Gather and Flatten, slopes, factors of Gemm, epsilons, what reductions keep, how pools round and count, and the modes of
-Pad, Resize and DepthToSpace.
+The converter of Ryzen AI copies them as they stand (zmaychek84/vaip, to_xir_ops_pass.cpp, 2025-03):
+axes of Softmax, Gather and Flatten, slopes, factors of Gemm, epsilons, what reductions keep, how
+pools round and count, and the modes of Pad, Resize and DepthToSpace.
 """
 
 from __future__ import annotations
@@ -18,8 +18,17 @@ from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE
 from quark_onnx.passes.base import register
 
 _NAMES = frozenset(
-    {"alpha", "axis", "beta", "ceil_mode", "coordinate_transformation_mode", "count_include_pad", "epsilon", "keepdims"}
-    | {"mode", "nearest_mode", "p", "transA", "transB"}
+    {
+        "alpha",
+        "axis",
+        "beta",
+        "ceil_mode",
+        "coordinate_transformation_mode",
+        "count_include_pad",
+        "epsilon",
+        "keepdims",
+    }
+    | {"mode", "nearest_mode", "p", "transA", "transB"},
 )
 
 
@@ -32,7 +41,11 @@ def write_defaults(graph: Graph) -> int:
 def _write(graph: Graph, node: Node) -> bool:
     if node.op_type in QUANTIZE | DEQUANTIZE:  # with one scale they have no axis
         return False
-    missing = {k: v for k, v in _defaults(node.op_type, graph.opset).items() if node.attribute(k) is None}
+    missing = {
+        k: v
+        for k, v in _defaults(node.op_type, graph.opset).items()
+        if node.attribute(k) is None
+    }
     for name, value in missing.items():
         node.set_attribute(name, value)
     return bool(missing)
@@ -45,5 +58,12 @@ def _defaults(op_type: str, opset: int) -> dict[str, Any]:
         schema = onnx.defs.get_schema(op_type, opset, "")
     except onnx.defs.SchemaError:
         return {}
-    known = {name: schema.attributes[name].default_value for name in _NAMES & set(schema.attributes)}
-    return {name: helper.get_attribute_value(value) for name, value in sorted(known.items()) if value.name}
+    known = {
+        name: schema.attributes[name].default_value
+        for name in _NAMES & set(schema.attributes)
+    }
+    return {
+        name: helper.get_attribute_value(value)
+        for name, value in sorted(known.items())
+        if value.name
+    }

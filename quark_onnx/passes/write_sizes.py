@@ -1,5 +1,6 @@
-"""Write the sizes of a Split out, which opset 18 can leave to a number of parts: no other opset knows that number, and
-onnx has no adapter that brings such a Split to an earlier one."""
+"""Write the sizes of a Split out, which opset 18 can leave to a number of parts: no other opset
+knows that number, and onnx has no adapter that brings such a Split to an earlier one.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +24,9 @@ def _write(graph: Graph, node: Node) -> bool:
     sizes = sizes_of_parts(graph, node, shape[node.attribute("axis", 0) % len(shape)])
     if sizes is None or len(sizes) != len(node.outputs):
         return False
-    graph.append_input(node, graph.add_constant(f"{node.name}_sizes", np.array(sizes, np.int64)))
+    graph.append_input(
+        node,
+        graph.add_constant(f"{node.name}_sizes", np.array(sizes, np.int64)),
+    )
     node.drop_attribute("num_outputs")
     return True

@@ -34,8 +34,8 @@ class Activation:
     def derivative(self, x: Any, xp: Any = np) -> Any:
         """What to multiply by for its derivative: 1 for a linear one, booleans for a clip.
 
-        No choice between two values is made place by place: where it cannot be foretold, that takes a processor ten
-        times as long as a product.
+        No choice between two values is made place by place: where it cannot be foretold, that takes
+        a processor ten times as long as a product.
         """
         return _DERIVATIVES[self.kind](self, x, xp)
 
@@ -62,7 +62,9 @@ def _gelu(x: Any, xp: Any) -> Any:
 
 def _gelu_slope(x: Any, xp: Any) -> Any:
     bend = xp.tanh(_ROOT * (x + 0.044715 * x * x * x))
-    return 0.5 * (1 + bend) + 0.5 * x * (1 - bend * bend) * _ROOT * (1 + 3 * 0.044715 * x * x)
+    return 0.5 * (1 + bend) + 0.5 * x * (1 - bend * bend) * _ROOT * (
+        1 + 3 * 0.044715 * x * x
+    )
 
 
 def _within(x: Any, low: float, high: float) -> Any:
@@ -104,18 +106,33 @@ def _single(graph: Graph, node: Node) -> Activation:
         return Activation() if bounds is None else Activation("clip", *bounds)
     if node.kind == "LeakyRelu":
         return Activation("leaky", slope=float(node.attribute("alpha", 0.01)))
-    return Activation({"HardSwish": "hardswish", "Gelu": "gelu", "Swish": "silu"}.get(node.kind, "linear"))
+    return Activation(
+        {"HardSwish": "hardswish", "Gelu": "gelu", "Swish": "silu"}.get(
+            node.kind,
+            "linear",
+        ),
+    )
 
 
 def _gated(graph: Graph, tensor: str, readers: list[Node]) -> Activation:
     """x * sigmoid(x), and x * hardsigmoid(x), as two nodes."""
-    gate = next((node for node in readers if node.kind in ("Sigmoid", "HardSigmoid")), None)
+    gate = next(
+        (node for node in readers if node.kind in ("Sigmoid", "HardSigmoid")),
+        None,
+    )
     product = next((node for node in readers if node.kind == "Mul"), None)
-    if gate is None or product is None or set(product.inputs) != {tensor, gate.outputs[0]}:
+    if (
+        gate is None
+        or product is None
+        or set(product.inputs) != {tensor, gate.outputs[0]}
+    ):
         return Activation()
     if len(graph.consumers(gate.outputs[0])) != 1:
         return Activation()
     if gate.kind == "Sigmoid":
         return Activation("silu")
-    sixth = abs(gate.attribute("alpha", 0.2) - 1 / 6) < 1e-3 and gate.attribute("beta", 0.5) == 0.5
+    sixth = (
+        abs(gate.attribute("alpha", 0.2) - 1 / 6) < 1e-3
+        and gate.attribute("beta", 0.5) == 0.5
+    )
     return Activation("hardswish") if sixth else Activation()

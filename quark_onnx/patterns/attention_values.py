@@ -1,4 +1,5 @@
-"""Attention values: the path of a head from the layer that projects its values to the layer that reads their sum.
+"""Attention values: the path of a head from the layer that projects its values to the layer that
+reads their sum.
 
 Weighing mixes tokens, not the channels of a head, so a rotation of these passes through.
 """
@@ -13,7 +14,9 @@ from quark_onnx.graph.constant_input import ConstantInput, private
 from quark_onnx.kernels.hadamard import Rotation
 from quark_onnx.patterns.linear import Floats, Linear, last_stays, width
 
-_MOVING = frozenset({"Identity", "Dropout", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Expand"})
+_MOVING = frozenset(
+    {"Identity", "Dropout", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Expand"},
+)
 
 
 @dataclass(frozen=True)
@@ -23,7 +26,8 @@ class Heads:
     Attributes:
         size: channels of a head.
         writers: weight and bias that values are projected with.
-        part: which of their channels are values, as first and last one; others may be queries and keys.
+        part: which of their channels are values, as first and last one; others may be queries and
+            keys.
         reader: the layer behind the attention.
     """
 
@@ -35,7 +39,11 @@ class Heads:
     def rotate(self, graph: Graph, rotation: Rotation, key: str) -> None:
         """Rotate the channels of each head, and turn the weight that reads them."""
         for writer in self.writers:
-            writer.change(graph, f"{key}_{self.part[0]}", partial(self._turned, rotation, writer.axis))
+            writer.change(
+                graph,
+                f"{key}_{self.part[0]}",
+                partial(self._turned, rotation, writer.axis),
+            )
         side = self.reader.weight[0]
         side.change(graph, key, lambda value: rotation.turn(value, side.axis))
 
@@ -67,16 +75,24 @@ def _heads(graph: Graph, node: Node) -> Heads | None:
 
 def _sole(graph: Graph, tensor: str, reader: Node) -> bool:
     nodes = [node for node in graph.consumers(tensor) if node.kind != "Shape"]
-    return nodes == [reader] and private(graph, tensor) and reader.inputs.count(tensor) == 1
+    return (
+        nodes == [reader]
+        and private(graph, tensor)
+        and reader.inputs.count(tensor) == 1
+    )
 
 
 def _passes(graph: Graph, node: Node, size: int) -> bool:
     """Whether channels stay where they are within each head."""
-    if node.kind not in _MOVING or any(width(graph, name) % size or not width(graph, name) for name in _ends(node)):
+    if node.kind not in _MOVING or any(
+        width(graph, name) % size or not width(graph, name) for name in _ends(node)
+    ):
         return False
     if node.kind == "Transpose":
         return last_stays(node)
-    return node.kind == "Reshape" or len({width(graph, name) for name in _ends(node)}) == 1
+    return (
+        node.kind == "Reshape" or len({width(graph, name) for name in _ends(node)}) == 1
+    )
 
 
 def _ends(node: Node) -> tuple[str, str]:
@@ -87,7 +103,11 @@ def _reader(graph: Graph, tensor: str, size: int) -> Linear | None:
     """The layer that reads weighted sums."""
     while True:
         nodes = [node for node in graph.consumers(tensor) if node.kind != "Shape"]
-        if len(nodes) != 1 or not _sole(graph, tensor, nodes[0]) or nodes[0].inputs[0] != tensor:
+        if (
+            len(nodes) != 1
+            or not _sole(graph, tensor, nodes[0])
+            or nodes[0].inputs[0] != tensor
+        ):
             return None
         layer = Linear.of(graph, nodes[0])
         if layer is not None:
@@ -98,24 +118,38 @@ def _reader(graph: Graph, tensor: str, size: int) -> Linear | None:
 
 
 def _writers(
-    graph: Graph, tensor: str, reader: Node, size: int
+    graph: Graph,
+    tensor: str,
+    reader: Node,
+    size: int,
 ) -> tuple[tuple[ConstantInput, ...], tuple[int, int]] | None:
     """What values are computed with, and which part of it."""
     biases, part = list[ConstantInput](), None
     while True:
         node = graph.producer(tensor)
         alone = _sole(graph, tensor, reader) and width(graph, tensor) % size == 0
-        if node is None or not alone or (tensor != node.outputs[0] and node.kind != "Split"):
+        if (
+            node is None
+            or not alone
+            or (tensor != node.outputs[0] and node.kind != "Split")
+        ):
             return None
         reader, layer = node, Linear.of(graph, node)
         if layer is not None:
             biases += [ConstantInput(node, 2)] if node.input(2) else []
-            shapes = [graph.shape(bias.node.inputs[bias.index]) or (0,) for bias in biases]
+            shapes = [
+                graph.shape(bias.node.inputs[bias.index]) or (0,) for bias in biases
+            ]
             part = part or (0, layer.outputs)
-            fits = all(shape[-1] == layer.outputs for shape in shapes) and not any(end % size for end in part)
+            fits = all(shape[-1] == layer.outputs for shape in shapes) and not any(
+                end % size for end in part
+            )
             return ((layer.weight[1], *biases), part) if fits else None
         if node.kind == "Split" and not part and width(graph, node.inputs[0]):
-            before = sum(width(graph, name) for name in node.outputs[: node.outputs.index(tensor)])
+            before = sum(
+                width(graph, name)
+                for name in node.outputs[: node.outputs.index(tensor)]
+            )
             rank = len(graph.shape(node.inputs[0]) or ())
             if node.attribute("axis", 0) not in (-1, rank - 1):
                 return None
@@ -124,7 +158,9 @@ def _writers(
             place = 0 if graph.is_constant(node.inputs[0]) else 1
             biases.append(ConstantInput(node, place))
             tensor = node.inputs[1 - place]
-        elif _passes(graph, node, size) and (not part or len({width(graph, name) for name in _ends(node)}) == 1):
+        elif _passes(graph, node, size) and (
+            not part or len({width(graph, name) for name in _ends(node)}) == 1
+        ):
             tensor = node.inputs[0]
         else:
             return None

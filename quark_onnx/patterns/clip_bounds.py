@@ -12,7 +12,10 @@ def clip_bounds(graph: Graph, node: Node) -> tuple[float, float] | None:
     """The least and the greatest value behind a Relu or Clip; None if they are not constant."""
     if node.kind == "Relu":
         return 0.0, float("inf")
-    bounds = [float(node.attribute("min", -np.inf)), float(node.attribute("max", np.inf))]
+    bounds = [
+        float(node.attribute("min", -np.inf)),
+        float(node.attribute("max", np.inf)),
+    ]
     for place, name in enumerate(node.inputs[1:3]):
         if name:
             value = graph.constant(name)

@@ -1,4 +1,6 @@
-"""Layers that multiply by a constant weight, all seen alike: groups, then outputs, then inputs, then what is left."""
+"""Layers that multiply by a constant weight, all seen alike: groups, then outputs, then inputs,
+then what is left.
+"""
 
 from __future__ import annotations
 
@@ -38,13 +40,18 @@ class Layer:
     @classmethod
     def of(cls, graph: Graph, node: Node) -> Layer | None:
         """The layer that a node is; None if it is none."""
-        if node.kind not in LAYERS or graph.elem_type(node.input(1)) != TensorProto.FLOAT:
+        if (
+            node.kind not in LAYERS
+            or graph.elem_type(node.input(1)) != TensorProto.FLOAT
+        ):
             return None
         weight = graph.constant(node.input(1))
         if weight is None or not weight.size or node.input(0) == node.input(1):
             return None
         spatial = node.kind in SPATIAL
-        plain = node.kind != "Gemm" or (unscaled(node) and not node.attribute("transA", 0))
+        plain = node.kind != "Gemm" or (
+            unscaled(node) and not node.attribute("transA", 0)
+        )
         return cls.stored(node) if spatial or (weight.ndim == 2 and plain) else None
 
     @classmethod
@@ -72,7 +79,9 @@ class Layer:
         return groups * outputs
 
     def arranged(self, stored: NDArray[T]) -> NDArray[T]:
-        """An array that is stored as the weight is, as (groups, outputs / groups, inputs / groups, ...)."""
+        """An array that is stored as the weight is, as (groups, outputs / groups, inputs / groups,
+        ...).
+        """
         grouped = stored.reshape(self.groups, -1, *stored.shape[1:])
         return grouped.swapaxes(1, 2) if self.turned else grouped
 
@@ -81,22 +90,41 @@ class Layer:
         parts = arranged.swapaxes(1, 2) if self.turned else arranged
         return np.ascontiguousarray(parts.reshape(-1, *parts.shape[2:]))
 
-    def set_weight(self, graph: Graph, weight: NDArray[np.float64], suffix: str) -> None:
+    def set_weight(
+        self,
+        graph: Graph,
+        weight: NDArray[np.float64],
+        suffix: str,
+    ) -> None:
         """Store another weight, of the shape that ``weight`` has, for this node alone."""
         stored = self.as_stored(weight).astype(np.float32)
-        graph.set_input(self.node, 1, graph.add_constant(f"{self.node.input(1)}_{suffix}", stored))
+        graph.set_input(
+            self.node,
+            1,
+            graph.add_constant(f"{self.node.input(1)}_{suffix}", stored),
+        )
 
     def bias(self, graph: Graph) -> NDArray[np.float64] | None:
-        """The constant bias, one value for each output, zeros where there is none; None if it is of another kind."""
+        """The constant bias, one value for each output, zeros where there is none.
+
+        None if it is of another kind.
+        """
         outputs = self.outputs(graph)
         if not self.node.input(2) or self.node.kind == "MatMul":
             return np.zeros(outputs)
         stored = graph.constant(self.node.input(2))
-        return stored.astype(np.float64) if stored is not None and stored.shape == (outputs,) else None
+        return (
+            stored.astype(np.float64)
+            if stored is not None and stored.shape == (outputs,)
+            else None
+        )
 
     def set_bias(self, graph: Graph, bias: NDArray[np.float64], suffix: str) -> None:
         """Store another bias, for this node alone; a MatMul cannot have one."""
-        name = graph.add_constant(f"{self.node.input(2) or self.node.name + '_bias'}_{suffix}", bias.astype(np.float32))
+        name = graph.add_constant(
+            f"{self.node.input(2) or self.node.name + '_bias'}_{suffix}",
+            bias.astype(np.float32),
+        )
         if len(self.node.inputs) < 3:
             graph.append_input(self.node, name)
         else:
@@ -104,7 +132,8 @@ class Layer:
 
 
 def plain_matrix(node: Node, shape: Sequence[object]) -> bool:
-    """Return whether a node is a MatMul or an unscaled Gemm that multiplies rows by one matrix on its right.
+    """Return whether a node is a MatMul or an unscaled Gemm that multiplies rows by one matrix on
+    its right.
 
     Args:
         node: the operator.

@@ -1,4 +1,6 @@
-"""Where a positive factor for each channel of a tensor can be folded into the constants that it is computed with."""
+"""Where a positive factor for each channel of a tensor can be folded into the constants that it is
+computed with.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,10 @@ from quark_onnx.patterns.norms import SCALE
 
 #: Operators of one input that commute with a positive factor for each channel.
 _ARITHMETIC = frozenset({"Add", "Sub", "Mul", "Div"})
-_FLOAT = "one of its operands is a constant with factors for each channel, which few codes do not tell apart"
+_FLOAT = (
+    "one of its operands is a constant with factors for each channel, which few codes"
+    " do not tell apart"
+)
 _COMMUTING = frozenset({"Relu", "LeakyRelu", "Identity", "Dropout"})
 
 
@@ -23,14 +28,20 @@ class Fold:
     inverse: bool = False
 
     def apply(self, graph: Graph, key: str, factor: Floats) -> None:
-        """Multiply. One scale for all of the factors would round the small ones away, so that the node stays float."""
+        """Multiply.
+
+        One scale for all of the factors would round the small ones away, so that the node stays
+        float.
+        """
         if self.stored.node.kind in _ARITHMETIC:
             self.stored.node.stay_float(_FLOAT)
         self.stored.scale(graph, key, 1 / factor if self.inverse else factor)
 
 
-def absorb(graph: Graph, tensor: str, size: int, readers: int = 1) -> list[Fold] | None:
-    """The constants to multiply for each channel of a tensor to be multiplied; None if that cannot be.
+def absorb(graph: Graph, tensor: str, size: int, readers: int = 1) -> list[Fold] | None:  # noqa: PLR0911
+    """The constants to multiply for each channel of a tensor to be multiplied.
+
+    None if that cannot be.
 
     Args:
         size: how many channels lie along its last axis.
@@ -38,7 +49,12 @@ def absorb(graph: Graph, tensor: str, size: int, readers: int = 1) -> list[Fold]
     """
     node = graph.producer(tensor)
     known = [reader for reader in graph.consumers(tensor) if reader.kind != "Shape"]
-    if node is None or len(known) != readers or not private(graph, tensor) or tensor != node.outputs[0]:
+    if (
+        node is None
+        or len(known) != readers
+        or not private(graph, tensor)
+        or tensor != node.outputs[0]
+    ):
         return None
     if node.kind in SCALE:
         return _affine(graph, node, size)
@@ -51,7 +67,11 @@ def absorb(graph: Graph, tensor: str, size: int, readers: int = 1) -> list[Fold]
         return _factor(graph, node, size)
     if node.kind in ("Add", "Sub"):
         parts = [_operand(graph, node, place, size) for place in (0, 1)]
-        return None if any(part is None for part in parts) else [fold for part in parts for fold in part or ()]
+        return (
+            None
+            if any(part is None for part in parts)
+            else [fold for part in parts for fold in part or ()]
+        )
     return None
 
 
@@ -105,4 +125,7 @@ def _keeps_last_axis(graph: Graph, node: Node, size: int) -> bool:
     """Whether a rearrangement leaves the last axis as it is."""
     if node.kind == "Transpose":
         return last_stays(node)
-    return node.kind == "Reshape" and width(graph, node.inputs[0]) == size == width(graph, node.outputs[0])
+    return node.kind == "Reshape" and width(graph, node.inputs[0]) == size == width(
+        graph,
+        node.outputs[0],
+    )

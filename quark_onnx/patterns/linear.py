@@ -1,4 +1,6 @@
-"""MatMul and Gemm with a constant weight, seen as one: where weight and bias are stored, and how to change them."""
+"""MatMul and Gemm with a constant weight, seen as one: where weight and bias are stored, and how to
+change them.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,20 @@ from quark_onnx.patterns.norms import SCALE
 Floats = NDArray[np.float64]
 _MATRIX = 2
 #: Operators whose result has the last axis of their input, or the longest of their inputs.
-_KEEPING = frozenset({"Identity", "Dropout", "Relu", "LeakyRelu", "Sigmoid", "Tanh", "Erf", "Gelu", "Softmax", "Sqrt"})
+_KEEPING = frozenset(
+    {
+        "Identity",
+        "Dropout",
+        "Relu",
+        "LeakyRelu",
+        "Sigmoid",
+        "Tanh",
+        "Erf",
+        "Gelu",
+        "Softmax",
+        "Sqrt",
+    },
+)
 _JOINING = frozenset({"Add", "Sub", "Mul", "Div", "Pow"})
 
 
@@ -42,8 +57,15 @@ class Linear:
         """The layer that a node is; None if it is none, or adds something that is not constant."""
         weight = node.input(1)
         shape = graph.shape(weight) or ()
-        plain = node.kind == "MatMul" or (node.kind == "Gemm" and unscaled(node) and not node.attribute("transA", 0))
-        if not plain or len(shape) != _MATRIX or not graph.is_constant(weight) or node.inputs.count(weight) > 1:
+        plain = node.kind == "MatMul" or (
+            node.kind == "Gemm" and unscaled(node) and not node.attribute("transA", 0)
+        )
+        if (
+            not plain
+            or len(shape) != _MATRIX
+            or not graph.is_constant(weight)
+            or node.inputs.count(weight) > 1
+        ):
             return None
         first = -2 if Layer.stored(node).turned else -1
         inputs, outputs = (int(shape[axis] or 0) for axis in (first, -3 - first))
@@ -86,19 +108,35 @@ def _added(graph: Graph, node: Node, size: int) -> ConstantInput | None:
     """A constant vector that is added to a product before anything else reads it."""
     result = node.outputs[0]
     readers = graph.consumers(result)
-    if len(readers) != 1 or readers[0].kind != "Add" or graph.is_output(result) or graph.captured(result):
+    if (
+        len(readers) != 1
+        or readers[0].kind != "Add"
+        or graph.is_output(result)
+        or graph.captured(result)
+    ):
         return None
     place = 1 - readers[0].inputs.index(result)
     added = readers[0].inputs[place]
-    return ConstantInput(readers[0], place) if graph.is_constant(added) and graph.shape(added) == (size,) else None
+    return (
+        ConstantInput(readers[0], place)
+        if graph.is_constant(added) and graph.shape(added) == (size,)
+        else None
+    )
 
 
 def readers_of(graph: Graph, tensor: str) -> tuple[list[Linear], list[Node]]:
-    """The layers that read a tensor, and who reads it else; who asks for its shape does not count."""
+    """The layers that read a tensor, and who reads it else.
+
+    Who asks for its shape does not count.
+    """
     layers, others = list[Linear](), list[Node]()
     for node in graph.consumers(tensor):
         layer = Linear.of(graph, node)
-        if layer is not None and node.inputs.count(tensor) == 1 and node.input(0) == tensor:
+        if (
+            layer is not None
+            and node.inputs.count(tensor) == 1
+            and node.input(0) == tensor
+        ):
             layers.append(layer)
         elif node.kind != "Shape":
             others.append(node)
@@ -107,22 +145,29 @@ def readers_of(graph: Graph, tensor: str) -> tuple[list[Linear], list[Node]]:
 
 def sources(graph: Graph) -> list[str]:
     """The tensors that layers read, each once, in graph order."""
-    found = (node.input(0) for node in graph.nodes if Linear.of(graph, node) is not None)
+    found = (
+        node.input(0) for node in graph.nodes if Linear.of(graph, node) is not None
+    )
     return [name for name in dict.fromkeys(found) if not graph.is_constant(name)]
 
 
 def width(graph: Graph, tensor: str, depth: int = 8) -> int:
     """The length of the last axis, 0 if it is not known.
 
-    Where shapes could not be inferred, as behind an operator that ONNX does not know, the weights around may tell.
+    Where shapes could not be inferred, as behind an operator that ONNX does not know, the weights
+    around may tell.
     """
     shape = graph.shape(tensor)
     if shape is not None:
-        return shape[-1] if shape and isinstance(shape[-1], int) else _told(graph, tensor, depth)
+        return (
+            shape[-1]
+            if shape and isinstance(shape[-1], int)
+            else _told(graph, tensor, depth)
+        )
     return _told(graph, tensor, depth)
 
 
-def _told(graph: Graph, tensor: str, depth: int) -> int:
+def _told(graph: Graph, tensor: str, depth: int) -> int:  # noqa: PLR0911
     """What a layer that reads a tensor, or the nodes that compute it, say about its last axis."""
     for reader in graph.consumers(tensor):
         layer = Linear.of(graph, reader)
@@ -131,7 +176,10 @@ def _told(graph: Graph, tensor: str, depth: int) -> int:
     node = graph.producer(tensor)
     if node is None or not depth:
         return 0
-    layer, shape = Linear.of(graph, node), graph.constant(node.input(1)) if node.kind == "Reshape" else None
+    layer, shape = (
+        Linear.of(graph, node),
+        graph.constant(node.input(1)) if node.kind == "Reshape" else None,
+    )
     if layer is not None:
         return layer.outputs
     if shape is not None and shape.size:
@@ -139,7 +187,9 @@ def _told(graph: Graph, tensor: str, depth: int) -> int:
     if node.kind in SCALE and tensor in (*node.outputs[:1], *node.outputs[3:]):
         return width(graph, node.input(SCALE[node.kind][0]), 0)
     if node.kind in _JOINING:
-        return max(width(graph, name, depth - 1) for name in node.inputs)  # others are 1, and repeated
+        return max(
+            width(graph, name, depth - 1) for name in node.inputs
+        )  # others are 1, and repeated
     if node.kind in _KEEPING or (node.kind == "Transpose" and last_stays(node)):
         return width(graph, node.inputs[0], depth - 1)
     return width(graph, node.inputs[1], depth - 1) if node.kind == "MatMul" else 0

@@ -1,4 +1,6 @@
-"""Normalizations over the last axis or over images, as one operator or in parts, as exporters write them."""
+"""Normalizations over the last axis or over images, as one operator or in parts, as exporters write
+them.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +30,14 @@ class Norm:
 
     Attributes:
         name: of a node, for messages.
-        sources: what is normalized; of several tensors, their sum. The last one may be an output that holds the sum.
+        sources: what is normalized; of several tensors, their sum. The last one may be an output
+            that holds the sum.
         result: the normalized tensor, scaled and shifted.
         nodes: those that read the sources.
-        centered: the mean is subtracted first.
-        scale, shift: the constants that it is multiplied by, and that are added; None where there are none.
-        bias: a constant that is added to the sources.
-        bare: the tensor before scale and shift, where it has a name.
-        epsilon: what is added to the mean of the squares.
+        centered: the mean is subtracted first. scale, shift: the constants that it is multiplied
+        by, and that are added; None where there are none. bias: a constant that is added to the
+        sources. bare: the tensor before scale and shift, where it has a name. epsilon: what is
+        added to the mean of the squares.
     """
 
     name: str
@@ -67,20 +69,28 @@ _LAST = _Axes(lambda rank: (rank - 1,), lambda shape, rank: len(shape) == 1)
 _IMAGE = _Axes(
     lambda rank: tuple(range(2, rank)) if rank > 3 else (),
     lambda shape, rank: (
-        rank - 1 <= len(shape) <= rank and all(size == 1 for size in (*shape[: 1 - rank], *shape[2 - rank :]))
+        rank - 1 <= len(shape) <= rank
+        and all(size == 1 for size in (*shape[: 1 - rank], *shape[2 - rank :]))
     ),
 )
 
 
 def norms(graph: Graph) -> list[Norm]:
     """The normalizations over the last axis of a graph."""
-    found = (_operator(graph, node) if node.kind in SCALE else _parts(graph, node, _LAST) for node in graph.nodes)
+    found = (
+        _operator(graph, node) if node.kind in SCALE else _parts(graph, node, _LAST)
+        for node in graph.nodes
+    )
     return [norm for norm in found if norm is not None]
 
 
 def image_norms(graph: Graph) -> list[Norm]:
     """The normalizations over images, channel by channel, that are written in parts."""
-    return [norm for node in graph.nodes if (norm := _parts(graph, node, _IMAGE)) is not None]
+    return [
+        norm
+        for node in graph.nodes
+        if (norm := _parts(graph, node, _IMAGE)) is not None
+    ]
 
 
 def _operator(graph: Graph, node: Node) -> Norm | None:
@@ -91,21 +101,37 @@ def _operator(graph: Graph, node: Node) -> Norm | None:
     statistics = node.outputs[1:3] if skip else node.outputs[1:]
     if not last or not all(graph.is_constant(node.input(place)) for place in places):
         return None
-    if any(graph.consumers(name) or graph.is_output(name) for name in statistics if name):
+    if any(
+        graph.consumers(name) or graph.is_output(name) for name in statistics if name
+    ):
         return None
     stored = [ConstantInput(node, place) for place in places]
     more = 4 if node.kind.endswith("SkipLayerNormalization") else 3
     bias = ConstantInput(node, more) if skip and node.input(more) else None
     if bias is not None and not graph.is_constant(node.input(more)):
         return None
-    sources = (*node.inputs[:2], *filter(None, node.outputs[3:4])) if skip else node.inputs[:1]
+    sources = (
+        (*node.inputs[:2], *filter(None, node.outputs[3:4]))
+        if skip
+        else node.inputs[:1]
+    )
     centered = node.op_type in ("LayerNormalization", "SkipLayerNormalization")
     scale, shift = (*stored, None, None)[:2]
     epsilon = float(node.attribute("epsilon", 1e-5))
-    return Norm(node.name, sources, node.outputs[0], frozenset({node}), centered, scale, shift, bias, epsilon=epsilon)
+    return Norm(
+        node.name,
+        sources,
+        node.outputs[0],
+        frozenset({node}),
+        centered,
+        scale,
+        shift,
+        bias,
+        epsilon=epsilon,
+    )
 
 
-def _parts(graph: Graph, mean: Node, axes: _Axes) -> Norm | None:
+def _parts(graph: Graph, mean: Node, axes: _Axes) -> Norm | None:  # noqa: PLR0911
     """The normalization whose mean of squares this node computes."""
     if mean.kind != "ReduceMean" or not _is_over(graph, mean, axes):
         return None
@@ -116,8 +142,19 @@ def _parts(graph: Graph, mean: Node, axes: _Axes) -> Norm | None:
     root, inner, epsilon = _root(graph, mean)
     if root is None:
         return None
-    result = next((n for n in graph.consumers(root.outputs[0]) if n.kind in ("Mul", "Div") and value in n.inputs), None)
-    if result is None or (result.kind == "Div") != (root.kind == "Sqrt") or result.inputs.count(value) != 1:
+    result = next(
+        (
+            n
+            for n in graph.consumers(root.outputs[0])
+            if n.kind in ("Mul", "Div") and value in n.inputs
+        ),
+        None,
+    )
+    if (
+        result is None
+        or (result.kind == "Div") != (root.kind == "Sqrt")
+        or result.inputs.count(value) != 1
+    ):
         return None
     if result.kind == "Div" and result.inputs[0] != value:
         return None
@@ -125,7 +162,9 @@ def _parts(graph: Graph, mean: Node, axes: _Axes) -> Norm | None:
     inner = [*inner, square.outputs[0], root.outputs[0], *([value] if centered else [])]
     members = {square, mean, result, *nodes}
     if any(
-        reader not in members and not _between(graph, reader, inner) for t in inner for reader in graph.consumers(t)
+        reader not in members and not _between(graph, reader, inner)
+        for t in inner
+        for reader in graph.consumers(t)
     ):
         return None
     if not all(private(graph, tensor) for tensor in inner):
@@ -134,7 +173,17 @@ def _parts(graph: Graph, mean: Node, axes: _Axes) -> Norm | None:
     scale, scaled = _constant(graph, bare, "Mul", axes)
     shift, shifted = _constant(graph, scaled, "Add", axes)
     own = frozenset(nodes) if centered else frozenset({square, result})
-    return Norm(mean.name, (source,), shifted, own, centered, scale, shift, bare=bare, epsilon=epsilon)
+    return Norm(
+        mean.name,
+        (source,),
+        shifted,
+        own,
+        centered,
+        scale,
+        shift,
+        bare=bare,
+        epsilon=epsilon,
+    )
 
 
 def _is_over(graph: Graph, node: Node, axes: _Axes) -> bool:
@@ -143,7 +192,9 @@ def _is_over(graph: Graph, node: Node, axes: _Axes) -> bool:
     wanted, kept = axes.of(rank), bool(node.attribute("keepdims", 1))
     if given is None or not kept or not wanted:
         return False
-    return sorted(axis % rank if rank else axis for axis in np.asarray(given).ravel().tolist()) == list(wanted)
+    return sorted(
+        axis % rank if rank else axis for axis in np.asarray(given).ravel().tolist()
+    ) == list(wanted)
 
 
 def _squares(graph: Graph, node: Node) -> bool:
@@ -153,7 +204,10 @@ def _squares(graph: Graph, node: Node) -> bool:
 
 
 def _root(graph: Graph, mean: Node) -> tuple[Node | None, list[str], float]:
-    """The node that computes the root of a mean plus epsilon, or one over it; the tensors on the way; epsilon."""
+    """The node that computes the root of a mean plus epsilon, or one over it.
+
+    The tensors on the way; epsilon.
+    """
     way, node, reciprocal, epsilon = [mean.outputs[0]], mean, False, 0.0
     for _ in range(3):
         readers = graph.consumers(node.outputs[0])
@@ -167,13 +221,19 @@ def _root(graph: Graph, mean: Node) -> tuple[Node | None, list[str], float]:
             assert known is not None
             way.append(node.outputs[0])
             epsilon += float(known.reshape(()))
-        elif node.kind == "Pow" and node.inputs[0] == way[-1] and is_number(graph, node.inputs[1], -0.5):
+        elif (
+            node.kind == "Pow"
+            and node.inputs[0] == way[-1]
+            and is_number(graph, node.inputs[1], -0.5)
+        ):
             return node, way, epsilon
         elif node.kind == "Sqrt":
             way.append(node.outputs[0])
             behind = graph.consumers(node.outputs[0])
             inverse = behind[0] if len(behind) == 1 else None
-            reciprocal = inverse is not None and (inverse.kind == "Reciprocal" or _one_over(graph, inverse, way[-1]))
+            reciprocal = inverse is not None and (
+                inverse.kind == "Reciprocal" or _one_over(graph, inverse, way[-1])
+            )
             return (inverse if reciprocal else node), way, epsilon
         else:
             break
@@ -181,16 +241,34 @@ def _root(graph: Graph, mean: Node) -> tuple[Node | None, list[str], float]:
 
 
 def _one_over(graph: Graph, node: Node, tensor: str) -> bool:
-    return node.kind == "Div" and node.inputs[1] == tensor and is_number(graph, node.inputs[0], 1)
+    return (
+        node.kind == "Div"
+        and node.inputs[1] == tensor
+        and is_number(graph, node.inputs[0], 1)
+    )
 
 
 def _center(graph: Graph, value: str, axes: _Axes) -> tuple[str, set[Node], bool]:
-    """What the mean is subtracted from to get a tensor, the nodes that read it, and whether there is such a thing."""
+    """What the mean is subtracted from to get a tensor, the nodes that read it, and whether there
+    is such a thing.
+    """
     node = graph.producer(value)
-    mean = graph.producer(node.inputs[1]) if node is not None and node.kind == "Sub" else None
-    if node is None or mean is None or mean.kind != "ReduceMean" or not _is_over(graph, mean, axes):
+    mean = (
+        graph.producer(node.inputs[1])
+        if node is not None and node.kind == "Sub"
+        else None
+    )
+    if (
+        node is None
+        or mean is None
+        or mean.kind != "ReduceMean"
+        or not _is_over(graph, mean, axes)
+    ):
         return value, set(), False
-    alone = graph.consumers(mean.outputs[0]) == [node] and private(graph, mean.outputs[0])
+    alone = graph.consumers(mean.outputs[0]) == [node] and private(
+        graph,
+        mean.outputs[0],
+    )
     if mean.inputs[0] != node.inputs[0] or not alone:
         return value, set(), False
     return node.inputs[0], {node, mean}, True
@@ -201,8 +279,15 @@ def _between(graph: Graph, reader: Node, inner: list[str]) -> bool:
     return all(name in inner for name in reader.outputs)
 
 
-def _constant(graph: Graph, tensor: str, kind: str, axes: _Axes) -> tuple[ConstantInput | None, str]:
-    """The constant vector that a tensor is combined with before anything else reads it, and the result."""
+def _constant(
+    graph: Graph,
+    tensor: str,
+    kind: str,
+    axes: _Axes,
+) -> tuple[ConstantInput | None, str]:
+    """The constant vector that a tensor is combined with before anything else reads it, and the
+    result.
+    """
     readers = graph.consumers(tensor)
     if len(readers) != 1 or readers[0].kind != kind or not private(graph, tensor):
         return None, tensor

@@ -1,4 +1,5 @@
-"""The residual stream of a transformer: all that is added up between normalizations, and who writes and reads it.
+"""The residual stream of a transformer: all that is added up between normalizations, and who writes
+and reads it.
 
 It is found by the edges alone: what an Add joins belongs together, whatever the nodes are called.
 """
@@ -18,11 +19,21 @@ from quark_onnx.patterns.norms import Norm
 
 #: Rearrangements of vectors that leave each of them as it is.
 _MOVING = frozenset(
-    {"Identity", "Dropout", "Reshape", "Transpose", "Slice", "Squeeze", "Unsqueeze", "Expand", "Gather"}
+    {
+        "Identity",
+        "Dropout",
+        "Reshape",
+        "Transpose",
+        "Slice",
+        "Squeeze",
+        "Unsqueeze",
+        "Expand",
+        "Gather",
+    },
 )
 
 
-class Unknown(Exception):
+class Unknown(Exception):  # noqa: N818
     """What keeps a stream from being rotated."""
 
 
@@ -48,13 +59,20 @@ class Stream:
         return any(norm.centered for norm in self.norms)
 
     def rotate(self, graph: Graph, rotation: Rotation, key: str) -> None:
-        """Rotate all that is written, and turn the weights of all that reads it; scales and shifts go into them."""
+        """Rotate all that is written, and turn the weights of all that reads it.
+
+        Scales and shifts go into them.
+        """
         for writer in self.writers.values():
             writer.change(graph, key, partial(_turned, rotation, writer.axis))
         for layer, norm in self.readers.values():
             if norm is not None:
                 _unfold(graph, layer, norm, self.size)
-            layer.weight[0].change(graph, key, partial(_turned, rotation, layer.weight[0].axis))
+            layer.weight[0].change(
+                graph,
+                key,
+                partial(_turned, rotation, layer.weight[0].axis),
+            )
         for norm in self.norms:
             _strip(graph, norm)
 
@@ -68,7 +86,11 @@ def _turned(rotation: Rotation, axis: int, value: Floats) -> Floats:
 def _unfold(graph: Graph, layer: Linear, norm: Norm, size: int) -> None:
     """Let a layer do what the scale and the shift of a normalization have done."""
     if norm.shift is not None and norm.shift.value(graph).any():
-        layer.add_to_bias(graph, f"shift_{norm.result}", norm.shift.value(graph) @ layer.matrix(graph))
+        layer.add_to_bias(
+            graph,
+            f"shift_{norm.result}",
+            norm.shift.value(graph) @ layer.matrix(graph),
+        )
     if norm.scale is not None:
         scale = norm.scale.value(graph)
         layer.weight[0].scale(graph, f"scale_{norm.result}", scale)
@@ -100,11 +122,15 @@ def streams(graph: Graph, norms: list[Norm]) -> tuple[list[Stream], list[str]]:
             found.append(search.stream)
         seen |= search.stream.tensors
     more = f" (and {len(refused) - 1} more like it)" if len(refused) > 1 else ""
-    return found, [f"the residual stream is not rotated at {refused[0]}{more}"] if refused else []
+    return found, [
+        f"the residual stream is not rotated at {refused[0]}{more}",
+    ] if refused else []
 
 
 class _Search:
-    """Follows the edges of a stream until all of it is known, or something that is not understood is met."""
+    """Follows the edges of a stream until all of it is known, or something that is not understood
+    is met.
+    """
 
     def __init__(self, graph: Graph, norms: list[Norm], stream: Stream) -> None:
         self.graph, self.stream, self.todo = graph, stream, list[str]()
@@ -118,7 +144,9 @@ class _Search:
         while self.todo:
             tensor = self.todo.pop()
             if not private(self.graph, tensor):
-                raise Unknown(f"{tensor!r} is an output of the model, or read by a body")
+                raise Unknown(
+                    f"{tensor!r} is an output of the model, or read by a body",
+                )
             if width(self.graph, tensor) not in (0, self.stream.size):
                 raise Unknown(f"{tensor!r} has another number of channels")
             self.written(tensor)
@@ -142,10 +170,12 @@ class _Search:
 
     def constant(self, stored: ConstantInput) -> None:
         if not stored.spread(self.graph, self.stream.size):
-            raise Unknown(f"{stored.node.name} ({stored.node.kind}) adds a constant of another size or type")
+            raise Unknown(
+                f"{stored.node.name} ({stored.node.kind}) adds a constant of another size or type",
+            )
         self.stream.writers[stored.node, stored.index] = stored
 
-    def written(self, tensor: str) -> None:
+    def written(self, tensor: str) -> None:  # noqa: C901
         """Who computes it."""
         node = self.graph.producer(tensor)
         if tensor in self.results:
@@ -162,9 +192,14 @@ class _Search:
             self.operand(node, 0)
             self.operand(node, 1)
         elif self.scales(node):
-            self.push(next(name for name in node.inputs if not self.graph.is_constant(name)))
+            self.push(
+                next(name for name in node.inputs if not self.graph.is_constant(name)),
+            )
         elif node.kind == "Gather" and self.graph.is_constant(node.inputs[0]):
-            if node.attribute("axis", 0) or len(self.graph.shape(node.inputs[0]) or ()) != 2:
+            if (
+                node.attribute("axis", 0)
+                or len(self.graph.shape(node.inputs[0]) or ()) != 2
+            ):
                 raise Unknown(f"{node.name} (Gather) does not look up vectors")
             self.constant(table)
         elif self.moves(node):
@@ -182,7 +217,11 @@ class _Search:
             self.sum_of(norm)
             if norm not in self.stream.norms:
                 self.stream.norms.append(norm)
-        elif layer is not None and node.inputs.count(tensor) == 1 and node.input(0) == tensor:
+        elif (
+            layer is not None
+            and node.inputs.count(tensor) == 1
+            and node.input(0) == tensor
+        ):
             self.stream.readers[node] = (layer, None)
         elif node.kind in ("Add", "Sub") or self.scales(node) or self.moves(node):
             self.push(node.outputs[0])
@@ -199,17 +238,28 @@ class _Search:
         """Who reads what a normalization has computed: layers alone."""
         size = self.stream.size
         if not private(self.graph, tensor):
-            raise Unknown(f"{tensor!r}, which is normalized, is an output of the model, or read by a body")
-        if any(part is not None and not part.spread(self.graph, size) for part in (norm.scale, norm.shift)):
+            raise Unknown(
+                f"{tensor!r}, which is normalized, is an output of the model, or read by a body",
+            )
+        if any(
+            part is not None and not part.spread(self.graph, size)
+            for part in (norm.scale, norm.shift)
+        ):
             raise Unknown(f"{norm.name} has a scale of another size")
         for node in self.graph.consumers(tensor):
             layer = Linear.of(self.graph, node)
-            if layer is not None and node.inputs.count(tensor) == 1 and node.input(0) == tensor:
+            if (
+                layer is not None
+                and node.inputs.count(tensor) == 1
+                and node.input(0) == tensor
+            ):
                 self.stream.readers[node] = (layer, norm)
             elif self.moves(node) and node.inputs[0] == tensor:
                 self.normalized(norm, node.outputs[0])
             elif node.kind != "Shape":
-                raise Unknown(f"{node.name} ({node.kind}) reads {tensor!r}, which is normalized")
+                raise Unknown(
+                    f"{node.name} ({node.kind}) reads {tensor!r}, which is normalized",
+                )
 
     def scales(self, node: Node) -> bool:
         """Whether it multiplies all channels by one constant."""
@@ -223,7 +273,9 @@ class _Search:
         """Whether it moves whole vectors."""
         graph, size = self.graph, self.stream.size
         ends = {width(graph, node.inputs[0]), width(graph, node.outputs[0])}
-        if node.kind not in _MOVING or not ends <= ({size} if node.kind == "Reshape" else {size, 0}):
+        if node.kind not in _MOVING or not ends <= (
+            {size} if node.kind == "Reshape" else {size, 0}
+        ):
             return False
         rank = len(graph.shape(node.inputs[0]) or ())
         if node.kind == "Transpose":
@@ -232,5 +284,9 @@ class _Search:
             return node.attribute("axis", 0) not in (-1, rank - 1)
         if node.kind == "Slice":
             axes = graph.constant(node.input(3)) if node.input(3) else None
-            return axes is not None and rank > 0 and not {-1, rank - 1} & set(axes.ravel().tolist())
+            return (
+                axes is not None
+                and rank > 0
+                and not {-1, rank - 1} & set(axes.ravel().tolist())
+            )
         return True

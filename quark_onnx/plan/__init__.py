@@ -1,6 +1,14 @@
 """What becomes of every tensor, decided before any node moves."""
 
-from quark_onnx.plan.entries import BiasOf, Entry, Keep, Quantize, SameAs, Use, fused_into
+from quark_onnx.plan.entries import (
+    BiasOf,
+    Entry,
+    Keep,
+    Quantize,
+    SameAs,
+    Use,
+    fused_into,
+)
 from quark_onnx.plan.explain import explain
 from quark_onnx.plan.plan import OVERRIDABLE, Asked, Plan
 from quark_onnx.plan.select import EXCLUDED, NodeSpec, looks_up, matching, select

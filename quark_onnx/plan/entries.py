@@ -31,11 +31,14 @@ class Use:
 
 @dataclass(frozen=True)
 class Quantize:
-    """It is rounded to a number format. A scale, if the format has one, follows from its range, measured or known.
+    """It is rounded to a number format.
+
+    A scale, if the format has one, follows from its range, measured or known.
 
     Attributes:
         spec: how.
-        axis: of the channels of a constant or of its blocks; None per tensor, or for blocks wherever they usually run.
+        axis: of the channels of a constant or of its blocks; None per tensor, or for blocks
+            wherever they usually run.
         bounds: the range, where it is known without measuring.
         flat: blocks run over all axes from ``axis`` on, as if these were one.
         note: why it is not what was asked for, empty if it is.
@@ -53,7 +56,9 @@ class Quantize:
     def min_opset(self) -> int:
         """First opset whose own operators can write it."""
         spec = self.spec
-        vendor = isinstance(spec.dtype, Scaled) and not (spec.dtype.emitted and spec.dtype.read)
+        vendor = isinstance(spec.dtype, Scaled) and not (
+            spec.dtype.emitted and spec.dtype.read
+        )
         least = {
             spec.dtype.min_opset: True,
             11: spec.dynamic or spec.saturate,
@@ -61,7 +66,11 @@ class Quantize:
             BODY_OPSET: vendor,
             21: spec.block_size > 0,
         }
-        return max(opset for opset, needed in least.items() if needed or opset == spec.dtype.min_opset)
+        return max(
+            opset
+            for opset, needed in least.items()
+            if needed or opset == spec.dtype.min_opset
+        )
 
     @property
     def any_axis(self) -> Quantize:
@@ -69,15 +78,22 @@ class Quantize:
         return replace(self, axis=None) if isinstance(self.spec.dtype, Block) else self
 
     def rows(self, array: NDArray[Any]) -> NDArray[Any]:
-        """Return the values of a constant as (rows, n), one row for each scale; the last block is filled up."""
+        """Return the values of a constant as (rows, n), one row for each scale.
+
+        The last block is filled up.
+        """
         flattened = array.reshape(*array.shape[: self.axis], -1) if self.flat else array
         return rows(flattened, self.axis, self.spec.block_size)
 
     def placed(self, params: QParams, shape: tuple[int, ...]) -> QParams:
-        """Return parameters with one value for each row of ``rows`` as those of a constant of this shape."""
+        """Return parameters with one value for each row of ``rows`` as those of a constant of this
+        shape.
+        """
         if not self.spec.block_size or self.axis is None:
             return params
-        flattened = (*shape[: self.axis], prod(shape[self.axis :])) if self.flat else shape
+        flattened = (
+            (*shape[: self.axis], prod(shape[self.axis :])) if self.flat else shape
+        )
         return params.in_blocks(flattened, self.axis, self.spec.block_size)
 
     def __str__(self) -> str:
@@ -88,7 +104,11 @@ class Quantize:
         """Format, zero point, granularity and range as a text."""
         s = self.spec
         words = ["quantize", s.dtype.name]
-        axis = [f"axes from {self.axis}," if self.flat else f"axis {self.axis}"] if self.axis is not None else []
+        axis = (
+            [f"axes from {self.axis}," if self.flat else f"axis {self.axis}"]
+            if self.axis is not None
+            else []
+        )
         if not s.dtype.scaled:
             return " ".join([*words, *axis])
         words += ["symmetric" if s.symmetric else "asymmetric"]
@@ -96,14 +116,20 @@ class Quantize:
         words += [*axis, f"blocks of {s.block_size}"] if s.block_size else axis
         if s.dynamic:
             return " ".join([*words, "dynamic"])
-        words += [f"[{self.bounds[0]:g}, {self.bounds[1]:g}]" if self.bounds else format_calibrator(s.calibrator)]
+        words += [
+            f"[{self.bounds[0]:g}, {self.bounds[1]:g}]"
+            if self.bounds
+            else format_calibrator(s.calibrator),
+        ]
         words[-1:] = ["as given"] if self.given and self.given.known else words[-1:]
         return " ".join(words)
 
 
 @dataclass(frozen=True)
 class SameAs:
-    """It has the scale of another tensor: its values are a selection or a rearrangement of that one's."""
+    """It has the scale of another tensor: its values are a selection or a rearrangement of that
+    one's.
+    """
 
     use: Use
 
@@ -115,14 +141,15 @@ class SameAs:
 class BiasOf:
     """A bias in integers, added to the product of ``x`` and ``w``.
 
-    Its scale is the product of theirs; one of 16 bits has that times a power of two, where its values need it.
+    Its scale is the product of theirs; one of 16 bits has that times a power of two, where its
+    values need it.
 
     Attributes:
         dtype: int32 or int16.
         axis: the axis of the bias that runs over the channels of the weight.
         repeat: how often the channel scales of the weight repeat along it (grouped ConvTranspose).
-        stored: whether it is stored as integers. If it stays float it has to fit all the same: onnxruntime makes
-            integers of it when it loads the model, and does not mind an overflow.
+        stored: whether it is stored as integers. If it stays float it has to fit all the same:
+            onnxruntime makes integers of it when it loads the model, and does not mind an overflow.
     """
 
     x: Use

@@ -16,7 +16,12 @@ _VENDORS = frozenset({*DOMAINS, "com.vai.quantize"})
 def is_quantizing(node: Node) -> bool:
     """Whether a node reads, writes or makes codes."""
     name = node.op_type
-    integer = name.startswith("QLinear") or name in ("QGemm", "QAttention", "ConvInteger", "MatMulInteger")
+    integer = name.startswith("QLinear") or name in (
+        "QGemm",
+        "QAttention",
+        "ConvInteger",
+        "MatMulInteger",
+    )
     blocks = name in (
         "MatMulNBits",
         "MatMulBnb4",
@@ -37,15 +42,23 @@ def existing(graph: Graph, *, keep: bool) -> dict[str, str]:
         ModelError: there are some, and they are not to be kept.
     """
     found = [node for node in graph.nodes if is_quantizing(node)]
-    everywhere = [*found, *(node for node in inner_nodes(graph.nodes) if is_quantizing(node))]
+    everywhere = [
+        *found,
+        *(node for node in inner_nodes(graph.nodes) if is_quantizing(node)),
+    ]
     if everywhere and not keep:
         counts = Counter(node.op_type for node in everywhere).most_common(4)
         words = ", ".join(f"{count} {name}" for name, count in counts)
         raise ModelError(
-            f"the model is quantized already: it has {words}, the first of them {everywhere[0].name!r}; "
-            "give the float model, or keep what is quantized and go on with the rest (keep_existing, --keep-existing)"
+            f"the model is quantized already: it has {words}, the first of them"
+            f" {everywhere[0].name!r}; give the float model, or keep what is quantized"
+            " and go on with the rest (keep_existing, --keep-existing)",
         )
     touched = dict.fromkeys(node.name for node in found)
     for node in found:
-        touched.update(dict.fromkeys(near.name for near in (*graph.leaders(node), *graph.followers(node))))
+        touched.update(
+            dict.fromkeys(
+                near.name for near in (*graph.leaders(node), *graph.followers(node))
+            ),
+        )
     return dict.fromkeys(touched, "it touches what is quantized already")

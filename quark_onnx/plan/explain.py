@@ -9,13 +9,18 @@ from quark_onnx.plan.plan import Plan
 
 
 def explain(plan: Plan) -> str:
-    """One paragraph for each node: its name and type, then its inputs (<), outputs (>) and their decisions."""
+    """One paragraph for each node: its name and type, then its inputs (<), outputs (>) and their
+    decisions.
+    """
     return "\n".join(_paragraph(plan, node) for node in plan.graph.nodes)
 
 
 def _paragraph(plan: Plan, node: Node) -> str:
     reason = plan.kept.get(node.name)
-    lines = [f"{printable(node.name)} ({printable(node.kind)})" + (f"  float: {reason}" if reason else "")]
+    lines = [
+        f"{printable(node.name)} ({printable(node.kind)})"
+        + (f"  float: {reason}" if reason else ""),
+    ]
     for sign, tensors in (("<", node.inputs), (">", node.outputs)):
         for tensor in filter(None, tensors):
             use = plan.use(tensor, node) if sign == "<" else Use(tensor)
@@ -23,6 +28,7 @@ def _paragraph(plan: Plan, node: Node) -> str:
             root = plan.entry(use)
             if entry is not None:
                 lines.append(
-                    f"  {sign} {printable(tensor)}: {printable(str(root if isinstance(root, Keep) else entry))}"
+                    f"  {sign} {printable(tensor)}:"
+                    f" {printable(str(root if isinstance(root, Keep) else entry))}",
                 )
     return "\n".join(lines)

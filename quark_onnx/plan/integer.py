@@ -1,4 +1,6 @@
-"""Integer products with dynamic activations: which layers can be written as MatMulInteger or ConvInteger."""
+"""Integer products with dynamic activations: which layers can be written as MatMulInteger or
+ConvInteger.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ from quark_onnx.patterns.conv_and_gemm import plain_matrix
 def has_integer_product(graph: Graph, node: Node, weight: QuantizationSpec) -> bool:
     """Return whether ``fusions.dynamic`` can write a layer as a product of integer codes.
 
-    The weight is constant and gets 8-bit codes without blocks. The bias of a Conv has to be constant to be reshaped.
+    The weight is constant and gets 8-bit codes without blocks. The bias of a Conv has to be
+    constant to be reshaped.
     """
     if not graph.is_constant(node.input(1)) or weight.block_size or not _bytes(weight):
         return False
@@ -22,11 +25,17 @@ def has_integer_product(graph: Graph, node: Node, weight: QuantizationSpec) -> b
 
 
 def with_one_zero_point(node: Node, weight: QuantizationSpec) -> QuantizationSpec:
-    """Return how the weight of an integer product is quantized: ConvInteger of onnxruntime 1.32 reads one zero point.
+    """Return how the weight of an integer product is quantized: ConvInteger of onnxruntime 1.32
+    reads one zero point.
 
     A kernel with a scale for each channel is symmetric, whose zero point is that of the format.
     """
-    if node.kind == "Conv" and weight.per_channel and not weight.symmetric and _bytes(weight):
+    if (
+        node.kind == "Conv"
+        and weight.per_channel
+        and not weight.symmetric
+        and _bytes(weight)
+    ):
         return weight.with_(symmetric=True)
     return weight
 

@@ -34,11 +34,18 @@ class NodeSpec:
     overridden: bool = False
 
 
-def select(graph: Graph, config: QConfig, *, strict: bool = True) -> dict[Node, NodeSpec]:
-    """The settings of each node: the configuration's own, changed by the overrides that match, in their order.
+def select(  # noqa: C901, PLR0912
+    graph: Graph,
+    config: QConfig,
+    *,
+    strict: bool = True,
+) -> dict[Node, NodeSpec]:
+    """The settings of each node: the configuration's own, changed by the overrides that match, in
+    their order.
 
     Args:
-        strict: a pattern has to match. The user's graph is held to it; what folding has left of it is not.
+        strict: a pattern has to match. The user's graph is held to it; what folding has left of it
+            is not.
 
     Raises:
         ConfigError: a pattern matches nothing in the graph; the message has the nearest name.
@@ -46,13 +53,16 @@ def select(graph: Graph, config: QConfig, *, strict: bool = True) -> dict[Node, 
     if strict and config.tensors:
         _check_tensors(graph, config)
     weights = {True: config.table, False: config.weight}
-    chosen = {node: NodeSpec(config.activation, weights[looks_up(graph, node)]) for node in graph.nodes}
+    chosen = {
+        node: NodeSpec(config.activation, weights[looks_up(graph, node)])
+        for node in graph.nodes
+    }
     if config.op_types:
         kinds = {node.kind for node in (*graph.nodes, *inner_nodes(graph.nodes))}
         if strict and kinds.isdisjoint(config.op_types):
             raise ConfigError(
-                f"the model has no operator of type {' or '.join(config.op_types)}: nothing would be quantized"
-                f"{nearest(config.op_types[0], kinds)}"
+                f"the model has no operator of type {' or '.join(config.op_types)}:"
+                f" nothing would be quantized{nearest(config.op_types[0], kinds)}",
             )
         for node in graph.nodes:
             if node.kind not in config.op_types:
@@ -104,9 +114,16 @@ def looks_up(graph: Graph, node: Node) -> bool:
 
 def _check_tensors(graph: Graph, config: QConfig) -> None:
     """Raise an error for the first override of tensors that names none of the graph."""
-    known = {name for node in (*graph.nodes, *inner_nodes(graph.nodes)) for name in (*node.inputs, *node.outputs)}
+    known = {
+        name
+        for node in (*graph.nodes, *inner_nodes(graph.nodes))
+        for name in (*node.inputs, *node.outputs)
+    }
     if missing := TensorOverrides(config.tensors).unmatched(known):
-        raise ConfigError(f"no tensor of the model matches {missing[0]!r}{nearest(missing[0], known)}")
+        raise ConfigError(
+            "no tensor of the model matches"
+            f" {missing[0]!r}{nearest(missing[0], known)}",
+        )
 
 
 def matching(graph: Graph, override: Override, *, strict: bool) -> dict[Node, None]:
@@ -119,19 +136,35 @@ def matching(graph: Graph, override: Override, *, strict: bool) -> dict[Node, No
     names = {node.name: node for node in graph.nodes}
     for pattern in override.nodes:
         hits = [names[name] for name in _by_name(pattern, names)]
-        if strict and not hits and not _by_name(pattern, [node.name for node in inner_nodes(graph.nodes)]):
-            raise ConfigError(f"no node of the model matches {pattern!r}{nearest(pattern, names)}")
+        if (
+            strict
+            and not hits
+            and not _by_name(pattern, [node.name for node in inner_nodes(graph.nodes)])
+        ):
+            raise ConfigError(
+                f"no node of the model matches {pattern!r}{nearest(pattern, names)}",
+            )
         found.update(dict.fromkeys(hits))
     kinds = {node.kind for node in graph.nodes}
     for op_type in override.op_types:
-        if strict and op_type not in kinds | {node.kind for node in inner_nodes(graph.nodes)}:
-            raise ConfigError(f"the model has no operator of type {op_type!r}{nearest(op_type, kinds)}")
-        found.update(dict.fromkeys(node for node in graph.nodes if node.kind == op_type))
+        if strict and op_type not in kinds | {
+            node.kind for node in inner_nodes(graph.nodes)
+        }:
+            raise ConfigError(
+                "the model has no operator of type"
+                f" {op_type!r}{nearest(op_type, kinds)}",
+            )
+        found.update(
+            dict.fromkeys(node for node in graph.nodes if node.kind == op_type),
+        )
     if override.between:
         starts, ends = override.between
         hits = _between(graph, starts, ends, strict)
         if strict and not hits:
-            raise ConfigError(f"no node lies between {override.where}; is a start downstream of an end?")
+            raise ConfigError(
+                f"no node lies between {override.where}; is a start downstream of an"
+                " end?",
+            )
         found.update(dict.fromkeys(hits))
     return found
 
@@ -144,19 +177,32 @@ def _by_name(pattern: str, names: Iterable[str]) -> list[str]:
         try:
             expression = re.compile(pattern[3:])
         except re.error as error:
-            raise ConfigError(f"{pattern!r} is not a valid regular expression: {error}") from error
+            raise ConfigError(
+                f"{pattern!r} is not a valid regular expression: {error}",
+            ) from error
         return [name for name in names if expression.search(name)]
     return [name for name in names if fnmatch.fnmatchcase(name, pattern)]
 
 
-def _between(graph: Graph, starts: tuple[str, ...], ends: tuple[str, ...], strict: bool) -> list[Node]:
+def _between(
+    graph: Graph,
+    starts: tuple[str, ...],
+    ends: tuple[str, ...],
+    strict: bool,
+) -> list[Node]:
     """Nodes on the paths from ``starts`` to ``ends``."""
     down = reach(_nodes_at(graph, starts, strict, reading=True), graph.followers)
     up = reach(_nodes_at(graph, ends, strict, reading=False), graph.leaders)
     return [node for node in graph.nodes if node in down and node in up]
 
 
-def _nodes_at(graph: Graph, names: tuple[str, ...], strict: bool, *, reading: bool) -> list[Node]:
+def _nodes_at(
+    graph: Graph,
+    names: tuple[str, ...],
+    strict: bool,
+    *,
+    reading: bool,
+) -> list[Node]:
     """Nodes by node name, or the readers or the producer of a tensor by tensor name."""
     by_name, result = {node.name: node for node in graph.nodes}, list[Node]()
     for name in names:
@@ -168,10 +214,17 @@ def _nodes_at(graph: Graph, names: tuple[str, ...], strict: bool, *, reading: bo
         elif not reading and producer is not None:
             result.append(producer)
         elif strict:
-            tensors = {tensor for node in graph.nodes for tensor in (*node.inputs, *node.outputs)}
+            tensors = {
+                tensor
+                for node in graph.nodes
+                for tensor in (*node.inputs, *node.outputs)
+            }
             if name in tensors:
-                raise ConfigError(f"between: no node {'reads' if reading else 'computes'} {name!r}")
+                raise ConfigError(
+                    f"between: no node {'reads' if reading else 'computes'} {name!r}",
+                )
             raise ConfigError(
-                f"between: {name!r} is no node or tensor of the model{nearest(name, {*by_name, *tensors})}"
+                f"between: {name!r} is no node or tensor of the"
+                f" model{nearest(name, {*by_name, *tensors})}",
             )
     return result

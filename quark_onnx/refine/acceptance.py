@@ -1,7 +1,7 @@
 """Accept layer-wise optimization only if it lowers the model's output error on held-out samples.
 
-Each layer computes what it should more closely than with the nearest codes; where errors of layers had made up for each
-other, or few samples stand for many, the model as a whole may not.
+Each layer computes what it should more closely than with the nearest codes; where errors of layers
+had made up for each other, or few samples stand for many, the model as a whole may not.
 """
 
 from __future__ import annotations
@@ -49,8 +49,16 @@ class Snapshot:
         return self.graph
 
 
-def min_output_sqnr(graph: Graph, plan: Plan, params: Params, floating: Any, samples: Sequence[Sample]) -> float | None:
-    """The least signal-to-noise ratio of any output, in dB; None where it cannot be told, as without samples.
+def min_output_sqnr(
+    graph: Graph,
+    plan: Plan,
+    params: Params,
+    floating: Any,
+    samples: Sequence[Sample],
+) -> float | None:
+    """The least signal-to-noise ratio of any output, in dB.
+
+    None where it cannot be told, as without samples.
 
     Args:
         graph: with scales for all that is planned, biases included.
@@ -67,8 +75,14 @@ def min_output_sqnr(graph: Graph, plan: Plan, params: Params, floating: Any, sam
     result.infer()
     lean = result.store is not None
     try:
-        errors = measure(floating, open_session(result.to_model(), lean=lean, optimize=not lean), samples)
-    except Exception as error:  # what is wrong with it is said of the model that is handed out
+        errors = measure(
+            floating,
+            open_session(result.to_model(), lean=lean, optimize=not lean),
+            samples,
+        )
+    except (
+        Exception
+    ) as error:  # what is wrong with it is said of the model that is handed out
         logger.debug("what optimizers are worth cannot be told: %s", error)
         return None
     require_same_shapes(errors, plan.shapes.sized_by_data)

@@ -1,8 +1,8 @@
 """Estimate whether a rewrite of the float graph lowers the quantized model's output error.
 
-An optimizer of the float graph keeps what the model computes, which says nothing of what rounding makes of it: factors
-that serve one layer may cost another more. So both graphs are quantized as the configuration says, as far as that is
-quick, and judged on samples that nothing was chosen by.
+An optimizer of the float graph keeps what the model computes, which says nothing of what rounding
+makes of it: factors that serve one layer may cost another more. So both graphs are quantized as the
+configuration says, as far as that is quick, and judged on samples that nothing was chosen by.
 """
 
 from __future__ import annotations
@@ -30,11 +30,18 @@ _MEASURED = 32
 
 
 def quantized_sqnr(
-    graph: Graph, config: QConfig, reference: Reference, samples: Samples, held_out: Sequence[Sample]
+    graph: Graph,
+    config: QConfig,
+    reference: Reference,
+    samples: Samples,
+    held_out: Sequence[Sample],
 ) -> float | None:
-    """Return the least signal-to-noise ratio of any output of a quantized graph, in dB; None where it cannot be told.
+    """Return the least signal-to-noise ratio of any output of a quantized graph, in dB.
 
-    Weights are rounded to the nearest, whatever optimizers the configuration names; scales are not searched.
+    None where it cannot be told.
+
+    Weights are rounded to the nearest, whatever optimizers the configuration names; scales are not
+    searched.
 
     Args:
         graph: a float graph; it stays as it is.
@@ -48,12 +55,19 @@ def quantized_sqnr(
         plain = make_plan(graph, config, strict=False)
         raised, _ = raise_opset_for(graph.copy(), plain, config, reference, held_out[0])
         plan = make_plan(raised, config, strict=False)
-        ranges = calibrate(raised, plan, islice(iter(samples), _MEASURED)) if config.measures else {}
+        ranges = (
+            calibrate(raised, plan, islice(iter(samples), _MEASURED))
+            if config.measures
+            else {}
+        )
         if config.safe:
             keep_sensitive_ops_float(raised, plan, ranges)
         params = compute_qparams(raised, plan, ranges)
         compute_bias_qparams(raised, plan, params)
         return min_output_sqnr(raised, plan, params, reference.session, held_out)
     except QuarkError as error:  # what is wrong is said of the model that is handed out
-        logger.debug("what a rewrite of the float graph is worth cannot be told: %s", error)
+        logger.debug(
+            "what a rewrite of the float graph is worth cannot be told: %s",
+            error,
+        )
         return None

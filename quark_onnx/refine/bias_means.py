@@ -1,8 +1,10 @@
-"""means: take from each bias what the rounding of the weight adds to the mean of each output of the layer (Nagel et al.
-2019, "Data-Free Quantization Through Weight Equalization and Bias Correction", section 4.2, with means of real data).
+"""means: take from each bias what the rounding of the weight adds to the mean of each output of the
+layer (Nagel et al. 2019, "Data-Free Quantization Through Weight Equalization and Bias Correction",
+section 4.2, with means of real data).
 
-A weight under one power-of-two scale is coarse where a channel is small, and its rounding shifts whole channels of the
-result. Such a shift does not average out over positions and samples as other noise does.
+A weight under one power-of-two scale is coarse where a channel is small, and its rounding shifts
+whole channels of the result. Such a shift does not average out over positions and samples as other
+noise does.
 """
 
 from __future__ import annotations
@@ -33,12 +35,16 @@ _JUDGES = 4
 
 
 def correct_biases(
-    graph: Graph, plan: Plan, params: Params, samples: Sequence[Sample], optimizers: Sequence[Any] = ()
+    graph: Graph,
+    plan: Plan,
+    params: Params,
+    samples: Sequence[Sample],
+    optimizers: Sequence[Any] = (),
 ) -> Graph:
     """Return a copy of the graph with biases that make good for the rounding of the weights.
 
-    Layers whose bias is no constant of their own keep it. Without samples, or where an optimizer of layers will choose
-    the biases, the graph itself is returned.
+    Layers whose bias is no constant of their own keep it. Without samples, or where an optimizer of
+    layers will choose the biases, the graph itself is returned.
 
     Args:
         graph: the float graph.
@@ -54,20 +60,34 @@ def correct_biases(
         return graph
     try:
         means = _input_means(graph, places, samples)
-    except Exception as error:  # onnxruntime raises several unrelated types; without it the biases are good too
-        logger.warning("the biases are not corrected, the model does not run with means of its tensors: %s", error)
+    except Exception as error:
+        # onnxruntime raises several unrelated types; without it the biases are good too
+        logger.warning(
+            "the biases are not corrected, the model does not run with means of its"
+            " tensors: %s",
+            error,
+        )
         return graph
     corrected = graph.copy()
     for place in places:
-        shift = _shift(graph, plan, params, place, means[place.node.input(0), place.node.kind in SPATIAL])
+        shift = _shift(
+            graph,
+            plan,
+            params,
+            place,
+            means[place.node.input(0), place.node.kind in SPATIAL],
+        )
         bias = graph.constant(place.bias)
         assert bias is not None
         if np.isfinite(shift).all():
-            corrected.set_constant(place.bias, (bias - shift.reshape(bias.shape)).astype(np.float32))
+            corrected.set_constant(
+                place.bias,
+                (bias - shift.reshape(bias.shape)).astype(np.float32),
+            )
     return corrected
 
 
-def accept_biases(
+def accept_biases(  # noqa: PLR0913
     graph: Graph,
     corrected: Graph,
     plan: Plan,
@@ -76,7 +96,8 @@ def accept_biases(
     samples: Sequence[Sample],
     notes: list[str],
 ) -> Graph:
-    """Return the graph with corrected biases if the worst output is nearer to the float one with them, else the other.
+    """Return the graph with corrected biases if the worst output is nearer to the float one with
+    them, else the other.
 
     Args:
         graph: the float graph.
@@ -90,32 +111,58 @@ def accept_biases(
     if corrected is graph:
         return graph
     judges = samples[:_JUDGES]
-    before, after = (min_output_sqnr(each, plan, params, floating.session, judges) for each in (graph, corrected))
+    before, after = (
+        min_output_sqnr(each, plan, params, floating.session, judges)
+        for each in (graph, corrected)
+    )
     if before is None or after is None or after <= before:
         return graph
     notes.append(
-        f"biases corrected by the mean error of rounded weights: {before:.2f} -> {after:.2f} dB SQNR at the worst"
-        f" output, on {len(judges)} samples"
+        f"biases corrected by the mean error of rounded weights: {before:.2f} ->"
+        f" {after:.2f} dB SQNR at the worst output, on {len(judges)} samples",
     )
     return corrected
 
 
-def _shift(graph: Graph, plan: Plan, params: Params, place: LayerTask, mean: Doubles) -> Doubles:
-    """The mean error of each output; a window that reaches beyond the border counts as one inside."""
+def _shift(
+    graph: Graph,
+    plan: Plan,
+    params: Params,
+    place: LayerTask,
+    mean: Doubles,
+) -> Doubles:
+    """The mean error of each output.
+
+    A window that reaches beyond the border counts as one inside.
+    """
     stored = graph.constant(place.weight)
     assert stored is not None
     weight = place.layer.arranged(stored)
     groups, outputs, inputs = weight.shape[:3]
-    rounded = lattice_of(graph, plan, params, place).nearest(weight.reshape(groups, outputs, -1))
-    rounding = (rounded - weight.reshape(groups, outputs, -1)).reshape(groups, outputs, inputs, -1).sum(axis=3)
-    shift: Doubles = np.einsum("goi,gi->go", rounding.astype(np.float64), mean.reshape(groups, inputs))
+    rounded = lattice_of(graph, plan, params, place).nearest(
+        weight.reshape(groups, outputs, -1),
+    )
+    rounding = (
+        (rounded - weight.reshape(groups, outputs, -1))
+        .reshape(groups, outputs, inputs, -1)
+        .sum(axis=3)
+    )
+    shift: Doubles = np.einsum(
+        "goi,gi->go",
+        rounding.astype(np.float64),
+        mean.reshape(groups, inputs),
+    )
     return shift
 
 
 def _input_means(
-    graph: Graph, places: Sequence[LayerTask], samples: Sequence[Sample]
+    graph: Graph,
+    places: Sequence[LayerTask],
+    samples: Sequence[Sample],
 ) -> dict[tuple[str, bool], Doubles]:
-    """The mean of each channel of what layers read, by tensor and whether its channels are the second axis."""
+    """The mean of each channel of what layers read, by tensor and whether its channels are the
+    second axis.
+    """
     extended, names = graph.copy(), dict[tuple[str, bool], str]()
     for place in places:
         key = place.node.input(0), place.node.kind in SPATIAL
@@ -125,7 +172,11 @@ def _input_means(
     model = extended.to_model()
     del model.graph.output[:]
     model.graph.output.extend(ValueInfoProto(name=name) for name in names.values())
-    session = open_session(model, threads=1, what="the float model with means of its tensors")
+    session = open_session(
+        model,
+        threads=1,
+        what="the float model with means of its tensors",
+    )
     totals: dict[tuple[str, bool], Doubles] = {}
     for sample in samples:
         values = session.run(list(names.values()), dict(sample))
@@ -136,10 +187,19 @@ def _input_means(
 
 
 def _add_mean(graph: Graph, tensor: str, spatial: bool, channels: int) -> str:
-    """Add nodes that compute the mean of each channel, (batch, channels, 1, ...); the name of their result."""
+    """Add nodes that compute the mean of each channel, (batch, channels, 1, ...).
+
+    The name of their result.
+    """
     if not spatial:
-        shape = graph.add_constant(f"{tensor}_rows", np.array([1, -1, channels], np.int64))
-        rows, columns = graph.fresh(f"{tensor}_as_rows"), graph.fresh(f"{tensor}_as_columns")
+        shape = graph.add_constant(
+            f"{tensor}_rows",
+            np.array([1, -1, channels], np.int64),
+        )
+        rows, columns = (
+            graph.fresh(f"{tensor}_as_rows"),
+            graph.fresh(f"{tensor}_as_columns"),
+        )
         graph.add("Reshape", [tensor, shape], [rows])
         graph.add("Transpose", [rows], [columns], perm=[0, 2, 1])
         tensor = columns

@@ -13,13 +13,18 @@ from quark_onnx.optimizers.problem import Floats, Rows
 
 
 class Room:
-    """Memory for the rows of one layer after the other: to ask the system for it takes longer than to fill it."""
+    """Memory for the rows of one layer after the other: to ask the system for it takes longer than
+    to fill it.
+    """
 
     def __init__(self) -> None:
         self._memory = np.empty(0, np.float32)
 
     def empty(self, *shapes: tuple[int, ...]) -> list[Floats]:
-        """Arrays with whatever was there before; those that were given out earlier are overwritten."""
+        """Arrays with whatever was there before.
+
+        Those that were given out earlier are overwritten.
+        """
         ends = np.cumsum([prod(shape) for shape in shapes]).tolist()
         if ends[-1] > self._memory.size:
             self._memory = np.empty(ends[-1], np.float32)
@@ -30,12 +35,22 @@ class Room:
 class Mix:
     """Rows of several samples on their way into the order in which they are learned from.
 
-    Many groups of one output each are multiplied fastest where the rows come last in memory. Those are put down sample
-    by sample, and mixed at the end: to do so at once would scatter single numbers.
+    Many groups of one output each are multiplied fastest where the rows come last in memory. Those
+    are put down sample by sample, and mixed at the end: to do so at once would scatter single
+    numbers.
     """
 
-    def __init__(self, shape: tuple[int, ...], samples: int, each: int, room: Room) -> None:
-        """``shape``: of the weight, (groups, outputs, inputs); ``each``: rows of a sample, at most."""
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        samples: int,
+        each: int,
+        room: Room,
+    ) -> None:
+        """``shape``: of the weight, (groups, outputs, inputs).
+
+        ``each``: rows of a sample, at most.
+        """
         groups, outputs, inputs = shape
         self._samples, self._each, self._deep = samples, each, outputs == 1
         rows = samples * each
@@ -47,15 +62,28 @@ class Mix:
         self._counts = [0] * samples
 
     def put(self, at: int, *parts: Floats) -> None:
-        """Take in the rows of the samples from a place on; inputs and targets, (samples, groups, rows, values)."""
+        """Take in the rows of the samples from a place on.
+
+        Inputs and targets, (samples, groups, rows, values).
+        """
         count, rows = len(parts[0]), parts[0].shape[2]
         self._counts[at : at + count] = [rows] * count
         for whole, part in zip(self._arrays, parts, strict=True):
             if self._deep:
-                own = whole.reshape(len(whole), self._samples, self._each, whole.shape[2])[:, at : at + count, :rows]
+                own = whole.reshape(
+                    len(whole),
+                    self._samples,
+                    self._each,
+                    whole.shape[2],
+                )[:, at : at + count, :rows]
                 own[:] = part.swapaxes(0, 1)
             else:
-                own = whole.reshape(len(whole), self._each, self._samples, whole.shape[2])[:, :rows, at : at + count]
+                own = whole.reshape(
+                    len(whole),
+                    self._each,
+                    self._samples,
+                    whole.shape[2],
+                )[:, :rows, at : at + count]
                 own[:] = part.transpose(1, 2, 0, 3)
 
     def mixed(self) -> Rows:
@@ -73,7 +101,11 @@ class Mix:
     def _mix(self, group: int) -> None:
         for array in self._arrays:
             deep = array[group].T
-            deep[:] = deep.reshape(-1, self._samples, self._each).swapaxes(1, 2).reshape(deep.shape)
+            deep[:] = (
+                deep.reshape(-1, self._samples, self._each)
+                .swapaxes(1, 2)
+                .reshape(deep.shape)
+            )
 
 
 @np.errstate(over="ignore", invalid="ignore")

@@ -32,7 +32,8 @@ T = TypeVar("T", bound=np.generic)
 _ROWS, _BYTES = 8192, 1 << 27
 #: One sample in so many is held out.
 _EVERY = 8
-#: Bytes of tensors and rows that are gathered at a time: what is small in each sample is cheaper in several.
+#: Bytes of tensors and rows that are gathered at a time: what is small in each sample is cheaper in
+#: several.
 _AT_ONCE = 1 << 22
 #: Rows that are multiplied with each other at a time.
 _SLAB = 4096
@@ -67,7 +68,11 @@ class LayerTask:
         return self.node.input(1)
 
 
-def places_in(graph: Graph, plan: Plan, params: Params) -> tuple[list[LayerTask], list[str]]:
+def places_in(
+    graph: Graph,
+    plan: Plan,
+    params: Params,
+) -> tuple[list[LayerTask], list[str]]:
     """The layers in the order of the graph, and why others of their kind are none of them."""
     places, left = list[LayerTask](), list[str]()
     for node in graph.nodes:
@@ -76,7 +81,11 @@ def places_in(graph: Graph, plan: Plan, params: Params) -> tuple[list[LayerTask]
         if not isinstance(plan.entry(plan.use(node.input(1), node)), Quantize):
             continue
         layer = Layer.of(graph, node)
-        found = _place(graph, plan, params, layer) if layer else "its weight or its attributes are of another kind"
+        found = (
+            _place(graph, plan, params, layer)
+            if layer
+            else "its weight or its attributes are of another kind"
+        )
         if isinstance(found, LayerTask):
             places.append(found)
         else:
@@ -114,14 +123,26 @@ def _place(graph: Graph, plan: Plan, params: Params, layer: Layer) -> LayerTask 
     known = rounded and bias_use.tensor == own and bias_use in params.table
     alone = len(graph.consumers(own)) == 1 and not graph.is_output(own)
     free = alone and (known or not rounded)
-    return LayerTask(layer, use, result, own if free else "", offset, bias_use if known else None)
+    return LayerTask(
+        layer,
+        use,
+        result,
+        own if free else "",
+        offset,
+        bias_use if known else None,
+    )
 
 
 def _added(graph: Graph, node: Node, outputs: int) -> tuple[str, Node] | None:
     """The constant vector that alone is added to a product, and the addition."""
     result = node.outputs[0]
     readers = graph.consumers(result)
-    if len(readers) != 1 or readers[0].kind != "Add" or graph.is_output(result) or graph.captured(result):
+    if (
+        len(readers) != 1
+        or readers[0].kind != "Add"
+        or graph.is_output(result)
+        or graph.captured(result)
+    ):
         return None
     other = next((name for name in readers[0].inputs if name != result), "")
     value = graph.constant(other) if other else None
@@ -131,12 +152,18 @@ def _added(graph: Graph, node: Node, outputs: int) -> tuple[str, Node] | None:
 
 
 def summand_of(graph: Graph, place: LayerTask) -> tuple[Node, int] | None:
-    """The addition that alone reads what a layer computes, and at which place it reads the other summand.
+    """The addition that alone reads what a layer computes, and at which place it reads the other
+    summand.
 
     None where there is none, or its summand is a constant.
     """
     readers = graph.consumers(place.result)
-    if len(readers) != 1 or readers[0].kind != "Add" or graph.is_output(place.result) or graph.captured(place.result):
+    if (
+        len(readers) != 1
+        or readers[0].kind != "Add"
+        or graph.is_output(place.result)
+        or graph.captured(place.result)
+    ):
         return None
     others = [at for at, name in enumerate(readers[0].inputs) if name != place.result]
     if len(others) != 1 or graph.is_constant(readers[0].inputs[others[0]]):
@@ -145,20 +172,41 @@ def summand_of(graph: Graph, place: LayerTask) -> tuple[Node, int] | None:
 
 
 def lattice_of(graph: Graph, plan: Plan, params: Params, place: LayerTask) -> Levels:
-    """The values that the weight of a layer may take, in the order of groups, outputs and inputs."""
-    return _lattice(graph, plan, params, place.use, lambda array: flat(place.layer.arranged(array)))
+    """The values that the weight of a layer may take, in the order of groups, outputs and inputs."""  # noqa: E501
+    return _lattice(
+        graph,
+        plan,
+        params,
+        place.use,
+        lambda array: flat(place.layer.arranged(array)),
+    )
 
 
-def bias_lattice_of(graph: Graph, plan: Plan, params: Params, place: LayerTask) -> Levels | None:
+def bias_lattice_of(
+    graph: Graph,
+    plan: Plan,
+    params: Params,
+    place: LayerTask,
+) -> Levels | None:
     """The values that its bias may take, (groups, outputs); None for any."""
     if place.bias_use is None:
         return None
     groups = place.layer.groups
-    return _lattice(graph, plan, params, place.bias_use, lambda array: array.reshape(groups, -1))
+    return _lattice(
+        graph,
+        plan,
+        params,
+        place.bias_use,
+        lambda array: array.reshape(groups, -1),
+    )
 
 
 def _lattice(
-    graph: Graph, plan: Plan, params: Params, use: Use, arranged: Callable[[NDArray[Any]], NDArray[Any]]
+    graph: Graph,
+    plan: Plan,
+    params: Params,
+    use: Use,
+    arranged: Callable[[NDArray[Any]], NDArray[Any]],
 ) -> Levels:
     entry, found = plan.entries[use], params.table[use]
     assert isinstance(entry, Quantize)
@@ -176,7 +224,12 @@ def _lattice(
 def scalable(plan: Plan, params: Params, place: LayerTask) -> bool:
     """Whether each output of a layer has a float scale of its own."""
     entry, found = plan.entries[place.use], params.table[place.use]
-    if not isinstance(entry, Quantize) or found.axis is None or found.block_size or entry.spec.pow2:
+    if (
+        not isinstance(entry, Quantize)
+        or found.axis is None
+        or found.block_size
+        or entry.spec.pow2
+    ):
         return False
     return entry.spec.scale == "float32" and found.scale.size == place.offset.size
 
@@ -188,13 +241,15 @@ def flat(array: NDArray[Any]) -> NDArray[Any]:
 
 @dataclass(frozen=True)
 class RowCollector:
-    """Takes rows for one layer from the two walks, the quantized one in front of the layer and the float one behind.
+    """Takes rows for one layer from the two walks, the quantized one in front of the layer and the
+    float one behind.
 
     Attributes:
         source: what the layer reads in the quantized model.
         rooms: memory for the rows to learn from and those held out, until the next layer.
-        beside: what its result is added to, in the float and in the quantized model. What the quantized one has lost
-            there the layer should make good, for the sum is what later layers read. None to leave it at that.
+        beside: what its result is added to, in the float and in the quantized model. What the
+            quantized one has lost there the layer should make good, for the sum is what later
+            layers read. None to leave it at that.
     """
 
     place: LayerTask
@@ -204,7 +259,13 @@ class RowCollector:
     rooms: tuple[Room, Room]
     beside: tuple[str, StoredActivation] | None = None
 
-    def problem(self, lattice: Levels, bias_lattice: Levels | None, scalable: bool, seed: int) -> Problem:
+    def problem(
+        self,
+        lattice: Levels,
+        bias_lattice: Levels | None,
+        scalable: bool,
+        seed: int,
+    ) -> Problem:
         """The problem of the layer."""
         graph = self.floating.graph
         weight = flat(self.place.layer.weight(graph))
@@ -241,37 +302,68 @@ class RowCollector:
         train = self._taken(rest, most, seed, self.rooms[0])
         if rest == held:  # there is a single sample
             cut = max(1, len(train) // _EVERY)
-            parts = [Rows(train.inputs[:, part], train.targets[:, part]) for part in (slice(cut, None), slice(cut))]
+            parts = [
+                Rows(train.inputs[:, part], train.targets[:, part])
+                for part in (slice(cut, None), slice(cut))
+            ]
             return parts[0], parts[1]
         return train, self._taken(held, most // 4, seed + 1, self.rooms[1])
 
     def _taken(self, which: Sequence[int], most: int, seed: int, room: Room) -> Rows:
-        """Rows of some samples: every ``len(which)`` of them in turn are of each sample one, at a random place."""
+        """Rows of some samples: every ``len(which)`` of them in turn are of each sample one, at a
+        random place.
+        """
         shapes = self.floating.shapes(self.place.result)
-        most_places = max(im2col.count_places(shapes[index], spatial=self._spatial) for index in which)
+        most_places = max(
+            im2col.count_places(shapes[index], spatial=self._spatial) for index in which
+        )
         each = min(-(-most // len(which)), most_places)
         shape = flat(self.place.layer.weight(self.floating.graph)).shape
-        rows, width = Mix(shape, len(which), each, room), shape[0] * (shape[1] + shape[2])
-        for at, run in self._runs(which, 4 * width * each):  # one by one: several cores would only wait for each other
+        rows, width = (
+            Mix(shape, len(which), each, room),
+            shape[0] * (shape[1] + shape[2]),
+        )
+        for at, run in self._runs(
+            which,
+            4 * width * each,
+        ):  # one by one: several cores would only wait for each other
             seeds = [seed * 10007 + index for index in which[at : at + len(run)]]
             count = im2col.count_places(run[0][1].shape, spatial=self._spatial)
             rows.put(at, *self._of(run, im2col.places_of(count, each, seeds)))
         return rows.mixed()
 
-    def _runs(self, which: Sequence[int], size: int) -> Iterator[tuple[int, list[tuple[NDArray[Any], ...]]]]:
-        """The tensors of consecutive samples in which their shapes are the same: a few at a time, and where they begin.
+    def _runs(
+        self,
+        which: Sequence[int],
+        size: int,
+    ) -> Iterator[tuple[int, list[tuple[NDArray[Any], ...]]]]:
+        """The tensors of consecutive samples in which their shapes are the same: a few at a time,
+        and where they begin.
 
-        Of each sample what the layer reads and should compute; and of what is added, the float and the quantized one.
+        Of each sample what the layer reads and should compute; and of what is added, the float and
+        the quantized one.
 
         Args:
             size: bytes that the rows of a sample take.
         """
-        sources = [(self.quantized, self.source.name), (self.floating, self.place.result)]
+        sources = [
+            (self.quantized, self.source.name),
+            (self.floating, self.place.result),
+        ]
         if self.beside is not None:
-            sources += [(self.floating, self.beside[0]), (self.quantized, self.beside[1].name)]
-        samples = zip(*(walk.values(name, which) for walk, name in sources), strict=True)
+            sources += [
+                (self.floating, self.beside[0]),
+                (self.quantized, self.beside[1].name),
+            ]
+        samples = zip(
+            *(walk.values(name, which) for walk, name in sources),
+            strict=True,
+        )
         at = 0
-        for _, alike in groupby(samples, lambda tensors: [tensor.shape for tensor in tensors]):
+        for _, alike in groupby(
+            samples,
+            lambda tensors: [tensor.shape for tensor in tensors],
+        ):
             for run in _together(alike, size):
                 yield at, run
                 at += len(run)
@@ -280,21 +372,55 @@ class RowCollector:
     def _spatial(self) -> bool:
         return self.place.node.kind in SPATIAL
 
-    def _of(self, run: list[tuple[NDArray[Any], ...]], places: NDArray[np.int64]) -> tuple[Floats, Floats]:
-        xs, ys, *others = ([tensors[at] for tensors in run] for at in range(len(run[0])))
-        inputs = self._windowed(xs, places, ys[0].shape[2:]) if self._spatial else im2col.rows_at(xs, places)
+    def _of(
+        self,
+        run: list[tuple[NDArray[Any], ...]],
+        places: NDArray[np.int64],
+    ) -> tuple[Floats, Floats]:
+        xs, ys, *others = (
+            [tensors[at] for tensors in run] for at in range(len(run[0]))
+        )
+        inputs = (
+            self._windowed(xs, places, ys[0].shape[2:])
+            if self._spatial
+            else im2col.rows_at(xs, places)
+        )
         targets = self._results(ys, places)
-        if self.beside is not None and all(other[0].shape == ys[0].shape for other in others):
+        if self.beside is not None and all(
+            other[0].shape == ys[0].shape for other in others
+        ):
             wanted, found = (self._results(other, places) for other in others)
-            targets = targets + (wanted - self.beside[1].values(found))  # what is missing from the other summand
+            targets = targets + (
+                wanted - self.beside[1].values(found)
+            )  # what is missing from the other summand
         return self.source.values(inputs), targets
 
-    def _results(self, ys: Sequence[NDArray[T]], places: NDArray[np.int64]) -> NDArray[T]:
-        return im2col.at_places(ys, places, self.place.layer.groups) if self._spatial else im2col.rows_at(ys, places)
+    def _results(
+        self,
+        ys: Sequence[NDArray[T]],
+        places: NDArray[np.int64],
+    ) -> NDArray[T]:
+        return (
+            im2col.at_places(ys, places, self.place.layer.groups)
+            if self._spatial
+            else im2col.rows_at(ys, places)
+        )
 
-    def _windowed(self, xs: Sequence[NDArray[T]], places: NDArray[np.int64], output: tuple[int, ...]) -> NDArray[T]:
+    def _windowed(
+        self,
+        xs: Sequence[NDArray[T]],
+        places: NDArray[np.int64],
+        output: tuple[int, ...],
+    ) -> NDArray[T]:
         window = window_of(self.place.node, xs[0].shape[2:], output, self._kernel)
-        return im2col.windowed(xs, places, output, window, self.place.layer.groups, self.source.zero)
+        return im2col.windowed(
+            xs,
+            places,
+            output,
+            window,
+            self.place.layer.groups,
+            self.source.zero,
+        )
 
     @property
     def _kernel(self) -> tuple[int, ...]:
@@ -302,16 +428,24 @@ class RowCollector:
         return tuple(int(size) for size in shape[2:] if size is not None)
 
     def _mean(self, groups: int) -> Doubles:
-        """The mean of what the layer reads in float, at every tap of its kernel the mean of the channel."""
+        """The mean of what the layer reads in float, at every tap of its kernel the mean of the
+        channel.
+        """
         source = self.place.node.input(0)
         total, count = np.zeros(1), np.zeros(1, np.int64)
         for x in self.floating.values(source):
-            axes = tuple(axis for axis in range(x.ndim) if axis != (1 if self._spatial else x.ndim - 1))
+            axes = tuple(
+                axis
+                for axis in range(x.ndim)
+                if axis != (1 if self._spatial else x.ndim - 1)
+            )
             known = np.isfinite(x)
             total = total + np.sum(x, axis=axes, dtype=np.float64, where=known)
             count = count + known.sum(axis=axes)
         mean = (total / np.maximum(1, count)).reshape(groups, -1)
-        if self.place.node.kind == "ConvTranspose":  # its strides leave zeros between the inputs
+        if (
+            self.place.node.kind == "ConvTranspose"
+        ):  # its strides leave zeros between the inputs
             mean = mean / np.prod(self.place.node.attribute("strides", [1]))
         taps = int(np.prod(self._kernel)) if self._spatial else 1
         return np.repeat(mean, taps, axis=1)
@@ -322,7 +456,10 @@ class RowCollector:
             total, count = total + part, count + rows
         return total, count
 
-    @np.errstate(over="ignore", invalid="ignore")  # of values beyond 1e19, which GPTQ then leaves alone
+    @np.errstate(
+        over="ignore",
+        invalid="ignore",
+    )  # of values beyond 1e19, which GPTQ then leaves alone
     def _gram_of(self, index: int) -> tuple[Doubles, int]:
         [x] = self.quantized.values(self.source.name, [index])
         total, count = np.zeros(1), 0
@@ -343,17 +480,32 @@ class RowCollector:
         [y] = self.floating.values(self.place.result, [index])
         count = im2col.count_places(y.shape, spatial=True)
         for start in range(0, count, _SLAB):
-            yield self._windowed([x], np.arange(start, min(count, start + _SLAB))[None], y.shape[2:])[0]
+            yield self._windowed(
+                [x],
+                np.arange(start, min(count, start + _SLAB))[None],
+                y.shape[2:],
+            )[0]
 
 
-def _together(samples: Iterator[tuple[NDArray[Any], ...]], size: int) -> Iterator[list[tuple[NDArray[Any], ...]]]:
-    """The tensors of samples of the same shapes, so many at a time as fit; ``size`` is what else each of them takes."""
+def _together(
+    samples: Iterator[tuple[NDArray[Any], ...]],
+    size: int,
+) -> Iterator[list[tuple[NDArray[Any], ...]]]:
+    """The tensors of samples of the same shapes, so many at a time as fit.
+
+    ``size`` is what else each of them takes.
+    """
     for first in samples:
         others = _AT_ONCE // max(1, size + sum(tensor.nbytes for tensor in first)) - 1
         yield [first, *islice(samples, max(0, others))]
 
 
-def window_of(node: Node, size: tuple[int, ...], output: tuple[int, ...], kernel: tuple[int, ...]) -> Window:
+def window_of(
+    node: Node,
+    size: tuple[int, ...],
+    output: tuple[int, ...],
+    kernel: tuple[int, ...],
+) -> Window:
     """The window of a convolution, its padding made explicit."""
     rank = len(kernel)
     strides = tuple(node.attribute("strides", [1] * rank))
@@ -362,13 +514,21 @@ def window_of(node: Node, size: tuple[int, ...], output: tuple[int, ...], kernel
     auto = node.attribute("auto_pad", "NOTSET")
     fixed = list(node.attribute("output_shape", ())) if turned else []
     if auto in ("NOTSET", "") and not fixed:
-        return Window(kernel, strides, dilations, tuple(node.attribute("pads", [0] * 2 * rank)[:rank]), turned)
+        return Window(
+            kernel,
+            strides,
+            dilations,
+            tuple(node.attribute("pads", [0] * 2 * rank)[:rank]),
+            turned,
+        )
     pads = []
     extra = node.attribute("output_padding", [0] * rank) if turned else [0] * rank
     for axis in range(rank):
         reach = (kernel[axis] - 1) * dilations[axis] + 1
         if turned:
-            total = strides[axis] * (size[axis] - 1) + extra[axis] + reach - output[axis]
+            total = (
+                strides[axis] * (size[axis] - 1) + extra[axis] + reach - output[axis]
+            )
         else:
             total = (output[axis] - 1) * strides[axis] + reach - size[axis]
         total = 0 if auto == "VALID" else max(0, total)

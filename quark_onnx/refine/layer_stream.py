@@ -1,8 +1,8 @@
 """Run a graph over all samples segment by segment, so that later segments may still change.
 
-Between two pieces only the tensors are kept that what comes later reads, in memory up to a limit and in files beyond.
-All pieces together cost one inference of the graph. Every session has one thread, and the samples run side by side:
-so the values do not depend on the number of cores.
+Between two pieces only the tensors are kept that what comes later reads, in memory up to a limit
+and in files beyond. All pieces together cost one inference of the graph. Every session has one
+thread, and the samples run side by side: so the values do not depend on the number of cores.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from quark_onnx.graph.traversal import reach
 from quark_onnx.kernels.parallel import side_by_side, slabs
 from quark_onnx.optimizers import Samples
 
-#: So many samples go together, if what a piece reads of them takes no more than so many bytes: to hand small ones from
-#: thread to thread takes longer than to run them.
+#: So many samples go together, if what a piece reads of them takes no more than so many bytes: to
+#: hand small ones from thread to thread takes longer than to run them.
 _BLOCK, _SMALL = 8, 1 << 21
 
 
@@ -51,11 +51,24 @@ class LayerStream:
             ModelError: onnxruntime does not run the piece on its own.
         """
         wanted = [tensor for tensor in tensors if tensor not in self._at_hand]
-        ends = [node for tensor in wanted if (node := self.graph.producer(tensor)) is not None]
-        needed = reach(ends, lambda node: [n for n in self.graph.leaders(node) if n not in self._done])
-        piece = [node for node in self.graph.nodes if node in needed and node not in self._done]
+        ends = [
+            node
+            for tensor in wanted
+            if (node := self.graph.producer(tensor)) is not None
+        ]
+        needed = reach(
+            ends,
+            lambda node: [n for n in self.graph.leaders(node) if n not in self._done],
+        )
+        piece = [
+            node
+            for node in self.graph.nodes
+            if node in needed and node not in self._done
+        ]
         self._done |= set(piece)
-        kept = [name for name in self._at_hand if name in tensors or self._awaited(name)]
+        kept = [
+            name for name in self._at_hand if name in tensors or self._awaited(name)
+        ]
         made = dict.fromkeys(name for node in piece for name in node.outputs if name)
         results = [name for name in made if name in tensors or self._awaited(name)]
         if not piece and len(kept) == len(self._at_hand):
@@ -63,14 +76,20 @@ class LayerStream:
         try:
             self._advance(piece, kept, results)
         except Exception as error:  # onnxruntime raises several unrelated types
-            raise ModelError(f"the graph does not run piece by piece, up to {', '.join(tensors)}: {error}") from error
+            raise ModelError(
+                f"the graph does not run piece by piece, up to {', '.join(tensors)}: {error}",
+            ) from error
         self._at_hand = [*kept, *results]
 
     def known(self, tensor: str) -> bool:
         """Whether a tensor was reached, and is still at hand."""
         return tensor in self._at_hand
 
-    def values(self, tensor: str, which: Sequence[int] | None = None) -> Iterator[NDArray[Any]]:
+    def values(
+        self,
+        tensor: str,
+        which: Sequence[int] | None = None,
+    ) -> Iterator[NDArray[Any]]:
         """A tensor that was reached, for each sample, or for those at some places."""
         places = range(len(self._values)) if which is None else which
         if isinstance(self._values, Spool):
@@ -96,19 +115,37 @@ class LayerStream:
         given = [name for name in self._at_hand if name in read]
         before = self._values
         start = before[0]
-        model = segment(self.graph, piece, {name: start[name] for name in given}, results)
+        model = segment(
+            self.graph,
+            piece,
+            {name: start[name] for name in given},
+            results,
+        )
         session = open_session(model, threads=1, integers=False) if results else None
 
         def run(place: int) -> dict[str, Any]:
             values = before[place]
-            found = session.run(results, {name: values[name] for name in given}) if session is not None else []
-            return {name: values[name] for name in kept} | dict(zip(results, found, strict=True))
+            found = (
+                session.run(results, {name: values[name] for name in given})
+                if session is not None
+                else []
+            )
+            return {name: values[name] for name in kept} | dict(
+                zip(results, found, strict=True),
+            )
 
         after = Spool(memory=self._memory)
-        self._shapes = {name: self._shapes[name] for name in kept if name in self._shapes} | {n: [] for n in results}
-        size = sum(start[name].nbytes for name in given if isinstance(start[name], np.ndarray))
+        self._shapes = {
+            name: self._shapes[name] for name in kept if name in self._shapes
+        } | {n: [] for n in results}
+        size = sum(
+            start[name].nbytes for name in given if isinstance(start[name], np.ndarray)
+        )
         blocks = slabs(len(before), max(1, min(_BLOCK, _SMALL // max(1, size))))
-        for block in side_by_side(lambda part: [run(place) for place in range(part.start, part.stop)], blocks):
+        for block in side_by_side(
+            lambda part: [run(place) for place in range(part.start, part.stop)],
+            blocks,
+        ):
             for values in block:
                 after.append(values)
                 for name in results:

@@ -1,4 +1,7 @@
-"""Run the optimizers of the float graph; verify each by running the model, and keep it only if it helps."""
+"""Run the optimizers of the float graph.
+
+Verify each by running the model, and keep it only if it helps.
+"""
 
 from __future__ import annotations
 
@@ -46,12 +49,14 @@ class _Shown(Sequence[Mapping[str, Any]]):
 
 @dataclass
 class _Judge:
-    """Accept a rewrite of the float graph unless the quantized model is further from the float one with it.
+    """Accept a rewrite of the float graph unless the quantized model is further from the float one
+    with it.
 
     Attributes:
         config: how the graphs are quantized that are held against each other.
         held_out: the samples that they are judged on.
-        best: the least signal-to-noise ratio of any output before the next rewrite, in dB; None until it is needed.
+        best: the least signal-to-noise ratio of any output before the next rewrite, in dB; None
+            until it is needed.
     """
 
     config: QConfig
@@ -61,7 +66,10 @@ class _Judge:
     best: float | None = None
 
     def rejects(self, name: str, before: Graph, after: Graph) -> str:
-        """Return why a rewrite by the optimizer of this name is left out, for the report; empty if it is kept."""
+        """Return why a rewrite by the optimizer of this name is left out, for the report.
+
+        Empty if it is kept.
+        """
         if self.best is None:
             self.best = self._sqnr(before)
         found = None if self.best is None else self._sqnr(after)
@@ -71,17 +79,23 @@ class _Judge:
             self.best = found
             return ""
         reason = (
-            f"{name}: left out; an output of the quantized model has {found:.2f} dB SQNR with it on samples held out, "
-            f"and {self.best:.2f} dB without"
+            f"{name}: left out; an output of the quantized model has {found:.2f} dB"
+            f" SQNR with it on samples held out, and {self.best:.2f} dB without"
         )
         logger.warning("%s", reason)
         return reason
 
     def _sqnr(self, graph: Graph) -> float | None:
-        return quantized_sqnr(graph, self.config, self.reference, self.samples, self.held_out)
+        return quantized_sqnr(
+            graph,
+            self.config,
+            self.reference,
+            self.samples,
+            self.held_out,
+        )
 
 
-def optimize_float(
+def optimize_float(  # noqa: PLR0913
     graph: Graph,
     config: QConfig,
     reference: Reference,
@@ -93,8 +107,9 @@ def optimize_float(
 ) -> tuple[Graph, list[str]]:
     """The graph after the optimizers of its stage, in their order, and notes for the report.
 
-    One that changes the outputs on the sample is rolled back; without a sample nothing could be verified. One that is
-    for the accuracy alone is left out where the quantized model has less of it on samples held out.
+    One that changes the outputs on the sample is rolled back; without a sample nothing could be
+    verified. One that is for the accuracy alone is left out where the quantized model has less of
+    it on samples held out.
 
     Args:
         sample: to verify on.
@@ -102,14 +117,19 @@ def optimize_float(
         held_out: samples that no optimizer has seen; without them none is left out.
         show: whether to show a progress bar, as ``Progress`` takes it.
     """
-    chosen: list[FloatOptimizer] = [optimizer for optimizer in config.optimizers if optimizer.stage == "float"]
+    chosen: list[FloatOptimizer] = [
+        optimizer for optimizer in config.optimizers if optimizer.stage == "float"
+    ]
     notes = list[str]()
-    expected: dict[str, Any] = reference.repeatable(sample) if chosen and sample is not None else {}
+    expected: dict[str, Any] = (
+        reference.repeatable(sample) if chosen and sample is not None else {}
+    )
     rounding, judge = _rounding(config), _Judge(config, reference, samples, held_out)
     for optimizer in chosen:
         if sample is None:
             notes.append(
-                f"{optimizer.name} was left out: the model runs on no random sample, nothing could be verified"
+                f"{optimizer.name} was left out: the model runs on no random sample,"
+                " nothing could be verified",
             )
             continue
         if optimizer.needs_data and not len(samples):
@@ -124,10 +144,18 @@ def optimize_float(
             notes += [f"{optimizer.name}: nothing to do", *remarks]
             continue
         if optimizer.exact and not unchanged(candidate, sample, expected):
-            notes += [f"{optimizer.name} changed the outputs and was rolled back", *remarks]
-            logger.warning("%s changed the outputs of the model; it was rolled back", optimizer.name)
+            notes += [
+                f"{optimizer.name} changed the outputs and was rolled back",
+                *remarks,
+            ]
+            logger.warning(
+                "%s changed the outputs of the model; it was rolled back",
+                optimizer.name,
+            )
             continue
-        if optimizer.judged and (reason := judge.rejects(optimizer.name, graph, candidate)):
+        if optimizer.judged and (
+            reason := judge.rejects(optimizer.name, graph, candidate)
+        ):
             notes.append(reason)
             continue
         graph, done = candidate, f"{optimizer.name}: {count}"
@@ -141,7 +169,10 @@ def optimize_float(
 
 def give_biases(graph: Graph, config: QConfig) -> None:
     """Let every layer that can have a bias have one, of zeros, if an optimizer wants to move it."""
-    if not any(optimizer.stage == "layer" and optimizer.moves_bias for optimizer in config.optimizers):
+    if not any(
+        optimizer.stage == "layer" and optimizer.moves_bias
+        for optimizer in config.optimizers
+    ):
         return
     for node in graph.nodes:
         layer = Layer.of(graph, node)
@@ -150,7 +181,9 @@ def give_biases(graph: Graph, config: QConfig) -> None:
 
 
 def _rounding(config: QConfig) -> Rounding:
-    """How finely the configuration rounds, as optimizers that weigh one rounding against another want to know it."""
+    """How finely the configuration rounds, as optimizers that weigh one rounding against another
+    want to know it.
+    """
     weight, activation = config.weight, config.activation
     return Rounding(
         weight=_steps(weight),
@@ -162,11 +195,18 @@ def _rounding(config: QConfig) -> Rounding:
 
 def _steps(spec: QuantizationSpec | None) -> int:
     """From one end of a range to the other; 0 for what stays float, or is rounded to a float."""
-    return spec.grid.qmax - spec.grid.qmin if spec is not None and isinstance(spec.dtype, Integer) else 0
+    return (
+        spec.grid.qmax - spec.grid.qmin
+        if spec is not None and isinstance(spec.dtype, Integer)
+        else 0
+    )
 
 
 def _difference(graph: Graph, reference: Reference, sample: Sample) -> str:
     """How far the outputs have moved, in words."""
     errors = measure(reference.session, open_session(graph.to_model()), [sample])
     worst = least_sqnr(errors, float("inf"))
-    return f"it changed the float model, whose outputs have {worst:.1f} dB SQNR on the first sample"
+    return (
+        f"it changed the float model, whose outputs have {worst:.1f} dB SQNR on the"
+        " first sample"
+    )

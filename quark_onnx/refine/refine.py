@@ -1,7 +1,8 @@
 """Let optimizers choose the codes and biases of the layers, one layer at a time.
 
-A layer is shown what it reads in the model whose layers before it are quantized and optimized already, and what it
-should compute by the float model. Both models are run once in all, piece by piece.
+A layer is shown what it reads in the model whose layers before it are quantized and optimized
+already, and what it should compute by the float model. Both models are run once in all, piece by
+piece.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ from quark_onnx.steps.compute_qparams import Params
 from quark_onnx.steps.function_bodies import define_functions
 from quark_onnx.steps.insert import insert
 
-#: Bytes of activations that each of the two models keeps in memory between layers; the rest is in files.
+#: Bytes of activations that each of the two models keeps in memory between layers; the rest is in
+#: files.
 _MEMORY = 1 << 29
 
 
@@ -51,7 +53,7 @@ class Refinement:
     notes: list[str] = field(default_factory=list)
 
 
-def refine(
+def refine(  # noqa: PLR0913
     graph: Graph,
     plan: Plan,
     params: Params,
@@ -61,7 +63,9 @@ def refine(
     show: bool | None = False,
     resume: Path | None = None,
 ) -> Refinement:
-    """Replace weights and biases in ``graph`` by better ones; the weights are values of their codes.
+    """Replace weights and biases in ``graph`` by better ones.
+
+    The weights are values of their codes.
 
     Args:
         samples: calibration data; one in eight judges.
@@ -76,17 +80,33 @@ def refine(
     if not places:
         result.notes.append("no layer has codes to be chosen")
         return result
-    run = _Run(graph, plan, params, places, samples, Journal(resume, optimizers, samples))
+    run = _Run(
+        graph,
+        plan,
+        params,
+        places,
+        samples,
+        Journal(resume, optimizers, samples),
+    )
     try:
-        with one_thread(), Progress(show, len(places), "optimizing layers", "layer") as bar:
+        with (
+            one_thread(),
+            Progress(show, len(places), "optimizing layers", "layer") as bar,
+        ):
             for done, place in enumerate(places, 1):
                 if run.selects_others(place):
-                    result.notes.append(f"not optimized: {place.node.name}: the data decides which rows it reads")
+                    result.notes.append(
+                        f"not optimized: {place.node.name}: the data decides which rows"
+                        " it reads",
+                    )
                     bar.update(done)
                     continue
                 result.layers.append(run.optimize(place, optimizers))
                 if not result.layers[-1].changed:
-                    result.notes.append(f"not optimized: {place.node.name}: the data has too few rows for it")
+                    result.notes.append(
+                        f"not optimized: {place.node.name}: the data has too few rows"
+                        " for it",
+                    )
                 bar.update(done)
     finally:
         run.close()
@@ -97,8 +117,14 @@ def refine(
 class _Run:
     """The two models on their way over the samples."""
 
-    def __init__(
-        self, graph: Graph, plan: Plan, params: Params, places: list[LayerTask], samples: Samples, journal: Journal
+    def __init__(  # noqa: PLR0913
+        self,
+        graph: Graph,
+        plan: Plan,
+        params: Params,
+        places: list[LayerTask],
+        samples: Samples,
+        journal: Journal,
     ) -> None:
         self._plan, self._params, self._journal = plan, params, journal
         self._target = graph
@@ -107,17 +133,24 @@ class _Run:
         define_functions(self._quantized)
         for place in places:
             self._store_weight(
-                place, self._lattice(place).nearest(flat(place.layer.weight(self._float))), self._quantized
+                place,
+                self._lattice(place).nearest(flat(place.layer.weight(self._float))),
+                self._quantized,
             )
         self._nodes = {node.name: node for node in self._quantized.nodes}
         self._rooms = (Room(), Room())
-        self._walks = [LayerStream(each, samples, memory=_MEMORY) for each in (self._float, self._quantized)]
+        self._walks = [
+            LayerStream(each, samples, memory=_MEMORY)
+            for each in (self._float, self._quantized)
+        ]
 
     def _lattice(self, place: LayerTask) -> Levels:
         return lattice_of(self._float, self._plan, self._params, place)
 
     def selects_others(self, place: LayerTask) -> bool:
-        """Whether a layer reads other rows than in the float model, as the data decides how many there are."""
+        """Whether a layer reads other rows than in the float model, as the data decides how many
+        there are.
+        """
         source = place.node.input(0)
         if not self._plan.shapes.sized_by_data(source):
             return False
@@ -127,12 +160,23 @@ class _Run:
         quantized.reach(own.name)
         return floating.shapes(source) != quantized.shapes(own.name)
 
-    def optimize(self, place: LayerTask, optimizers: Sequence[LayerOptimizer]) -> LayerResult:
+    def optimize(
+        self,
+        place: LayerTask,
+        optimizers: Sequence[LayerOptimizer],
+    ) -> LayerResult:
         """Choose and store the codes and the bias of one layer."""
         floating, quantized = self._walks
         source = store_activation(quantized, self._nodes[place.node.name].input(0))
         quantized.reach(source.name)
-        floating.reach(place.result, *([place.node.input(0)] if any(each.reads_mean for each in optimizers) else []))
+        floating.reach(
+            place.result,
+            *(
+                [place.node.input(0)]
+                if any(each.reads_mean for each in optimizers)
+                else []
+            ),
+        )
         if beside := self._beside(place):
             quantized.reach(source.name, beside[1].name)
         gatherer = RowCollector(place, source, floating, quantized, self._rooms, beside)
@@ -142,10 +186,14 @@ class _Run:
         try:
             problem = gatherer.problem(self._lattice(place), bias_lattice, free, seed)
         except (IndexError, ValueError) as error:
-            read, made = quantized.shapes(source.name)[0], floating.shapes(place.result)[0]
+            read, made = (
+                quantized.shapes(source.name)[0],
+                floating.shapes(place.result)[0],
+            )
             raise ModelError(
-                f"layer {place.node.name!r} reads a tensor of shape {read} in the quantized model, which does not make"
-                f" its result of shape {made} in the float model: {error}"
+                f"layer {place.node.name!r} reads a tensor of shape {read} in the"
+                f" quantized model, which does not make its result of shape {made} in"
+                f" the float model: {error}",
             ) from error
         key = self._journal.key(problem)
         found = self._journal.find(key, problem)
@@ -156,33 +204,46 @@ class _Run:
         self._store_weight(place, solution.weight, self._quantized, self._target)
         if solution.factor is not None:
             before = self._params.table[place.use]
-            self._params.table[place.use] = before.with_scale(before.scale * solution.factor.reshape(-1))
+            self._params.table[place.use] = before.with_scale(
+                before.scale * solution.factor.reshape(-1),
+            )
         if place.bias:
             shape = self._float.shape(place.bias)
             assert shape is not None
-            bias = solution.bias.astype(np.float32).reshape([int(dim or 0) for dim in shape])
+            bias = solution.bias.astype(np.float32).reshape(
+                [int(dim or 0) for dim in shape],
+            )
             self._target.set_constant(place.bias, bias)
             if self._quantized.is_constant(place.bias):
                 self._quantized.set_constant(place.bias, bias)
         return result
 
     def _beside(self, place: LayerTask) -> tuple[str, StoredActivation] | None:
-        """What the result of a layer is added to, in both models; None where that is still to come."""
+        """What the result of a layer is added to, in both models.
+
+        None where that is still to come.
+        """
         found = summand_of(self._float, place)
         if found is None:
             return None
         adding, at = found
-        # what the float model has reached by now has no layers in front of it that are still to be optimized
+        # what the float model has reached by now has no layers in front of it that are still to be
+        # optimized
         if not self._walks[0].known(adding.inputs[at]):
             return None
-        return adding.inputs[at], store_activation(self._walks[1], self._nodes[adding.name].input(at))
+        return adding.inputs[at], store_activation(
+            self._walks[1],
+            self._nodes[adding.name].input(at),
+        )
 
     def close(self) -> None:
         for walk in self._walks:
             walk.close()
 
     def _store_weight(self, place: LayerTask, weight: Floats, *graphs: Graph) -> None:
-        stored = place.layer.as_stored(weight.reshape(place.layer.shape(self._float))).astype(np.float32)
+        stored = place.layer.as_stored(
+            weight.reshape(place.layer.shape(self._float)),
+        ).astype(np.float32)
         for graph in graphs:
             graph.set_constant(place.weight, stored)
 
@@ -197,7 +258,10 @@ def _open(plan: Plan, places: list[LayerTask]) -> Plan:
 
 
 @np.errstate(over="ignore", invalid="ignore")  # a loss that is no number is no better
-def _improved(problem: Problem, optimizers: Sequence[LayerOptimizer]) -> tuple[Solution, LayerResult]:
+def _improved(
+    problem: Problem,
+    optimizers: Sequence[LayerOptimizer],
+) -> tuple[Solution, LayerResult]:
     """The best of what the optimizers propose in turn, output by output."""
     present = problem.nearest()
     loss = first = problem.loss(present)
@@ -206,15 +270,26 @@ def _improved(problem: Problem, optimizers: Sequence[LayerOptimizer]) -> tuple[S
     for optimizer in optimizers if usable else ():
         proposal = problem.allowed(optimizer(problem, present))
         new = problem.loss(proposal)
-        other = (proposal.weight != present.weight).any(axis=2) | (proposal.bias != present.bias)
+        other = (proposal.weight != present.weight).any(axis=2) | (
+            proposal.bias != present.bias
+        )
         better = other & (new < loss)
         changed[optimizer.name] = max(changed.get(optimizer.name, 0), int(better.sum()))
         present, loss = present.chosen(proposal, better), np.where(better, new, loss)
-    result = LayerResult(problem.name, float(first.mean()), float(loss.mean()), int(loss.size), changed)
+    result = LayerResult(
+        problem.name,
+        float(first.mean()),
+        float(loss.mean()),
+        int(loss.size),
+        changed,
+    )
     return present, result
 
 
-def _summary(layers: list[LayerResult], optimizers: Sequence[LayerOptimizer]) -> list[str]:
+def _summary(
+    layers: list[LayerResult],
+    optimizers: Sequence[LayerOptimizer],
+) -> list[str]:
     notes = list[str]()
     for optimizer in optimizers:
         used = sum(layer.changed.get(optimizer.name, 0) > 0 for layer in layers)
@@ -222,5 +297,8 @@ def _summary(layers: list[LayerResult], optimizers: Sequence[LayerOptimizer]) ->
     shares = [layer.after / layer.before for layer in layers if layer.before > 0]
     if shares:
         mean = float(np.exp(np.mean(np.log(np.maximum(shares, 1e-12)))))
-        notes.append(f"error of a layer on samples held out: {mean:.3f} times that of rounding to nearest")
+        notes.append(
+            f"error of a layer on samples held out: {mean:.3f} times that of rounding"
+            " to nearest",
+        )
     return notes

@@ -1,4 +1,6 @@
-"""Store the solution of each layer under a hash of its problem, so that an interrupted run can be resumed."""
+"""Store the solution of each layer under a hash of its problem, so that an interrupted run can be
+resumed.
+"""
 
 from __future__ import annotations
 
@@ -40,13 +42,23 @@ def check_folder(folder: Path | None) -> None:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise ConfigError(f"resume: {folder} cannot be written to as a folder: {error.strerror}") from error
+        raise ConfigError(
+            f"resume: {folder} cannot be written to as a folder: {error.strerror}",
+        ) from error
 
 
 class Journal:
-    """A folder of solutions, by the hash of the problem, the optimizers and the data; nothing without a folder."""
+    """A folder of solutions, by the hash of the problem, the optimizers and the data.
 
-    def __init__(self, folder: Path | None, optimizers: Sequence[LayerOptimizer], samples: Samples) -> None:
+    Nothing without a folder.
+    """
+
+    def __init__(
+        self,
+        folder: Path | None,
+        optimizers: Sequence[LayerOptimizer],
+        samples: Samples,
+    ) -> None:
         self._folder, self._samples = folder, samples
         self._settings = f"{_VERSION} {list(optimizers)!r}"
         self._reads_mean = any(optimizer.reads_mean for optimizer in optimizers)
@@ -56,9 +68,13 @@ class Journal:
         """The hash of everything that a solution depends on; empty without a folder."""
         if self._folder is None:
             return ""
-        digest = hashlib.blake2b(f"{self._settings} {self._data}".encode(), digest_size=16)
+        digest = hashlib.blake2b(
+            f"{self._settings} {self._data}".encode(),
+            digest_size=16,
+        )
         digest.update(
-            f"{problem.name} {problem.biased} {problem.activation} {problem.seed} {problem.scalable}".encode()
+            f"{problem.name} {problem.biased} {problem.activation} {problem.seed}"
+            f" {problem.scalable}".encode(),
         )
         lattice = problem.lattice
         arrays: list[NDArray[Any]] = [
@@ -71,8 +87,16 @@ class Journal:
         ]
         arrays += [lattice.greatest]
         if problem.bias_lattice is not None:
-            arrays += [problem.bias_lattice.scale, problem.bias_lattice.least, problem.bias_lattice.greatest]
-        arrays += [part for rows in (problem.train, problem.held) for part in (rows.inputs, rows.targets)]
+            arrays += [
+                problem.bias_lattice.scale,
+                problem.bias_lattice.least,
+                problem.bias_lattice.greatest,
+            ]
+        arrays += [
+            part
+            for rows in (problem.train, problem.held)
+            for part in (rows.inputs, rows.targets)
+        ]
         for array in arrays:
             digest.update(f"{array.shape} {array.dtype}".encode())
             digest.update(np.ascontiguousarray(array).data)
@@ -87,19 +111,35 @@ class Journal:
         return found
 
     def find(self, key: str, problem: Problem) -> tuple[Solution, LayerResult] | None:
-        """What was kept of a problem under its key; None if there is nothing, or nothing that can be read."""
+        """What was kept of a problem under its key.
+
+        None if there is nothing, or nothing that can be read.
+        """
         if self._folder is None:
             return None
         try:
             path = self._folder / f"{key}.npz"
             with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
                 result = LayerResult(**json.loads(str(stored["result"])))
-                found = Solution(stored["weight"], stored["bias"], stored["factor"] if problem.scalable else None)
-        except Exception as error:  # whatever zipfile, numpy and json make of damaged bytes
+                found = Solution(
+                    stored["weight"],
+                    stored["bias"],
+                    stored["factor"] if problem.scalable else None,
+                )
+        except (
+            Exception
+        ) as error:  # whatever zipfile, numpy and json make of damaged bytes
             logger.debug("%s cannot be read: %s", self._folder / key, error)
             return None
-        fits = found.weight.shape == problem.weight.shape and found.bias.shape == problem.bias.shape
-        return (found, result) if fits and found.weight.dtype == found.bias.dtype == np.float32 else None
+        fits = (
+            found.weight.shape == problem.weight.shape
+            and found.bias.shape == problem.bias.shape
+        )
+        return (
+            (found, result)
+            if fits and found.weight.dtype == found.bias.dtype == np.float32
+            else None
+        )
 
     def keep(self, key: str, solution: Solution, result: LayerResult) -> None:
         """Keep a solution; a run that is killed meanwhile leaves no half of it under its name."""
@@ -115,8 +155,15 @@ class Journal:
                     factor=solution.factors,
                     result=json.dumps(asdict(result)),
                 )
-        except OSError as error:  # hours of work are not to be lost for want of a place to note them
-            logger.warning("resume: %s could not be kept in %s: %s", result.name, self._folder, error)
+        except (
+            OSError
+        ) as error:  # hours of work are not to be lost for want of a place to note them
+            logger.warning(
+                "resume: %s could not be kept in %s: %s",
+                result.name,
+                self._folder,
+                error,
+            )
 
 
 def sample_key(sample: Mapping[str, Any], before: str = "") -> str:
@@ -129,5 +176,9 @@ def sample_key(sample: Mapping[str, Any], before: str = "") -> str:
             digest.update(f"{value.shape} {value.dtype} ".encode())
             digest.update(np.ascontiguousarray(value).tobytes())
         else:  # texts, sequences and maps
-            digest.update(repr(value.tolist() if isinstance(value, np.ndarray) else value).encode())
+            digest.update(
+                repr(
+                    value.tolist() if isinstance(value, np.ndarray) else value,
+                ).encode(),
+            )
     return digest.hexdigest()

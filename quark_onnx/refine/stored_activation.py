@@ -1,4 +1,6 @@
-"""Stored activations: integer codes and a scale where these determine the tensor, the tensor itself otherwise."""
+"""Stored activations: integer codes and a scale where these determine the tensor, the tensor itself
+otherwise.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,12 @@ def store_activation(walk: LayerStream, tensor: str) -> StoredActivation:
     scale = graph.constant(node.inputs[1])
     zero = graph.constant(node.inputs[2]) if node.input(2) else None
     single = scale is not None and scale.dtype == np.float32 and scale.size == 1
-    if not single or zero is None or zero.dtype.name not in _CODES or graph.is_constant(codes):
+    if (
+        not single
+        or zero is None
+        or zero.dtype.name not in _CODES
+        or graph.is_constant(codes)
+    ):
         return StoredActivation(tensor)
     assert scale is not None
     return StoredActivation(codes, np.float32(scale.reshape(())), int(zero.reshape(())))

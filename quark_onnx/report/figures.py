@@ -17,7 +17,8 @@ def size_change(before: int, after: int) -> str:
 
 
 def percent(share: float, digits: int = 2) -> str:
-    """Return a share as a percentage without the sign: 100 only if it is all, 0 only if it is nothing.
+    """Return a share as a percentage without the sign: 100 only if it is all, 0 only if it is
+    nothing.
 
     >>> percent(0.75), percent(1.0), percent(0.999999), percent(1e-6), percent(-0.0, 1)
     ('75.00', '100.00', '>99.99', '<0.01', '0.0')

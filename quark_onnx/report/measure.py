@@ -16,16 +16,20 @@ class OutputError:
 
     Attributes:
         name: of the output.
-        sqnr: signal-to-noise ratio in dB, ``10 log10(sum reference^2 / sum error^2)``; infinite if equal, minus
-            infinite if a shape differs. For outputs that are not float, or random, it is None.
+        sqnr: signal-to-noise ratio in dB, ``10 log10(sum reference^2 / sum error^2)``; infinite if
+            equal, minus infinite if a shape differs. For outputs that are not float, or random, it
+            is None.
         cosine: cosine similarity of all values; None where sqnr is, NaN where it is minus infinite.
-        max_error: greatest absolute difference, infinite where a shape differs or a value is no number on one side
-            alone; None where sqnr is.
+        max_error: greatest absolute difference, infinite where a shape differs or a value is no
+            number on one side alone; None where sqnr is.
         agreement: share of equal values, where sqnr is None.
         broken: values that are finite on one side alone.
-        steps: over so many samples each model was fed with its own states; 0 where each sample was run by itself.
-        random: the reference itself gives another value each time it runs, so that the error means nothing.
-        shapes: the first shapes of the reference and of the other model that differ, as text; None where none do.
+        steps: over so many samples each model was fed with its own states; 0 where each sample was
+            run by itself.
+        random: the reference itself gives another value each time it runs, so that the error means
+            nothing.
+        shapes: the first shapes of the reference and of the other model that differ, as text; None
+            where none do.
     """
 
     name: str
@@ -39,7 +43,8 @@ class OutputError:
     steps: int = 0
 
 
-#: An output with at least this SQNR in dB is no random one, and one whose repetition reaches the second number neither.
+#: An output with at least this SQNR in dB is no random one, and one whose repetition reaches the
+#: second number neither.
 _GOOD, _REPEATED = 20.0, 60.0
 
 #: What is said where nothing was measured.
@@ -48,11 +53,19 @@ Default = TypeVar("Default", float, None)
 
 def least_sqnr(errors: Iterable[OutputError], default: Default) -> float | Default:
     """The least signal-to-noise ratio of any output, in dB; the default where none has one."""
-    return min((error.sqnr for error in errors if error.sqnr is not None), default=default)
+    return min(
+        (error.sqnr for error in errors if error.sqnr is not None),
+        default=default,
+    )
 
 
-def measure(reference: Any, other: Any, samples: Iterable[Mapping[str, NDArray[Any]]]) -> list[OutputError]:
-    """Run two sessions on the same samples and compare what they compute, output by output in the reference's order.
+def measure(
+    reference: Any,
+    other: Any,
+    samples: Iterable[Mapping[str, NDArray[Any]]],
+) -> list[OutputError]:
+    """Run two sessions on the same samples and compare what they compute, output by output in the
+    reference's order.
 
     Sequences and maps count as the arrays in them. Nothing is known without samples.
     """
@@ -62,7 +75,11 @@ def measure(reference: Any, other: Any, samples: Iterable[Mapping[str, NDArray[A
     expected: list[Any] = []
     for sample in samples:
         feeds = [
-            {value.name: sample[value.name] for value in session.get_inputs() if value.name in sample}
+            {
+                value.name: sample[value.name]
+                for value in session.get_inputs()
+                if value.name in sample
+            }
             for session in (reference, other)
         ]
         expected, found = reference.run(names, feeds[0]), other.run(names, feeds[1])
@@ -74,9 +91,19 @@ def measure(reference: Any, other: Any, samples: Iterable[Mapping[str, NDArray[A
     if not any(_poor(result, _GOOD) for result in results):
         return results
     repeated = reference.run(names, feeds[0])
-    again = [_compared(name, a, b) for name, a, b in zip(names, expected, repeated, strict=True)]
+    again = [
+        _compared(name, a, b)
+        for name, a, b in zip(names, expected, repeated, strict=True)
+    ]
     return [
-        OutputError(result.name, None, None, None, totals[result.name].agreement, random=True)
+        OutputError(
+            result.name,
+            None,
+            None,
+            None,
+            totals[result.name].agreement,
+            random=True,
+        )
         if _poor(result, _GOOD) and _poor(repetition, _REPEATED)
         else result
         for result, repetition in zip(results, again, strict=True)
@@ -114,7 +141,13 @@ class Total:
 
     def __init__(self) -> None:
         self.signal = self.noise = self.product = self.energy = 0.0
-        self.largest, self.equal, self.count, self.broken, self.floating = 0.0, 0, 0, 0, True
+        self.largest, self.equal, self.count, self.broken, self.floating = (
+            0.0,
+            0,
+            0,
+            0,
+            True,
+        )
         self.shapes: tuple[str, str] | None = None
 
     @property
@@ -139,23 +172,45 @@ class Total:
     def _add(self, reference: NDArray[Any], other: NDArray[Any]) -> None:
         both = np.isfinite(reference) & np.isfinite(other)
         a, b = reference.astype(np.float64), other.astype(np.float64)
-        unlike = ~both & ~((a == b) | (np.isnan(a) & np.isnan(b)))  # finite on one side alone
+        unlike = ~both & ~(
+            (a == b) | (np.isnan(a) & np.isnan(b))
+        )  # finite on one side alone
         a, b = np.where(both, a, 0.0), np.where(both, b, 0.0)
         self.signal += float(np.sum(a * a))
         self.energy += float(np.sum(b * b))
         self.product += float(np.sum(a * b))
         self.noise += float("inf") if unlike.any() else float(np.sum(np.square(a - b)))
-        self.largest = max(self.largest, float("inf") if unlike.any() else float(np.abs(a - b).max(initial=0.0)))
+        self.largest = max(
+            self.largest,
+            float("inf") if unlike.any() else float(np.abs(a - b).max(initial=0.0)),
+        )
         self.broken += int(unlike.sum())
 
     def result(self, name: str) -> OutputError:
         if not self.floating:
-            return OutputError(name, None, None, None, self.agreement, shapes=self.shapes)
+            return OutputError(
+                name,
+                None,
+                None,
+                None,
+                self.agreement,
+                shapes=self.shapes,
+            )
         norm = np.sqrt(self.signal * self.energy)
-        cosine = float(self.product / norm) if norm else float(self.signal == self.energy)
+        cosine = (
+            float(self.product / norm) if norm else float(self.signal == self.energy)
+        )
         cosine = cosine if np.isfinite(self.noise) else float("nan")
         sqnr = decibels(self.signal, self.noise)
-        return OutputError(name, sqnr, cosine, self.largest, None, broken=self.broken, shapes=self.shapes)
+        return OutputError(
+            name,
+            sqnr,
+            cosine,
+            self.largest,
+            None,
+            broken=self.broken,
+            shapes=self.shapes,
+        )
 
 
 def decibels(signal: float, noise: float) -> float:

@@ -24,12 +24,13 @@ class Report:
 
     Attributes:
         config: the effective settings as text.
-        samples: number of calibration samples, and of those held out for measuring (0: measured on calibration
-        samples). held_out: see samples. bytes_before, bytes_after: size of the serialized models. operators: for each
-        operator type, how many nodes were quantized and how many there are. kept_nodes: nodes that stayed float, and
-        why. kept_tensors: tensors that could have been quantized but stayed float, and why. notes: rewrites, rolled-
-        back passes, raised scales, findings of the guard. outputs: the error at each output. layers: what optimizers
-        made of each layer.
+        samples: number of calibration samples, and of those held out for measuring (0: measured on
+        calibration samples). held_out: see samples. bytes_before, bytes_after: size of the
+        serialized models. operators: for each operator type, how many nodes were quantized and how
+        many there are. kept_nodes: nodes that stayed float, and why. kept_tensors: tensors that
+        could have been quantized but stayed float, and why. notes: rewrites, rolled- back passes,
+        raised scales, findings of the guard. outputs: the error at each output. layers: what
+        optimizers made of each layer.
     """
 
     config: str
@@ -56,7 +57,11 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values with a stable schema; infinities become the strings "inf" and "-inf"."""
-        return {"schema": SCHEMA, "quantized_nodes": self.quantized, **_plain(asdict(self))}
+        return {
+            "schema": SCHEMA,
+            "quantized_nodes": self.quantized,
+            **_plain(asdict(self)),
+        }
 
     def __str__(self) -> str:
         if self.held_out:
@@ -64,7 +69,10 @@ class Report:
         elif self.samples:
             where = "calibration samples (too few to hold any out)"
         else:
-            where = "one random sample, as there is no data: it tells that the model runs, and little more"
+            where = (
+                "one random sample, as there is no data: it tells that the model runs,"
+                " and little more"
+            )
         lines = [f"size      {size_change(self.bytes_before, self.bytes_after)}"]
         total = sum(count for _, count in self.operators.values())
         calibrated = f", calibrated on {self.samples} samples" if self.samples else ""
@@ -72,35 +80,57 @@ class Report:
         if not self.quantized:
             lines.append("          nothing in this model could be quantized")
         if self.outputs:
-            lines += [f"error     on {where}:", *(f"  {_output(o)}" for o in self.outputs)]
+            lines += [
+                f"error     on {where}:",
+                *(f"  {_output(o)}" for o in self.outputs),
+            ]
         if self.kept_nodes:
-            lines.append("float     " + "; ".join(f"{n} {why}" for why, n in _grouped(self.kept_nodes)))
-        lines += _section("kept", [f"{name}: {why}" for name, why in self.kept_tensors.items()])
+            lines.append(
+                "float     "
+                + "; ".join(f"{n} {why}" for why, n in _grouped(self.kept_nodes)),
+            )
+        lines += _section(
+            "kept",
+            [f"{name}: {why}" for name, why in self.kept_tensors.items()],
+        )
         lines += _section("notes", self.notes)
         return "\n".join(map(printable, lines))
 
 
-def summarize(*plans: Plan) -> tuple[dict[str, tuple[int, int]], dict[str, str], dict[str, str]]:
-    """Operators, kept nodes and kept tensors of a report, read off the plans of a graph and of the bodies in it.
+def summarize(
+    *plans: Plan,
+) -> tuple[dict[str, tuple[int, int]], dict[str, str], dict[str, str]]:
+    """Operators, kept nodes and kept tensors of a report, read off the plans of a graph and of the
+    bodies in it.
 
     A node that has bodies does not count: what is in them does.
     """
     operators: dict[str, list[int]] = {}
     kept, tensors = dict[str, str](), dict[str, str]()
     for plan in plans:
-        outer = {node.name for node in plan.graph.nodes if node.has_subgraph} if len(plans) > 1 else set()
+        outer = (
+            {node.name for node in plan.graph.nodes if node.has_subgraph}
+            if len(plans) > 1
+            else set()
+        )
         for node in plan.graph.nodes:
             if node.name in outer:
                 continue
             done, count = operators.setdefault(node.kind, [0, 0])
             operators[node.kind] = [done + plan.touches(node), count + 1]
-        kept |= {name: reason for name, reason in plan.kept.items() if name not in outer}
+        kept |= {
+            name: reason for name, reason in plan.kept.items() if name not in outer
+        }
         tensors |= {
             str(use): entry.reason
             for use, entry in plan.entries.items()
             if isinstance(entry, Keep) and not entry.reason.startswith("fused into")
         }
-    return {kind: (done, count) for kind, (done, count) in sorted(operators.items())}, kept, tensors
+    return (
+        {kind: (done, count) for kind, (done, count) in sorted(operators.items())},
+        kept,
+        tensors,
+    )
 
 
 def _output(o: OutputError) -> str:
@@ -108,9 +138,14 @@ def _output(o: OutputError) -> str:
         return f"{o.name}: random, another value each time the float model runs"
     if o.sqnr is None:
         return f"{o.name}: {percent(o.agreement or 0.0)}% of the values agree"
-    broken = f", {o.broken} values are finite in one of the models alone" if o.broken else ""
+    broken = (
+        f", {o.broken} values are finite in one of the models alone" if o.broken else ""
+    )
     after = f" after {o.steps} samples with its own state" if o.steps else ""
-    error = f"SQNR {decibels(o.sqnr)} dB, cosine {o.cosine:.6f}, largest error {o.max_error:.4g}"
+    error = (
+        f"SQNR {decibels(o.sqnr)} dB, cosine {o.cosine:.6f}, largest error"
+        f" {o.max_error:.4g}"
+    )
     return f"{o.name}{after}: {error}{broken}"
 
 
@@ -119,8 +154,13 @@ def _grouped(reasons: dict[str, str]) -> list[tuple[str, int]]:
 
 
 def _section(title: str, lines: list[str]) -> list[str]:
-    shown = [f"{title:<9} {line}" if not i else f"{'':<9} {line}" for i, line in enumerate(lines[:_SHOWN])]
-    return shown + ([f"{'':<9} and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else [])
+    shown = [
+        f"{title:<9} {line}" if not i else f"{'':<9} {line}"
+        for i, line in enumerate(lines[:_SHOWN])
+    ]
+    return shown + (
+        [f"{'':<9} and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
+    )
 
 
 def _plain(value: Any) -> Any:

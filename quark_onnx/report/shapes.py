@@ -20,18 +20,22 @@ def other_shape(what: str, reference: str, other: str) -> ModelError:
         other: the shape in the quantized model.
     """
     return ModelError(
-        f"{what} has shape {other} in the quantized model and {reference} in the float model: a value that computes "
-        "the shape was rounded; exclude the nodes that compute it"
+        f"{what} has shape {other} in the quantized model and {reference} in the float"
+        " model: a value that computes the shape was rounded; exclude the nodes that"
+        " compute it",
     )
 
 
-def require_same_shapes(errors: Iterable[OutputError], sized_by_data: Callable[[str], bool]) -> None:
+def require_same_shapes(
+    errors: Iterable[OutputError],
+    sized_by_data: Callable[[str], bool],
+) -> None:
     """Raise an error for the first output that has another shape than in the float model.
 
     Args:
         errors: the outputs as measured.
-        sized_by_data: tells of an output whether values of a signal decide its shape, as those of a detector that
-            selects boxes. Such an output may have another shape.
+        sized_by_data: tells of an output whether values of a signal decide its shape, as those of a
+            detector that selects boxes. Such an output may have another shape.
 
     Raises:
         ModelError: an output has another shape.

@@ -1,22 +1,24 @@
-"""What each operator asks of its tensors: one small file per family, registered by being imported here."""
+"""What each operator asks of its tensors: one small file per family, registered by being imported
+here.
+"""
 
-from quark_onnx.rules import (  # noqa: F401  (importing is registering)
-    activation,
-    attention,
-    combine,
-    conv,
-    einsum,
-    elementwise,
-    embedding,
-    matmul,
-    norm,
-    passthrough,
-    pool,
-    recurrent,
-    reduce,
-    sampling,
-    selection,
-    sensitive,
+from quark_onnx.rules import (
+    activation,  # noqa: F401
+    attention,  # noqa: F401
+    combine,  # noqa: F401
+    conv,  # noqa: F401
+    einsum,  # noqa: F401
+    elementwise,  # noqa: F401
+    embedding,  # noqa: F401
+    matmul,  # noqa: F401
+    norm,  # noqa: F401
+    passthrough,  # noqa: F401
+    pool,  # noqa: F401
+    recurrent,  # noqa: F401
+    reduce,  # noqa: F401
+    sampling,  # noqa: F401
+    selection,  # noqa: F401
+    sensitive,  # noqa: F401
 )
 from quark_onnx.rules.base import WEIGHTED, Rule, rule
 

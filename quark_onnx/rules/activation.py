@@ -8,16 +8,30 @@ from quark_onnx.plan import Plan, fused_into
 from quark_onnx.rules.base import is_control_tensor, rule, spare_masked
 
 #: Operators whose result need not be quantized before a Relu or Clip that alone reads it.
-_FUSING = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul", "Add", "Sub", "Mul", "BatchNormalization"})
+_FUSING = frozenset(
+    {
+        "Conv",
+        "ConvTranspose",
+        "Gemm",
+        "MatMul",
+        "Add",
+        "Sub",
+        "Mul",
+        "BatchNormalization",
+    },
+)
 #: The same in the integer engine of a target.
 _POOLING = frozenset({"MaxPool", "AveragePool", "GlobalAveragePool"})
 
 
 @rule("Relu", "Clip")
 def clipping(node: Node, plan: Plan) -> None:
-    """The result alone if a producer can do the clipping within its own rounding; else input and result.
+    """The result alone if a producer can do the clipping within its own rounding.
 
-    It is then the producer's result, too, and an override that names the producer alone is meant for it.
+    Else input and result.
+
+    It is then the producer's result, too, and an override that names the producer alone is meant
+    for it.
     """
     source, result = node.inputs[0], node.outputs[0]
     producer = _computing(node, plan)
@@ -37,12 +51,22 @@ def _computing(node: Node, plan: Plan) -> Node | None:
     producer = plan.graph.producer(source)
     alone = plan.graph.consumers(source) == [node] and not plan.graph.is_output(source)
     fusing = _FUSING | _POOLING if plan.aligns else _FUSING
-    return producer if producer and alone and producer.kind in fusing and producer.name not in plan.kept else None
+    return (
+        producer
+        if producer
+        and alone
+        and producer.kind in fusing
+        and producer.name not in plan.kept
+        else None
+    )
 
 
 @rule("LeakyRelu")
 def leaky(node: Node, plan: Plan) -> None:
-    """Input and result; the result alone where the engine of a target computes it with what is in front."""
+    """Input and result.
+
+    The result alone where the engine of a target computes it with what is in front.
+    """
     (clipping if plan.aligns else pointwise)(node, plan)
 
 
@@ -59,14 +83,20 @@ _CONTRIBUTED = ("QuickGelu", "ScaledSiLU", "BiasGelu", "BiasSplitGelu")
 
 @rule(*_SMOOTH, *_PLAIN, *(f"com.microsoft::{name}" for name in _CONTRIBUTED))
 def smooth(node: Node, plan: Plan) -> None:
-    """Input and result, unless the input is a mask or a position; a bias that is added first stays float."""
+    """Input and result, unless the input is a mask or a position.
+
+    A bias that is added first stays float.
+    """
     if not is_control_tensor(node, plan, node.inputs[0]):
         plan.activation(node, node.inputs[0], node.outputs[0])
 
 
 @rule("PRelu")
 def prelu(node: Node, plan: Plan) -> None:
-    """Input, slope and result; no input where the engine of a target computes it with what is in front."""
+    """Input, slope and result.
+
+    No input where the engine of a target computes it with what is in front.
+    """
     if plan.aligns and _computing(node, plan) is not None:
         clipping(node, plan)
         plan.activation(node, node.inputs[1])
@@ -76,7 +106,10 @@ def prelu(node: Node, plan: Plan) -> None:
 
 @rule("Softmax")
 def softmax(node: Node, plan: Plan) -> None:
-    """Input, and a result between 0 and 1; float over a single value, of which onnxruntime's 8-bit softmax makes 0."""
+    """Input, and a result between 0 and 1.
+
+    Float over a single value, of which onnxruntime's 8-bit softmax makes 0.
+    """
     shape, result = plan.graph.shape(node.inputs[0]), node.outputs[0]
     if shape and shape[softmax_axis(node, plan.graph.opset)] == 1:
         plan.keep(result, "it is the softmax of a single value")

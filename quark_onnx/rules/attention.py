@@ -10,9 +10,22 @@ _MS = "com.microsoft::"
 _REASON = "no runtime has an integer form of it: its scores would have no scale"
 
 
-@rule(*(_MS + name for name in ("Attention", "PackedAttention", "DecoderMaskedSelfAttention", "LongformerAttention")))
+@rule(
+    *(
+        _MS + name
+        for name in (
+            "Attention",
+            "PackedAttention",
+            "DecoderMaskedSelfAttention",
+            "LongformerAttention",
+        )
+    ),
+)
 def projecting(node: Node, plan: Plan) -> None:
-    """Input, weight of the projection along its output axis and bias; the result where there is no float32."""
+    """Input, weight of the projection along its output axis and bias.
+
+    The result where there is no float32.
+    """
     _project(node, plan, node.input(0), node.input(1), node.input(2))
     if node.op_type == "LongformerAttention":
         _project(node, plan, node.input(0), node.input(4), node.input(5))
@@ -49,7 +62,10 @@ _CONTRIBUTED = (
 
 @rule(*_STANDARD, *(_MS + name for name in _CONTRIBUTED))
 def attention(node: Node, plan: Plan) -> None:
-    """Left float beside integers, which its scores would have no scale for; else query, key, value and result."""
+    """Left float beside integers, which its scores would have no scale for.
+
+    Else query, key, value and result.
+    """
     if plan.safe and plan.integer_only(node):
         plan.keep_node(node, _REASON)
     elif not kept_float(node, plan, _REASON):
@@ -58,8 +74,15 @@ def attention(node: Node, plan: Plan) -> None:
 
 @rule("RotaryEmbedding", _MS + "RotaryEmbedding", _MS + "MRotaryEmbedding")
 def rotary(node: Node, plan: Plan) -> None:
-    """Left float where there is float arithmetic; else input and result. Sines and cosines stay float."""
-    if not kept_float(node, plan, "onnxruntime rotates floats alone, and the product behind it rounds once"):
+    """Left float where there is float arithmetic; else input and result.
+
+    Sines and cosines stay float.
+    """
+    if not kept_float(
+        node,
+        plan,
+        "onnxruntime rotates floats alone, and the product behind it rounds once",
+    ):
         plan.activation(node, node.inputs[0], node.outputs[0])
 
 

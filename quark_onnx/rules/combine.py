@@ -12,7 +12,11 @@ from quark_onnx.rules.base import control, is_control_tensor, rule
 @rule("Concat")
 def concat(node: Node, plan: Plan) -> None:
     """Every input and the result, each with its own scale."""
-    steering = [name for name in node.inputs if control(plan.graph, name) or plan.holds_mask_constants(name)]
+    steering = [
+        name
+        for name in node.inputs
+        if control(plan.graph, name) or plan.holds_mask_constants(name)
+    ]
     if steering:
         plan.keep_node(node, f"{steering[0]!r} is a mask or a position, not a signal")
         return
@@ -21,9 +25,17 @@ def concat(node: Node, plan: Plan) -> None:
 
 @rule("Pad")
 def pad(node: Node, plan: Plan) -> None:
-    """The result has the input's scale, or one of its own where it is padded with another value than zero."""
-    value = plan.graph.constant(node.input(2)) if node.input(2) else node.attribute("value", 0.0)
-    own = node.attribute("mode", "constant") != "constant" or (value is not None and not np.any(value))
+    """The result has the input's scale, or one of its own where it is padded with another value
+    than zero.
+    """
+    value = (
+        plan.graph.constant(node.input(2))
+        if node.input(2)
+        else node.attribute("value", 0.0)
+    )
+    own = node.attribute("mode", "constant") != "constant" or (
+        value is not None and not np.any(value)
+    )
     if own:
         plan.same_as(node, node.outputs[0], node.inputs[0])
     elif plan.holds_mask_constants(node.input(2)):

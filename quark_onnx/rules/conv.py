@@ -19,7 +19,9 @@ def conv(node: Node, plan: Plan) -> None:
 
 @rule("ConvTranspose")
 def conv_transpose(node: Node, plan: Plan) -> None:
-    """Like Conv, but the weight is (C, M/group, ...): a channel scale serves that channel of every group."""
+    """Like Conv, but the weight is (C, M/group, ...): a channel scale serves that channel of every
+    group.
+    """
     x, w, bias = node.input(0), node.input(1), node.input(2)
     plan.activation(node, x, along=1)
     plan.weight(node, w, axis=1, along=0)
@@ -49,7 +51,10 @@ def deform_conv(node: Node, plan: Plan) -> None:
 
 @rule("CausalConvWithState", "com.microsoft::CausalConvWithState")
 def causal_conv(node: Node, plan: Plan) -> None:
-    """Input, weight along the channels (C, 1, ...), bias and result; the state, which runs on, stays float."""
+    """Input, weight along the channels (C, 1, ...), bias and result.
+
+    The state, which runs on, stays float.
+    """
     x, w, bias = node.input(0), node.input(1), node.input(2)
     plan.activation(node, x)
     plan.weight(node, w, axis=0, along=2)

@@ -11,7 +11,10 @@ _TABLES = slice(2, 5)
 
 @rule("com.microsoft::EmbedLayerNormalization")
 def embedding(node: Node, plan: Plan) -> None:
-    """The three tables as weights, one scale for each entry; the result where the format holds a residual stream."""
+    """The three tables as weights, one scale for each entry.
+
+    The result where the format holds a residual stream.
+    """
     for table in node.inputs[_TABLES]:
         if plan.graph.is_constant(table):
             plan.weight(node, table, axis=0, along=1)

@@ -1,7 +1,8 @@
 """MatMul and Gemm, also as onnxruntime fuses them.
 
-Their integer products are converted to float anyway before they are rounded again, so the result is left to its
-readers: it is quantized if one of them asks for it. Integer-only hardware needs it quantized in any case.
+Their integer products are converted to float anyway before they are rounded again, so the result is
+left to its readers: it is quantized if one of them asks for it. Integer-only hardware needs it
+quantized in any case.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ from quark_onnx.rules.base import rule
 
 @rule("MatMul")
 def matmul(node: Node, plan: Plan) -> None:
-    """Both operands, a constant one as a weight along its output axis; the result where there is no float32.
+    """Both operands, a constant one as a weight along its output axis.
 
-    A weight is (..., K, N) on the right, (..., M, K) on the left. A stack of matrices on the right has one scale:
-    onnxruntime refuses integer products with one for each column of it.
+    The result where there is no float32.
+
+    A weight is (..., K, N) on the right, (..., M, K) on the left. A stack of matrices on the right
+    has one scale: onnxruntime refuses integer products with one for each column of it.
     """
     a, b = node.inputs
     for tensor, axis_from_end in ((a, 2), (b, 1)):
@@ -26,7 +29,12 @@ def matmul(node: Node, plan: Plan) -> None:
         if plan.graph.is_constant(tensor) and shape is not None and len(shape) >= 2:
             stacked = tensor == b and len(shape) > 2
             along = len(shape) + summed
-            plan.weight(node, tensor, axis=None if stacked else len(shape) - axis_from_end, along=along)
+            plan.weight(
+                node,
+                tensor,
+                axis=None if stacked else len(shape) - axis_from_end,
+                along=along,
+            )
         else:
             plan.activation(node, tensor, along=summed)
     if plan.rounds_results(node):
@@ -41,7 +49,10 @@ def fused_matmul(node: Node, plan: Plan) -> None:
     """Like MatMul, either operand transposed or not; a stack of matrices has one scale."""
     for place, tensor in enumerate(node.inputs[:2]):
         letter = "AB"[place]
-        shape, turned = plan.graph.shape(tensor) or (), bool(node.attribute(f"trans{letter}", 0))
+        shape, turned = (
+            plan.graph.shape(tensor) or (),
+            bool(node.attribute(f"trans{letter}", 0)),
+        )
         moved = bool(node.attribute(f"transBatch{letter}", 0))
         along = -1 if (place == 0) != turned else -2
         if moved and along == -2:
@@ -68,7 +79,10 @@ def gemm_gelu(node: Node, plan: Plan) -> None:
 
 @rule("Gemm", "com.microsoft::FusedGemm")
 def gemm(node: Node, plan: Plan) -> None:
-    """``alpha * A * B + beta * C``: B is the weight along its output axis; C an int32 bias if it is added unscaled."""
+    """``alpha * A * B + beta * C``: B is the weight along its output axis.
+
+    C an int32 bias if it is added unscaled.
+    """
     a, b, c = node.input(0), node.input(1), node.input(2)
     along = 0 if node.attribute("transA", 0) else 1
     plan.activation(node, a, along=along)

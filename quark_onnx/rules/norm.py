@@ -8,7 +8,13 @@ from quark_onnx.rules.base import NORMALIZING, RESIDUAL, rule
 
 
 @rule("LayerNormalization", "InstanceNormalization", "BatchNormalization")
-@rule("RMSNormalization", "SimplifiedLayerNormalization", "GroupNormalization", "MeanVarianceNormalization", "LRN")
+@rule(
+    "RMSNormalization",
+    "SimplifiedLayerNormalization",
+    "GroupNormalization",
+    "MeanVarianceNormalization",
+    "LRN",
+)
 @rule("com.microsoft::GroupNorm")
 def normalization(node: Node, plan: Plan) -> None:
     """Input and first result; the statistics that may follow it stay float."""
@@ -25,13 +31,22 @@ def unit_length(node: Node, plan: Plan) -> None:
     plan.activation(node, node.outputs[0], bounds=(-1.0, 1.0))
 
 
-@rule("com.microsoft::SkipLayerNormalization", "com.microsoft::SkipSimplifiedLayerNormalization")
+@rule(
+    "com.microsoft::SkipLayerNormalization",
+    "com.microsoft::SkipSimplifiedLayerNormalization",
+)
 def skip_normalization(node: Node, plan: Plan) -> None:
     """Both summands, result and sum, where the format is wide enough for a residual stream."""
     if plan.is_low_bit(node):
         plan.keep_node(node, RESIDUAL)
     else:
-        plan.activation(node, node.input(0), node.input(1), *node.outputs[:1], *node.outputs[3:4])
+        plan.activation(
+            node,
+            node.input(0),
+            node.input(1),
+            *node.outputs[:1],
+            *node.outputs[3:4],
+        )
 
 
 @rule("com.microsoft::SkipGroupNorm")

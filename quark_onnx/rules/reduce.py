@@ -1,15 +1,25 @@
-"""Sums, means and norms over axes: they gather many values in one, so the result has a scale of its own."""
+"""Sums, means and norms over axes: they gather many values in one, so the result has a scale of its
+own.
+"""
 
 from __future__ import annotations
 
 from quark_onnx.graph import Node
 from quark_onnx.plan import Plan
-from quark_onnx.rules.base import DECIDING, feeds_root_or_division, is_control_tensor, kept_float, rule
+from quark_onnx.rules.base import (
+    DECIDING,
+    feeds_root_or_division,
+    is_control_tensor,
+    kept_float,
+    rule,
+)
 
 
 @rule("ReduceMean", "ReduceSum", "ReduceL1", "ReduceL2", "ReduceSumSquare", "CumSum")
 def reduction(node: Node, plan: Plan) -> None:
-    """Input and result, unless it counts what a mask lets through or the result is to become a denominator."""
+    """Input and result, unless it counts what a mask lets through or the result is to become a
+    denominator.
+    """
     if is_control_tensor(node, plan, node.inputs[0]) or (
         feeds_root_or_division(node, plan) and kept_float(node, plan, DECIDING)
     ):

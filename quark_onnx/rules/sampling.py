@@ -1,4 +1,6 @@
-"""Operators that read images at places of their own: grids and boxes stay float, as they are positions."""
+"""Operators that read images at places of their own: grids and boxes stay float, as they are
+positions.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,10 @@ from quark_onnx.rules.base import rule
 
 @rule("GridSample", "com.microsoft::GridSample")
 def grid_sample(node: Node, plan: Plan) -> None:
-    """Nearest and linear samples have the image's scale, cubic ones a scale of their own; the grid stays float."""
+    """Nearest and linear samples have the image's scale, cubic ones a scale of their own.
+
+    The grid stays float.
+    """
     if node.attribute("mode", "linear") in ("cubic", "bicubic"):
         plan.activation(node, node.inputs[0], node.outputs[0])
     else:

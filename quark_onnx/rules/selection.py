@@ -11,7 +11,10 @@ _RANKING = "it ranks values, of which few codes make many equal"
 
 @rule("TopK")
 def top(node: Node, plan: Plan) -> None:
-    """Left float where there is float arithmetic, as rounding makes ties; else the values have the input's scale."""
+    """Left float where there is float arithmetic, as rounding makes ties.
+
+    Else the values have the input's scale.
+    """
     if not kept_float(node, plan, _RANKING):
         plan.same_as(node, node.outputs[0], node.inputs[0])
 

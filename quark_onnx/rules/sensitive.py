@@ -1,4 +1,6 @@
-"""Functions whose result a few codes of the input would ruin, and of which no runtime has an integer form."""
+"""Functions whose result a few codes of the input would ruin, and of which no runtime has an
+integer form.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +17,19 @@ _JUMP = "it jumps: a step of the input decides between two values"
 _REMAINDER = "no engine without float32 computes a remainder, but that for bfloat16"
 _PRODUCT = "errors multiply with each factor"
 _SCORES = "it is the logarithm of probabilities, whose differences count"
-_PART = "it is the inner part of a decomposed Gelu, whose errors the rest of it multiplies"
+_PART = (
+    "it is the inner part of a decomposed Gelu, whose errors the rest of it multiplies"
+)
 
 _WHY = {
     **dict.fromkeys(("Exp", "Pow", "Sinh", "Cosh"), _FACTORS),
     **dict.fromkeys(("Log", "Sqrt", "Reciprocal", "ReduceLogSum"), _POLE),
     **dict.fromkeys(("Asin", "Acos", "Acosh", "Atanh"), _EDGE),
     **dict.fromkeys(("Sin", "Cos", "Tan"), _ANGLE),
-    **dict.fromkeys(("Ceil", "Floor", "Round", "Sign", "Hardmax", "ThresholdedRelu", "Shrink"), _JUMP),
+    **dict.fromkeys(
+        ("Ceil", "Floor", "Round", "Sign", "Hardmax", "ThresholdedRelu", "Shrink"),
+        _JUMP,
+    ),
     **dict.fromkeys(("ReduceProd", "CumProd"), _PRODUCT),
     **dict.fromkeys(("LogSoftmax", "ReduceLogSumExp"), _SCORES),
     "Erf": _PART,
@@ -35,10 +42,20 @@ _BOUNDS = {
 
 @rule(*_WHY)
 def sensitive(node: Node, plan: Plan) -> None:
-    """Left float where there is float arithmetic, as few codes of its input would ruin it; else input and result."""
-    if is_control_tensor(node, plan, node.inputs[0]) or kept_float(node, plan, _WHY[node.kind]):
+    """Left float where there is float arithmetic, as few codes of its input would ruin it.
+
+    Else input and result.
+    """
+    if is_control_tensor(node, plan, node.inputs[0]) or kept_float(
+        node,
+        plan,
+        _WHY[node.kind],
+    ):
         return
-    plan.activation(node, node.inputs[0])  # an exponent, a divisor or an axis stays as it is
+    plan.activation(
+        node,
+        node.inputs[0],
+    )  # an exponent, a divisor or an axis stays as it is
     plan.activation(node, node.outputs[0], bounds=_BOUNDS.get(node.kind))
     if node.kind in ("Exp", "LogSoftmax"):
         spare_masked(node, plan)
@@ -46,9 +63,15 @@ def sensitive(node: Node, plan: Plan) -> None:
 
 @rule("Mod")
 def remainder(node: Node, plan: Plan) -> None:
-    """Round nothing for an engine that has no Mod: of those without float32, only the one for bfloat16 has it."""
+    """Round nothing for an engine that has no Mod: of those without float32, only the one for
+    bfloat16 has it.
+    """
     spec = plan.specs[node].activation
-    if is_control_tensor(node, plan, node.inputs[0]) or kept_float(node, plan, _JUMP) or spec is None:
+    if (
+        is_control_tensor(node, plan, node.inputs[0])
+        or kept_float(node, plan, _JUMP)
+        or spec is None
+    ):
         return
     if plan.rounds_results(node) and spec.dtype is not BFLOAT16:
         plan.keep_node(node, _REMAINDER)

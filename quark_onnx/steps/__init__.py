@@ -2,11 +2,20 @@
 
 from quark_onnx.steps.apply_target_constraints import Limits, apply_target_constraints
 from quark_onnx.steps.calibrate import HoldOut, Ranges, calibrate, stretch, unmeasured
-from quark_onnx.steps.compute_qparams import Params, compute_bias_qparams, compute_qparams
+from quark_onnx.steps.compute_qparams import (
+    Params,
+    compute_bias_qparams,
+    compute_qparams,
+)
 from quark_onnx.steps.destination import destination, keeps_weights_beside
 from quark_onnx.steps.dynamic import quantized_before, read_floats
 from quark_onnx.steps.finish import Finished, check, finish, hand_back
-from quark_onnx.steps.function_bodies import OLD_DOMAIN, RENAMED, define_functions, with_bodies
+from quark_onnx.steps.function_bodies import (
+    OLD_DOMAIN,
+    RENAMED,
+    define_functions,
+    with_bodies,
+)
 from quark_onnx.steps.fuse import Agreement, fuse
 from quark_onnx.steps.insert import insert
 from quark_onnx.steps.insert_subgraphs import quantize_insides
@@ -22,7 +31,13 @@ from quark_onnx.steps.run import Reference, Sample
 from quark_onnx.steps.run_data import Planned, RunData
 from quark_onnx.steps.scale_search import search
 from quark_onnx.steps.spare_movers import spare_movers
-from quark_onnx.steps.subgraph_plans import SubgraphPlan, all_plans, give_up_late, plan_insides, wanted
+from quark_onnx.steps.subgraph_plans import (
+    SubgraphPlan,
+    all_plans,
+    give_up_late,
+    plan_insides,
+    wanted,
+)
 from quark_onnx.steps.tie_transposed_weights import tie_transposed_weights
 
 __all__ = [

@@ -1,7 +1,7 @@
 """Move power-of-two scales until the integer engine of the target can compute with all of them.
 
-Only scales move, here and in front of everything that chooses codes: the codes of weights follow from the float values
-under the scale that came out of it.
+Only scales move, here and in front of everything that chooses codes: the codes of weights follow
+from the float values under the scale that came out of it.
 """
 
 from __future__ import annotations
@@ -24,10 +24,24 @@ class Limits:
         uses: the uses whose scales they are about.
     """
 
-    def __init__(self, graph: Graph, plan: Plan, params: Params, config: QConfig) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        plan: Plan,
+        params: Params,
+        config: QConfig,
+    ) -> None:
         """Without a target that has constraints there are none."""
-        nodes = graph.nodes if config.target and TARGETS[config.target].integer_engine else []
-        self._constraints: Constraints = constraints_of(graph, nodes, _Planned(graph, plan, params))
+        nodes = (
+            graph.nodes
+            if config.target and TARGETS[config.target].integer_engine
+            else []
+        )
+        self._constraints: Constraints = constraints_of(
+            graph,
+            nodes,
+            _Planned(graph, plan, params),
+        )
         self._tied = self._constraints.tied()
         self.uses = [key for key in self._constraints.keys if isinstance(key, Use)]
 
@@ -54,7 +68,9 @@ def apply_target_constraints(limits: Limits, params: Params) -> int:
     """
     moved = limits.settled({use: float(params.table[use].scale) for use in limits.uses})
     for use, scale in moved.items():
-        params.table[use] = params.table[use].with_scale(np.full_like(params.table[use].scale, scale))
+        params.table[use] = params.table[use].with_scale(
+            np.full_like(params.table[use].scale, scale),
+        )
     return len(moved)
 
 
@@ -84,7 +100,15 @@ class _Planned:
         if not isinstance(entry, Quantize) or known is None or known.scale.size != 1:
             return None
         spec = entry.spec
-        return root if spec.pow2 and spec.symmetric and isinstance(spec.dtype, Integer) else None
+        return (
+            root
+            if spec.pow2 and spec.symmetric and isinstance(spec.dtype, Integer)
+            else None
+        )
 
     def _behind(self, node: Node) -> list[Node]:
-        return chain(self._graph, node, lambda each: self._key(Use(each.outputs[0])) is not None)
+        return chain(
+            self._graph,
+            node,
+            lambda each: self._key(Use(each.outputs[0])) is not None,
+        )

@@ -1,8 +1,9 @@
 """blocks: weights in blocks at opsets whose DequantizeLinear knows none.
 
-ONNX has scales for blocks from opset 21 on. The DequantizeLinear of the com.microsoft domain has 4-bit codes at any
-opset, but one scale for each row at most (onnxruntime 1.32). A weight in blocks is written as a matrix with one block
-in each row, which that operator dequantizes, and a Reshape gives the weight its shape back.
+ONNX has scales for blocks from opset 21 on. The DequantizeLinear of the com.microsoft domain has
+4-bit codes at any opset, but one scale for each row at most (onnxruntime 1.32). A weight in blocks
+is written as a matrix with one block in each row, which that operator dequantizes, and a Reshape
+gives the weight its shape back.
 """
 
 from __future__ import annotations
@@ -19,8 +20,15 @@ from quark_onnx.graph.bodies import in_bodies
 
 
 def lower_blocks(graph: Graph) -> int:
-    """Rewrite each DequantizeLinear in blocks of the com.microsoft domain, those in bodies too; return how many."""
-    blocked = [node for node in graph.nodes if node.kind == f"{CONTRIB}::DequantizeLinear" and _size(node)]
+    """Rewrite each DequantizeLinear in blocks of the com.microsoft domain, those in bodies too.
+
+    Return how many.
+    """
+    blocked = [
+        node
+        for node in graph.nodes
+        if node.kind == f"{CONTRIB}::DequantizeLinear" and _size(node)
+    ]
     for node in blocked:
         _lower(graph, node)
     if blocked:
@@ -38,12 +46,22 @@ def _lower(graph: Graph, node: Node) -> None:
     axis, size = codes.axis % rank, codes.block_size
     last = [*shape[:axis], *shape[axis + 1 :], shape[axis]]
     padded = -(-shape[axis] // size) * size
-    inputs = graph.once(("block rows", *node.inputs, str(axis)), lambda: _rows(graph, codes, axis, padded))
+    inputs = graph.once(
+        ("block rows", *node.inputs, str(axis)),
+        lambda: _rows(graph, codes, axis, padded),
+    )
     result, output = graph.fresh(f"{codes.codes}_rows"), node.outputs[0]
     graph.remove([node])
-    graph.add("DequantizeLinear", inputs, [result], name=node.name, domain=CONTRIB, axis=0)
+    graph.add(
+        "DequantizeLinear",
+        inputs,
+        [result],
+        name=node.name,
+        domain=CONTRIB,
+        axis=0,
+    )
     steps: list[tuple[str, NDArray[Any] | None, dict[str, Any]]] = [
-        ("Reshape", np.array([*last[:-1], padded], np.int64), {})
+        ("Reshape", np.array([*last[:-1], padded], np.int64), {}),
     ]
     if padded != shape[axis]:  # Gather has the same form at every opset, Slice has not
         steps.append(("Gather", np.arange(shape[axis]), {"axis": rank - 1}))
@@ -53,7 +71,11 @@ def _lower(graph: Graph, node: Node) -> None:
     for place, (op_type, constant, attributes) in enumerate(steps, 1):
         source = result
         result = output if place == len(steps) else graph.fresh(f"{output}_{op_type}")
-        more = [] if constant is None else [graph.add_constant(f"{output}_{op_type}_by", constant)]
+        more = (
+            []
+            if constant is None
+            else [graph.add_constant(f"{output}_{op_type}_by", constant)]
+        )
         graph.add(op_type, [source, *more], [result], **attributes)
 
 
@@ -66,7 +88,9 @@ def _rows(graph: Graph, codes: Codes, axis: int, padded: int) -> list[str]:
     filled[..., : stored.shape[-1]] = stored
     stem = f"{codes.codes}_in_rows"
     names = [graph.add_constant(stem, filled.reshape(-1, codes.block_size))]
-    if graph.elem_type(codes.scale) == TensorProto.FLOAT and graph.is_constant(codes.scale):
+    if graph.elem_type(codes.scale) == TensorProto.FLOAT and graph.is_constant(
+        codes.scale,
+    ):
         names.append(graph.add_constant(f"{stem}_scale", scales))
     else:  # stored in 16 bits
         names.append(add_narrow(graph, f"{stem}_scale", scales.astype(np.float16)))

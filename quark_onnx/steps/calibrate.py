@@ -1,4 +1,7 @@
-"""calibrate: one streaming sweep over the data; the statistic of each tensor whose scale must be measured."""
+"""calibrate: one streaming sweep over the data.
+
+The statistic of each tensor whose scale must be measured.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ _EVERY, _AT_MOST = 20, 4
 _RUN_EVERY, _RUN_AT_MOST = 5, 32
 
 
-def calibrate(
+def calibrate(  # noqa: PLR0913
     graph: Graph,
     plan: Plan,
     samples: Iterable[Sample],
@@ -40,7 +43,9 @@ def calibrate(
     executor: Executor | None = None,
     progress: Progress | None = None,
 ) -> Ranges:
-    """Run the float graph over the samples once. Tensors that prove unfit are kept float in ``plan``, with the reason.
+    """Run the float graph over the samples once.
+
+    Tensors that prove unfit are kept float in ``plan``, with the reason.
 
     Args:
         insides: bodies of the graph's nodes; they get ranges of their own.
@@ -51,34 +56,60 @@ def calibrate(
     scope = _scope(ModelProto(), graph, plan, insides)
     with data_errors():
         found = collect(
-            graph.to_model, scope.observations, samples, controls=scope.controls, executor=executor, progress=progress
+            graph.to_model,
+            scope.observations,
+            samples,
+            controls=scope.controls,
+            executor=executor,
+            progress=progress,
         )
     return _ranges(graph, plan, insides, iter(found))
 
 
 def calibrate_each(
-    graph: Graph, plans: Sequence[Plan], samples: Iterable[Sample], progress: Progress | None = None
+    graph: Graph,
+    plans: Sequence[Plan],
+    samples: Iterable[Sample],
+    progress: Progress | None = None,
 ) -> list[Ranges]:
-    """The ranges of several plans of one graph, from a single run over the samples; bodies are not looked into.
+    """The ranges of several plans of one graph, from a single run over the samples.
+
+    Bodies are not looked into.
 
     Raises:
         DataError: a sample that does not fit or cannot be run.
     """
-    observations = list(dict.fromkeys(each for plan in plans for each in _watched(graph, _wanted(graph, plan))))
+    observations = list(
+        dict.fromkeys(
+            each for plan in plans for each in _watched(graph, _wanted(graph, plan))
+        ),
+    )
     with data_errors():
         found = collect(graph.to_model, observations, samples, progress=progress)
     known = dict(zip(observations, found, strict=True))
     return [
-        _ranges(graph, plan, (), iter([known[each] for each in _watched(graph, _wanted(graph, plan))]))
+        _ranges(
+            graph,
+            plan,
+            (),
+            iter([known[each] for each in _watched(graph, _wanted(graph, plan))]),
+        )
         for plan in plans
     ]
 
 
 def _scope(
-    model: ModelProto, graph: Graph, plan: Plan, insides: Sequence[SubgraphPlan], borrowed: frozenset[str] = frozenset()
+    model: ModelProto,
+    graph: Graph,
+    plan: Plan,
+    insides: Sequence[SubgraphPlan],
+    borrowed: frozenset[str] = frozenset(),
 ) -> Scope:
     """What is to be watched in a graph and in the bodies in it."""
-    scopes = [_scope(shapeless(i), i.graph, i.plan, i.insides, i.body.borrowed) for i in insides]
+    scopes = [
+        _scope(shapeless(i), i.graph, i.plan, i.insides, i.body.borrowed)
+        for i in insides
+    ]
     inputs = frozenset(value.name for value in model.graph.input)
     watched = _watched(graph, _wanted(graph, plan))
     return Scope(model, tuple(watched), controls(insides, scopes), borrowed & inputs)
@@ -89,28 +120,53 @@ def _wanted(graph: Graph, plan: Plan) -> dict[Observation, list[Use]]:
     wanted: dict[Observation, list[Use]] = {}
     for use, entry in plan.entries.items():
         if isinstance(entry, Quantize) and _measured(graph, use, entry):
-            calibrator = entry.spec.calibrator if entry.bounds is None else bounded.calibrator_for(entry.spec)
-            wanted.setdefault(Observation(use.tensor, calibrator, entry.axis), []).append(use)
+            calibrator = (
+                entry.spec.calibrator
+                if entry.bounds is None
+                else bounded.calibrator_for(entry.spec)
+            )
+            wanted.setdefault(
+                Observation(use.tensor, calibrator, entry.axis),
+                [],
+            ).append(use)
     return wanted
 
 
 def _watched(graph: Graph, wanted: Collection[Observation]) -> list[Observation]:
-    """What is to be watched of that: a join of tensors that are known holds nothing but their values."""
-    return [observation for observation in wanted if not _parts(graph, observation, wanted)]
+    """What is to be watched of that: a join of tensors that are known holds nothing but their
+    values.
+    """
+    return [
+        observation for observation in wanted if not _parts(graph, observation, wanted)
+    ]
 
 
-def _parts(graph: Graph, observation: Observation, wanted: Collection[Observation]) -> list[Observation]:
-    """Observations whose statistics merge exactly to that of this one; none if it is to be watched itself."""
+def _parts(
+    graph: Graph,
+    observation: Observation,
+    wanted: Collection[Observation],
+) -> list[Observation]:
+    """Observations whose statistics merge exactly to that of this one.
+
+    None if it is to be watched itself.
+    """
     node = graph.producer(observation.tensor)
     exact = type(observation.calibrator.statistic()) in _EXACT
-    if node is None or node.kind != "Concat" or observation.axis is not None or not exact:
+    if (
+        node is None
+        or node.kind != "Concat"
+        or observation.axis is not None
+        or not exact
+    ):
         return []
     parts = [replace(observation, tensor=name) for name in node.inputs]
     return parts if all(part in wanted for part in parts) else []
 
 
 def _statistics(
-    graph: Graph, wanted: Collection[Observation], found: Iterator[Statistic]
+    graph: Graph,
+    wanted: Collection[Observation],
+    found: Iterator[Statistic],
 ) -> dict[Observation, Statistic]:
     """What is known of each, from what was found of those that were watched."""
     known = {observation: next(found) for observation in _watched(graph, wanted)}
@@ -132,7 +188,12 @@ def unmeasured(graph: Graph, plan: Plan) -> bool:
     return bool(_wanted(graph, plan))
 
 
-def _ranges(graph: Graph, plan: Plan, insides: Sequence[SubgraphPlan], found: Iterator[Statistic]) -> Ranges:
+def _ranges(
+    graph: Graph,
+    plan: Plan,
+    insides: Sequence[SubgraphPlan],
+    found: Iterator[Statistic],
+) -> Ranges:
     """What was found, by use; in the order in which a scope lists what it watches."""
     ranges: Ranges = {}
     wanted = _wanted(graph, plan)
@@ -141,7 +202,12 @@ def _ranges(graph: Graph, plan: Plan, insides: Sequence[SubgraphPlan], found: It
         statistic = statistics[observation]
         for use in readers:
             entry, reason = plan.entries[use], _unfit(statistic)
-            if reason == _ZERO and isinstance(entry, Quantize) and entry.given and entry.given.min_range:
+            if (
+                reason == _ZERO
+                and isinstance(entry, Quantize)
+                and entry.given
+                and entry.given.min_range
+            ):
                 reason = ""
             if reason and isinstance(entry, Quantize) and entry.bounds is None:
                 plan.keep(use.tensor, reason)
@@ -169,7 +235,9 @@ def _unfit(statistic: Statistic) -> str:
 
 
 def stretch(length: int | None) -> range:
-    """Return the places of the consecutive samples that are held out of so many; none where there are too few.
+    """Return the places of the consecutive samples that are held out of so many.
+
+    None where there are too few.
 
     Args:
         length: number of samples; None if it is not known.
@@ -190,8 +258,17 @@ class HoldOut:
         count: how many samples went on to calibration.
     """
 
-    def __init__(self, samples: Iterable[Any], *, remember: int = 0, run: range = range(0)) -> None:
-        """``run``: places of consecutive samples to hold out, as recurrent models need; else single ones are."""
+    def __init__(
+        self,
+        samples: Iterable[Any],
+        *,
+        remember: int = 0,
+        run: range = range(0),
+    ) -> None:
+        """``run``: places of consecutive samples to hold out, as recurrent models need.
+
+        Else single ones are.
+        """
         self._source = samples
         self._run = run
         self._remember = remember

@@ -25,9 +25,11 @@ from quark_onnx.plan import BiasOf, Keep, Plan, Quantize, Use
 from quark_onnx.steps import bounded
 from quark_onnx.steps.calibrate import Ranges
 
-#: The largest code of a bias: the other half of an int32 is for the sum of the products that it is added to.
+#: The largest code of a bias: the other half of an int32 is for the sum of the products that it is
+#: added to.
 _LARGEST_CODE = 2.0**30
-#: The largest scale of a bias, or of a weight for its sake: a float32, with room to round up to a power of two.
+#: The largest scale of a bias, or of a weight for its sake: a float32, with room to round up to a
+#: power of two.
 _LARGEST_SCALE = 2.0**126
 #: The least scale that float16 holds to within 2 %, as one of its denormal numbers.
 _LEAST_HALF = 2.0**-18
@@ -52,7 +54,10 @@ class Params:
     @property
     def notes(self) -> list[str]:
         """What a report says of it."""
-        return [f"scale of {n} channels of {w!r} raised to hold its bias" for w, n in self.raised.items()]
+        return [
+            f"scale of {n} channels of {w!r} raised to hold its bias"
+            for w, n in self.raised.items()
+        ]
 
 
 def compute_qparams(graph: Graph, plan: Plan, ranges: Ranges) -> Params:
@@ -64,17 +69,31 @@ def compute_qparams(graph: Graph, plan: Plan, ranges: Ranges) -> Params:
                 params.table[use] = _given_params(graph, use, entry)
             elif _beyond_half(graph, ranges, use, entry):
                 plan.entries[use] = Keep("its scale is beyond what a float16 holds")
-            elif isinstance(entry.spec.dtype, Integer) and entry.spec.block_size and _all_codes(entry.spec):
+            elif (
+                isinstance(entry.spec.dtype, Integer)
+                and entry.spec.block_size
+                and _all_codes(entry.spec)
+            ):
                 params.table[use] = _in_blocks(graph, use, entry, entry.spec.dtype)
             elif entry.bounds is not None:
-                params.table[use] = bounded.params(entry.bounds, ranges.get(use), entry.spec.grid)
+                params.table[use] = bounded.params(
+                    entry.bounds,
+                    ranges.get(use),
+                    entry.spec.grid,
+                )
             else:
-                params.table[use] = _params(graph, use, entry, _range(graph, ranges, use, entry))
+                params.table[use] = _params(
+                    graph,
+                    use,
+                    entry,
+                    _range(graph, ranges, use, entry),
+                )
     return params
 
 
 def compute_bias_qparams(graph: Graph, plan: Plan, params: Params) -> None:
-    """Add the scales of the biases to ``params``, raising those of weights where an int32 would not hold them.
+    """Add the scales of the biases to ``params``, raising those of weights where an int32 would not
+    hold them.
 
     Biases that cannot be held are kept float in ``plan``, with the reason.
     """
@@ -84,11 +103,18 @@ def compute_bias_qparams(graph: Graph, plan: Plan, params: Params) -> None:
     for use, entry in plan.entries.items():
         if isinstance(entry, BiasOf):
             found = _bias_params(plan, params, entry)
-            params.table[use] = found if entry.dtype == INT32 else _widened(graph, use, found, entry.dtype)
+            params.table[use] = (
+                found
+                if entry.dtype == INT32
+                else _widened(graph, use, found, entry.dtype)
+            )
 
 
 def _in_blocks(graph: Graph, use: Use, entry: Quantize, dtype: Integer) -> QParams:
-    """Scales of a constant in blocks, by the solver of its spec; the sign of a scale is that of the greatest value."""
+    """Scales of a constant in blocks, by the solver of its spec.
+
+    The sign of a scale is that of the greatest value.
+    """
     array = graph.constant(use.tensor)
     assert array is not None and entry.axis is not None
     spec, table = entry.spec, entry.rows(array)
@@ -101,7 +127,10 @@ def _in_blocks(graph: Graph, use: Use, entry: Quantize, dtype: Integer) -> QPara
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # numpy lets go of the interpreter
         parts = list(pool.map(part, range(0, len(table), _BLOCKS)))
-    scale, zero = (np.concatenate([getattr(part, name) for part in parts]) for name in ("scale", "zero_point"))
+    scale, zero = (
+        np.concatenate([getattr(part, name) for part in parts])
+        for name in ("scale", "zero_point")
+    )
     scale = np.sign(scale) * round_scale(np.abs(scale.astype(np.float64)), spec.grid)
     flat = QParams(scale.astype(np.float32), zero + dtype.qmin, 0)
     return entry.placed(flat, array.shape)
@@ -112,18 +141,28 @@ def _beyond_half(graph: Graph, ranges: Ranges, use: Use, entry: Quantize) -> boo
     if entry.spec.scale != "float16":
         return False
     plain = replace(entry, spec=entry.spec.with_(scale="float32"))
-    greatest = params_for(_range(graph, ranges, use, plain), plain.spec.grid, 0).scale.max(initial=0)
+    greatest = params_for(
+        _range(graph, ranges, use, plain),
+        plain.spec.grid,
+        0,
+    ).scale.max(initial=0)
     return not _LEAST_HALF <= greatest <= entry.spec.grid.scales[1]
 
 
 def _all_codes(spec: QuantizationSpec) -> bool:
     """Whether the solvers of blocks know the codes: all of 2, 4 or 8 bits, with a float scale."""
-    return spec.codes.bits in BITS and not (spec.pow2 or spec.narrow or spec.reduce_range)
+    return spec.codes.bits in BITS and not (
+        spec.pow2 or spec.narrow or spec.reduce_range
+    )
 
 
 def _params(graph: Graph, use: Use, entry: Quantize, found: Range) -> QParams:
     params = params_for(found, entry.spec.grid, entry.axis)
-    return entry.placed(params, tuple(graph.initializers[use.tensor].dims)) if entry.spec.block_size else params
+    return (
+        entry.placed(params, tuple(graph.initializers[use.tensor].dims))
+        if entry.spec.block_size
+        else params
+    )
 
 
 def _given_params(graph: Graph, use: Use, entry: Quantize) -> QParams:
@@ -134,17 +173,28 @@ def _given_params(graph: Graph, use: Use, entry: Quantize) -> QParams:
     """
     given, grid = entry.given, entry.spec.grid
     assert given is not None
-    scale, zero = np.asarray(given.scale, np.float32), np.asarray(given.zero_point, np.int64)
+    scale, zero = (
+        np.asarray(given.scale, np.float32),
+        np.asarray(given.zero_point, np.int64),
+    )
     if zero.min() < grid.qmin or zero.max() > grid.qmax:
         raise ConfigError(
-            f"zero_point of {use} is {short(given.zero_point)}; {entry.spec.dtype.name} has codes from {grid.qmin} to "
-            f"{grid.qmax}"
+            f"zero_point of {use} is {short(given.zero_point)}; {entry.spec.dtype.name}"
+            f" has codes from {grid.qmin} to {grid.qmax}",
         )
     shape = graph.shape(use.tensor)
-    axis = entry.axis if scale.size > 1 or (entry.axis is not None and shape and shape[entry.axis] == 1) else None
-    if scale.size > 1 and (entry.axis is None or not shape or shape[entry.axis] != scale.size):
+    axis = (
+        entry.axis
+        if scale.size > 1
+        or (entry.axis is not None and shape and shape[entry.axis] == 1)
+        else None
+    )
+    if scale.size > 1 and (
+        entry.axis is None or not shape or shape[entry.axis] != scale.size
+    ):
         raise ConfigError(
-            f"scale of {use} has {scale.size} numbers; it must be one, or one for each channel of an axis"
+            f"scale of {use} has {scale.size} numbers; it must be one, or one for each"
+            " channel of an axis",
         )
     if axis is None:
         return QParams(scale[0], zero[0])
@@ -159,17 +209,32 @@ def _range(graph: Graph, ranges: Ranges, use: Use, entry: Quantize) -> Range:
     if entry.given.snapped and not graph.is_constant(use.tensor):
         low, high = _snapped(low, high, entry.spec.grid)
     shape = graph.shape(use.tensor)
-    if entry.axis is not None and shape and max(low.size, high.size) == 1 and not entry.spec.block_size:
-        low, high = (np.broadcast_to(end, (int(shape[entry.axis] or 1),)) for end in (low, high))
+    if (
+        entry.axis is not None
+        and shape
+        and max(low.size, high.size) == 1
+        and not entry.spec.block_size
+    ):
+        low, high = (
+            np.broadcast_to(end, (int(shape[entry.axis] or 1),)) for end in (low, high)
+        )
     return Range(low, high)
 
 
-def _snapped(low: NDArray[np.float64], high: NDArray[np.float64], grid: Grid) -> tuple[Any, Any]:
+def _snapped(
+    low: NDArray[np.float64],
+    high: NDArray[np.float64],
+    grid: Grid,
+) -> tuple[Any, Any]:
     """Widen a range that reaches below zero so that zero is the middle code."""
     below = (grid.levels + 1) // 2
     above = grid.levels - below
     scale = np.maximum(-low / below, high / above)
-    return np.where(low < 0, -below * scale, low), np.where(low < 0, above * scale, high)
+    return np.where(low < 0, -below * scale, low), np.where(
+        low < 0,
+        above * scale,
+        high,
+    )
 
 
 def _found_range(graph: Graph, ranges: Ranges, use: Use, entry: Quantize) -> Range:
@@ -188,20 +253,31 @@ def _found_range(graph: Graph, ranges: Ranges, use: Use, entry: Quantize) -> Ran
         statistic = calibrator.statistic()
         statistic.observe(np.asarray(table[start : start + step], np.float32))
         parts.append(calibrator.range(statistic, entry.spec.grid))
-    return Range(np.concatenate([part.lo for part in parts]), np.concatenate([part.hi for part in parts]))
+    return Range(
+        np.concatenate([part.lo for part in parts]),
+        np.concatenate([part.hi for part in parts]),
+    )
 
 
 def _bias_params(plan: Plan, params: Params, entry: BiasOf) -> QParams:
-    """Scale of a bias: activation scale times weight scale, for each channel if the weight has channels."""
+    """Scale of a bias: activation scale times weight scale, for each channel if the weight has
+    channels.
+    """
     x, w = (params.table[plan.root(use)] for use in (entry.x, entry.w))
     scale = (x.scale.astype(np.float64) * w.scale.astype(np.float64)).astype(np.float32)
     if w.axis is not None:
         scale = np.tile(scale, entry.repeat)
-    return QParams(scale, np.zeros(scale.shape, np.int64), None if w.axis is None else entry.axis)
+    return QParams(
+        scale,
+        np.zeros(scale.shape, np.int64),
+        None if w.axis is None else entry.axis,
+    )
 
 
 def _widened(graph: Graph, use: Use, params: QParams, dtype: Integer) -> QParams:
-    """Multiply the scales of a bias by the least powers of two with which its format holds the values."""
+    """Multiply the scales of a bias by the least powers of two with which its format holds the
+    values.
+    """
     bias = graph.constant(use.tensor)
     assert bias is not None
     magnitude = np.abs(bias.astype(np.float64))
@@ -210,32 +286,52 @@ def _widened(graph: Graph, use: Use, params: QParams, dtype: Integer) -> QParams
     return params.with_scale((params.scale * np.exp2(octaves)).astype(np.float32))
 
 
-def _make_room(graph: Graph, plan: Plan, params: Params, use: Use, entry: BiasOf) -> None:
+def _make_room(
+    graph: Graph,
+    plan: Plan,
+    params: Params,
+    use: Use,
+    entry: BiasOf,
+) -> None:
     """Raise weight scales until the bias fits into int32 and its scale is a normal number.
 
-    Where a bias exceeds int32, the weights are so small beside it that a coarser scale costs nothing that an 8-bit
-    result would show. To leave the bias float would not do: onnxruntime's optimizer quantizes the float bias of a
-    quantized layer by itself, and does not mind the overflow.
+    Where a bias exceeds int32, the weights are so small beside it that a coarser scale costs
+    nothing that an 8-bit result would show. To leave the bias float would not do: onnxruntime's
+    optimizer quantizes the float bias of a quantized layer by itself, and does not mind the
+    overflow.
     """
     bias = graph.constant(use.tensor)
     source, root = plan.root(entry.x), plan.root(entry.w)
     if bias is None or source not in params.table or root not in params.table:
-        plan.entries[use] = Keep("the activation or the weight beside it is not quantized")
+        plan.entries[use] = Keep(
+            "the activation or the weight beside it is not quantized",
+        )
         return
     x, w = params.table[source], params.table[root]
     magnitude = np.abs(bias.astype(np.float64))
     if entry.dtype != INT32:
-        magnitude = np.zeros_like(magnitude)  # its scale is raised instead, by powers of two
-    least = np.maximum(magnitude / _LARGEST_CODE, SMALLEST_SCALE) / x.scale.astype(np.float64)
+        magnitude = np.zeros_like(
+            magnitude,
+        )  # its scale is raised instead, by powers of two
+    least = np.maximum(magnitude / _LARGEST_CODE, SMALLEST_SCALE) / x.scale.astype(
+        np.float64,
+    )
     largest = max(least.max(initial=0.0), float(w.scale.max()))
     weight = plan.entries.get(root)
     half = isinstance(weight, Quantize) and weight.spec.scale == "float16"
-    if max(largest, largest * float(x.scale)) > _LARGEST_SCALE or (half and largest > Grid(0, 1, half=True).scales[1]):
-        plan.entries[use] = Keep(f"it would need a scale beyond what a {'float16' if half else 'float'} holds")
+    if max(largest, largest * float(x.scale)) > _LARGEST_SCALE or (
+        half and largest > Grid(0, 1, half=True).scales[1]
+    ):
+        plan.entries[use] = Keep(
+            f"it would need a scale beyond what a {'float16' if half else 'float'}"
+            " holds",
+        )
         return
     if w.axis is not None:
         if least.size != w.scale.size * entry.repeat:
-            plan.entries[use] = Keep("it does not have one value for each channel of the weight")
+            plan.entries[use] = Keep(
+                "it does not have one value for each channel of the weight",
+            )
             return
         least = least.reshape(entry.repeat, -1).max(axis=0)
     low = least > w.scale
@@ -246,12 +342,16 @@ def _make_room(graph: Graph, plan: Plan, params: Params, use: Use, entry: BiasOf
             and (weight.given.scale or not weight.given.raised)
         ):
             plan.entries[use] = Keep(
-                "an int32 does not hold it with the scale of its weight, which is not to be raised"
+                "an int32 does not hold it with the scale of its weight, which is not"
+                " to be raised",
             )
             return
         own = _own_weight(graph, plan, use, entry, root)
         if own is None:
-            plan.entries[use] = Keep("its scale would be that of a weight which is computed or has other readers")
+            plan.entries[use] = Keep(
+                "its scale would be that of a weight which is computed or has other"
+                " readers",
+            )
             return
         weight = plan.entries[own]
         pow2 = isinstance(weight, Quantize) and weight.spec.pow2
@@ -259,20 +359,38 @@ def _make_room(graph: Graph, plan: Plan, params: Params, use: Use, entry: BiasOf
         raised = np.where(low, least, w.scale)
         raised = _up(raised if w.axis is not None else raised.max())
         if isinstance(weight, Quantize) and weight.spec.scale == "float16":
-            raised = round_scale(raised.astype(np.float64), weight.spec.grid).astype(np.float32)
+            raised = round_scale(raised.astype(np.float64), weight.spec.grid).astype(
+                np.float32,
+            )
         params.table[own] = w.with_scale(raised)
         params.raised[root.tensor] = params.raised.get(root.tensor, 0) + int(low.sum())
 
 
-def _own_weight(graph: Graph, plan: Plan, use: Use, entry: BiasOf, root: Use) -> Use | None:
-    """The use of the weight beside a bias whose scale may be raised without harm to others; None if there is none.
+def _own_weight(
+    graph: Graph,
+    plan: Plan,
+    use: Use,
+    entry: BiasOf,
+    root: Use,
+) -> Use | None:
+    """The use of the weight beside a bias whose scale may be raised without harm to others.
+
+    None if there is none.
 
     A weight that other nodes read, too, gets a second entry for the node that adds the bias.
     """
     if not graph.is_constant(root.tensor):
         return None
-    adding = [node for node in graph.consumers(use.tensor) if plan.use(use.tensor, node) == use]
-    readers = [node for node in graph.consumers(root.tensor) if plan.root(plan.use(root.tensor, node)) == root]
+    adding = [
+        node
+        for node in graph.consumers(use.tensor)
+        if plan.use(use.tensor, node) == use
+    ]
+    readers = [
+        node
+        for node in graph.consumers(root.tensor)
+        if plan.root(plan.use(root.tensor, node)) == root
+    ]
     if set(readers) <= set(adding) and root == plan.root(entry.w):
         return root
     if len(adding) != 1 or entry.w.tensor != root.tensor:

@@ -1,8 +1,9 @@
 """decoding: keep float the arithmetic that makes coordinates of what the last layers predict.
 
-An SSD-style head multiplies predictions with priors, adds a grid, and makes sizes with an exponential. Its boxes are
-compared by their overlap, where a step of 1/256 of the image is many pixels: with 8 bits, small objects are lost while
-the signal-to-noise ratio of the output looks good.
+An SSD-style head multiplies predictions with priors, adds a grid, and makes sizes with an
+exponential. Its boxes are compared by their overlap, where a step of 1/256 of the image is many
+pixels: with 8 bits, small objects are lost while the signal-to-noise ratio of the output looks
+good.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from quark_onnx.plan import Keep, Plan, Use
 from quark_onnx.rules.base import WEIGHTED
 from quark_onnx.rules.passthrough import REARRANGING
 
-#: A number of as many bits has steps far below a pixel; block formats count bits of what their values share.
+#: A number of as many bits has steps far below a pixel; block formats count bits of what their
+#: values share.
 _FINE = 16
 _ARITHMETIC = frozenset({"Add", "Sub", "Mul", "Div", "Sum", "Max", "Min", "Pow"})
 _SUMS = frozenset({"Add", "Sub"})
@@ -29,23 +31,30 @@ _SIZES = frozenset({"Shape", "Size"})
 
 def tail_of(graph: Graph) -> dict[Node, None]:
     """Return the nodes from which no weighted operator is reached."""
-    before = reach([node for node in graph.nodes if node.kind in WEIGHTED], graph.leaders)
+    before = reach(
+        [node for node in graph.nodes if node.kind in WEIGHTED],
+        graph.leaders,
+    )
     return dict.fromkeys(node for node in graph.nodes if node not in before)
 
 
 def connected(graph: Graph, node: Node, tail: dict[Node, None]) -> dict[Node, None]:
     """Return the nodes of a tail that are connected with one of it."""
-    return reach([node], lambda n: [m for m in (*graph.leaders(n), *graph.followers(n)) if m in tail])
+    return reach(
+        [node],
+        lambda n: [m for m in (*graph.leaders(n), *graph.followers(n)) if m in tail],
+    )
 
 
 def spare_decoding(plan: Plan) -> None:
     """Keep the decoding of coordinates float, before rules ask for anything.
 
-    It is found by its structure, behind the last weighted operators: arithmetic with constants or positions that vary
-    along two axes or more (priors, grids), an exponential that is no part of a softmax, or a join of sums and
-    differences of parts of one tensor (corners of a center and a size). All of the tail that is connected with one of
-    these stays float, except a Relu or Clip that is fused into a weighted operator. Numbers of 16 bits and more are
-    fine enough, those of block formats are not.
+    It is found by its structure, behind the last weighted operators: arithmetic with constants or
+    positions that vary along two axes or more (priors, grids), an exponential that is no part of a
+    softmax, or a join of sums and differences of parts of one tensor (corners of a center and a
+    size). All of the tail that is connected with one of these stays float, except a Relu or Clip
+    that is fused into a weighted operator. Numbers of 16 bits and more are fine enough, those of
+    block formats are not.
     """
     graph = plan.graph
     layers = [node for node in graph.nodes if node.kind in WEIGHTED]
@@ -69,7 +78,10 @@ def keep_whole(plan: Plan, node: Node, reason: str) -> None:
     plan.keep_node(node, reason)
     for tensor in filter(None, node.outputs):
         plan.keep(tensor, reason)
-    for tensor in filter(plan.graph.is_constant, node.inputs):  # grids, strides, anchors
+    for tensor in filter(
+        plan.graph.is_constant,
+        node.inputs,
+    ):  # grids, strides, anchors
         plan.entries[Use(tensor, node.name)] = Keep(reason)
 
 
@@ -91,17 +103,24 @@ def _reason(graph: Graph, node: Node, positions: set[str]) -> str:
         sums = any(reader.kind == "ReduceSum" for reader in graph.followers(node))
         return "" if sums else "makes sizes"
     if node.kind in _ARITHMETIC:
-        grid = next((tensor for tensor in node.inputs if _is_grid(graph, tensor, positions)), "")
+        grid = next(
+            (tensor for tensor in node.inputs if _is_grid(graph, tensor, positions)),
+            "",
+        )
         return f"computes with the priors or grid {grid!r}" if grid else ""
     if node.kind == "Concat":
-        counts = Counter(filter(None, (_sum_of_parts(graph, name) for name in node.inputs)))
+        counts = Counter(
+            filter(None, (_sum_of_parts(graph, name) for name in node.inputs)),
+        )
         twice = next((tensor for tensor, count in counts.items() if count > 1), "")
         return f"joins sums of parts of {twice!r}" if twice else ""
     return ""
 
 
 def _is_grid(graph: Graph, tensor: str, positions: set[str]) -> bool:
-    """Whether a tensor varies along two axes or more and is constant, or computed from sizes and constants alone."""
+    """Whether a tensor varies along two axes or more and is constant, or computed from sizes and
+    constants alone.
+    """
     if not graph.is_constant(tensor) and tensor not in positions:
         return False
     shape = graph.shape(tensor)
@@ -112,14 +131,23 @@ def _positions(graph: Graph) -> set[str]:
     """Return the tensors that are computed from sizes and constants alone."""
     found = set[str]()
     for node in graph.nodes:
-        signals = (name for name in (*node.inputs, *node.captures) if name and not graph.is_constant(name))
-        if node.kind in _SIZES or (not node.kind.startswith("Random") and all(name in found for name in signals)):
+        signals = (
+            name
+            for name in (*node.inputs, *node.captures)
+            if name and not graph.is_constant(name)
+        )
+        if node.kind in _SIZES or (
+            not node.kind.startswith("Random")
+            and all(name in found for name in signals)
+        ):
             found.update(node.outputs)
     return found
 
 
 def _sum_of_parts(graph: Graph, tensor: str) -> str:
-    """Return the tensor of which two parts are added up or subtracted, on the way to this one; empty if there is none.
+    """Return the tensor of which two parts are added up or subtracted, on the way to this one.
+
+    Empty if there is none.
 
     Both parts may be scaled by constants.
     """
@@ -127,12 +155,17 @@ def _sum_of_parts(graph: Graph, tensor: str) -> str:
     if node is None or node.kind not in _SUMS:
         return ""
     parts = [_origin(graph, name) for name in node.inputs]
-    sources = {part.inputs[0] if part is not None and part.kind in _PARTING else "" for part in parts}
+    sources = {
+        part.inputs[0] if part is not None and part.kind in _PARTING else ""
+        for part in parts
+    }
     return sources.pop() if len(sources) == 1 else ""
 
 
 def _origin(graph: Graph, tensor: str) -> Node | None:
-    """Return the node that computes a tensor, past rearrangements, functions of each value and constant factors."""
+    """Return the node that computes a tensor, past rearrangements, functions of each value and
+    constant factors.
+    """
     while (node := graph.producer(tensor)) is not None:
         signals = [name for name in node.inputs if name and not graph.is_constant(name)]
         scales = node.kind in _SCALING and len(signals) == 1

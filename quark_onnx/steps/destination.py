@@ -26,18 +26,34 @@ def destination(model: object, output: object) -> Path | None:
     try:
         found = target.exists()
     except OSError as error:
-        raise ConfigError(f"output {target} is no path that a file can have: {error.strerror}") from error
+        raise ConfigError(
+            f"output {target} is no path that a file can have: {error.strerror}",
+        ) from error
     if target.is_dir():
-        raise ConfigError(f"output {target} is a folder; give the name of the .onnx file to write")
+        raise ConfigError(
+            f"output {target} is a folder; give the name of the .onnx file to write",
+        )
     if found and not target.is_file():
-        raise ConfigError(f"output {target} is a device or a pipe, which a file would replace; name a file")
+        raise ConfigError(
+            f"output {target} is a device or a pipe, which a file would replace; name a"
+            " file",
+        )
     if found and target.suffix.lower() != ".onnx":
-        raise ConfigError(f"output {target} exists and is not named .onnx; it is not replaced by a model")
+        raise ConfigError(
+            f"output {target} exists and is not named .onnx; it is not replaced by a"
+            " model",
+        )
     if isinstance(model, str | Path) and _same_file(target, Path(model)):
-        raise ConfigError(f"output {target} is the input model itself; the float model is never overwritten")
+        raise ConfigError(
+            f"output {target} is the input model itself; the float model is never"
+            " overwritten",
+        )
     folder = next(parent for parent in target.absolute().parents if parent.exists())
     if not (folder.is_dir() and os.access(folder, os.W_OK)):
-        raise ConfigError(f"output {target} cannot be written: {folder} is no folder that can be written to")
+        raise ConfigError(
+            f"output {target} cannot be written: {folder} is no folder that can be"
+            " written to",
+        )
     return target
 
 
@@ -53,11 +69,19 @@ def keeps_weights_beside(model: str | Path | ModelProto, target: Path | None) ->
     written = [] if target is None else [target, data_file(target)]
     for name in files:
         if any(_same_file(path, Path(model).parent / name) for path in written):
-            raise ConfigError(f"output {target} would replace {name!r}, which holds weights of the input model")
+            raise ConfigError(
+                f"output {target} would replace {name!r}, which holds weights of the"
+                " input model",
+            )
     taken = files and target is not None and data_file(target).exists()
-    if target is not None and taken and not (target.exists() and data_file(target).name in _stored_beside(target)):
+    if (
+        target is not None
+        and taken
+        and not (target.exists() and data_file(target).name in _stored_beside(target))
+    ):
         raise ConfigError(
-            f"output {target} needs {data_file(target)} for its weights, which exists and is not an earlier output's"
+            f"output {target} needs {data_file(target)} for its weights, which exists"
+            " and is not an earlier output's",
         )
     return bool(files)
 
@@ -65,25 +89,35 @@ def keeps_weights_beside(model: str | Path | ModelProto, target: Path | None) ->
 def _stored_beside(model: Path) -> set[str]:
     """The files in which a model's large tensors lie, by its own words; none if it is no model."""
     try:
-        return external_files(read_stored(model)) if _mentions(model, b"location") else set()
+        return (
+            external_files(read_stored(model))
+            if _mentions(model, b"location")
+            else set()
+        )
     except ModelError:
         return set()
 
 
 def _mentions(path: Path, text: bytes) -> bool:
-    """Whether the bytes of a file hold a text, which is found out much faster than by reading a model.
+    """Whether the bytes of a file hold a text, which is found out much faster than by reading a
+    model.
 
     Every tensor in another file has an entry with the key "location".
     """
     try:
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        with (
+            path.open("rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
+        ):
             return content.find(text) >= 0
     except (OSError, ValueError):  # there is none, or it is empty
         return False
 
 
 def _same_file(first: Path, second: Path) -> bool:
-    """Whether two paths lead to one file, also through links or in another case where the file system has none."""
+    """Whether two paths lead to one file, also through links or in another case where the file
+    system has none.
+    """
     if first.exists() and second.exists():
         return first.samefile(second)
     return first.resolve() == second.resolve()

@@ -14,7 +14,8 @@ def quantized_before(graph: Graph, where: str = "") -> frozenset[str]:
     """Return the names of nodes that touched codes before this run, those in bodies included.
 
     Args:
-        where: prefix of the names; a node of a body has the path to the body in front of its name, as in ``fuse``.
+        where: prefix of the names; a node of a body has the path to the body in front of its name,
+            as in ``fuse``.
     """
     names = {where + name for name in existing(graph, keep=True)}
     for body in bodies(graph):
@@ -24,9 +25,11 @@ def quantized_before(graph: Graph, where: str = "") -> frozenset[str]:
 
 
 def read_floats(graph: Graph, before: Collection[str], where: str = "") -> list[str]:
-    """Remove in place each DynamicQuantizeLinear -> DequantizeLinear pair that remains after fusing; return notes.
+    """Remove in place each DynamicQuantizeLinear -> DequantizeLinear pair that remains after
+    fusing; return notes.
 
-    A float operator behind such a pair gains nothing: it computes as before, and rounds on top of that.
+    A float operator behind such a pair gains nothing: it computes as before, and rounds on top of
+    that.
 
     Args:
         before: nodes that touched codes before this run; their pairs stay.
@@ -40,7 +43,10 @@ def read_floats(graph: Graph, before: Collection[str], where: str = "") -> list[
         for pair in graph.consumers(node.outputs[0]):
             if pair.op_type in DEQUANTIZE:
                 graph.replace_uses(pair.outputs[0], node.inputs[0])
-        notes += [f"{where}{name} reads float activations: no integer operator was written for it" for name in readers]
+        notes += [
+            f"{where}{name} reads float activations: no integer operator was written for it"
+            for name in readers
+        ]
     graph.drop_unused()
     for body in list(bodies(graph)):
         inner = Graph(body.model)
@@ -54,5 +60,11 @@ def read_floats(graph: Graph, before: Collection[str], where: str = "") -> list[
 
 def _float_readers(graph: Graph, node: Node) -> list[str]:
     """Return the names of the nodes that read the dequantized result of a DynamicQuantizeLinear."""
-    pairs = [reader for reader in graph.consumers(node.outputs[0]) if reader.op_type in DEQUANTIZE]
-    return [reader.name for pair in pairs for reader in graph.consumers(pair.outputs[0])]
+    pairs = [
+        reader
+        for reader in graph.consumers(node.outputs[0])
+        if reader.op_type in DEQUANTIZE
+    ]
+    return [
+        reader.name for pair in pairs for reader in graph.consumers(pair.outputs[0])
+    ]

@@ -14,7 +14,12 @@ from onnx import ModelProto
 
 from calibrators.onnx_runtime.cpu_features import ADVICE, BETTER, SATURATION, saturates
 from calibrators.onnx_runtime.isolation import release
-from calibrators.onnx_runtime.session import PROTOBUF_LIMIT, estimate_bytes, is_defined, open_session
+from calibrators.onnx_runtime.session import (
+    PROTOBUF_LIMIT,
+    estimate_bytes,
+    is_defined,
+    open_session,
+)
 from quark_onnx.errors import AccuracyError, ModelError
 from quark_onnx.functions.float4 import as_standard
 from quark_onnx.graph import Graph, OriginalDtypes
@@ -30,7 +35,8 @@ from quark_onnx.steps.run import Reference, Sample
 
 logger = logging.getLogger(__name__)
 
-#: A model that this processor makes worse by so many dB is told of, or by such a share of values that are no floats.
+#: A model that this processor makes worse by so many dB is told of, or by such a share of values
+#: that are no floats.
 _WORSE, _OTHER = 1.0, 0.01
 
 
@@ -48,7 +54,7 @@ class Finished(NamedTuple):
     notes: list[str]
 
 
-def finish(
+def finish(  # noqa: PLR0913
     graph: Graph,
     reference: Reference,
     samples: Sequence[Sample],
@@ -59,7 +65,8 @@ def finish(
     narrowing: OriginalDtypes | None = None,
     functions: bool = True,
 ) -> Finished:
-    """The finished model, which has been checked, loaded and run, and its error at each output on the samples.
+    """The finished model, which has been checked, loaded and run, and its error at each output on
+    the samples.
 
     A model with recurrent states is also run over all samples with its own states.
     With an ``output`` it is the temporary file that is checked and run, before it is renamed.
@@ -68,19 +75,21 @@ def finish(
         min_sqnr: the least signal-to-noise ratio of any output, in dB; None asks for none.
         external: keep large tensors in a second file even if protobuf could hold them.
         narrowing: the types that inputs and outputs get back, after the error was measured.
-        functions: the model keeps the bodies of operators that onnxruntime does not know; without them it is measured
-            before it loses them, and runs only where the operators are known.
+        functions: the model keeps the bodies of operators that onnxruntime does not know; without
+            them it is measured before it loses them, and runs only where the operators are known.
 
     Raises:
         AccuracyError: an output is worse than ``min_sqnr``; nothing is written.
-        ModelError: the file cannot be written; or the model does not pass the check or does not run, which would be a
-            defect of this package. Nothing is left behind.
+        ModelError: the file cannot be written; or the model does not pass the check or does not
+            run, which would be a defect of this package. Nothing is left behind.
     """
     graph.infer()
     model = graph.to_model()
     traced = drop_traces(model)
     lean = graph.store is not None
-    codes = any(node.op_type in QUANTIZE | {"DynamicQuantizeLinear"} for node in graph.nodes)
+    codes = any(
+        node.op_type in QUANTIZE | {"DynamicQuantizeLinear"} for node in graph.nodes
+    )
     gate = _Gate(reference, samples, min_sqnr, lean, codes, states(graph))
     found: tuple[list[OutputError], list[str]] | None = None
     bare = bool(model.functions) and not functions
@@ -105,19 +114,34 @@ def finish(
     return _finished(model, found, traced)
 
 
-def _finished(model: ModelProto, found: tuple[list[OutputError], list[str]] | None, traced: int) -> Finished:
+def _finished(
+    model: ModelProto,
+    found: tuple[list[OutputError], list[str]] | None,
+    traced: int,
+) -> Finished:
     errors, notes = found or ([], [])
-    dropped = [f"{traced:,} bytes of stack traces and names of torch's exporter were dropped (pkg.torch.*)"]
+    dropped = [
+        (
+            f"{traced:,} bytes of stack traces and names of torch's exporter were"
+            " dropped (pkg.torch.*)"
+        ),
+    ]
     return Finished(loaded(model), errors, [*notes, *(dropped if traced else [])])
 
 
 def hand_back(
-    model: ModelProto, reference: Reference, source: Path | None, output: Path | None, *, external: bool = False
+    model: ModelProto,
+    reference: Reference,
+    source: Path | None,
+    output: Path | None,
+    *,
+    external: bool = False,
 ) -> Finished:
     """Return a copy of the float model, and write it as it is: nothing in it was quantized.
 
     Args:
-        source: the file that the model was read from, whose very bytes are written unless ``external``.
+        source: the file that the model was read from, whose very bytes are written unless
+            ``external``.
 
     Raises:
         ModelError: the file cannot be written, or onnxruntime cannot load the model.
@@ -148,7 +172,9 @@ class _Gate:
     states: Sequence[State] = ()
 
     def passed(self, model: ModelProto | Path) -> tuple[list[OutputError], list[str]]:
-        """The error at each output where sums do not saturate, and what is to be said of this processor."""
+        """The error at each output where sums do not saturate, and what is to be said of this
+        processor.
+        """
         check(model, self.reference.model)
         session = _load(model, lean=self.lean)
         errors = self._measured(session)
@@ -160,24 +186,48 @@ class _Gate:
             logger.warning(each)
         return errors, note
 
-    def _saturated(self, model: ModelProto | Path, session: Any, errors: list[OutputError]) -> list[str]:
+    def _saturated(
+        self,
+        model: ModelProto | Path,
+        session: Any,
+        errors: list[OutputError],
+    ) -> list[str]:
         """What is to be said of a processor that computes something else."""
         own = self._measured(_load(model, integers=True))
-        lost = sorted(loss for pair in zip(errors, own, strict=True) if (loss := _Loss.of(*pair)) is not None)
+        lost = sorted(
+            loss
+            for pair in zip(errors, own, strict=True)
+            if (loss := _Loss.of(*pair)) is not None
+        )
         if not lost:
             return []
         worst = lost[-1].text
-        if is_defined(session):  # what else differs where operators are not fused is not known
-            return [f"{SATURATION}, and others may differ, too: {worst} without fused kernels; {ADVICE}"]
+        if is_defined(
+            session,
+        ):  # what else differs where operators are not fused is not known
+            return [
+                (
+                    f"{SATURATION}, and others may differ, too: {worst} without fused"
+                    f" kernels; {ADVICE}"
+                ),
+            ]
         return [f"{SATURATION}: {worst}; {BETTER}"]
 
     def _measured(self, session: Any) -> list[OutputError]:
         try:
             errors = measure(self.reference.session, session, self.samples)
             if not any(error.shapes for error in errors):
-                errors += measure_loop(self.reference.session, session, self.samples, self.states)
+                errors += measure_loop(
+                    self.reference.session,
+                    session,
+                    self.samples,
+                    self.states,
+                )
         except Exception as error:
-            raise ModelError(f"the quantized model cannot be measured against the float one: {error}") from error
+            raise ModelError(
+                "the quantized model cannot be measured against the float one:"
+                f" {error}",
+            ) from error
         require_same_shapes(errors, partial(sized_by_data, self.reference.model))
         return errors
 
@@ -187,14 +237,16 @@ class _Gate:
         measured = [(e.sqnr, e.name, e.steps) for e in errors if e.sqnr is not None]
         if not measured:
             raise AccuracyError(
-                f"no output has float values to measure the {self.min_sqnr:g} dB asked for on; nothing was written"
+                f"no output has float values to measure the {self.min_sqnr:g} dB asked"
+                " for on; nothing was written",
             )
         worst, name, steps = min(measured)
         if worst < self.min_sqnr:
             reached = decibels(worst, below=self.min_sqnr)
             raise AccuracyError(
-                f"output {name!r} has {reached} dB SQNR{_in_loop(steps)}, below the {self.min_sqnr:g} dB asked for: "
-                "the model is not usable, and nothing was written"
+                f"output {name!r} has {reached} dB SQNR{_in_loop(steps)}, below the"
+                f" {self.min_sqnr:g} dB asked for: the model is not usable, and nothing"
+                " was written",
             )
 
 
@@ -213,32 +265,57 @@ class _Loss(NamedTuple):
         """None if it is next to nothing."""
         if exact.sqnr is not None and here.sqnr is not None:
             lost = exact.sqnr - here.sqnr if exact.sqnr != here.sqnr else 0.0
-            text = f"output {exact.name!r} has {here.sqnr:.1f} dB there, {exact.sqnr:.1f} dB elsewhere"
+            text = (
+                f"output {exact.name!r} has {here.sqnr:.1f} dB there, {exact.sqnr:.1f}"
+                " dB elsewhere"
+            )
             return cls(lost / _WORSE, text) if lost >= _WORSE else None
         if exact.agreement is not None and here.agreement is not None:
             lost = exact.agreement - here.agreement
             shares = percent(here.agreement, 1), percent(exact.agreement, 1)
-            text = f"output {exact.name!r} agrees in {shares[0]}% there, in {shares[1]}% elsewhere"
+            text = (
+                f"output {exact.name!r} agrees in {shares[0]}% there, in {shares[1]}%"
+                " elsewhere"
+            )
             return cls(lost / _OTHER, text) if lost >= _OTHER else None
         return None
 
 
 def _unmeasured() -> list[str]:
-    return [f"{SATURATION}; what that makes of a model of this size was not measured; {ADVICE}"]
+    return [
+        (
+            f"{SATURATION}; what that makes of a model of this size was not measured;"
+            f" {ADVICE}"
+        ),
+    ]
 
 
-def _load(model: ModelProto | Path, *, lean: bool = False, integers: bool | None = None) -> Any:
+def _load(
+    model: ModelProto | Path,
+    *,
+    lean: bool = False,
+    integers: bool | None = None,
+) -> Any:
     """A session on the model."""
     try:  # of a large model the optimizer would make copies of the weights
-        return open_session(model, lean=lean, optimize=not lean, integers=integers, what="the quantized model")
+        return open_session(
+            model,
+            lean=lean,
+            optimize=not lean,
+            integers=integers,
+            what="the quantized model",
+        )
     except Exception as error:  # onnxruntime raises several unrelated types
         hint = (
-            "; it loads without onnxruntime's graph optimizations, so that one of them is at fault: leave out the node"
-            " that the message names with exclude, or choose a preset with uint8 activations"
+            "; it loads without onnxruntime's graph optimizations, so that one of them"
+            " is at fault: leave out the node that the message names with exclude, or"
+            " choose a preset with uint8 activations"
             if _loads_plainly(model)
             else ""
         )
-        raise ModelError(f"onnxruntime cannot load the quantized model: {error}{hint}") from error
+        raise ModelError(
+            f"onnxruntime cannot load the quantized model: {error}{hint}",
+        ) from error
 
 
 def _loads_plainly(model: ModelProto | Path) -> bool:
@@ -249,9 +326,13 @@ def _loads_plainly(model: ModelProto | Path) -> bool:
     return True
 
 
-def check(model: ModelProto | Path, original: ModelProto, name: str = "quantized") -> None:
-    """onnx's full check; where the original does not pass it, or not with the shapes that runtimes compute, the one
-    without shape inference, or none.
+def check(
+    model: ModelProto | Path,
+    original: ModelProto,
+    name: str = "quantized",
+) -> None:
+    """onnx's full check; where the original does not pass it, or not with the shapes that runtimes
+    compute, the one without shape inference, or none.
 
     Raises:
         ModelError: the model does not pass; the message calls it by ``name``.
@@ -260,16 +341,24 @@ def check(model: ModelProto | Path, original: ModelProto, name: str = "quantized
         error = _objection(model, full=full)
         if error is None:
             return
-        if any(_objection(each, full=full) is not None for each in (original, Graph.of(original).to_model())):
+        if any(
+            _objection(each, full=full) is not None
+            for each in (original, Graph.of(original).to_model())
+        ):
             continue
-        raise ModelError(f"the {name} model does not pass onnx's check: {error}") from error
+        raise ModelError(
+            f"the {name} model does not pass onnx's check: {error}",
+        ) from error
 
 
 def _objection(model: ModelProto | Path, *, full: bool) -> Exception | None:
     if isinstance(model, ModelProto) and estimate_bytes(model) > PROTOBUF_LIMIT:
         return None  # the checker wants it as a file
     try:
-        onnx.checker.check_model(str(model) if isinstance(model, Path) else loaded(model), full_check=full)
+        onnx.checker.check_model(
+            str(model) if isinstance(model, Path) else loaded(model),
+            full_check=full,
+        )
     except Exception as error:  # checker and shape inference raise unrelated types
         return error
     return None

@@ -1,4 +1,6 @@
-"""Define a vendor's operators as functions of standard operators, so that onnxruntime runs any model with them."""
+"""Define a vendor's operators as functions of standard operators, so that onnxruntime runs any
+model with them.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,8 @@ from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.bodies import bodies, put_back
 from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE, subgraphs
 
-#: Where AMD's operators were before, and what those are called today that are known here (amd-quark 0.13, which still
-#: registers both).
+#: Where AMD's operators were before, and what those are called today that are known here (amd-quark
+#: 0.13, which still registers both).
 OLD_DOMAIN = "com.vai.quantize"
 RENAMED = {
     "VitisQuantizeLinear": "ExtendedQuantizeLinear",
@@ -30,9 +32,18 @@ _PAIRS_OPSET, _PER_AXIS_OPSET = 10, 13
 
 
 def define_functions(graph: Graph) -> None:
-    """Let the model carry a body for each operator that is written as a function, those in subgraphs included."""
-    nodes, types = list[NodeProto](), {name: tensor.data_type for name, tensor in graph.initializers.items()}
-    todo = [node.to_proto() for node in graph.nodes if node.domain in DOMAINS or node.has_subgraph]
+    """Let the model carry a body for each operator that is written as a function, those in
+    subgraphs included.
+    """
+    nodes, types = (
+        list[NodeProto](),
+        {name: tensor.data_type for name, tensor in graph.initializers.items()},
+    )
+    todo = [
+        node.to_proto()
+        for node in graph.nodes
+        if node.domain in DOMAINS or node.has_subgraph
+    ]
     while todo:
         node = todo.pop()
         nodes += [node] if node.domain in DOMAINS else []
@@ -47,15 +58,20 @@ def define_functions(graph: Graph) -> None:
 
 
 def with_bodies(model: ModelProto) -> ModelProto:
-    """A model that computes the same and that onnxruntime runs: AMD's operators have their names of today, and bodies;
-    the model itself where none lacks one. Operators in the subgraphs of If, Loop and Scan count.
+    """A model that computes the same and that onnxruntime runs: AMD's operators have their names of
+    today, and bodies; the model itself where none lacks one. Operators in the subgraphs of If, Loop
+    and Scan count.
 
     Raises:
         ModelError: one cannot be computed.
     """
     carried = {(function.domain, function.name) for function in model.functions}
     known = {*DOMAINS, OLD_DOMAIN}
-    operators = {(node.domain, node.op_type) for node in _all_nodes(model.graph.node) if node.domain in known}
+    operators = {
+        (node.domain, node.op_type)
+        for node in _all_nodes(model.graph.node)
+        if node.domain in known
+    }
     if operators <= carried:
         return model
     graph = Graph.of(model)
@@ -63,7 +79,9 @@ def with_bodies(model: ModelProto) -> ModelProto:
     try:
         define_functions(graph)
     except ModelError as error:
-        raise ModelError(f"the vendor's operators of the model cannot be run: {error}") from error
+        raise ModelError(
+            f"the vendor's operators of the model cannot be run: {error}",
+        ) from error
     return graph.to_model()
 
 
@@ -76,7 +94,10 @@ def _all_nodes(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
 
 
 def _modernize(graph: Graph) -> bool:
-    """Give AMD's operators their names of today, or ONNX's, also in subgraphs; return whether there were any."""
+    """Give AMD's operators their names of today, or ONNX's, also in subgraphs.
+
+    Return whether there were any.
+    """
     changed = False
     for node in list(graph.nodes):
         if node.domain == OLD_DOMAIN and node.op_type in RENAMED:
@@ -88,7 +109,9 @@ def _modernize(graph: Graph) -> bool:
             _standardize(graph, node)
             changed = True
         elif graph.shape(node.inputs[0]) == ():
-            graph.bypass(node)  # a block of one number, for which the bodies have no axis
+            graph.bypass(
+                node,
+            )  # a block of one number, for which the bodies have no axis
             changed = True
     for body in list(bodies(graph)):
         inner = Graph(body.model)
@@ -102,7 +125,11 @@ def _modernize(graph: Graph) -> bool:
 def _standardize(graph: Graph, node: Node) -> None:
     """Make ONNX's own operator of one that is the same, where the opset is too old for bodies."""
     single = graph.shape(node.input(1)) in ((), (1,)) or graph.opset >= _PER_AXIS_OPSET
-    if _PAIRS_OPSET <= graph.opset < BODY_OPSET and single and graph.elem_type(node.input(2)) in _BYTES:
+    if (
+        _PAIRS_OPSET <= graph.opset < BODY_OPSET
+        and single
+        and graph.elem_type(node.input(2)) in _BYTES
+    ):
         node.rename(node.op_type.removeprefix("Extended"), "")
         if graph.opset < _PER_AXIS_OPSET:
             node.drop_attribute("axis")

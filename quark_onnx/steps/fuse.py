@@ -22,12 +22,12 @@ from quark_onnx.steps.run import Sample
 
 logger = logging.getLogger(__name__)
 
-#: The least signal-to-noise ratio, in dB, of what operators on codes compute against what the Q/DQ pairs say: a value
-#: halfway between two codes may become either.
+#: The least signal-to-noise ratio, in dB, of what operators on codes compute against what the Q/DQ
+#: pairs say: a value halfway between two codes may become either.
 AGREEMENT = 30.0
-#: A deep model makes more of such roundings (a transformer of six layers comes as near as 15 dB to itself). So many dB
-#: may be lost on top of what is lost when scales are off by this share, up and down in turn. With ten times less,
-#: chance decides whether any value is rounded otherwise.
+#: A deep model makes more of such roundings (a transformer of six layers comes as near as 15 dB to
+#: itself). So many dB may be lost on top of what is lost when scales are off by this share, up and
+#: down in turn. With ten times less, chance decides whether any value is rounded otherwise.
 MARGIN, NUDGE = 6.0, 1e-5
 #: On so many samples: on a single one, chance decides whether one code of a last layer is another.
 SAMPLES = 3
@@ -40,14 +40,21 @@ Place = tuple[Kind, str]
 _ATTEMPTS = 16
 
 
-def fuse(graph: Graph, samples: Sequence[Sample], before: Collection[str] = frozenset()) -> tuple[Graph, list[str]]:
-    """A copy of a graph with Q/DQ pairs in which operators compute on codes, and what was done, for the report.
+def fuse(
+    graph: Graph,
+    samples: Sequence[Sample],
+    before: Collection[str] = frozenset(),
+) -> tuple[Graph, list[str]]:
+    """A copy of a graph with Q/DQ pairs in which operators compute on codes, and what was done, for
+    the report.
 
-    All kinds of fusion are verified together on the first samples. Only if the copy does not run there, or computes
-    something else, they are added kind by kind, and the nodes, or whole kinds, that break it are left out.
+    All kinds of fusion are verified together on the first samples. Only if the copy does not run
+    there, or computes something else, they are added kind by kind, and the nodes, or whole kinds,
+    that break it are left out.
 
     Args:
-        before: nodes that touched codes before this run, as ``quantized_before`` names them; they stay as they are.
+        before: nodes that touched codes before this run, as ``quantized_before`` names them; they
+            stay as they are.
     """
     plain = graph.copy()
     plain = plain if lower_blocks(plain) else graph
@@ -61,7 +68,10 @@ def fuse(graph: Graph, samples: Sequence[Sample], before: Collection[str] = froz
     for kind, names in done.items():
         places = [(kind, name) for name in names]
         broken = _culprits(
-            places, kept, lambda chosen: check.objection(_lowered(graph, chosen, before)[0]), [_ATTEMPTS]
+            places,
+            kept,
+            lambda chosen: check.objection(_lowered(graph, chosen, before)[0]),
+            [_ATTEMPTS],
         )
         kept += [place for place in places if place not in broken]
         notes += _left_out(kind, places, broken)
@@ -70,12 +80,16 @@ def fuse(graph: Graph, samples: Sequence[Sample], before: Collection[str] = froz
 
 
 def _culprits(
-    places: Sequence[Place], kept: Sequence[Place], objection: Callable[[list[Place]], str], attempts: list[int]
+    places: Sequence[Place],
+    kept: Sequence[Place],
+    objection: Callable[[list[Place]], str],
+    attempts: list[int],
 ) -> dict[Place, str]:
     """Which of these places cannot be fused beside those that are kept, and why; by halves.
 
     Args:
-        attempts: how many models may still be run; once it is none, what was not found to be right is taken for wrong.
+        attempts: how many models may still be run; once it is none, what was not found to be right
+            is taken for wrong.
     """
     attempts[0] -= 1
     reason = objection([*kept, *places])
@@ -89,21 +103,32 @@ def _culprits(
     return broken | _culprits(places[middle:], [*kept, *right], objection, attempts)
 
 
-def _left_out(kind: Kind, places: Sequence[Place], broken: dict[Place, str]) -> list[str]:
+def _left_out(
+    kind: Kind,
+    places: Sequence[Place],
+    broken: dict[Place, str],
+) -> list[str]:
     name, op_type = kind
     if len(broken) == len(places):
         notes = [f"{name} of {op_type} was left out: {next(iter(broken.values()))}"]
     else:
-        notes = [f"{name} of {node!r} ({op_type}) was left out: {why}" for (_, node), why in broken.items()]
+        notes = [
+            f"{name} of {node!r} ({op_type}) was left out: {why}"
+            for (_, node), why in broken.items()
+        ]
     for note in notes:
         logger.warning("%s", note)
     return notes
 
 
 def _lowered(
-    graph: Graph, places: Collection[Place] | None, before: Collection[str]
+    graph: Graph,
+    places: Collection[Place] | None,
+    before: Collection[str],
 ) -> tuple[Graph, dict[Kind, list[str]]]:
-    """A copy with fusions at these places, in which the blocks that no fusion took are such as onnxruntime reads."""
+    """A copy with fusions at these places, in which the blocks that no fusion took are such as
+    onnxruntime reads.
+    """
     fused, done = _fused(graph, places, before)
     if lower_blocks(fused):
         fused.infer()
@@ -111,17 +136,26 @@ def _lowered(
 
 
 def _fused(
-    graph: Graph, places: Collection[Place] | None, before: Collection[str], where: str = ""
+    graph: Graph,
+    places: Collection[Place] | None,
+    before: Collection[str],
+    where: str = "",
 ) -> tuple[Graph, dict[Kind, list[str]]]:
-    """A copy with fusions at these places, None for all, in the bodies of its nodes, too; and which nodes they took.
+    """A copy with fusions at these places, None for all, in the bodies of its nodes, too.
+
+    And which nodes they took.
 
     Args:
         before: names of nodes that are left alone.
         where: goes before the names of nodes, to tell those of bodies apart.
     """
     fused, done = graph.copy(), dict[Kind, list[str]]()
-    for node in reversed(list(fused.nodes)):  # a clip makes way for the operator in front of it
-        if where + node.name in before or not any(name and fused.producer(name) is node for name in node.outputs):
+    for node in reversed(
+        list(fused.nodes),
+    ):  # a clip makes way for the operator in front of it
+        if where + node.name in before or not any(
+            name and fused.producer(name) is node for name in node.outputs
+        ):
             continue  # it was there before this run, or another fusion took it
         for fusion in FUSIONS.get(node.kind, ()):
             kind, name = (fusion.__name__, node.kind), where + node.name
@@ -131,7 +165,12 @@ def _fused(
     for body in list(bodies(fused)):
         inner = Graph(body.model)
         inner.reserve(fused.names)
-        inner, inside = _fused(inner, places, before, f"{where}{body.node.name}/{body.attribute}/")
+        inner, inside = _fused(
+            inner,
+            places,
+            before,
+            f"{where}{body.node.name}/{body.attribute}/",
+        )
         if inside:
             put_back(fused, body, inner)
             for kind, names in inside.items():
@@ -151,10 +190,17 @@ def _counted(done: dict[Kind, list[str]]) -> list[str]:
 def _slow(graph: Graph) -> list[str]:
     """A note where onnxruntime has no fast kernel on most processors."""
     signed = sum(
-        node.op_type in INTEGER_PRODUCTS and graph.elem_type(node.inputs[0]) == TensorProto.INT8 for node in graph.nodes
+        node.op_type in INTEGER_PRODUCTS
+        and graph.elem_type(node.inputs[0]) == TensorProto.INT8
+        for node in graph.nodes
     )
-    slow = f"{signed} operators multiply int8 activations, for which onnxruntime has no fast kernel on x86 processors"
-    return [f"{slow}: uint8 ones (A8W8) run several times faster there"] if signed else []
+    slow = (
+        f"{signed} operators multiply int8 activations, for which onnxruntime has no"
+        " fast kernel on x86 processors"
+    )
+    return (
+        [f"{slow}: uint8 ones (A8W8) run several times faster there"] if signed else []
+    )
 
 
 class Agreement:
@@ -167,7 +213,10 @@ class Agreement:
     def objection(self, fused: Graph) -> str:
         """Why a graph cannot take the place of the one with pairs; empty if it can."""
         try:
-            session = open_session(fused.to_model(), what="the quantized model with operators on codes")
+            session = open_session(
+                fused.to_model(),
+                what="the quantized model with operators on codes",
+            )
             worst = self._agreement(session)
         except Exception as error:  # onnxruntime raises several unrelated types
             return f"onnxruntime does not run it ({error})"
@@ -178,7 +227,10 @@ class Agreement:
 
     @cached_property
     def _pairs(self) -> Any:
-        """A session on the pairs; None if onnxruntime cannot load them, as an opset may lack what operators have."""
+        """A session on the pairs.
+
+        None if onnxruntime cannot load them, as an opset may lack what operators have.
+        """
         try:
             return open_session(self._graph.to_model(), optimize=False)
         except Exception as error:  # onnxruntime raises several unrelated types
@@ -187,8 +239,13 @@ class Agreement:
 
     @cached_property
     def _usual(self) -> float:
-        """How far the pairs are from themselves when onnxruntime optimizes them, or when their scales are nudged."""
-        found = [self._agreement(open_session(self._nudged(share), optimize=False)) for share in (NUDGE, -NUDGE)]
+        """How far the pairs are from themselves when onnxruntime optimizes them, or when their
+        scales are nudged.
+        """
+        found = [
+            self._agreement(open_session(self._nudged(share), optimize=False))
+            for share in (NUDGE, -NUDGE)
+        ]
         try:
             found.append(self._agreement(open_session(self._graph.to_model())))
         except Exception as error:  # onnxruntime raises several unrelated types
@@ -198,12 +255,22 @@ class Agreement:
     def _nudged(self, share: float) -> ModelProto:
         """The pairs with scales that are greater and smaller in turn by this share."""
         nudged = self._graph.copy()
-        pairs = [node for node in nudged.nodes if node.op_type in ("QuantizeLinear", "DequantizeLinear")]
+        pairs = [
+            node
+            for node in nudged.nodes
+            if node.op_type in ("QuantizeLinear", "DequantizeLinear")
+        ]
         for place, name in enumerate(dict.fromkeys(node.inputs[1] for node in pairs)):
             scale = nudged.constant(name)
             if scale is not None:
                 up = (np.arange(scale.size).reshape(scale.shape) + place) % 2 * 2 - 1
-                nudged.replace_uses(name, nudged.add_constant(name, (scale * (1 + share * up)).astype(scale.dtype)))
+                nudged.replace_uses(
+                    name,
+                    nudged.add_constant(
+                        name,
+                        (scale * (1 + share * up)).astype(scale.dtype),
+                    ),
+                )
         return nudged.to_model()
 
     def _agreement(self, session: Any) -> float:

@@ -1,4 +1,7 @@
-"""insert: write the plan into the graph. The only place where QuantizeLinear and DequantizeLinear nodes are born."""
+"""insert: write the plan into the graph.
+
+The only place where QuantizeLinear and DequantizeLinear nodes are born.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +26,21 @@ from quark_onnx.patterns.clip_bounds import clip_bounds
 from quark_onnx.plan import BiasOf, Entry, Keep, Plan, Quantize, Use, fused_into
 from quark_onnx.steps.blocks import lower_blocks
 from quark_onnx.steps.compute_qparams import Params
-from quark_onnx.steps.fusion_barriers import behind_softmax, from_readers, is_small, moves_codes
+from quark_onnx.steps.fusion_barriers import (
+    behind_softmax,
+    from_readers,
+    is_small,
+    moves_codes,
+)
 from quark_onnx.steps.opsets import newest_with_pairs
 
-#: What onnxruntime appends to the name of a tensor for its codes and for what they stand for; its debugging tools go by
-#: these names.
+#: What onnxruntime appends to the name of a tensor for its codes and for what they stand for; its
+#: debugging tools go by these names.
 QUANTIZED, DEQUANTIZED = "_QuantizeLinear_Output", "_DequantizeLinear_Output"
 #: Types of scales and zero points that have fields of their own in a TensorProto.
-_PLAIN = tuple(np.dtype(name) for name in ("float32", "int8", "uint8", "int16", "uint16", "int32"))
+_PLAIN = tuple(
+    np.dtype(name) for name in ("float32", "int8", "uint8", "int16", "uint16", "int32")
+)
 #: First opsets whose DequantizeLinear has a scale for each channel, and for each block.
 _AXIS_OPSET, _BLOCK_OPSET = 13, 21
 
@@ -45,19 +55,28 @@ class _Scale:
     zero_point: str
 
 
-def insert(graph: Graph, plan: Plan, params: Params, *, form: str = "qdq", lower: bool = True) -> Graph:
-    """A copy of ``graph`` in which every planned tensor passes through a Q/DQ pair or is stored quantized.
+def insert(
+    graph: Graph,
+    plan: Plan,
+    params: Params,
+    *,
+    form: str = "qdq",
+    lower: bool = True,
+) -> Graph:
+    """A copy of ``graph`` in which every planned tensor passes through a Q/DQ pair or is stored
+    quantized.
 
-    An activation gets one pair, which everybody reads; a reader with an entry of its own gets a second pair behind it.
-    A graph output keeps its name. A Relu or Clip that saturation makes superfluous is dropped.
+    An activation gets one pair, which everybody reads; a reader with an entry of its own gets a
+    second pair behind it. A graph output keeps its name. A Relu or Clip that saturation makes
+    superfluous is dropped.
 
     Args:
         graph: the float graph.
         plan: what becomes of its tensors.
         params: the scales.
         form: how pairs are written, ``QConfig.pairs``.
-        lower: write weights in blocks so that onnxruntime reads them at any opset; without it they are left in a form
-            that only ``fuse`` understands.
+        lower: write weights in blocks so that onnxruntime reads them at any opset; without it they
+            are left in a form that only ``fuse`` understands.
     """
     writer = _Writer(graph, plan, params, form)
     writer.drop_clipping()
@@ -68,8 +87,14 @@ def insert(graph: Graph, plan: Plan, params: Params, *, form: str = "qdq", lower
     return writer.graph
 
 
-def insert_live(graph: Graph, plan: Plan, params: Params, live: Iterable[Use]) -> tuple[Graph, dict[Use, str]]:
-    """Like ``insert``, but the scales of the uses in ``live`` are inputs of the graph, by the names returned.
+def insert_live(
+    graph: Graph,
+    plan: Plan,
+    params: Params,
+    live: Iterable[Use],
+) -> tuple[Graph, dict[Use, str]]:
+    """Like ``insert``, but the scales of the uses in ``live`` are inputs of the graph, by the names
+    returned.
 
     Their constants stay float and are quantized as the graph runs; biases stay float.
     """
@@ -80,7 +105,13 @@ def insert_live(graph: Graph, plan: Plan, params: Params, live: Iterable[Use]) -
 
 
 class _Writer:
-    def __init__(self, graph: Graph, plan: Plan, params: Params, form: str = "qdq") -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        plan: Plan,
+        params: Params,
+        form: str = "qdq",
+    ) -> None:
         self.vendor = form == "vendor"
         self.contributed = form == "contrib"
         self.graph = graph.copy()
@@ -101,40 +132,72 @@ class _Writer:
         pair_moved(self.graph)
 
     def drop_clipping(self) -> None:
-        """Drop each Relu and Clip whose bounds are the ends of the grid by which everybody reads its result."""
+        """Drop each Relu and Clip whose bounds are the ends of the grid by which everybody reads
+        its result.
+        """
         for node in self.graph.nodes:
             if node.kind not in ("Relu", "Clip") or node.name in self.plan.kept:
                 continue
-            producer, source, result = self.graph.producer(node.inputs[0]), node.inputs[0], node.outputs[0]
-            alone = self.graph.consumers(source) == [node] and not self.graph.is_output(source)
-            fused = self.plan.entries.get(Use(source)) == fused_into(node.name, node.op_type)
-            if producer and alone and fused and not self._read_float(result) and self._saturates(node, Use(result)):
+            producer, source, result = (
+                self.graph.producer(node.inputs[0]),
+                node.inputs[0],
+                node.outputs[0],
+            )
+            alone = self.graph.consumers(source) == [node] and not self.graph.is_output(
+                source,
+            )
+            fused = self.plan.entries.get(Use(source)) == fused_into(
+                node.name,
+                node.op_type,
+            )
+            if (
+                producer
+                and alone
+                and fused
+                and not self._read_float(result)
+                and self._saturates(node, Use(result))
+            ):
                 self.graph.remove([node])
                 self.graph.set_output(producer, producer.outputs.index(source), result)
 
     def _read_float(self, tensor: str) -> bool:
         """Whether anybody reads the value before it is quantized."""
-        uses = [Use(tensor), *(self.plan.use(tensor, node) for node in self.graph.consumers(tensor))]
-        return self.graph.captured(tensor) or any(isinstance(self.plan.entry(use), Keep) for use in uses)
+        uses = [
+            Use(tensor),
+            *(self.plan.use(tensor, node) for node in self.graph.consumers(tensor)),
+        ]
+        return self.graph.captured(tensor) or any(
+            isinstance(self.plan.entry(use), Keep) for use in uses
+        )
 
     def _saturates(self, node: Node, use: Use) -> bool:
         entry = self.plan.entries.get(use)
         bounds = clip_bounds(self.graph, node)
         if not isinstance(entry, Quantize) or bounds is None:
             return False
-        if use not in self.params.table or not entry.spec.dtype.uniform or entry.axis is not None:
+        if (
+            use not in self.params.table
+            or not entry.spec.dtype.uniform
+            or entry.axis is not None
+        ):
             return False
         grid = entry.spec.codes.grid(symmetric=entry.spec.symmetric)
         low, high = quantize(np.array(bounds), self.params.table[use], grid)
         return bool(low == grid.qmin and high == grid.qmax)
 
     def _write(self, tensor: str, uses: list[Use]) -> None:
-        """Quantize one tensor: for everybody first, then for the readers with an entry of their own."""
+        """Quantize one tensor: for everybody first, then for the readers with an entry of their
+        own.
+        """
         readers = self._readers(tensor, uses)
         value = quantized = self._release(tensor, uses)
         for use in uses:
             source = quantized if tensor in self.plan.spoken else value
-            result = self._form(source, use, tensor if value != tensor and not use.node else "")
+            result = self._form(
+                source,
+                use,
+                tensor if value != tensor and not use.node else "",
+            )
             if use.node is None:
                 quantized = result
             for place, node in enumerate(readers[use]):
@@ -148,7 +211,10 @@ class _Writer:
         return given is not None and given.dedicated
 
     def _form(self, source: str, use: Use, result: str) -> str:
-        """Write what becomes of a tensor under a use; the name of the value, ``result`` if it is given."""
+        """Write what becomes of a tensor under a use.
+
+        The name of the value, ``result`` if it is given.
+        """
         root = self.plan.root(use)
         entry: Entry = self.plan.entries.get(root, Keep(""))
         if isinstance(entry, Keep) or (isinstance(entry, BiasOf) and not entry.stored):
@@ -168,15 +234,23 @@ class _Writer:
     def _readers(self, tensor: str, uses: list[Use]) -> dict[Use, list[Node]]:
         """Who reads the tensor under which use."""
         own = {use.node for use in uses}
-        everybody = [node for node in self.graph.consumers(tensor) if node.name not in own]
+        everybody = [
+            node for node in self.graph.consumers(tensor) if node.name not in own
+        ]
         return {
-            use: everybody if use.node is None else [self._nodes[use.node]] * (use.node in self._nodes) for use in uses
+            use: everybody
+            if use.node is None
+            else [self._nodes[use.node]] * (use.node in self._nodes)
+            for use in uses
         }
 
     def _release(self, tensor: str, uses: list[Use]) -> str:
         """The name of the float value: another one for a graph output, whose name DQ takes over."""
         producer = self.graph.producer(tensor)
-        quantized = uses[0].node is None and isinstance(self.plan.entry(uses[0]), Quantize)
+        quantized = uses[0].node is None and isinstance(
+            self.plan.entry(uses[0]),
+            Quantize,
+        )
         if producer is None or not quantized or not self.graph.is_output(tensor):
             return tensor
         name = self.graph.fresh(f"{tensor}_QuantizeLinear_Input")
@@ -187,17 +261,44 @@ class _Writer:
         """Append Q and DQ to a tensor; the name of what DQ computes, ``result`` if it is given."""
         result = result or self.graph.fresh(f"{use_name(use)}{DEQUANTIZED}")
         codes = self.graph.fresh(f"{use_name(use)}{QUANTIZED}")
-        apart = is_small(scale.dtype) or scale.params.axis is not None  # which no operator on codes knows
+        apart = (
+            is_small(scale.dtype) or scale.params.axis is not None
+        )  # which no operator on codes knows
         plain = self.graph.fresh(f"{use_name(use)}_plain") if apart else result
         producer = self.graph.producer(source)
-        if (apart and moves_codes(producer)) or behind_softmax(self.plan.graph, use.tensor, scale.dtype, scale.params):
-            source = self._apart(source, use, scale, self.graph.fresh(f"{use_name(use)}_float"))
-        self._node("QuantizeLinear", [source, scale.scale, scale.zero_point], codes, use, scale)
-        self._node("DequantizeLinear", [codes, scale.scale, scale.zero_point], plain, use, scale)
+        if (apart and moves_codes(producer)) or behind_softmax(
+            self.plan.graph,
+            use.tensor,
+            scale.dtype,
+            scale.params,
+        ):
+            source = self._apart(
+                source,
+                use,
+                scale,
+                self.graph.fresh(f"{use_name(use)}_float"),
+            )
+        self._node(
+            "QuantizeLinear",
+            [source, scale.scale, scale.zero_point],
+            codes,
+            use,
+            scale,
+        )
+        self._node(
+            "DequantizeLinear",
+            [codes, scale.scale, scale.zero_point],
+            plain,
+            use,
+            scale,
+        )
         return self._apart(plain, use, scale, result) if apart else result
 
     def _apart(self, source: str, use: Use, scale: _Scale, result: str) -> str:
-        """Write a Min that changes no value and prevents a fusion; see ``steps.fusion_barriers``."""
+        """Write a Min that changes no value and prevents a fusion.
+
+        See ``steps.fusion_barriers``.
+        """
         reached = calibrators.covered(scale.params, scale.dtype.grid(symmetric=False))
         with np.errstate(over="ignore"):
             end = np.float32(max(np.abs(reached.lo).max(), np.abs(reached.hi).max()))
@@ -206,16 +307,39 @@ class _Writer:
         return result
 
     def _dynamic(self, source: str) -> str:
-        """Compute scale and codes of a tensor at each run, once for all who read them; the name of what DQ computes."""
+        """Compute scale and codes of a tensor at each run, once for all who read them.
+
+        The name of what DQ computes.
+        """
         if source not in self._dynamics:
-            parts = [self.graph.fresh(f"{source}_{part}") for part in ("quantized", "scale", "zero_point")]
+            parts = [
+                self.graph.fresh(f"{source}_{part}")
+                for part in ("quantized", "scale", "zero_point")
+            ]
             result = self.graph.fresh(f"{source}{DEQUANTIZED}")
-            self.graph.add("DynamicQuantizeLinear", [source], parts, name=f"{source}_DynamicQuantizeLinear")
-            self.graph.add("DequantizeLinear", parts, [result], name=f"{source}_DequantizeLinear")
+            self.graph.add(
+                "DynamicQuantizeLinear",
+                [source],
+                parts,
+                name=f"{source}_DynamicQuantizeLinear",
+            )
+            self.graph.add(
+                "DequantizeLinear",
+                parts,
+                [result],
+                name=f"{source}_DequantizeLinear",
+            )
             self._dynamics[source] = result
         return self._dynamics[source]
 
-    def _cast(self, source: str, use: Use, spec: QuantizationSpec, result: str, constant: bool) -> str:
+    def _cast(
+        self,
+        source: str,
+        use: Use,
+        spec: QuantizationSpec,
+        result: str,
+        constant: bool,
+    ) -> str:
         """Cast a tensor to 16 bits and back; a constant is stored in 16 bits."""
         stem, dtype = use_name(use), spec.dtype
         assert isinstance(dtype, Half)
@@ -225,29 +349,64 @@ class _Writer:
             assert array is not None
             if spec.saturate:
                 array = array.clip(-dtype.largest, dtype.largest)
-            narrow = self.graph.add_constant(f"{stem}_{dtype.name}", array.astype(dtype.numpy))
+            narrow = self.graph.add_constant(
+                f"{stem}_{dtype.name}",
+                array.astype(dtype.numpy),
+            )
         else:
             narrow = self.graph.fresh(f"{stem}_{dtype.name}")
             if spec.saturate:
-                ends = [self._once(f"{dtype.name}_{s}", np.float32(e)) for s, e in _ends(dtype)]
+                ends = [
+                    self._once(f"{dtype.name}_{s}", np.float32(e))
+                    for s, e in _ends(dtype)
+                ]
                 clipped = self.graph.fresh(f"{stem}_clipped")
                 self.graph.add("Clip", [source, *ends], [clipped], name=f"{stem}_Clip")
                 source = clipped
             if self.vendor:
                 self._extended("ExtendedQuantizeLinear", source, narrow, use, dtype)
             else:
-                self.graph.add("Cast", [source], [narrow], name=f"{stem}_Cast_to_{dtype.name}", to=dtype.onnx)
+                self.graph.add(
+                    "Cast",
+                    [source],
+                    [narrow],
+                    name=f"{stem}_Cast_to_{dtype.name}",
+                    to=dtype.onnx,
+                )
         if self.vendor:
             self._extended("ExtendedDequantizeLinear", narrow, result, use, dtype)
         else:
-            self.graph.add("Cast", [narrow], [result], name=f"{stem}_Cast_from_{dtype.name}", to=int(TensorProto.FLOAT))
+            self.graph.add(
+                "Cast",
+                [narrow],
+                [result],
+                name=f"{stem}_Cast_from_{dtype.name}",
+                to=int(TensorProto.FLOAT),
+            )
         return result
 
-    def _extended(self, op_type: str, source: str, result: str, use: Use, dtype: Half) -> None:
+    def _extended(
+        self,
+        op_type: str,
+        source: str,
+        result: str,
+        use: Use,
+        dtype: Half,
+    ) -> None:
         """A vendor's cast: a scale of one, and a zero point whose type says what to cast to."""
-        inputs = [source, self._once("one", np.float32(1)), self._once(f"{dtype.name}_zero", np.zeros((), dtype.numpy))]
+        inputs = [
+            source,
+            self._once("one", np.float32(1)),
+            self._once(f"{dtype.name}_zero", np.zeros((), dtype.numpy)),
+        ]
         self.graph.import_domain(DOMAIN)
-        self.graph.add(op_type, inputs, [result], name=f"{use_name(use)}_{op_type}", domain=DOMAIN)
+        self.graph.add(
+            op_type,
+            inputs,
+            [result],
+            name=f"{use_name(use)}_{op_type}",
+            domain=DOMAIN,
+        )
 
     def _once(self, name: str, value: NDArray[Any] | np.generic) -> str:
         """A constant that many nodes share."""
@@ -255,11 +414,20 @@ class _Writer:
             self._shared[name] = self.graph.add_constant(name, np.asarray(value))
         return self._shared[name]
 
-    def _block(self, source: str, use: Use, entry: Quantize, dtype: Block, result: str) -> str:
-        """One node that rounds blocks; along the channels, which come second, unless the plan says otherwise.
+    def _block(
+        self,
+        source: str,
+        use: Use,
+        entry: Quantize,
+        dtype: Block,
+        result: str,
+    ) -> str:
+        """One node that rounds blocks.
 
-        Where the better of two scales is chosen for each block, the constant is stored rounded, and the node finds the
-        scales again.
+        Along the channels, which come second, unless the plan says otherwise.
+
+        Where the better of two scales is chosen for each block, the constant is stored rounded, and
+        the node finds the scales again.
         """
         stem, axis, rule = use_name(use), entry.axis, entry.spec.exponent
         result = result or self.graph.fresh(f"{stem}_{dtype.name}")
@@ -275,7 +443,14 @@ class _Writer:
             domain, attributes["exponent"] = mx.OWN, rule
         self.graph.import_domain(domain)
         name = f"{stem}_{dtype.op_type}"
-        self.graph.add(dtype.op_type, [source], [result], name=name, domain=domain, **attributes)
+        self.graph.add(
+            dtype.op_type,
+            [source],
+            [result],
+            name=name,
+            domain=domain,
+            **attributes,
+        )
         return result
 
     def _constant(self, tensor: str, use: Use, root: Use) -> str:
@@ -284,18 +459,41 @@ class _Writer:
         assert array is not None
         scale = self._scale(root)
         entry = self.plan.entries[root]
-        grid = entry.spec.grid if isinstance(entry, Quantize) else scale.dtype.grid(symmetric=True)
+        grid = (
+            entry.spec.grid
+            if isinstance(entry, Quantize)
+            else scale.dtype.grid(symmetric=True)
+        )
         codes = scale.dtype.encode(array, scale.params, grid)
         flat = isinstance(entry, Quantize) and entry.flat
         lines = (*array.shape[: scale.params.axis], -1)
-        name = self.graph.add_constant(f"{use_name(use)}_quantized", codes.reshape(lines) if flat else codes)
+        name = self.graph.add_constant(
+            f"{use_name(use)}_quantized",
+            codes.reshape(lines) if flat else codes,
+        )
         result = self.graph.fresh(f"{use_name(use)}{DEQUANTIZED}")
-        self._node("DequantizeLinear", [name, scale.scale, scale.zero_point], result, use, scale)
+        self._node(
+            "DequantizeLinear",
+            [name, scale.scale, scale.zero_point],
+            result,
+            use,
+            scale,
+        )
         if flat:
             result = self._reshaped(result, array.shape)
-        if not isinstance(entry, Quantize) or not from_readers(self.plan, use, scale.dtype, scale.params):
+        if not isinstance(entry, Quantize) or not from_readers(
+            self.plan,
+            use,
+            scale.dtype,
+            scale.params,
+        ):
             return result
-        return self._apart(result, use, scale, self.graph.fresh(f"{use_name(use)}_float"))
+        return self._apart(
+            result,
+            use,
+            scale,
+            self.graph.fresh(f"{use_name(use)}_float"),
+        )
 
     def _reshaped(self, source: str, shape: tuple[int, ...]) -> str:
         """Give a tensor another shape; the name of the result."""
@@ -309,8 +507,13 @@ class _Writer:
         if root not in self._scales:
             entry, params = self.plan.entries[root], self.params.table[root]
             assert isinstance(entry, Quantize | BiasOf)
-            dtype: Scaled = entry.dtype if isinstance(entry, BiasOf) else entry.spec.codes
-            zero = self._parameter(f"{use_name(root)}_zero_point", params.zero_point.astype(dtype.numpy))
+            dtype: Scaled = (
+                entry.dtype if isinstance(entry, BiasOf) else entry.spec.codes
+            )
+            zero = self._parameter(
+                f"{use_name(root)}_zero_point",
+                params.zero_point.astype(dtype.numpy),
+            )
             self._scales[root] = _Scale(dtype, params, self._store(root, params), zero)
         return self._scales[root]
 
@@ -319,42 +522,91 @@ class _Writer:
         entry = self.plan.entries[root]
         if not isinstance(entry, Quantize) or entry.spec.scale == "float32":
             return self._parameter(f"{use_name(root)}_scale", params.scale)
-        return add_narrow(self.graph, f"{use_name(root)}_scale", params.scale.astype(np.float16))
+        return add_narrow(
+            self.graph,
+            f"{use_name(root)}_scale",
+            params.scale.astype(np.float16),
+        )
 
     def _parameter(self, name: str, array: NDArray[Any]) -> str:
         """Write a scale or a zero point; those of blocks are large."""
         plain = array.ndim <= 1 and array.dtype in _PLAIN
-        return add_parameter(self.graph, name, array) if plain else self.graph.add_constant(name, array)
+        return (
+            add_parameter(self.graph, name, array)
+            if plain
+            else self.graph.add_constant(name, array)
+        )
 
-    def _node(self, op_type: str, inputs: list[str], output: str, use: Use, scale: _Scale) -> None:
+    def _node(
+        self,
+        op_type: str,
+        inputs: list[str],
+        output: str,
+        use: Use,
+        scale: _Scale,
+    ) -> None:
         params, dtype = scale.params, scale.dtype
         attributes = {} if params.axis is None else {"axis": params.axis}
         if params.block_size:
             attributes["block_size"] = params.block_size
-        known = dtype.read and (dtype.emitted or self.graph.is_constant(inputs[0]))  # both of a pair, or none
-        known &= not (dtype is INT32 and params.zero_point.any())  # which onnxruntime does not subtract
+        known = dtype.read and (
+            dtype.emitted or self.graph.is_constant(inputs[0])
+        )  # both of a pair, or none
+        known &= not (
+            dtype is INT32 and params.zero_point.any()
+        )  # which onnxruntime does not subtract
         domain = ""
         if isinstance(dtype, Float4):
             op_type, domain, inputs = f"Float4{op_type}", float4.DOMAIN, inputs[:2]
-            attributes.setdefault("axis", 0)  # onnx's evaluator does not know the default of a function's attribute
-        elif not known or (self.vendor and not params.block_size and dtype.bits >= 8 and isinstance(dtype, Integer)):
+            attributes.setdefault(
+                "axis",
+                0,
+            )  # onnx's evaluator does not know the default of a function's attribute
+        elif not known or (
+            self.vendor
+            and not params.block_size
+            and dtype.bits >= 8
+            and isinstance(dtype, Integer)
+        ):
             op_type, domain = f"Extended{op_type}", DOMAIN
-        elif self.contributed or not _least_opset(dtype, params) <= self.graph.opset <= newest_with_pairs():
+        elif (
+            self.contributed
+            or not _least_opset(dtype, params)
+            <= self.graph.opset
+            <= newest_with_pairs()
+        ):
             domain = CONTRIB
         if domain:
             self.graph.import_domain(domain)
-        self.graph.add(op_type, inputs, [output], name=f"{use_name(use)}_{op_type}", domain=domain, **attributes)
+        self.graph.add(
+            op_type,
+            inputs,
+            [output],
+            name=f"{use_name(use)}_{op_type}",
+            domain=domain,
+            **attributes,
+        )
 
 
 class _LiveWriter(_Writer):
-    def __init__(self, graph: Graph, plan: Plan, params: Params, live: Iterable[Use]) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        plan: Plan,
+        params: Params,
+        live: Iterable[Use],
+    ) -> None:
         super().__init__(graph, plan.without(BiasOf), params)
         self.names = dict.fromkeys(live, "")
 
     def _store(self, root: Use, params: QParams) -> str:
         if root not in self.names:
             return super()._store(root, params)
-        self.names[root] = self.graph.add_input(f"{use_name(root)}_scale", TensorProto.FLOAT, params.scale.shape)
+        self.names[root] = self.graph.add_input(
+            f"{use_name(root)}_scale",
+            TensorProto.FLOAT,
+            params.scale.shape,
+        )
         return self.names[root]
 
     def _constant(self, tensor: str, use: Use, root: Use) -> str:

@@ -14,9 +14,18 @@ from quark_onnx.steps.keep_sensitive_float import keep_sensitive_ops_float
 from quark_onnx.steps.subgraph_plans import SubgraphPlan
 
 
-def quantize_insides(graph: Graph, insides: Sequence[SubgraphPlan], config: QConfig) -> list[str]:
-    """Quantize the bodies of a quantized graph in place, as planned; what was done, for the report."""
-    planned = {(inside.body.node.name, inside.body.attribute): inside for inside in insides}
+def quantize_insides(
+    graph: Graph,
+    insides: Sequence[SubgraphPlan],
+    config: QConfig,
+) -> list[str]:
+    """Quantize the bodies of a quantized graph in place, as planned.
+
+    What was done, for the report.
+    """
+    planned = {
+        (inside.body.node.name, inside.body.attribute): inside for inside in insides
+    }
     notes = list[str]()
     for body in list(bodies(graph)):
         inside = planned.get((body.node.name, body.attribute))
@@ -24,14 +33,26 @@ def quantize_insides(graph: Graph, insides: Sequence[SubgraphPlan], config: QCon
             continue
         inner, plan = inside.graph, inside.plan
         inner.reserve(graph.names)
-        found = keep_sensitive_ops_float(inner, plan, inside.ranges) if config.safe else []
+        found = (
+            keep_sensitive_ops_float(inner, plan, inside.ranges) if config.safe else []
+        )
         params = compute_qparams(inner, plan, inside.ranges)
         compute_bias_qparams(inner, plan, params)
-        result = insert(inner, plan, params, form=config.pairs, lower=config.form != "operators")
+        result = insert(
+            inner,
+            plan,
+            params,
+            form=config.pairs,
+            lower=config.form != "operators",
+        )
         deeper = quantize_insides(result, inside.insides, config)
         count = sum(isinstance(entry, Quantize) for entry in plan.entries.values())
         if count or deeper:
             put_back(graph, body, result)
-            notes += [f"{count} tensors inside {body.node.name!r} ({body.attribute})"] if count else []
+            notes += (
+                [f"{count} tensors inside {body.node.name!r} ({body.attribute})"]
+                if count
+                else []
+            )
             notes += [*found, *params.notes, *deeper]
     return notes

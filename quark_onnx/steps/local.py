@@ -1,9 +1,10 @@
 """local: the error that a scale causes in the layers that read the tensor it rounds.
 
-One session runs the float model and next to it, for each scale in question, the layers behind the tensor once more, on
-its rounded values, up to where the next tensors are rounded. So all scales are judged in one pass over the samples,
-whose cost grows with the number of layers. Rounding that a layer averages out counts little, and clipping that it adds
-up counts much, which the error on the tensor itself does not tell.
+One session runs the float model and next to it, for each scale in question, the layers behind the
+tensor once more, on its rounded values, up to where the next tensors are rounded. So all scales are
+judged in one pass over the samples, whose cost grows with the number of layers. Rounding that a
+layer averages out counts little, and clipping that it adds up counts much, which the error on the
+tensor itself does not tell.
 """
 
 from __future__ import annotations
@@ -50,7 +51,12 @@ class LocalErrors:
     """Measures the errors of scales in the results of the layers that read the tensors."""
 
     def __init__(
-        self, graph: Graph, plan: Plan, params: Params, uses: Sequence[Use], samples: Sequence[Sample]
+        self,
+        graph: Graph,
+        plan: Plan,
+        params: Params,
+        uses: Sequence[Use],
+        samples: Sequence[Sample],
     ) -> None:
         self._graph, self._samples = graph, samples
         self._live, names = insert_live(graph, plan, params, uses)
@@ -58,29 +64,48 @@ class LocalErrors:
         self._float_nodes = {node.name: node for node in graph.nodes}
         self._places = {node: place for place, node in enumerate(self._live.nodes)}
         windows = {use: self._window(names[use]) for use in uses if names[use]}
-        self._windows = {use: window for use, window in windows.items() if window.results}
+        self._windows = {
+            use: window for use, window in windows.items() if window.results
+        }
 
     @property
     def uses(self) -> list[Use]:
         """The uses whose scales can be judged."""
         return list(self._windows)
 
-    def measure(self, scales: Mapping[Step, NDArray[np.float32]]) -> dict[Step, NDArray[np.float64]]:
-        """Return noise over signal for each scale: one number per sample, the sum over the results of a window.
+    def measure(
+        self,
+        scales: Mapping[Step, NDArray[np.float32]],
+    ) -> dict[Step, NDArray[np.float64]]:
+        """Return noise over signal for each scale: one number per sample, the sum over the results
+        of a window.
 
         A result that is not finite does not count.
         """
         model, errors = self._model(list(scales))
-        session = open_session(model, threads=1, what="the float model with roundings next to it")
+        session = open_session(
+            model,
+            threads=1,
+            what="the float model with roundings next to it",
+        )
         wanted = [value.name for value in model.graph.output]
-        given = {_scale_name(place): scale for place, scale in enumerate(scales.values())}
+        given = {
+            _scale_name(place): scale for place, scale in enumerate(scales.values())
+        }
         read = {value.name for value in session.get_inputs()}
         found: dict[Step, list[float]] = {step: [] for step in scales}
         for sample in self._samples:
-            feeds = {name: value for name, value in {**sample, **given}.items() if name in read}
+            feeds = {
+                name: value
+                for name, value in {**sample, **given}.items()
+                if name in read
+            }
             values = dict(zip(wanted, session.run(wanted, feeds), strict=True))
             for step, pairs in errors.items():
-                shares = [float(values[noise]) / max(float(values[signal]), _LEAST_SIGNAL) for noise, signal in pairs]
+                shares = [
+                    float(values[noise]) / max(float(values[signal]), _LEAST_SIGNAL)
+                    for noise, signal in pairs
+                ]
                 found[step].append(sum(share for share in shares if np.isfinite(share)))
         return {step: np.array(shares) for step, shares in found.items()}
 
@@ -101,7 +126,11 @@ class LocalErrors:
                     inside[reader] = None
                     todo.append(reader)
         ordered = sorted(inside, key=self._places.__getitem__)
-        return _Window(scale, ordered, [name for name in results if live.elem_type(name) in _FLOAT])
+        return _Window(
+            scale,
+            ordered,
+            [name for name in results if live.elem_type(name) in _FLOAT],
+        )
 
     def _float_name(self, tensor: str) -> str:
         """Name of a tensor of the live graph in the float graph, where it is not rounded."""
@@ -114,8 +143,14 @@ class LocalErrors:
             producer = self._live.producer(tensor)
         return tensor
 
-    def _model(self, steps: Sequence[Step]) -> tuple[ModelProto, dict[Step, list[tuple[str, str]]]]:
-        """The float model with a copy of its window for each step; names of noise and signal of each result."""
+    def _model(
+        self,
+        steps: Sequence[Step],
+    ) -> tuple[ModelProto, dict[Step, list[tuple[str, str]]]]:
+        """The float model with a copy of its window for each step.
+
+        Names of noise and signal of each result.
+        """
         model = self._live.shell()
         part = model.graph
         part.name = "local_errors"
@@ -126,8 +161,18 @@ class LocalErrors:
         for place, step in enumerate(steps):
             use, _ = step
             window, prefix = self._windows[use], f"{_PREFIX}{place}/"
-            shape = [dim for dim in self._live.shape(window.scale) or () if isinstance(dim, int)]
-            part.input.append(helper.make_tensor_value_info(_scale_name(place), TensorProto.FLOAT, shape))
+            shape = [
+                dim
+                for dim in self._live.shape(window.scale) or ()
+                if isinstance(dim, int)
+            ]
+            part.input.append(
+                helper.make_tensor_value_info(
+                    _scale_name(place),
+                    TensorProto.FLOAT,
+                    shape,
+                ),
+            )
             part.node.extend(self._copies(window, prefix, place))
             errors[step] = []
             for result in window.results:
@@ -136,28 +181,49 @@ class LocalErrors:
                 if reference not in signals:
                     signals[reference] = signal
                     part.node.append(_squares(reference, signal))
-                difference, noise = f"{prefix}difference/{result}", f"{prefix}noise/{result}"
-                part.node.append(helper.make_node("Sub", [prefix + result, reference], [difference], difference))
+                difference, noise = (
+                    f"{prefix}difference/{result}",
+                    f"{prefix}noise/{result}",
+                )
+                part.node.append(
+                    helper.make_node(
+                        "Sub",
+                        [prefix + result, reference],
+                        [difference],
+                        difference,
+                    ),
+                )
                 part.node.append(_squares(difference, noise))
                 errors[step].append((noise, signal))
         noises = [noise for pairs in errors.values() for noise, _ in pairs]
-        part.output.extend(ValueInfoProto(name=name) for name in [*noises, *signals.values()])
+        part.output.extend(
+            ValueInfoProto(name=name) for name in [*noises, *signals.values()]
+        )
         self._give_constants(model)
         return model, errors
 
     def _copies(self, window: _Window, prefix: str, place: int) -> list[NodeProto]:
-        """The nodes of a window under other names; they read the float model where they read what is around it."""
+        """The nodes of a window under other names.
+
+        They read the float model where they read what is around it.
+        """
         made = {name for node in window.nodes for name in node.outputs}
         copies = list[NodeProto]()
         for node in window.nodes:
             proto = node.to_proto()
             original = self._float_nodes.get(node.name)
-            around = original.inputs if original else [self._float_name(name) for name in node.inputs]
+            around = (
+                original.inputs
+                if original
+                else [self._float_name(name) for name in node.inputs]
+            )
             for index, name in enumerate(node.inputs):
                 if name == window.scale:
                     proto.input[index] = _scale_name(place)
                 else:
-                    proto.input[index] = prefix + name if name in made else around[index]
+                    proto.input[index] = (
+                        prefix + name if name in made else around[index]
+                    )
             for index, name in enumerate(node.outputs):
                 proto.output[index] = prefix + name if name else ""
             proto.name = prefix + node.name
@@ -167,9 +233,17 @@ class LocalErrors:
     def _give_constants(self, model: ModelProto) -> None:
         """Add the initializers that the nodes read, those of the float graph first."""
         constants = {**self._live.initializers, **self._graph.initializers}
-        read = dict.fromkeys(name for node in self._graph.nodes for name in (*node.inputs, *node.captures))
-        read.update(dict.fromkeys(name for node in model.graph.node for name in node.input))
-        model.graph.initializer.extend(constants[name] for name in read if name in constants)
+        read = dict.fromkeys(
+            name
+            for node in self._graph.nodes
+            for name in (*node.inputs, *node.captures)
+        )
+        read.update(
+            dict.fromkeys(name for node in model.graph.node for name in node.input),
+        )
+        model.graph.initializer.extend(
+            constants[name] for name in read if name in constants
+        )
         model.ir_version = ir_version_for(model)
 
 

@@ -7,13 +7,24 @@ from dataclasses import replace
 
 import numpy as np
 
-import quark_onnx.rules
+import quark_onnx.rules  # noqa: F401
 import quark_onnx.targets  # noqa: F401  (importing registers rules and targets)
 from quark_onnx.config import QConfig, TensorOverrides
 from quark_onnx.dtypes import INT16
 from quark_onnx.graph import Graph, ShapeArithmetic, overridable, reach
 from quark_onnx.graph.states import State, states
-from quark_onnx.plan import OVERRIDABLE, Asked, BiasOf, Keep, Plan, Quantize, SameAs, Use, looks_up, select
+from quark_onnx.plan import (
+    OVERRIDABLE,
+    Asked,
+    BiasOf,
+    Keep,
+    Plan,
+    Quantize,
+    SameAs,
+    Use,
+    looks_up,
+    select,
+)
 from quark_onnx.registry import RULES, TARGETS
 from quark_onnx.rules import WEIGHTED
 from quark_onnx.rules.passthrough import HANDING_ON, REARRANGING
@@ -21,7 +32,7 @@ from quark_onnx.steps.decoding import spare_decoding
 from quark_onnx.steps.states import spare_states
 
 
-def make_plan(
+def make_plan(  # noqa: C901
     graph: Graph,
     config: QConfig,
     *,
@@ -33,8 +44,10 @@ def make_plan(
 
     Args:
         strict: every pattern of the config has to match.
-        shapes: which tensors are shape arithmetic; None to find out, which is right for a graph that is no body.
-        recurrent: states that run from step to step; None for those that the graph's interface tells of.
+        shapes: which tensors are shape arithmetic; None to find out, which is right for a graph
+            that is no body.
+        recurrent: states that run from step to step; None for those that the graph's interface
+            tells of.
     """
     aligns = bool(config.target) and TARGETS[config.target].integer_engine
     specs = select(graph, config, strict=strict)
@@ -45,7 +58,11 @@ def make_plan(
         fuses=config.form == "operators",
         aligns=aligns,
         shapes=shapes,
-        asked=Asked(TensorOverrides(config.tensors), config.float_results, config.clipping),
+        asked=Asked(
+            TensorOverrides(config.tensors),
+            config.float_results,
+            config.clipping,
+        ),
     )
     for name in overridable(graph):
         plan.keep(name, OVERRIDABLE)
@@ -89,37 +106,59 @@ def _store_biases(plan: Plan, bias: bool | str) -> None:
 
 
 def _spare_tied(plan: Plan) -> None:
-    """Keep a table float that a layer which stays float multiplies with, too: it is stored as floats in any case."""
+    """Keep a table float that a layer which stays float multiplies with, too: it is stored as
+    floats in any case.
+    """
     graph = plan.graph
-    tables = dict.fromkeys(node.inputs[0] for node in graph.nodes if node.kind == "Gather" and looks_up(graph, node))
-    floats = [node for node in graph.nodes if node.kind in WEIGHTED and node.name in plan.kept]
+    tables = dict.fromkeys(
+        node.inputs[0]
+        for node in graph.nodes
+        if node.kind == "Gather" and looks_up(graph, node)
+    )
+    floats = [
+        node for node in graph.nodes if node.kind in WEIGHTED and node.name in plan.kept
+    ]
     for table in tables:
         if not plan.quantized(table):
             continue
         for node in floats:
             if any(_tied(graph, table, name) for name in node.inputs):
-                plan.keep(table, f"node {node.name!r} has the same values, and stays float")
+                plan.keep(
+                    table,
+                    f"node {node.name!r} has the same values, and stays float",
+                )
 
 
 def _tied(graph: Graph, table: str, other: str) -> bool:
     """Return whether a constant is a table, or one turned round."""
     shapes = graph.shape(table), graph.shape(other)
-    if table == other or not graph.is_constant(other) or shapes[0] is None or shapes[1] != shapes[0][::-1]:
+    if (
+        table == other
+        or not graph.is_constant(other)
+        or shapes[0] is None
+        or shapes[1] != shapes[0][::-1]
+    ):
         return table == other
     first, second = graph.constant(table), graph.constant(other)
     assert first is not None and second is not None
-    return bool(np.array_equal(first[0], second[:, 0]) and np.array_equal(first, second.T))
+    return bool(
+        np.array_equal(first[0], second[:, 0]) and np.array_equal(first, second.T),
+    )
 
 
 def _hand_on(plan: Plan) -> None:
-    """Hand scales on once more: what an operator reads may have been asked for by a node that stands behind it."""
+    """Hand scales on once more: what an operator reads may have been asked for by a node that
+    stands behind it.
+    """
     for node in plan.graph.nodes:
         if node.kind in HANDING_ON and node.name not in plan.kept:
             RULES[node.kind](node, plan)
 
 
 def _read_floats(plan: Plan) -> None:
-    """Nodes that a rewrite has made for float arithmetic read what their producers compute, before it is rounded."""
+    """Nodes that a rewrite has made for float arithmetic read what their producers compute, before
+    it is rounded.
+    """
     for node in plan.graph.nodes:
         if node.float_reason and plan.kept.get(node.name) == node.float_reason:
             for tensor in node.inputs:
@@ -128,14 +167,18 @@ def _read_floats(plan: Plan) -> None:
 
 
 def _lift(plan: Plan) -> None:
-    """Quantize before a rearrangement that only its reader asked for: it then moves codes, not floats."""
+    """Quantize before a rearrangement that only its reader asked for: it then moves codes, not
+    floats.
+    """
     graph = plan.graph
     for node in reversed(graph.nodes):
         if node.kind not in REARRANGING or node.name in plan.kept:
             continue
         source, result = Use(node.inputs[0]), Use(node.outputs[0])
         entry = plan.entries.get(result)
-        alone = graph.consumers(source.tensor) == [node] and not graph.is_output(source.tensor)
+        alone = graph.consumers(source.tensor) == [node] and not graph.is_output(
+            source.tensor,
+        )
         if (
             isinstance(entry, Quantize)
             and entry.axis is None
@@ -148,33 +191,51 @@ def _lift(plan: Plan) -> None:
 
 def _spare_float_readers(plan: Plan) -> None:
     """A float node reads the float value of a tensor, where its producer computes one anyway."""
-    for use in [use for use in plan.entries if use.node is None and plan.quantized(use.tensor)]:
+    for use in [
+        use for use in plan.entries if use.node is None and plan.quantized(use.tensor)
+    ]:
         producer = plan.graph.producer(use.tensor)
-        if plan.graph.is_constant(use.tensor) or (producer is not None and producer.name not in plan.kept):
+        if plan.graph.is_constant(use.tensor) or (
+            producer is not None and producer.name not in plan.kept
+        ):
             continue
         for reader in plan.graph.consumers(use.tensor):
             if reader.name in plan.kept:
-                plan.entries[Use(use.tensor, reader.name)] = Keep("its reader is a float node and so is its producer")
+                plan.entries[Use(use.tensor, reader.name)] = Keep(
+                    "its reader is a float node and so is its producer",
+                )
 
 
 def _spare_shapes(plan: Plan) -> None:
-    """What computes a shape, or is read as one, reads constants and pixels unrounded that others read rounded."""
+    """What computes a shape, or is read as one, reads constants and pixels unrounded that others
+    read rounded.
+    """
     for node in plan.graph.nodes:
         for tensor, reason in plan.shapes.exact_inputs(node, plan.graph.opset).items():
             plan.keep_exact(node, tensor, reason)
 
 
 def _spare_outputs(plan: Plan) -> None:
-    """Behind the last weighted layer, replace a calibrator that clips by the one that it names for outputs.
+    """Behind the last weighted layer, replace a calibrator that clips by the one that it names for
+    outputs.
 
-    Nothing sums over many of these values any more, and the greatest of them are what a classifier or a detector is
-    asked for.
+    Nothing sums over many of these values any more, and the greatest of them are what a classifier
+    or a detector is asked for.
     """
     graph = plan.graph
     weighted = [node for node in graph.nodes if node.kind in WEIGHTED]
-    before = reach([leader for node in weighted for leader in graph.leaders(node)], graph.leaders)
+    before = reach(
+        [leader for node in weighted for leader in graph.leaders(node)],
+        graph.leaders,
+    )
     for use, entry in plan.entries.items():
-        if isinstance(entry, Quantize) and (producer := graph.producer(use.tensor)) is not None:
+        if (
+            isinstance(entry, Quantize)
+            and (producer := graph.producer(use.tensor)) is not None
+        ):
             calibrator = getattr(entry.spec.calibrator, "at_outputs", None)
             if calibrator is not None and producer not in before:
-                plan.entries[use] = replace(entry, spec=entry.spec.with_(calibrator=calibrator))
+                plan.entries[use] = replace(
+                    entry,
+                    spec=entry.spec.with_(calibrator=calibrator),
+                )

@@ -18,14 +18,19 @@ from quark_onnx.plan import Keep, Plan, Quantize, Use
 from quark_onnx.progress import Progress
 from quark_onnx.report.measure import least_sqnr, measure
 from quark_onnx.steps.calibrate import Ranges, calibrate_each
-from quark_onnx.steps.compute_qparams import Params, compute_bias_qparams, compute_qparams
+from quark_onnx.steps.compute_qparams import (
+    Params,
+    compute_bias_qparams,
+    compute_qparams,
+)
 from quark_onnx.steps.function_bodies import define_functions
 from quark_onnx.steps.insert import insert
 from quark_onnx.steps.keep_sensitive_float import keep_sensitive_ops_float
 from quark_onnx.steps.make_plan import make_plan
 from quark_onnx.steps.run import Sample
 
-#: At most so many changed nodes are tried to be changed back; so many others, to be lowered as well.
+#: At most so many changed nodes are tried to be changed back; so many others, to be lowered as
+#: well.
 _TRIES = 24
 
 
@@ -34,8 +39,8 @@ class Sensitivity:
     """What was found.
 
     Attributes:
-        noise: the error at the outputs that each node causes when it alone is quantized, or lowered; in dB of SQNR, or
-            by the user's metric.
+        noise: the error at the outputs that each node causes when it alone is quantized, or
+            lowered; in dB of SQNR, or by the user's metric.
         changed: the nodes that get more bits, the worst first; or fewer, the least harmful first.
         before, after: the goal without changed nodes, and with them.
         reached: whether that meets the target.
@@ -51,28 +56,52 @@ class Sensitivity:
 
 
 def mix(
-    graph: Graph, config: QConfig, samples: Samples, *, show: bool | None = False
+    graph: Graph,
+    config: QConfig,
+    samples: Samples,
+    *,
+    show: bool | None = False,
 ) -> tuple[QConfig, Sensitivity | None]:
-    """The configuration with an override for the nodes that need more bits, or fewer, and what was found.
+    """The configuration with an override for the nodes that need more bits, or fewer, and what was
+    found.
 
     Without the optimizer in the configuration, that is returned as it is.
     """
-    found = [optimizer for optimizer in config.optimizers if isinstance(optimizer, AutoMixedPrecision)]
+    found = [
+        optimizer
+        for optimizer in config.optimizers
+        if isinstance(optimizer, AutoMixedPrecision)
+    ]
     if not found:
         return config, None
     if len(found) > 1:
-        raise ConfigError("auto_mixed_precision is given twice; one target is all that can be met")
+        raise ConfigError(
+            "auto_mixed_precision is given twice; one target is all that can be met",
+        )
     if not len(samples):
-        raise ConfigError("auto_mixed_precision needs calibration data, to measure what each node does to the outputs")
+        raise ConfigError(
+            "auto_mixed_precision needs calibration data, to measure what each node"
+            " does to the outputs",
+        )
     found[0].check(config)
     return _Search(graph, config, found[0], samples, show).run()
 
 
 class _Search:
     def __init__(
-        self, graph: Graph, config: QConfig, settings: AutoMixedPrecision, samples: Samples, show: bool | None
+        self,
+        graph: Graph,
+        config: QConfig,
+        settings: AutoMixedPrecision,
+        samples: Samples,
+        show: bool | None,
     ) -> None:
-        self._graph, self._config, self._settings, self._show = graph, config, settings, show
+        self._graph, self._config, self._settings, self._show = (
+            graph,
+            config,
+            settings,
+            show,
+        )
         self._few: list[Sample] = list(islice(iter(samples), settings.samples))
         self._float = open_session(graph.to_model())
         every = tuple(node.name for node in graph.nodes)
@@ -99,7 +128,9 @@ class _Search:
             return self._config, result
         with Progress(self._show, len(names), "measuring nodes", "node") as bar:
             for done, name in enumerate(names, 1):
-                result.noise[name] = self._goal((name,)) if settings.lowers else self._alone(name)
+                result.noise[name] = (
+                    self._goal((name,)) if settings.lowers else self._alone(name)
+                )
                 bar.update(done)
         # those alike in the order of the graph
         order = sorted(names, key=result.noise.__getitem__, reverse=settings.lowers)
@@ -114,7 +145,9 @@ class _Search:
         return self._with(tuple(chosen)), result
 
     def _most(self, order: list[str], bound: float, most: int) -> list[str]:
-        """The longest beginning of a list with which the bound is met, by bisection; and some nodes behind it.
+        """The longest beginning of a list with which the bound is met, by bisection.
+
+        And some nodes behind it.
 
         Args:
             order: nodes, the least harmful first.
@@ -135,7 +168,10 @@ class _Search:
         return chosen
 
     def _fewest(self, order: list[str], bound: float) -> list[str]:
-        """The shortest beginning of a list that meets the bound, by bisection; all of it if none does."""
+        """The shortest beginning of a list that meets the bound, by bisection.
+
+        All of it if none does.
+        """
         low, high = 0, len(order)
         while high - low > 1:
             middle = (low + high) // 2
@@ -159,7 +195,9 @@ class _Search:
         config = self._config
         if not names:
             return config
-        return config.with_(overrides=(*config.overrides, self._settings.override(names, config)))
+        return config.with_(
+            overrides=(*config.overrides, self._settings.override(names, config)),
+        )
 
     def _alone(self, name: str) -> float:
         """The goal where one node alone is quantized; of weights, where its weight alone is."""
@@ -172,8 +210,15 @@ class _Search:
         plan = self._plans[0]
         if not self._settings.of_weights:
             return plan.touches(node)
-        entries = [plan.entry(plan.use(name, node)) for name in node.inputs if self._graph.is_constant(name)]
-        return any(isinstance(entry, Quantize) and self._settings.narrow(entry.spec) for entry in entries)
+        entries = [
+            plan.entry(plan.use(name, node))
+            for name in node.inputs
+            if self._graph.is_constant(name)
+        ]
+        return any(
+            isinstance(entry, Quantize) and self._settings.narrow(entry.spec)
+            for entry in entries
+        )
 
     def _goal(self, names: tuple[str, ...]) -> float:
         """The goal where these nodes are changed."""
@@ -182,7 +227,12 @@ class _Search:
         return self._goals[names]
 
     def _plan_of(self, config: QConfig) -> Plan:
-        return make_plan(self._graph, config, strict=False, shapes=self._plans[0].shapes)
+        return make_plan(
+            self._graph,
+            config,
+            strict=False,
+            shapes=self._plans[0].shapes,
+        )
 
     def _measured(self, plan: Plan) -> float:
         model = self._built(plan)
@@ -199,7 +249,10 @@ class _Search:
         except (TypeError, ValueError):
             number = np.nan
         if np.isnan(number):
-            raise ConfigError(f"metric of auto_mixed_precision returned {found!r}; it must return a number")
+            raise ConfigError(
+                f"metric of auto_mixed_precision returned {found!r}; it must return a"
+                " number",
+            )
         return number
 
     def _built(self, plan: Plan) -> ModelProto:
@@ -220,10 +273,18 @@ class _Search:
         define_functions(result)
         return result.to_model()
 
-    def _measured_as(self, use: Use, entry: Quantize) -> tuple[Quantize, Statistic] | None:
-        """The same decision with its range, or one that differs in its bounds alone, from either of the two plans."""
+    def _measured_as(
+        self,
+        use: Use,
+        entry: Quantize,
+    ) -> tuple[Quantize, Statistic] | None:
+        """The same decision with its range, or one that differs in its bounds alone, from either of
+        the two plans.
+        """
         for plan, ranges in zip(self._plans, self._ranges, strict=True):
-            for other in dict.fromkeys((use, Use(use.tensor), *(u for u in ranges if u.tensor == use.tensor))):
+            for other in dict.fromkeys(
+                (use, Use(use.tensor), *(u for u in ranges if u.tensor == use.tensor)),
+            ):
                 planned = plan.entries.get(other) if other in ranges else None
                 if isinstance(planned, Quantize) and planned.spec == entry.spec:
                     return planned, ranges[other]
@@ -239,8 +300,14 @@ class _Search:
             if key not in self._solved:
                 single = Plan(self._graph, plan.specs, shapes=plan.shapes)
                 single.entries[use] = entry
-                self._solved[key] = compute_qparams(self._graph, single, {use: ranges[use]} if use in ranges else {})
-                self._solved[key].table = {Use(use.tensor): each for each in self._solved[key].table.values()}
+                self._solved[key] = compute_qparams(
+                    self._graph,
+                    single,
+                    {use: ranges[use]} if use in ranges else {},
+                )
+                self._solved[key].table = {
+                    Use(use.tensor): each for each in self._solved[key].table.values()
+                }
             if Use(use.tensor) in self._solved[key].table:
                 params.table[use] = self._solved[key].table[Use(use.tensor)]
             else:
@@ -254,8 +321,14 @@ def describe(found: Sensitivity, settings: AutoMixedPrecision, nodes: int) -> li
     verb = "lowered" if settings.lowers else "raised"
     missed = "" if found.reached else ", missed"
     lines = [
-        f"auto_mixed_precision: {len(found.changed)} of {nodes} nodes {found.into}, "
-        f"{found.before:.2f} -> {found.after:.2f}{unit} (target {settings.target:g}{unit}{missed})"
+        (
+            f"auto_mixed_precision: {len(found.changed)} of {nodes} nodes {found.into},"
+            f" {found.before:.2f} -> {found.after:.2f}{unit} (target"
+            f" {settings.target:g}{unit}{missed})"
+        ),
     ]
-    lines += [f"{verb} to {found.into}: {name} (alone {found.noise[name]:.2f}{unit})" for name in found.changed]
+    lines += [
+        f"{verb} to {found.into}: {name} (alone {found.noise[name]:.2f}{unit})"
+        for name in found.changed
+    ]
     return lines

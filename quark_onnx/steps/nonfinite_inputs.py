@@ -13,24 +13,38 @@ from quark_onnx.plan import Entry, Plan, Quantize
 from quark_onnx.rules import WEIGHTED
 
 _FLOATS = frozenset(
-    {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16, TensorProto.UNDEFINED}
+    {
+        TensorProto.FLOAT,
+        TensorProto.FLOAT16,
+        TensorProto.DOUBLE,
+        TensorProto.BFLOAT16,
+        TensorProto.UNDEFINED,
+    },
 )
 #: Operators that turn minus infinity into zero.
 _ABSORBING = frozenset(
-    {"Softmax", "Exp", "Attention", "com.microsoft::Attention", "com.microsoft::MultiHeadAttention"}
-    | {"com.microsoft::GroupQueryAttention"}
+    {
+        "Softmax",
+        "Exp",
+        "Attention",
+        "com.microsoft::Attention",
+        "com.microsoft::MultiHeadAttention",
+    }
+    | {"com.microsoft::GroupQueryAttention"},
 )
 
 
 def allowed_nonfinite(graph: Graph, plan: Plan) -> dict[str, Allowed]:
     """What each input may hold besides finite values.
 
-    NaN or infinity in a sample is an error, because it spoils the range of whatever is computed from it, except that
+    NaN or infinity in a sample is an error, because it spoils the range of whatever is computed
+    from it, except that
 
-    - an input that no quantized tensor depends on may hold anything: what IsNaN looks for, a tree's missing features,
-      and what a bfloat16 activation represents, which has neither a range nor, unlike our float16, saturation
-    - an additive mask may hold minus infinity, "never": it ends in a softmax before any layer multiplies it. Tensors on
-      the way, of which infinity shows when they are measured, stay float.
+    - an input that no quantized tensor depends on may hold anything: what IsNaN looks for, a tree's
+      missing features, and what a bfloat16 activation represents, which has neither a range nor,
+      unlike our float16, saturation
+    - an additive mask may hold minus infinity, "never": it ends in a softmax before any layer
+      multiplies it. Tensors on the way, of which infinity shows when they are measured, stay float.
     """
     finite = {use.tensor for use, entry in plan.entries.items() if _is_spoiled(entry)}
     result: dict[str, Allowed] = {}
@@ -43,7 +57,9 @@ def allowed_nonfinite(graph: Graph, plan: Plan) -> dict[str, Allowed]:
 
 
 def _is_spoiled(entry: Entry) -> bool:
-    """Return whether NaN or infinity in a tensor spoils its scale or the exponent of its blocks, or saturates."""
+    """Return whether NaN or infinity in a tensor spoils its scale or the exponent of its blocks, or
+    saturates.
+    """
     return isinstance(entry, Quantize) and entry.spec.dtype is not BFLOAT16
 
 
@@ -55,12 +71,16 @@ def _is_mask(graph: Graph, tensor: str) -> bool:
 
 
 def _depending(graph: Graph, tensor: str, stop: Collection[str]) -> set[str]:
-    """The tensor and the float tensors that are computed from it, not looking beyond operators in ``stop``."""
+    """The tensor and the float tensors that are computed from it, not looking beyond operators in
+    ``stop``.
+    """
     found, todo = {tensor}, [tensor]
     while todo:
         for node in graph.consumers(todo.pop()):
             after = () if node.kind in stop else node.outputs
-            new = {name for name in after if name and graph.elem_type(name) in _FLOATS} - found
+            new = {
+                name for name in after if name and graph.elem_type(name) in _FLOATS
+            } - found
             found |= new
             todo += new
     return found

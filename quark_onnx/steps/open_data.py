@@ -18,8 +18,12 @@ from quark_onnx.steps.run import Sample
 
 
 def input_specs(graph: Graph, config: QConfig | None = None) -> list[InputSpec]:
-    """What the data has to provide: name, type, shape and possible values of each input that has no default."""
-    config = (config or QConfig()).with_(keep_existing=True)  # the inputs of a quantized model are none the less inputs
+    """What the data has to provide: name, type, shape and possible values of each input that has no
+    default.
+    """
+    config = (config or QConfig()).with_(
+        keep_existing=True,
+    )  # the inputs of a quantized model are none the less inputs
     specs, allowed = [], allowed_nonfinite(graph, make_plan(graph, config))
     for value in graph.inputs:
         if value.name in graph.initializers:
@@ -31,19 +35,36 @@ def input_specs(graph: Graph, config: QConfig | None = None) -> list[InputSpec]:
             dtype = None
         tensor = value.type.WhichOneof("value") in ("tensor_type", None)
         shape = graph.shape(value.name) if tensor else None
-        specs.append(InputSpec(value.name, dtype, shape, allowed.get(value.name, "finite"), tensor))
+        specs.append(
+            InputSpec(
+                value.name,
+                dtype,
+                shape,
+                allowed.get(value.name, "finite"),
+                tensor,
+            ),
+        )
     return specs
 
 
 def reader_for(graph: Graph, data: Any, config: QConfig | None = None) -> Reader:
-    """The calibration data as a reader of checked samples; a ``partial`` of ``open_reader`` lacks only the inputs."""
+    """The calibration data as a reader of checked samples.
+
+    A ``partial`` of ``open_reader`` lacks only the inputs.
+    """
     if data is None:
-        raise DataError("no calibration data was given; pass an iterable of {input name: array}, a folder or a reader")
+        raise DataError(
+            "no calibration data was given; pass an iterable of {input name: array}, a"
+            " folder or a reader",
+        )
     with data_errors():
         if isinstance(data, Reader):
             return data
         opening = data if isinstance(data, partial) else partial(open_reader, data)
-        return opening(input_specs(graph, config), constants=frozenset(graph.initializers))
+        return opening(
+            input_specs(graph, config),
+            constants=frozenset(graph.initializers),
+        )
 
 
 def first_sample(reader: Reader) -> Sample:

@@ -15,24 +15,45 @@ from quark_onnx.steps.run import Reference, Sample, agree, run
 logger = logging.getLogger(__name__)
 
 
-def prepare(graph: Graph, config: QConfig, reference: Reference, sample: Sample | None) -> tuple[Graph, list[str]]:
-    """The cleaned graph, and notes for the report: what was rewritten, and which pass was rolled back.
+def prepare(
+    graph: Graph,
+    config: QConfig,
+    reference: Reference,
+    sample: Sample | None,
+) -> tuple[Graph, list[str]]:
+    """The cleaned graph, and notes for the report: what was rewritten, and which pass was rolled
+    back.
 
     Without a sample nothing can be verified, and the graph stays as it is.
     """
     if sample is None:
-        return graph, ["the model runs on no random sample: nothing could be verified, the float graph was not cleaned"]
+        return graph, [
+            (
+                "the model runs on no random sample: nothing could be verified, the"
+                " float graph was not cleaned"
+            ),
+        ]
     if not config.prepare:
         reference.outputs(sample)  # a model that does not run is nothing to begin with
         return graph, []
-    return rewritten(graph, LEGALIZING if config.target else CLEANING, reference, sample)
+    return rewritten(
+        graph,
+        LEGALIZING if config.target else CLEANING,
+        reference,
+        sample,
+    )
 
 
-def rewritten(graph: Graph, passes: Sequence[Pass], reference: Reference, sample: Sample) -> tuple[Graph, list[str]]:
+def rewritten(
+    graph: Graph,
+    passes: Sequence[Pass],
+    reference: Reference,
+    sample: Sample,
+) -> tuple[Graph, list[str]]:
     """The graph behind some passes, and what they did.
 
-    All passes run at once and are verified together on ``sample``. Only if the outputs have changed, they run again one
-    by one, each verified, and those that changed them are left out.
+    All passes run at once and are verified together on ``sample``. Only if the outputs have
+    changed, they run again one by one, each verified, and those that changed them are left out.
 
     Raises:
         ModelError: the reference does not run on the sample.
@@ -53,19 +74,36 @@ def rewritten(graph: Graph, passes: Sequence[Pass], reference: Reference, sample
             graph, notes = candidate, notes + done
         else:
             notes.append(f"{single.__name__} changed the outputs and was rolled back")
-            logger.warning("pass %s changed the outputs of the model; it was rolled back", single.__name__)
+            logger.warning(
+                "pass %s changed the outputs of the model; it was rolled back",
+                single.__name__,
+            )
     return graph, notes
 
 
 def clean(graph: Graph, passes: Sequence[Pass]) -> tuple[Graph, list[str]]:
-    """A rewritten copy and what was done; a pass that fails is left out, as if it had never begun."""
+    """A rewritten copy and what was done.
+
+    A pass that fails is left out, as if it had never begun.
+    """
     result, notes = graph.copy(), list[str]()
     for single in passes:
         try:
-            count = _everywhere(result, single) if single in CLEANING else single(result)
-        except Exception as error:  # a defect of a pass must not cost the user the model
-            logger.warning("pass %s failed (%s); it was left out", single.__name__, error)
-            result, notes = clean(graph, [other for other in passes if other is not single])
+            count = (
+                _everywhere(result, single) if single in CLEANING else single(result)
+            )
+        except (
+            Exception
+        ) as error:  # a defect of a pass must not cost the user the model
+            logger.warning(
+                "pass %s failed (%s); it was left out",
+                single.__name__,
+                error,
+            )
+            result, notes = clean(
+                graph,
+                [other for other in passes if other is not single],
+            )
             return result, [*notes, f"{single.__name__} failed: {error}"]
         if count:
             result.drop_unused()
@@ -75,7 +113,10 @@ def clean(graph: Graph, passes: Sequence[Pass]) -> tuple[Graph, list[str]]:
 
 
 def _everywhere(graph: Graph, single: Pass) -> int:
-    """Run a pass on a graph and on the bodies of its nodes, however deep; return how many places it rewrote."""
+    """Run a pass on a graph and on the bodies of its nodes, however deep.
+
+    Return how many places it rewrote.
+    """
     return single(graph) + in_bodies(graph, lambda body: _cleaned(body, single))
 
 
@@ -94,4 +135,6 @@ def unchanged(graph: Graph, sample: Sample, expected: dict[str, object]) -> bool
     except QuarkError as error:
         logger.warning("the rewritten model does not run: %s", error)
         return False
-    return found.keys() >= expected.keys() and all(agree(expected[name], found[name]) for name in expected)
+    return found.keys() >= expected.keys() and all(
+        agree(expected[name], found[name]) for name in expected
+    )

@@ -20,16 +20,22 @@ _SIZES = (1, 2, 8, 32, 224)
 
 
 def random_sample(graph: Graph, reference: Reference) -> Sample | None:
-    """Random inputs that the float model runs on; None if none are found, or if what decodes files would read them.
+    """Random inputs that the float model runs on.
+
+    None if none are found, or if what decodes files would read them.
 
     Raises:
         ModelError: onnxruntime cannot load the float model.
     """
     reference.session  # noqa: B018  (a model that cannot be loaded is nothing to begin with)
     if any(node.domain in DOMAINS for node in graph.nodes):
-        return None  # a decoder of images ends the process when it is given anything else
+        return (
+            None  # a decoder of images ends the process when it is given anything else
+        )
     specs = input_specs(graph)
-    symbols = {dim for spec in specs for dim in spec.shape or () if isinstance(dim, str)}
+    symbols = {
+        dim for spec in specs for dim in spec.shape or () if isinstance(dim, str)
+    }
     for size in _SIZES:
         try:
             with warnings.catch_warnings():

@@ -18,7 +18,8 @@ from quark_onnx.steps.function_bodies import with_bodies
 
 Sample = Mapping[str, NDArray[Any]]
 
-#: Largest relative deviation (L2) of a float output that a rewrite of the float graph may cause by rounding alone.
+#: Largest relative deviation (L2) of a float output that a rewrite of the float graph may cause by
+#: rounding alone.
 TOLERANCE = 1e-4
 
 
@@ -26,9 +27,17 @@ class Reference:
     """The float model as it came, which everything is compared with; its session is opened once."""
 
     def __init__(
-        self, model: ModelProto, path: Path | None = None, *, optimize: bool = True, what: str = "the float model"
+        self,
+        model: ModelProto,
+        path: Path | None = None,
+        *,
+        optimize: bool = True,
+        what: str = "the float model",
     ) -> None:
-        """``path`` is the file that ``model`` was read from, if it was; the others are as for ``open_session``."""
+        """``path`` is the file that ``model`` was read from, if it was.
+
+        The others are as for ``open_session``.
+        """
         self.model = model
         self._path = path
         self._optimize = optimize
@@ -37,7 +46,13 @@ class Reference:
     @cached_property
     def session(self) -> Any:
         lean = any(map(is_stored, self.model.graph.initializer))
-        return _open(self._path or self.model, self.model, self._what, lean=lean, optimize=self._optimize)
+        return _open(
+            self._path or self.model,
+            self.model,
+            self._what,
+            lean=lean,
+            optimize=self._optimize,
+        )
 
     def outputs(self, sample: Sample) -> dict[str, Any]:
         """What it computes on a sample, by name.
@@ -50,7 +65,9 @@ class Reference:
     def repeatable(self, sample: Sample) -> dict[str, Any]:
         """Its outputs without the random ones, which differ from run to run of one session."""
         first, second = self.outputs(sample), self.outputs(sample)
-        return {name: value for name, value in first.items() if agree(value, second[name])}
+        return {
+            name: value for name, value in first.items() if agree(value, second[name])
+        }
 
 
 def run(model: ModelProto, sample: Sample) -> dict[str, Any]:
@@ -62,23 +79,45 @@ def run(model: ModelProto, sample: Sample) -> dict[str, Any]:
     return _run(_open(model, model, "a rewritten model"), sample)
 
 
-def _open(source: ModelProto | Path, model: ModelProto, what: str, *, lean: bool = False, optimize: bool = True) -> Any:
+def _open(
+    source: ModelProto | Path,
+    model: ModelProto,
+    what: str,
+    *,
+    lean: bool = False,
+    optimize: bool = True,
+) -> Any:
     whole = with_bodies(model)
     try:
-        return open_session(source if whole is model else whole, lean=lean, optimize=optimize, what=what)
+        return open_session(
+            source if whole is model else whole,
+            lean=lean,
+            optimize=optimize,
+            what=what,
+        )
     except Exception as error:  # onnxruntime raises several unrelated types
         named = {
-            node.op_type: node for node in reversed(model.graph.node) if f"{node.domain}:{node.op_type}(" in str(error)
+            node.op_type: node
+            for node in reversed(model.graph.node)
+            if f"{node.domain}:{node.op_type}(" in str(error)
         }
-        where = "".join(f" (node {node.name or next(iter(node.output), '')!r})" for node in named.values())
-        raise ModelError(f"onnxruntime cannot load the model: {error}{where}") from error
+        where = "".join(
+            f" (node {node.name or next(iter(node.output), '')!r})"
+            for node in named.values()
+        )
+        raise ModelError(
+            f"onnxruntime cannot load the model: {error}{where}",
+        ) from error
 
 
 def _run(session: Any, sample: Sample) -> dict[str, Any]:
     wanted = {value.name for value in session.get_inputs()}
     names = [value.name for value in session.get_outputs()]
     try:
-        values = session.run(names, {name: value for name, value in sample.items() if name in wanted})
+        values = session.run(
+            names,
+            {name: value for name, value in sample.items() if name in wanted},
+        )
     except Exception as error:
         raise ModelError(f"onnxruntime cannot run the model: {error}") from error
     return dict(zip(names, values, strict=True))
@@ -89,13 +128,17 @@ def agree(first: Any, second: Any) -> bool:
     if first is None or second is None:
         return first is second
     if isinstance(first, dict) and isinstance(second, dict):
-        return first.keys() == second.keys() and all(agree(first[key], second[key]) for key in first)
+        return first.keys() == second.keys() and all(
+            agree(first[key], second[key]) for key in first
+        )
     if isinstance(first, list) and isinstance(second, list):
         return len(first) == len(second) and all(map(agree, first, second))
     first, second = np.asarray(first), np.asarray(second)
     if first.shape != second.shape or first.dtype != second.dtype:
         return False
-    if first.dtype.kind != "f" or not (np.isfinite(first).all() and np.isfinite(second).all()):
+    if first.dtype.kind != "f" or not (
+        np.isfinite(first).all() and np.isfinite(second).all()
+    ):
         return bool(np.array_equal(first, second, equal_nan=first.dtype.kind == "f"))
     reference = first.astype(np.float64)
     error = np.linalg.norm(reference - second.astype(np.float64))

@@ -44,10 +44,12 @@ class RunData:
 
 @dataclass(frozen=True)
 class Planned:
-    """The prepared graph, what becomes of its tensors and of those in bodies, and notes for the report.
+    """The prepared graph, what becomes of its tensors and of those in bodies, and notes for the
+    report.
 
-    The configuration has an override for each node that an optimizer has raised. The notes on rewrites of the float
-    graph stand by themselves: they do not hold where the float model is the result.
+    The configuration has an override for each node that an optimizer has raised. The notes on
+    rewrites of the float graph stand by themselves: they do not hold where the float model is the
+    result.
     """
 
     config: QConfig

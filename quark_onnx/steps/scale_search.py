@@ -1,15 +1,19 @@
-"""Search the scales by the error that they cause in later layers, and check the result at the outputs.
+"""Search the scales by the error that they cause in later layers, and check the result at the
+outputs.
 
-A power-of-two scale moves by octaves, so the one with the least error on the tensor itself is often not the one that
-serves the model: clipping the few large values of a layer and halving the step of all others look alike to a squared
-error, but not to what follows. So every scale of an activation is judged by the error in the results of the layers that
-read it (``local``), relative to their signal and sample by sample: no single sample of unusual size decides. A scale
-moves step by step to where that error is least. All are judged in one pass over the samples, and a few more for those
-that move on, whatever the number of layers. Then the model is run with the moves and without; where it is not nearer
-to the float model with them, the half of them that promises most is tried, and so on.
+A power-of-two scale moves by octaves, so the one with the least error on the tensor itself is often
+not the one that serves the model: clipping the few large values of a layer and halving the step of
+all others look alike to a squared error, but not to what follows. So every scale of an activation
+is judged by the error in the results of the layers that read it (``local``), relative to their
+signal and sample by sample: no single sample of unusual size decides. A scale moves step by step to
+where that error is least. All are judged in one pass over the samples, and a few more for those
+that move on, whatever the number of layers. Then the model is run with the moves and without; where
+it is not nearer to the float model with them, the half of them that promises most is tried, and so
+on.
 
-Power-of-two scales move by octaves, float ones by a quarter of an octave: which of the calibrators would have been
-right is decided for each tensor by what reads it. A zero point stays, so that a range keeps its shape.
+Power-of-two scales move by octaves, float ones by a quarter of an octave: which of the calibrators
+would have been right is decided for each tensor by what reads it. A zero point stays, so that a
+range keeps its shape.
 """
 
 from __future__ import annotations
@@ -45,11 +49,12 @@ _FARTHEST = 6
 _SMALLEST = np.finfo(np.float32).tiny
 #: Noise over signal of a layer that counts as none.
 _FLOOR = 1e-3
-#: A move has to lower the mean logarithm of the noise by this much, and by so many of its standard errors.
+#: A move has to lower the mean logarithm of the noise by this much, and by so many of its standard
+#: errors.
 _GAIN, _CERTAIN = 2e-3, 2.0
 
 
-def search(
+def search(  # noqa: PLR0913
     graph: Graph,
     plan: Plan,
     params: Params,
@@ -58,14 +63,16 @@ def search(
     show: bool | None,
     corrected: Graph | None = None,
 ) -> int:
-    """Move the scales of activations in ``params``: the symmetric power-of-two ones and the float ones.
+    """Move the scales of activations in ``params``: the symmetric power-of-two ones and the float
+    ones.
 
     Args:
         graph: the float graph.
         plan: what becomes of its tensors.
         params: the scales.
         limits: what a target asks of the scales: others move along with the one that is tried.
-        samples: a few samples. Local errors are measured on the first half of them, those at the outputs on the second.
+        samples: a few samples. Local errors are measured on the first half of them, those at the
+            outputs on the second.
         show: whether to show a progress bar, as ``Progress`` takes it.
         corrected: the graph with the biases that the quantized model will have, if they are others.
 
@@ -81,22 +88,49 @@ def search(
     half = max(1, len(samples) // 2)
     try:
         errors = LocalErrors(graph, plan, params, uses, samples[:half])
-        descent = _Descent(errors, {use: _stride(graph, plan, use) for use in errors.uses}, start, limits)
-        with Progress(show, len(descent.groups), "searching scales", "scale") as progress:
+        descent = _Descent(
+            errors,
+            {use: _stride(graph, plan, use) for use in errors.uses},
+            start,
+            limits,
+        )
+        with Progress(
+            show,
+            len(descent.groups),
+            "searching scales",
+            "scale",
+        ) as progress:
             descent.run(progress)
         moves = _allowed(descent, start, limits)
-        live, names = insert_live(corrected or graph, plan, params, _changed(moves, start, limits))
+        live, names = insert_live(
+            corrected or graph,
+            plan,
+            params,
+            _changed(moves, start, limits),
+        )
         probe = ScaleTrial(graph, live, samples[half:] or samples) if moves else None
-    except Exception as error:  # onnxruntime raises several unrelated types; without a search the scales are good too
-        logger.warning("the scales are not searched, the model with its scales as inputs does not run: %s", error)
+    except Exception as error:
+        # onnxruntime raises several unrelated types; without a search the scales are good too
+        logger.warning(
+            "the scales are not searched, the model with its scales as inputs does not run: %s",
+            error,
+        )
         return 0
     if probe is None:
         return 0
     if not probe.usable:
-        logger.warning("the scales are not searched: on a sample no output is finite and other than zero")
+        logger.warning(
+            "the scales are not searched: on a sample no output is finite and other than zero",
+        )
         return 0
     with probe:
-        scales = _checked(probe, {use: name for use, name in names.items() if name}, moves, start, limits)
+        scales = _checked(
+            probe,
+            {use: name for use, name in names.items() if name},
+            moves,
+            start,
+            limits,
+        )
     moved = [use for use, scale in scales.items() if (scale != start[use]).any()]
     for use in moved:
         params.table[use] = params.table[use].with_scale(scales[use])
@@ -110,10 +144,19 @@ class _Descent:
         groups: uses whose scales are one and the same, in the order of the graph.
     """
 
-    def __init__(self, errors: LocalErrors, strides: dict[Use, float], start: Scales, limits: Limits) -> None:
+    def __init__(
+        self,
+        errors: LocalErrors,
+        strides: dict[Use, float],
+        start: Scales,
+        limits: Limits,
+    ) -> None:
         self._errors, self.strides, self._start = errors, strides, start
         self._known: dict[Use, dict[int, Doubles]] = {use: {} for use in strides}
-        groups = dict.fromkeys(tuple(each for each in limits.tied(use) if each in strides) for use in strides)
+        groups = dict.fromkeys(
+            tuple(each for each in limits.tied(use) if each in strides)
+            for use in strides
+        )
         self.groups = list(groups)
 
     def run(self, progress: Progress) -> None:
@@ -121,7 +164,10 @@ class _Descent:
         open_groups = self.groups
         while open_groups:
             asked = dict.fromkeys(
-                (use, step) for group in open_groups for use in group for step in self._missing(group)
+                (use, step)
+                for group in open_groups
+                for use in group
+                for step in self._missing(group)
             )
             scales = {(use, step): self.scale(use, step) for use, step in asked}
             for (use, step), shares in self._errors.measure(scales).items():
@@ -131,25 +177,39 @@ class _Descent:
 
     def scale(self, use: Use, step: int) -> NDArray[np.float32]:
         """The scale of a use that is so many steps away from where it started."""
-        scale = np.asarray(self._start[use] * np.float32(self.strides[use] ** step), np.float32)
-        return scale if np.isfinite(scale).all() and (scale >= _SMALLEST).all() else self._start[use]
+        scale = np.asarray(
+            self._start[use] * np.float32(self.strides[use] ** step),
+            np.float32,
+        )
+        return (
+            scale
+            if np.isfinite(scale).all() and (scale >= _SMALLEST).all()
+            else self._start[use]
+        )
 
     def error(self, use: Use, step: int) -> Doubles | None:
         """The logarithm of the local error on each sample; None where it is not known."""
         return self._known.get(use, {}).get(step)
 
     def best(self, group: Sequence[Use]) -> int:
-        """The step with the least error of all uses of a group together; 0 where none is better for certain."""
+        """The step with the least error of all uses of a group together.
+
+        0 where none is better for certain.
+        """
         totals = self._totals(group)
         least = min(totals, key=lambda step: (totals[step].mean(), abs(step)))
         return least if _better(list(totals[least]), list(totals[0])) else 0
 
     def _totals(self, group: Sequence[Use]) -> dict[int, Doubles]:
         steps = sorted(self._known[group[0]])
-        return {step: np.sum([self._known[use][step] for use in group], axis=0) for step in steps}
+        return {
+            step: np.sum([self._known[use][step] for use in group], axis=0)
+            for step in steps
+        }
 
     def _missing(self, group: Sequence[Use]) -> list[int]:
-        """The steps whose errors are to be measured next: where the least one is at an end, as many as lie before it.
+        """The steps whose errors are to be measured next: where the least one is at an end, as many
+        as lie before it.
 
         So a scale that is far off needs few passes over the samples.
         """
@@ -190,7 +250,10 @@ def _allowed(descent: _Descent, start: Scales, limits: Limits) -> list[_Move]:
         for step in range(best, 0, -1 if best > 0 else 1):
             factor = float(descent.strides[group[0]] ** step)
             trial = _moved(scales, group[0], factor, limits)
-            gain = sum(_gain(descent, use, start[use], scales[use], scale) for use, scale in trial.items())
+            gain = sum(
+                _gain(descent, use, start[use], scales[use], scale)
+                for use, scale in trial.items()
+            )
             if trial and gain > _GAIN:
                 moves.append(_Move(group[0], factor, gain))
                 scales = trial
@@ -199,7 +262,10 @@ def _allowed(descent: _Descent, start: Scales, limits: Limits) -> list[_Move]:
 
 
 def _applied(moves: Sequence[_Move], start: Scales, limits: Limits) -> Scales:
-    """The scales after some of the moves; one that the limits do not allow without the others is left out."""
+    """The scales after some of the moves.
+
+    One that the limits do not allow without the others is left out.
+    """
     scales = start
     for move in moves:
         scales = _moved(scales, move.use, move.factor, limits) or scales
@@ -209,7 +275,11 @@ def _applied(moves: Sequence[_Move], start: Scales, limits: Limits) -> Scales:
 def _changed(moves: Sequence[_Move], start: Scales, limits: Limits) -> list[Use]:
     """The uses whose scales may change with some of the moves."""
     scales = _applied(moves, start, limits)
-    return [use for use, scale in scales.items() if (scale != start[use]).any() or (moves and use in limits.uses)]
+    return [
+        use
+        for use, scale in scales.items()
+        if (scale != start[use]).any() or (moves and use in limits.uses)
+    ]
 
 
 def _gain(
@@ -219,19 +289,36 @@ def _gain(
     before: NDArray[np.float32],
     after: NDArray[np.float32],
 ) -> float:
-    """By how much the local error of a use falls; infinitely low where it has one that was not measured."""
+    """By how much the local error of a use falls.
+
+    Infinitely low where it has one that was not measured.
+    """
     if use not in descent.strides or (before == after).all():
         return 0.0
     errors = list[Doubles | None]()
     for scale in (before, after):
-        steps = np.log(float(scale.max()) / float(start.max())) / np.log(descent.strides[use])
+        steps = np.log(float(scale.max()) / float(start.max())) / np.log(
+            descent.strides[use],
+        )
         errors.append(descent.error(use, round(steps)))
     first, second = errors
-    return float((first - second).mean()) if first is not None and second is not None else -np.inf
+    return (
+        float((first - second).mean())
+        if first is not None and second is not None
+        else -np.inf
+    )
 
 
-def _checked(probe: ScaleTrial, names: dict[Use, str], moves: Sequence[_Move], start: Scales, limits: Limits) -> Scales:
-    """The scales after as many of the moves as bring the outputs nearer to the float ones: all, half of them, ..."""
+def _checked(
+    probe: ScaleTrial,
+    names: dict[Use, str],
+    moves: Sequence[_Move],
+    start: Scales,
+    limits: Limits,
+) -> Scales:
+    """The scales after as many of the moves as bring the outputs nearer to the float ones: all,
+    half of them, ...
+    """
 
     def noise(scales: Scales, best: list[float]) -> list[float]:
         return probe.noise({name: scales[use] for use, name in names.items()}, best)
@@ -247,12 +334,18 @@ def _checked(probe: ScaleTrial, names: dict[Use, str], moves: Sequence[_Move], s
 
 
 def _order(graph: Graph) -> dict[Use, int]:
-    """A place for each use that follows from the graph alone, not from the order in which a file lists its nodes.
+    """A place for each use that follows from the graph alone, not from the order in which a file
+    lists its nodes.
 
-    Tensors are counted as they are reached from the outputs, what a node reads before what it computes.
+    Tensors are counted as they are reached from the outputs, what a node reads before what it
+    computes.
     """
     places, done = dict[Use, int](), set[Node]()
-    stack = [(node, False) for value in reversed(graph.outputs) if (node := graph.producer(value.name))]
+    stack = [
+        (node, False)
+        for value in reversed(graph.outputs)
+        if (node := graph.producer(value.name))
+    ]
     while stack:
         node, ready = stack.pop()
         if node in done:
@@ -260,7 +353,11 @@ def _order(graph: Graph) -> dict[Use, int]:
         if not ready:
             stack.append((node, True))
             before = [graph.producer(tensor) for tensor in reversed(node.inputs)]
-            stack += [(other, False) for other in before if other is not None and other not in done]
+            stack += [
+                (other, False)
+                for other in before
+                if other is not None and other not in done
+            ]
             continue
         done.add(node)
         for tensor in node.inputs:
@@ -274,7 +371,11 @@ def _order(graph: Graph) -> dict[Use, int]:
 def _stride(graph: Graph, plan: Plan, use: Use) -> float:
     """The factor between two neighbouring scales of a use; 0 if its scale stays."""
     entry = plan.entries.get(use)
-    if not isinstance(entry, Quantize) or entry.bounds is not None or entry.spec.scale != "float32":
+    if (
+        not isinstance(entry, Quantize)
+        or entry.bounds is not None
+        or entry.spec.scale != "float32"
+    ):
         return 0.0
     if entry.axis is not None or graph.is_constant(use.tensor):
         return 0.0
@@ -284,13 +385,19 @@ def _stride(graph: Graph, plan: Plan, use: Use) -> float:
 
 
 def _moved(scales: Scales, use: Use, factor: float, limits: Limits) -> Scales:
-    """The scales with one of them multiplied, and with others so that the target can compute with it.
+    """The scales with one of them multiplied, and with others so that the target can compute with
+    it.
 
     Empty if one would leave the normal numbers, or the one that is tried would move back.
     """
     tied = limits.tied(use)
-    trial = scales | {each: np.asarray(scales[each] * np.float32(factor), np.float32) for each in tied}
-    if not all(np.isfinite(trial[each]).all() and (trial[each] >= _SMALLEST).all() for each in tied):
+    trial = scales | {
+        each: np.asarray(scales[each] * np.float32(factor), np.float32) for each in tied
+    }
+    if not all(
+        np.isfinite(trial[each]).all() and (trial[each] >= _SMALLEST).all()
+        for each in tied
+    ):
         return {}
     try:
         others = limits.settled({each: float(trial[each]) for each in limits.uses})
@@ -298,7 +405,9 @@ def _moved(scales: Scales, use: Use, factor: float, limits: Limits) -> Scales:
         return {}
     if not others.keys().isdisjoint(tied):
         return {}
-    return trial | {each: np.full_like(trial[each], scale) for each, scale in others.items()}
+    return trial | {
+        each: np.full_like(trial[each], scale) for each, scale in others.items()
+    }
 
 
 def _better(noise: list[float], best: list[float]) -> bool:

@@ -19,8 +19,11 @@ from quark_onnx.steps.run import Sample
 #: A sample counts as right from this share of noise on: no single good sample outweighs the others.
 _FLOOR = 1e-3
 #: Operators behind which an output is judged by what they read: they only move values.
-_PUT_TOGETHER = frozenset({"Concat", "Flatten", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
-#: So many samples are run before it is asked whether the others are worth it: not if they are worse by this much.
+_PUT_TOGETHER = frozenset(
+    {"Concat", "Flatten", "Reshape", "Squeeze", "Transpose", "Unsqueeze"},
+)
+#: So many samples are run before it is asked whether the others are worth it: not if they are worse
+#: by this much.
 _AT_ONCE, _SLACK = 2, 0.02
 Scales = Mapping[str, NDArray[np.float32]]
 
@@ -30,8 +33,15 @@ class ScaleTrial:
 
     def __init__(self, graph: Graph, live: Graph, samples: Sequence[Sample]) -> None:
         judged = _parts(graph)
-        session = open_session(_with_outputs(graph, [tensor for tensor, _ in judged]), what="the float model")
-        self._live, self._shapes, self._samples = live, ShapeArithmetic.of(graph), samples
+        session = open_session(
+            _with_outputs(graph, [tensor for tensor, _ in judged]),
+            what="the float model",
+        )
+        self._live, self._shapes, self._samples = (
+            live,
+            ShapeArithmetic.of(graph),
+            samples,
+        )
         self._names = [tensor for tensor, _ in judged]
         self._judged = [_as_read(live, tensor, reader) for tensor, reader in judged]
         self._results = list(dict.fromkeys(self._judged))
@@ -40,14 +50,21 @@ class ScaleTrial:
         self._references: list[list[tuple[int, NDArray[np.float64]]]] = []
         for sample in samples:
             values = session.run(None, dict(sample))
-            self._references.append([(place, v.astype(np.float64)) for place, v in enumerate(values) if _measurable(v)])
+            self._references.append(
+                [
+                    (place, v.astype(np.float64))
+                    for place, v in enumerate(values)
+                    if _measurable(v)
+                ],
+            )
         self.usable = all(self._references)
         self._pool = Lanes(_AT_ONCE)
 
     def noise(self, scales: Scales, best: list[float]) -> list[float]:
         """For each sample, the mean over outputs of the logarithm of noise over signal.
 
-        Fewer samples where the first few are worse than ``best``, what was found before: nothing more can come of that.
+        Fewer samples where the first few are worse than ``best``, what was found before: nothing
+        more can come of that.
 
         Raises:
             ModelError: an output has another shape than in the float model.
@@ -62,17 +79,31 @@ class ScaleTrial:
 
     def _one(self, scales: Scales, place: int) -> float:
         sample = self._samples[place]
-        feeds = {name: sample[name] if name in sample else scales[name] for name in self._read}
-        values = dict(zip(self._results, self._session.run(self._results, feeds), strict=True))
+        feeds = {
+            name: sample[name] if name in sample else scales[name]
+            for name in self._read
+        }
+        values = dict(
+            zip(self._results, self._session.run(self._results, feeds), strict=True),
+        )
         errors = []
         for output, reference in self._references[place]:
             value = values[self._judged[output]]
             if value.shape != reference.shape:
-                self._require_sized_by_data(self._names[output], reference.shape, value.shape)
+                self._require_sized_by_data(
+                    self._names[output],
+                    reference.shape,
+                    value.shape,
+                )
             errors.append(_output_error(value, reference))
         return float(np.mean(errors))
 
-    def _require_sized_by_data(self, tensor: str, reference: tuple[int, ...], found: tuple[int, ...]) -> None:
+    def _require_sized_by_data(
+        self,
+        tensor: str,
+        reference: tuple[int, ...],
+        found: tuple[int, ...],
+    ) -> None:
         """Raise an error unless values of a signal decide the shape of a tensor."""
         if not self._shapes.sized_by_data(tensor):
             what = "output" if self._live.is_output(tensor) else "tensor"
@@ -82,14 +113,21 @@ class ScaleTrial:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._pool.__exit__(kind, error, trace)
 
 
 def _open(model: ModelProto) -> Any:
-    """A session with one thread, as several samples run side by side, in which biases are rounded."""
-    return open_session(model, threads=1, what="the quantized model with its scales as inputs")
+    """A session with one thread, as several samples run side by side, in which biases are rounded."""  # noqa: E501
+    return open_session(
+        model,
+        threads=1,
+        what="the quantized model with its scales as inputs",
+    )
 
 
 def _output_error(value: NDArray[Any], reference: NDArray[np.float64]) -> float:
@@ -104,7 +142,9 @@ def _output_error(value: NDArray[Any], reference: NDArray[np.float64]) -> float:
 
 
 def _parts(graph: Graph) -> list[tuple[str, Node | None]]:
-    """The tensors that outputs are put together from, with a node that reads them; None for an output.
+    """The tensors that outputs are put together from, with a node that reads them.
+
+    None for an output.
 
     In one tensor with large coordinates the scores of a detector would count for nothing.
     """

@@ -1,8 +1,10 @@
-"""spare_movers: plan again after a crash of onnxruntime, without Q/DQ pairs around operators that move values.
+"""spare_movers: plan again after a crash of onnxruntime, without Q/DQ pairs around operators that
+move values.
 
-onnxruntime moves DequantizeLinear nodes down and QuantizeLinear nodes up past Transpose, Reshape, Slice, MaxPool and
-their like before it makes integer operators; releases differ in what they move and where that ends the process (1.32:
-a moved DequantizeLinear whose result a subgraph captures). Nothing is moved where such operators read and write floats.
+onnxruntime moves DequantizeLinear nodes down and QuantizeLinear nodes up past Transpose, Reshape,
+Slice, MaxPool and their like before it makes integer operators; releases differ in what they move
+and where that ends the process (1.32: a moved DequantizeLinear whose result a subgraph captures).
+Nothing is moved where such operators read and write floats.
 """
 
 from __future__ import annotations
@@ -23,13 +25,19 @@ _UNMEASURED = "it was not measured before onnxruntime crashed"
 
 
 def spare_movers(
-    graph: Graph, config: QConfig, plan: Plan, insides: Sequence[SubgraphPlan], ranges: Ranges
+    graph: Graph,
+    config: QConfig,
+    plan: Plan,
+    insides: Sequence[SubgraphPlan],
+    ranges: Ranges,
 ) -> tuple[QConfig, Plan, list[SubgraphPlan], Ranges, str] | None:
-    """Return another configuration, plans and ranges, in which operators that move values read and write floats.
+    """Return another configuration, plans and ranges, in which operators that move values read and
+    write floats.
 
     Args:
         graph: what the plan is of.
-        plan: the one whose result crashed; its ranges are used again, as values that are only moved keep theirs.
+        plan: the one whose result crashed; its ranges are used again, as values that are only moved
+            keep theirs.
         insides: the plans of bodies.
 
     Returns:
@@ -38,25 +46,43 @@ def spare_movers(
     movers = _movers(plan, insides)
     if not movers:
         return None
-    config = config.with_(overrides=(*config.overrides, Override(op_types=sorted(HANDING_ON), keep=True)))
+    config = config.with_(
+        overrides=(*config.overrides, Override(op_types=sorted(HANDING_ON), keep=True)),
+    )
     again, inner = make_plan(graph, config, strict=False), plan_insides(graph, config)
     ranges = _spared(again, plan, ranges)
     _spare_bodies(inner, insides)
-    counts = ", ".join(f"{count} {kind}" for kind, count in sorted(Counter(movers).items()))
-    note = f"onnxruntime crashed on the quantized model; operators that move values were then left float: {counts}"
+    counts = ", ".join(
+        f"{count} {kind}" for kind, count in sorted(Counter(movers).items())
+    )
+    note = (
+        "onnxruntime crashed on the quantized model; operators that move values were"
+        f" then left float: {counts}"
+    )
     return config, again, inner, ranges, note
 
 
 def _movers(plan: Plan, insides: Sequence[SubgraphPlan]) -> list[str]:
     """Return the types of the operators that move quantized values, one for each node."""
-    found = [node.op_type for node in plan.graph.nodes if node.kind in HANDING_ON and plan.touches(node)]
+    found = [
+        node.op_type
+        for node in plan.graph.nodes
+        if node.kind in HANDING_ON and plan.touches(node)
+    ]
     for inside in insides:
         found += _movers(inside.plan, inside.insides)
     return found
 
 
-def _spare_bodies(again: Sequence[SubgraphPlan], before: Sequence[SubgraphPlan]) -> None:
-    for new, old in zip(again, before, strict=True):  # the graph and its bodies are the same
+def _spare_bodies(
+    again: Sequence[SubgraphPlan],
+    before: Sequence[SubgraphPlan],
+) -> None:
+    for new, old in zip(
+        again,
+        before,
+        strict=True,
+    ):  # the graph and its bodies are the same
         new.ranges = _spared(new.plan, old.plan, old.ranges)
         _spare_bodies(new.insides, old.insides)
 
@@ -68,15 +94,24 @@ def _spared(plan: Plan, before: Plan, ranges: Ranges) -> Ranges:
             plan.keep_node(node, before.kept.get(node.name, _REASON))
             for tensor in filter(None, node.inputs):
                 plan.entries[Use(tensor, node.name)] = Keep(_REASON)
-                plan.spoken.discard(tensor)  # or they would read what the producer's pair leaves of it
+                plan.spoken.discard(
+                    tensor,
+                )  # or they would read what the producer's pair leaves of it
     found = dict(ranges)
     for use, entry in list(plan.entries.items()):
-        if not isinstance(entry, Quantize) or plan.graph.is_constant(use.tensor) or use in found:
+        if (
+            not isinstance(entry, Quantize)
+            or plan.graph.is_constant(use.tensor)
+            or use in found
+        ):
             continue
         root = before.root(before.use(use.tensor))
         kept = before.entry(root)
         if root in ranges:
             found[use] = ranges[root]
         elif entry.spec.measured and entry.bounds is None:
-            plan.keep(use.tensor, kept.reason if isinstance(kept, Keep) else _UNMEASURED)
+            plan.keep(
+                use.tensor,
+                kept.reason if isinstance(kept, Keep) else _UNMEASURED,
+            )
     return found

@@ -21,9 +21,9 @@ _MOVING = HANDING_ON | {"Concat"}
 def spare_states(plan: Plan, states: Sequence[State]) -> None:
     """Keep float each state that arithmetic updates, before rules ask for anything.
 
-    Float stay the input and what is a part or a rearrangement of it, the output, and the arithmetic between the last
-    weighted operators and the output. A state that is only moved, as a row that enters a buffer, is rounded once and
-    keeps its codes: nothing accumulates there.
+    Float stay the input and what is a part or a rearrangement of it, the output, and the arithmetic
+    between the last weighted operators and the output. A state that is only moved, as a row that
+    enters a buffer, is rounded once and keeps its codes: nothing accumulates there.
     """
     graph = plan.graph
     for state in states:
@@ -32,24 +32,38 @@ def spare_states(plan: Plan, states: Sequence[State]) -> None:
             continue
         if all(node.kind in _MOVING for node in path):
             continue
-        reason = f"rounding would accumulate in the state: {state.output!r} is {state.input!r} of the next step"
-        for tensor in dict.fromkeys((*moved(graph, state.input), *_updates(plan, state.output, path, reason))):
+        reason = (
+            f"rounding would accumulate in the state: {state.output!r} is"
+            f" {state.input!r} of the next step"
+        )
+        for tensor in dict.fromkeys(
+            (*moved(graph, state.input), *_updates(plan, state.output, path, reason)),
+        ):
             if not plan.ineligible(tensor):
                 plan.keep(tensor, reason)
 
 
 def inner_states(graph: Graph, states: Sequence[State], body: Body) -> list[State]:
-    """Return the states of an outer graph that a branch of an If updates, under the names that they have in it."""
+    """Return the states of an outer graph that a branch of an If updates, under the names that they
+    have in it.
+    """
     found = list[State]()
     if body.node.kind != "If":
         return found
     for state in states:
         before = [name for name in moved(graph, state.input) if name in body.borrowed]
         after = state.output
-        while (producer := graph.producer(after)) is not None and producer.kind in HANDING_ON:
+        while (
+            producer := graph.producer(after)
+        ) is not None and producer.kind in HANDING_ON:
             after = producer.inputs[0]
         if producer is body.node and before:
-            found.append(State(before[-1], body.model.graph.output[producer.outputs.index(after)].name))
+            found.append(
+                State(
+                    before[-1],
+                    body.model.graph.output[producer.outputs.index(after)].name,
+                ),
+            )
     return found
 
 
@@ -58,8 +72,12 @@ def moved(graph: Graph, tensor: str) -> list[str]:
     found = [tensor]
     for name in found:
         for node in graph.consumers(name):
-            if node.kind in _MOVING and (node.kind == "Concat" or node.inputs[0] == name):
-                found += [result for result in node.outputs if result and result not in found]
+            if node.kind in _MOVING and (
+                node.kind == "Concat" or node.inputs[0] == name
+            ):
+                found += [
+                    result for result in node.outputs if result and result not in found
+                ]
     return found
 
 
@@ -71,13 +89,26 @@ def _path(graph: Graph, state: State) -> dict[Node, None]:
     return dict.fromkeys(node for node in downstream if node in upstream)
 
 
-def _updates(plan: Plan, output: str, path: dict[Node, None], reason: str) -> Iterator[str]:
-    """Yield the tensors that an output is computed from without a weighted operator; spare their constants."""
+def _updates(
+    plan: Plan,
+    output: str,
+    path: dict[Node, None],
+    reason: str,
+) -> Iterator[str]:
+    """Yield the tensors that an output is computed from without a weighted operator.
+
+    Spare their constants.
+    """
     found = [output]
     for name in found:
         yield name
         node = plan.graph.producer(name)
-        if node is None or node not in path or node.kind in WEIGHTED | _RECURRENT or node.has_subgraph:
+        if (
+            node is None
+            or node not in path
+            or node.kind in WEIGHTED | _RECURRENT
+            or node.has_subgraph
+        ):
             continue
         for operand in node.inputs:
             if plan.graph.is_constant(operand):

@@ -24,9 +24,15 @@ _CONTROL = frozenset({"If", "Loop", "Scan"})
 _SCAN_OPSET = 9
 #: Types that onnxruntime and numpy exchange.
 _EXCHANGED = frozenset(
-    {TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BOOL, TensorProto.STRING}
+    {
+        TensorProto.FLOAT,
+        TensorProto.DOUBLE,
+        TensorProto.FLOAT16,
+        TensorProto.BOOL,
+        TensorProto.STRING,
+    }
     | {TensorProto.INT8, TensorProto.INT16, TensorProto.INT32, TensorProto.INT64}
-    | {TensorProto.UINT8, TensorProto.UINT16, TensorProto.UINT32, TensorProto.UINT64}
+    | {TensorProto.UINT8, TensorProto.UINT16, TensorProto.UINT32, TensorProto.UINT64},
 )
 
 
@@ -57,19 +63,26 @@ def plan_insides(
     shapes: ShapeArithmetic | None = None,
     recurrent: Sequence[State] | None = None,
 ) -> list[SubgraphPlan]:
-    """Plans of the bodies of a graph's nodes; what cannot be measured is planned without activations that have to be.
+    """Plans of the bodies of a graph's nodes.
+
+    What cannot be measured is planned without activations that have to be.
 
     What a body hands out keeps its value: what reads it outside decides.
 
     Args:
-        shapes: which tensors are shape arithmetic; None to find out, which is right for a graph that is no body.
-        recurrent: states that run from step to step; None for those that the graph's interface tells of.
+        shapes: which tensors are shape arithmetic; None to find out, which is right for a graph
+            that is no body.
+        recurrent: states that run from step to step; None for those that the graph's interface
+            tells of.
     """
     if not config.bodies or not any(node.has_subgraph for node in graph.nodes):
         return []
     shapes = shapes or ShapeArithmetic.of(graph)
     outer = states(graph) if recurrent is None else recurrent
-    chosen, found = select(graph, config.with_(keep_existing=True), strict=False), list[SubgraphPlan]()
+    chosen, found = (
+        select(graph, config.with_(keep_existing=True), strict=False),
+        list[SubgraphPlan](),
+    )
     for body in bodies(graph):
         if body.node.kind not in _CONTROL or chosen[body.node].keep == EXCLUDED:
             continue
@@ -79,7 +92,13 @@ def plan_insides(
         inner.reserve(graph.names)
         known = shapes.inside(body)
         carried = inner_states(graph, outer, body)
-        plan = make_plan(inner, own.with_(keep_existing=True), strict=False, shapes=known, recurrent=carried)
+        plan = make_plan(
+            inner,
+            own.with_(keep_existing=True),
+            strict=False,
+            shapes=known,
+            recurrent=carried,
+        )
         if config.safe:
             _spare_carried(plan, body)
         for name in body.borrowed.intersection(overridable(graph)):
@@ -87,19 +106,34 @@ def plan_insides(
         for value in inner.outputs:
             if Use(value.name) in plan.entries:
                 plan.entries[Use(value.name)] = Keep("a body hands it out")
-        found.append(SubgraphPlan(body, inner, plan, plan_insides(inner, own, known, carried), played))
+        found.append(
+            SubgraphPlan(
+                body,
+                inner,
+                plan,
+                plan_insides(inner, own, known, carried),
+                played,
+            ),
+        )
     return found
 
 
 def wanted(insides: Sequence[SubgraphPlan]) -> list[Quantize]:
     """Every tensor that is to be quantized in bodies, and in those inside them."""
-    entries = [entry for inside in insides for entry in inside.plan.entries.values() if isinstance(entry, Quantize)]
+    entries = [
+        entry
+        for inside in insides
+        for entry in inside.plan.entries.values()
+        if isinstance(entry, Quantize)
+    ]
     return entries + [entry for inside in insides for entry in wanted(inside.insides)]
 
 
 def all_plans(insides: Sequence[SubgraphPlan]) -> list[Plan]:
     """The plans of bodies, and of those inside them."""
-    return [plan for inside in insides for plan in (inside.plan, *all_plans(inside.insides))]
+    return [
+        plan for inside in insides for plan in (inside.plan, *all_plans(inside.insides))
+    ]
 
 
 def give_up_late(insides: Sequence[SubgraphPlan], *, vendor: bool) -> None:
@@ -107,26 +141,47 @@ def give_up_late(insides: Sequence[SubgraphPlan], *, vendor: bool) -> None:
     for inside in insides:
         opset = inside.graph.opset
         for use, entry in list(inside.plan.entries.items()):
-            least = max(entry.min_opset, BODY_OPSET * vendor) if isinstance(entry, Quantize) else 0
-            if isinstance(entry, Quantize) and least > opset and (vendor or not contributed(entry)):
-                inside.plan.entries[use] = Keep(f"the model's opset is {opset}, the format needs {least}")
+            least = (
+                max(entry.min_opset, BODY_OPSET * vendor)
+                if isinstance(entry, Quantize)
+                else 0
+            )
+            if (
+                isinstance(entry, Quantize)
+                and least > opset
+                and (vendor or not contributed(entry))
+            ):
+                inside.plan.entries[use] = Keep(
+                    f"the model's opset is {opset}, the format needs {least}",
+                )
         give_up_late(inside.insides, vendor=vendor)
 
 
-def controls(insides: Sequence[SubgraphPlan], scopes: Sequence[Scope]) -> tuple[Control, ...]:
+def controls(
+    insides: Sequence[SubgraphPlan],
+    scopes: Sequence[Scope],
+) -> tuple[Control, ...]:
     """The nodes to play, from their bodies and what is watched in each."""
     nodes: dict[Node, dict[str, Scope]] = {}
     for inside, scope in zip(insides, scopes, strict=True):
         if inside.played:
             nodes.setdefault(inside.body.node, {})[inside.body.attribute] = scope
-    watched = {node: own for node, own in nodes.items() if any(list(scope.flat()) for scope in own.values())}
+    watched = {
+        node: own
+        for node, own in nodes.items()
+        if any(list(scope.flat()) for scope in own.values())
+    }
     return tuple(_control(node, own) for node, own in watched.items())
 
 
 def shapeless(inside: SubgraphPlan) -> ModelProto:
-    """A body as a model whose inputs have any shape: what a body declares is not what it is given, at times."""
+    """A body as a model whose inputs have any shape: what a body declares is not what it is given,
+    at times.
+    """
     model, node = inside.graph.to_model(), inside.body.node
-    own = [value for value in model.graph.input if value.name not in inside.body.borrowed]
+    own = [
+        value for value in model.graph.input if value.name not in inside.body.borrowed
+    ]
     pinned = [value.name for value in own[:2]] if node.kind == "Loop" else []
     for value in model.graph.input:
         if value.name not in pinned and value.type.WhichOneof("value") == "tensor_type":
@@ -135,8 +190,14 @@ def shapeless(inside: SubgraphPlan) -> ModelProto:
 
 
 def _spare_carried(plan: Plan, body: Body) -> None:
-    """Keep float what a Loop or a Scan carries from step to step, where it would have one scale for all steps."""
-    own = [value.name for value in body.model.graph.input if value.name not in body.borrowed]
+    """Keep float what a Loop or a Scan carries from step to step, where it would have one scale for
+    all steps.
+    """
+    own = [
+        value.name
+        for value in body.model.graph.input
+        if value.name not in body.borrowed
+    ]
     results = [value.name for value in body.model.graph.output]
     scanned = int(body.node.attribute("num_scan_inputs", 0))
     if body.node.kind == "Loop":
@@ -148,13 +209,18 @@ def _spare_carried(plan: Plan, body: Body) -> None:
     for root in {plan.root(Use(name)) for name in carried}:
         entry = plan.entries.get(root)
         if isinstance(entry, Quantize) and entry.spec.measured:
-            plan.keep(root.tensor, "it is carried from step to step, and its range may change at each")
+            plan.keep(
+                root.tensor,
+                "it is carried from step to step, and its range may change at each",
+            )
 
 
 def _playable(graph: Graph, node: Node) -> bool:
     if node.kind == "Scan" and graph.opset < _SCAN_OPSET:
         return False
-    types = [value.type for body in bodies(graph, node) for value in body.model.graph.input]
+    types = [
+        value.type for body in bodies(graph, node) for value in body.model.graph.input
+    ]
     return all(
         kind.tensor_type.elem_type in _EXCHANGED
         if kind.WhichOneof("value") == "tensor_type"
@@ -164,7 +230,11 @@ def _playable(graph: Graph, node: Node) -> bool:
 
 
 def _control(node: Node, scopes: dict[str, Scope]) -> Control:
-    inputs = node.inputs + ("",) * (2 - len(node.inputs)) if node.kind == "Loop" else node.inputs
+    inputs = (
+        node.inputs + ("",) * (2 - len(node.inputs))
+        if node.kind == "Loop"
+        else node.inputs
+    )
     if node.kind != "Scan":
         return Control(node.name, node.kind, inputs, scopes)
     count = node.attribute("num_scan_inputs", 0)
@@ -181,5 +251,9 @@ def _unmeasured(config: QConfig) -> QConfig:
             overrides.append(override)
         elif override.weight is not None:
             overrides.append(replace(override, activation=None))
-    activation = config.activation if config.activation and not config.activation.measured else None
+    activation = (
+        config.activation
+        if config.activation and not config.activation.measured
+        else None
+    )
     return config.with_(activation=activation, overrides=tuple(overrides))

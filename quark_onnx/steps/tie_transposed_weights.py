@@ -1,8 +1,8 @@
 """Tie transposed weights: store a table once that is another layer's weight, transposed.
 
-Folding turns such a weight into a constant of its own, so that it gets the scales that suit it. Where they are those of
-the table, or both stay float, its values are the table's; a Transpose brings them into the form that is read, which
-runtimes fold away as they load the model.
+Folding turns such a weight into a constant of its own, so that it gets the scales that suit it.
+Where they are those of the table, or both stay float, its values are the table's; a Transpose
+brings them into the form that is read, which runtimes fold away as they load the model.
 """
 
 from __future__ import annotations
@@ -24,8 +24,14 @@ _Key = tuple[str, tuple[int, ...], bytes]
 
 
 def tie_transposed_weights(graph: Graph) -> list[str]:
-    """Let a matrix that is the transpose of another one be computed from it; what was done, for the report."""
-    matrices = _with_partner(graph, [name for name in graph.initializers if _may_share(graph, name)])
+    """Let a matrix that is the transpose of another one be computed from it.
+
+    What was done, for the report.
+    """
+    matrices = _with_partner(
+        graph,
+        [name for name in graph.initializers if _may_share(graph, name)],
+    )
     known: dict[_Key, str] = {}
     notes = list[str]()
     for name in matrices:
@@ -47,7 +53,11 @@ def _may_share(graph: Graph, name: str) -> bool:
     tensor = graph.initializers[name]
     if tensor.data_type not in _TURNED or len(tensor.dims) != 2 or min(tensor.dims) < 2:
         return False
-    return graph.is_constant(name) and not graph.captured(name) and not graph.is_output(name)
+    return (
+        graph.is_constant(name)
+        and not graph.captured(name)
+        and not graph.is_output(name)
+    )
 
 
 def _with_partner(graph: Graph, names: list[str]) -> list[str]:
@@ -58,7 +68,11 @@ def _with_partner(graph: Graph, names: list[str]) -> list[str]:
     rows = {name: _key(_codes(graph, name)[:1]) for name in names}
     columns = {name: _key(_codes(graph, name)[:, :1].T) for name in names}
     first_rows, first_columns = set(rows.values()), set(columns.values())
-    return [name for name in names if rows[name] in first_columns or columns[name] in first_rows]
+    return [
+        name
+        for name in names
+        if rows[name] in first_columns or columns[name] in first_rows
+    ]
 
 
 def _codes(graph: Graph, name: str) -> NDArray[Any]:

@@ -34,13 +34,36 @@ class Target:
     source: str
 
 
-_DOCS = "Ryzen AI documentation 1.8 (2026-07-23): relnotes.rst, modelrun.rst, model_quantization.rst"
+_DOCS = (
+    "Ryzen AI documentation 1.8 (2026-07-23): relnotes.rst, modelrun.rst,"
+    " model_quantization.rst"
+)
 _XDNA2 = ("XINT8", "A8W8", "A16W8", "BF16")
 _ROWS = (
     Target("npu", "any Ryzen AI processor", "", "", ("XINT8",), True, 17, False, _DOCS),
     Target("phx", "Phoenix (XDNA1)", "XDNA1", "X1", ("XINT8",), True, 17, True, _DOCS),
-    Target("hpt", "Hawk Point (XDNA1)", "XDNA1", "X1", ("XINT8",), True, 17, True, _DOCS),
-    Target("stx", "Strix and Strix Halo (XDNA2)", "XDNA2", "X2", _XDNA2, True, 17, False, _DOCS),
+    Target(
+        "hpt",
+        "Hawk Point (XDNA1)",
+        "XDNA1",
+        "X1",
+        ("XINT8",),
+        True,
+        17,
+        True,
+        _DOCS,
+    ),
+    Target(
+        "stx",
+        "Strix and Strix Halo (XDNA2)",
+        "XDNA2",
+        "X2",
+        _XDNA2,
+        True,
+        17,
+        False,
+        _DOCS,
+    ),
     Target("krk", "Krackan (XDNA2)", "XDNA2", "X2", _XDNA2, True, 17, False, _DOCS),
 )
 for _row in _ROWS:
@@ -50,10 +73,16 @@ for _row in _ROWS:
 _ELSEWHERE = {
     "x1": "that is the compiler of phx and hpt, whose provider options name it",
     "x2": "that is the compiler of stx and krk, whose provider options name it",
-    "bfp16": "the provider makes BFP16 itself of a float model: take --target stx and --config BF16 of 'npu deploy'; "
-    "'quantize --config BFP16' without a target measures what it costs",
-    "llm": "language models run through OnnxRuntime GenAI, whose model builder reads the checkpoint of 'quark-onnx llm "
-    "ptq MODEL -o OUT --scheme uint4_wo_128 --layout oga'",
+    "bfp16": (
+        "the provider makes BFP16 itself of a float model: take --target stx and"
+        " --config BF16 of 'npu deploy'; 'quantize --config BFP16' without a target"
+        " measures what it costs"
+    ),
+    "llm": (
+        "language models run through OnnxRuntime GenAI, whose model builder reads the"
+        " checkpoint of 'quark-onnx llm ptq MODEL -o OUT --scheme uint4_wo_128 --layout"
+        " oga'"
+    ),
 }
 for _name, _instead in _ELSEWHERE.items():
     TARGETS.decline(_name, _instead)

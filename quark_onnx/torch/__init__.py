@@ -1,7 +1,7 @@
 """The PyTorch side: quantize modules and language models, and write checkpoints that runtimes load.
 
-Scripts written for ``quark.torch`` change the name of the package and nothing else. Names are loaded when they are
-asked for, so that a part that needs no torch does not load it.
+Scripts written for ``quark.torch`` change the name of the package and nothing else. Names are
+loaded when they are asked for, so that a part that needs no torch does not load it.
 """
 
 from importlib import import_module

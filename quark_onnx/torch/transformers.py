@@ -3,8 +3,9 @@
     import quark_onnx.torch.transformers
     model = AutoModelForCausalLM.from_pretrained(folder, device_map="auto")
 
-transformers has a quantizer for ``quant_method: quark``, which imports the package ``quark``. Importing this module
-replaces that quantizer where the package is missing; ``register(replace=True)`` does so in any case.
+transformers has a quantizer for ``quant_method: quark``, which imports the package ``quark``.
+Importing this module replaces that quantizer where the package is missing;
+``register(replace=True)`` does so in any case.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ from torch import nn
 from transformers.quantizers import auto
 from transformers.quantizers.base import HfQuantizer
 from transformers.utils import is_quark_available
-from transformers.utils.quantization_config import QuantizationConfigMixin, QuantizationMethod
+from transformers.utils.quantization_config import (
+    QuantizationConfigMixin,
+    QuantizationMethod,
+)
 
 from quark_onnx.errors import ModelError
 from quark_onnx.torch.checkpoints.layouts.quark import QuarkLayout
@@ -34,7 +38,13 @@ from quark_onnx.torch.models.attention import reinstall_attention_hooks
 from quark_onnx.torch.models.experts import UNFUSED, unfuse_experts
 from quark_onnx.torch.models.structure import set_module, within
 
-__all__ = ["QuarkCheckpointConfig", "QuarkCheckpointQuantizer", "is_registered", "register", "unregister"]
+__all__ = [
+    "QuarkCheckpointConfig",
+    "QuarkCheckpointQuantizer",
+    "is_registered",
+    "register",
+    "unregister",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -62,8 +72,9 @@ class QuarkCheckpointConfig(QuantizationConfigMixin):
 class QuarkCheckpointQuantizer(HfQuantizer):
     """The loader of checkpoints in AMD Quark's layout that transformers calls.
 
-    Before transformers reads the weights, the layers to quantize are taken out of the model, so that it reads the float
-    tensors alone. Afterwards they are put back with their codes, as ``load_checkpoint`` reads them.
+    Before transformers reads the weights, the layers to quantize are taken out of the model, so
+    that it reads the float tensors alone. Afterwards they are put back with their codes, as
+    ``load_checkpoint`` reads them.
 
     Args:
         quantization_config: of the checkpoint.
@@ -73,27 +84,54 @@ class QuarkCheckpointQuantizer(HfQuantizer):
         ConfigError: the checkpoint is quantized in a way that cannot be read.
     """
 
-    requires_calibration = True  # transformers quantizes nothing by this method: see quark_onnx.torch.ModelQuantizer
+    # transformers quantizes nothing by this method: see quark_onnx.torch.ModelQuantizer
+    requires_calibration = True
 
-    def __init__(self, quantization_config: QuarkCheckpointConfig, **settings: Any) -> None:
+    def __init__(
+        self,
+        quantization_config: QuarkCheckpointConfig,
+        **settings: Any,
+    ) -> None:
         super().__init__(quantization_config, **settings)
         self._config, self._layout = QuarkLayout.read(quantization_config.to_dict())
         self._sources: Sources | None = None
         self._layers = dict[str, LayerSpec]()
         self._waiting = dict[str, _Waiting]()
 
-    def _process_model_before_weight_loading(self, model: Any, checkpoint_files: Any = None, **_: Any) -> Any:
+    def _process_model_before_weight_loading(
+        self,
+        model: Any,
+        checkpoint_files: Any = None,
+        **_: Any,
+    ) -> Any:
         with torch.device("cpu"):  # transformers has set "meta"
             unfuse_experts(model)
             self._sources = Sources(Reader(_folder_of(checkpoint_files, model)), model)
-            self._layers = quantized_layers(model, self._config, self._layout, self._sources)
-        stacks = [name for name, module in model.named_modules() if isinstance(module, UNFUSED)]
-        single = [name for name in self._layers if not any(within(name, stack) for stack in stacks)]
-        self._waiting = {name: _Waiting(model.get_submodule(name)) for name in (*stacks, *single)}
+            self._layers = quantized_layers(
+                model,
+                self._config,
+                self._layout,
+                self._sources,
+            )
+        stacks = [
+            name
+            for name, module in model.named_modules()
+            if isinstance(module, UNFUSED)
+        ]
+        single = [
+            name
+            for name in self._layers
+            if not any(within(name, stack) for stack in stacks)
+        ]
+        self._waiting = {
+            name: _Waiting(model.get_submodule(name)) for name in (*stacks, *single)
+        }
         for name, waiting in self._waiting.items():
             set_module(model, name, waiting)
         known = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
-        model._keys_to_ignore_on_load_unexpected = _Patterns({*known, *_patterns(self._waiting), _OF_ATTENTION})
+        model._keys_to_ignore_on_load_unexpected = _Patterns(
+            {*known, *_patterns(self._waiting), _OF_ATTENTION},
+        )
         return model
 
     def _process_model_after_weight_loading(self, model: Any, **_: Any) -> Any:
@@ -109,7 +147,9 @@ class QuarkCheckpointQuantizer(HfQuantizer):
             module = model.get_submodule(name)
             layer = read_layer(module, name, spec, sources, dtype, self._layout)
             fill(layer, name, sources)
-            owner = next(place for place in devices if within(name, place) or name == place)
+            owner = next(
+                place for place in devices if within(name, place) or name == place
+            )
             set_module(model, name, layer.to(devices[owner]))
         for name, waiting in self._waiting.items():
             module = model.get_submodule(name)
@@ -132,7 +172,9 @@ class QuarkCheckpointQuantizer(HfQuantizer):
 
 
 class _Patterns(set[str]):
-    """Regular expressions that earlier releases of transformers add to a list, and later ones unite with a set."""
+    """Regular expressions that earlier releases of transformers add to a list, and later ones unite
+    with a set.
+    """
 
     def __add__(self, others: list[str]) -> list[str]:
         return [*self, *others]
@@ -152,7 +194,11 @@ class _Waiting(nn.Module):
         self._module = [module]  # in a list it is no submodule
         size = sum(parameter.numel() for parameter in module.parameters())
         # codes take a byte in memory, and the scales of small blocks an eighth of one
-        self.register_buffer("size", torch.empty(size + size // 8, dtype=torch.uint8, device="meta"), persistent=False)
+        self.register_buffer(
+            "size",
+            torch.empty(size + size // 8, dtype=torch.uint8, device="meta"),
+            persistent=False,
+        )
         for parameter in module.parameters():
             parameter._is_hf_initialized = True
 
@@ -175,24 +221,35 @@ class _Waiting(nn.Module):
         return self._module.pop()
 
     def hook_again(self, module: Any) -> None:
-        """Attach a hook of accelerate to a module that moves inputs as the hook of this placeholder does."""
+        """Attach a hook of accelerate to a module that moves inputs as the hook of this placeholder
+        does.
+        """
         hook = self.__dict__.get("_hf_hook")
         if hook is None:
             return
         from accelerate.hooks import AlignDevicesHook, add_hook_to_module
 
         settings = {"io_same_device": hook.io_same_device, "skip_keys": hook.skip_keys}
-        add_hook_to_module(module, AlignDevicesHook(hook.execution_device, place_submodules=True, **settings))
+        add_hook_to_module(
+            module,
+            AlignDevicesHook(hook.execution_device, place_submodules=True, **settings),
+        )
 
 
 def _compute_buffers(module: Any, model: Any) -> None:
-    """Compute the buffers of a module that has no memory; no file has them, and transformers has not seen them.
+    """Compute the buffers of a module that has no memory.
+
+    No file has them, and transformers has not seen them.
 
     Args:
         module: on the device "meta".
         model: knows how to initialize it.
     """
-    owners = [owner for owner in module.modules() if any(tensor.is_meta for tensor in owner.buffers(recurse=False))]
+    owners = [
+        owner
+        for owner in module.modules()
+        if any(tensor.is_meta for tensor in owner.buffers(recurse=False))
+    ]
     for owner in owners:
         filled = copy.deepcopy(owner).to_empty(device="cpu", recurse=False)
         for parameter in filled.parameters():
@@ -200,7 +257,11 @@ def _compute_buffers(module: Any, model: Any) -> None:
         with torch.no_grad():
             model._init_weights(filled)
         for name, tensor in filled.named_buffers(recurse=False):
-            owner.register_buffer(name, tensor, persistent=name not in owner._non_persistent_buffers_set)
+            owner.register_buffer(
+                name,
+                tensor,
+                persistent=name not in owner._non_persistent_buffers_set,
+            )
 
 
 def _folder_of(files: Any, model: Any) -> Path:
@@ -212,39 +273,49 @@ def _folder_of(files: Any, model: Any) -> Path:
     names = [str(file) for file in files or ()]
     if not names or not all(name.endswith(".safetensors") for name in names):
         raise ModelError(
-            f"{model.config.name_or_path or 'the model'} is quantized by Quark, which writes *.safetensors; found "
-            f"{', '.join(names) or 'no file'}"
+            f"{model.config.name_or_path or 'the model'} is quantized by Quark, which"
+            f" writes *.safetensors; found {', '.join(names) or 'no file'}",
         )
     return Path(names[0]).parent
 
 
 def _patterns(names: Iterable[str]) -> set[str]:
-    """Return regular expressions for the tensors below modules, whatever precedes the names of these in a file."""
+    """Return regular expressions for the tensors below modules, whatever precedes the names of
+    these in a file.
+    """
     return {rf"(^|\.){re.escape(name)}\." for name in names}
 
 
 def _mappings() -> tuple[tuple[dict[str, Any], Any], ...]:
-    """Return transformers' tables of configurations and quantizers, with the classes of this module."""
+    """Return transformers' tables of configurations and quantizers, with the classes of this
+    module.
+    """
     return (
         (auto.AUTO_QUANTIZATION_CONFIG_MAPPING, QuarkCheckpointConfig),
         (auto.AUTO_QUANTIZER_MAPPING, QuarkCheckpointQuantizer),
     )
 
 
-_ORIGINAL: Mapping[int, Any] = {id(table): table.get(METHOD) for table, _ in _mappings()}
+_ORIGINAL: Mapping[int, Any] = {
+    id(table): table.get(METHOD) for table, _ in _mappings()
+}
 
 
 def register(*, replace: bool | None = None) -> bool:
     """Replace the quantizer that transformers has for checkpoints of AMD Quark.
 
     Args:
-        replace: whether to do so where amd-quark is installed, too; False does nothing there, as None.
+        replace: whether to do so where amd-quark is installed, too; False does nothing there, as
+            None.
 
     Returns:
         Whether checkpoints are loaded by this package from now on.
     """
     if is_quark_available() and not replace and not is_registered():
-        logger.info("amd-quark is installed and loads checkpoints; register(replace=True) replaces it")
+        logger.info(
+            "amd-quark is installed and loads checkpoints; register(replace=True)"
+            " replaces it",
+        )
         return False
     for table, own in _mappings():
         table[METHOD] = own

@@ -9,7 +9,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FILES = sorted(path for package in ("calibrators", "quark_onnx") for path in (ROOT / package).rglob("*.py"))
+FILES = sorted(
+    path
+    for package in ("calibrators", "quark_onnx")
+    for path in (ROOT / package).rglob("*.py")
+)
 
 #: Low to high; what shares a line may not import each other.
 LAYERS = """
@@ -54,9 +58,17 @@ RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names.split(
 #: Beside the layer of that name; inside functions, as importing the package loads no torch.
 MAY_IMPORT_TORCH = {"device.py"}
 #: Mirrors of AMD Quark's and onnxruntime's module paths; native code never imports them.
-MIRRORS = {"onnx", "compat_onnxruntime", "vai_q_onnx", "torch.quantization", "torch.export", "torch.utils"}
+MIRRORS = {
+    "onnx",
+    "compat_onnxruntime",
+    "vai_q_onnx",
+    "torch.quantization",
+    "torch.export",
+    "torch.utils",
+}
 MIRRORS |= {"torch.quantize_quark"}
-#: Rooms that may import a mirror: the front doors that re-export its names or take its parameters, and other mirrors.
+#: Rooms that may import a mirror: the front doors that re-export its names or take its parameters,
+#: and other mirrors.
 FRONT_DOORS = {"quark_onnx", "torch", "cli", "olive"}
 
 
@@ -73,8 +85,8 @@ def imports(path: Path) -> Iterator[str]:
 def layer(module: str) -> str:
     """Return the longest prefix of a module's name that is a layer, without the package's own name.
 
-    ``quark_onnx.graph.io`` belongs to ``graph``, ``quark_onnx.torch.models.experts`` to ``torch.models`` and
-    ``quark_onnx`` to itself.
+    ``quark_onnx.graph.io`` belongs to ``graph``, ``quark_onnx.torch.models.experts`` to
+    ``torch.models`` and ``quark_onnx`` to itself.
     """
     name = module.removeprefix("quark_onnx.")
     while name not in RANK and "." in name:
@@ -83,7 +95,9 @@ def layer(module: str) -> str:
 
 
 def own(path: Path) -> str:
-    name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(
+        ".__init__"
+    )
     found = layer(name)
     if found == "torch":
         assert name == "quark_onnx.torch", f"{name} belongs to no room of torch"
@@ -101,16 +115,28 @@ def test_imports_go_down(path: Path) -> None:
             assert top != "torch" or path.name in MAY_IMPORT_TORCH
         if top in ("quark_onnx", "calibrators") and layer(module) != room:
             assert RANK[layer(module)] < RANK[room], f"{room} imports {module}"
-            assert layer(module) not in MIRRORS or room in MIRRORS | FRONT_DOORS, f"{room} imports the mirror {module}"
+            assert layer(module) not in MIRRORS or room in MIRRORS | FRONT_DOORS, (
+                f"{room} imports the mirror {module}"
+            )
         if room == "calibrators":
-            assert top not in ("onnx", "onnxruntime", "onnxruntime_extensions"), "numbers need numpy alone"
+            assert top not in ("onnx", "onnxruntime", "onnxruntime_extensions"), (
+                "numbers need numpy alone"
+            )
 
 
 def test_one_place_imports_the_extensions() -> None:
-    """As that changes the environment of child processes, from tests, too; what a bundle ships stands alone."""
-    bundle, allowed = ROOT / "quark_onnx" / "npu" / "bundle", {ROOT / "calibrators" / "onnx_runtime" / "extensions.py"}
+    """As that changes the environment of child processes, from tests, too.
+
+    What a bundle ships stands alone.
+    """
+    bundle, allowed = (
+        ROOT / "quark_onnx" / "npu" / "bundle",
+        {ROOT / "calibrators" / "onnx_runtime" / "extensions.py"},
+    )
     tests = {
-        path for path in (ROOT / "tests").rglob("*.py") if "local_models" not in path.parts
+        path
+        for path in (ROOT / "tests").rglob("*.py")
+        if "local_models" not in path.parts
     }  # as others write them
     found = {
         path

@@ -12,11 +12,19 @@ import calibrators
 import quark_onnx
 
 
-@pytest.mark.parametrize("package", [calibrators, quark_onnx], ids=lambda package: package.__name__)
+@pytest.mark.parametrize(
+    "package", [calibrators, quark_onnx], ids=lambda package: package.__name__
+)
 def test_all_is_the_public_interface(package: ModuleType) -> None:
-    public = {n for n, v in vars(package).items() if not n.startswith("_") and not isinstance(v, ModuleType)}
+    public = {
+        n
+        for n, v in vars(package).items()
+        if not n.startswith("_") and not isinstance(v, ModuleType)
+    }
     assert public == set(package.__all__)
-    assert package.__all__ == sorted(package.__all__, key=lambda name: (not name.isupper(), name[0].islower(), name))
+    assert package.__all__ == sorted(
+        package.__all__, key=lambda name: (not name.isupper(), name[0].islower(), name)
+    )
     assert all(getattr(package, name).__doc__ for name in package.__all__)
 
 
@@ -26,8 +34,10 @@ import sys, time
 start = time.perf_counter()
 import quark_onnx
 print(f"{time.perf_counter() - start:.2f}", *sorted({"torch", "transformers", "tqdm", "PIL"} & set(sys.modules)))
-"""
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+"""  # noqa: E501
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
     seconds, *loaded = run.stdout.split()
     with capsys.disabled():
         print(f" import quark_onnx: {seconds} s ", end="")

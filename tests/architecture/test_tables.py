@@ -9,11 +9,17 @@ from types import ModuleType
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = [path for path in sorted((ROOT / "docs").glob("*.md")) if "<!-- table:" in path.read_text(encoding="utf-8")]
+PAGES = [
+    path
+    for path in sorted((ROOT / "docs").glob("*.md"))
+    if "<!-- table:" in path.read_text(encoding="utf-8")
+]
 
 
 def tables() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("tables", ROOT / "scripts" / "tables.py")
+    spec = importlib.util.spec_from_file_location(
+        "tables", ROOT / "scripts" / "tables.py"
+    )
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

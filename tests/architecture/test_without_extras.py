@@ -21,7 +21,8 @@ OPTIONAL = (
     "olive",
 )
 
-#: ``None`` in ``sys.modules`` makes an import fail and ``find_spec`` return None, as if the package were missing.
+#: ``None`` in ``sys.modules`` makes an import fail and ``find_spec`` return None, as if the package
+#: were missing.
 COLLECT = f"""
 import sys
 import pytest
@@ -33,7 +34,14 @@ sys.exit(pytest.main(["--collect-only", "-qq", "-p", "no:cacheprovider"]))
 def test_every_test_file_is_collected_without_extras() -> None:
     """No collected file imports an optional package when it is loaded, unless it skips itself.
 
-    ``--doctest-modules`` imports every Python file under the test paths, whether it holds tests or not.
+    ``--doctest-modules`` imports every Python file under the test paths, whether it holds tests or
+    not.
     """
-    run = subprocess.run([sys.executable, "-c", COLLECT], cwd=ROOT, capture_output=True, text=True, encoding="utf-8")
+    run = subprocess.run(
+        [sys.executable, "-c", COLLECT],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+    )
     assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-2000:]

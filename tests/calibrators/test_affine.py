@@ -1,4 +1,6 @@
-"""Scales, zero points and codes against onnxruntime, ONNX's reference evaluator, and exact arithmetic."""
+"""Scales, zero points and codes against onnxruntime, ONNX's reference evaluator, and exact
+arithmetic.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +18,28 @@ from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 from onnx.reference import ReferenceEvaluator
 
-from calibrators import Grid, QParams, Range, covered, dequantize, fake_quantize, params_for, quantize, rows
+from calibrators import (
+    Grid,
+    QParams,
+    Range,
+    covered,
+    dequantize,
+    fake_quantize,
+    params_for,
+    quantize,
+    rows,
+)
 
 EXAMPLES = settings(deadline=None, derandomize=True)
 FEW = settings(EXAMPLES, max_examples=30)
 
 F32 = np.finfo(np.float32)
-TYPES = {"int8": (-128, 127), "uint8": (0, 255), "int16": (-32768, 32767), "uint16": (0, 65535)}
+TYPES = {
+    "int8": (-128, 127),
+    "uint8": (0, 255),
+    "int16": (-32768, 32767),
+    "uint16": (0, 65535),
+}
 GRIDS = [
     Grid(*codes, symmetric=symmetric, pow2=pow2)
     for codes in (*TYPES.values(), (-127, 127), (-8, 7), (0, 15), (-2, 1), (0, 3))
@@ -32,7 +49,11 @@ GRIDS = [
 
 
 def label(grid: Grid) -> str:
-    words = (f"{grid.qmin}..{grid.qmax}", "symmetric" if grid.symmetric else "", "pow2" if grid.pow2 else "")
+    words = (
+        f"{grid.qmin}..{grid.qmax}",
+        "symmetric" if grid.symmetric else "",
+        "pow2" if grid.pow2 else "",
+    )
     return " ".join(filter(None, words))
 
 
@@ -47,8 +68,12 @@ scales = st.floats(2.0**-60, 2.0**60, width=32)
 
 
 @st.composite
-def ranges(draw: st.DrawFn, rows: int = 1, ends: st.SearchStrategy[float] = moderate) -> Range:
-    values = np.sort(draw(arrays(np.float32, (2, rows), elements=ends)).astype(np.float64), axis=0)
+def ranges(
+    draw: st.DrawFn, rows: int = 1, ends: st.SearchStrategy[float] = moderate
+) -> Range:
+    values = np.sort(
+        draw(arrays(np.float32, (2, rows), elements=ends)).astype(np.float64), axis=0
+    )
     return Range(values[0], values[1])
 
 
@@ -66,10 +91,14 @@ def qdq(kind: str, axis: int) -> onnx.ModelProto:
 def runtime(kind: str, axis: int) -> ort.InferenceSession:
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    return ort.InferenceSession(qdq(kind, axis).SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return ort.InferenceSession(
+        qdq(kind, axis).SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
 
 
-def feeds(x: NDArray[np.float32], params: QParams, kind: str) -> dict[str, NDArray[Any]]:
+def feeds(
+    x: NDArray[np.float32], params: QParams, kind: str
+) -> dict[str, NDArray[Any]]:
     return {"x": x, "scale": params.scale, "zero": params.zero_point.astype(kind)}
 
 
@@ -89,26 +118,52 @@ def fixed(scale: float, zero: int) -> QParams:
 
 @given(types, arrays(np.float32, (3, 4), elements=reals | moderate), scales, st.data())
 @EXAMPLES
-def test_per_tensor_as_onnxruntime(kind: str, x: NDArray[np.float32], scale: float, data: st.DataObject) -> None:
+def test_per_tensor_as_onnxruntime(
+    kind: str, x: NDArray[np.float32], scale: float, data: st.DataObject
+) -> None:
     agrees_with_onnxruntime(x, fixed(scale, data.draw(st.integers(*TYPES[kind]))), kind)
 
 
-@given(types, arrays(np.float32, (2, 3, 4), elements=reals | moderate), st.integers(0, 2), st.data())
+@given(
+    types,
+    arrays(np.float32, (2, 3, 4), elements=reals | moderate),
+    st.integers(0, 2),
+    st.data(),
+)
 @EXAMPLES
-def test_per_axis_as_onnxruntime(kind: str, x: NDArray[np.float32], axis: int, data: st.DataObject) -> None:
+def test_per_axis_as_onnxruntime(
+    kind: str, x: NDArray[np.float32], axis: int, data: st.DataObject
+) -> None:
     scale = data.draw(arrays(np.float32, x.shape[axis], elements=scales))
-    zero = data.draw(arrays(np.int64, x.shape[axis], elements=st.integers(*TYPES[kind])))
+    zero = data.draw(
+        arrays(np.int64, x.shape[axis], elements=st.integers(*TYPES[kind]))
+    )
     agrees_with_onnxruntime(x, QParams(scale, zero, axis), kind)
 
 
-@given(types, arrays(np.float32, (2, 3, 4), elements=moderate), st.integers(0, 2), st.data())
+@given(
+    types,
+    arrays(np.float32, (2, 3, 4), elements=moderate),
+    st.integers(0, 2),
+    st.data(),
+)
 @FEW
-def test_per_axis_as_the_reference(kind: str, x: NDArray[np.float32], axis: int, data: st.DataObject) -> None:
-    scale = data.draw(arrays(np.float32, x.shape[axis], elements=st.floats(2.0**-10, 2.0**10, width=32)))
-    zero = data.draw(arrays(np.int64, x.shape[axis], elements=st.integers(*TYPES[kind])))
+def test_per_axis_as_the_reference(
+    kind: str, x: NDArray[np.float32], axis: int, data: st.DataObject
+) -> None:
+    scale = data.draw(
+        arrays(
+            np.float32, x.shape[axis], elements=st.floats(2.0**-10, 2.0**10, width=32)
+        )
+    )
+    zero = data.draw(
+        arrays(np.int64, x.shape[axis], elements=st.integers(*TYPES[kind]))
+    )
     params = QParams(scale, zero, axis)
     codes, reals = ReferenceEvaluator(qdq(kind, axis)).run(None, feeds(x, params, kind))
-    np.testing.assert_array_equal(quantize(x, params, Grid(*TYPES[kind])), codes.astype(np.int64))
+    np.testing.assert_array_equal(
+        quantize(x, params, Grid(*TYPES[kind])), codes.astype(np.int64)
+    )
     np.testing.assert_array_equal(fake_quantize(x, params, Grid(*TYPES[kind])), reals)
 
 
@@ -116,12 +171,16 @@ def test_per_axis_as_the_reference(kind: str, x: NDArray[np.float32], axis: int,
 @pytest.mark.parametrize("kind", TYPES)
 def test_every_tie_and_saturation_as_onnxruntime(kind: str, share: float) -> None:
     qmin, qmax = TYPES[kind]
-    halves = np.arange(2 * (qmin - qmax) - 9, 2 * (qmax - qmin) + 9, dtype=np.float32) / 2  # ..., -0.5, 0, 0.5, 1, ...
+    halves = (
+        np.arange(2 * (qmin - qmax) - 9, 2 * (qmax - qmin) + 9, dtype=np.float32) / 2
+    )  # ..., -0.5, 0, 0.5, 1, ...
     zero = qmin + round(share * (qmax - qmin))
     for scale in (1.0, 2.0**-7, 0.1):
         x = np.float32(halves * np.float32(scale))
         agrees_with_onnxruntime(x, fixed(scale, zero), kind)
-        agrees_with_onnxruntime(np.nextafter(x, np.float32(np.inf)), fixed(scale, zero), kind)
+        agrees_with_onnxruntime(
+            np.nextafter(x, np.float32(np.inf)), fixed(scale, zero), kind
+        )
 
 
 def test_ties_go_to_even_before_the_zero_point_is_added() -> None:
@@ -144,8 +203,13 @@ def test_codes_rise_with_the_reals(x: list[float], scale: float, zero: int) -> N
 @given(grids, ranges())
 @EXAMPLES
 def test_what_is_on_the_grid_stays(grid: Grid, range_: Range) -> None:
-    params, codes = params_for(range_, grid), np.unique(np.linspace(grid.qmin, grid.qmax, 999).astype(np.int64))
-    np.testing.assert_array_equal(quantize(dequantize(codes, params), params, grid), codes)
+    params, codes = (
+        params_for(range_, grid),
+        np.unique(np.linspace(grid.qmin, grid.qmax, 999).astype(np.int64)),
+    )
+    np.testing.assert_array_equal(
+        quantize(dequantize(codes, params), params, grid), codes
+    )
 
 
 def test_the_arrays_handed_in_are_not_changed() -> None:
@@ -159,7 +223,11 @@ def test_the_arrays_handed_in_are_not_changed() -> None:
 @pytest.mark.parametrize("shape", [(), (0,), (2, 0, 3)])
 def test_shapes_without_extent(shape: tuple[int, ...]) -> None:
     x = np.zeros(shape, np.float32)
-    assert fake_quantize(x, fixed(1, 0), Grid(0, 255)).shape == quantize(x, fixed(1, 0), Grid(0, 255)).shape == shape
+    assert (
+        fake_quantize(x, fixed(1, 0), Grid(0, 255)).shape
+        == quantize(x, fixed(1, 0), Grid(0, 255)).shape
+        == shape
+    )
 
 
 # Scales and zero points
@@ -184,12 +252,16 @@ def test_scales_are_normal_and_zero_points_codes(grid: Grid, range_: Range) -> N
 @given(grids, ranges())
 @EXAMPLES
 def test_zero_is_exact(grid: Grid, range_: Range) -> None:
-    assert fake_quantize(np.float32([0.0, -0.0]), params_for(range_, grid), grid).tolist() == [0, 0]
+    assert fake_quantize(
+        np.float32([0.0, -0.0]), params_for(range_, grid), grid
+    ).tolist() == [0, 0]
 
 
 @given(grids, ranges(), st.lists(st.floats(-1.5, 1.5, width=32), min_size=1))
 @EXAMPLES
-def test_the_error_is_half_a_step_inside_and_the_distance_outside(grid: Grid, range_: Range, at: list[float]) -> None:
+def test_the_error_is_half_a_step_inside_and_the_distance_outside(
+    grid: Grid, range_: Range, at: list[float]
+) -> None:
     params, bound = params_for(range_, grid), max(-range_.lo[0], range_.hi[0])
     x, scale = np.float32(bound * np.array(at)).astype(np.float64), float(params.scale)
     reach = covered(params, grid)
@@ -205,7 +277,10 @@ def test_the_error_is_half_a_step_inside_and_the_distance_outside(grid: Grid, ra
 def test_both_ends_are_reached(grid: Grid, range_: Range) -> None:
     """To half a step with a free scale, altogether with a power of two."""
     params = params_for(range_, grid)
-    reach, slop = covered(params, grid), 0 if grid.pow2 else float(params.scale) * (0.5 + grid.levels * 2.0**-23)
+    reach, slop = (
+        covered(params, grid),
+        0 if grid.pow2 else float(params.scale) * (0.5 + grid.levels * 2.0**-23),
+    )
     assert (reach.lo <= range_.lo + slop).all() and (reach.hi >= range_.hi - slop).all()
 
 
@@ -220,12 +295,16 @@ def test_a_free_zero_point_as_onnxruntime_chooses_it(grid: Grid, range_: Range) 
         return
     zero, scale = compute_scale_zp(lo, hi, np.array(grid.qmin), np.array(grid.qmax))
     params = params_for(range_, grid)
-    np.testing.assert_array_max_ulp(params.scale, np.float32(scale), 1)  # it divides in float32
-    # there lo / scale is rounded in float32 (2^-24 of it), from a scale that is one ulp off (2^-23), and so is the
-    # difference (2^-24); here all is float64: a tie may fall either way
+    np.testing.assert_array_max_ulp(
+        params.scale, np.float32(scale), 1
+    )  # it divides in float32
+    # there lo / scale is rounded in float32 (2^-24 of it), from a scale that is one ulp off
+    # (2^-23), and so is the difference (2^-24); here all is float64: a tie may fall either way
     steps = range_.lo[0] / float(params.scale)
     exact = grid.qmin - steps
-    assert int(params.zero_point) == int(zero) or abs(exact % 1 - 0.5) <= 2.0**-22 * max(abs(exact), abs(steps))
+    assert int(params.zero_point) == int(zero) or abs(
+        exact % 1 - 0.5
+    ) <= 2.0**-22 * max(abs(exact), abs(steps))
 
 
 @pytest.mark.parametrize("grid", [grid for grid in FREE if not grid.pow2], ids=label)
@@ -233,7 +312,9 @@ def test_a_zero_point_belongs_to_the_scale_as_it_is_stored(grid: Grid) -> None:
     """16 bits notice what float32 takes from a scale."""
     lo, hi = np.random.default_rng(0).exponential(size=(2, 20_000))
     params = params_for(Range(-lo, hi), grid, axis=0)
-    want = np.rint(grid.qmin + lo / params.scale.astype(np.float64)).clip(grid.qmin, grid.qmax)
+    want = np.rint(grid.qmin + lo / params.scale.astype(np.float64)).clip(
+        grid.qmin, grid.qmax
+    )
     np.testing.assert_array_equal(params.zero_point, want)
 
 
@@ -244,7 +325,9 @@ def test_a_fixed_zero_point_takes_the_least_scale(grid: Grid, range_: Range) -> 
     lo, hi = float(range_.lo[0]), float(range_.hi[0])
     steps = (grid.qmax - grid.zero, grid.zero - grid.qmin)  # above and below zero
     want = max(hi / steps[0], -lo / steps[1])
-    assert float(params_for(range_, grid).scale) == float(np.float32(want if want else 1.0).clip(F32.tiny))
+    assert float(params_for(range_, grid).scale) == float(
+        np.float32(want if want else 1.0).clip(F32.tiny)
+    )
 
 
 @pytest.mark.parametrize("grid", [grid for grid in GRIDS if grid.pow2], ids=label)
@@ -274,15 +357,30 @@ def test_channels_are_independent(grid: Grid, range_: Range, order: list[int]) -
     for place, row in enumerate(order):
         one = params_for(Range(range_.lo[[row]], range_.hi[[row]]), grid)
         assert one.scale.shape == () and one.axis is None and whole.axis == 1
-        assert (one.scale, one.zero_point) == (whole.scale[place], whole.zero_point[place])
+        assert (one.scale, one.zero_point) == (
+            whole.scale[place],
+            whole.zero_point[place],
+        )
 
 
-@given(grids, ranges(), arrays(np.float32, (2, 3, 2), elements=moderate), st.integers(-3, 2))
+@given(
+    grids,
+    ranges(),
+    arrays(np.float32, (2, 3, 2), elements=moderate),
+    st.integers(-3, 2),
+)
 @EXAMPLES
-def test_equal_channels_are_one_tensor(grid: Grid, range_: Range, x: NDArray[np.float32], axis: int) -> None:
+def test_equal_channels_are_one_tensor(
+    grid: Grid, range_: Range, x: NDArray[np.float32], axis: int
+) -> None:
     channels = np.zeros(x.shape[axis], int)
-    per_channel = params_for(Range(range_.lo[channels], range_.hi[channels]), grid, axis)
-    np.testing.assert_array_equal(fake_quantize(x, per_channel, grid), fake_quantize(x, params_for(range_, grid), grid))
+    per_channel = params_for(
+        Range(range_.lo[channels], range_.hi[channels]), grid, axis
+    )
+    np.testing.assert_array_equal(
+        fake_quantize(x, per_channel, grid),
+        fake_quantize(x, params_for(range_, grid), grid),
+    )
 
 
 @pytest.mark.parametrize("grid", GRIDS, ids=label)
@@ -293,11 +391,17 @@ def test_nothing_but_zeros_has_scale_one(grid: Grid) -> None:
 
 @pytest.mark.parametrize("grid", GRIDS, ids=label)
 @pytest.mark.parametrize("end", [1e-9, 3e-7, 0.01, 0.3, 1, 77, 1e3, 1e4])
-def test_float16_scales_are_float16_numbers_that_still_hold_the_range(grid: Grid, end: float) -> None:
+def test_float16_scales_are_float16_numbers_that_still_hold_the_range(
+    grid: Grid, end: float
+) -> None:
     half, range_ = replace(grid, half=True), Range(-0.4 * end, end)  # type: ignore[arg-type]
     params, plain = params_for(range_, half), params_for(range_, grid)
     assert params.scale == params.scale.astype(np.float16)
-    assert 0 <= params.scale - plain.scale <= max(plain.scale * (1 if grid.pow2 else 2.0**-10), 2.0**-24)
+    assert (
+        0
+        <= params.scale - plain.scale
+        <= max(plain.scale * (1 if grid.pow2 else 2.0**-10), 2.0**-24)
+    )
     reached, before = covered(params, half), covered(plain, grid)
     step = 0 if grid.pow2 else params.scale / 2 * 1.001
     assert reached.hi >= min(before.hi, range_.hi) - step
@@ -306,7 +410,9 @@ def test_float16_scales_are_float16_numbers_that_still_hold_the_range(grid: Grid
 
 @pytest.mark.parametrize("ends", [(-1, 1), (0, 1), (-1, 0), (-1, 0.01), (-0.01, 1)])
 @pytest.mark.parametrize("grid", GRIDS, ids=label)
-def test_the_greatest_numbers_do_not_become_infinite(grid: Grid, ends: tuple[float, float]) -> None:
+def test_the_greatest_numbers_do_not_become_infinite(
+    grid: Grid, ends: tuple[float, float]
+) -> None:
     """Attention masks hold the least float32."""
     x = np.float32(float(F32.max) * np.array(ends))
     params = params_for(Range(x[:1], x[1:]), grid)  # type: ignore[arg-type]
@@ -315,12 +421,16 @@ def test_the_greatest_numbers_do_not_become_infinite(grid: Grid, ends: tuple[flo
     if grid.pow2:  # the power of two that reaches the end may reach beyond float32
         assert (np.abs(reals) >= np.abs(x) / 4 - params.scale).all()
     else:
-        np.testing.assert_allclose(reals / F32.max, x / F32.max, atol=1.01 / (grid.levels // 2))
+        np.testing.assert_allclose(
+            reals / F32.max, x / F32.max, atol=1.01 / (grid.levels // 2)
+        )
 
 
 @pytest.mark.parametrize("block_size", [0, 16])
 @pytest.mark.parametrize("axis", [None, 0, 1])
-def test_large_tensors_in_parts(axis: int | None, block_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_tensors_in_parts(
+    axis: int | None, block_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And come out as if they had not been."""
     if axis is None and block_size:
         return

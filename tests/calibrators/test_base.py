@@ -9,5 +9,8 @@ from calibrators.errors import CalibrationError
 
 
 def test_a_setting_may_have_any_name() -> None:
-    with pytest.raises(CalibrationError, match="calibrator 'percentile' has no setting 'name'; known: percentile"):
+    with pytest.raises(
+        CalibrationError,
+        match="calibrator 'percentile' has no setting 'name'; known: percentile",
+    ):
         create("percentile", name=3)

@@ -1,4 +1,6 @@
-"""Best: where each of the calibrators is right, by what numpy says of the relative error of the samples."""
+"""Best: where each of the calibrators is right, by what numpy says of the relative error of the
+samples.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +8,23 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from calibrators import Best, Grid, MeanMinMax, MinMax, Percentile, Range, fake_quantize, params_for
+from calibrators import (
+    Best,
+    Grid,
+    MeanMinMax,
+    MinMax,
+    Percentile,
+    Range,
+    fake_quantize,
+    params_for,
+)
 
 GRID = Grid(0, 255, symmetric=False)
-CANDIDATES = {"minmax": MinMax(), "percentile": Percentile(), "mean_minmax": MeanMinMax()}
+CANDIDATES = {
+    "minmax": MinMax(),
+    "percentile": Percentile(),
+    "mean_minmax": MeanMinMax(),
+}
 
 Batches = list[NDArray[np.float32]]
 
@@ -22,10 +37,14 @@ def ranged(method: object, batches: Batches) -> Range:
 
 
 def relative_error(range_: Range, batches: Batches) -> float:
-    """Mean over the samples of the root mean square of the error over that of the sample, in float64."""
+    """Mean over the samples of the root mean square of the error over that of the sample, in
+    float64.
+    """
     params = params_for(range_, GRID)
     errors = [
-        np.linalg.norm(fake_quantize(x, params, GRID).astype(np.float64) - x) / np.linalg.norm(x) for x in batches
+        np.linalg.norm(fake_quantize(x, params, GRID).astype(np.float64) - x)
+        / np.linalg.norm(x)
+        for x in batches
     ]
     return float(np.mean(errors))
 
@@ -38,7 +57,9 @@ def normal(magnitudes: list[float], size: int = 20_000) -> Batches:
 def sparse(share: float) -> Batches:
     """Mostly zeros; a few values, all alike, are the signal."""
     noise = np.random.default_rng(2)
-    values = noise.uniform(0.5, 1, (40, 1, 200_000)) * (noise.random((40, 1, 200_000)) < share)
+    values = noise.uniform(0.5, 1, (40, 1, 200_000)) * (
+        noise.random((40, 1, 200_000)) < share
+    )
     values[:, 0, 0] = 0.75
     return list(values.astype(np.float32))
 
@@ -64,7 +85,10 @@ DATA = {
 @pytest.mark.parametrize("name", DATA)
 def test_no_candidate_has_a_smaller_relative_error(name: str) -> None:
     batches = DATA[name]
-    least = min(relative_error(ranged(method, batches), batches) for method in CANDIDATES.values())
+    least = min(
+        relative_error(ranged(method, batches), batches)
+        for method in CANDIDATES.values()
+    )
     assert (
         relative_error(ranged(Best(), batches), batches) <= 1.1 * least
     )  # what clips has to be 5 % better; bins; octaves that count together
@@ -72,8 +96,13 @@ def test_no_candidate_has_a_smaller_relative_error(name: str) -> None:
 
 def test_a_percentile_of_zeros_says_nothing_of_the_signal() -> None:
     batches = DATA["sparse"]
-    assert float(ranged(Percentile(), batches).hi[0]) < float(ranged(Best(), batches).hi[0])
-    best, percentile = (relative_error(ranged(method, batches), batches) for method in (Best(), Percentile()))
+    assert float(ranged(Percentile(), batches).hi[0]) < float(
+        ranged(Best(), batches).hi[0]
+    )
+    best, percentile = (
+        relative_error(ranged(method, batches), batches)
+        for method in (Best(), Percentile())
+    )
     assert best < percentile
 
 
@@ -84,11 +113,15 @@ def test_outliers_of_a_few_samples_do_not_take_the_range() -> None:
 
 
 def test_clipping_for_next_to_nothing_is_not_worth_it() -> None:
-    """Percentile takes a few values off the end of a flat distribution: its error is smaller, but hardly."""
+    """Percentile takes a few values off the end of a flat distribution: its error is smaller, but
+    hardly.
+    """
     noise = np.random.default_rng(3)
     batches = list(noise.uniform(0, 1, (40, 1, 20_000)).astype(np.float32))
     for batch in batches[:2]:
         batch[0, :2] = 1.02
     clipped, whole = (ranged(method, batches) for method in (Percentile(), MinMax()))
-    assert clipped.hi < whole.hi and relative_error(clipped, batches) < relative_error(whole, batches)
+    assert clipped.hi < whole.hi and relative_error(clipped, batches) < relative_error(
+        whole, batches
+    )
     assert ranged(Best(), batches).hi == whole.hi

@@ -14,12 +14,21 @@ import numpy as np
 import pytest
 
 from calibrators import errors
-from calibrators.errors import DataError, EmptyReader, NonFiniteSample, ReaderEndedEarly, SampleMismatch
+from calibrators.errors import (
+    DataError,
+    EmptyReader,
+    NonFiniteSample,
+    ReaderEndedEarly,
+    SampleMismatch,
+)
 from calibrators.readers.open import ImageSpec, InputSpec, RandomData, open_reader
 
 F32, I64 = np.dtype(np.float32), np.dtype(np.int64)
 X = InputSpec("x", F32, ("batch", 2))
-IDS, MASK = InputSpec("ids", I64, ("batch", None)), InputSpec("mask", np.dtype(bool), ("batch", None))
+IDS, MASK = (
+    InputSpec("ids", I64, ("batch", None)),
+    InputSpec("mask", np.dtype(bool), ("batch", None)),
+)
 IMAGE = InputSpec("image", F32, ("batch", 3, 4, 6))
 ONE = InputSpec("image", F32, (1, 3, 4, 6))
 
@@ -31,7 +40,10 @@ def xs(*values: float) -> list[np.ndarray[Any, Any]]:
 
 def seen(data: object, spec: InputSpec = X, **options: Any) -> list[float]:
     """The first value of each sample that a reader makes of the data."""
-    return [sample[spec.name].flat[0].item() for sample in open_reader(data, [spec], **options)]
+    return [
+        sample[spec.name].flat[0].item()
+        for sample in open_reader(data, [spec], **options)
+    ]
 
 
 class OrtReader:
@@ -98,13 +110,17 @@ def test_one_batch_alone() -> None:
 
 
 def test_tuples_follow_the_order_of_the_inputs() -> None:
-    (sample,) = open_reader([(np.array([[3, 4]]), np.array([[True, False]]))], [IDS, MASK])
+    (sample,) = open_reader(
+        [(np.array([[3, 4]]), np.array([[True, False]]))], [IDS, MASK]
+    )
     assert list(sample) == ["ids", "mask"] and sample["ids"].tolist() == [[3, 4]]
 
 
 def test_a_torch_loader() -> None:
     torch = pytest.importorskip("torch")
-    data = torch.utils.data.TensorDataset(torch.arange(6.0).reshape(3, 2), torch.arange(3))
+    data = torch.utils.data.TensorDataset(
+        torch.arange(6.0).reshape(3, 2), torch.arange(3)
+    )
     reader = open_reader(torch.utils.data.DataLoader(data, batch_size=2), [X])
     assert [sample["x"].tolist() for sample in reader] == [[[0, 1], [2, 3]], [[4, 5]]]
     assert reader.length == 2
@@ -139,7 +155,11 @@ def test_get_next_ends_with_none() -> None:
             return next(iter([]))
 
     with pytest.raises(
-        DataError, match=r"get_next\(\) raised StopIteration; at the end of the data it has to return None"
+        DataError,
+        match=(
+            r"get_next\(\) raised StopIteration; at the end of the data it has to"
+            r" return None"
+        ),
     ):
         seen(Reader())
 
@@ -156,7 +176,9 @@ def test_a_list_that_is_filled_again_is_copied() -> None:
     assert [sample["x"].flat[0] for sample in samples] == [1, 2]
 
 
-@pytest.mark.parametrize("wrap", [iter, list, lambda data: OrtReader(lambda: iter(data))])
+@pytest.mark.parametrize(
+    "wrap", [iter, list, lambda data: OrtReader(lambda: iter(data))]
+)
 def test_first_takes_nothing_from_the_pass(wrap: Callable[[Any], Any]) -> None:
     reader = open_reader(wrap(xs(1, 2, 3)), [X])
     assert reader.first()["x"].flat[0] == reader.first()["x"].flat[0] == 1
@@ -193,13 +215,17 @@ def test_options_of_the_wrong_kind(options: dict[str, Any], message: str) -> Non
         ([np.zeros((1, 3, 4, 6))], ONE, None, None),  # may yet be split
     ],
 )
-def test_length(data: object, spec: InputSpec, limit: int | None, length: int | None) -> None:
+def test_length(
+    data: object, spec: InputSpec, limit: int | None, length: int | None
+) -> None:
     assert open_reader(data, [spec], limit=limit).length == length
 
 
 @pytest.mark.parametrize("peek", [False, True])
 @pytest.mark.parametrize("size", [1, 2])
-@pytest.mark.parametrize("wrap", [lambda batches: batches, lambda batches: OrtReader(lambda: batches)])
+@pytest.mark.parametrize(
+    "wrap", [lambda batches: batches, lambda batches: OrtReader(lambda: batches)]
+)
 def test_one_batch_is_alive(wrap: Callable[[Any], Any], size: int, peek: bool) -> None:
     made: list[weakref.ref[Any]] = []
 
@@ -210,7 +236,9 @@ def test_one_batch_is_alive(wrap: Callable[[Any], Any], size: int, peek: bool) -
 
     def batches() -> Iterator[Any]:
         for _ in range(4):
-            assert not any(ref() is not None for ref in made), "a batch is held while the next one is made"
+            assert not any(ref() is not None for ref in made), (
+                "a batch is held while the next one is made"
+            )
             yield {"x": make()}
 
     gc.disable()  # so that only reference counts free a batch
@@ -239,7 +267,9 @@ def test_every_error_is_its_own_and_names_the_sample() -> None:
         SampleMismatch: ([good, "text"], {}),
     }
     for error, (data, options) in faults.items():
-        with pytest.raises(DataError, match=rf"sample {0 if error is EmptyReader else 1}\b") as caught:
+        with pytest.raises(
+            DataError, match=rf"sample {0 if error is EmptyReader else 1}\b"
+        ) as caught:
             seen(data, **options)
         assert type(caught.value) is error
     assert set(DataError.__subclasses__()) == set(faults)
@@ -247,7 +277,9 @@ def test_every_error_is_its_own_and_names_the_sample() -> None:
 
 
 def test_the_data_ends_early() -> None:
-    with pytest.raises(ReaderEndedEarly, match="ended before sample 2; 5 were expected"):
+    with pytest.raises(
+        ReaderEndedEarly, match="ended before sample 2; 5 were expected"
+    ):
         seen(xs(1, 2), expected=5)
     assert seen(xs(1, 2), expected=2) == [1, 2]
     assert seen(xs(1, 2, 3), limit=2, expected=3) == [1, 2]
@@ -270,14 +302,26 @@ def test_no_sample(data: object, hint: str) -> None:
 @pytest.mark.parametrize(
     ("sample", "message"),
     [
-        ({"idz": 0, "mask": 0}, r"sample 0: the model has no input 'idz'; did you mean 'ids'\?"),
+        (
+            {"idz": 0, "mask": 0},
+            r"sample 0: the model has no input 'idz'; did you mean 'ids'\?",
+        ),
         ({"ids": 0, "mask": 0, "y": 0}, "no input 'y'; known: ids, mask"),
         ({"mask": 0}, r"sample 0: no array for input 'ids', only for \['mask'\]"),
         ((0,), r"sample 0: got 1 arrays, the model's inputs are \['ids', 'mask'\]"),
         ((0, 0, 0), "got 3 arrays"),
-        (np.zeros(2), r"sample 0: got ndarray, expected {name: array} for the inputs \['ids', 'mask'\]"),
+        (
+            np.zeros(2),
+            (
+                r"sample 0: got ndarray, expected {name: array} for the inputs \['ids',"
+                r" 'mask'\]"
+            ),
+        ),
         ("text", "sample 0: got str, expected {name: array}"),
-        ({"ids": [[1], [2, 3]], "mask": 0}, "sample 0, input 'ids': a list that is no array"),
+        (
+            {"ids": [[1], [2, 3]], "mask": 0},
+            "sample 0, input 'ids': a list that is no array",
+        ),
     ],
 )
 def test_names(sample: object, message: str) -> None:
@@ -287,7 +331,15 @@ def test_names(sample: object, message: str) -> None:
 
 @pytest.mark.parametrize(
     ("given", "want"),
-    [("f8", "f4"), ("f2", "f4"), (">f4", "f4"), ("i4", "i8"), ("u1", "u2"), ("U3", "O"), ("i2", None)],
+    [
+        ("f8", "f4"),
+        ("f2", "f4"),
+        (">f4", "f4"),
+        ("i4", "i8"),
+        ("u1", "u2"),
+        ("U3", "O"),
+        ("i2", None),
+    ],
 )
 def test_types_that_convert(given: str, want: str | None) -> None:
     array = np.ones(2, given)
@@ -298,10 +350,14 @@ def test_types_that_convert(given: str, want: str | None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "want"), [("u1", "f4"), ("i8", "i4"), ("f4", "f2"), ("f4", "i8"), ("?", "f4"), ("O", "f4")]
+    ("given", "want"),
+    [("u1", "f4"), ("i8", "i4"), ("f4", "f2"), ("f4", "i8"), ("?", "f4"), ("O", "f4")],
 )
 def test_types_that_do_not(given: str, want: str) -> None:
-    message = rf"'x': got {np.dtype(given)}, expected {np.dtype(want)}; .*astype\(np.{np.dtype(want).name}\)"
+    message = (
+        rf"'x': got {np.dtype(given)}, expected {np.dtype(want)};"
+        rf" .*astype\(np.{np.dtype(want).name}\)"
+    )
     with pytest.raises(SampleMismatch, match=message):
         open_reader([np.ones(2, given)], [InputSpec("x", np.dtype(want), None)]).first()
 
@@ -327,7 +383,11 @@ def test_fitting_arrays_are_not_copied() -> None:
             (5, 3, 4, 6),
             r"NCHW data for an NHWC input; .*np.transpose\(array, \(0, 2, 3, 1\)\)$",
         ),
-        (("n", 3, 9), (5, 9, 3), r"NLC data for an NCL input; .*np.transpose\(array, \(0, 2, 1\)\)$"),
+        (
+            ("n", 3, 9),
+            (5, 9, 3),
+            r"NLC data for an NCL input; .*np.transpose\(array, \(0, 2, 1\)\)$",
+        ),
         (("n", 3, 7, 8, 9), (5, 7, 8, 9, 3), "NDHWC data for an NCDHW input"),
         (
             ("n", 3, 4, 6),
@@ -359,24 +419,36 @@ def test_layout_nhwc_transposes() -> None:
         open_reader([nhwc], [IMAGE], layout="NHWC")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("value", "shown"), [(np.nan, "nan"), (-np.inf, "-inf"), (1e300, "inf")])
+@pytest.mark.parametrize(
+    ("value", "shown"), [(np.nan, "nan"), (-np.inf, "-inf"), (1e300, "inf")]
+)
 def test_values_that_are_not_finite(value: float, shown: str) -> None:
     array = np.zeros((3, 2))
     array[1, 1] = array[2, 0] = value
-    message = rf"sample 1, input 'x': 2 of 6 values are NaN or infinite, the first at \[1, 1\] \({shown}\)"
+    message = (
+        r"sample 1, input 'x': 2 of 6 values are NaN or infinite, the first at \[1,"
+        rf" 1\] \({shown}\)"
+    )
     with pytest.raises(NonFiniteSample, match=message):
         seen([*xs(0), array])
 
 
-@pytest.mark.parametrize("data", [[np.zeros((0, 2), np.float32)], np.zeros((0, 2), np.float32)])
+@pytest.mark.parametrize(
+    "data", [[np.zeros((0, 2), np.float32)], np.zeros((0, 2), np.float32)]
+)
 def test_a_batch_of_nothing(data: object) -> None:
     with pytest.raises(
-        SampleMismatch, match=r"sample 0, input 'x': got shape \[0, 2\], a batch of nothing; leave it out"
+        SampleMismatch,
+        match=(
+            r"sample 0, input 'x': got shape \[0, 2\], a batch of nothing; leave it out"
+        ),
     ):
         seen(data)
 
 
-@pytest.mark.parametrize(("want", "shape"), [((0, 2), (0, 2)), (("batch", "past"), (1, 0)), (("n",), (0,))])
+@pytest.mark.parametrize(
+    ("want", "shape"), [((0, 2), (0, 2)), (("batch", "past"), (1, 0)), (("n",), (0,))]
+)
 def test_a_dimension_of_zero_that_is_meant(want: Any, shape: tuple[int, ...]) -> None:
     (sample,) = open_reader([np.zeros(shape, np.float32)], [InputSpec("x", F32, want)])
     assert sample["x"].shape == shape
@@ -384,21 +456,33 @@ def test_a_dimension_of_zero_that_is_meant(want: Any, shape: tuple[int, ...]) ->
 
 def test_masked_values() -> None:
     masked = np.ma.masked_array(np.ones((1, 2), np.float32), [[True, False]])
-    with pytest.raises(SampleMismatch, match=r"sample 0, input 'x': some values are masked.*array\.filled"):
+    with pytest.raises(
+        SampleMismatch,
+        match=r"sample 0, input 'x': some values are masked.*array\.filled",
+    ):
         seen([masked])
     assert seen([np.ma.masked_array(np.ones((1, 2), np.float32), False)]) == [1]
 
 
 def test_tensors_without_data() -> None:
     torch = pytest.importorskip("torch")
-    with pytest.raises(SampleMismatch, match="sample 0, input 'x': a Tensor that is no array"):
+    with pytest.raises(
+        SampleMismatch, match="sample 0, input 'x': a Tensor that is no array"
+    ):
         seen([torch.zeros(1, 2, device="meta")])
 
 
 TEXT = InputSpec("x", np.dtype(object), (2,))
 
 
-@pytest.mark.parametrize("array", [np.array(["a", "é"]), np.array(["a", "é"], object), np.array([b"a", "é".encode()])])
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.array(["a", "é"]),
+        np.array(["a", "é"], object),
+        np.array([b"a", "é".encode()]),
+    ],
+)
 def test_strings_are_pythons(array: np.ndarray[Any, Any]) -> None:
     (sample,) = open_reader([array], [TEXT])
     assert sample["x"].tolist() == ["a", "é"] and sample["x"].dtype == object
@@ -422,12 +506,17 @@ def test_values_in_a_sequence_are_checked() -> None:
     spec = InputSpec("x", F32, None, tensor=False)
     fine = [*xs(1, 2)]
     assert open_reader([{"x": fine}], [spec]).first()["x"] is fine
-    with pytest.raises(NonFiniteSample, match="sample 0, input 'x', element 1: 2 of 2 values are NaN"):
+    with pytest.raises(
+        NonFiniteSample, match="sample 0, input 'x', element 1: 2 of 2 values are NaN"
+    ):
         open_reader([{"x": xs(1, float("nan"))}], [spec]).first()
 
 
 def test_a_batch_for_a_model_of_batch_one_is_split() -> None:
-    batches = [np.arange(n, dtype=np.float32)[:, None, None, None] + np.zeros((n, 3, 4, 6)) for n in (3, 1, 2)]
+    batches = [
+        np.arange(n, dtype=np.float32)[:, None, None, None] + np.zeros((n, 3, 4, 6))
+        for n in (3, 1, 2)
+    ]
     assert seen(batches, ONE) == [0, 1, 2, 0, 0, 1]
     assert seen(batches, ONE, limit=2, expected=6) == [0, 1]
     batches[2][1, 0, 0, 0] = np.nan
@@ -453,12 +542,23 @@ def test_inputs_are_split_together_or_not_at_all() -> None:
 
 def test_random_data() -> None:
     specs = [X, IDS, MASK, InputSpec("h", np.dtype(np.float16), (3,))]
-    with pytest.warns(UserWarning, match="random data: the ranges are meaningless, do not ship"):
+    with pytest.warns(
+        UserWarning, match="random data: the ranges are meaningless, do not ship"
+    ):
         reader = open_reader(RandomData(samples=3, dims={"batch": 4}), specs)
     assert reader.length == 3 and reader.restartable
     first, again = list(reader), list(reader)
-    assert [array.shape for array in first[0].values()] == [(4, 2), (4, 1), (4, 1), (3,)]
-    assert all(array.min() >= 0 and array.max() <= 1 for sample in first for array in sample.values())
+    assert [array.shape for array in first[0].values()] == [
+        (4, 2),
+        (4, 1),
+        (4, 1),
+        (3,),
+    ]
+    assert all(
+        array.min() >= 0 and array.max() <= 1
+        for sample in first
+        for array in sample.values()
+    )
     assert not np.array_equal(first[0]["x"], first[1]["x"])
     for one, other in zip(first, again, strict=True):
         np.testing.assert_equal(one, other)
@@ -467,7 +567,10 @@ def test_random_data() -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        (InputSpec("x", F32, ("batch",)), "no input has a dimension 'bach'; did you mean 'batch'"),
+        (
+            InputSpec("x", F32, ("batch",)),
+            "no input has a dimension 'bach'; did you mean 'batch'",
+        ),
         (InputSpec("x", F32, None), "'x': no random data for float32 of shape None"),
         (InputSpec("x", np.dtype(object), ("bach",)), "'x': no random data for object"),
     ],
@@ -481,10 +584,19 @@ def test_random_data_needs_types_and_shapes(spec: InputSpec, message: str) -> No
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"samples": "x"}, "RandomData.samples is 'x'; it must be a whole number of at least 1"),
-        ({"seed": -1}, "RandomData.seed is -1; it must be a whole number of at least 0"),
+        (
+            {"samples": "x"},
+            "RandomData.samples is 'x'; it must be a whole number of at least 1",
+        ),
+        (
+            {"seed": -1},
+            "RandomData.seed is -1; it must be a whole number of at least 0",
+        ),
         ({"dims": 5}, "RandomData.dims is 5; it must be sizes by name"),
-        ({"dims": {"N": -1}}, r"RandomData.dims\['N'\] is -1; it must be a whole number of at least 0"),
+        (
+            {"dims": {"N": -1}},
+            r"RandomData.dims\['N'\] is -1; it must be a whole number of at least 0",
+        ),
     ],
 )
 def test_random_data_checks_itself(options: dict[str, Any], message: str) -> None:
@@ -496,7 +608,9 @@ def test_random_data_checks_itself(options: dict[str, Any], message: str) -> Non
 def test_random_data_that_no_memory_holds(size: int) -> None:
     with (
         pytest.warns(UserWarning),
-        pytest.raises(DataError, match=r"input 'x': .* are too many; choose smaller dims: that is"),
+        pytest.raises(
+            DataError, match=r"input 'x': .* are too many; choose smaller dims: that is"
+        ),
     ):
         open_reader(RandomData(dims={"batch": size}), [X]).first()
 
@@ -507,12 +621,18 @@ def test_random_data_that_no_memory_holds(size: int) -> None:
 def test_one_npz_is_a_stack(tmp_path: Path) -> None:
     path = tmp_path / "données.npz"
     np.savez(path, ids=np.zeros((5, 3), np.int64), mask=np.ones((5, 3), bool))
-    assert [sample["ids"].shape for sample in open_reader(path, [IDS, MASK])] == [(1, 3)] * 5
-    np.savez_compressed(path, ids=np.arange(30).reshape(5, 2, 3), mask=np.ones((5, 2, 3), bool))
+    assert [sample["ids"].shape for sample in open_reader(path, [IDS, MASK])] == [
+        (1, 3)
+    ] * 5
+    np.savez_compressed(
+        path, ids=np.arange(30).reshape(5, 2, 3), mask=np.ones((5, 2, 3), bool)
+    )
     ids = [sample["ids"].flat[0] for sample in open_reader(str(path), [IDS, MASK])]
     assert ids == list(range(0, 30, 3))
     np.savez(path, ids=np.zeros((5, 2, 3), np.int64), mask=np.ones((4, 2, 3), bool))
-    with pytest.raises(SampleMismatch, match=r"données.npz: .* not stacks of equally many samples"):
+    with pytest.raises(
+        SampleMismatch, match=r"données.npz: .* not stacks of equally many samples"
+    ):
         open_reader(path, [IDS, MASK]).first()
     np.savez(path, idz=np.zeros((5, 3), np.int64))
     with pytest.raises(SampleMismatch, match="no input 'idz'; did you mean 'ids'"):
@@ -525,7 +645,9 @@ def test_one_npy_is_a_stack(tmp_path: Path) -> None:
     assert seen(path) == [0, 2, 4, 6]
     np.save(path, np.arange(6.0).reshape(3, 1, 2))
     assert seen(path) == [0, 2, 4]
-    with pytest.raises(SampleMismatch, match=r"x.npy holds one array, the model has 2 inputs; use .npz"):
+    with pytest.raises(
+        SampleMismatch, match=r"x.npy holds one array, the model has 2 inputs; use .npz"
+    ):
         open_reader(path, [IDS, MASK]).first()
 
 
@@ -537,17 +659,33 @@ def test_a_folder_is_read_by_name(tmp_path: Path, suffix: str) -> None:
             np.save(file, array) if suffix == ".npy" else np.savez(file, x=array)
     (tmp_path / "readme.txt").write_text("not data")
     reader = open_reader(tmp_path, [X])
-    assert [sample["x"].flat[0] for sample in reader] == [0, 1, 2] and reader.restartable
+    assert [sample["x"].flat[0] for sample in reader] == [
+        0,
+        1,
+        2,
+    ] and reader.restartable
 
 
 def test_a_folder_per_input(tmp_path: Path) -> None:
-    for name, array in ("ids", np.zeros((1, 3), np.int64)), ("mask", np.ones((1, 3), bool)):
+    for name, array in (
+        ("ids", np.zeros((1, 3), np.int64)),
+        ("mask", np.ones((1, 3), bool)),
+    ):
         (tmp_path / name).mkdir()
         for number in range(2):
-            np.save(tmp_path / name / f"{number}.npy", array + number if name == "ids" else array)
-    assert [sample["ids"].flat[0] for sample in open_reader(tmp_path, [IDS, MASK])] == [0, 1]
+            np.save(
+                tmp_path / name / f"{number}.npy",
+                array + number if name == "ids" else array,
+            )
+    assert [sample["ids"].flat[0] for sample in open_reader(tmp_path, [IDS, MASK])] == [
+        0,
+        1,
+    ]
     (tmp_path / "mask" / "1.npy").rename(tmp_path / "mask" / "9.npy")
-    with pytest.raises(SampleMismatch, match=r"1.npy is not there for every input \(2 for 'ids', 2 for 'mask'\)"):
+    with pytest.raises(
+        SampleMismatch,
+        match=r"1.npy is not there for every input \(2 for 'ids', 2 for 'mask'\)",
+    ):
         open_reader(tmp_path, [IDS, MASK]).first()
     with pytest.raises(DataError, match="nor a sub-folder 'x'"):
         open_reader(tmp_path, [X]).first()
@@ -558,7 +696,9 @@ def test_no_file_is_open_between_samples(tmp_path: Path) -> None:
     np.save(path, np.zeros((3, 1, 2)))
     samples = iter(open_reader(path, [X]))
     next(samples)
-    path.rename(tmp_path / "y.npy")  # what Windows refuses while the file is open or mapped
+    path.rename(
+        tmp_path / "y.npy"
+    )  # what Windows refuses while the file is open or mapped
     with pytest.raises(DataError, match=r"x.npy cannot be read"):
         next(samples)
 
@@ -599,7 +739,9 @@ def forged(path: Path) -> None:
     """A shape that no memory holds."""
     content = io.BytesIO()
     np.save(content, np.zeros((1, 2)))
-    header = content.getvalue().replace(b"(1, 2), }" + b" " * 14, b"(100000000000000, 2), }")
+    header = content.getvalue().replace(
+        b"(1, 2), }" + b" " * 14, b"(100000000000000, 2), }"
+    )
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("x.npy", header)
 
@@ -607,11 +749,26 @@ def forged(path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "write", "message"),
     [
-        ("x.npz", lambda path: named(path, np.save, np.zeros((1, 2))), "is a .npy file that is named .npz; rename it"),
-        ("x.npy", lambda path: named(path, np.savez, x=np.zeros((1, 2))), "is a .npz file that is named .npy"),
+        (
+            "x.npz",
+            lambda path: named(path, np.save, np.zeros((1, 2))),
+            "is a .npy file that is named .npz; rename it",
+        ),
+        (
+            "x.npy",
+            lambda path: named(path, np.savez, x=np.zeros((1, 2))),
+            "is a .npz file that is named .npy",
+        ),
         ("x.npz", with_text, "what it holds as 'x' is no array"),
         ("x.npy", damaged, "cannot be read as a NumPy file"),
-        ("x.npz", forged, "cannot be read as a NumPy file: 'x' of shape .* needs 1,600,000,000,000,000 bytes, and has"),
+        (
+            "x.npz",
+            forged,
+            (
+                "cannot be read as a NumPy file: 'x' of shape .* needs"
+                " 1,600,000,000,000,000 bytes, and has"
+            ),
+        ),
     ],
 )
 def test_files_that_are_not_what_they_seem(
@@ -633,5 +790,7 @@ def test_image_folders_need_a_spec_and_only_they_do(tmp_path: Path) -> None:
     (tmp_path / "a.JPG").touch()
     with pytest.raises(DataError, match=r"say how with images=ImageSpec\(size="):
         open_reader(tmp_path, [IMAGE])
-    with pytest.raises(DataError, match="images= says how to read image files, but the data is a list"):
+    with pytest.raises(
+        DataError, match="images= says how to read image files, but the data is a list"
+    ):
         open_reader(xs(1), [X], images=ImageSpec(size=(4, 6)))

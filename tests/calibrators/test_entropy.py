@@ -8,7 +8,16 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from calibrators import Entropy, Grid, Histogram, MinMSE, Range, fake_quantize, params_for, rows
+from calibrators import (
+    Entropy,
+    Grid,
+    Histogram,
+    MinMSE,
+    Range,
+    fake_quantize,
+    params_for,
+    rows,
+)
 
 Values = NDArray[np.float32]
 N = 200_000
@@ -36,8 +45,9 @@ def decibels(values: Values, range_: Range, grid: Grid) -> float:
 def divergence(counts: list[int], end: int, levels: int) -> float:
     """KL(P || Q) of the published definition, with plain loops.
 
-    P is the histogram up to ``end``, what lies beyond added to its last bin. For Q, equal stretches of it, one for each
-    level, share their counts evenly among those of their bins in which P has something.
+    P is the histogram up to ``end``, what lies beyond added to its last bin. For Q, equal stretches
+    of it, one for each level, share their counts evenly among those of their bins in which P has
+    something.
     """
     p = [float(count) for count in counts[:end]]
     p[-1] += sum(counts[end:])
@@ -66,7 +76,9 @@ def test_no_threshold_diverges_less(name: str) -> None:
     values = {
         "gamma": NOISE.gamma(3, size=N),
         "heavy tails": np.abs(NOISE.standard_t(4, N)),
-        "bumps": np.concatenate([NOISE.normal(3, 0.2, N), NOISE.normal(6, 0.1, N // 100)]),
+        "bumps": np.concatenate(
+            [NOISE.normal(3, 0.2, N), NOISE.normal(6, 0.1, N // 100)]
+        ),
     }[name].astype(np.float32)
     values = values[np.abs(values) > 0.05]
     statistic = seen(values)
@@ -75,7 +87,9 @@ def test_no_threshold_diverges_less(name: str) -> None:
     ends = range(grid.levels // 2, used + 1)
     best = min(divergence(counts, end, grid.levels // 2) for end in ends)
     chosen = Entropy(candidates=len(ends)).range(statistic, grid).hi[0]
-    ours = divergence(counts, min(used, round(chosen / statistic.width[0])), grid.levels // 2)
+    ours = divergence(
+        counts, min(used, round(chosen / statistic.width[0])), grid.levels // 2
+    )
     assert ours <= best * (1 + 1e-9) + 1e-12
 
 
@@ -103,28 +117,47 @@ def test_one_far_outlier_is_cut(grid: Grid) -> None:
 @BYTES
 def test_what_a_relu_leaves_loses_little_against_the_least_error(grid: Grid) -> None:
     values = np.maximum(GAUSSIAN, 0)
-    ours, least = (decibels(values, found(values, grid, method), grid) for method in (Entropy(), MinMSE()))
+    ours, least = (
+        decibels(values, found(values, grid, method), grid)
+        for method in (Entropy(), MinMSE())
+    )
     assert ours - least < 3
 
 
 @BYTES
 @pytest.mark.parametrize("scale", [1e-20, 1, 1e20])
-@pytest.mark.parametrize("values", [GAUSSIAN, np.abs(GAUSSIAN), -np.abs(GAUSSIAN), GAUSSIAN**3], ids=str)
-def test_the_threshold_lies_within_the_data(values: Values, scale: float, grid: Grid) -> None:
+@pytest.mark.parametrize(
+    "values", [GAUSSIAN, np.abs(GAUSSIAN), -np.abs(GAUSSIAN), GAUSSIAN**3], ids=str
+)
+def test_the_threshold_lies_within_the_data(
+    values: Values, scale: float, grid: Grid
+) -> None:
     values = values * np.float32(scale)
     range_ = found(values, grid)
-    assert min(values.min(), 0) <= range_.lo[0] <= 0 <= range_.hi[0] <= max(values.max(), 0)
+    assert (
+        min(values.min(), 0)
+        <= range_.lo[0]
+        <= 0
+        <= range_.hi[0]
+        <= max(values.max(), 0)
+    )
     assert range_.lo[0] < range_.hi[0]
 
 
-@pytest.mark.parametrize("grid", [Grid(-32768, 32767), Grid(0, 65535, symmetric=False)], ids=["int16", "uint16"])
+@pytest.mark.parametrize(
+    "grid",
+    [Grid(-32768, 32767), Grid(0, 65535, symmetric=False)],
+    ids=["int16", "uint16"],
+)
 def test_more_levels_than_bins_keep_everything(grid: Grid) -> None:
     range_ = found(GAUSSIAN, grid)
     assert (range_.lo[0], range_.hi[0]) == (GAUSSIAN.min(), GAUSSIAN.max())
 
 
 def test_fewer_levels_cut_more() -> None:
-    bounds = [found(GAUSSIAN, Grid(-(2**bits), 2**bits - 1)).hi[0] for bits in (3, 5, 7)]
+    bounds = [
+        found(GAUSSIAN, Grid(-(2**bits), 2**bits - 1)).hi[0] for bits in (3, 5, 7)
+    ]
     assert bounds == sorted(bounds)
 
 

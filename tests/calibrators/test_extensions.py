@@ -22,11 +22,18 @@ print(library())
 print(os.environ.get({VARIABLE!r}))
 ask = "from google.protobuf.internal import api_implementation as chosen; print(chosen.Type())"
 print(subprocess.run([sys.executable, "-c", ask], check=True, capture_output=True, text=True).stdout, end="")
-"""
+"""  # noqa: E501
     environment = {name: text for name, text in os.environ.items() if name != VARIABLE}
     environment |= {VARIABLE: value} if value else {}
     command = [sys.executable, "-c", program]
-    found = subprocess.run(command, check=True, capture_output=True, text=True, env=environment, encoding="utf-8")
+    found = subprocess.run(
+        command,
+        check=True,
+        capture_output=True,
+        text=True,
+        env=environment,
+        encoding="utf-8",
+    )
     path, variable, implementation = found.stdout.splitlines()
     assert Path(path).is_file()
     assert (variable, implementation) == (str(value), "upb")

@@ -1,4 +1,7 @@
-"""GroupedHistogram: the sum of its groups is the histogram of all; a group holds the samples of one octave."""
+"""GroupedHistogram: the sum of its groups is the histogram of all.
+
+A group holds the samples of one octave.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,10 @@ from calibrators.grouped import GROUPS
 
 def samples(*magnitudes: float) -> list[np.ndarray]:
     noise = np.random.default_rng(0)
-    return [np.float32(magnitude * noise.uniform(-0.99, 0.99, (2, 300))) for magnitude in magnitudes]
+    return [
+        np.float32(magnitude * noise.uniform(-0.99, 0.99, (2, 300)))
+        for magnitude in magnitudes
+    ]
 
 
 def grouped(batches: list[np.ndarray]) -> GroupedHistogram:
@@ -21,20 +27,29 @@ def grouped(batches: list[np.ndarray]) -> GroupedHistogram:
     return statistic
 
 
-@pytest.mark.parametrize("magnitudes", [(1, 1), (1, 8, 2), (8, 0, 1e-9, 8), (1e-3, 1, 1e3), (0, 0)])
+@pytest.mark.parametrize(
+    "magnitudes", [(1, 1), (1, 8, 2), (8, 0, 1e-9, 8), (1e-3, 1, 1e3), (0, 0)]
+)
 def test_as_a_whole_it_is_the_histogram_of_all(magnitudes: tuple[float, ...]) -> None:
     batches, single = samples(*magnitudes), Histogram()
     for batch in batches:
         single.observe(batch)
     whole = grouped(batches).whole()
     for name in ("lo", "hi", "exponent", "positive", "negative"):
-        np.testing.assert_array_equal(getattr(whole, name), getattr(single, name), err_msg=name)
+        np.testing.assert_array_equal(
+            getattr(whole, name), getattr(single, name), err_msg=name
+        )
 
 
 def test_samples_that_reach_about_equally_far_are_a_group() -> None:
     batches = samples(1, 8, 1, 2, 0.001, 0)
     statistic = grouped(batches)
-    assert statistic.samples[:, 0].tolist() == [1, 0, 1, 3]  # octaves 8, 4, 2, and all below; zeros count for nothing
+    assert statistic.samples[:, 0].tolist() == [
+        1,
+        0,
+        1,
+        3,
+    ]  # octaves 8, 4, 2, and all below; zeros count for nothing
     assert statistic.group(1, 0) is None
     for place, mine in ((0, [1]), (2, [3])):
         alone = Histogram()

@@ -19,9 +19,17 @@ EXAMPLES = settings(deadline=None, derandomize=True)
 Rows = NDArray[np.float32]
 reals = st.floats(width=32, allow_nan=False, allow_infinity=False)
 near = st.floats(-10, 10, width=32) | st.integers(-8, 8).map(float)
-tables = arrays(np.float32, array_shapes(min_dims=2, max_dims=2, max_side=6), elements=reals | near)
+tables = arrays(
+    np.float32, array_shapes(min_dims=2, max_dims=2, max_side=6), elements=reals | near
+)
 streams = st.integers(1, 3).flatmap(
-    lambda count: st.lists(arrays(np.float32, st.tuples(st.just(count), st.integers(0, 5)), elements=reals | near))
+    lambda count: st.lists(
+        arrays(
+            np.float32,
+            st.tuples(st.just(count), st.integers(0, 5)),
+            elements=reals | near,
+        )
+    )
 )
 
 
@@ -34,14 +42,19 @@ def histogram(*batches: Rows) -> Histogram:
 
 def check_same(one: Histogram, other: Histogram) -> None:
     for field in ("lo", "hi", "width", "positive", "negative", "nonfinite"):
-        np.testing.assert_array_equal(getattr(one, field), getattr(other, field), err_msg=field)
+        np.testing.assert_array_equal(
+            getattr(one, field), getattr(other, field), err_msg=field
+        )
 
 
 def check_counts(result: Histogram, rows: Rows) -> None:
-    """Bins that are closed towards zero, but for the one around zero, which is open on both sides."""
+    """Bins that are closed towards zero, but for the one around zero, which is open on both sides."""  # noqa: E501
     for row, values in enumerate(rows.astype(np.float64)):
         edges = np.arange(BINS + 1) * result.width[row]
-        above, below = (np.histogram(side, edges)[0] for side in (values[values >= 0], -values[values < 0]))
+        above, below = (
+            np.histogram(side, edges)[0]
+            for side in (values[values >= 0], -values[values < 0])
+        )
         above[0], below[0] = above[0] + below[0], 0
         np.testing.assert_array_equal(result.positive[row], above)
         np.testing.assert_array_equal(result.negative[row], below)
@@ -49,28 +62,46 @@ def check_counts(result: Histogram, rows: Rows) -> None:
 
 
 @given(tables)
-@example(np.float32([[1, 2, 4, 8, 16, 2048], [-1, -2, -4, -8, -16, -2048]]))  # on the edges
+@example(
+    np.float32([[1, 2, 4, 8, 16, 2048], [-1, -2, -4, -8, -16, -2048]])
+)  # on the edges
 @example(np.float32([[-1e-45, 1e-45, 0, -0.0], [3.4e38, -3.4e38, 1e-38, 1]]))
 @EXAMPLES
 def test_counts_as_numpy(rows: Rows) -> None:
     check_counts(histogram(rows), rows)
 
 
-@pytest.mark.parametrize("shape", [(1, 200_001), (3, 70_000), (5, 4096), (300, 1000), (2000, 9)])
+@pytest.mark.parametrize(
+    "shape", [(1, 200_001), (3, 70_000), (5, 4096), (300, 1000), (2000, 9)]
+)
 def test_counts_as_numpy_whatever_the_shape(shape: tuple[int, int]) -> None:
     rows = np.random.default_rng(0).laplace(size=shape).astype(np.float32)
     result = histogram(rows)
     assert result.magnitude().sum() == rows.size
     some = [0, len(rows) // 2, len(rows) - 1]
-    part = Histogram(*(getattr(result, field)[some] for field in ("lo", "hi", "exponent", "positive", "negative")))
+    part = Histogram(
+        *(
+            getattr(result, field)[some]
+            for field in ("lo", "hi", "exponent", "positive", "negative")
+        )
+    )
     check_counts(part, rows[some])
 
 
 @pytest.mark.parametrize("count", [1, 4097, 65_536, 200_003])
 def test_what_has_one_sign_is_counted_as_numpy_does(count: int) -> None:
-    """After a ReLU, with a range that grows from part to part, and one that stays within that of the first."""
-    grows = np.maximum(np.random.default_rng(0).normal(size=(1, count)), 0) * np.linspace(1, 9, count)
-    for rows in (grows, grows[:, ::-1], -grows, np.where(np.arange(count) % 3, grows, -grows)):
+    """After a ReLU, with a range that grows from part to part, and one that stays within that of
+    the first.
+    """
+    grows = np.maximum(
+        np.random.default_rng(0).normal(size=(1, count)), 0
+    ) * np.linspace(1, 9, count)
+    for rows in (
+        grows,
+        grows[:, ::-1],
+        -grows,
+        np.where(np.arange(count) % 3, grows, -grows),
+    ):
         check_counts(histogram(rows.astype(np.float32)), rows.astype(np.float32))
 
 
@@ -86,7 +117,9 @@ def test_half_of_the_bins_are_in_use(rows: Rows) -> None:
 
 @given(streams, st.data())
 @EXAMPLES
-def test_batches_are_one_batch_in_any_order(batches: list[Rows], data: st.DataObject) -> None:
+def test_batches_are_one_batch_in_any_order(
+    batches: list[Rows], data: st.DataObject
+) -> None:
     whole = histogram(np.concatenate(batches, axis=1)) if batches else histogram()
     check_same(histogram(*data.draw(st.permutations(batches))), whole)
 
@@ -94,17 +127,32 @@ def test_batches_are_one_batch_in_any_order(batches: list[Rows], data: st.DataOb
 @given(streams, st.data())
 @EXAMPLES
 def test_shards_merge_to_the_whole(batches: list[Rows], data: st.DataObject) -> None:
-    owner = data.draw(st.lists(st.integers(0, 3), min_size=len(batches), max_size=len(batches)))
+    owner = data.draw(
+        st.lists(st.integers(0, 3), min_size=len(batches), max_size=len(batches))
+    )
     total = Histogram()
     for shard in data.draw(st.permutations(range(4))):
-        total.merge(histogram(*(batch for batch, mine in zip(batches, owner, strict=True) if mine == shard)))
+        total.merge(
+            histogram(
+                *(
+                    batch
+                    for batch, mine in zip(batches, owner, strict=True)
+                    if mine == shard
+                )
+            )
+        )
     check_same(total, histogram(*batches))
 
 
 @given(streams, streams)
 @EXAMPLES
-def test_merging_leaves_the_other_as_it_was(mine: list[Rows], theirs: list[Rows]) -> None:
-    ours, other = histogram(*(rows[:1] for rows in mine)), histogram(*(rows[:1] for rows in theirs))
+def test_merging_leaves_the_other_as_it_was(
+    mine: list[Rows], theirs: list[Rows]
+) -> None:
+    ours, other = (
+        histogram(*(rows[:1] for rows in mine)),
+        histogram(*(rows[:1] for rows in theirs)),
+    )
     before = pickle.dumps(other)
     ours.merge(other)
     ours.observe(np.float32([[1e30, -1]]))
@@ -114,16 +162,23 @@ def test_merging_leaves_the_other_as_it_was(mine: list[Rows], theirs: list[Rows]
 @given(tables, st.integers(-60, 60))
 @EXAMPLES
 def test_a_power_of_two_moves_only_the_edges(rows: Rows, exponent: int) -> None:
-    rows = np.float32(np.round(rows.clip(-1e9, 1e9) * 2.0**10) / 2.0**10)  # normal numbers, also when scaled
+    rows = np.float32(
+        np.round(rows.clip(-1e9, 1e9) * 2.0**10) / 2.0**10
+    )  # normal numbers, also when scaled
     small, large = histogram(rows), histogram(np.ldexp(rows, exponent))
     np.testing.assert_array_equal(large.positive, small.positive)
     np.testing.assert_array_equal(large.negative, small.negative)
     moved = np.ldexp(small.width, exponent)
-    np.testing.assert_array_equal(large.width, np.where(rows.any(axis=1), moved, small.width))
+    np.testing.assert_array_equal(
+        large.width, np.where(rows.any(axis=1), moved, small.width)
+    )
 
 
 def test_the_range_grows_and_the_memory_does_not() -> None:
-    noise, result = np.random.default_rng(1).standard_normal(1000).astype(np.float32)[None], Histogram()
+    noise, result = (
+        np.random.default_rng(1).standard_normal(1000).astype(np.float32)[None],
+        Histogram(),
+    )
     sizes = []
     for magnitude in 10.0 ** np.arange(-6, 7):
         result.observe(np.float32(noise * magnitude))
@@ -131,7 +186,12 @@ def test_the_range_grows_and_the_memory_does_not() -> None:
     assert max(sizes) - min(sizes) < 200
     assert result.positive.shape == result.negative.shape == (1, BINS)
     assert result.magnitude().sum() == 13_000
-    check_counts(result, np.concatenate([np.float32(noise * m) for m in 10.0 ** np.arange(-6, 7)], axis=1))
+    check_counts(
+        result,
+        np.concatenate(
+            [np.float32(noise * m) for m in 10.0 ** np.arange(-6, 7)], axis=1
+        ),
+    )
 
 
 @pytest.mark.parametrize("columns", [8, 5000, 200_000])
@@ -152,7 +212,9 @@ def test_nothing_but_nan() -> None:
     assert result.hi.tolist() == [2, 4] and result.magnitude().sum() == 4
 
 
-@pytest.mark.parametrize("empty", [np.zeros((0, 0)), np.zeros((1, 0)), np.zeros((4, 0))], ids=str)
+@pytest.mark.parametrize(
+    "empty", [np.zeros((0, 0)), np.zeros((1, 0)), np.zeros((4, 0))], ids=str
+)
 def test_nothing_leaves_no_trace(empty: Rows) -> None:
     assert histogram(np.float32(empty)).lo.size == 0
 

@@ -1,4 +1,7 @@
-"""Images against Pillow: decoding, resizing, framing, normalization; and files that cannot be decoded."""
+"""Images against Pillow: decoding, resizing, framing, normalization.
+
+And files that cannot be decoded.
+"""
 
 from __future__ import annotations
 
@@ -48,8 +51,12 @@ def test_a_png_of_the_right_size_is_exact(photo: Any, tmp_path: Path) -> None:
     path = saved(photo, tmp_path / "фото.png")
     pixels = np.asarray(photo)
     np.testing.assert_array_equal(read(path, (130, 90), **PIXELS), pixels)
-    np.testing.assert_array_equal(read(path, (130, 90), color="bgr", **PIXELS), pixels[..., ::-1])
-    np.testing.assert_array_equal(read(path, (130, 90), scale=1), pixels.transpose(2, 0, 1))
+    np.testing.assert_array_equal(
+        read(path, (130, 90), color="bgr", **PIXELS), pixels[..., ::-1]
+    )
+    np.testing.assert_array_equal(
+        read(path, (130, 90), scale=1), pixels.transpose(2, 0, 1)
+    )
 
 
 def test_normalization_is_exact(photo: Any, tmp_path: Path) -> None:
@@ -62,11 +69,17 @@ def test_normalization_is_exact(photo: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("interpolation", ["linear", "cubic"])
 @pytest.mark.parametrize("size", [(40, 40), (65, 45), (33, 120), (200, 300)])
-def test_stretch(photo: Any, tmp_path: Path, size: tuple[int, int], interpolation: str) -> None:
+def test_stretch(
+    photo: Any, tmp_path: Path, size: tuple[int, int], interpolation: str
+) -> None:
     """Both filter in fixed point, one axis after the other; rounding may differ by one level."""
-    image = read(saved(photo, tmp_path / "a.png"), size, interpolation=interpolation, **PIXELS)
+    image = read(
+        saved(photo, tmp_path / "a.png"), size, interpolation=interpolation, **PIXELS
+    )
     filters = {"linear": Image.Resampling.BILINEAR, "cubic": Image.Resampling.BICUBIC}
-    np.testing.assert_allclose(image, np.asarray(photo.resize(size[::-1], filters[interpolation])), atol=1)
+    np.testing.assert_allclose(
+        image, np.asarray(photo.resize(size[::-1], filters[interpolation])), atol=1
+    )
 
 
 @pytest.mark.parametrize(
@@ -77,27 +90,45 @@ def test_stretch(photo: Any, tmp_path: Path, size: tuple[int, int], interpolatio
         ((100, 50), None, 100 / 130, (100, 69)),
     ],
 )
-def test_crop(photo: Any, tmp_path: Path, size: Any, resize_to: Any, scale: float, resized: Any) -> None:
+def test_crop(
+    photo: Any, tmp_path: Path, size: Any, resize_to: Any, scale: float, resized: Any
+) -> None:
     top, left = (resized[0] - size[0]) // 2, (resized[1] - size[1]) // 2
     want = at_scale(photo, scale, *resized)[top : top + size[0], left : left + size[1]]
-    image = read(saved(photo, tmp_path / "a.png"), size, resize="crop", resize_to=resize_to, **PIXELS)
+    image = read(
+        saved(photo, tmp_path / "a.png"),
+        size,
+        resize="crop",
+        resize_to=resize_to,
+        **PIXELS,
+    )
     np.testing.assert_allclose(image, want, atol=1)
 
 
 @pytest.mark.parametrize(
     ("size", "scale", "resized"),
-    [((65, 60), 1 / 2, (65, 45)), ((60, 30), 1 / 3, (43, 30)), ((260, 183), 2, (260, 180))],
+    [
+        ((65, 60), 1 / 2, (65, 45)),
+        ((60, 30), 1 / 3, (43, 30)),
+        ((260, 183), 2, (260, 180)),
+    ],
 )
-def test_letterbox(photo: Any, tmp_path: Path, size: Any, scale: float, resized: Any) -> None:
+def test_letterbox(
+    photo: Any, tmp_path: Path, size: Any, scale: float, resized: Any
+) -> None:
     top, left = (size[0] - resized[0]) // 2, (size[1] - resized[1]) // 2
     want = np.full((*size, 3), 114)
-    want[top : top + resized[0], left : left + resized[1]] = at_scale(photo, scale, *resized)
+    want[top : top + resized[0], left : left + resized[1]] = at_scale(
+        photo, scale, *resized
+    )
     image = read(saved(photo, tmp_path / "a.png"), size, resize="letterbox", **PIXELS)
     np.testing.assert_allclose(image, want, atol=1)
 
 
 @pytest.mark.parametrize(("suffix", "tolerance"), [(".png", 0), (".jpg", 1)])
-def test_grey_becomes_three_equal_channels(photo: Any, tmp_path: Path, suffix: str, tolerance: int) -> None:
+def test_grey_becomes_three_equal_channels(
+    photo: Any, tmp_path: Path, suffix: str, tolerance: int
+) -> None:
     path = saved(photo.convert("L"), tmp_path / f"grey{suffix}")
     image = read(path, (130, 90), **PIXELS)
     want = np.asarray(Image.open(path))[..., None].repeat(3, axis=2)
@@ -107,15 +138,19 @@ def test_grey_becomes_three_equal_channels(photo: Any, tmp_path: Path, suffix: s
 def test_transparency_is_dropped(photo: Any, tmp_path: Path) -> None:
     clear = photo.convert("RGBA")
     clear.putalpha(7)
-    np.testing.assert_array_equal(read(saved(clear, tmp_path / "a.png"), (130, 90), **PIXELS), np.asarray(photo))
+    np.testing.assert_array_equal(
+        read(saved(clear, tmp_path / "a.png"), (130, 90), **PIXELS), np.asarray(photo)
+    )
 
 
 @pytest.mark.parametrize("progressive", [False, True])
 def test_jpeg(photo: Any, tmp_path: Path, progressive: bool) -> None:
-    """Without colour subsampling, decoders differ by the rounding of the inverse transform alone."""
+    """Without colour subsampling, decoders differ by the rounding of the inverse transform alone."""  # noqa: E501
     path = tmp_path / "a.jpeg"
     photo.save(path, subsampling=0, progressive=progressive)
-    np.testing.assert_allclose(read(path, (130, 90), **PIXELS), np.asarray(Image.open(path)), atol=4)
+    np.testing.assert_allclose(
+        read(path, (130, 90), **PIXELS), np.asarray(Image.open(path)), atol=4
+    )
 
 
 def test_a_folder_of_images(photo: Any, tmp_path: Path) -> None:
@@ -126,7 +161,12 @@ def test_a_folder_of_images(photo: Any, tmp_path: Path) -> None:
     reader = open_reader(tmp_path, [spec], images=ImageSpec(size=(4, 6), scale=1))
     assert reader.length == 3 and reader.restartable
     assert [sample["image"].max() for sample in reader] == [0, 1, 2]
-    assert len(list(open_reader(tmp_path / "1.PNG", [spec], images=ImageSpec(size=(4, 6))))) == 1
+    assert (
+        len(
+            list(open_reader(tmp_path / "1.PNG", [spec], images=ImageSpec(size=(4, 6))))
+        )
+        == 1
+    )
 
 
 def test_an_empty_folder(tmp_path: Path) -> None:
@@ -185,10 +225,22 @@ def test_without_the_extensions(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"mean": (0.5, 0.5, float("nan"))}, "ImageSpec.mean .* 3 numbers"),
         ({"scale": "x"}, "ImageSpec.scale is 'x'; it must be a number"),
         ({"pad_value": "x"}, "ImageSpec.pad_value is 'x'; it must be a number"),
-        ({"resize": "crop", "resize_to": "x"}, "ImageSpec.resize_to is 'x'; it must be a whole number"),
-        ({"layout": "NCHW"}, "ImageSpec.layout is 'NCHW'; it must be one of nchw, nhwc"),
-        ({"resize_to": 9}, "ImageSpec.resize_to is 9; it must be left out unless resize is 'crop'"),
-        ({"resize": "crop", "resize_to": 5}, "ImageSpec.resize_to is 5; it must be at least 6"),
+        (
+            {"resize": "crop", "resize_to": "x"},
+            "ImageSpec.resize_to is 'x'; it must be a whole number",
+        ),
+        (
+            {"layout": "NCHW"},
+            "ImageSpec.layout is 'NCHW'; it must be one of nchw, nhwc",
+        ),
+        (
+            {"resize_to": 9},
+            "ImageSpec.resize_to is 9; it must be left out unless resize is 'crop'",
+        ),
+        (
+            {"resize": "crop", "resize_to": 5},
+            "ImageSpec.resize_to is 5; it must be at least 6",
+        ),
     ],
 )
 def test_a_spec_checks_itself(options: dict[str, Any], message: str) -> None:

@@ -114,6 +114,11 @@ def test_lanes_are_a_pool() -> None:
 
 
 def test_work_returns_and_raises_what_it_does() -> None:
-    assert interruptible(lambda: threading.current_thread() is threading.main_thread(), lambda: None) is False
+    assert (
+        interruptible(
+            lambda: threading.current_thread() is threading.main_thread(), lambda: None
+        )
+        is False
+    )
     with pytest.raises(ZeroDivisionError):
         interruptible(lambda: 1 / 0, lambda: None)

@@ -1,4 +1,6 @@
-"""A session in another process computes what it does in this one, and a crash there is an error here."""
+"""A session in another process computes what it does in this one, and a crash there is an error
+here.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,13 @@ import pytest
 
 from calibrators import CalibrationError
 from calibrators.errors import RuntimeCrash
-from calibrators.onnx_runtime.isolation import IsolatedSession, current, ending, isolated, start
+from calibrators.onnx_runtime.isolation import (
+    IsolatedSession,
+    current,
+    ending,
+    isolated,
+    start,
+)
 from calibrators.onnx_runtime.session import open_session
 from tests.models import normal, parse, run, weight
 from tests.native_faults import captured_mover, endless
@@ -35,11 +43,15 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     monkeypatch.setenv("TMPDIR", str(folder))
     monkeypatch.setattr("tempfile.tempdir", str(folder))
     yield folder
-    assert [path for path in folder.iterdir() if path.name != ".ses"] == []  # which onnxruntime writes
+    assert [
+        path for path in folder.iterdir() if path.name != ".ses"
+    ] == []  # which onnxruntime writes
 
 
 def product() -> onnx.ModelProto:
-    return parse("g (float[N, 4] x) => (float[N, 4] y) { y = MatMul (x, w) }", w=weight(4, 4))
+    return parse(
+        "g (float[N, 4] x) => (float[N, 4] y) { y = MatMul (x, w) }", w=weight(4, 4)
+    )
 
 
 def process_id() -> int:
@@ -57,20 +69,44 @@ def gone(number: int, seconds: float = 10) -> bool:
             os.kill(number, 0)
         except ProcessLookupError:
             return True
-        if Path(f"/proc/{number}/stat").exists() and Path(f"/proc/{number}/stat").read_text().split()[2] == "Z":
+        if (
+            Path(f"/proc/{number}/stat").exists()
+            and Path(f"/proc/{number}/stat").read_text().split()[2] == "Z"
+        ):
             return True  # ended, and nobody has asked how
         time.sleep(0.05)
     return False
 
 
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
-    "tensor": ("g (float[N, 4] x) => (float[N, 4] y) { y = Sigmoid (x) }", {"x": normal(3, 4)}),
-    "large": ("g (float[N] x) => (float[N] y) { y = Neg (x) }", {"x": normal(3_000_000)}),
-    "empty": ("g (float[N, 4] x) => (float[N, 4] y) { y = Neg (x) }", {"x": np.zeros((0, 4), np.float32)}),
-    "scalar": ("g (float x) => (float y) { y = Neg (x) }", {"x": np.array(3, np.float32)}),
-    "transposed": ("g (float[4, 3] x) => (float[4, 3] y) { y = Neg (x) }", {"x": normal(3, 4).T}),
-    "float16": ("g (float16[N] x) => (float16[N] y) { y = Neg (x) }", {"x": normal(5).astype(np.float16)}),
-    "text": ("g (string[N] x) => (string[N] y) { y = Identity (x) }", {"x": np.array(["a", "ü"], object)}),
+    "tensor": (
+        "g (float[N, 4] x) => (float[N, 4] y) { y = Sigmoid (x) }",
+        {"x": normal(3, 4)},
+    ),
+    "large": (
+        "g (float[N] x) => (float[N] y) { y = Neg (x) }",
+        {"x": normal(3_000_000)},
+    ),
+    "empty": (
+        "g (float[N, 4] x) => (float[N, 4] y) { y = Neg (x) }",
+        {"x": np.zeros((0, 4), np.float32)},
+    ),
+    "scalar": (
+        "g (float x) => (float y) { y = Neg (x) }",
+        {"x": np.array(3, np.float32)},
+    ),
+    "transposed": (
+        "g (float[4, 3] x) => (float[4, 3] y) { y = Neg (x) }",
+        {"x": normal(3, 4).T},
+    ),
+    "float16": (
+        "g (float16[N] x) => (float16[N] y) { y = Neg (x) }",
+        {"x": normal(5).astype(np.float16)},
+    ),
+    "text": (
+        "g (string[N] x) => (string[N] y) { y = Identity (x) }",
+        {"x": np.array(["a", "ü"], object)},
+    ),
     "sequence": (
         "g (float[4] x) => (seq(float[2]) y) { y = SplitToSequence <axis = 0> (x, two) }",
         {"x": np.arange(4, dtype=np.float32)},
@@ -80,7 +116,9 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_any_value_travels(kind: str) -> None:
-    """Whatever onnxruntime takes and returns arrives with its type, shape and bits, and may be written to."""
+    """Whatever onnxruntime takes and returns arrives with its type, shape and bits, and may be
+    written to.
+    """
     text, feeds = KINDS[kind]
     model = parse(text, **({"two": np.int64(2)} if kind == "sequence" else {}))
     [expected] = run(model, feeds)
@@ -88,7 +126,9 @@ def test_any_value_travels(kind: str) -> None:
         session = open_session(model)
         assert isinstance(session, IsolatedSession)
         [found] = session.run(None, feeds)
-    pairs = zip(found, expected, strict=True) if kind == "sequence" else [(found, expected)]
+    pairs = (
+        zip(found, expected, strict=True) if kind == "sequence" else [(found, expected)]
+    )
     for a, b in pairs:
         assert (a.dtype, a.shape) == (b.dtype, b.shape)
         np.testing.assert_array_equal(a, b)
@@ -98,12 +138,18 @@ def test_any_value_travels(kind: str) -> None:
 def test_the_interface_and_errors_are_those_of_onnxruntime() -> None:
     import onnxruntime as ort
 
-    here = ort.InferenceSession(product().SerializeToString(), providers=["CPUExecutionProvider"])
+    here = ort.InferenceSession(
+        product().SerializeToString(), providers=["CPUExecutionProvider"]
+    )
     with isolated():
         session = open_session(product())
         for method in ("get_inputs", "get_outputs"):
-            pairs = zip(getattr(session, method)(), getattr(here, method)(), strict=True)
-            assert all((a.name, a.type, a.shape) == (b.name, b.type, b.shape) for a, b in pairs)
+            pairs = zip(
+                getattr(session, method)(), getattr(here, method)(), strict=True
+            )
+            assert all(
+                (a.name, a.type, a.shape) == (b.name, b.type, b.shape) for a, b in pairs
+            )
         for feeds in ({}, {"x": normal(3, 5)}):
             with pytest.raises(Exception, match=r".") as expected:
                 here.run(None, feeds)
@@ -134,13 +180,17 @@ def test_threads_share_the_process() -> None:
 
 
 def test_a_crash_is_an_error_and_other_sessions_go_on() -> None:
-    """The error names the model and the signal; sessions of before are opened again where they are needed."""
+    """The error names the model and the signal.
+
+    Sessions of before are opened again where they are needed.
+    """
     model, feeds = product(), {"x": normal(2, 4)}
     with isolated():
         session = open_session(model)
         first = process_id()
         with pytest.raises(
-            RuntimeCrash, match=r"ended by SIGABRT \(signal 6\) while loading the captured one; it printed"
+            RuntimeCrash,
+            match=r"ended by SIGABRT \(signal 6\) while loading the captured one; it printed",
         ):
             open_session(captured_mover(quantized=True), what="the captured one")
         [found] = session.run(None, feeds)
@@ -154,16 +204,21 @@ def test_a_process_that_is_killed_while_it_runs() -> None:
     with isolated():
         session = open_session(endless(), what="the endless one")
         threading.Timer(0.5, os.kill, (process_id(), signal.SIGKILL)).start()
-        with pytest.raises(RuntimeCrash, match=r"ended by SIGKILL .* while running the endless one") as crash:
+        with pytest.raises(
+            RuntimeCrash, match=r"ended by SIGKILL .* while running the endless one"
+        ) as crash:
             session.run(None, {"x": normal(1, 4)})
         assert crash.value.killed
         np.testing.assert_array_equal(
-            open_session(product()).run(None, {"x": normal(2, 4)})[0], run(product(), {"x": normal(2, 4)})[0]
+            open_session(product()).run(None, {"x": normal(2, 4)})[0],
+            run(product(), {"x": normal(2, 4)})[0],
         )
 
 
 def test_models_go_with_their_sessions(temporary: Path) -> None:
-    """One session's model lies on disk as long as the session lives, and the process holds no more of it afterwards."""
+    """One session's model lies on disk as long as the session lives, and the process holds no more
+    of it afterwards.
+    """
     with isolated():
         session = open_session(product())
         [folder] = temporary.glob("quark_onnx_*")
@@ -218,9 +273,15 @@ with isolated():
 
 @POSIX
 @pytest.mark.parametrize("sent", ["SIGKILL", "SIGTERM", "SIGINT"])
-def test_the_process_does_not_outlive_the_one_that_it_works_for(sent: str, temporary: Path) -> None:
+def test_the_process_does_not_outlive_the_one_that_it_works_for(
+    sent: str, temporary: Path
+) -> None:
     """However that one ends, and whatever is being run; its models go, too."""
-    parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
     try:
         assert parent.stdout is not None
         number = int(parent.stdout.readline())
@@ -238,7 +299,9 @@ def test_the_process_does_not_outlive_the_one_that_it_works_for(sent: str, tempo
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks")
 @pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 def test_a_fork_leaves_the_process_alone() -> None:
-    """It opens sessions of its own, writes nothing into the pipes that it inherits, and keeps none of them open."""
+    """It opens sessions of its own, writes nothing into the pipes that it inherits, and keeps none
+    of them open.
+    """
     feeds = {"x": normal(2, 4)}
     [expected] = run(product(), feeds)
     with isolated():

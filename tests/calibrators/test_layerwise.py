@@ -8,7 +8,17 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from calibrators import CalibrationError, Grid, LayerwisePercentile, MinMax, Percentile, Range, create, params_for, rows
+from calibrators import (
+    CalibrationError,
+    Grid,
+    LayerwisePercentile,
+    MinMax,
+    Percentile,
+    Range,
+    create,
+    params_for,
+    rows,
+)
 
 Values = NDArray[np.float32]
 NOISE = np.random.default_rng(0)
@@ -59,16 +69,26 @@ def percentile_of(values: Values, percentile: float, grid: Grid) -> Range:
         bound = np.percentile(np.abs(exact), percentile, method="inverted_cdf")
         return Range(np.maximum(exact.min(), -bound), np.minimum(exact.max(), bound))
     half = (100 + percentile) / 2
-    return Range(-np.percentile(-exact, half, method="inverted_cdf"), np.percentile(exact, half, method="inverted_cdf"))
+    return Range(
+        -np.percentile(-exact, half, method="inverted_cdf"),
+        np.percentile(exact, half, method="inverted_cdf"),
+    )
 
 
 @pytest.mark.parametrize("kind", GRIDS)
 @pytest.mark.parametrize("name", DATA)
 def test_as_good_as_the_best_percentile(name: str, kind: str) -> None:
     values, grid, method = DATA[name], GRIDS[kind], LayerwisePercentile()
-    least = min(error(values, percentile_of(values, each, grid), grid) for each in method.percentiles)
-    width = np.ldexp(1.0, int(np.frexp(np.abs(values).max())[1]) - 11)  # of a bin: all that is known of a value
-    assert error(values, found(method, values, grid), grid) <= 1.02 * least + width**2 / 12
+    least = min(
+        error(values, percentile_of(values, each, grid), grid)
+        for each in method.percentiles
+    )
+    width = np.ldexp(
+        1.0, int(np.frexp(np.abs(values).max())[1]) - 11
+    )  # of a bin: all that is known of a value
+    assert (
+        error(values, found(method, values, grid), grid) <= 1.02 * least + width**2 / 12
+    )
 
 
 @pytest.mark.parametrize("kind", GRIDS)
@@ -76,7 +96,9 @@ def test_as_good_as_the_best_percentile(name: str, kind: str) -> None:
 def test_the_range_is_that_of_one_of_the_percentiles(name: str, kind: str) -> None:
     method = LayerwisePercentile(least=98, count=7)
     range_ = found(method, DATA[name], GRIDS[kind])
-    tried = [found(Percentile(each), DATA[name], GRIDS[kind]) for each in method.percentiles]
+    tried = [
+        found(Percentile(each), DATA[name], GRIDS[kind]) for each in method.percentiles
+    ]
     assert (range_.lo, range_.hi) in [(each.lo, each.hi) for each in tried]
 
 
@@ -85,7 +107,9 @@ def test_tensors_differ() -> None:
     assert found(LayerwisePercentile(), DATA["outliers"], GRIDS["int4"]).hi < 10
     assert found(LayerwisePercentile(), DATA["uniform"], GRIDS["int4"]).hi > 0.98
     for values in DATA["outliers"], DATA["uniform"]:
-        assert found(LayerwisePercentile(), values, GRIDS["uint16"]) == found(MinMax(), values, GRIDS["uint16"])
+        assert found(LayerwisePercentile(), values, GRIDS["uint16"]) == found(
+            MinMax(), values, GRIDS["uint16"]
+        )
 
 
 def test_rows_have_percentiles_of_their_own() -> None:
@@ -107,17 +131,25 @@ def test_mostly_zero_keeps_an_extent() -> None:
 def test_the_series_of_percentiles() -> None:
     assert LayerwisePercentile().percentiles[0] == 100
     assert LayerwisePercentile().percentiles[-1] == 99
-    np.testing.assert_allclose(100 - np.array(LayerwisePercentile(90, 99.9, 3).percentiles), [0.1, 1, 10])
+    np.testing.assert_allclose(
+        100 - np.array(LayerwisePercentile(90, 99.9, 3).percentiles), [0.1, 1, 10]
+    )
     assert LayerwisePercentile(100, 100, 2).percentiles == (100, 100)
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"least": 0}, "least is 0; it must be a number greater than 0 and at most 100"),
+        (
+            {"least": 0},
+            "least is 0; it must be a number greater than 0 and at most 100",
+        ),
         ({"greatest": 101}, "greatest is 101; it must be"),
         ({"least": float("nan")}, "least is nan"),
-        ({"least": 99.9, "greatest": 99}, "least is 99.9; it must be at most greatest, which is 99"),
+        (
+            {"least": 99.9, "greatest": 99},
+            "least is 99.9; it must be at most greatest, which is 99",
+        ),
         ({"count": 1}, "count is 1; it must be 2 to 1000 percentiles"),
         ({"count": 2.5}, "count is 2.5"),
         ({"counts": 3}, "has no setting 'counts'; did you mean 'count'"),

@@ -13,7 +13,9 @@ from calibrators import rows
 
 @given(array_shapes(max_dims=4, min_side=0, max_side=4), st.data())
 @settings(deadline=None, derandomize=True)
-def test_a_row_is_the_slice_at_its_index(shape: tuple[int, ...], data: st.DataObject) -> None:
+def test_a_row_is_the_slice_at_its_index(
+    shape: tuple[int, ...], data: st.DataObject
+) -> None:
     array = np.arange(np.prod(shape)).reshape(shape)
     axis = data.draw(st.integers(-len(shape), len(shape) - 1))
     table = rows(array, axis)

@@ -1,4 +1,6 @@
-"""Data files that stand for far more than they hold: headers are checked before anything is allocated."""
+"""Data files that stand for far more than they hold: headers are checked before anything is
+allocated.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,12 @@ def png(width: int, height: int) -> bytes:
     """A black image, a few bytes for each row."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
-        return len(data).to_bytes(4, "big") + kind + data + zlib.crc32(kind + data).to_bytes(4, "big")
+        return (
+            len(data).to_bytes(4, "big")
+            + kind
+            + data
+            + zlib.crc32(kind + data).to_bytes(4, "big")
+        )
 
     size = width.to_bytes(4, "big") + height.to_bytes(4, "big")
     packer = zlib.compressobj(9)
@@ -62,16 +69,26 @@ print(len(shapes), shapes[0], (resource.getrusage(resource.RUSAGE_SELF).ru_maxrs
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is in kilobytes there alone")
-@pytest.mark.parametrize("shape", [(300_000, 3, 8, 8), (300_000, 1, 3, 8, 8)], ids=["a batch", "batches"])
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="ru_maxrss is in kilobytes there alone"
+)
+@pytest.mark.parametrize(
+    "shape", [(300_000, 3, 8, 8), (300_000, 1, 3, 8, 8)], ids=["a batch", "batches"]
+)
 @pytest.mark.parametrize("spec", ["N,3,8,8", "1,3,8,8"])
-def test_a_limit_of_samples_is_a_limit_of_memory(shape: tuple[int, ...], spec: str, tmp_path: Path) -> None:
-    """An archive of 230 KB stands for 230 MB: rows are taken off the stream as samples are asked for."""
+def test_a_limit_of_samples_is_a_limit_of_memory(
+    shape: tuple[int, ...], spec: str, tmp_path: Path
+) -> None:
+    """An archive of 230 KB stands for 230 MB: rows are taken off the stream as samples are asked
+    for.
+    """
     zeros(tmp_path / "x.npz", shape)
     assert (tmp_path / "x.npz").stat().st_size < 400_000
     run = [sys.executable, "-c", PEAK, str(tmp_path / "x.npz"), spec]
     done = subprocess.run(run, capture_output=True, text=True, check=True)
-    count, *dims, megabytes = done.stdout.replace("(", "").replace(")", "").replace(",", "").split()
+    count, *dims, megabytes = (
+        done.stdout.replace("(", "").replace(")", "").replace(",", "").split()
+    )
     assert count == "8" and dims == ["1", "3", "8", "8"]
     assert int(megabytes) < 60
 
@@ -80,7 +97,11 @@ def test_a_limit_of_samples_is_a_limit_of_memory(shape: tuple[int, ...], spec: s
 def test_rows_off_the_stream_are_those_of_the_whole(
     stacked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    arrays = np.random.default_rng(0).normal(size=(7, 1, 3, 8, 8) if stacked else (7, 3, 8, 8)).astype(np.float32)
+    arrays = (
+        np.random.default_rng(0)
+        .normal(size=(7, 1, 3, 8, 8) if stacked else (7, 3, 8, 8))
+        .astype(np.float32)
+    )
     np.savez_compressed(tmp_path / "x.npz", x=arrays)
     whole = [sample["x"] for sample in open_reader(tmp_path / "x.npz", [IMAGE])]
     monkeypatch.setattr("calibrators.readers.files._WHOLE", 0)
@@ -90,21 +111,33 @@ def test_rows_off_the_stream_are_those_of_the_whole(
     assert all(row.flags.writeable for row in rows)
 
 
-def test_an_array_that_is_read_at_once_is_measured_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_array_that_is_read_at_once_is_measured_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One that is no stack, or whose order does not let it be read by row."""
     monkeypatch.setenv(VARIABLE, "0.05")
     wide = InputSpec("x", np.dtype(np.float32), (1, None))
     for path, shape, fortran, spec in (
         ("flat.npz", (1, 20_000_000), False, wide),
-        ("turned.npz", (20_000_000, 1), True, InputSpec("x", np.dtype(np.float32), (None, 1))),
+        (
+            "turned.npz",
+            (20_000_000, 1),
+            True,
+            InputSpec("x", np.dtype(np.float32), (None, 1)),
+        ),
         ("other.npz", (20_000_000,), False, wide),
     ):
         zeros(tmp_path / path, shape, fortran=fortran)
-        with pytest.raises(DataError, match=rf"{path}: 'x' has the shape .*: that is 0.1 GB; set {VARIABLE}=1"):
+        with pytest.raises(
+            DataError,
+            match=rf"{path}: 'x' has the shape .*: that is 0.1 GB; set {VARIABLE}=1",
+        ):
             open_reader(tmp_path / path, [spec]).first()
 
 
-def test_an_archive_that_ends_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_archive_that_ends_early(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The size that the archive itself notes is a lie, too."""
     monkeypatch.setattr("calibrators.readers.files._WHOLE", 0)
     content = io.BytesIO()
@@ -112,20 +145,32 @@ def test_an_archive_that_ends_early(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with zipfile.ZipFile(tmp_path / "x.npz", "w") as archive:
         archive.writestr("x.npy", content.getvalue())
     data = (tmp_path / "x.npz").read_bytes()
-    (tmp_path / "x.npz").write_bytes(data[:-600].replace(b"(4, 3, 8, 8)", b"(9, 3, 8, 8)") + data[-600:])
+    (tmp_path / "x.npz").write_bytes(
+        data[:-600].replace(b"(4, 3, 8, 8)", b"(9, 3, 8, 8)") + data[-600:]
+    )
     with pytest.raises(DataError, match="cannot be read as a NumPy file"):
         list(open_reader(tmp_path / "x.npz", [FIXED]))
 
 
-def test_an_image_is_measured_by_its_header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_image_is_measured_by_its_header(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """30,000 x 30,000 pixels take 5 GB to decode, and 2.6 MB of a file."""
     large = png(4, 4)[:16] + (30_000).to_bytes(4, "big") * 2 + png(4, 4)[24:]
     (tmp_path / "x.png").write_bytes(large)
     spec = ImageSpec(size=(8, 8))
-    with pytest.raises(DataError, match=rf"holds 30000 x 30000 pixels; 178,956,970 pixels are allowed; set {VARIABLE}"):
+    with pytest.raises(
+        DataError,
+        match=rf"holds 30000 x 30000 pixels; 178,956,970 pixels are allowed; set {VARIABLE}",
+    ):
         open_reader(tmp_path, [IMAGE], images=spec).first()
     (tmp_path / "x.png").write_bytes(png(200, 100))
-    assert open_reader(tmp_path, [IMAGE], images=spec).first()["x"].shape == (1, 3, 8, 8)
+    assert open_reader(tmp_path, [IMAGE], images=spec).first()["x"].shape == (
+        1,
+        3,
+        8,
+        8,
+    )
     monkeypatch.setenv(VARIABLE, "0.0001")
     with pytest.raises(DataError, match="holds 200 x 100 pixels"):
         open_reader(tmp_path, [IMAGE], images=spec).first()
@@ -154,7 +199,9 @@ def test_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
             tensor_limit()
 
 
-@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="there is no device that never ends")
+@pytest.mark.skipif(
+    not Path("/dev/zero").exists(), reason="there is no device that never ends"
+)
 def test_regular_files_alone(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="it is no regular file"):
         regular_size(Path("/dev/zero"))

@@ -8,12 +8,18 @@ import pytest
 from calibrators import Extremes, Grid, MinMax, MovingExtremes, rows
 
 GRID = Grid(0, 255, symmetric=False)
-BATCHES = [np.random.default_rng(seed).normal(seed, 1 + seed, (4, 3, 5)).astype(np.float32) for seed in range(5)]
+BATCHES = [
+    np.random.default_rng(seed).normal(seed, 1 + seed, (4, 3, 5)).astype(np.float32)
+    for seed in range(5)
+]
 
 
 @pytest.mark.parametrize("axis", [None, 0, 1, -1])
 def test_the_range_is_what_was_seen(axis: int | None) -> None:
-    statistic, whole = MinMax().statistic(), np.concatenate([rows(batch, axis) for batch in BATCHES], axis=1)
+    statistic, whole = (
+        MinMax().statistic(),
+        np.concatenate([rows(batch, axis) for batch in BATCHES], axis=1),
+    )
     for batch in BATCHES:
         statistic.observe(rows(batch, axis))
     range_ = MinMax().range(statistic, GRID)
@@ -32,7 +38,9 @@ def test_the_moving_average(constant: float) -> None:
         lo += constant * (float(batch.min()) - lo)
         hi += constant * (float(batch.max()) - hi)
     range_ = method.range(statistic, GRID)
-    np.testing.assert_allclose([range_.lo, range_.hi], [[min(lo, 0)], [max(hi, 0)]], rtol=1e-12)
+    np.testing.assert_allclose(
+        [range_.lo, range_.hi], [[min(lo, 0)], [max(hi, 0)]], rtol=1e-12
+    )
 
 
 def test_the_setting_chooses_the_statistic() -> None:

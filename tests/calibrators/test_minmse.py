@@ -35,7 +35,10 @@ FLOAT = {
     "int4": Grid(-8, 7),
     "uint4": Grid(0, 15, symmetric=False),
 }
-POW2 = {"int8": Grid(-128, 127, pow2=True), "uint8": Grid(0, 255, symmetric=False, pow2=True)}
+POW2 = {
+    "int8": Grid(-128, 127, pow2=True),
+    "uint8": Grid(0, 255, symmetric=False, pow2=True),
+}
 WIDE = {"int16": Grid(-32768, 32767), "uint16": Grid(0, 65535, symmetric=False)}
 
 
@@ -59,7 +62,11 @@ def brute_force(values: Values, grid: Grid) -> float:
         intervals = [(-bound * share, bound * share) for share in shares]
     else:
         shares = np.linspace(0.02, 1, 50)
-        intervals = [(lo * a, hi * b) for a in (shares if lo else [0]) for b in (shares if hi else [0])]
+        intervals = [
+            (lo * a, hi * b)
+            for a in (shares if lo else [0])
+            for b in (shares if hi else [0])
+        ]
     return min(error(values, Range(*interval), grid) for interval in intervals)  # type: ignore[arg-type]
 
 
@@ -69,7 +76,15 @@ def brute_force_pow2(values: Values, grid: Grid) -> float:
     zeros = [grid.zero] if grid.symmetric else range(grid.qmin, grid.qmax + 1, 5)
     widest = int(np.ceil(np.log2(np.abs(exact).max())))
     return min(
-        float(np.mean(np.square(exact - np.rint(exact / scale).clip(grid.qmin - zero, grid.qmax - zero) * scale)))
+        float(
+            np.mean(
+                np.square(
+                    exact
+                    - np.rint(exact / scale).clip(grid.qmin - zero, grid.qmax - zero)
+                    * scale
+                )
+            )
+        )
         for scale in 2.0 ** np.arange(widest - 16, widest + 1)
         for zero in zeros
     )
@@ -88,34 +103,56 @@ def test_as_good_as_brute_force(name: str, kind: str) -> None:
 def test_as_good_as_all_exponents(name: str, kind: str) -> None:
     values, grid = DATA[name], POW2[kind]
     few = np.append(values[::4], values[-1])
-    assert error(few, found(MinMSE(), few, grid), grid) <= 1.01 * brute_force_pow2(few, grid)
+    assert error(few, found(MinMSE(), few, grid), grid) <= 1.01 * brute_force_pow2(
+        few, grid
+    )
 
 
-@pytest.mark.parametrize("grid", [*FLOAT.values(), *POW2.values(), *WIDE.values()], ids=str)
+@pytest.mark.parametrize(
+    "grid", [*FLOAT.values(), *POW2.values(), *WIDE.values()], ids=str
+)
 @pytest.mark.parametrize("name", DATA)
 def test_never_worse_than_minmax(name: str, grid: Grid) -> None:
     values = DATA[name]
-    assert error(values, found(MinMSE(), values, grid), grid) <= error(values, found(MinMax(), values, grid), grid)
+    assert error(values, found(MinMSE(), values, grid), grid) <= error(
+        values, found(MinMax(), values, grid), grid
+    )
 
 
 @given(
     st.sampled_from([*FLOAT.values(), *POW2.values(), *WIDE.values()]),
-    arrays(np.float32, st.integers(1, 30), elements=st.floats(-1e6, 1e6, width=32) | st.integers(-9, 9).map(float)),
+    arrays(
+        np.float32,
+        st.integers(1, 30),
+        elements=st.floats(-1e6, 1e6, width=32) | st.integers(-9, 9).map(float),
+    ),
 )
 @EXAMPLES
-def test_never_worse_than_minmax_by_more_than_the_bins(grid: Grid, values: Values) -> None:
-    """A value is known to within its bin; the distance to the nearest level changes by no more than that."""
+def test_never_worse_than_minmax_by_more_than_the_bins(
+    grid: Grid, values: Values
+) -> None:
+    """A value is known to within its bin.
+
+    The distance to the nearest level changes by no more than that.
+    """
     statistic = MinMSE().statistic()
     statistic.observe(rows(values))
-    ours, theirs = (error(values, found(method, values, grid), grid) for method in (MinMSE(), MinMax()))
+    ours, theirs = (
+        error(values, found(method, values, grid), grid)
+        for method in (MinMSE(), MinMax())
+    )
     assert np.sqrt(ours) <= np.sqrt(theirs) + 2 * statistic.width[0]
 
 
-@pytest.mark.parametrize("grid", [FLOAT["uint8"], WIDE["uint16"]], ids=["uint8", "uint16"])
+@pytest.mark.parametrize(
+    "grid", [FLOAT["uint8"], WIDE["uint16"]], ids=["uint8", "uint16"]
+)
 def test_a_narrow_side_next_to_a_wide_one_is_kept(grid: Grid) -> None:
     """SiLU reaches down to -0.28, finer than a bin of what reaches up to 900."""
     values = np.append(DATA["silu"], np.linspace(100, 900, 50, dtype=np.float32))
-    assert error(values, found(MinMSE(), values, grid), grid) <= error(values, found(MinMax(), values, grid), grid)
+    assert error(values, found(MinMSE(), values, grid), grid) <= error(
+        values, found(MinMax(), values, grid), grid
+    )
 
 
 @pytest.mark.parametrize("grid", FLOAT.values(), ids=str)
@@ -130,7 +167,9 @@ def test_a_constant_is_reached(value: float, grid: Grid) -> None:
     values = np.full(100, value, np.float32)
     step = float(params_for(found(MinMSE(), values, grid), grid).scale)
     np.testing.assert_allclose(
-        fake_quantize(values, params_for(found(MinMSE(), values, grid), grid), grid), values, atol=step / 2
+        fake_quantize(values, params_for(found(MinMSE(), values, grid), grid), grid),
+        values,
+        atol=step / 2,
     )
 
 

@@ -31,12 +31,19 @@ def scale_of(values: Values, grid: Grid) -> float:
 
 def clips(values: Values, exponent: int, grid: Grid) -> bool:
     """Whether the scale 2**exponent clips some of the values, whichever zero point goes with it."""
-    zeros = np.array([grid.zero]) if grid.symmetric else np.arange(grid.qmin, grid.qmax + 1)
-    reach = covered(QParams(np.full(zeros.shape, 2.0**exponent, np.float32), zeros, 0), grid)
+    zeros = (
+        np.array([grid.zero]) if grid.symmetric else np.arange(grid.qmin, grid.qmax + 1)
+    )
+    reach = covered(
+        QParams(np.full(zeros.shape, 2.0**exponent, np.float32), zeros, 0), grid
+    )
     return not ((reach.lo <= min(values.min(), 0)) & (values.max() <= reach.hi)).any()
 
 
-@given(st.sampled_from(GRIDS), arrays(np.float32, 5, elements=st.floats(-1e9, 1e9, width=32)))
+@given(
+    st.sampled_from(GRIDS),
+    arrays(np.float32, 5, elements=st.floats(-1e9, 1e9, width=32)),
+)
 @example(GRIDS[0], np.float32([-128, 127]))
 @example(GRIDS[0], np.float32([-1, 1]))
 @example(GRIDS[2], np.float32([-1e-30, 255]))
@@ -44,9 +51,13 @@ def clips(values: Values, exponent: int, grid: Grid) -> bool:
 def test_the_smallest_that_clips_nothing(grid: Grid, values: Values) -> None:
     if not values.any():
         return
-    exponents = [exponent for exponent in range(-126, 40) if not clips(values, exponent, grid)]
+    exponents = [
+        exponent for exponent in range(-126, 40) if not clips(values, exponent, grid)
+    ]
     assert scale_of(values, grid) == 2.0 ** min(exponents)
-    assert exponents == list(range(min(exponents), 40))  # one octave less clips, any more does not
+    assert exponents == list(
+        range(min(exponents), 40)
+    )  # one octave less clips, any more does not
 
 
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
@@ -58,7 +69,14 @@ def test_a_free_scale_takes_the_same_power_of_two(grid: Grid) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ends", "scale"), [((-1, 127 / 128), 1 / 128), ((-1, 1), 1 / 64), ((0, 127), 1), ((-128, 0), 1), ((-129, 0), 2)]
+    ("ends", "scale"),
+    [
+        ((-1, 127 / 128), 1 / 128),
+        ((-1, 1), 1 / 64),
+        ((0, 127), 1),
+        ((-128, 0), 1),
+        ((-129, 0), 2),
+    ],
 )
 def test_int8_by_hand(ends: tuple[float, float], scale: float) -> None:
     assert scale_of(np.float32(ends), Grid(-128, 127, pow2=True)) == scale

@@ -26,7 +26,9 @@ DATA = {
 }
 
 
-def measured(values: NDArray[np.float32], percentile: float, grid: Grid) -> tuple[Range, Histogram]:
+def measured(
+    values: NDArray[np.float32], percentile: float, grid: Grid
+) -> tuple[Range, Histogram]:
     method = Percentile(percentile)
     statistic = method.statistic()
     statistic.observe(rows(values))
@@ -35,7 +37,9 @@ def measured(values: NDArray[np.float32], percentile: float, grid: Grid) -> tupl
 
 def numpys(values: NDArray[np.float32], percentile: float) -> float:
     """The least value that so many percent do not exceed."""
-    return float(np.percentile(values.astype(np.float64), percentile, method="inverted_cdf"))
+    return float(
+        np.percentile(values.astype(np.float64), percentile, method="inverted_cdf")
+    )
 
 
 @pytest.mark.parametrize("percentile", [50, 90, 99, 99.9, 99.99, 100])
@@ -50,10 +54,15 @@ def test_magnitudes_on_a_symmetric_grid(name: str, percentile: float) -> None:
 
 @pytest.mark.parametrize("percentile", [50, 90, 99, 99.9, 99.99, 100])
 @pytest.mark.parametrize("name", DATA)
-def test_half_of_the_tail_at_each_end_on_a_free_grid(name: str, percentile: float) -> None:
+def test_half_of_the_tail_at_each_end_on_a_free_grid(
+    name: str, percentile: float
+) -> None:
     values = DATA[name].astype(np.float32)
     range_, statistic = measured(values, percentile, FREE)
-    lo, hi = -numpys(-values, (100 + percentile) / 2), numpys(values, (100 + percentile) / 2)
+    lo, hi = (
+        -numpys(-values, (100 + percentile) / 2),
+        numpys(values, (100 + percentile) / 2),
+    )
     assert abs(range_.lo[0] - min(lo, 0)) <= statistic.width[0]
     assert abs(range_.hi[0] - max(hi, 0)) <= statistic.width[0]
 
@@ -63,29 +72,46 @@ def test_half_of_the_tail_at_each_end_on_a_free_grid(name: str, percentile: floa
     st.sampled_from([10, 50, 75, 90, 99, 99.999, 100]),
 )
 @EXAMPLES
-def test_no_more_is_clipped_than_was_asked(values: NDArray[np.float32], percentile: float) -> None:
+def test_no_more_is_clipped_than_was_asked(
+    values: NDArray[np.float32], percentile: float
+) -> None:
     share = (1 - percentile / 100) * values.size + 1e-9
     range_, statistic = measured(values, percentile, SIGNED)
     bound = max(-range_.lo[0], range_.hi[0])
     assert (np.abs(values) > bound).sum() <= share
-    assert bound == 0 or (np.abs(values) > bound - 2 * statistic.width[0]).sum() >= min(share, 1)
+    assert bound == 0 or (np.abs(values) > bound - 2 * statistic.width[0]).sum() >= min(
+        share, 1
+    )
     range_, _ = measured(values, percentile, FREE)
     assert (values > range_.hi[0]).sum() <= share / 2
     assert (values < range_.lo[0]).sum() <= share / 2
 
 
-@given(arrays(np.float32, st.integers(1, 40), elements=st.floats(width=32, allow_nan=False, allow_infinity=False)))
+@given(
+    arrays(
+        np.float32,
+        st.integers(1, 40),
+        elements=st.floats(width=32, allow_nan=False, allow_infinity=False),
+    )
+)
 @EXAMPLES
 def test_all_of_it_is_minmax(values: NDArray[np.float32]) -> None:
     for grid in (SIGNED, FREE):
         range_, _ = measured(values, 100, grid)
-        assert range_.lo[0] == min(values.min(), 0) and range_.hi[0] == max(values.max(), 0)
+        assert range_.lo[0] == min(values.min(), 0) and range_.hi[0] == max(
+            values.max(), 0
+        )
 
 
 def test_a_side_narrower_than_a_bin_is_kept() -> None:
-    """SiLU reaches down to -0.28, finer than a bin of what reaches up to 900; 16 bits resolve both."""
+    """SiLU reaches down to -0.28, finer than a bin of what reaches up to 900.
+
+    16 bits resolve both.
+    """
     noise = DATA["gaussian"]
-    values = np.append(noise / (1 + np.exp(-noise)), np.linspace(100, 900, 50)).astype(np.float32)
+    values = np.append(noise / (1 + np.exp(-noise)), np.linspace(100, 900, 50)).astype(
+        np.float32
+    )
     range_, _ = measured(values, 99.999, Grid(0, 65535, symmetric=False))
     assert range_.lo[0] == values.min()
 
@@ -93,8 +119,14 @@ def test_a_side_narrower_than_a_bin_is_kept() -> None:
 def test_a_rare_outlier_goes_and_a_frequent_one_stays() -> None:
     bulk = NOISE.uniform(-1, 1, 1_000_000).astype(np.float32)
     for grid in (SIGNED, FREE):
-        assert measured(np.append(bulk, np.float32([500] * 3)), 99.999, grid)[0].hi[0] < 1.5
-        assert measured(np.append(bulk, np.float32([500] * 30)), 99.999, grid)[0].hi[0] == 500
+        assert (
+            measured(np.append(bulk, np.float32([500] * 3)), 99.999, grid)[0].hi[0]
+            < 1.5
+        )
+        assert (
+            measured(np.append(bulk, np.float32([500] * 30)), 99.999, grid)[0].hi[0]
+            == 500
+        )
 
 
 def test_every_row_has_its_own_share() -> None:
@@ -110,5 +142,7 @@ def test_every_row_has_its_own_share() -> None:
 
 @pytest.mark.parametrize("percentile", [0, -1, 100.001, float("nan")])
 def test_a_percentile_that_is_none(percentile: float) -> None:
-    with pytest.raises(CalibrationError, match=f"percentile is {percentile}; .* at most 100"):
+    with pytest.raises(
+        CalibrationError, match=f"percentile is {percentile}; .* at most 100"
+    ):
         measured(np.ones(3, np.float32), percentile, SIGNED)

@@ -1,4 +1,6 @@
-"""Models compute the same on all processors, whatever the kernels of this one make of 8-bit products."""
+"""Models compute the same on all processors, whatever the kernels of this one make of 8-bit
+products.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,10 @@ from tests.models import Feeds, normal, parse
 
 
 def largest() -> tuple[ModelProto, Feeds]:
-    """Q/DQ pairs around a product of the largest codes, some of which cancel; every number is exact."""
+    """Q/DQ pairs around a product of the largest codes, some of which cancel.
+
+    Every number is exact.
+    """
     model = parse(
         """g (float[N,64] x) => (float[N,32] y) {
             q = QuantizeLinear (x, one, zero) d = DequantizeLinear (q, one, zero)
@@ -38,7 +43,9 @@ def test_sessions_compute_what_onnx_defines_on_any_processor() -> None:
     model, feeds = largest()
     [expected] = ReferenceEvaluator(model).run(None, feeds)
     np.testing.assert_array_equal(open_session(model).run(None, feeds)[0], expected)
-    np.testing.assert_array_equal(open_session(model, integers=False).run(None, feeds)[0], expected)
+    np.testing.assert_array_equal(
+        open_session(model, integers=False).run(None, feeds)[0], expected
+    )
     on_integers = open_session(model, integers=True).run(None, feeds)[0]
     assert np.array_equal(on_integers, expected) != saturates()
 
@@ -61,7 +68,9 @@ def test_operators_on_codes_are_exact_on_any_processor() -> None:
     on_integers = open_session(model, integers=True).run(None, feeds)[0]
     assert np.array_equal(on_integers, expected) != saturates()
     model, feeds = products("uint8")
-    np.testing.assert_array_equal(open_session(model, integers=True).run(None, feeds)[0], expected)
+    np.testing.assert_array_equal(
+        open_session(model, integers=True).run(None, feeds)[0], expected
+    )
 
 
 def entries(session: Any) -> tuple[bool, bool]:
@@ -69,7 +78,9 @@ def entries(session: Any) -> tuple[bool, bool]:
 
     def on(entry: str) -> bool:
         try:
-            return bool(session.get_session_options().get_session_config_entry(entry) == "1")
+            return bool(
+                session.get_session_options().get_session_config_entry(entry) == "1"
+            )
         except RuntimeError:  # there is no such entry
             return False
 
@@ -78,16 +89,25 @@ def entries(session: Any) -> tuple[bool, bool]:
 
 
 @pytest.mark.parametrize("wrong", [True, False])
-def test_kernels_that_saturate_are_used_where_they_are_asked_for(wrong: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_that_saturate_are_used_where_they_are_asked_for(
+    wrong: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(calibrators.onnx_runtime.session, "saturates", lambda: wrong)
     model, _ = largest()
-    found = [entries(open_session(model, integers=each)) for each in (None, True, False)]
+    found = [
+        entries(open_session(model, integers=each)) for each in (None, True, False)
+    ]
     assert found == [(wrong, False), (False, False), (False, True)]
 
 
-def test_where_weights_cannot_become_others_pairs_are_kept_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_weights_cannot_become_others_pairs_are_kept_apart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """As onnxruntime 1.32 has it for convolutions with one weight."""
-    module, opened = calibrators.onnx_runtime.session, calibrators.onnx_runtime.session._open
+    module, opened = (
+        calibrators.onnx_runtime.session,
+        calibrators.onnx_runtime.session._open,
+    )
 
     def refused(source: str | bytes, settings: Settings, *more: Any) -> Any:
         if PRECISE not in settings.entries:
@@ -99,14 +119,20 @@ def test_where_weights_cannot_become_others_pairs_are_kept_apart(monkeypatch: py
     model, feeds = largest()
     session = open_session(model)
     assert entries(session) == (False, True)
-    np.testing.assert_array_equal(session.run(None, feeds)[0], ReferenceEvaluator(model).run(None, feeds)[0])
+    np.testing.assert_array_equal(
+        session.run(None, feeds)[0], ReferenceEvaluator(model).run(None, feeds)[0]
+    )
 
 
-@pytest.mark.parametrize("scales, product", [("scales", "MatMul (d, v)"), ("scales, zeros", "MatMul (v, d)")])
+@pytest.mark.parametrize(
+    "scales, product", [("scales", "MatMul (d, v)"), ("scales, zeros", "MatMul (v, d)")]
+)
 def test_where_converted_weights_do_not_run_pairs_are_kept_apart(
     scales: str, product: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As onnxruntime 1.32 has it for weights per channel without zero points, and for those on the left."""
+    """As onnxruntime 1.32 has it for weights per channel without zero points, and for those on the
+    left.
+    """
     monkeypatch.setattr(calibrators.onnx_runtime.session, "saturates", lambda: True)
     model = parse(
         f"""g (float[16,16] x) => (float[16,16] y) {{
@@ -130,10 +156,14 @@ def test_where_converted_weights_do_not_run_pairs_are_kept_apart(
         session.run(None, {"z": feeds["x"]})
 
 
-def test_a_run_that_no_session_can_do_fails_as_it_does_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_no_session_can_do_fails_as_it_does_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(calibrators.onnx_runtime.session, "saturates", lambda: True)
     model, feeds = largest()
     session = open_session(model)
     with pytest.raises(Exception, match="Required inputs"):
         session.run(None, {"z": feeds["x"]})
-    np.testing.assert_array_equal(session.run(None, feeds)[0], ReferenceEvaluator(model).run(None, feeds)[0])
+    np.testing.assert_array_equal(
+        session.run(None, feeds)[0], ReferenceEvaluator(model).run(None, feeds)[0]
+    )

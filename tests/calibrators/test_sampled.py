@@ -26,7 +26,9 @@ def test_order_and_split_do_not_matter(seed: int, cuts: list[int]) -> None:
     for part in np.split(shuffled, sorted(cuts)):
         merged.merge(of(part))
     assert np.array_equal(whole.vectors, merged.vectors)
-    assert np.array_equal(whole.lo, data.min(axis=0)) and np.array_equal(merged.hi, data.max(axis=0))
+    assert np.array_equal(whole.lo, data.min(axis=0)) and np.array_equal(
+        merged.hi, data.max(axis=0)
+    )
     assert len(whole.vectors) == 16
     assert {row.tobytes() for row in whole.vectors} <= {row.tobytes() for row in data}
 

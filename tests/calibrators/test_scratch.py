@@ -1,4 +1,6 @@
-"""What a killed process leaves behind is removed at the next start, and nothing that a living one uses."""
+"""What a killed process leaves behind is removed at the next start, and nothing that a living one
+uses.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ with written(folder / "kept.npz") as file:
 @contextmanager
 def holding(folder: Path) -> Iterator[subprocess.Popen[str]]:
     """A process that is amid its work there."""
-    process = subprocess.Popen([sys.executable, "-c", HOLD, str(folder)], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(folder)], stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout is not None and process.stdout.readline() == "ready\n"
     try:
         yield process
@@ -44,7 +48,10 @@ def holding(folder: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def names(folder: Path) -> list[str]:
-    return sorted(path.name.rpartition(".")[0] if path.is_dir() else path.name for path in folder.iterdir())
+    return sorted(
+        path.name.rpartition(".")[0] if path.is_dir() else path.name
+        for path in folder.iterdir()
+    )
 
 
 def test_a_killed_process_and_a_living_one(tmp_path: Path) -> None:
@@ -58,7 +65,9 @@ def test_a_killed_process_and_a_living_one(tmp_path: Path) -> None:
         assert sorted(tmp_path.iterdir()) == before, "the process lives"
         process.kill()
         process.wait()
-        assert sorted(tmp_path.iterdir()) == before, "nothing runs in a process that is killed"
+        assert sorted(tmp_path.iterdir()) == before, (
+            "nothing runs in a process that is killed"
+        )
         with ScratchFolder(tmp_path, "q.onnx") as folder:
             assert [path for path in tmp_path.iterdir() if path.is_dir()] == [folder]
         with written(tmp_path / "kept.npz") as file:
@@ -68,8 +77,13 @@ def test_a_killed_process_and_a_living_one(tmp_path: Path) -> None:
 
 
 def test_what_is_not_ours_stays(tmp_path: Path) -> None:
-    """Folders and files of other names, links, and folders without a lock that are not a day old."""
-    for name in (".q.onnx.12345678", ".q.onnx.nothex_but_long", "q.onnx.12345678", ".other.12345678"):
+    """Folders and files of other names, links, and folders without a lock that are not a day old."""  # noqa: E501
+    for name in (
+        ".q.onnx.12345678",
+        ".q.onnx.nothex_but_long",
+        "q.onnx.12345678",
+        ".other.12345678",
+    ):
         (tmp_path / name).mkdir()
     (tmp_path / "notes.tmp").write_text("mine")
     os.utime(tmp_path / ".other.12345678", (0, 0))
@@ -79,12 +93,16 @@ def test_what_is_not_ours_stays(tmp_path: Path) -> None:
     assert sorted(tmp_path.iterdir()) == before
     os.utime(tmp_path / ".q.onnx.12345678", (0, 0))
     sweep_folders(tmp_path, "q.onnx")
-    assert sorted(tmp_path.iterdir()) == [path for path in before if path.name != ".q.onnx.12345678"]
+    assert sorted(tmp_path.iterdir()) == [
+        path for path in before if path.name != ".q.onnx.12345678"
+    ]
 
 
 @pytest.mark.skipif(os.name != "posix", reason="there is no umask")
 @pytest.mark.parametrize("mask", [0o022, 0o077, 0o002])
-def test_a_file_gets_the_permissions_that_the_umask_leaves(mask: int, tmp_path: Path) -> None:
+def test_a_file_gets_the_permissions_that_the_umask_leaves(
+    mask: int, tmp_path: Path
+) -> None:
     """The oracle is a file that is opened as any other."""
     before = os.umask(mask)
     try:
@@ -117,23 +135,51 @@ sys.exit(main(sys.argv[2:]))
 """
 
 
-@pytest.mark.skipif(not hasattr(signal, "SIGXFSZ"), reason="no limit of a file's size stands for a full disk")
+@pytest.mark.skipif(
+    not hasattr(signal, "SIGXFSZ"),
+    reason="no limit of a file's size stands for a full disk",
+)
 @pytest.mark.parametrize(
     ("room", "arguments", "named"),
     [
         (
             2000,
-            ("quantize", "m.onnx", "-o", "out/q.onnx", "--config", "A16W8", "--random-data", "--no-isolation"),
+            (
+                "quantize",
+                "m.onnx",
+                "-o",
+                "out/q.onnx",
+                "--config",
+                "A16W8",
+                "--random-data",
+                "--no-isolation",
+            ),
             "out/q.onnx cannot be",
         ),
         (500, ("convert", "m.onnx", "-o", "q.onnx", "--to", "float16"), "q.onnx"),
-        (2000, ("npu", "legalize", "m.onnx", "-o", "q.onnx"), "q.onnx cannot be written: File too large"),
+        (
+            2000,
+            ("npu", "legalize", "m.onnx", "-o", "q.onnx"),
+            "q.onnx cannot be written: File too large",
+        ),
         (
             100,
-            ("analyze", "m.onnx", "s.onnx", "--random-data", "--html", "page.html", "--no-isolation"),
+            (
+                "analyze",
+                "m.onnx",
+                "s.onnx",
+                "--random-data",
+                "--html",
+                "page.html",
+                "--no-isolation",
+            ),
             "page.html: File too large",
         ),
-        (100, ("explain", "m.onnx", "--json", "plan.json"), "plan.json: File too large"),
+        (
+            100,
+            ("explain", "m.onnx", "--json", "plan.json"),
+            "plan.json: File too large",
+        ),
     ],
 )
 def test_a_full_disk_names_what_the_user_named(
@@ -141,7 +187,8 @@ def test_a_full_disk_names_what_the_user_named(
 ) -> None:
     """No temporary folder, whose name means nothing to anybody and which is gone by then.
 
-    The limit of a file's size concerns the temporary folder as well, where an isolated run puts its models.
+    The limit of a file's size concerns the temporary folder as well, where an isolated run puts its
+    models.
     """
     import onnx
 
@@ -149,11 +196,19 @@ def test_a_full_disk_names_what_the_user_named(
     from tests.models import residual, samples
 
     onnx.save(residual(), tmp_path / "m.onnx")
-    onnx.save(quantize(residual(), samples(residual()), "A8W8").model, tmp_path / "s.onnx")
+    onnx.save(
+        quantize(residual(), samples(residual()), "A8W8").model, tmp_path / "s.onnx"
+    )
     run = [sys.executable, "-c", FULL, str(room), *arguments]
-    done = subprocess.run(run, capture_output=True, text=True, cwd=tmp_path, check=False)
-    errors = sorted({line for line in done.stderr.splitlines() if "error" in line})  # JSON would have said it, too
+    done = subprocess.run(
+        run, capture_output=True, text=True, cwd=tmp_path, check=False
+    )
+    errors = sorted(
+        {line for line in done.stderr.splitlines() if "error" in line}
+    )  # JSON would have said it, too
     assert done.returncode == 2 and len(errors) == 1, done.stderr
     assert named in errors[0]
-    assert "/." not in errors[0] and str(tmp_path / ".") not in errors[0].replace(str(tmp_path / "out"), "")
+    assert "/." not in errors[0] and str(tmp_path / ".") not in errors[0].replace(
+        str(tmp_path / "out"), ""
+    )
     assert {path.name for path in tmp_path.iterdir()} <= {"m.onnx", "s.onnx", "out"}

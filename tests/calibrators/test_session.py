@@ -17,7 +17,9 @@ def doubling() -> onnx.ModelProto:
     model = onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["": 17]> g (float[n] x) => (float[n] y) { y = Mul (x, w) }'
     )
-    model.graph.initializer.append(onnx.numpy_helper.from_array(np.full(3, 2, np.float32), "w"))
+    model.graph.initializer.append(
+        onnx.numpy_helper.from_array(np.full(3, 2, np.float32), "w")
+    )
     return model
 
 
@@ -44,11 +46,19 @@ def test_options(threads: int, optimize: bool) -> None:
 
 def test_a_file_with_external_data(tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
-    onnx.save_model(doubling(), path, save_as_external_data=True, location="m.data", size_threshold=0)
+    onnx.save_model(
+        doubling(),
+        path,
+        save_as_external_data=True,
+        location="m.data",
+        size_threshold=0,
+    )
     assert run(open_session(path)) == [2, 4, 6]
 
 
-def test_a_model_above_the_limit_goes_through_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_model_above_the_limit_goes_through_a_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(session, "PROTOBUF_LIMIT", 1)
     monkeypatch.setattr(session, "_SMALL_TENSOR", 1)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
@@ -77,7 +87,9 @@ def test_an_operator_nobody_knows() -> None:
         open_session(model)
 
 
-def test_onnxruntime_does_not_print(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_onnxruntime_does_not_print(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def fail(*_: object) -> None:
         raise RuntimeError("no luck")
 

@@ -12,7 +12,10 @@ from calibrators.errors import DataError
 from calibrators.readers.spool import Spool
 
 SAMPLES: list[dict[str, Any]] = [
-    {"x": np.arange(6, dtype=np.float32).reshape(2, 3), "strange / name": np.int64([1])},
+    {
+        "x": np.arange(6, dtype=np.float32).reshape(2, 3),
+        "strange / name": np.int64([1]),
+    },
     {"x": np.zeros((0, 3), np.float16), "flag": np.array(True)},
     {},
     {"arr_0": np.float64([1, 2]), "allow_pickle": np.uint8([3]), "file": np.int8([4])},
@@ -34,7 +37,9 @@ def check_same(found: dict[str, Any], given: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("memory", [0, 30, 10**6])
-def test_samples_come_back_in_order_and_as_often_as_one_likes(memory: int, folder: Path) -> None:
+def test_samples_come_back_in_order_and_as_often_as_one_likes(
+    memory: int, folder: Path
+) -> None:
     with Spool(SAMPLES, memory=memory) as spool:
         assert len(spool) == len(SAMPLES)
         for _ in range(2):
@@ -79,13 +84,20 @@ def test_the_files_go_with_the_spool(folder: Path) -> None:
     assert not list(folder.iterdir())
 
 
-def test_a_full_disk_names_the_temporary_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_names_the_temporary_folder(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Which the user can move, by TMPDIR; not a file in it."""
 
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(np, "savez", full)
-    with Spool(memory=0) as spool, pytest.raises(DataError, match=r"folder .* \(see TMPDIR\): No space left on device"):
+    with (
+        Spool(memory=0) as spool,
+        pytest.raises(
+            DataError, match=r"folder .* \(see TMPDIR\): No space left on device"
+        ),
+    ):
         spool.append({"x": np.ones(5)})
     assert list(folder.iterdir()) == []

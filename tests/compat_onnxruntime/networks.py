@@ -14,7 +14,11 @@ Feeds = dict[str, NDArray[Any]]
 
 
 def _model(
-    nodes: list[Any], x: tuple[Any, ...], y: tuple[Any, ...], weights: dict[str, Any], **settings: Any
+    nodes: list[Any],
+    x: tuple[Any, ...],
+    y: tuple[Any, ...],
+    weights: dict[str, Any],
+    **settings: Any,
 ) -> ModelProto:
     kind = settings.get("kind", TensorProto.FLOAT)
     graph = helper.make_graph(
@@ -22,18 +26,26 @@ def _model(
         "g",
         [helper.make_tensor_value_info("x", kind, x)],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, y)],
-        [numpy_helper.from_array(np.asarray(value), name) for name, value in weights.items()],
+        [
+            numpy_helper.from_array(np.asarray(value), name)
+            for name, value in weights.items()
+        ],
     )
-    imports = [helper.make_opsetid("", settings.get("opset", 17)), helper.make_opsetid("com.microsoft", 1)]
+    imports = [
+        helper.make_opsetid("", settings.get("opset", 17)),
+        helper.make_opsetid("com.microsoft", 1),
+    ]
     return helper.make_model(graph, opset_imports=imports, ir_version=9)
 
 
 def _normal(*shape: int, seed: int, scale: float = 1.0) -> NDArray[np.float32]:
-    return (np.random.default_rng(seed).standard_normal(shape) * scale).astype(np.float32)
+    return (np.random.default_rng(seed).standard_normal(shape) * scale).astype(
+        np.float32
+    )
 
 
 def convolutions(opset: int = 17) -> ModelProto:
-    """Conv, Relu, MaxPool, Conv, Add, Relu, GlobalAveragePool, Flatten, Gemm: an image classifier."""
+    """Conv, Relu, MaxPool, Conv, Add, Relu, GlobalAveragePool, Flatten, Gemm: an image classifier."""  # noqa: E501
     node = helper.make_node
     nodes = [
         node("Conv", ["x", "w1", "b1"], ["c1"], "conv1", pads=[1, 1, 1, 1]),
@@ -58,7 +70,9 @@ def convolutions(opset: int = 17) -> ModelProto:
 
 
 def attention() -> ModelProto:
-    """Projections, scores, Softmax and a feed-forward part with Sigmoid and Mul: a decoder's layer in small."""
+    """Projections, scores, Softmax and a feed-forward part with Sigmoid and Mul: a decoder's layer
+    in small.
+    """
     node = helper.make_node
     nodes = [
         node("MatMul", ["x", "wq"], ["q"], "q_proj"),
@@ -76,8 +90,14 @@ def attention() -> ModelProto:
         node("MatMul", ["a", "wd"], ["y"], "down"),
     ]
     size = 32
-    weights = {name: _normal(size, size, seed=at, scale=0.18) for at, name in enumerate(("wq", "wk", "wv", "wo"))}
-    weights |= {"wu": _normal(size, 64, seed=7, scale=0.18), "wd": _normal(64, size, seed=8, scale=0.13)}
+    weights = {
+        name: _normal(size, size, seed=at, scale=0.18)
+        for at, name in enumerate(("wq", "wk", "wv", "wo"))
+    }
+    weights |= {
+        "wu": _normal(size, 64, seed=7, scale=0.18),
+        "wd": _normal(64, size, seed=8, scale=0.13),
+    }
     return _model(nodes, ("N", 6, size), ("N", 6, size), weights)
 
 
@@ -102,8 +122,12 @@ def branches() -> ModelProto:
     """Two Add and a Softmax, and an If one of whose branches multiplies."""
     node, w = helper.make_node, _normal(16, 16, seed=9, scale=0.25)
     result = helper.make_tensor_value_info("z", TensorProto.FLOAT, None)
-    then = helper.make_graph([node("MatMul", ["b", "w"], ["z"], "inner")], "then", [], [result])
-    other = helper.make_graph([node("Identity", ["b"], ["z"], "same")], "other", [], [result])
+    then = helper.make_graph(
+        [node("MatMul", ["b", "w"], ["z"], "inner")], "then", [], [result]
+    )
+    other = helper.make_graph(
+        [node("Identity", ["b"], ["z"], "same")], "other", [], [result]
+    )
     nodes = [
         node("Add", ["x", "k"], ["a"], "add1"),
         node("Softmax", ["a"], ["s"], "softmax1", axis=-1),
@@ -123,7 +147,11 @@ def stream() -> ModelProto:
         node("Add", ["h", "x"], ["r"], "add"),
         node("LayerNormalization", ["r", "gain", "bias"], ["y"], "norm"),
     ]
-    weights = {"w": _normal(16, 16, seed=1, scale=0.25), "gain": np.ones(16, "f"), "bias": np.zeros(16, "f")}
+    weights = {
+        "w": _normal(16, 16, seed=1, scale=0.25),
+        "gain": np.ones(16, "f"),
+        "bias": np.zeros(16, "f"),
+    }
     return _model(nodes, ("N", 16), ("N", 16), weights)
 
 
@@ -133,7 +161,9 @@ def samples(model: ModelProto, count: int = 24, seed: int = 0) -> list[Feeds]:
     shape = [dim.dim_value or 4 for dim in value.type.tensor_type.shape.dim]
     if value.type.tensor_type.elem_type == TensorProto.INT64:
         return [{"x": random.integers(0, 50, shape)} for _ in range(count)]
-    return [{"x": random.standard_normal(shape).astype(np.float32)} for _ in range(count)]
+    return [
+        {"x": random.standard_normal(shape).astype(np.float32)} for _ in range(count)
+    ]
 
 
 def save(model: ModelProto, folder: Path) -> Path:

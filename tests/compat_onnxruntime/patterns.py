@@ -1,7 +1,7 @@
 """Forty ways in which public scripts call onnxruntime.quantization, each with a small model.
 
-A pattern is a function of the module ``q``, which is onnxruntime.quantization or stands in for it, a folder with
-``float.onnx``, and data. It writes ``folder / "quantized.onnx"``.
+A pattern is a function of the module ``q``, which is onnxruntime.quantization or stands in for it,
+a folder with ``float.onnx``, and data. It writes ``folder / "quantized.onnx"``.
 """
 
 from __future__ import annotations
@@ -97,18 +97,35 @@ def tutorial(q: Any, folder: Path, data: list[Feeds]) -> None:
 
 @pattern(networks.convolutions)
 def unsigned_activations(q: Any, folder: Path, data: list[Feeds]) -> None:
-    static(q, folder, data, activation_type=q.QuantType.QUInt8, weight_type=q.QuantType.QInt8, per_channel=True)
+    static(
+        q,
+        folder,
+        data,
+        activation_type=q.QuantType.QUInt8,
+        weight_type=q.QuantType.QInt8,
+        per_channel=True,
+    )
 
 
 @pattern(networks.convolutions)
 def unsigned_throughout(q: Any, folder: Path, data: list[Feeds]) -> None:
-    static(q, folder, data, activation_type=q.QuantType.QUInt8, weight_type=q.QuantType.QUInt8)
+    static(
+        q,
+        folder,
+        data,
+        activation_type=q.QuantType.QUInt8,
+        weight_type=q.QuantType.QUInt8,
+    )
 
 
 @pattern(networks.convolutions)
 def signed_and_symmetric(q: Any, folder: Path, data: list[Feeds]) -> None:
     """The settings that TensorRT's users are told to take."""
-    options = {"ActivationSymmetric": True, "WeightSymmetric": True, "AddQDQPairToWeight": True}
+    options = {
+        "ActivationSymmetric": True,
+        "WeightSymmetric": True,
+        "AddQDQPairToWeight": True,
+    }
     static(q, folder, data, extra_options=options)
 
 
@@ -121,35 +138,72 @@ def operators(q: Any, folder: Path, data: list[Feeds]) -> None:
 @pattern(networks.convolutions)
 def numbers_for_types(q: Any, folder: Path, data: list[Feeds]) -> None:
     """Types as TensorProto numbers, and flags as 0 and 1."""
-    static(q, folder, data, activation_type=TensorProto.UINT8, weight_type=TensorProto.INT8, per_channel=1)
+    static(
+        q,
+        folder,
+        data,
+        activation_type=TensorProto.UINT8,
+        weight_type=TensorProto.INT8,
+        per_channel=1,
+    )
 
 
 @pattern(networks.convolutions)
 def nothing_for_lists(q: Any, folder: Path, data: list[Feeds]) -> None:
-    none = dict.fromkeys(("op_types_to_quantize", "nodes_to_quantize", "nodes_to_exclude", "extra_options"))
+    none = dict.fromkeys(
+        (
+            "op_types_to_quantize",
+            "nodes_to_quantize",
+            "nodes_to_exclude",
+            "extra_options",
+        )
+    )
     static(q, folder, data, calibration_providers=["CPUExecutionProvider"], **none)
 
 
 @pattern(networks.convolutions)
 def entropy(q: Any, folder: Path, data: list[Feeds]) -> None:
-    static(q, folder, data, calibrate_method=q.CalibrationMethod.Entropy, activation_type=q.QuantType.QUInt8)
+    static(
+        q,
+        folder,
+        data,
+        calibrate_method=q.CalibrationMethod.Entropy,
+        activation_type=q.QuantType.QUInt8,
+    )
 
 
 @pattern(networks.convolutions)
 def percentile(q: Any, folder: Path, data: list[Feeds]) -> None:
     options = {"CalibPercentile": 99.99, "CalibTensorRangeSymmetric": False}
-    static(q, folder, data, calibrate_method=q.CalibrationMethod["Percentile"], extra_options=options)
+    static(
+        q,
+        folder,
+        data,
+        calibrate_method=q.CalibrationMethod["Percentile"],
+        extra_options=options,
+    )
 
 
 @pattern(networks.convolutions)
 def moving_average(q: Any, folder: Path, data: list[Feeds]) -> None:
-    options = {"CalibMovingAverage": True, "CalibMovingAverageConstant": 0.1, "CalibTensorRangeSymmetric": True}
+    options = {
+        "CalibMovingAverage": True,
+        "CalibMovingAverageConstant": 0.1,
+        "CalibTensorRangeSymmetric": True,
+    }
     static(q, folder, data, extra_options=options)
 
 
 @pattern(networks.convolutions)
 def sixteen_bits(q: Any, folder: Path, data: list[Feeds]) -> None:
-    static(q, folder, data, activation_type=q.QuantType.QUInt16, weight_type=q.QuantType.QInt8, per_channel=True)
+    static(
+        q,
+        folder,
+        data,
+        activation_type=q.QuantType.QUInt16,
+        weight_type=q.QuantType.QInt8,
+        per_channel=True,
+    )
 
 
 @pattern(networks.convolutions)
@@ -170,7 +224,13 @@ def some_nodes(q: Any, folder: Path, data: list[Feeds]) -> None:
 
 @pattern(networks.branches)
 def nodes_that_few_bits_ruin(q: Any, folder: Path, data: list[Feeds]) -> None:
-    static(q, folder, data, nodes_to_quantize=["add1", "add2", "softmax1"], activation_type=q.QuantType.QUInt8)
+    static(
+        q,
+        folder,
+        data,
+        nodes_to_quantize=["add1", "add2", "softmax1"],
+        activation_type=q.QuantType.QUInt8,
+    )
 
 
 @pattern(networks.convolutions)
@@ -185,7 +245,9 @@ def external_data(q: Any, folder: Path, data: list[Feeds]) -> None:
 
 @pattern(networks.convolutions)
 def model_in_memory(q: Any, folder: Path, data: list[Feeds]) -> None:
-    q.quantize_static(onnx.load(folder / "float.onnx"), folder / "quantized.onnx", reader(q, data))
+    q.quantize_static(
+        onnx.load(folder / "float.onnx"), folder / "quantized.onnx", reader(q, data)
+    )
 
 
 @pattern(networks.convolutions)
@@ -195,28 +257,50 @@ def float_biases(q: Any, folder: Path, data: list[Feeds]) -> None:
 
 @pattern(networks.convolutions)
 def dedicated_pairs(q: Any, folder: Path, data: list[Feeds]) -> None:
-    static(q, folder, data, extra_options={"DedicatedQDQPair": True, "QDQKeepRemovableActivations": True})
+    static(
+        q,
+        folder,
+        data,
+        extra_options={"DedicatedQDQPair": True, "QDQKeepRemovableActivations": True},
+    )
 
 
 @pattern(networks.convolutions)
 def contributed_pairs(q: Any, folder: Path, data: list[Feeds]) -> None:
-    static(q, folder, data, extra_options={"UseQDQContribOps": True, "MinimumRealRange": 0.0001})
+    static(
+        q,
+        folder,
+        data,
+        extra_options={"UseQDQContribOps": True, "MinimumRealRange": 0.0001},
+    )
 
 
 @pattern(networks.attention)
 def constant_factors(q: Any, folder: Path, data: list[Feeds]) -> None:
-    options = {"MatMulConstBOnly": True, "OpTypesToExcludeOutputQuantization": ["MatMul"]}
+    options = {
+        "MatMulConstBOnly": True,
+        "OpTypesToExcludeOutputQuantization": ["MatMul"],
+    }
     static(q, folder, data, op_types_to_quantize=["MatMul"], extra_options=options)
 
 
 @pattern(networks.attention)
 def per_channel_axis(q: Any, folder: Path, data: list[Feeds]) -> None:
-    static(q, folder, data, per_channel=True, extra_options={"QDQOpTypePerChannelSupportToAxis": {"MatMul": 1}})
+    static(
+        q,
+        folder,
+        data,
+        per_channel=True,
+        extra_options={"QDQOpTypePerChannelSupportToAxis": {"MatMul": 1}},
+    )
 
 
 @pattern(networks.attention)
 def one_tensor_in_sixteen_bits(q: Any, folder: Path, data: list[Feeds]) -> None:
-    overrides = {"r": [{"quant_type": q.QuantType.QUInt16}], "wo": [{"quant_type": q.QuantType.QUInt8}]}
+    overrides = {
+        "r": [{"quant_type": q.QuantType.QUInt16}],
+        "wo": [{"quant_type": q.QuantType.QUInt8}],
+    }
     types = {"activation_type": q.QuantType.QUInt8, "weight_type": q.QuantType.QInt8}
     static(q, folder, data, extra_options={"TensorQuantOverrides": overrides}, **types)
 
@@ -224,22 +308,39 @@ def one_tensor_in_sixteen_bits(q: Any, folder: Path, data: list[Feeds]) -> None:
 @pattern(networks.attention)
 def scales_from_elsewhere(q: Any, folder: Path, data: list[Feeds]) -> None:
     given = {"scale": np.array(0.03, np.float32), "zero_point": np.array(128, np.uint8)}
-    overrides = {"x": [given], "g": [{"rmin": np.array(0, np.float32), "rmax": np.array(1, np.float32)}]}
-    static(q, folder, data, activation_type=q.QuantType.QUInt8, extra_options={"TensorQuantOverrides": overrides})
+    overrides = {
+        "x": [given],
+        "g": [{"rmin": np.array(0, np.float32), "rmax": np.array(1, np.float32)}],
+    }
+    static(
+        q,
+        folder,
+        data,
+        activation_type=q.QuantType.QUInt8,
+        extra_options={"TensorQuantOverrides": overrides},
+    )
 
 
 @pattern(networks.attention)
 def converted_for_one_reader(q: Any, folder: Path, data: list[Feeds]) -> None:
     convert = {"quant_type": q.QuantType.QUInt16, "recv_nodes": {"scores"}}
     overrides = {"q": [{"quant_type": q.QuantType.QUInt8, "convert": convert}]}
-    static(q, folder, data, activation_type=q.QuantType.QUInt8, extra_options={"TensorQuantOverrides": overrides})
+    static(
+        q,
+        folder,
+        data,
+        activation_type=q.QuantType.QUInt8,
+        extra_options={"TensorQuantOverrides": overrides},
+    )
 
 
 @pattern(networks.attention)
 def whole_model(q: Any, folder: Path, data: list[Feeds]) -> None:
     """get_qdq_config and quantize, as NPUs want it."""
     source, output = paths(folder)
-    settings = q.get_qdq_config(source, reader(q, data), activation_type=q.QuantType.QUInt16, per_channel=True)
+    settings = q.get_qdq_config(
+        source, reader(q, data), activation_type=q.QuantType.QUInt16, per_channel=True
+    )
     q.quantize(source, output, settings)
 
 
@@ -270,8 +371,14 @@ def static_config(q: Any, folder: Path, data: list[Feeds]) -> None:
 @pattern(networks.convolutions)
 def prepared_first(q: Any, folder: Path, data: list[Feeds]) -> None:
     preparation = module(q, "shape_inference")
-    preparation.quant_pre_process(str(folder / "float.onnx"), str(folder / "inferred.onnx"), skip_symbolic_shape=True)
-    q.quantize_static(str(folder / "inferred.onnx"), str(folder / "quantized.onnx"), reader(q, data))
+    preparation.quant_pre_process(
+        str(folder / "float.onnx"),
+        str(folder / "inferred.onnx"),
+        skip_symbolic_shape=True,
+    )
+    q.quantize_static(
+        str(folder / "inferred.onnx"), str(folder / "quantized.onnx"), reader(q, data)
+    )
 
 
 @pattern(networks.convolutions)
@@ -290,7 +397,17 @@ def calibrator_and_quantizer(q: Any, folder: Path, data: list[Feeds]) -> None:
     calibrator.collect_data(reader(q, data))
     types = ["Conv", "Gemm", "Add", "MaxPool", "Relu"]
     kinds = (q.QuantType.QInt8, q.QuantType.QUInt8)
-    quantizer = q.QDQQuantizer(onnx.load(source), True, False, *kinds, calibrator.compute_data(), [], [], types, {})
+    quantizer = q.QDQQuantizer(
+        onnx.load(source),
+        True,
+        False,
+        *kinds,
+        calibrator.compute_data(),
+        [],
+        [],
+        types,
+        {},
+    )
     quantizer.quantize_model()
     quantizer.model.save_model_to_file(output, False)
 
@@ -302,17 +419,27 @@ def dynamic(q: Any, folder: Path, data: list[Feeds]) -> None:
 
 @pattern(networks.attention)
 def dynamic_unsigned(q: Any, folder: Path, data: list[Feeds]) -> None:
-    q.quantize_dynamic(model_input=paths(folder)[0], model_output=paths(folder)[1], weight_type=q.QuantType.QUInt8)
+    q.quantize_dynamic(
+        model_input=paths(folder)[0],
+        model_output=paths(folder)[1],
+        weight_type=q.QuantType.QUInt8,
+    )
 
 
 @pattern(networks.embedding)
 def dynamic_per_channel(q: Any, folder: Path, data: list[Feeds]) -> None:
-    q.quantize_dynamic(*paths(folder), per_channel=True, op_types_to_quantize=["MatMul", "Attention", "LSTM"])
+    q.quantize_dynamic(
+        *paths(folder),
+        per_channel=True,
+        op_types_to_quantize=["MatMul", "Attention", "LSTM"],
+    )
 
 
 @pattern(networks.attention)
 def dynamic_config(q: Any, folder: Path, data: list[Feeds]) -> None:
-    settings = q.DynamicQuantConfig(weight_type=q.QuantType.QInt8, extra_options={"MatMulConstBOnly": True})
+    settings = q.DynamicQuantConfig(
+        weight_type=q.QuantType.QInt8, extra_options={"MatMulConstBOnly": True}
+    )
     q.quantize(*paths(folder), settings)
 
 
@@ -325,18 +452,40 @@ def _blocks(q: Any, folder: Path, data: list[Feeds], **keywords: Any) -> None:
 
 @pattern(networks.attention)
 def four_bits(q: Any, folder: Path, data: list[Feeds]) -> None:
-    _blocks(q, folder, data, block_size=32, is_symmetric=True, accuracy_level=4, nodes_to_exclude=["down"])
+    _blocks(
+        q,
+        folder,
+        data,
+        block_size=32,
+        is_symmetric=True,
+        accuracy_level=4,
+        nodes_to_exclude=["down"],
+    )
 
 
 @pattern(networks.attention)
 def eight_bits_asymmetric(q: Any, folder: Path, data: list[Feeds]) -> None:
     nbits = module(q, "matmul_nbits_quantizer")
-    _blocks(q, folder, data, algo_config=nbits.DefaultWeightOnlyQuantConfig(block_size=16, is_symmetric=False, bits=8))
+    _blocks(
+        q,
+        folder,
+        data,
+        algo_config=nbits.DefaultWeightOnlyQuantConfig(
+            block_size=16, is_symmetric=False, bits=8
+        ),
+    )
 
 
 @pattern(networks.attention)
 def four_bit_pairs(q: Any, folder: Path, data: list[Feeds]) -> None:
-    _blocks(q, folder, data, block_size=32, is_symmetric=True, quant_format=q.QuantFormat.QDQ)
+    _blocks(
+        q,
+        folder,
+        data,
+        block_size=32,
+        is_symmetric=True,
+        quant_format=q.QuantFormat.QDQ,
+    )
 
 
 @pattern(partial(networks.convolutions, 11))

@@ -55,7 +55,9 @@ def test_every_name_is_there(name: str) -> None:
     original = importlib.import_module(f"{theirs.__name__}{suffix}")
     for known in (known for known in vars(original) if not known.startswith("_")):
         found = getattr(mirrored, known)
-        own = known in OWN.get(name or "quantize", ()) or (not name and known == "QDQQuantizer")
+        own = known in OWN.get(name or "quantize", ()) or (
+            not name and known == "QDQQuantizer"
+        )
         if own:
             assert found is not getattr(original, known)
         elif not inspect.ismodule(found) and known not in ("quantize", "annotations"):
@@ -66,7 +68,9 @@ def test_every_name_is_there(name: str) -> None:
 
 def test_signatures_are_theirs() -> None:
     for name in ("quantize_static", "quantize_dynamic"):
-        assert inspect.signature(getattr(ours, name)) == inspect.signature(getattr(theirs, name))
+        assert inspect.signature(getattr(ours, name)) == inspect.signature(
+            getattr(theirs, name)
+        )
 
 
 def test_what_is_no_configuration_is_refused(tmp_path: Path) -> None:
@@ -84,7 +88,10 @@ def test_the_native_package_does_not_import_the_mirror() -> None:
 def test_enumerations_of_the_root_package_read_names() -> None:
     import quark_onnx
 
-    assert quark_onnx.QuantType.from_string("QUInt4").tensor_type == theirs.QuantType.QUInt4.tensor_type
+    assert (
+        quark_onnx.QuantType.from_string("QUInt4").tensor_type
+        == theirs.QuantType.QUInt4.tensor_type
+    )
     assert [str(kind) for kind in quark_onnx.QuantFormat] == ["QOperator", "QDQ"]
     assert {kind.name: kind.value for kind in quark_onnx.QuantType} == {
         kind.name: kind.value for kind in theirs.QuantType

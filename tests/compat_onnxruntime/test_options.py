@@ -1,4 +1,6 @@
-"""Options that no pattern has: caches, strides, bare names of contributed operators, and the documented table."""
+"""Options that no pattern has: caches, strides, bare names of contributed operators, and the
+documented table.
+"""
 
 from __future__ import annotations
 
@@ -39,18 +41,31 @@ def data() -> Any:
 
 def test_a_cache_gives_the_same_model_without_data(folder: Path) -> None:
     source, cache = str(folder / "float.onnx"), folder / "ranges.json"
-    ours.quantize_static(source, str(folder / "a.onnx"), data(), calibration_cache_path=cache)
-    ours.quantize_static(source, str(folder / "b.onnx"), None, calibration_cache_path=cache)
+    ours.quantize_static(
+        source, str(folder / "a.onnx"), data(), calibration_cache_path=cache
+    )
+    ours.quantize_static(
+        source, str(folder / "b.onnx"), None, calibration_cache_path=cache
+    )
     first, second = scales(folder / "a.onnx"), scales(folder / "b.onnx")
     assert first.keys() == second.keys()
-    np.testing.assert_allclose([first[name] for name in first], [second[name] for name in first], rtol=1e-5)
-    assert theirs.load_tensors_data(cache).calibration_method == theirs.CalibrationMethod.MinMax
+    np.testing.assert_allclose(
+        [first[name] for name in first], [second[name] for name in first], rtol=1e-5
+    )
+    assert (
+        theirs.load_tensors_data(cache).calibration_method
+        == theirs.CalibrationMethod.MinMax
+    )
 
 
 def test_a_cache_of_onnxruntime_is_read(folder: Path) -> None:
     source, cache = str(folder / "float.onnx"), folder / "ranges.json"
-    theirs.quantize_static(source, str(folder / "a.onnx"), data(), calibration_cache_path=cache)
-    ours.quantize_static(source, str(folder / "b.onnx"), None, calibration_cache_path=cache)
+    theirs.quantize_static(
+        source, str(folder / "a.onnx"), data(), calibration_cache_path=cache
+    )
+    ours.quantize_static(
+        source, str(folder / "b.onnx"), None, calibration_cache_path=cache
+    )
     first, second = scales(folder / "a.onnx"), scales(folder / "b.onnx")
     np.testing.assert_allclose(first["x_scale"], second["x_scale"], rtol=1e-6)
     with pytest.raises(ValueError, match=r"was written by CalibrationMethod\.MinMax"):
@@ -89,17 +104,26 @@ class Strided:
 def test_data_in_strides(folder: Path) -> None:
     strided = Strided(networks.samples(networks.convolutions()))
     source = str(folder / "float.onnx")
-    ours.quantize_static(source, str(folder / "a.onnx"), strided, extra_options={"CalibStridedMinMax": 8})
+    ours.quantize_static(
+        source, str(folder / "a.onnx"), strided, extra_options={"CalibStridedMinMax": 8}
+    )
     assert strided.asked == [(0, 8), (8, 16), (16, 24)]
     ours.quantize_static(source, str(folder / "b.onnx"), data())
     assert scales(folder / "a.onnx") == scales(folder / "b.onnx")
     with pytest.raises(ValueError, match="of which 24 samples are no multiple"):
-        ours.quantize_static(source, str(folder / "a.onnx"), strided, extra_options={"CalibStridedMinMax": 7})
+        ours.quantize_static(
+            source,
+            str(folder / "a.onnx"),
+            strided,
+            extra_options={"CalibStridedMinMax": 7},
+        )
 
 
 def test_smoothquant() -> None:
     options = {"SmoothQuant": True, "SmoothQuantAlpha": 0.7}
-    found = translate_static((networks.attention(), "q", data()), {"extra_options": options}).config
+    found = translate_static(
+        (networks.attention(), "q", data()), {"extra_options": options}
+    ).config
     assert found.optimizers == (quark_onnx.SmoothQuant(alpha=0.7, insert=True),)
 
 
@@ -109,34 +133,57 @@ def test_contributed_operators_are_found_by_their_bare_names() -> None:
             h = com.microsoft.QuickGelu (x)
             y = Tanh (h)
         }""")
-    found = translate_static((model, "q", None), {"op_types_to_quantize": ["QuickGelu"]}).config
+    found = translate_static(
+        (model, "q", None), {"op_types_to_quantize": ["QuickGelu"]}
+    ).config
     assert "com.microsoft::QuickGelu" in found.op_types
 
 
 def test_naming_every_type_singles_none_out() -> None:
     types = ["Conv", "Relu", "MaxPool", "Add", "GlobalAveragePool", "Flatten", "Gemm"]
-    found = translate_static((networks.convolutions(), "q", None), {"op_types_to_quantize": types}).config
+    found = translate_static(
+        (networks.convolutions(), "q", None), {"op_types_to_quantize": types}
+    ).config
     assert (found.op_types, found.safe) == ((), True)
 
 
 def test_an_override_of_a_bias_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     options = {"TensorQuantOverrides": {"b1": [{"quant_type": theirs.QuantType.QInt8}]}}
-    assert translate_static((networks.convolutions(), "q", None), {"extra_options": options}).config.tensors == ()
+    assert (
+        translate_static(
+            (networks.convolutions(), "q", None), {"extra_options": options}
+        ).config.tensors
+        == ()
+    )
     assert "'b1' is a bias" in caplog.text
 
 
-def test_dynamic_products_that_there_are_not_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    translate_dynamic((networks.embedding(), "q"), {"op_types_to_quantize": ["Gather", "MatMul"]})
+def test_dynamic_products_that_there_are_not_are_warned_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    translate_dynamic(
+        (networks.embedding(), "q"), {"op_types_to_quantize": ["Gather", "MatMul"]}
+    )
     assert "quantize_dynamic has no products of codes for Gather" in caplog.text
 
 
 def test_fixed_scales_of_sigmoids() -> None:
-    found = translate_static((networks.attention(), "q", None), {"extra_options": {"extra.Sigmoid.nnapi": True}}).config
-    assert found.tensors == (quark_onnx.TensorOverride("g", dtype="uint8", scale=1 / 256, zero_point=0),)
+    found = translate_static(
+        (networks.attention(), "q", None),
+        {"extra_options": {"extra.Sigmoid.nnapi": True}},
+    ).config
+    assert found.tensors == (
+        quark_onnx.TensorOverride("g", dtype="uint8", scale=1 / 256, zero_point=0),
+    )
 
 
 def test_types_by_number_and_by_name() -> None:
-    for kind in (TensorProto.INT4, theirs.QuantType.QInt4, quark_onnx.QuantType.QInt4, "QInt4"):
+    for kind in (
+        TensorProto.INT4,
+        theirs.QuantType.QInt4,
+        quark_onnx.QuantType.QInt4,
+        "QInt4",
+    ):
         weight = translate_static(("m", "q", None), {"weight_type": kind}).config.weight
         assert weight is not None and weight.dtype.name == "int4"
 
@@ -145,16 +192,28 @@ def test_dynamic_in_the_root_package(tmp_path: Path) -> None:
     source = networks.save(networks.attention(), tmp_path)
     output = tmp_path / "q.onnx"
     for arguments in ((str(source), str(output)), (source, output)):
-        result = quark_onnx.quantize_dynamic(*arguments, weight_type=quark_onnx.QuantType.QUInt8)
+        result = quark_onnx.quantize_dynamic(
+            *arguments, weight_type=quark_onnx.QuantType.QUInt8
+        )
         assert onnx.load(output) == result
-        weights = {tensor.data_type for tensor in result.graph.initializer if tensor.name.endswith("_quantized")}
+        weights = {
+            tensor.data_type
+            for tensor in result.graph.initializer
+            if tensor.name.endswith("_quantized")
+        }
         assert weights == {TensorProto.UINT8}
     assert quark_onnx.quantize_dynamic(str(source), "DYNAMIC").graph.node
 
 
 def test_dynamic_options(caplog: pytest.LogCaptureFixture) -> None:
     options = {"ActivationSymmetric": True, "MatMulConstBOnly": False}
-    found = translate_dynamic(("m", "q"), {"extra_options": options, "per_channel": True, "reduce_range": True})
+    found = translate_dynamic(
+        ("m", "q"),
+        {"extra_options": options, "per_channel": True, "reduce_range": True},
+    )
     assert found.config.weight is not None
-    assert (found.config.weight.per_channel, found.config.weight.reduce_range) == (True, True)
+    assert (found.config.weight.per_channel, found.config.weight.reduce_range) == (
+        True,
+        True,
+    )
     assert caplog.text.count("extra option") == 2

@@ -1,4 +1,6 @@
-"""Scripts written for onnxruntime.quantization run with the package name replaced, and are as accurate as there."""
+"""Scripts written for onnxruntime.quantization run with the package name replaced, and are as
+accurate as there.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +26,21 @@ MARGIN = 0.5
 
 
 def run(path: Path, data: list[networks.Feeds]) -> np.ndarray[Any, Any]:
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(
+        str(path), providers=["CPUExecutionProvider"]
+    )
     return np.stack([session.run(["y"], feeds)[0] for feeds in data]).astype(np.float64)
 
 
 def sqnr(folder: Path, data: list[networks.Feeds]) -> float:
     """Signal to noise of the quantized model's output against the float one, in decibels."""
-    wanted, found = (run(folder / name, data) for name in ("float.onnx", "quantized.onnx"))
-    return float(10 * np.log10(np.sum(wanted**2) / max(float(np.sum((wanted - found) ** 2)), 1e-30)))
+    wanted, found = (
+        run(folder / name, data) for name in ("float.onnx", "quantized.onnx")
+    )
+    return float(
+        10
+        * np.log10(np.sum(wanted**2) / max(float(np.sum((wanted - found) ** 2)), 1e-30))
+    )
 
 
 def done(pattern: Pattern, q: Any, folder: Path) -> float:
@@ -47,8 +56,12 @@ def test_there_are_forty() -> None:
     assert len(PATTERNS) >= 40
 
 
-@pytest.mark.parametrize("pattern", PATTERNS, ids=[pattern.name for pattern in PATTERNS])
-def test_a_script_runs_and_is_as_accurate(pattern: Pattern, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "pattern", PATTERNS, ids=[pattern.name for pattern in PATTERNS]
+)
+def test_a_script_runs_and_is_as_accurate(
+    pattern: Pattern, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     before = done(pattern, theirs, tmp_path / "theirs")
     after = done(pattern, ours, tmp_path / "ours")
@@ -78,14 +91,27 @@ def test_operators_on_codes(tmp_path: Path) -> None:
 
 def test_nodes_that_are_asked_for_are_quantized(tmp_path: Path) -> None:
     model = quantized("nodes_that_few_bits_ruin", tmp_path)
-    read = {name for node in model.graph.node if node.op_type in ("Add", "Softmax") for name in node.input}
-    assert {"x_DequantizeLinear_Output", "a_DequantizeLinear_Output", "s_DequantizeLinear_Output"} <= read
+    read = {
+        name
+        for node in model.graph.node
+        if node.op_type in ("Add", "Softmax")
+        for name in node.input
+    }
+    assert {
+        "x_DequantizeLinear_Output",
+        "a_DequantizeLinear_Output",
+        "s_DequantizeLinear_Output",
+    } <= read
 
 
-def test_what_safety_would_spare_is_quantized_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_safety_would_spare_is_quantized_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     networks.save(networks.stream(), tmp_path)
     source, output = str(tmp_path / "float.onnx"), str(tmp_path / "q.onnx")
-    ours.quantize_static(source, output, reader(theirs, networks.samples(networks.stream())))
+    ours.quantize_static(
+        source, output, reader(theirs, networks.samples(networks.stream()))
+    )
     [add] = [node for node in onnx.load(output).graph.node if node.name == "add"]
     assert not any(name.endswith("_DequantizeLinear_Output") for name in add.input)
     with caplog.at_level(logging.WARNING):
@@ -105,7 +131,9 @@ def test_half_quadratic_blocks(tmp_path: Path) -> None:
     )
     found = []
     for algorithm in (None, nbits.HQQWeightOnlyQuantConfig(block_size=32, bits=4)):
-        quantizer = nbits.MatMulNBitsQuantizer(model, 4, 32, False, algo_config=algorithm)
+        quantizer = nbits.MatMulNBitsQuantizer(
+            model, 4, 32, False, algo_config=algorithm
+        )
         quantizer.process()
         quantizer.model.save_model_to_file(str(tmp_path / "quantized.onnx"), False)
         found.append(sqnr(tmp_path, data))
@@ -118,11 +146,20 @@ def test_bodies_stay_float_unless_they_are_asked_for(tmp_path: Path) -> None:
     for asked in (False, True):
         data = reader(theirs, networks.samples(networks.branches()))
         ours.quantize_static(
-            str(tmp_path / "float.onnx"), str(tmp_path / "q.onnx"), data, extra_options={"EnableSubgraph": asked}
+            str(tmp_path / "float.onnx"),
+            str(tmp_path / "q.onnx"),
+            data,
+            extra_options={"EnableSubgraph": asked},
         )
-        [branch] = [node for node in onnx.load(tmp_path / "q.onnx").graph.node if node.op_type == "If"]
+        [branch] = [
+            node
+            for node in onnx.load(tmp_path / "q.onnx").graph.node
+            if node.op_type == "If"
+        ]
         bodies = [attribute.g for attribute in branch.attribute]
-        pairs[asked] = sum(node.op_type == "DequantizeLinear" for body in bodies for node in body.node)
+        pairs[asked] = sum(
+            node.op_type == "DequantizeLinear" for body in bodies for node in body.node
+        )
     assert pairs[False] == 0 < pairs[True]
 
 
@@ -138,7 +175,9 @@ def test_a_relu_stays(tmp_path: Path) -> None:
 
 def test_domains(tmp_path: Path) -> None:
     model = quantized("contributed_pairs", tmp_path)
-    assert {node.domain for node in model.graph.node if "quantize" in node.op_type.lower()} == {"com.microsoft"}
+    assert {
+        node.domain for node in model.graph.node if "quantize" in node.op_type.lower()
+    } == {"com.microsoft"}
 
 
 def test_products_of_activations_stay_float(tmp_path: Path) -> None:
@@ -149,10 +188,16 @@ def test_products_of_activations_stay_float(tmp_path: Path) -> None:
 
 def test_overrides_of_tensors(tmp_path: Path) -> None:
     model = quantized("one_tensor_in_sixteen_bits", tmp_path)
-    assert constant(model, "r_zero_point").dtype == np.uint16 and constant(model, "wo_zero_point").dtype == np.uint8
+    assert (
+        constant(model, "r_zero_point").dtype == np.uint16
+        and constant(model, "wo_zero_point").dtype == np.uint8
+    )
     (tmp_path / "b").mkdir()
     model = quantized("scales_from_elsewhere", tmp_path / "b")
-    assert constant(model, "x_scale") == np.float32(0.03) and constant(model, "x_zero_point") == 128
+    assert (
+        constant(model, "x_scale") == np.float32(0.03)
+        and constant(model, "x_zero_point") == 128
+    )
     assert constant(model, "g_scale") == np.float32(1 / 255)
 
 
@@ -160,15 +205,25 @@ def test_a_reader_gets_another_format(tmp_path: Path) -> None:
     model = quantized("converted_for_one_reader", tmp_path)
     assert constant(model, "q_zero_point").dtype == np.uint8
     [scores] = [node for node in model.graph.node if node.name == "scores"]
-    assert constant(model, scores.input[0].replace("_DequantizeLinear_Output", "_zero_point")).dtype == np.uint16
+    assert (
+        constant(
+            model, scores.input[0].replace("_DequantizeLinear_Output", "_zero_point")
+        ).dtype
+        == np.uint16
+    )
 
 
 def test_accuracy_level_and_names(tmp_path: Path) -> None:
     model = quantized("four_bits", tmp_path)
     nbits = [node for node in model.graph.node if node.op_type == "MatMulNBits"]
     assert len(nbits) == 5
-    assert {a.i for node in nbits for a in node.attribute if a.name == "accuracy_level"} == {4}
-    types = {tensor.data_type for tensor in quantized("four_bit_pairs", tmp_path).graph.initializer}
+    assert {
+        a.i for node in nbits for a in node.attribute if a.name == "accuracy_level"
+    } == {4}
+    types = {
+        tensor.data_type
+        for tensor in quantized("four_bit_pairs", tmp_path).graph.initializer
+    }
     assert TensorProto.INT4 in types
 
 
@@ -181,12 +236,18 @@ def test_their_debugging_tools_find_our_tensors(tmp_path: Path) -> None:
         watched = str(tmp_path / f"watched_{name}")
         debug.modify_model_output_intermediate_tensors(str(tmp_path / name), watched)
         activations.append(
-            debug.collect_activations(watched, reader(theirs, networks.samples(networks.convolutions())))
+            debug.collect_activations(
+                watched, reader(theirs, networks.samples(networks.convolutions()))
+            )
         )
     matches = debug.create_activation_matching(activations[1], activations[0])
     errors = debug.compute_activation_error(matches)
     assert {"x", "r1", "m", "s"} & set(errors)
-    assert all(error["xmodel_err"] > 15 for error in errors.values() if "xmodel_err" in error)
-    weights = debug.create_weight_matching(str(tmp_path / "float.onnx"), str(tmp_path / "quantized.onnx"))
+    assert all(
+        error["xmodel_err"] > 15 for error in errors.values() if "xmodel_err" in error
+    )
+    weights = debug.create_weight_matching(
+        str(tmp_path / "float.onnx"), str(tmp_path / "quantized.onnx")
+    )
     assert {"w1", "w2"} <= set(weights)
     assert all(error > 30 for error in debug.compute_weight_error(weights).values())

@@ -13,18 +13,36 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
-from calibrators import CALIBRATORS, CalibrationError, Grid, MinMax, Percentile, Range, create, params_for
+from calibrators import (
+    CALIBRATORS,
+    CalibrationError,
+    Grid,
+    MinMax,
+    Percentile,
+    Range,
+    create,
+    params_for,
+)
 
 EXAMPLES = settings(deadline=None, derandomize=True)
 
 Rows = NDArray[np.float32]
 GRIDS = {
-    f"{name}{'' if symmetric else ' free'}{' pow2' if pow2 else ''}": Grid(*codes, symmetric=symmetric, pow2=pow2)
-    for name, codes in {"int8": (-128, 127), "uint8": (0, 255), "int16": (-32768, 32767), "uint16": (0, 65535)}.items()
+    f"{name}{'' if symmetric else ' free'}{' pow2' if pow2 else ''}": Grid(
+        *codes, symmetric=symmetric, pow2=pow2
+    )
+    for name, codes in {
+        "int8": (-128, 127),
+        "uint8": (0, 255),
+        "int16": (-32768, 32767),
+        "uint16": (0, 65535),
+    }.items()
     for symmetric in (True, False)
     for pow2 in (False, True)
 }
-METHODS = {name: cls() for name, cls in CALIBRATORS.items()} | {"percentile 90": Percentile(90.0)}
+METHODS = {name: cls() for name, cls in CALIBRATORS.items()} | {
+    "percentile 90": Percentile(90.0)
+}
 AVERAGES = {"moving average": MinMax(moving_average=True)}
 
 TINY, HUGE = np.float32(1e-45), np.float32(3e38)
@@ -37,21 +55,32 @@ DATA: dict[str, Rows] = {
     "huge": np.array([[HUGE, -HUGE, 1], [HUGE, HUGE, HUGE], [-HUGE, 0, -1]]),
     "tiny to huge": np.array([[TINY, 1e-20, 1, 1e20, HUGE]] * 3),
     "both signs": np.random.default_rng(0).standard_normal((3, 500)),
-    "one sign": np.random.default_rng(1).exponential(size=(3, 500)) * [[1], [-100], [1e-9]],
-    "mostly zero": np.pad(np.random.default_rng(2).standard_normal((3, 20)), ((0, 0), (0, 500))),
+    "one sign": np.random.default_rng(1).exponential(size=(3, 500))
+    * [[1], [-100], [1e-9]],
+    "mostly zero": np.pad(
+        np.random.default_rng(2).standard_normal((3, 20)), ((0, 0), (0, 500))
+    ),
     "integers": np.random.default_rng(3).integers(-3, 200, (3, 300)),
 }
 DATA = {name: rows.astype(np.float32) for name, rows in DATA.items()}
 
-every_method = pytest.mark.parametrize("method", (METHODS | AVERAGES).values(), ids=METHODS | AVERAGES)
+every_method = pytest.mark.parametrize(
+    "method", (METHODS | AVERAGES).values(), ids=METHODS | AVERAGES
+)
 mergeable_method = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
 #: What counts values alone, and not in which sample they came.
-POOLED = {name: method for name, method in METHODS.items() if not getattr(method, "by_sample", False)}
+POOLED = {
+    name: method
+    for name, method in METHODS.items()
+    if not getattr(method, "by_sample", False)
+}
 pooling_method = pytest.mark.parametrize("method", POOLED.values(), ids=POOLED)
 every_grid = pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS)
 grids = st.sampled_from(list(GRIDS.values()))
 numbers = st.floats(-1e6, 1e6, width=32) | st.integers(-9, 9).map(float)
-tables = arrays(np.float32, st.tuples(st.integers(1, 3), st.integers(1, 30)), elements=numbers)
+tables = arrays(
+    np.float32, st.tuples(st.integers(1, 3), st.integers(1, 30)), elements=numbers
+)
 
 
 def statistic(method: Any, *batches: Rows) -> Any:
@@ -90,7 +119,9 @@ def test_ranges_are_finite_and_scales_normal(method: Any, grid: Grid) -> None:
 
 @every_grid
 @every_method
-def test_all_zeros_have_scale_one_and_all_else_an_extent(method: Any, grid: Grid) -> None:
+def test_all_zeros_have_scale_one_and_all_else_an_extent(
+    method: Any, grid: Grid
+) -> None:
     for name, rows in DATA.items():
         range_ = found(method, grid, rows)
         dead = ~rows.any(axis=1)
@@ -104,13 +135,18 @@ def test_all_zeros_have_scale_one_and_all_else_an_extent(method: Any, grid: Grid
 def test_rows_are_independent(method: Any, grid: Grid) -> None:
     for rows in DATA.values():
         alone = [found(method, grid, row[None]) for row in rows]
-        lo, hi = (np.concatenate(ends) for ends in zip(*((one.lo, one.hi) for one in alone), strict=True))
+        lo, hi = (
+            np.concatenate(ends)
+            for ends in zip(*((one.lo, one.hi) for one in alone), strict=True)
+        )
         check_equal(found(method, grid, rows), Range(lo, hi))
 
 
 @every_grid
 @every_method
-def test_values_that_are_no_numbers_are_left_out_and_counted(method: Any, grid: Grid) -> None:
+def test_values_that_are_no_numbers_are_left_out_and_counted(
+    method: Any, grid: Grid
+) -> None:
     odd = np.tile(np.float32([np.nan, np.inf, -np.inf]), (3, 1))
     for rows in DATA.values():
         dirty = statistic(method, np.concatenate([odd, rows, odd], axis=1))
@@ -133,7 +169,11 @@ def test_nothing_seen(method: Any, grid: Grid) -> None:
     empty, some = np.zeros((3, 0), np.float32), DATA["both signs"]
     nothing = statistic(method, empty, empty)
     assert nothing.lo.size == nothing.nonfinite == 0
-    assert method.range(nothing, grid).lo.shape == method.range(nothing, grid).hi.shape == (0,)
+    assert (
+        method.range(nothing, grid).lo.shape
+        == method.range(nothing, grid).hi.shape
+        == (0,)
+    )
     check_equal(found(method, grid, empty, some, empty), found(method, grid, some))
 
 
@@ -143,16 +183,23 @@ def test_nothing_seen(method: Any, grid: Grid) -> None:
 @pooling_method
 @given(grid=grids, rows=tables, data=st.data())
 @EXAMPLES
-def test_batches_are_one_batch_in_any_split(method: Any, grid: Grid, rows: Rows, data: st.DataObject) -> None:
+def test_batches_are_one_batch_in_any_split(
+    method: Any, grid: Grid, rows: Rows, data: st.DataObject
+) -> None:
     columns = data.draw(st.permutations(range(rows.shape[1])))
     cuts = sorted(data.draw(st.lists(st.integers(0, rows.shape[1]), max_size=4)))
-    check_equal(found(method, grid, *np.split(rows[:, columns], cuts, axis=1)), found(method, grid, rows))
+    check_equal(
+        found(method, grid, *np.split(rows[:, columns], cuts, axis=1)),
+        found(method, grid, rows),
+    )
 
 
 @mergeable_method
 @given(grid=grids, rows=tables, data=st.data())
 @EXAMPLES
-def test_samples_may_come_in_any_order_and_merge(method: Any, grid: Grid, rows: Rows, data: st.DataObject) -> None:
+def test_samples_may_come_in_any_order_and_merge(
+    method: Any, grid: Grid, rows: Rows, data: st.DataObject
+) -> None:
     cuts = sorted(data.draw(st.lists(st.integers(0, rows.shape[1]), max_size=4)))
     batches = np.split(rows, cuts, axis=1)
     whole = found(method, grid, *batches)
@@ -180,10 +227,17 @@ def test_merging_is_symmetric(method: Any, grid: Grid) -> None:
 @every_method
 @given(grid=grids, rows=tables, exponent=st.integers(-40, 40))
 @EXAMPLES
-def test_a_power_of_two_scales_the_range(method: Any, grid: Grid, rows: Rows, exponent: int) -> None:
-    rows = np.float32(np.round(rows * 2.0**10) / 2.0**10)  # normal numbers, also when scaled
+def test_a_power_of_two_scales_the_range(
+    method: Any, grid: Grid, rows: Rows, exponent: int
+) -> None:
+    rows = np.float32(
+        np.round(rows * 2.0**10) / 2.0**10
+    )  # normal numbers, also when scaled
     rows = rows[rows.any(axis=1)]
-    once, scaled = found(method, grid, rows), found(method, grid, np.ldexp(rows, exponent))
+    once, scaled = (
+        found(method, grid, rows),
+        found(method, grid, np.ldexp(rows, exponent)),
+    )
     check_equal(scaled, Range(np.ldexp(once.lo, exponent), np.ldexp(once.hi, exponent)))
 
 
@@ -201,8 +255,13 @@ def test_reading_a_range_changes_nothing(method: Any, grid: Grid) -> None:
 def test_the_memory_does_not_grow(method: Any) -> None:
     noise, seen = np.random.default_rng(4), method.statistic()
     magnitudes = 10.0 ** np.arange(-6, 7)
-    batches = [np.float32(magnitude * noise.standard_normal((3, 1000))) for magnitude in magnitudes]
-    for batch in batches[::-1]:  # what tells samples apart by how far they reach has all its groups by then
+    batches = [
+        np.float32(magnitude * noise.standard_normal((3, 1000)))
+        for magnitude in magnitudes
+    ]
+    for batch in batches[
+        ::-1
+    ]:  # what tells samples apart by how far they reach has all its groups by then
         seen.observe(batch)
     sizes = []
     for batch in batches:
@@ -233,13 +292,21 @@ def test_its_name_and_its_settings_make_it(name: str) -> None:
 
 
 def test_an_unknown_name_or_setting_finds_the_nearest() -> None:
-    with pytest.raises(CalibrationError, match=r"unknown calibrator 'minmx'; did you mean 'minmax'\?"):
+    with pytest.raises(
+        CalibrationError, match=r"unknown calibrator 'minmx'; did you mean 'minmax'\?"
+    ):
         create("minmx")
     with pytest.raises(
-        CalibrationError, match="unknown calibrator 'x'; known: best, entropy, layerwise_percentile, mean_minmax"
+        CalibrationError,
+        match="unknown calibrator 'x'; known: best, entropy, layerwise_percentile, mean_minmax",
     ):
         create("x")
-    with pytest.raises(CalibrationError, match=r"'percentile' has no setting 'percent'; did you mean 'percentile'\?"):
+    with pytest.raises(
+        CalibrationError,
+        match=r"'percentile' has no setting 'percent'; did you mean 'percentile'\?",
+    ):
         create("percentile", percent=99)
-    with pytest.raises(CalibrationError, match="'nonoverflow' has no setting 'bins'; known: none"):
+    with pytest.raises(
+        CalibrationError, match="'nonoverflow' has no setting 'bins'; known: none"
+    ):
         create("nonoverflow", bins=1)

@@ -1,4 +1,6 @@
-"""Every cell of the table of formats and ways to use them: the model runs, and comes as close as its bits allow."""
+"""Every cell of the table of formats and ways to use them: the model runs, and comes as close as
+its bits allow.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from quark_onnx.config.support import WAYS, Way
 from quark_onnx.dtypes import Block, DType, Half, Integer
 from quark_onnx.registry import DTYPES
 
-CELLS = [(DTYPES[name], way) for name in DTYPES for way in WAYS if way.config(DTYPES[name])]
+CELLS = [
+    (DTYPES[name], way) for name in DTYPES for way in WAYS if way.config(DTYPES[name])
+]
 
 
 def network() -> ModelProto:
@@ -33,14 +37,25 @@ def network() -> ModelProto:
             y = MatMul (t, v)
         }""")
     random = np.random.default_rng(0)
-    for name, shape in {"k": (32, 16, 3, 3), "b": (32,), "w": (32, 48), "d": (48,), "v": (48, 24)}.items():
-        array = (random.normal(size=shape) / np.sqrt(np.prod(shape[:-1]))).astype(np.float32)
+    for name, shape in {
+        "k": (32, 16, 3, 3),
+        "b": (32,),
+        "w": (32, 48),
+        "d": (48,),
+        "v": (48, 24),
+    }.items():
+        array = (random.normal(size=shape) / np.sqrt(np.prod(shape[:-1]))).astype(
+            np.float32
+        )
         model.graph.initializer.append(numpy_helper.from_array(array, name))
     return model
 
 
 MODEL = network()
-DATA = [{"x": np.random.default_rng(seed).normal(size=(4, 16, 8, 8)).astype(np.float32)} for seed in range(8)]
+DATA = [
+    {"x": np.random.default_rng(seed).normal(size=(4, 16, 8, 8)).astype(np.float32)}
+    for seed in range(8)
+]
 
 
 def least(row: DType, way: Way) -> float:
@@ -48,7 +63,14 @@ def least(row: DType, way: Way) -> float:
     if isinstance(row, Half):
         return 40
     if isinstance(row, Block):
-        return {"bfp16": 30, "mx9": 30, "mxint8": 28, "mx6": 17, "mx4": 3, "mxfp4e2m1": 5}.get(row.name, 15)
+        return {
+            "bfp16": 30,
+            "mx9": 30,
+            "mxint8": 28,
+            "mx6": 17,
+            "mx4": 3,
+            "mxfp4e2m1": 5,
+        }.get(row.name, 15)
     if not isinstance(row, Integer):
         return {"fp8e4m3": 18, "fp8e5m2": 12, "fp4e2m1": 5}[row.name]
     return {2: -5, 4: 6, 8: 26, 16: 60, 32: 60}[row.bits] - 6 * (way.name == "pow2")
@@ -63,11 +85,17 @@ def test_a_cell_of_the_table(row: DType, way: Way) -> None:
     found: dict[bool, Any] = {}
     for optimize in (True, False):
         session = open_session(result.model, optimize=optimize)
-        found[optimize] = np.concatenate([session.run(None, sample)[0] for sample in DATA]).astype(np.float64)
+        found[optimize] = np.concatenate(
+            [session.run(None, sample)[0] for sample in DATA]
+        ).astype(np.float64)
     session = open_session(MODEL)
-    expected = np.concatenate([session.run(None, sample)[0] for sample in DATA]).astype(np.float64)
+    expected = np.concatenate([session.run(None, sample)[0] for sample in DATA]).astype(
+        np.float64
+    )
     for values in found.values():
-        sqnr = 10 * np.log10(np.square(expected).sum() / np.square(values - expected).sum())
+        sqnr = 10 * np.log10(
+            np.square(expected).sum() / np.square(values - expected).sum()
+        )
         assert sqnr > least(row, way)
 
 
@@ -76,15 +104,27 @@ def test_codes_are_stored_in_their_own_type(name: str) -> None:
     row = DTYPES[name]
     [way] = [way for way in WAYS if way.name == "per channel"]
     model = quantize(MODEL, None, way.config(row)).model
-    assert {t.data_type for t in model.graph.initializer if t.name.startswith("w_quantized")} == {row.onnx}
+    assert {
+        t.data_type for t in model.graph.initializer if t.name.startswith("w_quantized")
+    } == {row.onnx}
 
 
 def half_scales(model: ModelProto) -> list[str]:
     """Where the values of Cast nodes go that make float32 of stored float16."""
-    stored = {t.name for t in model.graph.initializer if t.data_type == onnx.TensorProto.FLOAT16}
-    wide = {node.output[0] for node in model.graph.node if node.op_type == "Cast" and node.input[0] in stored}
+    stored = {
+        t.name
+        for t in model.graph.initializer
+        if t.data_type == onnx.TensorProto.FLOAT16
+    }
+    wide = {
+        node.output[0]
+        for node in model.graph.node
+        if node.op_type == "Cast" and node.input[0] in stored
+    }
     assert len(wide) == len(stored)
-    return [node.op_type for node in model.graph.node for name in node.input if name in wide]
+    return [
+        node.op_type for node in model.graph.node for name in node.input if name in wide
+    ]
 
 
 @pytest.mark.parametrize("preset", ["INT4", "UINT4"])
@@ -104,37 +144,64 @@ def test_scales_in_float16_hold_wide_biases_too() -> None:
     spec = QuantizationSpec("int8", scale="float16")
     result = quantize(model, DATA, QConfig(spec, spec.with_(per_channel=True)))
     assert any("raised" in note for note in result.report.notes)
-    scales = {t.name for t in result.model.graph.initializer if t.data_type == onnx.TensorProto.FLOAT16}
+    scales = {
+        t.name
+        for t in result.model.graph.initializer
+        if t.data_type == onnx.TensorProto.FLOAT16
+    }
     assert len(scales) > 4
     assert result.report.worst_sqnr > 15
 
 
 UNEVEN = [
-    {"x": sample["x"] * np.float32(10.0) ** np.linspace(-2, 2, 16, dtype=np.float32)[:, None, None]} for sample in DATA
+    {
+        "x": sample["x"]
+        * np.float32(10.0) ** np.linspace(-2, 2, 16, dtype=np.float32)[:, None, None]
+    }
+    for sample in DATA
 ]
 
 
 @pytest.mark.parametrize("form", ["qdq", "operators", "vendor"])
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "int4"])
-def test_a_scale_for_each_channel_of_an_activation_holds_uneven_ones(dtype: str, form: str) -> None:
+def test_a_scale_for_each_channel_of_an_activation_holds_uneven_ones(
+    dtype: str, form: str
+) -> None:
     """The kernel takes every channel alike, so that what one scale does to the small ones shows."""
     model = onnx.ModelProto()
     model.CopyFrom(MODEL)
     kernel = next(t for t in model.graph.initializer if t.name == "k")
-    even = numpy_helper.to_array(kernel) / np.float32(10.0) ** np.linspace(-2, 2, 16, dtype=np.float32)[:, None, None]
+    even = (
+        numpy_helper.to_array(kernel)
+        / np.float32(10.0) ** np.linspace(-2, 2, 16, dtype=np.float32)[:, None, None]
+    )
     kernel.CopyFrom(numpy_helper.from_array(even, "k"))
     found = []
     for per_channel in (False, True):
-        spec = QuantizationSpec(dtype, symmetric=dtype != "uint8", per_channel=per_channel)
-        result = quantize(model, UNEVEN, QConfig(spec, QuantizationSpec("int16"), form=form))
+        spec = QuantizationSpec(
+            dtype, symmetric=dtype != "uint8", per_channel=per_channel
+        )
+        result = quantize(
+            model, UNEVEN, QConfig(spec, QuantizationSpec("int16"), form=form)
+        )
         sessions = [open_session(result.model, optimize=flag) for flag in (True, False)]
-        expected = np.concatenate([open_session(model).run(None, sample)[0] for sample in UNEVEN])
+        expected = np.concatenate(
+            [open_session(model).run(None, sample)[0] for sample in UNEVEN]
+        )
         for session in sessions:
             values = np.concatenate([session.run(None, sample)[0] for sample in UNEVEN])
-            found.append(10 * np.log10(np.square(expected).sum() / np.square(values - expected).sum()))
+            found.append(
+                10
+                * np.log10(
+                    np.square(expected).sum() / np.square(values - expected).sum()
+                )
+            )
     assert min(found[2:]) > max(found[:2]) + 8
     assert abs(found[2] - found[3]) < 1
     axes = [
-        a.i for node in result.model.graph.node for a in node.attribute if a.name == "axis" and node.input[0] == "x"
+        a.i
+        for node in result.model.graph.node
+        for a in node.attribute
+        if a.name == "axis" and node.input[0] == "x"
     ]
     assert axes == [1]

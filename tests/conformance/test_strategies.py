@@ -1,6 +1,8 @@
-"""Every strategy with every preset in every form: what any result has to be, and how near the float model it comes.
+"""Every strategy with every preset in every form: what any result has to be, and how near the float
+model it comes.
 
-A preset is tested by being registered. How near its results have to come follows from the bits of its formats alone.
+A preset is tested by being registered. How near its results have to come follows from the bits of
+its formats alone.
 """
 
 from __future__ import annotations
@@ -20,7 +22,13 @@ from numpy.typing import NDArray
 from onnx import ModelProto
 
 from calibrators.onnx_runtime.session import open_session
-from quark_onnx import QConfig, quantize, quantize_dynamic, quantize_static, quantize_weights
+from quark_onnx import (
+    QConfig,
+    quantize,
+    quantize_dynamic,
+    quantize_static,
+    quantize_weights,
+)
 from quark_onnx.api import Result
 from quark_onnx.config import FORMS, QuantizationSpec
 from quark_onnx.dtypes import Block, Half, Integer
@@ -34,7 +42,8 @@ STRATEGIES = ("static", "dynamic", "weights")
 #: Operators that compute on codes, by what they take the place of.
 ON_CODES = {"QLinearConv", "QLinearMatMul", "QGemm"}
 ON_DYNAMIC_CODES = {"ConvInteger", "MatMulInteger"}
-#: What stands beside nodes that quantize and dequantize: the pairs of 16-bit floats, and what keeps a pair apart.
+#: What stands beside nodes that quantize and dequantize: the pairs of 16-bit floats, and what keeps
+#: a pair apart.
 BESIDE = {"Cast", "Clip", "Min"}
 
 
@@ -46,10 +55,10 @@ class Network:
     """A float model, data for it, and how often values are rounded on the way through it.
 
     Attributes:
-        activations, weights: how many are rounded, at most, on the way through the layers.
-        around: how many activations are rounded, at most, whose noise reaches the output as it is.
-        weighted: operator types that have weights, and how many of these.
-        layers: the tensor that the layers compute; what else the output consists of is not rounded on the way.
+        activations, weights: how many are rounded, at most, on the way through the layers. around:
+        how many activations are rounded, at most, whose noise reaches the output as it is.
+        weighted: operator types that have weights, and how many of these. layers: the tensor that
+        the layers compute; what else the output consists of is not rounded on the way.
     """
 
     model: ModelProto
@@ -70,13 +79,17 @@ class Network:
         model = ModelProto()
         model.CopyFrom(self.model)
         model.graph.output[0].name = self.layers
-        return float(np.square(outputs(model, self.data)).mean() / np.square(self.outputs).mean())
+        return float(
+            np.square(outputs(model, self.data)).mean() / np.square(self.outputs).mean()
+        )
 
 
 def outputs(model: ModelProto, data: tuple[Feeds, ...]) -> NDArray[np.float64]:
     """The one output of a model on all samples."""
     session = open_session(model)
-    return np.concatenate([session.run(None, feeds)[0] for feeds in data]).astype(np.float64)
+    return np.concatenate([session.run(None, feeds)[0] for feeds in data]).astype(
+        np.float64
+    )
 
 
 def convolutions() -> Network:
@@ -114,7 +127,10 @@ def attention() -> Network:
             [bias] h = Add (o, bo)
             [residual] y = Add (h, x)
         }""",
-        **{name: weight(32, 32, seed=seed) for seed, name in enumerate(("wq", "wk", "wv", "wo"))},
+        **{
+            name: weight(32, 32, seed=seed)
+            for seed, name in enumerate(("wq", "wk", "wv", "wo"))
+        },
         gamma=np.ones(32, np.float32),
         beta=np.zeros(32, np.float32),
         root=np.float32(32**-0.5),
@@ -145,7 +161,11 @@ class Case:
         config = QConfig.of(self.preset).with_(form=self.form)
         if self.strategy == "static":
             return config
-        return config.with_(activation=QConfig.of("DYNAMIC").activation if self.strategy == "dynamic" else None)
+        return config.with_(
+            activation=QConfig.of("DYNAMIC").activation
+            if self.strategy == "dynamic"
+            else None
+        )
 
     @property
     def on(self) -> Network:
@@ -164,27 +184,48 @@ class Case:
             return set()
         if weights.block_size:
             return {"MatMulNBits"}
-        if activation is None or not isinstance(activation.dtype, Integer) or activation.dtype.bits > 8:
+        if (
+            activation is None
+            or not isinstance(activation.dtype, Integer)
+            or activation.dtype.bits > 8
+        ):
             return set()
         return ON_DYNAMIC_CODES if activation.dynamic else ON_CODES
 
     @property
     def extended(self) -> bool:
-        """Whether the vendor has pairs of its own for one of its formats: those of 8 to 32 bits that know no blocks."""
-        specs = [spec for spec in (self.config.activation, self.config.weight) if spec is not None and not spec.dynamic]
-        return any(isinstance(s.dtype, Half | Integer) and s.dtype.bits >= 8 and not s.block_size for s in specs)
+        """Whether the vendor has pairs of its own for one of its formats: those of 8 to 32 bits
+        that know no blocks.
+        """
+        specs = [
+            spec
+            for spec in (self.config.activation, self.config.weight)
+            if spec is not None and not spec.dynamic
+        ]
+        return any(
+            isinstance(s.dtype, Half | Integer)
+            and s.dtype.bits >= 8
+            and not s.block_size
+            for s in specs
+        )
 
     @property
     def changes(self) -> bool:
         """Whether the form makes a difference."""
-        return {"qdq": True, "operators": bool(self.on_codes), "vendor": self.extended}[self.form]
+        return {"qdq": True, "operators": bool(self.on_codes), "vendor": self.extended}[
+            self.form
+        ]
 
     @property
     def offered(self) -> bool:
-        """Whether the strategy takes such weights: a dynamic scale is for those that MatMulInteger multiplies."""
+        """Whether the strategy takes such weights: a dynamic scale is for those that MatMulInteger
+        multiplies.
+        """
         weights = QConfig.of(self.preset).weight
         assert weights is not None
-        return self.strategy != "dynamic" or (weights.dtype.name in ("int8", "uint8") and not weights.block_size)
+        return self.strategy != "dynamic" or (
+            weights.dtype.name in ("int8", "uint8") and not weights.block_size
+        )
 
     @cached_property
     def result(self) -> Result:
@@ -201,7 +242,9 @@ class Case:
             return quantize_static(self.on.model, self.data, asked, output)
         if self.strategy == "weights":
             return quantize_weights(self.on.model, asked, output)
-        if self.form != "operators":  # which it writes, unless it is given all the settings
+        if (
+            self.form != "operators"
+        ):  # which it writes, unless it is given all the settings
             asked = self.config
         return quantize_dynamic(self.on.model, asked, output)
 
@@ -209,11 +252,21 @@ class Case:
         return f"{self.strategy}-{self.preset}-{self.form}-{self.network}"
 
 
-EVERY = [case for case in starmap(Case, product(STRATEGIES, PRESETS, FORMS, NETWORKS)) if case.offered]
-PLAIN = {(case.strategy, case.preset, case.network): case for case in EVERY if case.form == "qdq"}
+EVERY = [
+    case
+    for case in starmap(Case, product(STRATEGIES, PRESETS, FORMS, NETWORKS))
+    if case.offered
+]
+PLAIN = {
+    (case.strategy, case.preset, case.network): case
+    for case in EVERY
+    if case.form == "qdq"
+}
 
 
-@pytest.fixture(scope="module", params=[case for case in EVERY if case.changes], ids=str)
+@pytest.fixture(
+    scope="module", params=[case for case in EVERY if case.changes], ids=str
+)
 def case(request: pytest.FixtureRequest) -> Case:
     """A case whose form makes a difference; all tests of one follow each other."""
     return request.param  # type: ignore[no-any-return]
@@ -226,33 +279,51 @@ def canonical(model: ModelProto) -> bytes:
 # How near
 
 
-#: Bits of the fraction, in formats whose every value has an exponent of its own; the names of the small ones say it.
+#: Bits of the fraction, in formats whose every value has an exponent of its own; the names of the
+#: small ones say it.
 FRACTION = {"float16": 10, "bfloat16": 7}
 #: Bits of the magnitude, and values to a block, in formats whose blocks share an exponent.
-SHARED = {"bfp16": (7, 8), "mx9": (7, 16), "mx6": (4, 16), "mx4": (2, 16), "mxint8": (7, 32)}
+SHARED = {
+    "bfp16": (7, 8),
+    "mx9": (7, 16),
+    "mx6": (4, 16),
+    "mx4": (2, 16),
+    "mxint8": (7, 32),
+}
 #: How many values share the scale of a tensor or of a channel.
 TENSOR, CHANNEL = 2**16, 2**9
-#: dB for what is not as the theory has it: no tensor is quite Gaussian, and the greatest values of some are clipped.
+#: dB for what is not as the theory has it: no tensor is quite Gaussian, and the greatest values of
+#: some are clipped.
 SLACK = 4.0
 
 
 def noise(spec: QuantizationSpec) -> float:
-    """The power of what is lost of Gaussian values of power one: that of a step is its square by 12."""
+    """The power of what is lost of Gaussian values of power one: that of a step is its square by
+    12.
+    """
     name = spec.dtype.name
     small = re.search(r"fp\de\dm(\d)$", name)
-    if small or name in FRACTION:  # a step is 2^-m of the power of two below a value, whose mean square is 3 / (2 ln 2)
+    if (
+        small or name in FRACTION
+    ):  # a step is 2^-m of the power of two below a value, whose mean square is 3 / (2 ln 2)
         fraction = int(small[1]) if small else FRACTION[name]
         return float(4.0**-fraction / 12 * np.log(4) / 3)
     if isinstance(spec.dtype, Block):
         bits, block = SHARED[name]
-        halved = name in ("mx9", "mx6", "mx4")  # of most pairs in a block, neither value is large
+        halved = name in (
+            "mx9",
+            "mx6",
+            "mx4",
+        )  # of most pairs in a block, neither value is large
         step = greatest(block) * 2.0 ** (1 - bits - halved)
     else:
         together = spec.block_size or (CHANNEL if spec.per_channel else TENSOR)
         bits = spec.dtype.bits - spec.reduce_range
         codes = 2 ** (bits - 1) - 1 if spec.symmetric else (2**bits - 1) / 2
         step = greatest(together) / codes * (1 + spec.pow2)
-    return min(1.0, float(step**2 / 12))  # as zero is a code, no value loses more than itself
+    return min(
+        1.0, float(step**2 / 12)
+    )  # as zero is a code, no value loses more than itself
 
 
 def greatest(count: int) -> float:
@@ -261,7 +332,9 @@ def greatest(count: int) -> float:
 
 
 def least(on: Network, config: QConfig) -> float:
-    """The signal-to-noise ratio in dB that the bits of a configuration allow: the noise of all roundings adds up."""
+    """The signal-to-noise ratio in dB that the bits of a configuration allow: the noise of all
+    roundings adds up.
+    """
     weights, activation = config.weight, config.activation
     inside, outside = on.weights * noise(weights), 0.0
     if activation is not None:
@@ -274,14 +347,19 @@ def least(on: Network, config: QConfig) -> float:
 
 
 def sqnr(expected: NDArray[np.float64], found: NDArray[np.float64]) -> float:
-    return float(10 * np.log10(np.square(expected).sum() / np.square(found - expected).sum()))
+    return float(
+        10 * np.log10(np.square(expected).sum() / np.square(found - expected).sum())
+    )
 
 
 @pytest.mark.parametrize(
     ("spec", "expected"),
     [
         (QuantizationSpec("int8"), 6.02 * 8 + 10.79 - 20 * np.log10(2 * 4.71)),
-        (QuantizationSpec("uint4", symmetric=False, block_size=32), 6.02 * 4 + 10.2 - 20 * np.log10(2 * 2.63)),
+        (
+            QuantizationSpec("uint4", symmetric=False, block_size=32),
+            6.02 * 4 + 10.2 - 20 * np.log10(2 * 2.63),
+        ),
         (QuantizationSpec("bfloat16"), 6.02 * 7 + 14.1),
         (QuantizationSpec("bfp16"), 6.02 * 6 + 10.79 - 20 * np.log10(2.04)),
     ],
@@ -307,11 +385,17 @@ def test_it_runs_and_comes_as_near_as_its_bits_allow(case: Case) -> None:
     assert case.outputs.shape == case.on.outputs.shape
     config = portable(case.config) if case.form == "operators" else case.config
     same = config == case.config
-    found = case.outputs if same else outputs(quantize(case.on.model, case.data, config).model, case.on.data)
+    found = (
+        case.outputs
+        if same
+        else outputs(quantize(case.on.model, case.data, config).model, case.on.data)
+    )
     assert least(case.on, config) < sqnr(case.on.outputs, found) < np.inf
 
 
-def test_the_next_run_and_its_file_have_the_same_bytes(case: Case, tmp_path: Path) -> None:
+def test_the_next_run_and_its_file_have_the_same_bytes(
+    case: Case, tmp_path: Path
+) -> None:
     again = case.again(tmp_path / "out.onnx")
     assert canonical(again) == canonical(case.result.model)
     assert (tmp_path / "out.onnx").read_bytes() == again.SerializeToString()
@@ -320,13 +404,18 @@ def test_the_next_run_and_its_file_have_the_same_bytes(case: Case, tmp_path: Pat
 
 def test_the_report_says_what_was_quantized(case: Case) -> None:
     report, model = case.result.report, case.on.model
-    assert {kind: total for kind, (_, total) in report.operators.items()} == Counter(kinds(model))
+    assert {kind: total for kind, (_, total) in report.operators.items()} == Counter(
+        kinds(model)
+    )
     for kind, number in case.on.weighted.items():
         done, _ = report.operators[kind]
         assert done == number if case.config.activation is None else done >= number
     assert report.quantized == sum(done for done, _ in report.operators.values())
     assert report.config == str(case.config)
-    assert (report.bytes_before, report.bytes_after) == (model.ByteSize(), case.result.model.ByteSize())
+    assert (report.bytes_before, report.bytes_after) == (
+        model.ByteSize(),
+        case.result.model.ByteSize(),
+    )
     assert report.samples == len(case.data or ())
     text = str(report)
     assert f"quantized {report.quantized} of {len(model.graph.node)} nodes" in text
@@ -347,31 +436,44 @@ def test_it_is_written_in_the_form_that_was_asked_for(case: Case) -> None:
     assert any(kind.startswith("Extended") for kind in added) is (case.form == "vendor")
 
 
-#: Formats whose exponents AMD's operator chooses by another rule than the function that takes its place.
+#: Formats whose exponents AMD's operator chooses by another rule than the function that takes its
+#: place.
 BY_VENDOR = frozenset(preset for preset in PRESETS if preset.startswith("MXFP"))
 SAME = [
     case
     for case in EVERY
-    if not case.changes and case.network == "convolutions" and not (case.form == "vendor" and case.preset in BY_VENDOR)
+    if not case.changes
+    and case.network == "convolutions"
+    and not (case.form == "vendor" and case.preset in BY_VENDOR)
 ]
 
 
 @pytest.mark.parametrize("same", SAME, ids=str)
 def test_a_form_that_its_formats_do_not_have_is_that_of_pairs(same: Case) -> None:
-    assert canonical(same.again()) == canonical(PLAIN[same.strategy, same.preset, same.network].result.model)
+    assert canonical(same.again()) == canonical(
+        PLAIN[same.strategy, same.preset, same.network].result.model
+    )
 
 
 @pytest.mark.parametrize("network", NETWORKS.values(), ids=list(NETWORKS))
 @pytest.mark.parametrize("name", [name for name in DTYPES if DTYPES[name].scaled])
 @pytest.mark.parametrize("preset", ["A8W8", "DYNAMIC"])
-def test_weights_of_any_format_go_with_activations_of_8_bits(preset: str, name: str, network: Network) -> None:
-    config = QConfig.of(preset).with_(weight=QuantizationSpec(name, per_channel=True), form="qdq")
+def test_weights_of_any_format_go_with_activations_of_8_bits(
+    preset: str, name: str, network: Network
+) -> None:
+    config = QConfig.of(preset).with_(
+        weight=QuantizationSpec(name, per_channel=True), form="qdq"
+    )
     result = quantize(network.model, network.data if config.measures else None, config)
     found = outputs(result.model, network.data)
     assert least(network, config) < sqnr(network.outputs, found) < np.inf
 
 
-@pytest.mark.parametrize("case", [case for case in EVERY if case.form == QConfig.of(case.preset).form], ids=str)
+@pytest.mark.parametrize(
+    "case",
+    [case for case in EVERY if case.form == QConfig.of(case.preset).form],
+    ids=str,
+)
 def test_with_all_nodes_excluded_it_is_the_float_model(case: Case) -> None:
     result = quantize(case.on.model, case.data, case.config.with_(exclude="*"))
     assert plain(result.model) == plain(case.on.model)
@@ -402,13 +504,19 @@ def test_static_needs_data_only_for_what_is_measured(preset: str) -> None:
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_dynamic_writes_operators_or_says_for_which_weights_there_are_none(preset: str) -> None:
+def test_dynamic_writes_operators_or_says_for_which_weights_there_are_none(
+    preset: str,
+) -> None:
     model = NETWORKS["convolutions"].model
     case = Case("dynamic", preset, "operators", "convolutions")
     if case.offered:
-        assert canonical(quantize_dynamic(model, preset)) == canonical(case.result.model)
+        assert canonical(quantize_dynamic(model, preset)) == canonical(
+            case.result.model
+        )
     else:
         with pytest.raises(
-            ConfigError, match=re.escape(f"weight is {QConfig.of(preset).weight}; ") + ".*quantize_weights$"
+            ConfigError,
+            match=re.escape(f"weight is {QConfig.of(preset).weight}; ")
+            + ".*quantize_weights$",
         ):
             quantize_dynamic(model, preset)

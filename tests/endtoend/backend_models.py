@@ -1,9 +1,10 @@
 """The ONNX standard's backend test models, each quantized, checked and run: one row per model.
 
-Run from the repository root, ``python -m tests.endtoend.backend_models --config XINT8`` prints the table.
+Run from the repository root, ``python -m tests.endtoend.backend_models --config XINT8`` prints the
+table.
 
-A model may crash or hang the native code that it reaches, so models run in worker processes; a worker that dies or
-takes too long costs its model a failed row and nothing else.
+A model may crash or hang the native code that it reaches, so models run in worker processes; a
+worker that dies or takes too long costs its model a failed row and nothing else.
 """
 
 from __future__ import annotations
@@ -75,16 +76,26 @@ class Mismatch(Exception):
     """The quantized model is not a stand-in for the float model."""
 
 
-# -- the models ----------------------------------------------------------------------------------------------------
+# -- the models
+# --------------------------------------------------------------------------------------
 
 
 def load_cases() -> dict[str, Any]:
-    """Every test case of the kinds, by "kind/name", in a fixed order; node cases are generated, others are files."""
+    """Every test case of the kinds, by "kind/name", in a fixed order.
+
+    Node cases are generated, others are files.
+    """
     from onnx.backend.test.loader import load_model_tests
 
-    with warnings.catch_warnings():  # generating the expected outputs divides by zero on purpose
+    with (
+        warnings.catch_warnings()
+    ):  # generating the expected outputs divides by zero on purpose
         warnings.simplefilter("ignore")
-        cases = {f"{kind}/{case.name}": case for kind in KINDS for case in load_model_tests(kind=kind)}
+        cases = {
+            f"{kind}/{case.name}": case
+            for kind in KINDS
+            for case in load_model_tests(kind=kind)
+        }
     return dict(sorted(cases.items()))
 
 
@@ -96,14 +107,26 @@ def open_case(name: str, case: Any) -> Case:
         folder = Path(case.model_dir)
         model = onnx.load(str(folder / "model.onnx"))
         values = _stored_inputs(model, folder / "test_data_set_0")
-    fed = [value for value in model.graph.input if value.name not in {t.name for t in model.graph.initializer}]
-    names = [value.name for value in (fed if len(fed) == len(values) else model.graph.input)]
-    return Case(name, model, {name: _feed(value) for name, value in zip(names, values, strict=False)})
+    fed = [
+        value
+        for value in model.graph.input
+        if value.name not in {t.name for t in model.graph.initializer}
+    ]
+    names = [
+        value.name for value in (fed if len(fed) == len(values) else model.graph.input)
+    ]
+    return Case(
+        name,
+        model,
+        {name: _feed(value) for name, value in zip(names, values, strict=False)},
+    )
 
 
 def _stored_inputs(model: ModelProto, folder: Path) -> list[Any]:
     values: list[Any] = []
-    for declared, path in zip(model.graph.input, sorted(folder.glob("input_*.pb"), key=_number), strict=False):
+    for declared, path in zip(
+        model.graph.input, sorted(folder.glob("input_*.pb"), key=_number), strict=False
+    ):
         data = path.read_bytes()
         kind = declared.type.WhichOneof("value")
         if kind == "sequence_type":
@@ -127,7 +150,8 @@ def _feed(value: Any) -> Any:
     return np.asarray(value)
 
 
-# -- one model -----------------------------------------------------------------------------------------------------
+# -- one model
+# --------------------------------------------------------------------------------------
 
 
 def run_float(case: Case) -> Row | None:
@@ -143,7 +167,9 @@ def check(case: Case, config: Config) -> Row:
     """Quantize a model on its own input, and compare what comes out with the float model."""
     from quark_onnx import QConfig, QuarkError, quantize
 
-    config = QConfig.of(config).with_(keep_existing=True)  # among the models are those of QuantizeLinear itself
+    config = QConfig.of(config).with_(
+        keep_existing=True
+    )  # among the models are those of QuantizeLinear itself
     unfit, started = run_float(case), time.perf_counter()
     try:
         result = quantize(case.model, [case.feeds], config)
@@ -157,16 +183,24 @@ def check(case: Case, config: Config) -> Row:
     except Exception as error:  # every failure is a row
         if unfit and isinstance(error, QuarkError):
             return unfit
-        return Row(case.name, "fail", *_described(error), seconds=time.perf_counter() - started)
+        return Row(
+            case.name, "fail", *_described(error), seconds=time.perf_counter() - started
+        )
     random = {output.name for output in result.report.outputs if output.random}
     steady = [value.name not in random for value in case.model.graph.output]
-    errors = [_sqnr(a, b) for a, b, counts in zip(expected, found, steady, strict=True) if counts]
+    errors = [
+        _sqnr(a, b)
+        for a, b, counts in zip(expected, found, steady, strict=True)
+        if counts
+    ]
     sqnr = min((error for error in errors if error is not None), default=None)
-    return Row(case.name, "pass", quantized=result.report.quantized, sqnr=sqnr, seconds=seconds)
+    return Row(
+        case.name, "pass", quantized=result.report.quantized, sqnr=sqnr, seconds=seconds
+    )
 
 
 def _check_protobuf(before: ModelProto, after: ModelProto) -> None:
-    """The full check, where the float model passes it: of some models onnx cannot infer the shapes."""
+    """The full check, where the float model passes it: of some models onnx cannot infer the shapes."""  # noqa: E501
     try:
         onnx.checker.check_model(before, full_check=True)
     except Exception:  # the checker and shape inference raise unrelated types
@@ -181,18 +215,29 @@ def _run(model: ModelProto, feeds: Feeds) -> list[Any]:
 
 
 def _compare_interfaces(before: ModelProto, after: ModelProto) -> None:
-    """Names, types and declared shapes, in their order; an initializer listed as an input is nobody's input."""
+    """Names, types and declared shapes, in their order.
+
+    An initializer listed as an input is nobody's input.
+    """
     for part in ("input", "output"):
         old, new = _values(before, part), _values(after, part)
         if [value.name for value in old] != [value.name for value in new]:
-            raise Mismatch(f"{part} names {[v.name for v in old]} became {[v.name for v in new]}")
+            raise Mismatch(
+                f"{part} names {[v.name for v in old]} became {[v.name for v in new]}"
+            )
         for a, b in zip(old, new, strict=True):
             if a.type != b.type:
-                raise Mismatch(f"declared type of {part} changed: {str(a.type).split()} became {str(b.type).split()}")
+                raise Mismatch(
+                    f"declared type of {part} changed: {str(a.type).split()} became"
+                    f" {str(b.type).split()}"
+                )
 
 
 def _values(model: ModelProto, part: str) -> list[ValueInfoProto]:
-    """The inputs or outputs; up to IR version 3 every initializer stands among the inputs, although nobody feeds it."""
+    """The inputs or outputs.
+
+    Up to IR version 3 every initializer stands among the inputs, although nobody feeds it.
+    """
     values = list(getattr(model.graph, part))
     constants = {tensor.name for tensor in model.graph.initializer}
     if part == "output" or model.ir_version >= 4:
@@ -203,13 +248,20 @@ def _values(model: ModelProto, part: str) -> list[ValueInfoProto]:
 def _compare_outputs(expected: Any, found: Any) -> None:
     """Types and shapes of what came out, inside sequences too."""
     if type(expected) is not type(found):
-        raise Mismatch(f"an output was {type(expected).__name__} and became {type(found).__name__}")
+        raise Mismatch(
+            f"an output was {type(expected).__name__} and became {type(found).__name__}"
+        )
     if isinstance(expected, np.ndarray):
         if expected.dtype != found.dtype or expected.shape != found.shape:
-            raise Mismatch(f"an output was {expected.dtype}{expected.shape} and became {found.dtype}{found.shape}")
+            raise Mismatch(
+                f"an output was {expected.dtype}{expected.shape} and became"
+                f" {found.dtype}{found.shape}"
+            )
     elif isinstance(expected, list):
         if len(expected) != len(found):
-            raise Mismatch(f"an output had {len(expected)} elements and has {len(found)}")
+            raise Mismatch(
+                f"an output had {len(expected)} elements and has {len(found)}"
+            )
         for a, b in zip(expected, found, strict=True):
             _compare_outputs(a, b)
 
@@ -217,14 +269,20 @@ def _compare_outputs(expected: Any, found: Any) -> None:
 def _sqnr(expected: Any, found: Any) -> float | None:
     from quark_onnx.report.measure import decibels
 
-    if not isinstance(expected, np.ndarray) or expected.dtype.kind != "f" or not expected.size:
+    if (
+        not isinstance(expected, np.ndarray)
+        or expected.dtype.kind != "f"
+        or not expected.size
+    ):
         return None
     a, b = expected.astype(np.float64), found.astype(np.float64)
     same = (a == b) | (np.isnan(a) & np.isnan(b))
     with np.errstate(all="ignore"):
         error = np.where(same, 0.0, a - b)
         signal = np.where(np.isfinite(a), a, 0.0)
-    return decibels(float(np.sum(signal**2)), float(np.sum(np.nan_to_num(error, nan=np.inf) ** 2)))
+    return decibels(
+        float(np.sum(signal**2)), float(np.sum(np.nan_to_num(error, nan=np.inf) ** 2))
+    )
 
 
 def _described(error: BaseException) -> tuple[str, str]:
@@ -232,19 +290,29 @@ def _described(error: BaseException) -> tuple[str, str]:
     return type(error).__name__, text.splitlines()[0][:300] if text else ""
 
 
-# -- all models, in worker processes ---------------------------------------------------------------------------------
+# -- all models, in worker processes
+# ---------------------------------------------------------------------------------
 
 
 def run_all(
-    config: Config = "A8W8", *, workers: int | None = None, only: str = "", part: tuple[int, int] = (0, 1)
+    config: Config = "A8W8",
+    *,
+    workers: int | None = None,
+    only: str = "",
+    part: tuple[int, int] = (0, 1),
 ) -> list[Row]:
-    """A row for each model whose name contains ``only``, in the order of the names; ``part`` (i, n) is every n-th."""
+    """A row for each model whose name contains ``only``, in the order of the names.
+
+    ``part`` (i, n) is every n-th.
+    """
     cases, count = load_cases(), workers or os.cpu_count() or 1
     names = [name for name in cases if only in name][part[0] :: part[1]]
     with TemporaryDirectory() as folder, ThreadPoolExecutor(count) as lanes:
         file = Path(folder) / "cases"  # to make them takes several seconds
         file.write_bytes(pickle.dumps({name: cases[name] for name in names}))
-        rows = lanes.map(lambda lane: _lane(names[lane::count], config, file), range(count))
+        rows = lanes.map(
+            lambda lane: _lane(names[lane::count], config, file), range(count)
+        )
         return sorted((row for part in rows for row in part), key=lambda row: row.model)
 
 
@@ -260,9 +328,24 @@ def _lane(names: Sequence[str], config: Config, file: Path) -> list[Row]:
                 pool = _worker(file)
             try:  # was it the quantizer, or does the float model do that too?
                 row = pool.submit(_guarded, run_float, name).result()
-                rows.append(row or Row(name, "fail", "Crash", f"native crash, or no end after {TIMEOUT:g} s"))
+                rows.append(
+                    row
+                    or Row(
+                        name,
+                        "fail",
+                        "Crash",
+                        f"native crash, or no end after {TIMEOUT:g} s",
+                    )
+                )
             except BrokenProcessPool:
-                rows.append(Row(name, "not run in float", "Crash", f"native crash, or no end after {TIMEOUT:g} s"))
+                rows.append(
+                    Row(
+                        name,
+                        "not run in float",
+                        "Crash",
+                        f"native crash, or no end after {TIMEOUT:g} s",
+                    )
+                )
                 pool = _worker(file)
     finally:
         pool.shutdown()
@@ -270,7 +353,9 @@ def _lane(names: Sequence[str], config: Config, file: Path) -> list[Row]:
 
 
 def _worker(file: Path) -> ProcessPoolExecutor:
-    return ProcessPoolExecutor(1, get_context("spawn"), initializer=_load, initargs=(file,))
+    return ProcessPoolExecutor(
+        1, get_context("spawn"), initializer=_load, initargs=(file,)
+    )
 
 
 _CASES: dict[str, Any] = {}
@@ -282,7 +367,10 @@ def _load(file: Path) -> None:
 
 
 def _guarded(function: Callable[..., Any], name: str, *arguments: Any) -> Any:
-    """In a worker: call the function on a model; the worker ends itself when that takes too long."""
+    """In a worker: call the function on a model.
+
+    The worker ends itself when that takes too long.
+    """
     with open(os.devnull, "w") as nowhere:  # noqa: PTH123
         faulthandler.dump_traceback_later(TIMEOUT, exit=True, file=nowhere)
         try:
@@ -291,36 +379,58 @@ def _guarded(function: Callable[..., Any], name: str, *arguments: Any) -> Any:
             faulthandler.cancel_dump_traceback_later()
 
 
-# -- the table -------------------------------------------------------------------------------------------------------
+# -- the table
+# --------------------------------------------------------------------------------------
 
 
 def table(rows: Sequence[Row], config: str) -> str:
     """Counts, and the reasons with the models that have them."""
     counts = Counter(row.status for row in rows)
-    touched, seconds = sum(row.quantized > 0 for row in rows), sum(row.seconds for row in rows)
+    touched, seconds = (
+        sum(row.quantized > 0 for row in rows),
+        sum(row.seconds for row in rows),
+    )
     lines = [
-        f"{config}: {counts['pass']} of {counts['pass'] + counts['fail']} models pass, {touched} with quantized nodes, "
-        f"quantized in {seconds:.0f} s; {counts['not run in float']} of {len(rows)} are not run in float by onnxruntime"
+        f"{config}: {counts['pass']} of {counts['pass'] + counts['fail']} models pass,"
+        f" {touched} with quantized nodes, quantized in {seconds:.0f} s;"
+        f" {counts['not run in float']} of {len(rows)} are not run in float by"
+        " onnxruntime"
     ]
     for status in ("not run in float", "fail"):
         reasons = Counter(row.reason for row in rows if row.status == status)
         lines += [f"{status}:"] if reasons else []
         lines += [f"  {count:5d}  {reason}" for reason, count in reasons.most_common()]
-    lines += [f"    {row.model}: {row.reason}: {row.detail}" for row in rows if row.status == "fail"]
+    lines += [
+        f"    {row.model}: {row.reason}: {row.detail}"
+        for row in rows
+        if row.status == "fail"
+    ]
     return "\n".join(lines)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--config", default="A8W8", help="a preset, as A8W8, XINT8, INT4, DYNAMIC, BF16, MXFP8E4M3")
+    parser.add_argument(
+        "--config",
+        default="A8W8",
+        help="a preset, as A8W8, XINT8, INT4, DYNAMIC, BF16, MXFP8E4M3",
+    )
     parser.add_argument("--only", default="", help="models whose name contains this")
     parser.add_argument("--workers", type=int, help="worker processes")
-    parser.add_argument("--below", type=float, help="also list the models whose worst output has less SQNR, in dB")
+    parser.add_argument(
+        "--below",
+        type=float,
+        help="also list the models whose worst output has less SQNR, in dB",
+    )
     arguments = parser.parse_args()
     rows = run_all(arguments.config, workers=arguments.workers, only=arguments.only)
     print(table(rows, arguments.config))
     if arguments.below is not None:
-        worst = sorted((row.sqnr, row.model) for row in rows if row.sqnr is not None and row.sqnr < arguments.below)
+        worst = sorted(
+            (row.sqnr, row.model)
+            for row in rows
+            if row.sqnr is not None and row.sqnr < arguments.below
+        )
         print(f"{len(worst)} models below {arguments.below:g} dB:")
         print("\n".join(f"  {sqnr:8.2f}  {model}" for sqnr, model in worst))
     return int(any(row.status == "fail" for row in rows))

@@ -1,7 +1,8 @@
 """Run the command line on malformed models: python -m tests.endtoend.fuzz --count 10000 --seed 0
 
-Each mutant is a damaged copy of a small model, given to one command. The commands run in a worker process with a limit
-of memory; one that dies or does not return is replaced. A run counts as a failure if it
+Each mutant is a damaged copy of a small model, given to one command. The commands run in a worker
+process with a limit of memory; one that dies or does not return is replaced. A run counts as a
+failure if it
 
 - ends with exit code 3, an internal error of this package;
 - kills the worker (a native crash), or does not end in time;
@@ -52,13 +53,29 @@ _OUTPUT = ("-o", "out.onnx")
 COMMANDS: dict[str, tuple[str, ...]] = {
     "A8W8": ("quantize", "m.onnx", *_OUTPUT, *_DATA),
     "XINT8": ("quantize", "m.onnx", *_OUTPUT, *_DATA, "--config", "fast.yaml"),
-    "random": ("quantize", "m.onnx", *_OUTPUT, "--random-data", "2", "--config", "A16W8"),
+    "random": (
+        "quantize",
+        "m.onnx",
+        *_OUTPUT,
+        "--random-data",
+        "2",
+        "--config",
+        "A16W8",
+    ),
     "DYNAMIC": ("quantize", "m.onnx", *_OUTPUT, "--dynamic"),
     "INT4": ("quantize", "m.onnx", *_OUTPUT, "--config", "INT4"),
     "BF16": ("quantize", "m.onnx", *_OUTPUT, "--config", "BF16"),
     "compare": ("compare", "m.onnx", "sound.onnx", *_DATA),
     "compared": ("compare", "sound.onnx", "m.onnx", *_DATA),
-    "analyze": ("analyze", "m.onnx", "m.onnx", "--random-data", "1", "--html", "page.html"),
+    "analyze": (
+        "analyze",
+        "m.onnx",
+        "m.onnx",
+        "--random-data",
+        "1",
+        "--html",
+        "page.html",
+    ),
     "explain": ("explain", "m.onnx"),
     "convert": ("convert", "m.onnx", *_OUTPUT, "--to", "opset", "--opset", "21"),
     "float16": ("convert", "m.onnx", *_OUTPUT, "--to", "float16"),
@@ -104,7 +121,9 @@ def sound(index: int) -> tuple[str, ModelProto, list[dict[str, Any]]]:
     return f"random {seed}", model, data
 
 
-def made(index: int, seed: int) -> tuple[Outcome, bytes, ModelProto, list[dict[str, Any]]]:
+def made(
+    index: int, seed: int
+) -> tuple[Outcome, bytes, ModelProto, list[dict[str, Any]]]:
     """A mutant, and the command that gets it."""
     name, model, data = sound(index)
     changed, mutations = mutant(model, seed * 1_000_003 + index)
@@ -124,13 +143,21 @@ def attempt(index: int, seed: int) -> Outcome:
         before = _listing(folder)
         captured, start, base = io.StringIO(), time.monotonic(), _reset_peak()
         try:
-            with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(captured):
+            with (
+                contextlib.redirect_stdout(io.StringIO()),
+                contextlib.redirect_stderr(captured),
+            ):
                 outcome.code = main([*COMMANDS[outcome.command], "--verbose"])
         finally:
             tempfile.tempdir = None
-        outcome.seconds, outcome.memory = time.monotonic() - start, max(0, _peak() - base)
+        outcome.seconds, outcome.memory = (
+            time.monotonic() - start,
+            max(0, _peak() - base),
+        )
         outcome.text = captured.getvalue()
-        outcome.left = sorted(_listing(folder) - before - (WRITTEN if outcome.code in (0, 1) else set()))
+        outcome.left = sorted(
+            _listing(folder) - before - (WRITTEN if outcome.code in (0, 1) else set())
+        )
     outcome.failure = _judged(outcome)
     return outcome
 
@@ -145,7 +172,9 @@ def _inside(folder: str) -> Iterator[None]:
         os.chdir(before)
 
 
-def _write(folder: Path, changed: bytes, model: ModelProto, data: list[dict[str, Any]]) -> None:
+def _write(
+    folder: Path, changed: bytes, model: ModelProto, data: list[dict[str, Any]]
+) -> None:
     (folder / "m.onnx").write_bytes(changed)
     (folder / "sound.onnx").write_bytes(model.SerializeToString())
     (folder / "data.bin").write_bytes(bytes(64))
@@ -161,7 +190,10 @@ def _listing(folder: Path) -> set[str]:
 
 
 #: How onnxruntime, numpy and Python say that there is no memory left.
-_EXHAUSTED = re.compile(r"bad_alloc|Failed to allocate memory|MemoryError|Unable to allocate|memory does not suffice")
+_EXHAUSTED = re.compile(
+    r"bad_alloc|Failed to allocate memory|MemoryError|Unable to allocate|memory does"
+    r" not suffice"
+)
 
 
 def _judged(outcome: Outcome) -> str:
@@ -175,7 +207,10 @@ def _judged(outcome: Outcome) -> str:
 
 
 def _reset_peak() -> int:
-    """The memory of this process, in bytes, from where its peak is counted anew; 0 where the system cannot tell."""
+    """The memory of this process, in bytes, from where its peak is counted anew.
+
+    0 where the system cannot tell.
+    """
     try:
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     except OSError:
@@ -188,7 +223,14 @@ def _peak() -> int:
         status = Path("/proc/self/status").read_text(encoding="ascii")
     except OSError:
         return 0
-    return int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1]) * 1024
+    return (
+        int(
+            next(
+                line for line in status.splitlines() if line.startswith("VmHWM")
+            ).split()[1]
+        )
+        * 1024
+    )
 
 
 # Workers
@@ -282,12 +324,24 @@ def outcomes(indices: range, seed: int) -> Iterator[Outcome]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--count", type=int, default=500, help="how many mutants")
-    parser.add_argument("--first", type=int, default=0, help="the number of the first one")
+    parser.add_argument(
+        "--first", type=int, default=0, help="the number of the first one"
+    )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", type=int, help="run a single mutant in this process, with what it prints")
-    parser.add_argument("--keep", type=Path, help="with --only: a folder to write the mutant and its data to")
+    parser.add_argument(
+        "--only",
+        type=int,
+        help="run a single mutant in this process, with what it prints",
+    )
+    parser.add_argument(
+        "--keep",
+        type=Path,
+        help="with --only: a folder to write the mutant and its data to",
+    )
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
@@ -303,23 +357,27 @@ def main() -> None:
         return
     codes, failures, start = Counter[str](), Counter[str](), time.monotonic()
     most, longest = 0, 0.0
-    for outcome in outcomes(range(options.first, options.first + options.count), options.seed):
+    for outcome in outcomes(
+        range(options.first, options.first + options.count), options.seed
+    ):
         codes[f"{outcome.command}: {outcome.code}"] += 1
         most, longest = max(most, outcome.memory), max(longest, outcome.seconds)
         if outcome.failure:
             failures[outcome.failure] += 1
             last = outcome.text.strip().splitlines()[-1:] or [""]
             print(
-                f"{outcome.index}: {outcome.failure}: {outcome.model}, {outcome.command}, {outcome.mutations}, "
-                f"{outcome.memory >> 20} MB, {outcome.left}, {last[0][:300]}",
+                f"{outcome.index}: {outcome.failure}: {outcome.model},"
+                f" {outcome.command}, {outcome.mutations}, {outcome.memory >> 20} MB,"
+                f" {outcome.left}, {last[0][:300]}",
                 flush=True,
             )
     totals = Counter[str]()
     for name, number in codes.items():
         totals[name.rpartition(" ")[2]] += number
     print(
-        f"{options.count} mutants in {time.monotonic() - start:.0f} s; exit codes {dict(sorted(totals.items()))}; "
-        f"at most {most >> 20} MB and {longest:.1f} s; failures: {dict(failures) or 'none'}"
+        f"{options.count} mutants in {time.monotonic() - start:.0f} s; exit codes"
+        f" {dict(sorted(totals.items()))}; at most {most >> 20} MB and {longest:.1f} s;"
+        f" failures: {dict(failures) or 'none'}"
     )
 
 

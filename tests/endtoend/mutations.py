@@ -7,16 +7,52 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+from onnx import (
+    AttributeProto,
+    GraphProto,
+    ModelProto,
+    NodeProto,
+    TensorProto,
+    ValueInfoProto,
+    helper,
+    numpy_helper,
+)
 
 Mutation = Callable[[ModelProto, random.Random], None]
 
 MUTATIONS: list[Mutation] = []
 
-#: Numbers at the edges of the types that fields of a model have. None makes a tensor of 50 MB to 1 GB, as real models
-#: have: a run on two of these takes more than a gigabyte in honest work.
-NUMBERS = (-(2**63), -(2**31), -2, -1, 0, 1, 2, 3, 7, 255, 65536, 2**30, 2**31, 2**40, 2**63 - 1)
-NAMES = ("", "x", "y", "w", "no such name", "a\nb", "\x1b[31mred\x1b[0m", "\x1b]0;title\x07", "\u202egnp.exe", "é" * 40)
+#: Numbers at the edges of the types that fields of a model have. None makes a tensor of 50 MB to 1
+#: GB, as real models have: a run on two of these takes more than a gigabyte in honest work.
+NUMBERS = (
+    -(2**63),
+    -(2**31),
+    -2,
+    -1,
+    0,
+    1,
+    2,
+    3,
+    7,
+    255,
+    65536,
+    2**30,
+    2**31,
+    2**40,
+    2**63 - 1,
+)
+NAMES = (
+    "",
+    "x",
+    "y",
+    "w",
+    "no such name",
+    "a\nb",
+    "\x1b[31mred\x1b[0m",
+    "\x1b]0;title\x07",
+    "\u202egnp.exe",
+    "é" * 40,
+)
 OPERATORS = [
     "Add",
     "Cast",
@@ -66,7 +102,16 @@ OPERATORS = [
     "Where",
     "NoSuchOperator",
 ]
-DOMAINS = ("", "ai.onnx", "com.microsoft", "com.amd.quark", "ai.onnx.ml", "ai.onnx.contrib", "my.own", "\x00")
+DOMAINS = (
+    "",
+    "ai.onnx",
+    "com.microsoft",
+    "com.amd.quark",
+    "ai.onnx.ml",
+    "ai.onnx.contrib",
+    "my.own",
+    "\x00",
+)
 TYPES = (*range(-1, 28), 99, 2**31 - 1)
 SIZES = (1, 2, 3, 4, 7, 64, 2**16)
 HUGE = 2**30
@@ -87,7 +132,8 @@ def mutant(model: ModelProto, seed: int) -> tuple[bytes, list[str]]:
         change = choice.choice(MUTATIONS)
         try:
             change(copy, choice)
-        except Exception:  # there is nothing in the model to change, or an earlier mutation is in the way
+        except Exception:
+            # there is nothing in the model to change, or an earlier mutation is in the way
             continue
         done.append(change.__name__)
     data = copy.SerializeToString()
@@ -122,7 +168,9 @@ def graphs(graph: GraphProto) -> Iterator[GraphProto]:
     yield graph
     for node in graph.node:
         for attribute in node.attribute:
-            for body in ([attribute.g] if attribute.HasField("g") else []) + list(attribute.graphs):
+            for body in ([attribute.g] if attribute.HasField("g") else []) + list(
+                attribute.graphs
+            ):
                 yield from graphs(body)
 
 
@@ -140,16 +188,27 @@ def any_attribute(model: ModelProto, choice: random.Random) -> AttributeProto:
 
 
 def any_tensor(model: ModelProto, choice: random.Random) -> TensorProto:
-    return choice.choice([tensor for graph in graphs(model.graph) for tensor in graph.initializer])
+    return choice.choice(
+        [tensor for graph in graphs(model.graph) for tensor in graph.initializer]
+    )
 
 
 def any_value(model: ModelProto, choice: random.Random) -> ValueInfoProto:
-    found = [v for graph in graphs(model.graph) for v in (*graph.input, *graph.output, *graph.value_info)]
+    found = [
+        v
+        for graph in graphs(model.graph)
+        for v in (*graph.input, *graph.output, *graph.value_info)
+    ]
     return choice.choice(found)
 
 
 def any_name(model: ModelProto, choice: random.Random) -> str:
-    names = [name for graph in graphs(model.graph) for node in graph.node for name in (*node.input, *node.output)]
+    names = [
+        name
+        for graph in graphs(model.graph)
+        for node in graph.node
+        for name in (*node.input, *node.output)
+    ]
     return choice.choice([*names, *NAMES])
 
 
@@ -232,7 +291,9 @@ def omit_output(model: ModelProto, choice: random.Random) -> None:
 
 @mutation
 def more_inputs(model: ModelProto, choice: random.Random) -> None:
-    any_node(model, choice).input.extend([any_name(model, choice)] * choice.randint(1, 4))
+    any_node(model, choice).input.extend(
+        [any_name(model, choice)] * choice.randint(1, 4)
+    )
 
 
 @mutation
@@ -252,14 +313,18 @@ def rename_everywhere(model: ModelProto, choice: random.Random) -> None:
 
 @mutation
 def drop_attribute(model: ModelProto, choice: random.Random) -> None:
-    nodes = [node for graph in graphs(model.graph) for node in graph.node if node.attribute]
+    nodes = [
+        node for graph in graphs(model.graph) for node in graph.node if node.attribute
+    ]
     node = choice.choice(nodes)
     del node.attribute[choice.randrange(len(node.attribute))]
 
 
 @mutation
 def repeat_attribute(model: ModelProto, choice: random.Random) -> None:
-    nodes = [node for graph in graphs(model.graph) for node in graph.node if node.attribute]
+    nodes = [
+        node for graph in graphs(model.graph) for node in graph.node if node.attribute
+    ]
     node = choice.choice(nodes)
     node.attribute.append(choice.choice(node.attribute))
 
@@ -299,7 +364,20 @@ def attribute_length(model: ModelProto, choice: random.Random) -> None:
 @mutation
 def strange_attribute(model: ModelProto, choice: random.Random) -> None:
     name = choice.choice(
-        ("to", "axis", "axes", "value", "perm", "pads", "body", "group", "strides", "shape", "foo", "")
+        (
+            "to",
+            "axis",
+            "axes",
+            "value",
+            "perm",
+            "pads",
+            "body",
+            "group",
+            "strides",
+            "shape",
+            "foo",
+            "",
+        )
     )
     any_node(model, choice).attribute.append(_attribute(name, choice))
 
@@ -345,14 +423,18 @@ def tensor_of_rank_0(model: ModelProto, choice: random.Random) -> None:
     name = any_tensor(model, choice).name
     for tensor in model.graph.initializer:
         if tensor.name == name:
-            tensor.CopyFrom(numpy_helper.from_array(np.float32(choice.choice((0, 1, np.nan))), name))
+            tensor.CopyFrom(
+                numpy_helper.from_array(np.float32(choice.choice((0, 1, np.nan))), name)
+            )
 
 
 @mutation
 def tensor_of_another_shape(model: ModelProto, choice: random.Random) -> None:
     tensor = any_tensor(model, choice)
     shape = [choice.choice((0, 1, 2, 3, 5)) for _ in range(choice.randrange(6))]
-    dtype = choice.choice((np.float32, np.float64, np.float16, np.int64, np.int8, np.uint8, np.bool_))
+    dtype = choice.choice(
+        (np.float32, np.float64, np.float16, np.int64, np.int8, np.uint8, np.bool_)
+    )
     tensor.CopyFrom(numpy_helper.from_array(np.ones(shape, dtype), tensor.name))
 
 
@@ -375,7 +457,9 @@ def tensor_type(model: ModelProto, choice: random.Random) -> None:
 def tensor_bytes(model: ModelProto, choice: random.Random) -> None:
     tensor = any_tensor(model, choice)
     data = tensor.raw_data
-    tensor.raw_data = choice.choice((b"", data[:-1], data[: len(data) // 2], data + b"\0", data * 2, data[:3]))
+    tensor.raw_data = choice.choice(
+        (b"", data[:-1], data[: len(data) // 2], data + b"\0", data * 2, data[:3])
+    )
 
 
 @mutation
@@ -383,7 +467,9 @@ def tensor_fields(model: ModelProto, choice: random.Random) -> None:
     tensor = any_tensor(model, choice)
     if choice.random() < 0.5:
         tensor.ClearField("raw_data")
-    field = choice.choice(("float_data", "int32_data", "int64_data", "double_data", "uint64_data"))
+    field = choice.choice(
+        ("float_data", "int32_data", "int64_data", "double_data", "uint64_data")
+    )
     getattr(tensor, field).extend([1] * choice.choice((0, 1, 5)))
     if choice.random() < 0.2:
         tensor.string_data.extend([b"a"])
@@ -393,7 +479,9 @@ def tensor_fields(model: ModelProto, choice: random.Random) -> None:
 def tensor_elsewhere(model: ModelProto, choice: random.Random) -> None:
     tensor = any_tensor(model, choice)
     tensor.data_location = choice.choice((0, 1, 1, 1))
-    for key in choice.sample(("location", "offset", "length", "checksum", "foo"), choice.randrange(5)):
+    for key in choice.sample(
+        ("location", "offset", "length", "checksum", "foo"), choice.randrange(5)
+    ):
         entry = tensor.external_data.add()
         entry.key = key
         entry.value = choice.choice(
@@ -440,9 +528,15 @@ def sparse_tensor(model: ModelProto, choice: random.Random) -> None:
     place = choice.randrange(len(graph.initializer))
     name, dims = graph.initializer[place].name, list(graph.initializer[place].dims)
     del graph.initializer[place]
-    indices = numpy_helper.from_array(np.int64(choice.choice(([0], [-1], [2**40], [[0, 0]], [0, 1]))), "indices")
-    sparse = graph.sparse_initializer.add(dims=choice.choice((dims, [], [HUGE], [HUGE, HUGE], [-1])))
-    sparse.values.CopyFrom(numpy_helper.from_array(np.ones(choice.choice((0, 1, 2)), np.float32), name))
+    indices = numpy_helper.from_array(
+        np.int64(choice.choice(([0], [-1], [2**40], [[0, 0]], [0, 1]))), "indices"
+    )
+    sparse = graph.sparse_initializer.add(
+        dims=choice.choice((dims, [], [HUGE], [HUGE, HUGE], [-1]))
+    )
+    sparse.values.CopyFrom(
+        numpy_helper.from_array(np.ones(choice.choice((0, 1, 2)), np.float32), name)
+    )
     sparse.indices.CopyFrom(indices)
 
 
@@ -479,9 +573,13 @@ def value_of_another_kind(model: ModelProto, choice: random.Random) -> None:
     kind = choice.randrange(5)
     value.ClearField("type")
     if kind == 1:
-        value.type.CopyFrom(helper.make_sequence_type_proto(helper.make_tensor_type_proto(1, [1])))
+        value.type.CopyFrom(
+            helper.make_sequence_type_proto(helper.make_tensor_type_proto(1, [1]))
+        )
     elif kind == 2:
-        value.type.CopyFrom(helper.make_optional_type_proto(helper.make_tensor_type_proto(1, [1])))
+        value.type.CopyFrom(
+            helper.make_optional_type_proto(helper.make_tensor_type_proto(1, [1]))
+        )
     elif kind == 3:
         value.type.sparse_tensor_type.elem_type = 1
     elif kind == 4:
@@ -511,7 +609,9 @@ def repeat_value(model: ModelProto, choice: random.Random) -> None:
 def wrong_value_info(model: ModelProto, choice: random.Random) -> None:
     shape = [choice.choice((*SIZES, "N", None)) for _ in range(choice.randrange(5))]
     kind = choice.choice((1, 2, 6, 7, 10, 16))
-    model.graph.value_info.append(helper.make_tensor_value_info(any_name(model, choice), kind, shape))
+    model.graph.value_info.append(
+        helper.make_tensor_value_info(any_name(model, choice), kind, shape)
+    )
 
 
 # The model
@@ -519,7 +619,9 @@ def wrong_value_info(model: ModelProto, choice: random.Random) -> None:
 
 @mutation
 def opset_version(model: ModelProto, choice: random.Random) -> None:
-    choice.choice(model.opset_import).version = choice.choice((*NUMBERS, 5, 9, 13, 21, 25, 28, 29))
+    choice.choice(model.opset_import).version = choice.choice(
+        (*NUMBERS, 5, 9, 13, 21, 25, 28, 29)
+    )
 
 
 @mutation
@@ -527,7 +629,11 @@ def opset_domain(model: ModelProto, choice: random.Random) -> None:
     if choice.random() < 0.4:
         choice.choice(model.opset_import).domain = choice.choice(DOMAINS)
     else:
-        model.opset_import.append(helper.make_opsetid(choice.choice(DOMAINS), choice.choice((1, 11, 17, 21, 2**40))))
+        model.opset_import.append(
+            helper.make_opsetid(
+                choice.choice(DOMAINS), choice.choice((1, 11, 17, 21, 2**40))
+            )
+        )
 
 
 @mutation
@@ -559,8 +665,14 @@ def function(model: ModelProto, choice: random.Random) -> None:
     body = [] if choice.random() < 0.3 else [helper.make_node("Relu", ["a"], ["b"])]
     if choice.random() < 0.3:
         body = [helper.make_node("Own", ["a"], ["b"], domain="fuzz")]
-    opsets = [helper.make_opsetid("", choice.choice((17, 2**31, 0)))] if choice.random() < 0.7 else []
-    model.functions.append(helper.make_function("fuzz", "Own", ["a"], ["b"], body, opsets))
+    opsets = (
+        [helper.make_opsetid("", choice.choice((17, 2**31, 0)))]
+        if choice.random() < 0.7
+        else []
+    )
+    model.functions.append(
+        helper.make_function("fuzz", "Own", ["a"], ["b"], body, opsets)
+    )
     node.op_type, node.domain = "Own", "fuzz"
     if choice.random() < 0.7:
         model.opset_import.append(helper.make_opsetid("fuzz", 1))
@@ -572,7 +684,11 @@ def function(model: ModelProto, choice: random.Random) -> None:
 @mutation
 def wrong_body(model: ModelProto, choice: random.Random) -> None:
     node = any_node(model, choice)
-    bodies = {"If": ("then_branch", "else_branch"), "Loop": ("body",), "Scan": ("body",)}
+    bodies = {
+        "If": ("then_branch", "else_branch"),
+        "Loop": ("body",),
+        "Scan": ("body",),
+    }
     node.op_type = choice.choice(list(bodies))
     body = GraphProto()
     body.CopyFrom(model.graph)
@@ -590,10 +706,14 @@ def wrong_body(model: ModelProto, choice: random.Random) -> None:
 def deep_bodies(model: ModelProto, choice: random.Random) -> None:
     """Bodies inside bodies; protobuf parses a hundred levels of messages."""
     output = helper.make_tensor_value_info("o", 1, [1])
-    body = helper.make_graph([helper.make_node("Identity", ["x"], ["o"])], "deep", [], [output])
+    body = helper.make_graph(
+        [helper.make_node("Identity", ["x"], ["o"])], "deep", [], [output]
+    )
     for _ in range(choice.choice((3, 10, 22, 30))):
         node = (
-            helper.make_node("If", ["x"], ["o"], then_branch=body, else_branch=body) if choice.random() < 0.1 else None
+            helper.make_node("If", ["x"], ["o"], then_branch=body, else_branch=body)
+            if choice.random() < 0.1
+            else None
         )
         node = node or helper.make_node("If", ["x"], ["o"], then_branch=body)
         body = helper.make_graph([node], "deep", [], [output])
@@ -611,21 +731,41 @@ def expansion(model: ModelProto, choice: random.Random) -> None:
     x, big = node.input[place], choice.choice((HUGE, 4 * HUGE, 2**40, 2**62))
 
     def constant(name: str, value: Any, dtype: Any = np.int64) -> str:
-        model.graph.initializer.append(numpy_helper.from_array(np.array(value, dtype), name))
+        model.graph.initializer.append(
+            numpy_helper.from_array(np.array(value, dtype), name)
+        )
         return name
 
     shape = constant("fuzz_shape", [big])
     made = {
-        "ConstantOfShape": lambda: [helper.make_node("ConstantOfShape", [shape], ["fuzz"])],
-        "Expand": lambda: [helper.make_node("Expand", [constant("fuzz_one", [1], np.float32), shape], ["fuzz"])],
-        "Tile": lambda: [helper.make_node("Tile", [constant("fuzz_one", [1], np.float32), shape], ["fuzz"])],
+        "ConstantOfShape": lambda: [
+            helper.make_node("ConstantOfShape", [shape], ["fuzz"])
+        ],
+        "Expand": lambda: [
+            helper.make_node(
+                "Expand", [constant("fuzz_one", [1], np.float32), shape], ["fuzz"]
+            )
+        ],
+        "Tile": lambda: [
+            helper.make_node(
+                "Tile", [constant("fuzz_one", [1], np.float32), shape], ["fuzz"]
+            )
+        ],
         "Range": lambda: [
-            helper.make_node("Range", [constant(f"fuzz_{n}", v) for n, v in (("s", 0), ("e", big), ("d", 1))], ["fuzz"])
+            helper.make_node(
+                "Range",
+                [constant(f"fuzz_{n}", v) for n, v in (("s", 0), ("e", big), ("d", 1))],
+                ["fuzz"],
+            )
         ],
         "OneHot": lambda: [
             helper.make_node(
                 "OneHot",
-                [constant("fuzz_i", [0, 1]), constant("fuzz_depth", big), constant("fuzz_v", [0, 1], np.float32)],
+                [
+                    constant("fuzz_i", [0, 1]),
+                    constant("fuzz_depth", big),
+                    constant("fuzz_v", [0, 1], np.float32),
+                ],
                 ["fuzz"],
             )
         ],
@@ -634,9 +774,17 @@ def expansion(model: ModelProto, choice: random.Random) -> None:
             helper.make_node("Mul", ["fuzz_x", shape], ["fuzz_much"]),
             helper.make_node("ConstantOfShape", ["fuzz_much"], ["fuzz"]),
         ],
-        "Pad": lambda: [helper.make_node("Pad", [x, constant("fuzz_pads", [0, 0, 0, 0, 0, 0, 0, big])], ["fuzz"])],
+        "Pad": lambda: [
+            helper.make_node(
+                "Pad", [x, constant("fuzz_pads", [0, 0, 0, 0, 0, 0, 0, big])], ["fuzz"]
+            )
+        ],
         "Resize": lambda: [
-            helper.make_node("Resize", [x, "", constant("fuzz_scales", [1, 1, 2**15, 2**15], np.float32)], ["fuzz"])
+            helper.make_node(
+                "Resize",
+                [x, "", constant("fuzz_scales", [1, 1, 2**15, 2**15], np.float32)],
+                ["fuzz"],
+            )
         ],
     }
     nodes = made[choice.choice(sorted(made))]()
@@ -645,7 +793,9 @@ def expansion(model: ModelProto, choice: random.Random) -> None:
     del model.graph.node[at:]
     model.graph.node.extend(nodes)
     if choice.random() < 0.5:
-        nodes.append(helper.make_node("ReduceMax", ["fuzz"], ["fuzz_small"], keepdims=0))
+        nodes.append(
+            helper.make_node("ReduceMax", ["fuzz"], ["fuzz_small"], keepdims=0)
+        )
         model.graph.node.append(nodes[-1])
     rest[0].input[place] = nodes[-1].output[0]
     model.graph.node.extend(rest)

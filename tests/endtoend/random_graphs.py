@@ -39,7 +39,9 @@ class Maker:
             return self.choice.choice(same)
         name = f"w{len(self.weights)}"
         spread = 10 ** self.choice.uniform(-1, 1)
-        self.weights[name] = (self.normal.normal(size=shape) * scale * spread).astype(np.float32)
+        self.weights[name] = (self.normal.normal(size=shape) * scale * spread).astype(
+            np.float32
+        )
         return name
 
     def integers(self, *values: int) -> str:
@@ -47,9 +49,13 @@ class Maker:
         self.weights[name] = np.array(values, np.int64)
         return name
 
-    def add(self, kind: str, inputs: list[str], shape: Shape, **attributes: Any) -> None:
+    def add(
+        self, kind: str, inputs: list[str], shape: Shape, **attributes: Any
+    ) -> None:
         name = f"t{len(self.nodes)}"
-        self.nodes.append(helper.make_node(kind, inputs, [name], f"n{len(self.nodes)}", **attributes))
+        self.nodes.append(
+            helper.make_node(kind, inputs, [name], f"n{len(self.nodes)}", **attributes)
+        )
         self.shapes[name] = shape
 
     def tensor(self, rank: int) -> str:
@@ -59,25 +65,43 @@ class Maker:
 
     def grow(self) -> None:
         """One more operator."""
-        rank = self.choice.choice([r for r in (2, 4) if any(len(s) == r for s in self.shapes.values())])
+        rank = self.choice.choice(
+            [r for r in (2, 4) if any(len(s) == r for s in self.shapes.values())]
+        )
         self.choice.choice(_RANK_4 if rank == 4 else _RANK_2)(self, self.tensor(rank))
 
     def model(self) -> ModelProto:
         read = {name for node in self.nodes for name in node.input}
         ends = [name for name in self.shapes if name not in read]
         declare = helper.make_tensor_value_info
-        inputs = [declare(n, TensorProto.FLOAT, ["N", *self.shapes[n][1:]]) for n in ("x", "z")]
-        outputs = [declare(n, TensorProto.FLOAT, ["N", *self.shapes[n][1:]]) for n in ends if n not in ("x", "z")]
-        constants = [numpy_helper.from_array(array, name) for name, array in self.weights.items() if name in read]
+        inputs = [
+            declare(n, TensorProto.FLOAT, ["N", *self.shapes[n][1:]])
+            for n in ("x", "z")
+        ]
+        outputs = [
+            declare(n, TensorProto.FLOAT, ["N", *self.shapes[n][1:]])
+            for n in ends
+            if n not in ("x", "z")
+        ]
+        constants = [
+            numpy_helper.from_array(array, name)
+            for name, array in self.weights.items()
+            if name in read
+        ]
         graph = helper.make_graph(self.nodes, "random", inputs, outputs, constants)
-        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=8)
+        return helper.make_model(
+            graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=8
+        )
 
 
 def _conv(maker: Maker, x: str) -> None:
     n, c, h, w = maker.shapes[x]
     groups = maker.choice.choice([1, 1, c])
     m = c if groups > 1 else maker.choice.choice([2, 4, 8])
-    inputs = [x, maker.weight(m, c // groups, 3, 3, scale=1 / (3 * (c // groups) ** 0.5))]
+    inputs = [
+        x,
+        maker.weight(m, c // groups, 3, 3, scale=1 / (3 * (c // groups) ** 0.5)),
+    ]
     inputs += [maker.weight(m)] if maker.choice.random() < 0.7 else []
     maker.add("Conv", inputs, (n, m, h, w), pads=[1, 1, 1, 1], group=groups)
 
@@ -97,13 +121,17 @@ def _matmul(maker: Maker, x: str) -> None:
 
 
 def _unary(maker: Maker, x: str) -> None:
-    kind = maker.choice.choice(["Relu", "Sigmoid", "Tanh", "HardSwish", "LeakyRelu", "Identity", "Neg", "Abs"])
+    kind = maker.choice.choice(
+        ["Relu", "Sigmoid", "Tanh", "HardSwish", "LeakyRelu", "Identity", "Neg", "Abs"]
+    )
     maker.add(kind, [x], maker.shapes[x])
 
 
 def _binary(maker: Maker, x: str) -> None:
     shape = maker.shapes[x]
-    other = maker.choice.choice([name for name, s in maker.shapes.items() if s == shape])
+    other = maker.choice.choice(
+        [name for name, s in maker.shapes.items() if s == shape]
+    )
     if maker.choice.random() < 0.3:
         other = maker.weight(*([1] * (len(shape) - 1)), shape[-1])
     maker.add(maker.choice.choice(["Add", "Mul", "Sub"]), [x, other], shape)
@@ -111,9 +139,18 @@ def _binary(maker: Maker, x: str) -> None:
 
 def _concat(maker: Maker, x: str) -> None:
     shape = maker.shapes[x]
-    fits = [n for n, s in maker.shapes.items() if len(s) == len(shape) and s[2:] == shape[2:]]
+    fits = [
+        n
+        for n, s in maker.shapes.items()
+        if len(s) == len(shape) and s[2:] == shape[2:]
+    ]
     parts = [x, maker.choice.choice(fits)]
-    maker.add("Concat", parts, (shape[0], sum(maker.shapes[p][1] for p in parts), *shape[2:]), axis=1)
+    maker.add(
+        "Concat",
+        parts,
+        (shape[0], sum(maker.shapes[p][1] for p in parts), *shape[2:]),
+        axis=1,
+    )
 
 
 def _slice(maker: Maker, x: str) -> None:
@@ -136,7 +173,9 @@ def _pool(maker: Maker, x: str) -> None:
     n, c, h, w = maker.shapes[x]
     if h > 1 and w > 1:
         kind = maker.choice.choice(["MaxPool", "AveragePool"])
-        maker.add(kind, [x], (n, c, h // 2, w // 2), kernel_shape=[2, 2], strides=[2, 2])
+        maker.add(
+            kind, [x], (n, c, h // 2, w // 2), kernel_shape=[2, 2], strides=[2, 2]
+        )
 
 
 def _flatten(maker: Maker, x: str) -> None:
@@ -157,13 +196,22 @@ def draw(seed: int, count: int = 6) -> tuple[ModelProto, list[dict[str, NDArray[
     _gemm(maker, "z")
     while len(maker.nodes) < count + 2:
         maker.grow()
-    data = [{n: maker.normal.normal(size=maker.shapes[n]).astype(np.float32) for n in ("x", "z")} for _ in range(2)]
+    data = [
+        {
+            n: maker.normal.normal(size=maker.shapes[n]).astype(np.float32)
+            for n in ("x", "z")
+        }
+        for _ in range(2)
+    ]
     return maker.model(), data
 
 
 def shuffled(model: ModelProto, seed: int) -> ModelProto:
     """The same model with its nodes in another topological order."""
-    choice, known = random.Random(seed), {"x", "z"} | {tensor.name for tensor in model.graph.initializer}
+    choice, known = (
+        random.Random(seed),
+        {"x", "z"} | {tensor.name for tensor in model.graph.initializer},
+    )
     left, order = list(model.graph.node), list[NodeProto]()
     while left:
         node = choice.choice([node for node in left if known.issuperset(node.input)])

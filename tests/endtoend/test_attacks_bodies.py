@@ -26,8 +26,12 @@ def normal(*shape: int, seed: int = 0, by: float = 0.25) -> Array:
 
 
 def parse(text: str, opset: int = 17, ir: int = 8, **constants: Any) -> ModelProto:
-    model = onnx.parser.parse_model(f'<ir_version: {ir}, opset_import: ["" : {opset}]> {text}')
-    model.graph.initializer.extend(numpy_helper.from_array(np.asarray(v), name) for name, v in constants.items())
+    model = onnx.parser.parse_model(
+        f'<ir_version: {ir}, opset_import: ["" : {opset}]> {text}'
+    )
+    model.graph.initializer.extend(
+        numpy_helper.from_array(np.asarray(v), name) for name, v in constants.items()
+    )
     return model
 
 
@@ -36,7 +40,9 @@ BOTH = [{**sample, "c": np.array(i % 2 == 0)} for i, sample in enumerate(X)]
 WEIGHTS = {"w0": normal(16, 16), "w1": normal(16, 16, seed=1)}
 
 
-def branches(before: str, read: str, opset: int = 17, ir: int = 8, extra: str = "") -> ModelProto:
+def branches(
+    before: str, read: str, opset: int = 17, ir: int = 8, extra: str = ""
+) -> ModelProto:
     return parse(
         f"""g (float[N,16] x, bool c{extra}) => (float[N,16] y) {{ {before} [choice] y = If (c) <
             then_branch = t () => (float[N,16] r) {{
@@ -55,14 +61,21 @@ def only(opset: int = 17, ir: int = 8) -> ModelProto:
 
 def sqnr(model: ModelProto, other: ModelProto, feeds: dict[str, Array]) -> float:
     expected = open_session(model).run(None, feeds)[0].astype(np.float64)
-    found = [open_session(other, optimize=flag).run(None, feeds)[0] for flag in (True, False)]
+    found = [
+        open_session(other, optimize=flag).run(None, feeds)[0] for flag in (True, False)
+    ]
     noise = max(float(np.square(value - expected).sum()) for value in found)
     return float(10 * np.log10(np.square(expected).sum() / max(noise, 1e-30)))
 
 
 def types(model: ModelProto) -> list[str]:
     """Operator types inside bodies."""
-    return [node.op_type for outer in model.graph.node for a in outer.attribute for node in a.g.node]
+    return [
+        node.op_type
+        for outer in model.graph.node
+        for a in outer.attribute
+        for node in a.g.node
+    ]
 
 
 def test_standard_pairs_of_4_bit_floats_in_bodies_too() -> None:
@@ -74,7 +87,9 @@ def test_standard_pairs_of_4_bit_floats_in_bodies_too() -> None:
     for feeds in BOTH[:2]:
         for each in (standard, runs):
             [found] = ReferenceEvaluator(each).run(None, feeds)
-            np.testing.assert_allclose(found, open_session(runs).run(None, feeds)[0], rtol=1e-4, atol=1e-4)
+            np.testing.assert_allclose(
+                found, open_session(runs).run(None, feeds)[0], rtol=1e-4, atol=1e-4
+            )
 
 
 @pytest.mark.parametrize(
@@ -83,21 +98,40 @@ def test_standard_pairs_of_4_bit_floats_in_bodies_too() -> None:
         *((preset, {}, 9) for preset in ("A8W8", "U8U8", "XINT8", "A16W8")),
         *(("A8W8", {"form": "vendor"}, opset) for opset in (9, 11, 13)),
         ("BF16", {"form": "vendor"}, 13),
-        *((preset, {}, 11) for preset in ("BF16", "BFP16", "FP8E4M3", "FP4E2M1", "INT4", "MXINT8", "FP16")),
+        *(
+            (preset, {}, 11)
+            for preset in (
+                "BF16",
+                "BFP16",
+                "FP8E4M3",
+                "FP4E2M1",
+                "INT4",
+                "MXINT8",
+                "FP16",
+            )
+        ),
     ],
 )
-def test_the_opset_is_raised_for_what_is_inside(preset: str, changes: dict[str, Any], opset: int) -> None:
+def test_the_opset_is_raised_for_what_is_inside(
+    preset: str, changes: dict[str, Any], opset: int
+) -> None:
     model = only(opset, 6)
     config = QConfig.of(preset).with_(**changes)
     result = quantize(model, BOTH if config.measures else None, config)
     assert result.report.quantized >= 3
-    assert min(sqnr(model, result.model, feeds) for feeds in BOTH[:2]) > (6 if preset == "FP4E2M1" else 12)
+    assert min(sqnr(model, result.model, feeds) for feeds in BOTH[:2]) > (
+        6 if preset == "FP4E2M1" else 12
+    )
 
 
 def test_a_limit_of_the_opset_counts_inside() -> None:
-    with pytest.raises(ConfigError, match="fp8e4m3 needs opset 19, but max_opset is 13"):
+    with pytest.raises(
+        ConfigError, match="fp8e4m3 needs opset 19, but max_opset is 13"
+    ):
         quantize(only(13, 7), BOTH, QConfig.of("FP8E4M3").with_(max_opset=13))
-    result = quantize(only(13, 7), None, QConfig.of("INT4").with_(max_opset=13))  # blocks are written at any opset
+    result = quantize(
+        only(13, 7), None, QConfig.of("INT4").with_(max_opset=13)
+    )  # blocks are written at any opset
     assert result.report.quantized >= 3
     assert min(sqnr(only(13, 7), result.model, feeds) for feeds in BOTH[:2]) > 12
 
@@ -124,12 +158,22 @@ def test_defaults_of_inputs_that_bodies_read() -> None:
         ("t = Transpose <perm = [1,0]> (x)", {}),
     ],
 )
-def test_blocks_behind_a_rearrangement(line: str, constants: dict[str, Any], preset: str) -> None:
+def test_blocks_behind_a_rearrangement(
+    line: str, constants: dict[str, Any], preset: str
+) -> None:
     rows = 4 if "k" not in constants or constants["k"].size == 3 else 16
-    model = parse(f"g (float[4,16] x) => (y) {{ {line} y = MatMul (t, w) }}", w=normal(rows, 16), **constants)
+    model = parse(
+        f"g (float[4,16] x) => (y) {{ {line} y = MatMul (t, w) }}",
+        w=normal(rows, 16),
+        **constants,
+    )
     model.graph.output[0].type.tensor_type.elem_type = TensorProto.FLOAT
     result = quantize(model, None, preset)
-    rounded = [node.input[0] for node in result.model.graph.node if node.op_type.endswith("QuantizeDequantize")]
+    rounded = [
+        node.input[0]
+        for node in result.model.graph.node
+        if node.op_type.endswith("QuantizeDequantize")
+    ]
     assert rounded.count("x") == 0 and "t" in rounded
     assert sqnr(model, result.model, X[0]) > (22 if preset == "MXFP8E4M3" else 35)
 
@@ -145,15 +189,27 @@ def test_bodies_that_are_quantized_already(preset: str) -> None:
 
 @pytest.mark.parametrize("preset", ["A8W8", "XINT8", "U8U8", "FP4E2M1", "S8S8"])
 @pytest.mark.parametrize("by", [1e-6, 1.0, 1e6])
-def test_scales_that_float16_does_not_hold_are_not_forced_into_it(by: float, preset: str) -> None:
-    text = (
-        """g (float[N,16] x) => (float[N,16] y) { h = MatMul (x, w0) s = Add (h, b) r = Relu (s) y = MatMul (r, w1) }"""
+def test_scales_that_float16_does_not_hold_are_not_forced_into_it(
+    by: float, preset: str
+) -> None:
+    text = """g (float[N,16] x) => (float[N,16] y) { h = MatMul (x, w0) s = Add (h, b) r = Relu (s) y = MatMul (r, w1) }"""  # noqa: E501
+    model = parse(
+        text,
+        b=by * normal(16),
+        w0=np.float32(by) * WEIGHTS["w0"],
+        w1=np.float32(by) * WEIGHTS["w1"],
     )
-    model = parse(text, b=by * normal(16), w0=np.float32(by) * WEIGHTS["w0"], w1=np.float32(by) * WEIGHTS["w1"])
     for tensor in model.graph.initializer:
-        tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float32), tensor.name))
+        tensor.CopyFrom(
+            numpy_helper.from_array(
+                numpy_helper.to_array(tensor).astype(np.float32), tensor.name
+            )
+        )
     plain = QConfig.of(preset).with_(search=0)
-    half = plain.with_(activation=plain.activation.with_(scale="float16"), weight=plain.weight.with_(scale="float16"))
+    half = plain.with_(
+        activation=plain.activation.with_(scale="float16"),
+        weight=plain.weight.with_(scale="float16"),
+    )
     single, narrow = (quantize(model, X, config) for config in (plain, half))
     assert narrow.report.worst_sqnr > single.report.worst_sqnr - 2
     for tensor in narrow.model.graph.initializer:
@@ -163,31 +219,45 @@ def test_scales_that_float16_does_not_hold_are_not_forced_into_it(by: float, pre
 
 def test_a_bias_that_no_float16_scale_of_a_weight_holds() -> None:
     model = parse(
-        "g (float[1,3,7,7] x) => (float[1,5,7,7] y) { y = Conv <pads = [1,1,1,1]> (x, w, b) }",
+        "g (float[1,3,7,7] x) => (float[1,5,7,7] y) { y = Conv <pads = [1,1,1,1]> (x,"
+        " w, b) }",
         w=normal(5, 3, 3, 3, by=1.0),
         b=np.float32([1e8, 2e8, 3e8, 4e8, 5e8]),
     )
     data = [{"x": normal(1, 3, 7, 7, seed=i, by=1e-2)} for i in range(8)]
     plain = QConfig.of("A8W8")
     assert plain.activation is not None and plain.weight is not None
-    half = plain.with_(activation=plain.activation.with_(scale="float16"), weight=plain.weight.with_(scale="float16"))
+    half = plain.with_(
+        activation=plain.activation.with_(scale="float16"),
+        weight=plain.weight.with_(scale="float16"),
+    )
     assert quantize(model, data, half).report.worst_sqnr > 30
 
 
-def test_a_function_with_weights_in_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_function_with_weights_in_a_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(store, "LARGE_MODEL", 1)
     monkeypatch.setattr(store, "LEAST", 256)
     model = parse(
-        "g (float[N,16] x, bool c) => (float[N,16] y) { h = MatMul (x, w0) y = loc.F (h, c) }", w0=WEIGHTS["w0"]
+        "g (float[N,16] x, bool c) => (float[N,16] y) { h = MatMul (x, w0) y = loc.F"
+        " (h, c) }",
+        w0=WEIGHTS["w0"],
     )
     model.opset_import.append(helper.make_opsetid("loc", 1))
     own = numpy_helper.from_array(WEIGHTS["w1"], "fw")
     result = helper.make_tensor_value_info("r", TensorProto.FLOAT, ["N", 16])
-    then = helper.make_graph([helper.make_node("MatMul", ["x", "fw"], ["r"])], "t", [], [result], [own])
-    other = helper.make_graph([helper.make_node("Relu", ["x"], ["r"])], "e", [], [result])
+    then = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "fw"], ["r"])], "t", [], [result], [own]
+    )
+    other = helper.make_graph(
+        [helper.make_node("Relu", ["x"], ["r"])], "e", [], [result]
+    )
     choice = helper.make_node("If", ["c"], ["y"], then_branch=then, else_branch=other)
     imports = [helper.make_opsetid("", 17)]
-    model.functions.append(helper.make_function("loc", "F", ["x", "c"], ["y"], [choice], imports))
+    model.functions.append(
+        helper.make_function("loc", "F", ["x", "c"], ["y"], [choice], imports)
+    )
     tensors = [tensor for tensor, _ in io._tensors(model) if tensor.raw_data]
     for place, tensor in enumerate(tensors):
         (tmp_path / f"{place}.bin").write_bytes(tensor.raw_data)
@@ -198,14 +268,18 @@ def test_a_function_with_weights_in_a_file(monkeypatch: pytest.MonkeyPatch, tmp_
     for config in (QConfig.of("W8"), QConfig(exclude="*"), QConfig.of("A8W8")):
         found = quantize(tmp_path / "m.onnx", BOTH if config.measures else None, config)
         assert found.report.worst_sqnr > 25
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["0.bin", "1.bin", "m.onnx"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "0.bin",
+        "1.bin",
+        "m.onnx",
+    ]
 
 
 def test_values_that_numpy_cannot_hold_may_be_captured() -> None:
     model = parse(
         """g (float[N,16] x, bool c) => (float[N,16] y) { h = MatMul (x, w0) k = Cast <to = 17> (h) y = If (c) <
             then_branch = t () => (float[N,16] r) { r = Cast <to = 1> (k) },
-            else_branch = e () => (float[N,16] r2) { r2 = MatMul (h, w1) }> }""",
+            else_branch = e () => (float[N,16] r2) { r2 = MatMul (h, w1) }> }""",  # noqa: E501
         19,
         9,
         **WEIGHTS,
@@ -217,7 +291,7 @@ def test_constants_in_16_bits_that_bodies_read_stay_in_16_bits() -> None:
     model = parse(
         """g (float16[N,16] x, bool c) => (float16[N,16] y) { h = MatMul (x, w0) y = If (c) <
             then_branch = t () => (float16[N,16] r) { a = Cos (big) s = ReduceSum <keepdims = 0> (a) r = Add (h, s) },
-            else_branch = e () => (float16[N,16] r2) { r2 = Identity (h) }> }""",
+            else_branch = e () => (float16[N,16] r2) { r2 = Identity (h) }> }""",  # noqa: E501
         w0=normal(16, 16).astype(np.float16),
         big=normal(512, 16).astype(np.float16),
     )
@@ -248,7 +322,9 @@ def test_nodes_inside_are_excluded_and_chosen_by_name() -> None:
 
 
 def test_data_that_goes_on_behind_the_values(tmp_path: Path) -> None:
-    model = parse("g (float[N,16] x) => (float[N,16] y) { y = MatMul (x, w0) }", w0=WEIGHTS["w0"])
+    model = parse(
+        "g (float[N,16] x) => (float[N,16] y) { y = MatMul (x, w0) }", w0=WEIGHTS["w0"]
+    )
     [tensor] = model.graph.initializer
     (tmp_path / "w.bin").write_bytes(tensor.raw_data + b"abc")
     tensor.ClearField("raw_data")
@@ -258,7 +334,9 @@ def test_data_that_goes_on_behind_the_values(tmp_path: Path) -> None:
     assert quantize(tmp_path / "m.onnx", X, "A8W8").report.worst_sqnr > 30
 
 
-def test_a_wrong_setting_leaves_no_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_wrong_setting_leaves_no_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(store, "LARGE_MODEL", 1)
     with pytest.raises(ConfigError):
         quantize(only(), BOTH, QConfig(exclude="nosuch*"), tmp_path / "out.onnx")

@@ -1,7 +1,9 @@
-"""Every backend test model of the ONNX standard that onnxruntime runs in float is quantized, checked and run.
+"""Every backend test model of the ONNX standard that onnxruntime runs in float is quantized,
+checked and run.
 
-Presets of integer activations take all of them. The others, whose sessions take many times as long to open, share them:
-each takes every fifth, and together they have all; ``python -m tests.endtoend.backend_models`` takes all for any.
+Presets of integer activations take all of them. The others, whose sessions take many times as long
+to open, share them: each takes every fifth, and together they have all;
+``python -m tests.endtoend.backend_models`` takes all for any.
 """
 
 from __future__ import annotations
@@ -19,8 +21,10 @@ SHARING = ("INT4", "DYNAMIC", "BF16", "BFP16", "MXFP8E4M3")
 
 #: Why a model is further from float than its bits account for.
 HIDDEN = {
-    "node/test_attention_4d_softcap_neginf_mask_poison_expanded": "values up to 1000, which a mask hides in the end, "
-    "share a scale with values below one"
+    "node/test_attention_4d_softcap_neginf_mask_poison_expanded": (
+        "values up to 1000, which a mask hides in the end, "
+        "share a scale with values below one"
+    )
 }
 LARGE = dict.fromkeys(
     ("node/test_softmax_large_number", "node/test_softmax_large_number_expanded"),
@@ -31,10 +35,18 @@ LARGE = dict.fromkeys(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("preset", "least", "known"),
-    [("A8W8", 20, HIDDEN), ("A16W8", 35, LARGE), ("XINT8", 15, HIDDEN), *((preset, None, {}) for preset in SHARING)],
+    [
+        ("A8W8", 20, HIDDEN),
+        ("A16W8", 35, LARGE),
+        ("XINT8", 15, HIDDEN),
+        *((preset, None, {}) for preset in SHARING),
+    ],
 )
 def test_models_pass_and_keep_their_function(
-    preset: str, least: float | None, known: dict[str, str], capsys: pytest.CaptureFixture[str]
+    preset: str,
+    least: float | None,
+    known: dict[str, str],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Every model that the installed onnxruntime runs in float is quantized; none of them fails.
 
@@ -44,10 +56,19 @@ def test_models_pass_and_keep_their_function(
     part = (SHARING.index(preset), len(SHARING)) if preset in SHARING else (0, 1)
     rows = run_all(preset, part=part)
     text = table(rows, preset)
-    poor = {row.model: row.sqnr for row in rows if least is not None and row.sqnr is not None and row.sqnr < least}
-    lines = [f"  {sqnr:6.2f} dB  {model}: {known.get(model, 'NOT KNOWN')}" for model, sqnr in sorted(poor.items())]
+    poor = {
+        row.model: row.sqnr
+        for row in rows
+        if least is not None and row.sqnr is not None and row.sqnr < least
+    }
+    lines = [
+        f"  {sqnr:6.2f} dB  {model}: {known.get(model, 'NOT KNOWN')}"
+        for model, sqnr in sorted(poor.items())
+    ]
     with capsys.disabled():
-        print("\n" + "\n".join([text, *([f"below {least} dB:", *lines] if lines else [])]))
+        print(
+            "\n" + "\n".join([text, *([f"below {least} dB:", *lines] if lines else [])])
+        )
     counts = Counter(row.status for row in rows)
     assert counts["fail"] == 0, text
     assert counts["pass"] >= LEAST_MODELS // part[1], text

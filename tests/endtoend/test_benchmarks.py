@@ -16,21 +16,39 @@ import pytest
 
 pytest.importorskip("transformers")
 FOLDER = Path(__file__).parents[2] / "benchmarks"
-pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason="the benchmarks are not part of this distribution")
+pytestmark = pytest.mark.skipif(
+    not FOLDER.is_dir(), reason="the benchmarks are not part of this distribution"
+)
 
 
 @pytest.mark.slow
 def test_a_small_model(tmp_path: Path) -> None:
-    command = [sys.executable, str(FOLDER / "llm_large.py"), "--layers", "1", "--hidden", "256", "--busy"]
-    done = subprocess.run([*command, "--out", str(tmp_path)], capture_output=True, text=True)
+    command = [
+        sys.executable,
+        str(FOLDER / "llm_large.py"),
+        "--layers",
+        "1",
+        "--hidden",
+        "256",
+        "--busy",
+    ]
+    done = subprocess.run(
+        [*command, "--out", str(tmp_path)], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads((tmp_path / "llm_large.json").read_text("utf-8"))
     assert set(found) == {"1 × 256, uint4_wo_128", "1 × 256, fp8"}
     count = 2 * 32_000 * 256 + 256 * 256 * 2 + 2 * 64 * 256 + 3 * 256 * 704 + 3 * 256
     for row in found.values():
         assert 0 <= row["source"] - 2 * count < 5_000
-        assert row["seconds"] > 0 and 100 < row["peak_mb"] < 6000 and row["size"] < row["source"]
-    assert done.stdout.startswith("| model ") and not (tmp_path / "llm_large.md").exists()
+        assert (
+            row["seconds"] > 0
+            and 100 < row["peak_mb"] < 6000
+            and row["size"] < row["source"]
+        )
+    assert (
+        done.stdout.startswith("| model ") and not (tmp_path / "llm_large.md").exists()
+    )
 
 
 def test_what_is_a_miss(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,9 +56,9 @@ def test_what_is_a_miss(monkeypatch: pytest.MonkeyPatch) -> None:
     benchmark = importlib.import_module("llm_large")
     good = benchmark.Run(10.0, 900.0, 500, 19.0, 500.0, 260)
     assert benchmark.complaints(good, busy=False) == []
-    assert benchmark.complaints(replace(good, peak_mb=6001.0, said_mb=6000.0), busy=True) == [
-        "6001 MB are more than 6000"
-    ]
+    assert benchmark.complaints(
+        replace(good, peak_mb=6001.0, said_mb=6000.0), busy=True
+    ) == ["6001 MB are more than 6000"]
     for change, word in (
         ({"seconds": 40.0}, "time: 40, and 19"),
         ({"seconds": 9.0}, "time"),
@@ -64,12 +82,16 @@ def test_flags_as_text(images: Any) -> None:
 
 
 def test_standard_error_over_draws_and_images(images: Any) -> None:
-    """Many experiments with known effects of draws and of images: the spread of their means is what each of them says,
-    and a difference of nothing is called one in about 5 % of them."""
+    """Many experiments with known effects of draws and of images: the spread of their means is what
+    each of them says, and a difference of nothing is called one in about 5 % of them.
+    """
     rng, said, means, below = np.random.default_rng(1), [], [], 0
     for _ in range(1500):
         hard, lucky = rng.normal(size=(1, 400)), rng.normal(size=(5, 1))
-        first, second = (hard * side + 0.15 * lucky * side + rng.normal(size=(5, 400)) > 0 for side in (1, -1))
+        first, second = (
+            hard * side + 0.15 * lucky * side + rng.normal(size=(5, 400)) > 0
+            for side in (1, -1)
+        )
         found = images.difference(list(first), list(second))
         said.append(found.error**2)
         means.append(found.mean)
@@ -84,7 +106,9 @@ def test_one_draw_sees_the_images_alone(images: Any) -> None:
     first[:10] = second[7:30] = True
     found = images.difference([first], [second])
     cells = 100.0 * (first.astype(float) - second)
-    assert (found.mean, found.error) == pytest.approx((-1.3, cells.std(ddof=1) / 1000**0.5))
+    assert (found.mean, found.error) == pytest.approx(
+        (-1.3, cells.std(ddof=1) / 1000**0.5)
+    )
     assert found.below() and found.below(-0.3) and not found.below(-1.0)
     assert str(found) == f"-1.30 ± {found.error:.2f}"
     same = images.difference([first, first], [first, first])
@@ -102,24 +126,44 @@ def test_what_is_more_than_chance_over_draws(images: Any) -> None:
         for draw, (start, stop) in enumerate(wrong):
             flags = easy.copy()
             flags[start:stop] = False
-            row = {"value": flags.mean() * 100, "images": 1000, "right": images.packed(flags), "sqnr": 20.0 - stop}
+            row = {
+                "value": flags.mean() * 100,
+                "images": 1000,
+                "right": images.packed(flags),
+                "sqnr": 20.0 - stop,
+            }
             row["model"] = "a"
             made[f"resnet20/{tool}/plain/{draw}"] = row
         return made
 
     settled = rows("ours, rules settled", (0, 0), (0, 1), (0, 0))
-    unlucky = rows("ours", (0, 6), (3, 6), (0, 0)) | rows("amd-quark", (10, 11), (0, 0), (7, 12)) | settled
+    unlucky = (
+        rows("ours", (0, 6), (3, 6), (0, 0))
+        | rows("amd-quark", (10, 11), (0, 0), (7, 12))
+        | settled
+    )
     text, missed = draws.report(unlucky, ["resnet20"])
-    assert "-0.10 ± 0.33" in text and not missed  # sqrt((280.0 + 76.7 - 36.4) / 3000), mean squares by sums of squares
-    worse = rows("ours", (0, 50), (0, 51), (0, 49)) | rows("amd-quark", (0, 0), (0, 1), (0, 0)) | settled
+    assert (
+        "-0.10 ± 0.33" in text and not missed
+    )  # sqrt((280.0 + 76.7 - 36.4) / 3000), mean squares by sums of squares
+    worse = (
+        rows("ours", (0, 50), (0, 51), (0, 49))
+        | rows("amd-quark", (0, 0), (0, 1), (0, 0))
+        | settled
+    )
     text, missed = draws.report(worse, ["resnet20"])
     assert [line.split(" points")[0] for line in missed] == [
         "resnet20 plain ours: -4.97 ± 0.68",
         "ours, over all rows: -4.97 ± 0.68",
     ]
-    assert "ours: -4.97 ± 0.68 points of top-1, -49.67 dB of SQNR, which is higher in 0 of 3 models" in text
+    assert (
+        "ours: -4.97 ± 0.68 points of top-1, -49.67 dB of SQNR, which is higher in 0 of"
+        " 3 models" in text
+    )
     costly = (
-        rows("ours", (0, 0), (0, 1)) | rows("ours, rules settled", (0, 9), (0, 9)) | rows("amd-quark", (0, 0), (0, 0))
+        rows("ours", (0, 0), (0, 1))
+        | rows("ours, rules settled", (0, 9), (0, 9))
+        | rows("amd-quark", (0, 0), (0, 0))
     )
     text, missed = draws.report(costly, ["resnet20"])
     assert [line.split(":")[0] for line in missed] == [
@@ -135,16 +179,39 @@ def test_chance_alone_misses_a_row_as_often_as_it_may(images: Any) -> None:
     rng, called = np.random.default_rng(2), 0
     for _ in range(400):
         means = rng.normal(size=24)
-        called += bool(images.worse({str(i): images.Difference(mean, 1.0, 1e9) for i, mean in enumerate(means)}))
+        called += bool(
+            images.worse(
+                {
+                    str(i): images.Difference(mean, 1.0, 1e9)
+                    for i, mean in enumerate(means)
+                }
+            )
+        )
     assert 0.02 < called / 400 < 0.08
-    bad = {"bad": images.Difference(-5.0, 1.0, 1e9), "worst": images.Difference(-9.0, 1.0, 1e9)}
-    assert images.worse(bad | {"good": images.Difference(0.5, 1.0, 1e9)}) == ["worst", "bad"]
+    bad = {
+        "bad": images.Difference(-5.0, 1.0, 1e9),
+        "worst": images.Difference(-9.0, 1.0, 1e9),
+    }
+    assert images.worse(bad | {"good": images.Difference(0.5, 1.0, 1e9)}) == [
+        "worst",
+        "bad",
+    ]
 
 
 def test_what_cannot_be_told_over_draws_is_a_miss(images: Any) -> None:
     draws = importlib.import_module("draws")
-    row = {"value": 100.0, "images": 8, "right": images.packed(np.ones(8, bool)), "sqnr": 20.0, "model": "a"}
-    good = {f"resnet20/{tool}/plain/{draw}": row for tool in draws.TOOLS for draw in range(2)}
+    row = {
+        "value": 100.0,
+        "images": 8,
+        "right": images.packed(np.ones(8, bool)),
+        "sqnr": 20.0,
+        "model": "a",
+    }
+    good = {
+        f"resnet20/{tool}/plain/{draw}": row
+        for tool in draws.TOOLS
+        for draw in range(2)
+    }
     assert draws.report(good, ["resnet20"])[1] == []
     without = {key: row for key, row in good.items() if "amd-quark" not in key}
     text, missed = draws.report(without, ["resnet20"])
@@ -158,8 +225,16 @@ def test_what_cannot_be_told_over_draws_is_a_miss(images: Any) -> None:
         return [line.split(":")[0] for line in missed]
 
     # of an older version; of one draw; of none
-    assert complaints({key: {n: row[n] for n in ("value", "sqnr", "model")} for key in good}) == every
-    assert complaints({key: row for key, row in good.items() if key.endswith("0")}) == every
+    assert (
+        complaints(
+            {key: {n: row[n] for n in ("value", "sqnr", "model")} for key in good}
+        )
+        == every
+    )
+    assert (
+        complaints({key: row for key, row in good.items() if key.endswith("0")})
+        == every
+    )
     assert complaints({}) == ["resnet20, rules cost"]
     # of another model
     other = good | {key: {**row, "model": "b"} for key in good if "amd-quark" in key}
@@ -171,11 +246,15 @@ def test_what_models_for_a_processor_miss(images: Any) -> None:
     flags = np.zeros(900, bool)
     flags[:600] = True
 
-    def found(tool: str, name: str, wrong: int, *broken: str, settled: bool = False) -> Any:
+    def found(
+        tool: str, name: str, wrong: int, *broken: str, settled: bool = False
+    ) -> Any:
         right = flags.copy()
         right[:wrong] = False
         way = npu.Way(tool, name, print, settled)
-        return npu.Found(way, None if wrong < 0 else right, 20.0, dict.fromkeys(broken, 1))
+        return npu.Found(
+            way, None if wrong < 0 else right, 20.0, dict.fromkeys(broken, 1)
+        )
 
     def verdicts(*each: Any) -> list[bool]:
         return [met for _, met in npu.marks(list(each))]
@@ -190,18 +269,35 @@ def test_what_models_for_a_processor_miss(images: Any) -> None:
     assert verdicts(plain, bad, theirs) == [True, True, False, False]
     failed = found("ours", "XINT8, rules settled", -1, settled=True)
     assert verdicts(plain, failed, theirs) == [False, True, False, False]
-    assert verdicts(found("ours", "XINT8", -1), good, theirs) == [False, True, False, True]
-    assert verdicts(plain, good, found("amd-quark", "XINT8, cle", -1)) == [True, True, True, True]
+    assert verdicts(found("ours", "XINT8", -1), good, theirs) == [
+        False,
+        True,
+        False,
+        True,
+    ]
+    assert verdicts(plain, good, found("amd-quark", "XINT8, cle", -1)) == [
+        True,
+        True,
+        True,
+        True,
+    ]
     only_other = found("ours", "A8W8, for the target", 0, settled=True)
     assert verdicts(plain, bad, only_other, theirs) == [True, True, False, False]
 
 
 def test_what_a_simulation_misses(images: Any) -> None:
     simulate = importlib.import_module("simulate")
-    row = {a.name: {part: {"near": 100.0} for part in ("alone", "whole")} for a in simulate.VARIANTS}
+    row = {
+        a.name: {part: {"near": 100.0} for part in ("alone", "whole")}
+        for a in simulate.VARIANTS
+    }
     assert simulate.complaints({"resnet20": row}, ["resnet20"]) == []
-    assert simulate.complaints({"resnet20": row}, ["resnet20", "resnet44"]) == ["resnet44 was not measured"]
-    row["ties up, averages dpu"]["whole"]["near"] = 80.0  # rounds otherwise than onnxruntime: may drift
+    assert simulate.complaints({"resnet20": row}, ["resnet20", "resnet44"]) == [
+        "resnet44 was not measured"
+    ]
+    row["ties up, averages dpu"]["whole"]["near"] = (
+        80.0  # rounds otherwise than onnxruntime: may drift
+    )
     assert simulate.complaints({"resnet20": row}, ["resnet20"]) == []
     row["ties up, averages dpu"]["alone"]["near"] = 99.8
     row["ties even, averages exact"]["whole"]["near"] = 99.0
@@ -214,18 +310,31 @@ def test_what_a_simulation_misses(images: Any) -> None:
 def test_what_is_due(images: Any) -> None:
     due, tag = importlib.import_module("_results").due, {"model": "a", "source": "2"}
     assert due(None, tag) and due({}, tag)
-    assert not due(tag | {"value": 1.0}, tag) and due(tag | {"value": 1.0}, tag, again=True)
+    assert not due(tag | {"value": 1.0}, tag) and due(
+        tag | {"value": 1.0}, tag, again=True
+    )
     assert due({"model": "b", "source": "2"}, tag) and due(tag | {"error": "no"}, tag)
-    assert not due({"model": "a", "source": "1"}, tag) and due({"model": "a", "source": "1"}, tag, stale=True)
+    assert not due({"model": "a", "source": "1"}, tag) and due(
+        {"model": "a", "source": "1"}, tag, stale=True
+    )
 
 
 def test_marks_of_optimizers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(FOLDER))
     marks = importlib.import_module("_marks")
-    note = "9 of 100 nodes 16 bits, 3.1 -> 16.2 dB (target 16 dB{}); the worst is one of {} Conv nodes"
+    note = (
+        "9 of 100 nodes 16 bits, 3.1 -> 16.2 dB (target 16 dB{}); the worst is one of"
+        " {} Conv nodes"
+    )
 
-    def missed(task: str, floating: float, rows: dict[str, dict[str, Any]]) -> list[str]:
-        found = list(marks.verdicts(task, floating, {f"{task}/{key}": row for key, row in rows.items()}))
+    def missed(
+        task: str, floating: float, rows: dict[str, dict[str, Any]]
+    ) -> list[str]:
+        found = list(
+            marks.verdicts(
+                task, floating, {f"{task}/{key}": row for key, row in rows.items()}
+            )
+        )
         return [verdict.mark for verdict in found if not verdict.met]
 
     good: dict[str, dict[str, Any]] = {
@@ -247,8 +356,16 @@ def test_marks_of_optimizers(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         ("amd-quark/XINT8/adaround", {"value": 82.6}, "XINT8, adaround: amd-quark"),
         ("ours/XINT8/plain", {"value": None}, "XINT8, plain: amd-quark"),
-        ("ours/XINT8/adaround", {"value": 82.5, "seconds": 10.1, "peak_mb": 9.0}, "adaround: as fast as amd-quark"),
-        ("ours/XINT8/adaround", {"value": 82.5, "seconds": 5.0, "peak_mb": 101.0}, "adaround: as fast as amd-quark"),
+        (
+            "ours/XINT8/adaround",
+            {"value": 82.5, "seconds": 10.1, "peak_mb": 9.0},
+            "adaround: as fast as amd-quark",
+        ),
+        (
+            "ours/XINT8/adaround",
+            {"value": 82.5, "seconds": 5.0, "peak_mb": 101.0},
+            "adaround: as fast as amd-quark",
+        ),
     ):
         changed = {name: dict(each) for name, each in good.items()} | {
             key: {n: v for n, v in row.items() if v is not None}
@@ -264,7 +381,9 @@ def test_marks_of_optimizers(monkeypatch: pytest.MonkeyPatch) -> None:
     assert missed("yolox_nano", 33.7, detector) == []
     for text in (note.format("", 9), note.format(", missed", 10), ""):
         row = {"value": 32.0, "note": text}
-        assert mixed in missed("yolox_nano", 33.7, detector | {"ours/A8W8-unsafe/mixed": row})
+        assert mixed in missed(
+            "yolox_nano", 33.7, detector | {"ours/A8W8-unsafe/mixed": row}
+        )
     many = {"value": 40.0, "note": note.format("", 90).replace("9 of 100", "26 of 100")}
     assert missed("yolox_nano", 33.7, detector | {"ours/A8W8-unsafe/mixed": many}) == [
         "mixed, at most 25% of the nodes"
@@ -272,22 +391,39 @@ def test_marks_of_optimizers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_families(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Every family either works or is refused by a message that names the layer; others fail, and the table says so."""
+    """Every family either works or is refused by a message that names the layer.
+
+    Others fail, and the table says so.
+    """
     monkeypatch.syspath_prepend(str(FOLDER))
     benchmark = importlib.import_module("llm_families")
     rows = dict[str, Any]()
     for family in ("llama", "xlm", "blt"):
         (tmp_path / family).mkdir()
-        rows[family] = json.loads(json.dumps(benchmark.outcomes(family, tmp_path / family)))
+        rows[family] = json.loads(
+            json.dumps(benchmark.outcomes(family, tmp_path / family))
+        )
     assert [rows["llama"][recipe] for recipe in benchmark.RECIPES] == ["works"] * 3
-    assert all(0 < rows["llama"][f"{recipe}: error"] < 0.6 for recipe in benchmark.RECIPES)
+    assert all(
+        0 < rows["llama"][f"{recipe}: error"] < 0.6 for recipe in benchmark.RECIPES
+    )
     assert rows["xlm"]["fp8"] == rows["xlm"]["mxfp4"] == "works"
-    refused = "refused: something happens in front of transformer.ffns.1; the model cannot be walked block by block"
+    refused = (
+        "refused: something happens in front of transformer.ffns.1; the model cannot be"
+        " walked block by block"
+    )
     assert rows["xlm"]["uint4_wo_32 + gptq"] == refused
     assert "3000012" in rows["blt"]["absent"]
-    rows["other"] = {"class": "Other", "kind": "causal", "fails": "the process ended with code -6"}
+    rows["other"] = {
+        "class": "Other",
+        "kind": "causal",
+        "fails": "the process ended with code -6",
+    }
     text = benchmark.report(rows)
-    assert "| llama " in text and "- uint4_wo_32 + gptq: 1 works, 1 refused, 1 fails" in text
+    assert (
+        "| llama " in text
+        and "- uint4_wo_32 + gptq: 1 works, 1 refused, 1 fails" in text
+    )
     assert text.index("| blt ") > text.index("## No tiny model")
     assert "other: the process ended with code -6" in list(benchmark.failures(rows))
 
@@ -300,7 +436,11 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_ratios_are_those_of_each_turn(runtime: Any) -> None:
     """A turn in which the machine is ten times slower changes no ratio."""
-    taken = {"float": [2.0, 20.0, 2.0, 2.0], "ours": [1.0, 10.0, 1.0, 1.0], "onnxruntime": [4.0, 40.0, 4.0, 4.0]}
+    taken = {
+        "float": [2.0, 20.0, 2.0, 2.0],
+        "ours": [1.0, 10.0, 1.0, 1.0],
+        "onnxruntime": [4.0, 40.0, 4.0, 4.0],
+    }
     row = runtime.figures(taken)
     assert (row["ours/float"], row["ours/onnxruntime"], row["ours"]) == (0.5, 0.25, 1.0)
 
@@ -312,12 +452,23 @@ def test_ratios_are_those_of_each_turn(runtime: Any) -> None:
         ({"ours/float": 0.5, "ours/onnxruntime": 1.021}, "MISSED", False),
         ({"ours/float": 1.2, "ours/onnxruntime": 0.9}, "met, slower than float", True),
         ({"ours/float": 0.9}, "onnxruntime's fails", True),
-        ({"ours/float": 2, "ours/onnxruntime": 2, "onnxruntime bytes": 95, "float bytes": 100}, None, True),
+        (
+            {
+                "ours/float": 2,
+                "ours/onnxruntime": 2,
+                "onnxruntime bytes": 95,
+                "float bytes": 100,
+            },
+            None,
+            True,
+        ),
         ({"ours failed": "why"}, "why", False),
         ({}, "not measured", False),
     ],
 )
-def test_verdict_on_a_runtime(runtime: Any, row: dict[str, Any], words: str | None, met: bool) -> None:
+def test_verdict_on_a_runtime(
+    runtime: Any, row: dict[str, Any], words: str | None, met: bool
+) -> None:
     found = runtime.verdict("A8W8", row)
     assert found == (words or "onnxruntime's is float, slower than float", met)
 
@@ -328,7 +479,10 @@ def test_files_run_in_turn(runtime: Any, tmp_path: Path) -> None:
     onnx.save(onnx.parser.parse_model(MODEL), model)
     feeds = {"x": np.ones((1, 2), np.float32)}
     taken = runtime.run_in_turn({"float": model, "ours": model}, feeds, 3, "wall")
-    assert {name: len(times) for name, times in taken.items()} == {"float": 3, "ours": 3}
+    assert {name: len(times) for name, times in taken.items()} == {
+        "float": 3,
+        "ours": 3,
+    }
     assert all(time > 0 for times in taken.values() for time in times)
 
 
@@ -340,9 +494,15 @@ def test_what_grows_faster_than_the_graph_or_was_not_measured_is_missed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(FOLDER))
-    scaling, results = (importlib.import_module(name) for name in ("scaling", "_results"))
+    scaling, results = (
+        importlib.import_module(name) for name in ("scaling", "_results")
+    )
     store = results.Store(tmp_path / "scaling.json")
-    for work, seconds in (("W8", (2.0, 29.0)), ("check", (2.0, 31.0)), ("explain", (2.0,))):
+    for work, seconds in (
+        ("W8", (2.0, 29.0)),
+        ("check", (2.0, 31.0)),
+        ("explain", (2.0,)),
+    ):
         for size, taken in zip((2000, 20_000), seconds, strict=False):
             store.put(f"chain/{size}/{work}", {"seconds": taken, "onnxruntime": 1.0})
     rows = scaling._rows(store, ["chain"], [2000, 20_000], ["W8", "check", "explain"])
@@ -351,7 +511,9 @@ def test_what_grows_faster_than_the_graph_or_was_not_measured_is_missed(
 
 
 @pytest.mark.parametrize("shape", ["chain", "branches", "constants", "residual"])
-def test_a_growing_model_has_the_nodes_asked_for(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_growing_model_has_the_nodes_asked_for(
+    shape: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.syspath_prepend(str(FOLDER))
     model = importlib.import_module("_growing").SHAPES[shape](50)
     onnx.checker.check_model(model, full_check=True)

@@ -20,8 +20,14 @@ MODEL = FOLDER / "digits.onnx"
 def digits() -> tuple[list[Feeds], Array, Array]:
     """Calibration samples, test images and their labels."""
     with np.load(FOLDER / "digits.npz") as arrays:
-        calibration, test = (arrays[name] / np.float32(16) for name in ("calibration", "test"))
-        return [{"image": images} for images in np.split(calibration, 8)], test, arrays["labels"]
+        calibration, test = (
+            arrays[name] / np.float32(16) for name in ("calibration", "test")
+        )
+        return (
+            [{"image": images} for images in np.split(calibration, 8)],
+            test,
+            arrays["labels"],
+        )
 
 
 def accuracy(model: Path) -> float:
@@ -36,9 +42,12 @@ def test_the_float_model_is_good() -> None:
 
 
 @pytest.mark.parametrize(
-    ("preset", "points", "floor"), [("A8W8", 1, 25), ("S8S8", 1, 25), ("A16W8", 1, 30), ("XINT8", 2, 15)]
+    ("preset", "points", "floor"),
+    [("A8W8", 1, 25), ("S8S8", 1, 25), ("A16W8", 1, 30), ("XINT8", 2, 15)],
 )
-def test_a_quantized_model_is_about_as_good(tmp_path: Path, preset: str, points: float, floor: float) -> None:
+def test_a_quantized_model_is_about_as_good(
+    tmp_path: Path, preset: str, points: float, floor: float
+) -> None:
     samples, images, _ = digits()
     output = tmp_path / "out.onnx"
     quantize_static(MODEL, samples, preset, output)
@@ -49,7 +58,16 @@ def test_a_quantized_model_is_about_as_good(tmp_path: Path, preset: str, points:
 
 @pytest.mark.parametrize(
     "calibrator",
-    ["minmax", "mean_minmax", "best", "percentile", "layerwise_percentile", "entropy", "minmse", "nonoverflow"],
+    [
+        "minmax",
+        "mean_minmax",
+        "best",
+        "percentile",
+        "layerwise_percentile",
+        "entropy",
+        "minmse",
+        "nonoverflow",
+    ],
 )
 def test_with_any_calibrator(tmp_path: Path, calibrator: str) -> None:
     output = tmp_path / "out.onnx"

@@ -1,4 +1,6 @@
-"""Models that decode images or split texts themselves: operators of onnxruntime-extensions stand before the layers."""
+"""Models that decode images or split texts themselves: operators of onnxruntime-extensions stand
+before the layers.
+"""
 
 from __future__ import annotations
 
@@ -25,15 +27,39 @@ from onnx import ModelProto, helper
 from calibrators.onnx_runtime import extensions
 from calibrators.onnx_runtime.cpu_features import SATURATION, saturates
 from calibrators.onnx_runtime.session import PRECISE
-from quark_onnx import QConfig, compare, quantize, quantize_dynamic, quantize_static, quantize_weights
+from quark_onnx import (
+    QConfig,
+    compare,
+    quantize,
+    quantize_dynamic,
+    quantize_static,
+    quantize_weights,
+)
 from quark_onnx.cli import main
 from quark_onnx.errors import AccuracyError, ModelError
 from tests.models import Feeds, interface, normal, parse, weight
 
-#: A preset, and the least signal-to-noise ratio in dB: that of one rounding (41 with 8 bits, 35 with powers of two, 21
-#: with 4 bits in blocks, 42 with bfp16), less what some eight roundings add up to (9) or two or three (5), less 4.
+#: A preset, and the least signal-to-noise ratio in dB: that of one rounding (41 with 8 bits, 35
+#: with powers of two, 21 with 4 bits in blocks, 42 with bfp16), less what some eight roundings add
+#: up to (9) or two or three (5), less 4.
 LEAST = {"A8W8": 28, "XINT8": 22, "INT4": 12, "DYNAMIC": 28, "BFP16": 29}
-WORDS = ["the", "a", "cat", "dog", "sat", "ran", "on", "under", "mat", "tree", "big", "small", "red", "old", "new"]
+WORDS = [
+    "the",
+    "a",
+    "cat",
+    "dog",
+    "sat",
+    "ran",
+    "on",
+    "under",
+    "mat",
+    "tree",
+    "big",
+    "small",
+    "red",
+    "old",
+    "new",
+]
 VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
 
 
@@ -47,19 +73,27 @@ def picture(seed: int) -> NDArray[np.uint8]:
 
 
 def png(pixels: NDArray[np.uint8]) -> bytes:
-    """The file, by its specification: header, rows that each begin with the number of no filter, end."""
+    """The file, by its specification: header, rows that each begin with the number of no filter,
+    end.
+    """
     height, width, _ = pixels.shape
     rows = b"".join(b"\0" + row.tobytes() for row in pixels)
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(rows)), (b"IEND", b""))
     return b"\x89PNG\r\n\x1a\n" + b"".join(
-        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data)) for name, data in chunks
+        struct.pack(">I", len(data))
+        + name
+        + data
+        + struct.pack(">I", zlib.crc32(name + data))
+        for name, data in chunks
     )
 
 
 def jpeg(pixels: NDArray[np.uint8]) -> bytes:
     file = BytesIO()
-    pytest.importorskip("PIL.Image", reason="Pillow writes the JPEG files").fromarray(pixels).save(file, "JPEG")
+    pytest.importorskip("PIL.Image", reason="Pillow writes the JPEG files").fromarray(
+        pixels
+    ).save(file, "JPEG")
     return file.getvalue()
 
 
@@ -92,7 +126,10 @@ def images() -> ModelProto:
 
 
 def sentences(seed: int) -> NDArray[Any]:
-    return np.array([" ".join(np.random.default_rng([seed, i]).choice(WORDS, 5)) for i in range(2)], object)
+    return np.array(
+        [" ".join(np.random.default_rng([seed, i]).choice(WORDS, 5)) for i in range(2)],
+        object,
+    )
 
 
 def tokens() -> ModelProto:
@@ -115,7 +152,9 @@ def tokens() -> ModelProto:
         v=weight(4, 64).T.copy(),
     )
     [tokenizer] = custom_nodes(model)
-    tokenizer.attribute.append(helper.make_attribute("vocab_file", "\n".join(VOCABULARY) + "\n"))
+    tokenizer.attribute.append(
+        helper.make_attribute("vocab_file", "\n".join(VOCABULARY) + "\n")
+    )
     return model
 
 
@@ -152,18 +191,27 @@ class Sample:
 
 @cache
 def sample(name: str) -> Sample:
-    model = {"png": images, "jpeg": images, "tokens": tokens, "buckets": buckets}[name]()
+    model = {"png": images, "jpeg": images, "tokens": tokens, "buckets": buckets}[
+        name
+    ]()
     onnx.checker.check_model(model)
     if name in ("png", "jpeg"):
         encode = {"png": png, "jpeg": jpeg}[name]
-        data: list[Feeds] = [{"encoded": np.frombuffer(encode(picture(seed)), np.uint8)} for seed in range(8)]
+        data: list[Feeds] = [
+            {"encoded": np.frombuffer(encode(picture(seed)), np.uint8)}
+            for seed in range(8)
+        ]
     else:
         data = [{"text": sentences(seed)} for seed in range(8)]
     return Sample(model, data, outputs(model, data))
 
 
 def custom_nodes(model: ModelProto) -> list[onnx.NodeProto]:
-    return [node for node in model.graph.node if node.domain in ("ai.onnx.contrib", "com.microsoft.extensions")]
+    return [
+        node
+        for node in model.graph.node
+        if node.domain in ("ai.onnx.contrib", "com.microsoft.extensions")
+    ]
 
 
 def session(model: ModelProto | Path, *, library: bool = True) -> ort.InferenceSession:
@@ -179,17 +227,23 @@ def session(model: ModelProto | Path, *, library: bool = True) -> ort.InferenceS
 
 def outputs(model: ModelProto | Path, data: list[Feeds]) -> NDArray[np.float64]:
     opened = session(model)
-    return np.concatenate([opened.run(["y"], feeds)[0] for feeds in data]).astype(np.float64)
+    return np.concatenate([opened.run(["y"], feeds)[0] for feeds in data]).astype(
+        np.float64
+    )
 
 
 def check(model: ModelProto | Path, name: str, preset: str) -> None:
-    """It runs where the library is registered, near the float model, and its operators of the library are the same."""
+    """It runs where the library is registered, near the float model, and its operators of the
+    library are the same.
+    """
     floats = sample(name)
     result = onnx.load(model) if isinstance(model, Path) else model
     assert interface(result) == interface(floats.model)
     assert custom_nodes(result) == custom_nodes(floats.model)
     imports = {entry.domain: entry.version for entry in result.opset_import}
-    assert {node.domain for node in custom_nodes(result)} <= {domain for domain in imports if imports[domain] == 1}
+    assert {node.domain for node in custom_nodes(result)} <= {
+        domain for domain in imports if imports[domain] == 1
+    }
     found = outputs(model, floats.data)
     noise = np.square(found - floats.outputs).sum()
     assert 10 * np.log10(np.square(floats.outputs).sum() / noise) > LEAST[preset]
@@ -206,16 +260,24 @@ def test_without_the_library_the_float_models_do_not_load(name: str) -> None:
 
 @pytest.mark.parametrize("preset", LEAST)
 @names
-def test_a_model_is_quantized_behind_the_operators_of_the_library(name: str, preset: str, tmp_path: Path) -> None:
+def test_a_model_is_quantized_behind_the_operators_of_the_library(
+    name: str, preset: str, tmp_path: Path
+) -> None:
     floats = sample(name)
     before = floats.model.SerializeToString(deterministic=True)
     result = quantize(floats.model, floats.data, preset, tmp_path / "out.onnx")
     assert floats.model.SerializeToString(deterministic=True) == before
     assert onnx.load(tmp_path / "out.onnx") == result.model
-    weighted = {"Conv": (1, 1), "Gemm": (1, 1)} if name in ("png", "jpeg") else {"MatMul": (2, 2), "Gather": (1, 1)}
+    weighted = (
+        {"Conv": (1, 1), "Gemm": (1, 1)}
+        if name in ("png", "jpeg")
+        else {"MatMul": (2, 2), "Gather": (1, 1)}
+    )
     assert {kind: result.report.operators[kind] for kind in weighted} == weighted
     for node in custom_nodes(floats.model):
-        assert result.report.kept_nodes[node.name] == "there is no rule for this operator"
+        assert (
+            result.report.kept_nodes[node.name] == "there is no rule for this operator"
+        )
     check(tmp_path / "out.onnx", name, preset)
 
 
@@ -225,10 +287,16 @@ def test_samples_are_sharded_and_compared_like_any_others(name: str) -> None:
     serial = quantize_static(floats.model, floats.data, "A8W8")
     with ThreadPoolExecutor(2) as executor:
         sharded = quantize_static(floats.model, floats.data, "A8W8", executor=executor)
-    assert sharded.SerializeToString(deterministic=True) == serial.SerializeToString(deterministic=True)
+    assert sharded.SerializeToString(deterministic=True) == serial.SerializeToString(
+        deterministic=True
+    )
     noise = np.square(outputs(serial, floats.data) - floats.outputs).sum()
     expected = 10 * np.log10(np.square(floats.outputs).sum() / noise)
-    [measured] = [output for output in compare(floats.model, serial, floats.data).outputs if output.name == "y"]
+    [measured] = [
+        output
+        for output in compare(floats.model, serial, floats.data).outputs
+        if output.name == "y"
+    ]
     assert measured.sqnr == pytest.approx(expected, abs=0.01)
 
 
@@ -237,11 +305,17 @@ def test_samples_are_sharded_and_compared_like_any_others(name: str) -> None:
 
 @pytest.mark.parametrize("preset", ["INT4", "DYNAMIC", "BFP16"])
 @pytest.mark.parametrize("name", ["tokens", "buckets"])
-def test_a_model_of_texts_needs_no_data_where_nothing_is_measured(name: str, preset: str) -> None:
+def test_a_model_of_texts_needs_no_data_where_nothing_is_measured(
+    name: str, preset: str
+) -> None:
     floats = sample(name)
     strategy = quantize_dynamic if preset == "DYNAMIC" else quantize_weights
     config = QConfig.of(preset)
-    model = strategy(floats.model, config) if preset != "BFP16" else quantize(floats.model, None, config).model
+    model = (
+        strategy(floats.model, config)
+        if preset != "BFP16"
+        else quantize(floats.model, None, config).model
+    )
     check(model, name, preset)
 
 
@@ -261,7 +335,9 @@ def test_no_gate_is_passed_where_nothing_was_measured(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("preset", "least"), [("INT8", 25), ("INT4", 10)])
-def test_an_opset_that_changes_the_meaning_is_not_raised_unseen(preset: str, least: float) -> None:
+def test_an_opset_that_changes_the_meaning_is_not_raised_unseen(
+    preset: str, least: float
+) -> None:
     """Hardmax means something else from opset 13 on, and onnx's converter does not see to that."""
     model = parse(
         """<ir_version: 7, opset_import: ["" : 12, "ai.onnx.contrib" : 1]> g (string[n] text) => (float[n,4,3] y) {
@@ -270,7 +346,7 @@ def test_an_opset_that_changes_the_meaning_is_not_raised_unseen(preset: str, lea
             r = Reshape (e, shape)
             h = Hardmax (r)
             y = MatMul (h, w)
-        }""",
+        }""",  # noqa: E501
         count=np.int64([64]),
         table=normal(64, 32),
         shape=np.int64([-1, 4, 8]),
@@ -278,11 +354,15 @@ def test_an_opset_that_changes_the_meaning_is_not_raised_unseen(preset: str, lea
     )
     data: list[Feeds] = [{"text": sentences(seed)} for seed in range(8)]
     expected = outputs(model, data)
-    config = QConfig.of(preset).with_(exclude=("Gather_e",))  # a table of codes may have another greatest value
+    config = QConfig.of(preset).with_(
+        exclude=("Gather_e",)
+    )  # a table of codes may have another greatest value
     try:
         result = quantize_weights(model, config)
     except ModelError as error:
-        assert re.search(r"needs opset \d+, and the model's opset 12 cannot be raised", str(error))
+        assert re.search(
+            r"needs opset \d+, and the model's opset 12 cannot be raised", str(error)
+        )
     else:
         noise = np.square(outputs(result, data) - expected).sum()
         assert 10 * np.log10(np.square(expected).sum() / noise) > least
@@ -291,8 +371,17 @@ def test_an_opset_that_changes_the_meaning_is_not_raised_unseen(preset: str, lea
 def test_bytes_that_are_no_image_are_not_made_up(tmp_path: Path) -> None:
     """The library's decoder ends the process over them, so that it is one of its own here."""
     onnx.save(sample("png").model, tmp_path / "model.onnx")
-    command = ["quantize", str(tmp_path / "model.onnx"), "-o", str(tmp_path / "out.onnx"), "--config", "INT4"]
-    finished = subprocess.run([sys.executable, "-m", "quark_onnx", *command], capture_output=True, text=True)
+    command = [
+        "quantize",
+        str(tmp_path / "model.onnx"),
+        "-o",
+        str(tmp_path / "out.onnx"),
+        "--config",
+        "INT4",
+    ]
+    finished = subprocess.run(
+        [sys.executable, "-m", "quark_onnx", *command], capture_output=True, text=True
+    )
     assert (finished.returncode, finished.stderr) == (0, "")
     check(tmp_path / "out.onnx", "png", "INT4")
 
@@ -304,25 +393,50 @@ def test_bytes_that_are_no_image_are_not_made_up(tmp_path: Path) -> None:
 @pytest.mark.parametrize("stored", ["files", "rows"])
 @names
 def test_the_command_line_reads_bytes_and_texts_from_arrays(
-    name: str, stored: str, preset: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str,
+    stored: str,
+    preset: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """As a .npz file for each sample; or as the rows of one array, which bytes are filled up with zeros for."""
+    """As a .npz file for each sample.
+
+    Or as the rows of one array, which bytes are filled up with zeros for.
+    """
     floats = sample(name)
     [key] = floats.data[0]
-    values = [feeds[key] if key == "encoded" else feeds[key].astype(str) for feeds in floats.data]
+    values = [
+        feeds[key] if key == "encoded" else feeds[key].astype(str)
+        for feeds in floats.data
+    ]
     (tmp_path / "data").mkdir()
     if stored == "files":
         for index, value in enumerate(values):
             np.savez(tmp_path / "data" / f"{index}.npz", **{key: value})
     else:
         length = max(map(len, values))
-        rows = np.stack([np.pad(value, (0, length - len(value))) if key == "encoded" else value for value in values])
+        rows = np.stack(
+            [
+                np.pad(value, (0, length - len(value))) if key == "encoded" else value
+                for value in values
+            ]
+        )
         np.save(tmp_path / "data" / "all.npy", rows)
     onnx.save(floats.model, tmp_path / "model.onnx")
-    arguments = ["quantize", tmp_path / "model.onnx", "-o", tmp_path / "out.onnx", "--data", tmp_path / "data"]
+    arguments = [
+        "quantize",
+        tmp_path / "model.onnx",
+        "-o",
+        tmp_path / "out.onnx",
+        "--data",
+        tmp_path / "data",
+    ]
     code = main([*map(str, arguments), "--config", preset, "--json"])
     printed = capsys.readouterr()
-    assert (code, [line for line in printed.err.splitlines() if SATURATION not in line]) == (0, [])
+    assert (
+        code,
+        [line for line in printed.err.splitlines() if SATURATION not in line],
+    ) == (0, [])
     document = json.loads(printed.out)
     assert document["samples"] == len(values)
     assert document["worst_sqnr"] > LEAST[preset] - 3  # of fewer samples
@@ -341,9 +455,15 @@ def test_the_command_line_explains_and_compares_them(
     assert main(["explain", str(model)]) == 0
     assert node.op_type in capsys.readouterr().out
     for index, feeds in enumerate(floats.data):
-        arrays = {key: value.astype(str) if value.dtype == object else value for key, value in feeds.items()}
+        arrays = {
+            key: value.astype(str) if value.dtype == object else value
+            for key, value in feeds.items()
+        }
         np.savez(tmp_path / f"{index}.npz", **arrays)
-    assert main(["compare", str(model), str(result), "--data", str(tmp_path), "--json"]) == 0
+    assert (
+        main(["compare", str(model), str(result), "--data", str(tmp_path), "--json"])
+        == 0
+    )
     document = json.loads(capsys.readouterr().out)
     assert document["worst_sqnr"] > LEAST["A8W8"]
 
@@ -353,15 +473,21 @@ def test_the_command_line_explains_and_compares_them(
 
 @pytest.mark.parametrize(
     ("domain", "op_type"),
-    [("my.own", "NegPos"), ("ai.onnx.contrib", "NegPoss"), ("com.microsoft.extensions", "DecodeImages")],
+    [
+        ("my.own", "NegPos"),
+        ("ai.onnx.contrib", "NegPoss"),
+        ("com.microsoft.extensions", "DecodeImages"),
+    ],
 )
-def test_an_operator_that_nobody_knows_is_named_with_its_node(domain: str, op_type: str) -> None:
+def test_an_operator_that_nobody_knows_is_named_with_its_node(
+    domain: str, op_type: str
+) -> None:
     model = parse(
         f"""<ir_version: 8, opset_import: ["" : 17, "{domain}" : 1]> g (float[2,4] x) => (float[2,4] y) {{
             [first] h = MatMul (x, w)
             [the_odd_one] p = {domain}.{op_type} (h)
             [second] y = MatMul (p, w)
-        }}""",
+        }}""",  # noqa: E501
         w=weight(4, 4),
     )
     data = [{"x": normal(2, 4, seed=seed)} for seed in range(2)]

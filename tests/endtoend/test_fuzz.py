@@ -1,4 +1,6 @@
-"""Malformed models: whatever a file holds, the command line refuses it with a reason, or does its work."""
+"""Malformed models: whatever a file holds, the command line refuses it with a reason, or does its
+work.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ def test_no_mutant_does_harm() -> None:
     found = list(outcomes(range(COUNT), SEED))
     assert [outcome for outcome in found if outcome.failure] == []
     codes = Counter(outcome.code for outcome in found)
-    assert codes[0] > 50 and codes[2] > 200, "both sound and unsound models are among them"
+    assert codes[0] > 50 and codes[2] > 200, (
+        "both sound and unsound models are among them"
+    )
     assert {outcome.command for outcome in found} == COMMANDS.keys()
 
 

@@ -1,4 +1,6 @@
-"""Models and data that are odd but valid: quantized as far as they can be, or refused with an error that helps."""
+"""Models and data that are odd but valid: quantized as far as they can be, or refused with an error
+that helps.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ from tests.models import run
 
 
 def parsed(text: str, opset: int = 17) -> ModelProto:
-    return onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : {opset}]>\n{text}')
+    return onnx.parser.parse_model(
+        f'<ir_version: 8, opset_import: ["" : {opset}]>\n{text}'
+    )
 
 
 def normal(*shape: int, seed: int = 0) -> Any:
@@ -34,26 +38,34 @@ def quantized(model: ModelProto, *samples: dict[str, Any]) -> Result:
 
 
 def test_sequence_input() -> None:
-    model = parsed("""g (seq(float[N]) s, float[2, 2] x) => (seq(float[N]) t, float[2, 2] y) {
+    model = parsed(
+        """g (seq(float[N]) s, float[2, 2] x) => (seq(float[N]) t, float[2, 2] y) {
         t = Identity (s)
         y = Relu (x)
-    }""")
+    }"""
+    )
     sample = {"s": [normal(2), normal(3)], "x": normal(2, 2)}
     report = quantized(model, sample, sample).report
     assert report.operators["Relu"] == (1, 1)
-    assert [output.sqnr is not None and output.sqnr > 30 for output in report.outputs] == [True, True]
+    assert [
+        output.sqnr is not None and output.sqnr > 30 for output in report.outputs
+    ] == [True, True]
 
 
 def test_optional_input_without_a_value() -> None:
-    model = parsed("""g (optional(seq(float[N])) s, float[2] x) => (bool b, float[2] y) {
+    model = parsed(
+        """g (optional(seq(float[N])) s, float[2] x) => (bool b, float[2] y) {
         b = OptionalHasElement (s)
         y = Relu (x)
-    }""")
+    }"""
+    )
     assert quantized(model, {"s": None, "x": normal(2)}).report.quantized == 1
 
 
 def test_no_inputs() -> None:
-    model = parsed("g () => (float[2] y) { y = Constant <value_floats = [1.0, 2.0]> () }")
+    model = parsed(
+        "g () => (float[2] y) { y = Constant <value_floats = [1.0, 2.0]> () }"
+    )
     assert quantized(model, {}).report.worst_sqnr == np.inf
 
 
@@ -69,7 +81,12 @@ def test_not_a_number_where_nothing_is_measured() -> None:
         y = IsNaN (x)
         w = Relu (z)
     }""")
-    assert quantized(model, {"x": np.float32([1, np.nan, np.inf]), "z": normal(3)}).report.quantized == 1
+    assert (
+        quantized(
+            model, {"x": np.float32([1, np.nan, np.inf]), "z": normal(3)}
+        ).report.quantized
+        == 1
+    )
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
@@ -97,12 +114,16 @@ def test_infinity_spoils_a_scale_or_a_block_or_saturates(preset: str) -> None:
             for body in ("y = Relu (x)", "a = Sqrt (x) y = Relu (a)")
             for value in (np.nan, np.inf, -np.inf)
         ),
-        *(("a = Add (x, x) y = Softmax (a)", value) for value in (np.nan, np.inf)),  # minus infinity would be a mask
+        *(
+            ("a = Add (x, x) y = Softmax (a)", value) for value in (np.nan, np.inf)
+        ),  # minus infinity would be a mask
     ],
 )
 def test_not_a_number_where_it_matters(body: str, value: float) -> None:
     model = parsed(f"g (float[2] x) => (float[2] y) {{ {body} }}")
-    with pytest.raises(DataError, match="sample 1, input 'x': 1 of 2 values are NaN or infinite"):
+    with pytest.raises(
+        DataError, match="sample 1, input 'x': 1 of 2 values are NaN or infinite"
+    ):
         quantize(model, [{"x": np.ones(2, np.float32)}, {"x": np.float32([1, value])}])
 
 
@@ -111,7 +132,7 @@ ATTENTION = """g (float[2, 4, 8] q, float[2, 8, 4] k, float[2, 1, 4] mask, float
     masked = Add (scores, mask)
     p = {softmax}
     y = MatMul (p, v)
-}}"""
+}}"""  # noqa: E501
 SOFTMAX = "Softmax <axis = -1> (masked)"
 EXPANDED = """Div (e, n)
     m = ReduceMax <axes = [-1]> (masked)
@@ -127,7 +148,12 @@ def test_attention_mask(never: float, softmax: str) -> None:
     """What the mask hides must not cost the scores their resolution."""
     mask = np.float32([[[0, 0, 0, never]], [[0, 0, never, never]]])
     samples = [
-        {"q": normal(2, 4, 8, seed=i), "k": normal(2, 8, 4, seed=i + 50), "v": normal(2, 4, 3, seed=i), "mask": mask}
+        {
+            "q": normal(2, 4, 8, seed=i),
+            "k": normal(2, 8, 4, seed=i + 50),
+            "v": normal(2, 4, 3, seed=i),
+            "mask": mask,
+        }
         for i in range(30)
     ]
     report = quantized(parsed(ATTENTION.format(softmax=softmax)), *samples).report
@@ -161,22 +187,32 @@ def test_random_output_is_no_error() -> None:
 
 def test_dilated_average_pool_runs() -> None:
     model = parsed(
-        "g (float[1, 1, 8, 8] x) => (float[1, 1, 6, 6] y) {"
-        " r = Relu (x) y = AveragePool <kernel_shape = [2, 2], dilations = [2, 2]> (r) }",
+        "g (float[1, 1, 8, 8] x) => (float[1, 1, 6, 6] y) { r = Relu (x) y ="
+        " AveragePool <kernel_shape = [2, 2], dilations = [2, 2]> (r) }",
         opset=19,
     )
-    assert "dilations" in quantized(model, {"x": normal(1, 1, 8, 8)}).report.kept_nodes["AveragePool_y"]
+    assert (
+        "dilations"
+        in quantized(model, {"x": normal(1, 1, 8, 8)}).report.kept_nodes[
+            "AveragePool_y"
+        ]
+    )
 
 
 def test_model_that_onnx_cannot_infer_is_quantized(tmp_path: Any) -> None:
     """onnx's full check fails on MeanVarianceNormalization 13 whatever is around it."""
     model = parsed(
-        "g (float[1, 2, 3, 3] x) => (float[1, 2, 3, 3] y) { m = MeanVarianceNormalization (x) y = Relu (m) }", opset=13
+        "g (float[1, 2, 3, 3] x) => (float[1, 2, 3, 3] y) { m ="
+        " MeanVarianceNormalization (x) y = Relu (m) }",
+        opset=13,
     )
     with pytest.raises(onnx.shape_inference.InferenceError):
         onnx.checker.check_model(model, full_check=True)
     output = tmp_path / "out.onnx"
-    assert quantize(model, [{"x": normal(1, 2, 3, 3)}], output=output).report.quantized == 2
+    assert (
+        quantize(model, [{"x": normal(1, 2, 3, 3)}], output=output).report.quantized
+        == 2
+    )
     onnx.checker.check_model(str(output))
 
 
@@ -221,12 +257,18 @@ def test_measure_of_another_number_of_detections(kind: type) -> None:
 @pytest.mark.parametrize("config", ["A8W8", "XINT8"])
 @pytest.mark.parametrize("opset", [7, 10])
 def test_float_bias_at_an_old_opset(opset: int, config: str) -> None:
-    """onnxruntime makes an integer of the bias by itself, with an operator that is newer than this model."""
+    """onnxruntime makes an integer of the bias by itself, with an operator that is newer than this
+    model.
+    """
     text = """g (float[1, 1, 4, 4] x) => (float[1, 2, 4, 4] y)
     <float[2, 1, 1, 1] w = {1, -0.5}, float[2] b = {0.3, 0.1}> {
         y = Conv (x, w, b)
     }"""
-    result = quantize(parsed(text, opset), [{"x": normal(1, 1, 4, 4)}], QConfig.of(config).with_(bias=False))
+    result = quantize(
+        parsed(text, opset),
+        [{"x": normal(1, 1, 4, 4)}],
+        QConfig.of(config).with_(bias=False),
+    )
     assert result.report.operators["Conv"] == (1, 1)
     assert result.report.worst_sqnr > 30
 
@@ -244,7 +286,9 @@ def test_clip_of_an_old_opset_is_fused(opset: int) -> None:
 
 @pytest.mark.parametrize("size", [-1, -2])
 def test_a_negative_size_is_an_open_one(size: int, tmp_path: Any) -> None:
-    """Some exporters write -1. onnx 1.23 ends the process where it infers a Slice of such a tensor, in a child too."""
+    """Some exporters write -1. onnx 1.23 ends the process where it infers a Slice of such a tensor,
+    in a child too.
+    """
     model = parsed("""g (float[N,4] x) => (float[M,4] y) {
         low = Constant <value_ints = [0]> ()
         high = Constant <value_ints = [1]> ()
@@ -255,8 +299,13 @@ def test_a_negative_size_is_an_open_one(size: int, tmp_path: Any) -> None:
         value.type.tensor_type.shape.dim[0].dim_value = size
     onnx.save(model, tmp_path / "m.onnx")
     code = (
-        "import numpy, sys\nfrom quark_onnx import quantize\n"
-        "print(quantize(sys.argv[1], [{'x': numpy.ones((3, 4), 'float32')}], 'A8W8').report.quantized)"
+        "import numpy, sys\nfrom quark_onnx import"
+        " quantize\nprint(quantize(sys.argv[1], [{'x': numpy.ones((3, 4), 'float32')}],"
+        " 'A8W8').report.quantized)"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "m.onnx")], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "m.onnx")],
+        capture_output=True,
+        text=True,
+    )
     assert (done.returncode, done.stdout) == (0, "2\n"), done.stderr

@@ -1,4 +1,6 @@
-"""Every opset from 7 on, by operators whose signatures have changed, in formats that ask for a newer one or do not."""
+"""Every opset from 7 on, by operators whose signatures have changed, in formats that ask for a
+newer one or do not.
+"""
 
 from __future__ import annotations
 
@@ -26,16 +28,24 @@ from tests.models import Feeds, interface, normal, parse, weight
 def runs(opset: int) -> bool:
     """Whether the installed onnxruntime knows the opset."""
     try:
-        open_session(parse("g (float[2] x) => (float[2] y) { y = Relu (x) }", opset=opset, ir_version=8))
+        open_session(
+            parse(
+                "g (float[2] x) => (float[2] y) { y = Relu (x) }",
+                opset=opset,
+                ir_version=8,
+            )
+        )
     except Exception:  # onnxruntime raises several unrelated types
         return False
     return True
 
 
-OPSETS = [opset for opset in range(7, onnx.defs.onnx_opset_version() + 1) if runs(opset)]
+OPSETS = [
+    opset for opset in range(7, onnx.defs.onnx_opset_version() + 1) if runs(opset)
+]
 
-#: The least opset in which a preset can be written, and what a single rounding to its coarsest format leaves of
-#: Gaussian values, in dB: six a bit, and as much as the greatest of them allow.
+#: The least opset in which a preset can be written, and what a single rounding to its coarsest
+#: format leaves of Gaussian values, in dB: six a bit, and as much as the greatest of them allow.
 NEEDS = {
     "A8W8": (13, 41),  # 8 bits would do with 10, a scale for each channel needs 13
     "XINT8": (11, 35),
@@ -50,7 +60,8 @@ NEEDS = {
 #: Those that are tested with every opset.
 PRESETS = [preset for preset in NEEDS if preset != "FP16"]
 BLOCKS = ("BFP16", "MXFP8E4M3")
-#: Some fifteen roundings add up to fifteen times the noise of one, 12 dB; the rest is for what is not Gaussian.
+#: Some fifteen roundings add up to fifteen times the noise of one, 12 dB; the rest is for what is
+#: not Gaussian.
 SLACK = 16
 #: The IR version that brought a type of tensors.
 NARROW = {
@@ -92,13 +103,23 @@ CONSTANTS: Feeds = {
 
 
 def model_of(opset: int, text: str) -> ModelProto:
-    """The model with the least IR version of its opset; of the constants it has those that the text names."""
+    """The model with the least IR version of its opset.
+
+    Of the constants it has those that the text names.
+    """
     ir_version = helper.find_min_ir_version_for([helper.make_opsetid("", opset)])
-    named = {name: CONSTANTS[name] for name in dict.fromkeys(re.findall(r"\w+", text)) if name in CONSTANTS}
+    named = {
+        name: CONSTANTS[name]
+        for name in dict.fromkeys(re.findall(r"\w+", text))
+        if name in CONSTANTS
+    }
     model = parse(text, opset=opset, ir_version=ir_version, **named)
     if ir_version < 4:  # in which every initializer has to be an input, too
         constants = model.graph.initializer
-        model.graph.input.extend(helper.make_tensor_value_info(t.name, t.data_type, t.dims) for t in constants)
+        model.graph.input.extend(
+            helper.make_tensor_value_info(t.name, t.data_type, t.dims)
+            for t in constants
+        )
     return model
 
 
@@ -107,17 +128,31 @@ def network(opset: int) -> ModelProto:
 
     def spelled(**since: str) -> str:
         """The text of the last opset that is not newer."""
-        return since[max((name for name in since if int(name[1:]) <= opset), key=lambda name: int(name[1:]))]
+        return since[
+            max(
+                (name for name in since if int(name[1:]) <= opset),
+                key=lambda name: int(name[1:]),
+            )
+        ]
 
-    doubled = 'mode = "nearest", coordinate_transformation_mode = "asymmetric", nearest_mode = "floor"'
+    doubled = (
+        'mode = "nearest", coordinate_transformation_mode = "asymmetric", nearest_mode'
+        ' = "floor"'
+    )
     return model_of(
         opset,
         f"""g (float[N,4,8,8] x) => (float[N,3] y, float[N,8,8] z) {{
             [conv] c = Conv <pads = [1,1,1,1]> (x, k, b)
             [norm] h = BatchNormalization (c, gamma, beta, mean, variance)
-            [clip] r = {spelled(_7="Clip <min = -1.5, max = 1.5> (h)", _11="Clip (h, low, high)")}
-            [drop] e = {spelled(_7="Dropout <ratio = 0.25> (r)", _12="Dropout (r, ratio)")}
-            [pad] f = {spelled(_7="Pad <pads = [0,0,1,1,0,0,1,1]> (e)", _11="Pad (e, pads)")}
+            [clip] r = {
+            spelled(_7="Clip <min = -1.5, max = 1.5> (h)", _11="Clip (h, low, high)")
+        }
+            [drop] e = {
+            spelled(_7="Dropout <ratio = 0.25> (r)", _12="Dropout (r, ratio)")
+        }
+            [pad] f = {
+            spelled(_7="Pad <pads = [0,0,1,1,0,0,1,1]> (e)", _11="Pad (e, pads)")
+        }
             [pool] g = MaxPool <kernel_shape = [4,4], strides = [2,2]> (f)
             [double] u = {
             spelled(
@@ -128,11 +163,24 @@ def network(opset: int) -> ModelProto:
                 _13=f"Resize <{doubled}> (g, , scales)",
             )
         }
-            [split] i, j = {spelled(_7="Split <axis = 1, split = [2,4]> (u)", _13="Split <axis = 1> (u, sizes)")}
+            [split] i, j = {
+            spelled(
+                _7="Split <axis = 1, split = [2,4]> (u)",
+                _13="Split <axis = 1> (u, sizes)",
+            )
+        }
             [softmax] s = Softmax (i)
-            [sum] z = {spelled(_7="ReduceSum <axes = [1], keepdims = 0> (s)", _13="ReduceSum <keepdims = 0> (s, one)")}
+            [sum] z = {
+            spelled(
+                _7="ReduceSum <axes = [1], keepdims = 0> (s)",
+                _13="ReduceSum <keepdims = 0> (s, one)",
+            )
+        }
             [mean] a = {
-            spelled(_7="ReduceMean <axes = [3], keepdims = 0> (j)", _18="ReduceMean <keepdims = 0> (j, three)")
+            spelled(
+                _7="ReduceMean <axes = [3], keepdims = 0> (j)",
+                _18="ReduceMean <keepdims = 0> (j, three)",
+            )
         }
             [turn] t = Transpose <perm = [2,0,1]> (a)
             [gru] all, last = GRU <hidden_size = 5> (t, gw, gr, gb)
@@ -143,10 +191,14 @@ def network(opset: int) -> ModelProto:
                 _10="Slice (sizes_of_x, zero, one, zero)",
             )
         }
-            [thin] scalar = {spelled(_7="Squeeze <axes = [0]> (batch)", _13="Squeeze (batch, zero)")}
+            [thin] scalar = {
+            spelled(_7="Squeeze <axes = [0]> (batch)", _13="Squeeze (batch, zero)")
+        }
             [narrow] small = Cast <to = 6> (scalar)
             [wide] large = Cast <to = 7> (small)
-            [thick] vector = {spelled(_7="Unsqueeze <axes = [0]> (large)", _13="Unsqueeze (large, zero)")}
+            [thick] vector = {
+            spelled(_7="Unsqueeze <axes = [0]> (large)", _13="Unsqueeze (large, zero)")
+        }
             [join] rows = Concat <axis = 0> (vector, five)
             [flat] q = Reshape (last, rows)
             [head] y = Gemm (q, w, d)
@@ -155,7 +207,9 @@ def network(opset: int) -> ModelProto:
 
 
 def hardmax(opset: int) -> ModelProto:
-    """Without an axis it means something else from opset 13 on, and onnx's converter does not see to that."""
+    """Without an axis it means something else from opset 13 on, and onnx's converter does not see
+    to that.
+    """
     return model_of(
         opset,
         """g (float[N,6,8] x) => (float[N,6,8] y, float[N,6,3] z) {
@@ -168,8 +222,13 @@ def hardmax(opset: int) -> ModelProto:
 
 
 def upsample(opset: int) -> ModelProto:
-    """Linear, which means something else from opset 11 on, and onnx's converter does not see to that."""
-    double = {7: '<mode = "linear", scales = [1.0,1.0,2.0,2.0]> (r)', 9: '<mode = "linear"> (r, scales)'}
+    """Linear, which means something else from opset 11 on, and onnx's converter does not see to
+    that.
+    """
+    double = {
+        7: '<mode = "linear", scales = [1.0,1.0,2.0,2.0]> (r)',
+        9: '<mode = "linear"> (r, scales)',
+    }
     return model_of(
         opset,
         f"""g (float[N,4,8,8] x) => (float[N,3] z) {{
@@ -209,7 +268,9 @@ def float_model(make: Any, opset: int) -> Float:
 def outputs(model: ModelProto, data: list[Feeds]) -> list[NDArray[np.float64]]:
     session = open_session(model)
     found = [session.run(None, feeds) for feeds in data]
-    return [np.concatenate(values).astype(np.float64) for values in zip(*found, strict=True)]
+    return [
+        np.concatenate(values).astype(np.float64) for values in zip(*found, strict=True)
+    ]
 
 
 def run(floats: Float, config: QConfig) -> Result:
@@ -228,7 +289,9 @@ class Case:
     @property
     def config(self) -> QConfig:
         config = QConfig.of(self.preset)
-        if self.preset in BLOCKS:  # their nodes are functions of a hundred operators, which take long to load
+        if (
+            self.preset in BLOCKS
+        ):  # their nodes are functions of a hundred operators, which take long to load
             config = config.with_(op_types=("Conv", "GRU", "Gemm"))
         return config
 
@@ -240,7 +303,9 @@ class Case:
         return f"{self.opset}-{self.preset}"
 
 
-@pytest.fixture(scope="module", params=[Case(*pair) for pair in product(OPSETS, PRESETS)], ids=str)
+@pytest.fixture(
+    scope="module", params=[Case(*pair) for pair in product(OPSETS, PRESETS)], ids=str
+)
 def case(request: pytest.FixtureRequest) -> Case:
     """An opset and a preset; all tests of one follow each other."""
     return request.param  # type: ignore[no-any-return]
@@ -252,19 +317,29 @@ def opset_of(model: ModelProto) -> int:
 
 
 def check(model: ModelProto, floats: Float, preset: str) -> None:
-    """It is valid, has the interface of the float model, comes near it, and declares what it consists of."""
+    """It is valid, has the interface of the float model, comes near it, and declares what it
+    consists of.
+    """
     onnx.checker.check_model(model, full_check=True)
     assert interface(model) == interface(floats.model)
     _, rounding = NEEDS[preset]
-    for expected, found in zip(floats.outputs, outputs(model, floats.data), strict=True):
+    for expected, found in zip(
+        floats.outputs, outputs(model, floats.data), strict=True
+    ):
         assert found.shape == expected.shape
         noise = np.square(found - expected).sum()
-        assert 10 * np.log10(np.square(expected).sum() / max(noise, 1e-30)) > rounding - SLACK
+        assert (
+            10 * np.log10(np.square(expected).sum() / max(noise, 1e-30))
+            > rounding - SLACK
+        )
     assert model.ir_version == least_ir_version(model, floats.model)
 
 
 def least_ir_version(model: ModelProto, floats: ModelProto) -> int:
-    """What a model's opsets, functions and types need, or what the float model had; before 4 constants were inputs."""
+    """What a model's opsets, functions and types need, or what the float model had.
+
+    Before 4 constants were inputs.
+    """
     needed = helper.find_min_ir_version_for(model.opset_import, ignore_unknown=True)
     types = (NARROW.get(tensor.data_type, 0) for tensor in model.graph.initializer)
     return max(floats.ir_version, needed, 4, 8 if model.functions else 0, *types)
@@ -290,14 +365,21 @@ def test_its_opset_is_the_least_that_its_formats_need(case: Case) -> None:
     needed, _ = NEEDS[case.preset]
     newest = newest_with_pairs()
     assert opset_of(case.result.model) == min(max(case.opset, needed), newest)
-    raised, lowered = (f"opset {how} from {case.opset} to" for how in ("raised", "lowered"))
+    raised, lowered = (
+        f"opset {how} from {case.opset} to" for how in ("raised", "lowered")
+    )
     assert (f"{raised} {needed}" in case.result.report.notes) is (case.opset < needed)
-    assert any(note.startswith(f"{lowered} {newest}: ") for note in case.result.report.notes) is (case.opset > newest)
+    assert any(
+        note.startswith(f"{lowered} {newest}: ") for note in case.result.report.notes
+    ) is (case.opset > newest)
 
 
 def test_max_opset_is_respected(case: Case) -> None:
     if case.opset < 11:
-        with pytest.raises(ConfigError, match=rf"^max_opset is {case.opset}; it must be an opset, 11 or higher$"):
+        with pytest.raises(
+            ConfigError,
+            match=rf"^max_opset is {case.opset}; it must be an opset, 11 or higher$",
+        ):
             case.config.with_(max_opset=case.opset)
         return
     config = case.config.with_(max_opset=case.opset)
@@ -306,7 +388,10 @@ def test_max_opset_is_respected(case: Case) -> None:
     if case.opset >= needed:
         assert run(case.floats, config).model == case.result.model
     elif case.preset in names:
-        message = f"^{names[case.preset]} needs opset {needed}, but max_opset is {case.opset}; raise it, or choose"
+        message = (
+            f"^{names[case.preset]} needs opset {needed}, but max_opset is"
+            f" {case.opset}; raise it, or choose"
+        )
         with pytest.raises(ConfigError, match=message):
             run(case.floats, config)
     else:
@@ -317,13 +402,19 @@ def test_max_opset_is_respected(case: Case) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["int4", "uint4"])
-@pytest.mark.parametrize("opset", [opset for opset in (11, 13, 17, 20) if opset in OPSETS])
-def test_codes_of_4_bits_at_an_old_opset_have_the_ir_version_that_knows_them(opset: int, dtype: str) -> None:
+@pytest.mark.parametrize(
+    "opset", [opset for opset in (11, 13, 17, 20) if opset in OPSETS]
+)
+def test_codes_of_4_bits_at_an_old_opset_have_the_ir_version_that_knows_them(
+    opset: int, dtype: str
+) -> None:
     floats = float_model(network, opset)
     weights = QuantizationSpec(dtype, per_channel=True, symmetric=dtype == "int4")
     model = run(floats, QConfig(None, weights, max_opset=opset)).model
     assert opset_of(model) == opset
-    assert TensorProto.DataType.Value(dtype.upper()) in {tensor.data_type for tensor in model.graph.initializer}
+    assert TensorProto.DataType.Value(dtype.upper()) in {
+        tensor.data_type for tensor in model.graph.initializer
+    }
     assert model.ir_version == least_ir_version(model, floats.model)
 
 
@@ -335,12 +426,17 @@ BEYOND = {"BF16": ("bfloat16", 13), "BFP16": ("bfp16", 17)}
 
 
 def refusal(name: str, needed: int, opset: int) -> str:
-    return f"^{name} needs opset {needed}, and the model's opset {opset} cannot be raised to {needed}; export the model"
+    return (
+        f"^{name} needs opset {needed}, and the model's opset {opset} cannot be raised"
+        f" to {needed}; export the model"
+    )
 
 
 @pytest.mark.parametrize("preset", [*ANYWHERE, "DYNAMIC"])
 @pytest.mark.parametrize("opset", range(7, 13))
-def test_a_model_that_can_be_raised_to_12_at_most_is_quantized(opset: int, preset: str) -> None:
+def test_a_model_that_can_be_raised_to_12_at_most_is_quantized(
+    opset: int, preset: str
+) -> None:
     floats = float_model(hardmax, opset)
     result = run(floats, QConfig.of(preset))
     assert opset_of(result.model) <= 12
@@ -350,7 +446,9 @@ def test_a_model_that_can_be_raised_to_12_at_most_is_quantized(opset: int, prese
 
 @pytest.mark.parametrize("preset", ANYWHERE)
 @pytest.mark.parametrize("opset", range(7, 11))
-def test_a_model_that_can_be_raised_to_10_at_most_is_quantized(opset: int, preset: str) -> None:
+def test_a_model_that_can_be_raised_to_10_at_most_is_quantized(
+    opset: int, preset: str
+) -> None:
     floats = float_model(upsample, opset)
     result = run(floats, QConfig.of(preset))
     assert opset_of(result.model) <= 10
@@ -364,21 +462,29 @@ def test_a_model_that_can_be_raised_to_10_at_most_is_quantized(opset: int, prese
     [*product([hardmax], range(7, 13)), *product([upsample], range(7, 11))],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
-def test_a_format_that_it_cannot_be_raised_to_is_refused(make: Any, opset: int, preset: str) -> None:
+def test_a_format_that_it_cannot_be_raised_to_is_refused(
+    make: Any, opset: int, preset: str
+) -> None:
     name, needed = BEYOND[preset]
     with pytest.raises(ModelError, match=refusal(name, needed, opset)):
         run(float_model(make, opset), QConfig.of(preset))
 
 
-@pytest.mark.parametrize(("preset", "name"), [("DYNAMIC", "uint8"), ("FP16", "float16")])
+@pytest.mark.parametrize(
+    ("preset", "name"), [("DYNAMIC", "uint8"), ("FP16", "float16")]
+)
 @pytest.mark.parametrize("opset", range(7, 11))
-def test_operators_of_opset_11_are_not_written_into_an_older_model(opset: int, preset: str, name: str) -> None:
+def test_operators_of_opset_11_are_not_written_into_an_older_model(
+    opset: int, preset: str, name: str
+) -> None:
     """DynamicQuantizeLinear, and the inputs of the Clip that lets a float saturate."""
     floats = float_model(upsample, opset)
     try:
         result = run(floats, QConfig.of(preset))
     except ModelError as error:
-        assert re.match(refusal(name, 11, opset).replace("to 11", r"to \d+"), str(error))
+        assert re.match(
+            refusal(name, 11, opset).replace("to 11", r"to \d+"), str(error)
+        )
     else:
         assert opset_of(result.model) <= 10
         check(result.model, floats, preset)

@@ -1,4 +1,6 @@
-"""Quantized models against arithmetic written out in integers, and against what onnxruntime makes of them."""
+"""Quantized models against arithmetic written out in integers, and against what onnxruntime makes
+of them.
+"""
 
 from __future__ import annotations
 
@@ -41,29 +43,41 @@ from tests.settings import ALL, CHANNEL, POW2, SIGNED, TENSOR, WIDE, portable
 def quantized_values(model: ModelProto) -> dict[str, Array]:
     """Scales, zero points and codes of a quantized model, as float64 and int64."""
     arrays = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
-    return {n: a.astype(np.float64 if a.dtype.kind == "f" else np.int64) for n, a in arrays.items()}
+    return {
+        n: a.astype(np.float64 if a.dtype.kind == "f" else np.int64)
+        for n, a in arrays.items()
+    }
 
 
 def codes(x: Array, v: dict[str, Array], name: str, low: int, high: int) -> Array:
-    return np.clip(np.rint(x.astype(np.float64) / v[f"{name}_scale"]) + v[f"{name}_zero_point"], low, high).astype(
-        np.int64
-    )
+    return np.clip(
+        np.rint(x.astype(np.float64) / v[f"{name}_scale"]) + v[f"{name}_zero_point"],
+        low,
+        high,
+    ).astype(np.int64)
 
 
 def convolution(x: Array, w: Array, *, pads: int = 0, groups: int = 1) -> Array:
-    """A 2-D convolution of integers with stride 1: x is (N, C, H, W), w is (M, C / groups, kH, kW)."""
+    """A 2-D convolution of integers with stride 1: x is (N, C, H, W), w is (M, C / groups, kH, kW)."""  # noqa: E501
     x = np.pad(x, ((0, 0), (0, 0), (pads, pads), (pads, pads)))
     parts = []
     for xs, ws in zip(np.split(x, groups, axis=1), np.split(w, groups), strict=True):
-        windows = sliding_window_view(xs, ws.shape[2:], axis=(2, 3))  # (N, C, H, W, kH, kW)
+        windows = sliding_window_view(
+            xs, ws.shape[2:], axis=(2, 3)
+        )  # (N, C, H, W, kH, kW)
         parts.append(np.einsum("nchwij,mcij->nmhw", windows, ws))
     return np.concatenate(parts, axis=1)
 
 
 def accumulated(
-    x: Array, v: dict[str, Array], product: Callable[[Array, Array], Array], channels: tuple[int, ...]
+    x: Array,
+    v: dict[str, Array],
+    product: Callable[[Array, Array], Array],
+    channels: tuple[int, ...],
 ) -> Array:
-    """What a layer computes: integer products, the integer bias, and then once the scales, in float64."""
+    """What a layer computes: integer products, the integer bias, and then once the scales, in
+    float64.
+    """
     total = product(x - v["x_zero_point"], v["w_quantized"])
     scale = v["x_scale"] * v["w_scale"]
     if "b_quantized" in v:
@@ -73,7 +87,13 @@ def accumulated(
     return result
 
 
-LIMITS = {"tensor": (0, 255), "channel": (0, 255), "signed": (-128, 127), "wide": (0, 65535), "pow2": (-128, 127)}
+LIMITS = {
+    "tensor": (0, 255),
+    "channel": (0, 255),
+    "signed": (-128, 127),
+    "wide": (0, 65535),
+    "pow2": (-128, 127),
+}
 
 
 @pytest.mark.parametrize("config", ALL)
@@ -82,17 +102,29 @@ LIMITS = {"tensor": (0, 255), "channel": (0, 255), "signed": (-128, 127), "wide"
     [(conv_relu, 1, 1, True), (depthwise, 1, 4, False)],
     ids=["conv and relu", "depthwise"],
 )
-def test_a_convolution(make: Factory, pads: int, groups: int, relu: bool, config: str) -> None:
+def test_a_convolution(
+    make: Factory, pads: int, groups: int, relu: bool, config: str
+) -> None:
     model = make()
     data = samples(model)
     result = quantize_static(model, data, ALL[config])
     v, limits = quantized_values(result), LIMITS[config]
     for feeds in data:
         x = codes(feeds["x"], v, "x", *limits)
-        y = accumulated(x, v, lambda a, w: convolution(a, w, pads=pads, groups=groups), (1, -1, 1, 1))
+        y = accumulated(
+            x,
+            v,
+            lambda a, w: convolution(a, w, pads=pads, groups=groups),
+            (1, -1, 1, 1),
+        )
         expected = codes(np.maximum(y, 0) if relu else y, v, "y", *limits)
-        found = np.rint(run(result, feeds)[0].astype(np.float64) / v["y_scale"]) + v["y_zero_point"]
-        assert np.abs(found - expected).max() <= 1, "one code: the float32 of the runtime may round another way"
+        found = (
+            np.rint(run(result, feeds)[0].astype(np.float64) / v["y_scale"])
+            + v["y_zero_point"]
+        )
+        assert np.abs(found - expected).max() <= 1, (
+            "one code: the float32 of the runtime may round another way"
+        )
         assert (found != expected).mean() < 0.02
 
 
@@ -108,7 +140,10 @@ def test_a_matrix_product(trans_b: int, config: str) -> None:
         y = accumulated(x, v, lambda a, w: a @ (w.T if trans_b else w), (1, -1))
         found = run(result, feeds)[0].astype(np.float64)
         if config == "pow2":  # the result is quantized for integer-only hardware
-            assert np.abs(found - codes(y, v, "y", *limits) * v["y_scale"]).max() <= v["y_scale"] * 1.001
+            assert (
+                np.abs(found - codes(y, v, "y", *limits) * v["y_scale"]).max()
+                <= v["y_scale"] * 1.001
+            )
         else:
             np.testing.assert_allclose(found, y, rtol=1e-5, atol=1e-6)
 
@@ -117,20 +152,40 @@ def test_a_matrix_product(trans_b: int, config: str) -> None:
 
 
 @pytest.mark.parametrize("config", ALL)
-@pytest.mark.parametrize("make", [*MODELS.values(), conv_net, convtranspose, gemm], ids=lambda make: make.__name__)
-def test_optimizing_changes_a_result_by_one_step_at_most(make: Factory, config: str) -> None:
+@pytest.mark.parametrize(
+    "make",
+    [*MODELS.values(), conv_net, convtranspose, gemm],
+    ids=lambda make: make.__name__,
+)
+def test_optimizing_changes_a_result_by_one_step_at_most(
+    make: Factory, config: str
+) -> None:
     model = make()
     data = samples(model, 4)
     result = quantize_static(model, data, portable(ALL[config]))
     v = quantized_values(result)
     for feeds in data:
-        outputs = zip(result.graph.output, run(result, feeds), run(result, feeds, optimize=True), strict=True)
+        outputs = zip(
+            result.graph.output,
+            run(result, feeds),
+            run(result, feeds, optimize=True),
+            strict=True,
+        )
         for output, plain, optimized in outputs:
             share = 1e-5
-            if make is branches:  # inside a body weights alone are quantized: onnxruntime rounds what they multiply
+            if (
+                make is branches
+            ):  # inside a body weights alone are quantized: onnxruntime rounds what they multiply
                 share = 1e-2
-            tolerance = share * np.abs(plain).max() + float(v.get(f"{output.name}_scale", np.float64(0)))
-            np.testing.assert_allclose(optimized.astype(np.float64), plain.astype(np.float64), rtol=0, atol=tolerance)
+            tolerance = share * np.abs(plain).max() + float(
+                v.get(f"{output.name}_scale", np.float64(0))
+            )
+            np.testing.assert_allclose(
+                optimized.astype(np.float64),
+                plain.astype(np.float64),
+                rtol=0,
+                atol=tolerance,
+            )
 
 
 def optimized_kinds(model: ModelProto, folder: Path) -> list[str]:
@@ -138,14 +193,18 @@ def optimized_kinds(model: ModelProto, folder: Path) -> list[str]:
     options = ort.SessionOptions()
     options.log_severity_level = 4
     options.optimized_model_filepath = str(folder / "optimized.onnx")
-    ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    ort.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
     return [node.op_type for node in onnx.load(folder / "optimized.onnx").graph.node]
 
 
 MOVED = {"QuantizeLinear", "DequantizeLinear", "Transpose", "Flatten", "MaxPool"}
 
 
-@pytest.mark.parametrize("config", [TENSOR, CHANNEL, QConfig()], ids=["tensor", "channel", "default"])
+@pytest.mark.parametrize(
+    "config", [TENSOR, CHANNEL, QConfig()], ids=["tensor", "channel", "default"]
+)
 @pytest.mark.parametrize(
     ("make", "integer"),
     [
@@ -159,20 +218,29 @@ MOVED = {"QuantizeLinear", "DequantizeLinear", "Transpose", "Flatten", "MaxPool"
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_everything_runs_in_integers(tmp_path: Path, make: Factory, integer: set[str], config: QConfig) -> None:
+def test_everything_runs_in_integers(
+    tmp_path: Path, make: Factory, integer: set[str], config: QConfig
+) -> None:
     model = make()
     found = optimized_kinds(quantize_static(model, samples(model), config), tmp_path)
     assert set(found) - MOVED == integer
-    assert found.count("QuantizeLinear") == 1 and found.count("DequantizeLinear") <= 1, "only at the ends"
+    assert (
+        found.count("QuantizeLinear") == 1 and found.count("DequantizeLinear") <= 1
+    ), "only at the ends"
 
 
 def test_a_join_and_attention_run_in_integers_too(tmp_path: Path) -> None:
     model = MODELS["unlike_concat"]()
     found = optimized_kinds(quantize_static(model, samples(model), TENSOR), tmp_path)
-    assert {"QLinearConcat", "QLinearMul", "QLinearSigmoid", "QLinearConv"} <= set(found)
+    assert {"QLinearConcat", "QLinearMul", "QLinearSigmoid", "QLinearConv"} <= set(
+        found
+    )
     model = MODELS["transformer_block"]()
     found = optimized_kinds(quantize_static(model, samples(model), CHANNEL), tmp_path)
-    assert "MatMul" not in found and found.count("QLinearMatMul") + found.count("MatMulIntegerToFloat") == 6
+    assert (
+        "MatMul" not in found
+        and found.count("QLinearMatMul") + found.count("MatMulIntegerToFloat") == 6
+    )
 
 
 # How good it is
@@ -185,24 +253,42 @@ def on_the_grid(model: ModelProto) -> ModelProto:
         if array.ndim > 1:
             largest = np.abs(array).max(axis=tuple(range(1, array.ndim)), keepdims=True)
             codes = np.rint(array / largest * 127).astype(np.float32)
-            tensor.CopyFrom(numpy_helper.from_array(codes * (largest / np.float32(127)), tensor.name))
+            tensor.CopyFrom(
+                numpy_helper.from_array(
+                    codes * (largest / np.float32(127)), tensor.name
+                )
+            )
     return model
 
 
 @pytest.mark.parametrize(
-    ("preset", "floor"), [("A8W8", 25), ("S8S8", 25), ("A16W8", 30), ("XINT8", 25)], ids=lambda v: str(v)
+    ("preset", "floor"),
+    [("A8W8", 25), ("S8S8", 25), ("A16W8", 30), ("XINT8", 25)],
+    ids=lambda v: str(v),
 )
 def test_random_networks_keep_their_signal(preset: str, floor: float) -> None:
     for depth in (1, 4):
-        assert quantize(conv_net(depth), samples(conv_net(depth), 40), preset).report.worst_sqnr >= floor
+        assert (
+            quantize(
+                conv_net(depth), samples(conv_net(depth), 40), preset
+            ).report.worst_sqnr
+            >= floor
+        )
 
 
 def test_sixteen_bits_cost_nothing_beside_the_weights() -> None:
-    """Gaussian weights of 8 bits give 36 to 41 dB here, whatever the activations; exact ones show those alone."""
+    """Gaussian weights of 8 bits give 36 to 41 dB here, whatever the activations.
+
+    Exact ones show those alone.
+    """
     for depth in (1, 4):
         model = conv_net(depth)
-        data = samples(model, 10)  # too few to hold any out: nothing that is measured lies beyond the range
-        weights_alone = quantize(model, data, WIDE.with_(activation=None)).report.worst_sqnr
+        data = samples(
+            model, 10
+        )  # too few to hold any out: nothing that is measured lies beyond the range
+        weights_alone = quantize(
+            model, data, WIDE.with_(activation=None)
+        ).report.worst_sqnr
         assert quantize(model, data, WIDE).report.worst_sqnr >= weights_alone - 0.1
         assert quantize(on_the_grid(model), data, WIDE).report.worst_sqnr >= 70
 
@@ -210,8 +296,13 @@ def test_sixteen_bits_cost_nothing_beside_the_weights() -> None:
 def test_more_freedom_is_never_worse() -> None:
     model = residual()
     data = samples(model, 10)
-    sqnr = {name: quantize(model, data, config).report.worst_sqnr for name, config in ALL.items()}
-    assert sqnr["wide"] > sqnr["channel"] > sqnr["pow2"] and sqnr["tensor"] > sqnr["pow2"]
+    sqnr = {
+        name: quantize(model, data, config).report.worst_sqnr
+        for name, config in ALL.items()
+    }
+    assert (
+        sqnr["wide"] > sqnr["channel"] > sqnr["pow2"] and sqnr["tensor"] > sqnr["pow2"]
+    )
 
 
 def test_one_scale_for_all_channels_ruins_the_small_ones() -> None:
@@ -225,11 +316,15 @@ def test_one_scale_for_all_channels_ruins_the_small_ones() -> None:
         k=np.float32([1, 10, 100, 1000]).reshape(1, 4, 1, 1),
     )
     channel = quantize(model, samples(model), WIDE).report.worst_sqnr
-    tensor = quantize(model, samples(model), WIDE.with_(per_channel=False)).report.worst_sqnr
+    tensor = quantize(
+        model, samples(model), WIDE.with_(per_channel=False)
+    ).report.worst_sqnr
     assert tensor < 7 and channel > 35, "6 dB: one of four channels is lost"
 
 
-@pytest.mark.parametrize("config", [TENSOR, SIGNED, POW2], ids=["tensor", "signed", "pow2"])
+@pytest.mark.parametrize(
+    "config", [TENSOR, SIGNED, POW2], ids=["tensor", "signed", "pow2"]
+)
 def test_permuting_channels_permutes_the_result(config: QConfig) -> None:
     order = np.array([2, 0, 3, 1])
     w, b = weight(4, 3, 3, 3), normal(4)
@@ -237,5 +332,9 @@ def test_permuting_channels_permutes_the_result(config: QConfig) -> None:
     models: list[Any] = [parse(text, w=w, b=b), parse(text, w=w[order], b=b[order])]
     data = samples(models[0])
     for channels in (False, True):
-        first, second = (quantize_static(m, data, config.with_(per_channel=channels)) for m in models)
-        np.testing.assert_array_equal(run(first, data[0])[0][:, order], run(second, data[0])[0])
+        first, second = (
+            quantize_static(m, data, config.with_(per_channel=channels)) for m in models
+        )
+        np.testing.assert_array_equal(
+            run(first, data[0])[0][:, order], run(second, data[0])[0]
+        )

@@ -1,4 +1,6 @@
-"""A thousand random graphs: each is quantized, checked and run, and what does not matter changes nothing."""
+"""A thousand random graphs: each is quantized, checked and run, and what does not matter changes
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,18 @@ from quark_onnx.steps.scale_trials import ScaleTrial
 from tests.endtoend.random_graphs import draw, renamed, shuffled
 from tests.models import normal, parse, weight
 
-PRESETS = ("A8W8", "XINT8", "A16W8", "S8S8", "INT4", "DYNAMIC", "BF16", "BFP16", "FP8E4M3", "MXFP8E4M3")
+PRESETS = (
+    "A8W8",
+    "XINT8",
+    "A16W8",
+    "S8S8",
+    "INT4",
+    "DYNAMIC",
+    "BF16",
+    "BFP16",
+    "FP8E4M3",
+    "MXFP8E4M3",
+)
 GRAPHS, PART = 1000, 50
 
 
@@ -25,7 +38,9 @@ def config(preset: str) -> QConfig:
     return QConfig.of(preset).with_(search=0)  # which takes a second for each
 
 
-def outputs(model: ModelProto, data: list[dict[str, Any]], *, optimize: bool = True) -> list[Any]:
+def outputs(
+    model: ModelProto, data: list[dict[str, Any]], *, optimize: bool = True
+) -> list[Any]:
     session = open_session(model, optimize=optimize)
     return [value for sample in data for value in session.run(None, sample)]
 
@@ -36,9 +51,17 @@ def test_graphs_are_quantized_and_run(part: int) -> None:
         model, data = draw(seed)
         quantized = quantize_static(model, data, config(PRESETS[seed % len(PRESETS)]))
         onnx.checker.check_model(quantized, full_check=True)
-        assert [v.name for v in quantized.graph.output] == [v.name for v in model.graph.output]
-        for before, after in zip(outputs(model, data), outputs(quantized, data), strict=True):
-            assert before.shape == after.shape and before.dtype == after.dtype and np.isfinite(after).all()
+        assert [v.name for v in quantized.graph.output] == [
+            v.name for v in model.graph.output
+        ]
+        for before, after in zip(
+            outputs(model, data), outputs(quantized, data), strict=True
+        ):
+            assert (
+                before.shape == after.shape
+                and before.dtype == after.dtype
+                and np.isfinite(after).all()
+            )
 
 
 def test_more_bits_are_better() -> None:
@@ -49,7 +72,11 @@ def test_more_bits_are_better() -> None:
         found = []
         for seed in range(2000, 2040):
             report = quantize(*draw(seed), settings).report
-            found += [min(output.sqnr, 100.0) for output in report.outputs if output.sqnr is not None]
+            found += [
+                min(output.sqnr, 100.0)
+                for output in report.outputs
+                if output.sqnr is not None
+            ]
         mean[bits] = float(np.mean(found))
     assert mean[16] > mean[8] + 20 > mean[4] + 30
 
@@ -60,7 +87,11 @@ def test_names_and_order_do_not_matter(preset: str) -> None:
         model, data = draw(seed)
         expected = outputs(quantize_static(model, data, preset), data)
         for same in (renamed(model), shuffled(model, seed)):
-            for a, b in zip(expected, outputs(quantize_static(same, data, preset), data), strict=True):
+            for a, b in zip(
+                expected,
+                outputs(quantize_static(same, data, preset), data),
+                strict=True,
+            ):
                 np.testing.assert_array_equal(a, b)
 
 
@@ -74,19 +105,25 @@ def attention() -> ModelProto:
             n = LayerNormalization <axis = -1> (h, ones, b) f0 = MatMul (n, wf) f = Add (f0, c) e0 = Div (f, root)
             e1 = Erf (e0) e2 = Add (e1, one) e3 = Mul (f, e2) e = Mul (e3, half) z0 = MatMul (e, wz) z1 = Add (z0, b)
             z = Add (z1, n) y = LayerNormalization <axis = -1> (z, ones, b)
-        }""",
+        }""",  # noqa: E501
         **{f"w{name}": weight(16, 16, seed=place) for place, name in enumerate("qkvo")},
         wf=weight(16, 32),
         wz=weight(32, 16),
         b=normal(16),
         c=normal(32),
         ones=np.ones(16, np.float32),
-        **{n: np.float32(v) for n, v in (("quarter", 0.25), ("root", 2**0.5), ("one", 1), ("half", 0.5))},
+        **{
+            n: np.float32(v)
+            for n, v in (("quarter", 0.25), ("root", 2**0.5), ("one", 1), ("half", 0.5))
+        },
     )
 
 
 def compared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Let every search be one in parts that is compared with the whole; trials on the whole and in parts so far."""
+    """Let every search be one in parts that is compared with the whole.
+
+    Trials on the whole and in parts so far.
+    """
     noise, seen = ScaleTrial.noise, [0, 0]
 
     def both(self: ScaleTrial, scales: Any, best: list[float]) -> list[float]:
@@ -105,7 +142,9 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_the_same_input_gives_the_same_bytes() -> None:
     for seed in range(4000, 4010):
         model, data = draw(seed)
-        first, second = (quantize_static(model, data, PRESETS[seed % len(PRESETS)]) for _ in range(2))
+        first, second = (
+            quantize_static(model, data, PRESETS[seed % len(PRESETS)]) for _ in range(2)
+        )
         assert first.SerializeToString() == second.SerializeToString()
 
 
@@ -113,4 +152,6 @@ def test_the_same_input_gives_the_same_bytes() -> None:
 def test_nothing_that_is_made_for_a_target_breaks_its_rules(part: int) -> None:
     for seed in range(part * PART, (part + 1) * PART):
         quantized = quantize_static(*draw(seed), config("XINT8").with_(target="stx"))
-        assert [str(finding) for finding in check(quantized, "stx", kind="XINT8").findings] == []
+        assert [
+            str(finding) for finding in check(quantized, "stx", kind="XINT8").findings
+        ] == []

@@ -18,7 +18,11 @@ from quark_onnx import QConfig, analyze, compare, quantize_static
 VARIABLE = "QUARK_ONNX_DATA"
 SAMPLES = 100
 
-pytestmark = [pytest.mark.realdata, pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+pytestmark = [
+    pytest.mark.realdata,
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +30,10 @@ def realdata() -> Any:
     """The module that loads the tasks."""
     folder = os.environ.get(VARIABLE)
     if not folder:
-        pytest.skip(f"{VARIABLE} is not set; it names the folder with realdata.py, real models and their data")
+        pytest.skip(
+            f"{VARIABLE} is not set; it names the folder with realdata.py, real models"
+            " and their data"
+        )
     file = Path(folder) / "realdata.py"
     if not file.is_file():
         pytest.skip(f"{VARIABLE} is {folder!r}, where there is no realdata.py")
@@ -50,9 +57,18 @@ PER_TENSOR = QConfig.of("A8W8").with_(per_channel=False)
         ("minilm-stsb", QConfig.of("A8W8"), 79.0),
         ("mobilenetv2", QConfig.of("A8W8"), 82.0),
     ],
-    ids=["resnet20-tensor", "resnet20-A8W8", "squeezenet-XINT8", "yolox_nano-A16W8", "minilm-A8W8", "mobilenetv2-A8W8"],
+    ids=[
+        "resnet20-tensor",
+        "resnet20-A8W8",
+        "squeezenet-XINT8",
+        "yolox_nano-A16W8",
+        "minilm-A8W8",
+        "mobilenetv2-A8W8",
+    ],
 )
-def test_the_metric_holds(realdata: Any, tmp_path: Path, name: str, config: QConfig, least: float) -> None:
+def test_the_metric_holds(
+    realdata: Any, tmp_path: Path, name: str, config: QConfig, least: float
+) -> None:
     task = realdata.load(name)
     output = tmp_path / "quantized.onnx"
     quantize_static(task.path, task.calibration(SAMPLES), config, output)
@@ -88,6 +104,10 @@ def test_the_analysis_finds_what_was_spoilt(realdata: Any, tmp_path: Path) -> No
     name = "/layer2/layer2.1/Relu_1_output_0"
     for tensor in quantized.graph.initializer:
         if tensor.name == f"{name}_scale":
-            tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor) / np.float32(8), tensor.name))
+            tensor.CopyFrom(
+                numpy_helper.from_array(
+                    numpy_helper.to_array(tensor) / np.float32(8), tensor.name
+                )
+            )
     first = analyze(task.path, quantized, task.calibration(4)).ranking[0]
     assert (first.name, first.causes[0].kind) == (name, "clipped")

@@ -1,4 +1,5 @@
-"""What users of quantizers ran into, one test a thread: the structure of graphs, and single numbers.
+"""What users of quantizers ran into, one test a thread: the structure of graphs, and single
+numbers.
 
 See ``test_reproducers``.
 """
@@ -18,9 +19,25 @@ from onnx.reference import ReferenceEvaluator
 
 from calibrators.onnx_runtime.cpu_features import saturates
 from calibrators.onnx_runtime.session import open_session
-from quark_onnx import QConfig, QuantizationSpec, quantize, quantize_dynamic, quantize_static, quantize_weights
+from quark_onnx import (
+    QConfig,
+    QuantizationSpec,
+    quantize,
+    quantize_dynamic,
+    quantize_static,
+    quantize_weights,
+)
 from quark_onnx.errors import ModelError
-from tests.endtoend.test_reproducers import drawn, f32, i64, image_net, sound, static, stored, theirs
+from tests.endtoend.test_reproducers import (
+    drawn,
+    f32,
+    i64,
+    image_net,
+    sound,
+    static,
+    stored,
+    theirs,
+)
 from tests.models import Array, Feeds, interface, kinds, normal, parse, tied, weight
 from tests.settings import portable
 
@@ -30,16 +47,34 @@ PRESETS = ["A8W8", "S8S8", "A16W8", "XINT8"]
 def attributes(model: ModelProto, kind: str) -> list[dict[str, Any]]:
     """The attributes of every node of one operator type."""
     nodes = [node for node in model.graph.node if node.op_type == kind]
-    return [{a.name: helper.get_attribute_value(a) for a in node.attribute} for node in nodes]
+    return [
+        {a.name: helper.get_attribute_value(a) for a in node.attribute}
+        for node in nodes
+    ]
 
 
 def dequantized(model: ModelProto, tensor: str) -> tuple[Array, int]:
     """What the codes of a weight stand for, and along which axis their scales run."""
-    [node] = [n for n in model.graph.node if n.op_type == "DequantizeLinear" and n.input[0] == tensor]
+    [node] = [
+        n
+        for n in model.graph.node
+        if n.op_type == "DequantizeLinear" and n.input[0] == tensor
+    ]
     arrays = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
-    codes, scale = arrays[node.input[0]].astype(np.float64), arrays[node.input[1]].astype(np.float64)
+    codes, scale = (
+        arrays[node.input[0]].astype(np.float64),
+        arrays[node.input[1]].astype(np.float64),
+    )
     axis = next((a.i for a in node.attribute if a.name == "axis"), 1)
-    return codes * (scale.reshape([-1 if i == axis else 1 for i in range(codes.ndim)]) if scale.ndim else scale), axis
+    return (
+        codes
+        * (
+            scale.reshape([-1 if i == axis else 1 for i in range(codes.ndim)])
+            if scale.ndim
+            else scale
+        ),
+        axis,
+    )
 
 
 def check_channels(model: ModelProto, tensor: str, original: Array, axis: int) -> None:
@@ -55,7 +90,10 @@ def check_channels(model: ModelProto, tensor: str, original: Array, axis: int) -
 
 
 def test_ort_21476_nms_tail() -> None:
-    """17: shape inference failed on a detector's NonMaxSuppression; here it passes, and finds the same boxes."""
+    """17: shape inference failed on a detector's NonMaxSuppression.
+
+    Here it passes, and finds the same boxes.
+    """
     model = parse(
         """g (float[1,3,8,8] x) => (int64[K,3] found, float[1,64,4] boxes) {
             [conv] h = Conv <pads = [1,1,1,1]> (x, w, b)
@@ -79,11 +117,17 @@ def test_ort_21476_nms_tail() -> None:
     data = list(drawn(6, 1, 3, 8, 8))
     result = quantize(model, data)
     assert result.report.operators["Conv"] == (1, 1)
-    assert any("nms (NonMaxSuppression): it selects detections" in note for note in result.report.notes)
+    assert any(
+        "nms (NonMaxSuppression): it selects detections" in note
+        for note in result.report.notes
+    )
     onnx.checker.check_model(result.model, full_check=True)
     assert interface(result.model) == interface(model)
     for feeds in data:
-        before, after = (open_session(each).run(["found", "boxes"], feeds) for each in (model, result.model))
+        before, after = (
+            open_session(each).run(["found", "boxes"], feeds)
+            for each in (model, result.model)
+        )
         same = {tuple(row) for row in before[0]} & {tuple(row) for row in after[0]}
         assert len(same) >= 0.9 * max(len(before[0]), len(after[0])) > 10
         np.testing.assert_allclose(after[1], before[1], atol=0.05)
@@ -91,7 +135,10 @@ def test_ort_21476_nms_tail() -> None:
 
 @pytest.mark.parametrize("sizes", [(8, 8), (6, 10)])
 def test_ort_15898_shape_computed_from_shape(sizes: tuple[int, int]) -> None:
-    """18: symbolic shape inference failed on Shape, Gather, Concat, Reshape; here nothing depends on it."""
+    """18: symbolic shape inference failed on Shape, Gather, Concat, Reshape.
+
+    Here nothing depends on it.
+    """
     model = parse(
         """g (float[N,3,H,W] x) => (float[N,L,5] y) {
             [conv] h = Conv <pads = [1,1,1,1]> (x, w)
@@ -115,15 +162,20 @@ def test_ort_15898_shape_computed_from_shape(sizes: tuple[int, int]) -> None:
 
 
 def test_model_optimizer_503_custom_domain() -> None:
-    """19: a custom operator stopped everything; here what is around it is quantized, or the operator is named."""
+    """19: a custom operator stopped everything.
+
+    Here what is around it is quantized, or the operator is named.
+    """
     text = """<ir_version: 8, opset_import: ["" : 17, "{0}" : 1]> g (float[2,4] x) => (float[2,4] y) {{
         [first] h = MatMul (x, w)
         [custom] p, n = {0}.NegPos (h)
         [second] y = MatMul (n, w)
-    }}"""
+    }}"""  # noqa: E501
     model = parse(text.format("ai.onnx.contrib"), w=weight(4, 4))
     quantized = static(model, drawn(6, 2, 4))
-    assert [node.domain for node in quantized.graph.node if node.name == "custom"] == ["ai.onnx.contrib"]
+    assert [node.domain for node in quantized.graph.node if node.name == "custom"] == [
+        "ai.onnx.contrib"
+    ]
     assert "w" not in stored(quantized, "float")
     unknown = parse(text.format("my.own"), w=weight(4, 4))
     calls: tuple[Callable[[], ModelProto], ...] = (
@@ -136,7 +188,10 @@ def test_model_optimizer_503_custom_domain() -> None:
 
 
 def test_ort_8770_fused_attention() -> None:
-    """20: onnxruntime's fused transformer operators had no ranges; here they pass through between quantized layers."""
+    """20: onnxruntime's fused transformer operators had no ranges.
+
+    Here they pass through between quantized layers.
+    """
     model = parse(
         """<ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1]> g (float[N,5,8] x) => (float[N,5,8] y) {
             [in] h = MatMul (x, wi)
@@ -144,7 +199,7 @@ def test_ort_8770_fused_attention() -> None:
             [out] o = MatMul (a, wo)
             [skip] s = com.microsoft.SkipLayerNormalization <epsilon = 0.00001> (o, h, gamma, beta)
             [last] y = MatMul (s, wl)
-        }""",
+        }""",  # noqa: E501
         wi=weight(8, 8),
         wqkv=weight(8, 24),
         bqkv=normal(24, scale=0.1),
@@ -161,14 +216,27 @@ def test_ort_8770_fused_attention() -> None:
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_ort_21277_shared_weight_of_two_matmuls(preset: str) -> None:
-    """21: of two readers of one weight only one was quantized; here both are, and share one copy."""
-    text = "g (float[N,8] x, float[N,8] z) => (float[N,8] y, float[N,8] u) { y = MatMul (x, w) u = MatMul (z, w) }"
+    """21: of two readers of one weight only one was quantized.
+
+    Here both are, and share one copy.
+    """
+    text = (
+        "g (float[N,8] x, float[N,8] z) => (float[N,8] y, float[N,8] u) { y = MatMul"
+        " (x, w) u = MatMul (z, w) }"
+    )
     model = parse(text, w=weight(8, 8))
     quantized = static(
-        model, [{"x": normal(4, 8, seed=i), "z": 9 * normal(4, 8, seed=i + 9)} for i in range(6)], preset
+        model,
+        [
+            {"x": normal(4, 8, seed=i), "z": 9 * normal(4, 8, seed=i + 9)}
+            for i in range(6)
+        ],
+        preset,
     )
     assert "w" not in stored(quantized, "float")
-    assert [codes.shape for codes in stored(quantized, "int8").values() if codes.ndim == 2] == [(8, 8)]
+    assert [
+        codes.shape for codes in stored(quantized, "int8").values() if codes.ndim == 2
+    ] == [(8, 8)]
 
 
 def shared_bias(first: str = "h") -> ModelProto:
@@ -184,16 +252,25 @@ def shared_bias(first: str = "h") -> ModelProto:
 
 
 def test_ort_24705_names_that_are_taken() -> None:
-    """22: the copy of an initializer got a name that a tensor had; here no new name is one that is there already."""
+    """22: the copy of an initializer got a name that a tensor had.
+
+    Here no new name is one that is there already.
+    """
     data = list(drawn(4, 2, 3, 4, 4))
     plain = static(shared_bias(), data)
     old = {"x", "y", "h", "w", "b"}
-    new = {name for node in plain.graph.node for name in (*node.input, *node.output, node.name)} - old
+    new = {
+        name
+        for node in plain.graph.node
+        for name in (*node.input, *node.output, node.name)
+    } - old
     new |= {tensor.name for tensor in plain.graph.initializer} - old
     assert len(new) > 10
     for name in sorted(new | {"b0", "b_0", "b_1", "b_copy", "b_duplicated"}):
         model = shared_bias(name)
-        model.graph.value_info.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", 3, 4, 4]))
+        model.graph.value_info.append(
+            helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", 3, 4, 4])
+        )
         quantized = static(model, data)
         defined = [n for node in quantized.graph.node for n in node.output] + [
             t.name for t in quantized.graph.initializer
@@ -203,7 +280,10 @@ def test_ort_24705_names_that_are_taken() -> None:
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_qnn_739_bias_shared_by_four_convolutions(preset: str) -> None:
-    """23: one int32 bias served four input scales, 56.6 instead of 81.5 mAP; here each layer has its own codes."""
+    """23: one int32 bias served four input scales, 56.6 instead of 81.5 mAP.
+
+    Here each layer has its own codes.
+    """
     factors = (1.0, 3.0, 6.0, 12.0)
     body = " ".join(f"s{i} = Mul (x, k{i})  y{i} = Conv (s{i}, w, b)" for i in range(4))
     outputs = ", ".join(f"float[N,3,4,4] y{i}" for i in range(4))
@@ -231,14 +311,19 @@ def ids() -> list[Feeds]:
 
 
 def test_ort_28326_tied_embedding() -> None:
-    """24: a fusion consumed the table that an embedding and the last layer share; here both readers are served."""
+    """24: a fusion consumed the table that an embedding and the last layer share.
+
+    Here both readers are served.
+    """
     model, data = tied(), ids()
     for quantized in (
         *(static(model, data, preset) for preset in PRESETS),
         quantize_dynamic(model, portable(QConfig.of("DYNAMIC"))),
     ):
         sound(model, quantized, data)
-        assert max(array.size for array in stored(quantized, "float").values()) <= 7  # scales alone
+        assert (
+            max(array.size for array in stored(quantized, "float").values()) <= 7
+        )  # scales alone
     sound(model, quantize_weights(model), data)
     sound(model, quantize_weights(model, "INT4"), data, bound=12.0)
 
@@ -246,17 +331,26 @@ def test_ort_28326_tied_embedding() -> None:
 def test_ort_28326_tied_table_is_stored_once() -> None:
     """24: where both readers want the same codes, there is one copy of them."""
     quantized = quantize_static(tied(), ids(), "XINT8")
-    assert len([codes for codes in stored(quantized, "int8").values() if codes.ndim == 2]) == 1
+    assert (
+        len([codes for codes in stored(quantized, "int8").values() if codes.ndim == 2])
+        == 1
+    )
 
 
 def test_ort_28326_tied_table_does_not_grow() -> None:
     """24: a model whose weights are quantized holds no float copy of them."""
-    assert max(array.size for array in stored(quantize_weights(tied()), "float").values()) <= 7
+    assert (
+        max(array.size for array in stored(quantize_weights(tied()), "float").values())
+        <= 7
+    )
 
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_ort_19418_branches_share_an_initializer(preset: str) -> None:
-    """25: an initializer that both branches of an If read was lost; here either branch computes what it did."""
+    """25: an initializer that both branches of an If read was lost.
+
+    Here either branch computes what it did.
+    """
     model = parse(
         """g (float[N,8] x, bool c) => (float[N,8] y) {
             [fc] h = MatMul (x, w)
@@ -277,7 +371,10 @@ def test_ort_19418_branches_share_an_initializer(preset: str) -> None:
 
 
 def test_ort_18681_lstm_in_a_loop() -> None:
-    """26: an LSTM inside a Loop was an error; here the loop passes through, and what is around it is quantized."""
+    """26: an LSTM inside a Loop was an error.
+
+    Here the loop passes through, and what is around it is quantized.
+    """
     model = parse(
         """g (float[5,N,4] x) => (float[5,N,3] y) {
             [in] h = MatMul (x, w)
@@ -311,38 +408,61 @@ def test_ort_18681_lstm_in_a_loop() -> None:
 
 @pytest.mark.parametrize("named", [False, True])
 def test_ort_7707_names_of_nodes(named: bool) -> None:
-    """27: "two nodes with same node name" after quantizing; here empty names, and names that look taken, give none."""
+    """27: "two nodes with same node name" after quantizing.
+
+    Here empty names, and names that look taken, give none.
+    """
     model, data = image_net(), list(drawn(4, 2, 3, 8, 8))
-    new = [node.name for node in static(model, data).graph.node if node.op_type.endswith("quantizeLinear")]
+    new = [
+        node.name
+        for node in static(model, data).graph.node
+        if node.op_type.endswith("quantizeLinear")
+    ]
     for node, name in zip(model.graph.node, new, strict=False):
         node.name = name if named else ""
     found = [node.name for node in static(model, data).graph.node if node.name]
     assert len(found) == len(set(found)) >= len(new) > 4
 
 
-@pytest.mark.parametrize("behind", ["Cast", "Identity", "Transpose", "Reshape", "Constant"])
+@pytest.mark.parametrize(
+    "behind", ["Cast", "Identity", "Transpose", "Reshape", "Constant"]
+)
 def test_ort_13358_weight_behind_a_cast(behind: str) -> None:
-    """28: "Expected InsertedCast_... to be an initializer"; here a weight is seen through what it lies behind."""
+    """28: "Expected InsertedCast_... to be an initializer".
+
+    Here a weight is seen through what it lies behind.
+    """
     w = weight(6, 4)
     spelled: dict[str, tuple[str, dict[str, Any]]] = {
         "Cast": ("c = Cast <to = 1> (w)", {"w": w.astype(np.float16)}),
         "Identity": ("c = Identity (w)", {"w": w}),
         "Transpose": ("c = Transpose <perm = [1,0]> (w)", {"w": w.T.copy()}),
-        "Reshape": ("c = Reshape (w, shape)", {"w": w.reshape(3, 8), "shape": i64([6, 4])}),
+        "Reshape": (
+            "c = Reshape (w, shape)",
+            {"w": w.reshape(3, 8), "shape": i64([6, 4])},
+        ),
         "Constant": ("c = Constant <value = float[2,2] {1.0, -0.5, 0.25, 2.0}> ()", {}),
     }
     text, constants = spelled[behind]
     width = 2 if behind == "Constant" else 6
-    model = parse(f"g (float[N,{width}] x) => (float[N,M] y) {{ {text} y = MatMul (x, c) }}", **constants)
+    model = parse(
+        f"g (float[N,{width}] x) => (float[N,M] y) {{ {text} y = MatMul (x, c) }}",
+        **constants,
+    )
     data = list(drawn(6, 2, width))
     for quantized in (static(model, data), sound(model, quantize_weights(model), data)):
-        [codes] = [codes for codes in stored(quantized, "int8").values() if codes.ndim == 2]
+        [codes] = [
+            codes for codes in stored(quantized, "int8").values() if codes.ndim == 2
+        ]
         assert codes.shape == ((2, 2) if behind == "Constant" else (6, 4))
         assert behind not in kinds(quantized)
 
 
 def test_ort_11313_concat_of_int64() -> None:
-    """29: "Only float type quantization is supported" for a Concat of integers; here it stays what it is."""
+    """29: "Only float type quantization is supported" for a Concat of integers.
+
+    Here it stays what it is.
+    """
     model = parse(
         """g (float[N,4] x, int64[N,1] i, int64[N,2] j) => (int64[N,3] k, float[N,8] y) {
             [ids] k = Concat <axis = 1> (i, j)
@@ -351,9 +471,14 @@ def test_ort_11313_concat_of_int64() -> None:
         }""",
         w=weight(4, 4),
     )
-    data = [{"x": normal(2, 4, seed=n), "i": i64([[n], [2]]), "j": i64([[3, 4], [5, n]])} for n in range(6)]
+    data = [
+        {"x": normal(2, 4, seed=n), "i": i64([[n], [2]]), "j": i64([[3, 4], [5, n]])}
+        for n in range(6)
+    ]
     quantized = static(model, data)
-    assert [list(node.input) for node in quantized.graph.node if node.name == "ids"] == [["i", "j"]]
+    assert [
+        list(node.input) for node in quantized.graph.node if node.name == "ids"
+    ] == [["i", "j"]]
 
 
 def test_ort_9635_tensors_without_elements() -> None:
@@ -377,7 +502,10 @@ def test_ort_9635_tensors_without_elements() -> None:
 
 
 def test_nncf_1936_one_tensor_for_two_convolutions() -> None:
-    """32: "Duplicate definition-site", and a model that did not shrink; here one pair serves both."""
+    """32: "Duplicate definition-site", and a model that did not shrink.
+
+    Here one pair serves both.
+    """
     model = parse(
         """g (float[N,32,4,4] x) => (float[N,32,4,4] y) {
             [stem] h = Relu (x)
@@ -399,7 +527,10 @@ def test_nncf_1936_one_tensor_for_two_convolutions() -> None:
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_ort_14501_output_inside_the_graph(preset: str) -> None:
-    """34: an output that other nodes read as well was None after quantizing; here all outputs are there, in order."""
+    """34: an output that other nodes read as well was None after quantizing.
+
+    Here all outputs are there, in order.
+    """
     model = parse(
         """g (float[N,3,4,4] x) => (float[N,2,4,4] last, float[N,4,4,4] h, float[N,4,4,4] r) {
             [c1] h = Conv (x, w)
@@ -417,21 +548,37 @@ def test_ort_14501_output_inside_the_graph(preset: str) -> None:
 @pytest.mark.parametrize("opset", [11, 17])
 def test_ort_19694_channels_of_a_transposed_convolution(group: int, opset: int) -> None:
     """35: its output channels are axis 1 of the weight, not 0; here they are, at any opset."""
-    w = weight(4, 6 // group, 3, 3) * f32(10.0 ** np.arange(-1, 6 // group - 1)).reshape(1, -1, 1, 1)
-    text = f"g (float[N,4,5,5] x) => (float[N,6,7,7] y) {{ y = ConvTranspose <group = {group}> (x, w, b) }}"
+    w = weight(4, 6 // group, 3, 3) * f32(
+        10.0 ** np.arange(-1, 6 // group - 1)
+    ).reshape(1, -1, 1, 1)
+    text = (
+        "g (float[N,4,5,5] x) => (float[N,6,7,7] y) { y = ConvTranspose <group ="
+        f" {group}> (x, w, b) }}"
+    )
     model = parse(text, opset=opset, w=w, b=normal(6))
     quantized = static(model, drawn(6, 2, 4, 5, 5))
     check_channels(quantized, "w_quantized", w, axis=1)
 
 
-@pytest.mark.parametrize("bias", [None, (), (1,), (3,), (1, 3), (2, 3), (2, 1)], ids=str)
+@pytest.mark.parametrize(
+    "bias", [None, (), (1,), (3,), (1, 3), (2, 3), (2, 1)], ids=str
+)
 @pytest.mark.parametrize("trans", [0, 1])
 def test_ort_24815_gemm(trans: int, bias: tuple[int, ...] | None) -> None:
-    """36: the axis of a transposed weight, and a bias of one element, broke Gemm; here any that broadcasts works."""
+    """36: the axis of a transposed weight, and a bias of one element, broke Gemm.
+
+    Here any that broadcasts works.
+    """
     w = weight(3, 6) * f32([[1], [10], [0.1]])
-    constants: dict[str, Any] = {"w": w if trans else w.T.copy()} | ({} if bias is None else {"b": normal(*bias)})
+    constants: dict[str, Any] = {"w": w if trans else w.T.copy()} | (
+        {} if bias is None else {"b": normal(*bias)}
+    )
     inputs = ", ".join(["x", *constants])
-    model = parse(f"g (float[2,6] x) => (float[2,3] y) {{ y = Gemm <transB = {trans}> ({inputs}) }}", **constants)
+    model = parse(
+        f"g (float[2,6] x) => (float[2,3] y) {{ y = Gemm <transB = {trans}>"
+        f" ({inputs}) }}",
+        **constants,
+    )
     data = list(drawn(6, 2, 6))
     for preset in PRESETS:
         quantized = static(model, data, preset)
@@ -446,8 +593,13 @@ def test_ort_24815_gemm(trans: int, bias: tuple[int, ...] | None) -> None:
 def test_ort_convolutions_of_other_ranks(rank: int, group: int, preset: str) -> None:
     """37: 1-D and 3-D convolutions, grouped and depthwise, are quantized like those of images."""
     space, out = ",".join("6" * rank), ",".join("4" * rank)
-    w = weight(8, 4 // group, *[3] * rank) * f32(10.0 ** (np.arange(8) % 3)).reshape(8, *[1] * (rank + 1))
-    text = f"g (float[N,4,{space}] x) => (float[N,8,{out}] y) {{ y = Conv <group = {group}> (x, w, b) }}"
+    w = weight(8, 4 // group, *[3] * rank) * f32(10.0 ** (np.arange(8) % 3)).reshape(
+        8, *[1] * (rank + 1)
+    )
+    text = (
+        f"g (float[N,4,{space}] x) => (float[N,8,{out}] y) {{ y = Conv <group ="
+        f" {group}> (x, w, b) }}"
+    )
     model = parse(text, w=w, b=normal(8))
     quantized = static(model, drawn(4, 2, 4, *[6] * rank), preset)
     if preset != "XINT8":
@@ -456,14 +608,22 @@ def test_ort_convolutions_of_other_ranks(rank: int, group: int, preset: str) -> 
 
 
 @pytest.mark.parametrize("prepare", [True, False])
-@pytest.mark.parametrize(("axes", "shape"), [([2], (4, 3, 3)), ([0], (3, 1, 1)), ([1], (4, 3, 3))], ids=str)
-def test_ort_21793_axis_behind_an_unsqueeze(axes: list[int], shape: tuple[int, ...], prepare: bool) -> None:
-    """38: an Unsqueeze in front of the channels moved their axis, but not the scales'; here the codes are right."""
+@pytest.mark.parametrize(
+    ("axes", "shape"), [([2], (4, 3, 3)), ([0], (3, 1, 1)), ([1], (4, 3, 3))], ids=str
+)
+def test_ort_21793_axis_behind_an_unsqueeze(
+    axes: list[int], shape: tuple[int, ...], prepare: bool
+) -> None:
+    """38: an Unsqueeze in front of the channels moved their axis, but not the scales'.
+
+    Here the codes are right.
+    """
     full = np.expand_dims(weight(*shape), tuple(axes))
     full = full * f32(10.0 ** np.arange(full.shape[0])).reshape(-1, 1, 1, 1)
     size = [1, full.shape[1], 6, 6]
     model = parse(
-        f"g (float[{','.join(map(str, size))}] x) => (float[1,M,H,W] y) {{ u = Unsqueeze (w, axes) y = Conv (x, u) }}",
+        f"g (float[{','.join(map(str, size))}] x) => (float[1,M,H,W] y) {{ u ="
+        " Unsqueeze (w, axes) y = Conv (x, u) }",
         w=full.reshape(shape),
         axes=i64(axes),
     )
@@ -472,7 +632,9 @@ def test_ort_21793_axis_behind_an_unsqueeze(axes: list[int], shape: tuple[int, .
         quantized = static(model, data, preset, prepare=prepare)
     if prepare:
         quantized = static(model, data, "A8W8")
-        [name] = [name for name, codes in stored(quantized, "int8").items() if codes.ndim == 4]
+        [name] = [
+            name for name, codes in stored(quantized, "int8").items() if codes.ndim == 4
+        ]
         check_channels(quantized, name, full, axis=0)
 
 
@@ -482,19 +644,35 @@ def test_ort_21793_axis_behind_an_unsqueeze(axes: list[int], shape: tuple[int, .
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("per_channel", [True, False])
 @pytest.mark.parametrize("kind", ["Conv", "Gemm"])
-def test_ort_22020_tiny_weight_and_large_bias(kind: str, per_channel: bool, preset: str) -> None:
-    """39: int32 clipped a bias beside a weight scale of 7.8e-10, 51 % accuracy lost; here it keeps its value."""
+def test_ort_22020_tiny_weight_and_large_bias(
+    kind: str, per_channel: bool, preset: str
+) -> None:
+    """39: int32 clipped a bias beside a weight scale of 7.8e-10, 51 % accuracy lost.
+
+    Here it keeps its value.
+    """
     size: tuple[int, ...]
     if kind == "Conv":
-        text, w, size = "Conv (x, w, b)", 1e-7 * normal(2, 3, 1, 1).clip(-1, 1), (2, 3, 4, 4)
+        text, w, size = (
+            "Conv (x, w, b)",
+            1e-7 * normal(2, 3, 1, 1).clip(-1, 1),
+            (2, 3, 4, 4),
+        )
     else:
-        text, w, size = "Gemm <transB = 1> (x, w, b)", 1e-7 * normal(2, 3).clip(-1, 1), (2, 3)
+        text, w, size = (
+            "Gemm <transB = 1> (x, w, b)",
+            1e-7 * normal(2, 3).clip(-1, 1),
+            (2, 3),
+        )
     model = parse(
-        f"g (float[{','.join(map(str, size))}] x) => (float[2,2{',4,4' if kind == 'Conv' else ''}] y) {{ y = {text} }}",
+        f"g (float[{','.join(map(str, size))}] x) =>"
+        f" (float[2,2{',4,4' if kind == 'Conv' else ''}] y) {{ y = {text} }}",
         w=w.astype(np.float32),
         b=f32([5, -4.5]),
     )
-    quantized = static(model, drawn(6, *size), preset, bound=30.0, per_channel=per_channel)
+    quantized = static(
+        model, drawn(6, *size), preset, bound=30.0, per_channel=per_channel
+    )
     for codes in stored(quantized, "int32").values():
         assert (np.abs(codes.astype(np.int64)) < 2**31 - 1).all()
 
@@ -502,13 +680,22 @@ def test_ort_22020_tiny_weight_and_large_bias(kind: str, per_channel: bool, pres
 @pytest.mark.parametrize("preset", [*PRESETS, "FP8E4M3"])
 @pytest.mark.parametrize("value", [0.0, 1e-45, 1e-40, 1e-38, 6e-8, 65504.0, 3e38])
 def test_coremltools_2851_scales_that_underflow(value: float, preset: str) -> None:
-    """40: a channel of zeros or denormals got a scale of 0, and then NaN; here every scale is a normal number."""
+    """40: a channel of zeros or denormals got a scale of 0, and then NaN.
+
+    Here every scale is a normal number.
+    """
     w = weight(3, 4)
     w[1] = np.float32(value) * f32([1, -1, 0.5, 0])
-    model = parse("g (float[N,4] x) => (float[N,3] y) { y = Gemm <transB = 1> (x, w) }", w=w)
+    model = parse(
+        "g (float[N,4] x) => (float[N,3] y) { y = Gemm <transB = 1> (x, w) }", w=w
+    )
     data = [{"x": normal(2, 4, seed=i) * np.float32(0.1)} for i in range(6)]
     quantized = static(model, data, preset)
-    scales = [array for name, array in stored(quantized, "float").items() if name.endswith("scale")]
+    scales = [
+        array
+        for name, array in stored(quantized, "float").items()
+        if name.endswith("scale")
+    ]
     assert len(scales) >= 2
     for scale in scales:
         assert (scale >= np.finfo(np.float32).tiny).all() and np.isfinite(scale).all()
@@ -517,7 +704,8 @@ def test_coremltools_2851_scales_that_underflow(value: float, preset: str) -> No
 def test_coremltools_2851_float16_underflow() -> None:
     """40: weights whose scale is below float16 keep their values in a float16 model."""
     model = parse(
-        "g (float16[N,8] x) => (float16[N,3] y) { y = MatMul (x, w) }", w=(1e-6 * normal(8, 3)).astype("float16")
+        "g (float16[N,8] x) => (float16[N,3] y) { y = MatMul (x, w) }",
+        w=(1e-6 * normal(8, 3)).astype("float16"),
     )
     data = [{"x": 1000 * normal(4, 8, seed=i).astype(np.float16)} for i in range(6)]
     static(model, data, bound=20.0)
@@ -525,26 +713,43 @@ def test_coremltools_2851_float16_underflow() -> None:
 
 @pytest.mark.parametrize("spelling", ["own", "onnxruntime"])
 def test_ort_6004_sums_of_products_that_saturate(spelling: str) -> None:
-    """41: without VNNI, two products of u8 and s8 are added in 16 bits; with reduce_range no such sum leaves them."""
+    """41: without VNNI, two products of u8 and s8 are added in 16 bits.
+
+    With reduce_range no such sum leaves them.
+    """
     w = np.where(normal(64, 8) > 0, 1.0, -1.0).astype(np.float32)
     model = parse("g (float[N,64] x) => (float[N,8] y) { y = MatMul (x, w) }", w=w)
-    data: list[Feeds] = [{"x": np.full((1, 64), 1, np.float32)}, {"x": np.abs(normal(4, 64)).clip(0, 1)}]
+    data: list[Feeds] = [
+        {"x": np.full((1, 64), 1, np.float32)},
+        {"x": np.abs(normal(4, 64)).clip(0, 1)},
+    ]
     if spelling == "own":
         narrow = QuantizationSpec("int8", per_channel=True, reduce_range=True)
         quantized = static(model, data, QConfig(weight=narrow), bound=25.0)
     else:
-        quantized = theirs(model, data, activation_type="QUInt8", weight_type="QInt8", reduce_range=True)
+        quantized = theirs(
+            model,
+            data,
+            activation_type="QUInt8",
+            weight_type="QInt8",
+            reduce_range=True,
+        )
         sound(model, quantized, data, bound=25.0)
     codes = stored(quantized, "int8")["w_quantized"].astype(np.int64)
     assert 255 * 2 * np.abs(codes).max() <= 2**15 - 1
-    assert np.abs(stored(quantize_static(model, data), "int8")["w_quantized"]).max() == 127
+    assert (
+        np.abs(stored(quantize_static(model, data), "int8")["w_quantized"]).max() == 127
+    )
 
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_ort_16105_largest_codes(preset: str) -> None:
-    """41: integer kernels were wrong for some weights; whatever runs the model, its outputs are those of ONNX.
+    """41: integer kernels were wrong for some weights.
 
-    But where activations have 16 bits onnxruntime 1.32 rounds those of a MatMul to blocks of 8 bits, unless it is told.
+    Whatever runs the model, its outputs are those of ONNX.
+
+    But where activations have 16 bits onnxruntime 1.32 rounds those of a MatMul to blocks of 8
+    bits, unless it is told.
     """
     model = parse(
         "g (float[N,64] x) => (float[N,8] y) { h = Gemm (x, w, b) y = Relu (h) }",
@@ -552,25 +757,40 @@ def test_ort_16105_largest_codes(preset: str) -> None:
         b=normal(8),
         opset=19,  # the reference has no older DequantizeLinear
     )
-    data = [{"x": np.where(normal(4, 64, seed=i) > 0, 1, -1).astype(np.float32)} for i in range(4)]
+    data = [
+        {"x": np.where(normal(4, 64, seed=i) > 0, 1, -1).astype(np.float32)}
+        for i in range(4)
+    ]
     quantized = static(model, data, preset, bound=25.0)
     reference = ReferenceEvaluator(quantized)
-    step = max(float(array.max()) for name, array in stored(quantized, "float").items() if name.endswith("y_scale"))
+    step = max(
+        float(array.max())
+        for name, array in stored(quantized, "float").items()
+        if name.endswith("y_scale")
+    )
     options = ort.SessionOptions()
     options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
     if saturates():  # as this test is about: the model is computed without such kernels
         options.add_session_config_entry("session.disable_quant_qdq", "1")
-    exact, default = ort.InferenceSession(quantized.SerializeToString(), options), open_session(quantized)
+    exact, default = (
+        ort.InferenceSession(quantized.SerializeToString(), options),
+        open_session(quantized),
+    )
     for feeds in data:
         [expected], [found] = list(reference.run(None, feeds)), exact.run(None, feeds)
         np.testing.assert_allclose(found, expected, atol=1.01 * step)
         [found] = default.run(None, feeds)
-        np.testing.assert_allclose(found, expected, atol=1.01 * step + np.abs(expected).max() * 2**-8)
+        np.testing.assert_allclose(
+            found, expected, atol=1.01 * step + np.abs(expected).max() * 2**-8
+        )
 
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_ort_11576_optimizations_on_and_off(preset: str) -> None:
-    """42: five points of accuracy were lost with graph optimizations on; here they change a rounding at most."""
+    """42: five points of accuracy were lost with graph optimizations on.
+
+    Here they change a rounding at most.
+    """
     model = parse(
         """g (float[N,8,8,8] x) => (float[N,4] y) {
             c1 = Conv <pads = [1,1,1,1]> (x, w1, b)
@@ -599,8 +819,14 @@ def test_ort_11576_optimizations_on_and_off(preset: str) -> None:
     quantized = static(model, data, preset)
     signal = error = 0.0
     for feeds in data:
-        [on], [off] = (open_session(quantized, optimize=optimize).run(None, feeds) for optimize in (True, False))
-        signal, error = signal + float(np.square(on).sum()), error + float(np.square(on - off).sum())
+        [on], [off] = (
+            open_session(quantized, optimize=optimize).run(None, feeds)
+            for optimize in (True, False)
+        )
+        signal, error = (
+            signal + float(np.square(on).sum()),
+            error + float(np.square(on - off).sum()),
+        )
     assert 10 * np.log10(signal / (error + 1e-12)) > 35
 
 
@@ -608,7 +834,10 @@ def test_ort_11576_optimizations_on_and_off(preset: str) -> None:
 
 
 def test_tnn_1947_yolo_head() -> None:
-    """43: boxes up to 640 and scores below 1 in one output left no score above 0; here they stay float."""
+    """43: boxes up to 640 and scores below 1 in one output left no score above 0.
+
+    Here they stay float.
+    """
     model = parse(
         """g (float[1,3,8,8] x) => (float[1,6,64] y) {
             [conv] h = Conv <pads = [1,1,1,1]> (x, w, b)
@@ -629,10 +858,16 @@ def test_tnn_1947_yolo_head() -> None:
     for preset in ("A8W8", "S8S8", "XINT8"):
         result = quantize(model, data, preset)
         assert result.report.operators["Conv"] == (1, 1)
-        assert any("join (Concat): it joins" in note and "stay float" in note for note in result.report.notes)
+        assert any(
+            "join (Concat): it joins" in note and "stay float" in note
+            for note in result.report.notes
+        )
         sound(model, result.model, data)
         for feeds in data:
-            before, after = (open_session(each).run(None, feeds)[0][:, 4:] for each in (model, result.model))
+            before, after = (
+                open_session(each).run(None, feeds)[0][:, 4:]
+                for each in (model, result.model)
+            )
             assert np.abs(before - after).max() < 0.06
     unsafe = quantize(model, data, QConfig(safe=False)).model
     [y] = open_session(unsafe).run(None, data[0])
@@ -641,7 +876,10 @@ def test_tnn_1947_yolo_head() -> None:
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_rai_390_super_resolution_with_prelu(preset: str) -> None:
-    """45: trained PReLU slopes were miscompiled without a word; here the graph is near float in every format."""
+    """45: trained PReLU slopes were miscompiled without a word.
+
+    Here the graph is near float in every format.
+    """
     model = parse(
         """g (float[1,3,6,6] x) => (float[1,3,12,12] y) {
             c1 = Conv <pads = [1,1,1,1]> (x, w1, b)
@@ -690,7 +928,10 @@ def recurrent(kind: str, directions: int) -> ModelProto:
 @pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
 @pytest.mark.parametrize("directions", [1, 2])
 def test_ort_9796_recurrent_layers(kind: str, directions: int) -> None:
-    """49: GRU was never supported; here recurrent layers pass through, and the layers around them are quantized."""
+    """49: GRU was never supported.
+
+    Here recurrent layers pass through, and the layers around them are quantized.
+    """
     model, data = recurrent(kind, directions), list(drawn(6, 7, 2, 8))
     for quantized in (
         static(model, data),
@@ -711,12 +952,21 @@ def test_ort_9796_recurrent_weights(kind: str) -> None:
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_onnxsim_1404_convolution_without_attributes(preset: str) -> None:
-    """52: a Conv that relies on defaults ended an accelerator's compiler; here it is what spelled ones are."""
+    """52: a Conv that relies on defaults ended an accelerator's compiler.
+
+    Here it is what spelled ones are.
+    """
     constants: dict[str, Any] = {"w": weight(4, 3, 3, 3), "b": normal(4)}
     text = "g (float[1,3,6,6] x) => (float[1,4,4,4] y) {{ y = Conv {0} (x, w, b) }}"
-    spelled = "<kernel_shape = [3,3], strides = [1,1], pads = [0,0,0,0], dilations = [1,1], group = 1>"
+    spelled = (
+        "<kernel_shape = [3,3], strides = [1,1], pads = [0,0,0,0], dilations = [1,1],"
+        " group = 1>"
+    )
     data = list(drawn(6, 1, 3, 6, 6))
-    short, long = (static(parse(text.format(each), **constants), data, preset) for each in ("", spelled))
+    short, long = (
+        static(parse(text.format(each), **constants), data, preset)
+        for each in ("", spelled)
+    )
     for feeds in data:
         [a], [b] = (open_session(each).run(None, feeds) for each in (short, long))
         np.testing.assert_array_equal(a, b)
@@ -734,7 +984,9 @@ def test_onnxsim_1404_convolution_without_attributes(preset: str) -> None:
 )
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("kind", ["MaxPool", "AveragePool"])
-def test_rai_264_pooling_at_the_edge(kind: str, preset: str, how: str, size: int) -> None:
+def test_rai_264_pooling_at_the_edge(
+    kind: str, preset: str, how: str, size: int
+) -> None:
     """53: a pool came out as 23x159 instead of 24x160; here it stays the same pool."""
     model = parse(
         f"""g (float[1,3,47,47] x) => (float[1,4,{size},{size}] y) {{
@@ -750,9 +1002,14 @@ def test_rai_264_pooling_at_the_edge(kind: str, preset: str, how: str, size: int
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_rai_126_model_of_one_convolution(preset: str) -> None:
-    """54: a model with a single Conv was "not a supported CNN model"; here it is quantized whole."""
+    """54: a model with a single Conv was "not a supported CNN model".
+
+    Here it is quantized whole.
+    """
     model = parse(
-        "g (float[1,3,4,4] x) => (float[1,2,4,4] y) { y = Conv (x, w, b) }", w=weight(2, 3, 1, 1), b=normal(2)
+        "g (float[1,3,4,4] x) => (float[1,2,4,4] y) { y = Conv (x, w, b) }",
+        w=weight(2, 3, 1, 1),
+        b=normal(2),
     )
     quantized = static(model, drawn(6, 1, 3, 4, 4), preset)
     expected = ["DequantizeLinear"] * 4 + ["QuantizeLinear"] * 2 + ["Conv"]
@@ -761,7 +1018,10 @@ def test_rai_126_model_of_one_convolution(preset: str) -> None:
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_rai_169_pool_then_multiply(preset: str) -> None:
-    """55: a node read a tensor that nothing made, behind a global pool; here every input is made before it is read."""
+    """55: a node read a tensor that nothing made, behind a global pool.
+
+    Here every input is made before it is read.
+    """
     model = parse(
         """g (float[N,3,7,7] x) => (float[N,4] y) {
             [conv] h = Conv <pads = [1,1,1,1]> (x, w, b)
@@ -780,7 +1040,10 @@ def test_rai_169_pool_then_multiply(preset: str) -> None:
         node.name = f"/avgpool/{node.op_type}"
     data = list(drawn(6, 1, 3, 7, 7))
     quantized = static(model, data, preset)
-    for each in (quantized, quantize_static(quantized, data, QConfig.of(preset).with_(keep_existing=True))):
+    for each in (
+        quantized,
+        quantize_static(quantized, data, QConfig.of(preset).with_(keep_existing=True)),
+    ):
         made = {tensor.name for tensor in each.graph.initializer} | {"x"}
         for node in each.graph.node:
             assert made.issuperset(node.input), node.name
@@ -790,28 +1053,50 @@ def test_rai_169_pool_then_multiply(preset: str) -> None:
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_rai_214_and_401_batches(preset: str) -> None:
-    """56: batch slots above the first were never written; here each row of a batch is what it is alone."""
+    """56: batch slots above the first were never written.
+
+    Here each row of a batch is what it is alone.
+    """
     data, rows = list(drawn(6, 1, 3, 8, 8)), normal(4, 3, 8, 8, seed=3)
     dynamic = static(image_net(), data, preset)
     fixed = image_net()
     for value in (*fixed.graph.input, *fixed.graph.output):
         value.type.tensor_type.shape.dim[0].dim_value = 2
-    pairs: list[Feeds] = [{"x": np.concatenate([a["x"], b["x"]])} for a, b in itertools.pairwise(data)]
+    pairs: list[Feeds] = [
+        {"x": np.concatenate([a["x"], b["x"]])} for a, b in itertools.pairwise(data)
+    ]
     two = static(fixed, pairs, preset)
     for quantized, size in ((dynamic, 4), (two, 2)):
         session = open_session(quantized)
         [together] = session.run(None, {"x": rows[:size]})
         for row in range(size):
-            alone = session.run(None, {"x": np.repeat(rows[row : row + 1], 1 if quantized is dynamic else 2, axis=0)})
-            np.testing.assert_allclose(together[row], alone[0][0], atol=1e-3)  # float sums are ordered otherwise
+            alone = session.run(
+                None,
+                {
+                    "x": np.repeat(
+                        rows[row : row + 1], 1 if quantized is dynamic else 2, axis=0
+                    )
+                },
+            )
+            np.testing.assert_allclose(
+                together[row], alone[0][0], atol=1e-3
+            )  # float sums are ordered otherwise
         assert len(np.unique(together, axis=0)) == size
 
 
 GELU = {
-    "erf": ("d = Div (h, root)  e = Erf (d)  o = Add (e, one)  t = Mul (h, o)  a = Mul (t, half)", 17),
+    "erf": (
+        (
+            "d = Div (h, root)  e = Erf (d)  o = Add (e, one)  t = Mul (h, o)  a = Mul"
+            " (t, half)"
+        ),
+        17,
+    ),
     "tanh": (
-        "q = Pow (h, three) c = Mul (q, k) i = Add (h, c) j = Mul (i, l) e = Tanh (j) o = Add (e, one)"
-        " t = Mul (h, o)  a = Mul (t, half)",
+        (
+            "q = Pow (h, three) c = Mul (q, k) i = Add (h, c) j = Mul (i, l) e = Tanh"
+            " (j) o = Add (e, one) t = Mul (h, o)  a = Mul (t, half)"
+        ),
         17,
     ),
     "operator": ("a = Gelu (h)", 20),
@@ -822,7 +1107,10 @@ GELU = {
 @pytest.mark.parametrize("form", GELU)
 @pytest.mark.parametrize("preset", PRESETS)
 def test_rai_127_gelu(preset: str, form: str) -> None:
-    """57: Erf kept a transformer off the accelerator; here GELU is quantized in all its spellings, or left float."""
+    """57: Erf kept a transformer off the accelerator.
+
+    Here GELU is quantized in all its spellings, or left float.
+    """
     body, opset = GELU[form]
     constants = {
         "root": np.float32(2**0.5),

@@ -7,8 +7,8 @@ import pytest
 from quark_onnx import QConfig, QuarkError, npu, quantize
 from tests.endtoend.backend_models import load_cases, open_case, run_float
 
-#: A fixed batch, sequences, operators that end the compiler, types and opsets that others need: quantizing cannot mend
-#: them.
+#: A fixed batch, sequences, operators that end the compiler, types and opsets that others need:
+#: quantizing cannot mend them.
 OF_THE_GRAPH = {"G1", "G2", "G8", "G10", "G11"}
 STEP, PARTS = 8, 4
 
@@ -21,11 +21,17 @@ def test_standard_models_for_a_target(part: int) -> None:
         if run_float(opened) is not None:
             continue
         try:
-            result = quantize(opened.model, [opened.feeds], QConfig.of("XINT8").with_(target="stx", search=0)).model
+            result = quantize(
+                opened.model,
+                [opened.feeds],
+                QConfig.of("XINT8").with_(target="stx", search=0),
+            ).model
         except QuarkError as error:
             assert "quantized already" in str(error), name
             continue
         made += 1
         findings = npu.check(result, "stx", kind="XINT8").findings
-        assert [str(finding) for finding in findings if finding.rule not in OF_THE_GRAPH] == [], name
+        assert [
+            str(finding) for finding in findings if finding.rule not in OF_THE_GRAPH
+        ] == [], name
     assert made > 40

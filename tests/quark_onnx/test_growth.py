@@ -1,4 +1,6 @@
-"""What a graph costs grows with its nodes: calls are counted, of four times as many nodes and of the first."""
+"""What a graph costs grows with its nodes: calls are counted, of four times as many nodes and of
+the first.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def calls(work: Callable[[], object]) -> int:
     return count
 
 
-def grown(build: Callable[[int], ModelProto], work: Callable[[ModelProto], object]) -> float:
+def grown(
+    build: Callable[[int], ModelProto], work: Callable[[ModelProto], object]
+) -> float:
     """How many times as many calls TIMES as many layers take."""
     few, many = build(SMALL), build(TIMES * SMALL)
     work(few)  # what is imported and made once
@@ -51,23 +55,35 @@ def with_weights(body: list[str], result: str, count: int) -> ModelProto:
     model = parse(f"g (float[1,8] x) => (float[1,8] {result}) {{ {' '.join(body)} }}")
     graph, random = Graph.of(model), np.random.default_rng(0)
     for place in range(count):
-        graph.set_constant(f"w{place}", random.normal(0, 0.5, (8, 8)).astype(np.float32))
+        graph.set_constant(
+            f"w{place}", random.normal(0, 0.5, (8, 8)).astype(np.float32)
+        )
         graph.set_constant(f"b{place}", random.normal(0, 0.5, 8).astype(np.float32))
     return graph.to_model()
 
 
 def layer(place: int, source: str) -> str:
-    return f"m{place} = MatMul ({source}, w{place}) a{place} = Add (m{place}, b{place}) r{place} = Relu (a{place})"
+    return (
+        f"m{place} = MatMul ({source}, w{place}) a{place} = Add (m{place}, b{place})"
+        f" r{place} = Relu (a{place})"
+    )
 
 
 def branches(count: int) -> ModelProto:
     body = [layer(place, "x") for place in range(count)]
-    return with_weights([*body, f"y = Mean ({', '.join(f'r{place}' for place in range(count))})"], "y", count)
+    return with_weights(
+        [*body, f"y = Mean ({', '.join(f'r{place}' for place in range(count))})"],
+        "y",
+        count,
+    )
 
 
 def residual(count: int) -> ModelProto:
     body = ["s0 = Identity (x)"]
-    body += [f"{layer(place, f's{place}')} s{place + 1} = Add (s{place}, r{place})" for place in range(count)]
+    body += [
+        f"{layer(place, f's{place}')} s{place + 1} = Add (s{place}, r{place})"
+        for place in range(count)
+    ]
     return with_weights(body, f"s{count}", count)
 
 
@@ -87,14 +103,21 @@ LOOKS: dict[str, Callable[[ModelProto, ModelProto], object]] = {
 
 @pytest.mark.parametrize("build", [branches, residual])
 @pytest.mark.parametrize("name", WORK)
-def test_quantizing_grows_with_the_graph(name: str, build: Callable[[int], ModelProto]) -> None:
+def test_quantizing_grows_with_the_graph(
+    name: str, build: Callable[[int], ModelProto]
+) -> None:
     assert grown(build, WORK[name]) < MOST
 
 
 @pytest.mark.parametrize("build", [branches, residual])
 @pytest.mark.parametrize("name", LOOKS)
-def test_looking_at_a_model_grows_with_it(name: str, build: Callable[[int], ModelProto]) -> None:
-    pairs = {id(model): (model, quantize_static(model, DATA)) for model in map(build, (SMALL, TIMES * SMALL))}
+def test_looking_at_a_model_grows_with_it(
+    name: str, build: Callable[[int], ModelProto]
+) -> None:
+    pairs = {
+        id(model): (model, quantize_static(model, DATA))
+        for model in map(build, (SMALL, TIMES * SMALL))
+    }
     few, many = pairs.values()
     LOOKS[name](*few)
     assert calls(lambda: LOOKS[name](*many)) / calls(lambda: LOOKS[name](*few)) < MOST

@@ -20,7 +20,15 @@ import pytest
 from calibrators.errors import RuntimeCrash
 from calibrators.onnx_runtime.isolation import current, isolated
 from calibrators.onnx_runtime.session import open_session
-from quark_onnx import analyze, compare, quantize, quantize_dynamic, quantize_static, quantize_weights, search
+from quark_onnx import (
+    analyze,
+    compare,
+    quantize,
+    quantize_dynamic,
+    quantize_static,
+    quantize_weights,
+    search,
+)
 from quark_onnx.errors import ConfigError, ModelError, RuntimeCrashError
 from quark_onnx.plan import Keep, Use
 from tests.models import MODELS, normal, parse, run, samples, weight
@@ -37,7 +45,9 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     monkeypatch.setenv("TMPDIR", str(folder))
     monkeypatch.setattr("tempfile.tempdir", str(folder))
     yield folder
-    assert [path for path in folder.iterdir() if path.name != ".ses"] == []  # which onnxruntime writes
+    assert [
+        path for path in folder.iterdir() if path.name != ".ses"
+    ] == []  # which onnxruntime writes
 
 
 def convolutions() -> onnx.ModelProto:
@@ -46,19 +56,28 @@ def convolutions() -> onnx.ModelProto:
             [first] a = Conv <pads = [1, 1, 1, 1]> (x, w) [clip] b = Relu (a)
             [pool] c = MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (b)
             [second] d = Conv (c, u) [mean] e = GlobalAveragePool (d) [flat] f = Flatten (e) [head] y = Gemm (f, v)
-        }""",
+        }""",  # noqa: E501
         w=weight(6, 3, 3, 3),
         u=weight(6, 6, 3, 3),
         v=weight(6, 4),
     )
 
 
-@pytest.mark.parametrize("config", ["A8W8", "XINT8", "BF16", {"preset": "A8W8", "optimizers": ["adaround"]}], ids=str)
+@pytest.mark.parametrize(
+    "config",
+    ["A8W8", "XINT8", "BF16", {"preset": "A8W8", "optimizers": ["adaround"]}],
+    ids=str,
+)
 def test_the_bytes_are_the_same(config: Any) -> None:
     """Where onnxruntime runs is not seen in the result, whichever steps run it."""
     model = convolutions()
-    here, apart = (quantize(model, samples(model, 24), config, isolate=flag) for flag in (False, True))
-    assert apart.model.SerializeToString(deterministic=True) == here.model.SerializeToString(deterministic=True)
+    here, apart = (
+        quantize(model, samples(model, 24), config, isolate=flag)
+        for flag in (False, True)
+    )
+    assert apart.model.SerializeToString(
+        deterministic=True
+    ) == here.model.SerializeToString(deterministic=True)
     assert apart.report.outputs == here.report.outputs
     assert apart.report.notes == here.report.notes
 
@@ -66,8 +85,12 @@ def test_the_bytes_are_the_same(config: Any) -> None:
 @pytest.mark.parametrize("name", ["branches", "loop", "inner_output"])
 def test_bodies_are_played_apart(name: str) -> None:
     model = MODELS[name]()
-    here, apart = (quantize(model, samples(model, 4), isolate=flag) for flag in (False, True))
-    assert apart.model.SerializeToString(deterministic=True) == here.model.SerializeToString(deterministic=True)
+    here, apart = (
+        quantize(model, samples(model, 4), isolate=flag) for flag in (False, True)
+    )
+    assert apart.model.SerializeToString(
+        deterministic=True
+    ) == here.model.SerializeToString(deterministic=True)
 
 
 def executors() -> Iterator[tuple[str, Executor]]:
@@ -79,21 +102,38 @@ def executors() -> Iterator[tuple[str, Executor]]:
 
 @pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 def test_executors_get_the_same_model() -> None:
-    """Threads use the process of the run, twice in a row; processes, which are apart already, do not touch it."""
+    """Threads use the process of the run, twice in a row.
+
+    Processes, which are apart already, do not touch it.
+    """
     model = convolutions()
-    expected = quantize_static(model, samples(model, 12)).SerializeToString(deterministic=True)
+    expected = quantize_static(model, samples(model, 12)).SerializeToString(
+        deterministic=True
+    )
     for name, executor in executors():
         with executor:
             for _ in range(2):
-                found = quantize_static(model, samples(model, 12), executor=executor, isolate=True)
+                found = quantize_static(
+                    model, samples(model, 12), executor=executor, isolate=True
+                )
                 assert found.SerializeToString(deterministic=True) == expected, name
-    assert quantize_static(model, samples(model, 12)).SerializeToString(deterministic=True) == expected
+    assert (
+        quantize_static(model, samples(model, 12)).SerializeToString(deterministic=True)
+        == expected
+    )
 
 
 def test_every_function_takes_it() -> None:
-    for function in (quantize, quantize_weights, compare, analyze):  # quantize_dynamic has two spellings
+    for function in (
+        quantize,
+        quantize_weights,
+        compare,
+        analyze,
+    ):  # quantize_dynamic has two spellings
         assert inspect.signature(function).parameters["isolate"].default is False
-    dense = parse("g (float[N, 2] x) => (float[N, 2] y) { y = MatMul (x, w) }", w=weight(2, 2))
+    dense = parse(
+        "g (float[N, 2] x) => (float[N, 2] y) { y = MatMul (x, w) }", w=weight(2, 2)
+    )
     assert quantize_weights(dense, isolate=True) == quantize_weights(dense)
     assert quantize_dynamic(dense, isolate=True) == quantize_dynamic(dense)
     data = samples(dense, 4)
@@ -103,7 +143,10 @@ def test_every_function_takes_it() -> None:
 
 
 def feeds() -> list[dict[str, Any]]:
-    return [{"x": normal(1, 3, 8, 8, seed=seed), "cond": np.array(seed % 2 == 0)} for seed in range(4)]
+    return [
+        {"x": normal(1, 3, 8, 8, seed=seed), "cond": np.array(seed % 2 == 0)}
+        for seed in range(4)
+    ]
 
 
 def test_the_error_of_a_crash_names_models_and_step(tmp_path: Path) -> None:
@@ -114,7 +157,13 @@ def test_the_error_of_a_crash_names_models_and_step(tmp_path: Path) -> None:
     assert compare(before, before, feeds(), isolate=True).sqnr == np.inf
     with pytest.raises(RuntimeCrashError) as crash:
         compare(before, after, feeds(), isolate=True)
-    words = ("float.onnx, ", "quantized.onnx: ", "SIGABRT", "while loading the other model", "another version of it")
+    words = (
+        "float.onnx, ",
+        "quantized.onnx: ",
+        "SIGABRT",
+        "while loading the other model",
+        "another version of it",
+    )
     assert isinstance(crash.value, ModelError)
     assert all(word in str(crash.value) for word in words), crash.value
 
@@ -133,7 +182,9 @@ def test_a_crash_while_samples_are_run(which: str) -> None:
     with isolated():
         seen = [current()]
         threading.Timer(1.5, kill).start()
-        with pytest.raises(RuntimeCrashError, match=r"SIGKILL .*memory runs out") as crash:
+        with pytest.raises(
+            RuntimeCrashError, match=r"SIGKILL .*memory runs out"
+        ) as crash:
             if which == "float":
                 quantize(endures, data)
             else:
@@ -141,8 +192,13 @@ def test_a_crash_while_samples_are_run(which: str) -> None:
     assert f"while running the {which} model" in str(crash.value)
 
 
-def crashing_once(monkeypatch: pytest.MonkeyPatch, times: int = 1) -> list[onnx.ModelProto]:
-    """Let onnxruntime crash, really, in place of verifying the first quantized model; what was to be verified."""
+def crashing_once(
+    monkeypatch: pytest.MonkeyPatch, times: int = 1
+) -> list[onnx.ModelProto]:
+    """Let onnxruntime crash, really, in place of verifying the first quantized model.
+
+    What was to be verified.
+    """
     module, asked = sys.modules["quark_onnx.job"], list[onnx.ModelProto]()
     finish = module.finish
 
@@ -153,15 +209,22 @@ def crashing_once(monkeypatch: pytest.MonkeyPatch, times: int = 1) -> list[onnx.
         try:
             open_session(captured_mover(quantized=True), what="the quantized model")
         except Exception as error:
-            raise ModelError(f"onnxruntime cannot load the quantized model: {error}") from error
+            raise ModelError(
+                f"onnxruntime cannot load the quantized model: {error}"
+            ) from error
 
     monkeypatch.setattr(module, "finish", crash)
     return asked
 
 
 @pytest.mark.parametrize("config", ["A8W8", "XINT8"])
-def test_a_crash_on_the_result_is_worked_around(config: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second result has no pair before an operator that moves values, and is about as good; a note says so."""
+def test_a_crash_on_the_result_is_worked_around(
+    config: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second result has no pair before an operator that moves values, and is about as good.
+
+    A note says so.
+    """
     model = convolutions()
     data = samples(model, 24)
     usual = quantize(model, data, config)
@@ -169,7 +232,9 @@ def test_a_crash_on_the_result_is_worked_around(config: str, monkeypatch: pytest
     found = quantize(model, data, config, isolate=True)
     first, second = asked
     assert first.graph != second.graph
-    producers = {name: node.op_type for node in second.graph.node for name in node.output}
+    producers = {
+        name: node.op_type for node in second.graph.node for name in node.output
+    }
     readers = {name: node.op_type for node in second.graph.node for name in node.input}
     for node in second.graph.node:
         if node.op_type in ("MaxPool", "Flatten"):
@@ -178,18 +243,24 @@ def test_a_crash_on_the_result_is_worked_around(config: str, monkeypatch: pytest
     assert producers["a"] == "Conv"
     assert sum(node.op_type == "QuantizeLinear" for node in second.graph.node) >= 3
     [note] = [note for note in found.report.notes if "crashed" in note]
-    assert note.endswith("operators that move values were then left float: 1 Flatten, 1 MaxPool")
+    assert note.endswith(
+        "operators that move values were then left float: 1 Flatten, 1 MaxPool"
+    )
     assert isinstance(found.plan.entries[Use("b", "pool")], Keep)
     assert "onnxruntime crashed" in found.report.kept_nodes["pool"]
     expected = [run(model, each)[0].astype(np.float64) for each in data]
     computed = [run(found.model, each)[0] for each in data]
-    noise = sum(float(np.square(a - b).sum()) for a, b in zip(expected, computed, strict=True))
+    noise = sum(
+        float(np.square(a - b).sum()) for a, b in zip(expected, computed, strict=True)
+    )
     sqnr = 10 * np.log10(sum(float(np.square(a).sum()) for a in expected) / noise)
     assert usual.report.worst_sqnr is not None
     assert sqnr > usual.report.worst_sqnr - 3
 
 
-def test_what_crashes_again_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_what_crashes_again_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     model = convolutions()
     crashing_once(monkeypatch, times=2)
     with pytest.raises(RuntimeCrashError, match="while loading the quantized model"):
@@ -197,7 +268,9 @@ def test_what_crashes_again_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert not (tmp_path / "out.onnx").exists()
 
 
-def test_a_process_that_was_killed_is_no_reason_to_plan_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_was_killed_is_no_reason_to_plan_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Memory that runs out says nothing of operators that move values."""
     asked = []
 
@@ -214,8 +287,12 @@ def test_a_process_that_was_killed_is_no_reason_to_plan_again(monkeypatch: pytes
 
 def test_a_search_goes_on_after_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:
     """A candidate that crashes has failed; the float model is loaded again for the next one."""
-    model = parse("g (float[N, 4] x) => (float[N, 4] y) { y = MatMul (x, w) }", w=weight(4, 4))
-    crashing_once(monkeypatch)  # nothing moves values here: there is nothing to try again with
+    model = parse(
+        "g (float[N, 4] x) => (float[N, 4] y) { y = MatMul (x, w) }", w=weight(4, 4)
+    )
+    crashing_once(
+        monkeypatch
+    )  # nothing moves values here: there is nothing to try again with
     space = {"presets": ["A8W8", "A16W8"], "calibrators": [], "optimizers": []}
     with isolated():
         found = search(model, samples(model, 8), space=space)

@@ -10,8 +10,12 @@ from tests.models import conv_relu, residual, samples
 from tests.quark_onnx.optimizers.networks import attentive
 
 
-@pytest.mark.parametrize(("show", "seen"), [(True, True), (False, False), (None, False)])
-def test_it_is_shown_when_asked_for(capsys: pytest.CaptureFixture[str], show: bool | None, seen: bool) -> None:
+@pytest.mark.parametrize(
+    ("show", "seen"), [(True, True), (False, False), (None, False)]
+)
+def test_it_is_shown_when_asked_for(
+    capsys: pytest.CaptureFixture[str], show: bool | None, seen: bool
+) -> None:
     with Progress(show, 3, "counting", "sheep") as bar:
         for done in (1, 2, 3):
             bar.update(done)
@@ -19,7 +23,9 @@ def test_it_is_shown_when_asked_for(capsys: pytest.CaptureFixture[str], show: bo
     assert printed.out == "" and ("counting" in printed.err) == seen
 
 
-def test_without_a_stderr_there_is_no_bar(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_stderr_there_is_no_bar(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("sys.stderr", None)
     with Progress(True, 3, "counting", "sheep") as bar:
         bar.update(1)
@@ -33,13 +39,23 @@ def test_nobody_prints_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:
     assert (printed.out, printed.err) == ("", "")
     quantize(model, samples(model), "XINT8", progress=True)
     printed = capsys.readouterr()
-    assert printed.out == "" and "calibrating" in printed.err and "searching scales" in printed.err
+    assert (
+        printed.out == ""
+        and "calibrating" in printed.err
+        and "searching scales" in printed.err
+    )
 
 
-@pytest.mark.parametrize("name", ["cle", "smoothquant:insert=true", "gptq", "auto_mixed_precision:target=99"])
-def test_every_pass_of_an_optimizer_over_the_data_is_shown(capsys: pytest.CaptureFixture[str], name: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["cle", "smoothquant:insert=true", "gptq", "auto_mixed_precision:target=99"]
+)
+def test_every_pass_of_an_optimizer_over_the_data_is_shown(
+    capsys: pytest.CaptureFixture[str], name: str
+) -> None:
     bars = {"gptq": "optimizing layers", "auto_mixed_precision": "measuring nodes"}
     model = attentive() if name.startswith("smooth") else residual()
-    quantize(model, samples(model), QConfig.of("A8W8").with_(optimizers=name), progress=True)
+    quantize(
+        model, samples(model), QConfig.of("A8W8").with_(optimizers=name), progress=True
+    )
     optimizer = name.split(":")[0]
     assert bars.get(optimizer, optimizer) in capsys.readouterr().err

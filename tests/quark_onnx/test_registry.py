@@ -14,7 +14,12 @@ from quark_onnx.registry import DTYPES, PRESETS, RULES, Registry
 def test_values_by_name() -> None:
     registry: Registry[int] = Registry("number")
     assert registry.register("one", "uno")(1) == 1
-    assert (list(registry), len(registry), "uno" in registry, registry["one"]) == (["one", "uno"], 2, True, 1)
+    assert (list(registry), len(registry), "uno" in registry, registry["one"]) == (
+        ["one", "uno"],
+        2,
+        True,
+        1,
+    )
     assert registry.get("two") is None
 
 
@@ -31,16 +36,27 @@ def test_a_name_that_is_looked_for_in_vain_says_where_it_is() -> None:
     registry.decline("Two", "take one twice")
     with pytest.raises(ConfigError, match="unknown number 'TWO'; take one twice"):
         registry["TWO"]
-    assert "two" not in registry and dict(registry.elsewhere) == {"two": "take one twice"}
+    assert "two" not in registry and dict(registry.elsewhere) == {
+        "two": "take one twice"
+    }
 
 
 def test_an_unknown_name() -> None:
-    for registry, word, near in ((DTYPES, "int9", "int8"), (PRESETS, "A8W9", "A8W8"), (RULES, "Convv", "Conv")):
-        with pytest.raises(ConfigError, match=f"unknown {registry.kind} '{word}'; did you mean '{near}'"):
+    for registry, word, near in (
+        (DTYPES, "int9", "int8"),
+        (PRESETS, "A8W9", "A8W8"),
+        (RULES, "Convv", "Conv"),
+    ):
+        with pytest.raises(
+            ConfigError,
+            match=f"unknown {registry.kind} '{word}'; did you mean '{near}'",
+        ):
             registry[word]
 
 
-def test_the_home_module_is_imported_once_and_other_threads_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_home_module_is_imported_once_and_other_threads_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     registry: Registry[int] = Registry("number", "numbers_of_a_plugin")
     imported: list[str] = []
 

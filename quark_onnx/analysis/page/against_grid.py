@@ -13,8 +13,13 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 38.0, 392.0, 26.0, 162.0
 _CODES = 64
 
 
-def against_grid(
-    title: str, values: Bins, lo: float | None, hi: float | None, step: float | None, axis_title: str = "value"
+def against_grid(  # noqa: PLR0913
+    title: str,
+    values: Bins,
+    lo: float | None,
+    hi: float | None,
+    step: float | None,
+    axis_title: str = "value",
 ) -> str:
     """Counts on a logarithmic scale; what lies beyond the grid is set off.
 
@@ -26,52 +31,140 @@ def against_grid(
     least, most = min([first, *ends]), max([last, *ends])
     margin = 0.03 * (most - least or 1.0)
     x = linear(least - margin, most + margin, _LEFT, _RIGHT)
-    powers = math.log10(max(values.counts)) if max(values.counts, default=0) > 0 else 1.0
+    powers = (
+        math.log10(max(values.counts)) if max(values.counts, default=0) > 0 else 1.0
+    )
     y = linear(math.log10(0.5), max(1.0, powers) * 1.04, _BOTTOM, _TOP)
     parts = []
     if lo is not None and hi is not None:
-        parts.append(tag("rect", class_="band", x=x(lo), y=_TOP - 6, width=x(hi) - x(lo), height=_BOTTOM - _TOP + 6))
+        parts.append(
+            tag(
+                "rect",
+                class_="band",
+                x=x(lo),
+                y=_TOP - 6,
+                width=x(hi) - x(lo),
+                height=_BOTTOM - _TOP + 6,
+            ),
+        )
     for exponent in ticks(0, max(1.0, powers), 4):
         if exponent == int(exponent):
-            parts.append(tag("line", class_="grid", x1=_LEFT, x2=_RIGHT, y1=y(exponent), y2=y(exponent)))
+            parts.append(
+                tag(
+                    "line",
+                    class_="grid",
+                    x1=_LEFT,
+                    x2=_RIGHT,
+                    y1=y(exponent),
+                    y2=y(exponent),
+                ),
+            )
             parts.append(power(int(exponent), _LEFT - 6, y(exponent) + 4))
     parts += _bars(values, x, y, lo, hi, step or 0.0)
-    parts.append(tag("line", class_="axis", x1=_LEFT, x2=_RIGHT, y1=_BOTTOM, y2=_BOTTOM))
+    parts.append(
+        tag("line", class_="axis", x1=_LEFT, x2=_RIGHT, y1=_BOTTOM, y2=_BOTTOM),
+    )
     for value in ticks(least, most, 5):
-        parts.append(tag("text", short(value), x=x(value), y=_BOTTOM + 18, text_anchor="middle"))
-    parts.append(tag("text", axis_title, x=(_LEFT + _RIGHT) / 2, y=_HEIGHT - 4, text_anchor="middle"))
+        parts.append(
+            tag("text", short(value), x=x(value), y=_BOTTOM + 18, text_anchor="middle"),
+        )
+    parts.append(
+        tag(
+            "text",
+            axis_title,
+            x=(_LEFT + _RIGHT) / 2,
+            y=_HEIGHT - 4,
+            text_anchor="middle",
+        ),
+    )
     parts.append(tag("text", "count", x=0, y=13))
     if lo is not None and hi is not None:
         parts += _ends(x, lo, hi, step)
     return drawing(_WIDTH, _HEIGHT, title, parts)
 
 
-def _bars(values: Bins, x: Scale, y: Scale, lo: float | None, hi: float | None, step: float) -> list[str]:
+def _bars(  # noqa: PLR0913
+    values: Bins,
+    x: Scale,
+    y: Scale,
+    lo: float | None,
+    hi: float | None,
+    step: float,
+) -> list[str]:
     """Bars; one that the grid's end divides counts as inside."""
     inside, beyond = list[str](), list[str]()
-    for left, right, count in zip(values.edges, values.edges[1:], values.counts, strict=False):
+    for left, right, count in zip(
+        values.edges,
+        values.edges[1:],
+        values.counts,
+        strict=False,
+    ):
         if not count:
             continue
         wide = max(0.8, x(right) - x(left) - 0.4)
         bar = f"M{x(left):.1f} {_BOTTOM:.1f}V{y(math.log10(count)):.1f}h{wide:.1f}V{_BOTTOM:.1f}z"
-        outside = lo is not None and hi is not None and (right < lo - step / 2 or left > hi + step / 2)
+        outside = (
+            lo is not None
+            and hi is not None
+            and (right < lo - step / 2 or left > hi + step / 2)
+        )
         (beyond if outside else inside).append(bar)
-    return [tag("path", class_=name, d="".join(bars)) for name, bars in (("bar", inside), ("bar cut", beyond)) if bars]
+    return [
+        tag("path", class_=name, d="".join(bars))
+        for name, bars in (("bar", inside), ("bar cut", beyond))
+        if bars
+    ]
 
 
 def _ends(x: Scale, lo: float, hi: float, step: float | None) -> list[str]:
-    parts = [tag("line", class_="end", x1=x(end), x2=x(end), y1=_TOP - 6, y2=_BOTTOM) for end in (lo, hi)]
+    parts = [
+        tag("line", class_="end", x1=x(end), x2=x(end), y1=_TOP - 6, y2=_BOTTOM)
+        for end in (lo, hi)
+    ]
     if step and (hi - lo) / step < _CODES:
-        marks = "".join(f"M{x(lo + i * step):.1f} {_BOTTOM:.0f}v5" for i in range(round((hi - lo) / step) + 1))
+        marks = "".join(
+            f"M{x(lo + i * step):.1f} {_BOTTOM:.0f}v5"
+            for i in range(round((hi - lo) / step) + 1)
+        )
         parts.append(tag("path", class_="code", d=marks))
     near = x(hi) - x(lo) < 90
     middle = (x(lo) + x(hi)) / 2
     if near:
-        anchor = "start" if middle < _LEFT + 60 else "end" if middle > _RIGHT - 60 else "middle"
+        anchor = (
+            "start"
+            if middle < _LEFT + 60
+            else "end"
+            if middle > _RIGHT - 60
+            else "middle"
+        )
         place = x(lo) if anchor == "start" else x(hi) if anchor == "end" else middle
-        return [*parts, tag("text", f"{short(lo)} … {short(hi)}", class_="edge", x=place, y=14, text_anchor=anchor)]
+        return [
+            *parts,
+            tag(
+                "text",
+                f"{short(lo)} … {short(hi)}",
+                class_="edge",
+                x=place,
+                y=14,
+                text_anchor=anchor,
+            ),
+        ]
     low = max(x(lo), _LEFT + 12)
-    anchors = ("start" if low < _LEFT + 40 else "middle", "end" if x(hi) > _RIGHT - 30 else "middle")
-    parts.append(tag("text", short(lo), class_="edge", x=low, y=14, text_anchor=anchors[0]))
-    parts.append(tag("text", short(hi), class_="edge", x=min(x(hi), _RIGHT), y=14, text_anchor=anchors[1]))
+    anchors = (
+        "start" if low < _LEFT + 40 else "middle",
+        "end" if x(hi) > _RIGHT - 30 else "middle",
+    )
+    parts.append(
+        tag("text", short(lo), class_="edge", x=low, y=14, text_anchor=anchors[0]),
+    )
+    parts.append(
+        tag(
+            "text",
+            short(hi),
+            class_="edge",
+            x=min(x(hi), _RIGHT),
+            y=14,
+            text_anchor=anchors[1],
+        ),
+    )
     return parts

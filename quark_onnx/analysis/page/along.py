@@ -9,23 +9,73 @@ from quark_onnx.analysis.findings import Analysis, TensorError
 from quark_onnx.page.svg import Scale, drawing, linear, short, tag, ticks
 
 _MOVING = (
-    *("Reshape", "Transpose", "Concat", "Slice", "Gather", "Flatten", "Squeeze", "Unsqueeze", "Split", "Pad", "Expand"),
-    *("Resize", "Identity", "Dropout", "Cast", "Tile", "DepthToSpace", "SpaceToDepth", "Upsample"),
+    *(
+        "Reshape",
+        "Transpose",
+        "Concat",
+        "Slice",
+        "Gather",
+        "Flatten",
+        "Squeeze",
+        "Unsqueeze",
+        "Split",
+        "Pad",
+        "Expand",
+    ),
+    *(
+        "Resize",
+        "Identity",
+        "Dropout",
+        "Cast",
+        "Tile",
+        "DepthToSpace",
+        "SpaceToDepth",
+        "Upsample",
+    ),
 )
-#: Operator families: the class of their colour, what they are called, and how their operators begin.
+#: Operator families: the class of their colour, what they are called, and how their operators
+#: begin.
 FAMILIES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("input", "input", ("Input",)),
-    ("product", "convolution, matrix product", ("Conv", "Gemm", "MatMul", "Einsum", "LSTM", "GRU", "RNN", "Attention")),
+    (
+        "product",
+        "convolution, matrix product",
+        ("Conv", "Gemm", "MatMul", "Einsum", "LSTM", "GRU", "RNN", "Attention"),
+    ),
     (
         "normal",
         "normalization, softmax",
         ("BatchNorm", "LayerNorm", "InstanceNorm", "GroupNorm", "SkipLayer", "Softmax"),
     ),
-    ("arithmetic", "arithmetic", ("Add", "Sub", "Mul", "Div", "Pow", "Sqrt", "Sum", "Neg", "Where", "Min", "Max")),
+    (
+        "arithmetic",
+        "arithmetic",
+        (
+            "Add",
+            "Sub",
+            "Mul",
+            "Div",
+            "Pow",
+            "Sqrt",
+            "Sum",
+            "Neg",
+            "Where",
+            "Min",
+            "Max",
+        ),
+    ),
     (
         "reduce",
         "pooling, reduction",
-        ("MaxPool", "AveragePool", "GlobalAverage", "GlobalMax", "Reduce", "LpPool", "GlobalLp"),
+        (
+            "MaxPool",
+            "AveragePool",
+            "GlobalAverage",
+            "GlobalMax",
+            "Reduce",
+            "LpPool",
+            "GlobalLp",
+        ),
     ),
     (
         "move",
@@ -46,7 +96,12 @@ def family(op_type: str) -> tuple[str, str]:
     >>> family("ConvTranspose")[0], family("MaxPool")[0], family("Relu")[0]
     ('product', 'reduce', 'activation')
     """
-    fitting = [(len(p), name, title) for name, title, begins in FAMILIES for p in begins if op_type.startswith(p)]
+    fitting = [
+        (len(p), name, title)
+        for name, title, begins in FAMILIES
+        for p in begins
+        if op_type.startswith(p)
+    ]
     return max(fitting)[1:] if fitting else _OTHER
 
 
@@ -56,29 +111,69 @@ def along(found: Analysis, width: float, height: float, class_: str) -> str:
     ratios = [min(t.sqnr, _CEILING) for t in shown] + [
         min(t.sqnr_local or 0.0, _CEILING) for t in shown if t.sqnr_local
     ]
-    lo, hi = math.floor((min(ratios, default=0.0) - 4) / 5) * 5, math.ceil((max(ratios, default=40.0) + 2) / 5) * 5
+    lo, hi = (
+        math.floor((min(ratios, default=0.0) - 4) / 5) * 5,
+        math.ceil((max(ratios, default=40.0) + 2) / 5) * 5,
+    )
     left, right, top, bottom = 44.0, width - 12, 32.0, height - 40
     x = linear(0, max(1, len(found.tensors) - 1), left + 8, right - 8)
     y = linear(lo, hi, bottom, top)
     parts = []
     for value in ticks(lo, hi, 6):
-        parts.append(tag("line", class_="grid", x1=left, x2=right, y1=y(value), y2=y(value)))
-        parts.append(tag("text", short(value), x=left - 8, y=y(value) + 4, text_anchor="end"))
+        parts.append(
+            tag("line", class_="grid", x1=left, x2=right, y1=y(value), y2=y(value)),
+        )
+        parts.append(
+            tag("text", short(value), x=left - 8, y=y(value) + 4, text_anchor="end"),
+        )
     for value in ticks(0, max(1, len(found.tensors) - 1), max(3, int(width / 140))):
         if value == int(value):
-            parts.append(tag("text", short(value + 1), x=x(value), y=bottom + 18, text_anchor="middle"))
+            parts.append(
+                tag(
+                    "text",
+                    short(value + 1),
+                    x=x(value),
+                    y=bottom + 18,
+                    text_anchor="middle",
+                ),
+            )
     parts.append(tag("line", class_="axis", x1=left, x2=right, y1=bottom, y2=bottom))
-    parts.append(tag("text", "tensor, in order of execution", x=(left + right) / 2, y=height - 4, text_anchor="middle"))
+    parts.append(
+        tag(
+            "text",
+            "tensor, in order of execution",
+            x=(left + right) / 2,
+            y=height - 4,
+            text_anchor="middle",
+        ),
+    )
     parts.append(tag("text", "SQNR, dB", x=0, y=12))
     parts += _points(found, x, y, lo)
     if math.isfinite(found.sqnr):
-        parts.append(tag("line", class_="final", x1=left, x2=right, y1=y(found.sqnr), y2=y(found.sqnr)))
-    return drawing(width, height, "Signal-to-noise ratio of each tensor in order of execution", parts, class_)
+        parts.append(
+            tag(
+                "line",
+                class_="final",
+                x1=left,
+                x2=right,
+                y1=y(found.sqnr),
+                y2=y(found.sqnr),
+            ),
+        )
+    return drawing(
+        width,
+        height,
+        "Signal-to-noise ratio of each tensor in order of execution",
+        parts,
+        class_,
+    )
 
 
 def _points(found: Analysis, x: Scale, y: Scale, lo: float) -> list[str]:
     parts, line, labels = list[str](), list[str](), list[tuple[float, float, str]]()
-    numbers = {tensor.name: place for place, tensor in enumerate(found.ranking[:_NUMBERED], 1)}
+    numbers = {
+        tensor.name: place for place, tensor in enumerate(found.ranking[:_NUMBERED], 1)
+    }
     for place, tensor in enumerate(found.tensors):
         if tensor.sqnr_local is not None and math.isfinite(tensor.sqnr_local):
             high = y(min(max(tensor.sqnr_local, lo), _CEILING))
@@ -91,11 +186,27 @@ def _points(found: Analysis, x: Scale, y: Scale, lo: float) -> list[str]:
         worst = " worst" if tensor.name in numbers else ""
         hover = tag("title", escape(_hover(tensor)))
         radius = 5.0 if worst else 3.6
-        parts.append(tag("circle", hover, class_=family(tensor.op_type)[0] + worst, cx=x(place), cy=high, r=radius))
+        parts.append(
+            tag(
+                "circle",
+                hover,
+                class_=family(tensor.op_type)[0] + worst,
+                cx=x(place),
+                cy=high,
+                r=radius,
+            ),
+        )
         if worst:
             labels.append((x(place), high + 18, str(numbers[tensor.name])))
-    parts += [tag("text", text, class_="rank", x=at, y=high, text_anchor="middle") for at, high, text in _apart(labels)]
-    return [tag("polyline", class_="thread", points=" ".join(line)), *parts] if line else parts
+    parts += [
+        tag("text", text, class_="rank", x=at, y=high, text_anchor="middle")
+        for at, high, text in _apart(labels)
+    ]
+    return (
+        [tag("polyline", class_="thread", points=" ".join(line)), *parts]
+        if line
+        else parts
+    )
 
 
 def _apart(labels: list[tuple[float, float, str]]) -> list[tuple[float, float, str]]:
@@ -108,7 +219,9 @@ def _apart(labels: list[tuple[float, float, str]]) -> list[tuple[float, float, s
     for at, high, text in labels:
         if result and at - result[-1][0] < _LABEL * (1 + result[-1][2].count(",")):
             before = result.pop()
-            result.append(((before[0] + at) / 2, max(before[1], high), f"{before[2]}, {text}"))
+            result.append(
+                ((before[0] + at) / 2, max(before[1], high), f"{before[2]}, {text}"),
+            )
         else:
             result.append((at, high, text))
     return result

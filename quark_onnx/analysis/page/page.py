@@ -18,8 +18,14 @@ _TOP = 12
 _CAUSES = 4
 
 
-def write_page(found: Analysis, path: Path, before: str = "float model", after: str = "quantized model") -> None:
-    """Write the page to a temporary file beside ``path`` first, so that ``path`` is the whole page or what it was.
+def write_page(
+    found: Analysis,
+    path: Path,
+    before: str = "float model",
+    after: str = "quantized model",
+) -> None:
+    """Write the page to a temporary file beside ``path`` first, so that ``path`` is the whole page
+    or what it was.
 
     Raises:
         OSError: the folder cannot be written to.
@@ -27,30 +33,50 @@ def write_page(found: Analysis, path: Path, before: str = "float model", after: 
     write_whole(path, render(found, before, after))
 
 
-def render(found: Analysis, before: str = "float model", after: str = "quantized model") -> str:
+def render(
+    found: Analysis,
+    before: str = "float model",
+    after: str = "quantized model",
+) -> str:
     """The text of the page.
 
     Args:
         before, after: what the two models are called in its title.
     """
-    body = [_header(found, before, after), _graph(found), _ranking(found), _rest(found), _READING]
+    body = [
+        _header(found, before, after),
+        _graph(found),
+        _ranking(found),
+        _rest(found),
+        _READING,
+    ]
     return document(f"{after}: quantization analysis", body)
 
 
 def _header(found: Analysis, before: str, after: str) -> str:
-    formats = Counter(tensor.format for tensor in found.tensors if tensor.format).most_common(2)
+    formats = Counter(
+        tensor.format for tensor in found.tensors if tensor.format
+    ).most_common(2)
     kinds = ", ".join(f"{count} {name}" for name, count in formats) or "none quantized"
-    worst = min((o for o in found.outputs if o.sqnr is not None), key=lambda o: o.sqnr or 0.0, default=None)
+    worst = min(
+        (o for o in found.outputs if o.sqnr is not None),
+        key=lambda o: o.sqnr or 0.0,
+        default=None,
+    )
     figures = [
-        ("Output SQNR", _ratio(found.sqnr), f"at {worst.name}" if worst else "no float output"),
+        (
+            "Output SQNR",
+            _ratio(found.sqnr),
+            f"at {worst.name}" if worst else "no float output",
+        ),
         ("Size", _size(found.bytes_after), _size_before(found)),
         ("Samples", f"{found.samples:,}", "run by both models"),
         ("Tensors compared", f"{len(found.tensors):,}", kinds),
         ("Constants", f"{len(found.weights):,}", "weights and biases"),
     ]
     return (
-        f'<header>\n<h1>Quantization analysis</h1>\n<p class="names">{escape(before)} → {escape(after)}</p>\n'
-        f"{facts(figures)}\n</header>"
+        f'<header>\n<h1>Quantization analysis</h1>\n<p class="names">{escape(before)} →'
+        f" {escape(after)}</p>\n{facts(figures)}\n</header>"
     )
 
 
@@ -71,10 +97,12 @@ def _graph(found: Analysis) -> str:
         key += f'<li><i class="dash"></i>output, {_ratio(found.sqnr)}</li>'
     plots = along(found, 1000, 330, "wide") + along(found, 380, 300, "narrow")
     return (
-        '<section>\n<h2>Error along the graph</h2>\n<p class="note">Filled: the error with everything before it '
-        "quantized. Rings: what the tensor&rsquo;s own operator and grid add, with everything before it float. "
-        f'Numbers are places in the ranking below.</p>\n<figure class="card">{plots}'
-        f'<ul class="key">{key}<li><i class="ring"></i>alone</li></ul></figure>\n</section>'
+        '<section>\n<h2>Error along the graph</h2>\n<p class="note">Filled: the error'
+        " with everything before it quantized. Rings: what the tensor&rsquo;s own"
+        " operator and grid add, with everything before it float. Numbers are places"
+        f' in the ranking below.</p>\n<figure class="card">{plots}<ul'
+        f' class="key">{key}<li><i'
+        ' class="ring"></i>alone</li></ul></figure>\n</section>'
     )
 
 
@@ -83,31 +111,56 @@ def _ranking(found: Analysis) -> str:
     if not worst:
         nothing = "<p>No tensor differs from the float model&rsquo;s.</p>"
         return f"<section>\n<h2>Where noise is added</h2>\n{nothing}\n</section>"
-    items = "\n".join(_item(place, tensor, _weights_of(tensor, found)) for place, tensor in enumerate(worst, 1))
+    items = "\n".join(
+        _item(place, tensor, _weights_of(tensor, found))
+        for place, tensor in enumerate(worst, 1)
+    )
     return (
-        '<section>\n<h2>Where noise is added</h2>\n<p class="note">By the noise that a tensor adds, most of it first. '
-        "A bar is the share of the tensor&rsquo;s noise that a cause makes; shares are estimates.</p>\n"
-        f'<ol class="rank">{items}</ol>\n</section>'
+        '<section>\n<h2>Where noise is added</h2>\n<p class="note">By the noise that a'
+        " tensor adds, most of it first. A bar is the share of the tensor&rsquo;s"
+        " noise that a cause makes; shares are estimates.</p>\n<ol"
+        f' class="rank">{items}</ol>\n</section>'
     )
 
 
 def _weights_of(tensor: TensorError, found: Analysis) -> list[WeightError]:
     """The weights whose figures its causes cite, or which its own node reads."""
     cited = {word for cause in tensor.causes for word in cause.options}
-    return [w for w in found.weights if w.histogram is not None and (w.node == tensor.node or w.node in cited)][:1]
+    return [
+        w
+        for w in found.weights
+        if w.histogram is not None and (w.node == tensor.node or w.node in cited)
+    ][:1]
 
 
 def _item(place: int, tensor: TensorError, weights: list[WeightError]) -> str:
-    ratios = [("SQNR", tensor.sqnr), ("inputs", tensor.sqnr_inputs), ("alone", tensor.sqnr_local)]
-    figures = "".join(f"<div><dt>{title}</dt><dd>{_ratio(ratio)}</dd></div>" for title, ratio in ratios)
-    what = f"{tensor.op_type} {tensor.node}, {tensor.format or 'float'}" if tensor.node else "input of the model"
-    note = "; its channels have other scales in the quantized model, which were taken out" if tensor.rescaled else ""
+    ratios = [
+        ("SQNR", tensor.sqnr),
+        ("inputs", tensor.sqnr_inputs),
+        ("alone", tensor.sqnr_local),
+    ]
+    figures = "".join(
+        f"<div><dt>{title}</dt><dd>{_ratio(ratio)}</dd></div>"
+        for title, ratio in ratios
+    )
+    what = (
+        f"{tensor.op_type} {tensor.node}, {tensor.format or 'float'}"
+        if tensor.node
+        else "input of the model"
+    )
+    note = (
+        "; its channels have other scales in the quantized model, which were taken out"
+        if tensor.rescaled
+        else ""
+    )
     causes = "".join(_cause(cause) for cause in tensor.causes[:_CAUSES])
     plots = [_activation_plot(tensor), *(_weight_plot(weight) for weight in weights)]
     drawn = "".join(plot for plot in plots if plot)
     return (
-        f'<li class="card"><div class="head"><span class="place">{place}</span><div><h3>{escape(tensor.name)}</h3>'
-        f'<div class="what">{escape(what + note)}</div></div><dl class="ratios">{figures}</dl></div>'
+        '<li class="card"><div class="head"><span'
+        f' class="place">{place}</span><div><h3>{escape(tensor.name)}</h3><div'
+        f' class="what">{escape(what + note)}</div></div><dl'
+        f' class="ratios">{figures}</dl></div>'
         + (f'<ul class="causes">{causes}</ul>' if causes else "")
         + (f'<div class="plots">{drawn}</div>' if drawn else "")
         + "</li>"
@@ -119,8 +172,9 @@ def _cause(cause: Cause) -> str:
     words = [f"<span>{escape(shlex.quote(word))}</span>" for word in cause.options]
     option = f": <code>{' '.join(words)}</code>" if words else ""
     return (
-        f'<li><div class="share" title="{percent} % of the noise"><i style="width:{percent}%"></i></div><div>'
-        f'<p>{escape(cause.text)}</p><p class="remedy">{escape(cause.remedy)}{option}</p></div></li>'
+        f'<li><div class="share" title="{percent} % of the noise"><i'
+        f' style="width:{percent}%"></i></div><div><p>{escape(cause.text)}</p><p'
+        f' class="remedy">{escape(cause.remedy)}{option}</p></div></li>'
     )
 
 
@@ -129,38 +183,57 @@ def _activation_plot(tensor: TensorError) -> str:
         return ""
     clipped = tensor.clipped_low + tensor.clipped_high
     caption = (
-        f"<b>Activation</b> against {escape(tensor.format)}" if tensor.format else "<b>Activation</b>, not rounded"
+        f"<b>Activation</b> against {escape(tensor.format)}"
+        if tensor.format
+        else "<b>Activation</b>, not rounded"
     )
     if tensor.step is not None:
         caption += f", step {short(tensor.step)}"
     if clipped:
         caption += f"; <em>{100 * clipped:.2g} % beyond the grid</em>"
     title = f"Histogram of {tensor.name} against its grid"
-    plot = against_grid(title, tensor.histogram, tensor.grid_lo, tensor.grid_hi, tensor.step)
+    plot = against_grid(
+        title,
+        tensor.histogram,
+        tensor.grid_lo,
+        tensor.grid_hi,
+        tensor.step,
+    )
     return f"<figure><figcaption>{caption}</figcaption>{plot}</figure>"
 
 
 def _weight_plot(weight: WeightError) -> str:
     if weight.histogram is None:
         return ""
-    scope = {"tensor": "one scale", "channel": "widest of the channels", "block": "widest of the blocks"}
+    scope = {
+        "tensor": "one scale",
+        "channel": "widest of the channels",
+        "block": "widest of the blocks",
+    }
     caption = f"<b>Weight</b> against {escape(weight.format) or 'its rounding'}"
     if weight.granularity in scope:
         caption += f", {scope[weight.granularity]}"
     caption += f"; {_ratio(weight.sqnr)}"
     title = f"Histogram of {weight.name} against its grid"
-    ends = (None, None, None) if weight.rescaled else (weight.grid_lo, weight.grid_hi, weight.step)
-    return f"<figure><figcaption>{caption}</figcaption>{against_grid(title, weight.histogram, *ends)}</figure>"
+    ends = (
+        (None, None, None)
+        if weight.rescaled
+        else (weight.grid_lo, weight.grid_hi, weight.step)
+    )
+    return f"<figure><figcaption>{caption}</figcaption>{against_grid(title, weight.histogram, *ends)}</figure>"  # noqa: E501
 
 
 def _rest(found: Analysis) -> str:
     if not found.unmatched:
         return ""
-    entries = "".join(f"<li>{escape(e.name)}: {escape(e.reason)}</li>" for e in found.unmatched)
+    entries = "".join(
+        f"<li>{escape(e.name)}: {escape(e.reason)}</li>" for e in found.unmatched
+    )
     count = len(found.unmatched)
     return (
-        f"<section>\n<h2>Not compared</h2>\n<details><summary>{count} tensor{'s' * (count > 1)} and constants without "
-        f"a counterpart</summary><ul>{entries}</ul></details>\n</section>"
+        f"<section>\n<h2>Not compared</h2>\n<details><summary>{count}"
+        f" tensor{'s' * (count > 1)} and constants without a"
+        f" counterpart</summary><ul>{entries}</ul></details>\n</section>"
     )
 
 
@@ -190,4 +263,4 @@ inputs and its own grid are left.</dd></div>
 <div><dt>beyond the grid</dt><dd>Values more than half a step outside what the codes can represent. Histograms show
 float values, the shaded range is the grid, counts are on a logarithmic scale.</dd></div>
 </dl>
-</section>"""
+</section>"""  # noqa: E501

@@ -1,9 +1,10 @@
-"""Compare what this machine computes with what was recorded when the bundle was made: offloaded is not yet correct.
+"""Compare what this machine computes with what was recorded when the bundle was made: offloaded is
+not yet correct.
 
     python compare.py [--device auto|npu|cpu] [--least 20]
 
-For each output of each shipped sample: the signal-to-noise ratio in dB, the greatest deviation, and whether the
-greatest value is at the same place. The exit code is 1 if any ratio is below --least.
+For each output of each shipped sample: the signal-to-noise ratio in dB, the greatest deviation, and
+whether the greatest value is at the same place. The exit code is 1 if any ratio is below --least.
 """
 
 from __future__ import annotations
@@ -16,14 +17,23 @@ from npu_session import HERE, open_session
 
 
 def sqnr(expected: np.ndarray, found: np.ndarray) -> float:
-    """Signal-to-noise ratio in dB: infinite for equal arrays, minus infinity where one alone is no number."""
+    """Signal-to-noise ratio in dB: infinite for equal arrays, minus infinity where one alone is no
+    number.
+    """
     if expected.dtype.kind not in "biuf":
         return float("inf") if (expected == found).all() else -float("inf")
     wanted, error = expected.astype(np.float64), deviation(expected, found)
-    noise, signal = float(np.square(error).sum()), float(np.square(wanted[np.isfinite(wanted)]).sum())
+    noise, signal = (
+        float(np.square(error).sum()),
+        float(np.square(wanted[np.isfinite(wanted)]).sum()),
+    )
     if noise == 0:
         return float("inf")
-    return 10 * float(np.log10(max(signal, 1e-300) / noise)) if np.isfinite(noise) else -float("inf")
+    return (
+        10 * float(np.log10(max(signal, 1e-300) / noise))
+        if np.isfinite(noise)
+        else -float("inf")
+    )
 
 
 def deviation(expected: np.ndarray, found: np.ndarray) -> np.ndarray:
@@ -31,13 +41,24 @@ def deviation(expected: np.ndarray, found: np.ndarray) -> np.ndarray:
     wanted, got = expected.astype(np.float64), found.astype(np.float64)
     same = (wanted == got) | (np.isnan(wanted) & np.isnan(got))
     with np.errstate(invalid="ignore"):
-        return np.where(same, 0.0, np.where(np.isfinite(got) & np.isfinite(wanted), got - wanted, np.inf))
+        return np.where(
+            same,
+            0.0,
+            np.where(np.isfinite(got) & np.isfinite(wanted), got - wanted, np.inf),
+        )
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Compare this machine's outputs with the recorded ones.")
+    parser = argparse.ArgumentParser(
+        description="Compare this machine's outputs with the recorded ones.",
+    )
     parser.add_argument("--device", choices=["auto", "npu", "cpu"], default="auto")
-    parser.add_argument("--least", type=float, default=20.0, help="least signal-to-noise ratio in dB (default: 20)")
+    parser.add_argument(
+        "--least",
+        type=float,
+        default=20.0,
+        help="least signal-to-noise ratio in dB (default: 20)",
+    )
     options = parser.parse_args()
     session, where = open_session(options.device)
     names = [value.name for value in session.get_outputs()]
@@ -48,9 +69,16 @@ def main() -> int:
             sample = {value.name: arrays[value.name] for value in session.get_inputs()}
         with np.load(HERE / "outputs" / file.name, allow_pickle=False) as arrays:
             expected = [arrays[f"output_{place}"] for place in range(len(names))]
-        for name, wanted, found in zip(names, expected, session.run(None, sample), strict=True):
+        for name, wanted, found in zip(
+            names,
+            expected,
+            session.run(None, sample),
+            strict=True,
+        ):
             if wanted.shape != found.shape:
-                print(f"{file.name} {name}: shape {found.shape}, recorded {wanted.shape}")
+                print(
+                    f"{file.name} {name}: shape {found.shape}, recorded {wanted.shape}",
+                )
                 worst = -float("inf")
                 continue
             ratio = sqnr(wanted, found)
@@ -63,8 +91,15 @@ def main() -> int:
             worst = min(worst, ratio)
     print(f"on the {where.upper()}, {len(files)} samples: worst {worst:.1f} dB")
     if worst < options.least:
-        hint = "" if where == "npu" else "; without VNNI a CPU's sums of 8-bit products saturate in onnxruntime"
-        print(f"compare: below {options.least:g} dB: this machine computes something else{hint}", file=sys.stderr)
+        hint = (
+            ""
+            if where == "npu"
+            else "; without VNNI a CPU's sums of 8-bit products saturate in onnxruntime"
+        )
+        print(
+            f"compare: below {options.least:g} dB: this machine computes something else{hint}",
+            file=sys.stderr,
+        )
         return 1
     return 0
 

@@ -7,7 +7,7 @@
 As a program it runs one sample:  python npu_session.py samples/0000.npz [--device auto|npu|cpu]
 Needs onnxruntime (the one of Ryzen AI for the NPU) and numpy; to read images, onnxruntime-extensions, and so does what
 is made of the outputs where it has operators of these.
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -23,14 +23,20 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-# Importing onnxruntime 1.32 writes a file .ses with a UUID into the temporary folder, unless this is set.
+# Importing onnxruntime 1.32 writes a file .ses with a UUID into the temporary folder, unless this
+# is set.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 PROVIDER = "VitisAIExecutionProvider"
 HERE = Path(__file__).resolve().parent
 
 
-def open_session(device: str = "auto", *, strict: bool = False, folder: Path = HERE) -> tuple[Any, str]:
+def open_session(
+    device: str = "auto",
+    *,
+    strict: bool = False,
+    folder: Path = HERE,
+) -> tuple[Any, str]:
     """A session, and "npu" or "cpu": what it was opened for.
 
     Args:
@@ -47,7 +53,9 @@ def open_session(device: str = "auto", *, strict: bool = False, folder: Path = H
     if device != "cpu":
         try:
             return _on_npu(ort, model, settings, strict=strict, folder=folder), "npu"
-        except Exception as error:  # a provider that is not there, or that does not take the model
+        except (
+            Exception
+        ) as error:  # a provider that is not there, or that does not take the model
             if device == "npu":
                 raise RuntimeError(f"the NPU cannot be used: {error}") from error
             print(f"npu_session: running on the CPU: {error}", file=sys.stderr)
@@ -58,12 +66,16 @@ def read_image(file: str | os.PathLike[str], *, folder: Path = HERE) -> Any:
     """The array that the model takes of a JPEG or PNG file, read as the calibration data was.
 
     Raises:
-        RuntimeError: this folder has nothing that reads images, or onnxruntime-extensions is missing.
-        OSError, ValueError: the file cannot be read, is no JPEG or PNG, or is damaged.
+        RuntimeError: this folder has nothing that reads images, or onnxruntime-extensions is
+        missing. OSError, ValueError: the file cannot be read, is no JPEG or PNG, or is damaged.
     """
     import numpy as np
 
-    reader = _on_cpu(folder, "preprocess", "this model was not made with images; give it a .npz file")
+    reader = _on_cpu(
+        folder,
+        "preprocess",
+        "this model was not made with images; give it a .npz file",
+    )
     from encoded import read_encoded
 
     encoded = read_encoded(Path(file))
@@ -80,8 +92,13 @@ def postprocess(arrays: Mapping[str, Any], *, folder: Path = HERE) -> dict[str, 
         RuntimeError: this folder has nothing that stands behind the model.
     """
     session = _on_cpu(folder, "postprocess", "nothing stands behind this model")
-    found = session.run(None, {value.name: arrays[value.name] for value in session.get_inputs()})
-    return dict(zip((value.name for value in session.get_outputs()), found, strict=True))
+    found = session.run(
+        None,
+        {value.name: arrays[value.name] for value in session.get_inputs()},
+    )
+    return dict(
+        zip((value.name for value in session.get_outputs()), found, strict=True),
+    )
 
 
 def _settings(folder: Path) -> Any:
@@ -102,31 +119,59 @@ def _on_cpu(folder: Path, name: str, missing: str) -> Any:
 
         options.register_custom_ops_library(get_library_path())
     except ImportError:
-        lacking = "if it has operators of onnxruntime-extensions: pip install onnxruntime-extensions"
+        lacking = (
+            "if it has operators of onnxruntime-extensions: pip install"
+            " onnxruntime-extensions"
+        )
     try:
-        return ort.InferenceSession(str(folder / settings[name]), options, providers=["CPUExecutionProvider"])
+        return ort.InferenceSession(
+            str(folder / settings[name]),
+            options,
+            providers=["CPUExecutionProvider"],
+        )
     except Exception as error:  # onnxruntime raises many unrelated types
         if not lacking:
             raise
-        raise RuntimeError(f"{settings[name]} cannot be opened; {lacking}: {error}") from error
+        raise RuntimeError(
+            f"{settings[name]} cannot be opened; {lacking}: {error}",
+        ) from error
 
 
-def _on_npu(ort: Any, model: str, settings: dict[str, Any], *, strict: bool, folder: Path) -> Any:
+def _on_npu(
+    ort: Any,
+    model: str,
+    settings: dict[str, Any],
+    *,
+    strict: bool,
+    folder: Path,
+) -> Any:
     if PROVIDER not in ort.get_available_providers():
-        raise RuntimeError(f"this onnxruntime has no {PROVIDER}; install that of Ryzen AI")
+        raise RuntimeError(
+            f"this onnxruntime has no {PROVIDER}; install that of Ryzen AI",
+        )
     found = detect()
     if found is None:
         raise RuntimeError("no Ryzen AI NPU was found")
     options = settings["devices"].get(found)
     if options is None:
-        raise RuntimeError(f"the model is for {', '.join(settings['devices'])}, this processor is {found}")
+        raise RuntimeError(
+            f"the model is for {', '.join(settings['devices'])}, this processor is"
+            f" {found}",
+        )
     options = {key: _filled(value, folder) for key, value in options.items()}
     # a cache of another provider or model must never be used
-    options["cache_key"] = f"{settings['cache_key']}_{found}_{re.sub('[^A-Za-z0-9]', '_', ort.__version__)}"
+    options["cache_key"] = (
+        f"{settings['cache_key']}_{found}_{re.sub('[^A-Za-z0-9]', '_', ort.__version__)}"
+    )
     session_options = ort.SessionOptions()
     if strict:
         session_options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
-    return ort.InferenceSession(model, session_options, providers=[PROVIDER], provider_options=[options])
+    return ort.InferenceSession(
+        model,
+        session_options,
+        providers=[PROVIDER],
+        provider_options=[options],
+    )
 
 
 def _filled(value: str, folder: Path) -> str:
@@ -134,17 +179,25 @@ def _filled(value: str, folder: Path) -> str:
     text = value.replace("{folder}", str(folder))
     for name in re.findall(r"\{env:(\w+)\}", text):
         if name not in os.environ:
-            raise RuntimeError(f"the environment variable {name} is not set; install Ryzen AI")
+            raise RuntimeError(
+                f"the environment variable {name} is not set; install Ryzen AI",
+            )
         text = text.replace(f"{{env:{name}}}", os.environ[name])
     return text
 
 
 #: PCI device and revision of the NPU: Ryzen AI documentation 1.8 (2026-07-23), app_development.rst.
-_KNOWN = {"1502": {"00": "phx"}, "17F0": {"00": "stx", "10": "stx", "11": "stx", "20": "krk"}}
+_KNOWN = {
+    "1502": {"00": "phx"},
+    "17F0": {"00": "stx", "10": "stx", "11": "stx", "20": "krk"},
+}
 
 
 def detect() -> str | None:
-    """The processor of this machine: "phx" (Phoenix, Hawk Point), "stx" or "krk"; None if there is no NPU."""
+    """The processor of this machine: "phx" (Phoenix, Hawk Point), "stx" or "krk".
+
+    None if there is no NPU.
+    """
     for device, revision in _pci():
         if revision in _KNOWN.get(device, {}):
             return _KNOWN[device][revision]
@@ -155,12 +208,20 @@ def _pci() -> list[tuple[str, str]]:
     """Device and revision of all PCI devices of AMD, as hexadecimal digits."""
     if platform.system() == "Windows":
         command = ["pnputil", "/enum-devices", "/bus", "PCI", "/deviceids"]
-        text = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+        text = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            check=False,
+        ).stdout
         return re.findall(r"VEN_1022&DEV_([0-9A-F]{4}).*?REV_([0-9A-F]{2})", text)
     found = []
     for path in sorted(Path("/sys/bus/pci/devices").glob("*")):
         try:
-            vendor, device, revision = ((path / name).read_text().strip() for name in ("vendor", "device", "revision"))
+            vendor, device, revision = (
+                (path / name).read_text().strip()
+                for name in ("vendor", "device", "revision")
+            )
         except OSError:
             continue
         if vendor == "0x1022":
@@ -169,12 +230,20 @@ def _pci() -> list[tuple[str, str]]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Run the model of this folder on one sample.")
+    parser = argparse.ArgumentParser(
+        description="Run the model of this folder on one sample.",
+    )
     parser.add_argument(
-        "sample", type=Path, help="a .npz file, its keys the names of the inputs; or a JPEG or PNG file"
+        "sample",
+        type=Path,
+        help="a .npz file, its keys the names of the inputs; or a JPEG or PNG file",
     )
     parser.add_argument("--device", choices=["auto", "npu", "cpu"], default="auto")
-    parser.add_argument("--strict", action="store_true", help="an operator off the NPU is an error")
+    parser.add_argument(
+        "--strict",
+        action="store_true",
+        help="an operator off the NPU is an error",
+    )
     options = parser.parse_args()
     try:
         return _run(options.sample, options.device, strict=options.strict)
@@ -193,7 +262,14 @@ def _run(sample: Path, device: str, *, strict: bool) -> int:
     else:
         feeds = {session.get_inputs()[0].name: read_image(sample)}
     print(f"on the {where.upper()}:")
-    outputs = {value.name: array for value, array in zip(session.get_outputs(), session.run(None, feeds), strict=True)}
+    outputs = {
+        value.name: array
+        for value, array in zip(
+            session.get_outputs(),
+            session.run(None, feeds),
+            strict=True,
+        )
+    }
     _show(outputs)
     if "postprocess" in _settings(HERE):
         print("behind it, on the CPU:")

@@ -7,7 +7,17 @@ from quark_onnx.npu.integers.pointwise import POINTWISE
 from quark_onnx.npu.integers.pools import POOLS
 from quark_onnx.npu.integers.products import PRODUCTS
 
-__all__ = ["OPERATORS", "Call", "Fixed", "Operator", "Real", "Rounding", "Value", "exact", "rounded"]
+__all__ = [
+    "OPERATORS",
+    "Call",
+    "Fixed",
+    "Operator",
+    "Real",
+    "Rounding",
+    "Value",
+    "exact",
+    "rounded",
+]
 
 #: Every operator that can be simulated.
 OPERATORS: dict[str, Operator] = {**PRODUCTS, **POOLS, **POINTWISE, **MOVING}

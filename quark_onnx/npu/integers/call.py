@@ -40,9 +40,9 @@ class Call:
     """A node that is to be computed.
 
     Attributes:
-        graph, node: where it stands.
-        inputs: one value for each input, None for one that is left out.
-        engine: what is computed as the engine is documented to, instead of exactly: "average", "gate", "softmax".
+        graph, node: where it stands. inputs: one value for each input, None for one that is left
+        out. engine: what is computed as the engine is documented to, instead of exactly: "average",
+        "gate", "softmax".
     """
 
     graph: Graph
@@ -62,11 +62,13 @@ class Call:
         """
         value = self.inputs[index]
         if value is None or isinstance(value, Real):
-            raise self.refused(f"its input {self.node.input(index)!r} is float; quantize it, too")
+            raise self.refused(
+                f"its input {self.node.input(index)!r} is float; quantize it, too",
+            )
         return exact(value)
 
     def moved(self, change: Callable[[NDArray[Any]], NDArray[Any]]) -> list[Value]:
-        """The first input at other places, or some of its values, whatever kind of number they are."""
+        """The first input at other places, or some of its values, whatever kind of number they are."""  # noqa: E501
         value = self.inputs[0]
         if isinstance(value, Real):
             return [replace(value, values=change(value.values))]
@@ -91,18 +93,27 @@ class Call:
 
     @property
     def corrected(self) -> bool:
-        """Whether a Mul with a constant alone reads the result: amd-quark's form of what the engine makes of it."""
+        """Whether a Mul with a constant alone reads the result: amd-quark's form of what the engine
+        makes of it.
+        """
         graph, result = self.graph, self.node.outputs[0]
         behind = graph.consumers(result)
         others = [name for node in behind for name in node.inputs if name != result]
-        made = [producer.inputs if (producer := graph.producer(name)) else (name,) for name in others]
+        made = [
+            producer.inputs if (producer := graph.producer(name)) else (name,)
+            for name in others
+        ]
         constant = all(graph.is_constant(name) for each in made for name in each)
         return constant and [node.kind for node in behind] == ["Mul"]
 
     def refused(self, reason: str) -> ModelError:
         """The error of a node that cannot be simulated."""
         first = self.node.input(0)
-        way = f"; until={first!r} stops in front of it" if self.graph.producer(first) else ""
+        way = (
+            f"; until={first!r} stops in front of it"
+            if self.graph.producer(first)
+            else ""
+        )
         return ModelError(f"{self.node!r} cannot be simulated: {reason}{way}")
 
     def evaluated(self, arrays: Mapping[int, NDArray[Any]]) -> list[NDArray[Any]]:
@@ -118,10 +129,14 @@ class Call:
         }
         names = [name for name in self.node.outputs if name]
         try:
-            evaluator = ReferenceEvaluator(segment(self.graph, [self.node], given, names))
+            evaluator = ReferenceEvaluator(
+                segment(self.graph, [self.node], given, names),
+            )
             return [np.asarray(array) for array in evaluator.run(None, given)]
         except Exception as error:  # of whatever type the operator there raises
-            raise self.refused(f"the reference evaluator of ONNX fails: {error}") from error
+            raise self.refused(
+                f"the reference evaluator of ONNX fails: {error}",
+            ) from error
 
 
 Operator = Callable[[Call], "list[Value]"]

@@ -27,7 +27,9 @@ def move(call: Call) -> list[Value]:
     if isinstance(value, Real):
         return [Real(found, value.given) for found in call.evaluated({0: value.values})]
     x = call.fixed(0)
-    return [Fixed(found, x.position, x.divisor) for found in call.evaluated({0: x.values})]
+    return [
+        Fixed(found, x.position, x.divisor) for found in call.evaluated({0: x.values})
+    ]
 
 
 def shape(call: Call) -> list[Value]:
@@ -38,12 +40,20 @@ def shape(call: Call) -> list[Value]:
 def join(call: Call) -> list[Value]:
     """Concat and a Pad's fill: all values at the finest position among them."""
     node = call.node
-    joined = range(len(node.inputs)) if node.kind == "Concat" else [0, 2] if call.has(2) else [0]
+    joined = (
+        range(len(node.inputs))
+        if node.kind == "Concat"
+        else [0, 2]
+        if call.has(2)
+        else [0]
+    )
     real = [value for place in joined if isinstance(value := call.inputs[place], Real)]
     if real:
         if len(real) < len(joined):
             raise call.refused("some of its inputs are float, others are not")
-        found = call.evaluated({place: value.values for place, value in zip(joined, real, strict=True)})
+        found = call.evaluated(
+            {place: value.values for place, value in zip(joined, real, strict=True)},
+        )
         return [Real(each, all(value.given for value in real)) for each in found]
     values, position, divisor = aligned([call.fixed(place) for place in joined])
     found = call.evaluated(dict(zip(joined, values, strict=True)))
@@ -53,26 +63,49 @@ def join(call: Call) -> list[Value]:
 def resize(call: Call) -> list[Value]:
     """Resize to the nearest input, axis by axis."""
     node, taken, rank = call.node, list[tuple[int, Ints]](), len(call.size())
-    kept = ("mode", "nearest"), ("keep_aspect_ratio_policy", "stretch"), ("antialias", 0)
+    kept = (
+        ("mode", "nearest"),
+        ("keep_aspect_ratio_policy", "stretch"),
+        ("antialias", 0),
+    )
     for name, value in kept:
         if node.attribute(name, value) != value:
             raise call.refused(f"{name} is {node.attribute(name)!r}")
     old = call.graph.opset < 11  # scales came second
-    scales, sizes = (call.known(place) if call.has(place) else np.empty(0) for place in (1 if old else 2, 3))
+    scales, sizes = (
+        call.known(place) if call.has(place) else np.empty(0)
+        for place in (1 if old else 2, 3)
+    )
     for index, axis in enumerate(node.attribute("axes", range(rank))):
         size = call.size()[axis]
-        output = int(sizes[index] if sizes.size else np.floor(np.float32(size) * np.float32(scales[index])))
+        output = int(
+            sizes[index]
+            if sizes.size
+            else np.floor(np.float32(size) * np.float32(scales[index])),
+        )
         scale = np.float32(scales[index] if scales.size else output / size)
         if scale != 1:
             taken.append((axis, _nearest(call, size, output, scale)))
-    return call.moved(lambda values: reduce(lambda part, each: part.take(each[1], axis=each[0]), taken, values))
+    return call.moved(
+        lambda values: reduce(
+            lambda part, each: part.take(each[1], axis=each[0]),
+            taken,
+            values,
+        ),
+    )
 
 
 def _nearest(call: Call, size: int, output: int, scale: np.float32) -> Ints:
-    """Which input each output is (ONNX specification, Resize); in float32, as onnxruntime has it."""
+    """Which input each output is (ONNX specification, Resize).
+
+    In float32, as onnxruntime has it.
+    """
     node = call.node
     old = call.graph.opset < 11
-    way = node.attribute("coordinate_transformation_mode", "asymmetric" if old else "half_pixel")
+    way = node.attribute(
+        "coordinate_transformation_mode",
+        "asymmetric" if old else "half_pixel",
+    )
     at: Floats = np.arange(output, dtype=np.float32)
     half = np.float32(0.5)
     if output == 1 and way in ("pytorch_half_pixel", "align_corners"):
@@ -90,7 +123,9 @@ def _nearest(call: Call, size: int, output: int, scale: np.float32) -> Ints:
         "floor": np.floor(x),
         "ceil": np.ceil(x),
     }
-    chosen = roundings[node.attribute("nearest_mode", "floor" if old else "round_prefer_floor")]
+    chosen = roundings[
+        node.attribute("nearest_mode", "floor" if old else "round_prefer_floor")
+    ]
     return chosen.astype(np.int64).clip(0, size - 1)
 
 

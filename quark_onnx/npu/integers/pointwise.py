@@ -1,7 +1,10 @@
-"""Operators that compute element by element; sums align their inputs at the finer position, as "shift_read" does.
+"""Operators that compute element by element.
 
-(amd-quark 0.13, onnx/postprocess/refinement/refine.py: C5 bounds that shift, C6 that of the result.) An activation is
-computed on what is in front of it, before anything is rounded, as the engine does where the two are fused.
+Sums align their inputs at the finer position, as "shift_read" does.
+
+(amd-quark 0.13, onnx/postprocess/refinement/refine.py: C5 bounds that shift, C6 that of the
+result.) An activation is computed on what is in front of it, before anything is rounded, as the
+engine does where the two are fused.
 """
 
 from __future__ import annotations
@@ -21,9 +24,11 @@ from quark_onnx.patterns.clip_bounds import clip_bounds
 
 Doubles = NDArray[np.float64]
 
-#: What the engine multiplies by for a sixth, and the position of that (amd-quark 0.13, simulate_dpu.py).
+#: What the engine multiplies by for a sixth, and the position of that (amd-quark 0.13,
+#: simulate_dpu.py).
 _SIXTH = (2731, 14)
-#: The polynomial of the engine's powers: what its square and its linear term are multiplied by. The other two are 1.
+#: The polynomial of the engine's powers: what its square and its linear term are multiplied by. The
+#: other two are 1.
 _POWERS = (0.21875, 0.486328125)
 
 
@@ -63,11 +68,13 @@ def clip(call: Call) -> list[Value]:
 def leaky(call: Call) -> list[Value]:
     """LeakyRelu and PRelu, with the slopes of the model.
 
-    The engine has slopes in 256ths, 26 / 256 for 0.1; amd-quark writes them into its models so (amd-quark 0.13,
-    onnx/postprocess/simulation/simulate_dpu.py).
+    The engine has slopes in 256ths, 26 / 256 for 0.1; amd-quark writes them into its models so
+    (amd-quark 0.13, onnx/postprocess/simulation/simulate_dpu.py).
     """
     x = call.fixed(0)
-    slope = call.fixed(1) if call.has(1) else _number(call.node.attribute("alpha", 0.01))
+    slope = (
+        call.fixed(1) if call.has(1) else _number(call.node.attribute("alpha", 0.01))
+    )
     return [_leaky(x, slope)]
 
 
@@ -81,7 +88,10 @@ def _where_negative(below: Ints, above: Ints) -> Ints:
 
 
 def hard_sigmoid(call: Call) -> list[Value]:
-    """HardSigmoid, alpha and beta as float32; what the engine has for a sixth makes the result greater by 1/8192."""
+    """HardSigmoid, alpha and beta as float32.
+
+    What the engine has for a sixth makes the result greater by 1/8192.
+    """
     alpha, beta = call.node.attribute("alpha", 0.2), call.node.attribute("beta", 0.5)
     gate = _hard_sigmoid(call.fixed(0), alpha, beta)
     known = np.float32(alpha) == np.float32(1 / 6) and beta == 0.5
@@ -102,7 +112,9 @@ def _hard_sigmoid(x: Fixed, alpha: float, beta: float) -> Fixed:
 
 def _clipped(x: Fixed, low: float, high: float) -> Fixed:
     most = float(np.abs(x.reals()).max(initial=0))
-    if low >= -most:  # a bound beyond all values, at times the greatest float, does nothing
+    if (
+        low >= -most
+    ):  # a bound beyond all values, at times the greatest float, does nothing
         x = together(np.maximum, x, _number(low))
     return together(np.minimum, x, _number(high)) if high <= most else x
 
@@ -112,7 +124,9 @@ def _number(value: float) -> Fixed:
 
 
 def _in_float(function: Callable[[Doubles], Doubles]) -> Operator:
-    """An operator for which no arithmetic of the engine is documented: float64, rounded as a CPU does."""
+    """An operator for which no arithmetic of the engine is documented: float64, rounded as a CPU
+    does.
+    """
 
     def operator(call: Call) -> list[Value]:
         value = call.inputs[0]
@@ -135,9 +149,11 @@ def softmax(call: Call) -> list[Value]:
 
 
 def engine_softmax(x: Doubles, axes: tuple[int, ...]) -> Doubles:
-    """Softmax by bfloat16: ``2**n`` times a polynomial of what is left of ``x`` beside ``n * ln(2)``.
+    """Softmax by bfloat16: ``2**n`` times a polynomial of what is left of ``x`` beside
+    ``n * ln(2)``.
 
-    Source: amd-quark 0.13, postprocess/simulation/simulate_dpu_softmax.py. The greatest value is not subtracted first.
+    Source: amd-quark 0.13, postprocess/simulation/simulate_dpu_softmax.py. The greatest value is
+    not subtracted first.
 
     Raises:
         OverflowError: the powers are beyond what bfloat16 has.
@@ -153,8 +169,8 @@ def engine_softmax(x: Doubles, axes: tuple[int, ...]) -> Doubles:
         total = _bfloat16(power.sum(axis=axes, keepdims=True))
     if not np.isfinite(total).all() or not total.all():
         raise OverflowError(
-            f"its inputs reach from {x.min():.4g} to {x.max():.4g}, and the engine takes their powers in bfloat16 as "
-            "they are"
+            f"its inputs reach from {x.min():.4g} to {x.max():.4g}, and the engine"
+            " takes their powers in bfloat16 as they are",
         )
     return _bfloat16(power / total)
 

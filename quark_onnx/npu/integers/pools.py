@@ -1,8 +1,10 @@
-"""Pools on integers: the greatest code of a window, and averages, which are a sum and a divisor until they are rounded.
+"""Pools on integers: the greatest code of a window, and averages, which are a sum and a divisor
+until they are rounded.
 
-The engine has no division: it multiplies a sum by k and shifts it by n bits, so that an average of R inputs comes out
-as R * k / 2**n of itself (amd-quark 0.13, onnx/postprocess/simulation/simulate_dpu.py). amd-quark writes that factor
-into its models, as a Mul behind the average; where it is, it is not applied twice.
+The engine has no division: it multiplies a sum by k and shifts it by n bits, so that an average of
+R inputs comes out as R * k / 2**n of itself (amd-quark 0.13,
+onnx/postprocess/simulation/simulate_dpu.py). amd-quark writes that factor into its models, as a Mul
+behind the average; where it is, it is not applied twice.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ def max_pool(call: Call) -> list[Value]:
 def _greatest(call: Call, values: NDArray[T]) -> NDArray[T]:
     rows, _ = _windows(call, values)
     inside, _ = _windows(call, np.ones((1, 1, *values.shape[2:]), np.int64))
-    greatest: NDArray[T] = np.where(inside != 0, rows, values.min(initial=0)).max(axis=0)
+    greatest: NDArray[T] = np.where(inside != 0, rows, values.min(initial=0)).max(
+        axis=0,
+    )
     return greatest
 
 
@@ -47,7 +51,14 @@ def average_pool(call: Call) -> list[Value]:
     rows, output = _windows(call, x.values)
     window, _ = placed(call.node, x.values.shape[2:], kernel)
     counts = covered(call.node, window, x.values.shape[2:], output)
-    return [_average(call, Fixed(rows.sum(axis=0), x.position, x.divisor), counts, engine_factor(kernel))]
+    return [
+        _average(
+            call,
+            Fixed(rows.sum(axis=0), x.position, x.divisor),
+            counts,
+            engine_factor(kernel),
+        ),
+    ]
 
 
 def global_average(call: Call) -> list[Value]:
@@ -58,7 +69,9 @@ def global_average(call: Call) -> list[Value]:
 
 def global_max(call: Call) -> list[Value]:
     """GlobalMaxPool."""
-    return call.moved(lambda values: values.max(axis=tuple(range(2, values.ndim)), keepdims=True))
+    return call.moved(
+        lambda values: values.max(axis=tuple(range(2, values.ndim)), keepdims=True),
+    )
 
 
 def reduce_mean(call: Call) -> list[Value]:
@@ -69,11 +82,20 @@ def reduce_mean(call: Call) -> list[Value]:
         return [call.fixed(0)]
     chosen = tuple(sorted({axis % len(shape) for axis in axes or range(len(shape))}))
     count = prod(shape[axis] for axis in chosen)
-    return [_mean(call, chosen, bool(call.node.attribute("keepdims", 1)), (count, *searched(count)))]
+    return [
+        _mean(
+            call,
+            chosen,
+            bool(call.node.attribute("keepdims", 1)),
+            (count, *searched(count)),
+        ),
+    ]
 
 
 def engine_factor(kernel: tuple[int, ...]) -> tuple[int, int, int]:
-    """R, k and n of the engine's average over a window: ``R * k / 2**n`` of the exact one; 1, 1, 0 where that is exact.
+    """R, k and n of the engine's average over a window: ``R * k / 2**n`` of the exact one.
+
+    1, 1, 0 where that is exact.
 
     >>> engine_factor((7, 7)), engine_factor((2, 2)), engine_factor((3, 5))
     ((49, 21, 10), (4, 1, 2), (1, 1, 0))
@@ -85,27 +107,56 @@ def engine_factor(kernel: tuple[int, ...]) -> tuple[int, int, int]:
 
 
 def searched(count: int) -> tuple[int, int]:
-    """k and n for which ``k / 2**n`` is nearest to one in ``count``; of several the least n, up to 6 bits below it."""
+    """k and n for which ``k / 2**n`` is nearest to one in ``count``.
+
+    Of several the least n, up to 6 bits below it.
+    """
     found = [(round(2**n / count), n) for n in range(7 + ceil(log2(count)))]
     return min(found, key=lambda pair: abs(pair[0] / 2 ** pair[1] - 1 / count))
 
 
 def _windows(call: Call, values: NDArray[T]) -> tuple[NDArray[T], tuple[int, ...]]:
-    """The inputs of each window, (taps, batch, channels, ...), zeros outside; and the sizes of the output."""
-    kernel, (batch, channels) = tuple(call.node.attribute("kernel_shape")), values.shape[:2]
+    """The inputs of each window, (taps, batch, channels, ...), zeros outside.
+
+    And the sizes of the output.
+    """
+    kernel, (batch, channels) = (
+        tuple(call.node.attribute("kernel_shape")),
+        values.shape[:2],
+    )
     window, output = placed(call.node, values.shape[2:], kernel)
-    [rows] = windowed([values], np.arange(places(batch, output))[None], output, window, channels)
-    return np.moveaxis(rows.transpose(2, 1, 0).reshape(-1, batch, *output, channels), -1, 2), output
+    [rows] = windowed(
+        [values],
+        np.arange(places(batch, output))[None],
+        output,
+        window,
+        channels,
+    )
+    return np.moveaxis(
+        rows.transpose(2, 1, 0).reshape(-1, batch, *output, channels),
+        -1,
+        2,
+    ), output
 
 
-def _mean(call: Call, axes: tuple[int, ...], keepdims: bool, factor: tuple[int, int, int]) -> Fixed:
+def _mean(
+    call: Call,
+    axes: tuple[int, ...],
+    keepdims: bool,
+    factor: tuple[int, int, int],
+) -> Fixed:
     x = call.fixed(0)
     count = prod(x.values.shape[axis] for axis in axes)
     sums = Fixed(x.values.sum(axis=axes, keepdims=keepdims), x.position, x.divisor)
     return _average(call, sums, np.array(count), factor)
 
 
-def _average(call: Call, sums: Fixed, counts: Ints, factor: tuple[int, int, int]) -> Fixed:
+def _average(
+    call: Call,
+    sums: Fixed,
+    counts: Ints,
+    factor: tuple[int, int, int],
+) -> Fixed:
     """Sums over so many each."""
     common = lcm(*np.unique(counts).tolist())
     scaled = times(sums, Fixed(common // counts, 0))

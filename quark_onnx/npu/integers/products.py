@@ -1,9 +1,10 @@
 """Products on integers: Conv, ConvTranspose, Gemm, MatMul.
 
-A product of codes at positions i and w has the position i + w. A bias of position b is shifted there by i + w - b bits
-to the left ("shift_bias"), and the sum to the output by i + w - o bits to the right ("shift_cut": amd-quark 0.13,
-onnx/postprocess/refinement/refine.py). Where the bias is the finer one, the products are shifted: C8 allows that, and
-no source says what the engine drops there.
+A product of codes at positions i and w has the position i + w. A bias of position b is shifted
+there by i + w - b bits to the left ("shift_bias"), and the sum to the output by i + w - o bits to
+the right ("shift_cut": amd-quark 0.13, onnx/postprocess/refinement/refine.py). Where the bias is
+the finer one, the products are shifted: C8 allows that, and no source says what the engine drops
+there.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ _SLAB = 8192
 
 
 def convolution(call: Call) -> list[Value]:
-    """Conv and ConvTranspose of any rank, groups, strides, pads and dilations; what is padded is the number zero."""
+    """Conv and ConvTranspose of any rank, groups, strides, pads and dilations.
+
+    What is padded is the number zero.
+    """
     x, weight, layer = call.fixed(0), call.fixed(1), Layer.stored(call.node)
     arranged = weight.shaped(layer.arranged)  # (groups, outputs, inputs, ...)
     window, output = placed(call.node, x.values.shape[2:], arranged.values.shape[3:])
@@ -37,13 +41,24 @@ def convolution(call: Call) -> list[Value]:
     return [_biased(call, sums, shape)]
 
 
-def _convolved(x: Doubles, weight: Doubles, window: Window, output: tuple[int, ...]) -> Doubles:
+def _convolved(
+    x: Doubles,
+    weight: Doubles,
+    window: Window,
+    output: tuple[int, ...],
+) -> Doubles:
     groups, outputs = weight.shape[:2]
     rows, count = weight.reshape(groups, outputs, -1), places(len(x), output)
     sums = np.empty((groups, outputs, count))
     for start in range(0, count, _SLAB):
         part = np.arange(start, min(count, start + _SLAB))
-        sums[:, :, part[0] : part[-1] + 1] = rows @ windowed([x], part[None], output, window, groups)[0].swapaxes(1, 2)
+        sums[:, :, part[0] : part[-1] + 1] = rows @ windowed(
+            [x],
+            part[None],
+            output,
+            window,
+            groups,
+        )[0].swapaxes(1, 2)
     joined: Doubles = sums.reshape(groups * outputs, len(x), *output).swapaxes(0, 1)
     return joined
 
@@ -52,7 +67,9 @@ def gemm(call: Call) -> list[Value]:
     """Gemm; alpha and beta are numbers like others."""
     node = call.node
     first, second = (
-        call.fixed(place).shaped(np.transpose) if node.attribute(name, 0) else call.fixed(place)
+        call.fixed(place).shaped(np.transpose)
+        if node.attribute(name, 0)
+        else call.fixed(place)
         for place, name in enumerate(("transA", "transB"))
     )
     sums = summed(first, second, first.values.shape[-1], np.matmul)
@@ -69,11 +86,20 @@ def _biased(call: Call, sums: Fixed, shape: tuple[int, ...] | None) -> Fixed:
     if not call.has(2):
         return sums
     bias = times(call.fixed(2), _factor(call, "beta"))
-    return together(np.add, sums, bias if shape is None else bias.shaped(lambda values: values.reshape(shape)))
+    return together(
+        np.add,
+        sums,
+        bias if shape is None else bias.shaped(lambda values: values.reshape(shape)),
+    )
 
 
 def _factor(call: Call, name: str) -> Fixed:
     return Fixed.exactly(np.float32(call.node.attribute(name, 1.0)))
 
 
-PRODUCTS: dict[str, Operator] = {"Conv": convolution, "ConvTranspose": convolution, "Gemm": gemm, "MatMul": matmul}
+PRODUCTS: dict[str, Operator] = {
+    "Conv": convolution,
+    "ConvTranspose": convolution,
+    "Gemm": gemm,
+    "MatMul": matmul,
+}

@@ -1,4 +1,6 @@
-"""Where the windows of convolutions and pools lie (ONNX specification: Conv, ConvTranspose, MaxPool, AveragePool)."""
+"""Where the windows of convolutions and pools lie (ONNX specification: Conv, ConvTranspose,
+MaxPool, AveragePool).
+"""
 
 from __future__ import annotations
 
@@ -15,11 +17,20 @@ from quark_onnx.refine.layer_problems import window_of
 _SAME = ("SAME_UPPER", "SAME_LOWER")
 
 
-def placed(node: Node, size: tuple[int, ...], kernel: tuple[int, ...]) -> tuple[Window, tuple[int, ...]]:
+def placed(
+    node: Node,
+    size: tuple[int, ...],
+    kernel: tuple[int, ...],
+) -> tuple[Window, tuple[int, ...]]:
     """The window of a node and the sizes of its output, for spatial sizes of its input."""
     rank, turned = len(kernel), node.kind == "ConvTranspose"
-    strides, dilations = (node.attribute(name, [1] * rank) for name in ("strides", "dilations"))
-    pads, extra = node.attribute("pads", [0] * 2 * rank), node.attribute("output_padding", [0] * rank)
+    strides, dilations = (
+        node.attribute(name, [1] * rank) for name in ("strides", "dilations")
+    )
+    pads, extra = (
+        node.attribute("pads", [0] * 2 * rank),
+        node.attribute("output_padding", [0] * rank),
+    )
     auto = node.attribute("auto_pad", "NOTSET")
     output = list(node.attribute("output_shape", ()))[-rank:] if turned else []
     for axis in range(rank) if not output else ():
@@ -28,35 +39,63 @@ def placed(node: Node, size: tuple[int, ...], kernel: tuple[int, ...]) -> tuple[
         if auto in _SAME:
             output.append(size[axis] * stride if turned else -(-size[axis] // stride))
         elif turned:
-            output.append(stride * (size[axis] - 1) + extra[axis] + reach - before - after)
+            output.append(
+                stride * (size[axis] - 1) + extra[axis] + reach - before - after,
+            )
         else:
-            output.append(_count(size[axis] + before, after, reach, stride, bool(node.attribute("ceil_mode", 0))))
+            output.append(
+                _count(
+                    size[axis] + before,
+                    after,
+                    reach,
+                    stride,
+                    bool(node.attribute("ceil_mode", 0)),
+                ),
+            )
     return window_of(node, size, tuple(output), kernel), tuple(output)
 
 
 def _count(size: int, after: int, reach: int, stride: int, ceil: bool) -> int:
-    """How many windows there are along an axis; with ``ceil`` the last one may hang over, if it begins in the input."""
+    """How many windows there are along an axis.
+
+    With ``ceil`` the last one may hang over, if it begins in the input.
+    """
     room = size + after - reach
     count = (-(-room // stride) if ceil else room // stride) + 1
     return count - (ceil and (count - 1) * stride >= size)
 
 
-def covered(node: Node, window: Window, size: tuple[int, ...], output: tuple[int, ...]) -> NDArray[np.int64]:
-    """How many inputs the average at each place of the output is over, of the output's spatial shape.
+def covered(
+    node: Node,
+    window: Window,
+    size: tuple[int, ...],
+    output: tuple[int, ...],
+) -> NDArray[np.int64]:
+    """How many inputs the average at each place of the output is over, of the output's spatial
+    shape.
 
     With ``count_include_pad`` what is padded counts, but not what a last window hangs over.
     """
     rank, padded = len(output), bool(node.attribute("count_include_pad", 0))
-    pads, automatic = node.attribute("pads", [0] * 2 * rank), node.attribute("auto_pad", "NOTSET") in _SAME
+    pads, automatic = (
+        node.attribute("pads", [0] * 2 * rank),
+        node.attribute("auto_pad", "NOTSET") in _SAME,
+    )
     seen = replace(window, pads=(0,) * rank) if padded else window
     counts: NDArray[np.int64] = np.ones((1,) * rank, np.int64)
     for axis in range(rank):
         room = size[axis]
         if padded:
-            last = (output[axis] - 1) * window.strides[axis] + (window.kernel[axis] - 1) * window.dilations[axis] + 1
+            last = (
+                (output[axis] - 1) * window.strides[axis]
+                + (window.kernel[axis] - 1) * window.dilations[axis]
+                + 1
+            )
             room = last if automatic else room + pads[axis] + pads[rank + axis]
         inside = seen.seen(axis, room, output[axis])[1].sum(axis=0)
-        counts = counts * inside.reshape([-1 if other == axis else 1 for other in range(rank)])
+        counts = counts * inside.reshape(
+            [-1 if other == axis else 1 for other in range(rank)],
+        )
     return np.broadcast_to(counts, output)
 
 

@@ -1,4 +1,6 @@
-"""Readers of calibration data with AMD Quark's names: each gives ``{input name: array}``, then None."""
+"""Readers of calibration data with AMD Quark's names: each gives ``{input name: array}``, then
+None.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +37,15 @@ class RandomDataReader(CalibrationDataReader):
         input_data_range: Mapping[str, Sequence[float]] | None = None,
         samples: int = 1,
     ) -> None:
-        ranges = {name: (float(ends[0]), float(ends[1])) for name, ends in (input_data_range or {}).items()}
-        self._data = RandomData(samples=samples, shapes=dict(input_shape or {}), ranges=ranges)
+        ranges = {
+            name: (float(ends[0]), float(ends[1]))
+            for name, ends in (input_data_range or {}).items()
+        }
+        self._data = RandomData(
+            samples=samples,
+            shapes=dict(input_shape or {}),
+            ranges=ranges,
+        )
         self._inputs = _inputs(model_input)
         self._samples: Iterator[Sample] | None = None
 
@@ -56,18 +65,27 @@ class PathDataReader(CalibrationDataReader):
 
     Args:
         model_input: path of the model, or a ModelProto.
-        data_path: a folder of files for a model with one input; with several, a folder for each, of its name.
+        data_path: a folder of files for a model with one input; with several, a folder for each, of
+            its name.
         input_shape: the shape that arrays of a single input get; empty leaves theirs.
     """
 
     def __init__(
-        self, model_input: str | Path | ModelProto, data_path: str | Path, input_shape: Sequence[int] = ()
+        self,
+        model_input: str | Path | ModelProto,
+        data_path: str | Path,
+        input_shape: Sequence[int] = (),
     ) -> None:
         self._names = [spec.name for spec in _inputs(model_input)]
-        self._files = {name: _files(Path(data_path), name, alone=len(self._names) == 1) for name in self._names}
+        self._files = {
+            name: _files(Path(data_path), name, alone=len(self._names) == 1)
+            for name in self._names
+        }
         counts = {name: len(files) for name, files in self._files.items()}
         if len(set(counts.values())) != 1:
-            raise DataError(f"{data_path}: the inputs have different numbers of files: {counts}")
+            raise DataError(
+                f"{data_path}: the inputs have different numbers of files: {counts}",
+            )
         self._shape = tuple(input_shape)
         self._next = 0
 
@@ -77,10 +95,15 @@ class PathDataReader(CalibrationDataReader):
     def get_next(self) -> dict[str, Any] | None:
         if self._next == len(self):
             return None
-        sample = {name: np.load(files[self._next], allow_pickle=False) for name, files in self._files.items()}
+        sample = {
+            name: np.load(files[self._next], allow_pickle=False)
+            for name, files in self._files.items()
+        }
         self._next += 1
         if self._shape and len(sample) == 1:
-            sample = {name: array.reshape(self._shape) for name, array in sample.items()}
+            sample = {
+                name: array.reshape(self._shape) for name, array in sample.items()
+            }
         return sample
 
     def rewind(self) -> None:
@@ -98,7 +121,9 @@ class CachedDataReader(CalibrationDataReader):
 
     def __init__(self, dr: Any, data_size: int | None = None) -> None:
         self._samples: list[dict[str, Any]] = []
-        while (data_size is None or len(self._samples) < data_size) and (sample := dr.get_next()) is not None:
+        while (data_size is None or len(self._samples) < data_size) and (
+            sample := dr.get_next()
+        ) is not None:
             self._samples.append(sample)
         self._next = 0
 

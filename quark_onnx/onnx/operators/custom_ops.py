@@ -12,8 +12,9 @@ __all__ = ["_COP_DOMAIN", "_COP_VERSION", "get_library_path"]
 def get_library_path(device: str = "CPU") -> str:
     """Return a library that ``SessionOptions.register_custom_ops_library`` takes.
 
-    Models that this package writes need none: the operators of AMD's domain carry bodies of standard operators. The
-    library is that of onnxruntime-extensions, so that scripts which register one go on.
+    Models that this package writes need none: the operators of AMD's domain carry bodies of
+    standard operators. The library is that of onnxruntime-extensions, so that scripts which
+    register one go on.
 
     Args:
         device: "CPU", "ROCM" or "CUDA"; the library is the same.

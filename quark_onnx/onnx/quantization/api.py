@@ -12,7 +12,11 @@ from onnx import ModelProto
 from quark_onnx.errors import ConfigError, DataError
 from quark_onnx.onnx.calibration.data_readers import PathDataReader
 from quark_onnx.onnx.quantization.config.algorithm import AlgoConfig
-from quark_onnx.onnx.quantization.config.config import Config, QConfig, QuantizationConfig
+from quark_onnx.onnx.quantization.config.config import (
+    Config,
+    QConfig,
+    QuantizationConfig,
+)
 from quark_onnx.onnx.run import run
 
 logger = logging.getLogger(__name__)
@@ -48,7 +52,8 @@ class ModelQuantizer:
             model_input: path of the float model, or a ModelProto, which is not changed.
             model_output: where to write the result; None returns it.
             calibration_data_reader: calibration data, with ``get_next``.
-            calibration_data_path: a folder of .npy files, with a folder for each input where there are several.
+            calibration_data_path: a folder of .npy files, with a folder for each input where there
+                are several.
             algorithms: of the older configuration; a QConfig has ``algo_config``.
 
         Returns:
@@ -59,7 +64,9 @@ class ModelQuantizer:
         """
         if isinstance(self.config, QConfig):
             if algorithms:
-                logger.warning("algorithms has no effect: the configuration has algo_config")
+                logger.warning(
+                    "algorithms has no effect: the configuration has algo_config",
+                )
             draft = self.config.draft()
         else:
             draft = self.config.draft(algorithms or ())
@@ -68,7 +75,11 @@ class ModelQuantizer:
         return result.model if model_output is None else None
 
 
-def choose_data(model: str | Path | ModelProto, reader: Any, path: str | Path | None) -> Any:
+def choose_data(
+    model: str | Path | ModelProto,
+    reader: Any,
+    path: str | Path | None,
+) -> Any:
     """Return the reader, or one of the files at the path.
 
     Raises:
@@ -76,7 +87,9 @@ def choose_data(model: str | Path | ModelProto, reader: Any, path: str | Path | 
     """
     if reader is not None:
         if path is not None:
-            logger.warning("calibration_data_path has no effect: there is a calibration_data_reader")
+            logger.warning(
+                "calibration_data_path has no effect: there is a calibration_data_reader",
+            )
         return reader
     if path is None:
         return None

@@ -1,4 +1,7 @@
-"""``python -m quark_onnx.onnx.tools.convert_a8w8_npu_to_a8w8_cpu``; see the row of that name in ``table``."""
+"""``python -m quark_onnx.onnx.tools.convert_a8w8_npu_to_a8w8_cpu``.
+
+See the row of that name in ``table``.
+"""
 
 import sys
 

@@ -1,4 +1,7 @@
-"""``python -m quark_onnx.onnx.tools.convert_bias_int32_to_int16``; see the row of that name in ``table``."""
+"""``python -m quark_onnx.onnx.tools.convert_bias_int32_to_int16``.
+
+See the row of that name in ``table``.
+"""
 
 import sys
 

@@ -1,4 +1,7 @@
-"""``python -m quark_onnx.onnx.tools.convert_customqdq_to_qdq``; see the row of that name in ``table``."""
+"""``python -m quark_onnx.onnx.tools.convert_customqdq_to_qdq``.
+
+See the row of that name in ``table``.
+"""
 
 import sys
 

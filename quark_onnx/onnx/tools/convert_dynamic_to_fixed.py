@@ -1,4 +1,7 @@
-"""``python -m quark_onnx.onnx.tools.convert_dynamic_to_fixed``; see the row of that name in ``table``."""
+"""``python -m quark_onnx.onnx.tools.convert_dynamic_to_fixed``.
+
+See the row of that name in ``table``.
+"""
 
 import sys
 

@@ -1,4 +1,7 @@
-"""``python -m quark_onnx.onnx.tools.convert_lstm_to_customlstm``; see the row of that name in ``table``."""
+"""``python -m quark_onnx.onnx.tools.convert_lstm_to_customlstm``.
+
+See the row of that name in ``table``.
+"""
 
 import sys
 

@@ -1,4 +1,7 @@
-"""``python -m quark_onnx.onnx.tools.convert_nchw_to_nhwc``; see the row of that name in ``table``."""
+"""``python -m quark_onnx.onnx.tools.convert_nchw_to_nhwc``.
+
+See the row of that name in ``table``.
+"""
 
 import sys
 

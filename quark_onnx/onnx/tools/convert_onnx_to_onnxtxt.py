@@ -1,4 +1,7 @@
-"""``python -m quark_onnx.onnx.tools.convert_onnx_to_onnxtxt``; see the row of that name in ``table``."""
+"""``python -m quark_onnx.onnx.tools.convert_onnx_to_onnxtxt``.
+
+See the row of that name in ``table``.
+"""
 
 import sys
 

@@ -1,4 +1,7 @@
-"""``python -m quark_onnx.onnx.tools.convert_onnxtxt_to_onnx``; see the row of that name in ``table``."""
+"""``python -m quark_onnx.onnx.tools.convert_onnxtxt_to_onnx``.
+
+See the row of that name in ``table``.
+"""
 
 import sys
 

@@ -1,4 +1,7 @@
-"""``python -m quark_onnx.onnx.tools.convert_opset_version``; see the row of that name in ``table``."""
+"""``python -m quark_onnx.onnx.tools.convert_opset_version``.
+
+See the row of that name in ``table``.
+"""
 
 import sys
 

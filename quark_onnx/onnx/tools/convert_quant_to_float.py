@@ -1,4 +1,7 @@
-"""``python -m quark_onnx.onnx.tools.convert_quant_to_float``; see the row of that name in ``table``."""
+"""``python -m quark_onnx.onnx.tools.convert_quant_to_float``.
+
+See the row of that name in ``table``.
+"""
 
 import sys
 

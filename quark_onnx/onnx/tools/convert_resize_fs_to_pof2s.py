@@ -1,4 +1,7 @@
-"""``python -m quark_onnx.onnx.tools.convert_resize_fs_to_pof2s``; see the row of that name in ``table``."""
+"""``python -m quark_onnx.onnx.tools.convert_resize_fs_to_pof2s``.
+
+See the row of that name in ``table``.
+"""
 
 import sys
 

@@ -1,4 +1,7 @@
-"""``python -m quark_onnx.onnx.tools.convert_s8s8_to_u8s8``; see the row of that name in ``table``."""
+"""``python -m quark_onnx.onnx.tools.convert_s8s8_to_u8s8``.
+
+See the row of that name in ``table``.
+"""
 
 import sys
 

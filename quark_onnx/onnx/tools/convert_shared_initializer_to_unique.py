@@ -1,4 +1,7 @@
-"""``python -m quark_onnx.onnx.tools.convert_shared_initializer_to_unique``; see the row of that name in ``table``."""
+"""``python -m quark_onnx.onnx.tools.convert_shared_initializer_to_unique``.
+
+See the row of that name in ``table``.
+"""
 
 import sys
 

@@ -1,4 +1,7 @@
-"""``python -m quark_onnx.onnx.tools.convert_u16s8_to_s16s8``; see the row of that name in ``table``."""
+"""``python -m quark_onnx.onnx.tools.convert_u16s8_to_s16s8``.
+
+See the row of that name in ``table``.
+"""
 
 import sys
 

@@ -1,4 +1,7 @@
-"""``python -m quark_onnx.onnx.tools.convert_u16u8_to_u8u8``; see the row of that name in ``table``."""
+"""``python -m quark_onnx.onnx.tools.convert_u16u8_to_u8u8``.
+
+See the row of that name in ``table``.
+"""
 
 import sys
 

@@ -1,4 +1,7 @@
-"""``python -m quark_onnx.onnx.tools.insert_clip_bfloat16_qdq``; see the row of that name in ``table``."""
+"""``python -m quark_onnx.onnx.tools.insert_clip_bfloat16_qdq``.
+
+See the row of that name in ``table``.
+"""
 
 import sys
 

@@ -1,4 +1,7 @@
-"""``python -m quark_onnx.onnx.tools.print_a16w8_a8w8_nodes``; see the row of that name in ``table``."""
+"""``python -m quark_onnx.onnx.tools.print_a16w8_a8w8_nodes``.
+
+See the row of that name in ``table``.
+"""
 
 import sys
 

@@ -1,4 +1,7 @@
-"""``python -m quark_onnx.onnx.tools.remove_initializer_from_input``; see the row of that name in ``table``."""
+"""``python -m quark_onnx.onnx.tools.remove_initializer_from_input``.
+
+See the row of that name in ``table``.
+"""
 
 import sys
 

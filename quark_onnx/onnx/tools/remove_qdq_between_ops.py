@@ -1,4 +1,7 @@
-"""``python -m quark_onnx.onnx.tools.remove_qdq_between_ops``; see the row of that name in ``table``."""
+"""``python -m quark_onnx.onnx.tools.remove_qdq_between_ops``.
+
+See the row of that name in ``table``.
+"""
 
 import sys
 

@@ -1,4 +1,7 @@
-"""``python -m quark_onnx.onnx.tools.replace_bfloat16_qdq_cast``; see the row of that name in ``table``."""
+"""``python -m quark_onnx.onnx.tools.replace_bfloat16_qdq_cast``.
+
+See the row of that name in ``table``.
+"""
 
 import sys
 

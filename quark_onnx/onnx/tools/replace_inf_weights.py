@@ -1,4 +1,7 @@
-"""``python -m quark_onnx.onnx.tools.replace_inf_weights``; see the row of that name in ``table``."""
+"""``python -m quark_onnx.onnx.tools.replace_inf_weights``.
+
+See the row of that name in ``table``.
+"""
 
 import sys
 

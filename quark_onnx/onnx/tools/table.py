@@ -67,12 +67,40 @@ def main(name: str, arguments: Sequence[str] | None = None) -> int:
 
 
 def _parse(tool: Tool, arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Read the options; models may be named by any of AMD's options, or stand alone in their order."""
-    parser = argparse.ArgumentParser(prog=f"python -m quark_onnx.onnx.tools.{tool.name}", allow_abbrev=False)
-    parser.add_argument("--input", "--input_model", "--input_model_path", dest="input", type=Path)
-    parser.add_argument("--output", "--output_model", "--output_model_path", dest="output", type=Path)
-    parser.add_argument("--quantized_model_path", dest="output", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--save_as_external_data", "--external_data", action="store_true", dest="external")
+    """Read the options.
+
+    Models may be named by any of AMD's options, or stand alone in their order.
+    """
+    parser = argparse.ArgumentParser(
+        prog=f"python -m quark_onnx.onnx.tools.{tool.name}",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--input",
+        "--input_model",
+        "--input_model_path",
+        dest="input",
+        type=Path,
+    )
+    parser.add_argument(
+        "--output",
+        "--output_model",
+        "--output_model_path",
+        dest="output",
+        type=Path,
+    )
+    parser.add_argument(
+        "--quantized_model_path",
+        dest="output",
+        type=Path,
+        help=argparse.SUPPRESS,
+    )
+    parser.add_argument(
+        "--save_as_external_data",
+        "--external_data",
+        action="store_true",
+        dest="external",
+    )
     for name, default in tool.options:
         if isinstance(default, bool):
             parser.add_argument(f"--{name}", action="store_true", default=default)
@@ -99,7 +127,9 @@ def _models(options: argparse.Namespace) -> tuple[Path, Path]:
         ConfigError: one is not named.
     """
     if options.input is None or options.output is None:
-        raise ConfigError("name the two models: INPUT OUTPUT, or --input INPUT --output OUTPUT")
+        raise ConfigError(
+            "name the two models: INPUT OUTPUT, or --input INPUT --output OUTPUT",
+        )
     return options.input, options.output
 
 
@@ -115,22 +145,44 @@ def _conversion(*names: str, **settings: Any) -> Action:
 
 def _shapes(options: argparse.Namespace) -> None:
     source, target = _models(options)
-    convert(source, "fixed-shapes", target, shapes=parse_shapes(options.fix_shapes), external=options.external)
+    convert(
+        source,
+        "fixed-shapes",
+        target,
+        shapes=parse_shapes(options.fix_shapes),
+        external=options.external,
+    )
 
 
 def _opset(options: argparse.Namespace) -> None:
     source, target = _models(options)
-    convert(source, "opset", target, opset=options.target_opset, external=options.external)
+    convert(
+        source,
+        "opset",
+        target,
+        opset=options.target_opset,
+        external=options.external,
+    )
 
 
 def _custom_names(options: argparse.Namespace) -> None:
     source, target = _models(options)
-    convert(source, "vitis-names" if options.reverse_conversion else "quark-names", target)
+    convert(
+        source,
+        "vitis-names" if options.reverse_conversion else "quark-names",
+        target,
+    )
 
 
 def _float16(options: argparse.Namespace) -> None:
     source, target = _models(options)
-    convert(source, "float16", target, io=not options.keep_io_types, external=options.external)
+    convert(
+        source,
+        "float16",
+        target,
+        io=not options.keep_io_types,
+        external=options.external,
+    )
 
 
 def _bfloat16(options: argparse.Namespace) -> None:
@@ -141,13 +193,26 @@ def _bfloat16(options: argparse.Namespace) -> None:
     """
     source, target = _models(options)
     config = Native.of("BF16")
-    configs = {"with_cast": config, "simulate_bf16": config, "customqdq": config.with_(form="vendor")}
+    configs = {
+        "with_cast": config,
+        "simulate_bf16": config,
+        "customqdq": config.with_(form="vendor"),
+    }
     if options.format == "bf16":
         convert(source, "bfloat16", target, io=True, external=options.external)
     elif options.format in configs:
-        quantize(source, None, configs[options.format], target, external=options.external)
+        quantize(
+            source,
+            None,
+            configs[options.format],
+            target,
+            external=options.external,
+        )
     else:
-        raise ConfigError(f"format is {options.format!r}; it must be one of: {', '.join([*configs, 'bf16'])}")
+        raise ConfigError(
+            f"format is {options.format!r}; it must be one of:"
+            f" {', '.join([*configs, 'bf16'])}",
+        )
 
 
 def _block_floats(options: argparse.Namespace) -> None:
@@ -170,7 +235,9 @@ def _random(options: argparse.Namespace) -> None:
     source, target = _models(options)
     config = QConfig.get_default_config(options.config)
     draft = config.global_quant_config.draft()
-    draft.exclude += [name.strip() for name in options.exclude_nodes.split(";") if name.strip()]
+    draft.exclude += [
+        name.strip() for name in options.exclude_nodes.split(";") if name.strip()
+    ]
     draft.exclude += _subgraphs(options.exclude_subgraphs)
     draft.external = options.external
     run(draft, source, RandomData(), target)
@@ -184,9 +251,14 @@ def _subgraphs(text: str) -> list[Any]:
     """
     pairs: list[Any] = []
     for part in filter(None, text.split(";")):
-        ends = [[name.strip() for name in end.split(",")] for end in part.strip().strip("[]").split("],[")]
+        ends = [
+            [name.strip() for name in end.split(",")]
+            for end in part.strip().strip("[]").split("],[")
+        ]
         if len(ends) != 2:
-            raise ConfigError(f"{part!r} is no subgraph; write [start nodes],[end nodes]")
+            raise ConfigError(
+                f"{part!r} is no subgraph; write [start nodes],[end nodes]",
+            )
         pairs.append((ends[0], ends[1]))
     return pairs
 
@@ -199,7 +271,10 @@ def _without_initializers(options: argparse.Namespace) -> None:
     kept = [value for value in model.graph.input if value.name not in constants]
     del model.graph.input[:]
     model.graph.input.extend(kept)
-    model.ir_version = max(model.ir_version, 4)  # before, every initializer had to be an input
+    model.ir_version = max(
+        model.ir_version,
+        4,
+    )  # before, every initializer had to be an input
     onnx.save(model, target)
 
 
@@ -212,7 +287,12 @@ def _finite_weights(options: argparse.Namespace) -> None:
         array = numpy_helper.to_array(tensor)
         if array.dtype.kind == "f" and np.isinf(array).any():
             limit = options.replace_inf_value
-            tensor.CopyFrom(numpy_helper.from_array(np.clip(array, -limit, limit).astype(array.dtype), tensor.name))
+            tensor.CopyFrom(
+                numpy_helper.from_array(
+                    np.clip(array, -limit, limit).astype(array.dtype),
+                    tensor.name,
+                ),
+            )
             count += 1
     onnx.save(model, target)
     print(f"{count} initializers had infinite values")
@@ -246,19 +326,34 @@ def _bits(graph: Graph, tensor: str) -> int:
 
 
 def _evaluate(options: argparse.Namespace) -> None:
-    """Compare two folders of arrays: cosine similarity, L2 distance, and peak signal-to-noise ratio."""
-    first, second = Path(options.baseline_results_folder), Path(options.quantized_results_folder)
+    """Compare two folders of arrays: cosine similarity, L2 distance, and peak signal-to-noise
+    ratio.
+    """
+    first, second = (
+        Path(options.baseline_results_folder),
+        Path(options.quantized_results_folder),
+    )
     names = sorted(path.name for path in first.glob("*.npy"))
     if not names:
         raise DataError(f"{first}: there is no .npy file")
     for name in names:
         if not (second / name).exists():
             raise DataError(f"{second}: there is no {name}")
-        a, b = (np.load(folder / name, allow_pickle=False).astype(np.float64).ravel() for folder in (first, second))
+        a, b = (
+            np.load(folder / name, allow_pickle=False).astype(np.float64).ravel()
+            for folder in (first, second)
+        )
         norms = np.linalg.norm(a) * np.linalg.norm(b)
         error = np.linalg.norm(a - b)
-        peak = 20 * np.log10(np.abs(a).max() * np.sqrt(a.size) / error) if error else np.inf
-        print(f"{name}: cosine {a @ b / norms if norms else 1.0:.6f}, L2 {error:.6g}, PSNR {peak:.2f} dB")
+        peak = (
+            20 * np.log10(np.abs(a).max() * np.sqrt(a.size) / error)
+            if error
+            else np.inf
+        )
+        print(
+            f"{name}: cosine {a @ b / norms if norms else 1.0:.6f}, L2 {error:.6g},"
+            f" PSNR {peak:.2f} dB",
+        )
 
 
 _EXCLUDE = "leave the nodes out: exclude, or Override(keep=True)"
@@ -291,8 +386,16 @@ _ROWS = (
     Tool("remove_qdq", _conversion("without-qdq")),
     Tool("convert_s8s8_to_u8s8", _conversion("u8s8")),
     Tool("convert_u16s8_to_s16s8", _conversion("s16s8")),
-    Tool("convert_shared_initializer_to_unique", _conversion("unique-initializers"), options=(("op_types", ""),)),
-    Tool("evaluate", _evaluate, options=(("baseline_results_folder", ""), ("quantized_results_folder", ""))),
+    Tool(
+        "convert_shared_initializer_to_unique",
+        _conversion("unique-initializers"),
+        options=(("op_types", ""),),
+    ),
+    Tool(
+        "evaluate",
+        _evaluate,
+        options=(("baseline_results_folder", ""), ("quantized_results_folder", "")),
+    ),
     Tool("print_a16w8_a8w8_nodes", _print_widths),
     Tool(
         "random_quantize",
@@ -300,19 +403,59 @@ _ROWS = (
         options=(("config", "XINT8"), ("exclude_nodes", ""), ("exclude_subgraphs", "")),
     ),
     Tool("remove_initializer_from_input", _without_initializers),
-    Tool("replace_inf_weights", _finite_weights, options=(("replace_inf_value", 10000.0),)),
-    Tool("convert_a8w8_npu_to_a8w8_cpu", None, "quantize the float model again, without a target"),
-    Tool("convert_lstm_to_customlstm", None, "an LSTM stays one of ONNX's own, which every runtime reads"),
-    Tool("convert_nchw_to_nhwc", None, "the layout of inputs stays; open_reader(layout='nhwc') turns samples"),
-    Tool("convert_resize_fs_to_pof2s", None, "quantize with power-of-two scales: the preset XINT8"),
-    Tool("convert_u16u8_to_u8u8", None, "quantize the float model again, with the preset U8U8"),
-    Tool("insert_clip_bfloat16_qdq", None, "casts to bfloat16 do not overflow where float32 is in range"),
-    Tool("remove_bf16_cast", None, "give the provider the float32 model; it makes bfloat16 itself"),
+    Tool(
+        "replace_inf_weights",
+        _finite_weights,
+        options=(("replace_inf_value", 10000.0),),
+    ),
+    Tool(
+        "convert_a8w8_npu_to_a8w8_cpu",
+        None,
+        "quantize the float model again, without a target",
+    ),
+    Tool(
+        "convert_lstm_to_customlstm",
+        None,
+        "an LSTM stays one of ONNX's own, which every runtime reads",
+    ),
+    Tool(
+        "convert_nchw_to_nhwc",
+        None,
+        "the layout of inputs stays; open_reader(layout='nhwc') turns samples",
+    ),
+    Tool(
+        "convert_resize_fs_to_pof2s",
+        None,
+        "quantize with power-of-two scales: the preset XINT8",
+    ),
+    Tool(
+        "convert_u16u8_to_u8u8",
+        None,
+        "quantize the float model again, with the preset U8U8",
+    ),
+    Tool(
+        "insert_clip_bfloat16_qdq",
+        None,
+        "casts to bfloat16 do not overflow where float32 is in range",
+    ),
+    Tool(
+        "remove_bf16_cast",
+        None,
+        "give the provider the float32 model; it makes bfloat16 itself",
+    ),
     Tool("remove_qdq_between_ops", None, _EXCLUDE),
     Tool("remove_qdq_mul_add", None, _EXCLUDE),
     Tool("replace_bfloat16_qdq_cast", None, "bfloat16 is written as Cast"),
-    Tool("save_tensor_hist", None, "use `quark-onnx analyze FLOAT QUANTIZED --html PAGE`"),
-    Tool("save_weights_hist", None, "use `quark-onnx analyze FLOAT QUANTIZED --html PAGE`"),
+    Tool(
+        "save_tensor_hist",
+        None,
+        "use `quark-onnx analyze FLOAT QUANTIZED --html PAGE`",
+    ),
+    Tool(
+        "save_weights_hist",
+        None,
+        "use `quark-onnx analyze FLOAT QUANTIZED --html PAGE`",
+    ),
 )
 
 #: The tools by name.

@@ -1,6 +1,9 @@
-"""HQQ: scales and zero points of weights, by half-quadratic splitting, without data; see ``quark_onnx.kernels.hqq``.
+"""HQQ: scales and zero points of weights, by half-quadratic splitting, without data.
 
-Where data is there all the same, it decides: an output keeps the codes with which the layer computes less wrong.
+See ``quark_onnx.kernels.hqq``.
+
+Where data is there all the same, it decides: an output keeps the codes with which the layer
+computes less wrong.
 """
 
 from __future__ import annotations
@@ -58,23 +61,42 @@ class HQQ:
         require_whole(self, "iterations", least=0)
         HalfQuadratic(**asdict(self))
 
-    def __call__(self, job: BlockJob, made: Mapping[str, Quantized]) -> tuple[dict[str, Quantized], list[Outcome]]:
+    def __call__(
+        self,
+        job: BlockJob,
+        made: Mapping[str, Quantized],
+    ) -> tuple[dict[str, Quantized], list[Outcome]]:
         """Choose scales, zero points and codes; no output of a layer is worse than it was."""
         result, outcomes = dict(made), list[Outcome]()
         weights = {name: weight for name, weight, _ in job.weights()}
         for name, gram in _readers(job, result):
             weight, start = weights[name], result[name]
             if not can_solve(start.spec):
-                note = "only asymmetric integers of blocks or outputs have zero points to solve for; its codes stay"
+                note = (
+                    "only asymmetric integers of blocks or outputs have zero points to"
+                    " solve for; its codes stay"
+                )
                 outcomes.append(Outcome(name, self.name, 0.0, 0.0, note))
                 continue
             matrix = weight.reshape(len(weight), -1).float()
             loss = Loss(matrix, squares_of(gram))
-            found = quantize(weight, start.spec, name, solved(matrix, start, HalfQuadratic(**asdict(self))))
+            found = quantize(
+                weight,
+                start.spec,
+                name,
+                solved(matrix, start, HalfQuadratic(**asdict(self))),
+            )
             before = loss(start)
             result[name], after = better(start, before, found, loss(found))
             power = float(loss.power()) or 1.0
-            outcomes.append(Outcome(name, self.name, float(before.sum()) / power, float(after.sum()) / power))
+            outcomes.append(
+                Outcome(
+                    name,
+                    self.name,
+                    float(before.sum()) / power,
+                    float(after.sum()) / power,
+                ),
+            )
         return result, outcomes
 
 
@@ -83,13 +105,19 @@ def can_solve(spec: TensorSpec) -> bool:
 
     >>> can_solve(TensorSpec("uint4", symmetric=False, block_size=32)), can_solve(TensorSpec("int4", block_size=32))
     (True, False)
-    """
-    asymmetric = isinstance(spec.dtype, Integer) and spec.dtype.bits <= 8 and not spec.grid.symmetric
+    """  # noqa: E501
+    asymmetric = (
+        isinstance(spec.dtype, Integer)
+        and spec.dtype.bits <= 8
+        and not spec.grid.symmetric
+    )
     return asymmetric and not spec.grid.pow2 and (spec.per_channel or bool(spec.group))
 
 
 def solved(matrix: Any, start: Quantized, settings: HalfQuadratic) -> Params:
-    """The scale and zero point of each block or output, shaped as ``start`` has them; scales are positive.
+    """The scale and zero point of each block or output, shaped as ``start`` has them.
+
+    Scales are positive.
 
     Args:
         matrix: (outputs, inputs), float32.
@@ -98,25 +126,43 @@ def solved(matrix: Any, start: Quantized, settings: HalfQuadratic) -> Params:
     size = spec.group or matrix.shape[1]
     values = matrix.cpu().numpy()
     whole = values.shape[1] // size * size
-    scale, zero = (np.ones((len(values), -(-values.shape[1] // size)), np.float32) for _ in range(2))
+    scale, zero = (
+        np.ones((len(values), -(-values.shape[1] // size)), np.float32)
+        for _ in range(2)
+    )
     rows = max(_SLAB // max(values.shape[1], 1), 1)
     for first in range(0, len(values), rows):
         own = slice(first, first + rows)
         # the padding of the last block is no part of the weight
-        for place, part in ((slice(0, whole // size), values[own, :whole]), (slice(-1, None), values[own, whole:])):
+        for place, part in (
+            (slice(0, whole // size), values[own, :whole]),
+            (slice(-1, None), values[own, whole:]),
+        ):
             if part.size:
-                found = half_quadratic(part.reshape(-1, min(size, part.shape[1])), bits, settings)
+                found = half_quadratic(
+                    part.reshape(-1, min(size, part.shape[1])),
+                    bits,
+                    settings,
+                )
                 scale[own, place] = found.scale.reshape(len(part), -1)
                 zero[own, place] = found.zero_point.reshape(len(part), -1)
     # a negative scale counts codes from the other end
     zero = np.where(scale < 0, spec.grid.levels - zero, zero) + spec.grid.qmin
-    kept = [torch.from_numpy(each).to(start.scale.device).reshape(start.scale.shape) for each in (np.abs(scale), zero)]
+    kept = [
+        torch.from_numpy(each).to(start.scale.device).reshape(start.scale.shape)
+        for each in (np.abs(scale), zero)
+    ]
     return Params(kept[0].to(scale_type(spec, start.dtype)), kept[1])
 
 
 def _readers(job: BlockJob, made: Mapping[str, Quantized]) -> Iterator[tuple[str, Any]]:
-    """Names of layers, each with the products of what it reads, (inputs, inputs); None where no data tells."""
-    known = [name for name in made if kind_of(job.layers[name][0]) in ("Linear", "Conv1D")]
+    """Names of layers, each with the products of what it reads, (inputs, inputs).
+
+    None where no data tells.
+    """
+    known = [
+        name for name in made if kind_of(job.layers[name][0]) in ("Linear", "Conv1D")
+    ]
     done: list[str] = []
     if job.calls and any(can_solve(made[name].spec) for name in known):
         stages = stages_in(job, known)

@@ -6,7 +6,10 @@ from quark_onnx.torch.algorithms.hqq import HQQ
 from quark_onnx.torch.algorithms.learned_rounding.autoround import SignedRounding
 from quark_onnx.torch.algorithms.learned_rounding.distill import Distillation
 from quark_onnx.torch.algorithms.rescaling.awq import AWQ
-from quark_onnx.torch.algorithms.rescaling.smoothquant import AutoSmoothQuant, SmoothQuant
+from quark_onnx.torch.algorithms.rescaling.smoothquant import (
+    AutoSmoothQuant,
+    SmoothQuant,
+)
 from quark_onnx.torch.algorithms.rotation.settings import Rotation
 
 __all__ = [

@@ -1,7 +1,9 @@
-"""BlockStream: run the blocks of a model in order over all calibration data; each reads the output of the last.
+"""BlockStream: run the blocks of a model in order over all calibration data.
 
-Only hidden states are kept, in the type of the model; logits are never computed. What blocks read beside them (masks,
-rotary embeddings) is recorded while every block is skipped.
+Each reads the output of the last.
+
+Only hidden states are kept, in the type of the model; logits are never computed. What blocks read
+beside them (masks, rotary embeddings) is recorded while every block is skipped.
 """
 
 from __future__ import annotations
@@ -22,23 +24,28 @@ from quark_onnx.torch.calibration.padding import unpadded
 _NO_WALK = "the model cannot be walked block by block"
 
 
-class NotWalkable(ModelError):
+class NotWalkable(ModelError):  # noqa: N818
     """A model cannot be walked block by block; it may still be run whole."""
 
 
-class _Enough(Exception):
+class _Enough(Exception):  # noqa: N818
     """Ends a run of the model once its last block has been reached."""
 
 
 def call(model: Any, batch: Any) -> Any:
-    """Run a model on what a data loader yields: a tensor, a mapping of keywords, or a sequence of arguments."""
+    """Run a model on what a data loader yields: a tensor, a mapping of keywords, or a sequence of
+    arguments.
+    """
     if isinstance(batch, Mapping):
         return model(**batch)
     if isinstance(batch, torch.Tensor):
         return model(batch)
     if isinstance(batch, Sequence) and not isinstance(batch, str):
         return model(*batch)
-    raise DataError(f"the data yields a {type(batch).__name__}; a tensor, a dict or a list of tensors is needed")
+    raise DataError(
+        f"the data yields a {type(batch).__name__}; a tensor, a dict or a list of"
+        " tensors is needed",
+    )
 
 
 def run_whole(model: Any, data: Iterable[Any]) -> None:
@@ -55,7 +62,8 @@ def run_whole(model: Any, data: Iterable[Any]) -> None:
             raise
         except Exception as error:
             raise DataError(
-                f"the model cannot be run on sample {count - 1}: {type(error).__name__}: {error}"
+                f"the model cannot be run on sample {count - 1}:"
+                f" {type(error).__name__}: {error}",
             ) from error
     if not count:
         raise DataError("the calibration data is empty")
@@ -68,7 +76,10 @@ def batches(data: Any) -> Iterator[Any]:
         DataError: it is nothing that can yield.
     """
     if not isinstance(data, Iterable):
-        raise DataError(f"the calibration data is a {type(data).__name__}; a list of batches, or a loader, is needed")
+        raise DataError(
+            f"the calibration data is a {type(data).__name__}; a list of batches, or a"
+            " loader, is needed",
+        )
     return (part for batch in data for part in unpadded(batch))
 
 
@@ -77,8 +88,14 @@ def inference(model: Any) -> Iterator[None]:
     """Without gradients, dropout and caches of keys and values."""
     training = [module for module in model.modules() if module.training]
     # parts of a model may have configurations of their own
-    configs: dict[int, Any] = {id(each.config): each.config for each in model.modules() if hasattr(each, "config")}
-    cached = [config for config in configs.values() if getattr(config, "use_cache", None)]
+    configs: dict[int, Any] = {
+        id(each.config): each.config
+        for each in model.modules()
+        if hasattr(each, "config")
+    }
+    cached = [
+        config for config in configs.values() if getattr(config, "use_cache", None)
+    ]
     model.eval()
     for config in cached:
         config.use_cache = False
@@ -106,7 +123,10 @@ class Call:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     def run(self, block: Any) -> Any:
-        """The hidden states that a block computes of it; a block may change its own copy of what it reads."""
+        """The hidden states that a block computes of it.
+
+        A block may change its own copy of what it reads.
+        """
         found = block(self.hidden.clone(), *self.args, **self.kwargs)
         return found if isinstance(found, torch.Tensor) else found[0]
 
@@ -130,8 +150,16 @@ class BlockStream:
         NotWalkable: the model does not run its blocks one after the other.
     """
 
-    def __init__(self, model: Any, blocks: Mapping[str, Any], data: Iterable[Any], folder: Path | None = None) -> None:
-        devices = (each.device for each in model.parameters() if each.device.type != "meta")
+    def __init__(
+        self,
+        model: Any,
+        blocks: Mapping[str, Any],
+        data: Iterable[Any],
+        folder: Path | None = None,
+    ) -> None:
+        devices = (
+            each.device for each in model.parameters() if each.device.type != "meta"
+        )
         self._device = next(devices, torch.device("cpu"))
         recorder = _Recorder(blocks, HiddenStates(folder))
         self._first: Any = None
@@ -151,20 +179,27 @@ class BlockStream:
 
     def tensors(self) -> Iterator[Any]:
         """The hidden states, and all tensors that blocks read beside them, once each."""
-        found = {id(tensor): tensor for tensor in _tensors(([*self.hidden], self._arguments))}
+        found = {
+            id(tensor): tensor for tensor in _tensors(([*self.hidden], self._arguments))
+        }
         return iter(found.values())
 
     def check_once(self, model: Any) -> None:
-        """Raise NotWalkable if the model comes back to its blocks after the last one, as recurrent models do.
+        """Raise NotWalkable if the model comes back to its blocks after the last one, as recurrent
+        models do.
 
-        Blocks are skipped, and what follows them may lack its weights: heads that are not run otherwise.
+        Blocks are skipped, and what follows them may lack its weights: heads that are not run
+        otherwise.
         """
         self._recorder.check_once(model, moved(self._first, self._device))
 
     def finish(self, model: Any, data: Iterable[Any]) -> None:
-        """Run the model on all samples once more; its blocks are skipped and hand on the hidden states as they are.
+        """Run the model on all samples once more.
 
-        Call it once the float model's hidden states have passed the last block, to run what comes after the blocks.
+        Its blocks are skipped and hand on the hidden states as they are.
+
+        Call it once the float model's hidden states have passed the last block, to run what comes
+        after the blocks.
 
         Args:
             model: the same model, with all parameters outside of the blocks.
@@ -182,11 +217,17 @@ class BlockStream:
     def states(self, states: Sequence[Any]) -> None:
         count = len(self.hidden)
         for place, state in enumerate(states):
-            own = self.hidden if place < count or self.quantized is None else self.quantized
+            own = (
+                self.hidden
+                if place < count or self.quantized is None
+                else self.quantized
+            )
             own[place % count] = state
 
     def split(self) -> None:
-        """From now on, keep what quantized blocks have left beside the hidden states of the float model."""
+        """From now on, keep what quantized blocks have left beside the hidden states of the float
+        model.
+        """
         if self.quantized is None:
             self.quantized = self.hidden.copy()
 
@@ -198,13 +239,20 @@ class BlockStream:
             quantized: whether blocks before it are quantized.
         """
         hidden = (self.quantized if quantized else None) or self.hidden
-        return [Call(each, *rest) for each, rest in zip(hidden, self._arguments[name], strict=False)]
+        return [
+            Call(each, *rest)
+            for each, rest in zip(hidden, self._arguments[name], strict=False)
+        ]
 
     def run(
-        self, name: str, block: Any, quantized: bool = False, run: Callable[[int, Call], Any] | None = None
+        self,
+        name: str,
+        block: Any,
+        quantized: bool = False,
+        run: Callable[[int, Call], Any] | None = None,
     ) -> Iterator[int]:
-        """Run a block on every sample that reaches it, and say after each how many are done; what it computes replaces
-        what it read.
+        """Run a block on every sample that reaches it, and say after each how many are done; what
+        it computes replaces what it read.
 
         Args:
             name: of the block.
@@ -241,27 +289,40 @@ def moved(batch: Any, device: Any) -> Any:
 
 
 class _Recorder:
-    """Records what each block is called with. Blocks are skipped: they hand on what they read, in the form in which the
-    first one, which is run once, returns it."""
+    """Records what each block is called with. Blocks are skipped: they hand on what they read, in
+    the form in which the first one, which is run once, returns it.
+    """
 
     def __init__(self, blocks: Mapping[str, Any], hidden: HiddenStates) -> None:
         self._blocks = blocks
         self._last = list(blocks)[-1]
         self._form: Any = None
         self.hidden = hidden
-        self.arguments: dict[str, list[tuple[tuple[Any, ...], dict[str, Any]]]] = {name: [] for name in blocks}
+        self.arguments: dict[str, list[tuple[tuple[Any, ...], dict[str, Any]]]] = {
+            name: [] for name in blocks
+        }
 
     def run(self, model: Any, batch: Any) -> None:
         """Record one batch."""
         before = len(self.hidden)
         self._handed: Any = None
         names = iter(self._blocks)
-        forwards = {name: self._standing_in(name, block.forward, names) for name, block in self._blocks.items()}
+        forwards = {
+            name: self._standing_in(name, block.forward, names)
+            for name, block in self._blocks.items()
+        }
         self._call(model, batch, before, forwards)
-        if odd := [name for name, calls in self.arguments.items() if len(calls) not in (0, before + 1)]:
+        if odd := [
+            name
+            for name, calls in self.arguments.items()
+            if len(calls) not in (0, before + 1)
+        ]:
             raise NotWalkable(f"{odd[0]} is not run on all samples; {_NO_WALK}")
         if not any(self.arguments.values()):
-            raise NotWalkable(f"the model runs none of its blocks, {next(iter(self._blocks))} and so on; {_NO_WALK}")
+            raise NotWalkable(
+                f"the model runs none of its blocks, {next(iter(self._blocks))} and so"
+                f" on; {_NO_WALK}",
+            )
 
     def check_once(self, model: Any, batch: Any) -> None:
         """Raise NotWalkable if a batch comes back to a block after the last one."""
@@ -272,7 +333,10 @@ class _Recorder:
             def hand_on(*args: Any, **kwargs: Any) -> Any:
                 count[name] += 1
                 if count[name] > 1:
-                    raise NotWalkable(f"the model runs {name} more than once for a sample; {_NO_WALK}")
+                    raise NotWalkable(
+                        f"the model runs {name} more than once for a sample;"
+                        f" {_NO_WALK}",
+                    )
                 return hidden if isinstance(form, torch.Tensor) else (hidden, *form[1:])
 
             return hand_on
@@ -284,7 +348,9 @@ class _Recorder:
                 raise
 
     def finish(self, model: Any, batch: Any, index: int) -> None:
-        """Run what comes before and after the blocks on a batch, whose hidden states the blocks hand on."""
+        """Run what comes before and after the blocks on a batch, whose hidden states the blocks
+        hand on.
+        """
         hidden, form = self.hidden[index], self._form
 
         def hand_on(*args: Any, **kwargs: Any) -> Any:
@@ -292,7 +358,13 @@ class _Recorder:
 
         self._call(model, batch, index, dict.fromkeys(self._blocks, hand_on))
 
-    def _call(self, model: Any, batch: Any, sample: int, forwards: Mapping[str, Any]) -> None:
+    def _call(
+        self,
+        model: Any,
+        batch: Any,
+        sample: int,
+        forwards: Mapping[str, Any],
+    ) -> None:
         """Run the model with other forward methods of its blocks."""
         own = {name: vars(block).get("forward") for name, block in self._blocks.items()}
         for name, block in self._blocks.items():
@@ -304,7 +376,10 @@ class _Recorder:
         except (DataError, ModelError):
             raise
         except Exception as error:
-            raise DataError(f"the model cannot be run on sample {sample}: {type(error).__name__}: {error}") from error
+            raise DataError(
+                f"the model cannot be run on sample {sample}: {type(error).__name__}:"
+                f" {error}",
+            ) from error
         finally:
             for name, block in self._blocks.items():
                 del block.forward
@@ -315,14 +390,20 @@ class _Recorder:
         def stand_in(*args: Any, **kwargs: Any) -> Any:
             if not args and "hidden_states" not in kwargs:
                 raise NotWalkable(
-                    f"{name} is called with {', '.join(kwargs) or 'nothing'} and no hidden states; {_NO_WALK}"
+                    f"{name} is called with {', '.join(kwargs) or 'nothing'} and no"
+                    f" hidden states; {_NO_WALK}",
                 )
-            hidden, rest = (args[0], args[1:]) if args else (kwargs.pop("hidden_states"), ())
+            hidden, rest = (
+                (args[0], args[1:]) if args else (kwargs.pop("hidden_states"), ())
+            )
             if _filled(kwargs.get("past_key_values")):
                 raise NotWalkable(f"the data brings keys and values along; {_NO_WALK}")
             kwargs |= {"past_key_values": None} if "past_key_values" in kwargs else {}
             if name not in names:  # an iterator, which goes on behind the name
-                raise NotWalkable(f"the model does not run {name} once for a sample, in its turn; {_NO_WALK}")
+                raise NotWalkable(
+                    f"the model does not run {name} once for a sample, in its turn;"
+                    f" {_NO_WALK}",
+                )
             if self._handed is None:
                 self.hidden.append(hidden.detach())
             elif hidden is not self._handed:
@@ -330,17 +411,24 @@ class _Recorder:
             self.arguments[name].append((tuple(rest), dict(kwargs)))
             differs = not isinstance(self._form, torch.Tensor) and name != self._last
             if self._handed is None and (self._form is None or differs):
-                # what the first block hands on beside hidden states may differ from sample to sample
+                # what the first block hands on beside hidden states may differ from sample to
+                # sample
                 found = forward(hidden.clone(), *rest, **kwargs)
                 self._form = found if isinstance(found, torch.Tensor) else tuple(found)
             if name == self._last:
                 raise _Enough
             self._handed = hidden
-            return hidden if isinstance(self._form, torch.Tensor) else (hidden, *self._form[1:])
+            return (
+                hidden
+                if isinstance(self._form, torch.Tensor)
+                else (hidden, *self._form[1:])
+            )
 
         return stand_in
 
 
 def _filled(cache: Any) -> bool:
     """Whether there are keys and values of earlier tokens."""
-    return cache is not None and not (hasattr(cache, "get_seq_length") and not cache.get_seq_length())
+    return cache is not None and not (
+        hasattr(cache, "get_seq_length") and not cache.get_seq_length()
+    )

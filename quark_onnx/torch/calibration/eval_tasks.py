@@ -18,8 +18,9 @@ class Tasks:
     """Tasks to score models on.
 
     Args:
-        names: of tasks and groups of them, as lm-eval lists them, maybe with wildcards; or folders of definitions
-            (.yaml), of which all are taken. Files that a definition names are looked for in the current folder.
+        names: of tasks and groups of them, as lm-eval lists them, maybe with wildcards; or folders
+            of definitions (.yaml), of which all are taken. Files that a definition names are looked
+            for in the current folder.
         shots: examples in front of each question; as a task has it if None.
         limit: questions of each task, at most; all if None.
         batch: questions that are run together, or "auto".
@@ -31,7 +32,7 @@ class Tasks:
         MissingDependency: lm-eval is not installed.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         names: Sequence[str],
         *,
@@ -41,11 +42,17 @@ class Tasks:
         most: int = 64,
         chat: bool = False,
     ) -> None:
-        evaluator, manager = _library("lm_eval.evaluator"), _library("lm_eval.tasks").TaskManager
+        evaluator, manager = (
+            _library("lm_eval.evaluator"),
+            _library("lm_eval.tasks").TaskManager,
+        )
         _library("lm_eval.models.huggingface")
         folders = [name for name in names if name and Path(name).is_dir()]
         others = [name for name in names if name not in folders]
-        self._manager = manager(include_path=folders or None, include_defaults=bool(others))
+        self._manager = manager(
+            include_path=folders or None,
+            include_defaults=bool(others),
+        )
         self.names = list[str]()
         for name in names:
             found = self._manager.match_tasks([name])
@@ -53,11 +60,19 @@ class Tasks:
                 found = manager(include_path=name, include_defaults=False).all_subtasks
             if not found:
                 known = nearest(name, self._manager.all_tasks)
-                what = "has no definition of a task" if name in folders else f"is no task of lm-eval{known}"
+                what = (
+                    "has no definition of a task"
+                    if name in folders
+                    else f"is no task of lm-eval{known}"
+                )
                 raise ConfigError(f"{name!r} {what}; 'lm-eval ls tasks' lists them")
             self.names += [each for each in found if each not in self.names]
         self._evaluate = evaluator.simple_evaluate
-        self._settings = {"num_fewshot": shots, "limit": limit, "apply_chat_template": chat}
+        self._settings = {
+            "num_fewshot": shots,
+            "limit": limit,
+            "apply_chat_template": chat,
+        }
         self._batches = {"batch_size": batch, "max_batch_size": most}
 
     def scores(self, folder: Path | str, *, trust_code: bool = False) -> Scores:
@@ -66,9 +81,19 @@ class Tasks:
         Raises:
             DataError: a task cannot be run: its data is not there, or the model has no tokenizer.
         """
-        return self.scores_of(load_checkpoint(folder, trust_code=trust_code), folder, trust_code=trust_code)
+        return self.scores_of(
+            load_checkpoint(folder, trust_code=trust_code),
+            folder,
+            trust_code=trust_code,
+        )
 
-    def scores_of(self, model: Any, folder: Path | str, *, trust_code: bool = False) -> Scores:
+    def scores_of(
+        self,
+        model: Any,
+        folder: Path | str,
+        *,
+        trust_code: bool = False,
+    ) -> Scores:
         """Return what a model in memory reaches, by task and metric.
 
         Args:
@@ -83,7 +108,10 @@ class Tasks:
 
         wrapped = _library("lm_eval.models.huggingface").HFLM
         try:
-            tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=trust_code)
+            tokenizer = AutoTokenizer.from_pretrained(
+                str(folder),
+                trust_remote_code=trust_code,
+            )
             found = self._evaluate(
                 model=wrapped(pretrained=model, tokenizer=tokenizer, **self._batches),
                 tasks=self.names,
@@ -91,20 +119,33 @@ class Tasks:
                 log_samples=False,
                 **self._settings,
             )
-        except Exception as error:  # data sets, tokenizers and metrics raise unrelated types
-            raise DataError(f"{', '.join(self.names)} cannot be run on {folder}: {error}") from error
+        except (
+            Exception
+        ) as error:  # data sets, tokenizers and metrics raise unrelated types
+            raise DataError(
+                f"{', '.join(self.names)} cannot be run on {folder}: {error}",
+            ) from error
         return {task: _numbers(row) for task, row in found["results"].items()}
 
     def compared(
-        self, source: Path | str, output: Path | str, *, trust_code: bool = False
+        self,
+        source: Path | str,
+        output: Path | str,
+        *,
+        trust_code: bool = False,
     ) -> dict[str, dict[str, tuple[float, float]]]:
         """What the model of a checkpoint reaches, and then that of another, by task and metric.
 
         Raises:
             DataError: a task cannot be run.
         """
-        before, after = (self.scores(folder, trust_code=trust_code) for folder in (source, output))
-        return {task: {name: (was, after[task][name]) for name, was in row.items()} for task, row in before.items()}
+        before, after = (
+            self.scores(folder, trust_code=trust_code) for folder in (source, output)
+        )
+        return {
+            task: {name: (was, after[task][name]) for name, was in row.items()}
+            for task, row in before.items()
+        }
 
 
 def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
@@ -125,4 +166,6 @@ def _library(name: str) -> Any:
         return importlib.import_module(name)
     except ImportError as error:
         missing = error.name or "lm_eval"
-        raise MissingDependency(f"{missing} is not installed; tasks need it: pip install 'quark-onnx[eval]'") from error
+        raise MissingDependency(
+            f"{missing} is not installed; tasks need it: pip install 'quark-onnx[eval]'",
+        ) from error

@@ -56,7 +56,11 @@ class HiddenStates:
     def __getitem__(self, place: slice) -> list[Any]: ...
     def __getitem__(self, place: int | slice) -> Any:
         found = self._kept[place]
-        return [_read(each) for each in found] if isinstance(place, slice) else _read(found)
+        return (
+            [_read(each) for each in found]
+            if isinstance(place, slice)
+            else _read(found)
+        )
 
     def __setitem__(self, place: int, state: Any) -> None:
         self._kept[place] = self._keep(state)
@@ -75,23 +79,39 @@ class HiddenStates:
         return other
 
     def _keep(self, state: Any) -> Any:
-        return state if self._folder is None or not state.numel() else _File(self._folder, state)
+        return (
+            state
+            if self._folder is None or not state.numel()
+            else _File(self._folder, state)
+        )
 
 
 class _File:
-    """A tensor in a file, which goes when nobody knows of it any more. Tensors that were read of it live on."""
+    """A tensor in a file, which goes when nobody knows of it any more.
+
+    Tensors that were read of it live on.
+    """
 
     def __init__(self, folder: Path, state: Any) -> None:
         self._path = folder / f"{next(_NUMBERS)}.hidden"
         self._shape, self._dtype, self._device = state.shape, state.dtype, state.device
-        state.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tofile(self._path)
+        state.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tofile(
+            self._path,
+        )
 
     def read(self) -> Any:
-        flat = torch.from_file(str(self._path), shared=False, size=self._shape.numel(), dtype=self._dtype)
+        flat = torch.from_file(
+            str(self._path),
+            shared=False,
+            size=self._shape.numel(),
+            dtype=self._dtype,
+        )
         return flat.reshape(self._shape).to(self._device)
 
     def __del__(self) -> None:
-        with contextlib.suppress(OSError):  # what is mapped cannot be removed everywhere; the folder goes at the end
+        with contextlib.suppress(
+            OSError,
+        ):  # what is mapped cannot be removed everywhere; the folder goes at the end
             self._path.unlink()
 
 

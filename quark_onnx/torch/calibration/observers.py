@@ -45,8 +45,8 @@ class Observer:
         ends = torch.stack(torch.aminmax(x)).float().cpu().numpy()
         if not np.isfinite(ends).all():
             raise DataError(
-                f"{self._name} is infinite or no number on the calibration data; the model overflows in {x.dtype}, or "
-                "the data does not suit it"
+                f"{self._name} is infinite or no number on the calibration data; the"
+                f" model overflows in {x.dtype}, or the data does not suit it",
             )
         if isinstance(self.spec.calibrator, MinMax):
             self._statistic.observe(ends.reshape(1, 2))
@@ -62,7 +62,11 @@ class Observer:
         """Take in what other processes have seen."""
         if distributed.count() == 1:
             return
-        parts = [part for part in distributed.gathered((self._statistic, self._model)) if part[1] is not None]
+        parts = [
+            part
+            for part in distributed.gathered((self._statistic, self._model))
+            if part[1] is not None
+        ]
         self._statistic = self.spec.calibrator.statistic()
         for statistic, model in parts:
             self._model = model
@@ -80,9 +84,17 @@ class Observer:
             reach = max(float(self._statistic.hi[0]), -float(self._statistic.lo[0]))
             return Params(global_scale_for(torch.tensor(reach)).to(self._device))
         found: Range = self.spec.calibrator.range(self._statistic, self.spec.grid)
-        params = affine.of_numbers(float(found.lo[0]), float(found.hi[0]), self.spec, self._model)
+        params = affine.of_numbers(
+            float(found.lo[0]),
+            float(found.hi[0]),
+            self.spec,
+            self._model,
+        )
         scale = params.scale.clamp(min=least).to(self._device)
-        return Params(scale, None if params.zero is None else params.zero.to(self._device))
+        return Params(
+            scale,
+            None if params.zero is None else params.zero.to(self._device),
+        )
 
 
 @dataclass(frozen=True)
@@ -126,17 +138,36 @@ class ActivationObservers:
     def __enter__(self) -> ActivationObservers:
         for name, (module, spec) in self._layers.items():
             if spec.input is not None and spec.input.measured:
-                watched = self.inputs[name] = Observer(spec.input, f"the input of {name}", module.weight.device)
-                self._hooks.append(module.register_forward_pre_hook(_reading(watched), with_kwargs=True))
+                watched = self.inputs[name] = Observer(
+                    spec.input,
+                    f"the input of {name}",
+                    module.weight.device,
+                )
+                self._hooks.append(
+                    module.register_forward_pre_hook(
+                        _reading(watched),
+                        with_kwargs=True,
+                    ),
+                )
             if spec.output is not None and spec.output.measured:
-                watched = self.outputs[name] = Observer(spec.output, f"the output of {name}", module.weight.device)
+                watched = self.outputs[name] = Observer(
+                    spec.output,
+                    f"the output of {name}",
+                    module.weight.device,
+                )
                 if spec.rotated:
                     module.round_keys = _rotated(watched, name, len(module.weight))
                 else:
-                    self._hooks.append(module.register_forward_hook(_computing(watched)))
+                    self._hooks.append(
+                        module.register_forward_hook(_computing(watched)),
+                    )
             if spec.probabilities is not None:
                 what = f"the softmax of the attention of {name}"
-                watched = self.probabilities[name] = Observer(spec.probabilities, what, module.weight.device)
+                watched = self.probabilities[name] = Observer(
+                    spec.probabilities,
+                    what,
+                    module.weight.device,
+                )
                 module.round_probabilities = _handed(watched)
         return self
 
@@ -147,27 +178,43 @@ class ActivationObservers:
             for name in ("round_keys", "round_probabilities"):
                 vars(module).pop(name, None)
         if error[0] is None:
-            for watched in (*self.inputs.values(), *self.outputs.values(), *self.probabilities.values()):
+            for watched in (
+                *self.inputs.values(),
+                *self.outputs.values(),
+                *self.probabilities.values(),
+            ):
                 watched.over_ranks()
 
     def scales(self, least: Callable[[str], float] = lambda name: 0.0) -> Scales:
         """Those of layers that were run.
 
-        Clients keep one input scale for all experts of a block, the greatest. An expert that was not run takes it from
-        the others, as it would be read with 1.0 else; so do all experts where blocks have scales that are rounded to
-        the scale of the tensor (NVFP4).
+        Clients keep one input scale for all experts of a block, the greatest. An expert that was
+        not run takes it from the others, as it would be read with 1.0 else; so do all experts where
+        blocks have scales that are rounded to the scale of the tensor (NVFP4).
 
         Args:
             least: the least scale of what a layer computes.
         """
-        inputs = {name: found for name, one in self.inputs.items() if (found := one.params()) is not None}
+        inputs = {
+            name: found
+            for name, one in self.inputs.items()
+            if (found := one.params()) is not None
+        }
         self.borrowing = []
         for group in groups_across_experts(self.inputs):
             self._share(group, inputs)
         return Scales(
             inputs,
-            {name: found for name, one in self.outputs.items() if (found := one.params(least(name))) is not None},
-            {name: found for name, one in self.probabilities.items() if (found := one.params()) is not None},
+            {
+                name: found
+                for name, one in self.outputs.items()
+                if (found := one.params(least(name))) is not None
+            },
+            {
+                name: found
+                for name, one in self.probabilities.items()
+                if (found := one.params()) is not None
+            },
         )
 
     def unseen(self, name: str, scales: Scales) -> bool:
@@ -180,10 +227,14 @@ class ActivationObservers:
         return any(name in watched and name not in found for watched, found in told)
 
     def _share(self, group: list[str], inputs: dict[str, Params]) -> None:
-        """Give layers of experts that read alike the greatest scale of them, where they need one."""
+        """Give layers of experts that read alike the greatest scale of them, where they need one."""  # noqa: E501
         for name in group:
             spec = self.inputs[name].spec
-            alike = [inputs[each] for each in group if each in inputs and self.inputs[each].spec == spec]
+            alike = [
+                inputs[each]
+                for each in group
+                if each in inputs and self.inputs[each].spec == spec
+            ]
             if not alike or (name in inputs and not isinstance(spec.dtype, TwoLevel)):
                 continue
             if name not in inputs:
@@ -202,8 +253,9 @@ def _rotated(watched: Observer, name: str, outputs: int) -> Any:
     def hook(keys: Any) -> Any:
         if keys.shape[1] * keys.shape[3] % outputs:
             raise ModelError(
-                f"kv_cache: {name} computes {outputs} numbers for a token, which are not the keys that attention "
-                "reads; round them where they are projected (where='projection')"
+                f"kv_cache: {name} computes {outputs} numbers for a token, which are"
+                " not the keys that attention reads; round them where they are"
+                " projected (where='projection')",
             )
         watched.observe(keys.detach())
         return keys

@@ -9,10 +9,11 @@ import torch
 
 
 def unpadded(batch: Any) -> Iterator[Any]:
-    """A batch without its padding: rows of the same length stay together, others become batches of their own.
+    """A batch without its padding: rows of the same length stay together, others become batches of
+    their own.
 
-    A batch stays as it is where its ``attention_mask`` hides nothing, or hides what is no padding, or where it has
-    other tensors than those of the mask's shape.
+    A batch stays as it is where its ``attention_mask`` hides nothing, or hides what is no padding,
+    or where it has other tensors than those of the mask's shape.
 
     >>> batch = {"input_ids": torch.tensor([[0, 5, 6], [7, 8, 9]])}
     >>> batch["attention_mask"] = torch.tensor([[0, 1, 1], [1, 1, 1]])
@@ -20,10 +21,17 @@ def unpadded(batch: Any) -> Iterator[Any]:
     [[[5, 6]], [[7, 8, 9]]]
     """
     mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
-    if not isinstance(mask, torch.Tensor) or mask.ndim != 2 or bool(mask.all()) or not _is_padding(mask.bool()):
+    if (
+        not isinstance(mask, torch.Tensor)
+        or mask.ndim != 2
+        or bool(mask.all())
+        or not _is_padding(mask.bool())
+    ):
         yield batch
         return
-    tensors = {key: each for key, each in batch.items() if isinstance(each, torch.Tensor)}
+    tensors = {
+        key: each for key, each in batch.items() if isinstance(each, torch.Tensor)
+    }
     if any(each.shape != mask.shape for each in tensors.values()):
         yield batch
         return
@@ -32,7 +40,10 @@ def unpadded(batch: Any) -> Iterator[Any]:
         rows.setdefault(tuple(shown.nonzero().flatten().tolist()), []).append(row)
     for places, same in rows.items():
         if places:
-            yield {**batch, **{key: each[same][:, list(places)] for key, each in tensors.items()}}
+            yield {
+                **batch,
+                **{key: each[same][:, list(places)] for key, each in tensors.items()},
+            }
 
 
 def _is_padding(shown: Any) -> bool:

@@ -12,7 +12,13 @@ from quark_onnx.progress import Progress
 from quark_onnx.torch.calibration.block_stream import inference
 
 
-def perplexity(model: Any, windows: Iterable[Any], *, batch: int = 8, progress: bool | None = None) -> float:
+def perplexity(
+    model: Any,
+    windows: Iterable[Any],
+    *,
+    batch: int = 8,
+    progress: bool | None = None,
+) -> float:
     """exp of the mean negative log likelihood of every token but the first of its window.
 
     Args:
@@ -32,7 +38,11 @@ def perplexity(model: Any, windows: Iterable[Any], *, batch: int = 8, progress: 
         for start in range(0, len(rows), batch):
             ids = torch.stack(rows[start : start + batch]).to(device)
             logits = model(input_ids=ids).logits[:, :-1].float()
-            loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="sum")
+            loss = torch.nn.functional.cross_entropy(
+                logits.flatten(0, 1),
+                ids[:, 1:].flatten(),
+                reduction="sum",
+            )
             total, count = total + float(loss), count + ids[:, 1:].numel()
             bar.update(min(start + batch, len(rows)))
     return float(torch.exp(torch.tensor(total / count, dtype=torch.float64)))
@@ -45,4 +55,7 @@ def windows_of(tokens: Any, length: int) -> list[Any]:
     [tensor([0, 1, 2]), tensor([3, 4, 5])]
     """
     tokens = torch.as_tensor(tokens).reshape(-1)
-    return [tokens[start : start + length] for start in range(0, len(tokens) - length + 1, length)]
+    return [
+        tokens[start : start + length]
+        for start in range(0, len(tokens) - length + 1, length)
+    ]

@@ -19,14 +19,17 @@ from quark_onnx.torch.calibration.perplexity import windows_of
 
 logger = logging.getLogger(__name__)
 
-#: The environment variable with the folder of data sets, as files or folders by the names of the sets.
+#: The environment variable with the folder of data sets, as files or folders by the names of the
+#: sets.
 DATASETS = "QUARK_ONNX_DATASETS"
 #: Endings of files that hold text, or tokens.
 _TEXT = (".txt", ".md", ".json", ".jsonl")
 _TOKENS = (".npy", ".npz")
-#: Endings of names in AMD Quark's scripts that say how a data set is cut; windows are cut in one way here.
+#: Endings of names in AMD Quark's scripts that say how a data set is cut; windows are cut in one
+#: way here.
 _USES = ("_for_awq_benchmark", "_for_gptq_benchmark")
-#: Sets of texts by the names that AMD Quark's scripts have for them: where they are, which part, which column.
+#: Sets of texts by the names that AMD Quark's scripts have for them: where they are, which part,
+#: which column.
 NAMED = {
     "pileval": ("mit-han-lab/pile-val-backup", None, "validation", "text"),
     "wikitext": ("Salesforce/wikitext", "wikitext-2-raw-v1", "train", "text"),
@@ -35,14 +38,20 @@ NAMED = {
 }
 
 
-def read_windows(source: Path | str, tokenizer: Any, length: int, count: int | None = None) -> list[Any]:
+def read_windows(
+    source: Path | str,
+    tokenizer: Any,
+    length: int,
+    count: int | None = None,
+) -> list[Any]:
     """Windows of tokens that do not overlap; int64 tensors of shape (length,).
 
     Args:
-        source: a text file (.txt, .md), .json or .jsonl with texts or objects that have a "text", a folder of such
-            files, token ids (.npy of shape (windows, at least length); .npz with ``ids`` and maybe ``len``), or the
-            name of a data set. The name is looked up in the folder that ``QUARK_ONNX_DATASETS`` names, and given to the
-            ``datasets`` package where no file of that folder has it.
+        source: a text file (.txt, .md), .json or .jsonl with texts or objects that have a "text", a
+            folder of such files, token ids (.npy of shape (windows, at least length); .npz with
+            ``ids`` and maybe ``len``), or the name of a data set. The name is looked up in the
+            folder that ``QUARK_ONNX_DATASETS`` names, and given to the ``datasets`` package where
+            no file of that folder has it.
         tokenizer: of transformers; None where token ids are given.
         length: tokens of a window.
         count: windows, at most; all if None.
@@ -57,13 +66,25 @@ def read_windows(source: Path | str, tokenizer: Any, length: int, count: int | N
         found = list(_token_rows(path, length))
     else:
         if tokenizer is None:
-            raise DataError(f"{source} is text, and the model has no tokenizer; give token ids as .npy or .npz")
+            raise DataError(
+                f"{source} is text, and the model has no tokenizer; give token ids as"
+                " .npy or .npz",
+            )
         enough = None if count is None else count * length
         found = windows_of(_tokens(_texts(source), tokenizer, enough), length)
     if not found:
-        raise DataError(f"{source} has not enough for one window of {length} tokens; give more, or a smaller length")
+        raise DataError(
+            f"{source} has not enough for one window of {length} tokens; give more, or"
+            " a smaller length",
+        )
     if count is not None and len(found) < count:
-        logger.warning("%s has %d windows of %d tokens; %d were asked for", source, len(found), length, count)
+        logger.warning(
+            "%s has %d windows of %d tokens; %d were asked for",
+            source,
+            len(found),
+            length,
+            count,
+        )
     return found[:count]
 
 
@@ -71,8 +92,9 @@ def local_source(source: Path | str) -> Path | str:
     """Return the file or folder of a data set, or its name where there is none.
 
     Args:
-        source: a path, which is returned unchanged where it exists, or the name of a data set. The name of a repository
-            may have its owner, and may end with the use that AMD Quark's scripts make of the set.
+        source: a path, which is returned unchanged where it exists, or the name of a data set. The
+            name of a repository may have its owner, and may end with the use that AMD Quark's
+            scripts make of the set.
 
     >>> local_source("pileval_for_awq_benchmark")
     'pileval'
@@ -112,12 +134,15 @@ def _token_rows(path: Path, length: int) -> Iterator[Any]:
         raise DataError(f"{path} cannot be read as token ids: {error}") from error
     if ids.ndim != 2 or ids.dtype.kind not in "iu":
         raise DataError(
-            f"{path} holds {ids.dtype} of shape {ids.shape}; token ids are integers of shape (windows, length)"
+            f"{path} holds {ids.dtype} of shape {ids.shape}; token ids are integers of"
+            " shape (windows, length)",
         )
-    if lengths is not None and (lengths.shape != ids.shape[:1] or lengths.dtype.kind not in "iu"):
+    if lengths is not None and (
+        lengths.shape != ids.shape[:1] or lengths.dtype.kind not in "iu"
+    ):
         raise DataError(
-            f"{path} has {lengths.dtype} of shape {lengths.shape} as len; it must have an integer for each of the "
-            f"{len(ids)} rows of ids"
+            f"{path} has {lengths.dtype} of shape {lengths.shape} as len; it must have"
+            f" an integer for each of the {len(ids)} rows of ids",
         )
     for index, row in enumerate(ids):
         if len(row) >= length and (lengths is None or lengths[index] >= length):
@@ -133,7 +158,9 @@ def _texts(source: Path | str) -> Iterator[str]:
         for file in files:
             yield from _texts(file)
     elif path.suffix in (".pkl", ".pickle"):
-        raise DataError(f"{path} is a pickle, which may run code; save token ids as .npy or .npz")
+        raise DataError(
+            f"{path} is a pickle, which may run code; save token ids as .npy or .npz",
+        )
     elif path.is_file():
         yield from _texts_of_file(path)
     elif path.suffix in (*_TEXT, *_TOKENS):
@@ -149,7 +176,11 @@ def _texts_of_file(path: Path) -> Iterator[str]:
         if path.suffix not in (".json", ".jsonl"):
             yield content
             return
-        rows = [json.loads(line) for line in content.splitlines() if line.strip()] if path.suffix == ".jsonl" else None
+        rows = (
+            [json.loads(line) for line in content.splitlines() if line.strip()]
+            if path.suffix == ".jsonl"
+            else None
+        )
         rows = json.loads(content) if rows is None else rows
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read as text: {error}") from error
@@ -165,13 +196,15 @@ def _data_set(name: str) -> Iterator[str]:
         import datasets
     except ImportError as error:
         raise MissingDependency(
-            f"{name!r} is no file; to load a data set of that name: pip install datasets, or put {name}.txt into the "
-            f"folder that {DATASETS} names"
+            f"{name!r} is no file; to load a data set of that name: pip install"
+            f" datasets, or put {name}.txt into the folder that {DATASETS} names",
         ) from error
     place, subset, split, column = NAMED.get(name, (name, None, "train", "text"))
     try:
         rows = datasets.load_dataset(place, subset, split=split)
     except Exception as error:
-        raise DataError(f"{name!r} is no file, and cannot be loaded as a data set: {error}") from error
+        raise DataError(
+            f"{name!r} is no file, and cannot be loaded as a data set: {error}",
+        ) from error
     for row in rows:
         yield row[column]

@@ -35,14 +35,28 @@ class State:
             save(self._file, tensors)
 
 
-def save(path: Path, tensors: Mapping[str, Any], notes: Mapping[str, str] | None = None) -> None:
+def save(
+    path: Path,
+    tensors: Mapping[str, Any],
+    notes: Mapping[str, str] | None = None,
+) -> None:
     """Tensors in a file that is there whole, or as it was before.
 
     Args:
         notes: beside them.
     """
-    own = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    put_in_place(path, lambda temporary: save_file(own, str(temporary), None if notes is None else dict(notes)))
+    own = {
+        name: tensor.detach().cpu().contiguous().clone()
+        for name, tensor in tensors.items()
+    }
+    put_in_place(
+        path,
+        lambda temporary: save_file(
+            own,
+            str(temporary),
+            None if notes is None else dict(notes),
+        ),
+    )
 
 
 def put_in_place(path: Path, write: Callable[[Path], object]) -> None:

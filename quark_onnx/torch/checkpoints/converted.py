@@ -46,16 +46,22 @@ class _Group:
         except Exception as error:  # whatever transformers raises
             stored = ", ".join(tensors)
             raise ModelError(
-                f"transformers cannot make {self.target} of {stored}: {type(error).__name__}: {error}"
+                f"transformers cannot make {self.target} of {stored}:"
+                f" {type(error).__name__}: {error}",
             ) from error
-        return {name: each[0] if isinstance(each, list) else each for name, each in found.items()}
+        return {
+            name: each[0] if isinstance(each, list) else each
+            for name, each in found.items()
+        }
 
 
 class Converted:
-    """The parameters of a model that are made of other tensors: chunks of a fused one, several joined, or permuted.
+    """The parameters of a model that are made of other tensors: chunks of a fused one, several
+    joined, or permuted.
 
-    transformers' own conversions do it, as when it loads a checkpoint. Models are quantized with their experts taken
-    apart: a stack of experts has the name that it has in transformers, and is converted where one tensor stores it.
+    transformers' own conversions do it, as when it loads a checkpoint. Models are quantized with
+    their experts taken apart: a stack of experts has the name that it has in transformers, and is
+    converted where one tensor stores it.
 
     Args:
         reader: the checkpoint.
@@ -66,8 +72,14 @@ class Converted:
         self._reader = reader
         # Quantizing replaces parameters; conversions ask for the shapes of the float ones.
         parameters = dict[str, Any](model.named_parameters(remove_duplicate=False))
-        shapes = {name: torch.empty(each.shape, device="meta") for name, each in parameters.items()}
-        self._shapes = SimpleNamespace(get_parameter=shapes.__getitem__, config=getattr(model, "config", None))
+        shapes = {
+            name: torch.empty(each.shape, device="meta")
+            for name, each in parameters.items()
+        }
+        self._shapes = SimpleNamespace(
+            get_parameter=shapes.__getitem__,
+            config=getattr(model, "config", None),
+        )
         self._groups = dict[str, _Group]()
         #: Names of stored tensors by those of the parameters that they are, where these differ.
         self.renamed = dict[str, str]()
@@ -84,42 +96,74 @@ class Converted:
         return [key for keys in self._groups[name].keys.values() for key in keys]
 
     def names(self, name: str) -> tuple[str, ...]:
-        """Return the names of all parameters that are made of the same stored tensors as this one."""
+        """Return the names of all parameters that are made of the same stored tensors as this one."""  # noqa: E501
         return self._groups[name].names
 
     def get(self, name: str) -> Any:
         """Read the stored tensors and convert them.
 
         Raises:
-            ModelError: a file is damaged, or the tensors do not suit the configuration of the model.
+            ModelError: a file is damaged, or the tensors do not suit the configuration of the
+                model.
         """
         tensors = {key: self._reader.get(key) for key in self.keys(name)}
         return self._groups[name].convert(self._shapes, tensors)[name].contiguous()
 
     def _found(self, model: Any) -> Iterator[_Group]:
-        """Match the stored names with the conversions of the model's family, as transformers does when it loads."""
+        """Match the stored names with the conversions of the model's family, as transformers does
+        when it loads.
+        """
         from transformers.conversion_mapping import get_model_conversion_mapping
-        from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+        from transformers.core_model_loading import (
+            WeightConverter,
+            WeightRenaming,
+            rename_source_key,
+        )
 
         mapping = get_model_conversion_mapping(model)
         renamings = [each for each in mapping if isinstance(each, WeightRenaming)]
         converters = [each for each in mapping if isinstance(each, WeightConverter)]
-        owners = {pattern: each for each in converters for pattern in each.source_patterns}
-        known = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers())
+        owners = {
+            pattern: each for each in converters for pattern in each.source_patterns
+        }
+        known = dict(model.named_parameters(remove_duplicate=False)) | dict(
+            model.named_buffers(),
+        )
         stacks = dict.fromkeys(stack_names(model))
         prefix = model.base_model_prefix
         groups = dict[str, _Group]()
         for key in self._reader:
-            name, pattern = rename_source_key(key, renamings, converters, prefix, known | stacks)
+            name, pattern = rename_source_key(
+                key,
+                renamings,
+                converters,
+                prefix,
+                known | stacks,
+            )
             if pattern is None and name != key:
-                self.renamed[name] = key  # scales of quantized layers among them, which the float model lacks
-            elif pattern is not None and name in stacks and "*" in pattern:  # one layer of one expert
-                self.renamed[rename_source_key(key, renamings, [], prefix, known)[0]] = key
-            elif pattern is not None and (name in known or (name in stacks and name not in self._reader)):
+                self.renamed[name] = (
+                    key  # scales of quantized layers among them, which the float model lacks
+                )
+            elif (
+                pattern is not None and name in stacks and "*" in pattern
+            ):  # one layer of one expert
+                self.renamed[
+                    rename_source_key(key, renamings, [], prefix, known)[0]
+                ] = key
+            elif pattern is not None and (
+                name in known or (name in stacks and name not in self._reader)
+            ):
                 group = groups.setdefault(name, _Group(name, owners[pattern]))
                 group.keys.setdefault(pattern, []).append(key)
         for group in groups.values():
             stored = [key for keys in group.keys.values() for key in keys]
-            hollow = {key: torch.empty(self._reader.shape(key), device="meta") for key in stored}
-            group.names = tuple(name for name in group.convert(self._shapes, hollow) if name in known or name in stacks)
+            hollow = {
+                key: torch.empty(self._reader.shape(key), device="meta")
+                for key in stored
+            }
+            group.names = tuple(
+                name
+                for name in group.convert(self._shapes, hollow)
+                if name in known or name in stacks
+            )
             yield group

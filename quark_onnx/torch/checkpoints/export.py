@@ -1,4 +1,6 @@
-"""Write a quantized model as a checkpoint that vLLM and transformers load, in AMD Quark's layout or another."""
+"""Write a quantized model as a checkpoint that vLLM and transformers load, in AMD Quark's layout or
+another.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ from quark_onnx.torch.models.quantized_layer import QuantizedLayer, Rounding, ki
 from quark_onnx.torch.models.structure import within
 
 
-def export_safetensors(
+def export_safetensors(  # noqa: PLR0913
     model: Any,
     folder: Path | str,
     config: TorchConfig,
@@ -44,22 +46,31 @@ def export_safetensors(
         layout: how it is stored, a key of ``quark_onnx.torch.checkpoints.layouts.LAYOUTS``.
         pack_method: how nibbles are ordered in AMD Quark's layout, "reorder" or "order".
         max_shard: bytes of a file, at most.
-        weight_format: "real_quantized" for codes; "fake_quantized" for floats that have been rounded, in AMD Quark's
-            layout.
+        weight_format: "real_quantized" for codes; "fake_quantized" for floats that have been
+            rounded, in AMD Quark's layout.
 
     Raises:
-        ConfigError: the folder is taken, or the layout has no place for a format, or for what each run rotates.
+        ConfigError: the folder is taken, or the layout has no place for a format, or for what each
+            run rotates.
     """
     form = layout_named(layout, pack_method, weight_format)
     if not hasattr(model, "config") or not hasattr(model.config, "save_pretrained"):
-        raise ConfigError(f"the model is a {type(model).__name__}; only a model of transformers has a checkpoint")
+        raise ConfigError(
+            f"the model is a {type(model).__name__}; only a model of transformers has a"
+            " checkpoint",
+        )
     check_config(form, config)
     for name, module in model.named_modules():
         if isinstance(module, OnlineRotation):
             raise ConfigError(
-                f"each run rotates what {name} reads, which nothing does that loads a checkpoint; set r4 to false"
+                f"each run rotates what {name} reads, which nothing does that loads a"
+                " checkpoint; set r4 to false",
             )
-    quantized = {name: module for name, module in model.named_modules() if isinstance(module, QuantizedLayer)}
+    quantized = {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, QuantizedLayer)
+    }
     for name, layer in quantized.items():
         form.check_layer(name, layer.origin, layer.spec, layer.shape)
     names = DiskNames(model)
@@ -69,21 +80,29 @@ def export_safetensors(
         model.config.save_pretrained(writer.staging)
         content = read_json(writer.staging / "config.json")
         # of the model as it is, and not as it once was loaded
-        content["torch_dtype" if "torch_dtype" in content else "dtype"] = str(model.dtype).removeprefix("torch.")
+        content["torch_dtype" if "torch_dtype" in content else "dtype"] = str(
+            model.dtype,
+        ).removeprefix("torch.")
         content.setdefault("architectures", None)
         content["architectures"] = content["architectures"] or [type(model).__name__]
         specs = {name: layer.spec for name, layer in quantized.items()}
         writer.write_json("config.json", described(content, model, config, form, specs))
         for name, tensor in tensors_of(model, form):
             writer.add(form.key(names(name)), tensor)
-        if getattr(model, "generation_config", None) is not None and model.can_generate():
+        if (
+            getattr(model, "generation_config", None) is not None
+            and model.can_generate()
+        ):
             model.generation_config.save_pretrained(writer.staging)
         if tokenizer is not None:
             tokenizer.save_pretrained(writer.staging)
 
 
 def _copy_code(model: Any, folder: Path) -> None:
-    """Copy the Python files that a model has brought along; its configuration does so with its own."""
+    """Copy the Python files that a model has brought along.
+
+    Its configuration does so with its own.
+    """
     if getattr(model, "_auto_class", None) is not None:
         from transformers.dynamic_module_utils import custom_object_save
 
@@ -96,25 +115,42 @@ def check_experts(layout: Layout, model: Any, keys: Mapping[str, str]) -> None:
     Args:
         keys: what layers will be called, by their names in the model.
     """
-    stacks = [name for name, module in model.named_modules() if isinstance(module, UNFUSED)]
+    stacks = [
+        name for name, module in model.named_modules() if isinstance(module, UNFUSED)
+    ]
     taken = [name for name in keys if any(within(name, stack) for stack in stacks)]
     if not taken or not layout.keeps_names:
         return
     from transformers.conversion_mapping import get_model_conversion_mapping
 
-    sources = [each for conversion in get_model_conversion_mapping(model) for each in conversion.source_patterns]
-    known = [re.escape(each).replace(r"\*", r"\d+") for each in sources if "experts.*" in each]
+    sources = [
+        each
+        for conversion in get_model_conversion_mapping(model)
+        for each in conversion.source_patterns
+    ]
+    known = [
+        re.escape(each).replace(r"\*", r"\d+")
+        for each in sources
+        if "experts.*" in each
+    ]
     for name in taken:
-        if not any(re.search(f"{pattern}$", f"{keys[name]}.weight") for pattern in known):
+        if not any(
+            re.search(f"{pattern}$", f"{keys[name]}.weight") for pattern in known
+        ):
             raise ConfigError(
-                f"what reads the layout {layout.name!r} would not find {keys[name]}: checkpoints of "
-                f"{model.config.model_type} have all experts in one tensor, or other names for them. Quantize a folder "
-                "in which they are apart, exclude them, or choose the layout 'quark'"
+                f"what reads the layout {layout.name!r} would not find {keys[name]}:"
+                f" checkpoints of {model.config.model_type} have all experts in one"
+                " tensor, or other names for them. Quantize a folder in which they are"
+                " apart, exclude them, or choose the layout 'quark'",
             )
 
 
 def described(
-    content: dict[str, Any], model: Any, config: TorchConfig, layout: Layout, quantized: Mapping[str, LayerSpec]
+    content: dict[str, Any],
+    model: Any,
+    config: TorchConfig,
+    layout: Layout,
+    quantized: Mapping[str, LayerSpec],
 ) -> dict[str, Any]:
     """A model's config.json with what quantizes it.
 
@@ -129,25 +165,48 @@ def described(
     names = DiskNames(model)
     exclude = [names.layer(name) for name in floats_of(model) if name not in quantized]
     modules = dict(model.named_modules())
-    kinds = {name: getattr(modules[name], "kind", None) or kind_of(modules[name]) or "" for name in quantized}
-    # what the data has not reached has no scales for what it reads; what files call otherwise is not found by globs
+    kinds = {
+        name: getattr(modules[name], "kind", None) or kind_of(modules[name]) or ""
+        for name in quantized
+    }
+    # what the data has not reached has no scales for what it reads; what files call otherwise is
+    # not found by globs
     other = {
         names.layer(name): spec
         for name, spec in quantized.items()
-        if spec != config.spec_of(name if experts_of(name) else names.layer(name), kinds[name])
+        if spec
+        != config.spec_of(name if experts_of(name) else names.layer(name), kinds[name])
     }
-    own = {name: spec for name in quantized if (spec := config.own_spec(name, kinds[name])) is not None}
-    special = (*other.items(), *_of_rounded(own, config, names), *_of_experts(quantized, config, names))
-    # an entry that another one comes before would come first in files, where it has the name of its layer
-    given = (each for each in config.layers if each[0] not in own or own[each[0]] == each[1])
+    own = {
+        name: spec
+        for name in quantized
+        if (spec := config.own_spec(name, kinds[name])) is not None
+    }
+    special = (
+        *other.items(),
+        *_of_rounded(own, config, names),
+        *_of_experts(quantized, config, names),
+    )
+    # an entry that another one comes before would come first in files, where it has the name of its
+    # layer
+    given = (
+        each for each in config.layers if each[0] not in own or own[each[0]] == each[1]
+    )
     config = config.with_(layers=(*special, *given))
     quantized = {names.layer(name): spec for name, spec in quantized.items()}
-    return content | {"quantization_config": layout.quantization_config(quantized, exclude, config)}
+    return content | {
+        "quantization_config": layout.quantization_config(quantized, exclude, config),
+    }
 
 
-def _of_rounded(own: Mapping[str, LayerSpec], config: TorchConfig, names: DiskNames) -> Iterator[tuple[str, LayerSpec]]:
-    """What layers are whose outputs are rounded for attention, where it is not the default: entries that say so come
-    first in AMD Quark's words, and would be taken for all of a layer. One where all are alike, else one for each.
+def _of_rounded(
+    own: Mapping[str, LayerSpec],
+    config: TorchConfig,
+    names: DiskNames,
+) -> Iterator[tuple[str, LayerSpec]]:
+    """What layers are whose outputs are rounded for attention, where it is not the default: entries
+    that say so come first in AMD Quark's words, and would be taken for all of a layer. One where
+    all are alike, else one for each.
 
     Args:
         own: how layers are quantized, but for what is rounded for attention.
@@ -159,14 +218,21 @@ def _of_rounded(own: Mapping[str, LayerSpec], config: TorchConfig, names: DiskNa
             yield glob, next(iter(found.values()))
         else:
             usual = given.get(glob, config.default)
-            yield from ((names.layer(name), spec) for name, spec in found.items() if spec != usual)
+            yield from (
+                (names.layer(name), spec)
+                for name, spec in found.items()
+                if spec != usual
+            )
 
 
 def _of_experts(
-    quantized: Mapping[str, LayerSpec], config: TorchConfig, names: DiskNames
+    quantized: Mapping[str, LayerSpec],
+    config: TorchConfig,
+    names: DiskNames,
 ) -> Iterator[tuple[str, LayerSpec]]:
-    """Globs for the experts of a block and their module, which vLLM asks by its own name, where that finds another spec
-    than they have."""
+    """Globs for the experts of a block and their module, which vLLM asks by its own name, where
+    that finds another spec than they have.
+    """
     found = dict[str, set[LayerSpec]]()
     for name, spec in quantized.items():
         if stack := experts_of(name):
@@ -179,21 +245,38 @@ def _of_experts(
 
 
 def _ends(model: Any) -> list[str]:
-    """Names of the layers that may have one weight together: the embedding of tokens, and the head."""
-    own = [getattr(model, f"get_{side}_embeddings", lambda: None)() for side in ("input", "output")]
-    return [name for name, module in model.named_modules() if any(module is each for each in own)]
+    """Names of the layers that may have one weight together: the embedding of tokens, and the head."""  # noqa: E501
+    own = [
+        getattr(model, f"get_{side}_embeddings", lambda: None)()
+        for side in ("input", "output")
+    ]
+    return [
+        name
+        for name, module in model.named_modules()
+        if any(module is each for each in own)
+    ]
 
 
 def untied(content: dict[str, Any]) -> dict[str, Any]:
-    """A config.json whose model has a head of its own: what is quantized is no weight of two layers any more."""
-    parts = {key: part | {"tie_word_embeddings": False} for key, part in content.items() if key == "text_config"}
+    """A config.json whose model has a head of its own: what is quantized is no weight of two layers
+    any more.
+    """
+    parts = {
+        key: part | {"tie_word_embeddings": False}
+        for key, part in content.items()
+        if key == "text_config"
+    }
     return content | parts | {"tie_word_embeddings": False}
 
 
 def floats_of(model: Any) -> list[str]:
     """Names of float layers that the default applies to, and of routers of experts."""
     routers = set(routers_of(model))
-    return [name for name, module in model.named_modules() if kind_of(module) in DEFAULT_TYPES or name in routers]
+    return [
+        name
+        for name, module in model.named_modules()
+        if kind_of(module) in DEFAULT_TYPES or name in routers
+    ]
 
 
 def tensors_of(model: Any, layout: Layout) -> Iterator[tuple[str, Any]]:
@@ -208,7 +291,11 @@ def tensors_of(model: Any, layout: Layout) -> Iterator[tuple[str, Any]]:
                 yield start + name, tensor
             continue
         own = dict(module.named_parameters(recurse=False))
-        own |= {k: v for k, v in module.named_buffers(recurse=False) if k not in module._non_persistent_buffers_set}
+        own |= {
+            k: v
+            for k, v in module.named_buffers(recurse=False)
+            if k not in module._non_persistent_buffers_set
+        }
         for name, tensor in own.items():
             if id(tensor) not in seen:
                 seen.add(id(tensor))

@@ -15,7 +15,8 @@ from quark_onnx.torch.runtime.memory import set_large_apart
 class FloatCheckpoint:
     """The tensors of a float language model, and the model with empty parameters.
 
-    To open one has glibc return large arrays as soon as they are freed, in the whole process (``set_large_apart``).
+    To open one has glibc return large arrays as soon as they are freed, in the whole process
+    (``set_large_apart``).
 
     Args:
         folder: a Hugging Face folder with safetensors.
@@ -26,7 +27,8 @@ class FloatCheckpoint:
         reader: of its tensors.
 
     Raises:
-        ModelError: a file is missing or damaged, transformers does not know the model, or it is quantized already.
+        ModelError: a file is missing or damaged, transformers does not know the model, or it is
+            quantized already.
         MissingDependency: transformers is not installed.
     """
 
@@ -38,9 +40,17 @@ class FloatCheckpoint:
         self._model: Any = None
 
     @classmethod
-    def of(cls, source: FloatCheckpoint | Path | str, trust_code: bool = False) -> FloatCheckpoint:
+    def of(
+        cls,
+        source: FloatCheckpoint | Path | str,
+        trust_code: bool = False,
+    ) -> FloatCheckpoint:
         """What is open already as it is; a folder opened."""
-        return source if isinstance(source, FloatCheckpoint) else cls(source, trust_code=trust_code)
+        return (
+            source
+            if isinstance(source, FloatCheckpoint)
+            else cls(source, trust_code=trust_code)
+        )
 
     @property
     def model(self) -> Any:
@@ -56,11 +66,15 @@ class FloatCheckpoint:
 
     @property
     def heads(self) -> tuple[str, ...]:
-        """Names of the layers that compute logits, which schemes leave float; none where the model has no head."""
+        """Names of the layers that compute logits, which schemes leave float.
+
+        None where the model has no head.
+        """
         return heads_of(self.model)
 
     def usually_float(self, asked: Iterable[str] = ()) -> tuple[str, ...]:
-        """Names of the layers that stay float unless a user asks for them: heads, and all outside of the language part.
+        """Names of the layers that stay float unless a user asks for them: heads, and all outside
+        of the language part.
 
         Args:
             asked: globs of names. One that matches such layers alone asks for them.

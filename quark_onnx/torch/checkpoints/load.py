@@ -1,4 +1,6 @@
-"""Load a quantized checkpoint for evaluation: AMD Quark's layout, ours or its own, and the others that are written."""
+"""Load a quantized checkpoint for evaluation: AMD Quark's layout, ours or its own, and the others
+that are written.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +23,23 @@ from quark_onnx.torch.formats.quantized_tensor import Quantized
 from quark_onnx.torch.models.attention import reinstall_attention_hooks
 from quark_onnx.torch.models.checkpoint_names import DiskNames
 from quark_onnx.torch.models.fused_groups import experts_of
-from quark_onnx.torch.models.quantized_layer import QuantizedLayer, kind_of, outputs_first
+from quark_onnx.torch.models.quantized_layer import (
+    QuantizedLayer,
+    kind_of,
+    outputs_first,
+)
 from quark_onnx.torch.models.structure import layers_of, set_module
 
 
-def load_checkpoint(folder: Path | str, *, dtype: Any = None, trust_code: bool = False) -> Any:
-    """The model of a checkpoint, its quantized layers with their codes; float checkpoints load, too.
+def load_checkpoint(
+    folder: Path | str,
+    *,
+    dtype: Any = None,
+    trust_code: bool = False,
+) -> Any:
+    """The model of a checkpoint, its quantized layers with their codes.
+
+    Float checkpoints load, too.
 
     Args:
         folder: a Hugging Face folder with safetensors.
@@ -52,26 +65,44 @@ def load_checkpoint(folder: Path | str, *, dtype: Any = None, trust_code: bool =
     if hasattr(model, "tie_weights"):
         model.tie_weights()
     if missing := missing_of(model):
-        raise ModelError(f"the checkpoint {folder} has no tensor {missing[0]!r} ({len(missing)} are missing)")
+        raise ModelError(
+            f"the checkpoint {folder} has no tensor {missing[0]!r} ({len(missing)} are missing)",
+        )
     return model.eval()
 
 
 def in_memory(config: TorchConfig, model: Any) -> TorchConfig:
-    """Return a configuration whose names of layers in files are replaced by those in memory; globs stay unchanged.
+    """Return a configuration whose names of layers in files are replaced by those in memory.
 
-    A base model without its head (``AutoModel``) has no prefix before its names, and the file has one.
+    Globs stay unchanged.
+
+    A base model without its head (``AutoModel``) has no prefix before its names, and the file has
+    one.
     """
     names = DiskNames(model)
     found = {names.layer(name): name for name, _ in model.named_modules()}
-    found |= {f"{names.experts(stack)}*": f"{stack}*" for stack in map(experts_of, found.values()) if stack}
+    found |= {
+        f"{names.experts(stack)}*": f"{stack}*"
+        for stack in map(experts_of, found.values())
+        if stack
+    }
     prefix = str(getattr(model, "base_model_prefix", "") or "")
     if prefix and prefix not in dict(model.named_children()):
         found |= {f"{prefix}.{disk_name}": name for disk_name, name in found.items()}
     own = tuple((found.get(name, name), spec) for name, spec in config.layers)
-    return config.with_(layers=own, exclude=tuple(found.get(name, name) for name in config.exclude))
+    return config.with_(
+        layers=own,
+        exclude=tuple(found.get(name, name) for name in config.exclude),
+    )
 
 
-def put_layers(model: Any, config: TorchConfig, layout: Layout, sources: Sources, types: Mapping[str, Any]) -> None:
+def put_layers(
+    model: Any,
+    config: TorchConfig,
+    layout: Layout,
+    sources: Sources,
+    types: Mapping[str, Any],
+) -> None:
     """Put quantized layers in the place of float ones.
 
     Args:
@@ -86,11 +117,21 @@ def put_layers(model: Any, config: TorchConfig, layout: Layout, sources: Sources
     """
     for name, spec in quantized_layers(model, config, layout, sources).items():
         module = model.get_submodule(name)
-        set_module(model, name, read_layer(module, name, spec, sources, types[name], layout))
+        set_module(
+            model,
+            name,
+            read_layer(module, name, spec, sources, types[name], layout),
+        )
 
 
-def quantized_layers(model: Any, config: TorchConfig, layout: Layout, sources: Sources) -> dict[str, LayerSpec]:
-    """Return the specification of each layer that a checkpoint has quantized, by the name of the layer.
+def quantized_layers(
+    model: Any,
+    config: TorchConfig,
+    layout: Layout,
+    sources: Sources,
+) -> dict[str, LayerSpec]:
+    """Return the specification of each layer that a checkpoint has quantized, by the name of the
+    layer.
 
     Args:
         model: with float layers.
@@ -102,7 +143,9 @@ def quantized_layers(model: Any, config: TorchConfig, layout: Layout, sources: S
     found = dict[str, LayerSpec]()
     for name, (_, kind) in layers_of(model).items():
         spec = config.spec_of(name, kind)
-        if spec is None and layout.key(f"{name}.prob_output_scale") in sources:  # of AMD Quark's, which counts it apart
+        if (
+            spec is None and layout.key(f"{name}.prob_output_scale") in sources
+        ):  # of AMD Quark's, which counts it apart
             spec = LayerSpec(probabilities=config.probabilities_of(name))
         if spec is None:
             continue
@@ -112,7 +155,14 @@ def quantized_layers(model: Any, config: TorchConfig, layout: Layout, sources: S
     return found
 
 
-def read_layer(module: Any, name: str, spec: LayerSpec, sources: Sources, dtype: Any, layout: Layout) -> QuantizedLayer:
+def read_layer(  # noqa: PLR0913
+    module: Any,
+    name: str,
+    spec: LayerSpec,
+    sources: Sources,
+    dtype: Any,
+    layout: Layout,
+) -> QuantizedLayer:
     """Return a quantized layer with the codes and scales of a checkpoint.
 
     Args:
@@ -128,30 +178,50 @@ def read_layer(module: Any, name: str, spec: LayerSpec, sources: Sources, dtype:
     """
     weight = None
     if spec.weight is not None:
-        parts = {part: sources.get(f"{name}.{part}") for part in layout.parts if f"{name}.{part}" in sources}
+        parts = {
+            part: sources.get(f"{name}.{part}")
+            for part in layout.parts
+            if f"{name}.{part}" in sources
+        }
         try:
             shape = tuple(outputs_first(module.weight, kind_of(module)).shape)
             weight = layout.restored(parts, spec, shape, dtype)
             weight.dequantize()
             _check_count(weight)
         except (RuntimeError, IndexError, ModelError) as error:
-            raise ModelError(f"the tensors of {name} do not fit a weight of {spec.weight}: {error}") from error
+            raise ModelError(
+                f"the tensors of {name} do not fit a weight of {spec.weight}: {error}",
+            ) from error
     else:
         fill(module, name, sources)
-    sides = (("input", spec.input), ("output", spec.output), ("prob_output", spec.probabilities))
+    sides = (
+        ("input", spec.input),
+        ("output", spec.output),
+        ("prob_output", spec.probabilities),
+    )
     scales = (_scale(name, side, each, sources, layout) for side, each in sides)
     return QuantizedLayer(module, weight, spec, *scales)
 
 
 def _check_count(weight: Quantized) -> None:
-    """Raise ModelError if there are more codes than the weight has numbers, and blocks have to be filled up with."""
+    """Raise ModelError if there are more codes than the weight has numbers, and blocks have to be
+    filled up with.
+    """
     columns, group = prod(weight.shape[1:]), weight.spec.group or 1
     held = weight.codes.numel() // max(weight.shape[0], 1)
     if held != -(-columns // group) * group:
-        raise ModelError(f"{held} codes are stored for each output, and {columns} are needed")
+        raise ModelError(
+            f"{held} codes are stored for each output, and {columns} are needed",
+        )
 
 
-def _scale(name: str, side: str, spec: TensorSpec | None, sources: Sources, layout: Layout) -> Params | None:
+def _scale(
+    name: str,
+    side: str,
+    spec: TensorSpec | None,
+    sources: Sources,
+    layout: Layout,
+) -> Params | None:
     """The scale of an activation; None where each run computes it."""
     if spec is None or not spec.measured:
         return None
@@ -163,4 +233,6 @@ def _scale(name: str, side: str, spec: TensorSpec | None, sources: Sources, layo
     try:
         return layout.restored_scale(side, spec, get)
     except (RuntimeError, ModelError) as error:
-        raise ModelError(f"the scale of the {side} of {name} is not dynamic, and cannot be read: {error}") from error
+        raise ModelError(
+            f"the scale of the {side} of {name} is not dynamic, and cannot be read: {error}",
+        ) from error

@@ -17,7 +17,10 @@ from quark_onnx.torch.models.experts import unfuse_experts
 
 @contextlib.contextmanager
 def empty_parameters() -> Iterator[None]:
-    """Parameters of modules that are made inside have no memory (device "meta"); buffers are made as always."""
+    """Parameters of modules that are made inside have no memory (device "meta").
+
+    Buffers are made as always.
+    """
     register = nn.Module.register_parameter
 
     def emptied(self: Any, name: str, parameter: Any) -> None:
@@ -41,16 +44,23 @@ def config_of(folder: Path, *, trust_code: bool = False) -> Any:
     """
     transformers = _transformers()
     if not (folder / "config.json").is_file():
-        raise ModelError(f"{folder} has no config.json; it must be a folder of a Hugging Face model")
+        raise ModelError(
+            f"{folder} has no config.json; it must be a folder of a Hugging Face model",
+        )
     try:
-        config = transformers.AutoConfig.from_pretrained(str(folder), trust_remote_code=trust_code)
+        config = transformers.AutoConfig.from_pretrained(
+            str(folder),
+            trust_remote_code=trust_code,
+        )
     except Exception as error:
         if not trust_code and "auto_map" in read_json(folder / "config.json"):
             raise ModelError(
-                f"{folder} brings Python files along, which are run only if you trust them: give --trust-code "
-                "(trust_code=True)"
+                f"{folder} brings Python files along, which are run only if you trust"
+                " them: give --trust-code (trust_code=True)",
             ) from error
-        raise ModelError(f"transformers cannot read {folder / 'config.json'}: {error}") from error
+        raise ModelError(
+            f"transformers cannot read {folder / 'config.json'}: {error}",
+        ) from error
     if hasattr(config, "quantization_config"):
         del config.quantization_config
     return config
@@ -60,13 +70,17 @@ def float_config_of(folder: Path, *, trust_code: bool = False) -> Any:
     """transformers' configuration of a float checkpoint.
 
     Raises:
-        ModelError: there is no config.json, transformers does not know the model, or it is quantized already.
+        ModelError: there is no config.json, transformers does not know the model, or it is
+            quantized already.
         MissingDependency: transformers is not installed.
     """
     found = read_json(folder / "config.json").get("quantization_config")
     if found is not None:
         method = found.get("quant_method") if isinstance(found, dict) else None
-        raise ModelError(f"{folder} is quantized already ({method}); give the folder of the float model")
+        raise ModelError(
+            f"{folder} is quantized already ({method}); give the folder of the float"
+            " model",
+        )
     return config_of(folder, trust_code=trust_code)
 
 
@@ -79,16 +93,22 @@ def skeleton_of(config: Any, *, trust_code: bool = False) -> Any:
     transformers = _transformers()
     try:
         with empty_parameters():
-            own = [getattr(transformers, str(name), None) for name in getattr(config, "architectures", None) or ()]
+            own = [
+                getattr(transformers, str(name), None)
+                for name in getattr(config, "architectures", None) or ()
+            ]
             if own and own[0] is not None and _suits(own[0], config, transformers):
                 model = own[0]._from_config(config, dtype=dtype_of(config))
             else:
                 model = transformers.AutoModelForCausalLM.from_config(
-                    config, trust_remote_code=trust_code, dtype=dtype_of(config)
+                    config,
+                    trust_remote_code=trust_code,
+                    dtype=dtype_of(config),
                 )
     except Exception as error:
         raise ModelError(
-            f"transformers cannot make a model of {getattr(config, 'model_type', '?')}: {error}"
+            f"transformers cannot make a model of {getattr(config, 'model_type', '?')}:"
+            f" {error}",
         ) from error
     unfuse_experts(model)
     return model.eval()
@@ -97,13 +117,16 @@ def skeleton_of(config: Any, *, trust_code: bool = False) -> Any:
 def _suits(architecture: Any, config: Any, transformers: Any) -> bool:
     """Return whether to make a model by the class that its configuration names.
 
-    Some families have a configuration of their own and the class of another family (GLM-GA that of GLM-4.6V). The
-    other way round, a configuration may name a class that it does not fit; the one of its family is taken then.
+    Some families have a configuration of their own and the class of another family (GLM-GA that of
+    GLM-4.6V). The other way round, a configuration may name a class that it does not fit; the one
+    of its family is taken then.
     """
     if architecture.config_class is type(config):
         return True
     known = type(config) in transformers.AutoModelForCausalLM._model_mapping
-    return not known and "AutoModelForCausalLM" not in (getattr(config, "auto_map", None) or {})
+    return not known and "AutoModelForCausalLM" not in (
+        getattr(config, "auto_map", None) or {}
+    )
 
 
 def dtype_of(config: Any) -> Any:
@@ -111,7 +134,10 @@ def dtype_of(config: Any) -> Any:
     found = getattr(config, "dtype", None) or torch.float32
     found = getattr(torch, found, None) if isinstance(found, str) else found
     if found not in (torch.float32, torch.float16, torch.bfloat16):
-        raise ConfigError(f"the dtype of the model is {found}; it must be float32, float16 or bfloat16")
+        raise ConfigError(
+            f"the dtype of the model is {found}; it must be float32, float16 or"
+            " bfloat16",
+        )
     return found
 
 
@@ -125,5 +151,7 @@ def _transformers() -> Any:
     try:
         import transformers
     except ImportError as error:
-        raise MissingDependency("language models need transformers: pip install 'quark-onnx[llm]'") from error
+        raise MissingDependency(
+            "language models need transformers: pip install 'quark-onnx[llm]'",
+        ) from error
     return transformers

@@ -1,4 +1,6 @@
-"""Where the parameters of a model lie in its checkpoint: names differ where experts are stacked, or had other names."""
+"""Where the parameters of a model lie in its checkpoint: names differ where experts are stacked, or
+had other names.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,11 @@ class Sources:
     def __init__(self, reader: Reader, model: Any) -> None:
         self.reader = reader
         self._model = model
-        self._parallel = {name for name, module in model.named_modules() if isinstance(module, ParallelExperts)}
+        self._parallel = {
+            name
+            for name, module in model.named_modules()
+            if isinstance(module, ParallelExperts)
+        }
         self.used: set[str] = set()
         prefix = str(getattr(model, "base_model_prefix", "") or "")
         self._prefixes = ("", f"{prefix}.") if prefix else ("",)
@@ -45,7 +51,12 @@ class Sources:
         for name, parameter in model.named_parameters(remove_duplicate=False):
             groups.setdefault(id(parameter), []).append(name)
         #: Parameters that are another's, and the name of that.
-        self.tied = {name: own for names in groups.values() for name in names if name != (own := self._first(names))}
+        self.tied = {
+            name: own
+            for names in groups.values()
+            for name in names
+            if name != (own := self._first(names))
+        }
         self._twins = dict(self.tied)
         self._changes: list[tuple[Collection[str], Change]] = []
 
@@ -53,22 +64,31 @@ class Sources:
         return self._find(name) is not None or name in self._converted
 
     def _first(self, names: list[str]) -> str:
-        """Return the name that the checkpoint has of a parameter with several names; the first without one."""
+        """Return the name that the checkpoint has of a parameter with several names.
+
+        The first without one.
+        """
         return next((name for name in names if self._own(name) is not None), names[0])
 
     def key_of(self, name: str) -> str:
-        """How the checkpoint calls a tensor; how others of its family do where it has none, or a part of another."""
+        """How the checkpoint calls a tensor.
+
+        How others of its family do where it has none, or a part of another.
+        """
         found = self._own(name)
         return self._usual(name) if found is None or found[1] is not None else found[0]
 
     def change(self, names: Collection[str], change: Change) -> None:
-        """From now on, tensors of these names are made of what they have been so far, and none of them is another's.
+        """From now on, tensors of these names are made of what they have been so far, and none of
+        them is another's.
 
         Args:
             change: of a name, and of what finds the tensors as they have been.
         """
         self._changes.append((names, change))
-        self.tied = {name: twin for name, twin in self.tied.items() if name not in names}
+        self.tied = {
+            name: twin for name, twin in self.tied.items() if name not in names
+        }
 
     def get(self, name: str) -> Any:
         """The tensor of a parameter, as the checkpoint has it, or as it has been changed.
@@ -92,12 +112,18 @@ class Sources:
     def _stored(self, name: str) -> Any:
         found = self._find(name)
         if found is None and name in self._converted:
-            return self._converted.get(name)  # a caller that writes it marks it; its keys may be copied instead
+            return self._converted.get(
+                name,
+            )  # a caller that writes it marks it; its keys may be copied instead
         if found is None:
-            raise ModelError(f"the checkpoint {self.reader.folder} has no tensor for {name!r}")
+            raise ModelError(
+                f"the checkpoint {self.reader.folder} has no tensor for {name!r}",
+            )
         key, expert = found
         self._use(key)
-        stored = self.reader.get(key) if key in self.reader else self._converted.get(key)
+        stored = (
+            self.reader.get(key) if key in self.reader else self._converted.get(key)
+        )
         return stored if expert is None else self._part(stored, name, expert)
 
     def mark(self, name: str) -> None:
@@ -112,8 +138,15 @@ class Sources:
         self.used.update([key] if key in self.reader else self._converted.keys(key))
 
     def made_with(self, name: str) -> tuple[str, ...]:
-        """Names of all parameters that are converted from the same stored tensors as this one; none if it is stored."""
-        return self._converted.names(name) if self._find(name) is None and name in self._converted else ()
+        """Names of all parameters that are converted from the same stored tensors as this one.
+
+        None if it is stored.
+        """
+        return (
+            self._converted.names(name)
+            if self._find(name) is None and name in self._converted
+            else ()
+        )
 
     def rest(self) -> Iterator[str]:
         """Names of the checkpoint's tensors that no parameter has asked for."""
@@ -122,17 +155,28 @@ class Sources:
     def _find(self, name: str) -> tuple[str, int | None] | None:
         """The key of a tensor, or of the one that it is tied to."""
         found = self._own(name)
-        return self._own(self._twins[name]) if found is None and name in self._twins else found
+        return (
+            self._own(self._twins[name])
+            if found is None and name in self._twins
+            else found
+        )
 
-    def _own(self, name: str) -> tuple[str, int | None] | None:
-        """The key of a tensor, or the name of a converted stack; and which expert of a stack, where it is one."""
+    def _own(self, name: str) -> tuple[str, int | None] | None:  # noqa: C901, PLR0911
+        """The key of a tensor, or the name of a converted stack.
+
+        And which expert of a stack, where it is one.
+        """
         if (renamed := self._converted.renamed.get(name)) is not None:
             return renamed, None
         for key in self._spellings(name):
             if key in self.reader:
                 return key, None
         if (parallel := self._expert_of(name)) is not None:
-            stored = (key for key in self._spellings(f"{parallel[0]}.weight") if key in self.reader)
+            stored = (
+                key
+                for key in self._spellings(f"{parallel[0]}.weight")
+                if key in self.reader
+            )
             return next(((key, parallel[1]) for key in stored), None)
         found = _EXPERT.fullmatch(name)
         if found is None or found[4] not in ("weight", "bias"):
@@ -151,7 +195,9 @@ class Sources:
         return None
 
     def _expert_of(self, name: str) -> tuple[str, int] | None:
-        """Return the stack that a weight is one expert of, and the expert, where a stack is a single weight."""
+        """Return the stack that a weight is one expert of, and the expert, where a stack is a
+        single weight.
+        """
         stack, _, index = name.removesuffix(".weight").rpartition(".")
         if not index.isdigit() or not name.endswith(".weight"):
             return None
@@ -162,12 +208,17 @@ class Sources:
         if found := _EXPERT.fullmatch(name):
             stack, index, side, kind = found.groups()
             names.append(f"{stack}.{index}.{_MIXTRAL[side]}.{kind}")
-        names += [each.replace(".mlp.", ".block_sparse_moe.") for each in names if ".mlp." in each]
+        names += [
+            each.replace(".mlp.", ".block_sparse_moe.")
+            for each in names
+            if ".mlp." in each
+        ]
         for each in names:
             yield each
             for prefix in filter(None, self._prefixes):
                 yield each[len(prefix) :] if each.startswith(prefix) else prefix + each
-        # Results have the parts of a layer behind its name, also where the float weight is stored under that name.
+        # Results have the parts of a layer behind its name, also where the float weight is stored
+        # under that name.
         layer, _, part = name.rpartition(".")
         yield f"{self._usual(f'{layer}.weight').removesuffix('.weight')}.{part}"
 
@@ -186,7 +237,14 @@ class Sources:
         return part.contiguous()
 
 
-def fill(module: Any, prefix: str, sources: Sources, *, dtype: Any = None, recurse: bool = True) -> None:
+def fill(
+    module: Any,
+    prefix: str,
+    sources: Sources,
+    *,
+    dtype: Any = None,
+    recurse: bool = True,
+) -> None:
     """Read the empty parameters of a module, those of its children included.
 
     Args:
@@ -205,24 +263,37 @@ def fill(module: Any, prefix: str, sources: Sources, *, dtype: Any = None, recur
                 continue
             value = sources.get(place + name)
             if value.shape != parameter.shape:
-                raise ModelError(f"{place + name} is {list(value.shape)}, and {list(parameter.shape)} in the model")
+                raise ModelError(
+                    f"{place + name} is {list(value.shape)}, and"
+                    f" {list(parameter.shape)} in the model",
+                )
             if parameter.is_floating_point() and value.dtype not in _FLOATS:
-                raise ModelError(f"{place + name} is {value.dtype}; start from a checkpoint of float weights")
+                raise ModelError(
+                    f"{place + name} is {value.dtype}; start from a checkpoint of float"
+                    " weights",
+                )
             value = value.to(parameter.dtype if dtype is None else dtype)
             setattr(owner, name, nn.Parameter(_aligned(value), requires_grad=False))
         for name, _ in list(owner.named_buffers(recurse=False)):
-            if name not in owner._non_persistent_buffers_set and place + name in sources:
+            if (
+                name not in owner._non_persistent_buffers_set
+                and place + name in sources
+            ):
                 setattr(owner, name, sources.get(place + name))
 
 
 def _aligned(tensor: Any) -> Any:
-    """A tensor where torch would have put it: some processors sum products in another order where memory begins
-    anywhere, as in a file, so that a model from a file would not compute what one in memory does, to the last bit."""
+    """A tensor where torch would have put it: some processors sum products in another order where
+    memory begins anywhere, as in a file, so that a model from a file would not compute what one in
+    memory does, to the last bit.
+    """
     return tensor.clone() if tensor.data_ptr() % _ALIGNMENT else tensor
 
 
 def tie(model: Any, tied: Mapping[str, str]) -> None:
-    """Let parameters be others again, by their names, which filling and emptying modules one by one has parted."""
+    """Let parameters be others again, by their names, which filling and emptying modules one by one
+    has parted.
+    """
     for name, twin in tied.items():
         owner, _, own = name.rpartition(".")
         setattr(model.get_submodule(owner), own, model.get_parameter(twin))
@@ -230,11 +301,15 @@ def tie(model: Any, tied: Mapping[str, str]) -> None:
 
 def missing_of(module: Any) -> list[str]:
     """Names of parameters that are still empty."""
-    return [name for name, parameter in module.named_parameters() if parameter.device.type == "meta"]
+    return [
+        name
+        for name, parameter in module.named_parameters()
+        if parameter.device.type == "meta"
+    ]
 
 
 def empty(module: Any, *, recurse: bool = True) -> None:
-    """Give the memory of a module's parameters back, those of its children included if ``recurse``."""
+    """Give the memory of a module's parameters back, those of its children included if ``recurse``."""  # noqa: E501
     for owner in module.modules() if recurse else [module]:
         for name, parameter in list(owner.named_parameters(recurse=False)):
             hollow = torch.empty_like(parameter, device="meta")

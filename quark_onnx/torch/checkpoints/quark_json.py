@@ -1,6 +1,7 @@
 """TorchConfig as the ``quantization_config`` of AMD Quark's checkpoints, and back.
 
-The keys are those of its release 0.13, all of them written out: loaders ask for them, and vLLM compares whole entries.
+The keys are those of its release 0.13, all of them written out: loaders ask for them, and vLLM
+compares whole entries.
 """
 
 from __future__ import annotations
@@ -12,7 +13,12 @@ from typing import Any
 
 from quark_onnx.dtypes import Integer
 from quark_onnx.errors import ConfigError, nearest
-from quark_onnx.torch.config.number_formats import FloatScaled, Progressive, TwoLevel, block_of
+from quark_onnx.torch.config.number_formats import (
+    FloatScaled,
+    Progressive,
+    TwoLevel,
+    block_of,
+)
 from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
 from quark_onnx.torch.config.torch_config import Attention, KVCache, TorchConfig
 
@@ -26,7 +32,8 @@ _NAMES = {
     "fp6_e3m2": "mxfp6e3m2",
     "fp6_e2m3": "mxfp6e2m3",
 }
-#: Those that are floats with a scale for a tensor or a channel, and elements of microscaling blocks otherwise.
+#: Those that are floats with a scale for a tensor or a channel, and elements of microscaling blocks
+#: otherwise.
 _IN_BLOCKS = {"fp8_e4m3": "mxfp8e4m3", "fp8_e5m2": "mxfp8e5m2"}
 #: Those that have nothing but blocks, whatever an entry says of its scales.
 _BLOCKS = ("mx", "mx6", "mx9", "bfp16")
@@ -37,10 +44,19 @@ _MODES = ("even", "floor", "ceil")
 _THEIRS = {ours: theirs for theirs, ours in (*_NAMES.items(), *_IN_BLOCKS.items())}
 #: The last parts of the names of layers that compute queries, alone or with keys and values.
 _QUERIES = re.compile(r"(^|[.*_])W?(q|query|qkv)(_[a-z_]+)?$|(^|[.*])c_attn$")
-_SCALES = {"model": "float", "float32": "float32", "float16": "float16", "bfloat16": "bfloat16"}
+_SCALES = {
+    "model": "float",
+    "float32": "float32",
+    "float16": "float16",
+    "bfloat16": "bfloat16",
+}
 
 
-def to_json(config: TorchConfig, exclude: Iterable[str] | None = None, method: str = "reorder") -> dict[str, Any]:
+def to_json(
+    config: TorchConfig,
+    exclude: Iterable[str] | None = None,
+    method: str = "reorder",
+) -> dict[str, Any]:
     """The ``quantization_config`` of a checkpoint.
 
     Args:
@@ -51,17 +67,26 @@ def to_json(config: TorchConfig, exclude: Iterable[str] | None = None, method: s
     layers = {glob: layer_to_json(spec) for glob, spec in config.layers}
     if attention is not None and attention.queries is not None:
         # vLLM forgets outputs of queries under the glob alone, and refuses them elsewhere
-        layers |= {glob: entry | {"output_tensors": None} for glob, entry in _named(layers, attention.layers)}
+        layers |= {
+            glob: entry | {"output_tensors": None}
+            for glob, entry in _named(layers, attention.layers)
+        }
     cache = {}
     if kv is not None:
         output = {"output_tensors": _spec(kv.spec) | {"scale_type": None}}
         layers |= {glob: entry | output for glob, entry in _named(layers, kv.layers)}
-        cache = {glob: layers.pop(glob, layer_to_json(config.default)) | output for glob in kv.layers}
+        cache = {
+            glob: layers.pop(glob, layer_to_json(config.default)) | output
+            for glob in kv.layers
+        }
     rounded = dict(cache)
     if attention is not None and attention.queries is not None:
         output = {"output_tensors": _spec(attention.queries) | {"scale_type": None}}
         for glob in attention.layers:
-            rounded[glob] = cache.get(glob) or layers.pop(glob, layer_to_json(config.default)) | output
+            rounded[glob] = (
+                cache.get(glob)
+                or layers.pop(glob, layer_to_json(config.default)) | output
+            )
     return {
         "algo_config": None,
         "exclude": list(config.exclude if exclude is None else exclude),
@@ -75,18 +100,32 @@ def to_json(config: TorchConfig, exclude: Iterable[str] | None = None, method: s
         "global_quant_config": layer_to_json(config.default),
         "kv_cache_post_rope": kv is not None and kv.where == "rope",
         "kv_cache_quant_config": cache,
-        "layer_quant_config": {name: entry for name, entry in layers.items() if "*" not in name} | rounded | layers,
-        "layer_type_quant_config": {name: layer_to_json(spec) for name, spec in config.types},
+        "layer_quant_config": (
+            {name: entry for name, entry in layers.items() if "*" not in name}
+            | rounded
+            | layers
+        ),
+        "layer_type_quant_config": {
+            name: layer_to_json(spec) for name, spec in config.types
+        },
         "quant_method": "quark",
         "quant_mode": "eager_mode",
-        "softmax_quant_spec": None if attention is None else _spec(attention.probabilities) | {"scale_type": None},
+        "softmax_quant_spec": (
+            None
+            if attention is None
+            else _spec(attention.probabilities) | {"scale_type": None}
+        ),
         "version": VERSION,
     }
 
 
 def _named(layers: Mapping[str, Any], globs: Iterable[str]) -> list[tuple[str, Any]]:
     """The entries whose names are some of those that globs mean."""
-    return [(name, entry) for name, entry in layers.items() if any(fnmatchcase(name, glob) for glob in globs)]
+    return [
+        (name, entry)
+        for name, entry in layers.items()
+        if any(fnmatchcase(name, glob) for glob in globs)
+    ]
 
 
 def from_json(found: Mapping[str, Any]) -> tuple[TorchConfig, str]:
@@ -96,29 +135,47 @@ def from_json(found: Mapping[str, Any]) -> tuple[TorchConfig, str]:
         ConfigError: it is not Quark's, or has what cannot be understood.
     """
     if found.get("quant_method") != "quark":
-        raise ConfigError(f"quant_method is {found.get('quant_method')!r}; this reads 'quark'")
+        raise ConfigError(
+            f"quant_method is {found.get('quant_method')!r}; this reads 'quark'",
+        )
     default = found.get("global_quant_config")
     if not isinstance(default, Mapping):
         raise ConfigError("the quantization_config has no global_quant_config")
     export = found.get("export") or {}
     kv_layers = export.get("kv_cache_group") or []
-    layers = {glob: layer_from_json(entry) for glob, entry in (found.get("layer_quant_config") or {}).items()}
+    layers = {
+        glob: layer_from_json(entry)
+        for glob, entry in (found.get("layer_quant_config") or {}).items()
+    }
     config = TorchConfig(
         layer_from_json(default),
         types=tuple(
-            (name, layer_from_json(entry)) for name, entry in (found.get("layer_type_quant_config") or {}).items()
+            (name, layer_from_json(entry))
+            for name, entry in (found.get("layer_type_quant_config") or {}).items()
         ),
         exclude=tuple(found.get("exclude") or ()),
     )
     where = "rope" if found.get("kv_cache_post_rope") else "projection"
-    probabilities = spec_from_json(found.get("softmax_quant_spec"), "softmax_quant_spec")
-    config = with_layers(config, layers, kv_layers, float(export.get("min_kv_scale") or 0.0), where, probabilities)
+    probabilities = spec_from_json(
+        found.get("softmax_quant_spec"),
+        "softmax_quant_spec",
+    )
+    config = with_layers(
+        config,
+        layers,
+        kv_layers,
+        float(export.get("min_kv_scale") or 0.0),
+        where,
+        probabilities,
+    )
     # a layer's own entry comes before those that say of all like it what is rounded behind them
-    config = config.with_(layers=tuple(sorted(config.layers, key=lambda each: "*" in each[0])))
+    config = config.with_(
+        layers=tuple(sorted(config.layers, key=lambda each: "*" in each[0])),
+    )
     return config, str(export.get("pack_method") or "reorder")
 
 
-def with_layers(
+def with_layers(  # noqa: PLR0913
     config: TorchConfig,
     layers: Mapping[str, LayerSpec],
     kv_layers: Collection[str],
@@ -126,8 +183,8 @@ def with_layers(
     where: str = "projection",
     probabilities: TensorSpec | None = None,
 ) -> TorchConfig:
-    """The configuration with layers of their own, where those that make keys, values and queries are entries like
-    others.
+    """The configuration with layers of their own, where those that make keys, values and queries
+    are entries like others.
 
     Args:
         config: has no layers yet, no KV cache, and float attention.
@@ -135,34 +192,55 @@ def with_layers(
         kv_layers: globs among them whose output is kept; they come first.
         least: the least scale of keys and values.
         where: keys are rounded, "projection" or "rope".
-        probabilities: how those of attention are quantized; with them, layers that make queries are looked for.
+        probabilities: how those of attention are quantized; with them, layers that make queries are
+            looked for.
     """
     outputs = [layers[glob].output for glob in kv_layers if glob in layers]
     cache = None
     if outputs and outputs[0] is not None:
         if any(output != outputs[0] for output in outputs):
             raise ConfigError(
-                f"the outputs of {', '.join(kv_layers)} are quantized differently; keys and values are alike"
+                f"the outputs of {', '.join(kv_layers)} are quantized differently; keys"
+                " and values are alike",
             )
         cache = KVCache(outputs[0], tuple(kv_layers), least, where)
     attention = None if probabilities is None else _attention(layers, probabilities)
-    rounded = [*(cache.layers if cache else ()), *(attention.layers if attention and attention.queries else ())]
+    rounded = [
+        *(cache.layers if cache else ()),
+        *(attention.layers if attention and attention.queries else ()),
+    ]
     own = {glob: layers[glob].with_(output=None) for glob in rounded if glob in layers}
     others = {glob: spec for glob, spec in layers.items() if glob not in own}
-    if own and not others and not config.types and all(spec == config.default for spec in own.values()):
+    if (
+        own
+        and not others
+        and not config.types
+        and all(spec == config.default for spec in own.values())
+    ):
         own = {}  # nothing comes in between
-    return config.with_(layers=tuple((own | others).items()), kv_cache=cache, attention=attention)
+    return config.with_(
+        layers=tuple((own | others).items()),
+        kv_cache=cache,
+        attention=attention,
+    )
 
 
 def _attention(layers: Mapping[str, LayerSpec], probabilities: TensorSpec) -> Attention:
     """Which layers compute queries: those whose outputs are quantized, and whose names say so."""
-    found = {glob: spec.output for glob, spec in layers.items() if spec.output is not None and _QUERIES.search(glob)}
+    found = {
+        glob: spec.output
+        for glob, spec in layers.items()
+        if spec.output is not None and _QUERIES.search(glob)
+    }
     found = {glob: output for glob, output in found.items() if "*" in glob} or found
     queries = next(iter(found.values()), None)
     if queries is None:
         return Attention(probabilities)
     if any(output != queries for output in found.values()):
-        raise ConfigError(f"the outputs of {', '.join(found)} are quantized differently; queries are alike")
+        raise ConfigError(
+            f"the outputs of {', '.join(found)} are quantized differently; queries are"
+            " alike",
+        )
     return Attention(probabilities, queries, tuple(found))
 
 
@@ -170,7 +248,11 @@ def layer_to_json(spec: LayerSpec) -> dict[str, Any]:
     """The entry of a layer."""
     return {
         "bias": None,
-        "input_tensors": None if spec.input is None else _spec(spec.input, dynamic=_by_each_run(spec.input)),
+        "input_tensors": (
+            None
+            if spec.input is None
+            else _spec(spec.input, dynamic=_by_each_run(spec.input))
+        ),
         "output_tensors": None if spec.output is None else _spec(spec.output),
         "target_device": None,
         "weight": None if spec.weight is None else _spec(spec.weight),
@@ -183,12 +265,16 @@ def _by_each_run(spec: TensorSpec) -> bool:
 
 
 def _mode(spec: TensorSpec, dynamic: bool) -> str:
-    """The rule for shared exponents by AMD Quark's name; of weights it only says how the stored scales were found."""
+    """The rule for shared exponents by AMD Quark's name.
+
+    Of weights it only says how the stored scales were found.
+    """
     if spec.exponent in _MODES:
         return spec.exponent
     if dynamic:
         raise ConfigError(
-            f"exponent is {spec.exponent!r}; each run computes it, and AMD Quark knows {', '.join(_MODES)}"
+            f"exponent is {spec.exponent!r}; each run computes it, and AMD Quark knows"
+            f" {', '.join(_MODES)}",
         )
     return "even"
 
@@ -196,34 +282,67 @@ def _mode(spec: TensorSpec, dynamic: bool) -> str:
 def _spec(spec: TensorSpec, dynamic: bool = False) -> Any:
     """One tensor's entry, or the list of two that a format with two levels of scales has."""
     if isinstance(spec.dtype, TwoLevel):
-        inner = _entry("fp4", "per_group", "PerBlockMXObserver") | {"ch_axis": -1, "group_size": block_of(spec.dtype)}
+        inner = _entry("fp4", "per_group", "PerBlockMXObserver") | {
+            "ch_axis": -1,
+            "group_size": block_of(spec.dtype),
+        }
         inner |= {"scale_format": "float32", "scale_type": "float32"}
-        outer = _entry("fp8_e4m3", "per_tensor", "PerTensorMinMaxObserver") | {"symmetric": True}
+        outer = _entry("fp8_e4m3", "per_tensor", "PerTensorMinMaxObserver") | {
+            "symmetric": True,
+        }
         outer |= {"is_scale_quant": True, "scale_type": "float32"}
         return [inner | {"is_dynamic": dynamic}, outer]
     if isinstance(spec.dtype, Progressive):
-        first = _entry("fp8_e4m3", "per_tensor", "PerTensorMinMaxObserver") | {"symmetric": True}
-        second = _entry("int4", "per_channel", "PerChannelMinMaxObserver") | {"ch_axis": 0, "symmetric": True}
+        first = _entry("fp8_e4m3", "per_tensor", "PerTensorMinMaxObserver") | {
+            "symmetric": True,
+        }
+        second = _entry("int4", "per_channel", "PerChannelMinMaxObserver") | {
+            "ch_axis": 0,
+            "symmetric": True,
+        }
         return [first | {"scale_type": "float32"}, second | {"scale_type": "float32"}]
     if isinstance(spec.dtype, FloatScaled):
-        entry = _entry("fp4", "per_group", "PerBlockMXObserver") | {"ch_axis": -1, "group_size": spec.group}
-        return entry | {"is_dynamic": dynamic, "scale_format": "e5m3", "scale_type": "float8_e5m3"}
+        entry = _entry("fp4", "per_group", "PerBlockMXObserver") | {
+            "ch_axis": -1,
+            "group_size": spec.group,
+        }
+        return entry | {
+            "is_dynamic": dynamic,
+            "scale_format": "e5m3",
+            "scale_type": "float8_e5m3",
+        }
     name = _THEIRS.get(spec.dtype.name, spec.dtype.name)
     if spec.is_cast:
-        return _entry(name, None, "PlaceholderObserver") | dict.fromkeys(("is_dynamic", "round_method", "scale_type"))
+        return _entry(name, None, "PlaceholderObserver") | dict.fromkeys(
+            ("is_dynamic", "round_method", "scale_type"),
+        )
     if block_of(spec.dtype):
         entry = _entry(name, "per_group", "PerBlockMXObserver")
-        entry |= {"ch_axis": -1, "group_size": block_of(spec.dtype), "scale_format": "e8m0"}
+        entry |= {
+            "ch_axis": -1,
+            "group_size": block_of(spec.dtype),
+            "scale_format": "e8m0",
+        }
         entry["scale_calculation_mode"] = _mode(spec, dynamic)
     elif spec.group:
-        entry = _entry(name, "per_group", "PerGroupMinMaxObserver") | {"ch_axis": -1, "group_size": spec.group}
+        entry = _entry(name, "per_group", "PerGroupMinMaxObserver") | {
+            "ch_axis": -1,
+            "group_size": spec.group,
+        }
         entry["symmetric"] = spec.symmetric
     elif spec.per_channel:
-        entry = _entry(name, "per_channel", "PerChannelMinMaxObserver") | {"ch_axis": int(dynamic)}
+        entry = _entry(name, "per_channel", "PerChannelMinMaxObserver") | {
+            "ch_axis": int(dynamic),
+        }
         entry["symmetric"] = spec.symmetric
     else:
-        entry = _entry(name, "per_tensor", "PerTensorMinMaxObserver") | {"symmetric": spec.symmetric}
-    return entry | {"is_dynamic": dynamic, "scale_type": "pof2" if spec.pow2 else _SCALES[spec.scale]}
+        entry = _entry(name, "per_tensor", "PerTensorMinMaxObserver") | {
+            "symmetric": spec.symmetric,
+        }
+    return entry | {
+        "is_dynamic": dynamic,
+        "scale_type": "pof2" if spec.pow2 else _SCALES[spec.scale],
+    }
 
 
 def _entry(dtype: str, scheme: str | None, observer: str) -> dict[str, Any]:
@@ -261,7 +380,7 @@ def layer_from_json(entry: Mapping[str, Any]) -> LayerSpec:
     )
 
 
-def spec_from_json(entry: Any, where: str) -> TensorSpec | None:
+def spec_from_json(entry: Any, where: str) -> TensorSpec | None:  # noqa: C901, PLR0911, PLR0912
     """The tensor that an entry, or a list of stages, describes; None for None.
 
     Args:
@@ -276,14 +395,29 @@ def spec_from_json(entry: Any, where: str) -> TensorSpec | None:
         if len(entry) == 1:
             return spec_from_json(entry[0], where)
         first = entry[0]
-        if [each.get("dtype") for each in entry] == ["fp4", "fp8_e4m3"] and first.get("group_size") == 16:
+        if [each.get("dtype") for each in entry] == ["fp4", "fp8_e4m3"] and first.get(
+            "group_size",
+        ) == 16:
             return TensorSpec("nvfp4")
-        if [each.get("dtype") for each in entry] == ["fp8_e4m3", "int4"] and entry[1].get("qscheme") == "per_channel":
+        if [each.get("dtype") for each in entry] == ["fp8_e4m3", "int4"] and entry[
+            1
+        ].get("qscheme") == "per_channel":
             return TensorSpec("int4fp8", per_channel=True, scale="float32")
-        raise ConfigError(f"{where} has stages {[each.get('dtype') for each in entry]}, which cannot be read")
-    name, scheme, dynamic = str(entry.get("dtype")), entry.get("qscheme"), bool(entry.get("is_dynamic"))
+        raise ConfigError(
+            f"{where} has stages {[each.get('dtype') for each in entry]}, which cannot"
+            " be read",
+        )
+    name, scheme, dynamic = (
+        str(entry.get("dtype")),
+        entry.get("qscheme"),
+        bool(entry.get("is_dynamic")),
+    )
     if name == "mx":
-        name = "mxint8" if (element := str(entry.get("mx_element_dtype"))) == "int8" else element
+        name = (
+            "mxint8"
+            if (element := str(entry.get("mx_element_dtype"))) == "int8"
+            else element
+        )
     if name == "fp4" and entry.get("scale_format") == "e5m3":
         return TensorSpec(_float_scaled(entry.get("group_size"), where))
     if entry.get("scale_format") == "e8m0" or entry.get("dtype") in _BLOCKS:
@@ -293,7 +427,8 @@ def spec_from_json(entry: Any, where: str) -> TensorSpec | None:
         )
         if entry.get("group_size") not in (None, block_of(spec.dtype)):
             raise ConfigError(
-                f"{where} has blocks of {entry['group_size']}; those of {name} have {block_of(spec.dtype)}"
+                f"{where} has blocks of {entry['group_size']}; those of {name} have"
+                f" {block_of(spec.dtype)}",
             )
         return spec
     spec = TensorSpec(_NAMES.get(name, name))
@@ -301,7 +436,11 @@ def spec_from_json(entry: Any, where: str) -> TensorSpec | None:
     kind = str(entry.get("scale_type") or "float")
     if kind not in scales:
         raise ConfigError(f"{where} has scales of type {kind!r}{nearest(kind, scales)}")
-    settings: dict[str, Any] = {"dynamic": dynamic, "scale": scales[kind], "pow2": kind == "pof2"}
+    settings: dict[str, Any] = {
+        "dynamic": dynamic,
+        "scale": scales[kind],
+        "pow2": kind == "pof2",
+    }
     if isinstance(spec.dtype, Integer):
         settings["symmetric"] = entry.get("symmetric") is not False
     if scheme == "per_group":
@@ -320,5 +459,7 @@ def _float_scaled(size: Any, where: str) -> str:
         ConfigError: there is none with blocks of this size.
     """
     if size not in _FLOAT_SCALED:
-        raise ConfigError(f"{where} has blocks of {size}; those with scales in E5M3 have 16 or 32")
+        raise ConfigError(
+            f"{where} has blocks of {size}; those with scales in E5M3 have 16 or 32",
+        )
     return _FLOAT_SCALED[size]

@@ -1,9 +1,10 @@
 """The tensors of a quantized layer in AMD Quark's checkpoints, and back.
 
-Names are ``weight``, ``weight_scale``, ``weight_zero_point`` and, with a second scale, ``weight_scale_2``; those of
-activations ``input_scale`` and ``output_scale``. Where scales have two factors, ``weight_scale`` is that of the tensor
-and ``weight_scale_2`` has those of the outputs. Integers of 4 bits in groups, and of 8 bits in groups, are stored with
-inputs first; nibbles lie eight to an int32 along the last axis. MX scales are bytes with a bias of 127.
+Names are ``weight``, ``weight_scale``, ``weight_zero_point`` and, with a second scale,
+``weight_scale_2``; those of activations ``input_scale`` and ``output_scale``. Where scales have two
+factors, ``weight_scale`` is that of the tensor and ``weight_scale_2`` has those of the outputs.
+Integers of 4 bits in groups, and of 8 bits in groups, are stored with inputs first; nibbles lie
+eight to an int32 along the last axis. MX scales are bytes with a bias of 127.
 """
 
 from __future__ import annotations
@@ -17,7 +18,13 @@ import torch
 from quark_onnx.dtypes import Integer
 from quark_onnx.errors import ConfigError, ModelError
 from quark_onnx.kernels.minifloat import E4M3
-from quark_onnx.torch.config.number_formats import FloatScaled, Progressive, TwoLevel, element_of, is_float8
+from quark_onnx.torch.config.number_formats import (
+    FloatScaled,
+    Progressive,
+    TwoLevel,
+    element_of,
+    is_float8,
+)
 from quark_onnx.torch.config.spec import TensorSpec
 from quark_onnx.torch.formats import affine
 from quark_onnx.torch.formats.bit_packing import (
@@ -43,7 +50,10 @@ def stored(weight: Quantized, method: str = "reorder") -> dict[str, Any]:
     if isinstance(spec.dtype, Integer):
         return _integers(weight, method)
     if is_float8(spec.dtype):
-        return {"weight": weight.matrix.reshape(weight.shape), "weight_scale": weight.scale}
+        return {
+            "weight": weight.matrix.reshape(weight.shape),
+            "weight_scale": weight.scale,
+        }
     parts = {"weight": _elements(weight), "weight_scale": weight.scale}
     return parts if weight.whole is None else parts | {"weight_scale_2": weight.whole}
 
@@ -60,20 +70,31 @@ def check_shape(name: str, spec: TensorSpec, shape: tuple[int, ...]) -> None:
     if isinstance(spec.dtype, Integer):
         if spec.dtype.bits not in (2, 3) or spec.dtype.name == "int2":
             return
-        lengths = [rows] if spec.group else [columns, rows] if spec.per_channel else [columns]
+        lengths = (
+            [rows] if spec.group else [columns, rows] if spec.per_channel else [columns]
+        )
     elif spec.is_cast or is_float8(spec.dtype) or _bits(spec) == 8:
         return
     else:
         lengths = [columns]
-    each = codes_to_whole_bytes(_bits(spec) if not isinstance(spec.dtype, Integer) else spec.dtype.bits)
+    each = codes_to_whole_bytes(
+        _bits(spec) if not isinstance(spec.dtype, Integer) else spec.dtype.bits,
+    )
     if odd := next((length for length in lengths if length % each), None):
         raise ConfigError(
-            f"{name} is {list(shape)}, and {odd} codes of {spec.dtype.name} do not fill whole bytes, as a multiple of "
-            f"{each} does; exclude this layer, or choose another format for it"
+            f"{name} is {list(shape)}, and {odd} codes of {spec.dtype.name} do not fill"
+            f" whole bytes, as a multiple of {each} does; exclude this layer, or choose"
+            " another format for it",
         )
 
 
-def restored(parts: Mapping[str, Any], spec: TensorSpec, shape: tuple[int, ...], dtype: Any, method: str) -> Quantized:
+def restored(
+    parts: Mapping[str, Any],
+    spec: TensorSpec,
+    shape: tuple[int, ...],
+    dtype: Any,
+    method: str,
+) -> Quantized:
     """The weight of the tensors that ``stored`` makes.
 
     Args:
@@ -90,7 +111,15 @@ def restored(parts: Mapping[str, Any], spec: TensorSpec, shape: tuple[int, ...],
             raise ModelError(f"a weight of {spec} lacks its {name!r}")
     weight = parts["weight"]
     if spec.is_cast:
-        return Quantized(spec, shape, weight.reshape(shape[0], -1), None, None, None, dtype)
+        return Quantized(
+            spec,
+            shape,
+            weight.reshape(shape[0], -1),
+            None,
+            None,
+            None,
+            dtype,
+        )
     if isinstance(spec.dtype, Integer):
         return _integers_back(parts, spec, shape, dtype, method)
     scale, whole = parts["weight_scale"], parts.get("weight_scale_2")
@@ -105,7 +134,11 @@ def restored(parts: Mapping[str, Any], spec: TensorSpec, shape: tuple[int, ...],
 
 def _integers(weight: Quantized, method: str) -> dict[str, Any]:
     spec, codes, scale = weight.spec, weight.matrix, weight.scale
-    zero = torch.zeros_like(scale, dtype=torch.float32) if weight.zero is None else weight.zero
+    zero = (
+        torch.zeros_like(scale, dtype=torch.float32)
+        if weight.zero is None
+        else weight.zero
+    )
     zero = zero.to(affine.code_type(spec))
     if spec.group:
         codes, scale, zero = (part.t().contiguous() for part in (codes, scale, zero))
@@ -128,10 +161,15 @@ def _integers(weight: Quantized, method: str) -> dict[str, Any]:
 def factors_of(weight: Quantized) -> dict[str, Any]:
     """Return the two factors of a weight's scales, by the end of their names.
 
-    That of the tensor is the least power of two that brings all values into the range of FP8. A power of two leaves the
-    product of both factors equal to the scales, to the bit.
+    That of the tensor is the least power of two that brings all values into the range of FP8. A
+    power of two leaves the product of both factors equal to the scales, to the bit.
     """
-    greatest = weight.dequantize(torch.float32).abs().max().clamp(min=torch.finfo(torch.float32).smallest_normal)
+    greatest = (
+        weight.dequantize(torch.float32)
+        .abs()
+        .max()
+        .clamp(min=torch.finfo(torch.float32).smallest_normal)
+    )
     first = torch.exp2(torch.ceil(torch.log2(greatest / E4M3.largest)))
     return {"weight_scale": first, "weight_scale_2": weight.scale.float() / first}
 
@@ -157,7 +195,11 @@ def _packed(codes: Any, spec: TensorSpec, method: str) -> Any:
 
 
 def _integers_back(
-    parts: Mapping[str, Any], spec: TensorSpec, shape: tuple[int, ...], dtype: Any, method: str
+    parts: Mapping[str, Any],
+    spec: TensorSpec,
+    shape: tuple[int, ...],
+    dtype: Any,
+    method: str,
 ) -> Quantized:
     rows = shape[0]
     columns = math.prod(shape[1:])
@@ -172,7 +214,15 @@ def _integers_back(
         codes, scale = codes.t().contiguous(), scale.t().contiguous()
         zero = None if zero is None else zero.t().contiguous()
     zero = None if zero is None or not bool(zero.any()) else zero.float()
-    return Quantized(spec, shape, _in_blocks(codes.reshape(rows, -1), spec), scale, zero, None, dtype)
+    return Quantized(
+        spec,
+        shape,
+        _in_blocks(codes.reshape(rows, -1), spec),
+        scale,
+        zero,
+        None,
+        dtype,
+    )
 
 
 def _unpacked(codes: Any, spec: TensorSpec, count: int, method: str) -> Any:
@@ -189,7 +239,9 @@ def _elements(weight: Quantized) -> Any:
     codes, bits = weight.matrix, _bits(weight.spec)
     if bits == 8:
         wide = weight.spec.dtype.name == "mxfp8e5m2"
-        return codes.contiguous().view(torch.float8_e5m2 if wide else torch.float8_e4m3fn)
+        return codes.contiguous().view(
+            torch.float8_e5m2 if wide else torch.float8_e4m3fn,
+        )
     return pack_bits(codes, bits)
 
 

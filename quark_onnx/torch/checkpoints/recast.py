@@ -8,14 +8,21 @@ from typing import Any
 import torch
 
 from quark_onnx.errors import ConfigError, nearest
-from quark_onnx.torch.checkpoints.safetensors_io import Reader, Writer, other_files, read_json
+from quark_onnx.torch.checkpoints.safetensors_io import (
+    Reader,
+    Writer,
+    other_files,
+    read_json,
+)
 
 #: Element types by their names in configurations.
 TYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
 def recast(source: Path, output: Path, dtype: str) -> Path:
-    """Write a checkpoint whose float tensors have another element type; one tensor is in memory at a time.
+    """Write a checkpoint whose float tensors have another element type.
+
+    One tensor is in memory at a time.
 
     Args:
         source: a Hugging Face folder.
@@ -26,7 +33,8 @@ def recast(source: Path, output: Path, dtype: str) -> Path:
         The new folder; the old one where it has this type already.
 
     Raises:
-        ConfigError: the type is unknown, the folder is taken, or a value exceeds the range of the type.
+        ConfigError: the type is unknown, the folder is taken, or a value exceeds the range of the
+            type.
         ModelError: a file is missing or damaged.
     """
     if dtype not in TYPES:
@@ -39,7 +47,11 @@ def recast(source: Path, output: Path, dtype: str) -> Path:
     with Writer(output) as writer:
         for name in reader:
             writer.add(name, _cast(reader.get(name), TYPES[dtype], name))
-        parts = {part: value | {key: dtype} for part, value in content.items() if _has_type(value, key)}
+        parts = {
+            part: value | {key: dtype}
+            for part, value in content.items()
+            if _has_type(value, key)
+        }
         writer.write_json("config.json", content | parts | {key: dtype})
         for file in other_files(source):
             writer.copy(file)
@@ -61,5 +73,7 @@ def _cast(tensor: Any, dtype: Any, name: str) -> Any:
         return tensor
     cast = tensor.to(dtype)
     if tensor.numel() and bool((cast.isinf() & ~tensor.isinf()).any()):
-        raise ConfigError(f"{name} has values of {float(tensor.abs().max()):.3g}, which {dtype} cannot hold")
+        raise ConfigError(
+            f"{name} has values of {float(tensor.abs().max()):.3g}, which {dtype} cannot hold",
+        )
     return cast

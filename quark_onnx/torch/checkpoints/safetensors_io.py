@@ -22,7 +22,14 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 SHARD = 4 << 30
 #: How files of weights end that are no part of a quantized checkpoint.
 _WEIGHTS = (
-    *(".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json", ".pt", ".pth"),
+    *(
+        ".safetensors",
+        ".safetensors.index.json",
+        ".bin",
+        ".bin.index.json",
+        ".pt",
+        ".pth",
+    ),
     *(".gguf", ".h5", ".msgpack"),
 )
 
@@ -53,14 +60,19 @@ class StoredTensor:
             with safe_open(str(self.path), framework="pt") as file:
                 return file.get_tensor(self.name)
         except (OSError, SafetensorError) as error:
-            raise ModelError(f"{self.path}: the tensor {self.name!r} cannot be read: {error}") from error
+            raise ModelError(
+                f"{self.path}: the tensor {self.name!r} cannot be read: {error}",
+            ) from error
 
 
 class Reader:
-    """The tensors of a checkpoint. The heads of its files are read; a tensor is read when it is asked for.
+    """The tensors of a checkpoint.
+
+    The heads of its files are read; a tensor is read when it is asked for.
 
     Args:
-        folder: with model.safetensors, files that an index lists, or others of that kind; or one such file.
+        folder: with model.safetensors, files that an index lists, or others of that kind; or one
+            such file.
 
     Attributes:
         folder: the same.
@@ -80,9 +92,14 @@ class Reader:
             return
         single = folder / SINGLE
         files = [single] if single.is_file() else sorted(folder.glob("*.safetensors"))
-        self.tensors = {name: tensor for file in files for name, tensor in _heads(file).items()}
+        self.tensors = {
+            name: tensor for file in files for name, tensor in _heads(file).items()
+        }
         if not self.tensors:
-            raise ModelError(f"{folder} holds no *.safetensors; save the model there with save_pretrained")
+            raise ModelError(
+                f"{folder} holds no *.safetensors; save the model there with"
+                " save_pretrained",
+            )
 
     def __contains__(self, name: object) -> bool:
         return name in self.tensors
@@ -109,20 +126,34 @@ class Reader:
 
 
 def _listed(folder: Path) -> dict[str, StoredTensor]:
-    """All tensors of the files that an index names; one that is in several is that of the file it is listed in."""
+    """All tensors of the files that an index names.
+
+    One that is in several is that of the file it is listed in.
+    """
     index = folder / INDEX
     listed = read_json(index).get("weight_map")
-    if not isinstance(listed, dict) or not listed or not all(isinstance(file, str) for file in listed.values()):
+    if (
+        not isinstance(listed, dict)
+        or not listed
+        or not all(isinstance(file, str) for file in listed.values())
+    ):
         raise ModelError(f"{index} has no weight_map of tensors to files")
     files = dict[str, dict[str, StoredTensor]]()
     for file in sorted(set(listed.values())):
         if Path(file).name != file:
-            raise ModelError(f"{index} lists {file!r}, which is no name of a file in its folder")
+            raise ModelError(
+                f"{index} lists {file!r}, which is no name of a file in its folder",
+            )
         if not (folder / file).is_file():
-            raise ModelError(f"{folder / file} is missing; {INDEX} lists it: complete the download")
+            raise ModelError(
+                f"{folder / file} is missing; {INDEX} lists it: complete the download",
+            )
         files[file] = _heads(folder / file)
     if lost := sorted(name for name, file in listed.items() if name not in files[file]):
-        raise ModelError(f"{folder / listed[lost[0]]} lacks the tensor {lost[0]!r}, which {INDEX} lists there")
+        raise ModelError(
+            f"{folder / listed[lost[0]]} lacks the tensor {lost[0]!r}, which {INDEX}"
+            " lists there",
+        )
     found = {name: tensor for file in files.values() for name, tensor in file.items()}
     return found | {name: files[file][name] for name, file in listed.items()}
 
@@ -130,23 +161,33 @@ def _listed(folder: Path) -> dict[str, StoredTensor]:
 def _heads(path: Path) -> dict[str, StoredTensor]:
     try:
         with safe_open(str(path), framework="pt") as file:
-            parts = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - the file is no mapping
+            parts = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  - the file is no mapping
             return {
-                name: StoredTensor(name, tuple(part.get_shape()), part.get_dtype(), path)
+                name: StoredTensor(
+                    name,
+                    tuple(part.get_shape()),
+                    part.get_dtype(),
+                    path,
+                )
                 for name, part in parts.items()
             }
     except (OSError, SafetensorError) as error:
-        raise ModelError(f"{path} is damaged, or no safetensors file: {error}; download it again") from error
+        raise ModelError(
+            f"{path} is damaged, or no safetensors file: {error}; download it again",
+        ) from error
 
 
 def check_free(folder: Path) -> None:
     """Raise ConfigError where a result has no place: the folder holds something, or is a file."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"{folder} exists already and is not empty; name another folder")
+        raise ConfigError(
+            f"{folder} exists already and is not empty; name another folder",
+        )
 
 
 class Writer:
-    """A checkpoint that grows tensor by tensor in a folder beside its place, and is put there once it is whole.
+    """A checkpoint that grows tensor by tensor in a folder beside its place, and is put there once
+    it is whole.
 
     Use it as a context manager; an error leaves nothing behind.
 
@@ -194,7 +235,9 @@ class Writer:
             raise ModelError(f"{self.folder} would have two tensors of the name {name}")
         self._written.add(name)
         size = tensor.numel() * tensor.element_size()
-        if not self._files or (self._names[-1] and self._files[-1].size + size > self._shard):
+        if not self._files or (
+            self._names[-1] and self._files[-1].size + size > self._shard
+        ):
             if self._files:
                 self._files[-1].close()
             self._files.append(TensorFile(self.staging / f"part-{len(self._files)}"))
@@ -228,7 +271,10 @@ class Writer:
                 self._files[index].path.replace(self.staging / name)
                 places |= dict.fromkeys(names, name)
             total = sum(file.size for file in self._files)
-            content = {"metadata": {"total_size": total}, "weight_map": dict(sorted(places.items()))}
+            content = {
+                "metadata": {"total_size": total},
+                "weight_map": dict(sorted(places.items())),
+            }
             self.write_json(INDEX, content)
         with contextlib.suppress(FileNotFoundError):
             self.folder.rmdir()
@@ -263,9 +309,14 @@ def other_files(folder: Path) -> list[Path]:
     found = sorted(
         file
         for file in folder.iterdir()
-        if file.name != "config.json" and not file.name.endswith(_WEIGHTS) and not file.name.startswith(".")
+        if file.name != "config.json"
+        and not file.name.endswith(_WEIGHTS)
+        and not file.name.startswith(".")
     )
     for file in found:
         if not file.exists():
-            raise ModelError(f"{file} is a link to {file.readlink()}, which is not there; complete the folder")
+            raise ModelError(
+                f"{file} is a link to {file.readlink()}, which is not there; complete"
+                " the folder",
+            )
     return found

@@ -1,8 +1,9 @@
 """TensorFile: a safetensors file that is written tensor by tensor, without holding any of them.
 
-The library that defines the format writes a file from all of its tensors at once. A header with every tensor's place
-comes first, so the values are gathered in a file of their own, which is copied behind it. Values are aligned: tensors
-whose bytes are no multiple of eight come last, those of wide elements before those of narrow ones.
+The library that defines the format writes a file from all of its tensors at once. A header with
+every tensor's place comes first, so the values are gathered in a file of their own, which is copied
+behind it. Values are aligned: tensors whose bytes are no multiple of eight come last, those of wide
+elements before those of narrow ones.
 """
 
 from __future__ import annotations
@@ -63,7 +64,9 @@ class TensorFile:
             ModelError: the format has no such type.
         """
         if tensor.dtype not in TYPES:
-            raise ModelError(f"the tensor {name!r} is {tensor.dtype}, which safetensors files have no place for")
+            raise ModelError(
+                f"the tensor {name!r} is {tensor.dtype}, which safetensors files have no place for",
+            )
         tensor = tensor.detach().cpu().contiguous()
         size = tensor.numel() * tensor.element_size()
         self.size += size
@@ -79,15 +82,25 @@ class TensorFile:
         # tofile moves the position of the descriptor, which Python's own does not see
         self._file.seek(start + tensor.numel() * tensor.element_size())
         places = [start, self._file.tell()]
-        self._places[name] = {"dtype": TYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": places}
+        self._places[name] = {
+            "dtype": TYPES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": places,
+        }
 
     def close(self) -> None:
         """Write what was held back, and put the header in front."""
-        for name, tensor in sorted(self._small, key=lambda entry: -entry[1].element_size()):
+        for name, tensor in sorted(
+            self._small,
+            key=lambda entry: -entry[1].element_size(),
+        ):
             self._write(name, tensor)
         self._small.clear()
         self._file.close()
-        header = json.dumps({"__metadata__": {"format": "pt"}, **self._places}, separators=(",", ":")).encode()
+        header = json.dumps(
+            {"__metadata__": {"format": "pt"}, **self._places},
+            separators=(",", ":"),
+        ).encode()
         header += b" " * (-len(header) % _ALIGNMENT)
         with self.path.open("wb") as whole, self._values.open("rb") as values:
             whole.write(len(header).to_bytes(8, "little") + header)

@@ -1,4 +1,6 @@
-"""Parameters that transformers computes and does not save, as Marian's sinusoidal embeddings of positions."""
+"""Parameters that transformers computes and does not save, as Marian's sinusoidal embeddings of
+positions.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,11 @@ from quark_onnx.torch.checkpoints.parameter_sources import Sources
 
 
 def compute_unsaved(model: Any, stored: Sources) -> None:
-    """Compute the empty parameters that transformers leaves out of checkpoints because their values are fixed.
+    """Compute the empty parameters that transformers leaves out of checkpoints because their values
+    are fixed.
 
-    They become buffers that are not saved either: nothing reads them from a file, and nothing empties them.
+    They become buffers that are not saved either: nothing reads them from a file, and nothing
+    empties them.
 
     Args:
         model: of transformers, with empty parameters; others are left as they are.

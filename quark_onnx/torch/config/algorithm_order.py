@@ -10,7 +10,8 @@ from quark_onnx.config.text import parse_call
 from quark_onnx.errors import ConfigError
 from quark_onnx.registry import ALGORITHMS
 
-#: In which order stages come: algorithms of the whole model, of blocks, of weights, and of all that they have left.
+#: In which order stages come: algorithms of the whole model, of blocks, of weights, and of all that
+#: they have left.
 STAGES = ("model", "block", "weights", "end")
 
 
@@ -38,16 +39,26 @@ def in_order(algorithms: tuple[Any, ...]) -> tuple[Any, ...]:
     >>> in_order(("gptq",))
     (GPTQ(damping=0.05, act_order=True, fit=True, polish=1, rounds_activations=False),)
     """
-    found = tuple(algorithm(each) if isinstance(each, str) else each for each in algorithms)
+    found = tuple(
+        algorithm(each) if isinstance(each, str) else each for each in algorithms
+    )
     for each in found:
         if getattr(each, "stage", None) not in STAGES or isinstance(each, type):
-            raise ConfigError(f"algorithms has {each!r}; it must be an algorithm, as GPTQ(), or its name")
+            raise ConfigError(
+                f"algorithms has {each!r}; it must be an algorithm, as GPTQ(), or its name",
+            )
     for one, other in pairwise(found):
         if STAGES.index(one.stage) > STAGES.index(other.stage):
-            what = "chooses codes" if other.stage == "weights" else "works on the float model"
+            what = (
+                "chooses codes"
+                if other.stage == "weights"
+                else "works on the float model"
+            )
             raise ConfigError(f"{other.name} {what}; name it in front of {one.name}")
     if any(each.stage == "weights" for each in found):
         return found
-    followers = tuple(algorithm(each.follower) for each in found if getattr(each, "follower", ""))
+    followers = tuple(
+        algorithm(each.follower) for each in found if getattr(each, "follower", "")
+    )
     ends = sum(each.stage == "end" for each in found)
     return (*found[: len(found) - ends], *followers, *found[len(found) - ends :])

@@ -17,12 +17,23 @@ def _narrow(name: str, bits: int, signed: bool) -> Integer:
     storage = np.dtype(np.int8 if signed else np.uint8)
     onnx = TensorProto.INT8 if signed else TensorProto.UINT8
     least = -(1 << bits - 1) if signed else 0
-    return Integer(name, bits, 0, onnx, storage, least, least + (1 << bits) - 1, emitted=False, read=False)
+    return Integer(
+        name,
+        bits,
+        0,
+        onnx,
+        storage,
+        least,
+        least + (1 << bits) - 1,
+        emitted=False,
+        read=False,
+    )
 
 
 @dataclass(frozen=True)
 class TwoLevel(DType):
-    """Blocks of FP4 values with a scale in FP8 (E4M3) each, and one float32 scale for the tensor (NVIDIA's NVFP4).
+    """Blocks of FP4 values with a scale in FP8 (E4M3) each, and one float32 scale for the tensor
+    (NVIDIA's NVFP4).
 
     Attributes:
         block_size: values to a block.
@@ -45,16 +56,18 @@ class FloatScaled(DType):
     block_size: int
 
 
-#: Without a sign: 5 bits of exponent and 3 of mantissa, as AMD's FP4 has its scales; the greatest code is no number.
+#: Without a sign: 5 bits of exponent and 3 of mantissa, as AMD's FP4 has its scales; the greatest
+#: code is no number.
 E5M3 = MiniFloat("E5M3", 5, 3, 15, 114688.0, 16)
 
 
 @dataclass(frozen=True)
 class Progressive(Integer):
-    """Integers of 4 bits whose scales are stored as two factors: one for the tensor, and one for each output.
+    """Integers of 4 bits whose scales are stored as two factors: one for the tensor, and one for
+    each output.
 
-    AMD Quark computes them in two stages, and calls that progressive: FP8 first, integers of its codes second. A kernel
-    reads the integers as FP8, and multiplies by both factors.
+    AMD Quark computes them in two stages, and calls that progressive: FP8 first, integers of its
+    codes second. A kernel reads the integers as FP8, and multiplies by both factors.
     """
 
 
@@ -95,7 +108,9 @@ def format_named(name: str) -> DType:
     """
     row = _OWN.get(name) or DTYPES.get(name)
     if row is None:
-        raise ConfigError(f"unknown number format {name!r}{nearest(name, [*_OWN, *DTYPES])}")
+        raise ConfigError(
+            f"unknown number format {name!r}{nearest(name, [*_OWN, *DTYPES])}",
+        )
     return row
 
 

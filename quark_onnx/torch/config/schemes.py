@@ -9,7 +9,11 @@ _FP8 = TensorSpec("fp8e4m3")
 _FP8_TOKENS = _FP8.with_(per_channel=True, dynamic=True)
 _INT8 = TensorSpec("int8")
 _INT4, _UINT4 = TensorSpec("int4"), TensorSpec("uint4", symmetric=False)
-_MXFP4, _MXFP6_E2M3, _MXFP6_E3M2 = TensorSpec("mxfp4e2m1"), TensorSpec("mxfp6e2m3"), TensorSpec("mxfp6e3m2")
+_MXFP4, _MXFP6_E2M3, _MXFP6_E3M2 = (
+    TensorSpec("mxfp4e2m1"),
+    TensorSpec("mxfp6e2m3"),
+    TensorSpec("mxfp6e3m2"),
+)
 _NVFP4 = TensorSpec("nvfp4")
 
 
@@ -22,11 +26,20 @@ SCHEMES: dict[str, LayerSpec] = {
     "fp8": _same(_FP8),
     "ptpc_fp8": LayerSpec(_FP8.with_(per_channel=True), _FP8_TOKENS),
     "int8": _same(_INT8),
-    **{f"int4_wo_{size}": LayerSpec(_INT4.with_(block_size=size)) for size in (32, 64, 128)},
+    **{
+        f"int4_wo_{size}": LayerSpec(_INT4.with_(block_size=size))
+        for size in (32, 64, 128)
+    },
     "int4_wo_per_channel": LayerSpec(_INT4.with_(per_channel=True)),
-    **{f"uint4_wo_{size}": LayerSpec(_UINT4.with_(block_size=size)) for size in (32, 64, 128)},
+    **{
+        f"uint4_wo_{size}": LayerSpec(_UINT4.with_(block_size=size))
+        for size in (32, 64, 128)
+    },
     "uint4_wo_per_channel": LayerSpec(_UINT4.with_(per_channel=True)),
-    "int4_wa_64": LayerSpec(_INT4.with_(block_size=64), _INT4.with_(block_size=64, dynamic=True)),
+    "int4_wa_64": LayerSpec(
+        _INT4.with_(block_size=64),
+        _INT4.with_(block_size=64, dynamic=True),
+    ),
     "mxfp4": _same(_MXFP4),
     "mxfp4_weight_only": LayerSpec(_MXFP4),
     "mxfp6_e2m3": _same(_MXFP6_E2M3),
@@ -38,16 +51,28 @@ SCHEMES: dict[str, LayerSpec] = {
     "amdfp4": _same(TensorSpec("amdfp4")),
     "amdfp4_g32": _same(TensorSpec("amdfp4g32")),
     "int4_fp8": LayerSpec(
-        TensorSpec("int4fp8", per_channel=True, scale="float32"), _FP8.with_(dynamic=True, scale="float32")
+        TensorSpec("int4fp8", per_channel=True, scale="float32"),
+        _FP8.with_(dynamic=True, scale="float32"),
     ),
     "mx6": _same(TensorSpec("mx6")),
     "mx9": _same(TensorSpec("mx9")),
     "bfp16": _same(TensorSpec("bfp16")),
-    "uint4_int8": LayerSpec(_UINT4.with_(per_channel=True), _INT8.with_(per_channel=True, dynamic=True)),
-    "int8_per_channel": LayerSpec(_INT8.with_(per_channel=True), _INT8.with_(per_channel=True, dynamic=True)),
-    **{f"int3_wo_{size}": LayerSpec(TensorSpec("int3", block_size=size)) for size in (32, 64, 128)},
+    "uint4_int8": LayerSpec(
+        _UINT4.with_(per_channel=True),
+        _INT8.with_(per_channel=True, dynamic=True),
+    ),
+    "int8_per_channel": LayerSpec(
+        _INT8.with_(per_channel=True),
+        _INT8.with_(per_channel=True, dynamic=True),
+    ),
     **{
-        f"uint{bits}_wo_{size}": LayerSpec(TensorSpec(f"uint{bits}", symmetric=False, block_size=size))
+        f"int3_wo_{size}": LayerSpec(TensorSpec("int3", block_size=size))
+        for size in (32, 64, 128)
+    },
+    **{
+        f"uint{bits}_wo_{size}": LayerSpec(
+            TensorSpec(f"uint{bits}", symmetric=False, block_size=size),
+        )
         for bits in (2, 3)
         for size in (32, 64, 128)
     },
@@ -100,7 +125,10 @@ _EARLIER_ALONE: dict[str, LayerSpec] = {
 }
 #: Schemes of AMD Quark that are not offered, and why.
 _BROKEN = "AMD Quark 0.13 computes wrong values by it, and loads none of its checkpoints; choose"
-_REFUSED = {"amdfp4_global16": f"{_BROKEN} amdfp4", "amdfp4_global32": f"{_BROKEN} amdfp4_g32"}
+_REFUSED = {
+    "amdfp4_global16": f"{_BROKEN} amdfp4",
+    "amdfp4_global32": f"{_BROKEN} amdfp4_g32",
+}
 
 
 def scheme(name: str, group_size: int | None = None) -> LayerSpec:
@@ -121,7 +149,9 @@ def scheme(name: str, group_size: int | None = None) -> LayerSpec:
     if group_size and "{group}" not in known and known in SCHEMES:
         weight = SCHEMES[known].weight
         if weight is not None and weight.group not in (0, group_size):
-            raise ConfigError(f"group_size is {group_size}, but the scheme {name} has blocks of {weight.group}")
+            raise ConfigError(
+                f"group_size is {group_size}, but the scheme {name} has blocks of {weight.group}",
+            )
     if "{group}" in known and fixed not in SCHEMES:
         spec = SCHEMES[known.replace("{group}", "128")]
         assert spec.weight is not None and group_size is not None
@@ -131,5 +161,7 @@ def scheme(name: str, group_size: int | None = None) -> LayerSpec:
     if fixed in _REFUSED:
         raise ConfigError(f"the scheme {name} is not offered: {_REFUSED[fixed]}")
     if fixed not in SCHEMES:
-        raise ConfigError(f"unknown scheme {name!r}{nearest(name, [*SCHEMES, *_EARLIER, *_EARLIER_ALONE])}")
+        raise ConfigError(
+            f"unknown scheme {name!r}{nearest(name, [*SCHEMES, *_EARLIER, *_EARLIER_ALONE])}",
+        )
     return SCHEMES[fixed]

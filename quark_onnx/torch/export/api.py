@@ -1,4 +1,6 @@
-"""Quantized models written and read as AMD Quark does: ModelExporter, and the functions of its release 0.13."""
+"""Quantized models written and read as AMD Quark does: ModelExporter, and the functions of its
+release 0.13.
+"""
 
 from __future__ import annotations
 
@@ -39,33 +41,48 @@ class ModelExporter:
         export_dir: the folder.
     """
 
-    def __init__(self, config: ExporterConfig | Path | str | None = None, export_dir: Path | str | None = None) -> None:
+    def __init__(
+        self,
+        config: ExporterConfig | Path | str | None = None,
+        export_dir: Path | str | None = None,
+    ) -> None:
         if isinstance(config, str | Path) and export_dir is None:
             config, export_dir = None, config
         if not isinstance(config, ExporterConfig | None):
             raise ConfigError(f"config is {config!r}; it must be an ExporterConfig")
         if export_dir is None:
-            raise ConfigError("export_dir is missing; name the folder that the model goes to")
+            raise ConfigError(
+                "export_dir is missing; name the folder that the model goes to",
+            )
         self.config, self.export_dir = config or ExporterConfig(), Path(export_dir)
 
     def export_safetensors_model(
-        self, model: Any, quant_config: QConfig | None = None, custom_mode: str = "quark", tokenizer: Any = None
+        self,
+        model: Any,
+        quant_config: QConfig | None = None,
+        custom_mode: str = "quark",
+        tokenizer: Any = None,
     ) -> None:
         """Write a checkpoint that vLLM and transformers load.
 
         Args:
-            model: quantized. Scales of its keys and values that are less than ``min_kv_scale`` become that.
+            model: quantized. Scales of its keys and values that are less than ``min_kv_scale``
+                become that.
             quant_config: what it was quantized by; the model knows it if None.
             custom_mode: the layout: "quark", "awq" or "fp8".
             tokenizer: is written beside it.
 
         Raises:
-            ConfigError: the folder is taken, the model was quantized by something else, or the layout has no place.
+            ConfigError: the folder is taken, the model was quantized by something else, or the
+                layout has no place.
         """
         asked = self.config.json_export_config
         _check_layout(custom_mode)
         if asked.weight_merge_groups is not None:
-            raise ConfigError("weight_merge_groups is set; each layer has a scale of its own, leave it out")
+            raise ConfigError(
+                "weight_merge_groups is set; each layer has a scale of its own, leave"
+                " it out",
+            )
         if quant_config is None:
             config = config_of(model)
         else:
@@ -89,7 +106,12 @@ class ModelExporter:
         """Write ``model.onnx``; ``input_args`` are what the model can be run on."""
         export_onnx(model, self.export_dir, input_args)
 
-    def export_gguf_model(self, model: Any, tokenizer_path: Path | str, model_type: str | None = None) -> None:
+    def export_gguf_model(
+        self,
+        model: Any,
+        tokenizer_path: Path | str,
+        model_type: str | None = None,
+    ) -> None:
         """Write ``model.gguf``; see ``export_gguf``."""
         export_gguf(model, self.export_dir, model_type, tokenizer_path)
 
@@ -102,7 +124,11 @@ class ModelImporter:
         saved_format: "safetensors" or "quark_format", which are the same here.
     """
 
-    def __init__(self, model_info_dir: Path | str, saved_format: str = "safetensors") -> None:
+    def __init__(
+        self,
+        model_info_dir: Path | str,
+        saved_format: str = "safetensors",
+    ) -> None:
         self.model_info_dir = Path(model_info_dir)
         self.saved_format = saved_format
 
@@ -118,23 +144,31 @@ def export_safetensors(
     weight_format: str | None = None,
     pack_method: str = "reorder",
 ) -> None:
-    """Write a model that a ModelQuantizer has quantized, as a checkpoint that vLLM and transformers load.
+    """Write a model that a ModelQuantizer has quantized, as a checkpoint that vLLM and transformers
+    load.
 
     Args:
         model: quantized.
         output_dir: where it goes; may exist only if it is empty.
         custom_mode: the layout: "quark", "awq" or "fp8".
-        weight_format: "real_quantized" for codes, "fake_quantized" for floats that have been rounded; codes if None.
+        weight_format: "real_quantized" for codes, "fake_quantized" for floats that have been
+            rounded; codes if None.
         pack_method: how nibbles are ordered, "reorder" or "order".
 
     Raises:
         ConfigError: the folder is taken, or the layout has no place for a format.
     """
-    asked = JsonExporterConfig(weight_format=weight_format or "real_quantized", pack_method=pack_method)
-    ModelExporter(ExporterConfig(asked), output_dir).export_safetensors_model(model, custom_mode=custom_mode)
+    asked = JsonExporterConfig(
+        weight_format=weight_format or "real_quantized",
+        pack_method=pack_method,
+    )
+    ModelExporter(ExporterConfig(asked), output_dir).export_safetensors_model(
+        model,
+        custom_mode=custom_mode,
+    )
 
 
-def export_onnx(
+def export_onnx(  # noqa: PLR0913
     model: Any,
     output_dir: Path | str,
     input_args: Any,
@@ -150,20 +184,24 @@ def export_onnx(
         model: quantized.
         output_dir: the folder that it goes to.
         input_args: what the model can be run on.
-        opset_version: the opset that the model is converted to; None leaves it.
-        input_names, output_names: new names of inputs and outputs, in their order; none leaves those of the module.
-        uint4_int4_flag: without effect: codes of 4 bits are always written as such.
-        others: ``verbose``, ``do_constant_folding``, ``operator_export_type`` and ``dynamo``, without effect.
+        opset_version: the opset that the model is converted to; None leaves it. input_names,
+        output_names: new names of inputs and outputs, in their order; none leaves those of the
+        module. uint4_int4_flag: without effect: codes of 4 bits are always written as such. others:
+        ``verbose``, ``do_constant_folding``, ``operator_export_type`` and ``dynamo``, without
+        effect.
 
     Raises:
-        ConfigError: a format has no exact counterpart in ONNX, or there are more names than inputs or outputs.
+        ConfigError: a format has no exact counterpart in ONNX, or there are more names than inputs
+            or outputs.
     """
     from quark_onnx.torch.exports.onnx import export_onnx as write_onnx
     from quark_onnx.torch.exports.onnx.rename import rename
 
     for name in others:
         if name not in _TRACING:
-            raise ConfigError(f"export_onnx has no argument {name!r}{nearest(name, _TRACING)}")
+            raise ConfigError(
+                f"export_onnx has no argument {name!r}{nearest(name, _TRACING)}",
+            )
     Path(output_dir).mkdir(parents=True, exist_ok=True)
     path = Path(output_dir) / "model.onnx"
     write_onnx(model, path, input_args)
@@ -175,7 +213,12 @@ def export_onnx(
             pass
 
 
-def export_gguf(model: Any, output_dir: Path | str, model_type: str | None, tokenizer_path: Path | str) -> None:
+def export_gguf(
+    model: Any,
+    output_dir: Path | str,
+    model_type: str | None,
+    tokenizer_path: Path | str,
+) -> None:
     """Write a quantized model as ``model.gguf``, which llama.cpp loads.
 
     Args:
@@ -190,12 +233,15 @@ def export_gguf(model: Any, output_dir: Path | str, model_type: str | None, toke
     from quark_onnx.torch.exports.gguf import write_quantized_gguf
 
     if model_type not in (None, model.config.model_type):
-        raise ConfigError(f"model_type is {model_type!r}, but the model is a {model.config.model_type!r}")
+        raise ConfigError(
+            f"model_type is {model_type!r}, but the model is a"
+            f" {model.config.model_type!r}",
+        )
     Path(output_dir).mkdir(parents=True, exist_ok=True)
     write_quantized_gguf(model, Path(tokenizer_path), Path(output_dir) / "model.gguf")
 
 
-def import_model_from_safetensors(
+def import_model_from_safetensors(  # noqa: PLR0913
     model: Any | None,
     model_dir: Path | str,
     multi_device: bool = False,
@@ -204,26 +250,32 @@ def import_model_from_safetensors(
     device: Any = None,
     multi_gpu: bool = False,
 ) -> Any:
-    """The model of a checkpoint in AMD Quark's layout, ours or its own, or in another that is written here.
+    """The model of a checkpoint in AMD Quark's layout, ours or its own, or in another that is
+    written here.
 
     Args:
-        model: a model of the same class, whose parts are replaced by those of the checkpoint; None for a new one.
-        model_dir: the folder.
-        multi_device, multi_gpu: without effect; the model goes to one device.
-        trust_remote_code: run Python files that the checkpoint brings along.
-        attn_implementation: how attention is computed, by transformers' names; its own choice if None.
-        device: where the model goes; it stays on the CPU if None.
+        model: a model of the same class, whose parts are replaced by those of the checkpoint; None
+            for a new one.
+        model_dir: the folder. multi_device, multi_gpu: without effect; the model goes to one
+        device. trust_remote_code: run Python files that the checkpoint brings along.
+        attn_implementation: how attention is computed, by transformers' names; its own choice if
+        None. device: where the model goes; it stays on the CPU if None.
 
     Raises:
         ConfigError: it is quantized in a way that cannot be read, or the model is of another class.
         ModelError: a file or a tensor is missing or damaged.
     """
     if multi_device or multi_gpu:
-        logger.warning("multi_device and multi_gpu have no effect: the model goes to one device")
+        logger.warning(
+            "multi_device and multi_gpu have no effect: the model goes to one device",
+        )
     found = load_checkpoint(model_dir, trust_code=trust_remote_code)
     if model is not None:
         if type(model) is not type(found):
-            raise ConfigError(f"the model is a {type(model).__name__}, but {model_dir} has a {type(found).__name__}")
+            raise ConfigError(
+                f"the model is a {type(model).__name__}, but {model_dir} has a"
+                f" {type(found).__name__}",
+            )
         for name, child in found.named_children():
             setattr(model, name, child)
         found = model.eval()
@@ -244,50 +296,70 @@ def config_of(model: Any) -> TorchConfig:
     config = getattr(model, "quantized_by", None)
     if not isinstance(config, TorchConfig):
         raise ConfigError(
-            "the model does not know what it was quantized by; ModelQuantizer(config).quantize_model does"
+            "the model does not know what it was quantized by;"
+            " ModelQuantizer(config).quantize_model does",
         )
     return config
 
 
 def _check_layout(custom_mode: str) -> None:
     if custom_mode not in CUSTOM_MODES:
-        raise ConfigError(f"custom_mode is {custom_mode!r}; it must be one of: {', '.join(CUSTOM_MODES)}")
+        raise ConfigError(
+            f"custom_mode is {custom_mode!r}; it must be one of:"
+            f" {', '.join(CUSTOM_MODES)}",
+        )
 
 
 def _with_kv_cache(config: TorchConfig, asked: JsonExporterConfig) -> TorchConfig:
     cache = config.kv_cache
-    if asked.kv_cache_group and set(asked.kv_cache_group) != set(cache.layers if cache else ()):
+    if asked.kv_cache_group and set(asked.kv_cache_group) != set(
+        cache.layers if cache else (),
+    ):
         raise ConfigError(
-            f"kv_cache_group is {asked.kv_cache_group}, but the model was quantized with "
-            f"{list(cache.layers) if cache else 'float keys and values'}"
+            f"kv_cache_group is {asked.kv_cache_group}, but the model was quantized"
+            f" with {list(cache.layers) if cache else 'float keys and values'}",
         )
     if cache is None:
         if asked.min_kv_scale:
-            raise ConfigError(f"min_kv_scale is {asked.min_kv_scale}, but keys and values are float")
+            raise ConfigError(
+                f"min_kv_scale is {asked.min_kv_scale}, but keys and values are float",
+            )
         return config
-    return config.with_(kv_cache=replace(cache, least=max(cache.least, asked.min_kv_scale)))
+    return config.with_(
+        kv_cache=replace(cache, least=max(cache.least, asked.min_kv_scale)),
+    )
 
 
 def _check_model(model: Any, config: TorchConfig) -> None:
     """Raise ConfigError if a model was quantized by something else."""
     layers = list(_quantized(model))
     if not layers:
-        raise ConfigError("no layer of the model is quantized; ModelQuantizer(config).quantize_model comes first")
+        raise ConfigError(
+            "no layer of the model is quantized; ModelQuantizer(config).quantize_model"
+            " comes first",
+        )
     for name, layer in layers:
         wanted = config.spec_of(name, layer.kind) or LayerSpec()
         # experts that saw no data have a weight alone
         if layer.spec not in (wanted, LayerSpec(wanted.weight)):
             raise ConfigError(
                 f"{name} is quantized by {layer.spec}, but quant_config says {wanted}; "
-                "give what the model was quantized by"
+                "give what the model was quantized by",
             )
 
 
 def _raise_kv_scales(model: Any, cache: KVCache) -> None:
     for name, layer in _quantized(model):
-        if any(fnmatchcase(name, glob) for glob in cache.layers) and layer.output is not None:
+        if (
+            any(fnmatchcase(name, glob) for glob in cache.layers)
+            and layer.output is not None
+        ):
             layer.output.scale = layer.output.scale.clamp(min=cache.least)
 
 
 def _quantized(model: Any) -> Iterator[tuple[str, QuantizedLayer]]:
-    return ((name, module) for name, module in model.named_modules() if isinstance(module, QuantizedLayer))
+    return (
+        (name, module)
+        for name, module in model.named_modules()
+        if isinstance(module, QuantizedLayer)
+    )

@@ -1,4 +1,6 @@
-"""save_params and load_params: the codes of any quantized module in two files, by the calls of AMD Quark."""
+"""save_params and load_params: the codes of any quantized module in two files, by the calls of AMD
+Quark.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,12 @@ from quark_onnx.errors import ConfigError, ModelError
 from quark_onnx.torch.checkpoints.export import tensors_of
 from quark_onnx.torch.checkpoints.layouts import check_config, layout_named, read_layout
 from quark_onnx.torch.checkpoints.load import put_layers
-from quark_onnx.torch.checkpoints.parameter_sources import Sources, empty, fill, missing_of
+from quark_onnx.torch.checkpoints.parameter_sources import (
+    Sources,
+    empty,
+    fill,
+    missing_of,
+)
 from quark_onnx.torch.checkpoints.safetensors_io import Reader, read_json
 from quark_onnx.torch.checkpoints.safetensors_writer import TensorFile
 from quark_onnx.torch.config.torch_config import TorchConfig
@@ -21,7 +28,7 @@ from quark_onnx.torch.models.quantized_layer import QuantizedLayer
 from quark_onnx.torch.quantization.config.type import QuantizationMode
 
 
-def save_params(
+def save_params(  # noqa: PLR0913
     model: Any,
     model_type: str,
     args: Any = None,
@@ -31,7 +38,8 @@ def save_params(
     compressed: bool = False,
     reorder: bool = True,
 ) -> None:
-    """Write ``MODEL_TYPE.json``, how the layers of a model are quantized, and ``MODEL_TYPE.safetensors``, its tensors.
+    """Write ``MODEL_TYPE.json``, how the layers of a model are quantized, and
+    ``MODEL_TYPE.safetensors``, its tensors.
 
     Args:
         model: quantized; any module.
@@ -43,29 +51,52 @@ def save_params(
         reorder: how nibbles are ordered.
 
     Raises:
-        ConfigError: the model is an exported graph, no layer is quantized, keys are rounded after they are rotated,
-            probabilities are rounded, or the layout has no place for a format.
+        ConfigError: the model is an exported graph, no layer is quantized, keys are rounded after
+            they are rotated, probabilities are rounded, or the layout has no place for a format.
     """
     _check_mode(quant_mode)
     if isinstance(model, GraphModule):
         raise ConfigError(
-            "the model is an exported graph, and these files hold layers alone; keep its state_dict(), or "
-            "torch.export.save(torch.export.export(model, args), path)"
+            "the model is an exported graph, and these files hold layers alone; keep"
+            " its state_dict(), or torch.export.save(torch.export.export(model, args),"
+            " path)",
         )
-    quantized = {name: module for name, module in model.named_modules() if isinstance(module, QuantizedLayer)}
+    quantized = {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, QuantizedLayer)
+    }
     if not quantized:
-        raise ConfigError("no layer of the model is quantized; ModelQuantizer(config).quantize_model comes first")
+        raise ConfigError(
+            "no layer of the model is quantized; ModelQuantizer(config).quantize_model"
+            " comes first",
+        )
     if rotated := [name for name, layer in quantized.items() if layer.spec.rotated]:
-        raise ConfigError(f"{rotated[0]} has keys that are rounded after they are rotated; export a checkpoint instead")
-    if rounding := [name for name, layer in quantized.items() if layer.spec.probabilities is not None]:
-        raise ConfigError(f"{rounding[0]} has probabilities of attention that are rounded; export a checkpoint instead")
+        raise ConfigError(
+            f"{rotated[0]} has keys that are rounded after they are rotated; export a"
+            " checkpoint instead",
+        )
+    if rounding := [
+        name
+        for name, layer in quantized.items()
+        if layer.spec.probabilities is not None
+    ]:
+        raise ConfigError(
+            f"{rounding[0]} has probabilities of attention that are rounded; export a"
+            " checkpoint instead",
+        )
     layout = layout_named("quark", "reorder" if reorder else "order")
-    config = TorchConfig(layers=tuple((name, layer.spec) for name, layer in quantized.items()))
+    config = TorchConfig(
+        layers=tuple((name, layer.spec) for name, layer in quantized.items()),
+    )
     check_config(layout, config)
     for name, layer in quantized.items():
         layout.check_layer(name, layer.origin, layer.spec, layer.shape)
     specs = {name: layer.spec for name, layer in quantized.items()}
-    content = {"model_type": model_type, "quantization_config": layout.quantization_config(specs, (), config)}
+    content = {
+        "model_type": model_type,
+        "quantization_config": layout.quantization_config(specs, (), config),
+    }
     folder = Path(export_dir)
     folder.mkdir(parents=True, exist_ok=True)
     whole, text = folder / f".{model_type}.safetensors", folder / f".{model_type}.json"
@@ -81,7 +112,7 @@ def save_params(
         path.replace(folder / path.name.removeprefix("."))
 
 
-def load_params(
+def load_params(  # noqa: PLR0913
     model: Any = None,
     json_path: Path | str = "",
     safetensors_path: Path | str = "",
@@ -90,7 +121,8 @@ def load_params(
     compressed: bool = False,
     reorder: bool = True,
 ) -> Any:
-    """Put the layers and tensors that ``save_params`` has written into a float model of the same kind, and return it.
+    """Put the layers and tensors that ``save_params`` has written into a float model of the same
+    kind, and return it.
 
     Args:
         model: is changed in place.
@@ -104,27 +136,46 @@ def load_params(
         ModelError: a file is missing or damaged, or does not fit the model.
     """
     _check_mode(quant_mode)
-    if model is None or not str(json_path) or not str(safetensors_path) or str(pth_path):
-        raise ConfigError("give the float model, json_path and safetensors_path, and no pth_path")
+    if (
+        model is None
+        or not str(json_path)
+        or not str(safetensors_path)
+        or str(pth_path)
+    ):
+        raise ConfigError(
+            "give the float model, json_path and safetensors_path, and no pth_path",
+        )
     entry = read_json(Path(json_path)).get("quantization_config")
     if not isinstance(entry, dict):
-        raise ModelError(f"{json_path} has no quantization_config; it must be a file that save_params has written")
+        raise ModelError(
+            f"{json_path} has no quantization_config; it must be a file that"
+            " save_params has written",
+        )
     config, layout = read_layout(entry)
     unfuse_experts(model)
     modules = dict(model.named_modules())
     if lost := [name for name, _ in config.layers if name not in modules]:
-        raise ModelError(f"{json_path} has a layer {lost[0]!r}, which the {type(model).__name__} lacks")
+        raise ModelError(
+            f"{json_path} has a layer {lost[0]!r}, which the {type(model).__name__}"
+            " lacks",
+        )
     sources = Sources(Reader(Path(safetensors_path)), model)
     types = {name: modules[name].weight.dtype for name, _ in config.layers}
     empty(model)
     put_layers(model, config, layout, sources, types)
     fill(model, "", sources)
     if missing := missing_of(model):
-        raise ModelError(f"{safetensors_path} has no tensor {missing[0]!r} ({len(missing)} are missing)")
+        raise ModelError(
+            f"{safetensors_path} has no tensor {missing[0]!r} ({len(missing)} are"
+            " missing)",
+        )
     model.quantized_by = config
     return model.eval()
 
 
 def _check_mode(mode: Any) -> None:
     if QuantizationMode(mode) is not QuantizationMode.eager_mode:
-        raise ConfigError(f"quant_mode is {mode}; the files hold layers of modules (eager_mode), leave it out")
+        raise ConfigError(
+            f"quant_mode is {mode}; the files hold layers of modules (eager_mode),"
+            " leave it out",
+        )

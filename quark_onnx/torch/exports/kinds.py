@@ -21,7 +21,8 @@ from quark_onnx.torch.models.quantized_layer import QuantizedLayer
 from quark_onnx.torch.models.structure import vocabulary_of
 from quark_onnx.torch.pipelines.in_memory import chosen_layers
 
-#: By the names of AMD Quark's script: a checkpoint in the layout of Hugging Face, ``model.gguf``, ``model.onnx``.
+#: By the names of AMD Quark's script: a checkpoint in the layout of Hugging Face, ``model.gguf``,
+#: ``model.onnx``.
 EXPORTS = ("hf_format", "gguf", "onnx")
 #: Tokens that an ONNX model is traced with, and run on for the comparison.
 _TOKENS = 16
@@ -29,12 +30,18 @@ _TOKENS = 16
 
 @contextmanager
 def exported(
-    kinds: Collection[str], source: FloatCheckpoint, config: TorchConfig, output: Path | str, notes: list[str]
+    kinds: Collection[str],
+    source: FloatCheckpoint,
+    config: TorchConfig,
+    output: Path | str,
+    notes: list[str],
 ) -> Iterator[Path]:
-    """Context manager: the folder for the checkpoint; what else was asked for is made of it when the block ends well.
+    """Context manager: the folder for the checkpoint.
 
-    GGUF and ONNX need the whole quantized model in memory. They are put beside the checkpoint; where none was asked
-    for, that is in a temporary folder.
+    What else was asked for is made of it when the block ends well.
+
+    GGUF and ONNX need the whole quantized model in memory. They are put beside the checkpoint;
+    where none was asked for, that is in a temporary folder.
 
     Args:
         kinds: of ``EXPORTS``.
@@ -44,7 +51,8 @@ def exported(
         notes: what a user should know is added to it.
 
     Raises:
-        ConfigError: a kind is unknown, or cannot hold what the configuration asks for; nothing has been done then.
+        ConfigError: a kind is unknown, or cannot hold what the configuration asks for; nothing has
+            been done then.
         ModelError: the model is none of those that the kind knows.
         MissingDependency: a package is missing.
     """
@@ -60,34 +68,60 @@ def exported(
         _write(kinds, source, place / "checkpoint", output, notes)
 
 
-def _check(kinds: Collection[str], source: FloatCheckpoint, config: TorchConfig, output: Path) -> None:
+def _check(
+    kinds: Collection[str],
+    source: FloatCheckpoint,
+    config: TorchConfig,
+    output: Path,
+) -> None:
     if not kinds:
-        raise ConfigError(f"nothing is to be written; name one or more of: {', '.join(EXPORTS)}")
+        raise ConfigError(
+            f"nothing is to be written; name one or more of: {', '.join(EXPORTS)}",
+        )
     for kind in kinds:
         if kind not in EXPORTS:
-            raise ConfigError(f"unknown export {kind!r}{nearest(kind, EXPORTS)}; known: {', '.join(EXPORTS)}")
+            raise ConfigError(
+                f"unknown export {kind!r}{nearest(kind, EXPORTS)}; known:"
+                f" {', '.join(EXPORTS)}",
+            )
     check_free(output)
     if "gguf" in kinds:
         check_gguf(source, chosen_layers(source.model, config)[0])
-    if "onnx" in kinds and (config.attention is not None or (config.kv_cache and config.kv_cache.where == "rope")):
+    if "onnx" in kinds and (
+        config.attention is not None
+        or (config.kv_cache and config.kv_cache.where == "rope")
+    ):
         raise ConfigError(
-            "an ONNX model has no node for what attention rounds: rotated keys and probabilities; export none, or "
-            "quantize without"
+            "an ONNX model has no node for what attention rounds: rotated keys and"
+            " probabilities; export none, or quantize without",
         )
     if "onnx" in kinds and find_spec("onnxscript") is None:
-        raise MissingDependency("an ONNX model needs the package onnxscript: pip install 'quark-onnx[llm]'")
+        raise MissingDependency(
+            "an ONNX model needs the package onnxscript: pip install 'quark-onnx[llm]'",
+        )
 
 
-def _write(kinds: Collection[str], source: FloatCheckpoint, checkpoint: Path, output: Path, notes: list[str]) -> None:
+def _write(
+    kinds: Collection[str],
+    source: FloatCheckpoint,
+    checkpoint: Path,
+    output: Path,
+    notes: list[str],
+) -> None:
     if set(kinds) <= {"hf_format"}:
         return
     model = load_checkpoint(checkpoint, trust_code=source.trust_code)
     output.mkdir(parents=True, exist_ok=True)
     if "gguf" in kinds:
         notes += write_quantized_gguf(model, source.folder, output / "model.gguf").notes
-        layers = [module for module in model.modules() if isinstance(module, QuantizedLayer)]
+        layers = [
+            module for module in model.modules() if isinstance(module, QuantizedLayer)
+        ]
         if any(layer.input is not None or layer.output is not None for layer in layers):
-            notes.append("llama.cpp rounds activations its own way: model.gguf holds the weights alone")
+            notes.append(
+                "llama.cpp rounds activations its own way: model.gguf holds the weights"
+                " alone",
+            )
     if "onnx" in kinds:
         _write_onnx(model, output / "model.onnx", notes)
 
@@ -98,4 +132,7 @@ def _write_onnx(model: Any, output: Path, notes: list[str]) -> None:
     tokens = torch.arange(2 * _TOKENS).reshape(2, _TOKENS) % vocabulary_of(model)
     found = export_onnx(model, output, {"input_ids": tokens})
     notes += found.notes
-    notes.append(f"onnxruntime's outputs of model.onnx differ from torch's by {found.difference:.1g}, relative")
+    notes.append(
+        "onnxruntime's outputs of model.onnx differ from torch's by"
+        f" {found.difference:.1g}, relative",
+    )

@@ -15,11 +15,12 @@ from quark_onnx.errors import MissingDependency
 if TYPE_CHECKING:
     from torch import nn
 
-#: The first opset that torch's exporter writes; quantization raises it where a number format needs a later one.
+#: The first opset that torch's exporter writes; quantization raises it where a number format needs
+#: a later one.
 _OPSET = 18
 
 
-def quantize_module(
+def quantize_module(  # noqa: PLR0913
     module: nn.Module,
     example_inputs: Any,
     data: Any,
@@ -32,21 +33,27 @@ def quantize_module(
 ) -> ModelProto:
     """Export a PyTorch module to ONNX and quantize it.
 
-    ``torch.onnx.export(dynamo=True)`` traces the module in evaluation mode. onnxruntime runs the float ONNX model
-    on the example inputs, and its outputs must equal those of the module before anything is quantized.
+    ``torch.onnx.export(dynamo=True)`` traces the module in evaluation mode. onnxruntime runs the
+    float ONNX model on the example inputs, and its outputs must equal those of the module before
+    anything is quantized.
 
     Args:
-        module: the float module; it is not changed. Weights of other float types are exported as float32.
-        example_inputs: one batch of inputs: a tensor, a tuple of arguments, or a dict of keyword arguments.
-        data: calibration data: a torch ``DataLoader`` or another iterable of such batches. Labels that follow the
-            inputs in a batch of a ``DataLoader`` are dropped, as are entries of a dict that are no input. Every other
-            kind of data of ``quantize_static`` is accepted, too.
+        module: the float module; it is not changed. Weights of other float types are exported as
+            float32.
+        example_inputs: one batch of inputs: a tensor, a tuple of arguments, or a dict of keyword
+            arguments.
+        data: calibration data: a torch ``DataLoader`` or another iterable of such batches. Labels
+            that follow the inputs in a batch of a ``DataLoader`` are dropped, as are entries of a
+            dict that are no input. Every other kind of data of ``quantize_static`` is accepted,
+            too.
         config: as for ``quantize_static``.
         output: path of the quantized ONNX model; None only returns it.
-        dynamic: names of dynamic axes by input and axis, as ``{"x": {0: "batch"}}``. True stands for the first axis of
-            each input ("batch") and the second axis of token ids and masks ("sequence"), False for none.
+        dynamic: names of dynamic axes by input and axis, as ``{"x": {0: "batch"}}``. True stands
+            for the first axis of each input ("batch") and the second axis of token ids and masks
+            ("sequence"), False for none.
         opset: of the float ONNX model, 18 or later.
-        settings: further arguments of ``quantize_static``: executor, progress, external, resume, isolate.
+        settings: further arguments of ``quantize_static``: executor, progress, external, resume,
+            isolate.
 
     Returns:
         The quantized model. Its inputs have the names of the parameters of ``module.forward``.
@@ -55,9 +62,17 @@ def quantize_module(
         MissingDependency: torch or onnxscript is not installed.
         QuarkError: the module cannot be exported, or as for ``quantize_static``.
     """
-    if importlib.util.find_spec("torch") is None or importlib.util.find_spec("onnxscript") is None:
-        raise MissingDependency("quantize_module needs torch and onnxscript: pip install 'quark-onnx[torch]'")
+    if (
+        importlib.util.find_spec("torch") is None
+        or importlib.util.find_spec("onnxscript") is None
+    ):
+        raise MissingDependency(
+            "quantize_module needs torch and onnxscript: pip install 'quark-onnx[torch]'",
+        )
     from quark_onnx.torch.exports.onnx.float_module import exported
 
-    with exported(module, example_inputs, data, dynamic=dynamic, opset=opset) as (model, samples):
+    with exported(module, example_inputs, data, dynamic=dynamic, opset=opset) as (
+        model,
+        samples,
+    ):
         return quantize_static(model, samples, config, output, **settings)

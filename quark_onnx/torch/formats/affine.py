@@ -1,7 +1,9 @@
-"""Scales and codes of torch tensors: the arithmetic of ``calibrators.affine``, where the tensors are.
+"""Scales and codes of torch tensors: the arithmetic of ``calibrators.affine``, where the tensors
+are.
 
-With float32 scales results equal those of numpy bit for bit. Scales of type "model" are computed in the type of the
-tensor, 16-bit floats included, as AMD Quark computes them: the codes of its checkpoints come out the same.
+With float32 scales results equal those of numpy bit for bit. Scales of type "model" are computed in
+the type of the tensor, 16-bit floats included, as AMD Quark computes them: the codes of its
+checkpoints come out the same.
 """
 
 from __future__ import annotations
@@ -15,13 +17,20 @@ from calibrators.grid import SMALLEST_SCALE
 from quark_onnx.dtypes import Integer, Scaled
 from quark_onnx.torch.config.spec import TensorSpec
 
-_TYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+_TYPES = {
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+}
 _FLOAT8 = {"fp8e4m3": torch.float8_e4m3fn, "fp8e5m2": torch.float8_e5m2}
 _SHORT = (torch.float16, torch.bfloat16)
 
 
 class Params(NamedTuple):
-    """Scale and zero point, shaped to broadcast against what they belong to; zero is None where it is 0."""
+    """Scale and zero point, shaped to broadcast against what they belong to.
+
+    Zero is None where it is 0.
+    """
 
     scale: Any
     zero: Any = None
@@ -42,7 +51,10 @@ def code_type(spec: TensorSpec) -> Any:
         return _FLOAT8[spec.dtype.name]
     assert isinstance(spec.dtype, Scaled)
     if isinstance(spec.dtype, Integer) and spec.dtype.bits > 8:
-        return {"int16": torch.int16, "int32": torch.int32}.get(spec.dtype.name, torch.int64)
+        return {"int16": torch.int16, "int32": torch.int32}.get(
+            spec.dtype.name,
+            torch.int64,
+        )
     return torch.int8 if spec.grid.qmin < 0 else torch.uint8
 
 
@@ -64,26 +76,51 @@ def params_for(lo: Any, hi: Any, spec: TensorSpec) -> Params:
     elif grid.even:
         scale = torch.maximum(hi, -lo) / (grid.levels / 2)
     elif grid.qmin < grid.zero:
-        scale = torch.maximum(hi / (grid.qmax - grid.zero), lo / (grid.qmin - grid.zero))
+        scale = torch.maximum(
+            hi / (grid.qmax - grid.zero),
+            lo / (grid.qmin - grid.zero),
+        )
     else:
         scale = hi / grid.qmax
     least = max(torch.finfo(kept).smallest_normal, SMALLEST_SCALE)
-    scale = torch.where(scale > 0, scale.clamp(least, torch.finfo(kept).max), torch.ones_like(scale))
+    scale = torch.where(
+        scale > 0,
+        scale.clamp(least, torch.finfo(kept).max),
+        torch.ones_like(scale),
+    )
     if grid.pow2:
         mantissa, exponent = torch.frexp(scale)
-        scale = torch.ldexp(torch.ones_like(scale), torch.where(mantissa == 0.5, exponent - 1, exponent))
+        scale = torch.ldexp(
+            torch.ones_like(scale),
+            torch.where(mantissa == 0.5, exponent - 1, exponent),
+        )
     scale = _stored(scale, kept)
     if grid.symmetric:
-        return Params(scale, None if not grid.zero else torch.full_like(scale, grid.zero, dtype=torch.float32))
+        return Params(
+            scale,
+            None
+            if not grid.zero
+            else torch.full_like(scale, grid.zero, dtype=torch.float32),
+        )
     zero = (grid.qmin - torch.round(lo / scale.to(work))).clamp(grid.qmin, grid.qmax)
-    if kept not in _SHORT:  # with scales of 16 bits the peer takes the code that the rounded scale leads to
-        # between equal ends zero lies halfway between two codes: it is the upper one, as in calibrators.affine
-        zero = torch.where(lo == -hi, torch.full_like(zero, (grid.qmin + grid.qmax + 1) // 2), zero)
+    if (
+        kept not in _SHORT
+    ):  # with scales of 16 bits the peer takes the code that the rounded scale leads to
+        # between equal ends zero lies halfway between two codes: it is the upper one, as in
+        # calibrators.affine
+        zero = torch.where(
+            lo == -hi,
+            torch.full_like(zero, (grid.qmin + grid.qmax + 1) // 2),
+            zero,
+        )
     return Params(scale, zero.to(torch.float32))
 
 
 def _stored(scale: Any, kept: Any) -> Any:
-    """Scales in the type that they are stored in; a narrow type takes the next number above, so that nothing clips."""
+    """Scales in the type that they are stored in.
+
+    A narrow type takes the next number above, so that nothing clips.
+    """
     near = scale.to(kept)
     if kept not in _SHORT or scale.dtype in _SHORT:
         return near
@@ -100,7 +137,11 @@ def encode(x: Any, params: Params, spec: TensorSpec) -> Any:
     grid = spec.grid
     if not isinstance(spec.dtype, Integer):
         # in the type of the tensor where the scale has it, too: what the peer does
-        scaled = x / params.scale if x.dtype == params.scale.dtype else x.float() / params.scale.float()
+        scaled = (
+            x / params.scale
+            if x.dtype == params.scale.dtype
+            else x.float() / params.scale.float()
+        )
         return scaled.clamp(grid.qmin, grid.qmax).to(code_type(spec))
     work = _work(code_type(spec))
     steps = torch.round(x.to(work) / params.scale.to(work))
@@ -126,8 +167,14 @@ def decode(codes: Any, params: Params, dtype: Any = torch.float32) -> Any:
     return reals.mul_(params.scale.to(work)).to(dtype)
 
 
-def rounded(x: Any, params: Params, spec: TensorSpec, dtype: Any = torch.float32) -> Any:
-    """The reals that the codes of reals stand for, without the codes between where that is the same.
+def rounded(
+    x: Any,
+    params: Params,
+    spec: TensorSpec,
+    dtype: Any = torch.float32,
+) -> Any:
+    """The reals that the codes of reals stand for, without the codes between where that is the
+    same.
 
     >>> rounded(torch.tensor([0.2, 9.0]), Params(torch.tensor(0.5)), TensorSpec("int2"))
     tensor([0.0000, 0.5000])

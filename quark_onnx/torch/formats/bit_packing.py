@@ -8,12 +8,15 @@ import torch
 
 from quark_onnx.errors import ModelError
 
-#: Which of eight neighbours the nibbles of an int32 hold, the lowest first: that of AutoAWQ's kernels.
+#: Which of eight neighbours the nibbles of an int32 hold, the lowest first: that of AutoAWQ's
+#: kernels.
 ORDERS = {"reorder": (0, 2, 4, 6, 1, 3, 5, 7), "order": tuple(range(8))}
 
 
 def pack_nibbles(codes: Any, method: str = "reorder") -> Any:
-    """Codes of 4 bits along the last axis, eight to an int32; what is missing to eight is filled with 0.
+    """Codes of 4 bits along the last axis, eight to an int32.
+
+    What is missing to eight is filled with 0.
 
     Args:
         codes: integers of shape (..., n), -8..7 in two's complement or 0..15.
@@ -24,12 +27,23 @@ def pack_nibbles(codes: Any, method: str = "reorder") -> Any:
     """
     nibbles = in_blocks((codes & 15).to(torch.uint8), 8)
     order = ORDERS[method]
-    octets = [nibbles[..., low] | nibbles[..., high] << 4 for low, high in zip(order[::2], order[1::2], strict=True)]
-    return torch.stack(octets, -1).view(torch.int32).squeeze(-1)  # the lowest byte comes first, as in the files
+    octets = [
+        nibbles[..., low] | nibbles[..., high] << 4
+        for low, high in zip(order[::2], order[1::2], strict=True)
+    ]
+    return (
+        torch.stack(octets, -1).view(torch.int32).squeeze(-1)
+    )  # the lowest byte comes first, as in the files
 
 
-def unpack_nibbles(words: Any, count: int, method: str = "reorder", signed: bool = False) -> Any:
-    """The first ``count`` codes of the last axis that ``pack_nibbles`` packed: uint8, or int8 if signed.
+def unpack_nibbles(
+    words: Any,
+    count: int,
+    method: str = "reorder",
+    signed: bool = False,
+) -> Any:
+    """The first ``count`` codes of the last axis that ``pack_nibbles`` packed: uint8, or int8 if
+    signed.
 
     >>> unpack_nibbles(pack_nibbles(torch.arange(-5, 5)), 10, signed=True)
     tensor([-5, -4, -3, -2, -1,  0,  1,  2,  3,  4], dtype=torch.int8)
@@ -42,8 +56,8 @@ def unpack_nibbles(words: Any, count: int, method: str = "reorder", signed: bool
 
 
 def pack_words(codes: Any, bits: int) -> Any:
-    """Codes along the last axis as one stream of bits in int32, the first code in the lowest bits of the first; the
-    last one is filled up with 0.
+    """Codes along the last axis as one stream of bits in int32, the first code in the lowest bits
+    of the first; the last one is filled up with 0.
 
     Args:
         codes: integers of shape (..., n), from 0 to 2^bits - 1.
@@ -53,7 +67,11 @@ def pack_words(codes: Any, bits: int) -> Any:
     tensor([[-786474799,          0]], dtype=torch.int32)
     """
     lanes = in_blocks(codes.to(torch.int32), 32)
-    words = torch.zeros((*lanes.shape[:-1], bits), dtype=torch.int32, device=codes.device)
+    words = torch.zeros(
+        (*lanes.shape[:-1], bits),
+        dtype=torch.int32,
+        device=codes.device,
+    )
     for lane in range(32):
         word, place = divmod(lane * bits, 32)
         words[..., word] |= lanes[..., lane] << place
@@ -72,9 +90,16 @@ def unpack_words(words: Any, bits: int, count: int) -> Any:
     tensor([0, 1, 2, 3, 4, 5, 6], dtype=torch.uint8)
     """
     if words.shape[-1] != -(-count * bits // 32):
-        raise ModelError(f"{words.shape[-1]} numbers of 32 bits do not hold {count} codes of {bits} bits")
+        raise ModelError(
+            f"{words.shape[-1]} numbers of 32 bits do not hold {count} codes of {bits}"
+            " bits",
+        )
     groups = in_blocks(words.to(torch.int64) & 0xFFFFFFFF, bits)
-    lanes = torch.empty((*groups.shape[:-1], 32), dtype=torch.uint8, device=words.device)
+    lanes = torch.empty(
+        (*groups.shape[:-1], 32),
+        dtype=torch.uint8,
+        device=words.device,
+    )
     for lane in range(32):
         word, place = divmod(lane * bits, 32)
         code = groups[..., word] >> place
@@ -85,8 +110,9 @@ def unpack_words(words: Any, bits: int, count: int) -> Any:
 
 
 def pack_bits(codes: Any, bits: int) -> Any:
-    """Codes along the last axis as bytes, the first code in the lowest bits: 4 bits two to a byte, 3 bits eight to
-    three bytes, 6 bits four to three bytes, 2 bits four to a byte with the first in the highest bits.
+    """Codes along the last axis as bytes, the first code in the lowest bits: 4 bits two to a byte,
+    3 bits eight to three bytes, 6 bits four to three bytes, 2 bits four to a byte with the first in
+    the highest bits.
 
     Raises:
         ModelError: the codes do not fill whole bytes.
@@ -96,9 +122,16 @@ def pack_bits(codes: Any, bits: int) -> Any:
     """
     each, size = _GROUPS[bits]
     if codes.shape[-1] % each:
-        raise ModelError(f"{codes.shape[-1]} codes of {bits} bits do not fill whole bytes; a multiple of {each} does")
+        raise ModelError(
+            f"{codes.shape[-1]} codes of {bits} bits do not fill whole bytes; a"
+            f" multiple of {each} does",
+        )
     parts = (codes & (1 << bits) - 1).to(torch.uint8).unflatten(-1, (-1, each))
-    word = torch.zeros(parts.shape[:-1], dtype=torch.uint8 if size == 1 else torch.int32, device=codes.device)
+    word = torch.zeros(
+        parts.shape[:-1],
+        dtype=torch.uint8 if size == 1 else torch.int32,
+        device=codes.device,
+    )
     for place, shift in enumerate(_shifts(bits)):
         word |= parts[..., place].to(word.dtype) << shift
     octets = [(word >> 8 * index & 255).to(torch.uint8) for index in range(size)]
@@ -147,4 +180,7 @@ def in_blocks(x: Any, size: int) -> Any:
             [3, 0]])
     """
     short = -x.shape[-1] % size
-    return (torch.nn.functional.pad(x, (0, short)) if short else x).unflatten(-1, (-1, size))
+    return (torch.nn.functional.pad(x, (0, short)) if short else x).unflatten(
+        -1,
+        (-1, size),
+    )

@@ -1,7 +1,9 @@
-"""Blocks that share a scale, in torch: the microscaling formats, NVFP4, AMD's FP4, and block floating point.
+"""Blocks that share a scale, in torch: the microscaling formats, NVFP4, AMD's FP4, and block
+floating point.
 
-The counterpart of :mod:`quark_onnx.kernels.blockfloat`, whose values come out bit for bit; the shared exponents of the
-microscaling formats are stored as bytes here (E8M0), which ends them at 2^-127.
+The counterpart of :mod:`quark_onnx.kernels.blockfloat`, whose values come out bit for bit; the
+shared exponents of the microscaling formats are stored as bytes here (E8M0), which ends them at
+2^-127.
 """
 
 from __future__ import annotations
@@ -14,7 +16,12 @@ import torch
 from quark_onnx.dtypes import Block, DType
 from quark_onnx.kernels.blockfloat import EXPONENT_AND_SIGN, FRACTION, threshold
 from quark_onnx.kernels.minifloat import E2M1, E4M3, MiniFloat
-from quark_onnx.torch.config.number_formats import E5M3, FloatScaled, TwoLevel, element_of
+from quark_onnx.torch.config.number_formats import (
+    E5M3,
+    FloatScaled,
+    TwoLevel,
+    element_of,
+)
 from quark_onnx.torch.config.spec import TensorSpec
 
 #: What is added to an exponent to store it as a byte.
@@ -25,9 +32,10 @@ class Shared(NamedTuple):
     """Codes of blocks.
 
     Attributes:
-        codes: uint8 codes of small floats, int8 of MXINT8, or what is left of the values (BFP16, MX6, MX9).
-        scale: for each block a byte (E8M0; E5M3 of AMD's FP4), or E4M3 (NVFP4); None where the values stand for
-            themselves.
+        codes: uint8 codes of small floats, int8 of MXINT8, or what is left of the values (BFP16,
+            MX6, MX9).
+        scale: for each block a byte (E8M0; E5M3 of AMD's FP4), or E4M3 (NVFP4); None where the
+            values stand for themselves.
         whole: NVFP4's scale of the tensor.
     """
 
@@ -55,7 +63,10 @@ def encode(blocks: Any, spec: TensorSpec, whole: Any = None) -> Shared:
     elements = _times_power(x, -exponent)
     byte = (exponent + BIAS).to(torch.uint8).squeeze(-1)
     if element is None:
-        return Shared(torch.round(elements * (1 << FRACTION)).clamp(-128, 127).to(torch.int8), byte)
+        return Shared(
+            torch.round(elements * (1 << FRACTION)).clamp(-128, 127).to(torch.int8),
+            byte,
+        )
     return Shared(code_of(round_to(elements, element), element), byte)
 
 
@@ -75,15 +86,22 @@ def decode(shared: Shared, spec: TensorSpec, dtype: Any = torch.float32) -> Any:
         return shared.codes.to(dtype)
     if isinstance(spec.dtype, TwoLevel):
         scale = shared.scale.float() * shared.whole.float()
-        return (_values(E2M1, shared.codes.device)[shared.codes.long()] * scale[..., None]).to(dtype)
+        return (
+            _values(E2M1, shared.codes.device)[shared.codes.long()] * scale[..., None]
+        ).to(dtype)
     if isinstance(spec.dtype, FloatScaled):
         scale = scale_values(shared.scale, spec.dtype)
-        return (_values(E2M1, shared.codes.device)[shared.codes.long()] * scale[..., None]).to(dtype)
+        return (
+            _values(E2M1, shared.codes.device)[shared.codes.long()] * scale[..., None]
+        ).to(dtype)
     exponent = shared.scale.to(torch.int32)[..., None] - BIAS
     element = element_of(spec.dtype)
     if element is None:
         return _times_power(shared.codes.float() / (1 << FRACTION), exponent).to(dtype)
-    return _times_power(_values(element, shared.codes.device)[shared.codes.long()], exponent).to(dtype)
+    return _times_power(
+        _values(element, shared.codes.device)[shared.codes.long()],
+        exponent,
+    ).to(dtype)
 
 
 def _exponent_of(x: Any, rule: str, element: MiniFloat | None) -> Any:
@@ -104,16 +122,23 @@ def _exponent_of(x: Any, rule: str, element: MiniFloat | None) -> Any:
 
 
 def shared_exponent(greatest: Any, rule: str, element: MiniFloat | None) -> Any:
-    """The exponent of the scale of blocks with such greatest magnitudes (float32), from -127 to 127; int32.
+    """The exponent of the scale of blocks with such greatest magnitudes (float32), from -127 to
+    127; int32.
 
     By the rules of ``quark_onnx.kernels.blockfloat.threshold``: a carry raises the exponent.
     """
     bits = greatest.view(torch.int32)
     if rule != "floor":
         share, inclusive = threshold(rule, element)
-        mantissa = int((2 * share - 1) * (1 << 23))  # of the least float32 that is not below the threshold
+        mantissa = int(
+            (2 * share - 1) * (1 << 23),
+        )  # of the least float32 that is not below the threshold
         raised = bits + ((1 << 23) - mantissa - (not inclusive))
-        bits = torch.where(bits < 1 << 23, bits, raised)  # no exponent of a subnormal number is raised
+        bits = torch.where(
+            bits < 1 << 23,
+            bits,
+            raised,
+        )  # no exponent of a subnormal number is raised
     exponent = (bits >> 23) - BIAS
     return (exponent - (0 if element is None else element.emax)).clamp(-BIAS, BIAS)
 
@@ -129,8 +154,13 @@ def round_to(x: Any, format: MiniFloat) -> Any:
     tensor([0.5000, 2.0000, 6.0000])
     """
     x = x.clamp(-format.largest, format.largest)
-    # the power of two below each value; so many steps above it, float32 itself has the steps of the format
-    power = (x.view(torch.int32) & 0x7F800000).view(torch.float32).clamp_(min=2.0**format.emin)
+    # the power of two below each value; so many steps above it, float32 itself has the steps of the
+    # format
+    power = (
+        (x.view(torch.int32) & 0x7F800000)
+        .view(torch.float32)
+        .clamp_(min=2.0**format.emin)
+    )
     ground = power.mul_(1.5 * 2.0 ** (23 - format.mantissa_bits))
     return x.add_(ground).sub_(ground).clamp_(-format.largest, format.largest)
 
@@ -143,7 +173,9 @@ def code_of(values: Any, format: MiniFloat) -> Any:
     tensor([ 0,  1, 10,  7], dtype=torch.uint8)
     """
     magnitude = values.abs()
-    subnormal = (magnitude * 2.0 ** (format.mantissa_bits - format.emin)).to(torch.int32)
+    subnormal = (magnitude * 2.0 ** (format.mantissa_bits - format.emin)).to(
+        torch.int32,
+    )
     bits = magnitude.view(torch.int32) >> 23 - format.mantissa_bits
     normal = bits - (127 - format.bias << format.mantissa_bits)
     code = torch.where(magnitude < 2.0**format.emin, subnormal, normal)
@@ -156,7 +188,9 @@ def _table(format: MiniFloat) -> Any:
     """The value of each bit pattern."""
     fields = format.exponent_bits + format.mantissa_bits
     code = torch.arange(1 << fields, dtype=torch.int32)
-    exponent = (code >> format.mantissa_bits).clamp(min=1) - format.bias - format.mantissa_bits
+    exponent = (
+        (code >> format.mantissa_bits).clamp(min=1) - format.bias - format.mantissa_bits
+    )
     hidden = (code >> format.mantissa_bits > 0).to(torch.int32) << format.mantissa_bits
     mantissa = (code & (1 << format.mantissa_bits) - 1) + hidden
     values = torch.ldexp(mantissa.float(), exponent)
@@ -174,7 +208,9 @@ def _times_power(x: Any, exponent: Any) -> Any:
 
 
 def global_scale_for(greatest: Any) -> Any:
-    """NVFP4's scale of a tensor with this greatest magnitude: its block has the greatest E4M3 as its scale."""
+    """NVFP4's scale of a tensor with this greatest magnitude: its block has the greatest E4M3 as
+    its scale.
+    """
     whole = greatest.float() / (E2M1.largest * E4M3.largest)
     return torch.where(whole > 0, whole, torch.ones_like(whole))
 
@@ -182,16 +218,25 @@ def global_scale_for(greatest: Any) -> Any:
 def _two_levels(x: Any, whole: Any) -> Shared:
     greatest = x.abs().amax(-1)
     if whole is None:
-        whole = global_scale_for(greatest.max() if greatest.numel() else greatest.new_zeros(()))
+        whole = global_scale_for(
+            greatest.max() if greatest.numel() else greatest.new_zeros(()),
+        )
     whole = whole.float()
-    scale = (greatest / (E2M1.largest * whole)).clamp(max=E4M3.largest).to(torch.float8_e4m3fn)
+    scale = (
+        (greatest / (E2M1.largest * whole))
+        .clamp(max=E4M3.largest)
+        .to(torch.float8_e4m3fn)
+    )
     scale = torch.where(scale.float() > 0, scale.float(), torch.ones_like(greatest))
     elements = round_to(x / (scale * whole)[..., None], E2M1)
     return Shared(code_of(elements, E2M1), scale.to(torch.float8_e4m3fn), whole)
 
 
 def scale_values(scale: Any, dtype: DType) -> Any:
-    """Return the scales of blocks as float32, by how they are stored; those of NVFP4 relative to that of the tensor."""
+    """Return the scales of blocks as float32, by how they are stored.
+
+    Those of NVFP4 relative to that of the tensor.
+    """
     if isinstance(dtype, FloatScaled):
         return _values(E5M3, scale.device)[scale.long()]
     if isinstance(dtype, TwoLevel):
@@ -214,7 +259,9 @@ def scale_codes(values: Any, dtype: DType) -> Any:
 
 def round_scale(values: Any, element: MiniFloat) -> Any:
     """Return the nearest scales that a small float has; none is 0."""
-    return round_to(values.clone(), element).clamp(min=2.0 ** (element.emin - element.mantissa_bits))
+    return round_to(values.clone(), element).clamp(
+        min=2.0 ** (element.emin - element.mantissa_bits),
+    )
 
 
 def _float_scales(x: Any) -> Shared:
@@ -232,10 +279,16 @@ def _bfp(x: Any, dtype: Any) -> Any:
     exponent = _exponent(x)
     if attributes["bfp_method"] == "to_bfp":
         return _rounded(x, exponent - bits + 1, bits)
-    x = torch.where(x.abs() < torch.finfo(torch.float32).smallest_normal, torch.zeros_like(x), x)
+    x = torch.where(
+        x.abs() < torch.finfo(torch.float32).smallest_normal,
+        torch.zeros_like(x),
+        x,
+    )
     exponent = _exponent(x)[..., None]
     parts = x.unflatten(-1, (-1, attributes["sub_block_size"]))
-    shift = (exponent - _exponent(parts)).clamp(max=(1 << attributes["sub_block_shift_bits"]) - 1)
+    shift = (exponent - _exponent(parts)).clamp(
+        max=(1 << attributes["sub_block_shift_bits"]) - 1,
+    )
     return _rounded(parts, exponent - shift - bits + 1, bits).flatten(-2)
 
 
@@ -248,4 +301,6 @@ def _exponent(groups: Any) -> Any:
     """floor(log2) of the greatest magnitude along the last axis, which is kept; at least -127."""
     greatest = groups.abs().amax(-1, keepdim=True)
     exponent = torch.frexp(greatest)[1] - 1
-    return torch.where(greatest > 0, exponent, torch.full_like(exponent, -BIAS)).clamp(min=-BIAS)
+    return torch.where(greatest > 0, exponent, torch.full_like(exponent, -BIAS)).clamp(
+        min=-BIAS,
+    )

@@ -18,7 +18,8 @@ from quark_onnx.torch.formats.affine import Params
 from quark_onnx.torch.formats.bit_packing import in_blocks
 from quark_onnx.torch.formats.block_formats import global_scale_for
 
-#: Weights that are rounded at once: what is computed on the way is little, and stays near the processor.
+#: Weights that are rounded at once: what is computed on the way is little, and stays near the
+#: processor.
 _AT_ONCE = 1 << 20
 
 
@@ -29,8 +30,10 @@ class Quantized:
     Attributes:
         spec: how it is quantized.
         shape: of the weight.
-        codes: (rows, columns), or (rows, blocks, block size) where a scale belongs to a block, the last one filled up.
-        scale: () for the tensor, (rows,) or (rows, blocks); None where the codes are what is left of the values.
+        codes: (rows, columns), or (rows, blocks, block size) where a scale belongs to a block, the
+            last one filled up.
+        scale: () for the tensor, (rows,) or (rows, blocks); None where the codes are what is left
+            of the values.
         zero: zero points, shaped as the scale; None where they are 0.
         whole: NVFP4's scale of the tensor.
         dtype: the type of the weight that it was.
@@ -55,7 +58,11 @@ class Quantized:
         """The weight that is left, in the type of the original one if none is given."""
         dtype = self.dtype if dtype is None else dtype
         if isinstance(self.spec.dtype, Scaled):
-            ones = (..., *[None] * (self.codes.ndim - self.scale.ndim)) if self.scale.ndim else ...
+            ones = (
+                (..., *[None] * (self.codes.ndim - self.scale.ndim))
+                if self.scale.ndim
+                else ...
+            )
             zero = None if self.zero is None else self.zero[ones]
             values = affine.decode(self.codes, Params(self.scale[ones], zero), dtype)
         elif self.spec.is_cast:
@@ -63,11 +70,17 @@ class Quantized:
         else:
             shared = block_formats.Shared(self.codes, self.scale, self.whole)
             values = block_formats.decode(shared, self.spec, dtype)
-        return values.reshape(self.shape[0], -1)[:, : prod(self.shape[1:])].reshape(self.shape)
+        return values.reshape(self.shape[0], -1)[:, : prod(self.shape[1:])].reshape(
+            self.shape,
+        )
 
 
 def quantize(
-    weight: Any, spec: TensorSpec, name: str = "weight", params: Params | None = None, whole: Any = None
+    weight: Any,
+    spec: TensorSpec,
+    name: str = "weight",
+    params: Params | None = None,
+    whole: Any = None,
 ) -> Quantized:
     """A weight as codes, each rounded to the nearest.
 
@@ -88,28 +101,57 @@ def quantize(
     if spec.is_cast:
         kept = torch.float16 if spec.dtype.name == "float16" else torch.bfloat16
         return Quantized(
-            spec, tuple(weight.shape), weight.reshape(len(weight), -1).to(kept), None, None, None, weight.dtype
+            spec,
+            tuple(weight.shape),
+            weight.reshape(len(weight), -1).to(kept),
+            None,
+            None,
+            None,
+            weight.dtype,
         )
     matrix = weight.reshape(len(weight), -1)
     if isinstance(spec.dtype, TwoLevel):
         whole = global_scale_of([weight]) if whole is None else whole
-    elif isinstance(spec.dtype, Scaled) and params is None and not spec.group and not spec.per_channel:
+    elif (
+        isinstance(spec.dtype, Scaled)
+        and params is None
+        and not spec.group
+        and not spec.per_channel
+    ):
         params = solve(matrix, spec)
     count = max(1, _AT_ONCE // max(1, matrix.shape[1]))
     starts = range(0, max(1, len(matrix)), count)
-    parts = [_rows(matrix[start : start + count], spec, _params_at(params, start, count), whole) for start in starts]
+    parts = [
+        _rows(
+            matrix[start : start + count],
+            spec,
+            _params_at(params, start, count),
+            whole,
+        )
+        for start in starts
+    ]
     codes, scale, zero = (joined(each) for each in zip(*parts, strict=True))
     return Quantized(spec, tuple(weight.shape), codes, scale, zero, whole, weight.dtype)
 
 
 def global_scale_of(weights: Iterable[Any]) -> Any:
-    """NVFP4's scale of weights that runtimes make one of: they keep one such scale for all of it."""
+    """NVFP4's scale of weights that runtimes make one of: they keep one such scale for all of it."""  # noqa: E501
     return global_scale_for(
-        torch.stack([torch.stack(affine.extremes(each.reshape(-1))).abs().max() for each in weights]).max()
+        torch.stack(
+            [
+                torch.stack(affine.extremes(each.reshape(-1))).abs().max()
+                for each in weights
+            ],
+        ).max(),
     )
 
 
-def _rows(matrix: Any, spec: TensorSpec, params: Params | None, whole: Any) -> tuple[Any, Any, Any]:
+def _rows(
+    matrix: Any,
+    spec: TensorSpec,
+    params: Params | None,
+    whole: Any,
+) -> tuple[Any, Any, Any]:
     """Codes, scales and zero points of rows."""
     view = in_blocks(matrix, spec.group) if spec.group else matrix
     if not isinstance(spec.dtype, Scaled):
@@ -119,7 +161,9 @@ def _rows(matrix: Any, spec: TensorSpec, params: Params | None, whole: Any) -> t
         view = view.float()
     if params is None:
         params = solve(view, spec)
-    ones = (..., *[None] * (view.ndim - params.scale.ndim)) if params.scale.ndim else ...
+    ones = (
+        (..., *[None] * (view.ndim - params.scale.ndim)) if params.scale.ndim else ...
+    )
     zero = None if params.zero is None else params.zero[ones]
     return affine.encode(view, Params(params.scale[ones], zero), spec), *params
 
@@ -128,24 +172,39 @@ def _params_at(params: Params | None, start: int, count: int) -> Params | None:
     """Those of rows."""
     if params is None or not params.scale.ndim:
         return params
-    return Params(*(None if each is None else each[start : start + count] for each in params))
+    return Params(
+        *(None if each is None else each[start : start + count] for each in params),
+    )
 
 
 def joined(parts: Sequence[Any]) -> Any:
-    """What belongs to rows one after the other, a single part without a copy; what belongs to the tensor, and None, as
-    it is."""
+    """What belongs to rows one after the other, a single part without a copy; what belongs to the
+    tensor, and None, as it is.
+    """
     first = parts[0]
-    return first if len(parts) == 1 or first is None or not first.ndim else torch.cat(list(parts))
+    return (
+        first
+        if len(parts) == 1 or first is None or not first.ndim
+        else torch.cat(list(parts))
+    )
 
 
 def check_finite(weight: Any, name: str) -> None:
     """Raise ModelError if a weight holds a number that is infinite or none."""
-    if weight.numel() and not torch.isfinite(torch.stack(torch.aminmax(weight.detach()))).all():
-        raise ModelError(f"the weight {name!r} holds numbers that are infinite or none; it cannot be quantized")
+    if (
+        weight.numel()
+        and not torch.isfinite(torch.stack(torch.aminmax(weight.detach()))).all()
+    ):
+        raise ModelError(
+            f"the weight {name!r} holds numbers that are infinite or none; it cannot be"
+            " quantized",
+        )
 
 
 def solve(view: Any, spec: TensorSpec) -> Params:
-    """The scales of a weight, from its least and greatest values: shaped (), (rows,) or (rows, blocks)."""
+    """The scales of a weight, from its least and greatest values: shaped (), (rows,) or (rows,
+    blocks).
+    """
     whole = not spec.group and not spec.per_channel
     lo, hi = affine.extremes(view.reshape(-1) if whole else view)
     if spec.scale == "float32":
@@ -153,7 +212,12 @@ def solve(view: Any, spec: TensorSpec) -> Params:
     return affine.params_for(lo.squeeze(-1), hi.squeeze(-1), spec)
 
 
-def fake_quantize(x: Any, spec: TensorSpec, params: Params | None = None, whole: Any = None) -> Any:
+def fake_quantize(
+    x: Any,
+    spec: TensorSpec,
+    params: Params | None = None,
+    whole: Any = None,
+) -> Any:
     """What is left of an activation: same shape and type.
 
     Args:
@@ -164,14 +228,21 @@ def fake_quantize(x: Any, spec: TensorSpec, params: Params | None = None, whole:
     >>> fake_quantize(torch.tensor([[0.3, 9.0], [1.0, 0.0]]), TensorSpec("int8", per_channel=True, dynamic=True))
     tensor([[0.2824, 8.9647],
             [0.9961, 0.0000]])
-    """
+    """  # noqa: E501
     if spec.is_cast:
-        return x.to(torch.float16 if spec.dtype.name == "float16" else torch.bfloat16).to(x.dtype)
+        return x.to(
+            torch.float16 if spec.dtype.name == "float16" else torch.bfloat16,
+        ).to(x.dtype)
     view = in_blocks(x, spec.group) if spec.group else x
     if not isinstance(spec.dtype, Scaled):
         return _without_filling(block_formats.rounded(view, spec, whole).to(x.dtype), x)
     if params is None:
-        params = affine.params_for(*affine.extremes(view if spec.per_channel or spec.group else view.reshape(-1)), spec)
+        params = affine.params_for(
+            *affine.extremes(
+                view if spec.per_channel or spec.group else view.reshape(-1),
+            ),
+            spec,
+        )
     values = affine.rounded(view, params, spec, x.dtype)
     return _without_filling(values, x) if spec.group else values
 

@@ -1,7 +1,8 @@
 """What attention computes between its layers and is rounded there: rotated keys, and probabilities.
 
-Attention of transformers looks its function up, by a name that its configuration has. Under another name it finds the
-same function behind one that lets layers round the keys, and what softmax computes.
+Attention of transformers looks its function up, by a name that its configuration has. Under another
+name it finds the same function behind one that lets layers round the keys, and what softmax
+computes.
 """
 
 from __future__ import annotations
@@ -21,16 +22,22 @@ from quark_onnx.torch.models.quantized_layer import Layers
 _PREFIX = "quark_onnx_"
 #: The function that computes probabilities by softmax; what it stands for is in each model's file.
 _EAGER, _FUNCTION = "eager", "eager_attention_forward"
-_SOFTMAX = (torch.nn.functional.softmax, torch.softmax, torch.Tensor.softmax, torch.special.softmax)
+_SOFTMAX = (
+    torch.nn.functional.softmax,
+    torch.softmax,
+    torch.Tensor.softmax,
+    torch.special.softmax,
+)
 
 
 def install_attention_hooks(model: Any, layers: Layers) -> Callable[[], None]:
-    """From now on, attention hands rotated keys to ``round_keys`` of its layers, and what softmax computes to
-    ``round_probabilities``, and goes on with what comes back.
+    """From now on, attention hands rotated keys to ``round_keys`` of its layers, and what softmax
+    computes to ``round_probabilities``, and goes on with what comes back.
 
     Args:
         model: of transformers.
-        layers: by name; those count whose output is rounded after it is rotated, and those that round probabilities.
+        layers: by name; those count whose output is rounded after it is rotated, and those that
+            round probabilities.
 
     Returns:
         A function that undoes it.
@@ -51,20 +58,34 @@ def install_attention_hooks(model: Any, layers: Layers) -> Callable[[], None]:
         own = getattr(getattr(attention, "config", None), "_attn_implementation", None)
         try:
             _check(attention, name, own, spec.probabilities is not None)
-            if spec.probabilities is not None and (other := seen.setdefault(id(attention), name)) != name:
-                raise ModelError(f"attention: {other} and {name} belong to one {type(attention).__name__}; name one")
+            if (
+                spec.probabilities is not None
+                and (other := seen.setdefault(id(attention), name)) != name
+            ):
+                raise ModelError(
+                    f"attention: {other} and {name} belong to one"
+                    f" {type(attention).__name__}; name one",
+                )
         except ModelError:
             undo()
             raise
-        wanted = _EAGER if spec.probabilities is not None else str(own).removeprefix(_PREFIX)
+        wanted = (
+            _EAGER if spec.probabilities is not None else str(own).removeprefix(_PREFIX)
+        )
         if own != _PREFIX + wanted and own != _PREFIX + _EAGER:
             before.append((attention.config, str(own)))
             attention.config._attn_implementation = _registered(wanted)
     return undo
 
 
-def notes_of(model: Any, layers: Layers, config: TorchConfig, kept: Iterable[str] = ()) -> list[str]:
-    """What a user should know of keys, values and queries whose scales are not those of what clients round.
+def notes_of(
+    model: Any,
+    layers: Layers,
+    config: TorchConfig,
+    kept: Iterable[str] = (),
+) -> list[str]:
+    """What a user should know of keys, values and queries whose scales are not those of what
+    clients round.
 
     Args:
         model: of transformers.
@@ -81,29 +102,47 @@ def notes_of(model: Any, layers: Layers, config: TorchConfig, kept: Iterable[str
         if f"{last[0]}_norm" in children or f"{last[0]}_layernorm" in children:
             found.setdefault(last, []).append(name)
     advice = {
-        "k_proj": "keys that are rounded after they are rotated (fp8-rope) have the scale of what it rounds",
-        "q_proj": "there is no other place to measure them; leave queries as they are if accuracy suffers",
+        "k_proj": (
+            "keys that are rounded after they are rotated (fp8-rope) have the scale of"
+            " what it rounds"
+        ),
+        "q_proj": (
+            "there is no other place to measure them; leave queries as they are if"
+            " accuracy suffers"
+        ),
     }
     notes = [
-        f"{names[0]} is normalized before attention reads it ({len(names)} layers are): vLLM rounds what the norm has "
-        f"left with the scale of what the projection computes; {advice[last]}"
+        f"{names[0]} is normalized before attention reads it ({len(names)} layers are):"
+        " vLLM rounds what the norm has left with the scale of what the projection"
+        f" computes; {advice[last]}"
         for last, names in found.items()
     ]
     globs = () if config.kv_cache is None else config.kv_cache.layers
     if out := [name for name in kept if any(fnmatchcase(name, glob) for glob in globs)]:
         notes.append(
-            f"{out[0]} stays float, and what it computes ({len(out)} layers of keys and values do): vLLM keeps that in "
-            "fp8 with a scale of 1.0, but for the blocks that --kv-cache-dtype-skip-layers names"
+            f"{out[0]} stays float, and what it computes ({len(out)} layers of keys and"
+            " values do): vLLM keeps that in fp8 with a scale of 1.0, but for the"
+            " blocks that --kv-cache-dtype-skip-layers names",
         )
-    rounded = {spec.probabilities is not None for _, spec in layers.values() if spec.output is not None}
+    rounded = {
+        spec.probabilities is not None
+        for _, spec in layers.values()
+        if spec.output is not None
+    }
     if rounded == {True}:
-        notes.append("vLLM refuses rounded queries where keys and values are not rounded: round them, too (kv_cache)")
+        notes.append(
+            "vLLM refuses rounded queries where keys and values are not rounded: round"
+            " them, too (kv_cache)",
+        )
     return notes
 
 
 def reinstall_attention_hooks(model: Any) -> None:
     """As ``install_attention_hooks``, for the layers of a model that is quantized already."""
-    install_attention_hooks(model, {name: (layer, layer.spec) for name, layer in _quantized(model).items()})
+    install_attention_hooks(
+        model,
+        {name: (layer, layer.spec) for name, layer in _quantized(model).items()},
+    )
 
 
 def set_attention(model: Any, implementation: str) -> None:
@@ -113,10 +152,14 @@ def set_attention(model: Any, implementation: str) -> None:
         ConfigError: the function computes no probabilities, and they are rounded.
     """
     if implementation != _EAGER:
-        for name in (name for name, layer in _quantized(model).items() if layer.spec.probabilities is not None):
+        for name in (
+            name
+            for name, layer in _quantized(model).items()
+            if layer.spec.probabilities is not None
+        ):
             raise ConfigError(
-                f"attention is to be computed by {implementation!r}, but probabilities behind {name} are rounded, "
-                f"which takes {_EAGER!r}; leave it out"
+                f"attention is to be computed by {implementation!r}, but probabilities"
+                f" behind {name} are rounded, which takes {_EAGER!r}; leave it out",
             )
     model.set_attn_implementation(implementation)
     reinstall_attention_hooks(model)
@@ -125,7 +168,11 @@ def set_attention(model: Any, implementation: str) -> None:
 def _quantized(model: Any) -> dict[str, Any]:
     from quark_onnx.torch.models.quantized_layer import QuantizedLayer
 
-    return {name: layer for name, layer in model.named_modules() if isinstance(layer, QuantizedLayer)}
+    return {
+        name: layer
+        for name, layer in model.named_modules()
+        if isinstance(layer, QuantizedLayer)
+    }
 
 
 def _check(attention: Any, name: str, own: Any, probabilities: bool) -> None:
@@ -133,13 +180,15 @@ def _check(attention: Any, name: str, own: Any, probabilities: bool) -> None:
     found = own is not None and hasattr(code, "ALL_ATTENTION_FUNCTIONS")
     if probabilities and not (found and hasattr(code, _FUNCTION)):
         raise ModelError(
-            f"attention: {name} belongs to a {kind}, which computes its probabilities by no attention function of "
-            "transformers; leave them as they are (attention=None)"
+            f"attention: {name} belongs to a {kind}, which computes its probabilities"
+            " by no attention function of transformers; leave them as they are"
+            " (attention=None)",
         )
     if not found:
         raise ModelError(
-            f"kv_cache: {name} belongs to a {kind}, which hands its rotated keys to no attention function of "
-            "transformers; round them where they are projected (where='projection')"
+            f"kv_cache: {name} belongs to a {kind}, which hands its rotated keys to no"
+            " attention function of transformers; round them where they are projected"
+            " (where='projection')",
         )
 
 
@@ -148,14 +197,22 @@ def _code_of(module: Any) -> Any:
 
 
 class _Rounded(TorchFunctionMode):
-    """Context manager: what softmax computes in this thread is rounded, in the type of what it reads."""
+    """Context manager: what softmax computes in this thread is rounded, in the type of what it
+    reads.
+    """
 
     def __init__(self, rounded: Callable[[Any], Any]) -> None:
         super().__init__()
         self._rounded = rounded
         self.count = 0
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,
+        args: Any = (),
+        kwargs: Any = None,
+    ) -> Any:
         found = func(*args, **(kwargs or {}))
         if func not in _SOFTMAX:
             return found
@@ -183,12 +240,15 @@ def _registered(own: str) -> str:
             found = function(module, query, key, *args, **named)
         if not mode.count:
             raise ModelError(
-                f"attention: a {type(module).__name__} computes its probabilities without softmax; leave them as they "
-                "are (attention=None)"
+                f"attention: a {type(module).__name__} computes its probabilities"
+                " without softmax; leave them as they are (attention=None)",
             )
         return found
 
     AttentionInterface.register(_PREFIX + own, attend)
     if own in ALL_MASK_ATTENTION_FUNCTIONS:
-        AttentionMaskInterface.register(_PREFIX + own, ALL_MASK_ATTENTION_FUNCTIONS[own])
+        AttentionMaskInterface.register(
+            _PREFIX + own,
+            ALL_MASK_ATTENTION_FUNCTIONS[own],
+        )
     return _PREFIX + own

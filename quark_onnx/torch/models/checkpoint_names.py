@@ -31,17 +31,25 @@ class DiskNames:
         for each in get_model_conversion_mapping(model, add_legacy=False)[::-1]:
             if isinstance(each, WeightRenaming) and not isinstance(each, PrefixChange):
                 self._renamings.append(each.reverse_transform())
-            singles = [found[1] for pattern in each.source_patterns if (found := _ONE_EXPERT.search(pattern))]
+            singles = [
+                found[1]
+                for pattern in each.source_patterns
+                if (found := _ONE_EXPERT.search(pattern))
+            ]
             if len(singles) == len(each.source_patterns):
                 sides = ("gate", "up") if len(singles) == 2 else ("down",)
-                if "up_proj" in each.target_patterns[0] and len(singles) == 1:  # experts without a gate
+                if (
+                    "up_proj" in each.target_patterns[0] and len(singles) == 1
+                ):  # experts without a gate
                     sides = ("up",)
                 self._experts |= dict(zip(sides, singles, strict=False))
 
     def __call__(self, name: str) -> str:
         """The name in files of a tensor by its name in memory."""
         if found := _EXPERT.fullmatch(name):
-            name = f"{found[1]}{self._experts.get(found[2], found[2] + '_proj')}{found[3]}"
+            name = (
+                f"{found[1]}{self._experts.get(found[2], found[2] + '_proj')}{found[3]}"
+            )
         for renaming in self._renamings:
             name = str(renaming.rename_source_key(name)[0])
         return name
@@ -51,5 +59,7 @@ class DiskNames:
         return self(f"{name}.weight").removesuffix(".weight")
 
     def experts(self, name: str) -> str:
-        """The name in files of the module that has the layers of experts, as "0.gate_proj" and so on."""
+        """The name in files of the module that has the layers of experts, as "0.gate_proj" and so
+        on.
+        """
         return self.layer(f"{name}.0.down_proj").rsplit(".", 2)[0]

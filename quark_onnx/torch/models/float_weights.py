@@ -18,8 +18,13 @@ def reason_of(name: str, config: TorchConfig) -> str:
     return "excluded" if config.excludes(name) else "nothing asks for it"
 
 
-def other_weights_of(model: Any, layers: Container[str], routers: Container[str]) -> dict[str, str]:
-    """Return the weights of two or more axes that belong to no layer that can be quantized, each with the reason.
+def other_weights_of(
+    model: Any,
+    layers: Container[str],
+    routers: Container[str],
+) -> dict[str, str]:
+    """Return the weights of two or more axes that belong to no layer that can be quantized, each
+    with the reason.
 
     A layer that cannot be quantized as its base class is stands for its weight.
 
@@ -41,24 +46,36 @@ def other_weights_of(model: Any, layers: Container[str], routers: Container[str]
         elif owner in routers:
             found[name] = ROUTER
         elif name in stacks:
-            found[name] = f"it is a stack of experts in a {kind}, which is not known and cannot be taken apart"
+            found[name] = (
+                f"it is a stack of experts in a {kind}, which is not known and cannot"
+                " be taken apart"
+            )
         else:
-            found[name] = f"it is a weight of {kind}, which is no layer that can be quantized"
+            found[name] = (
+                f"it is a weight of {kind}, which is no layer that can be quantized"
+            )
     return found
 
 
 def notes_on_stacks(model: Any) -> list[str]:
-    """Return a note for stacks of experts that stay float, which may be most of the weights of a model."""
+    """Return a note for stacks of experts that stay float, which may be most of the weights of a
+    model.
+    """
     stacks = unknown_stacks_of(model)
     if not stacks:
         return []
     first = next(iter(stacks))
     count = sum(parameter.numel() for parameter in stacks.values())
     total = sum(parameter.numel() for parameter in model.parameters())
-    others = "" if len(stacks) == 1 else f" and {len(stacks) - 1} more stacks of experts"
+    others = (
+        "" if len(stacks) == 1 else f" and {len(stacks) - 1} more stacks of experts"
+    )
     return [
-        f"{first}{others} stay float, {100 * count / total:.0f} % of all weights: "
-        f"{type(model.get_submodule(first.rpartition('.')[0])).__name__} is no stack of experts that is known"
+        (
+            f"{first}{others} stay float, {100 * count / total:.0f} % of all weights:"
+            f" {type(model.get_submodule(first.rpartition('.')[0])).__name__} is no"
+            " stack of experts that is known"
+        ),
     ]
 
 
@@ -73,4 +90,7 @@ def check_not_all_float(chosen: Collection[str], kept: Mapping[str, str]) -> Non
     for reason, names in reasons.items():
         others = "" if len(names) == 1 else f" and {len(names) - 1} more"
         parts.append(f"{names[0]}{others}: {reason}")
-    raise ConfigError(f"no layer would be quantized; {'; '.join(parts) or 'the model has no layer with a weight'}")
+    raise ConfigError(
+        "no layer would be quantized;"
+        f" {'; '.join(parts) or 'the model has no layer with a weight'}",
+    )

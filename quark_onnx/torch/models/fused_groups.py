@@ -26,16 +26,20 @@ def fused_group_of(name: str, names: Container[str]) -> list[str]:
 
 
 def groups_across_experts(names: Iterable[str]) -> list[list[str]]:
-    """The layers of all experts of one block that read alike: gates with what stands beside them, and the others.
+    """The layers of all experts of one block that read alike: gates with what stands beside them,
+    and the others.
 
     >>> groups_across_experts(["0.experts.0.up_proj", "0.experts.0.down_proj", "0.experts.1.gate_proj", "0.o_proj"])
     [['0.experts.0.up_proj', '0.experts.1.gate_proj'], ['0.experts.0.down_proj']]
-    """
+    """  # noqa: E501
     groups = dict[tuple[str, str], list[str]]()
     for name in names:
         if found := _EXPERT.fullmatch(name):
             layer = found["layer"]
-            groups.setdefault((found["experts"], _BESIDE_GATES.get(layer, layer)), []).append(name)
+            groups.setdefault(
+                (found["experts"], _BESIDE_GATES.get(layer, layer)),
+                [],
+            ).append(name)
     return list(groups.values())
 
 

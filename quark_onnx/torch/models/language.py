@@ -1,4 +1,6 @@
-"""The language part of a model of transformers: its decoder, and the parts for images, video and sound beside it."""
+"""The language part of a model of transformers: its decoder, and the parts for images, video and
+sound beside it.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,10 @@ from typing import Any
 
 
 def decoder_of(model: Any) -> Any:
-    """Return the decoder that transformers names for a model; None where there is none, or it is the model itself."""
+    """Return the decoder that transformers names for a model.
+
+    None where there is none, or it is the model itself.
+    """
     try:
         found = model.get_decoder()
     except (AttributeError, NotImplementedError):
@@ -16,7 +21,9 @@ def decoder_of(model: Any) -> Any:
 
 
 def encoder_of(model: Any) -> Any:
-    """Return the encoder of a sequence-to-sequence model, whose blocks belong to it as the decoder's do; else None."""
+    """Return the encoder of a sequence-to-sequence model, whose blocks belong to it as the
+    decoder's do; else None.
+    """
     if not getattr(getattr(model, "config", None), "is_encoder_decoder", False):
         return None
     try:
@@ -34,10 +41,12 @@ def reads_more_than_text(model: Any) -> bool:
 def towers_of(model: Any) -> list[str]:
     """Return the names of the parts of a model that read no text: vision and audio towers.
 
-    A part that contains the decoder is none, whatever it is said to read, and neither is the encoder of a
-    sequence-to-sequence model.
+    A part that contains the decoder is none, whatever it is said to read, and neither is the
+    encoder of a sequence-to-sequence model.
     """
-    parts = [part for part in (decoder_of(model), encoder_of(model)) if part is not None]
+    parts = [
+        part for part in (decoder_of(model), encoder_of(model)) if part is not None
+    ]
     kept = {id(part) for part in parts}
     found = list[str]()
     for name, module in model.named_modules():
@@ -57,12 +66,18 @@ def language_parts(model: Any) -> list[str]:
     """
     if not reads_more_than_text(model):
         return []
-    parts = {id(part) for part in (decoder_of(model), encoder_of(model)) if part is not None}
-    return [name for name, module in model.named_modules() if name and id(module) in parts]
+    parts = {
+        id(part) for part in (decoder_of(model), encoder_of(model)) if part is not None
+    }
+    return [
+        name for name, module in model.named_modules() if name and id(module) in parts
+    ]
 
 
 def outside_language(model: Any) -> Iterator[str]:
-    """Yield the names of all modules outside of the language part: towers, projectors, and what else is beside it."""
+    """Yield the names of all modules outside of the language part: towers, projectors, and what
+    else is beside it.
+    """
     parts, towers = language_parts(model), towers_of(model)
     for name, _ in model.named_modules():
         in_tower = any(f"{name}.".startswith(f"{tower}.") for tower in towers)

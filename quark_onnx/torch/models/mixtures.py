@@ -17,8 +17,9 @@ _ROUTERS = ("gate", "router", "gating")
 def routers_of(model: Any) -> list[str]:
     """Return the names of the modules with a weight that choose among experts, layers and others.
 
-    A router stands beside a stack of experts. It is, or contains as its only matrix, a weight with as many outputs as
-    there are experts; or it is called a router. The gate of a shared expert counts, too: it has a single output.
+    A router stands beside a stack of experts. It is, or contains as its only matrix, a weight with
+    as many outputs as there are experts; or it is called a router. The gate of a shared expert
+    counts, too: it has a single output.
 
     >>> class Mixture(nn.Module):
     ...     def __init__(self):
@@ -37,13 +38,18 @@ def routers_of(model: Any) -> list[str]:
             name = f"{mixture}.{child}" if mixture else child
             if name not in stacks and name not in around_stacks:
                 found.update(_routers_in(name, module, stacks[stack]))
-    return [name for name, module in model.named_modules() if name in found or _is_called_router(name, module)]
+    return [
+        name
+        for name, module in model.named_modules()
+        if name in found or _is_called_router(name, module)
+    ]
 
 
 def unknown_stacks_of(model: Any) -> dict[str, Any]:
     """Return the weights of stacks of experts that have not been taken apart, by their names.
 
-    Those are matrices, and stacks of them, that belong to no layer and whose module stands beside a router.
+    Those are matrices, and stacks of them, that belong to no layer and whose module stands beside a
+    router.
     """
     stacks = _stacks_of(model)
     around_routers = _ancestors_of(routers_of(model))
@@ -59,7 +65,9 @@ def unknown_stacks_of(model: Any) -> dict[str, Any]:
 
 
 def _stacks_of(model: Any) -> dict[str, int]:
-    """Return the innermost modules that hold all experts of a mixture, each with the number of experts."""
+    """Return the innermost modules that hold all experts of a mixture, each with the number of
+    experts.
+    """
     counts: dict[str, int] = {}
     for name, module in model.named_modules():
         count = _expert_count(name.rpartition(".")[2], module)
@@ -70,44 +78,68 @@ def _stacks_of(model: Any) -> dict[str, int]:
 
 
 def _mixtures_of(model: Any, stacks: Collection[str]) -> dict[str, str]:
-    """Return by each stack the smallest module around it that has a matrix outside of all stacks."""
+    """Return by each stack the smallest module around it that has a matrix outside of all stacks."""  # noqa: E501
     outside = [
         name
         for name, module in model.named_modules()
-        if _has_matrix(module) and name not in stacks and not any(each in stacks for each in _parents_of(name))
+        if _has_matrix(module)
+        and name not in stacks
+        and not any(each in stacks for each in _parents_of(name))
     ]
     around = _ancestors_of(outside)
-    return {stack: next((name for name in _parents_of(stack) if name in around), "") for stack in stacks}
+    return {
+        stack: next((name for name in _parents_of(stack) if name in around), "")
+        for stack in stacks
+    }
 
 
 def _expert_count(last: str, module: Any) -> int:
-    """Return how many experts a module holds, by the last part of its name; 0 where it holds none."""
+    """Return how many experts a module holds, by the last part of its name.
+
+    0 where it holds none.
+    """
     if isinstance(module, nn.ModuleList | nn.ModuleDict):
         return len(module) if "expert" in last and "shared" not in last else 0
     if not isinstance(module, _ConvNd):
-        lengths = {len(each) for each in module._parameters.values() if each is not None and each.ndim == 3}
+        lengths = {
+            len(each)
+            for each in module._parameters.values()
+            if each is not None and each.ndim == 3
+        }
         if len(lengths) == 1:
             return lengths.pop()
     stated = getattr(module, "num_experts", 0)
-    holds = last == "experts" or any(child.isdigit() for child, _ in module.named_children())
+    holds = last == "experts" or any(
+        child.isdigit() for child, _ in module.named_children()
+    )
     return stated if holds and isinstance(stated, int) else 0
 
 
 def _routers_in(name: str, module: Any, count: int) -> Iterator[str]:
     """Yield the names of the routers in a module that stands beside experts."""
-    owners = {owner: each for owner, each in module.named_modules(prefix=name) if _has_matrix(each)}
+    owners = {
+        owner: each
+        for owner, each in module.named_modules(prefix=name)
+        if _has_matrix(each)
+    }
     if name.rpartition(".")[2] in _ROUTERS:
         yield from owners
     elif len(owners) == 1:
         ((owner_name, owner),) = owners.items()
         outputs, inputs = _shape_of(owner)
-        # a projection to as many channels as a stack of other weights has (a convolution's, say) is no choice
-        if (outputs == count and outputs < inputs) or (outputs == 1 and owner is module):
+        # a projection to as many channels as a stack of other weights has (a convolution's, say) is
+        # no choice
+        if (outputs == count and outputs < inputs) or (
+            outputs == 1 and owner is module
+        ):
             yield owner_name
 
 
 def _has_matrix(module: Any) -> bool:
-    return any(parameter is not None and parameter.ndim == 2 for parameter in module._parameters.values())
+    return any(
+        parameter is not None and parameter.ndim == 2
+        for parameter in module._parameters.values()
+    )
 
 
 def _shape_of(module: Any) -> tuple[int, int]:
@@ -118,12 +150,16 @@ def _shape_of(module: Any) -> tuple[int, int]:
 
 
 def _is_called_router(name: str, module: Any) -> bool:
-    """Return whether a module with a matrix is called a router, as that of experts that are looked up is (Doge)."""
+    """Return whether a module with a matrix is called a router, as that of experts that are looked
+    up is (Doge).
+    """
     return "router" in name and _has_matrix(module)
 
 
 def _parents_of(name: str) -> Iterator[str]:
-    """Yield the names of the modules around a module, the innermost first; the last is "", the model.
+    """Yield the names of the modules around a module, the innermost first.
+
+    The last is "", the model.
 
     >>> list(_parents_of("layers.0.mlp"))
     ['layers.0', 'layers', '']

@@ -29,7 +29,10 @@ class OrthogonalMatrix:
     def of(rotation: Rotation) -> OrthogonalMatrix:
         """The same matrix, in float64."""
         signs = None if rotation.signs is None else torch.from_numpy(rotation.signs)
-        return OrthogonalMatrix(tuple(torch.tensor(factor) for factor in rotation.factors), signs)
+        return OrthogonalMatrix(
+            tuple(torch.tensor(factor) for factor in rotation.factors),
+            signs,
+        )
 
     @property
     def size(self) -> int:
@@ -43,7 +46,7 @@ class OrthogonalMatrix:
 
         >>> OrthogonalMatrix((torch.tensor([[0.0, 1.0], [-1.0, 0.0]]),)).turn(torch.tensor([1.0, 2.0, 3.0, 4.0]))
         tensor([-2.,  1., -4.,  3.])
-        """
+        """  # noqa: E501
         moved = x.movedim(axis, -1)
         result = moved.reshape(-1, self.size)
         if self.signs is not None:
@@ -52,7 +55,11 @@ class OrthogonalMatrix:
         for factor in self.factors:
             inner //= len(factor)
             parts = result.reshape(-1, len(factor), inner)
-            result = parts.squeeze(-1) @ factor.to(x) if inner == 1 else factor.to(x).T @ parts
+            result = (
+                parts.squeeze(-1) @ factor.to(x)
+                if inner == 1
+                else factor.to(x).T @ parts
+            )
         return result.reshape(moved.shape).movedim(-1, axis)
 
 
@@ -76,7 +83,10 @@ class OnlineRotation(nn.Module):
     @property
     def turning(self) -> OrthogonalMatrix:
         """The rotation."""
-        return OrthogonalMatrix(tuple(getattr(self, f"factor{place}") for place in range(self._count)), self.signs)
+        return OrthogonalMatrix(
+            tuple(getattr(self, f"factor{place}") for place in range(self._count)),
+            self.signs,
+        )
 
     def forward(self, x: Any) -> Any:
         """What the layer computes of the rotated ``x``, of shape (..., features)."""
@@ -87,4 +97,7 @@ class OnlineRotation(nn.Module):
 
 
 def _named(factors: Sequence[Any], signs: Any) -> list[tuple[str, Any]]:
-    return [*((f"factor{place}", factor) for place, factor in enumerate(factors)), ("signs", signs)]
+    return [
+        *((f"factor{place}", factor) for place, factor in enumerate(factors)),
+        ("signs", signs),
+    ]

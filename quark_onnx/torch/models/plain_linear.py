@@ -1,4 +1,6 @@
-"""Recognise subclasses of ``nn.Linear`` whose own forward is still a plain matrix product, as Falcon's is."""
+"""Recognise subclasses of ``nn.Linear`` whose own forward is still a plain matrix product, as
+Falcon's is.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +10,14 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
-from torch.nn import functional as F
+from torch.nn import functional as F  # noqa: N812
 
-#: The size of the weight that a forward is tried with. Both are prime, so that views into groups or heads fail.
+#: The size of the weight that a forward is tried with. Both are prime, so that views into groups or
+#: heads fail.
 _OUTPUTS = 7
 _INPUTS = 11
-#: The scales of the inputs. A forward that clamps or normalizes differs from a product at one of them.
+#: The scales of the inputs. A forward that clamps or normalizes differs from a product at one of
+#: them.
 _SCALES = (1.0, 1000.0)
 _RELATIVE_ERROR = 1e-5
 
@@ -21,11 +25,13 @@ _known: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
 
 def is_plain_linear(module: Any) -> bool:
-    """Return whether a subclass of ``nn.Linear`` computes ``F.linear(x, weight, bias)`` and nothing else.
+    """Return whether a subclass of ``nn.Linear`` computes ``F.linear(x, weight, bias)`` and nothing
+    else.
 
-    The forward of the class is run on a small random weight, so that a module without memory (device "meta") can be
-    checked, too. A module with children, or with tensors besides weight and bias, is not plain: what they do to the
-    result may depend on their values, as that of an adapter does which is zero before training.
+    The forward of the class is run on a small random weight, so that a module without memory
+    (device "meta") can be checked, too. A module with children, or with tensors besides weight and
+    bias, is not plain: what they do to the result may depend on their values, as that of an adapter
+    does which is zero before training.
 
     >>> class Doubled(nn.Linear):
     ...     def forward(self, input):
@@ -42,7 +48,11 @@ def is_plain_linear(module: Any) -> bool:
 
 def _has_only_weight_and_bias(module: Any) -> bool:
     tensors = {*module._parameters, *module._buffers}
-    return tensors <= {"weight", "bias"} and not module._modules and isinstance(module.weight, nn.Parameter)
+    return (
+        tensors <= {"weight", "bias"}
+        and not module._modules
+        and isinstance(module.weight, nn.Parameter)
+    )
 
 
 def _computes_product(module: Any) -> bool:
@@ -50,7 +60,12 @@ def _computes_product(module: Any) -> bool:
     generator = torch.Generator("cpu").manual_seed(0)
 
     def random(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu")
+        return torch.randn(
+            shape,
+            generator=generator,
+            dtype=torch.float32,
+            device="cpu",
+        )
 
     weight = random(_OUTPUTS, _INPUTS)
     bias = None if module.bias is None else random(_OUTPUTS)
@@ -60,17 +75,24 @@ def _computes_product(module: Any) -> bool:
         try:
             with torch.no_grad():
                 found = type(module).forward(small, x)
-        except Exception:  # a forward may raise anything when its sizes are not the ones that it expects
+        except Exception:
+            # a forward may raise anything when its sizes are not the ones that it expects
             return False
         expected = F.linear(x, weight, bias)
         if not isinstance(found, torch.Tensor) or found.shape != expected.shape:
             return False
-        if not bool((found - expected).abs().max() <= _RELATIVE_ERROR * expected.abs().max()):
+        if not bool(
+            (found - expected).abs().max() <= _RELATIVE_ERROR * expected.abs().max(),
+        ):
             return False
     return True
 
 
-def _with_parameters(module: Any, weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
+def _with_parameters(
+    module: Any,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+) -> Any:
     """Return a shallow copy of a module with other parameters; the module is not changed."""
     small = copy.copy(module)
     small._parameters = {

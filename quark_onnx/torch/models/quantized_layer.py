@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional as F
+from torch.nn import functional as F  # noqa: N812
 
 from quark_onnx.torch.config.number_formats import TwoLevel
 from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
@@ -20,7 +20,9 @@ Layers = Mapping[str, tuple[Any, LayerSpec]]
 
 
 class _Coded(nn.Module):
-    """A module whose buffers move with it from device to device, and keep their types: codes are no numbers to cast."""
+    """A module whose buffers move with it from device to device, and keep their types: codes are no
+    numbers to cast.
+    """
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         before = dict(self._buffers)
@@ -36,7 +38,8 @@ class Rounding(_Coded):
 
     Args:
         spec: how.
-        params: scale and zero point where data has told them; NVFP4's scale of the tensor is the scale there.
+        params: scale and zero point where data has told them; NVFP4's scale of the tensor is the
+            scale there.
     """
 
     def __init__(self, spec: TensorSpec, params: Params | None = None) -> None:
@@ -60,8 +63,8 @@ class Rounding(_Coded):
 class QuantizedLayer(_Coded):
     """A layer whose weight is codes; what it reads and computes is rounded where its spec says so.
 
-    Codes and scales are buffers, and part of the state. A change of the model's type changes what is computed with, and
-    not them.
+    Codes and scales are buffers, and part of the state. A change of the model's type changes what
+    is computed with, and not them.
 
     Args:
         layer: the float layer; its bias is shared, its weight is not kept.
@@ -73,7 +76,7 @@ class QuantizedLayer(_Coded):
         origin: the class of the float layer, as ``kind_of`` names it.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         layer: Any,
         weight: Quantized | None,
@@ -90,7 +93,9 @@ class QuantizedLayer(_Coded):
         kind = kind_of(layer)
         assert kind is not None
         self.origin = kind
-        self.kind = "Linear" if kind == "Conv1D" else kind  # whose weight has outputs first here
+        self.kind = (
+            "Linear" if kind == "Conv1D" else kind
+        )  # whose weight has outputs first here
         self.float_weight: Any = layer.weight if weight is None else None
         self._turned = kind == "Conv1D"
         self.bias = getattr(layer, "bias", None)
@@ -100,11 +105,25 @@ class QuantizedLayer(_Coded):
         if spec.probabilities is not None:
             self.probabilities = Rounding(spec.probabilities, probabilities)
         factor = getattr(layer, "embed_scale", 1.0) if kind == "Embedding" else 1.0
-        self.register_buffer("factor", factor if isinstance(factor, torch.Tensor) else None, persistent=False)
-        self._factor = 1.0 if self.factor is not None else factor  # of what is looked up
-        self._padding: Any = getattr(layer, "_reversed_padding_repeated_twice", None)  # as ``pad`` takes it
-        self._settings: dict[str, Any] = {name: getattr(layer, name) for name in _SETTINGS.get(self.kind, ())}
-        self.shape = tuple(layer.weight.shape[::-1] if self._turned else layer.weight.shape)
+        self.register_buffer(
+            "factor",
+            factor if isinstance(factor, torch.Tensor) else None,
+            persistent=False,
+        )
+        self._factor = (
+            1.0 if self.factor is not None else factor
+        )  # of what is looked up
+        self._padding: Any = getattr(
+            layer,
+            "_reversed_padding_repeated_twice",
+            None,
+        )  # as ``pad`` takes it
+        self._settings: dict[str, Any] = {
+            name: getattr(layer, name) for name in _SETTINGS.get(self.kind, ())
+        }
+        self.shape = tuple(
+            layer.weight.shape[::-1] if self._turned else layer.weight.shape,
+        )
 
     @property
     def quantized(self) -> Quantized | None:
@@ -112,7 +131,13 @@ class QuantizedLayer(_Coded):
         if self.codes is None or self.spec.weight is None:
             return None
         return Quantized(
-            self.spec.weight, self._coded, self.codes, self.scale, self.zero, whole=self.whole, dtype=self._dtype
+            self.spec.weight,
+            self._coded,
+            self.codes,
+            self.scale,
+            self.zero,
+            whole=self.whole,
+            dtype=self._dtype,
         )
 
     @quantized.setter
@@ -124,7 +149,9 @@ class QuantizedLayer(_Coded):
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         if self.codes is not None:
-            self._dtype = fn(torch.empty(0, dtype=self._dtype, device=self.codes.device)).dtype
+            self._dtype = fn(
+                torch.empty(0, dtype=self._dtype, device=self.codes.device),
+            ).dtype
         return super()._apply(fn, recurse)
 
     @property
@@ -135,7 +162,10 @@ class QuantizedLayer(_Coded):
         return outputs_first(quantized.dequantize(), self.kind)
 
     def forward(self, *args: Any, **named: Any) -> Any:
-        """What the float layer computes, of what is left of its operands; it is called as the float layer is."""
+        """What the float layer computes, of what is left of its operands.
+
+        It is called as the float layer is.
+        """
         input, more, named = split_input(args, named)
         if self.input is not None and self.kind not in ("Embedding", "EmbeddingBag"):
             input = self.input(input)
@@ -153,16 +183,25 @@ class QuantizedLayer(_Coded):
 
     @property
     def round_probabilities(self) -> Any:
-        """What attention rounds probabilities by; None where it is not this layer that has their scale."""
+        """What attention rounds probabilities by.
+
+        None where it is not this layer that has their scale.
+        """
         return self.probabilities
 
-    def compute(self, x: Any, weight: Any, more: Sequence[Any], named: Mapping[str, Any]) -> Any:
+    def compute(
+        self,
+        x: Any,
+        weight: Any,
+        more: Sequence[Any],
+        named: Mapping[str, Any],
+    ) -> Any:
         """What the float layer computes with another weight; nothing is rounded.
 
         Args:
             x: what the layer reads.
-            weight: as the float layer has it.
-            more, named: all other arguments: offsets of bags, the size that a transposed convolution is to have.
+            weight: as the float layer has it. more, named: all other arguments: offsets of bags,
+            the size that a transposed convolution is to have.
         """
         if self.kind == "Embedding":
             found = F.embedding(x, weight, **self._settings)
@@ -170,7 +209,9 @@ class QuantizedLayer(_Coded):
                 return found * self.factor.to(found.dtype)
             return found if self._factor == 1.0 else found * self._factor
         if self.kind == "EmbeddingBag":
-            bags = dict(zip(("offsets", "per_sample_weights"), more, strict=False)) | dict(named)
+            bags = dict(
+                zip(("offsets", "per_sample_weights"), more, strict=False),
+            ) | dict(named)
             return F.embedding_bag(x, weight, **bags, **self._settings)
         if self.kind == "Conv2d":
             settings = dict(self._settings)
@@ -180,12 +221,16 @@ class QuantizedLayer(_Coded):
             return F.conv2d(x, weight, self.bias, **settings)
         if self.kind == "ConvTranspose2d":
             size = more[0] if more else named.get("output_size")
-            extra: dict[str, Any] = {} if size is None else {"output_padding": self._extra(x, weight, size)}
+            extra: dict[str, Any] = (
+                {} if size is None else {"output_padding": self._extra(x, weight, size)}
+            )
             return F.conv_transpose2d(x, weight, self.bias, **self._settings | extra)
         return F.linear(x, weight, self.bias)
 
     def _extra(self, x: Any, weight: Any, size: Sequence[int]) -> list[int]:
-        """What is added on one side of what a transposed convolution computes for it to have this size."""
+        """What is added on one side of what a transposed convolution computes for it to have this
+        size.
+        """
         steps = (self._settings[name] for name in ("stride", "padding", "dilation"))
         parts = zip(size[-2:], x.shape[-2:], weight.shape[-2:], *steps, strict=True)
         return [
@@ -201,7 +246,13 @@ class QuantizedLayer(_Coded):
 _PARTS = ("codes", "scale", "zero", "whole")
 #: What the functions behind the layers take beside their operands.
 _SETTINGS = {
-    "Embedding": ("padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse"),
+    "Embedding": (
+        "padding_idx",
+        "max_norm",
+        "norm_type",
+        "scale_grad_by_freq",
+        "sparse",
+    ),
     "EmbeddingBag": (
         "max_norm",
         "norm_type",
@@ -216,10 +267,14 @@ _SETTINGS = {
 }
 
 
-def split_input(args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+def split_input(
+    args: tuple[Any, ...],
+    named: Mapping[str, Any],
+) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """Return the input of a layer, and its other arguments.
 
-    The input is the first argument. A layer may be called by keyword, under whatever name its class gives to it.
+    The input is the first argument. A layer may be called by keyword, under whatever name its class
+    gives to it.
 
     >>> split_input((1, 2), {}), split_input((), {"x": 1, "size": 2})
     ((1, (2,), {}), (1, (), {'size': 2}))
@@ -234,32 +289,45 @@ def split_input(args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, t
 def kind_of(module: Any) -> str | None:
     """The class that a layer can be quantized as; None for other modules.
 
-    A class derived from one of them counts as that class if it computes the same: it has the same forward, or is a
-    Linear whose own forward is a plain matrix product (``is_plain_linear``). So does transformers' embedding that
-    multiplies what it looks up, as Gemma's and Bart's do.
+    A class derived from one of them counts as that class if it computes the same: it has the same
+    forward, or is a Linear whose own forward is a plain matrix product (``is_plain_linear``). So
+    does transformers' embedding that multiplies what it looks up, as Gemma's and Bart's do.
     """
     if is_scaled_embedding(module):
         return "Embedding"
     cls = _base_of(module)
-    if cls is not None and (type(module).forward is cls.forward or (cls is nn.Linear and is_plain_linear(module))):
+    if cls is not None and (
+        type(module).forward is cls.forward
+        or (cls is nn.Linear and is_plain_linear(module))
+    ):
         return str(cls.__name__)
     # transformers' own: a Linear whose weight has inputs first
-    return "Conv1D" if type(module).__name__ == "Conv1D" and hasattr(module, "nf") else None
+    return (
+        "Conv1D"
+        if type(module).__name__ == "Conv1D" and hasattr(module, "nf")
+        else None
+    )
 
 
 def is_scaled_embedding(module: Any) -> bool:
-    """Whether it is transformers' class for an embedding whose rows are multiplied by ``embed_scale``."""
+    """Whether it is transformers' class for an embedding whose rows are multiplied by
+    ``embed_scale``.
+    """
     named = type(module).__name__.endswith("ScaledWordEmbedding")
     return named and isinstance(module, nn.Embedding) and hasattr(module, "embed_scale")
 
 
 def unlike_its_base(module: Any) -> str | None:
-    """Why a layer of a derived class cannot be quantized as its base is; None where that is not the reason."""
+    """Why a layer of a derived class cannot be quantized as its base is.
+
+    None where that is not the reason.
+    """
     cls = _base_of(module)
     if cls is None or kind_of(module) is not None:
         return None
     return (
-        f"it is a {type(module).__name__}, which computes something else than the {cls.__name__} that it derives from"
+        f"it is a {type(module).__name__}, which computes something else than the"
+        f" {cls.__name__} that it derives from"
     )
 
 
@@ -269,5 +337,8 @@ def _base_of(module: Any) -> Any:
 
 
 def outputs_first(weight: Any, kind: str | None) -> Any:
-    """The weight with its output channels first, as quantization expects it; a view. Its own inverse."""
+    """The weight with its output channels first, as quantization expects it; a view.
+
+    Its own inverse.
+    """
     return weight.transpose(0, 1) if kind in ("ConvTranspose2d", "Conv1D") else weight

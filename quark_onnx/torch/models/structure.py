@@ -1,4 +1,6 @@
-"""What a model is made of, found by its structure: blocks, layers that can be quantized, routers of experts."""
+"""What a model is made of, found by its structure: blocks, layers that can be quantized, routers of
+experts.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +30,11 @@ def layers_of(model: Any) -> dict[str, tuple[Any, str]]:
 
 
 def blocks_of(model: Any) -> dict[str, Any]:
-    """The blocks that a model runs one after the other, by their names: the elements of the outermost list that holds
-    most of its linear weights; nothing, where there is no such list.
+    """The blocks that a model runs one after the other, by their names: the elements of the
+    outermost list that holds most of its linear weights; nothing, where there is no such list.
 
-    Lists of the decoder come before all others where transformers names a decoder, its own before those of its parts:
-    a vision tower or an encoder may have more weights.
+    Lists of the decoder come before all others where transformers names a decoder, its own before
+    those of its parts: a vision tower or an encoder may have more weights.
 
     >>> blocks_of(nn.Sequential(nn.Linear(2, 2)))
     {}
@@ -41,12 +43,17 @@ def blocks_of(model: Any) -> dict[str, Any]:
     lists = [
         (name, module)
         for name, module in model.named_modules()
-        if isinstance(module, nn.ModuleList) and not any(within(name, tower) for tower in towers)
+        if isinstance(module, nn.ModuleList)
+        and not any(within(name, tower) for tower in towers)
     ]
     decoder = decoder_of(model)
     for inner in () if decoder is None else (decoder.children(), decoder.modules()):
         parts = {id(module) for module in inner}
-        if own := [(name, module) for name, module in lists if id(module) in parts and any(_weights(module))]:
+        if own := [
+            (name, module)
+            for name, module in lists
+            if id(module) in parts and any(_weights(module))
+        ]:
             return _largest(own)
     return _largest(lists)
 
@@ -67,7 +74,9 @@ def _largest(lists: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _weights(module: Any) -> Iterator[int]:
     """Sizes of what multiplies: matrices, and stacks of them."""
-    return (parameter.numel() for parameter in module.parameters() if parameter.ndim >= 2)
+    return (
+        parameter.numel() for parameter in module.parameters() if parameter.ndim >= 2
+    )
 
 
 def within(name: str, block: str) -> bool:
@@ -90,7 +99,8 @@ def set_module(model: Any, name: str, module: Any) -> None:
 
 
 def put_modules(model: Any, made: Mapping[str, Any]) -> None:
-    """Put modules in the place of those that have these names, in all places where the model has them.
+    """Put modules in the place of those that have these names, in all places where the model has
+    them.
 
     >>> shared = nn.Linear(2, 2)
     >>> model = nn.Sequential(shared, nn.ReLU(), shared)
@@ -106,7 +116,9 @@ def put_modules(model: Any, made: Mapping[str, Any]) -> None:
 
 
 def shared_parameter(model: Any, blocks: Mapping[str, Any]) -> str | None:
-    """The name of a parameter that two blocks have, or a block and what lies outside of all; None if there is none.
+    """The name of a parameter that two blocks have, or a block and what lies outside of all.
+
+    None if there is none.
 
     >>> model = nn.ModuleList([nn.LayerNorm(2), nn.LayerNorm(2)])
     >>> model[1].bias = model[0].bias
@@ -121,7 +133,11 @@ def shared_parameter(model: Any, blocks: Mapping[str, Any]) -> str | None:
     return None
 
 
-def shared_among(model: Any, blocks: Mapping[str, Any], layers: Mapping[str, Any]) -> bool:
+def shared_among(
+    model: Any,
+    blocks: Mapping[str, Any],
+    layers: Mapping[str, Any],
+) -> bool:
     """Whether a layer is part of two blocks, or of a block and of what lies outside of all."""
     own = {id(model.get_submodule(name)) for name in layers}
     places = dict[int, set[str]]()
@@ -133,7 +149,10 @@ def shared_among(model: Any, blocks: Mapping[str, Any], layers: Mapping[str, Any
 
 
 def embedding_of(model: Any) -> Any:
-    """Return the embedding of tokens; None where a model has several, as one for each codebook, or none."""
+    """Return the embedding of tokens.
+
+    None where a model has several, as one for each codebook, or none.
+    """
     try:
         return model.get_input_embeddings()
     except (AttributeError, NotImplementedError):
@@ -148,15 +167,17 @@ def vocabulary_of(model: Any) -> int:
     """
     weight = getattr(embedding_of(model), "weight", None)
     if weight is None:
-        raise ModelError(f"{type(model).__name__} has no single embedding of tokens; text cannot be its data")
+        raise ModelError(
+            f"{type(model).__name__} has no single embedding of tokens; text cannot be its data",
+        )
     return len(weight)
 
 
 def heads_of(model: Any) -> tuple[str, ...]:
     """Names of the layers of a language model that compute logits; none where it has no head.
 
-    Models that bring their code along may not say which; it is a layer behind the blocks, with one output for each row
-    of the embedding of tokens.
+    Models that bring their code along may not say which; it is a layer behind the blocks, with one
+    output for each row of the embedding of tokens.
     """
     if not hasattr(model, "get_output_embeddings"):
         return ()
@@ -170,13 +191,21 @@ def heads_of(model: Any) -> tuple[str, ...]:
     if weight is None:
         return ()
     rows, blocks = len(weight), blocks_of(model)
-    outside = ((name, module) for name, module in model.named_modules() if not any(within(name, b) for b in blocks))
-    return tuple(name for name, module in outside if isinstance(module, nn.Linear) and module.out_features == rows)
+    outside = (
+        (name, module)
+        for name, module in model.named_modules()
+        if not any(within(name, b) for b in blocks)
+    )
+    return tuple(
+        name
+        for name, module in outside
+        if isinstance(module, nn.Linear) and module.out_features == rows
+    )
 
 
 def usually_float(model: Any, asked: Iterable[str] = ()) -> tuple[str, ...]:
-    """Names of the layers that stay float unless a user asks for them: heads, and all that is outside of the language
-    part of a model that reads images, video or sound.
+    """Names of the layers that stay float unless a user asks for them: heads, and all that is
+    outside of the language part of a model that reads images, video or sound.
 
     Args:
         asked: globs of names. One that matches such layers alone asks for them.

@@ -23,11 +23,17 @@ def algorithms_of(report: TorchReport) -> list[str]:
 
 def shown(outcome: Outcome) -> bool:
     """Whether an outcome has a place on a logarithmic scale: it tells of an error."""
-    return all(map(math.isfinite, (outcome.before, outcome.after))) and outcome.before > 0 and outcome.after >= 0
+    return (
+        all(map(math.isfinite, (outcome.before, outcome.after)))
+        and outcome.before > 0
+        and outcome.after >= 0
+    )
 
 
 def errors(report: TorchReport, width: float, height: float, class_: str) -> str:
-    """The error of each layer before and after each algorithm, in the order of the model; nothing where there is none.
+    """The error of each layer before and after each algorithm, in the order of the model.
+
+    Nothing where there is none.
 
     An algorithm that works on a whole block has lines as wide as it.
     """
@@ -35,7 +41,12 @@ def errors(report: TorchReport, width: float, height: float, class_: str) -> str
     if not outcomes:
         return ""
     names = list(report.quantized)
-    frame = Frame.around(names, width, height, (error for each in outcomes for error in (each.before, each.after)))
+    frame = Frame.around(
+        names,
+        width,
+        height,
+        (error for each in outcomes for error in (each.before, each.after)),
+    )
     places = {name: place for place, name in enumerate(names)}
     algorithms = algorithms_of(report)
     step = min(_BESIDE, 0.8 * frame.slot / len(algorithms))
@@ -43,18 +54,47 @@ def errors(report: TorchReport, width: float, height: float, class_: str) -> str
     for outcome in outcomes:
         own = algorithms.index(outcome.algorithm)
         if outcome.layer in places:
-            at = frame.x(places[outcome.layer]) + step * (own - (len(algorithms) - 1) / 2)
-            drawn = _layer(frame, outcome, at, min(max(0.4 * step, _LEAST), _GREATEST), stem=frame.slot >= _APART)
-        elif inside := [place for name, place in places.items() if name.startswith(f"{outcome.layer}.")]:
-            drawn = _whole(frame, outcome, frame.x(inside[0] - 0.4), frame.x(inside[-1] + 0.4))
+            at = frame.x(places[outcome.layer]) + step * (
+                own - (len(algorithms) - 1) / 2
+            )
+            drawn = _layer(
+                frame,
+                outcome,
+                at,
+                min(max(0.4 * step, _LEAST), _GREATEST),
+                stem=frame.slot >= _APART,
+            )
+        elif inside := [
+            place
+            for name, place in places.items()
+            if name.startswith(f"{outcome.layer}.")
+        ]:
+            drawn = _whole(
+                frame,
+                outcome,
+                frame.x(inside[0] - 0.4),
+                frame.x(inside[-1] + 0.4),
+            )
         else:
             continue
         hover = tag("title", escape(_hover(report, outcome)))
         parts.append(tag("g", hover + drawn, class_=series(own)))
-    return frame.drawn("Error before and after each algorithm, in the order of the model", "error", parts, class_)
+    return frame.drawn(
+        "Error before and after each algorithm, in the order of the model",
+        "error",
+        parts,
+        class_,
+    )
 
 
-def _layer(frame: Frame, outcome: Outcome, at: float, radius: float, *, stem: bool) -> str:
+def _layer(
+    frame: Frame,
+    outcome: Outcome,
+    at: float,
+    radius: float,
+    *,
+    stem: bool,
+) -> str:
     """A ring, a dot, and maybe a line between them."""
     before, after = frame.y(outcome.before), frame.y(outcome.after)
     dot = tag("circle", class_="filled", cx=at, cy=after, r=radius)
@@ -67,11 +107,17 @@ def _layer(frame: Frame, outcome: Outcome, at: float, radius: float, *, stem: bo
 def _whole(frame: Frame, outcome: Outcome, left: float, right: float) -> str:
     """Two lines, the one before dashed."""
     rows = (("whole was", outcome.before), ("whole", outcome.after))
-    return "".join(tag("line", class_=name, x1=left, x2=right, y1=frame.y(e), y2=frame.y(e)) for name, e in rows)
+    return "".join(
+        tag("line", class_=name, x1=left, x2=right, y1=frame.y(e), y2=frame.y(e))
+        for name, e in rows
+    )
 
 
 def _hover(report: TorchReport, outcome: Outcome) -> str:
-    lines = [outcome.layer, f"{outcome.algorithm}: {short(outcome.before)} → {short(outcome.after)}"]
+    lines = [
+        outcome.layer,
+        f"{outcome.algorithm}: {short(outcome.before)} → {short(outcome.after)}",
+    ]
     spec = report.quantized.get(outcome.layer)
     lines += [str(spec.weight)] if spec is not None else []
     return "\n".join([*lines, outcome.note] if outcome.note else lines)

@@ -18,7 +18,9 @@ _MANY = 24
 
 
 def tokens_of(report: TorchReport) -> dict[str, dict[int, int]]:
-    """How many tokens the experts of each block have seen, by their numbers, as notes of outcomes tell."""
+    """How many tokens the experts of each block have seen, by their numbers, as notes of outcomes
+    tell.
+    """
     found = dict[str, dict[int, int]]()
     for outcome in report.outcomes:
         expert, tokens = _EXPERT.match(outcome.layer), _TOKENS.fullmatch(outcome.note)
@@ -30,7 +32,10 @@ def tokens_of(report: TorchReport) -> dict[str, dict[int, int]]:
 
 
 def experts(report: TorchReport, width: float, class_: str) -> str:
-    """Cells as strong in colour as an expert has seen tokens, against the most; those without any are outlined."""
+    """Cells as strong in colour as an expert has seen tokens, against the most.
+
+    Those without any are outlined.
+    """
     rows = tokens_of(report)
     if not rows:
         return ""
@@ -42,14 +47,53 @@ def experts(report: TorchReport, width: float, class_: str) -> str:
     for place, (block, row) in enumerate(rows.items()):
         top = _TOP + place * high
         label = block.rpartition(".")[2]
-        parts.append(tag("text", escape(label), x=_LEFT - 8, y=top + high / 2 + 4, text_anchor="end"))
+        parts.append(
+            tag(
+                "text",
+                escape(label),
+                x=_LEFT - 8,
+                y=top + high / 2 + 4,
+                text_anchor="end",
+            ),
+        )
         for number, tokens in row.items():
             hover = tag("title", escape(f"{block}, expert {number}: {tokens:,} tokens"))
-            shade = {"class_": "cell", "opacity": 0.08 + 0.92 * tokens / most} if tokens else {"class_": "none"}
-            box = {"x": _LEFT + number * wide + 0.5, "y": top + 1, "width": max(0.6, wide - 1), "height": high - 2}
+            shade = (
+                {"class_": "cell", "opacity": 0.08 + 0.92 * tokens / most}
+                if tokens
+                else {"class_": "none"}
+            )
+            box = {
+                "x": _LEFT + number * wide + 0.5,
+                "y": top + 1,
+                "width": max(0.6, wide - 1),
+                "height": high - 2,
+            }
             parts.append(tag("rect", hover, **shade, **box))
     every = max(1, round(_APART / wide + 0.5))
     for number in range(0, count, every):
-        parts.append(tag("text", str(number), x=_LEFT + (number + 0.5) * wide, y=bottom + 16, text_anchor="middle"))
-    parts.append(tag("text", "expert", x=(_LEFT + width) / 2, y=bottom + _BOTTOM - 6, text_anchor="middle"))
-    return drawing(width, bottom + _BOTTOM, "Tokens that each expert has seen", parts, class_)
+        parts.append(
+            tag(
+                "text",
+                str(number),
+                x=_LEFT + (number + 0.5) * wide,
+                y=bottom + 16,
+                text_anchor="middle",
+            ),
+        )
+    parts.append(
+        tag(
+            "text",
+            "expert",
+            x=(_LEFT + width) / 2,
+            y=bottom + _BOTTOM - 6,
+            text_anchor="middle",
+        ),
+    )
+    return drawing(
+        width,
+        bottom + _BOTTOM,
+        "Tokens that each expert has seen",
+        parts,
+        class_,
+    )

@@ -1,4 +1,6 @@
-"""Frame: what the plots along a model have in common: its blocks from left to right, a logarithmic scale upwards."""
+"""Frame: what the plots along a model have in common: its blocks from left to right, a logarithmic
+scale upwards.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from quark_onnx.page.svg import Scale, drawing, linear, logarithmic, power, short, tag, ticks
+from quark_onnx.page.svg import (
+    Scale,
+    drawing,
+    linear,
+    logarithmic,
+    power,
+    short,
+    tag,
+    ticks,
+)
 
 _BLOCK = re.compile(r"(.*?)\.(\d+)(?=\.|$)")
 #: Around the plot, and between the names of two blocks.
@@ -16,11 +27,17 @@ _LEFT, _RIGHT, _TOP, _BOTTOM, _APART = 48.0, 12.0, 32.0, 40.0, 30.0
 #: The colours of series, by names of variables of the style sheet.
 COLOURS = ("product", "activation", "arithmetic", "normal", "reduce", "input", "move")
 #: Rules for series of one colour each; what is drawn of them is hollow or filled.
-STYLE = "".join(f".series-{place} {{ --own: var(--{name}); }}\n" for place, name in enumerate(COLOURS)) + (
-    "svg .filled { fill: var(--own); } svg .hollow { fill: none; stroke: var(--own); stroke-width: 1.2; }\n"
-    "svg .stem { stroke: var(--own); stroke-width: 1.2; opacity: 0.5; }\n"
-    "svg .whole { stroke: var(--own); stroke-width: 2.4; } svg .was { stroke-dasharray: 3 3; stroke-width: 1.4; }\n"
-    ".key i.own { background: var(--own); } .key i.hollow { background: none; border: 1.5px solid var(--own); }\n"
+STYLE = (
+    "".join(
+        f".series-{place} {{ --own: var(--{name}); }}\n"
+        for place, name in enumerate(COLOURS)
+    )
+    + "svg .filled { fill: var(--own); } svg .hollow { fill: none; stroke: var(--own);"
+    " stroke-width: 1.2; }\nsvg .stem { stroke: var(--own); stroke-width: 1.2;"
+    " opacity: 0.5; }\nsvg .whole { stroke: var(--own); stroke-width: 2.4; } svg .was"
+    " { stroke-dasharray: 3 3; stroke-width: 1.4; }\n.key i.own { background:"
+    " var(--own); } .key i.hollow { background: none; border: 1.5px solid"
+    " var(--own); }\n"
 )
 
 
@@ -58,9 +75,19 @@ class Frame:
     log: bool = True
 
     @classmethod
-    def around(cls, names: Sequence[str], width: float, height: float, values: Iterable[float]) -> Frame:
-        """One with a logarithmic scale that holds the values that are above 0, and at least two powers of ten."""
-        exponents = [math.log10(value) for value in values if 0 < value < math.inf] or [0.0]
+    def around(
+        cls,
+        names: Sequence[str],
+        width: float,
+        height: float,
+        values: Iterable[float],
+    ) -> Frame:
+        """One with a logarithmic scale that holds the values that are above 0, and at least two
+        powers of ten.
+        """
+        exponents = [math.log10(value) for value in values if 0 < value < math.inf] or [
+            0.0,
+        ]
         lo, hi = math.floor(2 * min(exponents)) / 2, math.ceil(2 * max(exponents)) / 2
         if math.floor(hi) - math.ceil(lo) < 1:
             lo, hi = math.floor(lo), max(math.ceil(hi), math.floor(lo) + 1)
@@ -78,7 +105,12 @@ class Frame:
     @property
     def y(self) -> Scale:
         """The height of a value; those beyond the ends are at the ends."""
-        scale = (logarithmic if self.log else linear)(self.lo, self.hi, self.bottom, _TOP)
+        scale = (logarithmic if self.log else linear)(
+            self.lo,
+            self.hi,
+            self.bottom,
+            _TOP,
+        )
         return lambda value: scale(min(max(value, self.lo), self.hi))
 
     @property
@@ -96,11 +128,32 @@ class Frame:
         right, y = self.width - _RIGHT, self.y
         found = self._blocks()
         for value, label in self._ticks():
-            found.append(tag("line", class_="grid", x1=_LEFT, x2=right, y1=y(value), y2=y(value)))
+            found.append(
+                tag(
+                    "line", class_="grid", x1=_LEFT, x2=right, y1=y(value), y2=y(value)
+                ),
+            )
             found.append(label)
-        found.append(tag("line", class_="axis", x1=_LEFT, x2=right, y1=self.bottom, y2=self.bottom))
+        found.append(
+            tag(
+                "line",
+                class_="axis",
+                x1=_LEFT,
+                x2=right,
+                y1=self.bottom,
+                y2=self.bottom,
+            ),
+        )
         middle = (_LEFT + right) / 2
-        found.append(tag("text", "block of the model", x=middle, y=self.height - 4, text_anchor="middle"))
+        found.append(
+            tag(
+                "text",
+                "block of the model",
+                x=middle,
+                y=self.height - 4,
+                text_anchor="middle",
+            ),
+        )
         found.append(tag("text", unit, x=0, y=12))
         return drawing(self.width, self.height, title, [*found, *parts], class_)
 
@@ -108,12 +161,27 @@ class Frame:
         y = self.y
         if not self.log:
             return [
-                (each, tag("text", short(each), x=_LEFT - 8, y=y(each) + 4, text_anchor="end"))
+                (
+                    each,
+                    tag(
+                        "text",
+                        short(each),
+                        x=_LEFT - 8,
+                        y=y(each) + 4,
+                        text_anchor="end",
+                    ),
+                )
                 for each in ticks(self.lo, self.hi, 5)
             ]
-        lo, hi = math.ceil(math.log10(self.lo) - 1e-9), math.floor(math.log10(self.hi) + 1e-9)
+        lo, hi = (
+            math.ceil(math.log10(self.lo) - 1e-9),
+            math.floor(math.log10(self.hi) + 1e-9),
+        )
         step = max(1, math.ceil((hi - lo) / 7))
-        return [(10.0**each, power(each, _LEFT - 8, y(10.0**each) + 4)) for each in range(lo, hi + 1, step)]
+        return [
+            (10.0**each, power(each, _LEFT - 8, y(10.0**each) + 4))
+            for each in range(lo, hi + 1, step)
+        ]
 
     def _blocks(self) -> list[str]:
         """Every other block is shaded; as many have their numbers below as there is room for."""
@@ -122,10 +190,27 @@ class Frame:
             count = len(list(own))
             left, wide = self.x(place) - self.slot / 2, count * self.slot
             if index % 2:
-                parts.append(tag("rect", class_="band", x=left, y=_TOP, width=wide, height=self.bottom - _TOP))
+                parts.append(
+                    tag(
+                        "rect",
+                        class_="band",
+                        x=left,
+                        y=_TOP,
+                        width=wide,
+                        height=self.bottom - _TOP,
+                    ),
+                )
             label, middle = block.rpartition(".")[2], left + wide / 2
             if label.isdigit() and middle - free >= _APART:
-                parts.append(tag("text", label, x=middle, y=self.bottom + 18, text_anchor="middle"))
+                parts.append(
+                    tag(
+                        "text",
+                        label,
+                        x=middle,
+                        y=self.bottom + 18,
+                        text_anchor="middle",
+                    ),
+                )
                 free = middle
             place += count
         return parts

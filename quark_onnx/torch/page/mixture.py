@@ -14,44 +14,90 @@ _BAR, _LEAST, _GREATEST = 0.72, 1.4, 4.0
 
 def schemes_of(mixture: Mixture) -> list[str]:
     """The names of the schemes that could be chosen, the smaller ones first."""
-    sizes = {each.scheme: each.bits / group.weights for group in mixture.groups for each in group.options}
+    sizes = {
+        each.scheme: each.bits / group.weights
+        for group in mixture.groups
+        for each in group.options
+    }
     return sorted(sizes, key=sizes.__getitem__)
 
 
 def bits(mixture: Mixture, width: float, height: float, class_: str) -> str:
     """Bits for each weight of each group, in the order of the model."""
     names = [group.layers[0] for group in mixture.groups]
-    most = max(each.bits / group.weights for group in mixture.groups for each in group.options)
+    most = max(
+        each.bits / group.weights for group in mixture.groups for each in group.options
+    )
     frame = Frame(names, width, height, 0.0, 1.08 * most, log=False)
     schemes, parts, wide = schemes_of(mixture), [], _BAR * frame.slot
     for place, group in enumerate(mixture.groups):
         top = frame.y(group.chosen.bits / group.weights)
-        hover, own = tag("title", escape(_hover(group))), series(schemes.index(group.chosen.scheme))
+        hover, own = (
+            tag("title", escape(_hover(group))),
+            series(schemes.index(group.chosen.scheme)),
+        )
         left = frame.x(place) - wide / 2
-        parts.append(tag("rect", hover, class_=f"{own} filled", x=left, y=top, width=wide, height=frame.bottom - top))
-    return frame.drawn("Bits for each weight of each group of layers", "bits", parts, class_)
+        parts.append(
+            tag(
+                "rect",
+                hover,
+                class_=f"{own} filled",
+                x=left,
+                y=top,
+                width=wide,
+                height=frame.bottom - top,
+            ),
+        )
+    return frame.drawn(
+        "Bits for each weight of each group of layers",
+        "bits",
+        parts,
+        class_,
+    )
 
 
 def divergences(mixture: Mixture, width: float, height: float, class_: str) -> str:
     """What each scheme does to each group; what was chosen is filled."""
     names = [group.layers[0] for group in mixture.groups]
-    frame = Frame.around(names, width, height, (each.divergence for group in mixture.groups for each in group.options))
+    frame = Frame.around(
+        names,
+        width,
+        height,
+        (each.divergence for group in mixture.groups for each in group.options),
+    )
     schemes, parts = schemes_of(mixture), []
     radius = min(max(0.35 * frame.slot, _LEAST), _GREATEST)
     for place, group in enumerate(mixture.groups):
         dots = ""
-        for each in sorted(group.options, key=lambda option: option == group.chosen):  # it lies above the others
-            own = f"{series(schemes.index(each.scheme))} {'filled' if each == group.chosen else 'hollow'}"
-            dots += tag("circle", class_=own, cx=frame.x(place), cy=frame.y(each.divergence), r=radius)
+        for each in sorted(
+            group.options,
+            key=lambda option: option == group.chosen,
+        ):  # it lies above the others
+            own = (
+                f"{series(schemes.index(each.scheme))}"
+                f" {'filled' if each == group.chosen else 'hollow'}"
+            )
+            dots += tag(
+                "circle",
+                class_=own,
+                cx=frame.x(place),
+                cy=frame.y(each.divergence),
+                r=radius,
+            )
         parts.append(tag("g", tag("title", escape(_hover(group))) + dots))
-    return frame.drawn("Divergence of each group of layers at each scheme", "nats for each token", parts, class_)
+    return frame.drawn(
+        "Divergence of each group of layers at each scheme",
+        "nats for each token",
+        parts,
+        class_,
+    )
 
 
 def _hover(group: Group) -> str:
     more = f" and {len(group.layers) - 1} more" if len(group.layers) > 1 else ""
     rows = (
-        f"{each.scheme}: {each.bits / group.weights:.3g} bits, {short(each.divergence)} nats"
-        + (", chosen" if each == group.chosen else "")
+        f"{each.scheme}: {each.bits / group.weights:.3g} bits, {short(each.divergence)}"
+        " nats" + (", chosen" if each == group.chosen else "")
         for each in group.options
     )
     return "\n".join([group.layers[0] + more, *rows])

@@ -1,4 +1,4 @@
-"""Quantize one block: calibrate its layers, run the algorithms, and put quantized layers in place."""
+"""Quantize one block: calibrate its layers, run the algorithms, and put quantized layers in place."""  # noqa: E501
 
 from __future__ import annotations
 
@@ -12,20 +12,36 @@ from quark_onnx.torch.calibration.observers import ActivationObservers
 from quark_onnx.torch.config.number_formats import TwoLevel
 from quark_onnx.torch.config.spec import LayerSpec
 from quark_onnx.torch.config.torch_config import TorchConfig
-from quark_onnx.torch.formats.quantized_tensor import Quantized, global_scale_of, quantize
+from quark_onnx.torch.formats.quantized_tensor import (
+    Quantized,
+    global_scale_of,
+    quantize,
+)
 from quark_onnx.torch.models.fused_groups import fused_group_of
-from quark_onnx.torch.models.quantized_layer import Layers, QuantizedLayer, kind_of, outputs_first
+from quark_onnx.torch.models.quantized_layer import (
+    Layers,
+    QuantizedLayer,
+    kind_of,
+    outputs_first,
+)
 from quark_onnx.torch.models.structure import put_modules, shared_parameter, within
 from quark_onnx.torch.pipelines.report import TorchReport
 
 
-def quantize_block(
-    model: Any, name: str, layers: Layers, walk: BlockStream, config: TorchConfig, report: TorchReport
+def quantize_block(  # noqa: PLR0913
+    model: Any,
+    name: str,
+    layers: Layers,
+    walk: BlockStream,
+    config: TorchConfig,
+    report: TorchReport,
 ) -> Iterator[int]:
-    """Quantize one block, and bring the hidden states behind it; say after each sample how many the block has seen.
+    """Quantize one block, and bring the hidden states behind it.
 
-    Scales of activations are those of the float model, as AMD Quark's are; where an algorithm chooses codes, it knows
-    what the quantized blocks before have left, too.
+    Say after each sample how many the block has seen.
+
+    Scales of activations are those of the float model, as AMD Quark's are; where an algorithm
+    chooses codes, it knows what the quantized blocks before have left, too.
 
     Args:
         model: the model.
@@ -35,7 +51,14 @@ def quantize_block(
     block = model.get_submodule(name)
     rounders = weight_algorithms(config)
     if rounders and walk.quantized is None:
-        job = BlockJob(name, block, layers, walk.calls(name), walk.calls(name), known=walk.known)
+        job = BlockJob(
+            name,
+            block,
+            layers,
+            walk.calls(name),
+            walk.calls(name),
+            known=walk.known,
+        )
         if not any(each.rounds_activations for each in rounders):
             job = job.with_float_activations()
         made, outcomes = refined(job, rounders)
@@ -46,7 +69,9 @@ def quantize_block(
     floats = walk.calls(name)
     calls = walk.calls(name, quantized=True) if rounders else floats
     job = BlockJob(name, block, layers, floats, calls, known=walk.known)
-    outcomes = [found for transform in transforms_of(config) for found in transform(job)]
+    outcomes = [
+        found for transform in transforms_of(config) for found in transform(job)
+    ]
     with ActivationObservers(layers) as watching:
         yield from walk.run(name, block)
     made = dict[str, Quantized]()
@@ -63,7 +88,12 @@ def quantize_block(
     finish(model, layers, watching, config, report, made)
 
 
-def _advance(job: BlockJob, made: Mapping[str, Quantized], walk: BlockStream, quantized: bool = False) -> Iterator[int]:
+def _advance(
+    job: BlockJob,
+    made: Mapping[str, Quantized],
+    walk: BlockStream,
+    quantized: bool = False,
+) -> Iterator[int]:
     """Bring the hidden states that quantized blocks have left behind a block with these codes."""
     replay, job.replay = job.replay, None  # what it keeps goes once it is done
     if replay is not None:
@@ -74,17 +104,27 @@ def _advance(job: BlockJob, made: Mapping[str, Quantized], walk: BlockStream, qu
 
 
 def check_unshared(model: Any, blocks: Mapping[str, Any], config: TorchConfig) -> None:
-    """Raise ModelError where an algorithm rewrites weights of a block that are those of something else, too, or where
-    blocks are layers themselves, so that there is nothing to take apart."""
-    bare = next((name for name, block in blocks.items() if kind_of(block) is not None), None)
+    """Raise ModelError where an algorithm rewrites weights of a block that are those of something
+    else, too, or where blocks are layers themselves, so that there is nothing to take apart.
+    """
+    bare = next(
+        (name for name, block in blocks.items() if kind_of(block) is not None),
+        None,
+    )
     if bare is not None and any(each.stage != "model" for each in config.algorithms):
-        raise ModelError(f"{bare} is a {type(blocks[bare]).__name__} alone, and no block of layers")
+        raise ModelError(
+            f"{bare} is a {type(blocks[bare]).__name__} alone, and no block of layers",
+        )
     name = shared_parameter(model, blocks)
-    rewriting = next((each.name for each in config.algorithms if each.stage == "block"), None)
+    rewriting = next(
+        (each.name for each in config.algorithms if each.stage == "block"),
+        None,
+    )
     if rewriting is not None and name is not None:
         raise ModelError(
-            f"{name} is a parameter of something outside of its block, too, which {rewriting} would change with it; "
-            "give each its own, or leave the algorithm out"
+            f"{name} is a parameter of something outside of its block, too, which"
+            f" {rewriting} would change with it; give each its own, or leave the"
+            " algorithm out",
         )
 
 
@@ -99,10 +139,15 @@ def transforms_of(config: TorchConfig) -> list[Any]:
 
 
 def needs_float_reference(layers: Layers, config: TorchConfig) -> bool:
-    """Whether what the float model computes is to be known beside what quantized blocks leave: for scales of
-    activations, for algorithms that aim at it, and for those that rewrite float blocks."""
+    """Whether what the float model computes is to be known beside what quantized blocks leave: for
+    scales of activations, for algorithms that aim at it, and for those that rewrite float blocks.
+    """
     rounders = weight_algorithms(config)
-    aimed = bool(transforms_of(config)) or measures(layers) or any(each.aims_at_float for each in rounders)
+    aimed = (
+        bool(transforms_of(config))
+        or measures(layers)
+        or any(each.aims_at_float for each in rounders)
+    )
     return bool(rounders) and aimed
 
 
@@ -116,14 +161,23 @@ def finalizers(config: TorchConfig) -> list[Any]:
     return [each for each in config.algorithms if each.stage == "end"]
 
 
-def refined(job: BlockJob, rounders: list[Any]) -> tuple[dict[str, Quantized], list[Outcome]]:
+def refined(
+    job: BlockJob,
+    rounders: list[Any],
+) -> tuple[dict[str, Quantized], list[Outcome]]:
     """The codes of a block's weights as algorithms leave them, one after the other."""
-    made = {name: each for name in job.layers if (each := weight_of(name, job.layers)) is not None}
+    made = {
+        name: each
+        for name in job.layers
+        if (each := weight_of(name, job.layers)) is not None
+    }
     return apply_rounders(made, job, rounders)
 
 
 def apply_rounders(
-    made: dict[str, Quantized], job: BlockJob, rounders: list[Any]
+    made: dict[str, Quantized],
+    job: BlockJob,
+    rounders: list[Any],
 ) -> tuple[dict[str, Quantized], list[Outcome]]:
     """Codes to the nearest as algorithms leave them, one after the other."""
     outcomes: list[Outcome] = []
@@ -131,12 +185,18 @@ def apply_rounders(
         own = job if rounder.rounds_activations else job.with_float_activations()
         own.replay = None
         made, found = rounder(own, made)
-        job.replay = own.replay if own.layers is job.layers else None  # it runs the block as the algorithm has seen it
+        job.replay = (
+            own.replay if own.layers is job.layers else None
+        )  # it runs the block as the algorithm has seen it
         outcomes += found
     return made, outcomes
 
 
-def weight_of(name: str, layers: Layers, read: Callable[[str], Any] | None = None) -> Quantized | None:
+def weight_of(
+    name: str,
+    layers: Layers,
+    read: Callable[[str], Any] | None = None,
+) -> Quantized | None:
     """The codes of a layer's weight, each rounded to the nearest; None where it stays float.
 
     Args:
@@ -147,11 +207,22 @@ def weight_of(name: str, layers: Layers, read: Callable[[str], Any] | None = Non
     if spec.weight is None:
         return None
     weight = outputs_first(module.weight.detach(), kind_of(module))
-    return quantize(weight, spec.weight, name, whole=shared_global_scale(name, layers, read))
+    return quantize(
+        weight,
+        spec.weight,
+        name,
+        whole=shared_global_scale(name, layers, read),
+    )
 
 
-def shared_global_scale(name: str, layers: Layers, read: Callable[[str], Any] | None = None) -> Any:
-    """NVFP4's scale of a layer and its siblings, which runtimes that fuse them keep once; None in other formats.
+def shared_global_scale(
+    name: str,
+    layers: Layers,
+    read: Callable[[str], Any] | None = None,
+) -> Any:
+    """NVFP4's scale of a layer and its siblings, which runtimes that fuse them keep once.
+
+    None in other formats.
 
     Args:
         read: reads a weight by the name of its layer; None takes that of the module.
@@ -159,14 +230,26 @@ def shared_global_scale(name: str, layers: Layers, read: Callable[[str], Any] | 
     own = layers[name][1].weight
     if own is None or not isinstance(own.dtype, TwoLevel):
         return None
-    alike = [each for each in fused_group_of(name, layers) if layers[each][1].weight == own]
-    return global_scale_of(layers[each][0].weight.detach() if read is None else read(each) for each in alike)
+    alike = [
+        each for each in fused_group_of(name, layers) if layers[each][1].weight == own
+    ]
+    return global_scale_of(
+        layers[each][0].weight.detach() if read is None else read(each)
+        for each in alike
+    )
 
 
 def quantize_data_free(
-    name: str, layers: Layers, config: TorchConfig, report: TorchReport, read: Callable[[str], Any] | None = None
+    name: str,
+    layers: Layers,
+    config: TorchConfig,
+    report: TorchReport,
+    read: Callable[[str], Any] | None = None,
 ) -> Quantized | None:
-    """The codes of a layer's weight, as algorithms choose them that need no data; arguments as of ``weight_of``."""
+    """The codes of a layer's weight, as algorithms choose them that need no data.
+
+    Arguments as of ``weight_of``.
+    """
     rounders = weight_algorithms(config)
     made = weight_of(name, layers, read)
     if made is None or not rounders:
@@ -177,7 +260,7 @@ def quantize_data_free(
     return found[name]
 
 
-def finish(
+def finish(  # noqa: PLR0913
     model: Any,
     layers: Layers,
     watching: ActivationObservers,
@@ -214,10 +297,16 @@ def measures(layers: Layers) -> bool:
 
 def needs_data(layers: Layers, config: TorchConfig) -> bool:
     """Whether the model has to be run."""
-    return measures(layers) or any(algorithm.needs_data for algorithm in config.algorithms)
+    return measures(layers) or any(
+        algorithm.needs_data for algorithm in config.algorithms
+    )
 
 
 def missing_data(layers: Layers) -> str:
     """The message for a user who has given no data."""
-    what = "scales of activations are to be found" if measures(layers) else "an algorithm learns from data"
+    what = (
+        "scales of activations are to be found"
+        if measures(layers)
+        else "an algorithm learns from data"
+    )
     return f"{what}, but no calibration data was given"

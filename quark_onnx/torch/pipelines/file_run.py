@@ -1,4 +1,4 @@
-"""FileRun: compute the tensors of a quantized checkpoint from those of a float one, block by block."""
+"""FileRun: compute the tensors of a quantized checkpoint from those of a float one, block by block."""  # noqa: E501
 
 from __future__ import annotations
 
@@ -12,18 +12,34 @@ import torch
 
 from quark_onnx.errors import DataError, ModelError
 from quark_onnx.progress import Progress
-from quark_onnx.torch.calibration.block_stream import BlockStream, NotWalkable, batches, inference, run_whole
+from quark_onnx.torch.calibration.block_stream import (
+    BlockStream,
+    NotWalkable,
+    batches,
+    inference,
+    run_whole,
+)
 from quark_onnx.torch.calibration.hidden_states import spilling
 from quark_onnx.torch.calibration.observers import ActivationObservers, Scales
 from quark_onnx.torch.checkpoints.export import check_experts, tensors_of
 from quark_onnx.torch.checkpoints.layouts import Layout
-from quark_onnx.torch.checkpoints.parameter_sources import Sources, empty, fill, missing_of
+from quark_onnx.torch.checkpoints.parameter_sources import (
+    Sources,
+    empty,
+    fill,
+    missing_of,
+)
 from quark_onnx.torch.checkpoints.unsaved import compute_unsaved
 from quark_onnx.torch.config.spec import LayerSpec
 from quark_onnx.torch.config.torch_config import TorchConfig
 from quark_onnx.torch.formats.quantized_tensor import check_finite
 from quark_onnx.torch.models.attention import install_attention_hooks
-from quark_onnx.torch.models.quantized_layer import Layers, QuantizedLayer, kind_of, outputs_first
+from quark_onnx.torch.models.quantized_layer import (
+    Layers,
+    QuantizedLayer,
+    kind_of,
+    outputs_first,
+)
 from quark_onnx.torch.models.structure import blocks_of, embedding_of, heads_of, within
 from quark_onnx.torch.pipelines.block import (
     check_unshared,
@@ -57,17 +73,37 @@ class FileRun:
         compute_unsaved(self.model, self.sources)
 
     def check(self) -> None:
-        """Raise an error for what would fail at the end only: layers without a weight, and codes that do not fit."""
-        lost = [name for name, _ in self.model.named_parameters() if name not in self.sources]
+        """Raise an error for what would fail at the end only: layers without a weight, and codes
+        that do not fit.
+        """
+        lost = [
+            name
+            for name, _ in self.model.named_parameters()
+            if name not in self.sources
+        ]
         if lost:
-            self.report.notes.append(f"{self.sources.reader.folder} has no tensor for {', '.join(lost)}")
-        check_experts(self.layout, self.model, {name: self._key(name) for name in self.chosen})
+            self.report.notes.append(
+                f"{self.sources.reader.folder} has no tensor for {', '.join(lost)}",
+            )
+        check_experts(
+            self.layout,
+            self.model,
+            {name: self._key(name) for name in self.chosen},
+        )
         for name, (module, spec) in self.chosen.items():
             weight = f"{name}.weight"
             if weight not in self.sources:
-                raise ModelError(f"the checkpoint {self.sources.reader.folder} has no tensor for {weight}")
+                raise ModelError(
+                    f"the checkpoint {self.sources.reader.folder} has no tensor for"
+                    f" {weight}",
+                )
             kind = kind_of(module) or ""
-            self.layout.check_layer(name, kind, spec, tuple(outputs_first(module.weight, kind).shape))
+            self.layout.check_layer(
+                name,
+                kind,
+                spec,
+                tuple(outputs_first(module.weight, kind).shape),
+            )
 
     def unmeasured(self, progress: bool | None) -> Iterator[tuple[str, Any]]:
         """Codes of weights, layer by layer; nothing is run."""
@@ -83,11 +119,20 @@ class FileRun:
                     yield from self._untouched(name, module)
                 bar.update(done)
 
-    def _one(self, name: str, module: Any, scales: Scales | None = None) -> Iterator[tuple[str, Any]]:
+    def _one(
+        self,
+        name: str,
+        module: Any,
+        scales: Scales | None = None,
+    ) -> Iterator[tuple[str, Any]]:
         spec = self.chosen[name][1]
         fill(module, name, self.sources)
         weight = quantize_data_free(
-            name, self.chosen, self.config, self.report, lambda each: self.sources.get(f"{each}.weight")
+            name,
+            self.chosen,
+            self.config,
+            self.report,
+            lambda each: self.sources.get(f"{each}.weight"),
         )
         layer = QuantizedLayer(module, weight, spec, **(scales or Scales()).of(name))
         prefix = self._key(name)
@@ -97,25 +142,41 @@ class FileRun:
         empty(module)
 
     def _untouched(self, name: str, module: Any) -> Iterator[tuple[str, Any]]:
-        """A module's own tensors as the checkpoint has them; those of a parameter that is another's come once, if that
-        stays as it is."""
+        """A module's own tensors as the checkpoint has them; those of a parameter that is another's
+        come once, if that stays as it is.
+        """
         start = f"{name}." if name else ""
         own = [key for key, _ in module.named_parameters(recurse=False)]
-        own += [key for key, _ in module.named_buffers(recurse=False) if key not in module._non_persistent_buffers_set]
+        own += [
+            key
+            for key, _ in module.named_buffers(recurse=False)
+            if key not in module._non_persistent_buffers_set
+        ]
         for key in own:
             twin = self.sources.tied.get(start + key)
             written = twin is None or twin.rpartition(".")[0] in self.chosen
-            if start + key in self.sources and written and not self._is_copied(start + key):
+            if (
+                start + key in self.sources
+                and written
+                and not self._is_copied(start + key)
+            ):
                 yield self.sources.key_of(start + key), self.sources.get(start + key)
                 self.sources.mark(start + key)
 
     def measured(
-        self, data: Iterable[Any] | None, journal: BlockJournal, progress: bool | None
+        self,
+        data: Iterable[Any] | None,
+        journal: BlockJournal,
+        progress: bool | None,
     ) -> Iterator[tuple[str, Any]]:
         """Codes of weights and scales of activations, block by block."""
         blocks = blocks_of(self.model)
         check_unshared(self.model, blocks, self.config)
-        outside = {name: each for name, each in self.chosen.items() if not any(within(name, b) for b in blocks)}
+        outside = {
+            name: each
+            for name, each in self.chosen.items()
+            if not any(within(name, b) for b in blocks)
+        }
         samples = list(batches(data or ()))
         with ExitStack() as stack:
             stack.callback(install_attention_hooks(self.model, self.chosen))
@@ -129,9 +190,15 @@ class FileRun:
                 yield from self._whole(blocks, samples, str(error))
                 return
             scales = watching.scales(self.config.least_of)
-            later = {name: each for name, each in outside.items() if watching.unseen(name, scales)}
+            later = {
+                name: each
+                for name, each in outside.items()
+                if watching.unseen(name, scales)
+            }
             for name, module in self.model.named_modules():
-                if name not in later and not any(within(name, block) for block in blocks):
+                if name not in later and not any(
+                    within(name, block) for block in blocks
+                ):
                     yield from self._outside(name, module, scales)
             if finalizers(self.config):
                 yield from self._at_once(blocks, walk, samples, journal, progress)
@@ -139,10 +206,17 @@ class FileRun:
                 yield from self._blocks(blocks, walk, journal, progress)
             if later:
                 yield from self._after(later, blocks, walk, samples)
-        self.report.note_outside([name for name in outside if name in self.chosen], self.config.algorithms)
+        self.report.note_outside(
+            [name for name in outside if name in self.chosen],
+            self.config.algorithms,
+        )
 
     def _walk(
-        self, blocks: dict[str, Any], outside: Layers, samples: list[Any], folder: Path | None
+        self,
+        blocks: dict[str, Any],
+        outside: Layers,
+        samples: list[Any],
+        folder: Path | None,
     ) -> tuple[BlockStream, ActivationObservers]:
         """Run what comes before the blocks on all samples, and watch the layers there."""
         if not blocks:
@@ -150,34 +224,61 @@ class FileRun:
         self._fill(next(iter(blocks)), {})
         heads = [name for name in heads_of(self.model) if name not in self.chosen]
         # heads that stay float are not run before the last block, unless they look tokens up, too
-        heads = [name for name in heads if not isinstance(self.model.get_submodule(name), torch.nn.Embedding)]
+        heads = [
+            name
+            for name in heads
+            if not isinstance(self.model.get_submodule(name), torch.nn.Embedding)
+        ]
         self._fill_outside(blocks, heads)
-        with ActivationObservers({name: each for name, each in outside.items() if each[1].measures}) as watching:
+        with ActivationObservers(
+            {name: each for name, each in outside.items() if each[1].measures},
+        ) as watching:
             walk = self._recorded(blocks, samples, folder)
         walk.check_once(self.model)
         self._empty_outside(blocks)
         return walk, watching
 
-    def _recorded(self, blocks: dict[str, Any], samples: list[Any], folder: Path | None) -> BlockStream:
-        """Record what the blocks read; an error names the parameter that the checkpoint lacks, where this is why."""
+    def _recorded(
+        self,
+        blocks: dict[str, Any],
+        samples: list[Any],
+        folder: Path | None,
+    ) -> BlockStream:
+        """Record what the blocks read.
+
+        An error names the parameter that the checkpoint lacks, where this is why.
+        """
         try:
             return BlockStream(self.model, blocks, samples, folder)
         except DataError as error:
             front = _outside(self.model, blocks)
-            empty_ones = (f"{name}.{each}" for name in front for each in missing_of(front[name]))
+            empty_ones = (
+                f"{name}.{each}" for name in front for each in missing_of(front[name])
+            )
             lost = next((name for name in empty_ones if name not in self.sources), None)
             if lost is None:
                 raise
             raise ModelError(
-                f"the checkpoint {self.sources.reader.folder} has no tensor for {lost}: {error}"
+                f"the checkpoint {self.sources.reader.folder} has no tensor for {lost}:"
+                f" {error}",
             ) from error
 
-    def _whole(self, blocks: dict[str, Any], samples: list[Any], why: str) -> Iterator[tuple[str, Any]]:
-        """Measure a model that cannot be walked block by block by running it whole, with all weights in memory."""
+    def _whole(
+        self,
+        blocks: dict[str, Any],
+        samples: list[Any],
+        why: str,
+    ) -> Iterator[tuple[str, Any]]:
+        """Measure a model that cannot be walked block by block by running it whole, with all
+        weights in memory.
+        """
         self.report.notes.append(f"all weights were in memory at once: {why}")
         fill(self.model, "", self.sources)
         if missing := missing_of(self.model):
-            raise ModelError(f"the checkpoint {self.sources.reader.folder} has no tensor for {missing[0]}")
+            raise ModelError(
+                f"the checkpoint {self.sources.reader.folder} has no tensor for"
+                f" {missing[0]}",
+            )
         for name, (module, _) in self.chosen.items():
             check_finite(module.weight, name)
         with ActivationObservers(self.chosen) as watching:
@@ -187,7 +288,10 @@ class FileRun:
         modules = list(self.model.named_modules())
         for name in [name for name in self.chosen if watching.unseen(name, scales)]:
             if any(within(name, block) for block in blocks):
-                self.chosen[name] = (self.chosen[name][0], self.report.weight_only(name))
+                self.chosen[name] = (
+                    self.chosen[name][0],
+                    self.report.weight_only(name),
+                )
             else:
                 self._stay_float(name)
         for name, module in modules:
@@ -197,12 +301,25 @@ class FileRun:
         self.report.stay_float(name)
         self.chosen.pop(name)
 
-    def _outside(self, name: str, module: Any, scales: Scales) -> Iterator[tuple[str, Any]]:
+    def _outside(
+        self,
+        name: str,
+        module: Any,
+        scales: Scales,
+    ) -> Iterator[tuple[str, Any]]:
         """A module outside of the blocks: its codes, or its tensors as the checkpoint has them."""
-        yield from self._one(name, module, scales) if name in self.chosen else self._untouched(name, module)
+        yield from (
+            self._one(name, module, scales)
+            if name in self.chosen
+            else self._untouched(name, module)
+        )
 
     def _after(
-        self, layers: Layers, blocks: dict[str, Any], walk: BlockStream, samples: Iterable[Any]
+        self,
+        layers: Layers,
+        blocks: dict[str, Any],
+        walk: BlockStream,
+        samples: Iterable[Any],
     ) -> Iterator[tuple[str, Any]]:
         """Measure layers after the blocks; those that the data does not reach stay float."""
         self._fill_outside(blocks)
@@ -215,21 +332,32 @@ class FileRun:
                 self._stay_float(name)
             yield from self._outside(name, module, scales)
 
-    def _fill_outside(self, blocks: Iterable[str], without: Collection[str] = ()) -> None:
+    def _fill_outside(
+        self,
+        blocks: Iterable[str],
+        without: Collection[str] = (),
+    ) -> None:
         """Read all parameters outside of the blocks, except those of some modules."""
         for name, module in _outside(self.model, blocks).items():
             if name not in without:
                 fill(module, name, self.sources, recurse=False)
         embedding = embedding_of(self.model)
         if embedding is not None and missing_of(embedding):
-            raise ModelError(f"the checkpoint {self.sources.reader.folder} has no tensor for the embedding of tokens")
+            raise ModelError(
+                f"the checkpoint {self.sources.reader.folder} has no tensor for the"
+                " embedding of tokens",
+            )
 
     def _empty_outside(self, blocks: Iterable[str]) -> None:
         for module in _outside(self.model, blocks).values():
             empty(module, recurse=False)
 
     def _blocks(
-        self, blocks: dict[str, Any], walk: BlockStream, journal: BlockJournal, progress: bool | None
+        self,
+        blocks: dict[str, Any],
+        walk: BlockStream,
+        journal: BlockJournal,
+        progress: bool | None,
     ) -> Iterator[tuple[str, Any]]:
         if needs_float_reference(self.chosen, self.config):
             walk.split()
@@ -241,17 +369,31 @@ class FileRun:
                 if found is None:
                     self._fill(name, part)
                     before = len(self.report.outcomes)
-                    for done in quantize_block(self.model, name, part, walk, self.config, self.report):
+                    for done in quantize_block(
+                        self.model,
+                        name,
+                        part,
+                        walk,
+                        self.config,
+                        self.report,
+                    ):
                         bar.update(index * len(walk) + done)
                     tensors = self._named(name, part, tensors_of(block, self.layout))
-                    journal.keep(index, tensors, StoredBlock.of(part, self.report, before), walk.states)
+                    journal.keep(
+                        index,
+                        tensors,
+                        StoredBlock.of(part, self.report, before),
+                        walk.states,
+                    )
                 else:
                     tensors, kept = found
                     kept.tell(self.report)
                     self._mark(name, block)
                     walk.states = journal.hidden(index, walk.states)
                     bar.update((index + 1) * len(walk))
-                yield from sorted(tensors.items())  # as a journal hands them back in an order of its own
+                yield from sorted(
+                    tensors.items(),
+                )  # as a journal hands them back in an order of its own
                 empty(block)
                 _drop(self.model, part)
                 release_memory()
@@ -264,7 +406,10 @@ class FileRun:
         journal: BlockJournal,
         progress: bool | None,
     ) -> Iterator[tuple[str, Any]]:
-        """All blocks stay in memory until algorithms have worked on them together; what these have reached is kept."""
+        """All blocks stay in memory until algorithms have worked on them together.
+
+        What these have reached is kept.
+        """
         if needs_float_reference(self.chosen, self.config):
             walk.split()
         journal.begin(walk.tensors())
@@ -272,14 +417,31 @@ class FileRun:
             for index, name in enumerate(blocks):
                 part = inside(self.chosen, name)
                 self._fill(name, part)
-                for done in quantize_block(self.model, name, part, walk, self.config, self.report):
+                for done in quantize_block(
+                    self.model,
+                    name,
+                    part,
+                    walk,
+                    self.config,
+                    self.report,
+                ):
                     bar.update(index * len(walk) + done)
         del walk
         self._fill_outside(blocks)
         for index, each in enumerate(finalizers(self.config)):
-            self.report.outcomes += each(self.model, self.chosen, samples, progress, journal.state(index))
+            self.report.outcomes += each(
+                self.model,
+                self.chosen,
+                samples,
+                progress,
+                journal.state(index),
+            )
         for name, block in blocks.items():
-            tensors = self._named(name, inside(self.chosen, name), tensors_of(block, self.layout))
+            tensors = self._named(
+                name,
+                inside(self.chosen, name),
+                tensors_of(block, self.layout),
+            )
             yield from sorted(tensors.items())
             empty(block)
 
@@ -288,7 +450,10 @@ class FileRun:
         fill(block, name, self.sources)
         self._mark(name, block)
         if missing := missing_of(block):
-            raise ModelError(f"the checkpoint {self.sources.reader.folder} has no tensor for {name}.{missing[0]}")
+            raise ModelError(
+                f"the checkpoint {self.sources.reader.folder} has no tensor for"
+                f" {name}.{missing[0]}",
+            )
         for each, (module, spec) in layers.items():
             if spec.weight is not None:
                 check_finite(module.weight, each)
@@ -297,7 +462,12 @@ class FileRun:
         """How the result calls a layer."""
         return self.sources.key_of(f"{layer}.weight").removesuffix(".weight")
 
-    def _named(self, block: str, layers: Layers, tensors: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    def _named(
+        self,
+        block: str,
+        layers: Layers,
+        tensors: Iterable[tuple[str, Any]],
+    ) -> dict[str, Any]:
         """The tensors of a block by the names that the checkpoint has for them."""
         found = dict[str, Any]()
         for key, tensor in tensors:
@@ -315,13 +485,20 @@ class FileRun:
         return found
 
     def _is_copied(self, name: str) -> bool:
-        """Whether the stored tensors that a parameter is converted from stay in the result as they are.
+        """Whether the stored tensors that a parameter is converted from stay in the result as they
+        are.
 
         They do where no layer that is made of them is quantized or rewritten.
         """
         made = self.sources.made_with(name)
-        rewritten = any(each.stage in ("model", "block") for each in self.config.algorithms)
-        return bool(made) and not rewritten and not any(each.rpartition(".")[0] in self.chosen for each in made)
+        rewritten = any(
+            each.stage in ("model", "block") for each in self.config.algorithms
+        )
+        return (
+            bool(made)
+            and not rewritten
+            and not any(each.rpartition(".")[0] in self.chosen for each in made)
+        )
 
     def _mark(self, name: str, module: Any) -> None:
         """Count a module's tensors as written, but for those that are copied."""
@@ -331,14 +508,25 @@ class FileRun:
 
 
 def _as_stored(tensor: Any, stored: Any) -> Any:
-    """A tensor of the type that it has in the checkpoint; the very same if no algorithm has changed it."""
-    return stored if torch.equal(tensor, stored.to(tensor.dtype)) else tensor.to(stored.dtype)
+    """A tensor of the type that it has in the checkpoint.
+
+    The very same if no algorithm has changed it.
+    """
+    return (
+        stored
+        if torch.equal(tensor, stored.to(tensor.dtype))
+        else tensor.to(stored.dtype)
+    )
 
 
 def _outside(model: Any, blocks: Iterable[str]) -> dict[str, Any]:
     """The modules outside of the blocks that have parameters of their own."""
     own = {name: module for name, module in model.named_modules() if module._parameters}
-    return {name: module for name, module in own.items() if not any(within(name, block) for block in blocks)}
+    return {
+        name: module
+        for name, module in own.items()
+        if not any(within(name, block) for block in blocks)
+    }
 
 
 def _drop(model: Any, layers: Layers) -> None:

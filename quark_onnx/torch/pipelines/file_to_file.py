@@ -1,4 +1,6 @@
-"""quantize_checkpoint: quantize a folder of weights into another, one block of the model in memory at a time."""
+"""quantize_checkpoint: quantize a folder of weights into another, one block of the model in memory
+at a time.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,12 @@ from quark_onnx.torch.checkpoints.export import described, untied
 from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
 from quark_onnx.torch.checkpoints.layouts import Layout, check_config, layout_named
 from quark_onnx.torch.checkpoints.parameter_sources import Sources
-from quark_onnx.torch.checkpoints.safetensors_io import SHARD, Writer, other_files, read_json
+from quark_onnx.torch.checkpoints.safetensors_io import (
+    SHARD,
+    Writer,
+    other_files,
+    read_json,
+)
 from quark_onnx.torch.config.torch_config import TorchConfig
 from quark_onnx.torch.models.attention import notes_of
 from quark_onnx.torch.models.float_weights import notes_on_stacks
@@ -37,10 +44,13 @@ class Writing:
         pack_method: how nibbles are ordered in AMD Quark's layout, "reorder" or "order".
         max_shard: bytes of a file, at most.
         trust_code: run Python files that the checkpoint brings along.
-        resume: a folder where each block that is done is kept, and found again by the same call; None keeps nothing.
+        resume: a folder where each block that is done is kept, and found again by the same call;
+            None keeps nothing.
         layout: how layers are stored, a key of ``quark_onnx.torch.checkpoints.layouts.LAYOUTS``.
-        spill: a folder where hidden states are kept while they are not used; None keeps them in memory.
-        weight_format: "real_quantized" for codes, "fake_quantized" for floats that have been rounded.
+        spill: a folder where hidden states are kept while they are not used; None keeps them in
+            memory.
+        weight_format: "real_quantized" for codes, "fake_quantized" for floats that have been
+            rounded.
     """
 
     pack_method: str = "reorder"
@@ -54,7 +64,9 @@ class Writing:
     def __post_init__(self) -> None:
         _ = self.form
         if not self.max_shard > 0:
-            raise ConfigError(f"max_shard is {self.max_shard} bytes; it must be more than 0")
+            raise ConfigError(
+                f"max_shard is {self.max_shard} bytes; it must be more than 0",
+            )
 
     @property
     def form(self) -> Layout:
@@ -62,7 +74,7 @@ class Writing:
         return layout_named(self.layout, self.pack_method, self.weight_format)
 
 
-def quantize_checkpoint(
+def quantize_checkpoint(  # noqa: PLR0913
     source: FloatCheckpoint | Path | str,
     output: Path | str,
     config: TorchConfig,
@@ -73,19 +85,20 @@ def quantize_checkpoint(
 ) -> TorchReport:
     """Quantize a checkpoint of a language model into another folder.
 
-    In memory are one block of the model, what its layers become, and the hidden states of the data. Tensors that stay
-    as they are, and all other files, are copied.
+    In memory are one block of the model, what its layers become, and the hidden states of the data.
+    Tensors that stay as they are, and all other files, are copied.
 
     Args:
         source: a Hugging Face folder with safetensors, or what has opened it.
         output: where the result goes; may exist only if it is empty.
-        data: batches of token ids or dicts of keywords; needed where scales of activations are to be found.
+        data: batches of token ids or dicts of keywords; needed where scales of activations are to
+            be found.
         writing: how it is written; the defaults if None.
         progress: whether to show a progress bar; None shows it if stderr is a terminal.
 
     Raises:
-        ConfigError: the folder is taken, a name matches no layer, no layer would be quantized, or the layout has no
-            place for a format.
+        ConfigError: the folder is taken, a name matches no layer, no layer would be quantized, or
+            the layout has no place for a format.
         DataError: data is needed and missing, or the model cannot be run on it.
         ModelError: a file is missing or damaged, or holds what is no number.
     """
@@ -100,24 +113,54 @@ def quantize_checkpoint(
     if measured and data is None:
         raise DataError(missing_data(chosen))
     notes = notes_of(model, chosen, config, kept) + notes_on_stacks(model)
-    report = TorchReport({name: spec for name, (_, spec) in chosen.items()}, kept, notes)
-    others, content = other_files(source.folder), read_json(source.folder / "config.json")
-    run = FileRun(model, Sources(reader, model), config, chosen, report, layout, writing.spill)
+    report = TorchReport(
+        {name: spec for name, (_, spec) in chosen.items()},
+        kept,
+        notes,
+    )
+    others, content = (
+        other_files(source.folder),
+        read_json(source.folder / "config.json"),
+    )
+    run = FileRun(
+        model,
+        Sources(reader, model),
+        config,
+        chosen,
+        report,
+        layout,
+        writing.spill,
+    )
     run.check()
-    rotated = [rotate_sources(model, run.sources, each) for each in rotations_of(config)]
+    rotated = [
+        rotate_sources(model, run.sources, each) for each in rotations_of(config)
+    ]
     if any(each.untied for each in rotated):
         content = untied(content)
-    described(content, model, config, layout, report.quantized)  # fails here, and not at the end
+    described(
+        content,
+        model,
+        config,
+        layout,
+        report.quantized,
+    )  # fails here, and not at the end
     with ExitStack() as stack:
         writer = stack.enter_context(Writer(output, writing.max_shard))
         journal = BlockJournal(writing.resume, reader, config, repr(layout))
-        parts = run.measured(data, journal, progress) if measured else run.unmeasured(progress)
+        parts = (
+            run.measured(data, journal, progress)
+            if measured
+            else run.unmeasured(progress)
+        )
         for name, tensor in parts:
             writer.add(layout.key(name), tensor)
             del tensor  # before the next one is made
         for name in run.sources.rest():
             writer.add(name, reader.get(name))
-        writer.write_json("config.json", described(content, model, config, layout, report.quantized))
+        writer.write_json(
+            "config.json",
+            described(content, model, config, layout, report.quantized),
+        )
         for file in others:
             writer.copy(file)
     report.note_idle(config.algorithms)

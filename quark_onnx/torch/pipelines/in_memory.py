@@ -11,7 +11,12 @@ from typing import Any
 from quark_onnx.errors import ConfigError, DataError, ModelError
 from quark_onnx.progress import Progress
 from quark_onnx.torch.algorithms.rotation.rotate import rotate
-from quark_onnx.torch.calibration.block_stream import BlockStream, batches, inference, run_whole
+from quark_onnx.torch.calibration.block_stream import (
+    BlockStream,
+    batches,
+    inference,
+    run_whole,
+)
 from quark_onnx.torch.calibration.observers import ActivationObservers
 from quark_onnx.torch.config.spec import LayerSpec
 from quark_onnx.torch.config.torch_config import OPERATORS, TorchConfig
@@ -25,8 +30,19 @@ from quark_onnx.torch.models.float_weights import (
     reason_of,
 )
 from quark_onnx.torch.models.mixtures import routers_of
-from quark_onnx.torch.models.quantized_layer import Layers, QuantizedLayer, kind_of, unlike_its_base
-from quark_onnx.torch.models.structure import blocks_of, layers_of, put_modules, shared_among, within
+from quark_onnx.torch.models.quantized_layer import (
+    Layers,
+    QuantizedLayer,
+    kind_of,
+    unlike_its_base,
+)
+from quark_onnx.torch.models.structure import (
+    blocks_of,
+    layers_of,
+    put_modules,
+    shared_among,
+    within,
+)
 from quark_onnx.torch.pipelines.block import (
     check_unshared,
     finalizers,
@@ -47,22 +63,34 @@ from quark_onnx.torch.runtime import distributed
 logger = logging.getLogger(__name__)
 
 
-def chosen_layers(model: Any, config: TorchConfig) -> tuple[dict[str, tuple[Any, LayerSpec]], dict[str, str]]:
-    """The layers that are quantized, with their specs, and those that stay float, each with the reason.
+def chosen_layers(
+    model: Any,
+    config: TorchConfig,
+) -> tuple[dict[str, tuple[Any, LayerSpec]], dict[str, str]]:
+    """The layers that are quantized, with their specs, and those that stay float, each with the
+    reason.
 
     Raises:
         ConfigError: a name of the configuration matches no layer, or no layer would be quantized.
     """
     if operators := [kind for kind, _ in config.types if kind in OPERATORS]:
         raise ConfigError(
-            f"types names {operators[0]!r}, an operator; quantize_graph quantizes those, in exported models"
+            f"types names {operators[0]!r}, an operator; quantize_graph quantizes"
+            " those, in exported models",
         )
     found = layers_of(model)
-    unlike = {name: why for name, module in model.named_modules() if (why := unlike_its_base(module))}
+    unlike = {
+        name: why
+        for name, module in model.named_modules()
+        if (why := unlike_its_base(module))
+    }
     for glob, _ in config.layers:
         if not any(fnmatchcase(name, glob) for name in found):
             for name in (name for name in unlike if fnmatchcase(name, glob)):
-                raise ConfigError(f"layers names {glob!r}, but {name} cannot be quantized: {unlike[name]}")
+                raise ConfigError(
+                    f"layers names {glob!r}, but {name} cannot be quantized:"
+                    f" {unlike[name]}",
+                )
     config.check(found)
     named = [glob for glob, _ in config.layers]
     routers = {name for name in routers_of(model) if name not in named}
@@ -81,17 +109,21 @@ def chosen_layers(model: Any, config: TorchConfig) -> tuple[dict[str, tuple[Any,
 
 
 def quantize_model(
-    model: Any, config: TorchConfig, data: Iterable[Any] | None = None, *, progress: bool | None = None
+    model: Any,
+    config: TorchConfig,
+    data: Iterable[Any] | None = None,
+    *,
+    progress: bool | None = None,
 ) -> TorchReport:
-    """Quantize a model in place. Where this fails, its layers are float, and it computes what it did: what rotations
-    and rescalings have done to weights that far may stay.
+    """Quantize a model in place. Where this fails, its layers are float, and it computes what it
+    did: what rotations and rescalings have done to weights that far may stay.
 
     Args:
-        model: any module; the blocks of a language model are found by its structure, and stacks of experts are taken
-            apart.
-        data: batches: tensors, dicts of keywords or lists of arguments; read once, and only where scales of
-            activations are to be found, or an algorithm learns from it. Where torch.distributed is initialized, each
-            process gets all of it, and runs a part.
+        model: any module; the blocks of a language model are found by its structure, and stacks of
+            experts are taken apart.
+        data: batches: tensors, dicts of keywords or lists of arguments; read once, and only where
+            scales of activations are to be found, or an algorithm learns from it. Where
+            torch.distributed is initialized, each process gets all of it, and runs a part.
         progress: whether to show a progress bar; None shows it if stderr is a terminal.
 
     Raises:
@@ -108,15 +140,29 @@ def quantize_model(
     notes = notes_of(model, chosen, config, kept) + notes_on_stacks(model)
     for each in rotations_of(config):
         data = None if data is None else list(batches(data))
-        rotated = rotate(model, each, data, _learned_on(chosen, config), progress=progress)
+        rotated = rotate(
+            model,
+            each,
+            data,
+            _learned_on(chosen, config),
+            progress=progress,
+        )
         chosen = rotated.renamed(chosen)
         notes += rotated.notes
-    report = TorchReport({name: spec for name, (_, spec) in chosen.items()}, kept, notes)
+    report = TorchReport(
+        {name: spec for name, (_, spec) in chosen.items()},
+        kept,
+        notes,
+    )
     if data is None or not needs_data(chosen, config):
         made = dict[str, Any]()
         with Progress(progress, len(chosen), "quantizing", "layer") as bar:
             for done, (name, (module, spec)) in enumerate(chosen.items(), 1):
-                made[name] = QuantizedLayer(module, quantize_data_free(name, chosen, config, report), spec)
+                made[name] = QuantizedLayer(
+                    module,
+                    quantize_data_free(name, chosen, config, report),
+                    spec,
+                )
                 bar.update(done)
         put_modules(model, made)
         report.note_idle(config.algorithms)
@@ -133,7 +179,8 @@ def quantize_model(
 
 @contextlib.contextmanager
 def _float_again(model: Any, layers: Layers) -> Iterator[None]:
-    """Context manager: what fails inside brings the float layers back, those of blocks that were done among them.
+    """Context manager: what fails inside brings the float layers back, those of blocks that were
+    done among them.
 
     Attention hands rotated keys and probabilities over inside, and later on if nothing fails.
     """
@@ -150,47 +197,88 @@ def _check_ranks(config: TorchConfig) -> None:
     """Raise ConfigError for an algorithm that does not learn from sums."""
     for each in config.algorithms:
         if distributed.count() > 1 and not getattr(each, "sums", True):
-            raise ConfigError(f"{each.name} needs all samples at once; run it in one process")
+            raise ConfigError(
+                f"{each.name} needs all samples at once; run it in one process",
+            )
 
 
 def _learned_on(chosen: Layers, config: TorchConfig) -> Layers:
-    """What is rounded while rotations are learned: activations alone where an algorithm chooses codes of weights, which
-    makes up for what rounding them does (SpinQuant, section 4.2)."""
-    if not weight_algorithms(config) or all(spec.input is None for _, spec in chosen.values()):
+    """What is rounded while rotations are learned: activations alone where an algorithm chooses
+    codes of weights, which makes up for what rounding them does (SpinQuant, section 4.2).
+    """
+    if not weight_algorithms(config) or all(
+        spec.input is None for _, spec in chosen.values()
+    ):
         return chosen
-    return {name: (module, spec.with_(weight=None)) for name, (module, spec) in chosen.items()}
+    return {
+        name: (module, spec.with_(weight=None))
+        for name, (module, spec) in chosen.items()
+    }
 
 
 def _check_float(model: Any) -> None:
-    found = next((name for name, module in model.named_modules() if isinstance(module, QuantizedLayer)), None)
+    found = next(
+        (
+            name
+            for name, module in model.named_modules()
+            if isinstance(module, QuantizedLayer)
+        ),
+        None,
+    )
     if found is not None:
-        raise ModelError(f"{found or 'the model'} is quantized already; start from the float model")
+        raise ModelError(
+            f"{found or 'the model'} is quantized already; start from the float model",
+        )
     if kind_of(model) is not None:
-        raise ModelError(f"the model is a single {type(model).__name__}; put it into a module, as nn.Sequential(model)")
-    absent = next((name for name, parameter in model.named_parameters() if parameter.device.type == "meta"), None)
+        raise ModelError(
+            f"the model is a single {type(model).__name__}; put it into a module, as"
+            " nn.Sequential(model)",
+        )
+    absent = next(
+        (
+            name
+            for name, parameter in model.named_parameters()
+            if parameter.device.type == "meta"
+        ),
+        None,
+    )
     if absent is not None:
         raise ModelError(
-            f"{absent} holds no numbers: it was not loaded, or is offloaded; load the model onto devices, or quantize "
-            "its folder file to file (quark-onnx llm ptq), which takes less memory"
+            f"{absent} holds no numbers: it was not loaded, or is offloaded; load the"
+            " model onto devices, or quantize its folder file to file (quark-onnx llm"
+            " ptq), which takes less memory",
         )
 
 
-def _walk(
-    model: Any, chosen: Layers, data: list[Any], config: TorchConfig, progress: bool | None, report: TorchReport
+def _walk(  # noqa: C901, PLR0913
+    model: Any,
+    chosen: Layers,
+    data: list[Any],
+    config: TorchConfig,
+    progress: bool | None,
+    report: TorchReport,
 ) -> bool:
     """Quantize block by block; scales are those of the float model, as AMD Quark's are.
 
     Returns:
-        Whether this was possible: what is measured lies in blocks that are run once for a sample, one after the other.
+        Whether this was possible: what is measured lies in blocks that are run once for a sample,
+        one after the other.
     """
     blocks = blocks_of(model)
     parts = {block: inside(chosen, block) for block in blocks}
-    rest = {name: entry for name, entry in chosen.items() if not any(name in part for part in parts.values())}
+    rest = {
+        name: entry
+        for name, entry in chosen.items()
+        if not any(name in part for part in parts.values())
+    }
     try:
         if not blocks:
             raise ModelError("the model has no list of blocks")
         if measures(rest) and not config.algorithms:
-            raise ModelError(f"{next(iter(rest))} lies outside of the blocks, and its activations are measured")
+            raise ModelError(
+                f"{next(iter(rest))} lies outside of the blocks, and its activations"
+                " are measured",
+            )
         if shared_among(model, blocks, chosen):
             raise ModelError("two blocks have a layer in common")
         check_unshared(model, blocks, config)
@@ -205,7 +293,9 @@ def _walk(
             walk.split()
     except ModelError as error:
         if config.algorithms:
-            raise ModelError(f"{config.algorithms[0].name} works block by block: {error}") from error
+            raise ModelError(
+                f"{config.algorithms[0].name} works block by block: {error}",
+            ) from error
         logger.debug("the model is run as a whole: %s", error)
         return False
     with Progress(progress, len(blocks) * len(walk), "quantizing", "sample") as bar:
@@ -215,25 +305,54 @@ def _walk(
     rest = _reached(model, rest, watching, config, report)
     report.note_outside(rest, config.algorithms)
     alone = {name: quantize_data_free(name, rest, config, report) for name in rest}
-    finish(model, rest, watching, config, report, {name: each for name, each in alone.items() if each is not None})
+    finish(
+        model,
+        rest,
+        watching,
+        config,
+        report,
+        {name: each for name, each in alone.items() if each is not None},
+    )
     return True
 
 
-def _whole(model: Any, layers: Layers, data: list[Any], config: TorchConfig, report: TorchReport) -> None:
+def _whole(
+    model: Any,
+    layers: Layers,
+    data: list[Any],
+    config: TorchConfig,
+    report: TorchReport,
+) -> None:
     """Quantize layers of a model that is run as a whole."""
     with ActivationObservers(layers) as watching:
         run_whole(model, data)
-    finish(model, _reached(model, layers, watching, config, report), watching, config, report)
+    finish(
+        model,
+        _reached(model, layers, watching, config, report),
+        watching,
+        config,
+        report,
+    )
 
 
 def _reached(
-    model: Any, layers: Layers, watching: ActivationObservers, config: TorchConfig, report: TorchReport
+    model: Any,
+    layers: Layers,
+    watching: ActivationObservers,
+    config: TorchConfig,
+    report: TorchReport,
 ) -> dict[str, tuple[Any, LayerSpec]]:
-    """The layers without those outside of the blocks that the data does not reach, which stay float."""
+    """The layers without those outside of the blocks that the data does not reach, which stay
+    float.
+    """
     blocks, scales = blocks_of(model), watching.scales(config.least_of)
     found = dict(layers)
     for name in layers:
-        if blocks and watching.unseen(name, scales) and not any(within(name, block) for block in blocks):
+        if (
+            blocks
+            and watching.unseen(name, scales)
+            and not any(within(name, block) for block in blocks)
+        ):
             report.stay_float(name)
             del found[name]
     return found

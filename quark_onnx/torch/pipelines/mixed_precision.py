@@ -1,8 +1,9 @@
-"""Mixed precision: assign schemes to the layers of a language model within a budget of bits per weight.
+"""Mixed precision: assign schemes to the layers of a language model within a budget of bits per
+weight.
 
-Each group of layers is quantized alone, by each scheme, and the divergence of what the model then predicts from what
-the float model predicts is measured. Divergences of groups are taken to add up; the choice begins with the fewest bits,
-and spends what is left where it buys most.
+Each group of layers is quantized alone, by each scheme, and the divergence of what the model then
+predicts from what the float model predicts is measured. Divergences of groups are taken to add up;
+the choice begins with the fewest bits, and spends what is left where it buys most.
 """
 
 from __future__ import annotations
@@ -17,7 +18,12 @@ import torch
 from quark_onnx.errors import ConfigError, DataError, ModelError
 from quark_onnx.progress import Progress
 from quark_onnx.torch.algorithms.scheduling.stages import stages_of
-from quark_onnx.torch.calibration.block_stream import BlockStream, batches, call, inference
+from quark_onnx.torch.calibration.block_stream import (
+    BlockStream,
+    batches,
+    call,
+    inference,
+)
 from quark_onnx.torch.calibration.observers import ActivationObservers
 from quark_onnx.torch.calibration.text import read_windows
 from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
@@ -42,7 +48,8 @@ class Option:
     Attributes:
         scheme: its name.
         bits: that the checkpoint needs for all weights of the group, scales included.
-        divergence: of what the model predicts, in nats for each token, where nothing else is quantized.
+        divergence: of what the model predicts, in nats for each token, where nothing else is
+            quantized.
     """
 
     scheme: str
@@ -82,7 +89,9 @@ class Mixture:
     @property
     def bits(self) -> float:
         """Bits for each weight, scales included."""
-        return sum(each.chosen.bits for each in self.groups) / sum(each.weights for each in self.groups)
+        return sum(each.chosen.bits for each in self.groups) / sum(
+            each.weights for each in self.groups
+        )
 
     @property
     def divergence(self) -> float:
@@ -90,7 +99,7 @@ class Mixture:
         return sum(each.chosen.divergence for each in self.groups)
 
 
-def mix(
+def mix(  # noqa: PLR0913
     model: Any,
     schemes: Sequence[str],
     bits: float,
@@ -99,16 +108,16 @@ def mix(
     config: TorchConfig | None = None,
     progress: bool | None = None,
 ) -> Mixture:
-    """Choose a scheme for each group of layers. The model stays as it is, but for stacks of experts, which are taken
-    apart.
+    """Choose a scheme for each group of layers. The model stays as it is, but for stacks of
+    experts, which are taken apart.
 
     Args:
         model: a float language model, in memory.
         schemes: names of those that may be chosen.
         bits: for each weight of the layers that are quantized, scales included, at most.
         data: batches of token ids; a few are enough.
-        config: what else is wanted; its default and its types are replaced. Layers that it names keep what they get.
-            None leaves heads float, and all outside of the language part.
+        config: what else is wanted; its default and its types are replaced. Layers that it names
+            keep what they get. None leaves heads float, and all outside of the language part.
         progress: whether to show a progress bar; None shows it if stderr is a terminal.
 
     Raises:
@@ -127,16 +136,25 @@ def mix(
     wanted = config.with_(default=next(iter(specs.values())), types=())
     named = [name for name, _ in config.layers]
     chosen, _ = chosen_layers(model, wanted)
-    chosen = {name: entry for name, entry in chosen.items() if not any(fnmatchcase(name, glob) for glob in named)}
+    chosen = {
+        name: entry
+        for name, entry in chosen.items()
+        if not any(fnmatchcase(name, glob) for glob in named)
+    }
     with inference(model):
         groups = _groups(model, chosen, samples)
         found = _measured(model, chosen, groups, specs, samples, progress)
     picked = _spend(found, bits)
-    layers = tuple((name, specs[group.chosen.scheme]) for group in picked for name in group.layers)
-    return Mixture(config.with_(default=LayerSpec(), types=(), layers=(*config.layers, *layers)), picked)
+    layers = tuple(
+        (name, specs[group.chosen.scheme]) for group in picked for name in group.layers
+    )
+    return Mixture(
+        config.with_(default=LayerSpec(), types=(), layers=(*config.layers, *layers)),
+        picked,
+    )
 
 
-def mix_checkpoint(
+def mix_checkpoint(  # noqa: PLR0913
     source: FloatCheckpoint,
     schemes: Sequence[str],
     bits: float,
@@ -153,31 +171,58 @@ def mix_checkpoint(
     Raises:
         QuarkError: as ``mix``, or the checkpoint or the text cannot be read.
     """
-    windows = read_windows(text.source, tokenizer_of(source.folder, source.trust_code), text.length, text.count)
+    windows = read_windows(
+        text.source,
+        tokenizer_of(source.folder, source.trust_code),
+        text.length,
+        text.count,
+    )
     model = load_checkpoint(source.folder, trust_code=source.trust_code)
     try:
-        return mix(model, schemes, bits, [each[None] for each in windows], config=config, progress=progress)
+        return mix(
+            model,
+            schemes,
+            bits,
+            [each[None] for each in windows],
+            config=config,
+            progress=progress,
+        )
     finally:
         del model
         release_memory()
 
 
-def _groups(model: Any, chosen: Mapping[str, tuple[Any, LayerSpec]], samples: list[Any]) -> list[tuple[str, ...]]:
+def _groups(
+    model: Any,
+    chosen: Mapping[str, tuple[Any, LayerSpec]],
+    samples: list[Any],
+) -> list[tuple[str, ...]]:
     """Layers that read the very same; all experts of a block are one."""
     blocks = blocks_of(model)
     if not blocks:
-        raise ModelError("the model has no list of blocks; mixed precision is for language models")
+        raise ModelError(
+            "the model has no list of blocks; mixed precision is for language models",
+        )
     walk = BlockStream(model, blocks, samples[:1])
     walk.check_once(model)
-    experts = [f"{name}." for name, module in model.named_modules() if isinstance(module, UNFUSED)]
+    experts = [
+        f"{name}."
+        for name, module in model.named_modules()
+        if isinstance(module, UNFUSED)
+    ]
     found: dict[Any, list[str]] = {}
     for name, block in blocks.items():
         part = inside(chosen, name)
         calls = walk.calls(name)
         stages = stages_of(block, part, calls[0]) if part and calls else []
-        for place, group in enumerate(group for stage in stages for group in stage.groups):
+        for place, group in enumerate(
+            group for stage in stages for group in stage.groups
+        ):
             for layer in group:
-                key = next((prefix for prefix in experts if layer.startswith(prefix)), (name, place))
+                key = next(
+                    (prefix for prefix in experts if layer.startswith(prefix)),
+                    (name, place),
+                )
                 found.setdefault(key, []).append(layer)
     together = [tuple(names) for names in found.values()]
     inner = {name for names in together for name in names}
@@ -187,7 +232,7 @@ def _groups(model: Any, chosen: Mapping[str, tuple[Any, LayerSpec]], samples: li
 Measured = list[tuple[tuple[str, ...], int, tuple[Option, ...]]]
 
 
-def _measured(
+def _measured(  # noqa: PLR0913
     model: Any,
     chosen: Mapping[str, tuple[Any, LayerSpec]],
     groups: list[tuple[str, ...]],
@@ -209,14 +254,27 @@ def _measured(
                 made = {}
                 for each in names:
                     module = chosen[each][0]
-                    reached = not spec.measures or each in scales.inputs or each in scales.outputs
+                    reached = (
+                        not spec.measures
+                        or each in scales.inputs
+                        or each in scales.outputs
+                    )
                     own = spec if reached else LayerSpec(spec.weight)
                     weight = weight_of(each, layers)
                     made[each] = QuantizedLayer(module, weight, own, **scales.of(each))
-                options[names].append(Option(name, _bits(made), _divergence(model, made, samples, wanted)))
+                options[names].append(
+                    Option(
+                        name, _bits(made), _divergence(model, made, samples, wanted)
+                    ),
+                )
                 bar.update(place * len(groups) + count)
-    weights = {names: sum(chosen[each][0].weight.numel() for each in names) for names in groups}
-    return [(names, weights[names], tuple(sorted(found, key=_size))) for names, found in options.items()]
+    weights = {
+        names: sum(chosen[each][0].weight.numel() for each in names) for names in groups
+    }
+    return [
+        (names, weights[names], tuple(sorted(found, key=_size)))
+        for names, found in options.items()
+    ]
 
 
 def _size(option: Option) -> tuple[int, float]:
@@ -228,16 +286,28 @@ def _bits(layers: Mapping[str, QuantizedLayer]) -> int:
     return sum(
         8 * tensor.nbytes
         for layer in layers.values()
-        for tensor in (stored(layer.quantized).values() if layer.quantized is not None else (layer.weight,))
+        for tensor in (
+            stored(layer.quantized).values()
+            if layer.quantized is not None
+            else (layer.weight,)
+        )
     )
 
 
 def _predicted(found: Any) -> Any:
     """Logarithms of the probabilities of all tokens."""
-    return torch.log_softmax((found.logits if hasattr(found, "logits") else found).float(), -1)
+    return torch.log_softmax(
+        (found.logits if hasattr(found, "logits") else found).float(),
+        -1,
+    )
 
 
-def _divergence(model: Any, layers: Mapping[str, Any], samples: list[Any], wanted: list[Any]) -> float:
+def _divergence(
+    model: Any,
+    layers: Mapping[str, Any],
+    samples: list[Any],
+    wanted: list[Any],
+) -> float:
     """The mean over all tokens, in nats."""
     own = {name: model.get_submodule(name) for name in layers}
     put_modules(model, layers)
@@ -253,14 +323,18 @@ def _divergence(model: Any, layers: Mapping[str, Any], samples: list[Any], wante
 
 
 def _spend(found: Measured, bits: float) -> tuple[Group, ...]:
-    """The choice: from the fewest bits, step by step where a bit buys most, as long as the budget lasts."""
+    """The choice: from the fewest bits, step by step where a bit buys most, as long as the budget
+    lasts.
+    """
     budget = bits * sum(weights for _, weights, _ in found)
     ways = [_hull(options) for _, _, options in found]
     places = [0] * len(ways)
     spent = sum(way[0].bits for way in ways)
     if spent > budget:
         least = spent / sum(weights for _, weights, _ in found)
-        raise ConfigError(f"a budget of {bits} bits is too small: the schemes need {least:.3f} at least")
+        raise ConfigError(
+            f"a budget of {bits} bits is too small: the schemes need {least:.3f} at least",
+        )
     while True:
         steps = []
         for index, (way, place) in enumerate(zip(ways, places, strict=True)):
@@ -276,19 +350,29 @@ def _spend(found: Measured, bits: float) -> tuple[Group, ...]:
         spent += cost
     return tuple(
         Group(names, weights, options, way[place])
-        for (names, weights, options), way, place in zip(found, ways, places, strict=True)
+        for (names, weights, options), way, place in zip(
+            found,
+            ways,
+            places,
+            strict=True,
+        )
     )
 
 
 def _hull(options: Sequence[Option]) -> list[Option]:
-    """Options by ascending bits and falling divergence, each step buying less for a bit than the one before."""
+    """Options by ascending bits and falling divergence, each step buying less for a bit than the
+    one before.
+    """
     found: list[Option] = []
     for option in options:
         if found and option.divergence >= found[-1].divergence:
             continue
         if found and option.bits == found[-1].bits:
             found.pop()
-        while len(found) > 1 and _slope(found[-2], option) >= _slope(found[-2], found[-1]):
+        while len(found) > 1 and _slope(found[-2], option) >= _slope(
+            found[-2],
+            found[-1],
+        ):
             found.pop()
         found.append(option)
     return found

@@ -54,8 +54,8 @@ class Outcome:
 
     Attributes:
         report: what became of the layers.
-        estimate: what it was expected to take.
-        before, after: perplexity of the float model and of the checkpoint; None where nothing was evaluated.
+        estimate: what it was expected to take. before, after: perplexity of the float model and of
+        the checkpoint; None where nothing was evaluated.
     """
 
     report: TorchReport
@@ -64,7 +64,7 @@ class Outcome:
     after: float | None = None
 
 
-def config_for(
+def config_for(  # noqa: PLR0913
     name: str,
     *,
     group_size: int | None = None,
@@ -79,8 +79,8 @@ def config_for(
     Args:
         name: the scheme.
         group_size: values to a block, for schemes that leave it open.
-        kv_cache: "fp8"; "fp8-rope" for keys that are rounded after they are rotated; None to leave keys and values as
-            they are.
+        kv_cache: "fp8"; "fp8-rope" for keys that are rounded after they are rotated; None to leave
+            keys and values as they are.
         least_kv_scale: the least scale of keys and values.
         attention: "fp8" for queries and probabilities; None to leave them as they are.
         layers: globs of names and the schemes that these layers get instead.
@@ -93,20 +93,35 @@ def config_for(
     ('*k_proj', '*v_proj')
     """
     if kv_cache not in (None, *KV_CACHES):
-        raise ConfigError(f"kv_cache is {kv_cache!r}; it must be one of: {', '.join(KV_CACHES)}")
+        raise ConfigError(
+            f"kv_cache is {kv_cache!r}; it must be one of: {', '.join(KV_CACHES)}",
+        )
     if kv_cache is None and least_kv_scale:
-        raise ConfigError(f"the least scale of the KV cache is {least_kv_scale}, but keys and values stay float")
+        raise ConfigError(
+            f"the least scale of the KV cache is {least_kv_scale}, but keys and values"
+            " stay float",
+        )
     if attention not in (None, *ATTENTIONS):
-        raise ConfigError(f"attention is {attention!r}; it must be one of: {', '.join(ATTENTIONS)}")
+        raise ConfigError(
+            f"attention is {attention!r}; it must be one of: {', '.join(ATTENTIONS)}",
+        )
     fp8 = TensorSpec("fp8e4m3")
     where = "rope" if kv_cache == "fp8-rope" else "projection"
-    cache = None if kv_cache is None else KVCache(fp8, least=least_kv_scale, where=where)
+    cache = (
+        None if kv_cache is None else KVCache(fp8, least=least_kv_scale, where=where)
+    )
     own = tuple((glob, scheme(each, group_size)) for glob, each in layers)
     rounded = None if attention is None else Attention(fp8, fp8)
-    return TorchConfig(scheme(name, group_size), layers=own, exclude=exclude, kv_cache=cache, attention=rounded)
+    return TorchConfig(
+        scheme(name, group_size),
+        layers=own,
+        exclude=exclude,
+        kv_cache=cache,
+        attention=rounded,
+    )
 
 
-def ptq(
+def ptq(  # noqa: PLR0913
     source: FloatCheckpoint | Path | str,
     output: Path | str,
     config: TorchConfig,
@@ -137,21 +152,42 @@ def ptq(
     windows = list[Any]()
     tokenizer = tokenizer_of(source.folder, source.trust_code)
     if evaluate is not None and evaluate.length < 2:
-        raise DataError(f"windows of {evaluate.length} token have nothing to foresee; evaluate with a greater length")
+        raise DataError(
+            f"windows of {evaluate.length} token have nothing to foresee; evaluate with"
+            " a greater length",
+        )
     if text is not None and config.needs_data:
         windows = _windows(text, tokenizer, source.model)
     judges = [] if evaluate is None else _windows(evaluate, tokenizer, source.model)
     layers, tokens = chosen_layers(source.model, config)[0], sum(map(len, windows))
     spilled = writing.spill is not None
-    expected = estimate(source, layers, tokens, spilled=spilled, samples=len(windows), algorithms=config.algorithms)
+    expected = estimate(
+        source,
+        layers,
+        tokens,
+        spilled=spilled,
+        samples=len(windows),
+        algorithms=config.algorithms,
+    )
     if announce is not None:
         announce(expected)
     batches = _batched(windows) if windows else None
-    report = quantize_checkpoint(source, output, config, batches, writing=writing, progress=progress)
+    report = quantize_checkpoint(
+        source,
+        output,
+        config,
+        batches,
+        writing=writing,
+        progress=progress,
+    )
     if not judges:
         return Outcome(report, expected)
     scores = [
-        perplexity(load_checkpoint(folder, trust_code=source.trust_code), judges, progress=progress)
+        perplexity(
+            load_checkpoint(folder, trust_code=source.trust_code),
+            judges,
+            progress=progress,
+        )
         for folder in (source.folder, output)
     ]
     return Outcome(report, expected, *scores)
@@ -161,11 +197,16 @@ def _windows(text: Text, tokenizer: Any, model: Any) -> list[Any]:
     """Tokens in windows; DataError where they are none of the model's."""
     windows = read_windows(text.source, tokenizer, text.length, text.count)
     count = vocabulary_of(model)
-    odd = (int(end) for window in windows for end in (window.min(), window.max()) if not 0 <= end < count)
+    odd = (
+        int(end)
+        for window in windows
+        for end in (window.min(), window.max())
+        if not 0 <= end < count
+    )
     if (found := next(odd, None)) is not None:
         raise DataError(
-            f"{text.source} has the token id {found}, but those of the model are 0 to {count - 1}; give token ids of "
-            "its own tokenizer"
+            f"{text.source} has the token id {found}, but those of the model are 0 to"
+            f" {count - 1}; give token ids of its own tokenizer",
         )
     return windows
 

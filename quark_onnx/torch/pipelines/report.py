@@ -31,28 +31,44 @@ class TorchReport:
 
         >>> TorchReport(outcomes=[Outcome("q", "gptq", 0.2, 0.1), Outcome("k", "gptq", 0.0, 0.0)]).gains()
         {'gptq': 'the error of 1 of 2 is less, by 50 % in the middle'}
-        """
+        """  # noqa: E501
         found = dict[str, str]()
         for name in dict.fromkeys(each.algorithm for each in self.outcomes):
             own = [each for each in self.outcomes if each.algorithm == name]
-            less = sorted(1 - each.after / each.before for each in own if each.after < each.before)
-            middle = f", by {100 * less[len(less) // 2]:.0f} % in the middle" if less else ""
+            less = sorted(
+                1 - each.after / each.before for each in own if each.after < each.before
+            )
+            middle = (
+                f", by {100 * less[len(less) // 2]:.0f} % in the middle" if less else ""
+            )
             found[name] = f"the error of {len(less)} of {len(own)} is less{middle}"
         return found
 
     def note_idle(self, algorithms: Iterable[Any]) -> None:
-        """Note the algorithms that have said nothing of any layer, and the layers that the data has not reached."""
+        """Note the algorithms that have said nothing of any layer, and the layers that the data has
+        not reached.
+        """
         for name in dict.fromkeys(each.algorithm for each in self.outcomes):
-            layers = [each.layer for each in self.outcomes if (each.algorithm, each.note) == (name, UNREACHED)]
+            layers = [
+                each.layer
+                for each in self.outcomes
+                if (each.algorithm, each.note) == (name, UNREACHED)
+            ]
             if layers:
-                others = "" if len(layers) == 1 else f" and {len(layers) - 1} more layers"
+                others = (
+                    "" if len(layers) == 1 else f" and {len(layers) - 1} more layers"
+                )
                 verb = "is" if len(layers) == 1 else "are"
-                self.notes.append(f"{layers[0]}{others} {verb} not reached by the data: {name} rounds to nearest there")
+                self.notes.append(
+                    f"{layers[0]}{others} {verb} not reached by the data: {name} rounds"
+                    " to nearest there",
+                )
         told = {each.algorithm for each in self.outcomes}
         for each in algorithms:
             if each.stage != "model" and each.name not in told:
                 self.notes.append(
-                    f"{each.name} has changed nothing: it has found nothing in the blocks that it works on"
+                    f"{each.name} has changed nothing: it has found nothing in the"
+                    " blocks that it works on",
                 )
 
     def note_outside(self, names: Iterable[str], algorithms: Iterable[Any]) -> None:
@@ -67,22 +83,32 @@ class TorchReport:
         how = f"by {alone} alone" if alone else "to the nearest"
         for name in names:
             if learning and self.quantized[name].weight is not None:
-                self.notes.append(f"{name} lies outside of the blocks that {learning} works on: it is rounded {how}")
+                self.notes.append(
+                    f"{name} lies outside of the blocks that {learning} works on: it is"
+                    f" rounded {how}",
+                )
 
     def weight_only(self, name: str) -> LayerSpec:
         """Note that the data has not reached a layer, and return how it is quantized then."""
-        self.notes.append(f"{name} was not run on the data: only its weight is quantized")
+        self.notes.append(
+            f"{name} was not run on the data: only its weight is quantized",
+        )
         self.quantized[name] = LayerSpec(self.quantized[name].weight)
         return self.quantized[name]
 
     def note_borrowing(self, names: Iterable[str]) -> None:
         """Note the experts whose input scale is that of the others."""
         self.notes += [
-            f"{name} was not run on the data: its input scale is the greatest of the other experts" for name in names
+            f"{name} was not run on the data: its input scale is the greatest of the"
+            " other experts"
+            for name in names
         ]
 
     def stay_float(self, name: str) -> None:
-        """Note that the data has not reached a layer outside of the blocks, which stays float then."""
-        self.notes.append(f"{name} lies outside of the blocks, and was not run on the data: it stays float")
+        """Note that the data has not reached a layer outside of the blocks, which stays float then."""  # noqa: E501
+        self.notes.append(
+            f"{name} lies outside of the blocks, and was not run on the data: it stays"
+            " float",
+        )
         self.kept[name] = "it was not run on the data"
         del self.quantized[name]

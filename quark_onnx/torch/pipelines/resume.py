@@ -46,7 +46,9 @@ class StoredBlock:
         Args:
             before: how many outcomes the report had then.
         """
-        unreached = [name for name, (_, spec) in layers.items() if report.quantized[name] != spec]
+        unreached = [
+            name for name, (_, spec) in layers.items() if report.quantized[name] != spec
+        ]
         return cls(unreached, report.outcomes[before:])
 
     def tell(self, report: TorchReport) -> None:
@@ -67,15 +69,24 @@ class StoredBlock:
 
 
 class BlockJournal:
-    """Results of blocks, and the hidden states behind the last one, in a folder; nothing without one.
+    """Results of blocks, and the hidden states behind the last one, in a folder.
 
-    The folder belongs to one run: model, configuration, data and version of the program. Another run is refused.
+    Nothing without one.
+
+    The folder belongs to one run: model, configuration, data and version of the program. Another
+    run is refused.
 
     Args:
         folder: where; None keeps nothing.
     """
 
-    def __init__(self, folder: Path | None, reader: Reader, config: TorchConfig, method: str) -> None:
+    def __init__(
+        self,
+        folder: Path | None,
+        reader: Reader,
+        config: TorchConfig,
+        method: str,
+    ) -> None:
         self._folder = folder
         self._marks = {
             "model": _digest(
@@ -88,7 +99,8 @@ class BlockJournal:
         self._last = -1  # the last block that is done
 
     def begin(self, tensors: Iterable[Any]) -> None:
-        """Open the folder for a run over data of which the model has made these tensors in front of its first block.
+        """Open the folder for a run over data of which the model has made these tensors in front of
+        its first block.
 
         Where one of its files is damaged or gone, all begins anew.
 
@@ -97,24 +109,37 @@ class BlockJournal:
         """
         if self._folder is None:
             return
-        self._marks["data"] = _digest(*(tensor.float().cpu().numpy().tobytes() for tensor in tensors))
+        self._marks["data"] = _digest(
+            *(tensor.float().cpu().numpy().tobytes() for tensor in tensors),
+        )
         state = self._folder / _STATE
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             if state.exists():
                 found = json.loads(state.read_text(encoding="utf-8"))
-                other = next((key for key in self._marks if found.get(key) != self._marks[key]), None)
+                other = next(
+                    (key for key in self._marks if found.get(key) != self._marks[key]),
+                    None,
+                )
                 if other is not None:
                     raise ConfigError(
-                        f"{self._folder} holds the work of another run: its {other} differs; name another folder to "
-                        "resume from, or remove it"
+                        f"{self._folder} holds the work of another run: its {other}"
+                        " differs; name another folder to resume from, or remove it",
                     )
                 self._last = self._whole_until()
             else:
                 self._clear()
-                put_in_place(state, lambda path: path.write_text(json.dumps(self._marks, indent=1), encoding="utf-8"))
+                put_in_place(
+                    state,
+                    lambda path: path.write_text(
+                        json.dumps(self._marks, indent=1),
+                        encoding="utf-8",
+                    ),
+                )
         except (OSError, ValueError, AttributeError) as error:
-            raise ConfigError(f"{self._folder} cannot be used to resume from: {error}") from error
+            raise ConfigError(
+                f"{self._folder} cannot be used to resume from: {error}",
+            ) from error
 
     def _clear(self) -> None:
         """Remove what is left of a run that did not say whose it was."""
@@ -123,7 +148,8 @@ class BlockJournal:
         own = {name for name in names if _OWN.fullmatch(name)}
         if others := names - own:
             raise ConfigError(
-                f"{self._folder} holds other files, as {min(others)}; name an empty folder, or one to resume from"
+                f"{self._folder} holds other files, as {min(others)}; name an empty"
+                " folder, or one to resume from",
             )
         for name in own:
             (self._folder / name).unlink()
@@ -137,13 +163,22 @@ class BlockJournal:
             return tensors, StoredBlock.read(file.metadata()["kept"])
 
     def hidden(self, index: int, now: list[Any]) -> list[Any]:
-        """The hidden states behind a block, if it is the last that is done; those of now for an earlier one."""
+        """The hidden states behind a block, if it is the last that is done.
+
+        Those of now for an earlier one.
+        """
         if self._folder is None or self._last != index:
             return now
         found = load_file(str(self._hidden(index)))
         return [found[str(place)] for place in range(len(found))]
 
-    def keep(self, index: int, tensors: dict[str, Any], kept: StoredBlock, hidden: list[Any]) -> None:
+    def keep(
+        self,
+        index: int,
+        tensors: dict[str, Any],
+        kept: StoredBlock,
+        hidden: list[Any],
+    ) -> None:
         """Keep what became of a block, and the hidden states behind it in place of those before."""
         if self._folder is None:
             return
@@ -153,7 +188,13 @@ class BlockJournal:
 
     def state(self, index: int) -> State:
         """That of a piece of work on all blocks."""
-        return State(None if self._folder is None else self._folder / f"end-{index:05}.safetensors")
+        return State(
+            (
+                None
+                if self._folder is None
+                else self._folder / f"end-{index:05}.safetensors"
+            ),
+        )
 
     def _block(self, index: int) -> Path:
         assert self._folder is not None
@@ -164,7 +205,10 @@ class BlockJournal:
         return self._folder / f"hidden-{index:05}.safetensors"
 
     def _whole_until(self) -> int:
-        """The last block that is done, and all before it; -1 where a file is damaged: no hidden states are left."""
+        """The last block that is done, and all before it.
+
+        -1 where a file is damaged: no hidden states are left.
+        """
         assert self._folder is not None
         states = sorted(self._folder.glob("hidden-*.safetensors"))
         if not states:

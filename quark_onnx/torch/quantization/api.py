@@ -33,24 +33,30 @@ class ModelQuantizer:
         if not isinstance(config, QConfig):
             raise ConfigError(f"config is {config!r}; it must be a QConfig")
         if multi_device:
-            logger.warning("multi_device has no effect: a model is quantized where it is")
+            logger.warning(
+                "multi_device has no effect: a model is quantized where it is",
+            )
         self.config = config
 
-    def quantize_model(self, model: Any, dataloader: Iterable[Any] | None = None) -> Any:
+    def quantize_model(
+        self,
+        model: Any,
+        dataloader: Iterable[Any] | None = None,
+    ) -> Any:
         """Quantize a model; in place, but for ``fx_graph_mode``.
 
         Args:
-            model: any module; in ``fx_graph_mode`` what torch.export has traced (``torch.export.export(model,
-                args).module()``), which is left as it is.
-            dataloader: batches: tensors, dicts of keywords or lists of arguments; needed only where scales of
-                activations are to be found.
+            model: any module; in ``fx_graph_mode`` what torch.export has traced
+                (``torch.export.export(model, args).module()``), which is left as it is.
+            dataloader: batches: tensors, dicts of keywords or lists of arguments; needed only where
+                scales of activations are to be found.
 
         Returns:
             The same model; in ``fx_graph_mode`` a new one.
 
         Raises:
-            ConfigError: a name of the configuration matches no layer, an algorithm is not available, or
-                ``fx_graph_mode`` is asked for and the model is no exported one.
+            ConfigError: a name of the configuration matches no layer, an algorithm is not
+                available, or ``fx_graph_mode`` is asked for and the model is no exported one.
             DataError: data is needed and missing, or the model cannot be run on it.
         """
         config = self.config.torch_config()
@@ -59,17 +65,31 @@ class ModelQuantizer:
         else:
             report = quantize_model(model, config, dataloader)
         _log(report)
-        model.quantized_by = config  # what export_safetensors writes into the checkpoint
+        model.quantized_by = (
+            config  # what export_safetensors writes into the checkpoint
+        )
         print(COMPLETED)
         return model
 
     @staticmethod
-    def freeze(model: Any, quantize: bool | None = None, runtime_options: RuntimeOptions | None = None) -> Any:
-        """Return the model unchanged: layers hold codes as soon as they are quantized, whatever the arguments say."""
+    def freeze(
+        model: Any,
+        quantize: bool | None = None,
+        runtime_options: RuntimeOptions | None = None,
+    ) -> Any:
+        """Return the model unchanged: layers hold codes as soon as they are quantized, whatever the
+        arguments say.
+        """
         return model
 
-    def direct_quantize_checkpoint(self, pretrained_model_path: Path | str, save_path: Path | str) -> None:
-        """Quantize a checkpoint into another folder, a block at a time; only without scales that data would tell.
+    def direct_quantize_checkpoint(
+        self,
+        pretrained_model_path: Path | str,
+        save_path: Path | str,
+    ) -> None:
+        """Quantize a checkpoint into another folder, a block at a time.
+
+        Only without scales that data would tell.
 
         Raises:
             ConfigError: the folder is taken, or a name of the configuration matches no layer.
@@ -77,11 +97,23 @@ class ModelQuantizer:
             ModelError: a file is missing or damaged.
         """
         if self.config.mode is QuantizationMode.fx_graph_mode:
-            raise ConfigError("quant_mode is 'fx_graph_mode'; a checkpoint has no graph, leave it out")
-        _log(quantize_checkpoint(pretrained_model_path, save_path, self.config.torch_config()))
+            raise ConfigError(
+                "quant_mode is 'fx_graph_mode'; a checkpoint has no graph, leave it out",
+            )
+        _log(
+            quantize_checkpoint(
+                pretrained_model_path,
+                save_path,
+                self.config.torch_config(),
+            ),
+        )
 
 
 def _log(report: TorchReport) -> None:
     for note in report.notes:
         logger.warning("%s", note)
-    logger.info("quantization is done: %d layers are quantized, %d stay float", len(report.quantized), len(report.kept))
+    logger.info(
+        "quantization is done: %d layers are quantized, %d stay float",
+        len(report.quantized),
+        len(report.kept),
+    )

@@ -1,8 +1,8 @@
 """The arguments of AMD Quark's ``quantize_quark.py``, and what becomes of each.
 
-Three things can become of an argument. It is obeyed. It is not needed: what it asks for happens by itself, or has no
-counterpart; a note says so where it was given another value. It is refused: the result would not be what the user asks
-for, and the message names what to do instead.
+Three things can become of an argument. It is obeyed. It is not needed: what it asks for happens by
+itself, or has no counterpart; a note says so where it was given another value. It is refused: the
+result would not be what the user asks for, and the message names what to do instead.
 
 Names, choices and defaults are those of AMD Quark 0.8 to 0.13.
 """
@@ -40,7 +40,9 @@ class Argument:
     @property
     def dest(self) -> str:
         """The attribute of the parsed arguments."""
-        return str(self.settings.get("dest") or self.names.split()[0].removeprefix("--"))
+        return str(
+            self.settings.get("dest") or self.names.split()[0].removeprefix("--"),
+        )
 
 
 def _names(text: str) -> list[str]:
@@ -59,9 +61,18 @@ _ANY: dict[str, Any] = {"nargs": "*", "default": None}
 
 ROWS: tuple[Argument, ...] = (
     # the model
-    Argument("--model_dir", "obeyed", "a Hugging Face folder, or the name of a model of the Hub"),
+    Argument(
+        "--model_dir",
+        "obeyed",
+        "a Hugging Face folder, or the name of a model of the Hub",
+    ),
     Argument("--revision", "obeyed", "the revision of a model of the Hub"),
-    Argument("--trust_remote_code", "obeyed", "run Python files of the model; off by default", _FLAG),
+    Argument(
+        "--trust_remote_code",
+        "obeyed",
+        "run Python files of the model; off by default",
+        _FLAG,
+    ),
     Argument(
         "--no_trust_remote_code",
         "obeyed",
@@ -74,11 +85,25 @@ ROWS: tuple[Argument, ...] = (
         "the type of the tensors that stay float",
         {"choices": ("auto", "float16", "bfloat16", "float32"), "default": "auto"},
     ),
-    Argument("--device", "not needed", "the model is quantized block by block on the CPU", {}, ("cpu",)),
     Argument(
-        "--multi_gpu", "not needed", "one block of the model is in memory at a time", {"nargs": "?", "const": "auto"}
+        "--device",
+        "not needed",
+        "the model is quantized block by block on the CPU",
+        {},
+        ("cpu",),
     ),
-    Argument("--multi_device", "not needed", "one block of the model is in memory at a time", _FLAG),
+    Argument(
+        "--multi_gpu",
+        "not needed",
+        "one block of the model is in memory at a time",
+        {"nargs": "?", "const": "auto"},
+    ),
+    Argument(
+        "--multi_device",
+        "not needed",
+        "one block of the model is in memory at a time",
+        _FLAG,
+    ),
     Argument(
         "--model_attn_implementation",
         "not needed",
@@ -90,35 +115,84 @@ ROWS: tuple[Argument, ...] = (
     Argument(
         "--dataset",
         "obeyed",
-        "a file, a folder, or a name (pileval, wikitext, pileval_for_awq_benchmark, ...), which is looked up in the "
-        "folder that QUARK_ONNX_DATASETS names, then by the package datasets",
+        "a file, a folder, or a name (pileval, wikitext, pileval_for_awq_benchmark,"
+        " ...), which is looked up in the folder that QUARK_ONNX_DATASETS names, then"
+        " by the package datasets",
         {"default": "pileval"},
     ),
-    Argument("--num_calib_data", "obeyed", "windows of the data, at most", {"type": int, "default": 512}),
     Argument(
-        "--seq_len", "obeyed", "tokens of a window, also of the text that is evaluated", {"type": int, "default": 512}
+        "--num_calib_data",
+        "obeyed",
+        "windows of the data, at most",
+        {"type": int, "default": 512},
     ),
     Argument(
-        "--batch_size", "not needed", "the number of windows that run together follows from memory", _NUMBER, (1,)
+        "--seq_len",
+        "obeyed",
+        "tokens of a window, also of the text that is evaluated",
+        {"type": int, "default": 512},
+    ),
+    Argument(
+        "--batch_size",
+        "not needed",
+        "the number of windows that run together follows from memory",
+        _NUMBER,
+        (1,),
     ),
     # what is quantized, and how
     Argument("--skip_quantization", "obeyed", "evaluate the float model alone", _FLAG),
-    Argument("--quant_scheme", "obeyed", "the scheme, by its present or its earlier name"),
-    Argument("--group_size", "obeyed", "values to a block, where the scheme leaves it open", _NUMBER),
-    Argument("--layer_quant_scheme", "obeyed", "another scheme for layers: PATTERN SCHEME", _PAIRS),
-    Argument("--group_size_per_layer", "obeyed", "another group size for layers: PATTERN SIZE", _PAIRS),
+    Argument(
+        "--quant_scheme",
+        "obeyed",
+        "the scheme, by its present or its earlier name",
+    ),
+    Argument(
+        "--group_size",
+        "obeyed",
+        "values to a block, where the scheme leaves it open",
+        _NUMBER,
+    ),
+    Argument(
+        "--layer_quant_scheme",
+        "obeyed",
+        "another scheme for layers: PATTERN SCHEME",
+        _PAIRS,
+    ),
+    Argument(
+        "--group_size_per_layer",
+        "obeyed",
+        "another group size for layers: PATTERN SIZE",
+        _PAIRS,
+    ),
     Argument(
         "--exclude_layers",
         "obeyed",
-        "patterns of layers that stay float, instead of the usual ones; without a pattern, none does",
+        "patterns of layers that stay float, instead of the usual ones; without a"
+        " pattern, none does",
         {"nargs": "*", "action": "extend"},
     ),
     Argument(
-        "--kv_cache_dtype --kv_cache_quant_scheme", "obeyed", "fp8 for keys and values; other formats are refused"
+        "--kv_cache_dtype --kv_cache_quant_scheme",
+        "obeyed",
+        "fp8 for keys and values; other formats are refused",
     ),
-    Argument("--min_kv_scale", "obeyed", "the least scale of keys and values", {"type": float, "default": 0.0}),
-    Argument("--kv_cache_post_rope", "obeyed", "round keys after they are rotated", _FLAG),
-    Argument("--attention_dtype", "obeyed", "fp8 for queries and probabilities; other formats are refused"),
+    Argument(
+        "--min_kv_scale",
+        "obeyed",
+        "the least scale of keys and values",
+        {"type": float, "default": 0.0},
+    ),
+    Argument(
+        "--kv_cache_post_rope",
+        "obeyed",
+        "round keys after they are rotated",
+        _FLAG,
+    ),
+    Argument(
+        "--attention_dtype",
+        "obeyed",
+        "fp8 for queries and probabilities; other formats are refused",
+    ),
     Argument(
         "--fp8_attention_quant",
         "obeyed",
@@ -131,23 +205,50 @@ ROWS: tuple[Argument, ...] = (
         "the rule for the shared exponents of MX formats",
         {"choices": ("even", "floor", "ceil")},
     ),
-    Argument("--scale_format", "not needed", "the scheme says it: mxfp4 has E8M0, nvfp4 E4M3", {}, ("e8m0",)),
-    Argument("--quant_algo", "obeyed", "names of algorithms, with commas", {"type": _names, "action": "extend"}),
+    Argument(
+        "--scale_format",
+        "not needed",
+        "the scheme says it: mxfp4 has E8M0, nvfp4 E4M3",
+        {},
+        ("e8m0",),
+    ),
+    Argument(
+        "--quant_algo",
+        "obeyed",
+        "names of algorithms, with commas",
+        {"type": _names, "action": "extend"},
+    ),
     Argument(
         "--quant_algo_config_file --quant_algo_config_file_path",
         "obeyed",
         "ALGORITHM FILE, repeated; or files alone, each of which names its algorithm",
         _LIST,
     ),
-    Argument("--pre_quantization_optimization", "obeyed", "rotation, quarot or smoothquant, before the others", _LIST),
-    Argument("--pre_optimization_config_file_path", "obeyed", "files with their settings", _LIST),
+    Argument(
+        "--pre_quantization_optimization",
+        "obeyed",
+        "rotation, quarot or smoothquant, before the others",
+        _LIST,
+    ),
+    Argument(
+        "--pre_optimization_config_file_path",
+        "obeyed",
+        "files with their settings",
+        _LIST,
+    ),
     Argument(
         "--moe_experts_second_step_config",
         "refused",
-        "give the experts a scheme of their own: --layer_quant_scheme '*experts*' int4_fp8",
+        "give the experts a scheme of their own: --layer_quant_scheme '*experts*'"
+        " int4_fp8",
         _ANY,
     ),
-    Argument("--weight_matrix_merge", "not needed", "each layer has a scale of its own", _FLAG),
+    Argument(
+        "--weight_matrix_merge",
+        "not needed",
+        "each layer has a scale of its own",
+        _FLAG,
+    ),
     Argument(
         "--no_keep_prequantized_layers",
         "not needed",
@@ -161,15 +262,32 @@ ROWS: tuple[Argument, ...] = (
         {"choices": ("standard", "file2file", "per_block"), "default": "standard"},
         ("standard", "file2file", "per_block"),
     ),
-    Argument("--file2file_quantization", "obeyed", "which is how all models are quantized", _FLAG),
-    Argument("--gpu_resident_blocks", "not needed", "one block of the model is in memory at a time", _NUMBER, (0,)),
+    Argument(
+        "--file2file_quantization",
+        "obeyed",
+        "which is how all models are quantized",
+        _FLAG,
+    ),
+    Argument(
+        "--gpu_resident_blocks",
+        "not needed",
+        "one block of the model is in memory at a time",
+        _NUMBER,
+        (0,),
+    ),
     Argument("--torch_compile", "not needed", "kernels need no compiler", _FLAG),
     # what is written
-    Argument("--output_dir", "obeyed", "the folder of the results", {"default": "exported_model"}),
+    Argument(
+        "--output_dir",
+        "obeyed",
+        "the folder of the results",
+        {"default": "exported_model"},
+    ),
     Argument(
         "--model_export",
         "obeyed",
-        "hf_format, gguf, onnx, and earlier names of hf_format; without it, hf_format where the scheme can be stored",
+        "hf_format, gguf, onnx, and earlier names of hf_format; without it, hf_format"
+        " where the scheme can be stored",
         _LIST,
     ),
     Argument(
@@ -191,57 +309,169 @@ ROWS: tuple[Argument, ...] = (
         {"choices": ("real_quantized", "fake_quantized"), "default": "real_quantized"},
     ),
     Argument("--params_save", "obeyed", "write the codes with save_params", _FLAG),
-    Argument("--save_dir", "obeyed", "the folder of --params_save", {"default": "model_params"}),
+    Argument(
+        "--save_dir",
+        "obeyed",
+        "the folder of --params_save",
+        {"default": "model_params"},
+    ),
     # what is read again
-    Argument("--model_reload", "obeyed", "evaluate a checkpoint instead of writing one", _FLAG),
+    Argument(
+        "--model_reload",
+        "obeyed",
+        "evaluate a checkpoint instead of writing one",
+        _FLAG,
+    ),
     Argument("--import_model_dir", "obeyed", "the folder of that checkpoint"),
-    Argument("--import_file_format", "not needed", "the folder says it", {}, ("quark_format", "hf_format")),
-    Argument("--params_load", "obeyed", "evaluate what --params_save has written", _FLAG),
+    Argument(
+        "--import_file_format",
+        "not needed",
+        "the folder says it",
+        {},
+        ("quark_format", "hf_format"),
+    ),
+    Argument(
+        "--params_load",
+        "obeyed",
+        "evaluate what --params_save has written",
+        _FLAG,
+    ),
     Argument("--json_path", "obeyed", "the JSON file of --params_load"),
     Argument("--safetensors_path", "obeyed", "the tensors of --params_load"),
     Argument(
-        "--enable_native_inference", "not needed", "layers compute what the codes say; vLLM has fast kernels", _FLAG
+        "--enable_native_inference",
+        "not needed",
+        "layers compute what the codes say; vLLM has fast kernels",
+        _FLAG,
     ),
     Argument(
-        "--native_linear_mode", "not needed", "layers compute what the codes say; vLLM has fast kernels", {}, ("auto",)
+        "--native_linear_mode",
+        "not needed",
+        "layers compute what the codes say; vLLM has fast kernels",
+        {},
+        ("auto",),
     ),
     # what is evaluated
     Argument("--skip_evaluation", "obeyed", "compute no perplexity", _FLAG),
     Argument(
         "--evaluation_dataset",
         "obeyed",
-        "text whose perplexity is computed before and after; wikitext by default, if it is there",
+        "text whose perplexity is computed before and after; wikitext by default, if it"
+        " is there",
     ),
-    Argument("--use_ppl_eval_model", "obeyed", "compute the perplexity, which is the default", _FLAG),
-    Argument("--tasks", "obeyed", "tasks of lm-eval, or folders of them", {"type": _names, "action": "extend"}),
-    Argument("--num_fewshot", "obeyed", "examples before each question of a task", _NUMBER),
-    Argument("--apply_chat_template", "obeyed", "put questions into the chat template of the tokenizer", _FLAG),
-    Argument("--eval_batch_size", "obeyed", "questions that run together, or auto", {"type": _batch, "default": 8}),
-    Argument("--max_eval_batch_size", "obeyed", "the most questions that auto tries", {"type": int, "default": 64}),
-    Argument("--num_eval_data", "obeyed", "questions of a task, at most; -1 for all", {"type": int, "default": -1}),
-    Argument("--save_metrics_to_csv", "obeyed", "write all results to metrics.csv", _FLAG),
-    Argument("--metrics_output_dir", "obeyed", "the folder of that file", {"default": "metrics_output_dir"}),
+    Argument(
+        "--use_ppl_eval_model",
+        "obeyed",
+        "compute the perplexity, which is the default",
+        _FLAG,
+    ),
+    Argument(
+        "--tasks",
+        "obeyed",
+        "tasks of lm-eval, or folders of them",
+        {"type": _names, "action": "extend"},
+    ),
+    Argument(
+        "--num_fewshot",
+        "obeyed",
+        "examples before each question of a task",
+        _NUMBER,
+    ),
+    Argument(
+        "--apply_chat_template",
+        "obeyed",
+        "put questions into the chat template of the tokenizer",
+        _FLAG,
+    ),
+    Argument(
+        "--eval_batch_size",
+        "obeyed",
+        "questions that run together, or auto",
+        {"type": _batch, "default": 8},
+    ),
+    Argument(
+        "--max_eval_batch_size",
+        "obeyed",
+        "the most questions that auto tries",
+        {"type": int, "default": 64},
+    ),
+    Argument(
+        "--num_eval_data",
+        "obeyed",
+        "questions of a task, at most; -1 for all",
+        {"type": int, "default": -1},
+    ),
+    Argument(
+        "--save_metrics_to_csv",
+        "obeyed",
+        "write all results to metrics.csv",
+        _FLAG,
+    ),
+    Argument(
+        "--metrics_output_dir",
+        "obeyed",
+        "the folder of that file",
+        {"default": "metrics_output_dir"},
+    ),
     Argument(
         "--use_ppl_eval_for_kv_cache",
         "refused",
-        "the perplexity of a checkpoint has its keys and values rounded: --evaluation_dataset",
+        "the perplexity of a checkpoint has its keys and values rounded:"
+        " --evaluation_dataset",
         _FLAG,
     ),
-    Argument("--ppl_eval_for_kv_cache_context_size", "not needed", "belongs to --use_ppl_eval_for_kv_cache", _NUMBER),
-    Argument("--ppl_eval_for_kv_cache_sample_size", "not needed", "belongs to --use_ppl_eval_for_kv_cache", _NUMBER),
-    Argument("--ppl_eval_for_kv_cache_patch_size", "not needed", "belongs to --use_ppl_eval_for_kv_cache", _NUMBER),
-    Argument("--use_mlperf_rouge", "refused", "score summaries with a task of lm-eval: --tasks", _FLAG),
-    Argument("--eval_data_dir", "refused", "name a folder of task definitions: --tasks FOLDER", _ANY),
-    Argument("--use_tp", "refused", "serve the checkpoint with vLLM, which has tensor parallelism", _FLAG),
+    Argument(
+        "--ppl_eval_for_kv_cache_context_size",
+        "not needed",
+        "belongs to --use_ppl_eval_for_kv_cache",
+        _NUMBER,
+    ),
+    Argument(
+        "--ppl_eval_for_kv_cache_sample_size",
+        "not needed",
+        "belongs to --use_ppl_eval_for_kv_cache",
+        _NUMBER,
+    ),
+    Argument(
+        "--ppl_eval_for_kv_cache_patch_size",
+        "not needed",
+        "belongs to --use_ppl_eval_for_kv_cache",
+        _NUMBER,
+    ),
+    Argument(
+        "--use_mlperf_rouge",
+        "refused",
+        "score summaries with a task of lm-eval: --tasks",
+        _FLAG,
+    ),
+    Argument(
+        "--eval_data_dir",
+        "refused",
+        "name a folder of task definitions: --tasks FOLDER",
+        _ANY,
+    ),
+    Argument(
+        "--use_tp",
+        "refused",
+        "serve the checkpoint with vLLM, which has tensor parallelism",
+        _FLAG,
+    ),
 )
 
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of all arguments."""
-    made = argparse.ArgumentParser("quantize_quark.py", description="Quantize a language model into a checkpoint.")
+    made = argparse.ArgumentParser(
+        "quantize_quark.py",
+        description="Quantize a language model into a checkpoint.",
+    )
     for row in ROWS:
         text = row.text if row.verdict == "obeyed" else f"{row.verdict}: {row.text}"
-        made.add_argument(*row.names.split(), **row.settings, help=text.replace("%", "%%"))
+        made.add_argument(
+            *row.names.split(),
+            **row.settings,
+            help=text.replace("%", "%%"),
+        )
     made.set_defaults(trust_remote_code=False)
     return made
 
@@ -259,7 +489,12 @@ def notes_on(args: argparse.Namespace) -> Iterator[str]:
     """
     for row in ROWS:
         value = getattr(args, row.dest)
-        if row.verdict == "obeyed" or value is None or value is False or value in row.harmless:
+        if (
+            row.verdict == "obeyed"
+            or value is None
+            or value is False
+            or value in row.harmless
+        ):
             continue
         name = row.names.split()[0]
         if row.verdict == "refused":

@@ -28,9 +28,16 @@ from quark_onnx.torch.pipelines.ptq import Text, ptq, tokenizer_of
 from quark_onnx.torch.pipelines.report import TorchReport
 from quark_onnx.torch.quantization.api import COMPLETED
 from quark_onnx.torch.quantize_quark.arguments import notes_on, parse
-from quark_onnx.torch.quantize_quark.settings import batch_of, can_be_stored, exports_of, model_folder, torch_config
+from quark_onnx.torch.quantize_quark.settings import (
+    batch_of,
+    can_be_stored,
+    exports_of,
+    model_folder,
+    torch_config,
+)
 
-#: The data set that AMD Quark's script evaluates on, and the part of it that was not seen in calibration.
+#: The data set that AMD Quark's script evaluates on, and the part of it that was not seen in
+#: calibration.
 _USUAL_TEXT = {None: "wikitext_test", "wikitext": "wikitext_test"}
 #: AMD Quark's variants of that set, with the prompt of one family of models around it.
 _VARIANTS = ("wikitext_gpt_oss_120b", "wikitext_gpt_oss_20b")
@@ -95,11 +102,20 @@ class Evaluation:
         found = dict[str, float]()
         if self.text is not None:
             tokenizer = tokenizer_of(folder, trust_code)
-            windows = read_windows(self.text.source, tokenizer, self.text.length, self.text.count)
+            windows = read_windows(
+                self.text.source,
+                tokenizer,
+                self.text.length,
+                self.text.count,
+            )
             found[_PERPLEXITY] = perplexity(model, windows)
         if self.tasks is not None:
             scores = self.tasks.scores_of(model, folder, trust_code=trust_code)
-            found |= {f"{task}: {name}": value for task, row in scores.items() for name, value in row.items()}
+            found |= {
+                f"{task}: {name}": value
+                for task, row in scores.items()
+                for name, value in row.items()
+            }
         return found
 
 
@@ -140,7 +156,10 @@ def main(words: Sequence[str] | None = None) -> None:
     for name, values in results.metrics.items():
         colon = " " if ": " in name else ": "
         words_of = ("before", "after") if len(values) == 2 else ("",)
-        parts = [f"{value:.4f} {word}".rstrip() for value, word in zip(values, words_of, strict=True)]
+        parts = [
+            f"{value:.4f} {word}".rstrip()
+            for value, word in zip(values, words_of, strict=True)
+        ]
         print(f"{name}{colon}{', '.join(parts)}")
     if results.headline:
         print(COMPLETED)
@@ -155,8 +174,8 @@ def _text(args: Namespace, notes: list[str]) -> Text | None:
     asked = args.evaluation_dataset
     if asked in _VARIANTS:
         raise ConfigError(
-            f"--evaluation_dataset {asked} is not supported: it puts the prompt of gpt-oss around wikitext; write that "
-            "text into a file and name the file"
+            f"--evaluation_dataset {asked} is not supported: it puts the prompt of"
+            " gpt-oss around wikitext; write that text into a file and name the file",
         )
     text = Text(_USUAL_TEXT.get(asked, asked), length=args.seq_len)
     if asked is not None:
@@ -187,16 +206,28 @@ def _source(args: Namespace) -> Iterator[FloatCheckpoint]:
         yield FloatCheckpoint(changed, trust_code=args.trust_remote_code)
 
 
-def _quantize(args: Namespace, source: FloatCheckpoint, evaluation: Evaluation, results: Results) -> None:
-    """Quantize into files, or in memory if nothing is written or the layout does not support the scheme."""
+def _quantize(
+    args: Namespace,
+    source: FloatCheckpoint,
+    evaluation: Evaluation,
+    results: Results,
+) -> None:
+    """Quantize into files, or in memory if nothing is written or the layout does not support the
+    scheme.
+    """
     config = torch_config(args, source)
     kinds = exports_of(args, results.notes)
-    writing = Writing(args.pack_method, layout=args.custom_mode, weight_format=args.export_weight_format)
+    writing = Writing(
+        args.pack_method,
+        layout=args.custom_mode,
+        weight_format=args.export_weight_format,
+    )
     stored = args.custom_mode != "quark" or can_be_stored(writing.form, config)
     if kinds is None and (not stored or args.params_save):
         if not stored:
             results.notes.append(
-                f"no checkpoint layout supports {args.quant_scheme}: the model is evaluated, and not written"
+                f"no checkpoint layout supports {args.quant_scheme}: the model is"
+                " evaluated, and not written",
             )
         _quantize_in_memory(args, source, config, evaluation, results)
         return
@@ -215,7 +246,11 @@ def _quantize(args: Namespace, source: FloatCheckpoint, evaluation: Evaluation, 
         )
         scores: Mapping[str, Mapping[str, tuple[float, float]]] = {}
         if evaluation.tasks is not None:
-            scores = evaluation.tasks.compared(source.folder, folder, trust_code=source.trust_code)
+            scores = evaluation.tasks.compared(
+                source.folder,
+                folder,
+                trust_code=source.trust_code,
+            )
         if args.params_save:
             _save_params(args, load_checkpoint(folder, trust_code=source.trust_code))
     if outcome.before is not None and outcome.after is not None:
@@ -227,7 +262,11 @@ def _quantize(args: Namespace, source: FloatCheckpoint, evaluation: Evaluation, 
 
 
 def _quantize_in_memory(
-    args: Namespace, source: FloatCheckpoint, config: TorchConfig, evaluation: Evaluation, results: Results
+    args: Namespace,
+    source: FloatCheckpoint,
+    config: TorchConfig,
+    evaluation: Evaluation,
+    results: Results,
 ) -> None:
     """Quantize a model that is not written as a checkpoint, and evaluate it before and after."""
     trusted = source.trust_code
@@ -235,7 +274,15 @@ def _quantize_in_memory(
     data = None
     if config.needs_data:
         tokenizer = tokenizer_of(source.folder, trusted)
-        data = [row[None] for row in read_windows(args.dataset, tokenizer, args.seq_len, args.num_calib_data)]
+        data = [
+            row[None]
+            for row in read_windows(
+                args.dataset,
+                tokenizer,
+                args.seq_len,
+                args.num_calib_data,
+            )
+        ]
     before = evaluation.of(model, source.folder, trusted)
     report = quantize_model(model, config, data)
     after = evaluation.of(model, source.folder, trusted)
@@ -249,7 +296,11 @@ def _quantize_in_memory(
 def _evaluate_float(args: Namespace, evaluation: Evaluation, results: Results) -> None:
     """Evaluate the float model."""
     folder = model_folder(args)
-    found = evaluation.of(load_checkpoint(folder, trust_code=args.trust_remote_code), folder, args.trust_remote_code)
+    found = evaluation.of(
+        load_checkpoint(folder, trust_code=args.trust_remote_code),
+        folder,
+        args.trust_remote_code,
+    )
     results.metrics |= {name: (value,) for name, value in found.items()}
 
 
@@ -260,14 +311,23 @@ def _reload(args: Namespace, evaluation: Evaluation, results: Results) -> None:
         ConfigError: a file is not named, or something is to be written.
     """
     if args.model_export is not None:
-        raise ConfigError("--model_export is given, but a model that is read again is evaluated alone; leave it out")
+        raise ConfigError(
+            "--model_export is given, but a model that is read again is evaluated"
+            " alone; leave it out",
+        )
     if args.params_load:
         folder = model_folder(args)
         model = load_checkpoint(folder, trust_code=args.trust_remote_code)
-        model = load_params(model, json_path=args.json_path or "", safetensors_path=args.safetensors_path or "")
+        model = load_params(
+            model,
+            json_path=args.json_path or "",
+            safetensors_path=args.safetensors_path or "",
+        )
     else:
         if args.import_model_dir is None:
-            raise ConfigError("--import_model_dir is missing; name the folder of the quantized model")
+            raise ConfigError(
+                "--import_model_dir is missing; name the folder of the quantized model",
+            )
         folder = Path(args.import_model_dir)
         model = load_checkpoint(folder, trust_code=args.trust_remote_code)
     count = sum(isinstance(module, QuantizedLayer) for module in model.modules())
@@ -277,11 +337,18 @@ def _reload(args: Namespace, evaluation: Evaluation, results: Results) -> None:
 
 
 def _headline(report: TorchReport) -> str:
-    return f"{len(report.quantized)} layers are quantized, {len(report.kept)} stay float"
+    return (
+        f"{len(report.quantized)} layers are quantized, {len(report.kept)} stay float"
+    )
 
 
 def _save_params(args: Namespace, model: Any) -> None:
-    save_params(model, model.config.model_type, export_dir=args.save_dir, reorder=args.pack_method == "reorder")
+    save_params(
+        model,
+        model.config.model_type,
+        export_dir=args.save_dir,
+        reorder=args.pack_method == "reorder",
+    )
 
 
 def _write_csv(folder: Path, metrics: Metrics) -> None:

@@ -43,12 +43,24 @@ def model_folder(args: Namespace) -> Path:
     if folder.is_dir():
         return folder
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    from huggingface_hub.errors import (
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+    )
 
     try:
         return Path(snapshot_download(args.model_dir, revision=args.revision))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        raise ConfigError(f"--model_dir {args.model_dir} is no folder, and not found on the Hub: {error}") from error
+    except (
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        OSError,
+    ) as error:
+        raise ConfigError(
+            f"--model_dir {args.model_dir} is no folder, and not found on the Hub:"
+            f" {error}",
+        ) from error
 
 
 def torch_config(args: Namespace, source: FloatCheckpoint) -> TorchConfig:
@@ -59,10 +71,16 @@ def torch_config(args: Namespace, source: FloatCheckpoint) -> TorchConfig:
     """
     if args.quant_scheme is None:
         known = ", ".join(LLMTemplate.get_supported_schemes())
-        raise ConfigError(f"--quant_scheme is missing; it must be one of: {known}. Or give --skip_quantization")
+        raise ConfigError(
+            f"--quant_scheme is missing; it must be one of: {known}. Or give"
+            " --skip_quantization",
+        )
     for name in ("kv_cache_dtype", "attention_dtype"):
         if getattr(args, name) not in (None, _FORMAT):
-            raise ConfigError(f"--{name} is {getattr(args, name)!r}; checkpoints support {_FORMAT!r} alone")
+            raise ConfigError(
+                f"--{name} is {getattr(args, name)!r}; checkpoints support {_FORMAT!r}"
+                " alone",
+            )
     names, settings = _algorithms(args)
     config = _template(source).get_config(
         args.quant_scheme,
@@ -77,7 +95,9 @@ def torch_config(args: Namespace, source: FloatCheckpoint) -> TorchConfig:
     )
     config.kv_cache_post_rope = args.kv_cache_post_rope
     found = config.torch_config()
-    own = tuple((glob, _of_size(args, int(size))) for glob, size in args.group_size_per_layer)
+    own = tuple(
+        (glob, _of_size(args, int(size))) for glob, size in args.group_size_per_layer
+    )
     found = found.with_(layers=(*own, *found.layers))
     if args.scale_calculation_mode is not None:
         found = _with_exponents(found, args.scale_calculation_mode)
@@ -122,11 +142,15 @@ def batch_of(args: Namespace) -> int | str:
 
 
 def _template(source: FloatCheckpoint) -> LLMTemplate:
-    """Return AMD Quark's template of the model, or one that follows from the structure of the model."""
+    """Return AMD Quark's template of the model, or one that follows from the structure of the
+    model.
+    """
     kind = str(read_json(source.folder / "config.json").get("model_type", ""))
     if kind not in LLMTemplate.list_available():
         floats = list(source.usually_float())
-        LLMTemplate.register_template(LLMTemplate(kind, ["*k_proj", "*v_proj"], exclude_layers_name=floats))
+        LLMTemplate.register_template(
+            LLMTemplate(kind, ["*k_proj", "*v_proj"], exclude_layers_name=floats),
+        )
     return LLMTemplate.get(kind)
 
 
@@ -141,7 +165,10 @@ def _of_size(args: Namespace, size: int) -> LayerSpec:
     """Return the scheme with another group size."""
     found = scheme(args.quant_scheme, args.group_size)
     if found.weight is None or not found.weight.block_size:
-        raise ConfigError(f"--group_size_per_layer: the scheme {args.quant_scheme} has no groups whose size is open")
+        raise ConfigError(
+            f"--group_size_per_layer: the scheme {args.quant_scheme} has no groups"
+            " whose size is open",
+        )
     return found.with_(weight=found.weight.with_(block_size=size))
 
 
@@ -151,19 +178,34 @@ def _algorithms(args: Namespace) -> tuple[list[str], dict[str, AlgoConfig]]:
     Raises:
         ConfigError: a file is for an algorithm that is not named.
     """
-    names = [name.lower() for name in (*(args.pre_quantization_optimization or ()), *(args.quant_algo or ()))]
+    names = [
+        name.lower()
+        for name in (
+            *(args.pre_quantization_optimization or ()),
+            *(args.quant_algo or ()),
+        )
+    ]
     found = dict[str, AlgoConfig]()
     for path, config in _files(args):
         own = [name for name in names if isinstance(config, algorithm_named(name))]
         if not own:
-            raise ConfigError(f"{path} is for {config.name!r}, which --quant_algo does not name; add it there")
+            raise ConfigError(
+                f"{path} is for {config.name!r}, which --quant_algo does not name; add"
+                " it there",
+            )
         found[own[0]] = config
     return names, found
 
 
 def _files(args: Namespace) -> Iterator[tuple[str, AlgoConfig]]:
-    """Yield the settings of algorithms, with their files. Names of algorithms between the files are not needed."""
-    words = [*(args.quant_algo_config_file or ()), *(args.pre_optimization_config_file_path or ())]
+    """Yield the settings of algorithms, with their files.
+
+    Names of algorithms between the files are not needed.
+    """
+    words = [
+        *(args.quant_algo_config_file or ()),
+        *(args.pre_optimization_config_file_path or ()),
+    ]
     for word in words:
         if word.lower() not in ALGORITHMS:
             yield word, load_quant_algo_config_from_file(word)

@@ -1,7 +1,8 @@
 """Share calibration data among the processes of torch.distributed, and sum their statistics.
 
-Each process runs the model on its part of the samples. Sums of products, ranges and histograms are those of all samples
-then, so that each process chooses the same codes. Without torch.distributed, all of this does nothing.
+Each process runs the model on its part of the samples. Sums of products, ranges and histograms are
+those of all samples then, so that each process chooses the same codes. Without torch.distributed,
+all of this does nothing.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ def own_part(samples: Sequence[Any]) -> list[Any]:
     if count() == 1:
         return list(samples)
     if len(samples) < count():
-        raise DataError(f"{len(samples)} samples are too few for {count()} processes; each needs one")
+        raise DataError(
+            f"{len(samples)} samples are too few for {count()} processes; each needs one",
+        )
     return list(samples[dist.get_rank() :: count()])
 
 

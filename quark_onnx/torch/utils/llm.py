@@ -1,4 +1,6 @@
-"""What scripts for language models take from ``quark.torch.utils.llm``: models, tokenizers and calibration data."""
+"""What scripts for language models take from ``quark.torch.utils.llm``: models, tokenizers and
+calibration data.
+"""
 
 from __future__ import annotations
 
@@ -34,12 +36,22 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 #: Element types by the names that scripts have for them.
-_TYPES = {"auto": "auto", "float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+_TYPES = {
+    "auto": "auto",
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "float32": torch.float32,
+}
 #: Files beside the weights that a processor or a tokenizer reads.
-_PREPROCESSORS = ("preprocessor_config.json", "processor_config.json", "chat_template.json", "chat_template.jinja")
+_PREPROCESSORS = (
+    "preprocessor_config.json",
+    "processor_config.json",
+    "chat_template.json",
+    "chat_template.jinja",
+)
 
 
-def get_model(
+def get_model(  # noqa: PLR0913
     ckpt_path: Path | str,
     data_type: str = "auto",
     device: str = "cuda",
@@ -87,7 +99,10 @@ def device_or_cpu(device: str | torch.device | None) -> str | torch.device:
 
 
 def get_tokenizer(
-    ckpt_path: Path | str, max_seq_len: int = 2048, model_type: str | None = None, trust_remote_code: bool = True
+    ckpt_path: Path | str,
+    max_seq_len: int = 2048,
+    model_type: str | None = None,
+    trust_remote_code: bool = True,
 ) -> Any:
     """Return the tokenizer of a Hugging Face folder.
 
@@ -98,14 +113,16 @@ def get_tokenizer(
         trust_remote_code: run Python files that the folder brings along.
     """
     tokenizer = transformers.AutoTokenizer.from_pretrained(
-        ckpt_path, model_max_length=max_seq_len, trust_remote_code=trust_remote_code
+        ckpt_path,
+        model_max_length=max_seq_len,
+        trust_remote_code=trust_remote_code,
     )
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
 
 
-def get_calib_dataloader(
+def get_calib_dataloader(  # noqa: PLR0913
     dataset_name: str,
     tokenizer: Any = None,
     batch_size: int = 1,
@@ -118,10 +135,12 @@ def get_calib_dataloader(
 ) -> DataLoader[Any]:
     """Return windows of tokens as batches of shape (batch, seqlen).
 
-    Texts are joined and cut into windows that do not overlap, whatever the name; AMD Quark pads each text for some.
+    Texts are joined and cut into windows that do not overlap, whatever the name; AMD Quark pads
+    each text for some.
 
     Args:
-        dataset_name: a file or folder of text or token ids, or the name of a data set; see ``read_windows``.
+        dataset_name: a file or folder of text or token ids, or the name of a data set; see
+            ``read_windows``.
         tokenizer: of transformers.
         batch_size: windows of a batch.
         num_calib_data: windows, at most.
@@ -135,19 +154,35 @@ def get_calib_dataloader(
         DataError: the data cannot be read, or has not enough text for a window.
         MissingDependency: a data set is named, and ``datasets`` is not installed.
     """
-    reader = tokenizer if tokenizer is not None else getattr(processor, "tokenizer", None)
+    reader = (
+        tokenizer if tokenizer is not None else getattr(processor, "tokenizer", None)
+    )
     windows = read_windows(dataset_name, reader, seqlen, num_calib_data)
     place = device_or_cpu(device)
-    size = min(batch_size, len(windows))  # one batch that is not full is better than none
-    return DataLoader([window.to(place) for window in windows], batch_size=size, drop_last=drop_last, shuffle=shuffle)
+    size = min(
+        batch_size,
+        len(windows),
+    )  # one batch that is not full is better than none
+    return DataLoader(
+        [window.to(place) for window in windows],
+        batch_size=size,
+        drop_last=drop_last,
+        shuffle=shuffle,
+    )
 
 
-def get_wikitext2(tokenizer: Any, nsamples: int, seqlen: int, device: str | None, seed: int = 0) -> DataLoader[Any]:
+def get_wikitext2(
+    tokenizer: Any,
+    nsamples: int,
+    seqlen: int,
+    device: str | None,
+    seed: int = 0,
+) -> DataLoader[Any]:
     """Return windows of WikiText-2; see ``get_calib_dataloader``."""
     return get_calib_dataloader("wikitext", tokenizer, 1, nsamples, seqlen, device)
 
 
-def get_loader(
+def get_loader(  # noqa: PLR0913
     path: str,
     subset: str,
     tokenizer: Any,
@@ -179,19 +214,29 @@ def preprocess_for_quantization(model: Any, reload: bool = False) -> None:
     unfuse_experts(model)
 
 
-def check_compatibility_before_quantization(model: Any, raise_on_error: bool = False) -> bool:
+def check_compatibility_before_quantization(
+    model: Any,
+    raise_on_error: bool = False,
+) -> bool:
     """Return True: what is not compatible is an error of quantizing, which names the layer."""
     return True
 
 
 def create_model_skeleton(
-    model_dir: Path | str, trust_remote_code: bool = False, attn_implementation: str = "eager"
+    model_dir: Path | str,
+    trust_remote_code: bool = False,
+    attn_implementation: str = "eager",
 ) -> Any:
     """Return the model of a folder without its weights, on torch's device ``meta``."""
-    config = transformers.AutoConfig.from_pretrained(model_dir, trust_remote_code=trust_remote_code)
+    config = transformers.AutoConfig.from_pretrained(
+        model_dir,
+        trust_remote_code=trust_remote_code,
+    )
     with torch.device("meta"):
         return transformers.AutoModelForCausalLM.from_config(
-            config, attn_implementation=attn_implementation, trust_remote_code=trust_remote_code
+            config,
+            attn_implementation=attn_implementation,
+            trust_remote_code=trust_remote_code,
         )
 
 
@@ -203,7 +248,10 @@ def save_model(model: Any, tokenizer: Any, save_dir: Path | str) -> None:
 
 
 def maybe_save_preprocessors(
-    src_name_or_path: Path | str, dest_dir: Path | str, src_subfolder: str = "", trust_remote_code: bool = False
+    src_name_or_path: Path | str,
+    dest_dir: Path | str,
+    src_subfolder: str = "",
+    trust_remote_code: bool = False,
 ) -> None:
     """Copy the files of a processor from one folder to another; nothing where there are none."""
     for name in _PREPROCESSORS:

@@ -1,4 +1,7 @@
-"""Whether vLLM, transformers or llama.cpp loads a checkpoint, from its headers; and a copy with what can be mended."""
+"""Whether vLLM, transformers or llama.cpp loads a checkpoint, from its headers.
+
+And a copy with what can be mended.
+"""
 
 from quark_onnx.torch.validate.clients import validate
 from quark_onnx.torch.validate.finding import Finding, Rule, Verdict

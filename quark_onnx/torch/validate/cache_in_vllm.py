@@ -1,4 +1,6 @@
-"""Scales of keys, values and probabilities in AMD Quark's layout, as vLLM's loaders look for them, and take them."""
+"""Scales of keys, values and probabilities in AMD Quark's layout, as vLLM's loaders look for them,
+and take them.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +15,68 @@ from quark_onnx.torch.validate.quark_config import QuarkConfig
 from quark_onnx.torch.validate.rules import broken
 from quark_onnx.torch.validate.slots import FUSED, SCALE, slot_findings
 
-#: Classes ...ForCausalLM whose loaders make ``qkv_proj`` of ``k_proj`` before they look for scales of the cache.
+#: Classes ...ForCausalLM whose loaders make ``qkv_proj`` of ``k_proj`` before they look for scales
+#: of the cache.
 _STACKED = frozenset(
     {
-        *("Afmoe", "Apertus", "Arcee", "Cohere", "Cohere2", "Cohere2Moe", "Cwm", "DeciLM", "Exaone", "Exaone4"),
-        *("ExaoneMoE", "ExaoneMoe", "FalconH1", "GPTBigCode", "GPTJ", "GPTNeoX", "Gemma", "Gemma2", "Gemma3", "Glm"),
-        *("HunYuanDenseV1", "HyperCLOVAX", "Jais2", "Jamba", "Nanbeige", "Nemotron", "NemotronH", "NemotronHPuzzle"),
-        *("OPT", "Olmo", "Olmo2", "Olmo3", "Olmoe", "Orion", "Phi", "PhiMoE", "Qwen2Moe", "Rnj1", "SeedOss"),
-        *("SmolLM3", "Solar", "StableLm", "Starcoder2", "Step1", "Transformers", "VaultGemma", "Zamba2"),
-    }
+        *(
+            "Afmoe",
+            "Apertus",
+            "Arcee",
+            "Cohere",
+            "Cohere2",
+            "Cohere2Moe",
+            "Cwm",
+            "DeciLM",
+            "Exaone",
+            "Exaone4",
+        ),
+        *(
+            "ExaoneMoE",
+            "ExaoneMoe",
+            "FalconH1",
+            "GPTBigCode",
+            "GPTJ",
+            "GPTNeoX",
+            "Gemma",
+            "Gemma2",
+            "Gemma3",
+            "Glm",
+        ),
+        *(
+            "HunYuanDenseV1",
+            "HyperCLOVAX",
+            "Jais2",
+            "Jamba",
+            "Nanbeige",
+            "Nemotron",
+            "NemotronH",
+            "NemotronHPuzzle",
+        ),
+        *(
+            "OPT",
+            "Olmo",
+            "Olmo2",
+            "Olmo3",
+            "Olmoe",
+            "Orion",
+            "Phi",
+            "PhiMoE",
+            "Qwen2Moe",
+            "Rnj1",
+            "SeedOss",
+        ),
+        *(
+            "SmolLM3",
+            "Solar",
+            "StableLm",
+            "Starcoder2",
+            "Step1",
+            "Transformers",
+            "VaultGemma",
+            "Zamba2",
+        ),
+    },
 )
 _SIDES = ("q_proj", "k_proj", "v_proj")
 
@@ -32,9 +87,17 @@ def cache_findings(checkpoint: Checkpoint, config: QuarkConfig) -> Iterator[Find
     for name, module in checkpoint.modules.items():
         for end in module.tensors:
             if end.startswith("prob_output_") and end != "prob_output_scale":
-                yield broken("tensor-unknown", f"{name}.{end}", f"{module.tensors[end]}, which attention does not have")
+                yield broken(
+                    "tensor-unknown",
+                    f"{name}.{end}",
+                    f"{module.tensors[end]}, which attention does not have",
+                )
     for parent, modules in _attentions(checkpoint):
-        yield from _pair_findings(checkpoint, parent, [config.is_cached(module) for module in modules])
+        yield from _pair_findings(
+            checkpoint,
+            parent,
+            [config.is_cached(module) for module in modules],
+        )
 
 
 def static_cache_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
@@ -42,15 +105,31 @@ def static_cache_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     scheme = checkpoint.quantization.get("kv_cache_scheme")
     if checkpoint.method == "compressed-tensors":
         if scheme is not None and not _is_fp8(scheme):
-            yield broken("ct-cache", "quantization_config.kv_cache_scheme", repr(scheme))
+            yield broken(
+                "ct-cache",
+                "quantization_config.kv_cache_scheme",
+                repr(scheme),
+            )
             return
-        lost = [f"{name}.output_scale" for name, each in checkpoint.modules.items() if "output_scale" in each.tensors]
+        lost = [
+            f"{name}.output_scale"
+            for name, each in checkpoint.modules.items()
+            if "output_scale" in each.tensors
+        ]
         if lost:
-            yield broken("kv-scales-loader", lost[0], f"no loader finds the {len(lost)} scales that are called so")
+            yield broken(
+                "kv-scales-loader",
+                lost[0],
+                f"no loader finds the {len(lost)} scales that are called so",
+            )
     dynamic = isinstance(scheme, dict) and bool(scheme.get("dynamic"))
     by_heads = isinstance(scheme, dict) and scheme.get("strategy") == "attn_head"
     for parent, modules in _attentions(checkpoint):
-        yield from _pair_findings(checkpoint, parent, [scheme is not None and not dynamic for _ in modules])
+        yield from _pair_findings(
+            checkpoint,
+            parent,
+            [scheme is not None and not dynamic for _ in modules],
+        )
         for side in "kv" if not by_heads else "":
             tensor = _scale(checkpoint, parent, side)
             if tensor is not None:
@@ -63,7 +142,10 @@ def _is_fp8(scheme: Any) -> bool:
     if not isinstance(scheme, dict):
         return False
     kind = scheme.get("num_bits"), scheme.get("type"), scheme.get("symmetric")
-    return kind == (8, "float", True) and scheme.get("strategy") in ("tensor", "attn_head")
+    return kind == (8, "float", True) and scheme.get("strategy") in (
+        "tensor",
+        "attn_head",
+    )
 
 
 def _attentions(checkpoint: Checkpoint) -> Iterator[tuple[str, list[Module]]]:
@@ -82,29 +164,59 @@ def _name_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     lost = [
         f"{name}.output_scale"
         for name, module in checkpoint.modules.items()
-        if "output_scale" in module.tensors and (module.last in FUSED or (stacked and module.last in _SIDES))
+        if "output_scale" in module.tensors
+        and (module.last in FUSED or (stacked and module.last in _SIDES))
     ]
     if lost:
-        yield broken("kv-scales-loader", lost[0], f"the loader of {own} does not find {len(lost)} scales called so")
+        yield broken(
+            "kv-scales-loader",
+            lost[0],
+            f"the loader of {own} does not find {len(lost)} scales called so",
+        )
 
 
-def _pair_findings(checkpoint: Checkpoint, parent: str, cached: list[bool]) -> Iterator[Finding]:
-    """vLLM takes 1.0 where both are missing, and that of keys for both where it is alone; it must be more than 0."""
+def _pair_findings(
+    checkpoint: Checkpoint,
+    parent: str,
+    cached: list[bool],
+) -> Iterator[Finding]:
+    """vLLM takes 1.0 where both are missing, and that of keys for both where it is alone.
+
+    It must be more than 0.
+    """
     keys, values = (_scale(checkpoint, parent, side) for side in "kv")
     places = [f"{parent}.{side}_proj.output_scale" for side in "kv"]
-    apart = checkpoint.method == "compressed-tensors"  # which keeps both apart, and begins with 1.0
+    apart = (
+        checkpoint.method == "compressed-tensors"
+    )  # which keeps both apart, and begins with 1.0
     if keys is None and values is None:
         for place, own in zip(places, cached, strict=False):
             if own:
-                yield broken("kv-scales-missing", place, "there is no such tensor; 1.0 is taken")
+                yield broken(
+                    "kv-scales-missing",
+                    place,
+                    "there is no such tensor; 1.0 is taken",
+                )
     elif keys is None:
-        text = "there is one for values alone, and " + ("1.0 is taken" if apart else "no fp8 cache is made")
+        text = "there is one for values alone, and " + (
+            "1.0 is taken" if apart else "no fp8 cache is made"
+        )
         yield broken("kv-scales-missing", places[0], text, WRONG if apart else REFUSED)
     elif values is None and not keys.name.endswith("kv_scale"):
         text = f"there is no such tensor; {'1.0' if apart else 'that of keys'} is taken"
         yield broken("kv-scales-missing", places[1], text, WRONG)
-    if keys is not None and not apart and (found := _number(keys)) is not None and not found > 0:
-        yield broken("scale-value", keys.name, f"it is {found:g}, and no fp8 cache is made", REFUSED)
+    if (
+        keys is not None
+        and not apart
+        and (found := _number(keys)) is not None
+        and not found > 0
+    ):
+        yield broken(
+            "scale-value",
+            keys.name,
+            f"it is {found:g}, and no fp8 cache is made",
+            REFUSED,
+        )
 
 
 def _scale(checkpoint: Checkpoint, parent: str, side: str) -> Tensor | None:
@@ -112,12 +224,21 @@ def _scale(checkpoint: Checkpoint, parent: str, side: str) -> Tensor | None:
     nothing = Module(parent, {})
     own = (
         (f"{parent}.{side}_proj", "output_scale"),
-        *((name, f"{side}_scale") for name in (f"{parent}.{side}_proj", parent, f"{parent}.attn")),
+        *(
+            (name, f"{side}_scale")
+            for name in (f"{parent}.{side}_proj", parent, f"{parent}.attn")
+        ),
         *([(parent, "kv_scale")] if side == "k" else []),
     )
-    found = (checkpoint.modules.get(name, nothing).tensors.get(end) for name, end in own)
+    found = (
+        checkpoint.modules.get(name, nothing).tensors.get(end) for name, end in own
+    )
     return next((tensor for tensor in found if tensor is not None), None)
 
 
 def _number(tensor: Tensor) -> float | None:
-    return float(values_of(tensor)[0]) if tensor.count == 1 and tensor.dtype in FLOATS else None
+    return (
+        float(values_of(tensor)[0])
+        if tensor.count == 1 and tensor.dtype in FLOATS
+        else None
+    )

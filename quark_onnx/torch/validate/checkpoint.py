@@ -1,4 +1,6 @@
-"""Checkpoint: what a Hugging Face folder holds, read from its configuration and the headers of its weights."""
+"""Checkpoint: what a Hugging Face folder holds, read from its configuration and the headers of its
+weights.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,11 @@ from quark_onnx.torch.validate.header import Header, Tensor, read_header
 from quark_onnx.torch.validate.modules import Module, modules_of
 from quark_onnx.torch.validate.rules import broken
 
-CONFIG, INDEX, SINGLE = "config.json", "model.safetensors.index.json", "model.safetensors"
+CONFIG, INDEX, SINGLE = (
+    "config.json",
+    "model.safetensors.index.json",
+    "model.safetensors",
+)
 
 
 @dataclass(frozen=True)
@@ -39,7 +45,11 @@ class Checkpoint:
     @cached_property
     def tensors(self) -> dict[str, Tensor]:
         """All tensors; of two with one name, the last."""
-        return {name: tensor for header in self.headers.values() for name, tensor in header.tensors.items()}
+        return {
+            name: tensor
+            for header in self.headers.values()
+            for name, tensor in header.tensors.items()
+        }
 
     @cached_property
     def modules(self) -> dict[str, Module]:
@@ -51,7 +61,11 @@ class Checkpoint:
         """The quantization in the configuration; empty where there is none."""
         text = self.config.get("text_config")
         inner = text.get("quantization_config") if isinstance(text, dict) else None
-        found = self.config.get("quantization_config") or inner or self.config.get("compression_config")
+        found = (
+            self.config.get("quantization_config")
+            or inner
+            or self.config.get("compression_config")
+        )
         return found if isinstance(found, dict) else {}
 
     @property
@@ -63,12 +77,17 @@ class Checkpoint:
 
     @property
     def dtype(self) -> str:
-        """The type that transformers loads the model in unless told otherwise; empty if the configuration has none."""
-        return str(self.text_config.get("dtype") or self.text_config.get("torch_dtype") or "")
+        """The type that transformers loads the model in unless told otherwise.
+
+        Empty if the configuration has none.
+        """
+        return str(
+            self.text_config.get("dtype") or self.text_config.get("torch_dtype") or "",
+        )
 
     @property
     def text_config(self) -> dict[str, Any]:
-        """The configuration of the language model, which is a part of that of a multimodal model."""
+        """The configuration of the language model, which is a part of that of a multimodal model."""  # noqa: E501
         inner = self.config.get("text_config")
         return {**self.config, **inner} if isinstance(inner, dict) else self.config
 
@@ -83,10 +102,14 @@ def read(folder: Path) -> Checkpoint:
         ModelError: there is no such folder, or it holds neither of these.
     """
     if not folder.is_dir():
-        raise ModelError(f"{folder} is no folder; name that of a Hugging Face checkpoint")
+        raise ModelError(
+            f"{folder} is no folder; name that of a Hugging Face checkpoint",
+        )
     files = sorted(path for path in folder.glob("*.safetensors") if path.is_file())
     if not files and not (folder / CONFIG).is_file():
-        raise ModelError(f"{folder} holds neither {CONFIG} nor *.safetensors: it is no Hugging Face checkpoint")
+        raise ModelError(
+            f"{folder} holds neither {CONFIG} nor *.safetensors: it is no Hugging Face checkpoint",
+        )
     damage = list[Finding]()
     config = _read_json(folder / CONFIG, "config-json", damage)
     if (folder / "generation_config.json").is_file():
@@ -99,16 +122,23 @@ def read(folder: Path) -> Checkpoint:
         except ModelError as error:
             damage.append(broken("file-damaged", file.name, str(error)))
     if not files:
-        damage.append(broken("no-weights", str(folder.name), "there is no *.safetensors"))
+        damage.append(
+            broken("no-weights", str(folder.name), "there is no *.safetensors"),
+        )
     return Checkpoint(folder, config, index, headers, tuple(damage))
 
 
 def _weights(files: list[Path], index: dict[str, str] | None) -> list[Path]:
-    """The files that clients read: those of the index; without one, all but the copies in other layouts."""
+    """The files that clients read: those of the index.
+
+    Without one, all but the copies in other layouts.
+    """
     if index is not None:
         return [file for file in files if file.name in set(index.values())]
     single = [file for file in files if file.name == SINGLE]
-    return single or [file for file in files if not file.name.startswith("consolidated")]
+    return single or [
+        file for file in files if not file.name.startswith("consolidated")
+    ]
 
 
 def _read_json(file: Path, rule: str, damage: list[Finding]) -> dict[str, Any]:
@@ -131,9 +161,13 @@ def _read_index(folder: Path, damage: list[Finding]) -> dict[str, str] | None:
         return None
     before = len(damage)
     found = _read_json(folder / INDEX, "index-json", damage).get("weight_map")
-    whole = isinstance(found, dict) and all(isinstance(name, str) for name in found.values())
+    whole = isinstance(found, dict) and all(
+        isinstance(name, str) for name in found.values()
+    )
     if isinstance(found, dict) and whole:
         return found
     if len(damage) == before:
-        damage.append(broken("index-json", INDEX, "it has no weight_map from tensors to files"))
+        damage.append(
+            broken("index-json", INDEX, "it has no weight_map from tensors to files"),
+        )
     return None

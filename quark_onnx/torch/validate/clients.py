@@ -1,4 +1,6 @@
-"""validate: which checks a checkpoint must pass for which client, in one table, and the verdict that follows."""
+"""validate: which checks a checkpoint must pass for which client, in one table, and the verdict
+that follows.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,13 @@ from quark_onnx.torch.validate import (
     vllm_names,
 )
 from quark_onnx.torch.validate.checkpoint import Checkpoint, read
-from quark_onnx.torch.validate.finding import SEVERITIES, WARNING, WRONG, Finding, Verdict
+from quark_onnx.torch.validate.finding import (
+    SEVERITIES,
+    WARNING,
+    WRONG,
+    Finding,
+    Verdict,
+)
 from quark_onnx.torch.validate.rules import LLAMA_CPP, TRANSFORMERS, VLLM, broken
 
 Check = Callable[[Checkpoint], Iterator[Finding]]
@@ -31,7 +39,8 @@ class Layout:
     """How a client reads weights that are stored in some way.
 
     Attributes:
-        config: checks of the configuration; where one finds that it is refused, those of the layers are left out.
+        config: checks of the configuration; where one finds that it is refused, those of the layers
+            are left out.
         layers: checks of the layers and their tensors.
         schemes: names how each layer is quantized.
         needs: what must be installed beside the client.
@@ -45,15 +54,26 @@ class Layout:
 
 #: For checkpoints of any layout, by any client, and by one.
 EVERY: tuple[Check, ...] = (
-    *(model.file_findings, model.told_findings, model.layer_findings, model.head_findings),
+    *(
+        model.file_findings,
+        model.told_findings,
+        model.layer_findings,
+        model.head_findings,
+    ),
     *(model.scale_findings, model.value_findings),
 )
 OWN: dict[str, tuple[Check, ...]] = {
-    "vllm": (model.strict_findings, vllm_names.name_findings, vllm_names.order_findings),
+    "vllm": (
+        model.strict_findings,
+        vllm_names.name_findings,
+        vllm_names.order_findings,
+    ),
     "transformers": (model.missing_findings,),
 }
 
-_QUARK_NEEDS = ("amd-quark 0.12 or later with a C++ compiler, or quark_onnx.torch.transformers",)
+_QUARK_NEEDS = (
+    "amd-quark 0.12 or later with a C++ compiler, or quark_onnx.torch.transformers",
+)
 _GPTQMODEL = (packed.gptqmodel_config_findings,)
 _COMPRESSED = (compressed.config_findings,)
 _FP8 = (native_fp8.config_findings,)
@@ -64,25 +84,43 @@ LAYOUTS: dict[str, dict[str, Layout]] = {
         "float": Layout(layers=(model.float_findings,)),
         "quark": Layout(
             (quark_vllm.quark_config_findings,),
-            (model.name_findings, model.quantized_head_findings, quark_vllm.quark_layer_findings),
+            (
+                model.name_findings,
+                model.quantized_head_findings,
+                quark_vllm.quark_layer_findings,
+            ),
             quark_vllm.quark_schemes_in_vllm,
         ),
         "compressed-tensors": Layout(
             _COMPRESSED,
-            (compressed.vllm_findings, compressed.layer_findings, cache_in_vllm.static_cache_findings),
+            (
+                compressed.vllm_findings,
+                compressed.layer_findings,
+                cache_in_vllm.static_cache_findings,
+            ),
             compressed.schemes,
         ),
         "awq": Layout(
             (packed.awq_config_findings,),
-            (packed.fused_findings, packed.awq_expert_findings, packed.awq_layer_findings),
+            (
+                packed.fused_findings,
+                packed.awq_expert_findings,
+                packed.awq_layer_findings,
+            ),
             packed.schemes,
         ),
         "gptq": Layout(
-            (packed.gptq_config_findings,), (packed.fused_findings, packed.gptq_layer_findings), packed.schemes
+            (packed.gptq_config_findings,),
+            (packed.fused_findings, packed.gptq_layer_findings),
+            packed.schemes,
         ),
         "fp8": Layout(
             _FP8,
-            (model.name_findings, native_fp8.vllm_findings, cache_in_vllm.static_cache_findings),
+            (
+                model.name_findings,
+                native_fp8.vllm_findings,
+                cache_in_vllm.static_cache_findings,
+            ),
             native_fp8.schemes,
         ),
     },
@@ -100,20 +138,66 @@ LAYOUTS: dict[str, dict[str, Layout]] = {
             compressed.schemes,
             ("compressed-tensors 0.15 or later",),
         ),
-        "awq": Layout(_GPTQMODEL, (packed.awq_layer_findings,), packed.schemes, ("gptqmodel",)),
-        "gptq": Layout(_GPTQMODEL, (packed.gptq_layer_findings,), packed.schemes, ("gptqmodel",)),
-        "fp8": Layout(_FP8, (native_fp8.transformers_findings,), native_fp8.schemes, ("accelerate",)),
+        "awq": Layout(
+            _GPTQMODEL,
+            (packed.awq_layer_findings,),
+            packed.schemes,
+            ("gptqmodel",),
+        ),
+        "gptq": Layout(
+            _GPTQMODEL,
+            (packed.gptq_layer_findings,),
+            packed.schemes,
+            ("gptqmodel",),
+        ),
+        "fp8": Layout(
+            _FP8,
+            (native_fp8.transformers_findings,),
+            native_fp8.schemes,
+            ("accelerate",),
+        ),
     },
 }
 #: Layouts that the clients know, and for which there are no rules here.
 _UNCHECKED = {
     "vllm": (
-        *("modelopt", "modelopt_fp4", "modelopt_mxfp8", "modelopt_mixed", "torchao", "mxfp4", "mxfp8", "inc"),
+        *(
+            "modelopt",
+            "modelopt_fp4",
+            "modelopt_mxfp8",
+            "modelopt_mixed",
+            "torchao",
+            "mxfp4",
+            "mxfp8",
+            "inc",
+        ),
         *("auto-round", "experts_int8", "humming", "deepseek_v4_fp8", "moe_wna16"),
     ),
     "transformers": (
-        *("bitsandbytes", "aqlm", "quanto", "eetq", "higgs", "hqq", "fbgemm_fp8", "torchao", "bitnet", "vptq", "spqr"),
-        *("fouroversix", "fp_quant", "nvfp4", "mxfp8", "auto-round", "mxfp4", "metal", "sinq", "gemma"),
+        *(
+            "bitsandbytes",
+            "aqlm",
+            "quanto",
+            "eetq",
+            "higgs",
+            "hqq",
+            "fbgemm_fp8",
+            "torchao",
+            "bitnet",
+            "vptq",
+            "spqr",
+        ),
+        *(
+            "fouroversix",
+            "fp_quant",
+            "nvfp4",
+            "mxfp8",
+            "auto-round",
+            "mxfp4",
+            "metal",
+            "sinq",
+            "gemma",
+        ),
     ),
 }
 #: What comes of a value whose type no tool writes; clients fail on it just so.
@@ -122,10 +206,13 @@ RELEASES = {"vllm": VLLM, "transformers": TRANSFORMERS, "llama.cpp": LLAMA_CPP}
 
 
 def validate(folder: Path, client: str) -> Verdict:
-    """Say whether a client loads a checkpoint, and what it does wrong if it does not; only headers are read.
+    """Say whether a client loads a checkpoint, and what it does wrong if it does not.
+
+    Only headers are read.
 
     Args:
-        folder: of a Hugging Face checkpoint that any tool wrote; for "llama.cpp" a ``*.gguf`` file or its folder.
+        folder: of a Hugging Face checkpoint that any tool wrote; for "llama.cpp" a ``*.gguf`` file
+            or its folder.
         client: "vllm", "transformers" or "llama.cpp".
 
     Raises:
@@ -138,7 +225,10 @@ def validate(folder: Path, client: str) -> Verdict:
     refused
     """
     if client not in RELEASES:
-        raise ConfigError(f"unknown client {client!r}{nearest(client, RELEASES)}; there are {', '.join(RELEASES)}")
+        raise ConfigError(
+            f"unknown client {client!r}{nearest(client, RELEASES)}; there are"
+            f" {', '.join(RELEASES)}",
+        )
     folder = Path(folder)
     if client == "llama.cpp":
         return _validate_gguf(folder)
@@ -173,23 +263,53 @@ def _unknown(checkpoint: Checkpoint, client: str) -> Finding:
     if client != "transformers" or not checkpoint.method:
         return broken("method", place, found)
     quantized = any(module.is_quantized for module in checkpoint.modules.values())
-    return broken("method", place, f"{found}, and the weights are read as floats", WRONG if quantized else WARNING)
+    return broken(
+        "method",
+        place,
+        f"{found}, and the weights are read as floats",
+        WRONG if quantized else WARNING,
+    )
 
 
-def _verdict(
-    place: Path, client: str, layout: str, schemes: dict[str, int], needs: tuple[str, ...], found: Iterable[Finding]
+def _verdict(  # noqa: PLR0913
+    place: Path,
+    client: str,
+    layout: str,
+    schemes: dict[str, int],
+    needs: tuple[str, ...],
+    found: Iterable[Finding],
 ) -> Verdict:
-    ordered = sorted(dict.fromkeys(found), key=lambda finding: SEVERITIES.index(finding.severity))
-    return Verdict(str(place), client, RELEASES[client], layout, schemes, needs, tuple(ordered))
+    ordered = sorted(
+        dict.fromkeys(found),
+        key=lambda finding: SEVERITIES.index(finding.severity),
+    )
+    return Verdict(
+        str(place),
+        client,
+        RELEASES[client],
+        layout,
+        schemes,
+        needs,
+        tuple(ordered),
+    )
 
 
 #: Rules whose breach leaves nothing by which the layers could be read.
-_FATAL = ("ct-groups", "ct-arguments", "ct-format", "awq-config", "gptq-config", "gptqmodel-config", "fp8-config")
+_FATAL = (
+    "ct-groups",
+    "ct-arguments",
+    "ct-format",
+    "awq-config",
+    "gptq-config",
+    "gptqmodel-config",
+    "fp8-config",
+)
 
 
 def _stops(found: list[Finding]) -> bool:
     return any(
-        finding.rule in (*_FATAL, "malformed") or finding.place == "quantization_config.global_quant_config"
+        finding.rule in (*_FATAL, "malformed")
+        or finding.place == "quantization_config.global_quant_config"
         for finding in found
     )
 
@@ -202,7 +322,10 @@ def _run(checks: Iterable[Check], checkpoint: Checkpoint) -> Iterator[Finding]:
             yield broken("malformed", "config.json", f"{type(error).__name__}: {error}")
 
 
-def _safely(schemes: Callable[[Checkpoint], Iterator[str]], checkpoint: Checkpoint) -> list[str]:
+def _safely(
+    schemes: Callable[[Checkpoint], Iterator[str]],
+    checkpoint: Checkpoint,
+) -> list[str]:
     try:
         return [*schemes(checkpoint)]
     except _MALFORMED:

@@ -1,12 +1,14 @@
-"""Rule, Finding and Verdict: what a client demands, what was found instead, and what follows from it."""
+"""Rule, Finding and Verdict: what a client demands, what was found instead, and what follows from
+it.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-#: What a client does with a checkpoint that breaks a rule: it does not load it, it loads something else than what was
-#: written, or it loads it and something deserves a look. Worst first.
+#: What a client does with a checkpoint that breaks a rule: it does not load it, it loads something
+#: else than what was written, or it loads it and something deserves a look. Worst first.
 REFUSED, WRONG, WARNING = SEVERITIES = ("refused", "wrong", "warning")
 
 
@@ -15,7 +17,8 @@ class Rule:
     """Something that a client demands.
 
     Attributes:
-        severity: what follows where it is broken, unless the finding says otherwise: "refused", "wrong" or "warning".
+        severity: what follows where it is broken, unless the finding says otherwise: "refused",
+            "wrong" or "warning".
         title: what is demanded.
         mend: what to do about a checkpoint that breaks it.
         source: where the rule was read, with the release.
@@ -60,7 +63,10 @@ class Finding:
 
     def __str__(self) -> str:
         rule = self.broken
-        return f"{self.severity} {self.rule} at {self.place}: {self.found} ({rule.title}); {rule.mend} [{rule.source}]"
+        return (
+            f"{self.severity} {self.rule} at {self.place}: {self.found} ({rule.title});"
+            f" {rule.mend} [{rule.source}]"
+        )
 
 
 @dataclass(frozen=True)
@@ -119,9 +125,16 @@ class Verdict:
         }
 
     def text(self, complete: bool = False) -> str:
-        """The verdict for a person; a rule that is broken in many places is shown three times, unless complete."""
+        """The verdict for a person.
+
+        A rule that is broken in many places is shown three times, unless complete.
+        """
         schemes = ", ".join(f"{count} × {name}" for name, count in self.schemes.items())
-        what = f"{self.layout} checkpoint ({schemes})" if schemes else f"{self.layout} checkpoint"
+        what = (
+            f"{self.layout} checkpoint ({schemes})"
+            if schemes
+            else f"{self.layout} checkpoint"
+        )
         lines = [f"{self.place}: {what} for {self.release}: {self.word}"]
         lines += [f"needs {what}" for what in self.needs]
         seen = dict[str, int]()
@@ -130,7 +143,9 @@ class Verdict:
             if complete or seen[finding.rule] <= 3:
                 lines.append(str(finding))
         more = [f"{count - 3} × {rule}" for rule, count in seen.items() if count > 3]
-        return "\n".join(lines if complete or not more else [*lines, f"and {', '.join(more)}"])
+        return "\n".join(
+            lines if complete or not more else [*lines, f"and {', '.join(more)}"],
+        )
 
     def __str__(self) -> str:
         return self.text()

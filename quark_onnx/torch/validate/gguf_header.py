@@ -1,4 +1,5 @@
-"""Headers of GGUF files: metadata and the tensors' names, types, shapes and places, each step checked against the file.
+"""Headers of GGUF files: metadata and the tensors' names, types, shapes and places, each step
+checked against the file.
 
 The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
@@ -14,7 +15,19 @@ from quark_onnx.errors import ModelError
 
 VERSIONS = (2, 3)
 #: Format characters of ``struct`` by the number of a metadata type; 8 is a string, 9 an array.
-_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_SCALARS = {
+    0: "B",
+    1: "b",
+    2: "H",
+    3: "h",
+    4: "I",
+    5: "i",
+    6: "f",
+    7: "?",
+    10: "Q",
+    11: "q",
+    12: "d",
+}
 _STRING, _ARRAY = 8, 9
 _MOST_DIMENSIONS = 4
 
@@ -70,7 +83,8 @@ def read_gguf(file: Path) -> GGUFHeader:
     """Read a header; the values are left alone.
 
     Raises:
-        ModelError: the file is truncated, damaged, or no GGUF file; the message says how, without the name.
+        ModelError: the file is truncated, damaged, or no GGUF file; the message says how, without
+            the name.
     """
     size = file.stat().st_size
     with file.open("rb") as stream:
@@ -80,7 +94,10 @@ def read_gguf(file: Path) -> GGUFHeader:
         version = reader.number("I")
         if version not in VERSIONS:
             swapped = int.from_bytes(version.to_bytes(4, "little"), "big") in VERSIONS
-            raise ModelError(f"version {version}: " + ("big-endian" if swapped else f"{VERSIONS} are read"))
+            raise ModelError(
+                f"version {version}: "
+                + ("big-endian" if swapped else f"{VERSIONS} are read"),
+            )
         count, pairs = reader.number("Q"), reader.number("Q")
         metadata = dict[str, Any]()
         for _ in range(pairs):
@@ -94,7 +111,13 @@ def read_gguf(file: Path) -> GGUFHeader:
             if tensor.name in tensors:
                 raise ModelError(f"there are two tensors {tensor.name!r}")
             tensors[tensor.name] = tensor
-        return GGUFHeader(version, metadata, tuple(tensors.values()), stream.tell(), size)
+        return GGUFHeader(
+            version,
+            metadata,
+            tuple(tensors.values()),
+            stream.tell(),
+            size,
+        )
 
 
 class _Reader:

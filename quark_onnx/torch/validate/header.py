@@ -23,7 +23,10 @@ BITS = {
     "F4": 4,
     "F6_E2M3": 6,
     "F6_E3M2": 6,
-    **dict.fromkeys(("U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8),
+    **dict.fromkeys(
+        ("U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"),
+        8,
+    ),
     **dict.fromkeys(("U16", "I16", "F16", "BF16"), 16),
     **dict.fromkeys(("U32", "I32", "F32"), 32),
     **dict.fromkeys(("U64", "I64", "F64", "C64"), 64),
@@ -82,13 +85,17 @@ def read_header(file: Path) -> Header:
     """Read a header and see whether the file agrees with it; the values are left alone.
 
     Raises:
-        ModelError: the file is truncated, damaged, or no safetensors file; the message says how, without the name.
+        ModelError: the file is truncated, damaged, or no safetensors file; the message says how,
+            without the name.
     """
     size = file.stat().st_size
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
         if size < 8 or length > min(size - 8, _LONGEST_HEADER):
-            raise ModelError(f"{size} bytes, of which the header should take {length}: truncated, or no safetensors")
+            raise ModelError(
+                f"{size} bytes, of which the header should take {length}: truncated, or"
+                " no safetensors",
+            )
         text = stream.read(length)
     try:
         entries = json.loads(text.decode("utf-8"), object_pairs_hook=_unique)
@@ -97,7 +104,9 @@ def read_header(file: Path) -> Header:
     except (ValueError, RecursionError) as error:
         raise ModelError(f"the header is no JSON object: {error}") from None
     metadata = entries.pop("__metadata__", {})
-    tensors = {name: _tensor(name, entry, file, 8 + length) for name, entry in entries.items()}
+    tensors = {
+        name: _tensor(name, entry, file, 8 + length) for name, entry in entries.items()
+    }
     _check_places(tensors, 8 + length, size)
     return Header(tensors, metadata if isinstance(metadata, dict) else {}, 8 + length)
 
@@ -112,9 +121,15 @@ def values_of(tensor: Tensor) -> npt.NDArray[np.float64]:
         stream.seek(tensor.start)
         data = stream.read(tensor.size)
     if tensor.dtype == "BF16":
-        return (np.frombuffer(data, "<u2").astype("<u4") << 16).view("<f4").astype(np.float64)
+        return (
+            (np.frombuffer(data, "<u2").astype("<u4") << 16)
+            .view("<f4")
+            .astype(np.float64)
+        )
     if tensor.dtype not in ("F16", "F32", "F64"):
-        raise ModelError(f"{tensor.name}: {tensor.dtype} is no float whose values can be read")
+        raise ModelError(
+            f"{tensor.name}: {tensor.dtype} is no float whose values can be read",
+        )
     return np.frombuffer(data, f"<f{BITS[tensor.dtype] // 8}").astype(np.float64)
 
 
@@ -127,24 +142,45 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _tensor(name: str, entry: Any, file: Path, start: int) -> Tensor:
     try:
-        dtype, shape, (first, last) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
-        whole = all(type(number) is int and number >= 0 for number in (*shape, first, last))
+        dtype, shape, (first, last) = (
+            entry["dtype"],
+            tuple(entry["shape"]),
+            entry["data_offsets"],
+        )
+        whole = all(
+            type(number) is int and number >= 0 for number in (*shape, first, last)
+        )
     except (TypeError, KeyError, ValueError):
         whole = False
     if not whole:
-        raise ModelError(f"the header's entry of {name!r} is {entry!r}; it lacks a dtype, shape or data_offsets")
+        raise ModelError(
+            f"the header's entry of {name!r} is {entry!r}; it lacks a dtype, shape or"
+            " data_offsets",
+        )
     if not isinstance(dtype, str) or dtype not in BITS:
         raise ModelError(f"{name!r} has the unknown type {dtype!r}")
     if prod(shape) * BITS[dtype] != (last - first) * 8:
-        raise ModelError(f"{name!r} is {dtype} {list(shape)}, which does not fill the {last - first} bytes it takes")
+        raise ModelError(
+            f"{name!r} is {dtype} {list(shape)}, which does not fill the {last - first}"
+            " bytes it takes",
+        )
     return Tensor(name, dtype, shape, file, start + first, last - first)
 
 
 def _check_places(tensors: dict[str, Tensor], start: int, size: int) -> None:
     place = start
-    for tensor in sorted(tensors.values(), key=lambda tensor: (tensor.start, tensor.size)):
+    for tensor in sorted(
+        tensors.values(),
+        key=lambda tensor: (tensor.start, tensor.size),
+    ):
         if tensor.start != place:
-            raise ModelError(f"{tensor.name!r} begins at byte {tensor.start} instead of {place}: a gap or an overlap")
+            raise ModelError(
+                f"{tensor.name!r} begins at byte {tensor.start} instead of {place}: a"
+                " gap or an overlap",
+            )
         place += tensor.size
     if place != size:
-        raise ModelError(f"{size} bytes instead of {place}: {'truncated' if size < place else 'something follows'}")
+        raise ModelError(
+            f"{size} bytes instead of {place}:"
+            f" {'truncated' if size < place else 'something follows'}",
+        )

@@ -1,4 +1,6 @@
-"""Whether llama.cpp loads a GGUF file: its header, metadata, types, places, and the tensors of its architecture."""
+"""Whether llama.cpp loads a GGUF file: its header, metadata, types, places, and the tensors of its
+architecture.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,11 @@ class GGUFModel:
     @property
     def tensors(self) -> dict[str, GGUFTensor]:
         """All of them, by their names."""
-        return {tensor.name: tensor for header in self.headers.values() for tensor in header.tensors}
+        return {
+            tensor.name: tensor
+            for header in self.headers.values()
+            for tensor in header.tensors
+        }
 
 
 def read_models(place: Path) -> list[GGUFModel]:
@@ -89,7 +95,11 @@ def findings(model: GGUFModel) -> Iterator[Finding]:
         return
     yield from _key_findings(model, gguf)
     if gguf is None:
-        yield broken("gguf-unchecked", model.name, "it is not installed; types and unknown tensors are not checked")
+        yield broken(
+            "gguf-unchecked",
+            model.name,
+            "it is not installed; types and unknown tensors are not checked",
+        )
     elif model.architecture in gguf.MODEL_ARCH_NAMES.values():
         yield from _unknown_findings(model, gguf)
     yield from _missing_findings(model)
@@ -131,32 +141,60 @@ def _is_type(gguf: ModuleType, kind: int) -> bool:
     return kind in {member.value for member in gguf.GGML_QUANT_SIZES}
 
 
-def _place_findings(file: str, header: GGUFHeader, gguf: ModuleType | None) -> Iterator[Finding]:
+def _place_findings(
+    file: str,
+    header: GGUFHeader,
+    gguf: ModuleType | None,
+) -> Iterator[Finding]:
     align = header.alignment
     if align <= 0 or align & (align - 1):
-        yield broken("gguf-place", file, f"general.alignment is {align}, no power of two")
+        yield broken(
+            "gguf-place",
+            file,
+            f"general.alignment is {align}, no power of two",
+        )
         return
     start, place = -(-header.start // align) * align, 0
     for tensor in header.tensors:
         if tensor.offset % align:
-            yield broken("gguf-place", tensor.name, f"it begins at {tensor.offset}, which {align} does not divide")
+            yield broken(
+                "gguf-place",
+                tensor.name,
+                f"it begins at {tensor.offset}, which {align} does not divide",
+            )
             return
         if gguf is None:
             continue
         if not _is_type(gguf, tensor.kind):
-            yield broken("gguf-type", tensor.name, f"its type has the number {tensor.kind}")
+            yield broken(
+                "gguf-type",
+                tensor.name,
+                f"its type has the number {tensor.kind}",
+            )
             return
         block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(tensor.kind)]
         if tensor.shape and tensor.shape[0] % block:
             name = gguf.GGMLQuantizationType(tensor.kind).name
-            yield broken("gguf-type", tensor.name, f"rows of {tensor.shape[0]} are no whole blocks of {block} ({name})")
+            yield broken(
+                "gguf-type",
+                tensor.name,
+                f"rows of {tensor.shape[0]} are no whole blocks of {block} ({name})",
+            )
             return
         if tensor.offset != place:
-            yield broken("gguf-place", tensor.name, f"it begins at {tensor.offset} instead of {place}")
+            yield broken(
+                "gguf-place",
+                tensor.name,
+                f"it begins at {tensor.offset} instead of {place}",
+            )
             return
         place += -(-prod(tensor.shape) // block * size // align) * align
         if start + tensor.offset + prod(tensor.shape) // block * size > header.size:
-            yield broken("gguf-damaged", file, f"it has {header.size} bytes and ends within {tensor.name}")
+            yield broken(
+                "gguf-damaged",
+                file,
+                f"it has {header.size} bytes and ends within {tensor.name}",
+            )
             return
 
 
@@ -164,34 +202,62 @@ def _key_findings(model: GGUFModel, gguf: ModuleType | None) -> Iterator[Finding
     family = model.architecture
     known = [*_DENSE] if gguf is None else [*gguf.MODEL_ARCH_NAMES.values()]
     if not family or (gguf is not None and family not in known):
-        yield broken("gguf-architecture", model.name, f"general.architecture is {family!r}")
+        yield broken(
+            "gguf-architecture",
+            model.name,
+            f"general.architecture is {family!r}",
+        )
         return
-    keys = [f"{family}.{key}" for key in _KEYS] if family in _DENSE else [f"{family}.block_count"]
+    keys = (
+        [f"{family}.{key}" for key in _KEYS]
+        if family in _DENSE
+        else [f"{family}.block_count"]
+    )
     for key in (*keys, "tokenizer.ggml.model"):
         if key not in model.metadata:
             yield broken("gguf-key", model.name, f"there is no {key}")
 
 
 def _unknown_findings(model: GGUFModel, gguf: ModuleType) -> Iterator[Finding]:
-    family = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == model.architecture)
+    family = next(
+        key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == model.architecture
+    )
     known = {gguf.TENSOR_NAMES[tensor] for tensor in gguf.MODEL_TENSORS[family]}
-    shapes = {re.sub(r"\.\d+\.", ".{bid}.", name.rpartition(".")[0], count=1) for name in model.tensors}
+    shapes = {
+        re.sub(r"\.\d+\.", ".{bid}.", name.rpartition(".")[0], count=1)
+        for name in model.tensors
+    }
     unknown = shapes - known
     for name in model.tensors:
         plain = re.sub(r"\.\d+\.", ".{bid}.", name.rpartition(".")[0], count=1)
         if plain in unknown:
-            yield broken("gguf-tensor-unknown", name, f"{model.architecture} has no such tensor")
+            yield broken(
+                "gguf-tensor-unknown",
+                name,
+                f"{model.architecture} has no such tensor",
+            )
 
 
 def _missing_findings(model: GGUFModel) -> Iterator[Finding]:
     family, metadata = model.architecture, model.metadata
     if family not in _DENSE:
         return
-    count, experts = metadata.get(f"{family}.block_count"), metadata.get(f"{family}.expert_count", 0)
+    count, experts = (
+        metadata.get(f"{family}.block_count"),
+        metadata.get(f"{family}.expert_count", 0),
+    )
     names = ["token_embd", "output_norm"]
     if type(count) is int:
         layer = [*_BLOCK, *_FEED_FORWARD[bool(experts)]]
-        names += [f"blk.{number}.{name}" for number in range(min(count, 10_000)) for name in layer]
+        names += [
+            f"blk.{number}.{name}"
+            for number in range(min(count, 10_000))
+            for name in layer
+        ]
     for name in names:
         if f"{name}.weight" not in model.tensors:
-            yield broken("gguf-tensor-missing", f"{name}.weight", f"{family} with {count} blocks needs it")
+            yield broken(
+                "gguf-tensor-missing",
+                f"{name}.weight",
+                f"{family} with {count} blocks needs it",
+            )

@@ -1,4 +1,7 @@
-"""Module: the tensors of one layer; which layers are Linear, which are fused by clients, and how large they must be."""
+"""Module: the tensors of one layer.
+
+Which layers are Linear, which are fused by clients, and how large they must be.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,9 @@ WEIGHTS = ("weight", "weight_packed", "qweight")
 HEAD, EMBEDDING = "lm_head", "model.embed_tokens"
 
 _EXPERT = re.compile(r"(?P<experts>.*\.experts)\.\d+\.")
-_EMBEDDINGS = re.compile(r"(^|[._])(embed|embeddings?|wte|wpe|embed_\w+|\w+_embeddings?)($|\.)")
+_EMBEDDINGS = re.compile(
+    r"(^|[._])(embed|embeddings?|wte|wpe|embed_\w+|\w+_embeddings?)($|\.)",
+)
 _DECODER = re.compile(r"((model|language_model)\.)*layers\.\d+\.")
 _ROUTERS = ("gate", "router", "shared_expert_gate")
 
@@ -37,7 +42,10 @@ class Module:
     @property
     def weight(self) -> Tensor | None:
         """Its values; None for a module that is none of its own, or has only scales."""
-        return next((self.tensors[name] for name in WEIGHTS if name in self.tensors), None)
+        return next(
+            (self.tensors[name] for name in WEIGHTS if name in self.tensors),
+            None,
+        )
 
     @property
     def last(self) -> str:
@@ -46,9 +54,14 @@ class Module:
 
     @property
     def is_linear(self) -> bool:
-        """Whether it is a matrix, and neither an embedding nor the head, which clients treat apart."""
+        """Whether it is a matrix, and neither an embedding nor the head, which clients treat apart."""  # noqa: E501
         weight = self.weight
-        return weight is not None and len(weight.shape) == 2 and not self.is_head and not _EMBEDDINGS.search(self.name)
+        return (
+            weight is not None
+            and len(weight.shape) == 2
+            and not self.is_head
+            and not _EMBEDDINGS.search(self.name)
+        )
 
     @property
     def is_head(self) -> bool:
@@ -68,9 +81,12 @@ class Module:
 
     @property
     def is_quantized(self) -> bool:
-        """Whether its values are something else than floats of 16 or 32 bits, or come with a scale."""
+        """Whether its values are something else than floats of 16 or 32 bits, or come with a scale."""  # noqa: E501
         weight = self.weight
-        scaled = any("scale" in name and not name.startswith(("output", "k_", "v_")) for name in self.tensors)
+        scaled = any(
+            "scale" in name and not name.startswith(("output", "k_", "v_"))
+            for name in self.tensors
+        )
         return weight is not None and (scaled or weight.dtype not in (*FLOATS, "F64"))
 
 
@@ -93,7 +109,10 @@ def modules_of(tensors: Mapping[str, Tensor]) -> dict[str, Module]:
 
 
 def fused(modules: Mapping[str, Module]) -> Iterator[tuple[str, list[Module]]]:
-    """Layers that clients make one of: its name, and the Linear layers in it; all experts of a mixture are one, too."""
+    """Layers that clients make one of: its name, and the Linear layers in it.
+
+    All experts of a mixture are one, too.
+    """
     groups = dict[str, list[Module]]()
     for module in modules.values():
         if not module.is_linear:
@@ -107,8 +126,23 @@ def fused(modules: Mapping[str, Module]) -> Iterator[tuple[str, list[Module]]]:
     yield from groups.items()
 
 
-_DENSE = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "granite", "olmo2", "smollm3")
-_MIXTURES = {"mixtral": "intermediate_size", "qwen2_moe": "moe_intermediate_size", "qwen3_moe": "moe_intermediate_size"}
+_DENSE = (
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "gemma",
+    "gemma2",
+    "gemma3_text",
+    "granite",
+    "olmo2",
+    "smollm3",
+)
+_MIXTURES = {
+    "mixtral": "intermediate_size",
+    "qwen2_moe": "moe_intermediate_size",
+    "qwen3_moe": "moe_intermediate_size",
+}
 
 
 def is_known(config: Mapping[str, Any]) -> bool:
@@ -117,11 +151,13 @@ def is_known(config: Mapping[str, Any]) -> bool:
 
 
 def size_of(name: str, config: Mapping[str, Any]) -> tuple[int, int] | None:
-    """How large a Linear layer of a well-known family must be, (out, in); None where that cannot be told.
+    """How large a Linear layer of a well-known family must be, (out, in).
+
+    None where that cannot be told.
 
     >>> size_of("model.layers.0.mlp.down_proj", {"model_type": "llama", "hidden_size": 8, "intermediate_size": 24})
     (8, 24)
-    """
+    """  # noqa: E501
     family = config.get("model_type")
     if not is_known(config) or not _DECODER.match(name):
         return None
@@ -133,12 +169,18 @@ def size_of(name: str, config: Mapping[str, Any]) -> tuple[int, int] | None:
     if experts:
         wide = config.get(_MIXTURES.get(str(family), "intermediate_size"))
     elif family in _MIXTURES and ".mlp." in name:
-        return None  # dense layers and shared experts among others have sizes of their own
+        return (
+            None  # dense layers and shared experts among others have sizes of their own
+        )
     heads, groups = config.get("num_attention_heads"), config.get("num_key_value_heads")
     groups = heads if groups is None else groups
-    if not all(type(number) is int and number > 0 for number in (hidden, wide, heads, groups)):
+    if not all(
+        type(number) is int and number > 0 for number in (hidden, wide, heads, groups)
+    ):
         return _mlp(name, hidden, wide)
-    assert isinstance(hidden, int) and isinstance(heads, int) and isinstance(groups, int)
+    assert (
+        isinstance(hidden, int) and isinstance(heads, int) and isinstance(groups, int)
+    )
     width = config.get("head_dim") or hidden // heads
     if type(width) is not int:
         return None
@@ -151,5 +193,12 @@ def _mlp(name: str, hidden: Any, wide: Any) -> tuple[int, int] | None:
     if not (type(hidden) is int and type(wide) is int):
         return None
     up, down = (wide, hidden), (hidden, wide)
-    sizes = {"gate_proj": up, "up_proj": up, "down_proj": down, "w1": up, "w3": up, "w2": down}
+    sizes = {
+        "gate_proj": up,
+        "up_proj": up,
+        "down_proj": down,
+        "w1": up,
+        "w3": up,
+        "w2": down,
+    }
     return sizes.get(name.rpartition(".")[2])

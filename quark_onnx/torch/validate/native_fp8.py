@@ -1,4 +1,6 @@
-"""Whether a checkpoint in the layout of DeepSeek's fp8 loads: E4M3, with a scale for each tensor or block."""
+"""Whether a checkpoint in the layout of DeepSeek's fp8 loads: E4M3, with a scale for each tensor or
+block.
+"""
 
 from __future__ import annotations
 
@@ -32,15 +34,29 @@ def config_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     entries = checkpoint.quantization
     scheme, block = entries.get("activation_scheme"), entries.get("weight_block_size")
     if scheme not in ("static", "dynamic"):
-        yield broken("fp8-config", f"{_HERE}.activation_scheme", "missing" if scheme is None else repr(scheme))
-    if block is not None and (not isinstance(block, list) or len(block) != 2 or not all(map(_is_size, block))):
+        yield broken(
+            "fp8-config",
+            f"{_HERE}.activation_scheme",
+            "missing" if scheme is None else repr(scheme),
+        )
+    if block is not None and (
+        not isinstance(block, list) or len(block) != 2 or not all(map(_is_size, block))
+    ):
         yield broken("fp8-config", f"{_HERE}.weight_block_size", repr(block))
     elif block is not None and scheme == "static":
-        yield broken("fp8-config", f"{_HERE}.activation_scheme", "static, with weight_block_size")
+        yield broken(
+            "fp8-config",
+            f"{_HERE}.activation_scheme",
+            "static, with weight_block_size",
+        )
     yield from name_list_findings(entries, "ignored_layers")
     for name in _excluded(entries):
         if is_glob(name) or name.startswith("re:"):
-            yield broken("exclude-pattern", f"{_HERE}.ignored_layers", f"{name!r} is no exact name")
+            yield broken(
+                "exclude-pattern",
+                f"{_HERE}.ignored_layers",
+                f"{name!r} is no exact name",
+            )
 
 
 def vllm_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
@@ -50,12 +66,23 @@ def vllm_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     for name, modules in fused(checkpoint.modules):
         out = [module.name in names for module in modules]
         if any(out) and not all(out) and not modules[0].experts:
-            yield broken("shards-excluded", name, f"{sum(out)} of {len(out)} are in ignored_layers")
+            yield broken(
+                "shards-excluded",
+                name,
+                f"{sum(out)} of {len(out)} are in ignored_layers",
+            )
         block = entries.get("weight_block_size")
         if block and not modules[0].experts and not any(out):
             for module in modules[:-1]:
-                if module.weight is not None and module.is_quantized and module.weight.shape[0] % block[0]:
-                    text = f"blocks of {block[0]}, and {module.weight.shape[0]} outputs, behind which others are fused"
+                if (
+                    module.weight is not None
+                    and module.is_quantized
+                    and module.weight.shape[0] % block[0]
+                ):
+                    text = (
+                        f"blocks of {block[0]}, and {module.weight.shape[0]} outputs,"
+                        " behind which others are fused"
+                    )
                     yield broken("group-divides", module.name, text)
     end = "weight_scale_inv" if entries.get("weight_block_size") else "weight_scale"
     yield from _layer_findings(checkpoint, {end}, "input_scale")
@@ -70,8 +97,16 @@ def transformers_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
         if name in module.tensors
     ]
     if old:
-        yield broken("fp8-names", old[0], f"{len(old)} scales are called so, and are not found")
-    yield from _layer_findings(checkpoint, {"weight_scale_inv", "weight_scale"}, "activation_scale")
+        yield broken(
+            "fp8-names",
+            old[0],
+            f"{len(old)} scales are called so, and are not found",
+        )
+    yield from _layer_findings(
+        checkpoint,
+        {"weight_scale_inv", "weight_scale"},
+        "activation_scale",
+    )
 
 
 def schemes(checkpoint: Checkpoint) -> Iterator[str]:
@@ -82,46 +117,87 @@ def schemes(checkpoint: Checkpoint) -> Iterator[str]:
             yield f"fp8 in blocks of {block[0]} × {block[1]}" if block else "fp8"
 
 
-def _layer_findings(checkpoint: Checkpoint, scales: set[str], inputs: str) -> Iterator[Finding]:
+def _layer_findings(
+    checkpoint: Checkpoint,
+    scales: set[str],
+    inputs: str,
+) -> Iterator[Finding]:
     entries = checkpoint.quantization
     excluded = _excluded(entries)
     for module in checkpoint.modules.values():
         if not module.is_linear and not (module.is_head and module.is_quantized):
             continue
-        out = module.name in excluded or any(module.name.startswith(f"{name}.") for name in excluded)
+        out = module.name in excluded or any(
+            module.name.startswith(f"{name}.") for name in excluded
+        )
         if out or module.is_head:
             if module.is_quantized:
-                yield broken("excluded-quantized", module.name, f"it is excluded, and its weight is {module.weight}")
+                yield broken(
+                    "excluded-quantized",
+                    module.name,
+                    f"it is excluded, and its weight is {module.weight}",
+                )
         elif not module.is_quantized:
             if not module.is_router:
-                yield broken("float-included", module.name, f"its weight is {module.weight}, not F8_E4M3")
+                yield broken(
+                    "float-included",
+                    module.name,
+                    f"its weight is {module.weight}, not F8_E4M3",
+                )
         else:
             yield from _tensors(checkpoint, module, scales, inputs)
 
 
-def _tensors(checkpoint: Checkpoint, module: Module, scales: set[str], inputs: str) -> Iterator[Finding]:
+def _tensors(
+    checkpoint: Checkpoint,
+    module: Module,
+    scales: set[str],
+    inputs: str,
+) -> Iterator[Finding]:
     entries, weight = checkpoint.quantization, module.weight
     assert weight is not None
     rows, columns = weight.shape
     block = entries.get("weight_block_size")
-    name = next((name for name in sorted(scales) if name in module.tensors), sorted(scales)[0])
-    shapes = ((ceil_div(rows, block[0]), ceil_div(columns, block[1])),) if block else SCALAR
+    name = next(
+        (name for name in sorted(scales) if name in module.tensors),
+        sorted(scales)[0],
+    )
+    shapes = (
+        ((ceil_div(rows, block[0]), ceil_div(columns, block[1])),) if block else SCALAR
+    )
     slots: Slots = {
         "weight": Slot(_TYPES, ((rows, columns),)),
         name: Slot((*FLOATS, "F8_E8M0", "U8"), shapes),
-        **({inputs: SCALE} if entries.get("activation_scheme") == "static" and len(scales) == 1 else {}),
         **(
-            {"input_scale": Slot(FLOATS, SCALAR, False), inputs: Slot(FLOATS, SCALAR, False)} if len(scales) > 1 else {}
+            {inputs: SCALE}
+            if entries.get("activation_scheme") == "static" and len(scales) == 1
+            else {}
+        ),
+        **(
+            {
+                "input_scale": Slot(FLOATS, SCALAR, False),
+                inputs: Slot(FLOATS, SCALAR, False),
+            }
+            if len(scales) > 1
+            else {}
         ),
         **cache_slots(module),
     }
-    yield from size_findings(module, (rows, columns), size_of(module.name, checkpoint.text_config))
+    yield from size_findings(
+        module,
+        (rows, columns),
+        size_of(module.name, checkpoint.text_config),
+    )
     yield from slot_findings(module, slots)
 
 
 def _excluded(entries: dict[str, Any]) -> list[str]:
     found = entries.get("ignored_layers") or entries.get("modules_to_not_convert")
-    return [name for name in found if isinstance(name, str)] if isinstance(found, list) else []
+    return (
+        [name for name in found if isinstance(name, str)]
+        if isinstance(found, list)
+        else []
+    )
 
 
 def _is_size(number: Any) -> bool:

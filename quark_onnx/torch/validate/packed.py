@@ -1,4 +1,6 @@
-"""Whether checkpoints in the layouts of AutoAWQ and GPTQ load: their keys, and small integers packed in int32."""
+"""Whether checkpoints in the layouts of AutoAWQ and GPTQ load: their keys, and small integers
+packed in int32.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,14 @@ from quark_onnx.torch.validate.finding import REFUSED, Finding
 from quark_onnx.torch.validate.header import FLOATS, Tensor
 from quark_onnx.torch.validate.modules import Module, fused, size_of
 from quark_onnx.torch.validate.rules import broken
-from quark_onnx.torch.validate.slots import Shape, Slot, Slots, floats, size_findings, slot_findings
+from quark_onnx.torch.validate.slots import (
+    Shape,
+    Slot,
+    Slots,
+    floats,
+    size_findings,
+    slot_findings,
+)
 
 _HERE = "quantization_config"
 Sizes = Callable[[Tensor, dict[str, Any]], tuple[Shape, Slots]]
@@ -33,12 +42,32 @@ def awq_config_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 def awq_layer_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     """What is wrong with the tensors of AutoAWQ."""
-    skipped = [str(name) for name in checkpoint.quantization.get("modules_to_not_convert") or []]
-    for module, excluded in _layers(checkpoint, lambda name: any(part in name for part in skipped)):
+    skipped = [
+        str(name)
+        for name in checkpoint.quantization.get("modules_to_not_convert") or []
+    ]
+    for module, excluded in _layers(
+        checkpoint,
+        lambda name: any(part in name for part in skipped),
+    ):
         if excluded and module.is_quantized:
-            yield broken("excluded-quantized", module.name, f"modules_to_not_convert names it: {module.weight}")
-        elif skipped and not excluded and not module.is_quantized and not module.is_router:
-            yield broken("float-included", module.name, f"its weight is {module.weight}", REFUSED)
+            yield broken(
+                "excluded-quantized",
+                module.name,
+                f"modules_to_not_convert names it: {module.weight}",
+            )
+        elif (
+            skipped
+            and not excluded
+            and not module.is_quantized
+            and not module.is_router
+        ):
+            yield broken(
+                "float-included",
+                module.name,
+                f"its weight is {module.weight}",
+                REFUSED,
+            )
     yield from _tensor_findings(checkpoint, _awq_slots)
 
 
@@ -50,17 +79,31 @@ def gptq_config_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
             yield broken("gptq-config", f"{_HERE}.{name}", "there is no such key")
     bits, symmetric = entries.get("bits", 4), entries.get("sym", True)
     if bits not in (4, 8) or symmetric is not True:
-        yield broken("gptq-config", f"{_HERE}.bits", f"{bits!r} with sym {symmetric!r}; 4 and 8 with true are read")
+        yield broken(
+            "gptq-config",
+            f"{_HERE}.bits",
+            f"{bits!r} with sym {symmetric!r}; 4 and 8 with true are read",
+        )
     if entries.get("desc_act") and entries.get("group_size") != -1:
-        yield broken("gptq-config", f"{_HERE}.desc_act", "true; groups in the order of activations were given up")
+        yield broken(
+            "gptq-config",
+            f"{_HERE}.desc_act",
+            "true; groups in the order of activations were given up",
+        )
 
 
 def gptqmodel_config_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """What is wrong with the configuration of either, for transformers, which has gptqmodel read the layers."""
+    """What is wrong with the configuration of either, for transformers, which has gptqmodel read
+    the layers.
+    """
     entries = checkpoint.quantization
     bits = entries.get("w_bit", entries.get("bits"))
     if bits not in (2, 3, 4, 8):
-        yield broken("gptqmodel-config", f"{_HERE}.bits", "there is no such key" if bits is None else repr(bits))
+        yield broken(
+            "gptqmodel-config",
+            f"{_HERE}.bits",
+            "there is no such key" if bits is None else repr(bits),
+        )
     version = str(entries.get("version", "gemm")).lower()
     if checkpoint.method == "awq" and version != "gemm":
         yield broken("method-unchecked", f"{_HERE}.version", repr(version))
@@ -74,30 +117,46 @@ def gptq_layer_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
 def schemes(checkpoint: Checkpoint) -> Iterator[str]:
     """The types of each quantized layer."""
     entries = checkpoint.quantization
-    bits, group = entries.get("w_bit", entries.get("bits")), entries.get("q_group_size", entries.get("group_size"))
+    bits, group = (
+        entries.get("w_bit", entries.get("bits")),
+        entries.get("q_group_size", entries.get("group_size")),
+    )
     for module in checkpoint.modules.values():
         if module.is_linear and "qweight" in module.tensors:
             yield f"{bits} bits in groups of {group}"
 
 
-def _layers(checkpoint: Checkpoint, excludes: Callable[[str], bool]) -> Iterator[tuple[Module, bool]]:
+def _layers(
+    checkpoint: Checkpoint,
+    excludes: Callable[[str], bool],
+) -> Iterator[tuple[Module, bool]]:
     for module in checkpoint.modules.values():
         if module.is_linear:
             yield module, excludes(module.name)
 
 
 def fused_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """Without a list, vLLM sees from the files which layers are float: all or none of those that it fuses."""
+    """Without a list, vLLM sees from the files which layers are float: all or none of those that it
+    fuses.
+    """
     for name, modules in fused(checkpoint.modules):
         stored = [module.is_quantized for module in modules]
         if any(stored) and not all(stored):
-            yield broken("shards-excluded", name, f"{sum(stored)} of {len(stored)} are quantized")
+            yield broken(
+                "shards-excluded",
+                name,
+                f"{sum(stored)} of {len(stored)} are quantized",
+            )
 
 
 def awq_expert_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     """vLLM divides the inputs of experts by the group size, whatever it is."""
     entries = checkpoint.quantization
-    experts = [module.name for module in checkpoint.modules.values() if module.experts and module.is_quantized]
+    experts = [
+        module.name
+        for module in checkpoint.modules.values()
+        if module.experts and module.is_quantized
+    ]
     if experts and entries.get("q_group_size", entries.get("group_size")) == -1:
         yield broken("awq-experts", experts[0], "group_size is -1")
 
@@ -110,13 +169,25 @@ def _tensor_findings(checkpoint: Checkpoint, slots_of: Sizes) -> Iterator[Findin
         if weight is None or (not module.is_quantized and "weight" in module.tensors):
             continue
         if not weight.name.endswith(".qweight") or len(weight.shape) != 2:
-            yield broken("tensor-unknown", weight.name, f"{weight}; a layer is float, or a matrix called qweight")
+            yield broken(
+                "tensor-unknown",
+                weight.name,
+                f"{weight}; a layer is float, or a matrix called qweight",
+            )
             continue
         size, slots = slots_of(weight, entries)
         if type(group) is int and group > 0 and size[1] % group:
-            yield broken("group-divides", module.name, f"groups of {group}, and {size[1]} inputs")
+            yield broken(
+                "group-divides",
+                module.name,
+                f"groups of {group}, and {size[1]} inputs",
+            )
             continue
-        yield from size_findings(module, size, size_of(module.name, checkpoint.text_config))
+        yield from size_findings(
+            module,
+            size,
+            size_of(module.name, checkpoint.text_config),
+        )
         yield from slot_findings(module, slots)
 
 
@@ -146,7 +217,11 @@ def _gptq_slots(weight: Tensor, entries: dict[str, Any]) -> tuple[Shape, Slots]:
 def _override(name: str, entries: dict[str, Any]) -> int | None:
     """Bits of a layer that a rule of GPTQModel's ``dynamic`` gives it."""
     for pattern, change in (entries.get("dynamic") or {}).items():
-        if isinstance(change, dict) and re.match(pattern.removeprefix("+:"), name) and type(change.get("bits")) is int:
+        if (
+            isinstance(change, dict)
+            and re.match(pattern.removeprefix("+:"), name)
+            and type(change.get("bits")) is int
+        ):
             return int(change["bits"])
     return None
 

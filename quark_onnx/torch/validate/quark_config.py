@@ -1,4 +1,6 @@
-"""QuarkConfig: what AMD Quark's quantization_config says of a layer, as vLLM reads it and as amd-quark itself does."""
+"""QuarkConfig: what AMD Quark's quantization_config says of a layer, as vLLM reads it and as
+amd-quark itself does.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,11 @@ class QuarkConfig:
     def exclude(self) -> list[str]:
         """Names and patterns that stay float."""
         found = self.entries.get("exclude")
-        return [name for name in found if isinstance(name, str)] if isinstance(found, list) else []
+        return (
+            [name for name in found if isinstance(name, str)]
+            if isinstance(found, list)
+            else []
+        )
 
     @property
     def export(self) -> dict[str, Any]:
@@ -58,7 +64,11 @@ class QuarkConfig:
     def kv_patterns(self) -> list[str]:
         """Patterns of the layers whose outputs are the KV cache."""
         found = self.export.get("kv_cache_group")
-        return [name for name in found if isinstance(name, str)] if isinstance(found, list) else []
+        return (
+            [name for name in found if isinstance(name, str)]
+            if isinstance(found, list)
+            else []
+        )
 
     @property
     def overrides(self) -> dict[str, Layer]:
@@ -86,29 +96,58 @@ class QuarkConfig:
         }
 
     def excludes(self, name: str) -> bool:
-        """Whether amd-quark kept a layer float: patterns of a shell, and for vLLM's sake regular expressions."""
-        return any(fnmatch(name, pattern) or _matches(name, pattern) for pattern in self.exclude)
+        """Whether amd-quark kept a layer float: patterns of a shell, and for vLLM's sake regular
+        expressions.
+        """
+        return any(
+            fnmatch(name, pattern) or _matches(name, pattern)
+            for pattern in self.exclude
+        )
 
     def excludes_in_vllm(self, module: Module) -> bool:
-        """Whether vLLM keeps a layer float: exact names and regular expressions; experts all together."""
+        """Whether vLLM keeps a layer float: exact names and regular expressions.
+
+        Experts all together.
+        """
         names = [module.name]
         if module.experts:
             inside = f"{module.experts}."
-            if any(name.startswith(inside) for name in self.exclude if not name.startswith("re:")):
+            if any(
+                name.startswith(inside)
+                for name in self.exclude
+                if not name.startswith("re:")
+            ):
                 return True
             names = [module.experts]
-        return any(name == pattern or _matches(name, pattern) for name in names for pattern in self.exclude)
+        return any(
+            name == pattern or _matches(name, pattern)
+            for name in names
+            for pattern in self.exclude
+        )
 
     def layer(self, name: str) -> Layer:
-        """The configuration of a layer, as amd-quark finds it: the first pattern of a shell that matches."""
-        return next((layer for pattern, layer in self.overrides.items() if fnmatch(name, pattern)), self.fallback)
+        """The configuration of a layer, as amd-quark finds it: the first pattern of a shell that
+        matches.
+        """
+        return next(
+            (
+                layer
+                for pattern, layer in self.overrides.items()
+                if fnmatch(name, pattern)
+            ),
+            self.fallback,
+        )
 
     def layer_in_vllm(self, module: Module) -> Layer:
-        """The configuration of a layer, as vLLM finds it, without the outputs that are the KV cache."""
+        """The configuration of a layer, as vLLM finds it, without the outputs that are the KV
+        cache.
+        """
         name = module.experts or module.name
         for pattern, layer in self.overrides.items():
             if fnmatch(name, pattern) if "*" in pattern else name in pattern:
-                cached = pattern in self.kv_layers or (self.kv_patterns and pattern == "*q_proj")
+                cached = pattern in self.kv_layers or (
+                    self.kv_patterns and pattern == "*q_proj"
+                )
                 return {**layer, "output_tensors": None} if cached else layer
         return self.fallback
 
@@ -120,7 +159,12 @@ class QuarkConfig:
     def is_cached(self, module: Module) -> bool:
         """Whether a layer's outputs are quantized for the KV cache, or the queries with it."""
         output = self.layer(module.name).get("output_tensors")
-        return bool(stages(output)) and module.last in ("k_proj", "v_proj", "q_proj", "qkv_proj")
+        return bool(stages(output)) and module.last in (
+            "k_proj",
+            "v_proj",
+            "q_proj",
+            "qkv_proj",
+        )
 
 
 def same(first: Any, second: Any) -> bool:
@@ -128,7 +172,9 @@ def same(first: Any, second: Any) -> bool:
     if type(first) is not type(second):
         return False
     if isinstance(first, dict):
-        return first.keys() == second.keys() and all(same(first[key], second[key]) for key in first)
+        return first.keys() == second.keys() and all(
+            same(first[key], second[key]) for key in first
+        )
     if isinstance(first, list):
         return len(first) == len(second) and all(map(same, first, second))
     return bool(first == second)

@@ -6,7 +6,15 @@ from typing import Any
 
 from quark_onnx.torch.validate.header import FLOATS, Tensor
 from quark_onnx.torch.validate.quark_config import Layer, stages
-from quark_onnx.torch.validate.slots import SCALAR, SCALE, Shape, Slot, Slots, ceil_div, floats
+from quark_onnx.torch.validate.slots import (
+    SCALAR,
+    SCALE,
+    Shape,
+    Slot,
+    Slots,
+    ceil_div,
+    floats,
+)
 
 Spec = dict[str, Any]
 
@@ -15,8 +23,13 @@ _FP6 = ("fp6_e3m2", "fp6_e2m3")
 _BYTES = {"fp8_e4m3": "F8_E4M3", "fp8_e5m2": "F8_E5M2", "int8": "I8", "uint8": "U8"}
 
 
-def scheme_in_vllm(layer: Layer, pack_method: str, experts: bool = False) -> tuple[str, str]:
-    """The name of the scheme that vLLM 0.33 chooses for a layer, or why there is none: ("fp8", "") or ("", "...").
+def scheme_in_vllm(  # noqa: C901, PLR0911
+    layer: Layer,
+    pack_method: str,
+    experts: bool = False,
+) -> tuple[str, str]:
+    """The name of the scheme that vLLM 0.33 chooses for a layer, or why there is none: ("fp8", "")
+    or ("", "...").
 
     Args:
         layer: its configuration.
@@ -29,7 +42,13 @@ def scheme_in_vllm(layer: Layer, pack_method: str, experts: bool = False) -> tup
             return "nvfp4", ""
         if experts and _is_int4_fp8(weight, inputs):
             return "int4_fp8", ""
-        return "", "of two stages is nvfp4 alone: fp4 in groups of 16 and fp8_e4m3, inputs dynamic in the first stage"
+        return (
+            "",
+            (
+                "of two stages is nvfp4 alone: fp4 in groups of 16 and fp8_e4m3, inputs"
+                " dynamic in the first stage"
+            ),
+        )
     first, second = _single(weight), _single(inputs)
     if first is None:
         return "", "the weight has no specification"
@@ -39,11 +58,22 @@ def scheme_in_vllm(layer: Layer, pack_method: str, experts: bool = False) -> tup
         return "fp8", ""
     if second is not None and _is_int8(first, second):
         return "int8", ""
-    if second is None and first.get("dtype") in _INT4 and pack_method in ("order", "reorder"):
+    if (
+        second is None
+        and first.get("dtype") in _INT4
+        and pack_method in ("order", "reorder")
+    ):
         group, symmetric = first.get("group_size"), first.get("symmetric")
         if not isinstance(group, int) or group <= 0:
-            return "", f"integers of four bits need a positive group_size; it is {group!r}"
-        return ("w4a16", "") if isinstance(symmetric, bool) else ("", f"symmetric is {symmetric!r}, no bool")
+            return (
+                "",
+                f"integers of four bits need a positive group_size; it is {group!r}",
+            )
+        return (
+            ("w4a16", "")
+            if isinstance(symmetric, bool)
+            else ("", f"symmetric is {symmetric!r}, no bool")
+        )
     if second is not None and not experts and _is_mxfp4_fp8(first, second):
         return "mxfp4_fp8", ""
     return _microscaling(first, second, experts)
@@ -68,8 +98,14 @@ def describe(layer: Layer) -> str:
     return ", ".join(parts) or "nothing"
 
 
-def slots_of(layer: Layer, weight: Tensor, scale: Tensor | None) -> tuple[Shape, Slots] | None:
-    """A layer's (out, in), as its weight tells it, and the tensors that it must have; None for a type without layout.
+def slots_of(
+    layer: Layer,
+    weight: Tensor,
+    scale: Tensor | None,
+) -> tuple[Shape, Slots] | None:
+    """A layer's (out, in), as its weight tells it, and the tensors that it must have.
+
+    None for a type without layout.
 
     Args:
         layer: its configuration.
@@ -93,11 +129,17 @@ def slots_of(layer: Layer, weight: Tensor, scale: Tensor | None) -> tuple[Shape,
         (out, into), own = _packed_integers(spec, weight, scale)
     elif dtype == "fp4" or dtype in _FP6:
         out, into = rows, columns * 2 if dtype == "fp4" else columns * 4 // 3
-        own = {"weight": Slot(("U8",), ((rows, columns),)), **_block_scales(specs, out, into)}
+        own = {
+            "weight": Slot(("U8",), ((rows, columns),)),
+            **_block_scales(specs, out, into),
+        }
     elif dtype in _BYTES:
         transposed = dtype in ("int8", "uint8") and spec.get("qscheme") == "per_group"
         out, into = (columns, rows) if transposed else (rows, columns)
-        own = {"weight": Slot((_BYTES[dtype],), ((rows, columns),)), **_scales(spec, out, into, transposed)}
+        own = {
+            "weight": Slot((_BYTES[dtype],), ((rows, columns),)),
+            **_scales(spec, out, into, transposed),
+        }
     else:
         return None
     return (out, into), {**own, **inputs}
@@ -105,11 +147,19 @@ def slots_of(layer: Layer, weight: Tensor, scale: Tensor | None) -> tuple[Shape,
 
 def group_of(layer: Layer) -> int:
     """Values of an input that share a scale; 0 where there are no groups."""
-    found = [spec.get("group_size") for spec in stages(layer.get("weight")) if spec.get("qscheme") == "per_group"]
+    found = [
+        spec.get("group_size")
+        for spec in stages(layer.get("weight"))
+        if spec.get("qscheme") == "per_group"
+    ]
     return found[0] if found and isinstance(found[0], int) and found[0] > 0 else 0
 
 
-def _packed_integers(spec: Spec, weight: Tensor, scale: Tensor | None) -> tuple[Shape, dict[str, Slot]]:
+def _packed_integers(
+    spec: Spec,
+    weight: Tensor,
+    scale: Tensor | None,
+) -> tuple[Shape, dict[str, Slot]]:
     rows, columns = weight.shape
     stored = {"weight": Slot(("I32",), ((rows, columns),))}
     needed = spec.get("symmetric") is False
@@ -123,7 +173,11 @@ def _packed_integers(spec: Spec, weight: Tensor, scale: Tensor | None) -> tuple[
             "weight_zero_point": Slot(("I32",), zeros, needed),
         }
     out = columns * 8
-    if scale is not None and len(scale.shape) == 2 and ceil_div(scale.shape[1], 8) == columns:
+    if (
+        scale is not None
+        and len(scale.shape) == 2
+        and ceil_div(scale.shape[1], 8) == columns
+    ):
         out = scale.shape[1]
     groups = max(rows // (group_of({"weight": spec}) or rows), 1)
     zeros = ((groups, columns),)
@@ -139,7 +193,10 @@ def _block_scales(specs: list[Spec], out: int, into: int) -> dict[str, Slot]:
     blocks = (out, into // group)
     if len(specs) == 2:
         return {"weight_scale": Slot(("F8_E4M3",), (blocks,)), "weight_scale_2": SCALE}
-    exponents = specs[0].get("scale_format") in ("e8m0", "e5m3", "e4m3") or specs[0].get("scale_type") == "float8_e5m3"
+    exponents = (
+        specs[0].get("scale_format") in ("e8m0", "e5m3", "e4m3")
+        or specs[0].get("scale_type") == "float8_e5m3"
+    )
     return {"weight_scale": Slot(("U8", "F8_E8M0") if exponents else FLOATS, (blocks,))}
 
 
@@ -155,10 +212,16 @@ def _scales(spec: Spec, out: int, into: int, transposed: bool) -> dict[str, Slot
         shapes = ((ceil_div(out, high), ceil_div(into, wide)),)
     else:
         shapes = SCALAR
-    exponents = spec.get("scale_format") == "e8m0" or spec.get("scale_type") == "float8_e8m0fnu"
+    exponents = (
+        spec.get("scale_format") == "e8m0" or spec.get("scale_type") == "float8_e8m0fnu"
+    )
     slots = {"weight_scale": Slot(("U8", "F8_E8M0") if exponents else FLOATS, shapes)}
     if integer:
-        slots["weight_zero_point"] = Slot(("I8", "U8", "I32"), shapes, spec.get("symmetric") is False)
+        slots["weight_zero_point"] = Slot(
+            ("I8", "U8", "I32"),
+            shapes,
+            spec.get("symmetric") is False,
+        )
     return slots
 
 
@@ -181,7 +244,11 @@ def _single(spec: Any) -> Spec | None:
 
 
 def _is_fp8(weight: Spec, inputs: Spec) -> bool:
-    if weight.get("dtype") != "fp8_e4m3" or inputs.get("dtype") != "fp8_e4m3" or weight.get("is_dynamic"):
+    if (
+        weight.get("dtype") != "fp8_e4m3"
+        or inputs.get("dtype") != "fp8_e4m3"
+        or weight.get("is_dynamic")
+    ):
         return False
     if weight.get("qscheme") == "per_block":
         return bool(
@@ -190,7 +257,7 @@ def _is_fp8(weight: Spec, inputs: Spec) -> bool:
             and inputs.get("is_dynamic")
             and inputs.get("qscheme") == "per_group"
             and inputs.get("group_size") == 128
-            and inputs.get("symmetric") is True
+            and inputs.get("symmetric") is True,
         )
     if weight.get("qscheme") not in ("per_tensor", "per_channel"):
         return False
@@ -205,7 +272,7 @@ def _is_int8(weight: Spec, inputs: Spec) -> bool:
         and inputs.get("dtype") == "int8"
         and weight.get("qscheme") in ("per_tensor", "per_channel")
         and weight.get("symmetric") is True
-        and ((static and not weight.get("is_dynamic")) or tokens)
+        and ((static and not weight.get("is_dynamic")) or tokens),
     )
 
 
@@ -217,28 +284,44 @@ def _is_mxfp4_fp8(weight: Spec, inputs: Spec) -> bool:
         and inputs.get("dtype") == "fp8_e4m3"
         and inputs.get("qscheme") == "per_tensor"
         and not inputs.get("is_dynamic")
-        and inputs.get("symmetric") is True
+        and inputs.get("symmetric") is True,
     )
 
 
 def _is_nvfp4(weight: Any, inputs: Any) -> bool:
-    pairs = [spec for spec in (weight, inputs) if isinstance(spec, list) and len(spec) == 2]
+    pairs = [
+        spec for spec in (weight, inputs) if isinstance(spec, list) and len(spec) == 2
+    ]
     if len(pairs) < 2:
         return False
     blocks = all(
-        spec[0].get("dtype") == "fp4" and spec[0].get("qscheme") == "per_group" and spec[0].get("group_size") == 16
+        spec[0].get("dtype") == "fp4"
+        and spec[0].get("qscheme") == "per_group"
+        and spec[0].get("group_size") == 16
         for spec in pairs
     )
     totals = all(
-        spec[1].get("dtype") == "fp8_e4m3" and spec[1].get("qscheme") == "per_tensor" and not spec[1].get("is_dynamic")
+        spec[1].get("dtype") == "fp8_e4m3"
+        and spec[1].get("qscheme") == "per_tensor"
+        and not spec[1].get("is_dynamic")
         for spec in pairs
     )
-    return bool(blocks and totals and not weight[0].get("is_dynamic") and inputs[0].get("is_dynamic"))
+    return bool(
+        blocks
+        and totals
+        and not weight[0].get("is_dynamic")
+        and inputs[0].get("is_dynamic"),
+    )
 
 
 def _is_int4_fp8(weight: Any, inputs: Any) -> bool:
     second = _single(inputs)
-    if not isinstance(weight, list) or len(weight) != 2 or second is None or second.get("dtype") != "fp8_e4m3":
+    if (
+        not isinstance(weight, list)
+        or len(weight) != 2
+        or second is None
+        or second.get("dtype") != "fp8_e4m3"
+    ):
         return False
     coarse, fine = weight
     return bool(
@@ -248,13 +331,15 @@ def _is_int4_fp8(weight: Any, inputs: Any) -> bool:
         and fine.get("ch_axis") == 0
         and not coarse.get("is_dynamic")
         and not fine.get("is_dynamic")
-        and (second.get("is_dynamic") or second.get("qscheme") == "per_tensor")
+        and (second.get("is_dynamic") or second.get("qscheme") == "per_tensor"),
     )
 
 
 def _exponents(weight: Spec) -> bool:
     return bool(
-        weight.get("qscheme") == "per_group" and weight.get("group_size") == 32 and weight.get("scale_format") == "e8m0"
+        weight.get("qscheme") == "per_group"
+        and weight.get("group_size") == 32
+        and weight.get("scale_format") == "e8m0",
     )
 
 
@@ -276,8 +361,16 @@ def _microscaling(weight: Spec, inputs: Spec | None, experts: bool) -> tuple[str
         return f"mx{dtype}", ""
     kind = inputs.get("dtype")
     if not inputs.get("is_dynamic"):
-        static = kind == "fp8_e4m3" and inputs.get("qscheme") == "per_tensor" and inputs.get("symmetric") is True
-        return (f"mx{dtype}_fp8", "") if experts and static else ("", "microscaling weights take no static inputs")
+        static = (
+            kind == "fp8_e4m3"
+            and inputs.get("qscheme") == "per_tensor"
+            and inputs.get("symmetric") is True
+        )
+        return (
+            (f"mx{dtype}_fp8", "")
+            if experts and static
+            else ("", "microscaling weights take no static inputs")
+        )
     if kind not in ("fp8_e4m3", "fp4", *_FP6):
         return "", f"microscaling weights take no inputs of {kind}"
     return f"mx{dtype}_{kind}", ""

@@ -10,14 +10,39 @@ from quark_onnx.torch.validate.finding import REFUSED, WRONG, Finding
 from quark_onnx.torch.validate.modules import Module
 from quark_onnx.torch.validate.quark_config import QuarkConfig, stages
 from quark_onnx.torch.validate.quark_schemes import describe
-from quark_onnx.torch.validate.quark_vllm import attention_findings, kv_scale_findings, kv_slots, tensor_findings
+from quark_onnx.torch.validate.quark_vllm import (
+    attention_findings,
+    kv_scale_findings,
+    kv_slots,
+    tensor_findings,
+)
 from quark_onnx.torch.validate.rules import broken
 
-TOP_KEYS = ("global_quant_config", "layer_quant_config", "layer_type_quant_config", "exclude")
+TOP_KEYS = (
+    "global_quant_config",
+    "layer_quant_config",
+    "layer_type_quant_config",
+    "exclude",
+)
 LAYER_KEYS = ("weight", "input_tensors", "output_tensors", "bias")
-TENSOR_KEYS = ("dtype", "is_dynamic", "qscheme", "ch_axis", "group_size", "symmetric", "observer_cls")
-EXPORT_KEYS = ("kv_cache_group", "min_kv_scale", "pack_method", "weight_format", "weight_merge_groups")
-#: The observers of amd-quark 0.13 by the qscheme that they go with; the first is what it writes for min-max.
+TENSOR_KEYS = (
+    "dtype",
+    "is_dynamic",
+    "qscheme",
+    "ch_axis",
+    "group_size",
+    "symmetric",
+    "observer_cls",
+)
+EXPORT_KEYS = (
+    "kv_cache_group",
+    "min_kv_scale",
+    "pack_method",
+    "weight_format",
+    "weight_merge_groups",
+)
+#: The observers of amd-quark 0.13 by the qscheme that they go with; the first is what it writes for
+#: min-max.
 OBSERVERS = {
     "per_tensor": (
         "PerTensorMinMaxObserver",
@@ -45,21 +70,51 @@ OBSERVERS = {
         "PerBlock2DMinMaxObserver",
     ),
 }
-INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "int4", "uint4", "int3", "int2", "uint2")
+INTEGERS = (
+    "int8",
+    "uint8",
+    "int16",
+    "uint16",
+    "int32",
+    "int4",
+    "uint4",
+    "int3",
+    "int2",
+    "uint2",
+)
 _TYPES = (
     *INTEGERS,
-    *("bfloat16", "float16", "fp8_e5m2", "fp8_e4m3", "fp8_e5m3", "fp6_e3m2", "fp6_e2m3", "fp4"),
+    *(
+        "bfloat16",
+        "float16",
+        "fp8_e5m2",
+        "fp8_e4m3",
+        "fp8_e5m3",
+        "fp6_e3m2",
+        "fp6_e2m3",
+        "fp4",
+    ),
     *("mx", "mx6", "mx9", "bfp16"),
 )
 #: Formats that are rounded without a scale of their own; no observer belongs to them.
 _CASTS = ("bfloat16", "float16")
 _UNSCALED = (*_CASTS, "mx", "mx6", "mx9", "bfp16")
-_ALGORITHMS = ["rotation", "quarot", "smooth", "autosmoothquant", "awq", "gptq", "gptaq", "qronos", "svdquant"]
+_ALGORITHMS = [
+    "rotation",
+    "quarot",
+    "smooth",
+    "autosmoothquant",
+    "awq",
+    "gptq",
+    "gptaq",
+    "qronos",
+    "svdquant",
+]
 _ALGORITHMS += ["twobitscalar"]
 _HERE = "quantization_config"
 
 
-def quark_config_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
+def quark_config_findings(checkpoint: Checkpoint) -> Iterator[Finding]:  # noqa: C901
     """What amd-quark's QConfig refuses."""
     config = QuarkConfig(checkpoint.quantization)
     for key in TOP_KEYS:
@@ -67,32 +122,56 @@ def quark_config_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
             yield broken("quark-key", f"{_HERE}.{key}", "there is no such key")
     extra = [key for key in config.export if key not in EXPORT_KEYS]
     if extra:
-        yield broken("quark-export-keys", f"{_HERE}.export", f"it has {', '.join(map(repr, extra))}")
+        yield broken(
+            "quark-export-keys",
+            f"{_HERE}.export",
+            f"it has {', '.join(map(repr, extra))}",
+        )
     if config.export.get("weight_format") == "fake_quantized":
-        packed = any(str(spec.get("dtype")) in INTEGERS for spec in stages(config.fallback.get("weight")))
+        packed = any(
+            str(spec.get("dtype")) in INTEGERS
+            for spec in stages(config.fallback.get("weight"))
+        )
         severity = REFUSED if packed else WRONG
         yield broken(
-            "quark-fake", f"{_HERE}.export.weight_format", "'fake_quantized': the weights are floats", severity
+            "quark-fake",
+            f"{_HERE}.export.weight_format",
+            "'fake_quantized': the weights are floats",
+            severity,
         )
     types = config.entries.get("layer_type_quant_config")
     for name in types if isinstance(types, dict) else {}:
         if name not in ("Linear", "Conv2d", "ConvTranspose2d"):
-            yield broken("quark-layer-class", f"{_HERE}.layer_type_quant_config", f"it names {name!r}")
+            yield broken(
+                "quark-layer-class",
+                f"{_HERE}.layer_type_quant_config",
+                f"it names {name!r}",
+            )
     algorithms = config.entries.get("algo_config") or []
     for algorithm in algorithms if isinstance(algorithms, list) else [algorithms]:
         name = algorithm.get("name") if isinstance(algorithm, dict) else algorithm
         if name not in _ALGORITHMS:
-            yield broken("quark-algorithm", f"{_HERE}.algo_config", f"it names {name!r}")
+            yield broken(
+                "quark-algorithm",
+                f"{_HERE}.algo_config",
+                f"it names {name!r}",
+            )
     for spec in stages(config.entries.get("softmax_quant_spec")):
-        yield broken("quark-softmax", f"{_HERE}.softmax_quant_spec", describe({"weight": spec}))
+        yield broken(
+            "quark-softmax",
+            f"{_HERE}.softmax_quant_spec",
+            describe({"weight": spec}),
+        )
     for place, layer in _layers(config):
         yield from _layer_findings(place, layer)
 
 
-def quark_layer_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
+def quark_layer_findings(checkpoint: Checkpoint) -> Iterator[Finding]:  # noqa: C901
     """What is missing in the layers, or is read wrongly without a word."""
     config = QuarkConfig(checkpoint.quantization)
-    experts = sorted({module.experts for module in checkpoint.modules.values() if module.experts})
+    experts = sorted(
+        {module.experts for module in checkpoint.modules.values() if module.experts},
+    )
     if experts:
         yield broken("quark-mixture", experts[0], f"{len(experts)} layers have experts")
     for module in checkpoint.modules.values():
@@ -100,17 +179,29 @@ def quark_layer_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
             continue
         if config.excludes(module.name):
             if module.is_quantized:
-                yield broken("excluded-quantized", module.name, f"it is excluded, and its weight is {module.weight}")
+                yield broken(
+                    "excluded-quantized",
+                    module.name,
+                    f"it is excluded, and its weight is {module.weight}",
+                )
             continue
         layer = config.layer(module.name)
         weights = stages(layer.get("weight"))
         if module.is_quantized or any(spec.get("dtype") in _CASTS for spec in weights):
             yield from _unloadable(module, weights)
-        if not weights or weights[0].get("dtype") in _CASTS or config.export.get("weight_format") == "fake_quantized":
+        if (
+            not weights
+            or weights[0].get("dtype") in _CASTS
+            or config.export.get("weight_format") == "fake_quantized"
+        ):
             continue
         if not module.is_quantized:
             if not module.is_router:  # it is no Linear there
-                yield broken("float-included", module.name, f"its weight is {module.weight}, not {describe(layer)}")
+                yield broken(
+                    "float-included",
+                    module.name,
+                    f"its weight is {module.weight}, not {describe(layer)}",
+                )
             continue
         if len(weights) > 1:
             yield broken("quark-two-stages", module.name, describe(layer))
@@ -127,10 +218,24 @@ def _unloadable(module: Module, weights: list[dict[str, Any]]) -> Iterator[Findi
         if dtype in _CASTS or dtype.endswith("int3") or fp8_groups:
             yield broken("quark-weight", module.name, describe({"weight": spec}))
     group = weights[0].get("group_size") if weights else None
-    two_bits = bool(weights) and str(weights[0].get("dtype")).endswith("int2") and weights[0]["qscheme"] == "per_group"
+    two_bits = (
+        bool(weights)
+        and str(weights[0].get("dtype")).endswith("int2")
+        and weights[0]["qscheme"] == "per_group"
+    )
     weight = module.weight
-    if two_bits and weight is not None and type(group) is int and group > 0 and weight.shape[0] % group:
-        yield broken("group-divides", module.name, f"groups of {group}, and {weight.shape[0]} inputs")
+    if (
+        two_bits
+        and weight is not None
+        and type(group) is int
+        and group > 0
+        and weight.shape[0] % group
+    ):
+        yield broken(
+            "group-divides",
+            module.name,
+            f"groups of {group}, and {weight.shape[0]} inputs",
+        )
 
 
 def quark_schemes(checkpoint: Checkpoint) -> Iterator[str]:
@@ -145,7 +250,11 @@ def _layers(config: QuarkConfig) -> Iterator[tuple[str, Any]]:
     entries = config.entries
     if "global_quant_config" in entries:
         yield f"{_HERE}.global_quant_config", entries["global_quant_config"]
-    for key in ("layer_quant_config", "layer_type_quant_config", "kv_cache_quant_config"):
+    for key in (
+        "layer_quant_config",
+        "layer_type_quant_config",
+        "kv_cache_quant_config",
+    ):
         found = entries.get(key)
         for name, layer in found.items() if isinstance(found, dict) else ():
             yield f"{_HERE}.{key}[{name!r}]", layer
@@ -163,7 +272,7 @@ def _layer_findings(place: str, layer: Any) -> Iterator[Finding]:
             yield from _tensor_findings(f"{place}.{key}{which}", spec)
 
 
-def _tensor_findings(place: str, spec: dict[str, Any]) -> Iterator[Finding]:
+def _tensor_findings(place: str, spec: dict[str, Any]) -> Iterator[Finding]:  # noqa: C901
     missing = [key for key in TENSOR_KEYS if key not in spec]
     for key in missing:
         yield broken("quark-key", f"{place}.{key}", "there is no such key")
@@ -177,14 +286,34 @@ def _tensor_findings(place: str, spec: dict[str, Any]) -> Iterator[Finding]:
         yield broken("quark-type", f"{place}.qscheme", repr(qscheme))
         return
     observer = spec.get("observer_cls")
-    if "observer_cls" in spec and qscheme in OBSERVERS and observer not in OBSERVERS[qscheme]:
-        yield broken("quark-observer", f"{place}.observer_cls", f"{observer!r}, with {qscheme}")
+    if (
+        "observer_cls" in spec
+        and qscheme in OBSERVERS
+        and observer not in OBSERVERS[qscheme]
+    ):
+        yield broken(
+            "quark-observer",
+            f"{place}.observer_cls",
+            f"{observer!r}, with {qscheme}",
+        )
     if dtype in INTEGERS:
         for key in ("round_method", "scale_type", "symmetric"):
             if spec.get(key) is None and key not in missing:
-                yield broken("quark-integer", f"{place}.{key}", f"there is none, and the type is {dtype}")
+                yield broken(
+                    "quark-integer",
+                    f"{place}.{key}",
+                    f"there is none, and the type is {dtype}",
+                )
     for key in (
-        ("ch_axis",) if qscheme == "per_channel" else ("ch_axis", "group_size") if qscheme == "per_group" else ()
+        ("ch_axis",)
+        if qscheme == "per_channel"
+        else ("ch_axis", "group_size")
+        if qscheme == "per_group"
+        else ()
     ):
         if key in spec and type(spec[key]) is not int:
-            yield broken("quark-type", f"{place}.{key}", f"{spec[key]!r}, with {qscheme}")
+            yield broken(
+                "quark-type",
+                f"{place}.{key}",
+                f"{spec[key]!r}, with {qscheme}",
+            )

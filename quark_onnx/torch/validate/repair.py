@@ -18,7 +18,12 @@ from quark_onnx.torch.validate.finding import Verdict
 from quark_onnx.torch.validate.header import Header
 from quark_onnx.torch.validate.modules import today
 from quark_onnx.torch.validate.quark_config import QuarkConfig, is_glob, stages
-from quark_onnx.torch.validate.quark_transformers import EXPORT_KEYS, INTEGERS, LAYER_KEYS, OBSERVERS
+from quark_onnx.torch.validate.quark_transformers import (
+    EXPORT_KEYS,
+    INTEGERS,
+    LAYER_KEYS,
+    OBSERVERS,
+)
 
 _CHUNK = 1 << 24
 
@@ -39,18 +44,24 @@ class Mended:
 
     def __str__(self) -> str:
         written = (
-            f"written: {self.folder}" if self.folder is not None else "nothing could be mended, nothing is written"
+            f"written: {self.folder}"
+            if self.folder is not None
+            else "nothing could be mended, nothing is written"
         )
-        return "\n".join([*(f"mended: {note}" for note in self.notes), written, str(self.verdict)])
+        return "\n".join(
+            [*(f"mended: {note}" for note in self.notes), written, str(self.verdict)],
+        )
 
 
 def repair(folder: Path, client: str, output: Path | None = None) -> Mended:
-    """Write a mended copy: names of scales, keys of AMD Quark's configuration that follow from others, and the index.
+    """Write a mended copy: names of scales, keys of AMD Quark's configuration that follow from
+    others, and the index.
 
     Args:
         folder: of a Hugging Face checkpoint.
         client: "vllm" or "transformers".
-        output: the copy's folder, which must not exist; by default beside the other, with ``-fixed`` behind its name.
+        output: the copy's folder, which must not exist; by default beside the other, with
+            ``-fixed`` behind its name.
 
     Raises:
         ConfigError: the client takes no such folders, or the copy's folder exists.
@@ -60,9 +71,15 @@ def repair(folder: Path, client: str, output: Path | None = None) -> Mended:
         raise ConfigError("a GGUF file cannot be mended; convert the model again")
     before = validate(folder, client)
     folder = Path(folder)
-    output = folder.absolute().with_name(f"{folder.absolute().name}-fixed") if output is None else Path(output)
+    output = (
+        folder.absolute().with_name(f"{folder.absolute().name}-fixed")
+        if output is None
+        else Path(output)
+    )
     if output.exists():
-        raise ConfigError(f"{output} exists; remove it, or name another folder with --output")
+        raise ConfigError(
+            f"{output} exists; remove it, or name another folder with --output",
+        )
     checkpoint = read(folder)
     config, notes = mended_config(checkpoint)
     renamed = sum(today(name) != name for name in checkpoint.tensors)
@@ -84,7 +101,9 @@ def repair(folder: Path, client: str, output: Path | None = None) -> Mended:
 
 
 def mended_config(checkpoint: Checkpoint) -> tuple[dict[str, Any], list[str]]:
-    """The configuration with what follows from the rest of it and from the tensors, and what was changed."""
+    """The configuration with what follows from the rest of it and from the tensors, and what was
+    changed.
+    """
     config, notes = deepcopy(checkpoint.config), list[str]()
     if checkpoint.method != "quark":
         return config, notes
@@ -96,33 +115,56 @@ def mended_config(checkpoint: Checkpoint) -> tuple[dict[str, Any], list[str]]:
     return config, notes
 
 
-def _mend_export(entries: dict[str, Any], checkpoint: Checkpoint, notes: list[str]) -> None:
+def _mend_export(
+    entries: dict[str, Any],
+    checkpoint: Checkpoint,
+    notes: list[str],
+) -> None:
     kv = [
         name
         for name, layer in QuarkConfig(entries).overrides.items()
         if stages(layer.get("output_tensors")) and name.endswith(("k_proj", "v_proj"))
     ]
-    plain = dict(zip(EXPORT_KEYS, (kv, 0.0, "reorder", "real_quantized", None), strict=True))
+    plain = dict(
+        zip(EXPORT_KEYS, (kv, 0.0, "reorder", "real_quantized", None), strict=True),
+    )
     found = entries.get("export")
     export = found if isinstance(found, dict) else {}
-    whole = {key: plain[key] if export.get(key) is None else export[key] for key in EXPORT_KEYS}
+    whole = {
+        key: plain[key] if export.get(key) is None else export[key]
+        for key in EXPORT_KEYS
+    }
     if whole != found:
         gone = [key for key in export if key not in EXPORT_KEYS]
-        new = [key for key in ("kv_cache_group", "pack_method") if export.get(key) is None]
+        new = [
+            key for key in ("kv_cache_group", "pack_method") if export.get(key) is None
+        ]
         entries["export"] = whole
         parts = [f"gets {', '.join(new)}"] if new else []
         parts += [f"loses {', '.join(gone)}"] if gone else []
         notes.append(f"export {' and '.join(parts) or 'is whole'}")
 
 
-def _mend_plain_keys(entries: dict[str, Any], checkpoint: Checkpoint, notes: list[str]) -> None:
-    for key, plain in (("exclude", []), ("layer_quant_config", {}), ("layer_type_quant_config", {})):
+def _mend_plain_keys(
+    entries: dict[str, Any],
+    checkpoint: Checkpoint,
+    notes: list[str],
+) -> None:
+    for key, plain in (
+        ("exclude", []),
+        ("layer_quant_config", {}),
+        ("layer_type_quant_config", {}),
+    ):
         if entries.get(key) is None:
             entries[key] = plain
             notes.append(f"{key} is {json.dumps(plain)}")
 
 
-def _mend_layers(entries: dict[str, Any], checkpoint: Checkpoint, notes: list[str]) -> None:
+def _mend_layers(
+    entries: dict[str, Any],
+    checkpoint: Checkpoint,
+    notes: list[str],
+) -> None:
     layers = [entries.get("global_quant_config")]
     for key in ("layer_quant_config", "kv_cache_quant_config"):
         layers += entries[key].values() if isinstance(entries.get(key), dict) else []
@@ -145,11 +187,16 @@ def _mend_spec(spec: dict[str, Any]) -> list[str]:
     plain: dict[str, Any] = {}
     if qscheme in OBSERVERS:
         blocks = qscheme == "per_group" and dtype.startswith(("fp4", "fp6"))
-        plain["observer_cls"] = "PerBlockMXObserver" if blocks else OBSERVERS[qscheme][0]
+        plain["observer_cls"] = (
+            "PerBlockMXObserver" if blocks else OBSERVERS[qscheme][0]
+        )
     if dtype in INTEGERS:
         plain |= {"round_method": "half_even", "scale_type": "float"}
     changed = [key for key in plain if spec.get(key) is None]
-    if plain.get("observer_cls") and spec.get("observer_cls") not in OBSERVERS[str(qscheme)]:
+    if (
+        plain.get("observer_cls")
+        and spec.get("observer_cls") not in OBSERVERS[str(qscheme)]
+    ):
         changed.append("observer_cls")
     spec |= {key: plain[key] for key in changed}
     if qscheme == "per_tensor":
@@ -159,18 +206,36 @@ def _mend_spec(spec: dict[str, Any]) -> list[str]:
     return changed
 
 
-def _mend_exclude(entries: dict[str, Any], checkpoint: Checkpoint, notes: list[str]) -> None:
+def _mend_exclude(
+    entries: dict[str, Any],
+    checkpoint: Checkpoint,
+    notes: list[str],
+) -> None:
     config = QuarkConfig(entries)
     patterns = [pattern for pattern in config.exclude if is_glob(pattern)]
     exact = [pattern for pattern in config.exclude if not is_glob(pattern)]
-    matrices = [module for module in checkpoint.modules.values() if module.is_linear or module.is_head]
+    matrices = [
+        module
+        for module in checkpoint.modules.values()
+        if module.is_linear or module.is_head
+    ]
     meant = QuarkConfig({"exclude": patterns})
-    expanded = [module.name for module in matrices if meant.excludes(module.name) and module.name not in exact]
+    expanded = [
+        module.name
+        for module in matrices
+        if meant.excludes(module.name) and module.name not in exact
+    ]
     names = [*exact, *expanded]
     if patterns:
-        notes.append(f"exclude has {len(expanded)} names in place of {', '.join(patterns)}")
+        notes.append(
+            f"exclude has {len(expanded)} names in place of {', '.join(patterns)}",
+        )
     wanted = QuarkConfig({"exclude": names})
-    floats = [module.name for module in matrices if not module.is_quantized and not wanted.excludes(module.name)]
+    floats = [
+        module.name
+        for module in matrices
+        if not module.is_quantized and not wanted.excludes(module.name)
+    ]
     if (
         floats
         and any(module.is_quantized for module in matrices)
@@ -184,31 +249,52 @@ def _mend_exclude(entries: dict[str, Any], checkpoint: Checkpoint, notes: list[s
 
 def _index_of(checkpoint: Checkpoint) -> dict[str, Any] | None:
     """The index as the files have it; None where it need not be written."""
-    found = {name: file for file, header in checkpoint.headers.items() for name in header.tensors}
+    found = {
+        name: file
+        for file, header in checkpoint.headers.items()
+        for name in header.tensors
+    }
     damaged = any(finding.rule == "index-json" for finding in checkpoint.damage)
     unread = any(finding.rule == "file-damaged" for finding in checkpoint.damage)
     missing = {*(checkpoint.index or {}).values()} - {*checkpoint.headers}
-    if unread or missing or (checkpoint.index == found and not damaged) or (checkpoint.index is None and not damaged):
+    if (
+        unread
+        or missing
+        or (checkpoint.index == found and not damaged)
+        or (checkpoint.index is None and not damaged)
+    ):
         return None
     size = sum(tensor.size for tensor in checkpoint.tensors.values())
     return {"metadata": {"total_size": size}, "weight_map": dict(sorted(found.items()))}
 
 
-def _write(checkpoint: Checkpoint, config: dict[str, Any], index: dict[str, Any] | None, folder: Path) -> None:
+def _write(
+    checkpoint: Checkpoint,
+    config: dict[str, Any],
+    index: dict[str, Any] | None,
+    folder: Path,
+) -> None:
     rewritten: dict[str, Callable[[Path], None]] = {}
     for name, header in checkpoint.headers.items():
         if any(today(tensor) != tensor for tensor in header.tensors):
             rewritten[name] = lambda target, name=name, header=header: _rename(  # type: ignore[misc]
-                checkpoint.folder / name, header, target
+                checkpoint.folder / name,
+                header,
+                target,
             )
     if config != checkpoint.config:
         rewritten[CONFIG] = lambda target: _write_json(target, config)
     names = index or (
-        json.loads((checkpoint.folder / INDEX).read_text(encoding="utf-8")) if checkpoint.index is not None else None
+        json.loads((checkpoint.folder / INDEX).read_text(encoding="utf-8"))
+        if checkpoint.index is not None
+        else None
     )
     if names is not None:
         mapped = {today(name): file for name, file in names["weight_map"].items()}
-        rewritten[INDEX] = lambda target: _write_json(target, {**names, "weight_map": mapped})
+        rewritten[INDEX] = lambda target: _write_json(
+            target,
+            {**names, "weight_map": mapped},
+        )
     for source in sorted(checkpoint.folder.rglob("*")):
         target = folder / source.relative_to(checkpoint.folder)
         if source.is_dir():
@@ -225,7 +311,9 @@ def _write_json(target: Path, value: dict[str, Any]) -> None:
 
 def _rename(source: Path, header: Header, target: Path) -> None:
     """Copy a safetensors file under other names; the values stay in their order."""
-    entries: dict[str, Any] = {"__metadata__": header.metadata} if header.metadata else {}
+    entries: dict[str, Any] = (
+        {"__metadata__": header.metadata} if header.metadata else {}
+    )
     for name, tensor in header.tensors.items():
         start = tensor.start - header.start
         entries[today(name)] = {

@@ -1,4 +1,7 @@
-"""Every rule that a checkpoint can break, by its name; the checks that find it broken are named in ``clients``."""
+"""Every rule that a checkpoint can break, by its name.
+
+The checks that find it broken are named in ``clients``.
+"""
 
 from __future__ import annotations
 
@@ -26,49 +29,142 @@ _FIX = "--fix mends it"
 
 _FILES = {
     "config-json": Rule(REFUSED, "config.json is a JSON object", _COPY, _LOADER),
-    "generation-config": Rule(WARNING, "generation_config.json is a JSON object", "delete or replace it", _LOADER),
+    "generation-config": Rule(
+        WARNING,
+        "generation_config.json is a JSON object",
+        "delete or replace it",
+        _LOADER,
+    ),
     "architecture": Rule(
         REFUSED,
         "config.json names model_type and architectures",
         "take both from the float model's config.json",
         f"{VLLM}, vllm/config/model.py; {TRANSFORMERS}, AutoConfig",
     ),
-    "no-weights": Rule(REFUSED, "the weights are *.safetensors", "save the model as safetensors", _LOADER),
-    "index-json": Rule(REFUSED, "the index maps tensors to files", f"delete it, or {_FIX}", _LOADER),
+    "no-weights": Rule(
+        REFUSED,
+        "the weights are *.safetensors",
+        "save the model as safetensors",
+        _LOADER,
+    ),
+    "index-json": Rule(
+        REFUSED,
+        "the index maps tensors to files",
+        f"delete it, or {_FIX}",
+        _LOADER,
+    ),
     "file-missing": Rule(REFUSED, "every file of the index exists", _COPY, _LOADER),
-    "file-damaged": Rule(REFUSED, "header, types, shapes and places agree with the file", _COPY, _SAFETENSORS),
-    "tensor-missing": Rule(REFUSED, "every tensor of the index is in a file", _AGAIN, _LOADER),
-    "tensor-misplaced": Rule(WARNING, "the index says where each tensor is", _FIX, _LOADER),
+    "file-damaged": Rule(
+        REFUSED,
+        "header, types, shapes and places agree with the file",
+        _COPY,
+        _SAFETENSORS,
+    ),
+    "tensor-missing": Rule(
+        REFUSED,
+        "every tensor of the index is in a file",
+        _AGAIN,
+        _LOADER,
+    ),
+    "tensor-misplaced": Rule(
+        WARNING,
+        "the index says where each tensor is",
+        _FIX,
+        _LOADER,
+    ),
     "tensor-twice": Rule(
-        WRONG, "a tensor is in one file", "remove one of them: which is read depends on the client", _LOADER
+        WRONG,
+        "a tensor is in one file",
+        "remove one of them: which is read depends on the client",
+        _LOADER,
     ),
 }
 _MODEL = {
-    "layers-missing": Rule(WRONG, "there are as many layers as num_hidden_layers says", _AGAIN, _LOADER),
+    "layers-missing": Rule(
+        WRONG,
+        "there are as many layers as num_hidden_layers says",
+        _AGAIN,
+        _LOADER,
+    ),
     "weight-shape": Rule(
-        REFUSED, "weights are as large as config.json says", "put the right config.json there", _LOADER
+        REFUSED,
+        "weights are as large as config.json says",
+        "put the right config.json there",
+        _LOADER,
     ),
     "size-missing": Rule(
-        REFUSED, "config.json says how large the model is", "take the key from the float model's config.json", _LOADER
+        REFUSED,
+        "config.json says how large the model is",
+        "take the key from the float model's config.json",
+        _LOADER,
     ),
-    "weights-missing": Rule(WRONG, "no layer of the model is without its weights", _AGAIN, _LOADER),
+    "weights-missing": Rule(
+        WRONG,
+        "no layer of the model is without its weights",
+        _AGAIN,
+        _LOADER,
+    ),
     "head-missing": Rule(
-        WRONG, "without tie_word_embeddings there is lm_head.weight", "write it, or tie it in config.json", _LOADER
+        WRONG,
+        "without tie_word_embeddings there is lm_head.weight",
+        "write it, or tie it in config.json",
+        _LOADER,
     ),
     "head-tied": Rule(
         WARNING,
         "with tie_word_embeddings there is no lm_head.weight",
-        "remove it, or write tie_word_embeddings: false if it differs from the embedding",
+        "remove it, or write tie_word_embeddings: false if it differs from the"
+        " embedding",
         _LOADER,
     ),
-    "head-quantized": Rule(REFUSED, "lm_head stays float", "exclude lm_head and export again", f"{_QUARK}; {_LOADER}"),
-    "scale-alone": Rule(REFUSED, "scales come with the weight they belong to", _AGAIN, _LOADER),
-    "scale-value": Rule(WRONG, "scales are numbers, and more than 0", _AGAIN, f"{_LOADER}; {VLLM}, kv_cache.py"),
-    "scale-names": Rule(REFUSED, "scales are called weight_scale, input_scale, ...", _FIX, f"{_SCHEMES}; amd/Quark#44"),
-    "scale-missing": Rule(WRONG, "each quantized weight has its scales", _AGAIN, _LOADER),
-    "tensor-shape": Rule(REFUSED, "weights and scales have the shapes of their scheme", _AGAIN, f"{_SCHEMES}; {_CT}"),
-    "tensor-type": Rule(WRONG, "weights and scales have the types of their scheme", _AGAIN, f"{_SCHEMES}; {_CT}"),
-    "tensor-unknown": Rule(REFUSED, "a layer has no other tensors than its scheme says", _AGAIN, _LOADER),
+    "head-quantized": Rule(
+        REFUSED,
+        "lm_head stays float",
+        "exclude lm_head and export again",
+        f"{_QUARK}; {_LOADER}",
+    ),
+    "scale-alone": Rule(
+        REFUSED,
+        "scales come with the weight they belong to",
+        _AGAIN,
+        _LOADER,
+    ),
+    "scale-value": Rule(
+        WRONG,
+        "scales are numbers, and more than 0",
+        _AGAIN,
+        f"{_LOADER}; {VLLM}, kv_cache.py",
+    ),
+    "scale-names": Rule(
+        REFUSED,
+        "scales are called weight_scale, input_scale, ...",
+        _FIX,
+        f"{_SCHEMES}; amd/Quark#44",
+    ),
+    "scale-missing": Rule(
+        WRONG,
+        "each quantized weight has its scales",
+        _AGAIN,
+        _LOADER,
+    ),
+    "tensor-shape": Rule(
+        REFUSED,
+        "weights and scales have the shapes of their scheme",
+        _AGAIN,
+        f"{_SCHEMES}; {_CT}",
+    ),
+    "tensor-type": Rule(
+        WRONG,
+        "weights and scales have the types of their scheme",
+        _AGAIN,
+        f"{_SCHEMES}; {_CT}",
+    ),
+    "tensor-unknown": Rule(
+        REFUSED,
+        "a layer has no other tensors than its scheme says",
+        _AGAIN,
+        _LOADER,
+    ),
     "excluded-quantized": Rule(
         REFUSED,
         "what the configuration excludes is float",
@@ -76,12 +172,28 @@ _MODEL = {
         _LOADER,
     ),
     "float-included": Rule(
-        WRONG, "what the configuration does not exclude is quantized", f"exclude the layer; {_FIX} for quark", _LOADER
+        WRONG,
+        "what the configuration does not exclude is quantized",
+        f"exclude the layer; {_FIX} for quark",
+        _LOADER,
     ),
-    "group-divides": Rule(REFUSED, "the group divides the input of the layer", "choose another group size", _SCHEMES),
-    "malformed": Rule(REFUSED, "values in config.json have the types that they should have", "correct it", _LOADER),
+    "group-divides": Rule(
+        REFUSED,
+        "the group divides the input of the layer",
+        "choose another group size",
+        _SCHEMES,
+    ),
+    "malformed": Rule(
+        REFUSED,
+        "values in config.json have the types that they should have",
+        "correct it",
+        _LOADER,
+    ),
     "undeclared": Rule(
-        REFUSED, "quantized tensors need a quantization_config", "put the config.json of the export there", _LOADER
+        REFUSED,
+        "quantized tensors need a quantization_config",
+        "put the config.json of the export there",
+        _LOADER,
     ),
     "method": Rule(
         REFUSED,
@@ -89,49 +201,96 @@ _MODEL = {
         "export in another layout",
         f"{VLLM}, {_LAYERS}/__init__.py; {TRANSFORMERS}, quantizers/auto.py",
     ),
-    "method-unchecked": Rule(WARNING, "there are rules for the layout", "try to load it", "this package"),
+    "method-unchecked": Rule(
+        WARNING,
+        "there are rules for the layout",
+        "try to load it",
+        "this package",
+    ),
     "kv-scales-missing": Rule(
-        WARNING, "a quantized KV cache has scales for keys and values", "calibrate the KV cache", f"{VLLM}, kv_cache.py"
+        WARNING,
+        "a quantized KV cache has scales for keys and values",
+        "calibrate the KV cache",
+        f"{VLLM}, kv_cache.py",
     ),
     "kv-scales-one": Rule(
-        WARNING, "scales of the KV cache come from data", "calibrate the KV cache: all are 1.0", f"{VLLM}, kv_cache.py"
+        WARNING,
+        "scales of the KV cache come from data",
+        "calibrate the KV cache: all are 1.0",
+        f"{VLLM}, kv_cache.py",
     ),
     "kv-scales-equal": Rule(
-        WARNING, "scales of the KV cache differ among layers", "calibrate the KV cache", f"{VLLM}, kv_cache.py"
+        WARNING,
+        "scales of the KV cache differ among layers",
+        "calibrate the KV cache",
+        f"{VLLM}, kv_cache.py",
     ),
     "attention-scales-missing": Rule(
-        WARNING, "quantized attention has scales for queries and probabilities", _AGAIN, f"{VLLM}, kv_cache.py"
+        WARNING,
+        "quantized attention has scales for queries and probabilities",
+        _AGAIN,
+        f"{VLLM}, kv_cache.py",
     ),
 }
 _QUARK_VLLM = {
     "vllm-names": Rule(
         REFUSED,
         "tensors are called as the loader of their family looks for them",
-        "export the model again: of Mixtral, experts are block_sparse_moe.experts.N.w1, w2 and w3",
+        "export the model again: of Mixtral, experts are block_sparse_moe.experts.N.w1,"
+        " w2 and w3",
         f"{VLLM}, vllm/model_executor/models, load_weights",
     ),
     "vllm-order": Rule(
         REFUSED,
-        "queries and keys of Llama 4 have a row for each output, and no zero points: the loader reorders rows alone",
+        "queries and keys of Llama 4 have a row for each output, and no zero points:"
+        " the loader reorders rows alone",
         "exclude self_attn, or give it fp8",
         f"{VLLM}, vllm/model_executor/models/llama4.py",
     ),
     "kv-scales-loader": Rule(
         REFUSED,
-        "the loader of the model's class finds scales of keys, values and queries by the names of their projections",
-        "export with --layout compressed-tensors or fp8 where queries are float, or without --kv-cache",
+        "the loader of the model's class finds scales of keys, values and queries by"
+        " the names of their projections",
+        "export with --layout compressed-tensors or fp8 where queries are float, or"
+        " without --kv-cache",
         f"{VLLM}, vllm/model_executor/models/utils.py, WeightsMapper",
     ),
-    "quark-export": Rule(REFUSED, "export has the list kv_cache_group, and pack_method", _FIX, _QUARK),
-    "quark-exclude": Rule(REFUSED, "exclude is a list of strings", _FIX, _QUARK),
-    "quark-exclude-glob": Rule(WRONG, "exclude has exact names and patterns that begin with re:", _FIX, _QUARK),
-    "quark-layer-types": Rule(REFUSED, "layer_type_quant_config is an object", _FIX, _QUARK),
-    "quark-layer-types-ignored": Rule(
-        WRONG, "layer_type_quant_config is empty: it is not obeyed", "name the layers in layer_quant_config", _QUARK
+    "quark-export": Rule(
+        REFUSED,
+        "export has the list kv_cache_group, and pack_method",
+        _FIX,
+        _QUARK,
     ),
-    "quark-pattern": Rule(WARNING, "names in layer_quant_config match layers", "correct or remove the name", _QUARK),
+    "quark-exclude": Rule(REFUSED, "exclude is a list of strings", _FIX, _QUARK),
+    "quark-exclude-glob": Rule(
+        WRONG,
+        "exclude has exact names and patterns that begin with re:",
+        _FIX,
+        _QUARK,
+    ),
+    "quark-layer-types": Rule(
+        REFUSED,
+        "layer_type_quant_config is an object",
+        _FIX,
+        _QUARK,
+    ),
+    "quark-layer-types-ignored": Rule(
+        WRONG,
+        "layer_type_quant_config is empty: it is not obeyed",
+        "name the layers in layer_quant_config",
+        _QUARK,
+    ),
+    "quark-pattern": Rule(
+        WARNING,
+        "names in layer_quant_config match layers",
+        "correct or remove the name",
+        _QUARK,
+    ),
     "quark-shards-differ": Rule(
-        REFUSED, "layers that are fused have equal configurations", "give q, k, v and gate, up the same scheme", _QUARK
+        REFUSED,
+        "layers that are fused have equal configurations",
+        "give q, k, v and gate, up the same scheme",
+        _QUARK,
     ),
     "nvfp4-scales-differ": Rule(
         WRONG,
@@ -140,80 +299,203 @@ _QUARK_VLLM = {
         _QUARK,
     ),
     "quark-experts-differ": Rule(
-        WRONG, "all experts have the configuration of their module", "give all experts one scheme", _QUARK
+        WRONG,
+        "all experts have the configuration of their module",
+        "give all experts one scheme",
+        _QUARK,
     ),
     "shards-excluded": Rule(
-        REFUSED, "layers that are fused are all excluded or none", "exclude all of q, k, v or gate, up", _QUARK
+        REFUSED,
+        "layers that are fused are all excluded or none",
+        "exclude all of q, k, v or gate, up",
+        _QUARK,
     ),
     "quark-outputs": Rule(
-        REFUSED, "no output or bias is quantized but those of the KV cache", "export without them", _QUARK
+        REFUSED,
+        "no output or bias is quantized but those of the KV cache",
+        "export without them",
+        _QUARK,
     ),
     "quark-kv": Rule(
-        REFUSED, "layer_quant_config says how to quantize the KV cache: fp8_e4m3, per tensor", _AGAIN, _QUARK
+        REFUSED,
+        "layer_quant_config says how to quantize the KV cache: fp8_e4m3, per tensor",
+        _AGAIN,
+        _QUARK,
     ),
     "quark-scheme": Rule(
-        REFUSED, "there is a scheme for the layer's types", "choose a scheme that the client has", _QUARK
+        REFUSED,
+        "there is a scheme for the layer's types",
+        "choose a scheme that the client has",
+        _QUARK,
     ),
     "quark-fake": Rule(
-        WRONG, "weight_format is real_quantized", "export with weight_format real_quantized", f"{_SCHEMES}; {_LINEAR}"
+        WRONG,
+        "weight_format is real_quantized",
+        "export with weight_format real_quantized",
+        f"{_SCHEMES}; {_LINEAR}",
     ),
 }
 _QUARK_TRANSFORMERS = {
-    "quark-key": Rule(REFUSED, "no key is missing", f"{_FIX} where the value is plain", f"{_QUARK}; {_QCONFIG}"),
-    "quark-export-keys": Rule(REFUSED, "export has no keys but its five", _FIX, _QCONFIG),
+    "quark-key": Rule(
+        REFUSED,
+        "no key is missing",
+        f"{_FIX} where the value is plain",
+        f"{_QUARK}; {_QCONFIG}",
+    ),
+    "quark-export-keys": Rule(
+        REFUSED,
+        "export has no keys but its five",
+        _FIX,
+        _QCONFIG,
+    ),
     "quark-layer-class": Rule(
-        REFUSED, "layer types are Linear, Conv2d or ConvTranspose2d", "name layers instead", _QCONFIG
+        REFUSED,
+        "layer types are Linear, Conv2d or ConvTranspose2d",
+        "name layers instead",
+        _QCONFIG,
     ),
-    "quark-observer": Rule(REFUSED, "observer_cls is known and goes with qscheme", _FIX, _QCONFIG),
-    "quark-integer": Rule(REFUSED, "integers have round_method, scale_type and symmetric", _FIX, _QCONFIG),
-    "quark-type": Rule(REFUSED, "dtype and qscheme are known", "choose a scheme that amd-quark has", _QCONFIG),
+    "quark-observer": Rule(
+        REFUSED,
+        "observer_cls is known and goes with qscheme",
+        _FIX,
+        _QCONFIG,
+    ),
+    "quark-integer": Rule(
+        REFUSED,
+        "integers have round_method, scale_type and symmetric",
+        _FIX,
+        _QCONFIG,
+    ),
+    "quark-type": Rule(
+        REFUSED,
+        "dtype and qscheme are known",
+        "choose a scheme that amd-quark has",
+        _QCONFIG,
+    ),
     "quark-softmax": Rule(
-        WARNING, "probabilities of attention are float: softmax_quant_spec is not obeyed", "use vLLM", _QCONFIG
+        WARNING,
+        "probabilities of attention are float: softmax_quant_spec is not obeyed",
+        "use vLLM",
+        _QCONFIG,
     ),
-    "quark-algorithm": Rule(REFUSED, "names in algo_config are known", "write algo_config: null", _QCONFIG),
+    "quark-algorithm": Rule(
+        REFUSED,
+        "names in algo_config are known",
+        "write algo_config: null",
+        _QCONFIG,
+    ),
     "quark-weight": Rule(
         REFUSED,
-        "weights have a scale, and neither 3 bits nor fp8 in groups: amd-quark 0.13 loads no such weights",
-        "choose another scheme or --layout compressed-tensors; load_checkpoint of this package reads the folder",
-        f"{TRANSFORMERS} with amd-quark 0.13, quark/torch/export/nn/modules/qparamslinear_builder.py",
+        "weights have a scale, and neither 3 bits nor fp8 in groups: amd-quark 0.13"
+        " loads no such weights",
+        "choose another scheme or --layout compressed-tensors; load_checkpoint of this"
+        " package reads the folder",
+        f"{TRANSFORMERS} with amd-quark 0.13,"
+        " quark/torch/export/nn/modules/qparamslinear_builder.py",
     ),
     "quark-two-stages": Rule(
-        WRONG, "weights have one stage: the scales of a second are not loaded, which gives NaN", "use vLLM", _QCONFIG
+        WRONG,
+        "weights have one stage: the scales of a second are not loaded, which"
+        " gives NaN",
+        "use vLLM",
+        _QCONFIG,
     ),
-    "quark-mixture": Rule(WRONG, "there are no experts: those of an export are not found again", "use vLLM", _QCONFIG),
+    "quark-mixture": Rule(
+        WRONG,
+        "there are no experts: those of an export are not found again",
+        "use vLLM",
+        _QCONFIG,
+    ),
 }
 _OTHER = {
-    "ct-groups": Rule(REFUSED, "config_groups map names to targets and weights", _AGAIN, _CT),
-    "ct-format": Rule(REFUSED, "format is known", "name one of those of compressed-tensors", _CT),
-    "ct-arguments": Rule(REFUSED, "num_bits, type, strategy, group_size and dynamic go together", _AGAIN, _CT),
+    "ct-groups": Rule(
+        REFUSED,
+        "config_groups map names to targets and weights",
+        _AGAIN,
+        _CT,
+    ),
+    "ct-format": Rule(
+        REFUSED,
+        "format is known",
+        "name one of those of compressed-tensors",
+        _CT,
+    ),
+    "ct-arguments": Rule(
+        REFUSED,
+        "num_bits, type, strategy, group_size and dynamic go together",
+        _AGAIN,
+        _CT,
+    ),
     "ct-scheme": Rule(
-        REFUSED, "there is a scheme for the types of weights and activations", "choose another scheme", _CT
+        REFUSED,
+        "there is a scheme for the types of weights and activations",
+        "choose another scheme",
+        _CT,
     ),
     "ct-cache": Rule(
-        REFUSED, "kv_cache_scheme is null, or floats of 8 bits, symmetric, with one scale", _AGAIN, f"{_CT}; {VLLM}"
+        REFUSED,
+        "kv_cache_scheme is null, or floats of 8 bits, symmetric, with one scale",
+        _AGAIN,
+        f"{_CT}; {VLLM}",
     ),
     "ct-zero-points": Rule(
         WARNING,
-        "compressed-tensors 0.18 to 0.20 has no room for packed zero points but where it decodes them at once",
-        "load with quantization_config=CompressedTensorsConfig(dequantize=True), or install compressed-tensors 0.17",
-        f"{TRANSFORMERS} with compressed-tensors 0.20, compressors/pack_quantized/base.py",
+        "compressed-tensors 0.18 to 0.20 has no room for packed zero points but where"
+        " it decodes them at once",
+        "load with quantization_config=CompressedTensorsConfig(dequantize=True), or"
+        " install compressed-tensors 0.17",
+        f"{TRANSFORMERS} with compressed-tensors 0.20,"
+        " compressors/pack_quantized/base.py",
     ),
     "ct-bfloat16": Rule(
         REFUSED,
-        "the model is bfloat16: compressed-tensors 0.20 decodes MX and NVFP4 weights to that, whatever the model is",
+        "the model is bfloat16: compressed-tensors 0.20 decodes MX and NVFP4 weights to"
+        " that, whatever the model is",
         "load with dtype=torch.bfloat16, or quantize the model in bfloat16",
-        f"{TRANSFORMERS} with compressed-tensors 0.20, compressors/mxfp4/base.py and compressors/nvfp4/base.py",
+        f"{TRANSFORMERS} with compressed-tensors 0.20, compressors/mxfp4/base.py and"
+        " compressors/nvfp4/base.py",
     ),
-    "ct-sparsity": Rule(REFUSED, "there is no sparsity_config", "save the model without it", _CT),
-    "awq-config": Rule(REFUSED, "bits is 4, and group_size and zero_point are there", _AGAIN, _AWQ),
-    "awq-experts": Rule(REFUSED, "experts have groups", "choose a group size other than -1", _AWQ),
-    "awq-version": Rule(WRONG, "version is gemm", "convert it: other versions pack in another order", _AWQ),
+    "ct-sparsity": Rule(
+        REFUSED,
+        "there is no sparsity_config",
+        "save the model without it",
+        _CT,
+    ),
+    "awq-config": Rule(
+        REFUSED,
+        "bits is 4, and group_size and zero_point are there",
+        _AGAIN,
+        _AWQ,
+    ),
+    "awq-experts": Rule(
+        REFUSED,
+        "experts have groups",
+        "choose a group size other than -1",
+        _AWQ,
+    ),
+    "awq-version": Rule(
+        WRONG,
+        "version is gemm",
+        "convert it: other versions pack in another order",
+        _AWQ,
+    ),
     "gptq-config": Rule(
-        REFUSED, "bits, group_size, desc_act and sym are there, and of a kind that is known", _AGAIN, _GPTQ
+        REFUSED,
+        "bits, group_size, desc_act and sym are there, and of a kind that is known",
+        _AGAIN,
+        _GPTQ,
     ),
-    "gptqmodel-config": Rule(REFUSED, "bits is 2, 3, 4 or 8", _AGAIN, f"{TRANSFORMERS}, GPTQConfig and AwqConfig"),
+    "gptqmodel-config": Rule(
+        REFUSED,
+        "bits is 2, 3, 4 or 8",
+        _AGAIN,
+        f"{TRANSFORMERS}, GPTQConfig and AwqConfig",
+    ),
     "fp8-config": Rule(
-        REFUSED, "activation_scheme is static or dynamic, and goes with weight_block_size", _AGAIN, _FP8
+        REFUSED,
+        "activation_scheme is static or dynamic, and goes with weight_block_size",
+        _AGAIN,
+        _FP8,
     ),
     "fp8-names": Rule(
         WRONG,
@@ -222,28 +504,68 @@ _OTHER = {
         f"{TRANSFORMERS}, quantizer_finegrained_fp8.py",
     ),
     "exclude-pattern": Rule(
-        WRONG, "excluded layers are exact names, not patterns", "write the names", f"{_FP8}; {_CT}"
+        WRONG,
+        "excluded layers are exact names, not patterns",
+        "write the names",
+        f"{_FP8}; {_CT}",
     ),
 }
 _LLAMA_CPP = {
     "gguf-none": Rule(
         REFUSED,
         "the model is a *.gguf file",
-        "convert it: python convert_hf_to_gguf.py DIR --outfile model.gguf, from a folder of float weights",
+        "convert it: python convert_hf_to_gguf.py DIR --outfile model.gguf, from a"
+        " folder of float weights",
         _GGUF,
     ),
-    "gguf-damaged": Rule(REFUSED, "magic, version, metadata and places agree with the file", _COPY, _GGUF),
-    "gguf-architecture": Rule(REFUSED, "general.architecture is known", "update llama.cpp or convert again", _GGUF),
-    "gguf-key": Rule(REFUSED, "the metadata that the architecture needs is there", "convert it again", _GGUF),
-    "gguf-type": Rule(REFUSED, "types of tensors are known and their blocks fill rows", "quantize it again", _GGUF),
-    "gguf-place": Rule(REFUSED, "tensors follow each other, aligned, within the file", "convert it again", _GGUF),
-    "gguf-tensor-missing": Rule(REFUSED, "no tensor of the architecture is missing", "convert it again", _GGUF),
+    "gguf-damaged": Rule(
+        REFUSED,
+        "magic, version, metadata and places agree with the file",
+        _COPY,
+        _GGUF,
+    ),
+    "gguf-architecture": Rule(
+        REFUSED,
+        "general.architecture is known",
+        "update llama.cpp or convert again",
+        _GGUF,
+    ),
+    "gguf-key": Rule(
+        REFUSED,
+        "the metadata that the architecture needs is there",
+        "convert it again",
+        _GGUF,
+    ),
+    "gguf-type": Rule(
+        REFUSED,
+        "types of tensors are known and their blocks fill rows",
+        "quantize it again",
+        _GGUF,
+    ),
+    "gguf-place": Rule(
+        REFUSED,
+        "tensors follow each other, aligned, within the file",
+        "convert it again",
+        _GGUF,
+    ),
+    "gguf-tensor-missing": Rule(
+        REFUSED,
+        "no tensor of the architecture is missing",
+        "convert it again",
+        _GGUF,
+    ),
     "gguf-tensor-unknown": Rule(
-        REFUSED, "there are no tensors but those of the architecture", "convert it again", _GGUF
+        REFUSED,
+        "there are no tensors but those of the architecture",
+        "convert it again",
+        _GGUF,
     ),
     "gguf-parts": Rule(REFUSED, "all parts of a divided model are there", _COPY, _GGUF),
     "gguf-unchecked": Rule(
-        WARNING, "the package gguf knows types and architectures", "pip install gguf", "this package"
+        WARNING,
+        "the package gguf knows types and architectures",
+        "pip install gguf",
+        "this package",
     ),
 }
 

@@ -46,7 +46,9 @@ _CACHED: dict[str, tuple[str, ...]] = {
 
 
 def cache_slots(module: Module) -> Slots:
-    """Scales of what attention keeps, which vLLM finds under the layers that compute queries, keys and values."""
+    """Scales of what attention keeps, which vLLM finds under the layers that compute queries, keys
+    and values.
+    """
     return dict.fromkeys(_CACHED.get(module.last, ()), replace(SCALE, needed=False))
 
 
@@ -66,15 +68,31 @@ def slot_findings(module: Module, slots: Slots) -> Iterator[Finding]:
             continue
         if slot.shapes and tensor.shape not in slot.shapes:
             demanded = " or ".join(str(list(shape)) for shape in slot.shapes)
-            yield broken("tensor-shape", place, f"the shape is {list(tensor.shape)}; it must be {demanded}")
+            yield broken(
+                "tensor-shape",
+                place,
+                f"the shape is {list(tensor.shape)}; it must be {demanded}",
+            )
         elif tensor.dtype not in slot.types:
-            yield broken("tensor-type", place, f"the type is {tensor.dtype}; it must be {' or '.join(slot.types)}")
+            yield broken(
+                "tensor-type",
+                place,
+                f"the type is {tensor.dtype}; it must be {' or '.join(slot.types)}",
+            )
     for name, tensor in module.tensors.items():
         if name not in slots and name != "bias":
-            yield broken("tensor-unknown", f"{module.name}.{name}", f"{tensor}, which the scheme does not have")
+            yield broken(
+                "tensor-unknown",
+                f"{module.name}.{name}",
+                f"{tensor}, which the scheme does not have",
+            )
 
 
-def size_findings(module: Module, found: Shape, demanded: Shape | None) -> Iterator[Finding]:
+def size_findings(
+    module: Module,
+    found: Shape,
+    demanded: Shape | None,
+) -> Iterator[Finding]:
     """Whether a layer is as large as the model's configuration says.
 
     Args:
@@ -90,8 +108,14 @@ def size_findings(module: Module, found: Shape, demanded: Shape | None) -> Itera
 def name_list_findings(entries: Mapping[str, Any], key: str) -> Iterator[Finding]:
     """Whether what a configuration excludes is a list of names."""
     found = entries.get(key)
-    if found is not None and not (isinstance(found, list) and all(isinstance(name, str) for name in found)):
-        yield broken("malformed", f"quantization_config.{key}", f"{found!r}, and not a list of names")
+    if found is not None and not (
+        isinstance(found, list) and all(isinstance(name, str) for name in found)
+    ):
+        yield broken(
+            "malformed",
+            f"quantization_config.{key}",
+            f"{found!r}, and not a list of names",
+        )
 
 
 def ceil_div(number: int, by: int) -> int:

@@ -1,4 +1,7 @@
-"""Names of tensors that vLLM's loaders look for, of the families whose loaders have been read; what they reorder."""
+"""Names of tensors that vLLM's loaders look for, of the families whose loaders have been read.
+
+What they reorder.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ _ATTENTION = r"self_attn(\.([qkvo]_proj|qkv_proj|attn))?"
 _NORMED = rf"({_ATTENTION}|self_attn\.[qk]_norm)"
 _NORMS = r"(input|post_attention)_layernorm"
 _PARTS = r"(gate|up|down|gate_up)_proj"
-_MIXTURE = rf"mlp\.({_PARTS}|gate|experts(\.\d+\.{_PARTS})?|shared_expert(\.{_PARTS})?|shared_expert_gate)"
+_MIXTURE = rf"mlp\.({_PARTS}|gate|experts(\.\d+\.{_PARTS})?|shared_expert(\.{_PARTS})?|shared_expert_gate)"  # noqa: E501
 #: Mistral's own names are taken, too.
 _MISTRAL = (
     r"(self_attn|attention)(\.([qkvo]_proj|qkv_proj|attn|w[qkvo]))?"
@@ -23,30 +26,50 @@ _MISTRAL = (
 _BLOCKS = {
     **dict.fromkeys(("llama", "qwen2"), rf"({_ATTENTION}|{_NORMS}|mlp\.{_PARTS})"),
     "qwen3": rf"({_NORMED}|{_NORMS}|mlp\.{_PARTS})",
-    "mixtral": rf"({_ATTENTION}|{_NORMS}|block_sparse_moe\.(gate|experts(\.\d+\.({_PARTS}|w[123]))?))",
+    "mixtral": (
+        rf"({_ATTENTION}|{_NORMS}|block_sparse_moe\.(gate|experts(\.\d+\.({_PARTS}|w[123]))?))"
+    ),
     "qwen2_moe": rf"({_ATTENTION}|{_NORMS}|{_MIXTURE})",
     "qwen3_moe": rf"({_NORMED}|{_NORMS}|{_MIXTURE})",
 }
 _KNOWN = {
-    **{family: rf"lm_head|model\.(embed_tokens|norm|layers\.\d+\.{inside})" for family, inside in _BLOCKS.items()},
-    "mistral": rf"lm_head|output|model\.embed_tokens|tok_embeddings|(model\.)?(norm|layers\.\d+\.({_MISTRAL}))",
+    **{
+        family: rf"lm_head|model\.(embed_tokens|norm|layers\.\d+\.{inside})"
+        for family, inside in _BLOCKS.items()
+    },
+    "mistral": (
+        rf"lm_head|output|model\.embed_tokens|tok_embeddings|(model\.)?(norm|layers\.\d+\.({_MISTRAL}))"
+    ),
 }
 
 
 #: What attention has beside its layers, by the end of its name: scales of its cache.
 _OF_ATTENTION = {
     "attn": re.compile("([qkv]|prob)_scale"),
-    **dict.fromkeys(("self_attn", "attention"), re.compile("([qkv]|kv)_scale|[qkv]_zero_point")),
+    **dict.fromkeys(
+        ("self_attn", "attention"),
+        re.compile("([qkv]|kv)_scale|[qkv]_zero_point"),
+    ),
 }
-#: Layouts in which vLLM finds the scale of probabilities; what else is called so has a rule of its own.
+#: Layouts in which vLLM finds the scale of probabilities; what else is called so has a rule of its
+#: own.
 _PROBABILITIES = ("quark", "fp8")
 _LAYER = re.compile(r"(?:model\.)?layers\.(\d+)\.")
 
 
 def name_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """Layers, and tensors of attention, that the loader of a language model of a known family has no place for."""
-    pattern, classes = _KNOWN.get(str(checkpoint.config.get("model_type"))), checkpoint.config.get("architectures")
-    if pattern is None or not isinstance(classes, list) or not str(next(iter(classes), "")).endswith("ForCausalLM"):
+    """Layers, and tensors of attention, that the loader of a language model of a known family has
+    no place for.
+    """
+    pattern, classes = (
+        _KNOWN.get(str(checkpoint.config.get("model_type"))),
+        checkpoint.config.get("architectures"),
+    )
+    if (
+        pattern is None
+        or not isinstance(classes, list)
+        or not str(next(iter(classes), "")).endswith("ForCausalLM")
+    ):
         return
     known = re.compile(rf"{pattern}|.*rotary_emb")
     count = checkpoint.config.get("num_hidden_layers")
@@ -58,24 +81,43 @@ def name_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
             odd.setdefault(re.sub(r"(?<=\.)\d+(?=\.)", "N", name), []).append(name)
         elif (own := _OF_ATTENTION.get(module.last)) is not None:
             for end in module.tensors:
-                probabilities = end.startswith("prob_output_") and checkpoint.method in _PROBABILITIES
+                probabilities = (
+                    end.startswith("prob_output_")
+                    and checkpoint.method in _PROBABILITIES
+                )
                 if not probabilities and not own.fullmatch(end):
-                    yield broken("tensor-unknown", f"{name}.{end}", f"{module.tensors[end]}, which attention lacks")
+                    yield broken(
+                        "tensor-unknown",
+                        f"{name}.{end}",
+                        f"{module.tensors[end]}, which attention lacks",
+                    )
     for names in odd.values():
         yield broken(
-            "vllm-names", names[0], "it has no such layer" + f" ({len(names)} are called so)" * (len(names) > 1)
+            "vllm-names",
+            names[0],
+            "it has no such layer"
+            + f" ({len(names)} are called so)" * (len(names) > 1),
         )
 
 
 def order_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """Layers whose outputs the loader of Llama 4 reorders, where it takes other rows for them, or leaves some out."""
+    """Layers whose outputs the loader of Llama 4 reorders, where it takes other rows for them, or
+    leaves some out.
+    """
     if checkpoint.config.get("model_type") not in ("llama4", "llama4_text"):
         return
     for module in checkpoint.modules.values():
         if not module.is_linear or module.last not in ("q_proj", "k_proj"):
             continue
-        packed = checkpoint.method == "quark" and module.weight is not None and module.weight.dtype == "I32"
-        zeros = any("zero" in name and tensor.count > 1 for name, tensor in module.tensors.items())
+        packed = (
+            checkpoint.method == "quark"
+            and module.weight is not None
+            and module.weight.dtype == "I32"
+        )
+        zeros = any(
+            "zero" in name and tensor.count > 1
+            for name, tensor in module.tensors.items()
+        )
         if packed or zeros or "qweight" in module.tensors:
             text = f"its weight is {module.weight}" + ", with zero points" * zeros
             yield broken("vllm-order", module.name, text, REFUSED if packed else WRONG)

@@ -8,7 +8,9 @@ from transformers import PreTrainedConfig
 
 
 class ChatGLMConfig(PreTrainedConfig):
-    """The settings of THUDM/chatglm3-6b that change what is computed, by their names and with their values there."""
+    """The settings of THUDM/chatglm3-6b that change what is computed, by their names and with their
+    values there.
+    """
 
     model_type = "chatglm"
     attribute_map: ClassVar[dict[str, str]] = {

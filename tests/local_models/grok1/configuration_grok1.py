@@ -8,7 +8,9 @@ from transformers import PreTrainedConfig
 
 
 class Grok1Config(PreTrainedConfig):
-    """The settings of xai-org/grok-1 that change what is computed, with the values there, by the names of its ports."""
+    """The settings of xai-org/grok-1 that change what is computed, with the values there, by the
+    names of its ports.
+    """
 
     model_type = "grok-1"
 

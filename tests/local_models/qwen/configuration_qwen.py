@@ -8,7 +8,9 @@ from transformers import PreTrainedConfig
 
 
 class QWenConfig(PreTrainedConfig):
-    """The settings of Qwen/Qwen-7B that change what is computed, by their names and with their values there."""
+    """The settings of Qwen/Qwen-7B that change what is computed, by their names and with their
+    values there.
+    """
 
     model_type = "qwen"
     attribute_map: ClassVar[dict[str, str]] = {"max_position_embeddings": "seq_length"}

@@ -77,7 +77,9 @@ class Reader:
     def __init__(self, model: ModelProto, count: int = 6, seed: int = 0) -> None:
         value = model.graph.input[0]
         shape = [dim.dim_value or 2 for dim in value.type.tensor_type.shape.dim]
-        self.samples = [{value.name: normal(*shape, seed=seed + i)} for i in range(count)]
+        self.samples = [
+            {value.name: normal(*shape, seed=seed + i)} for i in range(count)
+        ]
         self.next = 0
 
     def get_next(self) -> dict[str, Any] | None:

@@ -8,7 +8,11 @@ from typing import Any
 import pytest
 
 from quark_onnx.errors import ConfigError
-from quark_onnx.onnx.quant_utils import ExtendedQuantFormat, ExtendedQuantType, VitisQuantFormat
+from quark_onnx.onnx.quant_utils import (
+    ExtendedQuantFormat,
+    ExtendedQuantType,
+    VitisQuantFormat,
+)
 from quark_onnx.onnx.quantization.config.custom_config import get_default_config_mapping
 
 
@@ -30,20 +34,27 @@ QuantizationMode QuarotConfig RandomDataReader ScaleType SearchSpace SmoothQuant
 UInt32Spec UInt8 UInt8Spec VINT8_QCONFIG VitisQuantFormat VitisQuantType XINT8_ADAQUANT_QCONFIG XINT8_ADAROUND_QCONFIG
 XINT8_QCONFIG XInt8Spec _COP_DOMAIN _COP_VERSION generate_all_configs get_auto_search_config get_library_path
 quantize_dynamic quantize_static
-""")
+""")  # noqa: E501
 
 #: Module paths of documented scripts, and a name that they take from there.
 PATHS = {
     "quantization": "ModelQuantizer QConfig",
     "quantization.api": "ModelQuantizer",
     "quantization.auto_search": "AutoSearch AutoSearchConfig AutoSearchPro",
-    "quantization.config": "QConfig Config QuantizationConfig get_default_config DefaultConfigMapping",
+    "quantization.config": (
+        "QConfig Config QuantizationConfig get_default_config DefaultConfigMapping"
+    ),
     "quantization.config.algorithm": "AdaRoundConfig CLEConfig SmoothQuantConfig",
     "quantization.config.config": "Config QConfig QuantizationConfig",
-    "quantization.config.custom_config": "get_default_config XINT8_CONFIG S8S8_AAWS_ADAROUND_CONFIG "
-    "INT8_TRANSFORMER_DEFAULT_CONFIG XINT8_WEIGHTSONLY_ADAROUND_CONFIG DEFAULT_ADAROUND_PARAMS XINT8_QCONFIG",
+    "quantization.config.custom_config": (
+        "get_default_config XINT8_CONFIG S8S8_AAWS_ADAROUND_CONFIG"
+        " INT8_TRANSFORMER_DEFAULT_CONFIG XINT8_WEIGHTSONLY_ADAROUND_CONFIG"
+        " DEFAULT_ADAROUND_PARAMS XINT8_QCONFIG"
+    ),
     "quantization.config.data_type": "Int8 MXInt8 parse_data_type",
-    "quantization.config.spec": "XInt8Spec QLayerConfig CalibMethod ScaleType QuantGranularity",
+    "quantization.config.spec": (
+        "XInt8Spec QLayerConfig CalibMethod ScaleType QuantGranularity"
+    ),
     "auto_search": "AutoSearch AutoSearchConfig",
     "calibration": "RandomDataReader PathDataReader CachedDataReader",
     "operators.custom_ops": "get_library_path _COP_DOMAIN _COP_VERSION",
@@ -61,7 +72,7 @@ MXFP6E3M2_ADAQUANT MXFP8E4M3 MXFP8E4M3_ADAQUANT MXFP8E5M2 MXFP8E5M2_ADAQUANT MXI
 S16S8_ASWS S16S8_ASWS_ADAQUANT S16S8_ASWS_ADAROUND S8S8_AAWS S8S8_AAWS_ADAQUANT S8S8_AAWS_ADAROUND U16S8_AAWS
 U16S8_AAWS_ADAQUANT U16S8_AAWS_ADAROUND U8S8_AAWS U8S8_AAWS_ADAQUANT U8S8_AAWS_ADAROUND U8U8_AAWA UINT8_DYNAMIC_QUANT
 VINT8 XINT8 XINT8_ADAQUANT XINT8_ADAROUND
-""")
+""")  # noqa: E501
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -90,10 +101,14 @@ def test_an_unknown_preset_names_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r"unknown preset 'XINT'.*XINT8"):
         module.QConfig.get_default_config("XINT")
     with pytest.raises(AttributeError, match="XINT8_CONFIG"):
-        import_module("quark_onnx.onnx.quantization.config.custom_config").__getattr__("XINT8_CONFIGS")
+        import_module("quark_onnx.onnx.quantization.config.custom_config").__getattr__(
+            "XINT8_CONFIGS"
+        )
 
 
-@pytest.mark.parametrize("kind", [ExtendedQuantType, ExtendedQuantFormat, VitisQuantFormat])
+@pytest.mark.parametrize(
+    "kind", [ExtendedQuantType, ExtendedQuantFormat, VitisQuantFormat]
+)
 def test_enumerations_are_read_and_written_by_name(kind: Any) -> None:
     """As those of AMD Quark: ``argparse`` takes ``from_string`` as a type, and shows bare names."""
     for member in kind:

@@ -1,4 +1,7 @@
-"""Every extra option of AMD Quark is obeyed, refused with what to do instead, or warned about; none is ignored."""
+"""Every extra option of AMD Quark is obeyed, refused with what to do instead, or warned about.
+
+None is ignored.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,12 @@ from quark_onnx.onnx.options import ROWS, TABLE
 from quark_onnx.onnx.quantization.config.algorithm import AdaQuantConfig
 from quark_onnx.onnx.run import native
 from tests.models import parse
-from tests.quark_onnx.amd_quark.networks import Reader, classifier, detector, transformer
+from tests.quark_onnx.amd_quark.networks import (
+    Reader,
+    classifier,
+    detector,
+    transformer,
+)
 
 #: The options that AMD Quark 0.13 documents or reads.
 DOCUMENTED = """
@@ -59,12 +67,14 @@ MatMulNBitsParams UseGPTQ GPTQParams BiasCorrection SmoothAlpha CLEBalanceMethod
 CLEScaleAppendBias CLEScaleUseThreshold CLETotalLayerDiffThreshold FastFinetune AutoMixprecision RMatrixDim
 UseRandomHad RConfigPath ExecutionProviders TmpDir UserCustomOpLibPath CryptoMode EncryptionAlgorithm DebugMode
 PrintSummary IgnoreWarnings EvalMetrics EvalDataReader
-"""
+"""  # noqa: E501
 
 
 def draft_of(*, spec: Any = None, **options: Any) -> Draft:
     chosen = spec or Int8Spec()
-    return QConfig(QLayerConfig(chosen, weight=Int8Spec()), extra_options=options).draft()
+    return QConfig(
+        QLayerConfig(chosen, weight=Int8Spec()), extra_options=options
+    ).draft()
 
 
 def config_of(model: onnx.ModelProto, **options: Any) -> Native:
@@ -78,16 +88,26 @@ def test_every_documented_option_has_a_row() -> None:
     assert all((row.apply is not None) == (row.verdict == "obeyed") for row in ROWS)
 
 
-@pytest.mark.parametrize("row", [row for row in ROWS if row.verdict == "refused"], ids=lambda row: row.name)
+@pytest.mark.parametrize(
+    "row", [row for row in ROWS if row.verdict == "refused"], ids=lambda row: row.name
+)
 def test_a_refused_option_says_what_to_do(row: Any) -> None:
     for value in row.harmless:
         draft_of(**{row.name: value})
-    with pytest.raises(ConfigError, match=f"extra option {row.name}='asked' is not supported: "):
+    with pytest.raises(
+        ConfigError, match=f"extra option {row.name}='asked' is not supported: "
+    ):
         draft_of(**{row.name: "asked"})
 
 
-@pytest.mark.parametrize("row", [row for row in ROWS if row.verdict == "not needed"], ids=lambda row: row.name)
-def test_an_option_without_effect_says_so(row: Any, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    "row",
+    [row for row in ROWS if row.verdict == "not needed"],
+    ids=lambda row: row.name,
+)
+def test_an_option_without_effect_says_so(
+    row: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     before = draft_of()
     with caplog.at_level(logging.WARNING):
         for value in row.harmless:
@@ -97,7 +117,9 @@ def test_an_option_without_effect_says_so(row: Any, caplog: pytest.LogCaptureFix
     assert f"extra option {row.name}='asked' has no effect here: " in caplog.text
 
 
-def test_an_unknown_option_is_named_with_the_nearest(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unknown_option_is_named_with_the_nearest(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with caplog.at_level(logging.WARNING):
         draft_of(ActivationSymetric=True)
     assert "'ActivationSymetric' is unknown" in caplog.text
@@ -109,14 +131,18 @@ def test_formats_and_ranges() -> None:
     assert not config_of(model, ActivationSymmetric=False).activation.symmetric  # type: ignore[union-attr]
     assert not config_of(model, WeightSymmetric=False).weight.symmetric  # type: ignore[union-attr]
     assert not config_of(model, QuantizeBias=False).bias
-    assert config_of(model, OpTypesToExcludeOutputQuantization=["Gemm"]).float_results == ("Gemm",)
+    assert config_of(
+        model, OpTypesToExcludeOutputQuantization=["Gemm"]
+    ).float_results == ("Gemm",)
     assert config_of(model, WeightsOnly=True).activation is None
     assert config_of(model, Percentile=99.5).activation.calibrator.percentile == 99.5  # type: ignore[union-attr]
     chosen = config_of(model, WeightCalibrateMethod="MinMSE").weight
     assert chosen is not None
     assert isinstance(chosen.calibrator, MinMSE)
     layerwise = Int8Spec(calibration_method=CalibMethod.LayerwisePercentile)
-    chosen = config_of(model, spec=layerwise, PercentileCandidates=[99.9, 99.0, 100.0]).activation
+    chosen = config_of(
+        model, spec=layerwise, PercentileCandidates=[99.9, 99.0, 100.0]
+    ).activation
     assert chosen is not None
     assert chosen.calibrator == LayerwisePercentile(99.0, 100.0, 3)
 
@@ -128,10 +154,15 @@ def test_the_part_that_is_quantized(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(ConfigError, match="no node of the model is called 'conv3'"):
         config_of(model, InputNodes=["conv3"])
     with caplog.at_level(logging.WARNING):
-        assert config_of(model, OpTypesToQuantize=["Conv", "NonMaxSuppression"]).op_types == ("Conv",)
+        assert config_of(
+            model, OpTypesToQuantize=["Conv", "NonMaxSuppression"]
+        ).op_types == ("Conv",)
         assert config_of(model, NodesToQuantize=["conv1", "conv9"]).nodes == ("conv1",)
     assert "NonMaxSuppression" in caplog.text
-    assert "nodes_to_quantize: no node of the model is called 'conv9'; did you mean 'conv2'?" in caplog.text
+    assert (
+        "nodes_to_quantize: no node of the model is called 'conv9'; did you mean"
+        " 'conv2'?" in caplog.text
+    )
     with pytest.raises(ConfigError, match="nothing would be quantized"):
         config_of(model, OpTypesToQuantize=["NonMaxSuppression"])
     kept = config_of(transformer(), MatMulConstBOnly=True).overrides
@@ -143,9 +174,11 @@ def test_operators_of_other_domains_are_known_by_their_bare_names() -> None:
         """<ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1]> g (float[N,4] x) => (float[N,4] y) {
             h = com.microsoft.FastGelu (x)
             y = Relu (h)
-        }"""
+        }"""  # noqa: E501
     )
-    assert config_of(model, OpTypesToQuantize=["FastGelu"]).op_types == ("com.microsoft::FastGelu",)
+    assert config_of(model, OpTypesToQuantize=["FastGelu"]).op_types == (
+        "com.microsoft::FastGelu",
+    )
 
 
 def test_the_target(caplog: pytest.LogCaptureFixture) -> None:
@@ -158,14 +191,21 @@ def test_the_target(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_data(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A limit, and random data with shapes and ranges; without any, the message says what to set."""
+    """A limit, and random data with shapes and ranges.
+
+    Without any, the message says what to set.
+    """
     model = classifier()
     onnx.save(model, tmp_path / "float.onnx")
     config = QConfig(QLayerConfig(Int8Spec(), weight=Int8Spec()))
-    with pytest.raises(ConfigError, match=r"there is no calibration data.*UseRandomData"):
+    with pytest.raises(
+        ConfigError, match=r"there is no calibration data.*UseRandomData"
+    ):
         ModelQuantizer(config).quantize_model(model)
     with pytest.raises(QuarkError, match="nowhere does not exist"):
-        ModelQuantizer(config).quantize_model(model, calibration_data_path=tmp_path / "nowhere")
+        ModelQuantizer(config).quantize_model(
+            model, calibration_data_path=tmp_path / "nowhere"
+        )
     reader = Reader(model)
     limited = QConfig(QLayerConfig(Int8Spec(), weight=Int8Spec()), CalibDataSize=4)
     ModelQuantizer(limited).quantize_model(model, calibration_data_reader=reader)
@@ -184,7 +224,9 @@ def test_files(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         for i in range(3):
-            np.save(tmp_path / name / f"{i}.npy", np.full((1, 2), i + len(name), np.float32))
+            np.save(
+                tmp_path / name / f"{i}.npy", np.full((1, 2), i + len(name), np.float32)
+            )
     reader = PathDataReader(model, tmp_path)
     assert len(reader) == 3
     samples = list(iter(reader.get_next, None))
@@ -207,12 +249,18 @@ def test_random_data_checks_what_it_is_given() -> None:
 
 def test_fast_finetune_names_its_algorithm_and_its_settings() -> None:
     config = QuantizationConfig(include_fast_ft=True, include_cle=False)
-    config.extra_options["FastFinetune"] = {"OptimAlgorithm": "adaquant", "NumIterations": 7, "LRAdjust": None}
+    config.extra_options["FastFinetune"] = {
+        "OptimAlgorithm": "adaquant",
+        "NumIterations": 7,
+        "LRAdjust": None,
+    }
     [algorithm] = config.draft().algorithms
     assert isinstance(algorithm, AdaQuantConfig)
     assert algorithm.num_iterations == 7
     config.extra_options["FastFinetune"] = {"NumIteration": 7}
-    with pytest.raises(ConfigError, match=r"FastFinetune has no 'NumIteration'.*NumIterations"):
+    with pytest.raises(
+        ConfigError, match=r"FastFinetune has no 'NumIteration'.*NumIterations"
+    ):
         config.draft()
 
 
@@ -220,8 +268,16 @@ def test_matmul_nbits() -> None:
     parameters = {"Algorithm": "HQQ", "GroupSize": 32, "Bits": 4, "AccuracyLevel": 4}
     config = config_of(transformer(), UseMatMulNBits=True, MatMulNBitsParams=parameters)
     assert config.weight is not None
-    assert (config.weight.dtype.name, config.weight.block_size, config.weight.solver) == ("uint4", 32, "hqq")
-    assert config.accuracy_level == 4 and config.activation is None and config.form == "operators"
+    assert (
+        config.weight.dtype.name,
+        config.weight.block_size,
+        config.weight.solver,
+    ) == ("uint4", 32, "hqq")
+    assert (
+        config.accuracy_level == 4
+        and config.activation is None
+        and config.form == "operators"
+    )
 
 
 def test_conversions_come_first(tmp_path: Path) -> None:
@@ -232,7 +288,9 @@ def test_conversions_come_first(tmp_path: Path) -> None:
     )
     result = ModelQuantizer(config).quantize_model(model, None, Reader(model))
     assert result is not None
-    assert [dim.dim_value for dim in result.graph.input[0].type.tensor_type.shape.dim] == [2, 4, 8, 8]
+    assert [
+        dim.dim_value for dim in result.graph.input[0].type.tensor_type.shape.dim
+    ] == [2, 4, 8, 8]
     assert result.opset_import[0].version == 19
 
 

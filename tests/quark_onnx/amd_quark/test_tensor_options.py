@@ -55,22 +55,39 @@ def code_types(model: onnx.ModelProto) -> dict[str, str]:
     return {
         node.input[0]: TensorProto.DataType.Name(constants[node.input[2]]).lower()
         for node in model.graph.node
-        if node.op_type.endswith("QuantizeLinear") and not node.op_type.endswith("DequantizeLinear")
+        if node.op_type.endswith("QuantizeLinear")
+        and not node.op_type.endswith("DequantizeLinear")
     }
 
 
 def parameters(model: onnx.ModelProto, tensor: str) -> tuple[Any, Any]:
     """Scale and zero point of an activation."""
-    values = {each.name: numpy_helper.to_array(each) for each in model.graph.initializer}
-    [node] = [node for node in model.graph.node if node.op_type == "QuantizeLinear" and node.input[0] == tensor]
+    values = {
+        each.name: numpy_helper.to_array(each) for each in model.graph.initializer
+    }
+    [node] = [
+        node
+        for node in model.graph.node
+        if node.op_type == "QuantizeLinear" and node.input[0] == tensor
+    ]
     return values[node.input[1]], values[node.input[2]]
 
 
 @pytest.mark.parametrize(
-    "kind", [QuantType.QUInt16, ExtendedQuantType.QUInt16, VitisQuantType.QUInt16, "QUInt16", "UInt16"]
+    "kind",
+    [
+        QuantType.QUInt16,
+        ExtendedQuantType.QUInt16,
+        VitisQuantType.QUInt16,
+        "QUInt16",
+        "UInt16",
+    ],
 )
 def test_a_tensor_has_the_type_that_is_given_for_it(kind: Any) -> None:
-    plain, changed = code_types(quantized()), code_types(quantized(TensorQuantOverrides={"p": [{"quant_type": kind}]}))
+    plain, changed = (
+        code_types(quantized()),
+        code_types(quantized(TensorQuantOverrides={"p": [{"quant_type": kind}]})),
+    )
     assert plain["p"] == "uint8"
     assert changed == plain | {"p": "uint16"}
 
@@ -91,36 +108,54 @@ def test_a_scale_and_a_range_are_those_that_are_given() -> None:
 
 def test_a_tensor_of_each_type() -> None:
     kinds = {QuantType.QUInt16: ["x"], ExtendedQuantType.QInt8: ["p"]}
-    types = code_types(quantized(MixedPrecisionTensor=kinds, SpecificTensorPrecision=True))
+    types = code_types(
+        quantized(MixedPrecisionTensor=kinds, SpecificTensorPrecision=True)
+    )
     assert (types["x"], types["p"]) == ("uint16", "int8")
 
 
 def test_formats_without_a_scale() -> None:
-    model = quantized(TensorQuantOverrides={"x": [{"quant_type": ExtendedQuantType.QBFloat16}]})
+    model = quantized(
+        TensorQuantOverrides={"x": [{"quant_type": ExtendedQuantType.QBFloat16}]}
+    )
     assert "x" not in code_types(model)
-    [cast] = [node for node in model.graph.node if node.op_type == "Cast" and node.input[0] == "x"]
+    [cast] = [
+        node
+        for node in model.graph.node
+        if node.op_type == "Cast" and node.input[0] == "x"
+    ]
     assert helper.get_node_attr_value(cast, "to") == TensorProto.BFLOAT16
     assert compare(classifier(), model, DATA).sqnr > 20
     block = quantized(TensorQuantOverrides={"x": [{"quant_type": "BFP16"}]})
-    assert [node.input[0] for node in block.graph.node if node.op_type == "BFPQuantizeDequantize"] == ["x"]
+    assert [
+        node.input[0]
+        for node in block.graph.node
+        if node.op_type == "BFPQuantizeDequantize"
+    ] == ["x"]
     assert compare(classifier(), block, DATA).sqnr > 20
 
 
 def test_the_results_of_named_nodes_stay_float() -> None:
     types = code_types(quantized(NodesToExcludeOutputQuantization=["pool", "relu1"]))
     assert not {"p", "r"} & set(types)
-    assert {"x", "f"} <= set(types), "the Gemm reads a tensor that another node computes"
+    assert {"x", "f"} <= set(types), (
+        "the Gemm reads a tensor that another node computes"
+    )
 
 
-def test_names_that_the_model_does_not_have_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+def test_names_that_the_model_does_not_have_are_warned_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with caplog.at_level(logging.WARNING):
         model = quantized(
-            TensorQuantOverrides={"pp": [{"quant_type": "QUInt16"}]}, NodesToExcludeOutputQuantization=["poool"]
+            TensorQuantOverrides={"pp": [{"quant_type": "QUInt16"}]},
+            NodesToExcludeOutputQuantization=["poool"],
         )
     assert code_types(model) == code_types(quantized())
     assert "'pp' matches nothing in the model" in caplog.text
     assert (
-        "NodesToExcludeOutputQuantization: no node of the model is called 'poool'; did you mean 'pool'" in caplog.text
+        "NodesToExcludeOutputQuantization: no node of the model is called 'poool'; did"
+        " you mean 'pool'" in caplog.text
     )
 
 
@@ -129,7 +164,10 @@ def test_names_that_the_model_does_not_have_are_warned_of(caplog: pytest.LogCapt
     [
         ({"TensorQuantOverrides": [1]}, "it must be a dictionary"),
         ({"MixedPrecisionTensor": ["x"]}, "it must be a dictionary"),
-        ({"TensorQuantOverrides": {"x": [{"quant_type": "QInt7"}]}}, "'QInt7' is unknown"),
+        (
+            {"TensorQuantOverrides": {"x": [{"quant_type": "QInt7"}]}},
+            "'QInt7' is unknown",
+        ),
         ({"TensorQuantOverrides": {"x": [{"type": "QInt8"}]}}, "no key 'type'"),
     ],
 )
@@ -138,19 +176,32 @@ def test_what_cannot_be_read_is_named(options: dict[str, Any], message: str) -> 
         quantized(**options)
 
 
-@pytest.mark.parametrize("spec", [UInt8Spec(), Int16Spec(), XInt8Spec()], ids=["A8", "A16", "XINT8"])
+@pytest.mark.parametrize(
+    "spec", [UInt8Spec(), Int16Spec(), XInt8Spec()], ids=["A8", "A16", "XINT8"]
+)
 def test_biases_of_16_bits(spec: Any) -> None:
-    """AMD clips the codes of 32 bits (A16W8: 25.9 -> 14.0 dB); here scales grow until 16 bits hold them."""
+    """AMD clips the codes of 32 bits (A16W8: 25.9 -> 14.0 dB).
+
+    Here scales grow until 16 bits hold them.
+    """
     wide, narrow = quantized(spec), quantized(spec, Int16Bias=True)
     types = {tensor.name: tensor.data_type for tensor in narrow.graph.initializer}
     assert types["b1_quantized"] == types["d_quantized"] == TensorProto.INT16
-    before, after = (compare(classifier(), model, DATA).sqnr for model in (wide, narrow))
+    before, after = (
+        compare(classifier(), model, DATA).sqnr for model in (wide, narrow)
+    )
     assert after > before - 0.5
 
 
-def test_the_layer_configuration_names_the_format_of_biases(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_layer_configuration_names_the_format_of_biases(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     def bias_of(spec: Any) -> Any:
-        return QConfig(QLayerConfig(UInt8Spec(), weight=Int8Spec(), bias=spec)).draft().bias
+        return (
+            QConfig(QLayerConfig(UInt8Spec(), weight=Int8Spec(), bias=spec))
+            .draft()
+            .bias
+        )
 
     assert bias_of(Int16Spec()) == "int16"
     assert bias_of(None) is bias_of(Int32Spec()) is bias_of(BFloat16Spec()) is True
@@ -160,6 +211,9 @@ def test_the_layer_configuration_names_the_format_of_biases(caplog: pytest.LogCa
 
 
 def test_float_biases_win_over_biases_of_16_bits() -> None:
-    for options in ({"QuantizeBias": False, "Int16Bias": True}, {"Int16Bias": True, "QuantizeBias": False}):
+    for options in (
+        {"QuantizeBias": False, "Int16Bias": True},
+        {"Int16Bias": True, "QuantizeBias": False},
+    ):
         names = {tensor.name for tensor in quantized(**options).graph.initializer}
         assert "b1_quantized" not in names

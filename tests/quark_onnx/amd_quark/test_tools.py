@@ -1,4 +1,6 @@
-"""The tools of AMD Quark for ONNX run under their names, with options and with positional arguments."""
+"""The tools of AMD Quark for ONNX run under their names, with options and with positional
+arguments.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ convert_s8s8_to_u8s8 convert_shared_initializer_to_unique convert_u16s8_to_s16s8
 fix_shapes insert_clip_bfloat16_qdq print_a16w8_a8w8_nodes random_quantize remove_bf16_cast
 remove_initializer_from_input remove_qdq remove_qdq_between_ops remove_qdq_mul_add replace_bfloat16_qdq_cast
 replace_inf_weights save_tensor_hist save_weights_hist
-"""
+"""  # noqa: E501
 
 DATA = [{"x": normal(2, 4, 8, 8, seed=seed)} for seed in range(4)]
 
@@ -45,15 +47,26 @@ def test_every_tool_has_a_row_and_a_module() -> None:
     assert {path.stem for path in folder.glob("*.py")} == {*TOOLS, "table", "__init__"}
 
 
-@pytest.mark.parametrize("name", [name for name, tool in TOOLS.items() if tool.action is None])
-def test_a_tool_that_does_not_exist_says_what_to_do(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "name", [name for name, tool in TOOLS.items() if tool.action is None]
+)
+def test_a_tool_that_does_not_exist_says_what_to_do(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(name, ["--input", "a.onnx", "--output", "b.onnx"]) == 2
     assert capsys.readouterr().err.startswith(f"{name} does not exist here: ")
 
 
 def test_a_module_runs(tmp_path: Path) -> None:
     source, target = saved(tmp_path / "a.onnx", classifier()), tmp_path / "b.onnx"
-    command = [sys.executable, "-m", "quark_onnx.onnx.tools.convert_opset_version", source, "19", str(target)]
+    command = [
+        sys.executable,
+        "-m",
+        "quark_onnx.onnx.tools.convert_opset_version",
+        source,
+        "19",
+        str(target),
+    ]
     subprocess.run(command, check=True)
     assert onnx.load(target).opset_import[0].version == 19
 
@@ -67,7 +80,9 @@ def test_a_module_runs(tmp_path: Path) -> None:
         ("convert_shared_initializer_to_unique", ["--op_types", "Conv"]),
     ],
 )
-def test_conversions_keep_the_function(name: str, options: list[str], tmp_path: Path) -> None:
+def test_conversions_keep_the_function(
+    name: str, options: list[str], tmp_path: Path
+) -> None:
     source, target = saved(tmp_path / "a.onnx", classifier()), tmp_path / "b.onnx"
     assert main(name, [*options, "--input", source, "--output", str(target)]) == 0
     assert compare(classifier(), onnx.load(target), DATA).sqnr > 30
@@ -76,11 +91,18 @@ def test_conversions_keep_the_function(name: str, options: list[str], tmp_path: 
 def test_conversions_of_quantized_models(tmp_path: Path) -> None:
     s8s8 = Native(QuantizationSpec("int8"), QuantizationSpec("int8", narrow=True))
     source = saved(tmp_path / "a.onnx", quantize(classifier(), DATA, s8s8).model)
-    for name in ("convert_s8s8_to_u8s8", "convert_qdq_to_qop", "remove_qdq", "convert_quant_to_float"):
+    for name in (
+        "convert_s8s8_to_u8s8",
+        "convert_qdq_to_qop",
+        "remove_qdq",
+        "convert_quant_to_float",
+    ):
         target = tmp_path / f"{name}.onnx"
         assert main(name, [source, str(target)]) == 0
         assert compare(classifier(), onnx.load(target), DATA).sqnr > 30
-    kinds = {node.op_type for node in onnx.load(tmp_path / "remove_qdq.onnx").graph.node}
+    kinds = {
+        node.op_type for node in onnx.load(tmp_path / "remove_qdq.onnx").graph.node
+    }
     assert kinds.isdisjoint({"QuantizeLinear", "DequantizeLinear"})
 
 
@@ -89,13 +111,34 @@ def test_shapes_text_and_inputs(tmp_path: Path) -> None:
     value = helper.make_tensor_value_info("w", TensorProto.FLOAT, [12, 10])
     model.graph.input.append(value)
     source = saved(tmp_path / "a.onnx", model)
-    fixed, text, again, plain = (str(tmp_path / name) for name in ("f.onnx", "t.onnxtxt", "g.onnx", "p.onnx"))
-    assert main("convert_dynamic_to_fixed", ["--fix_shapes", "x:[2,4,8,8]", source, fixed]) == 0
-    assert [dim.dim_value for dim in onnx.load(fixed).graph.input[0].type.tensor_type.shape.dim] == [2, 4, 8, 8]
-    assert main("convert_onnx_to_onnxtxt", ["--input_model", source, "--output_model", text]) == 0
-    assert main("convert_onnxtxt_to_onnx", ["--input_model", text, "--output_model", again]) == 0
+    fixed, text, again, plain = (
+        str(tmp_path / name) for name in ("f.onnx", "t.onnxtxt", "g.onnx", "p.onnx")
+    )
+    assert (
+        main("convert_dynamic_to_fixed", ["--fix_shapes", "x:[2,4,8,8]", source, fixed])
+        == 0
+    )
+    assert [
+        dim.dim_value
+        for dim in onnx.load(fixed).graph.input[0].type.tensor_type.shape.dim
+    ] == [2, 4, 8, 8]
+    assert (
+        main(
+            "convert_onnx_to_onnxtxt", ["--input_model", source, "--output_model", text]
+        )
+        == 0
+    )
+    assert (
+        main(
+            "convert_onnxtxt_to_onnx", ["--input_model", text, "--output_model", again]
+        )
+        == 0
+    )
     assert onnx.load(again) == onnx.load(source)
-    assert main("remove_initializer_from_input", ["--input", source, "--output", plain]) == 0
+    assert (
+        main("remove_initializer_from_input", ["--input", source, "--output", plain])
+        == 0
+    )
     assert [value.name for value in onnx.load(plain).graph.input] == ["x"]
     onnx.checker.check_model(onnx.load(plain), full_check=True)
 
@@ -104,9 +147,18 @@ def test_infinite_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     model = classifier()
     array = numpy_helper.to_array(model.graph.initializer[0]).copy()
     array[0, 0, 0, :2] = np.inf, -np.inf
-    model.graph.initializer[0].CopyFrom(numpy_helper.from_array(array, model.graph.initializer[0].name))
+    model.graph.initializer[0].CopyFrom(
+        numpy_helper.from_array(array, model.graph.initializer[0].name)
+    )
     source, target = saved(tmp_path / "a.onnx", model), str(tmp_path / "b.onnx")
-    options = ["--input_model", source, "--output_model", target, "--replace_inf_value", "5"]
+    options = [
+        "--input_model",
+        source,
+        "--output_model",
+        target,
+        "--replace_inf_value",
+        "5",
+    ]
     assert main("replace_inf_weights", options) == 0
     mended = numpy_helper.to_array(onnx.load(target).graph.initializer[0])
     assert list(mended[0, 0, 0, :2]) == [5, -5]
@@ -117,12 +169,27 @@ def test_infinite_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 @pytest.mark.filterwarnings("ignore:random data")
 def test_random_quantize(tmp_path: Path) -> None:
     source, target = saved(tmp_path / "a.onnx", classifier()), str(tmp_path / "b.onnx")
-    options = ["--config", "A8W8", "--exclude_nodes", "conv1;nothing", "--exclude_subgraphs", "[pool],[fc]"]
-    assert main("random_quantize", ["--input_model_path", source, "--quantized_model_path", target, *options]) == 0
+    options = [
+        "--config",
+        "A8W8",
+        "--exclude_nodes",
+        "conv1;nothing",
+        "--exclude_subgraphs",
+        "[pool],[fc]",
+    ]
+    assert (
+        main(
+            "random_quantize",
+            ["--input_model_path", source, "--quantized_model_path", target, *options],
+        )
+        == 0
+    )
     model = onnx.load(target)
     floats = {tensor.name for tensor in model.graph.initializer}
     nodes = {node.name: node for node in model.graph.node}
-    assert {name: nodes[name].input[1] in floats for name in ("conv1", "conv2", "fc")} == {
+    assert {
+        name: nodes[name].input[1] in floats for name in ("conv1", "conv2", "fc")
+    } == {
         "conv1": True,
         "conv2": False,
         "fc": True,
@@ -131,9 +198,22 @@ def test_random_quantize(tmp_path: Path) -> None:
 
 def test_widths(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     wide = Override("conv2", activation=QuantizationSpec("uint16", symmetric=False))
-    source = saved(tmp_path / "a.onnx", quantize(classifier(), DATA, Native(overrides=(wide,))).model)
+    source = saved(
+        tmp_path / "a.onnx",
+        quantize(classifier(), DATA, Native(overrides=(wide,))).model,
+    )
     assert main("print_a16w8_a8w8_nodes", [source]) == 0
-    assert capsys.readouterr().out.split() == ["A16W8:", "1", "nodes", "conv2", "A8W8:", "2", "nodes", "conv1", "fc"]
+    assert capsys.readouterr().out.split() == [
+        "A16W8:",
+        "1",
+        "nodes",
+        "conv2",
+        "A8W8:",
+        "2",
+        "nodes",
+        "conv1",
+        "fc",
+    ]
 
 
 def test_evaluate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -142,16 +222,33 @@ def test_evaluate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (tmp_path / folder).mkdir()
         np.save(tmp_path / folder / "y.npy", array)
     folders = ["--baseline_results_folder", str(tmp_path / "float")]
-    assert main("evaluate", [*folders, "--quantized_results_folder", str(tmp_path / "quantized")]) == 0
+    assert (
+        main(
+            "evaluate",
+            [*folders, "--quantized_results_folder", str(tmp_path / "quantized")],
+        )
+        == 0
+    )
     x, y = a.astype(np.float64).ravel(), b.astype(np.float64).ravel()
     cosine = x @ y / np.sqrt((x @ x) * (y @ y))
     peak = 10 * np.log10(np.square(x).max() / np.square(x - y).mean())
-    expected = f"y.npy: cosine {cosine:.6f}, L2 {np.sqrt(np.square(x - y).sum()):.6g}, PSNR {peak:.2f} dB\n"
+    expected = (
+        f"y.npy: cosine {cosine:.6f}, L2 {np.sqrt(np.square(x - y).sum()):.6g}, PSNR"
+        f" {peak:.2f} dB\n"
+    )
     assert capsys.readouterr().out == expected
 
 
-def test_errors_name_the_cause(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main("convert_fp16_to_fp32", [str(tmp_path / "no.onnx"), str(tmp_path / "b.onnx")]) == 2
+def test_errors_name_the_cause(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        main(
+            "convert_fp16_to_fp32",
+            [str(tmp_path / "no.onnx"), str(tmp_path / "b.onnx")],
+        )
+        == 2
+    )
     assert "no.onnx" in capsys.readouterr().err
     assert main("convert_fp16_to_fp32", [str(tmp_path / "no.onnx")]) == 2
     assert "name the two models" in capsys.readouterr().err

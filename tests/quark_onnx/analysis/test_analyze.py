@@ -15,7 +15,17 @@ from quark_onnx import Analysis, QConfig, analyze, quantize_static
 from quark_onnx.analysis.findings import TensorError
 from quark_onnx.cli.output import to_json
 from quark_onnx.errors import ConfigError, DataError, ModelError
-from tests.models import Feeds, conv_net, conv_relu, normal, parse, residual, run, samples, weight
+from tests.models import (
+    Feeds,
+    conv_net,
+    conv_relu,
+    normal,
+    parse,
+    residual,
+    run,
+    samples,
+    weight,
+)
 from tests.settings import CHANNEL, SIGNED, TENSOR
 
 
@@ -34,7 +44,9 @@ def pair(scale: float, zero: int) -> ModelProto:
 
 
 def plain() -> ModelProto:
-    return parse("g (float[N,4] x) => (float[N,3] y) { [fc] y = MatMul (x, w) }", w=weight(4, 3))
+    return parse(
+        "g (float[N,4] x) => (float[N,3] y) { [fc] y = MatMul (x, w) }", w=weight(4, 3)
+    )
 
 
 def data(count: int = 5, scale: float = 1.0) -> list[Feeds]:
@@ -55,22 +67,38 @@ def test_a_tensor_has_the_error_that_numpy_finds() -> None:
     found = analyze(plain(), pair(scale, zero), feeds)
     x = np.concatenate([feed["x"] for feed in feeds])
     lo, hi = (0 - zero) * scale, (255 - zero) * scale
-    rounded = (np.clip(np.rint(x / np.float32(scale)) + zero, 0, 255) - zero) * np.float32(scale)
+    rounded = (
+        np.clip(np.rint(x / np.float32(scale)) + zero, 0, 255) - zero
+    ) * np.float32(scale)
     tensor = of(found, "x")
     assert tensor.sqnr == pytest.approx(ratio(x, rounded), abs=1e-3)
     assert tensor.sqnr_grid == pytest.approx(tensor.sqnr, abs=1e-6)
-    assert tensor.cosine == pytest.approx(np.vdot(x, rounded) / np.linalg.norm(x) / np.linalg.norm(rounded), abs=1e-6)
-    assert tensor.mean_error == pytest.approx(float((rounded.astype(np.float64) - x).mean()), abs=1e-6)
-    assert (tensor.grid_lo, tensor.grid_hi, tensor.step) == pytest.approx((lo, hi, scale), rel=1e-6)
+    assert tensor.cosine == pytest.approx(
+        np.vdot(x, rounded) / np.linalg.norm(x) / np.linalg.norm(rounded), abs=1e-6
+    )
+    assert tensor.mean_error == pytest.approx(
+        float((rounded.astype(np.float64) - x).mean()), abs=1e-6
+    )
+    assert (tensor.grid_lo, tensor.grid_hi, tensor.step) == pytest.approx(
+        (lo, hi, scale), rel=1e-6
+    )
     assert tensor.clipped_low == pytest.approx(float((x < lo - scale / 2).mean()))
     assert tensor.clipped_high == pytest.approx(float((x > hi + scale / 2).mean()))
     beyond = (x < lo - scale / 2) | (x > hi + scale / 2)
     error = np.square((rounded - x).astype(np.float64))
-    assert tensor.clip_noise == pytest.approx(error[beyond].sum() / error.sum(), rel=1e-4)
+    assert tensor.clip_noise == pytest.approx(
+        error[beyond].sum() / error.sum(), rel=1e-4
+    )
     assert (tensor.lo, tensor.hi, tensor.count) == (x.min(), x.max(), x.size)
-    assert (tensor.format, tensor.op_type, tensor.counterpart) == ("uint8", "Input", "x_d")
+    assert (tensor.format, tensor.op_type, tensor.counterpart) == (
+        "uint8",
+        "Input",
+        "x_d",
+    )
     y = of(found, "y")
-    assert y.sqnr == pytest.approx(ratio(x @ weight(4, 3), rounded @ weight(4, 3)), abs=1e-3)
+    assert y.sqnr == pytest.approx(
+        ratio(x @ weight(4, 3), rounded @ weight(4, 3)), abs=1e-3
+    )
     assert (y.sqnr_inputs, y.source) == (tensor.sqnr, "x")
     assert (found.samples, found.sqnr) == (5, pytest.approx(y.sqnr, abs=1e-3))
 
@@ -85,7 +113,9 @@ def test_what_is_clipped_is_named_first() -> None:
 
 
 def test_each_operator_is_measured_alone() -> None:
-    """The error of the second layer alone is what float inputs, rounded by their own grid, make of its weights."""
+    """The error of the second layer alone is what float inputs, rounded by their own grid, make of
+    its weights.
+    """
     model, feeds = conv_net(3), samples(conv_net(3), 4)
     found = analyze(model, quantize_static(model, feeds, TENSOR), feeds)
     late = [t for t in found.tensors if t.op_type == "Conv" or t.op_type == "Relu"][-1]
@@ -106,9 +136,14 @@ def test_the_outputs_are_those_of_the_comparison() -> None:
     model, feeds = residual(), samples(residual(), 4)
     quantized = quantize_static(model, feeds, SIGNED)
     found = analyze(model, quantized, feeds)
-    expected = ratio(*(np.stack([run(m, f)[0] for f in feeds]) for m in (model, quantized)))
+    expected = ratio(
+        *(np.stack([run(m, f)[0] for f in feeds]) for m in (model, quantized))
+    )
     assert found.sqnr == pytest.approx(expected, abs=0.1)
-    assert (found.bytes_before, found.bytes_after) == (model.ByteSize(), quantized.ByteSize())
+    assert (found.bytes_before, found.bytes_after) == (
+        model.ByteSize(),
+        quantized.ByteSize(),
+    )
 
 
 def test_an_output_has_the_step_of_its_grid_in_its_own_unit() -> None:
@@ -155,11 +190,16 @@ def test_every_form_is_compared(preset: str, form: str) -> None:
     found = analyze(model, quantize_static(model, feeds, config), feeds)
     ends = {tensor.name for tensor in found.tensors}
     assert {"x", "y"} <= ends
-    assert len(ends) + len(found.unmatched) >= 10  # every tensor is either compared or explained
+    assert (
+        len(ends) + len(found.unmatched) >= 10
+    )  # every tensor is either compared or explained
     assert all(tensor.sqnr > 15 for tensor in found.tensors)
 
 
-@pytest.mark.parametrize("preset", ["BF16", "FP16", "BF16_BFP16", "MX9", "MXINT8", "FP8E4M3", "A8W4", "A16W8", "INT4"])
+@pytest.mark.parametrize(
+    "preset",
+    ["BF16", "FP16", "BF16_BFP16", "MX9", "MXINT8", "FP8E4M3", "A8W4", "A16W8", "INT4"],
+)
 def test_every_format_is_compared(preset: str) -> None:
     model, feeds = conv_net(2), samples(conv_net(2), 3)
     found = analyze(model, quantize_static(model, feeds, preset), feeds)
@@ -168,18 +208,28 @@ def test_every_format_is_compared(preset: str) -> None:
 
 
 def test_dynamic_scales_are_compared_where_tensors_are_float() -> None:
-    model = parse("g (float[N,4] x) => (float[N,3] y) { h = MatMul (x, w) y = Relu (h) }", w=weight(4, 3))
+    model = parse(
+        "g (float[N,4] x) => (float[N,3] y) { h = MatMul (x, w) y = Relu (h) }",
+        w=weight(4, 3),
+    )
     found = analyze(model, quantize_static(model, data(2), "DYNAMIC"), data(2))
     assert of(found, "y").sqnr > 20
 
 
 def test_masks_do_not_count() -> None:
-    """An attention mask of -3.4e38 would hide every other value of the scores that it is added to."""
+    """An attention mask of -3.4e38 would hide every other value of the scores that it is added to."""  # noqa: E501
     mask = np.zeros((1, 4), np.float32)
     mask[0, 3] = np.finfo(np.float32).min
-    text = "g (float[N,4] x) => (float[N,4] y) {{ {} s = Add ({}, mask) y = Softmax (s) }}"
+    text = (
+        "g (float[N,4] x) => (float[N,4] y) {{ {} s = Add ({}, mask) y = Softmax (s) }}"
+    )
     rounding = "x_q = QuantizeLinear (x, scale, zero) x_d = DequantizeLinear (x_q, scale, zero)"
-    quantized = parse(text.format(rounding, "x_d"), mask=mask, scale=np.float32(0.05), zero=np.uint8(128))
+    quantized = parse(
+        text.format(rounding, "x_d"),
+        mask=mask,
+        scale=np.float32(0.05),
+        zero=np.uint8(128),
+    )
     found = analyze(parse(text.format("", "x"), mask=mask), quantized, data(2))
     assert 20 < of(found, "s").sqnr < 60
 
@@ -187,7 +237,9 @@ def test_masks_do_not_count() -> None:
 def test_values_that_are_no_numbers_are_left_out() -> None:
     feeds = data(2)
     feeds[1]["x"][0, 0] = np.inf
-    model = parse("g (float[N,4] x) => (float[N,3] y) { y = MatMul (x, w) }", w=weight(4, 3))
+    model = parse(
+        "g (float[N,4] x) => (float[N,3] y) { y = MatMul (x, w) }", w=weight(4, 3)
+    )
     with pytest.raises(DataError):
         analyze(model, pair(0.01, 128), feeds)
 
@@ -205,12 +257,17 @@ def test_histograms_hold_every_value() -> None:
     tensor = of(found, "x")
     assert tensor.histogram is not None
     assert sum(tensor.histogram.counts) == tensor.count
-    assert (tensor.histogram.edges[0], tensor.histogram.edges[-1]) == (tensor.lo, tensor.hi)
+    assert (tensor.histogram.edges[0], tensor.histogram.edges[-1]) == (
+        tensor.lo,
+        tensor.hi,
+    )
 
 
 def test_the_result_does_not_depend_on_how_samples_are_batched() -> None:
     whole = [{"x": np.concatenate([feed["x"] for feed in data(4)])}]
-    one, many = (of(analyze(plain(), pair(0.01, 100), feeds), "x") for feeds in (whole, data(4)))
+    one, many = (
+        of(analyze(plain(), pair(0.01, 100), feeds), "x") for feeds in (whole, data(4))
+    )
     assert one.sqnr == pytest.approx(many.sqnr, rel=1e-9)
     assert one.histogram == many.histogram
 
@@ -221,12 +278,16 @@ def test_a_limit_ends_the_stream() -> None:
 
 @pytest.mark.parametrize("limit", [0, -1, 2.5, "x"])
 def test_a_limit_is_a_number_of_samples(limit: Any) -> None:
-    with pytest.raises(ConfigError, match=r"limit is .*; it must be a whole number of at least 1"):
+    with pytest.raises(
+        ConfigError, match=r"limit is .*; it must be a whole number of at least 1"
+    ):
         analyze(plain(), pair(0.01, 100), data(), limit=limit)
 
 
 def test_what_cannot_be_analyzed() -> None:
-    with pytest.raises(ModelError, match="it is not quantized; the float model comes first"):
+    with pytest.raises(
+        ModelError, match="it is not quantized; the float model comes first"
+    ):
         analyze(plain(), plain(), data())
     other = parse(
         """g (float[N,4] z) => (float[N,3] y) {
@@ -235,7 +296,9 @@ def test_what_cannot_be_analyzed() -> None:
         s=np.float32(0.1),
         w=weight(4, 3),
     )
-    with pytest.raises(ModelError, match="lacks the input 'x' of the float model; its inputs are: z"):
+    with pytest.raises(
+        ModelError, match="lacks the input 'x' of the float model; its inputs are: z"
+    ):
         analyze(plain(), other, data())
     other = pair(0.1, 0)
     other.graph.output[0].name = other.graph.node[-1].output[0] = "other"
@@ -272,7 +335,7 @@ def test_a_tensor_of_another_shape_is_not_compared() -> None:
 
 
 def test_equalized_channels_are_recognized() -> None:
-    """Channels multiplied by powers of two in one layer and divided again in the next are no error."""
+    """Channels multiplied by powers of two in one layer and divided again in the next are no error."""  # noqa: E501
     model = conv_net(2)
     equalized = ModelProto()
     equalized.CopyFrom(model)
@@ -285,7 +348,9 @@ def test_equalized_channels_are_recognized() -> None:
             value = value * factors
         elif tensor.name == "w1":
             value = value / factors[None, :, None, None]
-        tensor.CopyFrom(numpy_helper.from_array(np.ascontiguousarray(value), tensor.name))
+        tensor.CopyFrom(
+            numpy_helper.from_array(np.ascontiguousarray(value), tensor.name)
+        )
     feeds = samples(model, 4)
     found = analyze(model, quantize_static(equalized, feeds, CHANNEL), feeds)
     moved = [tensor for tensor in found.tensors if tensor.rescaled]
@@ -295,7 +360,10 @@ def test_equalized_channels_are_recognized() -> None:
 
 
 def test_models_are_not_changed() -> None:
-    model, quantized = conv_relu(), quantize_static(conv_relu(), samples(conv_relu()), TENSOR)
+    model, quantized = (
+        conv_relu(),
+        quantize_static(conv_relu(), samples(conv_relu()), TENSOR),
+    )
     before = model.SerializeToString(), quantized.SerializeToString()
     analyze(model, quantized, samples(model, 2))
     assert before == (model.SerializeToString(), quantized.SerializeToString())

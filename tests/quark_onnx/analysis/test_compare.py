@@ -19,11 +19,19 @@ def test_the_error_is_that_of_the_outputs(tmp_path: Path) -> None:
     path = tmp_path / "q.onnx"
     quantized = quantize_static(model, data, TENSOR, path)
     found = compare(model, path, data)
-    reference, other = (np.stack([run(m, f)[0] for f in data]).astype(np.float64) for m in (model, quantized))
+    reference, other = (
+        np.stack([run(m, f)[0] for f in data]).astype(np.float64)
+        for m in (model, quantized)
+    )
     expected = 10 * np.log10((reference**2).sum() / ((reference - other) ** 2).sum())
-    assert found.sqnr == pytest.approx(expected, abs=0.1)  # onnxruntime optimizes the one and not the other
+    assert found.sqnr == pytest.approx(
+        expected, abs=0.1
+    )  # onnxruntime optimizes the one and not the other
     assert (found.samples, [o.name for o in found.outputs]) == (5, ["y"])
-    assert (found.bytes_before, found.bytes_after) == (model.ByteSize(), path.stat().st_size)
+    assert (found.bytes_before, found.bytes_after) == (
+        model.ByteSize(),
+        path.stat().st_size,
+    )
 
 
 def test_a_model_equals_itself() -> None:
@@ -31,12 +39,17 @@ def test_a_model_equals_itself() -> None:
 
 
 def test_only_so_many_samples() -> None:
-    assert compare(residual(), residual(), iter(samples(residual(), 9)), limit=4).samples == 4
+    assert (
+        compare(residual(), residual(), iter(samples(residual(), 9)), limit=4).samples
+        == 4
+    )
 
 
 @pytest.mark.parametrize("limit", [0, -1, 2.5, "x"])
 def test_a_limit_is_a_number_of_samples(limit: Any) -> None:
-    with pytest.raises(ConfigError, match=r"limit is .*; it must be a whole number of at least 1"):
+    with pytest.raises(
+        ConfigError, match=r"limit is .*; it must be a whole number of at least 1"
+    ):
         compare(residual(), residual(), samples(residual()), limit=limit)
 
 
@@ -44,7 +57,9 @@ def test_what_cannot_be_compared() -> None:
     data = samples(residual())
     other = residual()
     other.graph.output[0].name = other.graph.node[-1].output[0] = "z"
-    with pytest.raises(ModelError, match="the other model lacks the output 'y' of the reference"):
+    with pytest.raises(
+        ModelError, match="the other model lacks the output 'y' of the reference"
+    ):
         compare(residual(), other, data)
     broken = conv_relu()
     broken.graph.node[0].op_type = "NoSuchOperator"

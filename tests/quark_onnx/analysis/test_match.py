@@ -16,7 +16,17 @@ from quark_onnx import QConfig, analyze, quantize_static
 from quark_onnx.analysis.match import Matching, match
 from quark_onnx.analysis.reading import Reading
 from quark_onnx.graph import Graph
-from tests.models import MODELS, batch_norm_net, conv_net, conv_relu, normal, parse, residual, samples, weight
+from tests.models import (
+    MODELS,
+    batch_norm_net,
+    conv_net,
+    conv_relu,
+    normal,
+    parse,
+    residual,
+    samples,
+    weight,
+)
 from tests.settings import CHANNEL, SIGNED, TENSOR
 
 UNSAFE = SIGNED.with_(safe=False)
@@ -26,7 +36,11 @@ UNSAFE = SIGNED.with_(safe=False)
 FLAT = [
     name
     for name in sorted(MODELS.keys() - {"only_integers"})
-    if not any(attribute.HasField("g") for node in MODELS[name]().graph.node for attribute in node.attribute)
+    if not any(
+        attribute.HasField("g")
+        for node in MODELS[name]().graph.node
+        for attribute in node.attribute
+    )
 ]
 
 
@@ -38,7 +52,11 @@ def renamed(model: ModelProto) -> ModelProto:
     names: dict[str, str] = {}
 
     def other(name: str) -> str:
-        return name if not name or name in kept else names.setdefault(name, f"t{len(names)}")
+        return (
+            name
+            if not name or name in kept
+            else names.setdefault(name, f"t{len(names)}")
+        )
 
     for tensor in result.graph.initializer:
         tensor.name = other(tensor.name)
@@ -63,17 +81,31 @@ class Reader(CalibrationDataReader):  # type: ignore[misc]
         return next(self._feeds, None)
 
 
-@pytest.mark.parametrize("config", [TENSOR, CHANNEL, SIGNED, UNSAFE], ids=["tensor", "channel", "signed", "unsafe"])
+@pytest.mark.parametrize(
+    "config",
+    [TENSOR, CHANNEL, SIGNED, UNSAFE],
+    ids=["tensor", "channel", "signed", "unsafe"],
+)
 @pytest.mark.parametrize("make", [residual, conv_relu, conv_net, batch_norm_net])
 def test_structure_finds_what_names_find(make: Any, config: QConfig) -> None:
     model = make()
     quantized = quantize_static(model, samples(model, 3), config)
-    by_name, by_structure = matched(model, quantized), matched(model, renamed(quantized))
+    by_name, by_structure = (
+        matched(model, quantized),
+        matched(model, renamed(quantized)),
+    )
     assert by_name.pairs.keys() == by_structure.pairs.keys()
     assert by_name.unmatched.keys() == by_structure.unmatched.keys()
-    one, two = (analyze(model, other, samples(model, 3)) for other in (quantized, renamed(quantized)))
-    assert [(t.name, t.sqnr) for t in one.tensors] == [(t.name, t.sqnr) for t in two.tensors]
-    assert [(w.name, w.sqnr) for w in one.weights] == [(w.name, w.sqnr) for w in two.weights]
+    one, two = (
+        analyze(model, other, samples(model, 3))
+        for other in (quantized, renamed(quantized))
+    )
+    assert [(t.name, t.sqnr) for t in one.tensors] == [
+        (t.name, t.sqnr) for t in two.tensors
+    ]
+    assert [(w.name, w.sqnr) for w in one.weights] == [
+        (w.name, w.sqnr) for w in two.weights
+    ]
     kept = {"x", "y"}
     assert {t.name for t in two.tensors if t.matched_by == "name"} <= kept
 
@@ -83,8 +115,12 @@ def test_every_model_is_matched_without_names(name: str) -> None:
     model = MODELS[name]()
     feeds = samples(model, 2)
     quantized = quantize_static(model, feeds, "A8W8")
-    one, two = (analyze(model, other, feeds) for other in (quantized, renamed(quantized)))
-    assert {t.name: t.sqnr for t in two.tensors}.items() <= {t.name: t.sqnr for t in one.tensors}.items()
+    one, two = (
+        analyze(model, other, feeds) for other in (quantized, renamed(quantized))
+    )
+    assert {t.name: t.sqnr for t in two.tensors}.items() <= {
+        t.name: t.sqnr for t in one.tensors
+    }.items()
     assert len(two.tensors) >= 0.8 * len(one.tensors)
 
 
@@ -94,19 +130,32 @@ def test_vendor_operators_need_no_bodies(preset: str) -> None:
     model, feeds = conv_net(2), samples(conv_net(2), 2)
     bare = quantize_static(model, feeds, QConfig.of(preset).with_(functions=False))
     assert not bare.functions
-    found, expected = (analyze(model, other, feeds) for other in (bare, quantize_static(model, feeds, preset)))
-    assert [(t.name, t.sqnr) for t in found.tensors] == [(t.name, t.sqnr) for t in expected.tensors]
+    found, expected = (
+        analyze(model, other, feeds)
+        for other in (bare, quantize_static(model, feeds, preset))
+    )
+    assert [(t.name, t.sqnr) for t in found.tensors] == [
+        (t.name, t.sqnr) for t in expected.tensors
+    ]
     assert found.weights and all(weight.sqnr > 20 for weight in found.weights)
 
 
 def test_twins_are_told_apart_by_their_weights() -> None:
-    """Three products of one input, as in attention; the quantized model has them in another order."""
+    """Three products of one input, as in attention.
+
+    The quantized model has them in another order.
+    """
     lines = ["q = MatMul (x, wq)", "k = MatMul (x, wk)", "v = MatMul (x, wv)"]
     end = "a = Mul (q, k) y = Sub (a, v)"
-    weights = {name: weight(4, 4, seed=seed) for seed, name in enumerate(("wq", "wk", "wv"))}
+    weights = {
+        name: weight(4, 4, seed=seed) for seed, name in enumerate(("wq", "wk", "wv"))
+    }
 
     def made(order: list[str]) -> ModelProto:
-        return parse("g (float[N,4] x) => (float[N,4] y) {" + " ".join([*order, end]) + "}", **weights)
+        return parse(
+            "g (float[N,4] x) => (float[N,4] y) {" + " ".join([*order, end]) + "}",
+            **weights,
+        )
 
     feeds = [{"x": normal(8, 4)}]
     quantized = renamed(quantize_static(made(lines[::-1]), feeds, TENSOR))
@@ -117,7 +166,10 @@ def test_twins_are_told_apart_by_their_weights() -> None:
 
 def test_names_that_mean_something_else_are_not_believed() -> None:
     """Exporters number tensors: the same name may be another tensor in the other model."""
-    model = parse("g (float[N,4] x) => (float[N,4] y) { a = Relu (x) b = Sigmoid (a) c = Tanh (b) y = Abs (c) }")
+    model = parse(
+        "g (float[N,4] x) => (float[N,4] y) { a = Relu (x) b = Sigmoid (a) c = Tanh (b)"
+        " y = Abs (c) }"
+    )
     other = parse(
         """g (float[N,4] x) => (float[N,4] y) {
             q = QuantizeLinear (x, s) d = DequantizeLinear (q, s)
@@ -126,7 +178,12 @@ def test_names_that_mean_something_else_are_not_believed() -> None:
         s=np.float32(0.01),
     )
     pairs = matched(model, other).pairs
-    assert {name: pairs[name].raw for name in "abcy"} == {"a": "b", "b": "c", "c": "a", "y": "y"}
+    assert {name: pairs[name].raw for name in "abcy"} == {
+        "a": "b",
+        "b": "c",
+        "c": "a",
+        "y": "y",
+    }
 
 
 def test_what_was_fused_is_explained() -> None:
@@ -139,17 +196,25 @@ def test_what_was_fused_is_explained() -> None:
 
 def test_a_folded_batch_normalization_is_taken_out_of_the_weight() -> None:
     model = batch_norm_net()
-    found = analyze(model, quantize_static(model, samples(model, 4), CHANNEL), samples(model, 4))
+    found = analyze(
+        model, quantize_static(model, samples(model, 4), CHANNEL), samples(model, 4)
+    )
     (weight_error,) = [weight for weight in found.weights if weight.role == "weight"]
     assert weight_error.rescaled
     assert weight_error.sqnr > 30
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("form", [QuantFormat.QDQ, QuantFormat.QOperator], ids=["qdq", "operators"])
-@pytest.mark.parametrize("kind", [QuantType.QUInt8, QuantType.QInt8], ids=["uint8", "int8"])
+@pytest.mark.parametrize(
+    "form", [QuantFormat.QDQ, QuantFormat.QOperator], ids=["qdq", "operators"]
+)
+@pytest.mark.parametrize(
+    "kind", [QuantType.QUInt8, QuantType.QInt8], ids=["uint8", "int8"]
+)
 @pytest.mark.parametrize("per_channel", [False, True], ids=["tensor", "channel"])
-def test_models_of_onnxruntime(tmp_path: Path, form: Any, kind: Any, per_channel: bool) -> None:
+def test_models_of_onnxruntime(
+    tmp_path: Path, form: Any, kind: Any, per_channel: bool
+) -> None:
     model, feeds = residual(), samples(residual(), 4)
     onnx.save(model, tmp_path / "model.onnx")
     quantize_static_by_onnxruntime(
@@ -161,11 +226,16 @@ def test_models_of_onnxruntime(tmp_path: Path, form: Any, kind: Any, per_channel
         weight_type=QuantType.QInt8,
         per_channel=per_channel,
     )
-    for quantized in (onnx.load(tmp_path / "quantized.onnx"), renamed(onnx.load(tmp_path / "quantized.onnx"))):
+    for quantized in (
+        onnx.load(tmp_path / "quantized.onnx"),
+        renamed(onnx.load(tmp_path / "quantized.onnx")),
+    ):
         found = analyze(model, quantized, feeds)
         names = {tensor.name for tensor in found.tensors}
         assert {"x", "y", "m"} <= names
         assert len(names) >= 6
-        assert all(tensor.sqnr > 15 for tensor in found.tensors), [(t.name, t.sqnr) for t in found.tensors]
+        assert all(tensor.sqnr > 15 for tensor in found.tensors), [
+            (t.name, t.sqnr) for t in found.tensors
+        ]
         assert {weight.name for weight in found.weights} >= {"w1", "w2", "w3"}
         assert all(w.sqnr > 25 for w in found.weights if w.role == "weight")

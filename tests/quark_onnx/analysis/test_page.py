@@ -22,8 +22,12 @@ from tests.models import conv_net, samples
 def found() -> Analysis:
     """Of a network whose first input is clipped and whose weights have one scale each."""
     model, feeds = conv_net(6), samples(conv_net(6), 6)
-    wide = [{name: value * np.float32(3) for name, value in feed.items()} for feed in feeds]
-    return analyze(model, quantize_static(model, feeds, QConfig.of("XINT8").with_(search=0)), wide)
+    wide = [
+        {name: value * np.float32(3) for name, value in feed.items()} for feed in feeds
+    ]
+    return analyze(
+        model, quantize_static(model, feeds, QConfig.of("XINT8").with_(search=0)), wide
+    )
 
 
 def test_the_page_stands_alone(found: Analysis) -> None:
@@ -61,9 +65,13 @@ def test_a_page_that_cannot_be_written_leaves_the_old_one(
 
 
 @pytest.mark.parametrize(
-    ("width", "dark"), [(1280, False), (390, False), (390, True)], ids=["desktop", "phone", "phone-dark"]
+    ("width", "dark"),
+    [(1280, False), (390, False), (390, True)],
+    ids=["desktop", "phone", "phone-dark"],
 )
-def test_a_browser_lays_it_out(found: Analysis, tmp_path: Path, width: int, dark: bool) -> None:
+def test_a_browser_lays_it_out(
+    found: Analysis, tmp_path: Path, width: int, dark: bool
+) -> None:
     write_page(found, tmp_path / "page.html")
     page = laid_out(tmp_path / "page.html", width, dark=dark)
     assert len(page["plots"]) >= 3
@@ -73,8 +81,16 @@ def test_a_browser_lays_it_out(found: Analysis, tmp_path: Path, width: int, dark
 def test_bars_beyond_the_grid_are_set_off(found: Analysis, tmp_path: Path) -> None:
     write_page(found, tmp_path / "page.html")
     page, _ = measured(tmp_path / "page.html", 1280)
-    clipped = next(t for t in found.ranking if t.clipped_high + t.clipped_low > 1e-3 and t.histogram is not None)
-    plot = next(plot for plot in page["plots"] if plot["title"] == f"Histogram of {clipped.name} against its grid")
+    clipped = next(
+        t
+        for t in found.ranking
+        if t.clipped_high + t.clipped_low > 1e-3 and t.histogram is not None
+    )
+    plot = next(
+        plot
+        for plot in page["plots"]
+        if plot["title"] == f"Histogram of {clipped.name} against its grid"
+    )
     fills = {shape["kind"]: shape["fill"] for shape in plot["shapes"]}
     assert fills["bar cut"] != fills["bar"]
     band = next(shape["box"] for shape in plot["shapes"] if shape["kind"] == "band")

@@ -1,4 +1,6 @@
-"""A folder with a tiny model and data, which is the current one, and the command line run in this process."""
+"""A folder with a tiny model and data, which is the current one, and the command line run in this
+process.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,11 @@ class Finished:
     def error(self) -> str:
         """The one line of complaint, without its beginning."""
         assert "Traceback" not in self.err
-        lines = [line for line in self.err.splitlines() if not line.startswith("quark-onnx: warning: ")]
+        lines = [
+            line
+            for line in self.err.splitlines()
+            if not line.startswith("quark-onnx: warning: ")
+        ]
         assert len(lines) == 1, self.err
         assert lines[0].startswith("quark-onnx: error: ")
         return lines[0].removeprefix("quark-onnx: error: ")
@@ -45,7 +51,9 @@ CommandLine = Callable[..., Finished]
 @pytest.fixture(autouse=True)
 def any_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     """What this one makes of 8-bit products is not said here."""
-    monkeypatch.setattr(sys.modules["quark_onnx.steps.finish"], "saturates", lambda: False)
+    monkeypatch.setattr(
+        sys.modules["quark_onnx.steps.finish"], "saturates", lambda: False
+    )
 
 
 @pytest.fixture
@@ -61,7 +69,9 @@ def cli(capsys: pytest.CaptureFixture[str]) -> CommandLine:
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder: model.onnx, (N, 3, 8, 8) -> (N, 4), and ten files of two samples in data/."""
+    """The current folder: model.onnx, (N, 3, 8, 8) -> (N, 4), and ten files of two samples in
+    data/.
+    """
     model = parse(
         """g (float[N, 3, 8, 8] image) => (float[N, 4] scores) {
             [first] a = Conv <pads = [1, 1, 1, 1]> (image, w, bias)
@@ -77,6 +87,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     onnx.save(model, tmp_path / "model.onnx")
     (tmp_path / "data").mkdir()
     for index in range(10):
-        np.savez(tmp_path / "data" / f"{index}.npz", image=normal(2, 3, 8, 8, seed=index))
+        np.savez(
+            tmp_path / "data" / f"{index}.npz", image=normal(2, 3, 8, 8, seed=index)
+        )
     monkeypatch.chdir(tmp_path)
     return tmp_path

@@ -1,4 +1,6 @@
-"""quark-onnx analyze: the ranking, JSON, the page, and that every remedy is an option that there is."""
+"""quark-onnx analyze: the ranking, JSON, the page, and that every remedy is an option that there
+is.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,16 @@ ANALYZE = ("analyze", "model.onnx", "out.onnx", "--data", "data")
 
 @pytest.fixture(autouse=True)
 def quantized(cli: Any, folder: Path) -> None:
-    quantize = ("quantize", "model.onnx", "-o", "out.onnx", "--data", "data", "--config", "XINT8")
+    quantize = (
+        "quantize",
+        "model.onnx",
+        "-o",
+        "out.onnx",
+        "--data",
+        "data",
+        "--config",
+        "XINT8",
+    )
     assert cli(*quantize).code == 0
 
 
@@ -26,18 +37,45 @@ def test_ranking(cli: Any) -> None:
     assert (finished.code, finished.err) == (0, "")
     lines = finished.out.splitlines()
     assert "on 20 samples; output scores " in finished.out
-    assert any(line.startswith("in units  scores steps of ") and ", errors up to " in line for line in lines)
+    assert any(
+        line.startswith("in units  scores steps of ") and ", errors up to " in line
+        for line in lines
+    )
     header = next(line for line in lines if line.startswith("  #"))
-    assert header.split() == ["#", "tensor", "operator", "SQNR", "dB", "inputs", "alone", "format"]
+    assert header.split() == [
+        "#",
+        "tensor",
+        "operator",
+        "SQNR",
+        "dB",
+        "inputs",
+        "alone",
+        "format",
+    ]
     ranks = [line.split()[0] for line in lines if line[:3].strip().isdigit()]
     assert ranks == [str(place) for place in range(1, len(ranks) + 1)]
     assert any("-> " in line for line in lines)
-    assert len([line for line in cli(*ANALYZE, "--top", "1").out.splitlines() if line[:3].strip().isdigit()]) == 1
+    assert (
+        len(
+            [
+                line
+                for line in cli(*ANALYZE, "--top", "1").out.splitlines()
+                if line[:3].strip().isdigit()
+            ]
+        )
+        == 1
+    )
 
 
 def test_json(cli: Any) -> None:
     document = cli(*ANALYZE, "--limit", "3", "--json").json
-    assert list(document)[:5] == ["schema", "command", "reference", "other", "worst_sqnr"]
+    assert list(document)[:5] == [
+        "schema",
+        "command",
+        "reference",
+        "other",
+        "worst_sqnr",
+    ]
     assert (document["command"], document["samples"]) == ("analyze", 3)
     assert {"outputs", "tensors", "weights", "unmatched", "ranking"} <= document.keys()
     assert document["tensors"][0]["name"] == "image"
@@ -53,25 +91,44 @@ def test_every_remedy_is_an_option_of_quantize(cli: Any) -> None:
 
 
 def test_a_remedy_can_be_pasted() -> None:
-    cause = Cause("weight", "", 1.0, "leave the node float", ("--exclude", "a node; rm"))
+    cause = Cause(
+        "weight", "", 1.0, "leave the node float", ("--exclude", "a node; rm")
+    )
     assert remedy(cause) == "leave the node float: --exclude 'a node; rm'"
-    assert remedy(Cause("inherited", "", 1.0, "mend that tensor first")) == "mend that tensor first"
+    assert (
+        remedy(Cause("inherited", "", 1.0, "mend that tensor first"))
+        == "mend that tensor first"
+    )
 
 
 def test_page(cli: Any, folder: Path) -> None:
-    assert cli(*ANALYZE, "--html", "page.html").out.splitlines()[-1].split() == ["page", "page.html"]
+    assert cli(*ANALYZE, "--html", "page.html").out.splitlines()[-1].split() == [
+        "page",
+        "page.html",
+    ]
     text = (folder / "page.html").read_text(encoding="utf-8")
     assert text.startswith("<!doctype html>") and text.rstrip().endswith("</html>")
-    assert [path.name for path in folder.iterdir() if "page" in path.name] == ["page.html"]
+    assert [path.name for path in folder.iterdir() if "page" in path.name] == [
+        "page.html"
+    ]
 
 
 def test_the_page_never_replaces_a_model(cli: Any, folder: Path) -> None:
     shutil.copy("model.onnx", "model.html")
     before = (folder / "model.html").read_bytes()
     for arguments, words in (
-        (["model.html", "out.onnx", "--data", "data", "--html", "model.html"], "is the model model.html itself"),
-        (["model.onnx", "out.onnx", "--data", "data", "--html", "model.onnx"], "'model.onnx' is not named *.html"),
-        (["model.onnx", "out.onnx", "--data", "data", "--html", "no/page.html"], "there is no folder 'no'"),
+        (
+            ["model.html", "out.onnx", "--data", "data", "--html", "model.html"],
+            "is the model model.html itself",
+        ),
+        (
+            ["model.onnx", "out.onnx", "--data", "data", "--html", "model.onnx"],
+            "'model.onnx' is not named *.html",
+        ),
+        (
+            ["model.onnx", "out.onnx", "--data", "data", "--html", "no/page.html"],
+            "there is no folder 'no'",
+        ),
     ):
         finished = cli("analyze", *arguments)
         assert finished.code == 2
@@ -85,8 +142,14 @@ def test_bad_input(cli: Any) -> None:
         (["model.onnx", "model.onnx", "--data", "data"], "it is not quantized"),
         (["out.onnx", "model.onnx", "--data", "data"], "it is not quantized"),
         (["model.onnx", "--data", "data"], "required: QUANT"),
-        (["model.onnx", "out.onnx"], "one of the arguments --data --random-data is required"),
-        (["model.onnx", "out.onnx", "--data", "data", "--top", "0"], "not a whole number"),
+        (
+            ["model.onnx", "out.onnx"],
+            "one of the arguments --data --random-data is required",
+        ),
+        (
+            ["model.onnx", "out.onnx", "--data", "data", "--top", "0"],
+            "not a whole number",
+        ),
     ):
         finished = cli("analyze", *arguments)
         assert finished.code == 2

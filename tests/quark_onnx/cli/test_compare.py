@@ -46,7 +46,12 @@ def test_json(cli: Any) -> None:
 
 
 def test_the_same_model_has_no_error(cli: Any) -> None:
-    assert cli("compare", "model.onnx", "model.onnx", "--data", "data", "--json").json["worst_sqnr"] == "inf"
+    assert (
+        cli("compare", "model.onnx", "model.onnx", "--data", "data", "--json").json[
+            "worst_sqnr"
+        ]
+        == "inf"
+    )
 
 
 def test_gate_shows_what_it_measured(cli: Any) -> None:
@@ -54,7 +59,10 @@ def test_gate_shows_what_it_measured(cli: Any) -> None:
     assert finished.code == 1
     assert finished.error.startswith("output 'scores' has ")
     assert finished.error.endswith("below --min-sqnr 200")
-    assert finished.json["error"] == {"kind": "AccuracyError", "message": finished.error}
+    assert finished.json["error"] == {
+        "kind": "AccuracyError",
+        "message": finished.error,
+    }
     assert finished.json["outputs"][0]["sqnr"] < 200
     assert "scores" in cli(*COMPARE, "--min-sqnr", "200").out
     assert cli(*COMPARE, "--min-sqnr", "20", "--quiet").out == ""
@@ -68,7 +76,9 @@ def test_integer_outputs_are_counted(cli: Any) -> None:
 
 
 def test_bad_input(cli: Any) -> None:
-    onnx.save(parse("g (float[2] x) => (float[2] other) { other = Relu (x) }"), "alien.onnx")
+    onnx.save(
+        parse("g (float[2] x) => (float[2] other) { other = Relu (x) }"), "alien.onnx"
+    )
     for arguments, words in (
         (["model.onnx", "absent.onnx", "--data", "data"], ["absent.onnx"]),
         (["model.onnx", "alien.onnx", "--data", "data"], ["lacks the output 'scores'"]),

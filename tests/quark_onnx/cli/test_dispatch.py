@@ -18,7 +18,8 @@ import quark_onnx
 from quark_onnx.cli import main
 
 ROOT = Path(quark_onnx.__file__).parents[1]
-#: Also where the tests themselves run with signals ignored, as shells start background jobs, and nohup all.
+#: Also where the tests themselves run with signals ignored, as shells start background jobs, and
+#: nohup all.
 INTERRUPTIBLE = """
 import runpy, signal
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -29,7 +30,11 @@ for name in ("SIGTERM", "SIGHUP"):
 
 
 def start(*arguments: str, code: str = "", **environment: str) -> subprocess.Popen[str]:
-    how = ["-c", code + "runpy.run_module('quark_onnx', run_name='__main__')"] if code else ["-m", "quark_onnx"]
+    how = (
+        ["-c", code + "runpy.run_module('quark_onnx', run_name='__main__')"]
+        if code
+        else ["-m", "quark_onnx"]
+    )
     return subprocess.Popen(
         [sys.executable, *how, *arguments],
         stdout=subprocess.PIPE,
@@ -47,13 +52,19 @@ def test_nothing_to_do_prints_the_help(cli: Any) -> None:
 
 def test_version(cli: Any) -> None:
     finished = cli("--version")
-    assert (finished.code, finished.out) == (0, f"quark-onnx {quark_onnx.__version__}\n")
+    assert (finished.code, finished.out) == (
+        0,
+        f"quark-onnx {quark_onnx.__version__}\n",
+    )
 
 
-CONFIG = "--config --calibrator --per-channel --per-tensor --exclude --op-types --nodes --unsafe --no-prepare"
+CONFIG = (
+    "--config --calibrator --per-channel --per-tensor --exclude --op-types --nodes"
+    " --unsafe --no-prepare"
+)
 DATA = (
-    "--data --random-data --dim --limit --input-layout --image-size --mean --std --scale --color --layout --resize "
-    "--resize-to --pad-value --interpolation"
+    "--data --random-data --dim --limit --input-layout --image-size --mean --std"
+    " --scale --color --layout --resize --resize-to --pad-value --interpolation"
 )
 
 
@@ -63,20 +74,34 @@ DATA = (
         ("", "quantize search explain compare analyze list --version"),
         (
             "quantize",
-            f"MODEL --output {DATA} {CONFIG} --auto-exclude --auto-mixed --min-sqnr --workers --json --quiet --verbose",
+            (
+                f"MODEL --output {DATA} {CONFIG} --auto-exclude --auto-mixed --min-sqnr"
+                " --workers --json --quiet --verbose"
+            ),
         ),
         ("explain", f"MODEL {CONFIG} --json --quiet --verbose"),
         (
             "search",
-            f"MODEL --output {DATA} --presets --calibrators --optimizers --granularity --refine --budget --target "
-            "--journal --json --quiet --verbose",
+            (
+                f"MODEL --output {DATA} --presets --calibrators --optimizers"
+                " --granularity --refine --budget --target --journal --json --quiet"
+                " --verbose"
+            ),
         ),
         ("compare", f"FLOAT QUANT {DATA} --min-sqnr --json --quiet --verbose"),
-        ("convert", "MODEL --output --to --shape --opset --io float16 without-qdq --json --quiet --verbose"),
+        (
+            "convert",
+            (
+                "MODEL --output --to --shape --opset --io float16 without-qdq --json"
+                " --quiet --verbose"
+            ),
+        ),
         ("list", "presets operators formats calibrators --json --quiet --verbose"),
     ],
 )
-def test_help_has_every_option_and_an_example(cli: Any, command: str, words: str) -> None:
+def test_help_has_every_option_and_an_example(
+    cli: Any, command: str, words: str
+) -> None:
     finished = cli(*command.split(), "--help")
     assert (finished.code, finished.err) == (0, "")
     assert set(words.split()) <= set(re.findall(r"[\w-]+", finished.out))
@@ -95,10 +120,30 @@ def test_unsafe_says_what_it_means(cli: Any) -> None:
         (["quantise"], ["unknown command 'quantise'", "did you mean 'quantize'"]),
         (["--jsn"], ["COMMAND"]),
         (["quantize"], ["MODEL", "-o/--output"]),
-        (["quantize", "--exclude", "a", "model.onnx", "-o", "o.onnx", "--random-data"], ["MODEL", "models come first"]),
-        (["quantize", "m.onnx", "-o", "o.onnx", "--random-data", "--calibratr", "x"], ["did you mean '--calibrator'"]),
-        (["quantize", "m.onnx", "-o", "o.onnx", "--random-data", "--calibratr=x"], ["did you mean '--calibrator'"]),
-        (["npu", "deploy", "m.onnx"], ["-o/--output", "; see quark-onnx npu deploy --help"]),
+        (
+            [
+                "quantize",
+                "--exclude",
+                "a",
+                "model.onnx",
+                "-o",
+                "o.onnx",
+                "--random-data",
+            ],
+            ["MODEL", "models come first"],
+        ),
+        (
+            ["quantize", "m.onnx", "-o", "o.onnx", "--random-data", "--calibratr", "x"],
+            ["did you mean '--calibrator'"],
+        ),
+        (
+            ["quantize", "m.onnx", "-o", "o.onnx", "--random-data", "--calibratr=x"],
+            ["did you mean '--calibrator'"],
+        ),
+        (
+            ["npu", "deploy", "m.onnx"],
+            ["-o/--output", "; see quark-onnx npu deploy --help"],
+        ),
         (["explain", "model.onnx", "other.onnx"], ["unexpected argument 'other.onnx'"]),
         (["explain", "--conf", "A8W8", "model.onnx"], ["unknown option '--conf'"]),
     ],
@@ -127,7 +172,9 @@ def test_errors_go_to_the_json_file(cli: Any) -> None:
     assert document == {"schema": 1, "command": "explain", "error": error}
 
 
-def test_a_file_that_the_system_refuses_is_bad_input(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_the_system_refuses_is_bad_input(
+    cli: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*_: object) -> None:
         raise PermissionError(13, "Permission denied", "secret.onnx")
 
@@ -140,10 +187,16 @@ def test_nothing_is_left_behind_in_the_process(cli: Any) -> None:
     import logging
     import warnings
 
-    handlers, show = list(logging.getLogger("quark_onnx").handlers), warnings.showwarning
+    handlers, show = (
+        list(logging.getLogger("quark_onnx").handlers),
+        warnings.showwarning,
+    )
     cli("quantize", "model.onnx", "-o", "out.onnx", "--random-data")
     cli("explain", "absent.onnx")
-    assert (logging.getLogger("quark_onnx").handlers, warnings.showwarning) == (handlers, show)
+    assert (logging.getLogger("quark_onnx").handlers, warnings.showwarning) == (
+        handlers,
+        show,
+    )
     assert logging.getLogger("quark_onnx").level == logging.NOTSET
 
 
@@ -164,14 +217,19 @@ def test_as_a_module() -> None:
     assert json.loads(out)["error"]["kind"] == "ModelError"
 
 
-@pytest.mark.parametrize("arguments", [["модель.onnx"], ["модель.onnx", "--json"], ["нет.onnx"]])
+@pytest.mark.parametrize(
+    "arguments", [["модель.onnx"], ["модель.onnx", "--json"], ["нет.onnx"]]
+)
 def test_console_without_unicode(arguments: list[str]) -> None:
     Path("model.onnx").rename("модель.onnx")
     process = start("explain", *arguments, PYTHONIOENCODING="ascii", PYTHONUTF8="0")
     out, err = process.communicate(timeout=60)
     assert process.returncode == (2 if arguments == ["нет.onnx"] else 0)
     assert "Traceback" not in err
-    assert "\\u043e\\u0434\\u0435\\u043b\\u044c.onnx" in out or "\\u043d\\u0435\\u0442.onnx" in err
+    assert (
+        "\\u043e\\u0434\\u0435\\u043b\\u044c.onnx" in out
+        or "\\u043d\\u0435\\u0442.onnx" in err
+    )
     assert (out + err).isascii()
 
 
@@ -200,9 +258,20 @@ def test_closed_pipe() -> None:
         ("SIGHUP", "1", 129, "ended by SIGHUP"),
     ],
 )
-def test_a_signal_leaves_nothing(folder: Path, sent: str, workers: str, code: int, word: str) -> None:
+def test_a_signal_leaves_nothing(
+    folder: Path, sent: str, workers: str, code: int, word: str
+) -> None:
     files = sorted(folder.iterdir())
-    command = ("quantize", "model.onnx", "-o", "out.onnx", "--random-data", "100000000", "--workers", workers)
+    command = (
+        "quantize",
+        "model.onnx",
+        "-o",
+        "out.onnx",
+        "--random-data",
+        "100000000",
+        "--workers",
+        workers,
+    )
     process = start(*command, code=INTERRUPTIBLE)
     assert process.stderr is not None
     warning = process.stderr.readline()
@@ -218,7 +287,9 @@ def test_a_signal_leaves_nothing(folder: Path, sent: str, workers: str, code: in
 
 
 @pytest.mark.skipif(os.name == "nt", reason="there are no signals to send")
-def test_a_signal_while_writing_leaves_nothing(cli: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_while_writing_leaves_nothing(
+    cli: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     files = sorted(folder.iterdir())
 
     def die(gate: object, path: Path) -> None:
@@ -232,11 +303,15 @@ def test_a_signal_while_writing_leaves_nothing(cli: Any, folder: Path, monkeypat
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
-def test_signals_that_are_ignored_stay_so(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_signals_that_are_ignored_stay_so(
+    cli: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As after nohup."""
     name = "SIGHUP" if hasattr(signal, "SIGHUP") else "SIGTERM"
     number, found = getattr(signal, name), []
-    monkeypatch.setattr("quark_onnx.api.plan_for", lambda *_: found.append(signal.getsignal(number)))
+    monkeypatch.setattr(
+        "quark_onnx.api.plan_for", lambda *_: found.append(signal.getsignal(number))
+    )
     before = signal.signal(number, signal.SIG_IGN)
     try:
         cli("explain", "model.onnx")
@@ -245,9 +320,21 @@ def test_signals_that_are_ignored_stay_so(cli: Any, monkeypatch: pytest.MonkeyPa
     assert found == [signal.SIG_IGN]
 
 
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks at processes as Linux shows them")
+@pytest.mark.skipif(
+    not Path("/proc/self/stat").exists(),
+    reason="looks at processes as Linux shows them",
+)
 def test_workers_do_not_outlive_what_they_work_for() -> None:
-    command = ("quantize", "model.onnx", "-o", "out.onnx", "--random-data", "100000000", "--workers", "2")
+    command = (
+        "quantize",
+        "model.onnx",
+        "-o",
+        "out.onnx",
+        "--random-data",
+        "100000000",
+        "--workers",
+        "2",
+    )
     process = start(*command)
     deadline = time.monotonic() + 60
     while len(workers := workers_of(process.pid)) < 2:
@@ -266,9 +353,9 @@ def workers_of(parent: int) -> list[int]:
     found = []
     for process in Path("/proc").iterdir():
         try:
-            ours = process.name.isdecimal() and (process / "stat").read_text().rpartition(")")[2].split()[1] == str(
-                parent
-            )
+            ours = process.name.isdecimal() and (
+                process / "stat"
+            ).read_text().rpartition(")")[2].split()[1] == str(parent)
             if ours and b"spawn_main" in (process / "cmdline").read_bytes():
                 found.append(int(process.name))
         except OSError:  # it has ended meanwhile
@@ -280,7 +367,13 @@ def workers_of(parent: int) -> list[int]:
 @pytest.mark.parametrize(("model", "code"), [("model.onnx", 0), ("absent.onnx", 2)])
 def test_without_a_stderr(model: str, code: int) -> None:
     finished = subprocess.run(
-        ["sh", "-c", '"$0" -m quark_onnx quantize "$1" -o out.onnx --random-data --quiet 2>&-', sys.executable, model],
+        [
+            "sh",
+            "-c",
+            '"$0" -m quark_onnx quantize "$1" -o out.onnx --random-data --quiet 2>&-',
+            sys.executable,
+            model,
+        ],
         stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         check=False,
@@ -289,7 +382,9 @@ def test_without_a_stderr(model: str, code: int) -> None:
     assert Path("out.onnx").exists() == (code == 0)
 
 
-def test_memory_that_does_not_suffice_is_bad_input(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_does_not_suffice_is_bad_input(
+    cli: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*_: object) -> None:
         raise MemoryError
 

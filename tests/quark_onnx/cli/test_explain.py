@@ -10,7 +10,15 @@ from tests.models import parse
 
 
 def test_text(cli: Any) -> None:
-    finished = cli("explain", "model.onnx", "--config", "A16W8", "--per-tensor", "--exclude", "head")
+    finished = cli(
+        "explain",
+        "model.onnx",
+        "--config",
+        "A16W8",
+        "--per-tensor",
+        "--exclude",
+        "head",
+    )
     assert (finished.code, finished.err) == (0, "")
     assert "plan      4 of 5 nodes would be quantized" in finished.out
     assert "head (Gemm)  float: excluded" in finished.out
@@ -32,8 +40,12 @@ def test_json(cli: Any) -> None:
     ]
     assert (document["command"], document["quantized_nodes"]) == ("explain", 5)
     nodes = {node["name"]: node for node in document["nodes"]}
-    assert [list(node) for node in nodes.values()] == [["name", "operator", "float", "inputs", "outputs"]] * 5
-    assert [(tensor["tensor"], tensor["decision"]) for tensor in nodes["first"]["inputs"]] == [
+    assert [list(node) for node in nodes.values()] == [
+        ["name", "operator", "float", "inputs", "outputs"]
+    ] * 5
+    assert [
+        (tensor["tensor"], tensor["decision"]) for tensor in nodes["first"]["inputs"]
+    ] == [
         ("image", "quantize"),
         ("w", "quantize"),
         ("bias", "bias"),
@@ -41,7 +53,11 @@ def test_json(cli: Any) -> None:
     assert nodes["first"]["outputs"] == [
         {"tensor": "a", "decision": "float", "detail": "fused into clip (Relu)"},
     ]
-    assert nodes["flat"]["outputs"][0] == {"tensor": "d", "decision": "same_as", "detail": "same as c"}
+    assert nodes["flat"]["outputs"][0] == {
+        "tensor": "d",
+        "decision": "same_as",
+        "detail": "same as c",
+    }
 
 
 def test_tensors_nobody_asks_for_have_a_reason(cli: Any) -> None:
@@ -49,18 +65,32 @@ def test_tensors_nobody_asks_for_have_a_reason(cli: Any) -> None:
     onnx.save(parse(text), "float.onnx")
     determinant, negative = cli("explain", "float.onnx", "--json").json["nodes"]
     assert determinant["float"] == "there is no rule for this operator"
-    assert determinant["inputs"] == [{"tensor": "x", "decision": "float", "detail": "nothing asks for it"}]
-    assert negative["inputs"] == [{"tensor": "i", "decision": "float", "detail": "its type is int64"}]
+    assert determinant["inputs"] == [
+        {"tensor": "x", "decision": "float", "detail": "nothing asks for it"}
+    ]
+    assert negative["inputs"] == [
+        {"tensor": "i", "decision": "float", "detail": "its type is int64"}
+    ]
 
 
 def test_preparation_is_part_of_the_plan(cli: Any) -> None:
-    onnx.save(parse("g (float[2] x) => (float[2] y) { [id] z = Identity (x) \n [act] y = Relu (z) }"), "id.onnx")
+    onnx.save(
+        parse(
+            "g (float[2] x) => (float[2] y) { [id] z = Identity (x) \n [act] y = Relu (z) }"
+        ),
+        "id.onnx",
+    )
     names = [
-        [node["name"] for node in cli("explain", "id.onnx", "--json", *options).json["nodes"]]
+        [
+            node["name"]
+            for node in cli("explain", "id.onnx", "--json", *options).json["nodes"]
+        ]
         for options in ((), ("--no-prepare",))
     ]
     assert names == [["act"], ["id", "act"]]
-    assert cli("explain", "id.onnx", "--exclude", "id").code == 0, "a pattern may name what preparation removes"
+    assert cli("explain", "id.onnx", "--exclude", "id").code == 0, (
+        "a pattern may name what preparation removes"
+    )
 
 
 def test_bad_input(cli: Any) -> None:

@@ -1,4 +1,6 @@
-"""Files that mean harm, given to the command line: one short line that a terminal shows as it is, and exit code 2."""
+"""Files that mean harm, given to the command line: one short line that a terminal shows as it is,
+and exit code 2.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ COMMANDS = {
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_names_are_shown_as_text(cli: CommandLine, folder: Path, command: str) -> None:
-    """Of whatever a name is, and whoever mentions it: a report, an error, or onnxruntime in an error of ours."""
+    """Of whatever a name is, and whoever mentions it: a report, an error, or onnxruntime in an
+    error of ours.
+    """
     model = renamed()
     onnx.save(model, folder / "m.onnx")
     onnx.save(quantize(model, samples(model), "A8W8").model, folder / "int8.onnx")
@@ -90,20 +94,32 @@ def test_aliases_that_make_much_of_little(cli: CommandLine, folder: Path) -> Non
     for text in ("\n".join(lines), "exclude: &a [*a]", "preset: &a {b: *a}"):
         (folder / "c.yaml").write_text(text, encoding="utf-8")
         found = cli("explain", "model.onnx", "--config", "c.yaml")
-        assert found.code == 2 and "its aliases stand for more than 100,000 values" in found.error
+        assert (
+            found.code == 2
+            and "its aliases stand for more than 100,000 values" in found.error
+        )
         assert len(found.error) < 300
-    (folder / "c.yaml").write_text("exclude: &a ['first']\nop_types: [Conv, Gemm]\nnodes: *a\n", encoding="utf-8")
+    (folder / "c.yaml").write_text(
+        "exclude: &a ['first']\nop_types: [Conv, Gemm]\nnodes: *a\n", encoding="utf-8"
+    )
     assert cli("explain", "model.onnx", "--config", "c.yaml").code == 0
 
 
-@pytest.mark.parametrize("text", ["preset: [{0}]", "overrides: {{a: [{0}]}}", "{{a: [{0}]}}", "calibrator: [{0}]"])
+@pytest.mark.parametrize(
+    "text",
+    ["preset: [{0}]", "overrides: {{a: [{0}]}}", "{{a: [{0}]}}", "calibrator: [{0}]"],
+)
 def test_values_in_errors_are_short(cli: CommandLine, folder: Path, text: str) -> None:
-    (folder / "c.yaml").write_text(text.format(", ".join(["'" + "x" * 100 + "'"] * 900)), encoding="utf-8")
+    (folder / "c.yaml").write_text(
+        text.format(", ".join(["'" + "x" * 100 + "'"] * 900)), encoding="utf-8"
+    )
     found = cli("explain", "model.onnx", "--config", "c.yaml")
     assert found.code == 2 and len(found.error) < 600
 
 
-@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="there is no device that never ends")
+@pytest.mark.skipif(
+    not Path("/dev/zero").exists(), reason="there is no device that never ends"
+)
 @pytest.mark.parametrize(
     "command",
     [
@@ -122,4 +138,7 @@ def test_a_device_that_never_ends(cli: CommandLine, folder: Path, command: str) 
         (folder / name).symlink_to("/dev/zero")
     found = cli(*command.split())
     assert found.code == 2
-    assert sorted(path.name for path in folder.iterdir() if path.name.startswith("q")) == []
+    assert (
+        sorted(path.name for path in folder.iterdir() if path.name.startswith("q"))
+        == []
+    )

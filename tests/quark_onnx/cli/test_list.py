@@ -13,7 +13,16 @@ import pytest
 from calibrators import CALIBRATORS
 from quark_onnx.config import from_dict
 from quark_onnx.npu import Recipe
-from quark_onnx.registry import ALGORITHMS, CONVERSIONS, DTYPES, OPTIMIZERS, PRESETS, RECIPES, RULES, TARGETS
+from quark_onnx.registry import (
+    ALGORITHMS,
+    CONVERSIONS,
+    DTYPES,
+    OPTIMIZERS,
+    PRESETS,
+    RECIPES,
+    RULES,
+    TARGETS,
+)
 from quark_onnx.targets import Target
 
 TORCH = find_spec("torch") is not None and find_spec("transformers") is not None
@@ -38,7 +47,9 @@ def test_one_kind(cli: Any, kind: str) -> None:
     assert (finished.code, finished.err) == (0, "")
     title, header, *lines = finished.out.splitlines()
     rows = [line for line in lines if " is no target: " not in line]
-    assert title == kind and len(lines) - len(rows) == (len(TARGETS.elsewhere) if kind == "targets" else 0)
+    assert title == kind and len(lines) - len(rows) == (
+        len(TARGETS.elsewhere) if kind == "targets" else 0
+    )
     assert sorted(row.split()[0] for row in rows) == sorted(REGISTRIES[kind])
     second = re.search(r"\S {2,}(\S)", header)
     assert second is not None
@@ -50,10 +61,14 @@ def test_algorithms_need_torch(cli: Any, monkeypatch: pytest.MonkeyPatch) -> Non
         raise ImportError(name="torch")
 
     monkeypatch.setattr("quark_onnx.cli.torch_side.import_module", missing)
-    line = "torch is not installed; language models need it: pip install 'quark-onnx[llm]'"
+    line = (
+        "torch is not installed; language models need it: pip install 'quark-onnx[llm]'"
+    )
     assert cli("list", "algorithms").error == line
     finished = cli("list")
-    assert finished.code == 0 and f"\n\nalgorithms\n  {line}\n\ntargets\n" in finished.out
+    assert (
+        finished.code == 0 and f"\n\nalgorithms\n  {line}\n\ntargets\n" in finished.out
+    )
     assert cli("list", "--json").json["algorithms"] == []
 
 
@@ -81,14 +96,25 @@ def test_json(cli: Any) -> None:
         "recipes": [field.name for field in dataclasses.fields(Recipe)],
         "conversions": ["name", "keeps_function", "description"],
     }
-    assert all(row["description"] for row in document["operators"] + document["calibrators"] + document["conversions"])
+    assert all(
+        row["description"]
+        for row in document["operators"]
+        + document["calibrators"]
+        + document["conversions"]
+    )
     for row in document["presets"]:
         assert from_dict(row["config"]) == PRESETS[row["name"]]
     taken = {row["name"]: row["targets"] for row in document["presets"]}
-    assert (taken["XINT8"], taken["BF16"], taken["INT4"]) == (list(TARGETS), ["stx", "krk"], [])
+    assert (taken["XINT8"], taken["BF16"], taken["INT4"]) == (
+        list(TARGETS),
+        ["stx", "krk"],
+        [],
+    )
     conv = next(row for row in document["operators"] if row["name"] == "Conv")
     assert conv["rule"] == "quark_onnx.rules.conv"
-    percentile = next(row for row in document["calibrators"] if row["name"] == "percentile")
+    percentile = next(
+        row for row in document["calibrators"] if row["name"] == "percentile"
+    )
     assert percentile["settings"] == {"percentile": 99.999}
 
 

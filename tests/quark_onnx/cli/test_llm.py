@@ -28,7 +28,10 @@ def test_refused(cli: CommandLine, folder: Path) -> None:
     run = cli("llm", "validate", "llama", "--for", "vllm")
     assert run.code == 1
     assert run.error == "vLLM 0.33.0, llama: refused"
-    assert "refused quark-layer-types at quantization_config.layer_type_quant_config" in run.out
+    assert (
+        "refused quark-layer-types at quantization_config.layer_type_quant_config"
+        in run.out
+    )
     assert cli("llm", "validate", "llama", "--for", "transformers").code == 0
 
 
@@ -38,7 +41,11 @@ def test_json(cli: CommandLine, folder: Path) -> None:
     run = cli("llm", "validate", "llama", "--for", "transformers", "--json")
     assert run.code == 1
     assert run.json["verdict"] == "loads but wrong" and run.json["wrong"] == 14
-    assert (run.json["command"], run.json["action"], run.json["model"]) == ("llm", "validate", "llama")
+    assert (run.json["command"], run.json["action"], run.json["model"]) == (
+        "llm",
+        "validate",
+        "llama",
+    )
     assert {finding["rule"] for finding in run.json["findings"]} == {"quark-two-stages"}
     assert run.json["error"]["kind"] == "ConstraintError"
 
@@ -51,8 +58,12 @@ def test_fix(cli: CommandLine, folder: Path) -> None:
     run = cli("llm", "validate", "llama", "--for", "vllm", "--fix")
     assert run.code == 0 and "mended: 14 scales have the names of today" in run.out
     assert cli("llm", "validate", "llama-fixed", "--for", "vllm").code == 0
-    run = cli("llm", "validate", "llama", "--for", "vllm", "--fix", "-o", "other", "--json")
-    assert run.json["output"] == "other" and run.json["mended"] == ["14 scales have the names of today"]
+    run = cli(
+        "llm", "validate", "llama", "--for", "vllm", "--fix", "-o", "other", "--json"
+    )
+    assert run.json["output"] == "other" and run.json["mended"] == [
+        "14 scales have the names of today"
+    ]
     assert cli("llm", "validate", "llama", "--for", "vllm", "--fix").code == 2
 
 
@@ -90,15 +101,30 @@ def test_verbose_shows_every_finding(cli: CommandLine, folder: Path) -> None:
     draft = drafts.quark()
     draft.drop(".weight_scale")
     draft.write(folder / "llama")
-    assert cli("llm", "validate", "llama", "--for", "vllm").out.count("scale-missing") == 4
-    assert cli("llm", "validate", "llama", "--for", "vllm", "--verbose").out.count("scale-missing") == 14
-    assert json.loads(cli("llm", "validate", "llama", "--for", "vllm", "--json").out)["wrong"] == 14
+    assert (
+        cli("llm", "validate", "llama", "--for", "vllm").out.count("scale-missing") == 4
+    )
+    assert (
+        cli("llm", "validate", "llama", "--for", "vllm", "--verbose").out.count(
+            "scale-missing"
+        )
+        == 14
+    )
+    assert (
+        json.loads(cli("llm", "validate", "llama", "--for", "vllm", "--json").out)[
+            "wrong"
+        ]
+        == 14
+    )
 
 
 def test_an_action_names_its_own_help(cli: CommandLine, folder: Path) -> None:
     run = cli("llm", "ptq", "llama", "-o", "out", "--scheme", "fp8", "--layer", "x")
     assert run.code == 2
-    assert run.error == "argument --layer: 'x' is not of the form GLOB=SCHEME; see quark-onnx llm ptq --help"
+    assert (
+        run.error
+        == "argument --layer: 'x' is not of the form GLOB=SCHEME; see quark-onnx llm ptq --help"
+    )
 
 
 @pytest.mark.parametrize(
@@ -109,17 +135,39 @@ def test_an_action_names_its_own_help(cli: CommandLine, folder: Path) -> None:
         ("oga", "int4_wo_32", "transformers"),
     ],
 )
-def test_layouts(cli: CommandLine, folder: Path, layout: str, scheme: str, client: str) -> None:
+def test_layouts(
+    cli: CommandLine, folder: Path, layout: str, scheme: str, client: str
+) -> None:
     pytest.importorskip("transformers")
     from tests.torch_models import llama, made, saved
 
     saved(made(llama()), folder / "llama")
-    run = cli("llm", "ptq", "llama", "-o", "out", "--scheme", scheme, "--layout", layout)
+    run = cli(
+        "llm", "ptq", "llama", "-o", "out", "--scheme", scheme, "--layout", layout
+    )
     assert run.code == 0 and run.out == "out: 14 layers are quantized, 2 stay float\n"
-    method = json.loads((folder / "out" / "config.json").read_text(encoding="utf-8"))["quantization_config"]
+    method = json.loads((folder / "out" / "config.json").read_text(encoding="utf-8"))[
+        "quantization_config"
+    ]
     assert method["quant_method"] == {"oga": "quark"}.get(layout, layout)
     assert cli("llm", "validate", "out", "--for", client).code == 0
-    run = cli("llm", "ptq", "llama", "-o", "other", "--scheme", "mxfp6_e2m3", "--layout", layout)
-    assert run.code == 2 and "these have one: quark" in run.error and not (folder / "other").exists()
-    run = cli("llm", "ptq", "llama", "-o", "other", "--scheme", scheme, "--layout", "gguf")
+    run = cli(
+        "llm",
+        "ptq",
+        "llama",
+        "-o",
+        "other",
+        "--scheme",
+        "mxfp6_e2m3",
+        "--layout",
+        layout,
+    )
+    assert (
+        run.code == 2
+        and "these have one: quark" in run.error
+        and not (folder / "other").exists()
+    )
+    run = cli(
+        "llm", "ptq", "llama", "-o", "other", "--scheme", scheme, "--layout", "gguf"
+    )
     assert run.code == 2 and run.error.startswith("unknown layout 'gguf'")

@@ -1,4 +1,6 @@
-"""The command line survives crashes of onnxruntime, and signals end it whatever onnxruntime is running."""
+"""The command line survives crashes of onnxruntime, and signals end it whatever onnxruntime is
+running.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,8 @@ import pytest
 from tests.models import normal
 from tests.native_faults import captured_mover, endless
 
-#: Says so once the main thread has waited for a second, as it does for a run without an end; and takes signals also
-#: where the tests themselves run with signals ignored.
+#: Says so once the main thread has waited for a second, as it does for a run without an end; and
+#: takes signals also where the tests themselves run with signals ignored.
 START = """
 import signal, sys, threading, time
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -70,24 +72,43 @@ def models(folder: Path) -> Path:
     for name, signs in ("one", [1]), ("late", [1, *[-1] * 24]):
         (folder / name).mkdir()
         for index, sign in enumerate(signs):
-            np.savez(folder / name / f"{index}.npz", x=np.full((1, 4), sign, np.float32))
+            np.savez(
+                folder / name / f"{index}.npz", x=np.full((1, 4), sign, np.float32)
+            )
     (folder / "temporary").mkdir()
     return folder
 
 
 def test_a_crash_is_one_line(cli: Any, models: Path) -> None:
-    """With exit code 2, the models and the signal; nothing of onnxruntime's own reaches the terminal."""
+    """With exit code 2, the models and the signal.
+
+    Nothing of onnxruntime's own reaches the terminal.
+    """
     done = cli("compare", "float.onnx", "crash.onnx", "--data", "crash")
     assert (done.code, done.out) == (2, "")
-    assert all(word in done.error for word in ("float.onnx, crash.onnx: ", "SIGABRT", "loading the other model"))
+    assert all(
+        word in done.error
+        for word in ("float.onnx, crash.onnx: ", "SIGABRT", "loading the other model")
+    )
     done = cli("compare", "float.onnx", "crash.onnx", "--data", "crash", "--json")
     assert done.json["error"]["kind"] == "RuntimeCrashError"
 
 
 def test_without_isolation_a_crash_ends_the_command(models: Path) -> None:
     """Which shows that the model does crash onnxruntime."""
-    command = [sys.executable, "-m", "quark_onnx", "compare", "float.onnx", "crash.onnx", "--data", "crash"]
-    done = subprocess.run([*command, "--no-isolation"], capture_output=True, check=False)
+    command = [
+        sys.executable,
+        "-m",
+        "quark_onnx",
+        "compare",
+        "float.onnx",
+        "crash.onnx",
+        "--data",
+        "crash",
+    ]
+    done = subprocess.run(
+        [*command, "--no-isolation"], capture_output=True, check=False
+    )
     assert done.returncode == -signal.SIGABRT
 
 
@@ -99,8 +120,13 @@ def test_every_command_has_the_option(cli: Any) -> None:
         assert "--no-isolation" in cli("npu", action, "--help").out
 
 
-def ended(folder: Path, arguments: list[str], sent: str) -> subprocess.CompletedProcess[str]:
-    """A program that a signal is sent to once onnxruntime is busy; it has to end soon, and to leave nothing."""
+def ended(
+    folder: Path, arguments: list[str], sent: str
+) -> subprocess.CompletedProcess[str]:
+    """A program that a signal is sent to once onnxruntime is busy.
+
+    It has to end soon, and to leave nothing.
+    """
     before = sorted(folder.rglob("*"))
     environment = {**os.environ, "TMPDIR": str(folder / "temporary")}
     process = subprocess.Popen(
@@ -121,7 +147,9 @@ def ended(folder: Path, arguments: list[str], sent: str) -> subprocess.Completed
     finally:
         process.kill()
         process.communicate()
-    left = [path for path in sorted(folder.rglob("*")) if path.name != ".ses"]  # which onnxruntime writes
+    left = [
+        path for path in sorted(folder.rglob("*")) if path.name != ".ses"
+    ]  # which onnxruntime writes
     assert left == before
     return subprocess.CompletedProcess(arguments, process.returncode, out, err)
 
@@ -137,11 +165,19 @@ def ended(folder: Path, arguments: list[str], sent: str) -> subprocess.Completed
     ],
 )
 @pytest.mark.parametrize("sent, code", [("SIGINT", 130), ("SIGTERM", 143)])
-def test_a_signal_ends_a_command(models: Path, command: str, sent: str, code: int) -> None:
-    """In the main thread and in threads and processes that calibrate, with its exit code and without a trace."""
+def test_a_signal_ends_a_command(
+    models: Path, command: str, sent: str, code: int
+) -> None:
+    """In the main thread and in threads and processes that calibrate, with its exit code and
+    without a trace.
+    """
     done = ended(models, [PROGRAM, *command.split()], sent)
     word = "interrupted" if sent == "SIGINT" else "ended by SIGTERM"
-    assert (done.returncode, done.stdout, done.stderr) == (code, "", f"quark-onnx: {word}\n")
+    assert (done.returncode, done.stdout, done.stderr) == (
+        code,
+        "",
+        f"quark-onnx: {word}\n",
+    )
 
 
 @pytest.mark.skipif(os.name == "nt", reason="there are no signals to send")

@@ -16,26 +16,52 @@ def test_a_model_with_errors(cli: Any) -> None:
     assert finished.code == 1 and finished.error.endswith("rules of stx are broken")
     first, *rest = finished.out.splitlines()
     assert first.startswith("float model for stx: ")
-    assert any(line.startswith("error G3 at first: ") and "strides" in line for line in rest)
-    assert any("error G1: input 'image' has the shape ['N', 3, 8, 8] (shapes are static)" in line for line in rest)
+    assert any(
+        line.startswith("error G3 at first: ") and "strides" in line for line in rest
+    )
+    assert any(
+        "error G1: input 'image' has the shape ['N', 3, 8, 8] (shapes are static)"
+        in line
+        for line in rest
+    )
 
 
 def test_json(cli: Any) -> None:
     document = cli("npu", "check", "model.onnx", "--json").json
-    assert (document["command"], document["action"], document["target"], document["kind"]) == (
+    assert (
+        document["command"],
+        document["action"],
+        document["target"],
+        document["kind"],
+    ) == (
         "npu",
         "check",
         "npu",
         "float",
     )
-    assert document["errors"] == sum(each["severity"] == "error" for each in document["findings"]) > 0
+    assert (
+        document["errors"]
+        == sum(each["severity"] == "error" for each in document["findings"])
+        > 0
+    )
     assert {tuple(each) for each in document["findings"]} == {
         ("rule", "node", "figures", "severity", "title", "source", "sure", "mend")
     }
 
 
 def test_what_quantize_makes_for_a_target_passes(cli: Any) -> None:
-    made = cli("quantize", "model.onnx", "-o", "out.onnx", "--config", "XINT8", "--target", "stx", "--random-data", "4")
+    made = cli(
+        "quantize",
+        "model.onnx",
+        "-o",
+        "out.onnx",
+        "--config",
+        "XINT8",
+        "--target",
+        "stx",
+        "--random-data",
+        "4",
+    )
     assert made.code == 0, made.err
     finished = cli("npu", "check", "out.onnx", "--target", "stx")
     assert finished.out == "XINT8 model for stx: 0 errors, 0 warnings\n"
@@ -45,62 +71,133 @@ def test_what_quantize_makes_for_a_target_passes(cli: Any) -> None:
     ("arguments", "words"),
     [
         (("npu", "check", "nothing.onnx"), "nothing.onnx"),
-        (("npu", "check", "model.onnx", "--target", "stz"), "unknown target 'stz'; did you mean 'stx'"),
+        (
+            ("npu", "check", "model.onnx", "--target", "stz"),
+            "unknown target 'stz'; did you mean 'stx'",
+        ),
         (("npu", "mend", "model.onnx"), "mend"),
         (("npu",), "check"),
         (
-            ("quantize", "model.onnx", "-o", "o.onnx", "--data", "data", "--target", "pentium"),
+            (
+                "quantize",
+                "model.onnx",
+                "-o",
+                "o.onnx",
+                "--data",
+                "data",
+                "--target",
+                "pentium",
+            ),
             "unknown target 'pentium'",
         ),
     ],
 )
 def test_bad_input(cli: Any, arguments: tuple[str, ...], words: str) -> None:
     finished = cli(*arguments)
-    assert finished.code == 2 and words in finished.err and "Traceback" not in finished.err
+    assert (
+        finished.code == 2 and words in finished.err and "Traceback" not in finished.err
+    )
 
 
 def test_a_model_that_passes(cli: Any) -> None:
     onnx.save(parse("g (float[1,2] x) => (float[1,2] y) { y = Relu (x) }"), "relu.onnx")
     finished = cli("npu", "check", "relu.onnx")
-    assert (finished.code, finished.err, finished.out) == (0, "", "float model for npu: 0 errors, 0 warnings\n")
+    assert (finished.code, finished.err, finished.out) == (
+        0,
+        "",
+        "float model for npu: 0 errors, 0 warnings\n",
+    )
 
 
 def test_legalize_and_check_what_comes_out(cli: Any) -> None:
     finished = cli("npu", "legalize", "model.onnx", "-o", "legal.onnx")
-    assert finished.code == 0 and "input 'image' has the shape [1, 3, 8, 8]" in finished.out
+    assert (
+        finished.code == 0
+        and "input 'image' has the shape [1, 3, 8, 8]" in finished.out
+    )
     assert cli("npu", "check", "legal.onnx").code == 0
-    document = cli("npu", "legalize", "model.onnx", "-o", "legal.onnx", "--shape", "image=1,3,8,8", "--json").json
-    assert document["output"] == "legal.onnx" and any("write_attributes" in note for note in document["notes"])
+    document = cli(
+        "npu",
+        "legalize",
+        "model.onnx",
+        "-o",
+        "legal.onnx",
+        "--shape",
+        "image=1,3,8,8",
+        "--json",
+    ).json
+    assert document["output"] == "legal.onnx" and any(
+        "write_attributes" in note for note in document["notes"]
+    )
 
 
 def test_check_mends_what_it_can(cli: Any) -> None:
     before = Path("model.onnx").read_bytes()
-    finished = cli("npu", "check", "model.onnx", "--target", "stx", "--fix", "mended.onnx")
+    finished = cli(
+        "npu", "check", "model.onnx", "--target", "stx", "--fix", "mended.onnx"
+    )
     assert finished.code == 0 and "mended: write_attributes" in finished.out
-    assert Path("model.onnx").read_bytes() == before and cli("npu", "check", "mended.onnx").code == 0
+    assert (
+        Path("model.onnx").read_bytes() == before
+        and cli("npu", "check", "mended.onnx").code == 0
+    )
 
 
 def test_preflight(cli: Any) -> None:
     cli("npu", "legalize", "model.onnx", "-o", "legal.onnx")
-    finished = cli("npu", "preflight", "legal.onnx", "--target", "stx", "--kind", "A8W8", "--page", "page.html")
-    assert finished.code == 0 and finished.out.startswith("forecast for stx (A8W8, Ryzen AI 1.8): ")
+    finished = cli(
+        "npu",
+        "preflight",
+        "legal.onnx",
+        "--target",
+        "stx",
+        "--kind",
+        "A8W8",
+        "--page",
+        "page.html",
+    )
+    assert finished.code == 0 and finished.out.startswith(
+        "forecast for stx (A8W8, Ryzen AI 1.8): "
+    )
     assert "What the NPU will run" in Path("page.html").read_text(encoding="utf-8")
     document = cli("npu", "preflight", "legal.onnx", "--target", "stx", "--json").json
     assert document["subgraphs"] >= 1 and 0 < document["share"] <= 1
-    assert {"node", "op_type", "device", "reason", "source", "confidence", "piece"} <= set(document["nodes"][0])
+    assert {
+        "node",
+        "op_type",
+        "device",
+        "reason",
+        "source",
+        "confidence",
+        "piece",
+    } <= set(document["nodes"][0])
 
 
 def test_preflight_beside_a_report(cli: Any) -> None:
-    Path("report.json").write_text('{"deviceStat": [{"name": "CPU", "nodeNum": 3}]}', encoding="utf-8")
+    Path("report.json").write_text(
+        '{"deviceStat": [{"name": "CPU", "nodeNum": 3}]}', encoding="utf-8"
+    )
     finished = cli("npu", "preflight", "model.onnx", "--report", "report.json")
-    assert finished.code == 0 and "CPU: " in finished.out and "3 reported" in finished.out
+    assert (
+        finished.code == 0 and "CPU: " in finished.out and "3 reported" in finished.out
+    )
     assert cli("npu", "preflight", "model.onnx", "--report", "none.json").code == 2
 
 
 def test_cut(cli: Any) -> None:
     finished = cli("npu", "cut", "model.onnx", "-o", "first.onnx", "second.onnx")
     assert finished.code in (0, 2) and "Traceback" not in finished.err
-    document = cli("npu", "cut", "model.onnx", "-o", "first.onnx", "second.onnx", "--at", first_result(), "--json").json
+    document = cli(
+        "npu",
+        "cut",
+        "model.onnx",
+        "-o",
+        "first.onnx",
+        "second.onnx",
+        "--at",
+        first_result(),
+        "--json",
+    ).json
     assert document["verified"] and document["tensors"] == [first_result()]
     assert {"first.onnx", "second.onnx"} <= {path.name for path in Path().iterdir()}
 
@@ -110,19 +207,64 @@ def first_result() -> str:
 
 
 def test_deploy(cli: Any) -> None:
-    finished = cli("npu", "deploy", "model.onnx", "-o", "bundle", "--random-data", "16", "--min-sqnr", "0")
-    assert finished.code == 0, finished.err
-    assert finished.out.startswith("XINT8 model for stx in ") and Path("bundle/model.onnx").is_file()
-    chosen = cli("npu", "deploy", "model.onnx", "-o", "chosen", "--random-data", "16", "--recipe", "auto", "--json")
-    assert chosen.json["recipe"] == "classifier" and "convolutions" in chosen.json["reason"]
-    both = cli(
-        "npu", "deploy", "model.onnx", "-o", "b", "--random-data", "4", "--recipe", "classifier", "--config", "A8W8"
+    finished = cli(
+        "npu",
+        "deploy",
+        "model.onnx",
+        "-o",
+        "bundle",
+        "--random-data",
+        "16",
+        "--min-sqnr",
+        "0",
     )
-    assert both.code == 2 and "--recipe and --config" in both.err and not Path("b").exists()
+    assert finished.code == 0, finished.err
+    assert (
+        finished.out.startswith("XINT8 model for stx in ")
+        and Path("bundle/model.onnx").is_file()
+    )
+    chosen = cli(
+        "npu",
+        "deploy",
+        "model.onnx",
+        "-o",
+        "chosen",
+        "--random-data",
+        "16",
+        "--recipe",
+        "auto",
+        "--json",
+    )
+    assert (
+        chosen.json["recipe"] == "classifier"
+        and "convolutions" in chosen.json["reason"]
+    )
+    both = cli(
+        "npu",
+        "deploy",
+        "model.onnx",
+        "-o",
+        "b",
+        "--random-data",
+        "4",
+        "--recipe",
+        "classifier",
+        "--config",
+        "A8W8",
+    )
+    assert (
+        both.code == 2
+        and "--recipe and --config" in both.err
+        and not Path("b").exists()
+    )
 
 
 @pytest.mark.parametrize("place", ["model.onnx", "report.json", "data"])
 def test_a_page_goes_to_html_files_alone(cli: Any, place: str) -> None:
     before = Path("model.onnx").read_bytes()
     finished = cli("npu", "preflight", "model.onnx", "--page", place)
-    assert finished.code == 2 and "is not named *.html" in finished.err and Path("model.onnx").read_bytes() == before
+    assert (
+        finished.code == 2
+        and "is not named *.html" in finished.err
+        and Path("model.onnx").read_bytes() == before
+    )

@@ -61,49 +61,89 @@ def test_json_is_all_there_is_on_stdout(cli: Any) -> None:
         "outputs",
         "layers",
     ]
-    assert (document["schema"], document["command"], document["samples"]) == (1, "quantize", 19)
+    assert (document["schema"], document["command"], document["samples"]) == (
+        1,
+        "quantize",
+        19,
+    )
     assert document["held_out"] == 1
     (output,) = document["outputs"]
-    assert list(output) == ["name", "sqnr", "cosine", "max_error", "agreement", "random", "broken", "shapes", "steps"]
+    assert list(output) == [
+        "name",
+        "sqnr",
+        "cosine",
+        "max_error",
+        "agreement",
+        "random",
+        "broken",
+        "shapes",
+        "steps",
+    ]
     assert document["worst_sqnr"] == output["sqnr"] > 20
 
 
 def test_json_file_leaves_the_text_on_stdout(cli: Any) -> None:
     finished = cli(*MODEL, "--json", "report.json")
     assert "quantized 5 of 5 nodes" in finished.out
-    assert json.loads(Path("report.json").read_text(encoding="utf-8"))["command"] == "quantize"
+    assert (
+        json.loads(Path("report.json").read_text(encoding="utf-8"))["command"]
+        == "quantize"
+    )
 
 
 def test_infinities_are_strings(cli: Any) -> None:
     onnx.save(parse("g (float[2,2] x) => (float y) { y = Det (x) }"), "det.onnx")
-    assert cli("quantize", "det.onnx", "-o", "o.onnx", "--random-data", "--json").json["worst_sqnr"] == "inf"
+    assert (
+        cli("quantize", "det.onnx", "-o", "o.onnx", "--random-data", "--json").json[
+            "worst_sqnr"
+        ]
+        == "inf"
+    )
 
 
 def test_quiet_and_verbose(cli: Any) -> None:
     assert cli(*MODEL, "--quiet").out == ""
-    assert "1 nodes stayed float:\n  head: excluded" in cli(*MODEL, "--verbose", "--exclude", "head").out
+    assert (
+        "1 nodes stayed float:\n  head: excluded"
+        in cli(*MODEL, "--verbose", "--exclude", "head").out
+    )
 
 
 @pytest.mark.parametrize(
     ("arguments", "change"),
     [
         (["--config", "xint8"], None),
-        (["--calibrator", "percentile:percentile=99.5"], {"calibrator": "percentile:percentile=99.5"}),
+        (
+            ["--calibrator", "percentile:percentile=99.5"],
+            {"calibrator": "percentile:percentile=99.5"},
+        ),
         (["--per-channel"], {"per_channel": True}),
         (["--per-tensor"], {"per_channel": False}),
-        (["--exclude", "head", "--exclude", "re:^po", "fl*"], {"exclude": ("head", "re:^po", "fl*")}),
+        (
+            ["--exclude", "head", "--exclude", "re:^po", "fl*"],
+            {"exclude": ("head", "re:^po", "fl*")},
+        ),
         (["--op-types", "Conv", "Gemm"], {"op_types": ("Conv", "Gemm")}),
         (["--nodes", "first"], {"nodes": ("first",)}),
-        (["--unsafe", "--no-prepare", "--min-sqnr", "5"], {"safe": False, "prepare": False, "min_sqnr": 5}),
+        (
+            ["--unsafe", "--no-prepare", "--min-sqnr", "5"],
+            {"safe": False, "prepare": False, "min_sqnr": 5},
+        ),
     ],
 )
-def test_settings(config_of: Any, arguments: list[str], change: dict[str, Any] | None) -> None:
-    expected = QConfig.of("XINT8") if change is None else QConfig.of("A8W8").with_(**change)
+def test_settings(
+    config_of: Any, arguments: list[str], change: dict[str, Any] | None
+) -> None:
+    expected = (
+        QConfig.of("XINT8") if change is None else QConfig.of("A8W8").with_(**change)
+    )
     assert config_of(*arguments) == expected
 
 
 def test_yaml_with_additions(config_of: Any) -> None:
-    Path("mine.yaml").write_text("preset: S8S8\nexclude: [head]\nsafe: false\n", encoding="utf-8")
+    Path("mine.yaml").write_text(
+        "preset: S8S8\nexclude: [head]\nsafe: false\n", encoding="utf-8"
+    )
     expected = QConfig.of("S8S8").with_(safe=False, exclude=("head", "pool"))
     assert config_of("--config", "mine.yaml", "--exclude", "pool") == expected
 
@@ -114,8 +154,14 @@ def test_yaml_with_additions(config_of: Any) -> None:
         (["--config", "XINT9"], ["XINT9", "did you mean 'XINT8'"]),
         (["--config", "missing.yaml"], ["missing.yaml", "cannot be read"]),
         (["--calibrator", "percentil"], ["percentil", "did you mean 'percentile'"]),
-        (["--calibrator", "percentile:percentage=9"], ["percentage", "did you mean 'percentile'"]),
-        (["--calibrator", "percentile:percentile=high"], ["percentile=high", "'high' is neither a number"]),
+        (
+            ["--calibrator", "percentile:percentage=9"],
+            ["percentage", "did you mean 'percentile'"],
+        ),
+        (
+            ["--calibrator", "percentile:percentile=high"],
+            ["percentile=high", "'high' is neither a number"],
+        ),
         (["--op-types", "Conf"], ["operator 'Conf'", "did you mean 'Conv'"]),
         (["--exclude", "heat"], ["'heat'", "did you mean 'head'"]),
         (["--nodes", "re:("], ["re:(", "regular expression"]),
@@ -137,9 +183,12 @@ def test_wrong_settings(cli: Any, arguments: list[str], words: list[str]) -> Non
 
 def bytes_of(kind: str) -> bytes:
     model = Path("model.onnx").read_bytes()
-    return {"text": b"hello, world\n", "truncated": model[: len(model) // 2], "zip": b"PK\x03\x04 ...", "empty": b""}[
-        kind
-    ]
+    return {
+        "text": b"hello, world\n",
+        "truncated": model[: len(model) // 2],
+        "zip": b"PK\x03\x04 ...",
+        "empty": b"",
+    }[kind]
 
 
 @pytest.mark.parametrize(
@@ -168,11 +217,17 @@ def test_files_that_are_no_model(cli: Any, kind: str, words: str) -> None:
         ("model.onnx", "data/../model.onnx", ["is the input model itself"]),
         ("model.onnx", "link.onnx", ["output link.onnx is the input model itself"]),
         ("model.onnx", "data", ["output data is a folder"]),
-        ("model.onnx", "notes.txt/sub/out.onnx", ["notes.txt/sub/out.onnx", "notes.txt is no folder"]),
+        (
+            "model.onnx",
+            "notes.txt/sub/out.onnx",
+            ["notes.txt/sub/out.onnx", "notes.txt is no folder"],
+        ),
         ("", "out.onnx", ["MODEL", "the path is empty"]),
     ],
 )
-def test_paths(cli: Any, folder: Path, model: str, output: str, words: list[str]) -> None:
+def test_paths(
+    cli: Any, folder: Path, model: str, output: str, words: list[str]
+) -> None:
     before = Path("model.onnx").read_bytes()
     Path("notes.txt").write_text("a file", encoding="utf-8")
     Path("link.onnx").hardlink_to("model.onnx")
@@ -212,7 +267,9 @@ def test_workers_get_the_same_model(cli: Any) -> None:
     assert Path("out.onnx").read_bytes() == alone
 
 
-def test_a_crash_is_told_from_bad_input(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_crash_is_told_from_bad_input(
+    cli: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(api, "quantize", lambda *_, **__: {}["lost"])
     finished = cli(*MODEL, "--json")
     assert finished.code == 3
@@ -224,7 +281,10 @@ def test_a_crash_is_told_from_bad_input(cli: Any, monkeypatch: pytest.MonkeyPatc
     verbose = cli(*MODEL, "--verbose")
     assert verbose.code == 3
     assert "Traceback (most recent call last)" in verbose.err
-    assert verbose.err.splitlines()[-1] == "quark-onnx: error: internal error: KeyError: 'lost'"
+    assert (
+        verbose.err.splitlines()[-1]
+        == "quark-onnx: error: internal error: KeyError: 'lost'"
+    )
 
 
 def test_interrupt(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,15 +293,30 @@ def test_interrupt(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(api, "quantize", interrupt)
     finished = cli(*MODEL, "--json")
-    assert (finished.code, finished.out, finished.err) == (130, "", "quark-onnx: interrupted\n")
+    assert (finished.code, finished.out, finished.err) == (
+        130,
+        "",
+        "quark-onnx: interrupted\n",
+    )
 
 
 def test_random_data_is_loud(cli: Any) -> None:
     finished = cli(
-        "quantize", "model.onnx", "-o", "out.onnx", "--random-data", "3", "--dim", "N=2", "--json", "--quiet"
+        "quantize",
+        "model.onnx",
+        "-o",
+        "out.onnx",
+        "--random-data",
+        "3",
+        "--dim",
+        "N=2",
+        "--json",
+        "--quiet",
     )
     assert finished.code == 0
-    assert finished.err.startswith("quark-onnx: warning: random data: the ranges are meaningless")
+    assert finished.err.startswith(
+        "quark-onnx: warning: random data: the ranges are meaningless"
+    )
     assert finished.json["samples"] == 3
 
 
@@ -260,29 +335,62 @@ def test_images_become_samples(cli: Any) -> None:
     image = pytest.importorskip("PIL.Image")
     Path("photos").mkdir()
     for index in range(3):
-        pixels = np.random.default_rng(index).integers(0, 256, (12, 20, 3), dtype=np.uint8)
+        pixels = np.random.default_rng(index).integers(
+            0, 256, (12, 20, 3), dtype=np.uint8
+        )
         image.fromarray(pixels).save(f"photos/{index}.png")
     command = ("quantize", "model.onnx", "-o", "out.onnx", "--data", "photos", "--json")
-    options = ("--resize", "crop", "--resize-to", "9", "--mean", "0.5", "0.5", "0.5", "--std", "1", "1", "1")
-    finished = cli(*command, "--image-size", "8", "8", *options, "--scale", "1/255", "--color", "bgr")
+    options = (
+        "--resize",
+        "crop",
+        "--resize-to",
+        "9",
+        "--mean",
+        "0.5",
+        "0.5",
+        "0.5",
+        "--std",
+        "1",
+        "1",
+        "1",
+    )
+    finished = cli(
+        *command,
+        "--image-size",
+        "8",
+        "8",
+        *options,
+        "--scale",
+        "1/255",
+        "--color",
+        "bgr",
+    )
     assert finished.code == 0, finished.err
     assert finished.json["samples"] == 3
 
     finished = cli(*command, "--image-size", "8", "8", "--layout", "nhwc")
     assert finished.code == 2
-    assert finished.error.endswith("looks like NHWC data for an NCHW input; use --layout nchw")
+    assert finished.error.endswith(
+        "looks like NHWC data for an NCHW input; use --layout nchw"
+    )
     finished = cli(*command)
     assert finished.code == 2
-    assert "photos holds images; say how to read them: --image-size H W" in finished.error
+    assert (
+        "photos holds images; say how to read them: --image-size H W" in finished.error
+    )
 
 
 def test_nodes_are_left_float_until_a_target_is_met(cli: Any, config_of: Any) -> None:
     plain = cli(*MODEL, "--config", "S8S8", "--json").json
     target = plain["worst_sqnr"] + 5
-    document = cli(*MODEL, "--config", "S8S8", "--auto-exclude", f"{target:.2f}", "--json").json
+    document = cli(
+        *MODEL, "--config", "S8S8", "--auto-exclude", f"{target:.2f}", "--json"
+    ).json
     assert len(plain["kept_nodes"]) < len(document["kept_nodes"]) < 5
     assert document["worst_sqnr"] > plain["worst_sqnr"] + 3
-    (note,) = [note for note in document["notes"] if note.startswith("auto_mixed_precision: ")]
+    (note,) = [
+        note for note in document["notes"] if note.startswith("auto_mixed_precision: ")
+    ]
     assert "nodes float" in note and "missed" not in note
     first, second = config_of("--auto-exclude", "30", "--optimize", "cle").optimizers
     assert (first, second.name) == (AutoMixedPrecision(target=30.0, to="float"), "cle")
@@ -290,23 +398,35 @@ def test_nodes_are_left_float_until_a_target_is_met(cli: Any, config_of: Any) ->
 
 def test_nodes_get_16_bits_until_a_target_is_met(cli: Any, config_of: Any) -> None:
     plain = cli(*MODEL, "--config", "S8S8", "--json").json
-    document = cli(*MODEL, "--config", "S8S8", "--auto-mixed", plain["worst_sqnr"] + 5, "--json").json
+    document = cli(
+        *MODEL, "--config", "S8S8", "--auto-mixed", plain["worst_sqnr"] + 5, "--json"
+    ).json
     assert document["worst_sqnr"] > plain["worst_sqnr"] + 3
     assert document["kept_nodes"] == plain["kept_nodes"]
     assert any("nodes 16 bits" in note for note in document["notes"])
-    assert config_of("--auto-mixed=-3").optimizers == (AutoMixedPrecision(target=-3.0, to="16bit"),)
+    assert config_of("--auto-mixed=-3").optimizers == (
+        AutoMixedPrecision(target=-3.0, to="16bit"),
+    )
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--auto-exclude", "30", "--auto-mixed", "30"], ["--auto-mixed", "not allowed with", "--auto-exclude"]),
+        (
+            ["--auto-exclude", "30", "--auto-mixed", "30"],
+            ["--auto-mixed", "not allowed with", "--auto-exclude"],
+        ),
         (["--auto-exclude", "high"], ["--auto-exclude", "'high' is not a number"]),
-        (["--auto-mixed", "30", "--optimize", "auto_mixed_precision"], ["auto_mixed_precision is given twice"]),
+        (
+            ["--auto-mixed", "30", "--optimize", "auto_mixed_precision"],
+            ["auto_mixed_precision is given twice"],
+        ),
         (["--auto-exlude", "30"], ["did you mean '--auto-exclude'"]),
     ],
 )
-def test_mixed_precision_that_cannot_be(cli: Any, arguments: list[str], words: list[str]) -> None:
+def test_mixed_precision_that_cannot_be(
+    cli: Any, arguments: list[str], words: list[str]
+) -> None:
     finished = cli(*MODEL, *arguments)
     assert finished.code == 2 and not Path("out.onnx").exists()
     for word in words:
@@ -321,7 +441,12 @@ def test_an_interrupted_run_is_resumed(cli: Any) -> None:
     written = Path("out.onnx").read_bytes()
     assert kept and all(name.endswith(".npz") for name in kept)
     assert cli(*arguments).code == 0
-    assert {path.name: path.read_bytes() for path in Path("done/so far").iterdir()} == kept
+    assert {
+        path.name: path.read_bytes() for path in Path("done/so far").iterdir()
+    } == kept
     assert Path("out.onnx").read_bytes() == written
     refused = cli(*MODEL, "--optimize", "gptq", "--resume", "model.onnx")
-    assert refused.code == 2 and "resume: model.onnx cannot be written to as a folder" in refused.err
+    assert (
+        refused.code == 2
+        and "resume: model.onnx cannot be written to as a folder" in refused.err
+    )

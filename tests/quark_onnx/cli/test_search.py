@@ -12,14 +12,26 @@ import pytest
 from quark_onnx.config import from_dict
 from tests.models import parse
 
-SEARCH = ("search", "model.onnx", "--data", "data", "--presets", "A8W8", "XINT8", "--calibrators", "minmax")
+SEARCH = (
+    "search",
+    "model.onnx",
+    "--data",
+    "data",
+    "--presets",
+    "A8W8",
+    "XINT8",
+    "--calibrators",
+    "minmax",
+)
 SHORT = (*SEARCH, "--optimizers", "cle")
 
 
 def test_table_and_model(cli: Any) -> None:
     finished = cli(*SHORT, "-o", "best.onnx")
     assert finished.code == 0
-    assert all("cle: left out" in line for line in finished.err.splitlines())  # a rewrite that does not help is named
+    assert all(
+        "cle: left out" in line for line in finished.err.splitlines()
+    )  # a rewrite that does not help is named
     lines = finished.out.splitlines()
     assert lines[0] == "model     model.onnx -> best.onnx"
     assert "15 to calibrate on, 5 to judge by" in lines[1]
@@ -29,7 +41,11 @@ def test_table_and_model(cli: Any) -> None:
     assert {"A8W8", "XINT8"} == {line.split()[0] for line in table}
     assert any(line.startswith("best ") for line in lines)
     onnx.checker.check_model("best.onnx", full_check=True)
-    assert sorted(path.name for path in Path().iterdir()) == ["best.onnx", "data", "model.onnx"]
+    assert sorted(path.name for path in Path().iterdir()) == [
+        "best.onnx",
+        "data",
+        "model.onnx",
+    ]
 
 
 def test_json(cli: Any) -> None:
@@ -47,8 +63,18 @@ def test_json(cli: Any) -> None:
         "candidates",
     ]
     rows = document["candidates"]
-    assert list(rows[0]) == ["name", "config", "score", "seconds", "bytes", "error", "pareto"]
-    assert [row["score"] for row in rows] == sorted((row["score"] for row in rows), reverse=True)
+    assert list(rows[0]) == [
+        "name",
+        "config",
+        "score",
+        "seconds",
+        "bytes",
+        "error",
+        "pareto",
+    ]
+    assert [row["score"] for row in rows] == sorted(
+        (row["score"] for row in rows), reverse=True
+    )
     assert rows[0]["pareto"] and rows[0]["bytes"] == Path("best.onnx").stat().st_size
     assert all(from_dict(row["config"]) for row in rows)
 
@@ -61,10 +87,15 @@ def test_an_interrupted_search_goes_on(cli: Any) -> None:
     kept = {json.loads(line)["name"] for line in lines[1:4]}
     same = {row["name"]: row["seconds"] for row in first if row["name"] in kept}
     assert {row["name"]: row["seconds"] for row in again if row["name"] in kept} == same
-    assert [(row["name"], row["score"]) for row in again] == [(row["name"], row["score"]) for row in first]
+    assert [(row["name"], row["score"]) for row in again] == [
+        (row["name"], row["score"]) for row in first
+    ]
     finished = cli(*SHORT, "--limit", "7", "--journal", "search.jsonl")
     assert finished.code == 2
-    assert "journal search.jsonl belongs to other data: the number of samples differs" in finished.error
+    assert (
+        "journal search.jsonl belongs to other data: the number of samples differs"
+        in finished.error
+    )
 
 
 def test_a_missed_target_shows_what_there_is(cli: Any) -> None:
@@ -86,31 +117,79 @@ def test_a_budget_leaves_some_out(cli: Any) -> None:
 
 def test_what_fails_is_in_the_table(cli: Any) -> None:
     Path("bad.yaml").write_text("nodes: [nowhere]\n", encoding="utf-8")
-    finished = cli("search", "model.onnx", "--data", "data", "--presets", "bad.yaml", "A8W8", "--refine", "1", "--json")
+    finished = cli(
+        "search",
+        "model.onnx",
+        "--data",
+        "data",
+        "--presets",
+        "bad.yaml",
+        "A8W8",
+        "--refine",
+        "1",
+        "--json",
+    )
     assert finished.code == 0
     assert finished.json["candidates"][-1]["name"] == "bad.yaml"
-    finished = cli(*SEARCH[:4], "--presets", "bad.yaml", "A8W8", "--calibrators", "none", "--optimizers", "none")
+    finished = cli(
+        *SEARCH[:4],
+        "--presets",
+        "bad.yaml",
+        "A8W8",
+        "--calibrators",
+        "none",
+        "--optimizers",
+        "none",
+    )
     assert "failed    bad.yaml: " in finished.out
-    assert len([line for line in finished.out.splitlines() if line.startswith("  ")]) == 3 + 2
+    assert (
+        len([line for line in finished.out.splitlines() if line.startswith("  ")])
+        == 3 + 2
+    )
     finished = cli(*SEARCH[:4], "--presets", "bad.yaml")
-    assert finished.code == 2 and "every candidate of the search failed; bad.yaml: " in finished.error
+    assert (
+        finished.code == 2
+        and "every candidate of the search failed; bad.yaml: " in finished.error
+    )
 
 
 def test_granularity(cli: Any) -> None:
     document = cli(
-        *SEARCH[:4], "--presets", "S8S8", "--granularity", "tensor", "channel", "--optimizers", "none", "--json"
+        *SEARCH[:4],
+        "--presets",
+        "S8S8",
+        "--granularity",
+        "tensor",
+        "channel",
+        "--optimizers",
+        "none",
+        "--json",
     )
-    assert any(row["name"].endswith(" per_tensor") for row in document.json["candidates"])
+    assert any(
+        row["name"].endswith(" per_tensor") for row in document.json["candidates"]
+    )
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--presets", "A8W9"], ["--presets: unknown preset 'A8W9'", "did you mean 'A8W8'"]),
+        (
+            ["--presets", "A8W9"],
+            ["--presets: unknown preset 'A8W9'", "did you mean 'A8W8'"],
+        ),
         (["--presets"], ["--presets: there is none"]),
-        (["--calibrators", "minmx"], ["--calibrators: unknown calibrator 'minmx'", "did you mean 'minmax'"]),
-        (["--optimizers", "cle+bias_corection"], ["--optimizers: unknown optimizer", "did you mean 'bias_correction'"]),
-        (["--budget", "10x"], ["--budget", "'10x' is no time above 0; write it as 90s, 10m or 1.5h"]),
+        (
+            ["--calibrators", "minmx"],
+            ["--calibrators: unknown calibrator 'minmx'", "did you mean 'minmax'"],
+        ),
+        (
+            ["--optimizers", "cle+bias_corection"],
+            ["--optimizers: unknown optimizer", "did you mean 'bias_correction'"],
+        ),
+        (
+            ["--budget", "10x"],
+            ["--budget", "'10x' is no time above 0; write it as 90s, 10m or 1.5h"],
+        ),
         (["--budget", "0"], ["--budget", "'0' is no time above 0"]),
         (["--budget=-5m"], ["--budget", "'-5m' is no time above 0"]),
         (["--budget", "m"], ["--budget", "'m' is no time above 0"]),
@@ -118,21 +197,31 @@ def test_granularity(cli: Any) -> None:
         (["--refine", "0"], ["--refine", "'0' is not a whole number of at least 1"]),
         (["--granularity", "row"], ["--granularity", "'row'"]),
         (["--journal", "model.onnx"], ["model.onnx exists and is no journal"]),
-        (["--journal", "no/where.jsonl"], ["journal", "no", "cannot be read and written"]),
-        (["--journal", "new.onnx", "-o", "new.onnx"], ["--journal and --output are the same file"]),
+        (
+            ["--journal", "no/where.jsonl"],
+            ["journal", "no", "cannot be read and written"],
+        ),
+        (
+            ["--journal", "new.onnx", "-o", "new.onnx"],
+            ["--journal and --output are the same file"],
+        ),
         (["-o", "model.onnx"], ["the float model is never overwritten"]),
         (["-o", "data"], ["data is a folder"]),
         (["--limit", "1"], ["a search needs at least two samples"]),
         (["--jurnal", "x"], ["did you mean '--journal'"]),
     ],
 )
-def test_bad_input(cli: Any, folder: Path, arguments: list[str], words: list[str]) -> None:
+def test_bad_input(
+    cli: Any, folder: Path, arguments: list[str], words: list[str]
+) -> None:
     files = {path: path.read_bytes() for path in folder.iterdir() if path.is_file()}
     finished = cli("search", "model.onnx", "--data", "data", *arguments)
     assert (finished.code, finished.out) == (2, "")
     for word in words:
         assert word in finished.error
-    assert {path: path.read_bytes() for path in folder.iterdir() if path.is_file()} == files
+    assert {
+        path: path.read_bytes() for path in folder.iterdir() if path.is_file()
+    } == files
 
 
 def test_models_and_data_that_do_not_serve(cli: Any) -> None:

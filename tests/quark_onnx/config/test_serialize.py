@@ -17,9 +17,9 @@ from quark_onnx.config import from_dict, load_yaml, to_dict, to_yaml
 from quark_onnx.errors import ConfigError
 from quark_onnx.registry import DTYPES, RULES
 
-CALIBRATOR = st.sampled_from(sorted(CALIBRATORS)).map(lambda name: CALIBRATORS[name]()) | st.floats(50, 100).map(
-    Percentile
-)
+CALIBRATOR = st.sampled_from(sorted(CALIBRATORS)).map(
+    lambda name: CALIBRATORS[name]()
+) | st.floats(50, 100).map(Percentile)
 SPEC = st.builds(
     QuantizationSpec,
     st.sampled_from([DTYPES[name] for name in DTYPES if DTYPES[name].bits > 2]),
@@ -33,13 +33,21 @@ WEIGHT = st.builds(QuantizationSpec.with_, SPEC, per_channel=st.booleans())
 NAMES = st.lists(st.text(min_size=1), max_size=2).map(tuple)
 SOME_NAMES = st.lists(st.text(min_size=1), min_size=1, max_size=2).map(tuple)
 TYPES = st.lists(st.sampled_from(sorted(RULES)), max_size=2).map(tuple)
-OVERRIDE = st.builds(Override, SOME_NAMES, op_types=TYPES, between=st.just(()) | st.tuples(NAMES, NAMES), weight=WEIGHT)
+OVERRIDE = st.builds(
+    Override,
+    SOME_NAMES,
+    op_types=TYPES,
+    between=st.just(()) | st.tuples(NAMES, NAMES),
+    weight=WEIGHT,
+)
 CONFIG = st.builds(
     QConfig,
     st.none() | SPEC,
     st.none() | WEIGHT,
     bias=st.booleans(),
-    overrides=st.lists(OVERRIDE | st.builds(Override, SOME_NAMES, keep=st.just(True)), max_size=2).map(tuple),
+    overrides=st.lists(
+        OVERRIDE | st.builds(Override, SOME_NAMES, keep=st.just(True)), max_size=2
+    ).map(tuple),
     op_types=TYPES,
     nodes=NAMES,
     exclude=NAMES,
@@ -81,8 +89,13 @@ def test_a_whole_file(tmp_path: Path) -> None:
         per_channel=True,
         overrides=(
             Override("/head/*", keep=True),
-            Override(op_types=("Softmax",), activation=base.activation.with_(dtype="uint16")),
-            Override(between=(("x",), ("y",)), activation=base.activation.with_(dtype="int8", symmetric=True)),
+            Override(
+                op_types=("Softmax",), activation=base.activation.with_(dtype="uint16")
+            ),
+            Override(
+                between=(("x",), ("y",)),
+                activation=base.activation.with_(dtype="int8", symmetric=True),
+            ),
         ),
     )
 
@@ -101,11 +114,17 @@ def test_none_leaves_float() -> None:
     [
         ({"exclud": []}, "QConfig has no setting 'exclud'; did you mean 'exclude'?"),
         ({"preset": "XINT9"}, "unknown preset 'XINT9'; did you mean 'XINT8'?"),
-        ({"weight": {"dtyp": "int8"}}, "QuantizationSpec has no setting 'dtyp'; did you mean 'dtype'?"),
+        (
+            {"weight": {"dtyp": "int8"}},
+            "QuantizationSpec has no setting 'dtyp'; did you mean 'dtype'?",
+        ),
         ({"weight": 3}, "weight is 3; it must be a mapping of settings"),
         ({"overrides": "x"}, "overrides is 'x'; it must be a list"),
         ({"overrides": ["x"]}, "an override is 'x'; it must be a mapping of settings"),
-        ({"overrides": [{"node": "x"}]}, "Override has no setting 'node'; did you mean 'nodes'?"),
+        (
+            {"overrides": [{"node": "x"}]},
+            "Override has no setting 'node'; did you mean 'nodes'?",
+        ),
         ([1], "the config is [1]; it must be a mapping of settings"),
     ],
 )

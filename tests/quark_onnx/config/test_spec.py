@@ -14,7 +14,9 @@ from quark_onnx.errors import ConfigError
 
 
 def test_names_stand_for_formats_and_calibrators() -> None:
-    spec = QuantizationSpec("UInt8", symmetric=False, calibrator="percentile:percentile=99.9")
+    spec = QuantizationSpec(
+        "UInt8", symmetric=False, calibrator="percentile:percentile=99.9"
+    )
     assert spec == QuantizationSpec(UINT8, symmetric=False, calibrator=Percentile(99.9))
 
 
@@ -47,18 +49,33 @@ def test_the_codes_that_a_spec_uses(spec: QuantizationSpec, grid: Grid) -> None:
     ("settings", "message"),
     [
         ({"dtype": "int9"}, "unknown number format 'int9'; did you mean 'int8'?"),
-        ({"dtype": 8}, "dtype is 8; it must be a number format; known: bfloat16, bfp16, float16, fp4e2m1"),
+        (
+            {"dtype": 8},
+            "dtype is 8; it must be a number format; known: bfloat16, bfp16, float16, fp4e2m1",
+        ),
         ({"symmetric": "yes"}, "symmetric is 'yes'; it must be true or false"),
         ({"pow2": 1}, "pow2 is 1; it must be true or false"),
         ({"calibrator": "minmx"}, "unknown calibrator 'minmx'; did you mean 'minmax'?"),
-        ({"calibrator": 3}, "calibrator is 3; it must be a calibrator or a name; known: best, entropy"),
+        (
+            {"calibrator": 3},
+            "calibrator is 3; it must be a calibrator or a name; known: best, entropy",
+        ),
         (
             {"calibrator": "percentile:percentle=9"},
             "calibrator 'percentile' has no setting 'percentle'; did you mean 'percentile'?",
         ),
-        ({"calibrator": "percentile:99"}, "calibrator 'percentile:99': '99' is not of the form setting=value"),
-        ({"calibrator": "percentile:percentile=x"}, "'x' is neither a number nor true or false"),
-        ({"per_chanel": True}, "QuantizationSpec has no setting 'per_chanel'; did you mean 'per_channel'?"),
+        (
+            {"calibrator": "percentile:99"},
+            "calibrator 'percentile:99': '99' is not of the form setting=value",
+        ),
+        (
+            {"calibrator": "percentile:percentile=x"},
+            "'x' is neither a number nor true or false",
+        ),
+        (
+            {"per_chanel": True},
+            "QuantizationSpec has no setting 'per_chanel'; did you mean 'per_channel'?",
+        ),
     ],
 )
 def test_wrong_settings(settings: dict[str, Any], message: str) -> None:
@@ -68,13 +85,25 @@ def test_wrong_settings(settings: dict[str, Any], message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "calibrator", [MinMax(), MinMax(moving_average=True, constant=0.5), Percentile(99.0), Entropy(), MinMSE()]
+    "calibrator",
+    [
+        MinMax(),
+        MinMax(moving_average=True, constant=0.5),
+        Percentile(99.0),
+        Entropy(),
+        MinMSE(),
+    ],
 )
 def test_a_calibrator_survives_its_text_form(calibrator: Any) -> None:
     assert parse_calibrator(format_calibrator(calibrator)) == calibrator
 
 
 def test_a_spec_reads_as_a_phrase() -> None:
-    spec = QuantizationSpec("uint8", symmetric=False, calibrator="percentile:percentile=99.9")
+    spec = QuantizationSpec(
+        "uint8", symmetric=False, calibrator="percentile:percentile=99.9"
+    )
     assert str(spec) == "uint8 asymmetric percentile:percentile=99.9"
-    assert str(QuantizationSpec(per_channel=True, pow2=True)) == "int8 symmetric per_channel pow2 minmax"
+    assert (
+        str(QuantizationSpec(per_channel=True, pow2=True))
+        == "int8 symmetric per_channel pow2 minmax"
+    )

@@ -12,8 +12,15 @@ from quark_onnx.errors import ConfigError
 
 
 def test_what_is_written_becomes_tuples() -> None:
-    found = TensorOverride("x", dtype="uint16", scale=[0.5, 0.25], zero_point=3, readers="conv")
-    assert (found.tensors, found.readers, found.scale, found.zero_point) == (("x",), ("conv",), (0.5, 0.25), (3,))
+    found = TensorOverride(
+        "x", dtype="uint16", scale=[0.5, 0.25], zero_point=3, readers="conv"
+    )
+    assert (found.tensors, found.readers, found.scale, found.zero_point) == (
+        ("x",),
+        ("conv",),
+        (0.5, 0.25),
+        (3,),
+    )
     assert found.dtype is not None and found.dtype.name == "uint16"
 
 
@@ -27,8 +34,14 @@ def test_what_is_written_becomes_tuples() -> None:
         ({"scale": 1.0}, "has a scale or a zero_point; both belong together"),
         ({"scale": 0.0, "zero_point": 0}, "it must be greater than 0"),
         ({"scale": 1.0, "zero_point": 0.5}, "it must be a whole number"),
-        ({"scale": 1.0, "zero_point": 0, "high": 1.0}, "has a scale, and high, from which a scale would follow"),
-        ({"scale": 1.0, "zero_point": 0, "symmetric": True}, "has a scale, and symmetric"),
+        (
+            {"scale": 1.0, "zero_point": 0, "high": 1.0},
+            "has a scale, and high, from which a scale would follow",
+        ),
+        (
+            {"scale": 1.0, "zero_point": 0, "symmetric": True},
+            "has a scale, and symmetric",
+        ),
         ({"low": "a"}, "low of the override of tensor x is 'a'"),
         ({"axis": 0.5}, "axis of the override of tensor x is 0.5"),
         ({"min_range": -1}, "min_range of the override of tensor x is -1"),
@@ -43,7 +56,9 @@ def test_mistakes_are_named(settings: dict[str, Any], message: str) -> None:
 
 
 def test_a_later_one_changes_what_it_speaks_of() -> None:
-    found = TensorOverrides([TensorOverride("*", min_range=0.1), TensorOverride("h*", dtype="int16")])
+    found = TensorOverrides(
+        [TensorOverride("*", min_range=0.1), TensorOverride("h*", dtype="int16")]
+    )
     first, second = found.of("x"), found.of("head")
     assert first is not None and (first.dtype, first.min_range) == (None, 0.1)
     assert second is not None and second.dtype is not None and second.min_range == 0.1
@@ -57,13 +72,21 @@ def test_readers_are_meant_alone() -> None:
 
 def test_specs_are_changed_where_something_is_said() -> None:
     spec = QuantizationSpec("uint8", symmetric=False)
-    assert TensorOverride("x", symmetric=True).applied(spec) == spec.with_(symmetric=True)
-    with pytest.raises(ConfigError, match="has a scale or a range, which bfloat16 does not have"):
+    assert TensorOverride("x", symmetric=True).applied(spec) == spec.with_(
+        symmetric=True
+    )
+    with pytest.raises(
+        ConfigError, match="has a scale or a range, which bfloat16 does not have"
+    ):
         TensorOverride("x", scale=1.0, zero_point=0, dtype="bfloat16").applied(spec)
 
 
 def test_they_are_read_back_from_what_is_written() -> None:
-    config = QConfig(tensors=(TensorOverride("x", scale=0.5, zero_point=1, dtype="uint8"),), movers=True, contrib=True)
+    config = QConfig(
+        tensors=(TensorOverride("x", scale=0.5, zero_point=1, dtype="uint8"),),
+        movers=True,
+        contrib=True,
+    )
     assert from_dict(to_dict(config)) == config
     with pytest.raises(ConfigError, match="TensorOverride has no setting 'tensor'"):
         from_dict({"tensors": [{"tensor": "x"}]})

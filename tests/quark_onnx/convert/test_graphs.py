@@ -15,7 +15,12 @@ from tests.models import MODELS, kinds, normal, parse, run, samples, weight
 
 def shapes(model: ModelProto) -> dict[str, list[int | str]]:
     values = (*model.graph.input, *model.graph.value_info, *model.graph.output)
-    return {v.name: [d.dim_value or d.dim_param or "?" for d in v.type.tensor_type.shape.dim] for v in values}
+    return {
+        v.name: [
+            d.dim_value or d.dim_param or "?" for d in v.type.tensor_type.shape.dim
+        ]
+        for v in values
+    }
 
 
 def flattened() -> ModelProto:
@@ -54,17 +59,21 @@ def test_a_batch_without_a_shape_is_one() -> None:
 
 
 @pytest.mark.parametrize(
-    "asked", ["Shape (x)", "Shape <start = 1> (x)", "Shape <start = -9, end = -1> (x)", "Size (x)"]
+    "asked",
+    [
+        "Shape (x)",
+        "Shape <start = 1> (x)",
+        "Shape <start = -9, end = -1> (x)",
+        "Size (x)",
+    ],
 )
 def test_parts_of_shapes(asked: str) -> None:
-    model = parse(
-        f"""g (float[2,H,5] x) => (float[2,H,5] y) {{
+    model = parse(f"""g (float[2,H,5] x) => (float[2,H,5] y) {{
             s = {asked}
             f = Cast <to = 1> (s)
             m = ReduceSum <keepdims = 0> (f)
             y = Add (x, m)
-        }}"""
-    )
+        }}""")
     done = convert(model, "fixed-shapes", shapes={"x": (2, 3, 5)}).model
     x = {"x": normal(2, 3, 5)}
     assert kinds(done) == ["Add"]
@@ -73,15 +82,29 @@ def test_parts_of_shapes(asked: str) -> None:
 
 def test_inputs_that_share_a_dimension() -> None:
     model = parse("g (float[N,L] x, float[N,L] z) => (float[N,L] y) { y = Add (x, z) }")
-    assert set(map(tuple, shapes(convert(model, "fixed-shapes", shapes={"z": (3, 7)}).model).values())) == {(3, 7)}
+    assert set(
+        map(
+            tuple,
+            shapes(convert(model, "fixed-shapes", shapes={"z": (3, 7)}).model).values(),
+        )
+    ) == {(3, 7)}
 
 
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({}, "dimension 'H' of input 'x' has no size; give the shape (--shape x=1,3,N,N)"),
+        (
+            {},
+            (
+                "dimension 'H' of input 'x' has no size; give the shape (--shape"
+                " x=1,3,N,N)"
+            ),
+        ),
         ({"x": (1, 3, 4)}, "shape of 'x' has 3 dimensions, the input has 4"),
-        ({"x": (1, 4, 4, 4)}, "shape of 'x' is [1, 4, 4, 4], but the input has 3 for 4"),
+        (
+            {"x": (1, 4, 4, 4)},
+            "shape of 'x' is [1, 4, 4, 4], but the input has 3 for 4",
+        ),
         ({"X": (1, 3, 4, 4)}, "the model has no input 'X'"),
         ({"x": (1, 3, 0, 4)}, "it must be whole numbers from 1"),
     ],
@@ -93,8 +116,7 @@ def test_shapes_that_do_not_fit(given: dict[str, tuple[int, ...]], words: str) -
 
 
 def test_shapes_in_bodies_are_folded() -> None:
-    model = parse(
-        """g (float[N,4] x, bool c) => (float[N,4] y) {
+    model = parse("""g (float[N,4] x, bool c) => (float[N,4] y) {
             y = If (c) <
                 then_branch = t () => (float[M,4] a) {
                     s = Shape (x)
@@ -104,17 +126,21 @@ def test_shapes_in_bodies_are_folded() -> None:
                 },
                 else_branch = e () => (float[M,4] b) { b = Neg (x) }
             >
-        }"""
-    )
+        }""")
     done = convert(model, "fixed-shapes", shapes={"x": (2, 4)})
     branches = [attribute.g for attribute in done.model.graph.node[-1].attribute]
-    assert sorted(node.op_type for branch in branches for node in branch.node) == ["Add", "Neg"]
+    assert sorted(node.op_type for branch in branches for node in branch.node) == [
+        "Add",
+        "Neg",
+    ]
     sample = {"x": normal(2, 4), "c": np.array(True)}
     np.testing.assert_array_equal(run(done.model, sample)[0], run(model, sample)[0])
 
 
 @pytest.mark.parametrize("version", [13, 21, 23])
-@pytest.mark.parametrize("name", ["residual", "conv_1d", "unlike_concat", "detector_head"])
+@pytest.mark.parametrize(
+    "name", ["residual", "conv_1d", "unlike_concat", "detector_head"]
+)
 def test_opset(name: str, version: int) -> None:
     model = MODELS[name]()
     done = convert(model, "opset", opset=version).model
@@ -126,7 +152,12 @@ def test_opset(name: str, version: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("opset", "words"), [(None, "needs the version"), (0, "the installed onnx knows 1 to"), (99, "knows 1 to")]
+    ("opset", "words"),
+    [
+        (None, "needs the version"),
+        (0, "the installed onnx knows 1 to"),
+        (99, "knows 1 to"),
+    ],
 )
 def test_opsets_that_are_none(opset: int | None, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
@@ -135,7 +166,8 @@ def test_opsets_that_are_none(opset: int | None, words: str) -> None:
 
 def shared() -> ModelProto:
     return parse(
-        "g (float[N,4] x) => (float[N,4] y) { h = MatMul (x, w) a = Add (h, b) i = MatMul (a, w) y = Add (i, c) }",
+        "g (float[N,4] x) => (float[N,4] y) { h = MatMul (x, w) a = Add (h, b) i ="
+        " MatMul (a, w) y = Add (i, c) }",
         w=weight(4, 4),
         b=normal(4),
         c=normal(4),
@@ -146,7 +178,10 @@ def test_initializers() -> None:
     model, x = shared(), {"x": normal(3, 4)}
     unique = convert(model, "unique-initializers").model
     readers = [
-        name for node in unique.graph.node for name in node.input if name in {t.name for t in unique.graph.initializer}
+        name
+        for node in unique.graph.node
+        for name in node.input
+        if name in {t.name for t in unique.graph.initializer}
     ]
     assert len(readers) == len(set(readers)) == 4
     once = convert(unique, "shared-initializers").model
@@ -183,7 +218,10 @@ def test_shared_weights_behind_one_dequantizer_get_one_each() -> None:
     )
     done = convert(model, "unique-initializers").model
     assert kinds(done).count("DequantizeLinear") == 2
-    assert len({name for node in done.graph.node for name in node.input if "w" in name}) == 2
+    assert (
+        len({name for node in done.graph.node for name in node.input if "w" in name})
+        == 2
+    )
     x = {"x": normal(3, 2)}
     np.testing.assert_array_equal(run(done, x)[0], run(model, x)[0])
 
@@ -199,10 +237,12 @@ def test_a_model_is_never_changed() -> None:
     assert same == model and same is not model
 
 
-def test_what_no_runtime_runs_is_converted_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_no_runtime_runs_is_converted_with_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     model = parse(
         """<ir_version: 8, opset_import: ["" : 17, "no.such" : 1]>
-        g (float[N,2] x) => (float[N,2] y) { h = no.such.Thing (x) a = Add (h, w) y = Add (a, v) }""",
+        g (float[N,2] x) => (float[N,2] y) { h = no.such.Thing (x) a = Add (h, w) y = Add (a, v) }""",  # noqa: E501
         w=np.float32([1, 2]),
         v=np.float32([1, 2]),
     )
@@ -223,17 +263,24 @@ def test_a_defect_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
     spoiled = conversion("spoil", keeps="exactly")(spoil)  # type: ignore[arg-type]
     monkeypatch.setitem(CONVERSIONS._values, "spoil", spoiled)
-    with pytest.raises(AccuracyError, match=r"spoil changes output 'y'.*nothing was written"):
+    with pytest.raises(
+        AccuracyError, match=r"spoil changes output 'y'.*nothing was written"
+    ):
         convert(shared(), "spoil")
 
 
 def test_overridable_defaults_keep_their_type() -> None:
-    model = parse("g (float[N,2] x, float[2] w) => (float[N,2] y) { y = Add (x, w) }", w=np.float32([1, 2]))
+    model = parse(
+        "g (float[N,2] x, float[2] w) => (float[N,2] y) { y = Add (x, w) }",
+        w=np.float32([1, 2]),
+    )
     done = convert(model, "float16").model
     assert numpy_helper.to_array(done.graph.initializer[0]).dtype == np.float32
     x = np.float32([[1, 2]])
     np.testing.assert_array_equal(run(done, {"x": x})[0], x + np.float32([1, 2]))
-    np.testing.assert_array_equal(run(done, {"x": x, "w": np.float32([3, 4])})[0], x + np.float32([3, 4]))
+    np.testing.assert_array_equal(
+        run(done, {"x": x, "w": np.float32([3, 4])})[0], x + np.float32([3, 4])
+    )
 
 
 def test_a_branch_in_float16() -> None:
@@ -253,7 +300,9 @@ def test_a_branch_in_float16() -> None:
     done = convert(model, "float16").model
     for truth in (True, False):
         sample = {"x": normal(2, 4), "c": np.array(truth)}
-        np.testing.assert_allclose(run(done, sample)[0], run(model, sample)[0], rtol=2e-3)
+        np.testing.assert_allclose(
+            run(done, sample)[0], run(model, sample)[0], rtol=2e-3
+        )
 
 
 def test_shapes_may_be_numbers_of_numpy() -> None:

@@ -1,4 +1,6 @@
-"""Models that are worked on through files: the same results, weights in a file of their own, nothing left over."""
+"""Models that are worked on through files: the same results, weights in a file of their own,
+nothing left over.
+"""
 
 from __future__ import annotations
 
@@ -13,22 +15,45 @@ from quark_onnx.graph import store
 from tests.models import parse, run, weight
 
 
-@pytest.mark.parametrize("to", ["float16", "bfloat16", "unique-initializers", "shared-initializers", "fixed-shapes"])
-def test_through_files(to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "to",
+    [
+        "float16",
+        "bfloat16",
+        "unique-initializers",
+        "shared-initializers",
+        "fixed-shapes",
+    ],
+)
+def test_through_files(
+    to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = parse(
-        "g (float[N,256] x) => (float[N,256] y) { h = MatMul (x, w) i = MatMul (h, v) y = MatMul (i, w) }",
+        "g (float[N,256] x) => (float[N,256] y) { h = MatMul (x, w) i = MatMul (h, v) y"
+        " = MatMul (i, w) }",
         w=weight(256, 256),
         v=weight(256, 256, seed=1),
     )
     small = convert(model, to).model
-    onnx.save(model, tmp_path / "in.onnx", save_as_external_data=True, location="in.bin")
+    onnx.save(
+        model, tmp_path / "in.onnx", save_as_external_data=True, location="in.bin"
+    )
     monkeypatch.setattr(store, "LARGE_MODEL", 1000)
     done = convert(tmp_path / "in.onnx", to, tmp_path / "out.onnx")
     result = onnx.load(tmp_path / "out.onnx")
-    assert done.steps[0].outputs or to == "shared-initializers"  # there is nothing to share
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.bin", "in.onnx", "out.onnx", "out.onnx.data"]
+    assert (
+        done.steps[0].outputs or to == "shared-initializers"
+    )  # there is nothing to share
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "in.bin",
+        "in.onnx",
+        "out.onnx",
+        "out.onnx.data",
+    ]
     for a, b in zip(result.graph.initializer, small.graph.initializer, strict=True):
-        np.testing.assert_array_equal(onnx.numpy_helper.to_array(a), onnx.numpy_helper.to_array(b))
+        np.testing.assert_array_equal(
+            onnx.numpy_helper.to_array(a), onnx.numpy_helper.to_array(b)
+        )
     if to != "bfloat16":
         sample = {"x": np.ones((1, 256), np.float32)}
         np.testing.assert_array_equal(run(result, sample)[0], run(small, sample)[0])

@@ -1,4 +1,7 @@
-"""without-qdq, signs, domains and operators on codes, on quantized models; onnxruntime is the oracle."""
+"""without-qdq, signs, domains and operators on codes, on quantized models.
+
+Onnxruntime is the oracle.
+"""
 
 from __future__ import annotations
 
@@ -23,18 +26,24 @@ PAIRS = {"QuantizeLinear", "DequantizeLinear"}
 def same(first: ModelProto, second: ModelProto, data: list[Feeds]) -> bool:
     """Whether two models compute the same, bit by bit, as they are written."""
     return all(
-        np.array_equal(a, b) for sample in data for a, b in zip(run(first, sample), run(second, sample), strict=True)
+        np.array_equal(a, b)
+        for sample in data
+        for a, b in zip(run(first, sample), run(second, sample), strict=True)
     )
 
 
 def types(model: ModelProto, op_type: str) -> Counter[int]:
     """The types of the zero points of Q or DQ nodes."""
     kinds = {tensor.name: tensor.data_type for tensor in model.graph.initializer}
-    return Counter(kinds[n.input[2]] for n in model.graph.node if n.op_type.endswith(op_type))
+    return Counter(
+        kinds[n.input[2]] for n in model.graph.node if n.op_type.endswith(op_type)
+    )
 
 
 def domains(model: ModelProto) -> Counter[str]:
-    return Counter(node.domain for node in model.graph.node if node.op_type.endswith("Linear"))
+    return Counter(
+        node.domain for node in model.graph.node if node.op_type.endswith("Linear")
+    )
 
 
 # without-qdq
@@ -42,12 +51,23 @@ def domains(model: ModelProto) -> Counter[str]:
 
 def decoded(model: ModelProto) -> dict[str, Any]:
     """What the DequantizeLinear nodes of constants compute, in float64."""
-    stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    stored = {
+        tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer
+    }
     result = {}
     for node in model.graph.node:
         if node.op_type == "DequantizeLinear" and node.input[0] in stored:
-            codes, scale, zero = (stored[name].astype(np.float64) for name in node.input)
-            axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), None)
+            codes, scale, zero = (
+                stored[name].astype(np.float64) for name in node.input
+            )
+            axis = next(
+                (
+                    attribute.i
+                    for attribute in node.attribute
+                    if attribute.name == "axis"
+                ),
+                None,
+            )
             if scale.ndim:
                 shape = [-1 if place == axis else 1 for place in range(codes.ndim)]
                 scale, zero = scale.reshape(shape), zero.reshape(shape)
@@ -55,32 +75,52 @@ def decoded(model: ModelProto) -> dict[str, Any]:
     return result
 
 
-def test_without_pairs_it_is_the_float_model_with_dequantized_weights(quantized: ModelProto, data: list[Feeds]) -> None:
+def test_without_pairs_it_is_the_float_model_with_dequantized_weights(
+    quantized: ModelProto, data: list[Feeds]
+) -> None:
     done = convert(quantized, "without-qdq").model
     assert not PAIRS & {node.op_type for node in done.graph.node}
     weights = decoded(quantized)
     expected = residual()
     found = [array for array in weights.values() if array.ndim > 1]
-    for tensor in expected.graph.initializer:  # nearest by shape and value: names are the quantizer's
+    for tensor in (
+        expected.graph.initializer
+    ):  # nearest by shape and value: names are the quantizer's
         array = numpy_helper.to_array(tensor)
         twins = [each for each in weights.values() if each.size == array.size]
-        nearest = min(twins, key=lambda each: float(np.abs(each.reshape(array.shape) - array).max()))
-        tensor.CopyFrom(numpy_helper.from_array(nearest.reshape(array.shape).astype(np.float32), tensor.name))
+        nearest = min(
+            twins,
+            key=lambda each: float(np.abs(each.reshape(array.shape) - array).max()),
+        )
+        tensor.CopyFrom(
+            numpy_helper.from_array(
+                nearest.reshape(array.shape).astype(np.float32), tensor.name
+            )
+        )
     assert len(found) == 3
     for sample in data:
-        np.testing.assert_allclose(run(done, sample)[0], run(expected, sample)[0], rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(
+            run(done, sample)[0], run(expected, sample)[0], rtol=1e-5, atol=1e-6
+        )
 
 
-@pytest.mark.parametrize(("clip", "kinds"), [("Relu (h)", {"Relu"}), ("Clip (h, zero, six)", {"Clip"})])
-def test_what_saturation_did_is_done_by_an_operator_again(clip: str, kinds: set[str]) -> None:
+@pytest.mark.parametrize(
+    ("clip", "kinds"), [("Relu (h)", {"Relu"}), ("Clip (h, zero, six)", {"Clip"})]
+)
+def test_what_saturation_did_is_done_by_an_operator_again(
+    clip: str, kinds: set[str]
+) -> None:
     model = parse(
-        f"g (float[N,4] x) => (float[N,4] y) {{ h = MatMul (x, w) r = {clip} y = MatMul (r, w) }}",
+        f"g (float[N,4] x) => (float[N,4] y) {{ h = MatMul (x, w) r = {clip} y = MatMul"
+        " (r, w) }",
         w=np.eye(4, dtype=np.float32),
         zero=np.float32(0),
         six=np.float32(6),
     )
     data = [{"x": np.float32([[-8, -1, 3, 8]])}, {"x": np.float32([[1, 2, 6, 7]])}]
-    quantized = quantize_static(model, data, QConfig.of("A8W8").with_(search=0, calibrator="minmax"))
+    quantized = quantize_static(
+        model, data, QConfig.of("A8W8").with_(search=0, calibrator="minmax")
+    )
     assert not {"Relu", "Clip"} & {node.op_type for node in quantized.graph.node}
     done = convert(quantized, "without-qdq").model
     assert {"Relu", "Clip"} & {node.op_type for node in done.graph.node} == kinds
@@ -106,29 +146,39 @@ def test_float_weights_between_a_pair_are_rounded() -> None:
 def test_pairs_of_unlike_scales_stay() -> None:
     """Such a pair multiplies by two."""
     model = parse(
-        "g (float[N] x) => (float[N] y) { q = QuantizeLinear (x, s, z) y = DequantizeLinear (q, t, z) }",
+        "g (float[N] x) => (float[N] y) { q = QuantizeLinear (x, s, z) y ="
+        " DequantizeLinear (q, t, z) }",
         s=np.float32(0.5),
         t=np.float32(1.0),
         z=np.int8(0),
     )
     done = convert(model, "without-qdq")
-    assert "2 Q/DQ nodes stay" in done.steps[0].notes[0] and same(model, done.model, [{"x": np.float32([1, 2])}])
+    assert "2 Q/DQ nodes stay" in done.steps[0].notes[0] and same(
+        model, done.model, [{"x": np.float32([1, 2])}]
+    )
 
 
 def test_an_output_that_a_pair_computes() -> None:
     model = parse(
-        "g (float[N] x) => (float[N] y) { a = Neg (x) q = QuantizeLinear (a, s, z) y = DequantizeLinear (q, s, z) }",
+        "g (float[N] x) => (float[N] y) { a = Neg (x) q = QuantizeLinear (a, s, z) y ="
+        " DequantizeLinear (q, s, z) }",
         s=np.float32(0.5),
         z=np.int8(0),
     )
     done = convert(model, "without-qdq").model
-    assert [(node.op_type, list(node.output)) for node in done.graph.node] == [("Neg", ["y"])]
+    assert [(node.op_type, list(node.output)) for node in done.graph.node] == [
+        ("Neg", ["y"])
+    ]
 
 
-@pytest.mark.parametrize("preset", ["A8W8", "S8S8", "XINT8", "A16W8", "U8U8", "FP8E4M3", "A8W4"])
+@pytest.mark.parametrize(
+    "preset", ["A8W8", "S8S8", "XINT8", "A16W8", "U8U8", "FP8E4M3", "A8W4"]
+)
 def test_presets_without_pairs(preset: str) -> None:
     done = convert(quantized_as(preset), "without-qdq")
-    assert not any(node.op_type.endswith("tizeLinear") for node in done.model.graph.node)
+    assert not any(
+        node.op_type.endswith("tizeLinear") for node in done.model.graph.node
+    )
     assert done.steps[0].outputs[0].sqnr > 15  # type: ignore[operator]
 
 
@@ -145,23 +195,35 @@ def test_presets_without_pairs(preset: str) -> None:
         ("INT16", "u16s8", TensorProto.INT16, TensorProto.UINT16),
     ],
 )
-def test_signs(preset: str, to: str, before: int, after: int, data: list[Feeds]) -> None:
+def test_signs(
+    preset: str, to: str, before: int, after: int, data: list[Feeds]
+) -> None:
     model = quantized_as(preset)
     done = convert(model, to).model
     count = types(model, "QuantizeLinear")[before]
-    assert count and types(done, "QuantizeLinear")[after] >= count and not types(done, "QuantizeLinear")[before]
+    assert (
+        count
+        and types(done, "QuantizeLinear")[after] >= count
+        and not types(done, "QuantizeLinear")[before]
+    )
     assert same(model, done, data)
-    assert TensorProto.UINT8 not in {t.data_type for t in done.graph.initializer if len(t.dims) > 1}  # weights
+    assert TensorProto.UINT8 not in {
+        t.data_type for t in done.graph.initializer if len(t.dims) > 1
+    }  # weights
 
 
 def test_signs_there_and_back(quantized: ModelProto, data: list[Feeds]) -> None:
     done = convert(quantized, ["s8s8", "u8s8"]).model
-    assert types(done, "Linear") == types(quantized, "Linear") and same(quantized, done, data)
+    assert types(done, "Linear") == types(quantized, "Linear") and same(
+        quantized, done, data
+    )
 
 
 def test_a_zero_point_that_is_left_out() -> None:
     model = parse(
-        "g (float[N] x) => (float[N] y) { q = QuantizeLinear (x, s) y = DequantizeLinear (q, s) }", s=np.float32(0.5)
+        "g (float[N] x) => (float[N] y) { q = QuantizeLinear (x, s) y ="
+        " DequantizeLinear (q, s) }",
+        s=np.float32(0.5),
     )
     done = convert(model, "s8s8").model
     assert types(done, "Linear") == {TensorProto.INT8: 2}
@@ -170,7 +232,8 @@ def test_a_zero_point_that_is_left_out() -> None:
 
 def test_codes_that_others_read_stay() -> None:
     model = parse(
-        "g (float[N] x) => (uint8[N] q, float[N] y) { q = QuantizeLinear (x, s, z) y = DequantizeLinear (q, s, z) }",
+        "g (float[N] x) => (uint8[N] q, float[N] y) { q = QuantizeLinear (x, s, z) y ="
+        " DequantizeLinear (q, s, z) }",
         s=np.float32(0.5),
         z=np.uint8(7),
     )
@@ -195,30 +258,45 @@ def test_domains_there_and_back(preset: str, domain: str, data: list[Feeds]) -> 
 
 
 def renamed(model: ModelProto, domain: str, prefix: str) -> ModelProto:
-    """As tools of the vendor write it: without bodies, with zero points everywhere, scales as vectors of one."""
+    """As tools of the vendor write it: without bodies, with zero points everywhere, scales as
+    vectors of one.
+    """
     result = ModelProto()
     result.CopyFrom(model)
     for node in result.graph.node:
         if node.op_type in PAIRS:
             node.op_type, node.domain = prefix + node.op_type, domain
     for tensor in result.graph.initializer:
-        if not tensor.dims and tensor.name in {n.input[1] for n in result.graph.node if n.domain}:
+        if not tensor.dims and tensor.name in {
+            n.input[1] for n in result.graph.node if n.domain
+        }:
             tensor.dims.append(1)
     result.opset_import.append(helper.make_opsetid(domain, 1))
     return result
 
 
 @pytest.mark.parametrize(
-    ("domain", "prefix"), [("com.amd.quark", "Extended"), ("com.vai.quantize", "Vitis"), ("com.microsoft", "")]
+    ("domain", "prefix"),
+    [
+        ("com.amd.quark", "Extended"),
+        ("com.vai.quantize", "Vitis"),
+        ("com.microsoft", ""),
+    ],
 )
 def test_vendor_models_become_standard(
-    domain: str, prefix: str, quantized: ModelProto, data: list[Feeds], caplog: pytest.LogCaptureFixture
+    domain: str,
+    prefix: str,
+    quantized: ModelProto,
+    data: list[Feeds],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     done = convert(renamed(quantized, domain, prefix), "standard-qdq")
     onnx.checker.check_model(done.model, full_check=True)
     assert set(domains(done.model)) == {""} and same(quantized, done.model, data)
     assert done.steps[0].outputs and not caplog.records  # it was verified
-    scales = {n.input[1] for n in done.model.graph.node if n.op_type == "QuantizeLinear"}
+    scales = {
+        n.input[1] for n in done.model.graph.node if n.op_type == "QuantizeLinear"
+    }
     assert all(not t.dims for t in done.model.graph.initializer if t.name in scales)
 
 
@@ -241,7 +319,17 @@ def test_16_bits_raise_the_opset() -> None:
 
 
 @pytest.mark.parametrize("preset", ["A8W8", "S8S8", "U8U8"])
-@pytest.mark.parametrize("name", ["residual", "shared_weight", "matmul_right", "unlike_concat", "depthwise", "conv_1d"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "residual",
+        "shared_weight",
+        "matmul_right",
+        "unlike_concat",
+        "depthwise",
+        "conv_1d",
+    ],
+)
 def test_operators_there_and_back(name: str, preset: str) -> None:
     model = MODELS[name]()
     data = samples(model, 6)
@@ -249,7 +337,9 @@ def test_operators_there_and_back(name: str, preset: str) -> None:
     there = convert(pairs, "qdq-to-qoperator").model
     back = convert(there, "qoperator-to-qdq").model
     assert any(
-        n.op_type.startswith("QLinear") or n.op_type in ("QGemm", "MatMulIntegerToFloat") for n in there.graph.node
+        n.op_type.startswith("QLinear")
+        or n.op_type in ("QGemm", "MatMulIntegerToFloat")
+        for n in there.graph.node
     )
     assert not any(n.op_type.startswith("QLinear") or n.domain for n in back.graph.node)
     onnx.checker.check_model(back, full_check=True)
@@ -262,7 +352,9 @@ def test_codes_that_move_get_pairs(quantized: ModelProto) -> None:
     there = convert(quantized, "qdq-to-qoperator").model
     back = convert(there, ["qoperator-to-qdq", "without-qdq"])
     assert not any(n.op_type.endswith("Linear") for n in back.model.graph.node)
-    assert {"MaxPool", "Flatten", "GlobalAveragePool"} <= {n.op_type for n in back.model.graph.node}
+    assert {"MaxPool", "Flatten", "GlobalAveragePool"} <= {
+        n.op_type for n in back.model.graph.node
+    }
     assert back.steps[1].outputs[0].sqnr > 25  # type: ignore[operator]
 
 
@@ -277,8 +369,14 @@ def test_integer_operators_without_quantization_stay() -> None:
 @pytest.mark.parametrize("seed", range(30))
 def test_random_graphs(seed: int) -> None:
     model, data = draw(seed)
-    quantized = quantize_static(model, data, QConfig.of(("A8W8", "S8S8", "A16W8")[seed % 3]).with_(search=0))
-    for to in (["s8s8", "s16s8"], ["vendor-qdq", "standard-qdq"], ["unique-initializers", "shared-initializers"]):
+    quantized = quantize_static(
+        model, data, QConfig.of(("A8W8", "S8S8", "A16W8")[seed % 3]).with_(search=0)
+    )
+    for to in (
+        ["s8s8", "s16s8"],
+        ["vendor-qdq", "standard-qdq"],
+        ["unique-initializers", "shared-initializers"],
+    ):
         assert same(quantized, convert(quantized, to).model, data), to
     bare = convert(quantized, "without-qdq").model
     assert not any(node.op_type in PAIRS for node in bare.graph.node)

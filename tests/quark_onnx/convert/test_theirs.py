@@ -26,7 +26,10 @@ def theirs(form: str, folder: Path, data: list[Feeds]) -> ModelProto:
 
     onnx.save(residual(), folder / "float.onnx")
     quantization.quantize_static(
-        folder / "float.onnx", folder / "out.onnx", Reader(), getattr(quantization.QuantFormat, form)
+        folder / "float.onnx",
+        folder / "out.onnx",
+        Reader(),
+        getattr(quantization.QuantFormat, form),
     )
     return onnx.load(folder / "out.onnx")
 
@@ -36,7 +39,9 @@ def test_operators_become_pairs(tmp_path: Path, data: list[Feeds]) -> None:
     model = theirs("QOperator", tmp_path, data)
     done = convert(model, "qoperator-to-qdq").model
     assert any(node.op_type.startswith("QLinear") for node in model.graph.node)
-    assert not any(node.op_type.startswith("QLinear") or node.domain for node in done.graph.node)
+    assert not any(
+        node.op_type.startswith("QLinear") or node.domain for node in done.graph.node
+    )
     for sample in data:
         a, b = run(model, sample)[0], run(done, sample)[0]
         assert np.linalg.norm(a - b) < 0.05 * np.linalg.norm(a)

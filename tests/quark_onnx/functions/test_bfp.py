@@ -1,4 +1,6 @@
-"""The function that stands for BFPQuantizeDequantize: in onnxruntime, against the numpy reference, bit for bit."""
+"""The function that stands for BFPQuantizeDequantize: in onnxruntime, against the numpy reference,
+bit for bit.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,12 @@ from tests.models import run
 Floats = NDArray[np.float32]
 
 BFP16 = {"bfp_method": "to_bfp", "bit_width": 16, "block_size": 8, "rounding_mode": 2}
-MX9 = {"bfp_method": "to_bfp_prime", "bit_width": 16, "block_size": 16, "rounding_mode": 2}
+MX9 = {
+    "bfp_method": "to_bfp_prime",
+    "bit_width": 16,
+    "block_size": 16,
+    "rounding_mode": 2,
+}
 SETTINGS: dict[str, dict[str, Any]] = {
     "BFP16": BFP16,
     "BFP16 half away": BFP16 | {"rounding_mode": 0},
@@ -53,7 +60,9 @@ def node(x: str = "x", y: str = "y", **attributes: Any) -> NodeProto:
     return helper.make_node(bfp.NAME, [x], [y], domain=DOMAIN, **attributes)
 
 
-def model(nodes: Sequence[NodeProto], shape: Sequence[int | None], opset: int = 17) -> ModelProto:
+def model(
+    nodes: Sequence[NodeProto], shape: Sequence[int | None], opset: int = 17
+) -> ModelProto:
     """A chain of vendor nodes from x to y, with the function that they need."""
     made = helper.make_model(
         helper.make_graph(
@@ -71,15 +80,23 @@ def model(nodes: Sequence[NodeProto], shape: Sequence[int | None], opset: int = 
 
 
 def reference(x: Floats, axis: int, settings: dict[str, Any]) -> Floats:
-    kind = {"to_bfp": blockfloat.bfp, "to_bfp_prime": blockfloat.bfp_prime}[settings["bfp_method"]]
-    return kind(x, axis, **{name: value for name, value in settings.items() if name != "bfp_method"})
+    kind = {"to_bfp": blockfloat.bfp, "to_bfp_prime": blockfloat.bfp_prime}[
+        settings["bfp_method"]
+    ]
+    return kind(
+        x,
+        axis,
+        **{name: value for name, value in settings.items() if name != "bfp_method"},
+    )
 
 
 def same(found: Floats, expected: Floats) -> None:
     assert found.dtype == np.float32 and found.shape == expected.shape
     np.testing.assert_array_equal(np.isnan(found), np.isnan(expected))
     kept = ~np.isnan(expected)
-    np.testing.assert_array_equal(found[kept].view(np.int32), expected[kept].view(np.int32))
+    np.testing.assert_array_equal(
+        found[kept].view(np.int32), expected[kept].view(np.int32)
+    )
 
 
 def draw(kind: str, shape: tuple[int, ...]) -> Floats:
@@ -90,14 +107,24 @@ def draw(kind: str, shape: tuple[int, ...]) -> Floats:
     if kind == "ties":
         return (random.integers(-512, 513, shape) * scales / 128).astype(np.float32)
     if kind == "subnormal":
-        codes = random.integers(0, 2**25, shape, np.uint32) >> random.integers(0, 25, shape, np.uint32)
-        return (codes | random.integers(0, 2, shape, np.uint32) << np.uint32(31)).view(np.float32)
+        codes = random.integers(0, 2**25, shape, np.uint32) >> random.integers(
+            0, 25, shape, np.uint32
+        )
+        return (codes | random.integers(0, 2, shape, np.uint32) << np.uint32(31)).view(
+            np.float32
+        )
     if kind == "huge":
-        return (random.uniform(-1, 1, shape) * float(np.finfo(np.float32).max)).astype(np.float32)
+        return (random.uniform(-1, 1, shape) * float(np.finfo(np.float32).max)).astype(
+            np.float32
+        )
     if kind == "zeros":
-        return np.where(random.random(shape) < 0.9, np.copysign(0, random.normal(size=shape)), 1.3).astype(np.float32)
+        return np.where(
+            random.random(shape) < 0.9, np.copysign(0, random.normal(size=shape)), 1.3
+        ).astype(np.float32)
     special = random.choice(np.float32([np.nan, np.inf, -np.inf, -0.0, 1e-42]), shape)
-    return np.where(random.random(shape) < 0.05, special, random.normal(size=shape)).astype(np.float32)
+    return np.where(
+        random.random(shape) < 0.05, special, random.normal(size=shape)
+    ).astype(np.float32)
 
 
 KINDS = ["normal", "ties", "subnormal", "huge", "zeros", "special"]
@@ -105,7 +132,9 @@ KINDS = ["normal", "ties", "subnormal", "huge", "zeros", "special"]
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 @pytest.mark.parametrize(("shape", "axis"), PLACES, ids=str)
-def test_is_the_reference_bit_for_bit(settings: dict[str, Any], shape: tuple[int, ...], axis: int) -> None:
+def test_is_the_reference_bit_for_bit(
+    settings: dict[str, Any], shape: tuple[int, ...], axis: int
+) -> None:
     # one place of a leading axis for each kind of data, so that one session serves them all
     x = np.stack([draw(kind, shape) for kind in KINDS])
     along = axis if axis < 0 else axis + 1
@@ -119,7 +148,9 @@ def test_is_the_reference_bit_for_bit(settings: dict[str, Any], shape: tuple[int
 def test_each_kind_alone(settings: dict[str, Any], kind: str) -> None:
     x = draw(kind, (50, 16))
     for known, optimize in (((None, None), True), ((50, 16), False)):
-        found = run(model([node(axis=1, **settings)], known), {"x": x}, optimize=optimize)[0]
+        found = run(
+            model([node(axis=1, **settings)], known), {"x": x}, optimize=optimize
+        )[0]
         same(found, reference(x, 1, settings))
 
 
@@ -130,7 +161,9 @@ def test_finds_a_single_nan_wherever_it_is(settings: dict[str, Any]) -> None:
     x[np.arange(256), np.arange(256) % 16] = np.nan
     same(run(made, {"x": x}, optimize=True)[0], reference(x, 1, settings))
     for row in (0, 7, 13, 15):
-        one = np.where(np.arange(256)[:, None] == 17 * row, x, draw("normal", (256, 16)))
+        one = np.where(
+            np.arange(256)[:, None] == 17 * row, x, draw("normal", (256, 16))
+        )
         same(run(made, {"x": one}, optimize=True)[0], reference(one, 1, settings))
 
 
@@ -138,30 +171,51 @@ def test_finds_a_single_nan_wherever_it_is(settings: dict[str, Any]) -> None:
 def test_every_exponent(bit_width: int) -> None:
     """Next to powers of two, where a logarithm would be wrong."""
     powers = np.ldexp(np.float32(1), np.arange(-149, 128)).astype(np.float32)
-    x = np.concatenate([powers, np.nextafter(powers, np.float32(0)), np.nextafter(powers, np.float32(np.inf))])
+    x = np.concatenate(
+        [
+            powers,
+            np.nextafter(powers, np.float32(0)),
+            np.nextafter(powers, np.float32(np.inf)),
+        ]
+    )
     settings = BFP16 | {"block_size": 1, "bit_width": bit_width}
-    same(run(model([node(axis=0, **settings)], (None,)), {"x": x})[0], reference(x, 0, settings))
+    same(
+        run(model([node(axis=0, **settings)], (None,)), {"x": x})[0],
+        reference(x, 0, settings),
+    )
     for shift_bits in (1, 8):
         settings = MX9 | {"block_size": 2, "bit_width": bit_width, "sub_block_size": 1}
         settings["sub_block_shift_bits"] = shift_bits
-        same(run(model([node(axis=0, **settings)], (None,)), {"x": x})[0], reference(x, 0, settings))
+        same(
+            run(model([node(axis=0, **settings)], (None,)), {"x": x})[0],
+            reference(x, 0, settings),
+        )
 
 
 @pytest.mark.parametrize("shape", [(0,), (0, 3), (3, 0), (2, 0, 3)])
 @pytest.mark.parametrize("settings", [BFP16, MX9], ids=["BFP16", "MX9"])
-def test_nothing_comes_of_nothing(settings: dict[str, Any], shape: tuple[int, ...]) -> None:
+def test_nothing_comes_of_nothing(
+    settings: dict[str, Any], shape: tuple[int, ...]
+) -> None:
     for axis in range(len(shape)):
         for known in (shape, [None] * len(shape)):
             made = model([node(axis=axis, **settings)], known)
             for optimize in (False, True):
-                assert run(made, {"x": np.zeros(shape, np.float32)}, optimize=optimize)[0].shape == shape
+                assert (
+                    run(made, {"x": np.zeros(shape, np.float32)}, optimize=optimize)[
+                        0
+                    ].shape
+                    == shape
+                )
 
 
 @pytest.mark.parametrize("opset", range(MIN_OPSET, MAX_OPSET + 1))
 def test_opsets(opset: int) -> None:
     x = draw("special", (5, 37))
     for settings in (BFP16, MX9):
-        found = run(model([node(axis=1, **settings)], (5, 37), opset), {"x": x}, optimize=True)[0]
+        found = run(
+            model([node(axis=1, **settings)], (5, 37), opset), {"x": x}, optimize=True
+        )[0]
         same(found, reference(x, 1, settings))
 
 
@@ -175,7 +229,10 @@ def test_one_function_serves_nodes_that_differ() -> None:
         (0, BFP16),
     ]
     names = ["x", *"abcde", "y"]
-    nodes = [node(names[i], names[i + 1], axis=axis, **settings) for i, (axis, settings) in enumerate(chain)]
+    nodes = [
+        node(names[i], names[i + 1], axis=axis, **settings)
+        for i, (axis, settings) in enumerate(chain)
+    ]
     made = model(nodes, (None, None))
     assert len(made.functions) == 1
     x = expected = draw("special", (19, 37))
@@ -202,13 +259,19 @@ def test_values_by_hand() -> None:
 @pytest.mark.parametrize(
     ("attributes", "message"),
     [
-        ({"bfp_method": "to_bfq"}, "bfp_method = 'to_bfq' cannot be computed; allowed: "),
+        (
+            {"bfp_method": "to_bfq"},
+            "bfp_method = 'to_bfq' cannot be computed; allowed: ",
+        ),
         ({"bit_width": 9}, "bit_width = 9 cannot be computed"),
         ({"block_size": 0}, "block_size = 0"),
         ({"rounding_mode": 3}, "rounding_mode = 3"),
         ({"convert_to_bfloat_before_bfp": 1}, "convert_to_bfloat_before_bfp = 1"),
         ({"use_compiler_version_cpu_kernel": 1}, "use_compiler_version_cpu_kernel = 1"),
-        ({"bfp_method": "to_bfp_prime", "sub_block_size": 3}, "sub-blocks of 3 do not divide blocks of 8"),
+        (
+            {"bfp_method": "to_bfp_prime", "sub_block_size": 3},
+            "sub-blocks of 3 do not divide blocks of 8",
+        ),
         ({"bits": 16}, "attribute 'bits' is unknown; known are bfp_method, axis"),
         ({"axis": "last"}, "attribute 'axis' has the value 'last' of another type"),
     ],
@@ -220,7 +283,10 @@ def test_what_cannot_be_computed(attributes: dict[str, Any], message: str) -> No
 
 def test_opset_too_old_or_too_new() -> None:
     for opset in (MIN_OPSET - 1, MAX_OPSET + 1):
-        with pytest.raises(ModelError, match=f"for the opsets {MIN_OPSET} to {MAX_OPSET}, not for opset {opset}"):
+        with pytest.raises(
+            ModelError,
+            match=f"for the opsets {MIN_OPSET} to {MAX_OPSET}, not for opset {opset}",
+        ):
             bfp.definitions([node()], opset)
 
 

@@ -35,14 +35,16 @@ def grouped() -> ModelProto:
     return parse(
         """g (float[N,4,8,8] x) => (float[N,6,4,4] y) {
             y = Conv <group = 2, strides = [2,2], auto_pad = "SAME_UPPER", dilations = [1,1]> (x, w, b)
-        }""",
+        }""",  # noqa: E501
         w=weight(6, 2, 3, 3),
         b=normal(6),
     )
 
 
 def matmul() -> ModelProto:
-    return parse("g (float[N,5,6] x) => (float[N,5,3] y) { y = MatMul (x, w) }", w=weight(6, 3))
+    return parse(
+        "g (float[N,5,6] x) => (float[N,5,3] y) { y = MatMul (x, w) }", w=weight(6, 3)
+    )
 
 
 FUSED = {
@@ -57,12 +59,20 @@ FUSED = {
 WEIGHTS = {
     "tensor": DYNAMIC.with_(per_channel=False),
     "channel": DYNAMIC,
-    "asymmetric": DYNAMIC.with_(weight=DYNAMIC.weight.with_(symmetric=False, narrow=False)),  # type: ignore[union-attr]
+    "asymmetric": DYNAMIC.with_(
+        weight=DYNAMIC.weight.with_(symmetric=False, narrow=False)
+    ),  # type: ignore[union-attr]
     "uint8 tensor": DYNAMIC.with_(weight=QuantizationSpec("uint8", symmetric=False)),
-    "uint8 channel": DYNAMIC.with_(weight=QuantizationSpec("uint8", symmetric=False, per_channel=True)),
-    "uint8 symmetric": DYNAMIC.with_(weight=QuantizationSpec("uint8", per_channel=True)),
+    "uint8 channel": DYNAMIC.with_(
+        weight=QuantizationSpec("uint8", symmetric=False, per_channel=True)
+    ),
+    "uint8 symmetric": DYNAMIC.with_(
+        weight=QuantizationSpec("uint8", per_channel=True)
+    ),
 }
-CONVOLUTIONS = [name for name, (_, expected) in FUSED.items() if expected == "ConvInteger"]
+CONVOLUTIONS = [
+    name for name, (_, expected) in FUSED.items() if expected == "ConvInteger"
+]
 
 
 @pytest.mark.parametrize("config", WEIGHTS.values(), ids=WEIGHTS)
@@ -92,21 +102,29 @@ def test_what_stays_between_its_pairs(make: Factory) -> None:
 @pytest.mark.parametrize("config", WEIGHTS.values(), ids=WEIGHTS)
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 def test_sums_of_codes(name: str, config: QConfig) -> None:
-    """ConvInteger reads uint8 kernels, has the sums that the codes have, and those stand for the numbers of the pairs.
+    """ConvInteger reads uint8 kernels, has the sums that the codes have, and those stand for the
+    numbers of the pairs.
 
-    Sums of so few codes are integers that float32 holds exactly: Conv on them is the oracle, borders included.
+    Sums of so few codes are integers that float32 holds exactly: Conv on them is the oracle,
+    borders included.
     """
     float_model = FUSED[name][0]()
     pairs = quantize(float_model, None, config.with_(form="qdq")).model
     fused = quantize(float_model, None, config.with_(form="operators")).model
     [product] = [node for node in fused.graph.node if node.op_type == "ConvInteger"]
     kernel, zero_point = (stored(fused)[product.input[place]] for place in (1, 3))
-    assert (kernel.dtype, zero_point.dtype, zero_point.shape) == (np.uint8, np.uint8, ())
+    assert (kernel.dtype, zero_point.dtype, zero_point.shape) == (
+        np.uint8,
+        np.uint8,
+        (),
+    )
     signed = kernel.astype(np.float32) - zero_point
     np.testing.assert_array_equal(signed, codes_of_pairs(pairs))
     for feeds in samples(float_model, 3):
         codes, x_zero_point, sums = intermediate(fused, feeds, product)
-        [expected] = run(convolution(product, signed), {"x": codes.astype(np.float32) - x_zero_point})
+        [expected] = run(
+            convolution(product, signed), {"x": codes.astype(np.float32) - x_zero_point}
+        )
         assert np.abs(expected).max() < 2**24
         np.testing.assert_array_equal(sums, expected)
         for optimize in (False, True):
@@ -116,15 +134,25 @@ def test_sums_of_codes(name: str, config: QConfig) -> None:
 
 
 def stored(model: ModelProto) -> dict[str, Array]:
-    return {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    return {
+        tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer
+    }
 
 
 def codes_of_pairs(model: ModelProto) -> Array:
     """Kernel codes minus zero points of the one DequantizeLinear whose codes are stored."""
     arrays = stored(model)
-    [node] = [n for n in model.graph.node if n.op_type == "DequantizeLinear" and n.input[0] in arrays]
+    [node] = [
+        n
+        for n in model.graph.node
+        if n.op_type == "DequantizeLinear" and n.input[0] in arrays
+    ]
     codes = arrays[node.input[0]].astype(np.float32)
-    zeros = arrays[node.input[2]].astype(np.float32) if len(node.input) > 2 else np.zeros((), np.float32)
+    zeros = (
+        arrays[node.input[2]].astype(np.float32)
+        if len(node.input) > 2
+        else np.zeros((), np.float32)
+    )
     return codes - zeros.reshape(-1, *[1] * (codes.ndim - 1) if zeros.ndim else [])
 
 
@@ -135,7 +163,9 @@ def intermediate(model: ModelProto, feeds: Feeds, product: NodeProto) -> list[Ar
     kinds_of = (TensorProto.UINT8, TensorProto.UINT8, TensorProto.INT32)
     names = (product.input[0], product.input[2], product.output[0])
     del copy.graph.output[:]
-    copy.graph.output.extend(map(helper.make_tensor_value_info, names, kinds_of, [None] * 3))
+    copy.graph.output.extend(
+        map(helper.make_tensor_value_info, names, kinds_of, [None] * 3)
+    )
     return run(copy, feeds)
 
 
@@ -151,4 +181,6 @@ def convolution(product: NodeProto, kernel: Array) -> ModelProto:
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, dims)],
         [numpy_helper.from_array(kernel, "w")],
     )
-    return helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 17)])
+    return helper.make_model(
+        graph, ir_version=8, opset_imports=[helper.make_opsetid("", 17)]
+    )

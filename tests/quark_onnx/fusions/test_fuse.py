@@ -21,12 +21,18 @@ def pairs(model: ModelProto) -> Graph:
 
 
 def breaking(factor: float) -> Fusion:
-    """A fusion that multiplies what a node reads, or, by 0, puts an operator before it that nobody has."""
+    """A fusion that multiplies what a node reads, or, by 0, puts an operator before it that nobody
+    has.
+    """
 
     def broken(graph: Graph, node: Node) -> bool:
         wrong = graph.fresh(f"{node.name}_wrong")
         if factor:
-            graph.add("Mul", [node.inputs[0], graph.add_constant("factor", np.float32(factor))], [wrong])
+            graph.add(
+                "Mul",
+                [node.inputs[0], graph.add_constant("factor", np.float32(factor))],
+                [wrong],
+            )
         else:
             graph.add("Nothing", [node.inputs[0]], [wrong])
         graph.set_input(node, 0, wrong)
@@ -35,16 +41,26 @@ def breaking(factor: float) -> Fusion:
     return broken
 
 
-@pytest.mark.parametrize(("factor", "reason"), [(0.0, "does not run"), (0.7, "dB from those of the Q/DQ pairs")])
+@pytest.mark.parametrize(
+    ("factor", "reason"),
+    [(0.0, "does not run"), (0.7, "dB from those of the Q/DQ pairs")],
+)
 def test_a_kind_that_breaks_the_model_is_left_out(
-    factor: float, reason: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    factor: float,
+    reason: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setitem(FUSIONS, "GlobalAveragePool", (breaking(factor),))
     model = residual()
     fused, notes = fuse(pairs(model), samples(model))
-    assert {"QLinearConv", "QLinearAdd", "QGemm", "GlobalAveragePool"} <= set(kinds(fused.to_model()))
+    assert {"QLinearConv", "QLinearAdd", "QGemm", "GlobalAveragePool"} <= set(
+        kinds(fused.to_model())
+    )
     [left] = [note for note in notes if "left out" in note]
-    assert left.startswith("broken of GlobalAveragePool was left out: ") and reason in left
+    assert (
+        left.startswith("broken of GlobalAveragePool was left out: ") and reason in left
+    )
     assert left in caplog.text
     run(fused.to_model(), samples(model)[0])
 
@@ -52,7 +68,9 @@ def test_a_kind_that_breaks_the_model_is_left_out(
 def test_without_samples_it_is_loaded() -> None:
     model = residual()
     fused, notes = fuse(pairs(model), [])
-    assert "QLinearConv" in kinds(fused.to_model()) and not [note for note in notes if "left out" in note]
+    assert "QLinearConv" in kinds(fused.to_model()) and not [
+        note for note in notes if "left out" in note
+    ]
 
 
 def test_nothing_to_fuse() -> None:
@@ -69,9 +87,16 @@ def test_the_graph_is_not_changed() -> None:
 
 def test_slow_kernels_are_told_of() -> None:
     model = residual()
-    fast, slow = (fuse(Graph(Stages.of(model, config).model), samples(model))[1] for config in (TENSOR, SIGNED))
+    fast, slow = (
+        fuse(Graph(Stages.of(model, config).model), samples(model))[1]
+        for config in (TENSOR, SIGNED)
+    )
     assert not [note for note in fast if "x86" in note]
-    assert [note for note in slow if note.startswith("3 operators multiply int8 activations")]
+    assert [
+        note
+        for note in slow
+        if note.startswith("3 operators multiply int8 activations")
+    ]
 
 
 def quantized(text: str, **constants: np.ndarray) -> Graph:
@@ -133,7 +158,10 @@ def test_a_bias_that_counts_otherwise_is_not_fused(wrong: str) -> None:
 
 def test_operators_that_run_where_the_pairs_do_not() -> None:
     """Before opset 21 there are no blocks for DequantizeLinear, but there is MatMulNBits."""
-    model = parse("g (float[2,32] x) => (float[2,4] y) { y = MatMul (x, w) }", w=weight(4, 32).T.copy())
+    model = parse(
+        "g (float[2,32] x) => (float[2,4] y) { y = MatMul (x, w) }",
+        w=weight(4, 32).T.copy(),
+    )
     graph = Graph(Stages.of(model, QConfig.of("INT4")).model)
     fused, notes = fuse(graph, samples(model))
     assert kinds(fused.to_model()) == ["MatMulNBits"] and notes == ["matmul_nbits: 1"]

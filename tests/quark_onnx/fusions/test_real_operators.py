@@ -1,4 +1,7 @@
-"""Real models score alike in both forms; they are not part of the project, so most machines skip this file."""
+"""Real models score alike in both forms.
+
+They are not part of the project, so most machines skip this file.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,9 @@ pytestmark = [
     pytest.mark.realdata,
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore"),
-    pytest.mark.skipif(not FILE.is_file(), reason=f"{VARIABLE} names no folder with realdata.py"),
+    pytest.mark.skipif(
+        not FILE.is_file(), reason=f"{VARIABLE} names no folder with realdata.py"
+    ),
 ]
 
 
@@ -40,15 +45,20 @@ def realdata() -> Any:
 def session(model: ModelProto) -> ort.InferenceSession:
     options = ort.SessionOptions()
     options.log_severity_level = 3
-    return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return ort.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
 
 
-@pytest.mark.parametrize("name", ["resnet20", "squeezenet", "mobilenetv2", "minilm-stsb"])
+@pytest.mark.parametrize(
+    "name", ["resnet20", "squeezenet", "mobilenetv2", "minilm-stsb"]
+)
 def test_the_metric_is_that_of_the_pairs(realdata: Any, name: str) -> None:
     task = realdata.load(name)
     config = portable(QConfig.of("A8W8"))
     forms = [
-        quantize_static(task.path, task.calibration(100), config.with_(form=form)) for form in ("qdq", "operators")
+        quantize_static(task.path, task.calibration(100), config.with_(form=form))
+        for form in ("qdq", "operators")
     ]
     assert not {"Conv", "Gemm", "MatMul"} & set(kinds(forms[1]))
     pairs, operators = (task.evaluate(session(model)) for model in forms)

@@ -21,14 +21,18 @@ def gemm(k: int, n: int, trans_b: int, bias: bool) -> ModelProto:
     w = weight(n, k) if trans_b else weight(n, k).T.copy()
     constants = {"b": normal(n)} if bias else {}
     return parse(
-        f"g (float[5,{k}] x) => (float[5,{n}] y) {{ y = Gemm <transB = {trans_b}> (x, w{', b' * bias}) }}",
+        f"g (float[5,{k}] x) => (float[5,{n}] y) {{ y = Gemm <transB = {trans_b}> (x,"
+        f" w{', b' * bias}) }}",
         w=w,
         **constants,
     )
 
 
 def matmul(k: int, n: int) -> ModelProto:
-    return parse(f"g (float[2,5,{k}] x) => (float[2,5,{n}] y) {{ y = MatMul (x, w) }}", w=weight(n, k).T.copy())
+    return parse(
+        f"g (float[2,5,{k}] x) => (float[2,5,{n}] y) {{ y = MatMul (x, w) }}",
+        w=weight(n, k).T.copy(),
+    )
 
 
 MODELS: dict[str, Callable[[], ModelProto]] = {
@@ -41,7 +45,9 @@ MODELS: dict[str, Callable[[], ModelProto]] = {
 
 
 def blocks(dtype: str, symmetric: bool) -> QConfig:
-    return QConfig(None, QuantizationSpec(DTYPES[dtype], symmetric=symmetric, block_size=32))
+    return QConfig(
+        None, QuantizationSpec(DTYPES[dtype], symmetric=symmetric, block_size=32)
+    )
 
 
 FORMATS = ["int2", "uint2", "int4", "uint4", "int8", "uint8"]
@@ -71,8 +77,14 @@ def table(width: int) -> ModelProto:
     ("config", "expected"),
     [
         (QConfig.of("INT4"), ["Gather", "Gather", "Cast", "Mul"]),
-        (QConfig.of("INT4").with_(embedding=QConfig.of("INT4").weight), ["GatherBlockQuantized"]),
-        (QConfig.of("UINT4").with_(embedding=QConfig.of("UINT4").weight), ["GatherBlockQuantized"]),
+        (
+            QConfig.of("INT4").with_(embedding=QConfig.of("INT4").weight),
+            ["GatherBlockQuantized"],
+        ),
+        (
+            QConfig.of("UINT4").with_(embedding=QConfig.of("UINT4").weight),
+            ["GatherBlockQuantized"],
+        ),
         (QConfig.of("DYNAMIC"), ["Gather", "Gather", "Cast", "Mul"]),
         (QConfig.of("DYNAMIC").with_(per_channel=False), ["Gather", "Cast", "Mul"]),
     ],
@@ -87,10 +99,14 @@ def test_gather(config: QConfig, expected: list[str]) -> None:
     for feeds in samples(float_model, 2):
         [plain] = run(pairs, feeds)
         for optimize in (False, True):
-            np.testing.assert_array_equal(run(fused, feeds, optimize=optimize)[0], plain)
+            np.testing.assert_array_equal(
+                run(fused, feeds, optimize=optimize)[0], plain
+            )
 
 
 def test_a_table_of_activations_is_gathered_as_codes() -> None:
     float_model = table(64)
-    done = quantize(float_model, samples(float_model), QConfig.of("A8W8").with_(form="operators"))
+    done = quantize(
+        float_model, samples(float_model), QConfig.of("A8W8").with_(form="operators")
+    )
     assert kinds(done.model) == ["Gather", "DequantizeLinear"]

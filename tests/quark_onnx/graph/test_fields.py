@@ -1,4 +1,6 @@
-"""Every field of a model that code trusts is checked once, when the model is read: what is wrong is a ModelError."""
+"""Every field of a model that code trusts is checked once, when the model is read: what is wrong is
+a ModelError.
+"""
 
 from __future__ import annotations
 
@@ -107,40 +109,103 @@ def in_a_body(model: ModelProto) -> None:
     broken = numpy_helper.from_array(np.ones(3, np.float32), "inside")
     broken.raw_data = broken.raw_data[:-1]
     body = helper.make_graph([], "body", [], [], [broken])
-    model.graph.node.append(helper.make_node("If", ["x"], ["if_y"], then_branch=body, else_branch=body))
+    model.graph.node.append(
+        helper.make_node("If", ["x"], ["if_y"], then_branch=body, else_branch=body)
+    )
 
 
 def in_a_function(model: ModelProto) -> None:
     nodes = [helper.make_node("Cast", ["a"], ["b"], to=[1])]
-    model.functions.append(helper.make_function("own", "F", ["a"], ["b"], nodes, [helper.make_opsetid("", 17)]))
+    model.functions.append(
+        helper.make_function(
+            "own", "F", ["a"], ["b"], nodes, [helper.make_opsetid("", 17)]
+        )
+    )
 
 
 CASES: dict[str, tuple[Change, str]] = {
-    "dims that do not match raw_data": (tensor(dims=[4, 4, 3, 2]), r"'w1' .* has 576 bytes; it needs 384"),
-    "raw_data that is cut off": (tensor(raw_data=b"123"), r"'w1' .* has 3 bytes; it needs 576"),
-    "no values at all": (as_floats(0), r"'w1' .* has 0 entries in float_data; it needs 144"),
-    "too many values": (as_floats(145), r"'w1' .* has 145 entries in float_data; it needs 144"),
-    "a negative size": (tensor(dims=[-1, 4]), r"'w1' has the impossible shape \[-1, 4\]"),
-    "more elements than 64 bits count": (tensor(dims=[2**40, 2**40]), "impossible shape"),
-    "a type that nobody knows": (tensor(data_type=99), "'w1' has the unknown element type 99"),
-    "a type of another width": (tensor(data_type=TensorProto.DOUBLE), r"it needs 1,152"),
-    "strings as bytes": (tensor(data_type=TensorProto.STRING), "'w1' holds strings as raw bytes"),
-    "an opset of 2**31": (opset(("", 2**31)), "imports operator set '' in the impossible version 2147483648"),
+    "dims that do not match raw_data": (
+        tensor(dims=[4, 4, 3, 2]),
+        r"'w1' .* has 576 bytes; it needs 384",
+    ),
+    "raw_data that is cut off": (
+        tensor(raw_data=b"123"),
+        r"'w1' .* has 3 bytes; it needs 576",
+    ),
+    "no values at all": (
+        as_floats(0),
+        r"'w1' .* has 0 entries in float_data; it needs 144",
+    ),
+    "too many values": (
+        as_floats(145),
+        r"'w1' .* has 145 entries in float_data; it needs 144",
+    ),
+    "a negative size": (
+        tensor(dims=[-1, 4]),
+        r"'w1' has the impossible shape \[-1, 4\]",
+    ),
+    "more elements than 64 bits count": (
+        tensor(dims=[2**40, 2**40]),
+        "impossible shape",
+    ),
+    "a type that nobody knows": (
+        tensor(data_type=99),
+        "'w1' has the unknown element type 99",
+    ),
+    "a type of another width": (
+        tensor(data_type=TensorProto.DOUBLE),
+        r"it needs 1,152",
+    ),
+    "strings as bytes": (
+        tensor(data_type=TensorProto.STRING),
+        "'w1' holds strings as raw bytes",
+    ),
+    "an opset of 2**31": (
+        opset(("", 2**31)),
+        "imports operator set '' in the impossible version 2147483648",
+    ),
     "an opset of 0": (opset(("", 0)), "the impossible version 0"),
     "an opset below 0": (opset(("", -5)), "the impossible version -5"),
-    "another domain of 2**40": (opset(("", 17), ("my.own", 2**40)), "'my.own' in the impossible version"),
-    "one domain, two spellings": (opset(("", 17), ("ai.onnx", 13)), "'ai.onnx', which are one, in two versions, 17"),
-    "one domain twice": (opset(("", 17), ("a", 1), ("a", 2)), "operator set 'a' in two versions, 1 and 2"),
-    "a weight of rank 0": (lambda m: m.graph.initializer[0].CopyFrom(SCALAR), "'conv1' .* input 'w1' has the rank 0"),
-    "a Cast to a list": (cast_to([1]), "'relu1' .Cast.: attribute 'to' is of type INTS; it must be INT"),
+    "another domain of 2**40": (
+        opset(("", 17), ("my.own", 2**40)),
+        "'my.own' in the impossible version",
+    ),
+    "one domain, two spellings": (
+        opset(("", 17), ("ai.onnx", 13)),
+        "'ai.onnx', which are one, in two versions, 17",
+    ),
+    "one domain twice": (
+        opset(("", 17), ("a", 1), ("a", 2)),
+        "operator set 'a' in two versions, 1 and 2",
+    ),
+    "a weight of rank 0": (
+        lambda m: m.graph.initializer[0].CopyFrom(SCALAR),
+        "'conv1' .* input 'w1' has the rank 0",
+    ),
+    "a Cast to a list": (
+        cast_to([1]),
+        "'relu1' .Cast.: attribute 'to' is of type INTS; it must be INT",
+    ),
     "a Cast to a text": (cast_to("float"), "is of type STRING; it must be INT"),
     "a Cast to nowhere": (cast_without, "'relu1' .Cast. lacks the attribute 'to'"),
-    "pads of another type": (attribute(0, "pads", 1.5), "attribute 'pads' is of type FLOAT; it must be INTS"),
-    "too many inputs": (arguments(1, "a", "a", "a"), "has 3 inputs; it takes 1 at most"),
+    "pads of another type": (
+        attribute(0, "pads", 1.5),
+        "attribute 'pads' is of type FLOAT; it must be INTS",
+    ),
+    "too many inputs": (
+        arguments(1, "a", "a", "a"),
+        "has 3 inputs; it takes 1 at most",
+    ),
     "too few inputs": (arguments(3, "c"), r"has inputs \['c'\]; it needs \['A', 'B'\]"),
-    "an attribute without its value": (without_value, "attribute 'foo' has the type GRAPH and no such value"),
+    "an attribute without its value": (
+        without_value,
+        "attribute 'foo' has the type GRAPH and no such value",
+    ),
     "no operator": (no_operator, "names no operator"),
-    "a sparse tensor": (sparse([4, 4], 2, [3]), r"values of shape \[2\] and indices of shape \[3\] make no sparse"),
+    "a sparse tensor": (
+        sparse([4, 4], 2, [3]),
+        r"values of shape \[2\] and indices of shape \[3\] make no sparse",
+    ),
     "a body": (in_a_body, r"'inside' .* has 11 bytes; it needs 12"),
     "a function": (in_a_function, "attribute 'to' is of type INTS"),
 }
@@ -148,14 +213,23 @@ SCALAR = numpy_helper.from_array(np.float32(1), "w1")
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_a_field_may_not_hold(case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Protobuf leaves open what a field holds; what code relies on is checked when a model is read, whatever from."""
+def test_what_a_field_may_not_hold(
+    case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Protobuf leaves open what a field holds.
+
+    What code relies on is checked when a model is read, whatever from.
+    """
     change, message = CASES[case]
     model = residual()
     change(model)
     path = tmp_path / "m.onnx"
     path.write_bytes(model.SerializeToString())
-    for load in (lambda: read(path), lambda: plan_for(model), lambda: quantize(model, None, "W8")):
+    for load in (
+        lambda: read(path),
+        lambda: plan_for(model),
+        lambda: quantize(model, None, "W8"),
+    ):
         with pytest.raises(ModelError, match=message):
             load()
     for command in (["explain"], ["npu", "check"], ["npu", "preflight"]):
@@ -170,7 +244,9 @@ def test_sound_models_pass(name: str) -> None:
 
 @pytest.mark.parametrize("elem_type", [*range(1, 24)])
 @pytest.mark.parametrize("shape", [(), (0, 3), (3,), (3, 5)])
-def test_tensors_as_onnx_writes_them_pass(elem_type: int, shape: tuple[int, ...]) -> None:
+def test_tensors_as_onnx_writes_them_pass(
+    elem_type: int, shape: tuple[int, ...]
+) -> None:
     """The oracle is onnx itself: each type, in raw bytes and in the field of the type."""
     count = int(np.prod(shape))
     value = "a" if elem_type == TensorProto.STRING else 1
@@ -182,7 +258,9 @@ def test_tensors_as_onnx_writes_them_pass(elem_type: int, shape: tuple[int, ...]
 
 def test_the_two_spellings_of_the_standard_domain_may_agree() -> None:
     """As onnxruntime takes it; a model that imports both in one version is sound."""
-    model = parse("g (float[N,4] x) => (float[N,4] y) { y = MatMul (x, w) }", w=weight(4, 4))
+    model = parse(
+        "g (float[N,4] x) => (float[N,4] y) { y = MatMul (x, w) }", w=weight(4, 4)
+    )
     model.opset_import.append(helper.make_opsetid("ai.onnx", 17))
     check_fields(model)
     assert quantize(model, None, "W8").report.quantized == 1
@@ -207,7 +285,9 @@ def test_axes_that_are_none(call: str, tmp_path: Path) -> None:
         read(tmp_path / "m.onnx")
 
 
-@pytest.mark.parametrize("call", ["Softmax <axis = -2>", "Flatten <axis = 2>", "Transpose <perm = [1, 0]>"])
+@pytest.mark.parametrize(
+    "call", ["Softmax <axis = -2>", "Flatten <axis = 2>", "Transpose <perm = [1, 0]>"]
+)
 def test_axes_that_are_there(call: str, tmp_path: Path) -> None:
     model = parse(f"g (float[N,4] x) => (float y) {{ h = Relu (x) y = {call} (h) }}")
     (tmp_path / "m.onnx").write_bytes(model.SerializeToString())

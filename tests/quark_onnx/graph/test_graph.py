@@ -9,7 +9,18 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from quark_onnx.errors import ModelError
 from quark_onnx.graph import Graph, Node, reach
-from tests.models import MODELS, branches, loop, name_collisions, nameless, old_ir, own_domain, parse, residual, run
+from tests.models import (
+    MODELS,
+    branches,
+    loop,
+    name_collisions,
+    nameless,
+    old_ir,
+    own_domain,
+    parse,
+    residual,
+    run,
+)
 
 DIAMOND = """g (float[N,2] x) => (float[N,2] y) {
     [a] h = Relu (x)
@@ -34,10 +45,14 @@ def names(nodes: object) -> list[str]:
 def assert_indices(graph: Graph) -> None:
     """Producers and consumers are those that a scan over all nodes finds."""
     produced = {name: node for node in graph.nodes for name in node.outputs if name}
-    read = {name for node in graph.nodes for name in (*node.inputs, *node.captures) if name}
+    read = {
+        name for node in graph.nodes for name in (*node.inputs, *node.captures) if name
+    }
     for name in graph.names | produced.keys() | read:
         assert graph.producer(name) is produced.get(name)
-        readers = [node for node in graph.nodes if name in (*node.inputs, *node.captures)]
+        readers = [
+            node for node in graph.nodes if name in (*node.inputs, *node.captures)
+        ]
         assert sorted(names(graph.consumers(name))) == sorted(names(readers)), name
         assert name in graph.names or not (graph.consumers(name) or produced.get(name))
 
@@ -66,8 +81,7 @@ def test_a_subgraph_reads_what_it_captures() -> None:
 
 def test_a_body_captures_through_two_levels_but_not_its_own_names() -> None:
     graph = Graph.of(
-        parse(
-            """g (float[2] x, bool c) => (float[2] y) {
+        parse("""g (float[2] x, bool c) => (float[2] y) {
                 [outer] y = If (c) <
                     then_branch = a () => (float[2] t) { own = Neg (x) t = If (c) <
                         then_branch = b () => (float[2] u) { u = Add (own, x) },
@@ -75,26 +89,40 @@ def test_a_body_captures_through_two_levels_but_not_its_own_names() -> None:
                     > },
                     else_branch = e () => (float[2] w) { w = Identity (x) }
                 >
-            }"""
-        )
+            }""")
     )
     assert node(graph, "outer").captures == ("x", "c")
 
 
 def test_constants() -> None:
     model = residual()
-    model.graph.input.append(helper.make_tensor_value_info("b1", TensorProto.FLOAT, [4]))  # a default, not a constant
+    model.graph.input.append(
+        helper.make_tensor_value_info("b1", TensorProto.FLOAT, [4])
+    )  # a default, not a constant
     graph = Graph.of(model)
-    assert graph.is_constant("w1") and not graph.is_constant("b1") and graph.constant("b1") is None
-    np.testing.assert_array_equal(graph.constant("w1"), numpy_helper.to_array(model.graph.initializer[0]))
+    assert (
+        graph.is_constant("w1")
+        and not graph.is_constant("b1")
+        and graph.constant("b1") is None
+    )
+    np.testing.assert_array_equal(
+        graph.constant("w1"), numpy_helper.to_array(model.graph.initializer[0])
+    )
     assert graph.constant("x") is None
 
 
 def test_types_and_shapes_are_inferred() -> None:
     graph = Graph.of(residual())
-    assert graph.shape("x") == ("N", 4, 8, 8) and graph.shape("m") == ("N", 4, 4, 4) and graph.shape("w3") == (10, 4)
+    assert (
+        graph.shape("x") == ("N", 4, 8, 8)
+        and graph.shape("m") == ("N", 4, 4, 4)
+        and graph.shape("w3") == (10, 4)
+    )
     assert graph.elem_type("f") == TensorProto.FLOAT
-    assert graph.shape("no such") is None and graph.elem_type("no such") == TensorProto.UNDEFINED
+    assert (
+        graph.shape("no such") is None
+        and graph.elem_type("no such") == TensorProto.UNDEFINED
+    )
 
 
 @pytest.mark.parametrize(
@@ -105,33 +133,49 @@ def test_types_and_shapes_are_inferred() -> None:
         ("BFPFixNeuron", "MXQuantizeDequantize", ""),
     ],
 )
-def test_shapes_go_through_operators_of_vendors(quantize: str, dequantize: str, domain: str) -> None:
-    model = parse("g (float[1,3] x) => (float[1,A] y) { q = Relu (x) d = Relu (q) y = Concat <axis = 1> (d, d) }")
+def test_shapes_go_through_operators_of_vendors(
+    quantize: str, dequantize: str, domain: str
+) -> None:
+    model = parse(
+        "g (float[1,3] x) => (float[1,A] y) { q = Relu (x) d = Relu (q) y = Concat"
+        " <axis = 1> (d, d) }"
+    )
     model.graph.initializer.append(numpy_helper.from_array(np.float32(1), "s"))
     model.graph.initializer.append(numpy_helper.from_array(np.int8(0), "z"))
     for node, kind in zip(model.graph.node, (quantize, dequantize), strict=False):
-        node.op_type, node.domain = kind, domain or ("com.vai.quantize" if "Fix" in kind else "com.amd.quark")
+        node.op_type, node.domain = (
+            kind,
+            domain or ("com.vai.quantize" if "Fix" in kind else "com.amd.quark"),
+        )
         node.input.extend(["s", "z"] if domain else [])
     graph = Graph.of(model)
-    assert graph.shape("d") == (1, 3) and graph.elem_type("q") == (TensorProto.INT8 if domain else TensorProto.FLOAT)
+    assert graph.shape("d") == (1, 3) and graph.elem_type("q") == (
+        TensorProto.INT8 if domain else TensorProto.FLOAT
+    )
 
 
 @pytest.mark.parametrize("size", [7, 8])
-@pytest.mark.parametrize("pads", ["pads = [0,0,0,0]", "pads = [0,0,1,1]", "pads = [1,1,1,1]", 'auto_pad = "VALID"'])
+@pytest.mark.parametrize(
+    "pads",
+    ["pads = [0,0,0,0]", "pads = [0,0,1,1]", "pads = [1,1,1,1]", 'auto_pad = "VALID"'],
+)
 @pytest.mark.parametrize(("taps", "stride"), [(1, 2), (2, 2), (2, 3), (3, 2), (3, 4)])
-def test_no_window_begins_in_the_padding(taps: int, stride: int, pads: str, size: int) -> None:
+def test_no_window_begins_in_the_padding(
+    taps: int, stride: int, pads: str, size: int
+) -> None:
     if taps == 1 and "1" in pads:
         pytest.skip("pads are less than a window")
     window = f"kernel_shape = [{taps},{taps}], strides = [{stride},{stride}]"
-    model = parse(
-        f"""g (float[1,2,{size},{size}] x) => (float[1,2,H,W] y) {{
+    model = parse(f"""g (float[1,2,{size},{size}] x) => (float[1,2,H,W] y) {{
         p = MaxPool <{window}, {pads}, ceil_mode = 1> (x) q = MaxPool <{window}, {pads}, ceil_mode = 1> (p)
-        y = Relu (q) }}"""
-    )
+        y = Relu (q) }}""")  # noqa: E501
     graph = Graph.of(model)
     model.graph.output[0].name = "q"
     model.graph.node.pop()
-    assert graph.shape("q") == run(model, {"x": np.zeros((1, 2, size, size), np.float32)})[0].shape
+    assert (
+        graph.shape("q")
+        == run(model, {"x": np.zeros((1, 2, size, size), np.float32)})[0].shape
+    )
 
 
 def test_what_cannot_be_inferred_is_unknown() -> None:
@@ -154,9 +198,19 @@ def test_an_initializer_that_cannot_be_read_is_named() -> None:
 def test_fresh_names_avoid_every_name_there_is() -> None:
     graph = Graph.of(name_collisions())
     # a tensor, a node, a value_info, and two tensors inside a subgraph
-    for name in ("x_QuantizeLinear_Output", "x_QuantizeLinear", "x_DequantizeLinear_Output", "w_quantized", "x_scale"):
+    for name in (
+        "x_QuantizeLinear_Output",
+        "x_QuantizeLinear",
+        "x_DequantizeLinear_Output",
+        "w_quantized",
+        "x_scale",
+    ):
         assert graph.fresh(name) == f"{name}_1"
-    assert graph.fresh("new") == "new" and graph.fresh("new") == "new_1" and graph.fresh("new") == "new_2"
+    assert (
+        graph.fresh("new") == "new"
+        and graph.fresh("new") == "new_1"
+        and graph.fresh("new") == "new_2"
+    )
 
 
 def test_nodes_without_names_get_their_own() -> None:
@@ -180,7 +234,9 @@ def test_nodes_are_sorted_and_stay_where_they_can() -> None:
     copy.graph.node.extend(shuffled)
     assert names(Graph.of(model).nodes) == ["a", "b", "c", "d"]
     order = names(Graph.of(copy).nodes)
-    assert order[0] == "a" and order[-1] == "d" and sorted(order) == ["a", "b", "c", "d"]
+    assert (
+        order[0] == "a" and order[-1] == "d" and sorted(order) == ["a", "b", "c", "d"]
+    )
 
 
 def test_what_a_subgraph_captures_comes_before_it() -> None:
@@ -234,7 +290,10 @@ def test_set_input_and_output() -> None:
     graph.set_input(node(graph, "d"), 1, "h")
     graph.append_input(node(graph, "b"), "x")
     graph.set_output(node(graph, "c"), 0, "renamed")
-    assert node(graph, "d").inputs == ("l", "h") and node(graph, "b").inputs == ("h", "x")
+    assert node(graph, "d").inputs == ("l", "h") and node(graph, "b").inputs == (
+        "h",
+        "x",
+    )
     assert graph.producer("r") is None and graph.producer("renamed") is node(graph, "c")
     assert_indices(graph)
 
@@ -250,19 +309,31 @@ def test_a_node_may_read_a_tensor_twice() -> None:
 def test_replace_uses_leaves_subgraphs_and_outputs_alone() -> None:
     graph = Graph.of(branches())
     graph.replace_uses("w", graph.add_constant("v", np.eye(4, dtype=np.float32)))
-    assert node(graph, "fc").inputs == ("x", "v") and names(graph.consumers("w")) == ["if"]
+    assert node(graph, "fc").inputs == ("x", "v") and names(graph.consumers("w")) == [
+        "if"
+    ]
     assert_indices(graph)
 
 
 def test_bypass_in_the_middle() -> None:
-    graph = Graph.of(parse("g (float[2] x) => (float[2] y) { [a] h = Neg (x) [b] i = Identity (h) [c] y = Exp (i) }"))
+    graph = Graph.of(
+        parse(
+            "g (float[2] x) => (float[2] y) { [a] h = Neg (x) [b] i = Identity (h) [c]"
+            " y = Exp (i) }"
+        )
+    )
     assert graph.bypass(node(graph, "b"))
     assert names(graph.nodes) == ["a", "c"] and graph.nodes[1].inputs == ("h",)
     assert_indices(graph)
 
 
 def test_bypass_at_an_output_keeps_the_outputs_name() -> None:
-    graph = Graph.of(parse("g (float[2] x) => (float[2] y) { [a] h = Neg (x) [b] y = Identity (h) [c] z = Exp (h) }"))
+    graph = Graph.of(
+        parse(
+            "g (float[2] x) => (float[2] y) { [a] h = Neg (x) [b] y = Identity (h) [c]"
+            " z = Exp (h) }"
+        )
+    )
     assert graph.bypass(node(graph, "b"))
     assert graph.producer("y") is node(graph, "a") and node(graph, "c").inputs == ("y",)
     assert_indices(graph)
@@ -272,10 +343,13 @@ def test_bypass_at_an_output_keeps_the_outputs_name() -> None:
     "text",
     [
         "g (float[2] x) => (float[2] y) { [b] y = Identity (x) }",
-        "g (float[2] x) => (float[2] y, float[2] h) { [a] h = Neg (x) [b] y = Identity (h) }",
+        (
+            "g (float[2] x) => (float[2] y, float[2] h) { [a] h = Neg (x) [b] y ="
+            " Identity (h) }"
+        ),
         """g (float[2] x, bool c) => (float[2] z) { [a] h = Neg (x) [b] y = Identity (h) [f] z = If (c) <
             then_branch = t () => (float[2] u) { u = Neg (y) },
-            else_branch = e () => (float[2] v) { v = Exp (y) }> }""",
+            else_branch = e () => (float[2] v) { v = Exp (y) }> }""",  # noqa: E501
     ],
     ids=["input to output", "two outputs", "captured"],
 )
@@ -302,7 +376,10 @@ def test_require_raises_and_never_lowers() -> None:
     assert (graph.opset, graph.ir_version) == (21, 10)
     graph.import_domain("com.microsoft")
     graph.import_domain("com.microsoft", 9)
-    assert [(o.domain, o.version) for o in graph.to_model().opset_import] == [("", 21), ("com.microsoft", 1)]
+    assert [(o.domain, o.version) for o in graph.to_model().opset_import] == [
+        ("", 21),
+        ("com.microsoft", 1),
+    ]
 
 
 def test_the_standard_operators_have_two_spellings() -> None:
@@ -311,14 +388,18 @@ def test_the_standard_operators_have_two_spellings() -> None:
     graph = Graph.of(model)
     assert graph.nodes[0].kind == "Relu" and graph.opset == 17
     graph.require(21)
-    assert [(o.domain, o.version) for o in graph.to_model().opset_import] == [("ai.onnx", 21)]
+    assert [(o.domain, o.version) for o in graph.to_model().opset_import] == [
+        ("ai.onnx", 21)
+    ]
 
 
 def test_metadata_is_set_once() -> None:
     graph = diamond()
     graph.set_metadata("by", "one")
     graph.set_metadata("by", "two")
-    assert [(p.key, p.value) for p in graph.to_model().metadata_props] == [("by", "two")]
+    assert [(p.key, p.value) for p in graph.to_model().metadata_props] == [
+        ("by", "two")
+    ]
 
 
 # Protobuf
@@ -348,15 +429,27 @@ def test_the_model_that_is_handed_in_never_changes() -> None:
 
 def test_everything_in_a_model_comes_back() -> None:
     model = own_domain()
-    model.producer_name, model.producer_version, model.domain, model.model_version = "maker", "1", "org", 7
+    model.producer_name, model.producer_version, model.domain, model.model_version = (
+        "maker",
+        "1",
+        "org",
+        7,
+    )
     model.doc_string = "about the model"
     model.metadata_props.add(key="licence", value="MIT")
-    model.graph.doc_string, model.graph.node[0].doc_string = "about the graph", "about the node"
-    model.graph.value_info.append(helper.make_tensor_value_info("h", TensorProto.FLOAT, ["N", 4]))
+    model.graph.doc_string, model.graph.node[0].doc_string = (
+        "about the graph",
+        "about the node",
+    )
+    model.graph.value_info.append(
+        helper.make_tensor_value_info("h", TensorProto.FLOAT, ["N", 4])
+    )
     model.graph.value_info[0].doc_string = "about a tensor"
     dense = numpy_helper.from_array(np.float32([2.0]), "sparse")
     model.graph.sparse_initializer.append(
-        helper.make_sparse_tensor(dense, numpy_helper.from_array(np.int64([1]), "sparse_indices"), [4])
+        helper.make_sparse_tensor(
+            dense, numpy_helper.from_array(np.int64([1]), "sparse_indices"), [4]
+        )
     )
     model.graph.quantization_annotation.add(tensor_name="h")
     again = Graph.of(model).to_model()
@@ -373,7 +466,9 @@ def test_models_come_back_valid(make: object) -> None:
     again = Graph.of(model).to_model()
     onnx.checker.check_model(again, full_check=True)
     assert list(again.graph.output) == list(model.graph.output)
-    assert [n.op_type for n in again.graph.node] == [n.op_type for n in model.graph.node]
+    assert [n.op_type for n in again.graph.node] == [
+        n.op_type for n in model.graph.node
+    ]
     assert again == Graph.of(again).to_model()
 
 
@@ -386,11 +481,20 @@ def test_initializers_that_old_models_list_as_inputs_are_none() -> None:
 
 
 def test_attributes() -> None:
-    proto = helper.make_node("Conv", ["x", "", "b"], ["y"], pads=[1, 2], auto_pad="VALID", domain="ai.onnx")
+    proto = helper.make_node(
+        "Conv", ["x", "", "b"], ["y"], pads=[1, 2], auto_pad="VALID", domain="ai.onnx"
+    )
     conv = Node(proto)
-    assert (conv.kind, conv.input(0), conv.input(1), conv.input(9)) == ("Conv", "x", "", "")
+    assert (conv.kind, conv.input(0), conv.input(1), conv.input(9)) == (
+        "Conv",
+        "x",
+        "",
+        "",
+    )
     assert (
-        conv.attribute("pads") == [1, 2] and conv.attribute("auto_pad") == "VALID" and conv.attribute("group", 1) == 1
+        conv.attribute("pads") == [1, 2]
+        and conv.attribute("auto_pad") == "VALID"
+        and conv.attribute("group", 1) == 1
     )
     conv.set_attribute("pads", [0, 0])
     conv.drop_attribute("auto_pad")

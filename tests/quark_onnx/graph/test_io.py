@@ -30,7 +30,9 @@ def large() -> ModelProto:
         }""",
         w=normal(32, 32),
     )
-    model.graph.node[1].attribute[0].g.initializer.append(numpy_helper.from_array(normal(32, 32, seed=1), "v"))
+    model.graph.node[1].attribute[0].g.initializer.append(
+        numpy_helper.from_array(normal(32, 32, seed=1), "v")
+    )
     return model
 
 
@@ -61,19 +63,27 @@ def test_a_folder_may_be_moved(tmp_path: Path) -> None:
     assert read(tmp_path / "b" / "m.onnx") == large()
     shutil.move(tmp_path / "b" / "m.onnx", tmp_path / "m.onnx")
     with pytest.raises(
-        ModelError, match=r"tensor 'w': external data file .*m\.onnx\.data cannot be read: No such file"
+        ModelError,
+        match=r"tensor 'w': external data file .*m\.onnx\.data cannot be read: No such file",
     ):
         read(tmp_path / "m.onnx")
 
 
-@pytest.mark.parametrize("location", ["../secret", "a/../../secret", "/etc/hostname", "link/secret"])
-def test_external_data_outside_the_folder_is_refused(tmp_path: Path, location: str) -> None:
+@pytest.mark.parametrize(
+    "location", ["../secret", "a/../../secret", "/etc/hostname", "link/secret"]
+)
+def test_external_data_outside_the_folder_is_refused(
+    tmp_path: Path, location: str
+) -> None:
     (tmp_path / "secret").write_bytes(bytes(4096))
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "link").symlink_to(tmp_path)
     point(large(), folder / "m.onnx", location=location)
-    with pytest.raises(ModelError, match=r"tensor 'w': external data '.*' lies outside the model's folder"):
+    with pytest.raises(
+        ModelError,
+        match=r"tensor 'w': external data '.*' lies outside the model's folder",
+    ):
         read(folder / "m.onnx")
 
 
@@ -88,8 +98,13 @@ def point(model: ModelProto, path: Path, **info: str) -> None:
 
 
 @pytest.mark.parametrize("cached", [True, False])
-def test_a_cache_links_the_model_and_its_data_to_one_folder(tmp_path: Path, cached: bool) -> None:
-    """As Hugging Face lays it out; onnxruntime loads the same. Where the model is no link, one beside it is a leak."""
+def test_a_cache_links_the_model_and_its_data_to_one_folder(
+    tmp_path: Path, cached: bool
+) -> None:
+    """As Hugging Face lays it out; onnxruntime loads the same.
+
+    Where the model is no link, one beside it is a leak.
+    """
     snapshot, blobs = tmp_path / "snapshot", tmp_path / "blobs"
     snapshot.mkdir(), blobs.mkdir()
     save(large(), snapshot / "m.onnx")
@@ -100,14 +115,20 @@ def test_a_cache_links_the_model_and_its_data_to_one_folder(tmp_path: Path, cach
         assert read(snapshot / "m.onnx") == large()
         return
     (snapshot / "copy.onnx").write_bytes((blobs / "a1").read_bytes())
-    with pytest.raises(ModelError, match=r"external data 'm\.onnx\.data' lies outside the model's folder"):
+    with pytest.raises(
+        ModelError,
+        match=r"external data 'm\.onnx\.data' lies outside the model's folder",
+    ):
         read(snapshot / "copy.onnx")
 
 
 @pytest.mark.parametrize(
     ("info", "message"),
     [
-        ({"offset": "abc"}, "the offset of its external data is 'abc'; it must be a number of bytes"),
+        (
+            {"offset": "abc"},
+            "the offset of its external data is 'abc'; it must be a number of bytes",
+        ),
         ({"length": "1.5"}, "the length of its external data is '1.5'"),
         ({"length": "-5"}, "the length of its external data is '-5'"),
         ({"offset": "1" + "0" * 30}, "the offset of its external data is '10000"),
@@ -118,7 +139,9 @@ def test_a_cache_links_the_model_and_its_data_to_one_folder(tmp_path: Path, cach
         ({"location": "circle"}, "circle"),
     ],
 )
-def test_forged_external_data(tmp_path: Path, info: dict[str, str], message: str) -> None:
+def test_forged_external_data(
+    tmp_path: Path, info: dict[str, str], message: str
+) -> None:
     (tmp_path / "data").write_bytes(bytes(4096))
     (tmp_path / "circle").symlink_to("circle")
     point(large(), tmp_path / "m.onnx", **{"location": "data", **info})
@@ -128,9 +151,12 @@ def test_forged_external_data(tmp_path: Path, info: dict[str, str], message: str
 
 @pytest.mark.parametrize("inside", [True, False], ids=["in the folder", "outside"])
 def test_data_under_several_names_is_refused(inside: bool, tmp_path: Path) -> None:
-    """A hard link is a file of another place under a harmless name; symbolic ones can be followed, and are.
+    """A hard link is a file of another place under a harmless name.
 
-    The oracle is onnx 1.23, which refuses it, too. Caches of model hubs are made of symbolic links, and stay readable.
+    Symbolic ones can be followed, and are.
+
+    The oracle is onnx 1.23, which refuses it, too. Caches of model hubs are made of symbolic links,
+    and stay readable.
     """
     (tmp_path / "model").mkdir()
     save(large(), tmp_path / "model" / "m.onnx")
@@ -138,62 +164,91 @@ def test_data_under_several_names_is_refused(inside: bool, tmp_path: Path) -> No
     other.hardlink_to(tmp_path / "model" / "m.onnx.data")
     with pytest.raises(onnx.checker.ValidationError, match="multiple hard links"):
         onnx.load(tmp_path / "model" / "m.onnx")
-    with pytest.raises(ModelError, match=r"m\.onnx\.data has 2 hard links.*replace it by a copy of itself"):
+    with pytest.raises(
+        ModelError,
+        match=r"m\.onnx\.data has 2 hard links.*replace it by a copy of itself",
+    ):
         read(tmp_path / "model" / "m.onnx")
     other.unlink()
     assert read(tmp_path / "model" / "m.onnx") == large()
 
 
 @pytest.mark.parametrize("length", [4095, 4097, 10_000, 10**12])
-def test_external_data_has_the_length_of_its_tensor(length: int, tmp_path: Path) -> None:
+def test_external_data_has_the_length_of_its_tensor(
+    length: int, tmp_path: Path
+) -> None:
     """However long the file is: what is read beyond the tensor is memory for nothing."""
     point(large(), tmp_path / "m.onnx", location="data", length=str(length))
     with (tmp_path / "data").open("wb") as file:
         file.truncate(2**40)  # a file of holes
     with pytest.raises(
-        ModelError, match=f"'w' of shape .* needs 4,096 bytes, and its external data has the length {length:,}"
+        ModelError,
+        match=f"'w' of shape .* needs 4,096 bytes, and its external data has the length {length:,}",
     ):
         read(tmp_path / "m.onnx")
 
 
-@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="there is no device that never ends")
+@pytest.mark.skipif(
+    not Path("/dev/zero").exists(), reason="there is no device that never ends"
+)
 def test_a_model_is_a_regular_file(tmp_path: Path) -> None:
     (tmp_path / "m.onnx").symlink_to("/dev/zero")
     for path in (Path("/dev/zero"), tmp_path / "m.onnx"):
-        with pytest.raises(ModelError, match=f"model file {path} cannot be read: it is no regular file"):
+        with pytest.raises(
+            ModelError, match=f"model file {path} cannot be read: it is no regular file"
+        ):
             read(path)
     with (tmp_path / "holes.onnx").open("wb") as file:
         file.truncate(2**40)
-    with pytest.raises(ModelError, match=r"holes.onnx has 1,099,511,627,776 bytes; a protobuf message ends at 2 GB"):
+    with pytest.raises(
+        ModelError,
+        match=r"holes.onnx has 1,099,511,627,776 bytes; a protobuf message ends at 2 GB",
+    ):
         read(tmp_path / "holes.onnx")
 
 
 def test_names_that_are_no_text(tmp_path: Path) -> None:
     model = conv_relu().SerializeToString().replace(b"relu", b"r\xff\xfeu")
     (tmp_path / "m.onnx").write_bytes(model)
-    with pytest.raises(ModelError, match=r"m\.onnx is damaged: the name of a Node is no UTF-8 text: b'r\\xff\\xfeu'"):
+    with pytest.raises(
+        ModelError,
+        match=r"m\.onnx is damaged: the name of a Node is no UTF-8 text: b'r\\xff\\xfeu'",
+    ):
         read(tmp_path / "m.onnx")
 
 
 def test_an_attribute_may_hold_any_bytes() -> None:
-    assert Node(helper.make_node("Op", [], [], mode=b"r\xff")).attribute("mode") == r"r\xff"
+    assert (
+        Node(helper.make_node("Op", [], [], mode=b"r\xff")).attribute("mode")
+        == r"r\xff"
+    )
 
 
 @pytest.mark.parametrize("where", ["sparse initializer", "attribute", "function"])
 def test_no_tensor_of_a_model_is_overlooked(tmp_path: Path, where: str) -> None:
     model = conv_relu()
-    outside = TensorProto(name="outside", data_type=1, dims=[1], data_location=TensorProto.EXTERNAL)
+    outside = TensorProto(
+        name="outside", data_type=1, dims=[1], data_location=TensorProto.EXTERNAL
+    )
     outside.external_data.add(key="location", value="../secret")
     node = helper.make_node("Constant", [], ["c"], value=outside)
     if where == "sparse initializer":
         indices = numpy_helper.from_array(np.int64([0]), "i")
-        model.graph.sparse_initializer.append(helper.make_sparse_tensor(outside, indices, [4]))
+        model.graph.sparse_initializer.append(
+            helper.make_sparse_tensor(outside, indices, [4])
+        )
     elif where == "attribute":
         model.graph.node.append(node)
     else:
-        model.functions.append(helper.make_function("own", "F", [], ["c"], [node], [helper.make_opsetid("", 17)]))
+        model.functions.append(
+            helper.make_function(
+                "own", "F", [], ["c"], [node], [helper.make_opsetid("", 17)]
+            )
+        )
     (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
-    with pytest.raises(ModelError, match=r"tensor 'outside': external data '\.\./secret' lies outside"):
+    with pytest.raises(
+        ModelError, match=r"tensor 'outside': external data '\.\./secret' lies outside"
+    ):
         read(tmp_path / "m.onnx")
 
 
@@ -201,7 +256,10 @@ def test_truncated_external_data(tmp_path: Path) -> None:
     save(large(), tmp_path / "m.onnx")
     data = tmp_path / "m.onnx.data"
     data.write_bytes(data.read_bytes()[:5000])
-    with pytest.raises(ModelError, match=r"tensor '[vw]': external data file .* ends after \d+ of 4096 bytes"):
+    with pytest.raises(
+        ModelError,
+        match=r"tensor '[vw]': external data file .* ends after \d+ of 4096 bytes",
+    ):
         read(tmp_path / "m.onnx")
 
 
@@ -214,15 +272,23 @@ def zipped(path: Path) -> None:
     ("make", "message"),
     [
         (zipped, "is a zip archive, unpack it first"),
-        (lambda path: path.write_text("just text\n" * 9), "is truncated or not an ONNX model"),
-        (lambda path: path.write_bytes(conv_relu().SerializeToString()[:-40]), "is truncated or not an ONNX model"),
+        (
+            lambda path: path.write_text("just text\n" * 9),
+            "is truncated or not an ONNX model",
+        ),
+        (
+            lambda path: path.write_bytes(conv_relu().SerializeToString()[:-40]),
+            "is truncated or not an ONNX model",
+        ),
         (lambda path: path.write_bytes(b""), "holds no graph; is it an ONNX model?"),
         (lambda path: path.mkdir(), "is a folder; give the .onnx file in it"),
         (lambda path: None, "cannot be read: No such file or directory"),
     ],
     ids=["zip", "text", "truncated", "empty", "folder", "missing"],
 )
-def test_what_is_no_model(tmp_path: Path, make: Callable[[Path], object], message: str) -> None:
+def test_what_is_no_model(
+    tmp_path: Path, make: Callable[[Path], object], message: str
+) -> None:
     path = tmp_path / "m.onnx"
     make(path)
     with pytest.raises(ModelError, match=message) as error:
@@ -235,25 +301,35 @@ def test_what_is_no_model(tmp_path: Path, make: Callable[[Path], object], messag
 
 def test_a_small_model_is_one_file(tmp_path: Path) -> None:
     save(large(), tmp_path / "new" / "m.onnx", external=False)
-    assert files(tmp_path / "new") == ["m.onnx"] and not has_external_data(tmp_path / "new" / "m.onnx")
+    assert files(tmp_path / "new") == ["m.onnx"] and not has_external_data(
+        tmp_path / "new" / "m.onnx"
+    )
 
 
-def test_above_the_limit_tensors_move_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_above_the_limit_tensors_move_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(io, "EXTERNAL_DATA_LIMIT", 4000)
     save(large(), tmp_path / "m.onnx", external=False)
     assert files(tmp_path) == ["m.onnx", "m.onnx.data"]
     stored = onnx.load(tmp_path / "m.onnx", load_external_data=False)
-    info = {entry.key: entry.value for entry in stored.graph.initializer[0].external_data}
+    info = {
+        entry.key: entry.value for entry in stored.graph.initializer[0].external_data
+    }
     assert info["location"] == "m.onnx.data"
     feeds = samples(large())[0]
-    np.testing.assert_array_equal(run(read(tmp_path / "m.onnx"), feeds)[0], run(large(), feeds)[0])
+    np.testing.assert_array_equal(
+        run(read(tmp_path / "m.onnx"), feeds)[0], run(large(), feeds)[0]
+    )
 
 
 def test_writing_twice_gives_the_same_bytes(tmp_path: Path) -> None:
     contents = []
     for _ in range(2):
         save(large(), tmp_path / "m.onnx")
-        contents.append([(path.name, path.read_bytes()) for path in sorted(tmp_path.iterdir())])
+        contents.append(
+            [(path.name, path.read_bytes()) for path in sorted(tmp_path.iterdir())]
+        )
     assert contents[0] == contents[1]
 
 
@@ -261,10 +337,15 @@ def test_writing_twice_gives_the_same_bytes(tmp_path: Path) -> None:
 def test_the_suffix_says_nothing_of_the_format(tmp_path: Path, name: str) -> None:
     for external in (False, True):
         save(large(), tmp_path / name, external=external)
-        assert has_external_data(tmp_path / name) == external and read(tmp_path / name) == large()
+        assert (
+            has_external_data(tmp_path / name) == external
+            and read(tmp_path / name) == large()
+        )
 
 
-def test_a_file_of_the_current_folder_is_not_in_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_of_the_current_folder_is_not_in_the_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     for _ in range(2):
         save(large(), Path("m.onnx"))
@@ -273,7 +354,9 @@ def test_a_file_of_the_current_folder_is_not_in_the_way(tmp_path: Path, monkeypa
 
 def test_both_files_may_be_read_by_the_same_people(tmp_path: Path) -> None:
     save(large(), tmp_path / "m.onnx")
-    assert (tmp_path / "m.onnx.data").stat().st_mode == (tmp_path / "m.onnx").stat().st_mode
+    assert (tmp_path / "m.onnx.data").stat().st_mode == (
+        tmp_path / "m.onnx"
+    ).stat().st_mode
 
 
 def test_data_of_an_earlier_version_goes(tmp_path: Path) -> None:
@@ -289,14 +372,23 @@ def test_a_file_of_that_name_that_is_not_ours_stays(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("failure", [ModelError("no good"), KeyboardInterrupt()])
-def test_a_failing_check_leaves_nothing_behind(tmp_path: Path, failure: BaseException) -> None:
+def test_a_failing_check_leaves_nothing_behind(
+    tmp_path: Path, failure: BaseException
+) -> None:
     save(residual(), tmp_path / "m.onnx", external=False)
     before = (tmp_path / "m.onnx").read_bytes()
 
-    with pytest.raises(type(failure)), staged(large(), tmp_path / "m.onnx", external=True) as path:
-        assert path.name == "m.onnx" and has_external_data(path) and read(path) == large()
+    with (
+        pytest.raises(type(failure)),
+        staged(large(), tmp_path / "m.onnx", external=True) as path,
+    ):
+        assert (
+            path.name == "m.onnx" and has_external_data(path) and read(path) == large()
+        )
         raise failure
-    assert files(tmp_path) == ["m.onnx"] and (tmp_path / "m.onnx").read_bytes() == before
+    assert (
+        files(tmp_path) == ["m.onnx"] and (tmp_path / "m.onnx").read_bytes() == before
+    )
 
 
 def test_the_model_that_is_written_stays_as_it_is(tmp_path: Path) -> None:

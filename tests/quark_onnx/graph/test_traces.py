@@ -31,8 +31,16 @@ def traced() -> ModelProto:
     model = conv_relu()
     model.ir_version = 10
     value = model.graph.value_info.add()
-    value.CopyFrom(onnx.helper.make_tensor_value_info(model.graph.node[0].output[0], 1, None))
-    for owner in (model.graph, *model.graph.node, *model.graph.initializer, *model.graph.input, value):
+    value.CopyFrom(
+        onnx.helper.make_tensor_value_info(model.graph.node[0].output[0], 1, None)
+    )
+    for owner in (
+        model.graph,
+        *model.graph.node,
+        *model.graph.initializer,
+        *model.graph.input,
+        value,
+    ):
         add(owner, TRACED)
         add(owner, OWN)
     add(model, OWN)
@@ -49,15 +57,24 @@ def test_traces_are_dropped(tmp_path: Path, preset: str) -> None:
     model = traced()
     before = model.SerializeToString()
     output = tmp_path / "q.onnx"
-    result = quantize(model, samples(model, 2) if preset == "A8W8" else None, preset, output)
+    result = quantize(
+        model, samples(model, 2) if preset == "A8W8" else None, preset, output
+    )
     assert model.SerializeToString() == before
     written = onnx.load(output)
     text = output.read_bytes()
-    assert b"pkg.torch" not in text and b"pkg.onnxscript" not in text and b"namespace" not in text
+    assert (
+        b"pkg.torch" not in text
+        and b"pkg.onnxscript" not in text
+        and b"namespace" not in text
+    )
     assert keys(written) >= set(OWN) and keys(written.graph) == set(OWN)
     [conv] = [node for node in written.graph.node if node.op_type == "Conv"]
     assert keys(conv) == set(OWN)
-    assert any("stack traces and names of torch's exporter were dropped" in note for note in result.report.notes)
+    assert any(
+        "stack traces and names of torch's exporter were dropped" in note
+        for note in result.report.notes
+    )
 
 
 def test_the_user_may_have_a_namespace() -> None:

@@ -9,7 +9,13 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from quark_onnx.errors import ConfigError
-from quark_onnx.kernels.blockfloat import ELEMENTS, EXPONENTS, LEAST_ERROR, better_mx, mx
+from quark_onnx.kernels.blockfloat import (
+    ELEMENTS,
+    EXPONENTS,
+    LEAST_ERROR,
+    better_mx,
+    mx,
+)
 
 Floats = NDArray[np.float64]
 FLOATS = sorted(ELEMENTS)
@@ -22,7 +28,10 @@ def codes_of(element: str) -> Floats:
         return np.arange(128) / 64
     format = ELEMENTS[element]
     codes = np.arange(1 << (format.exponent_bits + format.mantissa_bits))
-    exponent, mantissa = codes >> format.mantissa_bits, codes & ((1 << format.mantissa_bits) - 1)
+    exponent, mantissa = (
+        codes >> format.mantissa_bits,
+        codes & ((1 << format.mantissa_bits) - 1),
+    )
     normal = np.ldexp(1 + mantissa / 2**format.mantissa_bits, exponent - format.bias)
     subnormal = np.ldexp(mantissa / 2**format.mantissa_bits, 1 - format.bias)
     values = np.where(exponent > 0, normal, subnormal)
@@ -59,25 +68,39 @@ def exponent_of(top: float, element: str, rule: str) -> int:
 
 
 def maxima() -> Floats:
-    """Zero, subnormal numbers, and for each exponent of float32 mantissas of seven bits and their neighbours."""
+    """Zero, subnormal numbers, and for each exponent of float32 mantissas of seven bits and their
+    neighbours.
+    """
     sevens = np.arange(128) << 16
-    mantissas = np.unique(np.concatenate([sevens, sevens + 1, (sevens - 1)[1:], [(1 << 23) - 1]]))
+    mantissas = np.unique(
+        np.concatenate([sevens, sevens + 1, (sevens - 1)[1:], [(1 << 23) - 1]])
+    )
     exponents = np.r_[0:255:3, 0:4, 120:136, 250:255]
-    return (exponents[:, None] << 23 | mantissas).astype(np.uint32).view(np.float32).reshape(-1).astype(np.float64)
+    return (
+        (exponents[:, None] << 23 | mantissas)
+        .astype(np.uint32)
+        .view(np.float32)
+        .reshape(-1)
+        .astype(np.float64)
+    )
 
 
 @pytest.mark.parametrize("rule", EXPONENTS)
 @pytest.mark.parametrize("element", [*FLOATS, "int8"])
 def test_all_maxima(element: str, rule: str) -> None:
     tops = maxima()
-    blocks = np.float32(tops[:, None] * np.c_[np.ones(len(tops)), RANDOM.uniform(-1, 1, (len(tops), 7))])
+    blocks = np.float32(
+        tops[:, None] * np.c_[np.ones(len(tops)), RANDOM.uniform(-1, 1, (len(tops), 7))]
+    )
     scales = np.ldexp(1.0, [exponent_of(top, element, rule) for top in tops])[:, None]
     units = blocks.astype(np.float64) / scales
     if element == "int8":
         codes = np.clip(np.rint(units * 64), -128, 127) / 64
     else:
         codes = nearest(np.float32(units).astype(np.float64), element)
-    with np.errstate(over="ignore"):  # the next power of two of the greatest blocks is beyond float32
+    with np.errstate(
+        over="ignore"
+    ):  # the next power of two of the greatest blocks is beyond float32
         expected = (codes * scales).astype(np.float32)
     np.testing.assert_array_equal(mx(blocks, -1, element, 8, exponent=rule), expected)
 
@@ -92,7 +115,10 @@ def test_what_is_not_finite_is_passed_on_and_does_not_count(rule: str) -> None:
 
 
 def test_a_rule_that_is_unknown() -> None:
-    with pytest.raises(ConfigError, match="exponent rule 'up' is unknown; use one of floor, even, ceil, rceil"):
+    with pytest.raises(
+        ConfigError,
+        match="exponent rule 'up' is unknown; use one of floor, even, ceil, rceil",
+    ):
         mx(np.ones(3, np.float32), 0, "int8", exponent="up")
 
 
@@ -101,21 +127,31 @@ def noise(x: NDArray[np.float32], left: NDArray[np.float32]) -> float:
 
 
 @pytest.mark.parametrize("element", [*FLOATS, "int8"])
-def test_the_rule_of_least_error_has_it_for_normal_and_rectified_values(element: str) -> None:
+def test_the_rule_of_least_error_has_it_for_normal_and_rectified_values(
+    element: str,
+) -> None:
     normal = RANDOM.normal(size=(4000, 32)).astype(np.float32)
     for x in (normal, np.maximum(normal, 0)):
-        errors = {rule: noise(x, mx(x, -1, element, exponent=rule)) for rule in EXPONENTS}
+        errors = {
+            rule: noise(x, mx(x, -1, element, exponent=rule)) for rule in EXPONENTS
+        }
         assert errors[LEAST_ERROR[element]] <= min(errors.values()) * 1.01
 
 
 @pytest.mark.parametrize("element", FLOATS)
 def test_the_better_of_two_scales_is_found_again_by_the_decoder(element: str) -> None:
     tops = maxima()
-    blocks = np.float32(tops[:, None] * np.c_[np.ones(len(tops)), RANDOM.uniform(-1, 1, (len(tops), 15))])
+    blocks = np.float32(
+        tops[:, None]
+        * np.c_[np.ones(len(tops)), RANDOM.uniform(-1, 1, (len(tops), 15))]
+    )
     chosen = better_mx(blocks, -1, element, 16)
     np.testing.assert_array_equal(mx(chosen, -1, element, 16), chosen)
     errors = np.square(chosen.astype(np.float64) - blocks).sum(1)
-    assert (errors <= np.square(mx(blocks, -1, element, 16).astype(np.float64) - blocks).sum(1)).all()
+    assert (
+        errors
+        <= np.square(mx(blocks, -1, element, 16).astype(np.float64) - blocks).sum(1)
+    ).all()
 
 
 @given(
@@ -123,7 +159,9 @@ def test_the_better_of_two_scales_is_found_again_by_the_decoder(element: str) ->
     element=st.sampled_from(FLOATS),
     axis=st.integers(0, 1),
 )
-def test_the_better_of_two_scales_along_any_axis(x: list[float], element: str, axis: int) -> None:
+def test_the_better_of_two_scales_along_any_axis(
+    x: list[float], element: str, axis: int
+) -> None:
     values = np.stack([np.float32(x), np.float32(x)[::-1]])
     chosen = better_mx(values, axis, element, 8)
     assert chosen.shape == values.shape
@@ -139,7 +177,9 @@ def test_the_better_of_two_scales_is_the_best_that_the_decoder_can_make_of_it() 
         best = np.inf
         for scale in (1.0, 2.0):
             for code in codes_of("fp8_e4m3")[-20:] * scale:
-                others = nearest(block[1:].astype(np.float64) / scale, "fp8_e4m3") * scale
+                others = (
+                    nearest(block[1:].astype(np.float64) / scale, "fp8_e4m3") * scale
+                )
                 candidate = np.float32([code, *others])
                 if (mx(candidate, 0, "fp8_e4m3", 4) == candidate).all():
                     best = min(best, noise(block, candidate))

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from quark_onnx.kernels.hadamard import Rotation, balanced, hadamard, random_hadamard
 
-#: Sylvester; Paley's first construction (12, 20, 24, 28, 44, 108, 140), his second (36, 76, 148), Williamson (52, 172).
+#: Sylvester; Paley's first construction (12, 20, 24, 28, 44, 108, 140), his second (36, 76, 148),
+#: Williamson (52, 172).
 ORDERS = (1, 2, 4, 8, 64, 12, 20, 24, 28, 44, 108, 140, 36, 76, 148, 52, 172, 96, 160)
 
 
@@ -29,16 +30,22 @@ def test_there_is_none_of_other_orders(order: int) -> None:
 
 @pytest.mark.parametrize("make", [random_hadamard, balanced])
 @given(size=st.integers(1, 200), seed=st.integers(0, 5))
-def test_a_rotation_is_orthogonal_and_turns_as_its_matrix_does(make: type[Rotation], size: int, seed: int) -> None:
+def test_a_rotation_is_orthogonal_and_turns_as_its_matrix_does(
+    make: type[Rotation], size: int, seed: int
+) -> None:
     rotation = make(size, seed)
     matrix = rotation.matrix()
     assert rotation.size == size
     np.testing.assert_allclose(matrix @ matrix.T, np.eye(size), atol=1e-10)
     x = np.random.default_rng(1).normal(size=(2, size, 3))
-    np.testing.assert_allclose(rotation.turn(x, axis=1), np.einsum("aib,ij->ajb", x, matrix), atol=1e-10)
+    np.testing.assert_allclose(
+        rotation.turn(x, axis=1), np.einsum("aib,ij->ajb", x, matrix), atol=1e-10
+    )
     twice = np.concatenate([x, x], axis=1)
     turned = rotation.turn(x, axis=1)
-    np.testing.assert_allclose(rotation.turn(twice, axis=1), np.concatenate([turned, turned], axis=1))
+    np.testing.assert_allclose(
+        rotation.turn(twice, axis=1), np.concatenate([turned, turned], axis=1)
+    )
     if make is balanced:
         np.testing.assert_allclose(matrix.sum(axis=1), 1, atol=1e-10)
         np.testing.assert_allclose(matrix.sum(axis=0), 1, atol=1e-10)
@@ -48,12 +55,16 @@ def test_a_rotation_is_orthogonal_and_turns_as_its_matrix_does(make: type[Rotati
 def test_an_outlier_is_spread_over_all_channels(size: int) -> None:
     outlier = np.zeros(size)
     outlier[size // 3] = 1
-    np.testing.assert_allclose(np.abs(random_hadamard(size, 0).turn(outlier)), size**-0.5)
+    np.testing.assert_allclose(
+        np.abs(random_hadamard(size, 0).turn(outlier)), size**-0.5
+    )
     assert np.abs(balanced(size, 0).turn(outlier)).max() < 3.5 * size**-0.5
 
 
 @pytest.mark.parametrize("size", [16, 64, 256, 1024, 4096])
-def test_where_there_are_bent_functions_a_balanced_rotation_is_a_hadamard_matrix(size: int) -> None:
+def test_where_there_are_bent_functions_a_balanced_rotation_is_a_hadamard_matrix(
+    size: int,
+) -> None:
     unit = np.eye(size)[5]
     np.testing.assert_allclose(np.abs(balanced(size, 0).turn(unit)), size**-0.5)
 

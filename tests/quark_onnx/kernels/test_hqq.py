@@ -1,4 +1,6 @@
-"""Half-quadratic quantization: never worse than rounding to nearest, better by a known margin, runnable."""
+"""Half-quadratic quantization: never worse than rounding to nearest, better by a known margin,
+runnable.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,12 @@ from numpy.typing import NDArray
 
 from quark_onnx.errors import ConfigError, ModelError
 from quark_onnx.kernels.hqq import HalfQuadratic, _shrunk, quantize_hqq
-from quark_onnx.kernels.nbits import NBitsWeight, dequantize_nbits, quantize_nbits, zero_points_of
+from quark_onnx.kernels.nbits import (
+    NBitsWeight,
+    dequantize_nbits,
+    quantize_nbits,
+    zero_points_of,
+)
 
 KINDS = [(2, False), (4, False), (8, False), (2, True), (4, True)]
 
@@ -27,26 +34,37 @@ def weights(k: int = 200, n: int = 48) -> dict[str, NDArray[np.float32]]:
 
 def block_errors(w: NDArray[np.float32], weight: NBitsWeight) -> NDArray[np.float64]:
     difference = np.square(w.astype(np.float64) - dequantize_nbits(weight)).T
-    return np.add.reduceat(difference, np.arange(0, w.shape[0], weight.block_size), axis=1)
+    return np.add.reduceat(
+        difference, np.arange(0, w.shape[0], weight.block_size), axis=1
+    )
 
 
 @pytest.mark.parametrize(("bits", "floating"), KINDS)
 @pytest.mark.parametrize("block_size", [16, 32, 128])
-def test_no_block_is_worse_than_rounded_to_nearest(bits: int, floating: bool, block_size: int) -> None:
+def test_no_block_is_worse_than_rounded_to_nearest(
+    bits: int, floating: bool, block_size: int
+) -> None:
     for w in weights().values():
         nearest = block_errors(w, quantize_nbits(w, bits, block_size, symmetric=False))
-        solved = block_errors(w, quantize_hqq(w, bits, block_size, float_zero_points=floating))
+        solved = block_errors(
+            w, quantize_hqq(w, bits, block_size, float_zero_points=floating)
+        )
         assert (solved <= nearest * (1 + 1e-4)).all()
         assert solved.sum() < nearest.sum() * (0.98 if floating or bits < 8 else 0.99)
 
 
 @pytest.mark.parametrize(
-    ("bits", "floating", "gain"), [(2, False, 0.94), (4, False, 0.98), (2, True, 0.90), (4, True, 0.93)]
+    ("bits", "floating", "gain"),
+    [(2, False, 0.94), (4, False, 0.98), (2, True, 0.90), (4, True, 0.93)],
 )
-def test_the_error_of_normal_weights_falls_by_what_was_measured(bits: int, floating: bool, gain: float) -> None:
+def test_the_error_of_normal_weights_falls_by_what_was_measured(
+    bits: int, floating: bool, gain: float
+) -> None:
     w = weights(512, 128)["normal"]
     nearest = block_errors(w, quantize_nbits(w, bits, 32, symmetric=False)).sum()
-    solved = block_errors(w, quantize_hqq(w, bits, 32, float_zero_points=floating)).sum()
+    solved = block_errors(
+        w, quantize_hqq(w, bits, 32, float_zero_points=floating)
+    ).sum()
     assert np.sqrt(solved / nearest) < gain
 
 
@@ -63,12 +81,18 @@ def test_a_zero_point_between_the_codes_is_found(bits: int) -> None:
 
 def test_padding_is_no_part_of_the_weight() -> None:
     w = weights(70, 6)["positive"] + 1
-    whole, rest = quantize_hqq(w, 4, 64, float_zero_points=True), quantize_hqq(w[64:], 4, 64, float_zero_points=True)
+    whole, rest = (
+        quantize_hqq(w, 4, 64, float_zero_points=True),
+        quantize_hqq(w[64:], 4, 64, float_zero_points=True),
+    )
     assert whole.packed.shape == (6, 2, 32)
     np.testing.assert_array_equal(dequantize_nbits(whole)[64:], dequantize_nbits(rest))
     # six values of one sign: without the zeros of the padding, a line through them
     long = quantize_hqq(np.repeat(w[64:], 8, axis=0), 4, 64, float_zero_points=True)
-    assert block_errors(w[64:], rest).sum() <= block_errors(np.repeat(w[64:], 8, axis=0), long).sum() / 8 * 1.01
+    assert (
+        block_errors(w[64:], rest).sum()
+        <= block_errors(np.repeat(w[64:], 8, axis=0), long).sum() / 8 * 1.01
+    )
 
 
 @pytest.mark.parametrize(("bits", "floating"), KINDS)
@@ -81,12 +105,18 @@ def test_unusual_columns(bits: int, floating: bool) -> None:
     w[:, 5] = np.where(w[:, 5] > 0, 1, -1) * np.finfo(np.float32).max
     weight = quantize_hqq(w, bits, 16, float_zero_points=floating)
     real = dequantize_nbits(weight)
-    assert np.isfinite(real).all() and np.isfinite(weight.scales).all() and np.isfinite(zero_points_of(weight)).all()
+    assert (
+        np.isfinite(real).all()
+        and np.isfinite(weight.scales).all()
+        and np.isfinite(zero_points_of(weight)).all()
+    )
     assert (np.abs(weight.scales) >= np.finfo(np.float32).tiny).all()
     np.testing.assert_allclose(real[:, 1], 0, atol=1e-30)
     np.testing.assert_allclose(real[:, 2], 2.5, rtol=1e-5)
     nearest = quantize_nbits(w, bits, 16, symmetric=False)
-    assert (block_errors(w, weight) <= block_errors(w, nearest) * (1 + 1e-4) + 1e-80).all()
+    assert (
+        block_errors(w, weight) <= block_errors(w, nearest) * (1 + 1e-4) + 1e-80
+    ).all()
 
 
 def test_no_iteration_is_rounding_to_nearest() -> None:
@@ -111,7 +141,9 @@ def test_the_shrinkage_is_the_proximal_step_of_the_norm() -> None:
     np.testing.assert_allclose(_shrunk(error, 10.0, 1.0), soft, atol=1e-7)
     shrunk = _shrunk(error, 10.0, 0.7)
     with np.errstate(divide="ignore"):
-        expected = np.sign(error) * np.maximum(np.abs(error) - np.abs(error) ** -0.3 / 10, 0)
+        expected = np.sign(error) * np.maximum(
+            np.abs(error) - np.abs(error) ** -0.3 / 10, 0
+        )
     np.testing.assert_allclose(shrunk, expected, atol=1e-6)
 
 

@@ -20,11 +20,23 @@ INTEGERS = {name: row for name in DTYPES if isinstance(row := DTYPES[name], Inte
 FLOATS = {name: row for name in DTYPES if isinstance(row := DTYPES[name], Minifloat)}
 
 
-def params_of(random: np.random.Generator, shape: tuple[int, int], kind: str, row: Any) -> QParams:
-    """Scales, some of them negative, and zero points, for a tensor, each row of it, or blocks of four."""
-    wanted: tuple[int, ...] = {"tensor": (), "channel": shape[:1], "block": (shape[0], shape[1] // 4)}[kind]
-    scale = np.asarray(10 ** random.uniform(-3, 1, wanted) * random.choice([-1, 1], wanted), np.float32)
-    zero = random.integers(max(row.qmin, -100), min(row.qmax, 100), wanted, endpoint=True)
+def params_of(
+    random: np.random.Generator, shape: tuple[int, int], kind: str, row: Any
+) -> QParams:
+    """Scales, some of them negative, and zero points, for a tensor, each row of it, or blocks of
+    four.
+    """
+    wanted: tuple[int, ...] = {
+        "tensor": (),
+        "channel": shape[:1],
+        "block": (shape[0], shape[1] // 4),
+    }[kind]
+    scale = np.asarray(
+        10 ** random.uniform(-3, 1, wanted) * random.choice([-1, 1], wanted), np.float32
+    )
+    zero = random.integers(
+        max(row.qmin, -100), min(row.qmax, 100), wanted, endpoint=True
+    )
     if isinstance(row, Minifloat):
         scale, zero = np.abs(scale), np.zeros_like(zero)
     axis, block = {"tensor": (None, 0), "channel": (0, 0), "block": (1, 4)}[kind]
@@ -32,13 +44,17 @@ def params_of(random: np.random.Generator, shape: tuple[int, int], kind: str, ro
 
 
 def lattice_of(params: QParams, shape: tuple[int, int], row: Any) -> Levels:
-    scale, zero = (np.broadcast_to(v, shape).astype(np.float32) for v in params.spread(shape))
+    scale, zero = (
+        np.broadcast_to(v, shape).astype(np.float32) for v in params.spread(shape)
+    )
     if isinstance(row, Minifloat):
         return Levels(scale, row.levels, zero, zero)
     return Levels(scale, np.zeros(0, np.float32), row.qmin - zero, row.qmax - zero)
 
 
-def weights(random: np.random.Generator, shape: tuple[int, int], scale: NDArray[Any], row: Any) -> NDArray[np.float64]:
+def weights(
+    random: np.random.Generator, shape: tuple[int, int], scale: NDArray[Any], row: Any
+) -> NDArray[np.float64]:
     """Values in reach and beyond it, and exactly between codes."""
     span = min(float(row.qmax) - row.qmin, 300.0)
     units = random.uniform(-span, span, shape)
@@ -84,12 +100,18 @@ def test_floats(name: str, kind: str, seed: int) -> None:
     levels = row.levels
     assert levels[-1] == row.qmax and levels[0] == row.qmin and 0 in levels
     picked = random.integers(0, len(levels) - 1, shape)
-    middle = (levels[picked] + levels[picked + 1]) / 2  # halfway, where only the rule for ties decides
-    units = np.where(random.random(shape) < 0.5, middle, random.uniform(-1.2, 1.2, shape) * row.qmax)
+    middle = (
+        levels[picked] + levels[picked + 1]
+    ) / 2  # halfway, where only the rule for ties decides
+    units = np.where(
+        random.random(shape) < 0.5, middle, random.uniform(-1.2, 1.2, shape) * row.qmax
+    )
     weight = (units * lattice.scale).astype(np.float32).astype(np.float64)
     codes = row.encode(weight, params, row.grid(symmetric=True))
     values = codes.astype(np.uint8).view(row._element) if row.bits == 4 else codes
-    np.testing.assert_array_equal(lattice.nearest(weight), values.astype(np.float32) * lattice.scale)
+    np.testing.assert_array_equal(
+        lattice.nearest(weight), values.astype(np.float32) * lattice.scale
+    )
     below, above = lattice.neighbours(weight)
     found = lattice.nearest(weight)
     assert ((found == below) | (found == above)).all()

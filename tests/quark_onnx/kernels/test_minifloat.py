@@ -1,4 +1,6 @@
-"""Rounding to small floats: against lists of all their values, which are made from the bit patterns."""
+"""Rounding to small floats: against lists of all their values, which are made from the bit
+patterns.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quark_onnx.errors import ConfigError
-from quark_onnx.kernels.minifloat import BF16, E2M1, E2M3, E3M2, E4M3, E5M2, FP16, MiniFloat, round_to, to_integer
+from quark_onnx.kernels.minifloat import (
+    BF16,
+    E2M1,
+    E2M3,
+    E3M2,
+    E4M3,
+    E5M2,
+    FP16,
+    MiniFloat,
+    round_to,
+    to_integer,
+)
 
 FORMATS = [E4M3, E5M2, E3M2, E2M3, E2M1, FP16, BF16]
 by_name = pytest.mark.parametrize("format", FORMATS, ids=lambda format: format.name)
 
-#: How many codes at the top of each format are infinities and NaN: E4M3 has one NaN, the formats of MX have none.
+#: How many codes at the top of each format are infinities and NaN: E4M3 has one NaN, the formats of
+#: MX have none.
 SPECIAL = {"E4M3": 1, "E5M2": 4, "FP16": 1024, "BF16": 128}
 
 
@@ -66,7 +80,9 @@ def test_what_a_format_has_stays(format: MiniFloat) -> None:
 
 
 @by_name
-def test_ties_go_to_the_even_code_and_neighbours_of_ties_do_not(format: MiniFloat) -> None:
+def test_ties_go_to_the_even_code_and_neighbours_of_ties_do_not(
+    format: MiniFloat,
+) -> None:
     exact = np.array([float(value) for value in values(format)])
     middle = (exact[:-1] + exact[1:]) / 2
     even = np.where(np.arange(len(middle)) % 2, exact[1:], exact[:-1])
@@ -74,8 +90,12 @@ def test_ties_go_to_the_even_code_and_neighbours_of_ties_do_not(format: MiniFloa
     held = ties == middle  # half of the least bfloat16 has no float32
     assert held.sum() > len(ties) - 5
     np.testing.assert_array_equal(round_to(ties[held], format), even[held])
-    np.testing.assert_array_equal(round_to(np.nextafter(ties, np.float32(0))[held], format), exact[:-1][held])
-    np.testing.assert_array_equal(round_to(np.nextafter(ties, np.float32(np.inf))[held], format), exact[1:][held])
+    np.testing.assert_array_equal(
+        round_to(np.nextafter(ties, np.float32(0))[held], format), exact[:-1][held]
+    )
+    np.testing.assert_array_equal(
+        round_to(np.nextafter(ties, np.float32(np.inf))[held], format), exact[1:][held]
+    )
 
 
 @by_name
@@ -100,18 +120,29 @@ def test_saturates_and_keeps_nan(format: MiniFloat) -> None:
 
 @pytest.mark.parametrize(
     ("rounding", "expected"),
-    [(0, [0.5, 1.5, -0.5, -1.5, 3, -3]), (1, [0.5, 1.5, -0.0, -1, 3, -2]), (2, [0, 1, -0.0, -1, 2, -2])],
+    [
+        (0, [0.5, 1.5, -0.5, -1.5, 3, -3]),
+        (1, [0.5, 1.5, -0.0, -1, 3, -2]),
+        (2, [0, 1, -0.0, -1, 2, -2]),
+    ],
 )
 def test_ties_go_where_they_are_told(rounding: int, expected: list[float]) -> None:
     ties = np.float32([0.25, 1.25, -0.25, -1.25, 2.5, -2.5])
     np.testing.assert_array_equal(round_to(ties, E2M1, rounding), expected)
 
 
-@given(x=st.floats(width=32, allow_nan=False, allow_infinity=False), rounding=st.sampled_from([0, 1, 2]))
+@given(
+    x=st.floats(width=32, allow_nan=False, allow_infinity=False),
+    rounding=st.sampled_from([0, 1, 2]),
+)
 def test_integers(x: float, rounding: int) -> None:
     exact, low = Fraction(x), math.floor(x)
     rest = exact - low
-    up = {0: x > 0, 1: True, 2: low % 2 == 1}[rounding] if rest == Fraction(1, 2) else rest > Fraction(1, 2)
+    up = (
+        {0: x > 0, 1: True, 2: low % 2 == 1}[rounding]
+        if rest == Fraction(1, 2)
+        else rest > Fraction(1, 2)
+    )
     assert to_integer(np.array([x]), rounding)[0] == low + up
 
 
@@ -119,7 +150,9 @@ def test_integers(x: float, rounding: int) -> None:
 def test_adding_a_half_does_not_carry_what_is_just_below_it(x: float) -> None:
     v = np.float32([x, -x]).astype(np.float64)
     for rounding in (0, 1, 2):
-        np.testing.assert_array_equal(to_integer(v, rounding), [np.floor(x), -np.floor(x)])
+        np.testing.assert_array_equal(
+            to_integer(v, rounding), [np.floor(x), -np.floor(x)]
+        )
 
 
 def test_shape_is_kept() -> None:

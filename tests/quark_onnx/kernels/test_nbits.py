@@ -1,4 +1,6 @@
-"""Weights of 2, 4 and 8 bits, run by onnxruntime's MatMulNBits and measured against onnxruntime's own quantizer."""
+"""Weights of 2, 4 and 8 bits, run by onnxruntime's MatMulNBits and measured against onnxruntime's
+own quantizer.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,13 @@ from onnxruntime.capi import _pybind_state
 from calibrators import Grid, Range, params_for, quantize
 from quark_onnx.errors import ConfigError, ModelError, PlanError
 from quark_onnx.kernels import nbits
-from quark_onnx.kernels.nbits import BLOCK_SIZES, NBitsWeight, dequantize_nbits, from_codes, quantize_nbits
+from quark_onnx.kernels.nbits import (
+    BLOCK_SIZES,
+    NBitsWeight,
+    dequantize_nbits,
+    from_codes,
+    quantize_nbits,
+)
 from quark_onnx.kernels.packing import unpack
 
 F32 = np.finfo(np.float32)
@@ -29,39 +37,61 @@ def normal(k: int, n: int, seed: int = 0) -> NDArray[np.float32]:
     return np.random.default_rng(seed).normal(size=(k, n)).astype(np.float32)
 
 
-def run(weight: NBitsWeight, x: NDArray[np.float32], level: int = 0) -> NDArray[np.float32]:
+def run(
+    weight: NBitsWeight, x: NDArray[np.float32], level: int = 0
+) -> NDArray[np.float32]:
     """x @ weight, by a stock session."""
     names = ["B", "scales", "zero_points"][: len(weight.inputs)]
-    initializers = [numpy_helper.from_array(array, name) for array, name in zip(weight.inputs, names, strict=True)]
+    initializers = [
+        numpy_helper.from_array(array, name)
+        for array, name in zip(weight.inputs, names, strict=True)
+    ]
     k, n = weight.shape
     node = helper.make_node(
-        "MatMulNBits", ["x", *names], ["y"], domain="com.microsoft", accuracy_level=level, **weight.attributes
+        "MatMulNBits",
+        ["x", *names],
+        ["y"],
+        domain="com.microsoft",
+        accuracy_level=level,
+        **weight.attributes,
     )
     x_info, y_info = (
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, [None, size]) for name, size in (("x", k), ("y", n))
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, [None, size])
+        for name, size in (("x", k), ("y", n))
     )
     model = helper.make_model(
         helper.make_graph([node], "nbits", [x_info], [y_info], initializers),
-        opset_imports=[helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)],
+        opset_imports=[
+            helper.make_opsetid("", 21),
+            helper.make_opsetid("com.microsoft", 1),
+        ],
         ir_version=10,
     )
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
     options.log_severity_level = 4  # what is refused is an exception as well
-    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    session = ort.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
     y: NDArray[np.float32] = session.run(None, {"x": x})[0]
     return y
 
 
-def assert_runs(weight: NBitsWeight, rows: int = 3, level: int = 0, tolerance: float = 2e-6) -> None:
+def assert_runs(
+    weight: NBitsWeight, rows: int = 3, level: int = 0, tolerance: float = 2e-6
+) -> None:
     x = normal(rows, weight.shape[0], seed=1)
     exact = x.astype(np.float64) @ dequantize_nbits(weight).astype(np.float64)
-    np.testing.assert_allclose(run(weight, x, level), exact, rtol=0, atol=tolerance * np.abs(exact).max())
+    np.testing.assert_allclose(
+        run(weight, x, level), exact, rtol=0, atol=tolerance * np.abs(exact).max()
+    )
 
 
 @pytest.mark.parametrize("block_size", BLOCK_SIZES)
 @pytest.mark.parametrize(("bits", "symmetric"), KINDS)
-def test_onnxruntime_computes_the_product(bits: int, symmetric: bool, block_size: int) -> None:
+def test_onnxruntime_computes_the_product(
+    bits: int, symmetric: bool, block_size: int
+) -> None:
     for k, n in ((512, 24), (300, 33), (10, 1)):
         weight = quantize_nbits(normal(k, n), bits, block_size, symmetric=symmetric)
         for rows in (1, 17):
@@ -75,16 +105,24 @@ def test_onnxruntime_runs_float_zero_points(bits: int) -> None:
     codes = rng.integers(0, 2**bits, (5, 3, 32))
     scales, zeros = (rng.uniform(1, 2, (5, 3)).astype(np.float32) for _ in range(2))
     weight = from_codes(codes, scales, zeros, bits, rows=70)
-    expected = ((codes - zeros.astype(np.float64)[..., None]) * scales[..., None]).reshape(5, -1)[:, :70].T
+    expected = (
+        ((codes - zeros.astype(np.float64)[..., None]) * scales[..., None])
+        .reshape(5, -1)[:, :70]
+        .T
+    )
     np.testing.assert_allclose(dequantize_nbits(weight), expected, rtol=1e-6, atol=1e-6)
     assert_runs(weight, level=4)
 
 
 def test_onnxruntime_refuses_what_the_module_says() -> None:
-    small = NBitsWeight(np.zeros((1, 1, 4), np.uint8), np.ones((1, 1), np.float32), None, 4, 8, 8)
+    small = NBitsWeight(
+        np.zeros((1, 1, 4), np.uint8), np.ones((1, 1), np.float32), None, 4, 8, 8
+    )
     with pytest.raises(Exception, match="block_size"):
         run(small, normal(1, 8))
-    floats = from_codes(np.zeros((1, 1, 16), int), np.ones((1, 1), np.float32), np.ones((1, 1)), 8, 16)
+    floats = from_codes(
+        np.zeros((1, 1, 16), int), np.ones((1, 1), np.float32), np.ones((1, 1)), 8, 16
+    )
     with pytest.raises(Exception, match="matmul_nbits"):
         run(floats, normal(1, 16))
 
@@ -103,7 +141,9 @@ def test_unusual_columns(bits: int, symmetric: bool) -> None:
     assert (np.abs(weight.scales) >= F32.tiny).all()
     np.testing.assert_allclose(real[:, 2:4], w[:, 2:4], rtol=1e-6)
     blocks = np.pad(w.astype(np.float64), [(0, 8), (0, 0)]).reshape(3, 16, 8)
-    steps = np.abs(np.pad(real, [(0, 8), (0, 0)]).reshape(3, 16, 8) - blocks) / np.abs(weight.scales.T[:, None])
+    steps = np.abs(np.pad(real, [(0, 8), (0, 0)]).reshape(3, 16, 8) - blocks) / np.abs(
+        weight.scales.T[:, None]
+    )
     assert steps.max() <= 1.001  # what is clipped is off by a step at most
     x = normal(2, 40, seed=1) / 1024
     exact = x.astype(np.float64) @ real.astype(np.float64)
@@ -114,7 +154,9 @@ def test_unusual_columns(bits: int, symmetric: bool) -> None:
 
 @pytest.mark.parametrize(("bits", "symmetric"), KINDS)
 @pytest.mark.parametrize("block_size", [16, 64])
-def test_a_block_is_what_the_block_alone_would_be(bits: int, symmetric: bool, block_size: int) -> None:
+def test_a_block_is_what_the_block_alone_would_be(
+    bits: int, symmetric: bool, block_size: int
+) -> None:
     """Slabs, padding, packed rows of zero points: against one block at a time in float64."""
     w = normal(150, 5000 // block_size)
     weight = quantize_nbits(w, bits, block_size, symmetric=symmetric)
@@ -123,11 +165,19 @@ def test_a_block_is_what_the_block_alone_would_be(bits: int, symmetric: bool, bl
     for column in range(0, w.shape[1], 7):
         for block in range(-(-150 // block_size)):
             at = slice(block * block_size, min((block + 1) * block_size, 150))
-            alone = quantize_nbits(w[at, column : column + 1], bits, block_size, symmetric=symmetric)
+            alone = quantize_nbits(
+                w[at, column : column + 1], bits, block_size, symmetric=symmetric
+            )
             assert alone.scales[0, 0] == weight.scales[column, block]
-            np.testing.assert_array_equal(alone.packed[0, 0], weight.packed[column, block])
-            plain = (codes[column, block] - zeros[column, block]) * float(weight.scales[column, block])
-            np.testing.assert_allclose(real[at, column], plain[: at.stop - at.start], rtol=1e-6)
+            np.testing.assert_array_equal(
+                alone.packed[0, 0], weight.packed[column, block]
+            )
+            plain = (codes[column, block] - zeros[column, block]) * float(
+                weight.scales[column, block]
+            )
+            np.testing.assert_allclose(
+                real[at, column], plain[: at.stop - at.start], rtol=1e-6
+            )
 
 
 @pytest.mark.parametrize("bits", [2, 4, 8])
@@ -137,20 +187,35 @@ def test_the_codes_are_those_of_the_projects_arithmetic(bits: int) -> None:
     blocks[:100] = np.rint(blocks[:100] * 2) / 2  # ties
     blocks[0] = F32.smallest_subnormal
     params = params_for(Range(blocks.min(1), blocks.max(1)), grid, axis=0)
-    for some in (params, params.with_scale(-params.scale), params.with_scale(np.full(500, F32.tiny))):
-        np.testing.assert_array_equal(nbits._codes(blocks, some, grid.qmax), quantize(blocks, some, grid))
+    for some in (
+        params,
+        params.with_scale(-params.scale),
+        params.with_scale(np.full(500, F32.tiny)),
+    ):
+        np.testing.assert_array_equal(
+            nbits._codes(blocks, some, grid.qmax), quantize(blocks, some, grid)
+        )
 
 
-def onnxruntimes(w: NDArray[np.float32], bits: int, block_size: int, symmetric: bool) -> NBitsWeight:
-    """What onnxruntime's quantizer makes of a matrix: the compiled function behind its matmul_nbits_quantizer."""
+def onnxruntimes(
+    w: NDArray[np.float32], bits: int, block_size: int, symmetric: bool
+) -> NBitsWeight:
+    """What onnxruntime's quantizer makes of a matrix: the compiled function behind its
+    matmul_nbits_quantizer.
+    """
     k, n = w.shape
     count = -(-k // block_size)
-    packed, scales = np.zeros((n, count, block_size * bits // 8), np.uint8), np.zeros((n, count), np.float32)
+    packed, scales = (
+        np.zeros((n, count, block_size * bits // 8), np.uint8),
+        np.zeros((n, count), np.float32),
+    )
     zeros = np.zeros((n, -(-count * bits // 8)), np.uint8)
     padded = np.pad(w, [(0, count * block_size - k), (0, 0)])
     quantizer = getattr(_pybind_state, f"quantize_matmul_{bits}bits")
     quantizer(packed, padded, scales, zeros, block_size, n, k, symmetric)
-    return NBitsWeight(packed, scales, None if symmetric else zeros, bits, block_size, k)
+    return NBitsWeight(
+        packed, scales, None if symmetric else zeros, bits, block_size, k
+    )
 
 
 def block_errors(w: NDArray[np.float32], weight: NBitsWeight) -> NDArray[np.float64]:
@@ -159,7 +224,9 @@ def block_errors(w: NDArray[np.float32], weight: NBitsWeight) -> NDArray[np.floa
     return np.add.reduceat(difference, starts, axis=1)
 
 
-def assert_no_worse(w: NDArray[np.float32], bits: int, block_size: int, symmetric: bool) -> None:
+def assert_no_worse(
+    w: NDArray[np.float32], bits: int, block_size: int, symmetric: bool
+) -> None:
     ours = block_errors(w, quantize_nbits(w, bits, block_size, symmetric=symmetric))
     theirs = block_errors(w, onnxruntimes(w, bits, block_size, symmetric))
     assert (ours <= theirs * (1 + 1e-4) + 1e-30).all()
@@ -168,23 +235,40 @@ def assert_no_worse(w: NDArray[np.float32], bits: int, block_size: int, symmetri
 
 @pytest.mark.parametrize(("bits", "symmetric"), KINDS)
 @pytest.mark.parametrize("block_size", [16, 32, 128])
-def test_no_block_is_worse_than_onnxruntimes(bits: int, symmetric: bool, block_size: int) -> None:
+def test_no_block_is_worse_than_onnxruntimes(
+    bits: int, symmetric: bool, block_size: int
+) -> None:
     rng = np.random.default_rng(0)
-    for w in (rng.normal(size=(256, 96)), rng.standard_t(3, size=(300, 64)), rng.exponential(size=(256, 64))):
+    for w in (
+        rng.normal(size=(256, 96)),
+        rng.standard_t(3, size=(300, 64)),
+        rng.exponential(size=(256, 64)),
+    ):
         assert_no_worse(w.astype(np.float32), bits, block_size, symmetric)
 
 
 @pytest.mark.realdata
 @pytest.mark.parametrize(("bits", "symmetric"), KINDS)
-def test_no_block_of_real_weights_is_worse_than_onnxruntimes(bits: int, symmetric: bool) -> None:
+def test_no_block_of_real_weights_is_worse_than_onnxruntimes(
+    bits: int, symmetric: bool
+) -> None:
     file = Path(os.environ.get(VARIABLE, ""), "realdata.py")
     if not os.environ.get(VARIABLE) or not file.is_file():
-        pytest.skip(f"{VARIABLE} does not name a folder with realdata.py, real models and their data")
+        pytest.skip(
+            f"{VARIABLE} does not name a folder with realdata.py, real models and their data"
+        )
     paths = sorted(file.parent.rglob("*minilm*.onnx"))
     if not paths:
         pytest.skip(f"{VARIABLE} has no MiniLM model")
-    constants = (numpy_helper.to_array(tensor) for tensor in onnx.load(paths[0]).graph.initializer)
-    matrices = [w.astype(np.float32) for w in constants if w.ndim == 2 and min(w.shape) >= 384 and max(w.shape) < 2000]
+    constants = (
+        numpy_helper.to_array(tensor)
+        for tensor in onnx.load(paths[0]).graph.initializer
+    )
+    matrices = [
+        w.astype(np.float32)
+        for w in constants
+        if w.ndim == 2 and min(w.shape) >= 384 and max(w.shape) < 2000
+    ]
     assert matrices
     for w in matrices[::8]:
         assert_no_worse(w, bits, 32, symmetric)
@@ -221,7 +305,15 @@ def test_other_floats_and_layouts_give_the_same(kind: type[np.floating[Any]]) ->
     w = normal(50, 7).astype(np.float16)
     before = w.copy()
     expected = quantize_nbits(w.astype(np.float32), 4, 16, symmetric=False)
-    for same in (w.astype(kind), np.asfortranarray(w.astype(kind)), w.astype(kind)[::-1][::-1]):
-        for a, b in zip(quantize_nbits(same, 4, 16, symmetric=False).inputs, expected.inputs, strict=True):
+    for same in (
+        w.astype(kind),
+        np.asfortranarray(w.astype(kind)),
+        w.astype(kind)[::-1][::-1],
+    ):
+        for a, b in zip(
+            quantize_nbits(same, 4, 16, symmetric=False).inputs,
+            expected.inputs,
+            strict=True,
+        ):
             np.testing.assert_array_equal(a, b)
     np.testing.assert_array_equal(w, before)

@@ -1,4 +1,6 @@
-"""The model of rounding's noise: its gradient, its convexity, what it says of real rounding, and its least value."""
+"""The model of rounding's noise: its gradient, its convexity, what it says of real rounding, and
+its least value.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,10 @@ def spread(random: np.random.Generator, size: int, **where: bool) -> Spread:
 
 
 def chain(seed: int = 0) -> list[Term]:
-    """Two layers with six channels between them, in two groups for the second; its third channel is dead before it."""
+    """Two layers with six channels between them, in two groups for the second.
+
+    Its third channel is dead before it.
+    """
     random = np.random.default_rng(seed)
     own, none = np.arange(1, CHANNELS + 1), np.zeros
     first = Term(
@@ -41,11 +46,20 @@ def chain(seed: int = 0) -> list[Term]:
     )
     peak = random.lognormal(0, 2, (2, 5, CHANNELS // 2))
     peak[0, :, 2] = 0
-    second = Term(own, none(10, np.intp), peak, random.lognormal(0, 1, (2, 3)), np.ones((2, 5)), (spread(random, 6),))
+    second = Term(
+        own,
+        none(10, np.intp),
+        peak,
+        random.lognormal(0, 1, (2, 3)),
+        np.ones((2, 5)),
+        (spread(random, 6),),
+    )
     return [first, second]
 
 
-def total(terms: list[Term], logarithm: np.ndarray, rounding: Rounding) -> tuple[float, np.ndarray]:
+def total(
+    terms: list[Term], logarithm: np.ndarray, rounding: Rounding
+) -> tuple[float, np.ndarray]:
     gradient = np.zeros(logarithm.size)
     return sum(term.noise(logarithm, gradient, rounding) for term in terms), gradient
 
@@ -56,7 +70,10 @@ def test_the_gradient_is_that_of_finite_differences(rounding: Rounding) -> None:
     _, gradient = total(terms, here, rounding)
     for place in range(here.size):
         step = np.eye(here.size)[place] * 1e-5
-        slope = (total(terms, here + step, rounding)[0] - total(terms, here - step, rounding)[0]) / 2e-5
+        slope = (
+            total(terms, here + step, rounding)[0]
+            - total(terms, here - step, rounding)[0]
+        ) / 2e-5
         np.testing.assert_allclose(gradient[place], slope, rtol=1e-5, atol=1e-9)
 
 
@@ -75,7 +92,10 @@ def test_no_other_factors_have_less_noise(rounding: Rounding) -> None:
     fixed[4] = True
     best, before, after = minimize_noise(terms, fixed, rounding)
     assert best[0] == best[4] == 0.0
-    assert before == total(terms, np.zeros(CHANNELS + 1), rounding)[0] and after == total(terms, best, rounding)[0]
+    assert (
+        before == total(terms, np.zeros(CHANNELS + 1), rounding)[0]
+        and after == total(terms, best, rounding)[0]
+    )
     assert after < before
     random = np.random.default_rng(4)
     for size in (0.01, 0.1, 1.0):
@@ -92,15 +112,30 @@ def test_it_tells_the_noise_of_real_rounding(per_channel: bool) -> None:
     step = 2 * np.abs(weight).max(axis=1 if per_channel else None, keepdims=True) / 254
     low, high = x.min(), x.max()
     width = (high - low) / 255
-    rounded_weight, rounded_x = np.rint(weight / step) * step, np.rint((x - low) / width) * width + low
+    rounded_weight, rounded_x = (
+        np.rint(weight / step) * step,
+        np.rint((x - low) / width) * width + low,
+    )
     weights = np.square(x @ (rounded_weight - weight).T).mean(axis=0).sum()
     activations = np.square((rounded_x - x) @ weight.T).mean(axis=0).sum()
     spreads = (Spread(-x.min(axis=0), x.max(axis=0), np.square(weight).sum(axis=0)),)
     energy, none = np.square(x).mean(axis=0)[None], np.zeros
-    term = Term(none(32, np.intp), none(64, np.intp), np.abs(weight)[None], energy, np.ones((1, 64)), spreads)
-    for real, rounding in ((weights, Rounding(254, per_channel, 0)), (activations, Rounding(0, per_channel, 255))):
+    term = Term(
+        none(32, np.intp),
+        none(64, np.intp),
+        np.abs(weight)[None],
+        energy,
+        np.ones((1, 64)),
+        spreads,
+    )
+    for real, rounding in (
+        (weights, Rounding(254, per_channel, 0)),
+        (activations, Rounding(0, per_channel, 255)),
+    ):
         modelled = term.noise(none(1), none(1), rounding)
-        assert 0.8 * real < modelled < 1.8 * real  # a p-norm is a little more than the maximum
+        assert (
+            0.8 * real < modelled < 1.8 * real
+        )  # a p-norm is a little more than the maximum
 
 
 def test_factors_even_out_what_shares_a_scale() -> None:
@@ -110,19 +145,30 @@ def test_factors_even_out_what_shares_a_scale() -> None:
         np.arange(1, 4), np.zeros(2, np.intp), np.ones((1, 2, 3)), np.ones((1, 3)), np.ones((1, 2)),
         (Spread(np.zeros(3), high, np.ones(3)),),
     )  # fmt: skip
-    best, before, after = minimize_noise([term], np.arange(4) == 0, Rounding(0, True, 255))
-    found = 0.75 * np.log(high)  # where the slope is nothing: (high / factor)^6 goes as factor^2
+    best, before, after = minimize_noise(
+        [term], np.arange(4) == 0, Rounding(0, True, 255)
+    )
+    found = 0.75 * np.log(
+        high
+    )  # where the slope is nothing: (high / factor)^6 goes as factor^2
 
     def noise(logarithm: np.ndarray) -> float:
-        return float(((high * np.exp(-logarithm)) ** 6).sum() ** (1 / 3) * np.exp(2 * logarithm).sum())
+        return float(
+            ((high * np.exp(-logarithm)) ** 6).sum() ** (1 / 3)
+            * np.exp(2 * logarithm).sum()
+        )
 
-    np.testing.assert_allclose(after / before, noise(found) / noise(np.zeros(3)), rtol=1e-6)
+    np.testing.assert_allclose(
+        after / before, noise(found) / noise(np.zeros(3)), rtol=1e-6
+    )
     np.testing.assert_allclose(np.diff(best[1:]), np.diff(found), rtol=1e-3)
 
 
 def test_channels_that_matter_less_keep_room_for_data_that_was_not_seen() -> None:
-    """With Frechet extremes of index 6 the least noise has reaches that go as the eighth root of what channels matter:
-    where nothing kept them apart, all would reach equally far, and any of them could be clipped."""
+    """With Frechet extremes of index 6 the least noise has reaches that go as the eighth root of
+    what channels matter: where nothing kept them apart, all would reach equally far, and any of
+    them could be clipped.
+    """
     matter = np.float64([1.0, 1e-2, 1e-4])
     found = Spread(np.zeros(3), np.ones(3), matter)
     best = -np.log(matter ** (1 / 8))

@@ -21,7 +21,13 @@ FORMATS = [(bits, signed) for bits in (2, 4, 8) for signed in (False, True)]
 @st.composite
 def codes(draw: st.DrawFn, bits: int, signed: bool) -> NDArray[Any]:
     least = -(2 ** (bits - 1)) if signed else 0
-    kind = draw(st.sampled_from(["int8", "int16", "int64"] if signed else ["uint8", "int16", "uint32", "int64"]))
+    kind = draw(
+        st.sampled_from(
+            ["int8", "int16", "int64"]
+            if signed
+            else ["uint8", "int16", "uint32", "int64"]
+        )
+    )
     shape = draw(array_shapes(min_dims=1, max_dims=3, min_side=0, max_side=9))
     return draw(arrays(kind, shape, elements=st.integers(least, least + 2**bits - 1)))
 
@@ -29,11 +35,16 @@ def codes(draw: st.DrawFn, bits: int, signed: bool) -> NDArray[Any]:
 def bit_by_bit(row: list[int], bits: int) -> list[int]:
     stream = [(code >> bit) & 1 for code in row for bit in range(bits)]
     stream += [0] * (-len(stream) % 8)
-    return [sum(stream[start + bit] << bit for bit in range(8)) for start in range(0, len(stream), 8)]
+    return [
+        sum(stream[start + bit] << bit for bit in range(8))
+        for start in range(0, len(stream), 8)
+    ]
 
 
 @pytest.mark.parametrize(("bits", "signed"), FORMATS)
-def test_the_first_code_is_in_the_lowest_bits_and_all_come_back(bits: int, signed: bool) -> None:
+def test_the_first_code_is_in_the_lowest_bits_and_all_come_back(
+    bits: int, signed: bool
+) -> None:
     @settings(deadline=None, derandomize=True, max_examples=60)
     @given(codes(bits, signed))
     def check(x: NDArray[Any]) -> None:
@@ -41,8 +52,14 @@ def test_the_first_code_is_in_the_lowest_bits_and_all_come_back(bits: int, signe
         packed = pack(x, bits, signed=signed)
         assert packed.dtype == np.uint8
         assert packed.shape == (*x.shape[:-1], packed_size(x.shape[-1], bits))
-        rows = packed.reshape(x[..., 0].size if x.shape[-1] else 0, -1) if packed.size else packed.reshape(0, 0)
-        for row, line in zip(rows, x.reshape(len(rows), -1), strict=True) if packed.size else ():
+        rows = (
+            packed.reshape(x[..., 0].size if x.shape[-1] else 0, -1)
+            if packed.size
+            else packed.reshape(0, 0)
+        )
+        for row, line in (
+            zip(rows, x.reshape(len(rows), -1), strict=True) if packed.size else ()
+        ):
             assert row.tolist() == bit_by_bit(line.tolist(), bits)
         back = unpack(packed, bits, x.shape[-1], signed=signed)
         assert back.dtype == (np.int8 if signed else np.uint8)
@@ -52,9 +69,13 @@ def test_the_first_code_is_in_the_lowest_bits_and_all_come_back(bits: int, signe
     check()
 
 
-@pytest.mark.parametrize(("bits", "signed"), [(bits, signed) for bits, signed in FORMATS if bits < 8])
+@pytest.mark.parametrize(
+    ("bits", "signed"), [(bits, signed) for bits, signed in FORMATS if bits < 8]
+)
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 7, 64])
-def test_the_bytes_are_those_of_an_onnx_tensor(bits: int, signed: bool, count: int) -> None:
+def test_the_bytes_are_those_of_an_onnx_tensor(
+    bits: int, signed: bool, count: int
+) -> None:
     name = f"{'' if signed else 'U'}INT{bits}"
     if not hasattr(TensorProto, name):
         pytest.skip(f"this onnx has no {name}")
@@ -70,11 +91,17 @@ def test_the_bytes_are_those_of_an_onnx_tensor(bits: int, signed: bool, count: i
 @pytest.mark.parametrize(("bits", "signed"), FORMATS)
 def test_long_rows_views_and_read_only_arrays(bits: int, signed: bool) -> None:
     least = -(2 ** (bits - 1)) if signed else 0
-    x = np.random.default_rng(0).integers(least, least + 2**bits, (3, 400_001)).astype(np.int8 if signed else np.uint8)
+    x = (
+        np.random.default_rng(0)
+        .integers(least, least + 2**bits, (3, 400_001))
+        .astype(np.int8 if signed else np.uint8)
+    )
     x.flags.writeable = False
     packed = pack(x[:, ::-1], bits, signed=signed)
     packed.flags.writeable = False
-    np.testing.assert_array_equal(unpack(packed, bits, 400_001, signed=signed), x[:, ::-1])
+    np.testing.assert_array_equal(
+        unpack(packed, bits, 400_001, signed=signed), x[:, ::-1]
+    )
     few = unpack(packed, bits, 5, signed=signed)
     np.testing.assert_array_equal(few, x[:, ::-1][:, :5])
     assert few.flags.writeable and not np.shares_memory(few, packed)

@@ -1,4 +1,6 @@
-"""Learned rounding: gradients against finite differences, the same result on any number of cores, and with torch."""
+"""Learned rounding: gradients against finite differences, the same result on any number of cores,
+and with torch.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,14 @@ from threadpoolctl import threadpool_info, threadpool_limits
 from quark_onnx.errors import ConfigError
 from quark_onnx.kernels import device as devices
 from quark_onnx.kernels.device import Device, device_for
-from quark_onnx.kernels.rounding import Descent, Part, Units, adaquant, adaround, in_parts
+from quark_onnx.kernels.rounding import (
+    Descent,
+    Part,
+    Units,
+    adaquant,
+    adaround,
+    in_parts,
+)
 from quark_onnx.kernels.threads import one_thread
 from quark_onnx.optimizers import AdaQuant, AdaRound
 from quark_onnx.patterns.activation import Activation
@@ -47,20 +56,28 @@ def layer(groups: int, outputs: int, inputs: int = 6, rows: int = 50) -> dict[st
 
 
 def part_of(given: dict[str, Any], activation: Activation, device: Device) -> Part:
-    functions = (partial(f, xp=device.xp) for f in (activation.value, activation.derivative))
+    functions = (
+        partial(f, xp=device.xp) for f in (activation.value, activation.derivative)
+    )
     wanted = activation.value(given["target"])
     return Part(given["x"], wanted, *functions, given["norm"]).on(device)
 
 
-@pytest.mark.parametrize("shape", [(1, 4), (3, 2), (5, 1)], ids=["whole", "grouped", "depthwise"])
+@pytest.mark.parametrize(
+    "shape", [(1, 4), (3, 2), (5, 1)], ids=["whole", "grouped", "depthwise"]
+)
 @pytest.mark.parametrize("name", ACTIVATIONS)
-def test_gradients_are_those_of_finite_differences(name: str, shape: tuple[int, int]) -> None:
+def test_gradients_are_those_of_finite_differences(
+    name: str, shape: tuple[int, int]
+) -> None:
     activation, given = ACTIVATIONS[name], layer(*shape)
     exact = {key: value.astype(np.float64) for key, value in given.items()}
     now = slice(14, 28)  # the second step of 14 rows, of 50
 
     def loss(weight: np.ndarray, bias: np.ndarray) -> float:
-        found = activation.value(exact["x"][:, now] @ weight.swapaxes(1, 2) + bias[:, None])
+        found = activation.value(
+            exact["x"][:, now] @ weight.swapaxes(1, 2) + bias[:, None]
+        )
         error = found - activation.value(exact["target"][:, now])
         return float((np.square(error) / exact["norm"][:, None]).sum() / 14)
 
@@ -75,7 +92,9 @@ def test_gradients_are_those_of_finite_differences(name: str, shape: tuple[int, 
                 moved = {key: exact[key].copy() for key in ("weight", "bias")}
                 moved[what][place] += step
                 ends.append(loss(moved["weight"], moved["bias"]))
-            assert gradient[place] == pytest.approx((ends[1] - ends[0]) / 2e-6, rel=2e-3, abs=2e-3)
+            assert gradient[place] == pytest.approx(
+                (ends[1] - ends[0]) / 2e-6, rel=2e-3, abs=2e-3
+            )
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
@@ -83,32 +102,50 @@ def test_derivatives(name: str) -> None:
     activation = ACTIVATIONS[name]
     x = np.linspace(-5, 5, 998)  # which meets no corner
     slope = (activation.value(x + 1e-6) - activation.value(x - 1e-6)) / 2e-6
-    np.testing.assert_allclose(np.broadcast_to(activation.derivative(x), x.shape), slope, atol=1e-5)
+    np.testing.assert_allclose(
+        np.broadcast_to(activation.derivative(x), x.shape), slope, atol=1e-5
+    )
 
 
-def rounded(given: dict[str, Any], activation: Activation, device: Device, levels: Any = ()) -> list[np.ndarray]:
+def rounded(
+    given: dict[str, Any], activation: Activation, device: Device, levels: Any = ()
+) -> list[np.ndarray]:
     """What both learn, on one device."""
     part = part_of(given, activation, device)
     weight, bias, put = given["weight"], device.put(given["bias"]), device.put
     scale = np.full_like(weight, 0.25)
     below = np.floor(weight / scale) * scale
-    up = adaround(part, *map(put, (below, scale, (weight - below) / scale)), bias, Descent(60, 20, 0.3), device.xp)
+    up = adaround(
+        part,
+        *map(put, (below, scale, (weight - below) / scale)),
+        bias,
+        Descent(60, 20, 0.3),
+        device.xp,
+    )
     ends = np.full_like(weight, -8), np.full_like(weight, 7)
     units = Units(scale, *ends, np.asarray(levels, np.float32)).on(device)
-    *_, found = adaquant(part, put(weight / scale), bias, units, Descent(60, 20, 0.01), 0.01, device.xp)
+    *_, found = adaquant(
+        part, put(weight / scale), bias, units, Descent(60, 20, 0.01), 0.01, device.xp
+    )
     return [device.get(value) for value in (up, *found)]
 
 
-@pytest.mark.parametrize("levels", [(), (-6, -4, -3, -2, -1, 0, 1, 2, 3, 4, 6)], ids=["integers", "levels"])
+@pytest.mark.parametrize(
+    "levels", [(), (-6, -4, -3, -2, -1, 0, 1, 2, 3, 4, 6)], ids=["integers", "levels"]
+)
 @pytest.mark.parametrize("shape", [(1, 4), (5, 1)], ids=["whole", "depthwise"])
 @pytest.mark.parametrize("name", ACTIVATIONS)
-def test_torch_finds_what_numpy_finds(name: str, shape: tuple[int, int], levels: Any) -> None:
+def test_torch_finds_what_numpy_finds(
+    name: str, shape: tuple[int, int], levels: Any
+) -> None:
     torch = pytest.importorskip("torch")
     given = layer(*shape)
     up, weight, bias = rounded(given, ACTIVATIONS[name], Device(), levels)
     other = rounded(given, ACTIVATIONS[name], Device(torch, "cpu"), levels)
     assert weight.dtype == bias.dtype == other[1].dtype == other[2].dtype == np.float32
-    assert (up == other[0]).mean() >= 0.9  # a weight in the middle may fall to either side
+    assert (
+        up == other[0]
+    ).mean() >= 0.9  # a weight in the middle may fall to either side
     np.testing.assert_allclose(weight, other[1], atol=0.02)
     np.testing.assert_allclose(bias, other[2], atol=0.02)
 
@@ -124,10 +161,27 @@ def test_adaround_finds_nearly_the_best_of_all_ways_to_round() -> None:
         every = (np.arange(64)[:, None] >> np.arange(6)) & 1
         losses = np.square(x[0] @ (below + step * every - weight)[0].T).mean(axis=0)
         nearest = losses[int((np.rint(share)[0, 0].astype(int) << np.arange(6)).sum())]
-        given = {"x": x, "target": x @ weight.swapaxes(1, 2), "norm": np.full((1, 1), nearest)}
-        part = part_of({key: value.astype(np.float32) for key, value in given.items()}, Activation(), Device())
-        low, span, start = (v.astype(np.float32) for v in (below, np.full_like(below, step), share))
-        up = adaround(part, low, span, start, np.zeros((1, 1), np.float32), Descent(500, 256, 0.3, 0.1, push=0.5))
+        given = {
+            "x": x,
+            "target": x @ weight.swapaxes(1, 2),
+            "norm": np.full((1, 1), nearest),
+        }
+        part = part_of(
+            {key: value.astype(np.float32) for key, value in given.items()},
+            Activation(),
+            Device(),
+        )
+        low, span, start = (
+            v.astype(np.float32) for v in (below, np.full_like(below, step), share)
+        )
+        up = adaround(
+            part,
+            low,
+            span,
+            start,
+            np.zeros((1, 1), np.float32),
+            Descent(500, 256, 0.3, 0.1, push=0.5),
+        )
         found = losses[int((up[0, 0].astype(int) << np.arange(6)).sum())]
         ranks.append((int((losses < found).sum()), int((losses < nearest).sum())))
     learned, plain = np.mean(ranks, axis=0)
@@ -135,7 +189,9 @@ def test_adaround_finds_nearly_the_best_of_all_ways_to_round() -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
-@pytest.mark.parametrize("sizes", [(1, 700, 300), (300, 1, 9), (40, 8, 100), (1, 3, 100_000)], ids=str)
+@pytest.mark.parametrize(
+    "sizes", [(1, 700, 300), (300, 1, 9), (40, 8, 100), (1, 3, 100_000)], ids=str
+)
 def test_parts_cover_everything_once(sizes: tuple[int, int, int], threads: int) -> None:
     seen = np.zeros(sizes[:2], int)
 
@@ -168,7 +224,7 @@ for shape in ((1, 300, 300), (200, 1, 9)):
         found = optimizer(problem, problem.nearest())
         digest.update(found.weight.tobytes() + found.bias.tobytes())
 print(digest.hexdigest())
-"""
+"""  # noqa: E501
 
 
 def test_the_result_does_not_depend_on_the_number_of_cores() -> None:
@@ -176,31 +232,51 @@ def test_the_result_does_not_depend_on_the_number_of_cores() -> None:
     found = set()
     for threads in ("1", "2"):
         names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-        environment = {**os.environ, **dict.fromkeys(names, threads), "PYTHONPATH": root}
+        environment = {
+            **os.environ,
+            **dict.fromkeys(names, threads),
+            "PYTHONPATH": root,
+        }
         alone = (
-            ["taskset", "-c", str(min(os.sched_getaffinity(0)))] if threads == "1" and sys.platform == "linux" else []
+            ["taskset", "-c", str(min(os.sched_getaffinity(0)))]
+            if threads == "1" and sys.platform == "linux"
+            else []
         )
         command = [*alone, sys.executable, "-c", LEARN]
-        found.add(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
+        found.add(
+            subprocess.run(
+                command, env=environment, capture_output=True, text=True, check=True
+            ).stdout
+        )
     assert len(found) == 1
 
 
 # Devices
 
 
-def test_without_a_gpu_there_is_numpy_and_a_gpu_by_name_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_gpu_there_is_numpy_and_a_gpu_by_name_is_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(devices, "_sees_gpu", lambda: False)
     assert device_for("auto") == device_for("cpu") == Device()
     for optimizer in (AdaRound, AdaQuant):
-        with pytest.raises(ConfigError, match=f"device of {optimizer.name} is 'cuda'.*no GPU"):
+        with pytest.raises(
+            ConfigError, match=f"device of {optimizer.name} is 'cuda'.*no GPU"
+        ):
             optimizer(device="cuda")
-        with pytest.raises(ConfigError, match=f"device of {optimizer.name} is 'tpu'.*auto, cpu, cuda"):
+        with pytest.raises(
+            ConfigError, match=f"device of {optimizer.name} is 'tpu'.*auto, cpu, cuda"
+        ):
             optimizer(device="tpu")
 
 
 def cores() -> int:
     """On how many a product is computed."""
-    return max(int(row["num_threads"]) for row in threadpool_info() if row["user_api"] == "blas")
+    return max(
+        int(row["num_threads"])
+        for row in threadpool_info()
+        if row["user_api"] == "blas"
+    )
 
 
 def test_products_are_limited_until_the_last_one_closes() -> None:
@@ -249,12 +325,20 @@ def test_a_gpu_that_torch_sees_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "_driven", lambda: True)
     assert device_for("auto") == device_for("cuda") == Device(torch, "cuda")
     assert device_for("cpu") == Device()
-    assert Device(torch, "cuda").parallel and not Device(torch, "cpu").parallel and not Device().parallel
+    assert (
+        Device(torch, "cuda").parallel
+        and not Device(torch, "cpu").parallel
+        and not Device().parallel
+    )
 
 
-def test_auto_does_not_load_torch_where_there_is_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_does_not_load_torch_where_there_is_no_driver(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(devices, "_driven", lambda: False)
-    monkeypatch.setattr(devices, "_sees_gpu", lambda: pytest.fail("torch is not to be asked"))
+    monkeypatch.setattr(
+        devices, "_sees_gpu", lambda: pytest.fail("torch is not to be asked")
+    )
     assert device_for("auto") == Device()
 
 

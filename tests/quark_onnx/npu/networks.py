@@ -1,5 +1,7 @@
-"""Networks of a few channels with the operators and the wiring of well-known ones, as amd-quark has them in front of
-its Q/DQ nodes: with XINT8 a factor behind each average, and hard sigmoids for sigmoids."""
+"""Networks of a few channels with the operators and the wiring of well-known ones, as amd-quark has
+them in front of its Q/DQ nodes: with XINT8 a factor behind each average, and hard sigmoids for
+sigmoids.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,15 @@ class Network:
         self.nodes, self.constants = list[object](), dict[str, np.ndarray]()
         self.channels = {"x": 3}
 
-    def node(self, op: str, inputs: list[str], channels: int, **attributes: object) -> str:
+    def node(
+        self, op: str, inputs: list[str], channels: int, **attributes: object
+    ) -> str:
         name = f"t{len(self.nodes)}"
-        self.nodes.append(helper.make_node(op, inputs, [name], f"{op}_{len(self.nodes)}", **attributes))
+        self.nodes.append(
+            helper.make_node(
+                op, inputs, [name], f"{op}_{len(self.nodes)}", **attributes
+            )
+        )
         self.channels[name] = channels
         return name
 
@@ -29,12 +37,26 @@ class Network:
         self.constants[name] = array
         return name
 
-    def conv(self, x: str, out: int, k: int = 1, stride: int = 1, act: str = "", *, depthwise: bool = False) -> str:
+    def conv(
+        self,
+        x: str,
+        out: int,
+        k: int = 1,
+        stride: int = 1,
+        act: str = "",
+        *,
+        depthwise: bool = False,
+    ) -> str:
         own = self.channels[x]
         group = own if depthwise else 1
         shape = (out, own // group, k, k)
         inputs = [x, *(self.constant(np.zeros(s, np.float32)) for s in (shape, (out,)))]
-        pads = {"pads": [k // 2] * 4, "strides": [stride] * 2, "dilations": [1, 1], "kernel_shape": [k, k]}
+        pads = {
+            "pads": [k // 2] * 4,
+            "strides": [stride] * 2,
+            "dilations": [1, 1],
+            "kernel_shape": [k, k],
+        }
         return self.activated(self.node("Conv", inputs, out, group=group, **pads), act)
 
     def activated(self, x: str, act: str) -> str:
@@ -48,21 +70,34 @@ class Network:
         return self.node("Relu", [x], self.channels[x]) if act else x
 
     def gate(self, x: str) -> str:
-        return self.hard(x) if self.xint8 else self.node("Sigmoid", [x], self.channels[x])
+        return (
+            self.hard(x) if self.xint8 else self.node("Sigmoid", [x], self.channels[x])
+        )
 
     def hard(self, x: str) -> str:
-        return self.factor(self.node("HardSigmoid", [x], self.channels[x], alpha=1 / 6, beta=0.5))
+        return self.factor(
+            self.node("HardSigmoid", [x], self.channels[x], alpha=1 / 6, beta=0.5)
+        )
 
     def factor(self, x: str) -> str:
         if not self.xint8:
             return x
-        return self.node("Mul", [x, self.constant(np.array(1.0001, np.float32))], self.channels[x])
+        return self.node(
+            "Mul", [x, self.constant(np.array(1.0001, np.float32))], self.channels[x]
+        )
 
     def add(self, a: str, b: str) -> str:
         return self.node("Add", [a, b], self.channels[a])
 
     def pool(self, x: str, k: int = 3, stride: int = 2, pad: int = 1) -> str:
-        return self.node("MaxPool", [x], self.channels[x], kernel_shape=[k, k], strides=[stride] * 2, pads=[pad] * 4)
+        return self.node(
+            "MaxPool",
+            [x],
+            self.channels[x],
+            kernel_shape=[k, k],
+            strides=[stride] * 2,
+            pads=[pad] * 4,
+        )
 
     def average(self, x: str) -> str:
         return self.factor(self.node("GlobalAveragePool", [x], self.channels[x]))
@@ -78,13 +113,18 @@ class Network:
     def squeezed(self, x: str, gate: Callable[[str], str], act: str) -> str:
         """Squeeze and excitation."""
         inner = self.conv(self.average(x), 2, act=act)
-        return self.node("Mul", [x, gate(self.conv(inner, self.channels[x]))], self.channels[x])
+        return self.node(
+            "Mul", [x, gate(self.conv(inner, self.channels[x]))], self.channels[x]
+        )
 
     def shuffled(self, a: str, b: str) -> list[str]:
         joined = self.node("Concat", [a, b], 2 * self.channels[a], axis=1)
         own = self.channels[joined]
         size = self.size
-        shapes = [self.constant(np.array(s, np.int64)) for s in ((1, 2, own // 2, *size), (1, own, *size))]
+        shapes = [
+            self.constant(np.array(s, np.int64))
+            for s in ((1, 2, own // 2, *size), (1, own, *size))
+        ]
         five = self.node("Reshape", [joined, shapes[0]], own)
         turned = self.node("Transpose", [five], own, perm=[0, 2, 1, 3, 4])
         flat = self.node("Reshape", [turned, shapes[1]], own)
@@ -93,7 +133,10 @@ class Network:
     def halves(self, x: str) -> list[str]:
         own, found = self.channels[x], list[str]()
         for start in (0, own // 2):
-            bounds = [self.constant(np.array([v], np.int64)) for v in (start, start + own // 2, 1, 1)]
+            bounds = [
+                self.constant(np.array([v], np.int64))
+                for v in (start, start + own // 2, 1, 1)
+            ]
             found.append(self.node("Slice", [x, *bounds], own // 2))
         return found
 
@@ -107,9 +150,14 @@ class Network:
             "network",
             [helper.make_tensor_value_info("x", TensorProto.FLOAT, (1, 3, 224, 224))],
             [helper.make_tensor_value_info(result, TensorProto.FLOAT, (1, 10))],
-            [numpy_helper.from_array(array, name) for name, array in self.constants.items()],
+            [
+                numpy_helper.from_array(array, name)
+                for name, array in self.constants.items()
+            ],
         )
-        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+        return helper.make_model(
+            graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8
+        )
 
 
 def resnet(kind: str, blocks: tuple[int, ...], *, deep: bool) -> ModelProto:
@@ -120,7 +168,12 @@ def resnet(kind: str, blocks: tuple[int, ...], *, deep: bool) -> ModelProto:
         for block in range(count):
             stride = 2 if stage and not block else 1
             if deep:
-                y = net.conv(net.conv(net.conv(x, out // 4, 1, 1, "relu"), out // 4, 3, stride, "relu"), out)
+                y = net.conv(
+                    net.conv(
+                        net.conv(x, out // 4, 1, 1, "relu"), out // 4, 3, stride, "relu"
+                    ),
+                    out,
+                )
             else:
                 y = net.conv(net.conv(x, out, 3, stride, "relu"), out, 3)
             aside = net.conv(x, out, 1, stride) if not block and (stage or deep) else x
@@ -136,13 +189,26 @@ def squeezenet(kind: str, pools: tuple[int, ...]) -> ModelProto:
             x = net.pool(x, pad=0)
         if place < 8:
             narrow = net.conv(x, 2, act="relu")
-            x = net.node("Concat", [net.conv(narrow, 4, act="relu"), net.conv(narrow, 4, 3, act="relu")], 8, axis=1)
+            x = net.node(
+                "Concat",
+                [net.conv(narrow, 4, act="relu"), net.conv(narrow, 4, 3, act="relu")],
+                8,
+                axis=1,
+            )
     x = net.average(net.conv(x, 10, act="relu"))
     return net.model(net.node("Flatten", [x], 10, axis=1))
 
 
 #: Of the inverted bottlenecks: expansion, channels, repeats, stride.
-_V2 = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
+_V2 = (
+    (1, 16, 1, 1),
+    (6, 24, 2, 2),
+    (6, 32, 3, 2),
+    (6, 64, 4, 2),
+    (6, 96, 3, 1),
+    (6, 160, 3, 2),
+    (6, 320, 1, 1),
+)
 
 
 def mobilenet_v2(kind: str) -> ModelProto:
@@ -152,15 +218,23 @@ def mobilenet_v2(kind: str) -> ModelProto:
         for block in range(repeats):
             stride = first if not block else 1
             y = net.conv(x, 8, act="relu6") if wide > 1 else x
-            y = net.conv(net.conv(y, net.channels[y], 3, stride, "relu6", depthwise=True), out // 8)
-            x = net.add(x, y) if stride == 1 and net.channels[x] == out // 8 and block else y
+            y = net.conv(
+                net.conv(y, net.channels[y], 3, stride, "relu6", depthwise=True),
+                out // 8,
+            )
+            x = (
+                net.add(x, y)
+                if stride == 1 and net.channels[x] == out // 8 and block
+                else y
+            )
     return net.model(net.classified(net.average(net.conv(x, 16, act="relu6"))))
 
 
-#: Of the small variant: kernel, whether it expands, channels, squeeze and excitation, activation, stride.
+#: Of the small variant: kernel, whether it expands, channels, squeeze and excitation, activation,
+#: stride.
 _V3 = (
-    (3, 0, 16, 1, "relu", 2), (3, 1, 24, 0, "relu", 2), (3, 1, 24, 0, "relu", 1), (5, 1, 40, 1, "hard", 2),
-    (5, 1, 40, 1, "hard", 1), (5, 1, 40, 1, "hard", 1), (5, 1, 48, 1, "hard", 1), (5, 1, 48, 1, "hard", 1),
+    (3, 0, 16, 1, "relu", 2), (3, 1, 24, 0, "relu", 2), (3, 1, 24, 0, "relu", 1), (5, 1, 40, 1, "hard", 2),  # noqa: E501
+    (5, 1, 40, 1, "hard", 1), (5, 1, 40, 1, "hard", 1), (5, 1, 48, 1, "hard", 1), (5, 1, 48, 1, "hard", 1),  # noqa: E501
     (5, 1, 96, 1, "hard", 2), (5, 1, 96, 1, "hard", 1), (5, 1, 96, 1, "hard", 1),
 )  # fmt: skip
 
@@ -180,7 +254,7 @@ def mobilenet_v3(kind: str) -> ModelProto:
 
 
 #: Expansion, kernel, stride, channels, repeats.
-_B0 = ((1, 3, 1, 16, 1), (6, 3, 2, 24, 2), (6, 5, 2, 40, 2), (6, 3, 2, 80, 3), (6, 5, 1, 112, 3), (6, 5, 2, 192, 4),
+_B0 = ((1, 3, 1, 16, 1), (6, 3, 2, 24, 2), (6, 5, 2, 40, 2), (6, 3, 2, 80, 3), (6, 5, 1, 112, 3), (6, 5, 2, 192, 4),  # noqa: E501
        (6, 3, 1, 320, 1))  # fmt: skip
 
 
@@ -190,7 +264,9 @@ def efficientnet(kind: str, depth: float) -> ModelProto:
     for wide, k, first, out, repeats in _B0:
         for block in range(ceil(repeats * depth)):
             y = net.conv(x, 8, act="silu") if wide > 1 else x
-            y = net.conv(y, net.channels[y], k, first if not block else 1, "silu", depthwise=True)
+            y = net.conv(
+                y, net.channels[y], k, first if not block else 1, "silu", depthwise=True
+            )
             y = net.conv(net.squeezed(y, net.gate, "silu"), out // 8)
             x = net.add(x, y) if block else y
     return net.model(net.classified(net.average(net.conv(x, 16, act="silu"))))
@@ -203,11 +279,17 @@ def shufflenet(kind: str) -> ModelProto:
     for repeats in (4, 8, 4):
         net.size = (net.size[0] // 2, net.size[1] // 2)
         a = net.conv(net.conv(x, net.channels[x], 3, 2, depthwise=True), 8, act="relu")
-        b = net.conv(net.conv(net.conv(x, 8, act="relu"), 8, 3, 2, depthwise=True), 8, act="relu")
+        b = net.conv(
+            net.conv(net.conv(x, 8, act="relu"), 8, 3, 2, depthwise=True), 8, act="relu"
+        )
         [x] = net.shuffled(a, b)
         for _ in range(repeats - 1):
             a, b = net.halves(x)
-            b = net.conv(net.conv(net.conv(b, 8, act="relu"), 8, 3, depthwise=True), 8, act="relu")
+            b = net.conv(
+                net.conv(net.conv(b, 8, act="relu"), 8, 3, depthwise=True),
+                8,
+                act="relu",
+            )
             [x] = net.shuffled(a, b)
     x = net.conv(x, 16, act="relu")
     x = net.factor(net.node("ReduceMean", [x], 16, axes=[2, 3], keepdims=0))

@@ -1,4 +1,6 @@
-"""The checker: every rule finds the model that breaks it, and nothing in the models that this package makes."""
+"""The checker: every rule finds the model that breaks it, and nothing in the models that this
+package makes.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ NET = """
     g = GlobalAveragePool (j)
     f = Flatten (g)
     y = Gemm (f, u)
-"""
+"""  # noqa: E501
 
 
 def net() -> ModelProto:
@@ -40,11 +42,15 @@ def net() -> ModelProto:
 
 def images(count: int = 6) -> list[Feeds]:
     random = np.random.default_rng(0)
-    return [{"x": random.normal(size=(1, 3, 8, 8)).astype(np.float32)} for _ in range(count)]
+    return [
+        {"x": random.normal(size=(1, 3, 8, 8)).astype(np.float32)} for _ in range(count)
+    ]
 
 
 def xint8(**changes: object) -> ModelProto:
-    return quantize(net(), images(), QConfig.of("XINT8").with_(**{"target": "npu", **changes})).model
+    return quantize(
+        net(), images(), QConfig.of("XINT8").with_(**{"target": "npu", **changes})
+    ).model
 
 
 def rules(found: Check) -> set[str]:
@@ -64,12 +70,18 @@ def test_without_a_target_scales_go_their_own_ways() -> None:
 
 
 def scale_of(model: ModelProto, tensor: str, factor: float, *, only: str = "") -> None:
-    """Multiply the scale of the codes that are written for a tensor, or only where they are read."""
-    for node in [n for n in model.graph.node if n.op_type in (only or "QuantizeLinear", "DequantizeLinear")]:
+    """Multiply the scale of the codes that are written for a tensor, or only where they are read."""  # noqa: E501
+    for node in [
+        n
+        for n in model.graph.node
+        if n.op_type in (only or "QuantizeLinear", "DequantizeLinear")
+    ]:
         if not any(tensor in name for name in node.input[:1]):
             continue
         [old] = [each for each in model.graph.initializer if each.name == node.input[1]]
-        new = numpy_helper.from_array(numpy_helper.to_array(old) * np.float32(factor), f"{node.name}_{factor}")
+        new = numpy_helper.from_array(
+            numpy_helper.to_array(old) * np.float32(factor), f"{node.name}_{factor}"
+        )
         model.graph.initializer.append(new)
         node.input[1] = new.name
 
@@ -79,7 +91,11 @@ def power(model: ModelProto) -> None:
 
 
 def zero_point(model: ModelProto) -> None:
-    node = next(node for node in model.graph.node if node.op_type == "QuantizeLinear" and node.input[0] == "x")
+    node = next(
+        node
+        for node in model.graph.node
+        if node.op_type == "QuantizeLinear" and node.input[0] == "x"
+    )
     for name in (node.input[2],):
         [old] = [each for each in model.graph.initializer if each.name == name]
         old.CopyFrom(numpy_helper.from_array(np.asarray(3, np.int8), name))
@@ -91,8 +107,13 @@ def unlike(model: ModelProto) -> None:
 
 def computed(model: ModelProto) -> None:
     node = next(node for node in model.graph.node if node.op_type == "QuantizeLinear")
-    model.graph.node.insert(0, parse("g (float s) => (float t) { t = Abs (s) }").graph.node[0])
-    model.graph.node[0].input[0], model.graph.node[0].output[0] = node.input[1], "computed"
+    model.graph.node.insert(
+        0, parse("g (float s) => (float t) { t = Abs (s) }").graph.node[0]
+    )
+    model.graph.node[0].input[0], model.graph.node[0].output[0] = (
+        node.input[1],
+        "computed",
+    )
     node.input[1] = "computed"
 
 
@@ -107,7 +128,9 @@ def dynamic(model: ModelProto) -> None:
 def attribute(kind: str, name: str) -> Callable[[ModelProto], None]:
     def drop(model: ModelProto) -> None:
         node = next(node for node in model.graph.node if node.op_type == kind)
-        node.attribute.remove(next(each for each in node.attribute if each.name == name))
+        node.attribute.remove(
+            next(each for each in node.attribute if each.name == name)
+        )
 
     return drop
 
@@ -119,7 +142,9 @@ def shared(model: ModelProto) -> None:
 
 def inputs(model: ModelProto) -> None:
     first = model.graph.initializer[0]
-    model.graph.input.add().CopyFrom(parse("g (float[1] i) => (float[1] o) { o = Abs (i) }").graph.input[0])
+    model.graph.input.add().CopyFrom(
+        parse("g (float[1] i) => (float[1] o) { o = Abs (i) }").graph.input[0]
+    )
     model.graph.input[-1].name = first.name
 
 
@@ -141,7 +166,9 @@ def twice(model: ModelProto) -> None:
 
 
 def narrow(model: ModelProto) -> None:
-    model.graph.node.append(helper.make_node("Cast", ["x"], ["narrow"], to=TensorProto.BFLOAT16))
+    model.graph.node.append(
+        helper.make_node("Cast", ["x"], ["narrow"], to=TensorProto.BFLOAT16)
+    )
 
 
 def recent(model: ModelProto) -> None:
@@ -176,13 +203,21 @@ def test_each_rule_finds_the_model_that_breaks_it(case: str) -> None:
     found = check(model, "phx")
     assert rule in rules(found)
     finding = next(each for each in found.findings if each.rule == rule)
-    assert finding.figures and finding.severity in str(finding) and RULES[rule].source in str(finding)
-    assert [each.severity for each in found.findings] == sorted(each.severity for each in found.findings)
+    assert (
+        finding.figures
+        and finding.severity in str(finding)
+        and RULES[rule].source in str(finding)
+    )
+    assert [each.severity for each in found.findings] == sorted(
+        each.severity for each in found.findings
+    )
 
 
 def test_a_weight_that_is_an_input_too_has_no_batch() -> None:
     model = net()
-    model.graph.input.append(helper.make_tensor_value_info("v", TensorProto.FLOAT, (4, 4, 3, 3)))
+    model.graph.input.append(
+        helper.make_tensor_value_info("v", TensorProto.FLOAT, (4, 4, 3, 3))
+    )
     assert rules(check(model, "stx")) == {"G7"}
 
 
@@ -190,18 +225,27 @@ def test_a_node_that_computes_nothing_is_passed_over() -> None:
     for model in (net(), xint8(search=0)):
         model.opset_import.append(helper.make_opsetid("mine", 1))
         model.graph.node.append(helper.make_node("Print", ["x"], [], domain="mine"))
-        assert not check(model, "phx").findings and preflight(model, "phx").counts["CPU"] == 1
+        assert (
+            not check(model, "phx").findings
+            and preflight(model, "phx").counts["CPU"] == 1
+        )
 
 
 def test_rules_that_can_be_mended_name_the_command() -> None:
     without = {"G6", "G9"}
-    assert {name for name, rule in RULES.items() if "quark-onnx " not in rule.mend} == without
+    assert {
+        name for name, rule in RULES.items() if "quark-onnx " not in rule.mend
+    } == without
 
 
 @pytest.mark.parametrize(("tensor", "rule"), [("m", "C1"), ("p", "C2"), ("g", "C2")])
 def test_positions_that_do_not_fit(tensor: str, rule: str) -> None:
     model = xint8(search=0)
-    writer = next(node for node in model.graph.node if node.op_type == "QuantizeLinear" and node.input[0] == tensor)
+    writer = next(
+        node
+        for node in model.graph.node
+        if node.op_type == "QuantizeLinear" and node.input[0] == tensor
+    )
     scale_of(model, writer.output[0], 4.0)
     scale_of(model, tensor, 4.0, only="QuantizeLinear")
     assert rule in rules(check(model, "phx"))
@@ -209,11 +253,16 @@ def test_positions_that_do_not_fit(tensor: str, rule: str) -> None:
 
 def test_operators_on_codes() -> None:
     found = check(convert(xint8(search=0), "qdq-to-qoperator").model, "phx")
-    assert "S8" in rules(found) and RULES["S8"].mend == "quark-onnx convert --to qoperator-to-qdq"
+    assert (
+        "S8" in rules(found)
+        and RULES["S8"].mend == "quark-onnx convert --to qoperator-to-qdq"
+    )
 
 
 def test_other_formats() -> None:
-    wide = quantize(net(), images(), QConfig.of("A16W8").with_(per_channel=True, target="stx")).model
+    wide = quantize(
+        net(), images(), QConfig.of("A16W8").with_(per_channel=True, target="stx")
+    ).model
     assert check(wide, "stx").kind == "integer" and not check(wide, "stx").findings
     assert {"S1", "S3", "S6"} <= rules(check(wide, "phx"))
     assert check(net(), "stx").kind == "float" and not check(net(), "stx").findings
@@ -221,7 +270,8 @@ def test_other_formats() -> None:
 
 def test_operators_that_end_the_process() -> None:
     lstm = parse(
-        "g (float[1,1,3] x) => (float[1,1,1,4] y) { y = LSTM <hidden_size = 4> (x, w, r) }",
+        "g (float[1,1,3] x) => (float[1,1,1,4] y) { y = LSTM <hidden_size = 4> (x, w,"
+        " r) }",
         w=weight(1, 16, 3),
         r=weight(1, 16, 4),
     )
@@ -237,7 +287,11 @@ def test_an_unknown_target() -> None:
 
 def test_vendor_types() -> None:
     model = xint8(search=0)
-    assert {each.data_type for each in model.graph.initializer if each.name.endswith("zero_point")} <= {
+    assert {
+        each.data_type
+        for each in model.graph.initializer
+        if each.name.endswith("zero_point")
+    } <= {
         TensorProto.INT8,
         TensorProto.INT32,
     }

@@ -1,4 +1,6 @@
-"""The folder that an application ships: complete, right on this machine, replaced as a whole or not at all."""
+"""The folder that an application ships: complete, right on this machine, replaced as a whole or not
+at all.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ from tests.models import normal, parse, run, weight
 def network() -> ModelProto:
     return parse(
         """g (float[N,3,8,8] x) => (float[N,4] y) { c = Conv <auto_pad = "SAME_UPPER"> (x, w) r = Relu (c)
-        d = Conv (r, u) e = Relu (d) p = GlobalAveragePool (e) f = Flatten (p) y = Gemm (f, k) }""",
+        d = Conv (r, u) e = Relu (d) p = GlobalAveragePool (e) f = Flatten (p) y = Gemm (f, k) }""",  # noqa: E501
         w=weight(8, 3, 3, 3),
         u=weight(8, 8, 1, 1),
         k=weight(8, 4),
@@ -40,62 +42,130 @@ def data(count: int = 12) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> npu.Bundle:
-    return npu.deploy(network(), data(), tmp_path_factory.mktemp("made") / "bundle", "stx")
+    return npu.deploy(
+        network(), data(), tmp_path_factory.mktemp("made") / "bundle", "stx"
+    )
 
 
 FILES = {
-    *("model.onnx", "provider_options.json", "provider_options.hpp", "npu_session.py", "npu_session.hpp", "compare.py"),
-    *("samples", "outputs", "forecast.html", "report.json", "README.md", "bundle.json", "SHA256SUMS"),
+    *(
+        "model.onnx",
+        "provider_options.json",
+        "provider_options.hpp",
+        "npu_session.py",
+        "npu_session.hpp",
+        "compare.py",
+    ),
+    *(
+        "samples",
+        "outputs",
+        "forecast.html",
+        "report.json",
+        "README.md",
+        "bundle.json",
+        "SHA256SUMS",
+    ),
 }
 
 
 def test_everything_is_there_and_summed_up(bundle: npu.Bundle) -> None:
     assert {path.name for path in bundle.folder.iterdir()} == FILES
-    assert [path.name for path in bundle.folder.parent.iterdir()] == ["bundle"], "nothing is left beside it"
-    sums = dict(reversed(line.split("  ")) for line in (bundle.folder / "SHA256SUMS").read_text().splitlines())
-    files = [path for path in bundle.folder.rglob("*") if path.is_file() and path.name != "SHA256SUMS"]
+    assert [path.name for path in bundle.folder.parent.iterdir()] == ["bundle"], (
+        "nothing is left beside it"
+    )
+    sums = dict(
+        reversed(line.split("  "))
+        for line in (bundle.folder / "SHA256SUMS").read_text().splitlines()
+    )
+    files = [
+        path
+        for path in bundle.folder.rglob("*")
+        if path.is_file() and path.name != "SHA256SUMS"
+    ]
     assert sums == {
-        path.relative_to(bundle.folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files
+        path.relative_to(bundle.folder).as_posix(): (
+            hashlib.sha256(path.read_bytes()).hexdigest()
+        )
+        for path in files
     }
     model = onnx.load(bundle.folder / "model.onnx")
-    assert not npu.check(model, "stx").findings and bundle.kind == "XINT8" and bundle.report is not None
+    assert (
+        not npu.check(model, "stx").findings
+        and bundle.kind == "XINT8"
+        and bundle.report is not None
+    )
     report = json.loads((bundle.folder / "report.json").read_text())
-    assert report["accuracy"]["outputs"][0]["sqnr"] == pytest.approx(bundle.report.worst_sqnr)
+    assert report["accuracy"]["outputs"][0]["sqnr"] == pytest.approx(
+        bundle.report.worst_sqnr
+    )
     assert report["forecast"]["subgraphs"] == bundle.forecast.subgraphs == 1
 
 
 def test_options_for_every_device_that_takes_the_format(bundle: npu.Bundle) -> None:
     settings = json.loads((bundle.folder / "provider_options.json").read_text())
     assert list(settings["devices"]) == ["stx", "phx", "krk"]
-    assert settings["devices"]["stx"]["target"] == "X2" and "xclbin" not in settings["devices"]["stx"]
-    assert settings["devices"]["phx"]["target"] == "X1" and "phoenix/4x4.xclbin" in settings["devices"]["phx"]["xclbin"]
-    assert settings["cache_key"] == hashlib.sha256((bundle.folder / "model.onnx").read_bytes()).hexdigest()[:16]
+    assert (
+        settings["devices"]["stx"]["target"] == "X2"
+        and "xclbin" not in settings["devices"]["stx"]
+    )
+    assert (
+        settings["devices"]["phx"]["target"] == "X1"
+        and "phoenix/4x4.xclbin" in settings["devices"]["phx"]["xclbin"]
+    )
+    assert (
+        settings["cache_key"]
+        == hashlib.sha256((bundle.folder / "model.onnx").read_bytes()).hexdigest()[:16]
+    )
     header = (bundle.folder / "provider_options.hpp").read_text()
-    assert all(json.dumps(value) in header for options in settings["devices"].values() for value in options.values())
+    assert all(
+        json.dumps(value) in header
+        for options in settings["devices"].values()
+        for value in options.values()
+    )
 
 
 def called(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-B", *arguments], cwd=folder, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [sys.executable, "-B", *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 def test_loader_and_comparison_run_here_and_say_where(bundle: npu.Bundle) -> None:
     done = called(bundle.folder, "npu_session.py", "samples/0000.npz")
-    assert done.returncode == 0 and "on the CPU:" in done.stdout and "y (1, 4)" in done.stdout
-    assert "running on the CPU: this onnxruntime has no VitisAIExecutionProvider" in done.stderr
+    assert (
+        done.returncode == 0
+        and "on the CPU:" in done.stdout
+        and "y (1, 4)" in done.stdout
+    )
+    assert (
+        "running on the CPU: this onnxruntime has no VitisAIExecutionProvider"
+        in done.stderr
+    )
     done = called(bundle.folder, "compare.py")
     assert done.returncode == 0 and "4 samples: worst inf dB" in done.stdout
-    done = called(bundle.folder, "npu_session.py", "samples/0000.npz", "--device", "npu")
+    done = called(
+        bundle.folder, "npu_session.py", "samples/0000.npz", "--device", "npu"
+    )
     assert done.returncode and "the NPU cannot be used" in done.stderr
 
 
-def test_a_machine_that_computes_something_else_is_found_out(bundle: npu.Bundle, tmp_path: Path) -> None:
+def test_a_machine_that_computes_something_else_is_found_out(
+    bundle: npu.Bundle, tmp_path: Path
+) -> None:
     folder = tmp_path / "copy"
     shutil.copytree(bundle.folder, folder)
     with np.load(folder / "outputs" / "0001.npz") as arrays:
         wrong = {name: arrays[name] + 1 for name in arrays.files}
     np.savez(folder / "outputs" / "0001.npz", **wrong)
     done = called(folder, "compare.py")
-    assert done.returncode == 1 and "this machine computes something else; without VNNI" in done.stderr
+    assert (
+        done.returncode == 1
+        and "this machine computes something else; without VNNI" in done.stderr
+    )
 
 
 PROVIDER = """
@@ -111,17 +181,21 @@ sys.modules["onnxruntime"] = ort
 npu_session.detect = lambda: sys.argv[1]
 _, where = npu_session.open_session(strict=True)
 print(json.dumps({**seen, "where": where}))
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.parametrize("device", ["stx", "phx"])
-def test_what_the_provider_is_told(bundle: npu.Bundle, device: str, monkeypatch: Any) -> None:
+def test_what_the_provider_is_told(
+    bundle: npu.Bundle, device: str, monkeypatch: Any
+) -> None:
     monkeypatch.setenv("RYZEN_AI_INSTALLATION_PATH", "C:/RyzenAI")
     done = called(bundle.folder, "-c", PROVIDER, device)
     told = json.loads(done.stdout)
     assert told["where"] == "npu" and told["session.disable_cpu_ep_fallback"] == "1"
     [options] = told["options"]
-    assert options["cache_dir"] == f"{bundle.folder}/cache" and options["cache_key"].endswith(f"_{device}_1_27_0")
+    assert options["cache_dir"] == f"{bundle.folder}/cache" and options[
+        "cache_key"
+    ].endswith(f"_{device}_1_27_0")
     assert options.get("xclbin", "C:/RyzenAI/voe").startswith("C:/RyzenAI/voe")
 
 
@@ -129,7 +203,10 @@ def test_a_processor_that_it_is_not_for(bundle: npu.Bundle, tmp_path: Path) -> N
     folder = tmp_path / "other"
     npu.deploy(network(), data(), folder, "krk", "A8W8")
     done = called(folder, "-c", PROVIDER, "phx")
-    assert "the model is for krk, stx, this processor is phx" in done.stderr and '"where": "cpu"' in done.stdout
+    assert (
+        "the model is for krk, stx, this processor is phx" in done.stderr
+        and '"where": "cpu"' in done.stdout
+    )
 
 
 STUB = """
@@ -176,18 +253,38 @@ def test_the_cpp_loader_opens_what_there_is(bundle: npu.Bundle, tmp_path: Path) 
         pytest.skip("no C++ compiler")
     (tmp_path / "onnxruntime_cxx_api.h").write_text(STUB)
     (tmp_path / "main.cpp").write_text(MAIN)
-    with_tail = npu.deploy(npu.Parts(network(), scores_behind(), (), False), data(), tmp_path / "tail").folder
+    with_tail = npu.deploy(
+        npu.Parts(network(), scores_behind(), (), False), data(), tmp_path / "tail"
+    ).folder
     missing = "the folder has no such model: nothing stands there\n"
     opened = "folder/model.onnx\n"
     for folder, said in (
         (bundle.folder, opened + 2 * missing),
         (with_tail, opened + missing + "extensions.so folder/postprocess.onnx\n"),
     ):
-        command = [compiler, "-std=c++17", "-Wall", "-Wextra", "-Werror", f"-I{folder}", f"-I{tmp_path}"]
-        made = subprocess.run([*command, "main.cpp", "-o", "app"], cwd=tmp_path, capture_output=True, text=True)
+        command = [
+            compiler,
+            "-std=c++17",
+            "-Wall",
+            "-Wextra",
+            "-Werror",
+            f"-I{folder}",
+            f"-I{tmp_path}",
+        ]
+        made = subprocess.run(
+            [*command, "main.cpp", "-o", "app"],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+        )
         assert made.returncode == 0, made.stderr
-        done = subprocess.run([str(tmp_path / "app")], capture_output=True, text=True, check=False)
-        assert (done.returncode, done.stdout) == (0, said) and "running on the CPU" in done.stderr
+        done = subprocess.run(
+            [str(tmp_path / "app")], capture_output=True, text=True, check=False
+        )
+        assert (done.returncode, done.stdout) == (
+            0,
+            said,
+        ) and "running on the CPU" in done.stderr
 
 
 def test_bf16_ships_the_float_model_and_what_its_compiler_reads(tmp_path: Path) -> None:
@@ -197,14 +294,22 @@ def test_bf16_ships_the_float_model_and_what_its_compiler_reads(tmp_path: Path) 
     assert config["targets"] == [{"name": "VAIML", "pass": ["init", "vaiml_partition"]}]
     feeds = data(1)[0]
     np.testing.assert_allclose(
-        run(onnx.load(tmp_path / "bundle" / "model.onnx"), feeds)[0], run(network(), feeds)[0], 1e-5, 1e-6
+        run(onnx.load(tmp_path / "bundle" / "model.onnx"), feeds)[0],
+        run(network(), feeds)[0],
+        1e-5,
+        1e-6,
     )
     settings = json.loads((tmp_path / "bundle" / "provider_options.json").read_text())
-    assert list(settings["devices"]) == ["stx", "krk"] and "config_file" in settings["devices"]["stx"]
+    assert (
+        list(settings["devices"]) == ["stx", "krk"]
+        and "config_file" in settings["devices"]["stx"]
+    )
     assert called(tmp_path / "bundle", "compare.py").returncode == 0
 
 
-def test_an_earlier_bundle_is_replaced_and_another_folder_is_not(tmp_path: Path) -> None:
+def test_an_earlier_bundle_is_replaced_and_another_folder_is_not(
+    tmp_path: Path,
+) -> None:
     folder = tmp_path / "bundle"
     npu.deploy(network(), data(), folder)
     (folder / "cache").mkdir()
@@ -221,19 +326,31 @@ def test_an_earlier_bundle_is_replaced_and_another_folder_is_not(tmp_path: Path)
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"target": "phx", "config": "A8W8"}, ConfigError, "config is A8W8, but phx .* takes XINT8"),
+        (
+            {"target": "phx", "config": "A8W8"},
+            ConfigError,
+            "config is A8W8, but phx .* takes XINT8",
+        ),
         ({"config": "INT4"}, ConfigError, "config is W4, but stx"),
         ({"config": "MXINT8"}, ConfigError, "config is MXINT8, but stx"),
-        ({"config": "BFP16"}, ConfigError, "config is BFP16, but stx .* npu deploy --config BF16"),
+        (
+            {"config": "BFP16"},
+            ConfigError,
+            "config is BFP16, but stx .* npu deploy --config BF16",
+        ),
         ({"config": "DYNAMIC"}, ConfigError, "config is dynamic A8W8, but stx"),
         ({"min_sqnr": 90.0}, AccuracyError, "below the 90 dB"),
         ({"target": "sty"}, ConfigError, "unknown target"),
     ],
     ids=str,
 )
-def test_what_is_not_deployed_leaves_nothing(arguments: Any, error: Any, message: str, tmp_path: Path) -> None:
+def test_what_is_not_deployed_leaves_nothing(
+    arguments: Any, error: Any, message: str, tmp_path: Path
+) -> None:
     with pytest.raises(error, match=message):
-        npu.deploy(network(), data(), tmp_path / "new" / "folder" / "bundle", **arguments)
+        npu.deploy(
+            network(), data(), tmp_path / "new" / "folder" / "bundle", **arguments
+        )
     assert not list(tmp_path.iterdir())
 
 
@@ -245,10 +362,14 @@ def test_folders_above_it_are_made(tmp_path: Path) -> None:
 
 def test_data_that_can_be_read_once(tmp_path: Path) -> None:
     npu.deploy(network(), iter(data()), tmp_path / "bundle")
-    assert [path.name for path in (tmp_path / "bundle" / "samples").iterdir()] == ["0000.npz"]
+    assert [path.name for path in (tmp_path / "bundle" / "samples").iterdir()] == [
+        "0000.npz"
+    ]
 
 
-def test_a_file_called_like_the_mark_makes_no_bundle_of_a_folder(tmp_path: Path) -> None:
+def test_a_file_called_like_the_mark_makes_no_bundle_of_a_folder(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "web").mkdir()
     (tmp_path / "web" / "bundle.json").write_text("{}")
     (tmp_path / "web" / "thesis.txt").write_text("years of work")
@@ -258,10 +379,14 @@ def test_a_file_called_like_the_mark_makes_no_bundle_of_a_folder(tmp_path: Path)
     onnx.save(network(), tmp_path / "bundle" / "float.onnx")
     with pytest.raises(ConfigError, match=r"holds \'float\.onnx\'"):
         npu.deploy(tmp_path / "bundle" / "float.onnx", data(), tmp_path / "bundle")
-    assert (tmp_path / "web" / "thesis.txt").is_file() and (tmp_path / "bundle" / "float.onnx").is_file()
+    assert (tmp_path / "web" / "thesis.txt").is_file() and (
+        tmp_path / "bundle" / "float.onnx"
+    ).is_file()
 
 
-def test_a_bundle_that_cannot_be_replaced_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bundle_that_cannot_be_replaced_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     npu.deploy(network(), data(), tmp_path / "bundle")
     before, real = (tmp_path / "bundle" / "model.onnx").read_bytes(), Path.replace
 
@@ -276,11 +401,19 @@ def test_a_bundle_that_cannot_be_replaced_stays(tmp_path: Path, monkeypatch: pyt
     assert (tmp_path / "bundle" / "model.onnx").read_bytes() == before
 
 
-@pytest.mark.parametrize("folder", ["q/../../..", "/proc/foo", "a\0b", "x" * 300, "file/inside"])
-def test_folders_that_cannot_be(folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "folder", ["q/../../..", "/proc/foo", "a\0b", "x" * 300, "file/inside"]
+)
+def test_folders_that_cannot_be(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     Path("file").write_text("")
-    monkeypatch.setattr(sys.modules["quark_onnx.npu.deploy"], "legalize", lambda *a, **k: pytest.fail("work was done"))
+    monkeypatch.setattr(
+        sys.modules["quark_onnx.npu.deploy"],
+        "legalize",
+        lambda *a, **k: pytest.fail("work was done"),
+    )
     with pytest.raises(ConfigError, match="output"):
         npu.deploy(network(), data(), folder)
 
@@ -295,7 +428,8 @@ def test_names_that_numpy_takes_for_its_own(tmp_path: Path) -> None:
 def test_a_machine_that_computes_no_numbers_is_found_out(bundle: npu.Bundle) -> None:
     script = "import compare, numpy as np; e = np.float32([1, 2, np.nan]);"
     script += (
-        "print([float(compare.sqnr(e, np.float32(f))) for f in ([1, 2, np.nan], [np.nan] * 3, [1, np.inf, np.nan])],"
+        "print([float(compare.sqnr(e, np.float32(f))) for f in ([1, 2, np.nan],"
+        " [np.nan] * 3, [1, np.inf, np.nan])],"
     )
     script += "compare.sqnr(np.array([True, False]), np.array([True, True])) < 5)"
     assert called(bundle.folder, "-c", script).stdout == "[inf, -inf, -inf] True\n"
@@ -316,21 +450,36 @@ def test_images_are_read_as_the_calibration_data_was(tmp_path: Path) -> None:
     for place in range(6):
         pixels = random.integers(0, 256, (20, 24, 3), np.uint8)
         Image.fromarray(pixels).save(tmp_path / "images" / f"{place}.png")
-    spec = ImageSpec(size=(8, 8), mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.2), resize="crop", resize_to=10)
-    made = npu.deploy(network(), partial(open_reader, tmp_path / "images", images=spec), tmp_path / "bundle")
+    spec = ImageSpec(
+        size=(8, 8),
+        mean=(0.4, 0.5, 0.6),
+        std=(0.2, 0.3, 0.2),
+        resize="crop",
+        resize_to=10,
+    )
+    made = npu.deploy(
+        network(),
+        partial(open_reader, tmp_path / "images", images=spec),
+        tmp_path / "bundle",
+    )
     assert {path.name for path in made.folder.iterdir()} == FILES | {
         "preprocess.onnx",
         "encoded.py",
     } and made.images == spec
-    assert "preprocess.onnx" in (made.folder / "README.md").read_text() + (made.folder / "SHA256SUMS").read_text()
+    assert (
+        "preprocess.onnx"
+        in (made.folder / "README.md").read_text()
+        + (made.folder / "SHA256SUMS").read_text()
+    )
     with (
         np.load(made.folder / "samples" / "0000.npz") as sample,
         np.load(made.folder / "outputs" / "0000.npz") as outputs,
     ):
         first, wanted = sample["x"], outputs["output_0"]
     code = (
-        "import sys, numpy as np; from npu_session import open_session, read_image; image = read_image(sys.argv[1]); "
-        "np.savez('seen.npz', image, open_session('cpu')[0].run(None, {'x': image})[0])"
+        "import sys, numpy as np; from npu_session import open_session, read_image;"
+        " image = read_image(sys.argv[1]); np.savez('seen.npz', image,"
+        " open_session('cpu')[0].run(None, {'x': image})[0])"
     )
     command = [sys.executable, "-c", code, str(tmp_path / "images" / "0.png")]
     subprocess.run(command, cwd=made.folder, check=True, capture_output=True)
@@ -338,7 +487,9 @@ def test_images_are_read_as_the_calibration_data_was(tmp_path: Path) -> None:
         np.testing.assert_array_equal(seen["arr_0"], first)
         np.testing.assert_allclose(seen["arr_1"], wanted, rtol=1e-6)
     (tmp_path / "0.jpg").write_bytes(b"no image")
-    (tmp_path / "2.jpg").write_bytes(b"\xff\xd8\xff\xe0" + b"x" * 500)  # over which the decoder ends the process
+    (tmp_path / "2.jpg").write_bytes(
+        b"\xff\xd8\xff\xe0" + b"x" * 500
+    )  # over which the decoder ends the process
     (tmp_path / "3.png").write_bytes(b"\x89PNG\r\n\x1a\n")
     (tmp_path / "4.npz").write_bytes(b"PK\x03\x04garbage")
     np.savez(tmp_path / "5.NPZ", x=np.zeros((1, 3, 7, 7), np.float32))
@@ -353,7 +504,13 @@ def test_images_are_read_as_the_calibration_data_was(tmp_path: Path) -> None:
         "5.NPZ": "npu_session: InvalidArgument: ",
     }
     for file, said in cases.items():
-        program = [sys.executable, "npu_session.py", str(tmp_path / file), "--device", "cpu"]
+        program = [
+            sys.executable,
+            "npu_session.py",
+            str(tmp_path / file),
+            "--device",
+            "cpu",
+        ]
         done = subprocess.run(program, cwd=made.folder, capture_output=True, text=True)
         assert said in done.stdout + done.stderr and "Traceback" not in done.stderr
 
@@ -363,29 +520,50 @@ MADE_OF_ARRAYS = "this model was not made with images; give it a .npz file"
 
 def test_a_bundle_of_arrays_reads_no_images(bundle: npu.Bundle, tmp_path: Path) -> None:
     (tmp_path / "photo.jpg").write_bytes(b"\xff\xd8")
-    program = [sys.executable, "npu_session.py", str(tmp_path / "photo.jpg"), "--device", "cpu"]
+    program = [
+        sys.executable,
+        "npu_session.py",
+        str(tmp_path / "photo.jpg"),
+        "--device",
+        "cpu",
+    ]
     done = subprocess.run(program, cwd=bundle.folder, capture_output=True, text=True)
-    assert done.returncode == 1 and done.stderr == f"npu_session: RuntimeError: {MADE_OF_ARRAYS}\n"
+    assert (
+        done.returncode == 1
+        and done.stderr == f"npu_session: RuntimeError: {MADE_OF_ARRAYS}\n"
+    )
 
 
 def scores_behind(kind: str = "y", elem: str = "float") -> ModelProto:
-    """The greatest score and its place, and a text of them by an operator of onnxruntime-extensions."""
+    """The greatest score and its place, and a text of them by an operator of
+    onnxruntime-extensions.
+    """
     model = parse(
         f"""g ({elem}[N,4] {kind}) => (int64[N] best, int64[2] sizes) {{ f = Cast <to = 1> ({kind})
         best = ArgMax <axis = 1, keepdims = 0> (f) sizes = Shape (f) }}"""
     )
-    words = onnx.helper.make_node("StringJoin", ["names", "dash", "axis"], ["text"], domain="ai.onnx.contrib")
+    words = onnx.helper.make_node(
+        "StringJoin", ["names", "dash", "axis"], ["text"], domain="ai.onnx.contrib"
+    )
     model.graph.node.append(words)
     for name, values in (("names", [b"a", b"b"]), ("dash", [b"-"])):
-        model.graph.initializer.append(onnx.helper.make_tensor(name, onnx.TensorProto.STRING, [len(values)], values))
+        model.graph.initializer.append(
+            onnx.helper.make_tensor(
+                name, onnx.TensorProto.STRING, [len(values)], values
+            )
+        )
     model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([0]), "axis"))
-    model.graph.output.append(onnx.helper.make_tensor_value_info("text", onnx.TensorProto.STRING, [1]))
+    model.graph.output.append(
+        onnx.helper.make_tensor_value_info("text", onnx.TensorProto.STRING, [1])
+    )
     model.opset_import.append(onnx.helper.make_opsetid("ai.onnx.contrib", 1))
     return model
 
 
 def test_what_stands_behind_is_shipped_and_run(tmp_path: Path) -> None:
-    made = npu.deploy(npu.Parts(network(), scores_behind(), (), False), data(), tmp_path / "bundle")
+    made = npu.deploy(
+        npu.Parts(network(), scores_behind(), (), False), data(), tmp_path / "bundle"
+    )
     assert {path.name for path in made.folder.iterdir()} == FILES | {"postprocess.onnx"}
     assert "postprocess.onnx" in (made.folder / "README.md").read_text()
     code = (
@@ -394,7 +572,9 @@ def test_what_stands_behind_is_shipped_and_run(tmp_path: Path) -> None:
         "y = np.load('outputs/0000.npz')['output_0']; found = postprocess({'y': y}); "
         "print(found['best'] == y.argmax(1), found['sizes'], found['text'])"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=made.folder, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=made.folder, capture_output=True, text=True
+    )
     assert done.stdout == "[ True] [1 4] ['a-b']\n", done.stderr
     program = [sys.executable, "npu_session.py", "samples/0000.npz", "--device", "cpu"]
     done = subprocess.run(program, cwd=made.folder, capture_output=True, text=True)
@@ -403,7 +583,7 @@ def test_what_stands_behind_is_shipped_and_run(tmp_path: Path) -> None:
 
 def test_the_head_of_a_model_is_cut_off_and_put_behind(tmp_path: Path) -> None:
     whole = parse(
-        """g (float[1,3,8,8] x) => (float[1,4,8,8] y) { c = Conv (x, w) e = Exp (c) y = Sigmoid (e) }""",
+        """g (float[1,3,8,8] x) => (float[1,4,8,8] y) { c = Conv (x, w) e = Exp (c) y = Sigmoid (e) }""",  # noqa: E501
         w=weight(4, 3, 1, 1),
     )
     source = tmp_path / "model.onnx"
@@ -412,27 +592,50 @@ def test_the_head_of_a_model_is_cut_off_and_put_behind(tmp_path: Path) -> None:
     samples.mkdir()
     for place, sample in enumerate(data()):
         np.savez(samples / f"{place:02}.npz", **sample)
-    options = ["-o", str(tmp_path / "bundle"), "--data", str(samples), "--cut", "--quiet"]
+    options = [
+        "-o",
+        str(tmp_path / "bundle"),
+        "--data",
+        str(samples),
+        "--cut",
+        "--quiet",
+    ]
     assert main(["npu", "deploy", str(source), *options]) == 0
-    kinds = {node.op_type for node in onnx.load(tmp_path / "bundle" / "postprocess.onnx").graph.node}
+    kinds = {
+        node.op_type
+        for node in onnx.load(tmp_path / "bundle" / "postprocess.onnx").graph.node
+    }
     assert kinds == {"Exp", "Sigmoid"}
     x = data()[0]["x"]
     code = (
-        "import numpy as np; from npu_session import open_session, postprocess; x = np.load('samples/0000.npz')['x']; "
-        "session = open_session('cpu')[0]; outputs = dict(zip(['c'], session.run(['c'], {'x': x}))); "
-        "np.savez('seen.npz', x=x, **postprocess({'x': x, **outputs}))"
+        "import numpy as np; from npu_session import open_session, postprocess; x ="
+        " np.load('samples/0000.npz')['x']; session = open_session('cpu')[0]; outputs ="
+        " dict(zip(['c'], session.run(['c'], {'x': x}))); np.savez('seen.npz', x=x,"
+        " **postprocess({'x': x, **outputs}))"
     )
-    subprocess.run([sys.executable, "-c", code], cwd=tmp_path / "bundle", check=True, capture_output=True)
+    subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path / "bundle",
+        check=True,
+        capture_output=True,
+    )
     with np.load(tmp_path / "bundle" / "seen.npz") as seen:
         np.testing.assert_array_equal(seen["x"], x)
         np.testing.assert_allclose(seen["y"], run(whole, {"x": x})[0], atol=0.1)
 
 
 def test_a_list_that_is_made_behind_is_shown(tmp_path: Path) -> None:
-    tail = parse("g (float[N,4] y) => (seq(float[N,4]) all) { all = SequenceConstruct (y) }")
-    made = npu.deploy(npu.Parts(network(), tail, (), False), data(), tmp_path / "bundle")
+    tail = parse(
+        "g (float[N,4] y) => (seq(float[N,4]) all) { all = SequenceConstruct (y) }"
+    )
+    made = npu.deploy(
+        npu.Parts(network(), tail, (), False), data(), tmp_path / "bundle"
+    )
     done = called(made.folder, "npu_session.py", "samples/0000.npz", "--device", "cpu")
-    assert done.returncode == 0 and "behind it, on the CPU:\n  all: [array([[" in done.stdout, done.stderr
+    assert (
+        done.returncode == 0
+        and "behind it, on the CPU:\n  all: [array([[" in done.stdout
+    ), done.stderr
 
 
 def of_type(number: int) -> ModelProto:
@@ -442,19 +645,25 @@ def of_type(number: int) -> ModelProto:
 
 
 @pytest.mark.parametrize("config", ["XINT8", "BF16"])
-def test_a_model_of_16_bits_is_cut_and_put_together_again(config: str, tmp_path: Path) -> None:
+def test_a_model_of_16_bits_is_cut_and_put_together_again(
+    config: str, tmp_path: Path
+) -> None:
     whole = parse(
         "g (float16[1,3,8,8] x) => (float16[1,4] y) { c = Conv (x, w) e = Exp (c) "
         "y = ReduceMean <axes = [2, 3], keepdims = 0> (e) }",
         w=weight(4, 3, 1, 1).astype(np.float16),
     )
     samples = [{"x": sample["x"].astype(np.float16)} for sample in data()]
-    made = npu.deploy(npu.cut(whole, ["c"]), samples, tmp_path / "bundle", config=config)
+    made = npu.deploy(
+        npu.cut(whole, ["c"]), samples, tmp_path / "bundle", config=config
+    )
     assert called(made.folder, "compare.py").returncode == 0
     front = run(onnx.load(made.folder / "model.onnx"), samples[0])[0]
     [found] = run(onnx.load(made.folder / "postprocess.onnx"), {"c": front})
     np.testing.assert_allclose(found, run(whole, samples[0])[0], rtol=0.02)
-    npu.deploy(npu.cut(whole, ["c"]).first, iter(samples), tmp_path / "bundle", config=config)
+    npu.deploy(
+        npu.cut(whole, ["c"]).first, iter(samples), tmp_path / "bundle", config=config
+    )
 
 
 def without_its_weights() -> ModelProto:
@@ -467,40 +676,74 @@ def without_its_weights() -> ModelProto:
 @pytest.mark.parametrize(
     ("tail", "error", "message"),
     [
-        (lambda: scores_behind("logits"), ConfigError, "reads 'logits', but the one in front computes y; rename it"),
-        (lambda: scores_behind(elem="double"), ConfigError, "reads 'y' as double, but it is float"),
-        (lambda: of_type(77), ConfigError, "reads 'y' as type 77, but it is float"),
-        (lambda: of_type(0), ConfigError, "reads 'y' as no tensor of a known type, but it is float"),
         (
-            lambda: parse("g (float[N,4] y) => (float[N,5] z) { z = Reshape (y, five) }", five=np.array([-1, 5])),
+            lambda: scores_behind("logits"),
+            ConfigError,
+            "reads 'logits', but the one in front computes y; rename it",
+        ),
+        (
+            lambda: scores_behind(elem="double"),
+            ConfigError,
+            "reads 'y' as double, but it is float",
+        ),
+        (lambda: of_type(77), ConfigError, "reads 'y' as type 77, but it is float"),
+        (
+            lambda: of_type(0),
+            ConfigError,
+            "reads 'y' as no tensor of a known type, but it is float",
+        ),
+        (
+            lambda: parse(
+                "g (float[N,4] y) => (float[N,5] z) { z = Reshape (y, five) }",
+                five=np.array([-1, 5]),
+            ),
             ModelError,
             "cannot be run on what the one in front computes",
         ),
         (network, ConfigError, "reads no output of the one in front, which computes y"),
         (without_its_weights, ModelError, r"not loaded, they lie in \['gone.bin'\]"),
     ],
-    ids=["name", "type", "unknown type", "no type", "shape", "nothing", "weights elsewhere"],
+    ids=[
+        "name",
+        "type",
+        "unknown type",
+        "no type",
+        "shape",
+        "nothing",
+        "weights elsewhere",
+    ],
 )
 def test_what_does_not_fit_behind_leaves_nothing(
     tail: Any, error: Any, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys.modules["quark_onnx.npu.deploy"], "quantize", None)  # it is said before that
+    monkeypatch.setattr(
+        sys.modules["quark_onnx.npu.deploy"], "quantize", None
+    )  # it is said before that
     with pytest.raises(error, match=message):
         npu.deploy(npu.Parts(network(), tail(), (), False), data(), tmp_path / "bundle")
     assert not any(tmp_path.iterdir())
 
 
 def test_operators_that_are_not_installed_are_named(tmp_path: Path) -> None:
-    made = npu.deploy(npu.Parts(network(), scores_behind(), (), False), data(), tmp_path / "bundle")
+    made = npu.deploy(
+        npu.Parts(network(), scores_behind(), (), False), data(), tmp_path / "bundle"
+    )
     code = (
         "import sys; sys.modules['onnxruntime_extensions'] = None; import numpy as np; "
         "from npu_session import postprocess; postprocess({'y': np.zeros((1, 4), 'f')})"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=made.folder, capture_output=True, text=True)
-    assert "RuntimeError: postprocess.onnx cannot be opened; if it has operators of" in done.stderr
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=made.folder, capture_output=True, text=True
+    )
+    assert (
+        "RuntimeError: postprocess.onnx cannot be opened; if it has operators of"
+        in done.stderr
+    )
 
 
 def test_a_bundle_with_nothing_behind_says_so(bundle: npu.Bundle) -> None:
     code = "from npu_session import postprocess; postprocess({})"
-    done = subprocess.run([sys.executable, "-c", code], cwd=bundle.folder, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=bundle.folder, capture_output=True, text=True
+    )
     assert "RuntimeError: nothing stands behind this model" in done.stderr

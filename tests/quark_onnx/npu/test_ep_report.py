@@ -21,12 +21,20 @@ def forecast() -> npu.Preflight:
 def report_of(forecast: npu.Preflight, swapped: int = 0) -> dict[str, Any]:
     """A report as the provider writes it; the devices of the first nodes are other ones."""
     rows = [
-        {"output": [v.output], "input": ["x"], "opType": v.op_type, "device": "CPU" if at < swapped else v.device}
+        {
+            "output": [v.output],
+            "input": ["x"],
+            "opType": v.op_type,
+            "device": "CPU" if at < swapped else v.device,
+        }
         for at, v in enumerate(forecast.verdicts)
     ]
     counts = [("all", 204), ("CPU", 1), ("DPU", 201), ("VITIS_EP_CPU", 2)]
     return {
-        "deviceStat": [{"name": name, "nodeNum": str(count), "supportedOpType": ["::Conv"]} for name, count in counts],
+        "deviceStat": [
+            {"name": name, "nodeNum": str(count), "supportedOpType": ["::Conv"]}
+            for name, count in counts
+        ],
         "nodeStat": rows,
         "subgraphStat": [{"device": "DPU", "count": 1}],
     }
@@ -36,15 +44,25 @@ def test_a_report_that_agrees(forecast: npu.Preflight, tmp_path: Path) -> None:
     path = tmp_path / "vitisai_ep_report.json"
     path.write_text(json.dumps(report_of(forecast)), encoding="utf-8")
     scored = npu.score(forecast, npu.read_report(path))
-    assert scored.counts == {"NPU": (201, 201), "CPU": (1, 1), "VITIS_EP_CPU": (2, 2), "pieces on the NPU": (1, 1)}
+    assert scored.counts == {
+        "NPU": (201, 201),
+        "CPU": (1, 1),
+        "VITIS_EP_CPU": (2, 2),
+        "pieces on the NPU": (1, 1),
+    }
     assert scored.matched == len(forecast.verdicts) and not scored.wrong
 
 
-def test_nodes_that_are_elsewhere_are_named(forecast: npu.Preflight, tmp_path: Path) -> None:
+def test_nodes_that_are_elsewhere_are_named(
+    forecast: npu.Preflight, tmp_path: Path
+) -> None:
     path = tmp_path / "report.json"
     path.write_text(json.dumps(report_of(forecast, swapped=2)), encoding="utf-8")
     scored = npu.score(forecast, npu.read_report(path))
-    assert [row[1:] for row in scored.wrong] == [("Conv", "NPU", "CPU"), ("Relu", "NPU", "CPU")]
+    assert [row[1:] for row in scored.wrong] == [
+        ("Conv", "NPU", "CPU"),
+        ("Relu", "NPU", "CPU"),
+    ]
     assert "64 of 66 nodes are where they were forecast" in str(scored)
 
 
@@ -72,8 +90,13 @@ def test_what_is_no_report(text: str, tmp_path: Path) -> None:
 
 
 def test_a_device_under_several_names_is_one(tmp_path: Path) -> None:
-    rows = [{"name": name, "nodeNum": count} for name, count in (("NPU", 7), ("VAIML", 5), ("CPU", 1))]
-    (tmp_path / "r.json").write_text(json.dumps({"deviceStat": rows, "subgraphStat": []}), encoding="utf-8")
+    rows = [
+        {"name": name, "nodeNum": count}
+        for name, count in (("NPU", 7), ("VAIML", 5), ("CPU", 1))
+    ]
+    (tmp_path / "r.json").write_text(
+        json.dumps({"deviceStat": rows, "subgraphStat": []}), encoding="utf-8"
+    )
     assert npu.read_report(tmp_path / "r.json").counts == {"NPU": 12, "CPU": 1}
 
 

@@ -15,13 +15,18 @@ from tests.quark_onnx.npu.networks import NETWORKS
 
 @pytest.fixture(scope="module")
 def found() -> npu.Preflight:
-    return npu.preflight(NETWORKS["ShuffleNetV2"]("XINT8"), "stx", kind="XINT8", release="1.6")
+    return npu.preflight(
+        NETWORKS["ShuffleNetV2"]("XINT8"), "stx", kind="XINT8", release="1.6"
+    )
 
 
 def test_it_says_what_is_elsewhere_and_why(found: npu.Preflight) -> None:
     text = render(found, "shuffle <net>.onnx")
     assert "shuffle &lt;net&gt;.onnx" in text and "<net>" not in text
-    assert "it moves data in 5 dimensions" in text and "RyzenAI-SW quark_quantization logs" in text
+    assert (
+        "it moves data in 5 dimensions" in text
+        and "RyzenAI-SW quark_quantization logs" in text
+    )
     assert text.count('class="npu"') == found.subgraphs == 18
     assert "http" not in text.replace("http-equiv", ""), "nothing comes from outside"
 
@@ -40,10 +45,15 @@ def test_a_model_that_is_all_there() -> None:
 
 
 def test_pieces_that_read_from_each_other_are_joined() -> None:
-    found = npu.preflight(NETWORKS["EfficientNet-b0"]("XINT8"), "stx", kind="XINT8", release="1.6")
+    found = npu.preflight(
+        NETWORKS["EfficientNet-b0"]("XINT8"), "stx", kind="XINT8", release="1.6"
+    )
     text = render(found)
     drawn = [link for link in found.links if max(link) < 50]
-    assert text.count('class="link"') >= len(drawn) > 60 and "more pieces are not drawn" in text
+    assert (
+        text.count('class="link"') >= len(drawn) > 60
+        and "more pieces are not drawn" in text
+    )
 
 
 def test_it_is_written_whole(found: npu.Preflight, tmp_path: Path) -> None:
@@ -53,14 +63,23 @@ def test_it_is_written_whole(found: npu.Preflight, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("width", [1200, 400])
-def test_a_browser_lays_it_out(found: npu.Preflight, tmp_path: Path, width: int) -> None:
+def test_a_browser_lays_it_out(
+    found: npu.Preflight, tmp_path: Path, width: int
+) -> None:
     write_page(found, tmp_path / "page.html")
     page, complaints = measured(tmp_path / "page.html", width)
     assert page["scroll"] <= page["width"] and not page["loaded"] and not complaints
     [plot] = page["plots"]
     left, _, right, _ = plot["box"]
-    assert all(left - 1 <= text["box"][0] and text["box"][2] <= right + 1 for text in plot["texts"])
-    boxes = [shape["box"] for shape in plot["shapes"] if shape["kind"] in ("npu", "cpu")]
+    assert all(
+        left - 1 <= text["box"][0] and text["box"][2] <= right + 1
+        for text in plot["texts"]
+    )
+    boxes = [
+        shape["box"] for shape in plot["shapes"] if shape["kind"] in ("npu", "cpu")
+    ]
     for text in plot["texts"]:
         x0, y0, x1, y1 = text["box"]
-        assert any(b[0] <= x0 and x1 <= b[2] + 1 and b[1] <= y0 and y1 <= b[3] for b in boxes), text
+        assert any(
+            b[0] <= x0 and x1 <= b[2] + 1 and b[1] <= y0 and y1 <= b[3] for b in boxes
+        ), text

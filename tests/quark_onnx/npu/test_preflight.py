@@ -22,8 +22,8 @@ from quark_onnx.npu.support import KINDS, listed
 from tests.models import kinds, normal, parse, weight
 from tests.quark_onnx.npu.networks import NETWORKS
 
-#: Nodes on the NPU, on the CPU, in VITIS_EP_CPU, and pieces, as the logs of AMD's runs have them: RyzenAI-SW,
-#: quark_quantization/models, 2025-10-14, release 1.7, Strix.
+#: Nodes on the NPU, on the CPU, in VITIS_EP_CPU, and pieces, as the logs of AMD's runs have them:
+#: RyzenAI-SW, quark_quantization/models, 2025-10-14, release 1.7, Strix.
 LOGGED = {
     ("ResNet-18", "XINT8"): (164, 0, 2, 1),
     ("ResNet-18", "A8W8"): (163, 0, 2, 1),
@@ -51,17 +51,27 @@ LOGGED = {
     ("ShuffleNetV2", "A16W8"): (470, 48, 98, 17),
 }
 #: Nodes on the NPU in the logs that the networks here do not have.
-UNEXPLAINED = {"MobileNetV3": 3, "EfficientNet-b0": 15, "EfficientNet-b1": 24, "EfficientNet-b2": 24}
+UNEXPLAINED = {
+    "MobileNetV3": 3,
+    "EfficientNet-b0": 15,
+    "EfficientNet-b1": 24,
+    "EfficientNet-b2": 24,
+}
 
 
 def forecast(network: str, kind: str) -> tuple[int, int, int, int]:
     found = preflight(NETWORKS[network](kind), "stx", kind=kind, release="1.6")
-    return (*(found.counts.get(device, 0) for device in ("NPU", "CPU", "VITIS_EP_CPU")), found.subgraphs)
+    return (
+        *(found.counts.get(device, 0) for device in ("NPU", "CPU", "VITIS_EP_CPU")),
+        found.subgraphs,
+    )
 
 
 @pytest.mark.parametrize(("network", "kind"), LOGGED, ids="-".join)
 def test_counts_of_the_logs(network: str, kind: str) -> None:
-    """Equal, but for one of MobileNetV2's convolutions, and nodes of three networks that the logs do not explain."""
+    """Equal, but for one of MobileNetV2's convolutions, and nodes of three networks that the logs
+    do not explain.
+    """
     found, logged = forecast(network, kind), LOGGED[network, kind]
     if network == "MobileNetV2" and kind != "A16W8":
         assert found == (logged[0] + 6, 34, 70, 18)
@@ -74,14 +84,23 @@ def test_the_table_of_the_guide_is_what_the_code_forecasts() -> None:
     text = (Path(__file__).parents[3] / "docs" / "npu.md").read_text(encoding="utf-8")
     for (network, kind), logged in LOGGED.items():
         found = forecast(network, kind)
-        cells = [f"{a}" if a == b else f"{a} ({b})" for a, b in zip(found, logged, strict=True)]
+        cells = [
+            f"{a}" if a == b else f"{a} ({b})"
+            for a, b in zip(found, logged, strict=True)
+        ]
         assert f"| {network} | {kind} | {' | '.join(cells)} |" in text
 
 
 def test_later_releases_are_less_sure_of_gates() -> None:
     model = NETWORKS["EfficientNet-b0"]("XINT8")
-    old, new = (preflight(model, "stx", kind="XINT8", release=release) for release in ("1.6", "1.8"))
-    confidences = [{v.confidence for v in each.verdicts if v.op_type == "HardSigmoid"} for each in (old, new)]
+    old, new = (
+        preflight(model, "stx", kind="XINT8", release=release)
+        for release in ("1.6", "1.8")
+    )
+    confidences = [
+        {v.confidence for v in each.verdicts if v.op_type == "HardSigmoid"}
+        for each in (old, new)
+    ]
     assert confidences == [{"measured"}, {"inferred"}]
 
 
@@ -92,14 +111,25 @@ def test_an_older_compiler_takes_gates() -> None:
 
 # Rule by rule
 
-CONV = "Conv <kernel_shape = [3, 3], strides = [1, 1], pads = [1, 1, 1, 1], dilations = [1, 1], group = 1>"
+CONV = (
+    "Conv <kernel_shape = [3, 3], strides = [1, 1], pads = [1, 1, 1, 1], dilations ="
+    " [1, 1], group = 1>"
+)
 POOL = 'MaxPool <kernel_shape = [3, 3], auto_pad = "SAME_UPPER">'
 X = "float[1,4,8,8]"
 
 
-def found(body: str, target: str = "stx", kind: str = "", shape: str = X, **constants: Any) -> Preflight:
-    model = parse(f"g ({shape} x) => ({shape} y) {{ a = {CONV} (x, w) b = {CONV} (a, w) {body} }}", **constants)
-    model.graph.initializer.append(onnx.numpy_helper.from_array(weight(4, 4, 3, 3), "w"))
+def found(
+    body: str, target: str = "stx", kind: str = "", shape: str = X, **constants: Any
+) -> Preflight:
+    model = parse(
+        f"g ({shape} x) => ({shape} y) {{ a = {CONV} (x, w) b = {CONV} (a, w)"
+        f" {body} }}",
+        **constants,
+    )
+    model.graph.initializer.append(
+        onnx.numpy_helper.from_array(weight(4, 4, 3, 3), "w")
+    )
     return preflight(model, target, kind=kind)
 
 
@@ -116,7 +146,7 @@ def only(result: Preflight, op_type: str) -> Verdict:
         ("y = Softplus (b)", "Softplus", "CPU", "not listed for XINT8"),
         ("y = Conv (b, w)", "Conv", "NPU", "listed"),
         (f"m = {POOL} (b) y = Relu (m)", "MaxPool", "abort", "auto_pad"),
-        ("m = ReduceMean <axes = [2, 3]> (b) y = Add (b, m)", "ReduceMean", "CPU", "GlobalAveragePool"),
+        ("m = ReduceMean <axes = [2, 3]> (b) y = Add (b, m)", "ReduceMean", "CPU", "GlobalAveragePool"),  # noqa: E501
         ("p, q = TopK (b, k) y = Add (b, b)", "TopK", "CPU", "more than one result"),
     ],
     ids=lambda value: str(value)[:30],
@@ -125,13 +155,23 @@ def test_rules(body: str, op_type: str, device: str, words: str) -> None:
     result = found(body, s=normal(4, 1, 1), k=np.array([2], np.int64))
     verdict = only(result, op_type)
     assert verdict.device == device and words in verdict.reason
-    assert verdict.source and verdict.confidence in ("documented", "measured", "read", "inferred")
+    assert verdict.source and verdict.confidence in (
+        "documented",
+        "measured",
+        "read",
+        "inferred",
+    )
 
 
 def test_a_convolution_without_attributes_ends_the_process() -> None:
-    model = parse(f"g ({X} x) => (float[1,4,6,6] y) {{ y = Conv (x, w) }}", w=weight(4, 4, 3, 3))
+    model = parse(
+        f"g ({X} x) => (float[1,4,6,6] y) {{ y = Conv (x, w) }}", w=weight(4, 4, 3, 3)
+    )
     [verdict] = preflight(model, "stx").aborts
-    assert "strides, pads, dilations, kernel_shape, group missing" in verdict.reason and "legalize" in verdict.mend
+    assert (
+        "strides, pads, dilations, kernel_shape, group missing" in verdict.reason
+        and "legalize" in verdict.mend
+    )
 
 
 @pytest.mark.parametrize(
@@ -141,7 +181,9 @@ def test_a_convolution_without_attributes_ends_the_process() -> None:
         ("stx", "A8W8", "float[2,4,8,8]", "input 'x' has a batch of 2"),
     ],
 )
-def test_whole_models_that_stay_on_the_cpu(target: str, kind: str, shape: str, words: str) -> None:
+def test_whole_models_that_stay_on_the_cpu(
+    target: str, kind: str, shape: str, words: str
+) -> None:
     result = found("y = Relu (b)", target, kind, shape)
     assert result.counts["NPU"] == 0 and result.subgraphs == 0 and result.share == 0
     assert {words in verdict.reason for verdict in result.verdicts} == {True}
@@ -149,13 +191,19 @@ def test_whole_models_that_stay_on_the_cpu(target: str, kind: str, shape: str, w
 
 def test_dynamic_shapes() -> None:
     result = found("y = Relu (b)", shape="float[N,4,8,8]")
-    assert {verdict.device for verdict in result.verdicts} == {"CPU"} and "--shape" in result.verdicts[0].mend
+    assert {verdict.device for verdict in result.verdicts} == {
+        "CPU"
+    } and "--shape" in result.verdicts[0].mend
 
 
 def test_a_piece_does_not_wait_for_what_waits_for_it() -> None:
     """Both sides of a detour over the CPU are apart, although they hang together."""
     result = found("g = Sigmoid (b) y = Mul (b, g)")
-    assert result.pieces == (0, 0, 1, 2) and result.links == ((0, 1), (0, 2), (1, 2)) and result.subgraphs == 2
+    assert (
+        result.pieces == (0, 0, 1, 2)
+        and result.links == ((0, 1), (0, 2), (1, 2))
+        and result.subgraphs == 2
+    )
     assert found("r = Relu (b) y = Mul (b, r)").pieces == (0, 0, 0, 0)
 
 
@@ -184,12 +232,17 @@ def test_the_pieces_of_a_chain_are_found_in_a_few_steps_a_node() -> None:
 
 
 def test_quantized_models_are_counted_as_they_are() -> None:
-    model = parse(f"g ({X} x) => ({X} y) {{ a = {CONV} (x, w) r = Relu (a) y = {CONV} (r, w) }}", w=weight(4, 4, 3, 3))
+    model = parse(
+        f"g ({X} x) => ({X} y) {{ a = {CONV} (x, w) r = Relu (a) y = {CONV} (r, w) }}",
+        w=weight(4, 4, 3, 3),
+    )
     data = [{"x": normal(1, 4, 8, 8, seed=seed)} for seed in range(4)]
     for preset in ("XINT8", "A16W8"):
         quantized = quantize(model, data, QConfig.of(preset).with_(target="stx")).model
         result = preflight(quantized, "stx")
-        assert result.kind == preset and sum(result.counts.values()) == len(quantized.graph.node)
+        assert result.kind == preset and sum(result.counts.values()) == len(
+            quantized.graph.node
+        )
         assert result.counts["VITIS_EP_CPU"] == 2 and result.share == 1
 
 
@@ -198,17 +251,31 @@ def test_quantized_models_are_counted_as_they_are() -> None:
     [
         ("y = Slice (b, n, m)", "Slice", "axes are left out"),
         ('y = Resize <mode = "cubic"> (b, , s)', "Resize", "none of the resizings"),
-        ("r = Resize (b, , t) m = ReduceMax <axes = [1]> (r) y = Add (b, m)", "Resize", "none of the resizings"),
+        (
+            "r = Resize (b, , t) m = ReduceMax <axes = [1]> (r) y = Add (b, m)",
+            "Resize",
+            "none of the resizings",
+        ),
         ("p = ReduceMax <axes = [2]> (b) y = Add (b, p)", "ReduceMax", ""),
         ("y = LpNormalization <p = 1> (b)", "LpNormalization", "p is not 2"),
         ("y = Clip (b, , h)", "Clip", "lacks a bound"),
         ("f = Flatten <axis = 4> (b) y = Add (b, f)", "Flatten", "axis is the rank"),
-        ("p = ReduceMean <keepdims = 0> (b) q = Relu (p) y = Add (b, q)", "Relu", "a single number"),
+        (
+            "p = ReduceMean <keepdims = 0> (b) q = Relu (p) y = Add (b, q)",
+            "Relu",
+            "a single number",
+        ),
     ],
     ids=lambda value: str(value)[:24],
 )
-def test_what_the_converter_of_xdna1_does_not_take(body: str, op_type: str, words: str) -> None:
-    values = {"n": np.array([0], np.int64), "m": np.array([4], np.int64), "s": np.ones(4, np.float32)}
+def test_what_the_converter_of_xdna1_does_not_take(
+    body: str, op_type: str, words: str
+) -> None:
+    values = {
+        "n": np.array([0], np.int64),
+        "m": np.array([4], np.int64),
+        "s": np.ones(4, np.float32),
+    }
     values |= {"t": np.float32([1, 2, 1, 1]), "h": np.array(6, np.float32)}
     verdict = only(found(body, "phx", **values), op_type)
     assert verdict.device == ("CPU" if words else "NPU") and words in verdict.reason
@@ -223,7 +290,10 @@ def test_weights_that_are_computed_and_tensors_of_bfloat16() -> None:
 
 
 def test_a_weight_that_is_an_input_too_is_mended_by_legalizing() -> None:
-    model = parse(f"g ({X} x, float[4,4,3,3] w) => ({X} y) {{ y = {CONV} (x, w) }}", w=weight(4, 4, 3, 3))
+    model = parse(
+        f"g ({X} x, float[4,4,3,3] w) => ({X} y) {{ y = {CONV} (x, w) }}",
+        w=weight(4, 4, 3, 3),
+    )
     result = preflight(model, "stx")
     assert "an input of the model, too" in only(result, "Conv").reason
     assert only(result, "Conv").mend == "quark-onnx npu legalize"
@@ -231,12 +301,22 @@ def test_a_weight_that_is_an_input_too_is_mended_by_legalizing() -> None:
 
 
 def test_what_is_left_float_can_refuse_a_model_on_xdna1() -> None:
-    model = parse(f"g ({X} x) => ({X} y) {{ a = {CONV} (x, w) r = Relu (a) y = {CONV} (r, w) }}", w=weight(4, 4, 3, 3))
+    model = parse(
+        f"g ({X} x) => ({X} y) {{ a = {CONV} (x, w) r = Relu (a) y = {CONV} (r, w) }}",
+        w=weight(4, 4, 3, 3),
+    )
     data = [{"x": normal(1, 4, 8, 8, seed=seed)} for seed in range(4)]
     last = model.graph.node[-1].name = "last"
-    quantized = quantize(model, data, QConfig.of("XINT8").with_(target="phx", exclude=(last,))).model
-    verdicts = {verdict.node: verdict for verdict in preflight(quantized, "phx").verdicts}
-    assert "left float" in verdicts["last"].reason and verdicts["last"].mend == "quark-onnx npu cut"
+    quantized = quantize(
+        model, data, QConfig.of("XINT8").with_(target="phx", exclude=(last,))
+    ).model
+    verdicts = {
+        verdict.node: verdict for verdict in preflight(quantized, "phx").verdicts
+    }
+    assert (
+        "left float" in verdicts["last"].reason
+        and verdicts["last"].mend == "quark-onnx npu cut"
+    )
 
 
 def test_sizes_below_zero_are_none() -> None:
@@ -251,13 +331,17 @@ def test_operations() -> None:
     model = parse(
         """g (float[1,4,8,8] x) => (float[1,10] y) { c = Conv <group = 2, pads = [1, 1, 1, 1]> (x, w)
         t = ConvTranspose <strides = [2, 2]> (c, u) p = MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (t)
-        m = GlobalAveragePool (p) f = Flatten (m) y = Gemm (f, v) }""",
+        m = GlobalAveragePool (p) f = Flatten (m) y = Gemm (f, v) }""",  # noqa: E501
         w=weight(6, 2, 3, 3),
         u=weight(6, 5, 2, 2),
         v=weight(5, 10),
     )
     graph = Graph.of(model)
-    found = dict(zip(kinds(model), (operations(graph, node) for node in graph.nodes), strict=True))
+    found = dict(
+        zip(
+            kinds(model), (operations(graph, node) for node in graph.nodes), strict=True
+        )
+    )
     assert found == {
         "Conv": 2 * 6 * 64 * 2 * 9,
         "ConvTranspose": 2 * 6 * 64 * 5 * 4,
@@ -270,7 +354,11 @@ def test_operations() -> None:
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [({"kind": "INT3"}, "kind is 'INT3'"), ({"release": "9"}, "release is '9'"), ({"target": "sty"}, "unknown target")],
+    [
+        ({"kind": "INT3"}, "kind is 'INT3'"),
+        ({"release": "9"}, "release is '9'"),
+        ({"target": "sty"}, "unknown target"),
+    ],
     ids=str,
 )
 def test_bad_settings(settings: dict[str, str], message: str) -> None:
@@ -280,12 +368,19 @@ def test_bad_settings(settings: dict[str, str], message: str) -> None:
 
 def test_the_table_of_operators() -> None:
     """Counts of the documentation's page; each row of it counted once."""
-    counts = {kind: sum(listed(schema.name, kind) for schema in onnx.defs.get_all_schemas()) for kind in KINDS}
-    # without LSTM, which crashes the compiler, GroupConv, which is no operator, and what is none of ONNX any more
+    counts = {
+        kind: sum(listed(schema.name, kind) for schema in onnx.defs.get_all_schemas())
+        for kind in KINDS
+    }
+    # without LSTM, which crashes the compiler, GroupConv, which is no operator, and what is none of
+    # ONNX any more
     assert counts == {"BF16": 75, "A16W8": 53, "A8W8": 53, "XINT8": 83}
 
 
 def test_text_names_what_is_not_there() -> None:
     text = str(found("y = Sigmoid (b)"))
-    assert text.startswith("forecast for stx (XINT8, Ryzen AI 1.8): ") and "CPU: Sigmoid" in text
+    assert (
+        text.startswith("forecast for stx (XINT8, Ryzen AI 1.8): ")
+        and "CPU: Sigmoid" in text
+    )
     assert json.dumps(text) and NPU in text

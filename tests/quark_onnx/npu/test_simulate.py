@@ -1,4 +1,6 @@
-"""The simulation: bit for bit what onnxruntime computes without its optimizations, and what the engine's rules say."""
+"""The simulation: bit for bit what onnxruntime computes without its optimizations, and what the
+engine's rules say.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ Codes = dict[str, NDArray[Any]]
 
 def oracle(model: ModelProto, feeds: Feeds) -> Codes:
     """The codes of all tensors that onnxruntime rounds, optimizations disabled."""
-    names = [node.output[0] for node in model.graph.node if node.op_type == "QuantizeLinear"]
+    names = [
+        node.output[0] for node in model.graph.node if node.op_type == "QuantizeLinear"
+    ]
     whole = ModelProto()
     whole.CopyFrom(model)
     whole.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
@@ -38,7 +42,9 @@ def steps(found: Codes, wanted: Codes) -> NDArray[np.int64]:
     """By how many codes each element is off."""
     assert found.keys() == wanted.keys()
     assert all(found[name].dtype == wanted[name].dtype for name in wanted)
-    return np.concatenate([np.abs(found[name].astype(int) - wanted[name]).reshape(-1) for name in wanted])
+    return np.concatenate(
+        [np.abs(found[name].astype(int) - wanted[name]).reshape(-1) for name in wanted]
+    )
 
 
 def xint8(model: ModelProto) -> ModelProto:
@@ -46,7 +52,9 @@ def xint8(model: ModelProto) -> ModelProto:
     return quantize(model, samples(model), config).model
 
 
-def qdq(model: ModelProto, positions: dict[str, int], kind: type = np.int8, zero: int = 0) -> ModelProto:
+def qdq(
+    model: ModelProto, positions: dict[str, int], kind: type = np.int8, zero: int = 0
+) -> ModelProto:
     """A float model with Q/DQ pairs at inputs, constants and the output ``y``.
 
     Args:
@@ -57,36 +65,52 @@ def qdq(model: ModelProto, positions: dict[str, int], kind: type = np.int8, zero
     result, before, after = ModelProto(), list[onnx.NodeProto](), list[onnx.NodeProto]()
     result.CopyFrom(model)
     read = {name for node in model.graph.node for name in node.input}
-    arrays = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    arrays = {
+        tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer
+    }
     del result.graph.initializer[:]
     for value in [value for value in result.graph.input if value.name not in read]:
         result.graph.input.remove(value)
-    constants = {name: array for name, array in arrays.items() if name in read and name not in positions}
+    constants = {
+        name: array
+        for name, array in arrays.items()
+        if name in read and name not in positions
+    }
     for name, position in positions.items():
         if name not in read and name != "y":
             continue
         constant, inner = name in arrays, f"{name}_float" if name == "y" else name
-        codes = np.dtype((np.int32 if position >= 12 else np.int8) if constant else kind)
+        codes = np.dtype(
+            (np.int32 if position >= 12 else np.int8) if constant else kind
+        )
         constants[f"{name}_scale"] = np.float32(2.0**-position)
         constants[f"{name}_zero"] = np.asarray(0 if constant else zero, codes)
         grid = [f"{name}_scale", f"{name}_zero"]
         if constant:
             limits = np.iinfo(codes)
-            whole = np.rint(arrays[name].astype(np.float64) * 2.0**position).clip(limits.min, limits.max)
+            whole = np.rint(arrays[name].astype(np.float64) * 2.0**position).clip(
+                limits.min, limits.max
+            )
             constants[f"{name}_codes"] = whole.astype(codes)
         else:
             (after if name == "y" else before).append(
                 helper.make_node("QuantizeLinear", [inner, *grid], [f"{name}_codes"])
             )
         out = name if name == "y" else f"{name}_read"
-        (after if name == "y" else before).append(helper.make_node("DequantizeLinear", [f"{name}_codes", *grid], [out]))
+        (after if name == "y" else before).append(
+            helper.make_node("DequantizeLinear", [f"{name}_codes", *grid], [out])
+        )
     for node in result.graph.node:
-        node.input[:] = [f"{name}_read" if name in positions else name for name in node.input]
+        node.input[:] = [
+            f"{name}_read" if name in positions else name for name in node.input
+        ]
         node.output[:] = ["y_float" if name == "y" else name for name in node.output]
     nodes = [*before, *result.graph.node, *after]
     del result.graph.node[:]
     result.graph.node.extend(nodes)
-    result.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in constants.items())
+    result.graph.initializer.extend(
+        numpy_helper.from_array(array, name) for name, array in constants.items()
+    )
     return result
 
 
@@ -94,18 +118,29 @@ def qdq(model: ModelProto, positions: dict[str, int], kind: type = np.int8, zero
 
 SINGLE = {
     "conv": "y = Conv <pads = [1,0,2,1]> (x, w, b)",
-    "conv, strides and dilations": "y = Conv <strides = [2,1], dilations = [1,2], pads = [2,2,0,1]> (x, w, b)",
-    "conv, automatic pads": 'y = Conv <auto_pad = "SAME_LOWER", strides = [2,2]> (x, w, b)',
+    "conv, strides and dilations": (
+        "y = Conv <strides = [2,1], dilations = [1,2], pads = [2,2,0,1]> (x, w, b)"
+    ),
+    "conv, automatic pads": (
+        'y = Conv <auto_pad = "SAME_LOWER", strides = [2,2]> (x, w, b)'
+    ),
     "grouped": "y = Conv <group = 2> (x, w2, b)",
     "depthwise": "y = Conv <group = 4, pads = [1,1,1,1]> (x, w1, b)",
-    "turned": "y = ConvTranspose <strides = [2,2], pads = [1,0,0,1], output_padding = [1,0]> (x, w, b)",
-    "turned, automatic": 'y = ConvTranspose <strides = [2,2], auto_pad = "SAME_UPPER"> (x, w, b)',
+    "turned": (
+        "y = ConvTranspose <strides = [2,2], pads = [1,0,0,1], output_padding = [1,0]>"
+        " (x, w, b)"
+    ),
+    "turned, automatic": (
+        'y = ConvTranspose <strides = [2,2], auto_pad = "SAME_UPPER"> (x, w, b)'
+    ),
     "turned groups": "y = ConvTranspose <group = 2, dilations = [2,1]> (x, w2t, b)",
     "conv behind relu": "h = Conv (x, w, b) y = Relu (h)",
     "conv behind clip": "h = Conv (x, w, b) y = Clip (h, zero, six)",
     "conv behind leaky": "h = Conv (x, w, b) y = LeakyRelu <alpha = 0.1015625> (h)",
     "gemm": "f = Flatten (x) y = Gemm <transB = 1> (f, v, u)",
-    "gemm, factors": "f = Flatten (x) y = Gemm <transB = 1, alpha = 0.5, beta = 2.0> (f, v, u)",
+    "gemm, factors": (
+        "f = Flatten (x) y = Gemm <transB = 1, alpha = 0.5, beta = 2.0> (f, v, u)"
+    ),
     "matmul": "y = MatMul (x, m)",
     "matmul of two": "t = Transpose <perm = [0,1,3,2]> (x) y = MatMul (x, t)",
     "add": "y = Add (x, x2)",
@@ -113,31 +148,52 @@ SINGLE = {
     "mul": "y = Mul (x, x2)",
     "add a constant": "y = Add (x, c)",
     "concat": "y = Concat <axis = 1> (x, x2)",
-    "max pool": "y = MaxPool <kernel_shape = [3,2], strides = [2,1], pads = [1,0,1,1]> (x)",
-    "max pool, ceil": "y = MaxPool <kernel_shape = [3,3], strides = [2,2], ceil_mode = 1> (x)",
+    "max pool": (
+        "y = MaxPool <kernel_shape = [3,2], strides = [2,1], pads = [1,0,1,1]> (x)"
+    ),
+    "max pool, ceil": (
+        "y = MaxPool <kernel_shape = [3,3], strides = [2,2], ceil_mode = 1> (x)"
+    ),
     "max pool, a window in the padding": (
-        "y = MaxPool <kernel_shape = [2,2], strides = [3,2], pads = [0,0,1,0], ceil_mode = 1> (x)"
+        "y = MaxPool <kernel_shape = [2,2], strides = [3,2], pads = [0,0,1,0],"
+        " ceil_mode = 1> (x)"
     ),
     "max pool, dilated": "y = MaxPool <kernel_shape = [2,2], dilations = [2,3]> (x)",
-    "average pool": "y = AveragePool <kernel_shape = [3,2], strides = [2,1], pads = [1,0,1,1]> (x)",
-    "average pool, padding": "y = AveragePool <kernel_shape = [3,3], pads = [1,1,1,1], count_include_pad = 1> (x)",
-    "average pool, ceil": "y = AveragePool <kernel_shape = [3,3], strides = [2,2], ceil_mode = 1> (x)",
+    "average pool": (
+        "y = AveragePool <kernel_shape = [3,2], strides = [2,1], pads = [1,0,1,1]> (x)"
+    ),
+    "average pool, padding": (
+        "y = AveragePool <kernel_shape = [3,3], pads = [1,1,1,1], count_include_pad ="
+        " 1> (x)"
+    ),
+    "average pool, ceil": (
+        "y = AveragePool <kernel_shape = [3,3], strides = [2,2], ceil_mode = 1> (x)"
+    ),
     "average pool, a window beyond the padding": (
         "y = AveragePool <kernel_shape = [3,3], strides = [2,2], pads = [1,1,1,1],"
         " ceil_mode = 1, count_include_pad = 1> (x)"
     ),
     "average pool, same, padding": (
-        'y = AveragePool <kernel_shape = [3,2], strides = [2,1], auto_pad = "SAME_LOWER", count_include_pad = 1> (x)'
+        "y = AveragePool <kernel_shape = [3,2], strides = [2,1], auto_pad ="
+        ' "SAME_LOWER", count_include_pad = 1> (x)'
     ),
-    "average pool, same": 'y = AveragePool <kernel_shape = [3,3], strides = [2,2], auto_pad = "SAME_UPPER"> (x)',
-    "global average": "h = MaxPool <kernel_shape = [2,3]> (x) y = GlobalAveragePool (h)",
+    "average pool, same": (
+        "y = AveragePool <kernel_shape = [3,3], strides = [2,2], auto_pad ="
+        ' "SAME_UPPER"> (x)'
+    ),
+    "global average": (
+        "h = MaxPool <kernel_shape = [2,3]> (x) y = GlobalAveragePool (h)"
+    ),
     "global max": "y = GlobalMaxPool (x)",
     "mean": "y = ReduceMean <axes = [1,-1], keepdims = 0> (x)",
     "pad": "y = Pad (x, room, three)",
     "pad, reflected": 'y = Pad <mode = "reflect"> (x, room)',
     "slice": "y = Slice (x, from, to, axis, step)",
     "reshape": "y = Reshape (x, shape)",
-    "reshape by shape": "s = Shape (x) g = Gather (s, one) j = Concat <axis = 0> (g, rest) y = Reshape (x, j)",
+    "reshape by shape": (
+        "s = Shape (x) g = Gather (s, one) j = Concat <axis = 0> (g, rest) y = Reshape"
+        " (x, j)"
+    ),
     "transpose": "y = Transpose <perm = [0,3,1,2]> (x)",
     "squeeze": "q = Unsqueeze (x, one) y = Squeeze (q, one)",
     "split": "a, d = Split <axis = 1> (x) y = Sub (a, d)",
@@ -152,7 +208,9 @@ SINGLE = {
 
 
 def single(text: str) -> ModelProto:
-    """A float graph on two inputs of shape 2 x 4 x 5 x 6, and all constants that the texts above name."""
+    """A float graph on two inputs of shape 2 x 4 x 5 x 6, and all constants that the texts above
+    name.
+    """
     return parse(
         f"g (float[2,4,5,6] x, float[2,4,5,6] x2) => (float y) {{ {text} }}",
         w=weight(4, 4, 3, 3),
@@ -179,7 +237,8 @@ def single(text: str) -> ModelProto:
     )
 
 
-#: Where a float32 rounds: a division that it does as a product, or a factor that is no short binary fraction.
+#: Where a float32 rounds: a division that it does as a product, or a factor that is no short binary
+#: fraction.
 ROUNDS = {
     "global average of 30": "y = GlobalAveragePool (x)",
     "leaky": "y = LeakyRelu <alpha = 0.1> (x)",
@@ -187,14 +246,19 @@ ROUNDS = {
     "hard swish": "y = HardSwish (x)",
     "average of 15": "y = AveragePool <kernel_shape = [3,5]> (x)",
 }
-POSITIONS = {"x": 5, "x2": 7, "y": 4, "b": 12, "u": 12} | dict.fromkeys(("w", "w1", "w2", "w2t", "v", "m", "c"), 7)
+POSITIONS = {"x": 5, "x2": 7, "y": 4, "b": 12, "u": 12} | dict.fromkeys(
+    ("w", "w1", "w2", "w2t", "v", "m", "c"), 7
+)
 FORMS: dict[str, tuple[type, int]] = {"int8": (np.int8, 0), "uint8": (np.uint8, 128)}
 
 
 def wide(model: ModelProto) -> Feeds:
     """Inputs some of which lie beyond the codes."""
     random = np.random.default_rng(1)
-    return {value.name: random.normal(0, 1.5, (2, 4, 5, 6)).astype(np.float32) for value in model.graph.input}
+    return {
+        value.name: random.normal(0, 1.5, (2, 4, 5, 6)).astype(np.float32)
+        for value in model.graph.input
+    }
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -218,18 +282,28 @@ def test_where_float32_rounds_only_ties_differ(case: str, form: str) -> None:
 
 
 def unexplained(model: ModelProto, feeds: Feeds, wanted: Codes) -> list[str]:
-    """Codes that differ, each from inputs that are the same, although the exact number lies at no tie."""
+    """Codes that differ, each from inputs that are the same, although the exact number lies at no
+    tie.
+    """
     found, strange = simulate(model, feeds, codes=wanted).codes, list[str]()
-    constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    constants = {
+        tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer
+    }
     for node in (node for node in model.graph.node if node.op_type == "QuantizeLinear"):
         off = found[node.output[0]] != wanted[node.output[0]]
         if not off.any():
             continue
-        exact = simulate(model, feeds, codes=wanted, until=node.input[0]).outputs[node.input[0]][off]
+        exact = simulate(model, feeds, codes=wanted, until=node.input[0]).outputs[
+            node.input[0]
+        ][off]
         units = exact.astype(np.float64) / constants[node.input[1]]
         distance = np.abs(units - np.floor(units) - 0.5)
-        difference = found[node.output[0]][off].astype(int) - wanted[node.output[0]][off]
-        if (distance > 1e-6 * np.maximum(1, np.abs(units))).any() or (np.abs(difference) > 1).any():
+        difference = (
+            found[node.output[0]][off].astype(int) - wanted[node.output[0]][off]
+        )
+        if (distance > 1e-6 * np.maximum(1, np.abs(units))).any() or (
+            np.abs(difference) > 1
+        ).any():
             strange.append(f"{node.name}: {units} became {wanted[node.output[0]][off]}")
     return strange
 
@@ -237,22 +311,37 @@ def unexplained(model: ModelProto, feeds: Feeds, wanted: Codes) -> list[str]:
 # Resize: every way to find the nearest input
 
 
-@pytest.mark.parametrize("rounding", ["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"])
-@pytest.mark.parametrize("way", ["half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric"])
+@pytest.mark.parametrize(
+    "rounding", ["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"]
+)
+@pytest.mark.parametrize(
+    "way", ["half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric"]
+)
 @pytest.mark.parametrize("factors", [(2, 3), (1, 0.5), (1.5, 2.2)])
 def test_resize(way: str, rounding: str, factors: tuple[float, float]) -> None:
-    attributes = f'mode = "nearest", coordinate_transformation_mode = "{way}", nearest_mode = "{rounding}"'
+    attributes = (
+        f'mode = "nearest", coordinate_transformation_mode = "{way}", nearest_mode ='
+        f' "{rounding}"'
+    )
     model = single(f"y = Resize <{attributes}> (x, , scales)")
-    model.graph.initializer.append(numpy_helper.from_array(np.float32([1, 1, *factors]), "scales"))
+    model.graph.initializer.append(
+        numpy_helper.from_array(np.float32([1, 1, *factors]), "scales")
+    )
     model = qdq(model, POSITIONS | {"y": 5})
-    assert not steps(simulate(model, wide(model)).codes, oracle(model, wide(model))).any()
+    assert not steps(
+        simulate(model, wide(model)).codes, oracle(model, wide(model))
+    ).any()
 
 
 def test_resize_to_sizes() -> None:
     model = single('y = Resize <mode = "nearest"> (x, , , sizes)')
-    model.graph.initializer.append(numpy_helper.from_array(np.int64([2, 4, 7, 1]), "sizes"))
+    model.graph.initializer.append(
+        numpy_helper.from_array(np.int64([2, 4, 7, 1]), "sizes")
+    )
     model = qdq(model, POSITIONS | {"y": 5})
-    assert not steps(simulate(model, wide(model)).codes, oracle(model, wide(model))).any()
+    assert not steps(
+        simulate(model, wide(model)).codes, oracle(model, wide(model))
+    ).any()
 
 
 # Rounding, shifts, saturation: by hand
@@ -274,17 +363,24 @@ def pair(source: int, target: int, kind: type = np.int8, zero: int = 0) -> Model
         (7, "up", [-128, -128, -128, -64, -32, 0, 32, 64, 127, 127, 127]),
     ],
 )
-def test_ties_and_shifts_to_either_side(target: int, rounding: Any, wanted: list[int]) -> None:
+def test_ties_and_shifts_to_either_side(
+    target: int, rounding: Any, wanted: list[int]
+) -> None:
     model = pair(2, target)
     quarters = np.float32([-8, -6, -4, -2, -1, 0, 1, 2, 4, 6, 8]) / 4
     found = simulate(model, {"x": quarters}, rounding)
     assert found.codes["y_codes"].tolist() == wanted
     if rounding == "even":
-        assert found.codes["y_codes"].tolist() == oracle(model, {"x": quarters})["y_codes"].tolist()
+        assert (
+            found.codes["y_codes"].tolist()
+            == oracle(model, {"x": quarters})["y_codes"].tolist()
+        )
 
 
 def test_unsigned_codes_around_128() -> None:
-    found = simulate(pair(1, 0, np.uint8, 128), {"x": np.float32([-100, -0.5, 0.5, 1.5, 100])}, "up")
+    found = simulate(
+        pair(1, 0, np.uint8, 128), {"x": np.float32([-100, -0.5, 0.5, 1.5, 100])}, "up"
+    )
     assert found.codes["x_codes"].tolist() == [0, 127, 129, 131, 255]
     assert found.codes["y_codes"].tolist() == [64, 128, 129, 130, 192]
 
@@ -295,19 +391,29 @@ def test_inputs_are_rounded_as_on_a_cpu() -> None:
 
 
 def test_the_bias_of_a_conv_is_finer_than_its_products() -> None:
-    """Products at position 0 + 1, a bias of 2**-12, and an output of position 0: 0.5 plus the least bit is no tie."""
+    """Products at position 0 + 1, a bias of 2**-12, and an output of position 0: 0.5 plus the least
+    bit is no tie.
+    """
     text = "g (float[1,1,2] x) => (float[1,1,2] y) { y = Conv (x, w, b) }"
-    model = qdq(parse(text, w=np.float32([[[0.5]]]), b=np.float32([2.0**-12])), {"x": 0, "w": 1, "b": 12, "y": 0})
-    assert simulate(model, {"x": np.float32([[[1, 2]]])}).codes["y_codes"].tolist() == [[[1, 1]]]
+    model = qdq(
+        parse(text, w=np.float32([[[0.5]]]), b=np.float32([2.0**-12])),
+        {"x": 0, "w": 1, "b": 12, "y": 0},
+    )
+    assert simulate(model, {"x": np.float32([[[1, 2]]])}).codes["y_codes"].tolist() == [
+        [[1, 1]]
+    ]
 
 
 @pytest.mark.parametrize(
-    ("alpha", "wanted"), [(26 / 256, [-10, -8, -1, 5]), (0.1, [-10, -7, -1, 5]), (0.125, [-12, -9, -1, 5])]
+    ("alpha", "wanted"),
+    [(26 / 256, [-10, -8, -1, 5]), (0.1, [-10, -7, -1, 5]), (0.125, [-12, -9, -1, 5])],
 )
 def test_leaky_relu_is_rounded_once(alpha: float, wanted: list[int]) -> None:
     """-74 * 26 / 256 = -7.5156; -5 * float32(0.1) lies below -0.5, where float32 sees a tie."""
     text = f"g (float[4] x) => (float[4] y) {{ y = LeakyRelu <alpha = {alpha}> (x) }}"
-    found = simulate(qdq(parse(text), {"x": 0, "y": 0}), {"x": np.float32([-100, -74, -5, 5])})
+    found = simulate(
+        qdq(parse(text), {"x": 0, "y": 0}), {"x": np.float32([-100, -74, -5, 5])}
+    )
     assert found.codes["y_codes"].tolist() == wanted
 
 
@@ -320,7 +426,10 @@ fixed_numbers = st.builds(
 
 
 def fractions(number: Fixed) -> list[Fraction]:
-    return [Fraction(int(value)) / number.divisor / Fraction(2) ** number.position for value in number.values]
+    return [
+        Fraction(int(value)) / number.divisor / Fraction(2) ** number.position
+        for value in number.values
+    ]
 
 
 @EXAMPLES
@@ -336,10 +445,14 @@ def test_rounding_against_fractions(number: Fixed, position: int) -> None:
 @given(fixed_numbers, fixed_numbers)
 def test_sums_and_products_against_fractions(first: Fixed, second: Fixed) -> None:
     one, other = fractions(first), fractions(second)
-    assert fractions(together(np.add, first, second)) == [a + b for a, b in zip(one, other, strict=True)]
+    assert fractions(together(np.add, first, second)) == [
+        a + b for a, b in zip(one, other, strict=True)
+    ]
     assert fractions(together(np.maximum, first, second)) == list(map(max, one, other))
     if first.reach * second.reach < 2**60:
-        assert fractions(times(first, second)) == [a * b for a, b in zip(one, other, strict=True)]
+        assert fractions(times(first, second)) == [
+            a * b for a, b in zip(one, other, strict=True)
+        ]
 
 
 def test_what_int64_cannot_hold_is_an_error() -> None:
@@ -355,7 +468,9 @@ def test_what_int64_cannot_hold_is_an_error() -> None:
 
 @given(st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=1))
 def test_every_float32_is_an_integer_under_a_position(values: list[float]) -> None:
-    assert fractions(Fixed.exactly(np.float32(values))) == [Fraction(value) for value in values]
+    assert fractions(Fixed.exactly(np.float32(values))) == [
+        Fraction(value) for value in values
+    ]
 
 
 def test_sums_that_float64_would_round() -> None:
@@ -369,7 +484,14 @@ def test_sums_that_float64_would_round() -> None:
 
 @pytest.mark.parametrize(
     ("kernel", "k", "n"),
-    [((3, 3), 7, 6), ((5, 5), 10, 8), ((6, 6), 7, 8), ((7, 7), 21, 10), ((14, 14), 21, 12), ((2, 2), 1, 2)],
+    [
+        ((3, 3), 7, 6),
+        ((5, 5), 10, 8),
+        ((6, 6), 7, 8),
+        ((7, 7), 21, 10),
+        ((14, 14), 21, 12),
+        ((2, 2), 1, 2),
+    ],
 )
 def test_engine_factors(kernel: tuple[int, int], k: int, n: int) -> None:
     assert engine_factor(kernel) == (kernel[0] * kernel[1], k, n)
@@ -377,7 +499,10 @@ def test_engine_factors(kernel: tuple[int, int], k: int, n: int) -> None:
 
 def test_the_engine_multiplies_and_shifts() -> None:
     """Nine codes of 100 make 900; 900 * 7 / 64 = 98.4."""
-    model = qdq(parse("g (float[1,1,3,3] x) => (float y) { y = GlobalAveragePool (x) }"), {"x": 0, "y": 0})
+    model = qdq(
+        parse("g (float[1,1,3,3] x) => (float y) { y = GlobalAveragePool (x) }"),
+        {"x": 0, "y": 0},
+    )
     feeds = {"x": np.full((1, 1, 3, 3), 100, np.float32)}
     assert simulate(model, feeds).codes["y_codes"].item() == 100
     assert simulate(model, feeds, average="dpu").codes["y_codes"].item() == 98
@@ -387,28 +512,54 @@ def test_the_engine_multiplies_and_shifts() -> None:
 def test_a_factor_that_the_model_has_is_not_applied_twice(written: str) -> None:
     """amd-quark's form: 49 * 21 / 1024 behind an average of 7 x 7, as the value of a Constant."""
     factor = 49 * 21 / 1024
-    node = f"factor = Constant <value = float {{{factor}}}> ()" if written == "node" else ""
-    text = f"g (float[1,2,7,7] x) => (float y) {{ h = GlobalAveragePool (x) {node} y = Mul (h, factor) }}"
+    node = (
+        f"factor = Constant <value = float {{{factor}}}> ()"
+        if written == "node"
+        else ""
+    )
+    text = (
+        f"g (float[1,2,7,7] x) => (float y) {{ h = GlobalAveragePool (x) {node} y = Mul"
+        " (h, factor) }"
+    )
     constants = {"factor": np.float32(factor)} if written == "initializer" else {}
     model = qdq(parse(text, **constants), {"x": 4, "y": 6}, np.uint8, 128)
     feeds = {"x": normal(1, 2, 7, 7) + np.float32([[[[0.9]], [[-0.3]]]])}
-    exact, engine = (simulate(model, feeds, average=each).codes["y_codes"] for each in ("exact", "dpu"))  # type: ignore[arg-type]
+    exact, engine = (
+        simulate(model, feeds, average=each).codes["y_codes"]
+        for each in ("exact", "dpu")
+    )  # type: ignore[arg-type]
     assert exact.tolist() == engine.tolist() == oracle(model, feeds)["y_codes"].tolist()
 
 
 def test_the_engine_has_a_sixth_of_its_own() -> None:
-    """2731 / 2**14, so that a gate is greater by 1/8192; the float32 sixth of the model differs from both."""
-    text = "g (float[1,256] x) => (float y) {{ y = HardSigmoid <alpha = {}, beta = 0.5> (x) }}"
+    """2731 / 2**14, so that a gate is greater by 1/8192.
+
+    The float32 sixth of the model differs from both.
+    """
+    text = (
+        "g (float[1,256] x) => (float y) {{ y = HardSigmoid <alpha = {}, beta = 0.5>"
+        " (x) }}"
+    )
     x = np.arange(-128, 128, dtype=np.float32)[None] / 64
     sixth, found = Fraction(float(np.float32(1 / 6))), dict[str, list[int]]()
     model = qdq(parse(text.format("0.16666667")), {"x": 6, "y": 14}, np.int16)
     for gate, factor in (("exact", Fraction(1)), ("dpu", Fraction(2731 * 6, 1 << 14))):
-        wanted = [round(min(max(Fraction(float(v)) * sixth + Fraction(1, 2), 0), 1) * factor * 2**14) for v in x[0]]
+        wanted = [
+            round(
+                min(max(Fraction(float(v)) * sixth + Fraction(1, 2), 0), 1)
+                * factor
+                * 2**14
+            )
+            for v in x[0]
+        ]
         found[gate] = simulate(model, {"x": x}, gate=gate).codes["y_codes"][0].tolist()  # type: ignore[arg-type]
         assert found[gate] == wanted
     assert found["exact"] != found["dpu"]
     other = qdq(parse(text.format("0.2")), {"x": 6, "y": 7})
-    codes = [simulate(other, {"x": x}, gate=gate).codes["y_codes"].tolist() for gate in ("exact", "dpu")]  # type: ignore[arg-type]
+    codes = [
+        simulate(other, {"x": x}, gate=gate).codes["y_codes"].tolist()
+        for gate in ("exact", "dpu")
+    ]  # type: ignore[arg-type]
     assert codes[0] == codes[1]
 
 
@@ -416,7 +567,10 @@ def test_the_engine_has_a_sixth_of_its_own() -> None:
 
 
 def bfloat16(x: float) -> float:
-    """The nearest number with eight bits, ties to even, by exact fractions; the smallest numbers apart."""
+    """The nearest number with eight bits, ties to even, by exact fractions.
+
+    The smallest numbers apart.
+    """
     if not x:
         return x
     unit = Fraction(2) ** (floor(np.log2(abs(x))) - 7)
@@ -437,26 +591,50 @@ def engine_softmax(x: list[float]) -> list[float]:
 
 
 def test_the_engine_takes_powers_by_a_polynomial() -> None:
-    model = qdq(parse("g (float[2,5] x) => (float y) { y = Softmax <axis = -1> (x) }"), {"x": 3, "y": 7})
+    model = qdq(
+        parse("g (float[2,5] x) => (float y) { y = Softmax <axis = -1> (x) }"),
+        {"x": 3, "y": 7},
+    )
     x = np.random.default_rng(3).integers(-40, 40, (2, 5)) / np.float32(8)
-    [first, second] = simulate(model, {"x": x}), simulate(model, {"x": x}, softmax="dpu")
-    wanted = [np.rint(np.multiply(engine_softmax(row), 128)).clip(-128, 127) for row in x.tolist()]
+    [first, second] = (
+        simulate(model, {"x": x}),
+        simulate(model, {"x": x}, softmax="dpu"),
+    )
+    wanted = [
+        np.rint(np.multiply(engine_softmax(row), 128)).clip(-128, 127)
+        for row in x.tolist()
+    ]
     np.testing.assert_array_equal(second.codes["y_codes"], wanted)
     assert first.inexact == ("y_codes",) and second.inexact == ()
-    assert 0 < np.abs(first.codes["y_codes"].astype(int) - second.codes["y_codes"]).max() <= 1
+    assert (
+        0
+        < np.abs(first.codes["y_codes"].astype(int) - second.codes["y_codes"]).max()
+        <= 1
+    )
 
 
 def test_powers_that_the_engine_has_no_numbers_for() -> None:
-    model = qdq(parse("g (float[1,2] x) => (float y) { y = Softmax <axis = -1> (x) }"), {"x": -3, "y": 7})
-    with pytest.raises(ModelError, match="cannot be simulated: its inputs reach from 8 to 400, and the engine"):
+    model = qdq(
+        parse("g (float[1,2] x) => (float y) { y = Softmax <axis = -1> (x) }"),
+        {"x": -3, "y": 7},
+    )
+    with pytest.raises(
+        ModelError,
+        match="cannot be simulated: its inputs reach from 8 to 400, and the engine",
+    ):
         simulate(model, {"x": np.float32([[8, 400]])}, softmax="dpu")
-    with pytest.raises(ConfigError, match="softmax is 'exact'; it is one of 'float', 'dpu'"):
+    with pytest.raises(
+        ConfigError, match="softmax is 'exact'; it is one of 'float', 'dpu'"
+    ):
         simulate(model, {"x": np.float32([[8, 400]])}, softmax="exact")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("operator", ["Softmax", "Sigmoid", "Tanh"])
 def test_what_is_computed_in_float_is_marked(operator: str) -> None:
-    model = qdq(parse(f"g (float[2,9] x) => (float[2,9] y) {{ y = {operator} (x) }}"), {"x": 4, "y": 7})
+    model = qdq(
+        parse(f"g (float[2,9] x) => (float[2,9] y) {{ y = {operator} (x) }}"),
+        {"x": 4, "y": 7},
+    )
     feeds = {"x": normal(2, 9, scale=2)}
     found = simulate(model, feeds, "up")
     assert found.inexact == ("y_codes",)
@@ -465,14 +643,26 @@ def test_what_is_computed_in_float_is_marked(operator: str) -> None:
 
 # Chains, as the quantizer makes them
 
-ACTIVATIONS = ["", "Relu ({})", "Clip ({}, zero, six)", "LeakyRelu <alpha = 0.1015625> ({})"]
+ACTIVATIONS = [
+    "",
+    "Relu ({})",
+    "Clip ({}, zero, six)",
+    "LeakyRelu <alpha = 0.1015625> ({})",
+]
 
 
 @st.composite
 def chains(draw: st.DrawFn) -> ModelProto:
     """A chain of operators on images, with a Gemm at its end."""
-    lines, constants = list[str](), dict[str, Any]({"zero": np.float32(0), "six": np.float32(6)})
-    now, channels, size = "x", draw(st.sampled_from([2, 4])), draw(st.sampled_from([8, 9]))
+    lines, constants = (
+        list[str](),
+        dict[str, Any]({"zero": np.float32(0), "six": np.float32(6)}),
+    )
+    now, channels, size = (
+        "x",
+        draw(st.sampled_from([2, 4])),
+        draw(st.sampled_from([8, 9])),
+    )
     shape = f"1,{channels},{size},{size}"
 
     def write(text: str) -> str:
@@ -481,49 +671,87 @@ def chains(draw: st.DrawFn) -> ModelProto:
         return name
 
     def convolution(source: str, inputs: int, outputs: int, **attributes: Any) -> str:
-        kernel, group, number = attributes.pop("kernel", 1), attributes.get("group", 1), len(constants)
+        kernel, group, number = (
+            attributes.pop("kernel", 1),
+            attributes.get("group", 1),
+            len(constants),
+        )
         attributes["kernel_shape"] = [kernel, kernel]
-        constants[f"w{number}"] = weight(outputs, inputs // group, kernel, kernel, seed=number) * 1.5
+        constants[f"w{number}"] = (
+            weight(outputs, inputs // group, kernel, kernel, seed=number) * 1.5
+        )
         constants[f"b{number}"] = normal(outputs, seed=number, scale=0.3)
         text = ", ".join(f"{name} = {value}" for name, value in attributes.items())
         return write(f"Conv <{text}> ({source}, w{number}, b{number})")
 
     for _ in range(draw(st.integers(1, 4))):
-        kind = draw(st.sampled_from(["conv", "conv", "add", "concat", "max", "average", "resize", "move"]))
+        kind = draw(
+            st.sampled_from(
+                ["conv", "conv", "add", "concat", "max", "average", "resize", "move"]
+            )
+        )
         if kind == "conv":
             step, wide = draw(st.sampled_from([1, 2])), draw(st.sampled_from([1, 2]))
-            group, pads = draw(st.sampled_from([1, 2, channels])), [draw(st.integers(1, 2)) for _ in range(4)]
-            numbers = {"strides": [step] * 2, "dilations": [wide] * 2, "pads": [each + wide for each in pads]}
+            group, pads = (
+                draw(st.sampled_from([1, 2, channels])),
+                [draw(st.integers(1, 2)) for _ in range(4)],
+            )
+            numbers = {
+                "strides": [step] * 2,
+                "dilations": [wide] * 2,
+                "pads": [each + wide for each in pads],
+            }
             now = convolution(now, channels, channels, kernel=3, group=group, **numbers)
             act = draw(st.sampled_from(ACTIVATIONS))
             now = write(act.format(now)) if act else now
         elif kind == "add":
-            sum_ = write(f"{draw(st.sampled_from(['Add', 'Sub']))} ({convolution(now, channels, channels)}, {now})")
+            sum_ = write(
+                f"{draw(st.sampled_from(['Add', 'Sub']))}"
+                f" ({convolution(now, channels, channels)}, {now})"
+            )
             now = write(f"Relu ({sum_})") if draw(st.booleans()) else sum_
         elif kind == "concat" and channels < 8:
-            now, channels = write(f"Concat <axis = 1> ({now}, {convolution(now, channels, channels)})"), 2 * channels
+            now, channels = (
+                write(
+                    f"Concat <axis = 1> ({now}, {convolution(now, channels, channels)})"
+                ),
+                2 * channels,
+            )
         elif kind == "max":
-            now = write(f"MaxPool <kernel_shape = [3,3], strides = [2,1], pads = [1,1,1,1]> ({now})")
+            now = write(
+                "MaxPool <kernel_shape = [3,3], strides = [2,1], pads = [1,1,1,1]>"
+                f" ({now})"
+            )
         elif kind == "average":
             include = draw(st.integers(0, 1))
-            now = write(f"AveragePool <kernel_shape = [2,3], pads = [1,1,0,1], count_include_pad = {include}> ({now})")
+            now = write(
+                "AveragePool <kernel_shape = [2,3], pads = [1,1,0,1],"
+                f" count_include_pad = {include}> ({now})"
+            )
         elif kind == "resize":
             constants["scales"] = np.float32([1, 1, 2, 1])
-            now = write(f'Resize <mode = "nearest", coordinate_transformation_mode = "asymmetric"> ({now}, , scales)')
+            now = write(
+                'Resize <mode = "nearest", coordinate_transformation_mode ='
+                f' "asymmetric"> ({now}, , scales)'
+            )
         else:
             constants["room"] = np.int64([0, 0, 1, 0, 0, 0, 0, 2])
             now = write(f"Transpose <perm = [0,1,3,2]> ({write(f'Pad ({now}, room)')})")
     constants["u"], constants["v"] = weight(channels, 5, seed=9), normal(5, seed=9)
     pooled = write(f"Flatten ({write(f'GlobalAveragePool ({now})')})")
     lines.append(f"y = Gemm ({pooled}, u, v)")
-    return parse(f"g (float[{shape}] x) => (float[1,5] y) {{ {' '.join(lines)} }}", **constants)
+    return parse(
+        f"g (float[{shape}] x) => (float[1,5] y) {{ {' '.join(lines)} }}", **constants
+    )
 
 
 @EXAMPLES
 @given(chains(), st.integers(0, 9))
 def test_chains_are_what_onnxruntime_computes(model: ModelProto, seed: int) -> None:
     used = {name for node in model.graph.node for name in node.input}
-    for tensor in [tensor for tensor in model.graph.initializer if tensor.name not in used]:
+    for tensor in [
+        tensor for tensor in model.graph.initializer if tensor.name not in used
+    ]:
         model.graph.initializer.remove(tensor)
     quantized = xint8(model)
     [feeds] = samples(model, 1, seed=100 + seed)
@@ -541,11 +769,17 @@ def test_until_stops_in_front_of_what_is_not_known() -> None:
     model = qdq(parse(text), {"x": 3, "y": 3})
     feeds = {"x": np.float32([[-1, 0.5, 1, 2]])}
     with pytest.raises(
-        ModelError, match=r"Erf 'Erf_y.*' cannot be simulated: no integer arithmetic .* until='h' stops"
+        ModelError,
+        match=(
+            r"Erf 'Erf_y.*' cannot be simulated: no integer arithmetic .* until='h'"
+            r" stops"
+        ),
     ):
         simulate(model, feeds)
     found = simulate(model, feeds, until="h")
-    assert found.outputs["h"].tolist() == [[0, 0.5, 1, 2]] and list(found.codes) == ["x_codes"]
+    assert found.outputs["h"].tolist() == [[0, 0.5, 1, 2]] and list(found.codes) == [
+        "x_codes"
+    ]
 
 
 def test_other_scales_are_an_error_that_says_what_to_do() -> None:
@@ -553,7 +787,12 @@ def test_other_scales_are_an_error_that_says_what_to_do() -> None:
     feeds = {"x": np.zeros(3, np.float32)}
     [scale] = [tensor for tensor in model.graph.initializer if tensor.name == "y_scale"]
     scale.CopyFrom(numpy_helper.from_array(np.float32(0.3), "y_scale"))
-    with pytest.raises(ModelError, match=r"S1 at .*: a scale of 0\.3 .*quark-onnx quantize FLOAT.onnx --config XINT8"):
+    with pytest.raises(
+        ModelError,
+        match=(
+            r"S1 at .*: a scale of 0\.3 .*quark-onnx quantize FLOAT.onnx --config XINT8"
+        ),
+    ):
         simulate(model, feeds)
     scale.CopyFrom(numpy_helper.from_array(np.float32([0.5, 0.25, 1]), "y_scale"))
     with pytest.raises(ModelError, match=r"S3 at .*: 3 scales"):
@@ -562,7 +801,11 @@ def test_other_scales_are_an_error_that_says_what_to_do() -> None:
 
 def test_float_where_integers_are_multiplied() -> None:
     model = qdq(
-        parse("g (float[1,1,2] x) => (float[1,1,2] y) { y = Conv (x, w) }", w=normal(1, 1, 1)), {"w": 5, "y": 3}
+        parse(
+            "g (float[1,1,2] x) => (float[1,1,2] y) { y = Conv (x, w) }",
+            w=normal(1, 1, 1),
+        ),
+        {"w": 5, "y": 3},
     )
     with pytest.raises(ModelError, match="its input 'x' is float; quantize it, too"):
         simulate(model, {"x": np.zeros((1, 1, 2), np.float32)})
@@ -570,9 +813,14 @@ def test_float_where_integers_are_multiplied() -> None:
 
 def test_settings_and_feeds() -> None:
     model, feeds = pair(2, 3), {"x": np.zeros(3, np.float32)}
-    with pytest.raises(ConfigError, match="rounding is 'down'; it is one of 'even', 'up'"):
+    with pytest.raises(
+        ConfigError, match="rounding is 'down'; it is one of 'even', 'up'"
+    ):
         simulate(model, feeds, "down")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="no node computes the tensor 'y_cods'; did you mean 'y_codes'"):
+    with pytest.raises(
+        ConfigError,
+        match="no node computes the tensor 'y_cods'; did you mean 'y_codes'",
+    ):
         simulate(model, feeds, until="y_cods")
     with pytest.raises(ConfigError, match="'z_codes', which no QuantizeLinear writes"):
         simulate(model, feeds, codes={"z_codes": np.zeros(3, np.int8)})
@@ -585,5 +833,9 @@ def test_settings_and_feeds() -> None:
 
 
 def test_codes_of_another_machine_are_read_in_place_of_the_simulated_ones() -> None:
-    found = simulate(pair(2, 3), {"x": np.zeros(2, np.float32)}, codes={"x_codes": np.int8([5, -7])})
-    assert found.codes["x_codes"].tolist() == [0, 0] and found.codes["y_codes"].tolist() == [10, -14]
+    found = simulate(
+        pair(2, 3), {"x": np.zeros(2, np.float32)}, codes={"x_codes": np.int8([5, -7])}
+    )
+    assert found.codes["x_codes"].tolist() == [0, 0] and found.codes[
+        "y_codes"
+    ].tolist() == [10, -14]

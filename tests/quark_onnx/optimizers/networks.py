@@ -1,4 +1,6 @@
-"""Two small networks with every kind of layer that optimizers choose codes for, and data of changing shapes."""
+"""Two small networks with every kind of layer that optimizers choose codes for, and data of
+changing shapes.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ from tests.models import Feeds, normal, parse, weight
 
 
 def convolutional() -> ModelProto:
-    """Whole, depthwise, pointwise and transposed convolutions, with and without biases, each with its activation."""
+    """Whole, depthwise, pointwise and transposed convolutions, with and without biases, each with
+    its activation.
+    """
     return parse(
         """g (float[N,3,H,W] x) => (float[N,5] y) {
             [first] a = Conv <pads = [1,1,1,1]> (x, w1, b1)
@@ -40,7 +44,9 @@ def convolutional() -> ModelProto:
 def attentive() -> ModelProto:
     """One block of a transformer; biases are added on either side."""
     size, wide = 16, 32
-    matrices = {f"w{name}": weight(size, size, seed=seed) for seed, name in enumerate("qkvo")}
+    matrices = {
+        f"w{name}": weight(size, size, seed=seed) for seed, name in enumerate("qkvo")
+    }
     vectors = {f"b{name}": normal(size, seed=seed) for seed, name in enumerate("qod")}
     return parse(
         """g (float[N,T,16] x) => (float[N,T,16] y) {

@@ -41,14 +41,29 @@ LEFT = {
 
 
 def model_of(text: str) -> tuple[ModelProto, list[dict[str, np.ndarray[Any, Any]]]]:
-    constants = {**CONSTANTS, "h2": CONSTANTS["h"].T[:, :3] * np.float32(0.1), "flat": np.int64([-1, 6])}
+    constants = {
+        **CONSTANTS,
+        "h2": CONSTANTS["h"].T[:, :3] * np.float32(0.1),
+        "flat": np.int64([-1, 6]),
+    }
     shape = (2, 3) if "h2" in text else (2, 3, 8, 8)
-    used = {name: value for name, value in constants.items() if f" {name}," in text or f" {name})" in text}
+    used = {
+        name: value
+        for name, value in constants.items()
+        if f" {name}," in text or f" {name})" in text
+    }
     dims = ",".join(map(str, shape))
-    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> g (float[{dims}] x) => (y) {{ {text} }}')
-    model.graph.initializer.extend(numpy_helper.from_array(np.asarray(v), name) for name, v in used.items())
+    model = onnx.parser.parse_model(
+        f'<ir_version: 8, opset_import: ["" : 17]> g (float[{dims}] x) => (y) {{ {text} }}'
+    )
+    model.graph.initializer.extend(
+        numpy_helper.from_array(np.asarray(v), name) for name, v in used.items()
+    )
     model.graph.output[0].type.tensor_type.elem_type = 1
-    data = [{"x": np.random.default_rng(seed).normal(size=shape).astype(np.float32)} for seed in range(4)]
+    data = [
+        {"x": np.random.default_rng(seed).normal(size=shape).astype(np.float32)}
+        for seed in range(4)
+    ]
     return model, data
 
 
@@ -58,11 +73,19 @@ def test_the_function_stays_and_the_range_shrinks(name: str) -> None:
     graph = Graph.of(model)
     assert BiasAbsorption()(graph, data) == 1
     for feeds in data:
-        [found], [expected] = (open_session(each).run(None, feeds) for each in (graph.to_model(), model))
-        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
+        [found], [expected] = (
+            open_session(each).run(None, feeds) for each in (graph.to_model(), model)
+        )
+        np.testing.assert_allclose(
+            found, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max()
+        )
     bias = graph.constant(graph.nodes[0].input(2))
     assert bias is not None
-    assert (bias <= BIAS).all() and bias[1] < 10 and (bias[[2, 3, 5]] == BIAS[[2, 3, 5]]).all()
+    assert (
+        (bias <= BIAS).all()
+        and bias[1] < 10
+        and (bias[[2, 3, 5]] == BIAS[[2, 3, 5]]).all()
+    )
 
 
 @pytest.mark.parametrize("name", LEFT)
@@ -74,7 +97,9 @@ def test_what_would_not_stay_is_left_alone(name: str) -> None:
 def test_a_smaller_range_is_a_better_model() -> None:
     model, data = model_of(ABSORBED["conv"])
     plain, better = (
-        quantize(model, data, QConfig.of("A8W8").with_(calibrator="minmax", optimizers=each))
+        quantize(
+            model, data, QConfig.of("A8W8").with_(calibrator="minmax", optimizers=each)
+        )
         for each in ((), ("bias_absorption",))
     )
     assert "bias_absorption: 1" in better.report.notes
@@ -82,6 +107,8 @@ def test_a_smaller_range_is_a_better_model() -> None:
 
 
 def test_settings() -> None:
-    assert QConfig(optimizers="bias_absorption:margin=0").optimizers == (BiasAbsorption(margin=0),)
+    assert QConfig(optimizers="bias_absorption:margin=0").optimizers == (
+        BiasAbsorption(margin=0),
+    )
     with pytest.raises(ConfigError, match="margin of bias_absorption is 2"):
         BiasAbsorption(margin=2)

@@ -22,10 +22,16 @@ def test_slopes_and_gates_are_those_of_the_engine() -> None:
     assert kinds(model) == ["MatMul", "LeakyRelu", "HardSigmoid", "Mul"]
     m = x @ weight(4, 4)
     a = np.where(m > 0, m, m * 26 / 256)  # npu-reference: 0.1 is 26/256
-    np.testing.assert_allclose(run(model, {"x": x})[0], a * np.clip(a / 6 + 0.5, 0, 1), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        run(model, {"x": x})[0], a * np.clip(a / 6 + 0.5, 0, 1), rtol=1e-5, atol=1e-6
+    )
 
 
-@pytest.mark.parametrize(("settings", "count"), [({"slopes": False}, 1), ({"gates": False}, 1), ({}, 2)], ids=str)
+@pytest.mark.parametrize(
+    ("settings", "count"),
+    [({"slopes": False}, 1), ({"gates": False}, 1), ({}, 2)],
+    ids=str,
+)
 def test_settings(settings: dict[str, bool], count: int) -> None:
     assert DPU(**settings)(Graph.of(parse(TEXT, w=weight(4, 4)))) == count
 
@@ -36,7 +42,9 @@ def test_the_report_says_what_it_costs_and_the_checker_finds_nothing() -> None:
     made = quantize(parse(TEXT, w=weight(4, 4)), data, config)
     [note] = [note for note in made.report.notes if note.startswith("dpu")]
     assert note.startswith("dpu: 2; it changed the float model, whose outputs have ")
-    assert "HardSigmoid" in kinds(made.model) and not npu.check(made.model, "stx").findings
+    assert (
+        "HardSigmoid" in kinds(made.model) and not npu.check(made.model, "stx").findings
+    )
 
 
 def test_bad_settings() -> None:

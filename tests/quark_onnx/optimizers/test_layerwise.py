@@ -1,5 +1,6 @@
-"""Optimizers that choose the codes of layers, on whole models: nothing gets worse on samples held out, the codes that
-are written are those that were chosen, and odd models and data are no obstacle."""
+"""Optimizers that choose the codes of layers, on whole models: nothing gets worse on samples held
+out, the codes that are written are those that were chosen, and odd models and data are no obstacle.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +58,16 @@ CONFIGS = {name: QConfig.of(name) for name in PRESETS} | {
 #: Where each optimizer is tried alone; elsewhere they run one after the other.
 ALONE = ["A8W8"]
 #: Whose weights are a DequantizeLinear away from their layer.
-READABLE = ["A8W8", "XINT8", "A8W4", "FP8E4M3", "FP4E2M1", "U8U8", "MX9_INT8", "per tensor"]
+READABLE = [
+    "A8W8",
+    "XINT8",
+    "A8W4",
+    "FP8E4M3",
+    "FP4E2M1",
+    "U8U8",
+    "MX9_INT8",
+    "per tensor",
+]
 
 Seen = list[tuple[Problem, Solution]]
 
@@ -66,7 +76,9 @@ Seen = list[tuple[Problem, Solution]]
 def chosen(monkeypatch: pytest.MonkeyPatch) -> Seen:
     """Every problem that is solved, and what is chosen for it."""
     seen: Seen = []
-    module = sys.modules["quark_onnx.refine.refine"]  # whose name in its package is the function's
+    module = sys.modules[
+        "quark_onnx.refine.refine"
+    ]  # whose name in its package is the function's
     improved = module._improved
 
     def watched(problem: Problem, optimizers: Any) -> Any:
@@ -82,7 +94,10 @@ def check_better(result: Result, count: int) -> None:
     layers = result.report.layers
     assert len(layers) == count
     assert all(0 <= layer.after <= layer.before for layer in layers)
-    before, after = (np.array([getattr(layer, name) for layer in layers]) for name in ("before", "after"))
+    before, after = (
+        np.array([getattr(layer, name) for layer in layers])
+        for name in ("before", "after")
+    )
     assert after.sum() < before.sum()
 
 
@@ -91,12 +106,19 @@ def check_better(result: Result, count: int) -> None:
 def test_no_layer_gets_worse_and_the_model_runs(preset: str, network: str) -> None:
     make, samples = NETWORKS[network]
     model, data, config = make(), samples(), CONFIGS[preset]
-    for optimizers in [(each,) for each in QUICK.values()] if preset in ALONE else [tuple(QUICK.values())]:
+    for optimizers in (
+        [(each,) for each in QUICK.values()]
+        if preset in ALONE
+        else [tuple(QUICK.values())]
+    ):
         result = quantize(model, data, config.with_(optimizers=optimizers))
         check_better(result, 5 if network == "convolutional" else 6)
         for name in {optimizer.name for optimizer in optimizers}:
             kept = sum(layer.changed[name] > 0 for layer in result.report.layers)
-            assert f"{name}: kept in {kept} of {len(result.report.layers)} layers" in result.report.notes
+            assert (
+                f"{name}: kept in {kept} of {len(result.report.layers)} layers"
+                in result.report.notes
+            )
     run(result.model, data[0])
 
 
@@ -105,16 +127,25 @@ def test_no_layer_gets_worse_and_the_model_runs(preset: str, network: str) -> No
 def test_the_same_again_is_the_same_model(network: str, preset: str) -> None:
     make, samples = NETWORKS[network]
     config = CONFIGS[preset].with_(optimizers=tuple(QUICK.values()))
-    first, second = (quantize(make(), samples(), config).model.SerializeToString(deterministic=True) for _ in range(2))
+    first, second = (
+        quantize(make(), samples(), config).model.SerializeToString(deterministic=True)
+        for _ in range(2)
+    )
     assert first == second
 
 
 @pytest.mark.parametrize("preset", READABLE)
 @pytest.mark.parametrize("network", NETWORKS)
-def test_what_is_written_is_what_was_chosen(network: str, preset: str, chosen: Seen) -> None:
-    """onnxruntime reads the very weights, and the biases to within their own step, that the loss was measured with."""
+def test_what_is_written_is_what_was_chosen(
+    network: str, preset: str, chosen: Seen
+) -> None:
+    """onnxruntime reads the very weights, and the biases to within their own step, that the loss
+    was measured with.
+    """
     make, samples = NETWORKS[network]
-    config = CONFIGS[preset].with_(optimizers=(GPTQ(), AdaQuant(iterations=20), BiasCorrection()))
+    config = CONFIGS[preset].with_(
+        optimizers=(GPTQ(), AdaQuant(iterations=20), BiasCorrection())
+    )
     model = onnx.shape_inference.infer_shapes(quantize(make(), samples(), config).model)
     nodes = {node.name: node for node in model.graph.node}
     constants = {tensor.name for tensor in model.graph.initializer}
@@ -123,17 +154,43 @@ def test_what_is_written_is_what_was_chosen(network: str, preset: str, chosen: S
         node = nodes[problem.name]
         read = [node.input[1], *node.input[2:3]]
         if node.op_type == "MatMul":
-            read += [name for add in nodes.values() if add.op_type == "Add" for name in _added(add, node, nodes)]
+            read += [
+                name
+                for add in nodes.values()
+                if add.op_type == "Add"
+                for name in _added(add, node, nodes)
+            ]
         probe = ModelProto()
         probe.CopyFrom(model)
-        probe.graph.output.extend(helper.make_tensor_value_info(n, 1, None) for n in read if n not in constants)
-        found = dict(zip([value.name for value in probe.graph.output], run(probe, samples()[0]), strict=True))
-        values = [found[name] if name in found else onnx.numpy_helper.to_array(_constant(model, name)) for name in read]
-        arranged = flat(Layer.stored(Graph.of(_alone(node)).nodes[0]).arranged(values[0]))
+        probe.graph.output.extend(
+            helper.make_tensor_value_info(n, 1, None)
+            for n in read
+            if n not in constants
+        )
+        found = dict(
+            zip(
+                [value.name for value in probe.graph.output],
+                run(probe, samples()[0]),
+                strict=True,
+            )
+        )
+        values = [
+            (
+                found[name]
+                if name in found
+                else onnx.numpy_helper.to_array(_constant(model, name))
+            )
+            for name in read
+        ]
+        arranged = flat(
+            Layer.stored(Graph.of(_alone(node)).nodes[0]).arranged(values[0])
+        )
         np.testing.assert_array_equal(arranged, solution.weight)
         if len(values) > 1:
             step = 2e-2 if preset == "MX9_INT8" else 1e-6 + _half_step(model, read[1])
-            np.testing.assert_allclose(values[1].reshape(solution.bias.shape), solution.bias, atol=step)
+            np.testing.assert_allclose(
+                values[1].reshape(solution.bias.shape), solution.bias, atol=step
+            )
 
 
 def _half_step(model: ModelProto, tensor: str) -> float:
@@ -149,7 +206,9 @@ def _added(add: Any, product: Any, nodes: dict[str, Any]) -> list[str]:
     makers = {output: node for node in nodes.values() for output in node.output}
 
     def origin(name: str) -> str:
-        while name in makers and makers[name].op_type.endswith(("QuantizeLinear", "QuantizeDequantize", "Min")):
+        while name in makers and makers[name].op_type.endswith(
+            ("QuantizeLinear", "QuantizeDequantize", "Min")
+        ):
             name = makers[name].input[0]
         while name in makers and makers[name].op_type.endswith("DequantizeLinear"):
             name = origin(makers[name].input[0])
@@ -165,27 +224,44 @@ def _constant(model: ModelProto, name: str) -> onnx.TensorProto:
 
 
 def _alone(node: onnx.NodeProto) -> ModelProto:
-    inputs = [helper.make_tensor_value_info(name, 1, None) for name in dict.fromkeys(filter(None, node.input))]
-    graph = helper.make_graph([node], "g", inputs, [helper.make_tensor_value_info(node.output[0], 1, None)])
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    inputs = [
+        helper.make_tensor_value_info(name, 1, None)
+        for name in dict.fromkeys(filter(None, node.input))
+    ]
+    graph = helper.make_graph(
+        [node], "g", inputs, [helper.make_tensor_value_info(node.output[0], 1, None)]
+    )
+    return helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8
+    )
 
 
 @pytest.mark.parametrize("preset", ["BFP16", "MXINT8", "BF16", "FP16"])
 def test_formats_without_a_scale_are_left_alone_and_named(preset: str) -> None:
     make, samples = NETWORKS["convolutional"]
     plain, result = (
-        quantize(make(), samples(4), QConfig.of(preset).with_(optimizers=chosen)) for chosen in ((), (GPTQ(),))
+        quantize(make(), samples(4), QConfig.of(preset).with_(optimizers=chosen))
+        for chosen in ((), (GPTQ(),))
     )
     assert plain.model == result.model
-    assert "not optimized: first (Conv): its format has no scale of its own" in result.report.notes
+    assert (
+        "not optimized: first (Conv): its format has no scale of its own"
+        in result.report.notes
+    )
     assert "no layer has codes to be chosen" in result.report.notes
 
 
 def test_without_data_they_are_left_out() -> None:
     make, _ = NETWORKS["attentive"]
-    result = quantize(make(), None, QConfig.of("INT4").with_(optimizers=("gptq", "adaround")))
-    assert "gptq, adaround: left out, there is no calibration data" in result.report.notes
-    assert quantize_weights(make(), QConfig.of("INT4").with_(optimizers="gptq")) == quantize_weights(make(), "INT4")
+    result = quantize(
+        make(), None, QConfig.of("INT4").with_(optimizers=("gptq", "adaround"))
+    )
+    assert (
+        "gptq, adaround: left out, there is no calibration data" in result.report.notes
+    )
+    assert quantize_weights(
+        make(), QConfig.of("INT4").with_(optimizers="gptq")
+    ) == quantize_weights(make(), "INT4")
 
 
 # Odd models
@@ -197,7 +273,10 @@ def rows(*shape: int, count: int = 8) -> list[Feeds]:
 
 
 def with_more(samples: list[Feeds], **others: Callable[[int], Any]) -> list[Feeds]:
-    return [{**sample, **{name: make(place) for name, make in others.items()}} for place, sample in enumerate(samples)]
+    return [
+        {**sample, **{name: make(place) for name, make in others.items()}}
+        for place, sample in enumerate(samples)
+    ]
 
 
 A, B, C = weight(8, 8, seed=1), weight(8, 8, seed=2), weight(8, 3, seed=3)
@@ -230,18 +309,60 @@ ODD: dict[str, tuple[str, str, dict[str, Any], list[Feeds], int]] = {
         rows(4, 8),
         1,
     ),
-    "Gemm with beta": ("float[N,8] x", "y = Gemm <beta = 0.5> (x, w, v)", {"w": A, "v": BIAS}, rows(4, 8), 0),
-    "Gemm with transA": ("float[8,4] x", "y = Gemm <transA = 1> (x, w, v)", {"w": A, "v": BIAS}, rows(8, 4), 0),
-    "Gemm with a matrix": ("float[N,8] x", "y = Gemm (x, w, v)", {"w": A, "v": BIAS[None]}, rows(4, 8), 0),
-    "one output": ("float[N,8] x", "y = Gemm (x, w)", {"w": A[:, :1].copy()}, rows(4, 8), 1),
+    "Gemm with beta": (
+        "float[N,8] x",
+        "y = Gemm <beta = 0.5> (x, w, v)",
+        {"w": A, "v": BIAS},
+        rows(4, 8),
+        0,
+    ),
+    "Gemm with transA": (
+        "float[8,4] x",
+        "y = Gemm <transA = 1> (x, w, v)",
+        {"w": A, "v": BIAS},
+        rows(8, 4),
+        0,
+    ),
+    "Gemm with a matrix": (
+        "float[N,8] x",
+        "y = Gemm (x, w, v)",
+        {"w": A, "v": BIAS[None]},
+        rows(4, 8),
+        0,
+    ),
+    "one output": (
+        "float[N,8] x",
+        "y = Gemm (x, w)",
+        {"w": A[:, :1].copy()},
+        rows(4, 8),
+        1,
+    ),
     "a vector": ("float[8] x", "y = MatMul (x, w)", {"w": A}, rows(8), 1),
-    "four axes": ("float[2,3,4,8] x", "y = MatMul (x, w)", {"w": C}, rows(2, 3, 4, 8), 1),
+    "four axes": (
+        "float[2,3,4,8] x",
+        "y = MatMul (x, w)",
+        {"w": C},
+        rows(2, 3, 4, 8),
+        1,
+    ),
     "one sample": ("float[N,8] x", "y = Gemm (x, w)", {"w": C}, rows(5, 8, count=1), 1),
     "one row": ("float[N,8] x", "y = Gemm (x, w)", {"w": C}, rows(1, 8, count=1), 1),
     "two rows": ("float[N,8] x", "y = Gemm (x, w)", {"w": C}, rows(1, 8, count=2), 1),
     "weights of zero": ("float[N,8] x", "y = Gemm (x, w)", {"w": C * 0}, rows(3, 8), 1),
-    "a channel of zeros": ("float[N,8] x", "y = Gemm (x, w)", {"w": DEAD}, rows(3, 8), 1),
-    "inputs of zero": ("float[N,8] x", "r = Mul (x, o) y = Gemm (r, w)", {"w": C, "o": BIAS * 0}, rows(3, 8), 1),
+    "a channel of zeros": (
+        "float[N,8] x",
+        "y = Gemm (x, w)",
+        {"w": DEAD},
+        rows(3, 8),
+        1,
+    ),
+    "inputs of zero": (
+        "float[N,8] x",
+        "r = Mul (x, o) y = Gemm (r, w)",
+        {"w": C, "o": BIAS * 0},
+        rows(3, 8),
+        1,
+    ),
     "values beyond squares": (
         "float[N,8] x",
         "s = Mul (x, o) a = Gemm (s, a1) y = Gemm (a, w)",
@@ -273,7 +394,7 @@ ODD: dict[str, tuple[str, str, dict[str, Any], list[Feeds], int]] = {
     "a sequence": (
         "float[N,8] x",
         """a = Gemm (x, a1) r = Relu (a) s = SequenceConstruct (r, a) z = Constant <value_int = 0> () u = MatMul (a, b)
-        e = SequenceAt (s, z) f = Add (e, u) y = Gemm (f, w)""",
+        e = SequenceAt (s, z) f = Add (e, u) y = Gemm (f, w)""",  # noqa: E501
         {"a1": A, "b": B, "w": C},
         rows(3, 8),
         3,
@@ -289,7 +410,10 @@ ODD: dict[str, tuple[str, str, dict[str, Any], list[Feeds], int]] = {
         "int64[N,T] i",
         "e = Gather (t, i) y = MatMul (e, w)",
         {"t": normal(10, 8), "w": C},
-        [{"i": np.random.default_rng(place).integers(0, 10, (2, 5))} for place in range(6)],
+        [
+            {"i": np.random.default_rng(place).integers(0, 10, (2, 5))}
+            for place in range(6)
+        ],
         1,
     ),
     "a ragged last batch": (
@@ -311,7 +435,10 @@ ODD: dict[str, tuple[str, str, dict[str, Any], list[Feeds], int]] = {
 
 def odd(name: str) -> tuple[ModelProto, list[Feeds], int]:
     inputs, body, constants, data, count = ODD[name]
-    model = parse(f"g ({inputs}) => (float y) {{ {body} }}", **{k: np.asarray(v) for k, v in constants.items()})
+    model = parse(
+        f"g ({inputs}) => (float y) {{ {body} }}",
+        **{k: np.asarray(v) for k, v in constants.items()},
+    )
     model.graph.output[0].type.tensor_type.ClearField("shape")
     return model, data, count
 
@@ -335,12 +462,22 @@ def test_odd_models_and_data(name: str, preset: str) -> None:
 
 
 def test_weights_and_biases_that_are_outputs_stay_what_they_are() -> None:
-    model = parse("g (float[N,8] x) => (float[N,8] y, float[8] v) { y = Gemm (x, w, v) }", w=A, v=BIAS)
-    result = quantize(model, rows(4, 8), QConfig.of("A8W8").with_(optimizers=tuple(QUICK.values())))
+    model = parse(
+        "g (float[N,8] x) => (float[N,8] y, float[8] v) { y = Gemm (x, w, v) }",
+        w=A,
+        v=BIAS,
+    )
+    result = quantize(
+        model, rows(4, 8), QConfig.of("A8W8").with_(optimizers=tuple(QUICK.values()))
+    )
     np.testing.assert_array_equal(run(result.model, rows(4, 8)[0])[1], BIAS)
     assert len(result.report.layers) == 1
-    model = parse("g (float[N,8] x) => (float[N,8] y, float[8,8] w) { y = Gemm (x, w) }", w=A)
-    result = quantize(model, rows(4, 8), QConfig.of("A8W8").with_(optimizers=tuple(QUICK.values())))
+    model = parse(
+        "g (float[N,8] x) => (float[N,8] y, float[8,8] w) { y = Gemm (x, w) }", w=A
+    )
+    result = quantize(
+        model, rows(4, 8), QConfig.of("A8W8").with_(optimizers=tuple(QUICK.values()))
+    )
     assert not result.report.layers
     assert any(note.startswith("not optimized: ") for note in result.report.notes)
 
@@ -357,13 +494,24 @@ def test_data_that_is_read_only_once_and_refills_its_arrays() -> None:
             yield {"x": buffer}
             buffer[...] = 0
 
-    assert quantize(make(), once(), config).model == quantize(make(), samples(), config).model
+    assert (
+        quantize(make(), once(), config).model
+        == quantize(make(), samples(), config).model
+    )
 
 
-def test_a_bias_too_large_for_its_weights_is_minded_before_codes_are_chosen(chosen: Seen) -> None:
-    """The scale of the weight has to be raised, and what was chosen for the smaller one would be rounded once more."""
+def test_a_bias_too_large_for_its_weights_is_minded_before_codes_are_chosen(
+    chosen: Seen,
+) -> None:
+    """The scale of the weight has to be raised, and what was chosen for the smaller one would be
+    rounded once more.
+    """
     tiny = weight(8, 8, seed=1) * np.float32(1e-7)
-    model = parse("g (float[N,8] x) => (float[N,8] y) { [fc] y = Gemm (x, w, v) }", w=tiny, v=BIAS * np.float32(1e4))
+    model = parse(
+        "g (float[N,8] x) => (float[N,8] y) { [fc] y = Gemm (x, w, v) }",
+        w=tiny,
+        v=BIAS * np.float32(1e4),
+    )
     result = quantize(model, rows(4, 8), QConfig.of("A8W8").with_(optimizers=GPTQ()))
     assert any("raised to hold its bias" in note for note in result.report.notes)
     [(_, solution)] = chosen
@@ -375,10 +523,16 @@ def test_a_bias_too_large_for_its_weights_is_minded_before_codes_are_chosen(chos
 
 
 def test_a_scale_is_never_above_what_one_layer_alone_needs() -> None:
-    """A MatMul and the vector behind it are one layer, also where the vector is rounded to eight bits."""
+    """A MatMul and the vector behind it are one layer, also where the vector is rounded to eight
+    bits.
+    """
     make, samples = NETWORKS["attentive"]
-    result = quantize(make(), samples(), QConfig.of("XINT8").with_(optimizers=BiasCorrection()))
-    changed = {layer.name: layer.changed["bias_correction"] for layer in result.report.layers}
+    result = quantize(
+        make(), samples(), QConfig.of("XINT8").with_(optimizers=BiasCorrection())
+    )
+    changed = {
+        layer.name: layer.changed["bias_correction"] for layer in result.report.layers
+    }
     assert changed["k"] == changed["v"] == 0, "there is nothing that could be moved"
     assert sum(changed.values()) > 0
 
@@ -390,11 +544,17 @@ def test_a_scale_is_never_above_what_one_layer_alone_needs() -> None:
         (lambda: GPTQ(damping=10**400), "damping of gptq is 1000.*must be a number"),
         (lambda: GPTQ(scales=2), "scales of gptq is 2; it must be true or false"),
         (lambda: GPTQ(damping=float("nan")), "damping of gptq"),
-        (lambda: GPTQ(damping="car"), "damping of gptq is 'car'; it must be a number from 0 to 1, or 'auto'"),
+        (
+            lambda: GPTQ(damping="car"),
+            "damping of gptq is 'car'; it must be a number from 0 to 1, or 'auto'",
+        ),
         (lambda: GPTQ(act_order=1), "act_order of gptq"),  # type: ignore[arg-type]
         (lambda: BiasCorrection("magic"), "method of bias_correction"),
         (lambda: QConfig.of("A8W8").with_(optimizers="gptq:bits=4"), "bits"),
-        (lambda: QConfig.of("A8W8").with_(optimizers="adaround:rate=fast"), "rate of adaround"),
+        (
+            lambda: QConfig.of("A8W8").with_(optimizers="adaround:rate=fast"),
+            "rate of adaround",
+        ),
     ],
 )
 def test_bad_settings(make: Callable[[], Any], message: str) -> None:

@@ -1,4 +1,6 @@
-"""AutoMixedPrecision: the fewest nodes that reach a target, and a report that says when it is out of reach."""
+"""AutoMixedPrecision: the fewest nodes that reach a target, and a report that says when it is out
+of reach.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from tests.quark_onnx.optimizers.networks import attentive, texts
 
 
 def broken() -> tuple[ModelProto, list[Feeds]]:
-    """Between two ordinary layers, a tensor with one channel a thousand times larger than the others."""
+    """Between two ordinary layers, a tensor with one channel a thousand times larger than the
+    others.
+    """
     spread = np.ones(8, np.float32)
     spread[3] = 1000
     model = parse(
@@ -37,7 +41,9 @@ def broken() -> tuple[ModelProto, list[Feeds]]:
         small=1 / spread,
     )
     random = np.random.default_rng(0)
-    return model, [{"x": random.normal(size=(16, 8)).astype(np.float32)} for _ in range(12)]
+    return model, [
+        {"x": random.normal(size=(16, 8)).astype(np.float32)} for _ in range(12)
+    ]
 
 
 def residual_of_weights() -> tuple[ModelProto, list[Feeds]]:
@@ -45,14 +51,16 @@ def residual_of_weights() -> tuple[ModelProto, list[Feeds]]:
     wide = weight(8, 8, seed=2)
     wide[0] = 20
     model = parse(
-        "g (float[N,8] x) => (float[N,8] y) { [a] p = Gemm (x, w1) [r] r = Relu (p) [b] q = Gemm (r, w2) "
-        "[c] y = Gemm (q, w3) }",
+        "g (float[N,8] x) => (float[N,8] y) { [a] p = Gemm (x, w1) [r] r = Relu (p) [b]"
+        " q = Gemm (r, w2) [c] y = Gemm (q, w3) }",
         w1=weight(8, 8, seed=1) * np.array([0.001, 1, 1, 1, 1, 1, 1, 1], np.float32),
         w2=wide,
         w3=weight(8, 8, seed=3),
     )
     random = np.random.default_rng(0)
-    return model, [{"x": random.normal(size=(16, 8)).astype(np.float32)} for _ in range(12)]
+    return model, [
+        {"x": random.normal(size=(16, 8)).astype(np.float32)} for _ in range(12)
+    ]
 
 
 def sqnr(model: ModelProto, quantized: ModelProto, data: list[Feeds]) -> float:
@@ -63,7 +71,9 @@ def sqnr(model: ModelProto, quantized: ModelProto, data: list[Feeds]) -> float:
 
 
 def mixed(**settings: Any) -> QConfig:
-    return QConfig.of("A8W8").with_(optimizers=AutoMixedPrecision(**settings), safe=False)
+    return QConfig.of("A8W8").with_(
+        optimizers=AutoMixedPrecision(**settings), safe=False
+    )
 
 
 def raised(result: Any) -> list[str]:
@@ -72,7 +82,13 @@ def raised(result: Any) -> list[str]:
 
 
 def headline(result: Any) -> str:
-    return str(next(note for note in result.report.notes if note.startswith("auto_mixed_precision: ")))
+    return str(
+        next(
+            note
+            for note in result.report.notes
+            if note.startswith("auto_mixed_precision: ")
+        )
+    )
 
 
 @pytest.mark.parametrize("to", ["16bit", "float"])
@@ -83,7 +99,9 @@ def test_the_target_is_met_by_a_few_nodes(to: str) -> None:
     assert sqnr(model, plain.model, data) < 15 < 29 < sqnr(model, result.model, data)
     assert 0 < len(raised(result)) < 5 and not {"a", "d"} & set(raised(result))
     word = "16 bits" if to == "16bit" else "float"
-    assert f"{len(raised(result))} of 7 nodes {word}" in headline(result) and "missed" not in headline(result)
+    assert f"{len(raised(result))} of 7 nodes {word}" in headline(
+        result
+    ) and "missed" not in headline(result)
 
 
 def test_weights_get_eight_bits_where_four_are_too_few() -> None:
@@ -91,11 +109,19 @@ def test_weights_get_eight_bits_where_four_are_too_few() -> None:
     model, data = residual_of_weights()
     config = QConfig.of("A8W8").with_(weight=QuantizationSpec("int4", per_channel=True))
     plain = quantize(model, data, config)
-    result = quantize(model, data, config.with_(optimizers=AutoMixedPrecision(target=14.0, to="8bit_weights")))
+    result = quantize(
+        model,
+        data,
+        config.with_(optimizers=AutoMixedPrecision(target=14.0, to="8bit_weights")),
+    )
     assert sqnr(model, plain.model, data) < 1 < 14 < sqnr(model, result.model, data)
     assert raised(result) == ["b"] and "1 of 4 nodes 8-bit weights" in headline(result)
-    stored = [each.data_type for each in result.model.graph.initializer if len(each.dims) == 2]
-    assert sorted(stored) == sorted([TensorProto.INT4, TensorProto.INT8, TensorProto.INT4])
+    stored = [
+        each.data_type for each in result.model.graph.initializer if len(each.dims) == 2
+    ]
+    assert sorted(stored) == sorted(
+        [TensorProto.INT4, TensorProto.INT8, TensorProto.INT4]
+    )
 
 
 @pytest.mark.parametrize("preset", ["A8W8", "FP8E4M3", "DYNAMIC"])
@@ -108,7 +134,9 @@ def test_weights_that_have_eight_bits_cannot_be_raised(preset: str) -> None:
 def test_a_model_that_is_good_already_is_left_as_it_is() -> None:
     model, data = attentive(), texts()
     plain = quantize(model, data, "A8W8")
-    result = quantize(model, data, QConfig.of("A8W8").with_(optimizers=AutoMixedPrecision(target=5.0)))
+    result = quantize(
+        model, data, QConfig.of("A8W8").with_(optimizers=AutoMixedPrecision(target=5.0))
+    )
     assert result.model.graph == plain.model.graph and not raised(result)
     assert "0 of" in headline(result)
 
@@ -129,12 +157,19 @@ def test_a_metric_of_the_user() -> None:
 
     def accuracy(candidate: ModelProto) -> float:
         session = open_session(candidate)
-        hits = [session.run(None, s)[0].argmax(axis=1) == label for s, label in zip(data, labels, strict=True)]
+        hits = [
+            session.run(None, s)[0].argmax(axis=1) == label
+            for s, label in zip(data, labels, strict=True)
+        ]
         calls.append(float(np.mean(hits)))
         return calls[-1]
 
     result = quantize(model, data, mixed(target=0.05, metric=accuracy))
-    assert accuracy(result.model) >= 0.9 and "dB" not in headline(result) and "missed" not in headline(result)
+    assert (
+        accuracy(result.model) >= 0.9
+        and "dB" not in headline(result)
+        and "missed" not in headline(result)
+    )
     assert len(calls) > 8 and raised(result)
 
 
@@ -145,11 +180,20 @@ def test_a_metric_that_gives_no_number(answer: Any) -> None:
         quantize(model, data, mixed(target=0.05, metric=lambda candidate: answer))
 
 
-@pytest.mark.parametrize("preset", ["A8W4", "INT4", "XINT8", "FP8E4M3", "FP4E2M1", "DYNAMIC", "A16W8"])
+@pytest.mark.parametrize(
+    "preset", ["A8W4", "INT4", "XINT8", "FP8E4M3", "FP4E2M1", "DYNAMIC", "A16W8"]
+)
 def test_with_any_format(preset: str) -> None:
-    """Those that need another opset, or come as functions, can be measured, too; what has 16 bits can only be float."""
+    """Those that need another opset, or come as functions, can be measured, too.
+
+    What has 16 bits can only be float.
+    """
     config = QConfig.of(preset)
-    result = quantize(attentive(), texts(4), config.with_(optimizers=AutoMixedPrecision(target=60.0, samples=2)))
+    result = quantize(
+        attentive(),
+        texts(4),
+        config.with_(optimizers=AutoMixedPrecision(target=60.0, samples=2)),
+    )
     assert headline(result)
     run(result.model, texts(1)[0])
     if preset in ("A16W8", "DYNAMIC", "INT4"):
@@ -165,63 +209,103 @@ def code_types(model: ModelProto) -> list[str]:
     """Types of the codes of activations."""
     constants = {each.name: each.data_type for each in model.graph.initializer}
     nodes = [node for node in model.graph.node if node.op_type == "QuantizeLinear"]
-    return sorted({TensorProto.DataType.Name(constants[node.input[2]]).lower() for node in nodes})
+    return sorted(
+        {TensorProto.DataType.Name(constants[node.input[2]]).lower() for node in nodes}
+    )
 
 
 def test_nodes_of_16_bits_are_lowered_where_8_do_no_harm() -> None:
-    """All but those around the tensor with the outlier; every other node would miss the target, too."""
+    """All but those around the tensor with the outlier.
+
+    Every other node would miss the target, too.
+    """
     model, data = broken()
     wide = QConfig.of("A16W8").with_(safe=False)
     plain = quantize(model, data, wide)
-    result = quantize(model, data, wide.with_(optimizers=AutoMixedPrecision(target=30.0, to="8bit")))
+    result = quantize(
+        model, data, wide.with_(optimizers=AutoMixedPrecision(target=30.0, to="8bit"))
+    )
     assert 29 < sqnr(model, result.model, data) <= sqnr(model, plain.model, data)
-    assert code_types(plain.model) == ["uint16"] and code_types(result.model) == ["uint16", "uint8"]
-    assert {"a", "d"} <= set(lowered(result)) and not {"spread", "relu"} & set(lowered(result))
-    assert f"{len(lowered(result))} of 7 nodes 8 bits" in headline(result) and "missed" not in headline(result)
+    assert code_types(plain.model) == ["uint16"] and code_types(result.model) == [
+        "uint16",
+        "uint8",
+    ]
+    assert {"a", "d"} <= set(lowered(result)) and not {"spread", "relu"} & set(
+        lowered(result)
+    )
+    assert f"{len(lowered(result))} of 7 nodes 8 bits" in headline(
+        result
+    ) and "missed" not in headline(result)
     for name in {"spread", "relu", "back"} - set(lowered(result)):
-        narrow = Override((*lowered(result), name), activation=QConfig.of("A8W8").activation)
+        narrow = Override(
+            (*lowered(result), name), activation=QConfig.of("A8W8").activation
+        )
         worse = quantize(model, data, wide.with_(overrides=(narrow,)))
         assert sqnr(model, worse.model, data) < 30
 
 
 def test_lowering_and_raising_meet() -> None:
-    """Both ways end with a mixture that has the target, with as many nodes of 16 bits within one."""
+    """Both ways end with a mixture that has the target, with as many nodes of 16 bits within one."""  # noqa: E501
     model, data = broken()
     up = quantize(model, data, mixed(target=30.0))
     wide = QConfig.of("A16W8").with_(safe=False)
-    down = quantize(model, data, wide.with_(optimizers=AutoMixedPrecision(target=30.0, to="8bit")))
+    down = quantize(
+        model, data, wide.with_(optimizers=AutoMixedPrecision(target=30.0, to="8bit"))
+    )
     assert abs(len(raised(up)) - (7 - len(lowered(down)))) <= 1
 
 
-def test_all_is_lowered_where_the_target_is_low_and_nothing_where_it_is_missed() -> None:
+def test_all_is_lowered_where_the_target_is_low_and_nothing_where_it_is_missed() -> (
+    None
+):
     model, data = broken()
     wide = QConfig.of("A16W8").with_(safe=False)
-    low = quantize(model, data, wide.with_(optimizers=AutoMixedPrecision(target=-100.0, to="8bit")))
+    low = quantize(
+        model, data, wide.with_(optimizers=AutoMixedPrecision(target=-100.0, to="8bit"))
+    )
     assert len(lowered(low)) == 7 and code_types(low.model) == ["uint8"]
-    missed = quantize(model, data, wide.with_(optimizers=AutoMixedPrecision(target=200.0, to="8bit")))
+    missed = quantize(
+        model, data, wide.with_(optimizers=AutoMixedPrecision(target=200.0, to="8bit"))
+    )
     assert not lowered(missed) and headline(missed).endswith("(target 200 dB, missed)")
-    some = quantize(model, data, wide.with_(optimizers=AutoMixedPrecision(target=-100.0, to="8bit", share=0.5)))
+    some = quantize(
+        model,
+        data,
+        wide.with_(optimizers=AutoMixedPrecision(target=-100.0, to="8bit", share=0.5)),
+    )
     assert len(lowered(some)) == 3
 
 
 def rms(model: ModelProto, quantized: ModelProto, data: list[Feeds]) -> float:
-    errors = [run(model, sample)[0].astype(np.float64) - run(quantized, sample)[0] for sample in data]
+    errors = [
+        run(model, sample)[0].astype(np.float64) - run(quantized, sample)[0]
+        for sample in data
+    ]
     return float(np.sqrt(np.mean(np.square(errors))))
 
 
 def test_lowered_nodes_have_the_formats_that_are_given() -> None:
     """Weights, too; and a metric says how far to go."""
     model, data = broken()
-    wide = QConfig.of("A16W8").with_(safe=False, weight=QuantizationSpec("int16", per_channel=True))
-    given = {"activation": QuantizationSpec("int8"), "weight": QuantizationSpec("int8", per_channel=True)}
+    wide = QConfig.of("A16W8").with_(
+        safe=False, weight=QuantizationSpec("int16", per_channel=True)
+    )
+    given = {
+        "activation": QuantizationSpec("int8"),
+        "weight": QuantizationSpec("int8", per_channel=True),
+    }
 
     def lower(loss: float) -> Any:
-        narrow = AutoMixedPrecision(loss, "8bit", metric=lambda each: -rms(model, each, data), **given)
+        narrow = AutoMixedPrecision(
+            loss, "8bit", metric=lambda each: -rms(model, each, data), **given
+        )
         return quantize(model, data, wide.with_(optimizers=narrow))
 
     whole = lower(1e9)
     assert code_types(whole.model) == ["int8"] and len(lowered(whole)) == 7
-    stored = [each.data_type for each in whole.model.graph.initializer if len(each.dims) == 2]
+    stored = [
+        each.data_type for each in whole.model.graph.initializer if len(each.dims) == 2
+    ]
     assert stored == [TensorProto.INT8] * 3
     loss = rms(model, whole.model, data) / 4
     part = lower(loss)
@@ -233,7 +317,10 @@ def test_lowered_nodes_have_the_formats_that_are_given() -> None:
 @pytest.mark.parametrize("preset", ["A8W8", "BF16", "W8"])
 def test_nothing_of_16_bits_cannot_be_lowered(preset: str) -> None:
     config = QConfig.of(preset).with_(optimizers=AutoMixedPrecision(to="8bit"))
-    with pytest.raises(ConfigError, match=r"neither activations nor weights are integers of 16 bits.*A16W8"):
+    with pytest.raises(
+        ConfigError,
+        match=r"neither activations nor weights are integers of 16 bits.*A16W8",
+    ):
         quantize(attentive(), texts(4), config)
 
 
@@ -258,7 +345,13 @@ def test_what_cannot_be_done_is_an_error() -> None:
     with pytest.raises(ConfigError, match="needs calibration data"):
         quantize(model, None, QConfig.of("INT4").with_(optimizers=AutoMixedPrecision()))
     with pytest.raises(ConfigError, match="given twice"):
-        quantize(model, data, QConfig.of("A8W8").with_(optimizers=(AutoMixedPrecision(), AutoMixedPrecision())))
+        quantize(
+            model,
+            data,
+            QConfig.of("A8W8").with_(
+                optimizers=(AutoMixedPrecision(), AutoMixedPrecision())
+            ),
+        )
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,14 @@ from quark_onnx.patterns.norms import norms
 from tests.models import MODELS as EVERY
 from tests.models import parse
 from tests.models import samples as feeds_of
-from tests.quark_onnx.optimizers.transformers import Builder, bert, gpt, llama, samples, skipping
+from tests.quark_onnx.optimizers.transformers import (
+    Builder,
+    bert,
+    gpt,
+    llama,
+    samples,
+    skipping,
+)
 
 B = Builder
 #: Models, and what is rotated in them: a stream, and the heads of each attention.
@@ -48,7 +55,9 @@ def run(model: ModelProto, feeds: dict[str, np.ndarray]) -> np.ndarray:
     return found
 
 
-def rotated(model: ModelProto, optimizer: QuaRot, count: int | None = None) -> ModelProto:
+def rotated(
+    model: ModelProto, optimizer: QuaRot, count: int | None = None
+) -> ModelProto:
     graph = Graph.of(model)
     found = optimizer(graph)
     assert count is None or found == count, found.notes
@@ -67,10 +76,14 @@ def test_the_function_stays(name: str, online: bool) -> None:
         error = np.linalg.norm(run(result, feeds) - expected) / np.linalg.norm(expected)
         assert error < 2e-5
     again = rotated(model, optimizer)
-    assert result.SerializeToString(deterministic=True) == again.SerializeToString(deterministic=True)
+    assert result.SerializeToString(deterministic=True) == again.SerializeToString(
+        deterministic=True
+    )
     if not online and name != "bert":
         kinds = [node.op_type for node in result.graph.node]
-        assert sum(kind == "MatMul" for kind in kinds) == sum(node.op_type == "MatMul" for node in model.graph.node)
+        assert sum(kind == "MatMul" for kind in kinds) == sum(
+            node.op_type == "MatMul" for node in model.graph.node
+        )
     if online:
         products = sum(node.op_type == "MatMul" for node in result.graph.node)
         assert products > sum(node.op_type == "MatMul" for node in model.graph.node)
@@ -78,11 +91,21 @@ def test_the_function_stays(name: str, online: bool) -> None:
 
 @pytest.mark.parametrize("online", [False, True])
 @pytest.mark.parametrize(
-    "name", ["llama", "llama, normalizations in parts", "llama, grouped queries", "gpt", "gpt, normalizations in parts"]
+    "name",
+    [
+        "llama",
+        "llama, normalizations in parts",
+        "llama, grouped queries",
+        "gpt",
+        "gpt, normalizations in parts",
+    ],
 )
 def test_rounding_costs_less(name: str, online: bool) -> None:
     model = MODELS[name][0]()
-    plain, better = (quantize(model, samples(), QConfig(optimizers=each)) for each in ((), (QuaRot(online),)))
+    plain, better = (
+        quantize(model, samples(), QConfig(optimizers=each))
+        for each in ((), (QuaRot(online),))
+    )
     assert any(note.startswith("quarot: ") for note in better.report.notes)
     assert "rolled back" not in str(better.report.notes)
     assert better.report.worst_sqnr > plain.report.worst_sqnr + 3
@@ -90,14 +113,21 @@ def test_rounding_costs_less(name: str, online: bool) -> None:
 
 def test_behind_the_sums_only_the_model_itself_can_rotate() -> None:
     model = bert()
-    plain, online = (quantize(model, samples(), QConfig(optimizers=each)) for each in ((), "quarot:online=true"))
+    plain, online = (
+        quantize(model, samples(), QConfig(optimizers=each))
+        for each in ((), "quarot:online=true")
+    )
     heads = QuaRot()(Graph.of(model))
     assert heads == 2
     [note] = [note for note in heads.notes if "not rotated" in note]
     assert "reads 'LayerNormalization_2_0', which is normalized" in note
     assert online.report.worst_sqnr > plain.report.worst_sqnr + 3
     # what rotates is no layer: it reads floats, and its matrix keeps them
-    floats = {tensor.name for tensor in online.model.graph.initializer if tensor.data_type == onnx.TensorProto.FLOAT}
+    floats = {
+        tensor.name
+        for tensor in online.model.graph.initializer
+        if tensor.data_type == onnx.TensorProto.FLOAT
+    }
     assert any(name.startswith("quarot_") for name in floats)
 
 
@@ -105,16 +135,23 @@ def test_an_outlier_is_spread() -> None:
     model = llama(layers=1)
     result = rotated(model, QuaRot(), 2)
     table = numpy_helper.to_array(
-        result.graph.initializer[[t.name for t in result.graph.initializer].index("c0_rotated")]
+        result.graph.initializer[
+            [t.name for t in result.graph.initializer].index("c0_rotated")
+        ]
     )
     before = numpy_helper.to_array(model.graph.initializer[0])
-    np.testing.assert_allclose(np.linalg.norm(table, axis=1), np.linalg.norm(before, axis=1), rtol=1e-5)
+    np.testing.assert_allclose(
+        np.linalg.norm(table, axis=1), np.linalg.norm(before, axis=1), rtol=1e-5
+    )
     assert np.abs(table).max() < 0.5 * np.abs(before).max()
 
 
 def test_the_seed_decides() -> None:
     model = llama(layers=1)
-    one, same, other = (rotated(model, QuaRot(seed=seed)).SerializeToString(deterministic=True) for seed in (0, 0, 1))
+    one, same, other = (
+        rotated(model, QuaRot(seed=seed)).SerializeToString(deterministic=True)
+        for seed in (0, 0, 1)
+    )
     assert one == same != other
 
 
@@ -125,22 +162,40 @@ WRITE = "e = Gather (table, ids) a = MatMul (e, w) x = Add (e, a) "
 
 def small(text: str, outputs: str = "y") -> ModelProto:
     random = np.random.default_rng(0)
-    known: dict[str, Any] = {"g": np.ones(N) + 0.1 * random.normal(size=N), "beta": random.normal(size=N)}
-    known |= {"table": random.normal(size=(20, N)), "w": random.normal(size=(N, N)), "v": random.normal(size=(N, 5))}
-    known |= {"two": np.float32(2), "tail": np.int64([-1]), "ones": np.int64([1]), "ends": np.int64([99])}
+    known: dict[str, Any] = {
+        "g": np.ones(N) + 0.1 * random.normal(size=N),
+        "beta": random.normal(size=N),
+    }
+    known |= {
+        "table": random.normal(size=(20, N)),
+        "w": random.normal(size=(N, N)),
+        "v": random.normal(size=(N, 5)),
+    }
+    known |= {
+        "two": np.float32(2),
+        "tail": np.int64([-1]),
+        "ones": np.int64([1]),
+        "ends": np.int64([99]),
+    }
     used = {
-        name: np.asarray(value, np.int64 if np.asarray(value).dtype.kind == "i" else np.float32)
+        name: np.asarray(
+            value, np.int64 if np.asarray(value).dtype.kind == "i" else np.float32
+        )
         for name, value in known.items()
         if any(f"{mark}{name}{end}" in text for mark in " (" for end in ",)")
     }
-    declared = ", ".join(f"float[A{i}, B{i}, C{i}] {name}" for i, name in enumerate(outputs.split()))
+    declared = ", ".join(
+        f"float[A{i}, B{i}, C{i}] {name}" for i, name in enumerate(outputs.split())
+    )
     return parse(f"g (int64[B, S] ids) => ({declared}) {{ {text} }}", **used)
 
 
 def check(model: ModelProto, count: int) -> ModelProto:
     result = rotated(model, QuaRot(), count)
     feeds = {"ids": np.random.default_rng(1).integers(0, 20, (3, 4))}
-    np.testing.assert_allclose(run(result, feeds), run(model, feeds), rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(
+        run(result, feeds), run(model, feeds), rtol=1e-3, atol=1e-4
+    )
     return result
 
 
@@ -148,13 +203,27 @@ def check(model: ModelProto, count: int) -> ModelProto:
     ("text", "outputs", "reason"),
     [
         (WRITE + NORM + "y = Relu (n)", "y", "reads 'n', which is normalized"),
-        (WRITE + NORM + "m = MatMul (n, v) y = Identity (m) z = Relu (x)", "y z", "(Relu) reads it"),
+        (
+            WRITE + NORM + "m = MatMul (n, v) y = Identity (m) z = Relu (x)",
+            "y z",
+            "(Relu) reads it",
+        ),
         (WRITE + NORM + "y = MatMul (n, v)", "y x", "'x' is an output of the model"),
-        (WRITE + NORM + "y = MatMul (n, v)", "y n", "'n', which is normalized, is an output of the model"),
-        ("e = Gather (table, ids) x = Relu (e) " + NORM + "y = MatMul (n, v)", "y", "(Relu) writes to it"),
+        (
+            WRITE + NORM + "y = MatMul (n, v)",
+            "y n",
+            "'n', which is normalized, is an output of the model",
+        ),
+        (
+            "e = Gather (table, ids) x = Relu (e) " + NORM + "y = MatMul (n, v)",
+            "y",
+            "(Relu) writes to it",
+        ),
     ],
 )
-def test_what_is_not_understood_is_left_alone(text: str, outputs: str, reason: str) -> None:
+def test_what_is_not_understood_is_left_alone(
+    text: str, outputs: str, reason: str
+) -> None:
     model = small(text, outputs)
     graph = Graph.of(model)
     before = graph.to_model().SerializeToString(deterministic=True)
@@ -169,13 +238,20 @@ def test_what_is_not_understood_is_left_alone(text: str, outputs: str, reason: s
     [
         WRITE + NORM + "y = MatMul (n, v)",
         "e = Gather (table, ids) x = Mul (e, two) " + NORM + "y = MatMul (n, v)",
-        WRITE + "n = LayerNormalization (x, g, beta) t = Slice (n, tail, ends, ones) y = MatMul (t, v)",
-        "e = Gather (table, ids) p = Slice (e, tail, ends, ones) x = Identity (p) " + NORM + "y = MatMul (n, v)",
+        WRITE
+        + "n = LayerNormalization (x, g, beta) t = Slice (n, tail, ends, ones) y ="
+        " MatMul (t, v)",
+        "e = Gather (table, ids) p = Slice (e, tail, ends, ones) x = Identity (p) "
+        + NORM
+        + "y = MatMul (n, v)",
         WRITE + "n = LayerNormalization (x, g, beta) y = MatMul (n, v)",
         WRITE
-        + "n = LayerNormalization (x, g, beta) p = MatMul (n, w) q = MatMul (n, v) s = Identity (p) y = MatMul (s, v)",
+        + "n = LayerNormalization (x, g, beta) p = MatMul (n, w) q = MatMul (n, v) s ="
+        " Identity (p) y = MatMul (s, v)",
         WRITE + NORM + "p = MatMul (n, v) q = MatMul (x, v) y = Add (p, q)",
-        "e = Gather (table, ids) a = MatMul (e, w) b = MatMul (a, w) x = Sub (b, a) " + NORM + "y = MatMul (n, v)",
+        "e = Gather (table, ids) a = MatMul (e, w) b = MatMul (a, w) x = Sub (b, a) "
+        + NORM
+        + "y = MatMul (n, v)",
     ],
 )
 def test_ways_to_write_and_to_read(text: str) -> None:
@@ -184,18 +260,26 @@ def test_ways_to_write_and_to_read(text: str) -> None:
 
 def test_a_table_that_is_the_last_layer_too() -> None:
     text = "e = Gather (table, ids) a = MatMul (e, w) x = Add (e, a) " + NORM
-    model = small(text + "r = Reshape (n, flat) p = Gemm <transB = 1> (r, table) y = Unsqueeze (p, zero)")
+    model = small(
+        text
+        + "r = Reshape (n, flat) p = Gemm <transB = 1> (r, table) y = Unsqueeze (p,"
+        " zero)"
+    )
     model.graph.initializer.append(numpy_helper.from_array(np.int64([-1, N]), "flat"))
     model.graph.initializer.append(numpy_helper.from_array(np.int64([0]), "zero"))
     check(model, 1)
 
 
 def test_a_shift_becomes_a_bias() -> None:
-    result = check(small(WRITE + "n = LayerNormalization (x, g, beta) y = MatMul (n, v)"), 1)
+    result = check(
+        small(WRITE + "n = LayerNormalization (x, g, beta) y = MatMul (n, v)"), 1
+    )
     assert [node.op_type for node in result.graph.node][-2:] == ["MatMul", "Add"]
 
 
-@pytest.mark.parametrize("norm", [B.rms_parts, B.layer_parts, B.simplified, B.layer_norm])
+@pytest.mark.parametrize(
+    "norm", [B.rms_parts, B.layer_parts, B.simplified, B.layer_norm]
+)
 def test_normalizations_are_recognized(norm: Callable[[Builder, str], str]) -> None:
     b = Builder()
     result = norm(b, b.embed())
@@ -206,13 +290,19 @@ def test_normalizations_are_recognized(norm: Callable[[Builder, str], str]) -> N
 
 
 def test_a_normalization_over_other_axes_is_none() -> None:
-    model = small(WRITE + "n = LayerNormalization <axis = 1> (x, table2) y = MatMul (n, v)")
-    model.graph.initializer.append(numpy_helper.from_array(np.ones((4, N), np.float32), "table2"))
+    model = small(
+        WRITE + "n = LayerNormalization <axis = 1> (x, table2) y = MatMul (n, v)"
+    )
+    model.graph.initializer.append(
+        numpy_helper.from_array(np.ones((4, N), np.float32), "table2")
+    )
     assert norms(Graph.of(model)) == []
 
 
 @pytest.mark.parametrize(
-    "optimizer", [QuaRot(), QuaRot(online=True), SmoothQuant("auto"), SmoothQuant(insert=True)], ids=str
+    "optimizer",
+    [QuaRot(), QuaRot(online=True), SmoothQuant("auto"), SmoothQuant(insert=True)],
+    ids=str,
 )
 @pytest.mark.parametrize("name", EVERY)
 def test_every_model_survives(name: str, optimizer: Any) -> None:
@@ -221,22 +311,33 @@ def test_every_model_survives(name: str, optimizer: Any) -> None:
     feeds = feeds_of(model)
     optimizer(graph, feeds)
     graph.drop_unused()
-    expected, found = (open_session(each).run(None, feeds[0]) for each in (model, graph.to_model()))
+    expected, found = (
+        open_session(each).run(None, feeds[0]) for each in (model, graph.to_model())
+    )
     for one, other in zip(expected, found, strict=True):
-        np.testing.assert_allclose(np.asarray(other, float), np.asarray(one, float), rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(
+            np.asarray(other, float), np.asarray(one, float), rtol=1e-3, atol=1e-4
+        )
 
 
 def test_it_is_a_setting() -> None:
-    config = QConfig.of("A8W8").with_(optimizers=(QuaRot(online=True, seed=3), QuaRot()))
+    config = QConfig.of("A8W8").with_(
+        optimizers=(QuaRot(online=True, seed=3), QuaRot())
+    )
     assert from_dict(to_dict(config)) == config
-    assert config == QConfig.of("A8W8").with_(optimizers=("quarot:online=true,seed=3", "quarot"))
+    assert config == QConfig.of("A8W8").with_(
+        optimizers=("quarot:online=true,seed=3", "quarot")
+    )
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ("quarot:online=2", "online of quarot is 2; it must be true or false"),
-        ("quarot:seed=-1", "seed of quarot is -1; it must be a whole number, 0 or more"),
+        (
+            "quarot:seed=-1",
+            "seed of quarot is -1; it must be a whole number, 0 or more",
+        ),
         ("quarot:seed=true", "seed of quarot is True"),
         ("quarot:sed=1", "QuaRot has no setting 'sed'; did you mean 'seed'"),
     ],
@@ -247,7 +348,13 @@ def test_wrong_settings(settings: str, message: str) -> None:
 
 
 def test_a_node_that_stays_float_says_so_in_the_plan() -> None:
-    result = quantize(bert(layers=1), samples(), QConfig(optimizers="quarot:online=true"))
-    reasons = {name: why for name, why in result.plan.kept.items() if why.startswith("it rotates its input")}
+    result = quantize(
+        bert(layers=1), samples(), QConfig(optimizers="quarot:online=true")
+    )
+    reasons = {
+        name: why
+        for name, why in result.plan.kept.items()
+        if why.startswith("it rotates its input")
+    }
     assert reasons
     assert {node.name for node in result.model.graph.node} >= reasons.keys()

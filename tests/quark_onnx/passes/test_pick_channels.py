@@ -18,7 +18,8 @@ FASTEST = """a = Reshape (x, split) t = Transpose <perm = [1,0,2]> (a) b = Resha
 def shuffled(shape: str = "1,8,4,6", body: str = FASTEST) -> ModelProto:
     """The halves of a tensor, as FastestDet takes them, of which one passes a convolution."""
     return parse(
-        f"g (float[{shape}] x) => (float[a,b,c,d] y, float[e,f,g,h] right) {{ {body} y = Conv (left, w) }}",
+        f"g (float[{shape}] x) => (float[a,b,c,d] y, float[e,f,g,h] right) {{ {body} y"
+        " = Conv (left, w) }",
         split=np.int64([4, 2, 24]),
         halves=np.int64([2, 1, 4, 4, 6]),
         zero=np.int64(0),
@@ -36,14 +37,22 @@ def test_every_second_channel() -> None:
     x = normal(1, 8, 4, 6)
     _, right = run(graph.to_model(), {"x": x})
     np.testing.assert_array_equal(right, x[:, 1::2])
-    for found, expected in zip(run(graph.to_model(), {"x": x}), run(model, {"x": x}), strict=True):
+    for found, expected in zip(
+        run(graph.to_model(), {"x": x}), run(model, {"x": x}), strict=True
+    ):
         np.testing.assert_array_equal(found, expected)
 
 
 OTHERS = {
     "an open batch": ("N,8,4,6", FASTEST),
-    "rows, not channels": ("1,8,4,6", FASTEST.replace("perm = [1,0,2]", "perm = [2,0,1]")),
-    "no Transpose": ("1,8,4,6", FASTEST.replace("t = Transpose <perm = [1,0,2]> (a)", "t = Identity (a)")),
+    "rows, not channels": (
+        "1,8,4,6",
+        FASTEST.replace("perm = [1,0,2]", "perm = [2,0,1]"),
+    ),
+    "no Transpose": (
+        "1,8,4,6",
+        FASTEST.replace("t = Transpose <perm = [1,0,2]> (a)", "t = Identity (a)"),
+    ),
 }
 
 

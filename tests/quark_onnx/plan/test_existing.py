@@ -11,7 +11,10 @@ from quark_onnx import QConfig, quantize
 from quark_onnx.errors import ModelError
 from quark_onnx.registry import PRESETS
 
-DATA = [{"x": np.random.default_rng(seed).normal(size=(4, 32)).astype(np.float32)} for seed in range(4)]
+DATA = [
+    {"x": np.random.default_rng(seed).normal(size=(4, 32)).astype(np.float32)}
+    for seed in range(4)
+]
 #: A cast to 16 bits and back may be anybody's.
 TOLD = sorted(set(PRESETS) - {"BF16", "FP16"})
 
@@ -33,9 +36,13 @@ def net() -> ModelProto:
 def test_what_is_quantized_is_not_quantized_again(preset: str) -> None:
     config = QConfig.of(preset).with_(nodes="first")
     once = quantize(net(), DATA if config.measures else None, config).model
-    with pytest.raises(ModelError, match=r"the model is quantized already: it has [123] "):
+    with pytest.raises(
+        ModelError, match=r"the model is quantized already: it has [123] "
+    ):
         quantize(once, DATA, "A8W8")
     twice = quantize(once, DATA, QConfig.of("A8W8").with_(keep_existing=True))
-    assert {function.name for function in twice.model.functions} == {function.name for function in once.functions}
+    assert {function.name for function in twice.model.functions} == {
+        function.name for function in once.functions
+    }
     assert any(t.name.startswith("v_quantized") for t in twice.model.graph.initializer)
     assert twice.report.worst_sqnr > 30, "beside the model that was quantized in part"

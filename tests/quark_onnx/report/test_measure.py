@@ -37,7 +37,10 @@ class RandomSession(Session):
     random = np.random.default_rng(0)
 
     def run(self, names: list[str], feeds: dict[str, int]) -> list[Any]:
-        return [self.random.normal(size=9).astype(np.float32), *super().run(names[1:], feeds)]
+        return [
+            self.random.normal(size=9).astype(np.float32),
+            *super().run(names[1:], feeds),
+        ]
 
 
 ONE: Any = [{"n": 0}]
@@ -49,8 +52,12 @@ def test_sqnr_cosine_and_largest_error_run_over_all_samples() -> None:
     b = [np.float32([1, 2, 3.5]), np.float32([4, 4, 6])]
     (found,) = measure(Session(y=a), Session(y=b), TWO)
     signal, other = (np.concatenate(v).astype(np.float64) for v in (a, b))
-    assert found.sqnr == pytest.approx(10 * math.log10((signal**2).sum() / ((signal - other) ** 2).sum()))
-    assert found.cosine == pytest.approx(signal @ other / np.sqrt((signal @ signal) * (other @ other)))
+    assert found.sqnr == pytest.approx(
+        10 * math.log10((signal**2).sum() / ((signal - other) ** 2).sum())
+    )
+    assert found.cosine == pytest.approx(
+        signal @ other / np.sqrt((signal @ signal) * (other @ other))
+    )
     assert (found.max_error, found.agreement) == (1.0, None)
 
 
@@ -60,20 +67,26 @@ def test_equal_outputs_have_no_error() -> None:
     assert (found.sqnr, found.cosine, found.max_error) == (math.inf, 1.0, 0.0)
 
 
-@pytest.mark.parametrize("other", [np.float32([1, 2]), np.float32([1, np.inf, 3]), np.float32([[1, 2, 3]])])
+@pytest.mark.parametrize(
+    "other", [np.float32([1, 2]), np.float32([1, np.inf, 3]), np.float32([[1, 2, 3]])]
+)
 def test_another_shape_or_infinity_is_the_worst_error(other: Any) -> None:
     (found,) = measure(Session(y=[np.float32([1, 2, 3])]), Session(y=[other]), ONE)
     assert found.sqnr == -math.inf
 
 
 def test_integers_agree_or_do_not() -> None:
-    (found,) = measure(Session(y=[np.int64([1, 2, 3, 4])]), Session(y=[np.int64([1, 2, 3, 0])]), ONE)
+    (found,) = measure(
+        Session(y=[np.int64([1, 2, 3, 4])]), Session(y=[np.int64([1, 2, 3, 0])]), ONE
+    )
     assert (found.sqnr, found.agreement) == (None, 0.75)
 
 
 def test_sequences_count_as_their_arrays() -> None:
     (found,) = measure(
-        Session(y=[[np.float32([3]), np.float32([4])]]), Session(y=[[np.float32([3]), np.float32([3])]]), ONE
+        Session(y=[[np.float32([3]), np.float32([4])]]),
+        Session(y=[[np.float32([3]), np.float32([3])]]),
+        ONE,
     )
     assert found.sqnr == pytest.approx(10 * math.log10(25))
 
@@ -81,12 +94,18 @@ def test_sequences_count_as_their_arrays() -> None:
 def test_a_random_output_is_called_one() -> None:
     steady = [np.float32([1, 2])] * 2
     found = measure(RandomSession(r=[], y=steady), RandomSession(r=[], y=steady), TWO)
-    assert [o.random for o in found] == [True, False] and found[0].sqnr is None and found[1].sqnr == math.inf
+    assert (
+        [o.random for o in found] == [True, False]
+        and found[0].sqnr is None
+        and found[1].sqnr == math.inf
+    )
 
 
 @given(st.floats(1e-30, 1e30), st.floats(1e-30, 1e30))
 def test_decibels(signal: float, noise: float) -> None:
-    assert decibels(signal, noise) == pytest.approx(10 * (math.log10(signal) - math.log10(noise)), abs=1e-9)
+    assert decibels(signal, noise) == pytest.approx(
+        10 * (math.log10(signal) - math.log10(noise)), abs=1e-9
+    )
 
 
 def test_decibels_at_the_ends() -> None:

@@ -9,7 +9,13 @@ from quark_onnx import quantize
 from quark_onnx.graph import Graph
 from quark_onnx.report import OutputError, Report, summarize
 from quark_onnx.steps import make_plan
-from tests.models import detector_head, integer_concat, residual, samples, tiny_weight_big_bias
+from tests.models import (
+    detector_head,
+    integer_concat,
+    residual,
+    samples,
+    tiny_weight_big_bias,
+)
 from tests.settings import CHANNEL, TENSOR
 
 REPORT = Report(
@@ -49,13 +55,18 @@ def test_text() -> None:
 
 def test_long_lists_are_cut() -> None:
     text = str(Report("", 1, 0, 10, 20, {}, {}, {}, [f"note {i}" for i in range(20)]))
-    assert text.splitlines()[0] == "size      10 -> 20 bytes" and text.splitlines()[-1].strip() == "and 8 more"
+    assert (
+        text.splitlines()[0] == "size      10 -> 20 bytes"
+        and text.splitlines()[-1].strip() == "and 8 more"
+    )
     assert "nothing in this model could be quantized" in text
 
 
 def test_dictionary() -> None:
     found = REPORT.to_dict()
-    assert json.loads(json.dumps(found, allow_nan=False)) == found, "plain values that JSON knows"
+    assert json.loads(json.dumps(found, allow_nan=False)) == found, (
+        "plain values that JSON knows"
+    )
     assert {key: type(value).__name__ for key, value in found.items()} == {
         "schema": "int",
         "quantized_nodes": "int",
@@ -86,7 +97,11 @@ def test_a_real_run() -> None:
         "Add": (1, 1), "Conv": (2, 2), "Flatten": (1, 1), "Gemm": (1, 1),
         "GlobalAveragePool": (1, 1), "MaxPool": (1, 1), "Relu": (2, 2),
     }  # fmt: skip
-    assert [o.name for o in report.outputs] == ["y"] and not report.kept_nodes and not report.kept_tensors
+    assert (
+        [o.name for o in report.outputs] == ["y"]
+        and not report.kept_nodes
+        and not report.kept_tensors
+    )
 
 
 def test_whatever_stays_float_has_a_reason() -> None:
@@ -102,11 +117,26 @@ def test_raised_scales_are_counted() -> None:
     model = tiny_weight_big_bias()
     for config in (TENSOR, CHANNEL):
         report = quantize(model, samples(model), config).report
-        assert "scale of 2 channels of 'w' raised to hold its bias" in report.notes and report.worst_sqnr > 50
+        assert (
+            "scale of 2 channels of 'w' raised to hold its bias" in report.notes
+            and report.worst_sqnr > 50
+        )
 
 
 def test_without_data() -> None:
     """One random sample stands for the data, and the report says so."""
-    text = str(Report("", 0, 0, 100, 50, {"MatMul": (1, 1)}, {}, {}, outputs=[OutputError("y", 30.0, 0.99, 0.1, None)]))
+    text = str(
+        Report(
+            "",
+            0,
+            0,
+            100,
+            50,
+            {"MatMul": (1, 1)},
+            {},
+            {},
+            outputs=[OutputError("y", 30.0, 0.99, 0.1, None)],
+        )
+    )
     assert "quantized 1 of 1 nodes\n" in text and "calibrated" not in text
     assert "error     on one random sample, as there is no data" in text

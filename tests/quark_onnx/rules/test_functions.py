@@ -1,4 +1,6 @@
-"""What the rules of functions, reductions and normalizations decide: see test_rules.py for how to read it."""
+"""What the rules of functions, reductions and normalizations decide: see test_rules.py for how to
+read it.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +18,27 @@ HEADER = '<ir_version: 11, opset_import: ["" : {opset}, "com.microsoft" : 1]>'
 BF16 = QConfig.of("BF16")
 
 
-def one(call: str, config: QConfig = TENSOR, *, y: str = "[N,4,8]", opset: int = 21, **constants: object) -> str:
+def one(
+    call: str,
+    config: QConfig = TENSOR,
+    *,
+    y: str = "[N,4,8]",
+    opset: int = 21,
+    **constants: object,
+) -> str:
     """The plan of one operator, without the line of its name."""
     text = HEADER.format(opset=opset) + ONE.format(call=call, y=y)
     return plan_text(text, config, **constants).split("\n", 1)[1]
 
 
-def reason(call: str, config: QConfig = TENSOR, *, y: str = "[N,4,8]", opset: int = 21, **constants: object) -> str:
+def reason(
+    call: str,
+    config: QConfig = TENSOR,
+    *,
+    y: str = "[N,4,8]",
+    opset: int = 21,
+    **constants: object,
+) -> str:
     """Why one operator stays float, empty if it does not."""
     text = HEADER.format(opset=opset) + ONE.format(call=call, y=y)
     return plan_text(text, config, **constants).split("\n")[0].partition("  float: ")[2]
@@ -31,7 +47,10 @@ def reason(call: str, config: QConfig = TENSOR, *, y: str = "[N,4,8]", opset: in
 # Functions of one value
 
 SMOOTH = ["Elu", "Selu", "Celu", "Mish", "Softplus", "Abs", "Neg", "Atan", "Asinh"]
-FUSED = [f"com.microsoft.{name}" for name in ("QuickGelu", "BiasGelu", "BiasSplitGelu", "ScaledSiLU")]
+FUSED = [
+    f"com.microsoft.{name}"
+    for name in ("QuickGelu", "BiasGelu", "BiasSplitGelu", "ScaledSiLU")
+]
 
 
 @pytest.mark.parametrize("op", [*SMOOTH, *FUSED])
@@ -49,8 +68,13 @@ def test_softsign_is_bounded() -> None:
 
 
 def test_functions_of_a_position_stay_float() -> None:
-    text = plan_text("g (int64[N] i) => (float[N] y) { f = Cast <to = 1> (i) [op] y = Neg (f) }")
-    assert text.endswith("float: 'f' is computed from integers alone: a mask or a position, not a signal\n")
+    text = plan_text(
+        "g (int64[N] i) => (float[N] y) { f = Cast <to = 1> (i) [op] y = Neg (f) }"
+    )
+    assert text.endswith(
+        "float: 'f' is computed from integers alone: a mask or a position, not a"
+        " signal\n"
+    )
 
 
 DELICATE = {
@@ -81,7 +105,9 @@ def test_what_few_codes_ruin_stays_float(call: str, config: QConfig) -> None:
 
 
 @pytest.mark.parametrize("call", DELICATE)
-@pytest.mark.parametrize("config", [POW2, BF16, TENSOR.with_(safe=False)], ids=["pow2", "bf16", "unsafe"])
+@pytest.mark.parametrize(
+    "config", [POW2, BF16, TENSOR.with_(safe=False)], ids=["pow2", "bf16", "unsafe"]
+)
 def test_unless_there_is_no_float_or_no_safety(call: str, config: QConfig) -> None:
     if call.startswith("Mod") and config is POW2:
         return  # test_a_remainder_is_computed_in_float has it
@@ -89,24 +115,37 @@ def test_unless_there_is_no_float_or_no_safety(call: str, config: QConfig) -> No
     assert [line.split(":")[0] for line in text.splitlines()] == ["  < x", "  > y"]
 
 
-@pytest.mark.parametrize("preset", ["XINT8", "FP16", "BFP16", "MX9", "MXFP8E4M3", "MXINT8"])
+@pytest.mark.parametrize(
+    "preset", ["XINT8", "FP16", "BFP16", "MX9", "MXFP8E4M3", "MXINT8"]
+)
 @pytest.mark.parametrize("safe", [True, False])
 def test_a_remainder_is_computed_in_float(preset: str, safe: bool) -> None:
-    """An operator that no engine of a format implements stays float, whatever else the format's activations are.
+    """An operator that no engine of a format implements stays float, whatever else the format's
+    activations are.
 
     AMD lists Mod among the operators for bfloat16 alone (Ryzen AI 1.8, supported operators).
     """
-    why = reason("Mod <fmod = 1> (x, k)", QConfig.of(preset).with_(safe=safe), k=np.float32(2))
-    assert why == "no engine without float32 computes a remainder, but that for bfloat16"
+    why = reason(
+        "Mod <fmod = 1> (x, k)", QConfig.of(preset).with_(safe=safe), k=np.float32(2)
+    )
+    assert (
+        why == "no engine without float32 computes a remainder, but that for bfloat16"
+    )
 
 
-@pytest.mark.parametrize(("op", "low"), [("Sin", -1), ("Cos", -1), ("Erf", -1), ("Hardmax", 0)])
+@pytest.mark.parametrize(
+    ("op", "low"), [("Sin", -1), ("Cos", -1), ("Erf", -1), ("Hardmax", 0)]
+)
 def test_their_bounds_are_known(op: str, low: int) -> None:
-    assert one(f"{op} (x)", TENSOR.with_(safe=False)).endswith(f"> y: quantize uint8 asymmetric [{low}, 1]\n")
+    assert one(f"{op} (x)", TENSOR.with_(safe=False)).endswith(
+        f"> y: quantize uint8 asymmetric [{low}, 1]\n"
+    )
 
 
 def test_integers_need_no_reason() -> None:
-    text = plan_text("g (int64[N] x, int64[N] k) => (int64[N] y) { [op] y = Mod (x, k) }")
+    text = plan_text(
+        "g (int64[N] x, int64[N] k) => (int64[N] y) { [op] y = Mod (x, k) }"
+    )
     assert "float:" not in text
 
 
@@ -117,30 +156,56 @@ TWO = "g (float[N,6] x, float[N,6] z) => (float[N,6] y)"
 
 @pytest.mark.parametrize("op", ["Sum", "Mean", "Max", "Min"])
 def test_arithmetic_of_any_number_of_operands(op: str) -> None:
-    assert plan_text(f"{TWO} {{ [op] y = {op} (x, z) }}") == f"op ({op})\n  < x: Q\n  < z: Q\n  > y: Q\n"
+    assert (
+        plan_text(f"{TWO} {{ [op] y = {op} (x, z) }}")
+        == f"op ({op})\n  < x: Q\n  < z: Q\n  > y: Q\n"
+    )
     masked = plan_text(f"{TWO} {{ [op] y = {op} (x, z, k) }}", k=np.float32(-3e38))
     assert masked.startswith(f"op ({op})  float: 'k' holds values that mean 'never'")
 
 
 def test_a_bias_that_onnxruntime_adds_stays_float() -> None:
-    assert one("com.microsoft.BiasAdd (x, k, x)", k=normal(8)) == "  < x: Q\n  < x: Q\n  > y: Q\n"
+    assert (
+        one("com.microsoft.BiasAdd (x, k, x)", k=normal(8))
+        == "  < x: Q\n  < x: Q\n  > y: Q\n"
+    )
 
 
-@pytest.mark.parametrize("tail", ["y = Sqrt (h)", "y = Div (x, h)", "y = Log (h)", "y = Pow (h, half)"])
-@pytest.mark.parametrize("step", ["h = Add (s, eps)", "h = Max (s, eps)", "c = Clip (s, eps) h = Unsqueeze (c, last)"])
+@pytest.mark.parametrize(
+    "tail", ["y = Sqrt (h)", "y = Div (x, h)", "y = Log (h)", "y = Pow (h, half)"]
+)
+@pytest.mark.parametrize(
+    "step",
+    [
+        "h = Add (s, eps)",
+        "h = Max (s, eps)",
+        "c = Clip (s, eps) h = Unsqueeze (c, last)",
+    ],
+)
 def test_a_sum_that_becomes_a_denominator_stays_float(step: str, tail: str) -> None:
     body = f"[sum] s = ReduceSum <keepdims = 1> (x, last) {step} {tail}"
-    constants = {"eps": np.float32(1e-5), "last": np.int64([1]), "half": np.float32(0.5)}
+    constants = {
+        "eps": np.float32(1e-5),
+        "last": np.int64([1]),
+        "half": np.float32(0.5),
+    }
     used = {name: value for name, value in constants.items() if name in body}
     text = plan_text(f"g (float[N,6] x) => (float y) {{ {body} }}", **used)
-    why = "it makes a root, a logarithm or a denominator, of which the smallest values matter most"
+    why = (
+        "it makes a root, a logarithm or a denominator, of which the smallest values"
+        " matter most"
+    )
     assert f"sum (ReduceSum)  float: {why}\n" in text
     assert text.count(why) == (1 if "Clip" in step else 2)
-    assert why not in plan_text(f"g (float[N,6] x) => (float y) {{ {body} }}", POW2, **used)
+    assert why not in plan_text(
+        f"g (float[N,6] x) => (float y) {{ {body} }}", POW2, **used
+    )
 
 
 def test_a_square_is_no_denominator() -> None:
-    text = plan_text(f"{TWO} {{ [op] h = Add (x, z) y = Pow (h, two) }}", two=np.float32(2))
+    text = plan_text(
+        f"{TWO} {{ [op] h = Add (x, z) y = Pow (h, two) }}", two=np.float32(2)
+    )
     assert text.startswith("op (Add)\n  < x: Q\n  < z: Q\n  > h: Q\n")
 
 
@@ -159,8 +224,14 @@ def test_running_sums_have_a_scale_of_their_own() -> None:
 
 
 def test_the_number_of_what_a_mask_lets_through_stays_float() -> None:
-    text = plan_text("g (int64[N] i) => (float y) { f = Cast <to = 1> (i) [op] y = ReduceSum <keepdims = 0> (f) }")
-    assert text.endswith("float: 'f' is computed from integers alone: a mask or a position, not a signal\n")
+    text = plan_text(
+        "g (int64[N] i) => (float y) { f = Cast <to = 1> (i) [op] y = ReduceSum"
+        " <keepdims = 0> (f) }"
+    )
+    assert text.endswith(
+        "float: 'f' is computed from integers alone: a mask or a position, not a"
+        " signal\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -176,7 +247,9 @@ def test_delicate_reductions_stay_float(op: str, why: str) -> None:
 
 
 def test_running_products_stay_float() -> None:
-    assert reason("CumProd (x, k)", opset=26, k=np.int64(0)).startswith("errors multiply")
+    assert reason("CumProd (x, k)", opset=26, k=np.int64(0)).startswith(
+        "errors multiply"
+    )
 
 
 @pytest.mark.parametrize("op", ["LpPool <kernel_shape = [2]>", "GlobalLpPool"])
@@ -207,24 +280,41 @@ def test_group_normalization_as_onnxruntime_has_it(op: str) -> None:
 
 
 def test_unit_length_is_bounded() -> None:
-    assert one("LpNormalization (x)") == "  < x: Q\n  > y: quantize uint8 asymmetric [-1, 1]\n"
+    assert (
+        one("LpNormalization (x)")
+        == "  < x: Q\n  > y: quantize uint8 asymmetric [-1, 1]\n"
+    )
 
 
 RESIDUAL = "the residual stream around a layer normalization is too wide for 8 bits"
 
 
-@pytest.mark.parametrize(("op", "opset"), [("RMSNormalization", 23), ("SimplifiedLayerNormalization", 21)])
+@pytest.mark.parametrize(
+    ("op", "opset"), [("RMSNormalization", 23), ("SimplifiedLayerNormalization", 21)]
+)
 def test_a_residual_stream_needs_16_bits(op: str, opset: int) -> None:
     assert reason(f"{op} (x, k)", opset=opset, k=normal(8)) == RESIDUAL
-    assert one(f"{op} (x, k)", WIDE, opset=opset, k=normal(8)).count("quantize uint16") == 2
+    assert (
+        one(f"{op} (x, k)", WIDE, opset=opset, k=normal(8)).count("quantize uint16")
+        == 2
+    )
 
 
-@pytest.mark.parametrize("op", ["SkipLayerNormalization", "SkipSimplifiedLayerNormalization"])
+@pytest.mark.parametrize(
+    "op", ["SkipLayerNormalization", "SkipSimplifiedLayerNormalization"]
+)
 def test_a_residual_stream_with_its_sum(op: str) -> None:
-    body = f"{TWO.replace('y)', 'y, float[N,6] s)')} {{ [op] y, m, v, s = com.microsoft.{op} (x, z, k) }}"
+    body = (
+        f"{TWO.replace('y)', 'y, float[N,6] s)')} {{ [op] y, m, v, s ="
+        f" com.microsoft.{op} (x, z, k) }}"
+    )
     text = HEADER.format(opset=17) + body
-    assert plan_text(text, k=normal(6)) == f"op (com.microsoft::{op})  float: {RESIDUAL}\n"
-    wide = plan_text(text, WIDE, k=normal(6)).replace("quantize uint16 asymmetric minmax", "Q")
+    assert (
+        plan_text(text, k=normal(6)) == f"op (com.microsoft::{op})  float: {RESIDUAL}\n"
+    )
+    wide = plan_text(text, WIDE, k=normal(6)).replace(
+        "quantize uint16 asymmetric minmax", "Q"
+    )
     assert wide == f"op (com.microsoft::{op})\n  < x: Q\n  < z: Q\n  > y: Q\n  > s: Q\n"
 
 
@@ -241,7 +331,11 @@ def test_every_rule_says_what_it_does() -> None:
 def test_whatever_onnxruntime_quantizes_has_a_rule() -> None:
     from onnxruntime.quantization import registry
 
-    theirs = {*registry.QLinearOpsRegistry, *registry.QDQRegistry, *registry.IntegerOpsRegistry}
+    theirs = {
+        *registry.QLinearOpsRegistry,
+        *registry.QDQRegistry,
+        *registry.IntegerOpsRegistry,
+    }
     assert not theirs - {name.rpartition("::")[2] for name in RULES}
 
 
@@ -250,13 +344,16 @@ def test_whatever_quark_quantizes_has_a_rule() -> None:
     theirs = """Add ArgMax AveragePool Clip Concat Conv ConvTranspose EmbedLayerNormalization Gather Gelu Gemm
         GlobalAveragePool InstanceNormalization LayerNormalization LeakyRelu MatMul MaxPool Mul Pad Relu Reshape Resize
         Sigmoid Softmax Split Squeeze Tanh Transpose Unsqueeze Where DepthToSpace Div Erf HardSigmoid LpNormalization
-        Max Min PRelu ReduceMean Slice SpaceToDepth Sub Attention LSTM"""
+        Max Min PRelu ReduceMean Slice SpaceToDepth Sub Attention LSTM"""  # noqa: E501
     assert not set(theirs.split()) - {name.rpartition("::")[2] for name in RULES}
 
 
 def test_weights_alone_give_no_reasons() -> None:
     weights = PRESETS["INT4"]
-    assert plan_text("g (float[N,6] x) => (float[N,6] y) { [op] y = Exp (x) }", weights) == "op (Exp)\n"
+    assert (
+        plan_text("g (float[N,6] x) => (float[N,6] y) { [op] y = Exp (x) }", weights)
+        == "op (Exp)\n"
+    )
 
 
 def test_erf_between_quantized_operators() -> None:
@@ -273,6 +370,6 @@ def test_erf_between_quantized_operators() -> None:
           < e: Q
           < z: Q
           > y: Q
-        """,
+        """,  # noqa: E501
         f"{TWO} {{ [a] h = Mul (x, z) [erf] e = Erf (h) [b] y = Mul (e, z) }}",
     )

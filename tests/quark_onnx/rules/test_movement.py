@@ -1,4 +1,6 @@
-"""What the rules of operators that move and pick values decide: see test_rules.py for how to read it."""
+"""What the rules of operators that move and pick values decide: see test_rules.py for how to read
+it.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +11,16 @@ from tests.models import normal
 from tests.quark_onnx.rules.test_rules import check, plan_text
 from tests.settings import POW2, TENSOR
 
-SUM_THEN = "g (float[2,4,8,8] x{more}) => (float{y} y) {{ [sum] h = Add (x, x) [op] y = {call} }}"
+SUM_THEN = (
+    "g (float[2,4,8,8] x{more}) => (float{y} y) {{ [sum] h = Add (x, x) [op] y ="
+    " {call} }}"
+)
 HEADER = '<ir_version: 10, opset_import: ["" : {opset}, "com.microsoft" : 1]>'
 
 
-def after_a_sum(call: str, y: str, more: str = "", opset: int = 18, **constants: object) -> str:
+def after_a_sum(
+    call: str, y: str, more: str = "", opset: int = 18, **constants: object
+) -> str:
     """What the plan says of an operator whose input is quantized."""
     text = HEADER.format(opset=opset) + SUM_THEN.format(call=call, y=y, more=more)
     return plan_text(text, **constants).split("op (")[1].split("\n", 1)[1]
@@ -52,24 +59,27 @@ def test_selections_and_rearrangements_inherit(call: str, y: str, opset: int) ->
         "rois": np.float32([[0, 0, 0, 4, 4]]),
         "grid": normal(2, 2, 2, 2),
     }
-    used = {name: value for name, value in constants.items() if name in call.split("(")[1]}
+    used = {
+        name: value for name, value in constants.items() if name in call.split("(")[1]
+    }
     assert after_a_sum(call, y, opset=opset, **used) == "  < h: Q\n  > y: same as h\n"
 
 
 def test_an_unpooled_value_keeps_its_scale() -> None:
-    text = plan_text(
-        """g (float[1,1,2,2] x, int64[1,1,2,2] i) => (float[1,1,4,4] y) {
+    text = plan_text("""g (float[1,1,2,2] x, int64[1,1,2,2] i) => (float[1,1,4,4] y) {
             h = Add (x, x)
             [op] y = MaxUnpool <kernel_shape = [2,2], strides = [2,2]> (h, i)
-        }"""
-    )
+        }""")
     assert text.endswith("op (MaxUnpool)\n  < h: Q\n  > y: same as h\n")
 
 
 @pytest.mark.parametrize(
     ("call", "y"),
     [
-        ("RoiAlign <output_height = 2, output_width = 2> (h, rois, batch)", "[1,4,2,2]"),
+        (
+            "RoiAlign <output_height = 2, output_width = 2> (h, rois, batch)",
+            "[1,4,2,2]",
+        ),
         ("com.microsoft.CropAndResize (h, rois, batch, crop)", "[1,4,2,2]"),
         ('GridSample <mode = "cubic"> (h, grid)', "[2,4,2,2]"),
     ],
@@ -81,7 +91,9 @@ def test_samples_that_leave_the_range_do_not_inherit(call: str, y: str) -> None:
         "crop": np.int32([2, 2]),
         "grid": normal(2, 2, 2, 2),
     }
-    used = {name: value for name, value in constants.items() if name in call.split("(")[1]}
+    used = {
+        name: value for name, value in constants.items() if name in call.split("(")[1]
+    }
     opset = 20 if "cubic" in call else 18
     assert after_a_sum(call, y, opset=opset, **used) == "  < h: Q\n  > y: Q\n"
 
@@ -93,27 +105,35 @@ def test_overlapping_blocks_add_up() -> None:
           < x: Q
           > y: Q
         """,
-        '<ir_version: 8, opset_import: ["" : 18]> g (float[1,4,9] x) => (float[1,1,4,4] y) '
-        "{ [op] y = Col2Im (x, image, block) }",
+        '<ir_version: 8, opset_import: ["" : 18]> g (float[1,4,9] x) => (float[1,1,4,4]'
+        " y) { [op] y = Col2Im (x, image, block) }",
         image=np.int64([4, 4]),
         block=np.int64([2, 2]),
     )
 
 
 def test_training_stays_float() -> None:
-    text = plan_text("g (float[N,6] x) => (float[N,6] y) { [op] y = Dropout (x, r, t) }", r=np.float32(0.5), t=np.True_)
+    text = plan_text(
+        "g (float[N,6] x) => (float[N,6] y) { [op] y = Dropout (x, r, t) }",
+        r=np.float32(0.5),
+        t=np.True_,
+    )
     assert text == "op (Dropout)  float: it may be asked to drop values at random\n"
 
 
 @pytest.mark.parametrize("call", ["GatherElements (t, i)", "GatherND (t, i)"])
 def test_a_table_is_stored_quantized(call: str) -> None:
-    text = plan_text(f"g (int64[3,2] i) => (float y) {{ [op] y = {call} }}", t=normal(5, 6))
+    text = plan_text(
+        f"g (int64[3,2] i) => (float y) {{ [op] y = {call} }}", t=normal(5, 6)
+    )
     assert text.split("\n", 1)[1] == "  < t: Q\n  > y: same as t\n"
 
 
 @pytest.mark.parametrize("call", ["ScatterElements (x, i, u)", "ScatterND (x, j, u)"])
 def test_scattered_values_have_scales_of_their_own(call: str) -> None:
-    head = "g (float[4,4] x, int64[4,4] i, int64[4,1] j, float[4,4] u) => (float[4,4] y)"
+    head = (
+        "g (float[4,4] x, int64[4,4] i, int64[4,1] j, float[4,4] u) => (float[4,4] y)"
+    )
     text = plan_text(f"{head} {{ [op] y = {call} }}")
     assert text.split("\n", 1)[1] == "  < x: Q\n  < u: Q\n  > y: Q\n"
 
@@ -126,18 +146,21 @@ def test_values_written_to_a_cache() -> None:
           < u: Q
           > y: Q
         """,
-        '<ir_version: 11, opset_import: ["" : 24]> g (float[2,4,8] x, float[2,1,8] u, int64[2] i) => '
-        "(float[2,4,8] y) { [op] y = TensorScatter (x, u, i) }",
+        '<ir_version: 11, opset_import: ["" : 24]> g (float[2,4,8] x, float[2,1,8] u,'
+        " int64[2] i) => (float[2,4,8] y) { [op] y = TensorScatter (x, u, i) }",
     )
 
 
 def test_a_scattered_mask_stays_float() -> None:
     text = plan_text(
-        "g (float[4,4] x, int64[4,4] i) => (float[4,4] y) { [op] y = ScatterElements (x, i, u) }",
+        "g (float[4,4] x, int64[4,4] i) => (float[4,4] y) { [op] y = ScatterElements"
+        " (x, i, u) }",
         u=np.full((4, 4), -1e9, np.float32),
     )
     assert (
-        text == "op (ScatterElements)  float: 'u' holds values that mean 'never'; no scale spans them and real values\n"
+        text
+        == "op (ScatterElements)  float: 'u' holds values that mean 'never'; no scale"
+        " spans them and real values\n"
     )
 
 
@@ -145,19 +168,34 @@ RANKING = "it ranks values, of which few codes make many equal"
 
 
 def test_ranking_stays_float() -> None:
-    text = "g (float[N,6] x) => (float[N,2] y, int64[N,2] i) { h = Add (x, x) [op] y, i = TopK (h, k) }"
+    text = (
+        "g (float[N,6] x) => (float[N,2] y, int64[N,2] i) { h = Add (x, x) [op] y, i ="
+        " TopK (h, k) }"
+    )
     assert f"op (TopK)  float: {RANKING}\n" in plan_text(text, k=np.int64([2]))
-    assert plan_text(text, TENSOR.with_(safe=False), k=np.int64([2])).endswith("  < h: Q\n  > y: same as h\n")
+    assert plan_text(text, TENSOR.with_(safe=False), k=np.int64([2])).endswith(
+        "  < h: Q\n  > y: same as h\n"
+    )
 
 
 @pytest.mark.parametrize("op", ["ArgMax", "ArgMin"])
 def test_indices_have_no_scale(op: str) -> None:
     text = f"g (float[N,6] x) => (int64[1,6] y) {{ [op] y = {op} (x) }}"
     assert plan_text(text) == f"op ({op})  float: {RANKING}\n"
-    assert plan_text(text, POW2) == f"op ({op})\n  < x: quantize int8 symmetric pow2 minmse\n"
+    assert (
+        plan_text(text, POW2)
+        == f"op ({op})\n  < x: quantize int8 symmetric pow2 minmse\n"
+    )
 
 
 def test_boxes_are_selected_in_float() -> None:
-    text = "g (float[1,9,4] x, float[1,2,9] s) => (int64[M,3] y) { [op] y = NonMaxSuppression (x, s) }"
+    text = (
+        "g (float[1,9,4] x, float[1,2,9] s) => (int64[M,3] y) { [op] y ="
+        " NonMaxSuppression (x, s) }"
+    )
     reason = "it selects boxes by small differences of overlaps and scores"
-    assert plan_text(text) == plan_text(text, POW2) == f"op (NonMaxSuppression)  float: {reason}\n"
+    assert (
+        plan_text(text)
+        == plan_text(text, POW2)
+        == f"op (NonMaxSuppression)  float: {reason}\n"
+    )

@@ -1,4 +1,6 @@
-"""What the rules of fused and recurrent layers, attention and Einsum decide: see test_rules.py for how to read it."""
+"""What the rules of fused and recurrent layers, attention and Einsum decide: see test_rules.py for
+how to read it.
+"""
 
 from __future__ import annotations
 
@@ -21,18 +23,30 @@ BF16, DYNAMIC, INT4 = (QConfig.of(name) for name in ("BF16", "DYNAMIC", "INT4"))
 BLOCKS = QConfig.of("BFP16")
 
 
-def text_of(text: str, config: QConfig = CHANNEL, *, opset: int = 21, **constants: Any) -> str:
+def text_of(
+    text: str, config: QConfig = CHANNEL, *, opset: int = 21, **constants: Any
+) -> str:
     """The plan of one operator, W standing for a weight of any axis."""
-    plan = plan_text(HEADER.format(opset=opset) + text, config, **constants).split("\n", 1)[1]
+    plan = plan_text(HEADER.format(opset=opset) + text, config, **constants).split(
+        "\n", 1
+    )[1]
     for axis in range(3):
         plan = plan.replace(f"quantize int8 symmetric axis {axis} minmax", f"W{axis}")
     return plan
 
 
-def axes(text: str, config: QConfig = BLOCKS, *, opset: int = 21, **constants: Any) -> dict[str, int | None]:
+def axes(
+    text: str, config: QConfig = BLOCKS, *, opset: int = 21, **constants: Any
+) -> dict[str, int | None]:
     """The axis of the blocks of each tensor: that of the sum."""
-    plan = make_plan(Graph.of(parse(HEADER.format(opset=opset) + text, **constants)), config)
-    return {str(use): e.axis for use, e in plan.entries.items() if isinstance(e, Quantize) and e.axis is not None}
+    plan = make_plan(
+        Graph.of(parse(HEADER.format(opset=opset) + text, **constants)), config
+    )
+    return {
+        str(use): e.axis
+        for use, e in plan.entries.items()
+        if isinstance(e, Quantize) and e.axis is not None
+    }
 
 
 # Recurrent layers
@@ -43,31 +57,44 @@ BOTH = 'direction = "bidirectional", hidden_size = 4'
 
 def recurrent(kind: str) -> dict[str, Any]:
     gates = GATES[kind] * 4
-    return {"w": weight(2, gates, 6), "r": weight(2, gates, 4), "b": normal(2, 2 * gates)}
+    return {
+        "w": weight(2, gates, 6),
+        "r": weight(2, gates, 4),
+        "b": normal(2, 2 * gates),
+    }
 
 
 def layer(kind: str) -> str:
-    return f"g (float[5,N,6] x) => (float[5,2,N,4] y, float[2,N,4] h) {{ [op] y, h = {kind} <{BOTH}> (x, w, r, b) }}"
+    return (
+        "g (float[5,N,6] x) => (float[5,2,N,4] y, float[2,N,4] h) { [op] y, h ="
+        f" {kind} <{BOTH}> (x, w, r, b) }}"
+    )
 
 
 @pytest.mark.parametrize("kind", GATES)
 def test_recurrent_weights_have_a_scale_for_each_direction(kind: str) -> None:
     assert text_of(layer(kind), **recurrent(kind)) == "  < w: W0\n  < r: W0\n"
     assert text_of(layer(kind), DYNAMIC, **recurrent(kind)) == "  < w: W0\n  < r: W0\n"
-    assert text_of(layer(kind), INT4, **recurrent(kind)).count("axis 2 blocks of 32") == 2
+    assert (
+        text_of(layer(kind), INT4, **recurrent(kind)).count("axis 2 blocks of 32") == 2
+    )
 
 
 @pytest.mark.parametrize("kind", GATES)
 def test_recurrent_layers_without_float_arithmetic(kind: str) -> None:
     bias = "bias of x and w"
-    expected = f"  < x: {P}\n  < w: {P}\n  < r: {P}\n  < b: {bias}\n  > y: {P}\n  > h: {P}\n"
+    expected = (
+        f"  < x: {P}\n  < w: {P}\n  < r: {P}\n  < b: {bias}\n  > y: {P}\n  > h: {P}\n"
+    )
     assert text_of(layer(kind), POW2, **recurrent(kind)) == expected
     assert text_of(layer(kind), BF16, **recurrent(kind)).count("quantize bfloat16") == 6
     assert axes(layer(kind), **recurrent(kind)) == {"x": 2, "w": 2, "r": 2, "b": 0}
 
 
 def test_computed_recurrent_weights_stay_float() -> None:
-    text = layer("GRU").replace("float[5,N,6] x", "float[5,N,6] x, float[2,12,6] w, float[2,12,4] r")
+    text = layer("GRU").replace(
+        "float[5,N,6] x", "float[5,N,6] x, float[2,12,6] w, float[2,12,4] r"
+    )
     assert text_of(text, b=normal(2, 24)) == ""
 
 
@@ -77,17 +104,31 @@ FMAP = "float[N,4,8,8]"
 
 
 def test_a_fused_convolution_adds_before_it_rounds() -> None:
-    text = f"g ({FMAP} x, {FMAP} z) => ({FMAP} y) {{ [op] y = com.microsoft.FusedConv (x, w, b, z) }}"
+    text = (
+        f"g ({FMAP} x, {FMAP} z) => ({FMAP} y) {{ [op] y = com.microsoft.FusedConv (x,"
+        " w, b, z) }"
+    )
     constants = {"w": weight(4, 4, 1, 1), "b": normal(4)}
-    assert text_of(text, **constants) == "  < x: Q\n  < w: W0\n  < b: bias of x and w\n  < z: Q\n  > y: Q\n"
+    assert (
+        text_of(text, **constants)
+        == "  < x: Q\n  < w: W0\n  < b: bias of x and w\n  < z: Q\n  > y: Q\n"
+    )
     assert axes(text, **constants).items() >= {"x": 1, "w": 1}.items()
-    assert " x" not in text_of(text, DYNAMIC, **constants), "no integer form of it is written"
+    assert " x" not in text_of(text, DYNAMIC, **constants), (
+        "no integer form of it is written"
+    )
 
 
 def test_offsets_are_positions() -> None:
-    text = f"g ({FMAP} x, float[N,18,6,6] o) => (float[N,4,6,6] y) {{ [op] y = DeformConv (x, w, o, b) }}"
+    text = (
+        f"g ({FMAP} x, float[N,18,6,6] o) => (float[N,4,6,6] y) {{ [op] y = DeformConv"
+        " (x, w, o, b) }"
+    )
     constants = {"w": weight(4, 4, 3, 3), "b": normal(4)}
-    assert text_of(text, **constants) == "  < x: Q\n  < w: W0\n  < b: bias of x and w\n  > y: Q\n"
+    assert (
+        text_of(text, **constants)
+        == "  < x: Q\n  < w: W0\n  < b: bias of x and w\n  > y: Q\n"
+    )
     assert axes(text, **constants).items() >= {"x": 1, "w": 1}.items()
 
 
@@ -96,20 +137,34 @@ def test_the_state_of_a_convolution_runs_on(domain: str, opset: int) -> None:
     text = f"""g (float[N,4,8] x, float[N,4,2] s) => (float[N,4,8] y, float[N,4,2] t)
         {{ [op] y, t = {domain}CausalConvWithState (x, w, b, s) }}"""
     constants = {"w": weight(4, 1, 3), "b": normal(4)}
-    assert text_of(text, opset=opset, **constants) == "  < x: Q\n  < w: W0\n  < b: bias of x and w\n  > y: Q\n"
+    assert (
+        text_of(text, opset=opset, **constants)
+        == "  < x: Q\n  < w: W0\n  < b: bias of x and w\n  > y: Q\n"
+    )
 
 
 # Matrix products
 
 
-@pytest.mark.parametrize("op", ["FusedMatMul", "FusedMatMulActivation", "TransposeMatMul"])
-@pytest.mark.parametrize(("turned", "shape", "own", "summed"), [(0, (6, 3), 1, 0), (1, (3, 6), 0, 1)])
-def test_a_fused_product(op: str, turned: int, shape: tuple[int, int], own: int, summed: int) -> None:
-    text = f"g (float[N,6] x) => (float[N,3] y) {{ [op] y = com.microsoft.{op} <transB = {turned}> (x, w) }}"
+@pytest.mark.parametrize(
+    "op", ["FusedMatMul", "FusedMatMulActivation", "TransposeMatMul"]
+)
+@pytest.mark.parametrize(
+    ("turned", "shape", "own", "summed"), [(0, (6, 3), 1, 0), (1, (3, 6), 0, 1)]
+)
+def test_a_fused_product(
+    op: str, turned: int, shape: tuple[int, int], own: int, summed: int
+) -> None:
+    text = (
+        f"g (float[N,6] x) => (float[N,3] y) {{ [op] y = com.microsoft.{op} <transB ="
+        f" {turned}> (x, w) }}"
+    )
     assert text_of(text, w=weight(*shape)) == f"  < x: Q\n  < w: W{own}\n"
     assert axes(text, w=weight(*shape)).items() >= {"x": 1, "w": summed}.items()
     assert text_of(text, POW2, w=weight(*shape)).count(P) == 3
-    assert " x" not in text_of(text, DYNAMIC, w=weight(*shape)), "no integer form of it is written"
+    assert " x" not in text_of(text, DYNAMIC, w=weight(*shape)), (
+        "no integer form of it is written"
+    )
 
 
 @pytest.mark.parametrize(
@@ -118,30 +173,54 @@ def test_a_fused_product(op: str, turned: int, shape: tuple[int, int], own: int,
         ("transA = 0, transB = 0", "2,5,6", "2,6,3", 2, 1),
         ("transA = 1, transB = 1", "2,6,5", "2,3,6", 1, 2),
         ("transBatchA = 1, transBatchB = 1", "5,2,6", "6,2,3", 2, 0),
-        ("transA = 1, transBatchA = 1, transB = 1, transBatchB = 1", "6,2,5", "3,2,6", 0, 2),
+        (
+            "transA = 1, transBatchA = 1, transB = 1, transBatchB = 1",
+            "6,2,5",
+            "3,2,6",
+            0,
+            2,
+        ),
     ],
 )
-def test_the_axis_of_a_fused_sum(attributes: str, x: str, z: str, x_axis: int, z_axis: int) -> None:
+def test_the_axis_of_a_fused_sum(
+    attributes: str, x: str, z: str, x_axis: int, z_axis: int
+) -> None:
     call = f"com.microsoft.FusedMatMul <{attributes}> (x, z)"
-    assert axes(f"g (float[{x}] x, float[{z}] z) => (float[2,5,3] y) {{ [op] y = {call} }}") == {
+    assert axes(
+        f"g (float[{x}] x, float[{z}] z) => (float[2,5,3] y) {{ [op] y = {call} }}"
+    ) == {
         "x": x_axis,
         "z": z_axis,
     }
 
 
 def test_a_stack_of_fused_matrices_has_one_scale() -> None:
-    text = "g (float[2,5,6] x) => (float[2,5,3] y) { [op] y = com.microsoft.FusedMatMul (x, w) }"
+    text = (
+        "g (float[2,5,6] x) => (float[2,5,3] y) { [op] y = com.microsoft.FusedMatMul"
+        " (x, w) }"
+    )
     assert text_of(text, w=weight(2, 6, 3)) == "  < x: Q\n  < w: W\n"
 
 
 def test_a_fused_gemm() -> None:
-    text = 'g (float[N,6] x) => (float[N,3] y) { [op] y = com.microsoft.FusedGemm <activation = "Relu"> (x, w, b) }'
-    assert text_of(text, w=weight(6, 3), b=normal(3)) == "  < x: Q\n  < w: W1\n  < b: bias of x and w\n"
-    assert " x" not in text_of(text, DYNAMIC, w=weight(6, 3), b=normal(3)), "no integer form of it is written"
+    text = (
+        "g (float[N,6] x) => (float[N,3] y) { [op] y = com.microsoft.FusedGemm"
+        ' <activation = "Relu"> (x, w, b) }'
+    )
+    assert (
+        text_of(text, w=weight(6, 3), b=normal(3))
+        == "  < x: Q\n  < w: W1\n  < b: bias of x and w\n"
+    )
+    assert " x" not in text_of(text, DYNAMIC, w=weight(6, 3), b=normal(3)), (
+        "no integer form of it is written"
+    )
 
 
 def test_a_product_with_its_gelu() -> None:
-    text = "g (float[N,6] x) => (float[N,3] y) { [op] y = com.microsoft.GemmFastGelu (x, w, b) }"
+    text = (
+        "g (float[N,6] x) => (float[N,3] y) { [op] y = com.microsoft.GemmFastGelu (x,"
+        " w, b) }"
+    )
     assert text_of(text, w=weight(6, 3), b=normal(3)) == "  < x: Q\n  < w: W1\n"
 
 
@@ -153,7 +232,8 @@ def test_a_bias_is_added_to_an_einsum_before_rounding() -> None:
           < w: W
         bias (Add)  float: it adds a bias to a product that is not rounded yet
         """,
-        'g (float[N,6] x) => (float[N,3] y) { [fc] h = Einsum <equation = "nk,km->nm"> (x, w) [bias] y = Add (h, b) }',
+        'g (float[N,6] x) => (float[N,3] y) { [fc] h = Einsum <equation = "nk,km->nm">'
+        " (x, w) [bias] y = Add (h, b) }",
         w=weight(6, 3),
         b=normal(3),
     )
@@ -172,7 +252,10 @@ def test_a_bias_is_added_to_an_einsum_before_rounding() -> None:
 def test_the_axes_of_an_equation(
     equation: str, x: str, shape: tuple[int, ...], own: int, summed: dict[str, int]
 ) -> None:
-    text = f'g (float[{x}] x) => (float y) {{ [op] y = Einsum <equation = "{equation}"> (x, w) }}'
+    text = (
+        f'g (float[{x}] x) => (float y) {{ [op] y = Einsum <equation = "{equation}">'
+        " (x, w) }"
+    )
     assert text_of(text, w=weight(*shape)) == f"  < x: Q\n  < w: W{own}\n"
     assert axes(text, w=weight(*shape)).items() >= summed.items()
 
@@ -180,40 +263,63 @@ def test_the_axes_of_an_equation(
 @pytest.mark.parametrize("equation", ["ij,ij->ij", "i,j->ij"])
 def test_an_equation_without_a_sum_is_arithmetic(equation: str) -> None:
     x = "float[6,6]" if "ij," in equation else "float[6]"
-    text = f'g ({x} x, {x} z) => (float[6,6] y) {{ [op] y = Einsum <equation = "{equation}"> (x, z) }}'
+    text = (
+        f"g ({x} x, {x} z) => (float[6,6] y) {{ [op] y = Einsum <equation ="
+        f' "{equation}"> (x, z) }}'
+    )
     assert text_of(text) == "  < x: Q\n  < z: Q\n  > y: Q\n"
 
 
 def test_an_equation_of_one_operand() -> None:
-    text = 'g (float[5,6] x) => (float[6,5] y) { [op] y = Einsum <equation = "ij->ji"> (x) }'
+    text = (
+        'g (float[5,6] x) => (float[6,5] y) { [op] y = Einsum <equation = "ij->ji">'
+        " (x) }"
+    )
     assert text_of(text) == "  < x: Q\n  > y: Q\n"
 
 
 # Attention
 
-ATTENTION = "g (float[2,5,6] x) => (float[2,5,6] y) { [op] y = com.microsoft.Attention <num_heads = 2> (x, w, b) }"
+ATTENTION = (
+    "g (float[2,5,6] x) => (float[2,5,6] y) { [op] y = com.microsoft.Attention"
+    " <num_heads = 2> (x, w, b) }"
+)
 PROJECTIONS = {"w": weight(6, 18), "b": normal(18)}
 
 
 def test_attention_projects_with_weights() -> None:
-    assert text_of(ATTENTION, **PROJECTIONS) == "  < x: Q\n  < w: W1\n  < b: bias of x and w\n"
-    assert text_of(ATTENTION, POW2, **PROJECTIONS) == f"  < x: {P}\n  < w: {P}\n  < b: bias of x and w\n  > y: {P}\n"
+    assert (
+        text_of(ATTENTION, **PROJECTIONS)
+        == "  < x: Q\n  < w: W1\n  < b: bias of x and w\n"
+    )
+    assert (
+        text_of(ATTENTION, POW2, **PROJECTIONS)
+        == f"  < x: {P}\n  < w: {P}\n  < b: bias of x and w\n  > y: {P}\n"
+    )
     assert axes(ATTENTION, **PROJECTIONS).items() >= {"x": 2, "w": 0}.items()
-    assert " x" not in text_of(ATTENTION, DYNAMIC, **PROJECTIONS), "no integer form of it is written"
+    assert " x" not in text_of(ATTENTION, DYNAMIC, **PROJECTIONS), (
+        "no integer form of it is written"
+    )
 
 
 def test_both_projections_of_a_longformer() -> None:
     text = """g (float[2,5,6] x, float[2,5] m, int32[2,5] n) => (float[2,5,6] y) {
-        [op] y = com.microsoft.LongformerAttention <num_heads = 2, window = 2> (x, w, b, m, v, c, n) }"""
+        [op] y = com.microsoft.LongformerAttention <num_heads = 2, window = 2> (x, w, b, m, v, c, n) }"""  # noqa: E501
     constants = {**PROJECTIONS, "v": weight(6, 18, seed=1), "c": normal(18, seed=1)}
-    expected = "  < x: Q\n  < w: W1\n  < b: bias of x and w\n  < v: W1\n  < c: bias of x and v\n"
+    expected = (
+        "  < x: Q\n  < w: W1\n  < b: bias of x and w\n  < v: W1\n  < c: bias of x"
+        " and v\n"
+    )
     assert text_of(text, **constants) == expected
 
 
 def test_both_projections_of_a_decoder() -> None:
     text = """g (float[5,2,6] x, float[5,2,6] z) => (float[5,2,6] y) {
         [op] y = com.microsoft.DecoderAttention <num_heads = 2> (x, z, w, v) }"""
-    assert text_of(text, w=weight(6, 6), v=weight(6, 12)) == "  < x: Q\n  < z: Q\n  < w: W1\n  < v: W1\n"
+    assert (
+        text_of(text, w=weight(6, 6), v=weight(6, 12))
+        == "  < x: Q\n  < z: Q\n  < w: W1\n  < v: W1\n"
+    )
     assert text_of(text, POW2, w=weight(6, 6), v=weight(6, 12)).count(P) == 5
 
 
@@ -233,30 +339,57 @@ def test_attention_without_weights_stays_float(op: str) -> None:
     text = f"g ({inputs}) => (float[2,5,6] y) {{ [op] {results} = {op} (q, k, v) }}"
     for config in (CHANNEL, WIDE, POW2):
         plan = plan_text(HEADER.format(opset=OTHERS[op]) + text, config)
-        assert plan.endswith("float: no runtime has an integer form of it: its scores would have no scale\n")
+        assert plan.endswith(
+            "float: no runtime has an integer form of it: its scores would have no"
+            " scale\n"
+        )
         assert plan.count("\n") == 1
     wide = text_of(text, BF16, opset=OTHERS[op]).replace("quantize bfloat16", "Q")
     assert wide == "  < q: Q\n  < k: Q\n  < v: Q\n  > y: Q\n"
 
 
-@pytest.mark.parametrize("op", ["RotaryEmbedding", "com.microsoft.RotaryEmbedding", "com.microsoft.MRotaryEmbedding"])
+@pytest.mark.parametrize(
+    "op",
+    [
+        "RotaryEmbedding",
+        "com.microsoft.RotaryEmbedding",
+        "com.microsoft.MRotaryEmbedding",
+    ],
+)
 def test_rotations_stay_float(op: str) -> None:
     order = "x, i, c, c" if "microsoft" in op else "x, c, c, i"
-    text = f"g (float[2,3,5,6] x, int64[2,5] i) => (float[2,3,5,6] y) {{ [op] y = {op} ({order}) }}"
-    assert "float: onnxruntime rotates floats alone" in plan_text(HEADER.format(opset=23) + text, c=normal(8, 3))
+    text = (
+        f"g (float[2,3,5,6] x, int64[2,5] i) => (float[2,3,5,6] y) {{ [op] y = {op}"
+        f" ({order}) }}"
+    )
+    assert "float: onnxruntime rotates floats alone" in plan_text(
+        HEADER.format(opset=23) + text, c=normal(8, 3)
+    )
     assert text_of(text, POW2, opset=23, c=normal(8, 3)) == f"  < x: {P}\n  > y: {P}\n"
 
 
 def test_a_softmax_with_its_mask_stays_float() -> None:
     call = "com.microsoft.BiasSoftmax <axis = 2, is_inner_broadcast = 0> (x, m)"
-    text = f"g (float[2,5,6] x, float[2,5,6] m) => (float[2,5,6] y) {{ [op] y = {call} }}"
-    assert "float: it adds a mask before its softmax" in plan_text(HEADER.format(opset=17) + text)
-    assert text_of(text, POW2) == f"  < x: {P}\n  > y: quantize int8 symmetric pow2 [0, 1]\n"
+    text = (
+        f"g (float[2,5,6] x, float[2,5,6] m) => (float[2,5,6] y) {{ [op] y = {call} }}"
+    )
+    assert "float: it adds a mask before its softmax" in plan_text(
+        HEADER.format(opset=17) + text
+    )
+    assert (
+        text_of(text, POW2)
+        == f"  < x: {P}\n  > y: quantize int8 symmetric pow2 [0, 1]\n"
+    )
 
 
 # Embeddings
 
-TABLES = {"t": normal(9, 6), "p": normal(8, 6, seed=1), "s": normal(2, 6, seed=2), "k": normal(6)}
+TABLES = {
+    "t": normal(9, 6),
+    "p": normal(8, 6, seed=1),
+    "s": normal(2, 6, seed=2),
+    "k": normal(6),
+}
 EMBEDDING = """g (int32[2,5] i, int32[2,5] j) => (float[2,5,6] y) {
     [op] y, m = com.microsoft.EmbedLayerNormalization (i, j, t, p, s, k, k) }"""
 
@@ -264,11 +397,20 @@ EMBEDDING = """g (int32[2,5] i, int32[2,5] j) => (float[2,5,6] y) {
 def test_the_tables_of_an_embedding_are_weights() -> None:
     assert text_of(EMBEDDING, **TABLES) == "  < t: W0\n  < p: W0\n  < s: W0\n"
     wide = text_of(EMBEDDING, WIDE, **TABLES)
-    assert wide == "  < t: W0\n  < p: W0\n  < s: W0\n  > y: quantize uint16 asymmetric minmax\n"
+    assert (
+        wide
+        == "  < t: W0\n  < p: W0\n  < s: W0\n  > y: quantize uint16 asymmetric minmax\n"
+    )
 
 
 def test_an_override_reaches_the_weights_of_a_layer() -> None:
-    fine = CHANNEL.with_(overrides=(Override(op_types=("LSTM",), weight=CHANNEL.weight.with_(per_channel=False)),))
+    fine = CHANNEL.with_(
+        overrides=(
+            Override(
+                op_types=("LSTM",), weight=CHANNEL.weight.with_(per_channel=False)
+            ),
+        )
+    )
     plan = make_plan(Graph.of(parse(layer("LSTM"), **recurrent("LSTM"))), fine)
     entry = plan.entries[Use("w")]
     assert isinstance(entry, Quantize) and entry.axis is None

@@ -1,6 +1,7 @@
 """What each rule decides, on one to three nodes, as the plan's own text.
 
-Q and W stand for 8-bit activations and weights with one scale a tensor, ``<`` for an input and ``>`` for a result.
+Q and W stand for 8-bit activations and weights with one scale a tensor, ``<`` for an input and
+``>`` for a result.
 """
 
 from __future__ import annotations
@@ -76,7 +77,13 @@ def test_a_computed_weight_is_an_activation() -> None:
         ("Conv <group = 2> (x, w)", "float[N,6,8,8]", "[N,4,8,8]", (4, 3, 1, 1), 0),
         ("Conv <group = 4> (x, w)", "float[N,4,8,8]", "[N,4,8,8]", (4, 1, 1, 1), 0),
         ("ConvTranspose (x, w)", "float[N,3,8,8]", "[N,4,8,8]", (3, 4, 1, 1), 1),
-        ("ConvTranspose <group = 2> (x, w)", "float[N,6,8,8]", "[N,4,8,8]", (6, 2, 1, 1), 1),
+        (
+            "ConvTranspose <group = 2> (x, w)",
+            "float[N,6,8,8]",
+            "[N,4,8,8]",
+            (6, 2, 1, 1),
+            1,
+        ),
         ("Gemm (x, w)", "float[N,3]", "[N,4]", (3, 4), 1),
         ("Gemm <transB = 1> (x, w)", "float[N,3]", "[N,4]", (4, 3), 0),
         ("MatMul (x, w)", "float[N,3]", "[N,4]", (3, 4), 1),
@@ -84,14 +91,27 @@ def test_a_computed_weight_is_an_activation() -> None:
         ("MatMul (w, x)", "float[2,3,N]", "[2,4,N]", (2, 4, 3), 1),
     ],
 )
-def test_the_axis_of_the_output_channels(call: str, x: str, y: str, shape: tuple[int, ...], axis: int) -> None:
-    text = plan_text(f"g ({x} x) => (float{y} y) {{ {call.join(('y = ', ''))} }}", CHANNEL, w=weight(*shape))
+def test_the_axis_of_the_output_channels(
+    call: str, x: str, y: str, shape: tuple[int, ...], axis: int
+) -> None:
+    text = plan_text(
+        f"g ({x} x) => (float{y} y) {{ {call.join(('y = ', ''))} }}",
+        CHANNEL,
+        w=weight(*shape),
+    )
     assert f"< w: {W_AXIS.format(axis)}" in text
-    assert shape[axis] in (4, 2), "the axis has one entry for each output channel, of a group if there are groups"
+    assert shape[axis] in (
+        4,
+        2,
+    ), "the axis has one entry for each output channel, of a group if there are groups"
 
 
 def test_a_stack_of_matrices_has_one_scale() -> None:
-    text = plan_text("g (float[2,N,3] x) => (float[2,N,4] y) { [fc] y = MatMul (x, w) }", CHANNEL, w=weight(2, 3, 4))
+    text = plan_text(
+        "g (float[2,N,3] x) => (float[2,N,4] y) { [fc] y = MatMul (x, w) }",
+        CHANNEL,
+        w=weight(2, 3, 4),
+    )
     assert text == "fc (MatMul)\n  < x: Q\n  < w: W\n"
 
 
@@ -111,10 +131,16 @@ def test_gemm_leaves_its_result_to_its_readers() -> None:
 
 @pytest.mark.parametrize(
     ("call", "bias"),
-    [("Gemm <alpha = 2.0> (x, w, b)", (3,)), ("Gemm <beta = 2.0> (x, w, b)", (3,)), ("Gemm (x, w, b)", ())],
+    [
+        ("Gemm <alpha = 2.0> (x, w, b)", (3,)),
+        ("Gemm <beta = 2.0> (x, w, b)", (3,)),
+        ("Gemm (x, w, b)", ()),
+    ],
     ids=["alpha", "beta", "scalar"],
 )
-def test_a_scaled_or_broadcast_bias_stays_float(call: str, bias: tuple[int, ...]) -> None:
+def test_a_scaled_or_broadcast_bias_stays_float(
+    call: str, bias: tuple[int, ...]
+) -> None:
     check(
         """
         fc (Gemm)
@@ -172,9 +198,15 @@ def test_relu_is_fused_into_its_layer() -> None:
 
 @pytest.mark.parametrize("reason", ["output", "reader"])
 def test_relu_is_not_fused_if_its_input_is_needed(reason: str) -> None:
-    outputs, extra = (f", {FMAP} h", "") if reason == "output" else (f", {FMAP} z", "[n] z = Neg (h)")
+    outputs, extra = (
+        (f", {FMAP} h", "")
+        if reason == "output"
+        else (f", {FMAP} z", "[n] z = Neg (h)")
+    )
     text = plan_text(
-        f"g ({FMAP} x) => ({FMAP} y{outputs}) {{ [conv] h = Conv (x, w) [relu] y = Relu (h) {extra} }}", w=CONV_W
+        f"g ({FMAP} x) => ({FMAP} y{outputs}) {{ [conv] h = Conv (x, w) [relu] y = Relu"
+        f" (h) {extra} }}",
+        w=CONV_W,
     )
     assert "relu (Relu)\n  < h: Q\n  > y: Q\n" in text
 
@@ -182,7 +214,10 @@ def test_relu_is_not_fused_if_its_input_is_needed(reason: str) -> None:
 @pytest.mark.parametrize("op", ["Relu", "Clip", "LeakyRelu", "HardSwish", "PRelu"])
 def test_input_and_result(op: str) -> None:
     inputs = "x, k" if op == "PRelu" else "x"
-    text = plan_text(f"g (float[N,6] x) => (float[N,6] y) {{ [op] y = {op} ({inputs}) }}", k=np.float32([0.1]))
+    text = plan_text(
+        f"g (float[N,6] x) => (float[N,6] y) {{ [op] y = {op} ({inputs}) }}",
+        k=np.float32([0.1]),
+    )
     slope = "  < k: Q\n" if op == "PRelu" else ""
     assert text == f"op ({op})\n  < x: Q\n{slope}  > y: Q\n"
 
@@ -191,9 +226,14 @@ def test_input_and_result(op: str) -> None:
     ("op", "low", "high"),
     [("Sigmoid", 0, 1), ("HardSigmoid", 0, 1), ("Softmax", 0, 1), ("Tanh", -1, 1)],
 )
-def test_a_result_whose_bounds_are_known_has_no_calibrator(op: str, low: int, high: int) -> None:
+def test_a_result_whose_bounds_are_known_has_no_calibrator(
+    op: str, low: int, high: int
+) -> None:
     text = plan_text(f"g (float[N,6] x) => (float[N,6] y) {{ [op] y = {op} (x) }}")
-    assert text == f"op ({op})\n  < x: Q\n  > y: quantize uint8 asymmetric [{low}, {high}]\n"
+    assert (
+        text
+        == f"op ({op})\n  < x: Q\n  > y: quantize uint8 asymmetric [{low}, {high}]\n"
+    )
 
 
 # Arithmetic
@@ -206,20 +246,29 @@ def test_a_denominator_stays_float() -> None:
     body = f"{TWO} {{ [op] y = Div (x, z) }}"
     reason = "it is a denominator: the smallest ones matter most"
     assert plan_text(body) == f"op (Div)\n  < x: Q\n  < z: keep: {reason}\n  > y: Q\n"
-    assert plan_text(body, TENSOR.with_(safe=False)) == "op (Div)\n  < x: Q\n  < z: Q\n  > y: Q\n"
+    assert (
+        plan_text(body, TENSOR.with_(safe=False))
+        == "op (Div)\n  < x: Q\n  < z: Q\n  > y: Q\n"
+    )
 
 
 def test_cubic_interpolation_stays_float() -> None:
     text = plan_text(
-        'g (float[N,4,8,8] x) => (float[N,4,16,16] y) { [op] y = Resize <mode = "cubic"> (x, , scales) }',
+        "g (float[N,4,8,8] x) => (float[N,4,16,16] y) { [op] y = Resize <mode ="
+        ' "cubic"> (x, , scales) }',
         scales=np.float32([1, 1, 2, 2]),
     )
-    assert text == "op (Resize)  float: onnxruntime has no integer cubic interpolation\n"
+    assert (
+        text == "op (Resize)  float: onnxruntime has no integer cubic interpolation\n"
+    )
 
 
 @pytest.mark.parametrize("call", ["Add (x, z)", "Sub (x, z)", "Mul (x, z)"])
 def test_arithmetic(call: str) -> None:
-    assert plan_text(f"{TWO} {{ [op] y = {call} }}") == f"op ({call[:3]})\n  < x: Q\n  < z: Q\n  > y: Q\n"
+    assert (
+        plan_text(f"{TWO} {{ [op] y = {call} }}")
+        == f"op ({call[:3]})\n  < x: Q\n  < z: Q\n  > y: Q\n"
+    )
 
 
 def test_where() -> None:
@@ -230,7 +279,8 @@ def test_where() -> None:
           < z: Q
           > y: Q
         """,
-        "g (float[N,6] x, float[N,6] z, bool[N,6] c) => (float[N,6] y) { [pick] y = Where (c, x, z) }",
+        "g (float[N,6] x, float[N,6] z, bool[N,6] c) => (float[N,6] y) { [pick] y ="
+        " Where (c, x, z) }",
     )
 
 
@@ -238,7 +288,10 @@ def test_where() -> None:
 def test_masks_stay_float(call: str) -> None:
     text = f"g (float[N,6] x, bool[N,6] c) => (float[N,6] y) {{ [op] y = {call} }}"
     reason = "'k' holds values that mean 'never'; no scale spans them and real values"
-    assert plan_text(text, k=np.float32(-1e9)) == f"op ({call.split()[0]})  float: {reason}\n"
+    assert (
+        plan_text(text, k=np.float32(-1e9))
+        == f"op ({call.split()[0]})  float: {reason}\n"
+    )
 
 
 def test_what_is_computed_from_integers_stays_float() -> None:
@@ -247,11 +300,15 @@ def test_what_is_computed_from_integers_stays_float() -> None:
         cast (Cast)  float: there is no rule for this operator
         mask (Mul)  float: 'f' is computed from integers alone: a mask or a position, not a signal
         """,
-        "g (float[N,6] x, int64[N,6] m) => (float[N,6] y) { [cast] f = Cast <to = 1> (m) [mask] y = Mul (x, f) }",
+        "g (float[N,6] x, int64[N,6] m) => (float[N,6] y) { [cast] f = Cast <to = 1>"
+        " (m) [mask] y = Mul (x, f) }",
     )
 
 
-BIASED = "g (float[N,6] x) => (float[N,6] y) { [fc] h = MatMul (x, w) [bias] y = Add (h, b) }"
+BIASED = (
+    "g (float[N,6] x) => (float[N,6] y) { [fc] h = MatMul (x, w) [bias] y = Add (h,"
+    " b) }"
+)
 
 
 def test_a_bias_is_added_before_rounding() -> None:
@@ -270,13 +327,31 @@ def test_a_bias_is_added_before_rounding() -> None:
 
 def test_integer_only_hardware_adds_a_bias_after_rounding() -> None:
     text = plan_text(BIASED, POW2, w=weight(6, 6), b=normal(6))
-    assert text.count("quantize int8 symmetric pow2 minmse") == 6 and "float" not in text
+    assert (
+        text.count("quantize int8 symmetric pow2 minmse") == 6 and "float" not in text
+    )
 
 
-@pytest.mark.parametrize(("config", "float_nodes"), [(TENSOR, 2), (POW2, 2), (WIDE, 0)], ids=["8", "pow2", "16"])
-def test_a_residual_stream_needs_more_than_8_bits(config: QConfig, float_nodes: int) -> None:
-    text = plan_text(f"{TWO} {{ [res] h = Add (x, z) [norm] y = LayerNormalization (h, k) }}", config, k=normal(6))
-    assert text.count("float: the residual stream around a layer normalization is too wide for 8 bits") == float_nodes
+@pytest.mark.parametrize(
+    ("config", "float_nodes"),
+    [(TENSOR, 2), (POW2, 2), (WIDE, 0)],
+    ids=["8", "pow2", "16"],
+)
+def test_a_residual_stream_needs_more_than_8_bits(
+    config: QConfig, float_nodes: int
+) -> None:
+    text = plan_text(
+        f"{TWO} {{ [res] h = Add (x, z) [norm] y = LayerNormalization (h, k) }}",
+        config,
+        k=normal(6),
+    )
+    assert (
+        text.count(
+            "float: the residual stream around a layer normalization is too wide for 8"
+            " bits"
+        )
+        == float_nodes
+    )
 
 
 def test_unless_safety_is_off() -> None:
@@ -299,18 +374,19 @@ def test_concat_gives_each_input_its_own_scale() -> None:
           < z: Q
           > y: Q
         """,
-        "g (float[N,6] x, float[N,6] z) => (float[N,12] y) { [join] y = Concat <axis = 1> (x, z) }",
+        "g (float[N,6] x, float[N,6] z) => (float[N,12] y) { [join] y = Concat <axis ="
+        " 1> (x, z) }",
     )
 
 
 def test_concat_with_a_position_stays_float() -> None:
-    text = plan_text(
-        """g (float[N,6] x, int64[N,6] m) => (float[N,12] y) {
+    text = plan_text("""g (float[N,6] x, int64[N,6] m) => (float[N,12] y) {
             f = Cast <to = 1> (m)
             [join] y = Concat <axis = 1> (x, f)
-        }"""
+        }""")
+    assert text.endswith(
+        "join (Concat)  float: 'f' is a mask or a position, not a signal\n"
     )
-    assert text.endswith("join (Concat)  float: 'f' is a mask or a position, not a signal\n")
 
 
 SUM_THEN = "g ({x} x) => ({y} y) {{ [sum] h = Add (x, x) [op] y = {call} }}"
@@ -318,7 +394,11 @@ SUM_THEN = "g ({x} x) => ({y} y) {{ [sum] h = Add (x, x) [op] y = {call} }}"
 
 def after_a_sum(call: str, x: str, y: str, **constants: Any) -> str:
     """What the plan says of an operator whose input is quantized."""
-    return plan_text(SUM_THEN.format(x=x, y=y, call=call), **constants).split("op (")[1].split("\n", 1)[1]
+    return (
+        plan_text(SUM_THEN.format(x=x, y=y, call=call), **constants)
+        .split("op (")[1]
+        .split("\n", 1)[1]
+    )
 
 
 @pytest.mark.parametrize(
@@ -331,9 +411,13 @@ def after_a_sum(call: str, x: str, y: str, **constants: Any) -> str:
         ("Pad (h, p, k)", 2.0, "Q"),
     ],
 )
-def test_padding_that_adds_no_new_value_inherits(call: str, value: float | None, result: str) -> None:
+def test_padding_that_adds_no_new_value_inherits(
+    call: str, value: float | None, result: str
+) -> None:
     constants = {} if value is None else {"k": np.float32(value)}
-    text = after_a_sum(call, "float[N,6]", "float[N,8]", p=np.int64([0, 1, 0, 1]), **constants)
+    text = after_a_sum(
+        call, "float[N,6]", "float[N,8]", p=np.int64([0, 1, 0, 1]), **constants
+    )
     assert text == f"  < h: Q\n  > y: {result}\n"
 
 
@@ -377,9 +461,12 @@ ONE = np.float32([1, 1, 2, 2])
         ("BatchNormalization (h, k, k, k, k)", "[N,4,8,8]", "Q"),
     ],
 )
-def test_selections_and_rearrangements_inherit_and_averages_do_not(call: str, y: str, result: str) -> None:
+def test_selections_and_rearrangements_inherit_and_averages_do_not(
+    call: str, y: str, result: str
+) -> None:
     text = plan_text(
-        f'<ir_version: 8, opset_import: ["" : 18]> {SUM_THEN.format(x=FMAP, y="float" + y, call=call)}',
+        '<ir_version: 8, opset_import: ["" : 18]>'
+        f" {SUM_THEN.format(x=FMAP, y='float' + y, call=call)}",
         shape=np.int64([0, -1]),
         four=np.int64([4 if "Un" in call else 0]),
         zero=np.int64([0]),
@@ -393,7 +480,10 @@ def test_selections_and_rearrangements_inherit_and_averages_do_not(call: str, y:
 
 
 def test_what_nobody_quantizes_passes_through_in_float() -> None:
-    assert plan_text("g (float[2,3] x) => (float[3,2] y) { [op] y = Transpose (x) }") == "op (Transpose)\n"
+    assert (
+        plan_text("g (float[2,3] x) => (float[3,2] y) { [op] y = Transpose (x) }")
+        == "op (Transpose)\n"
+    )
 
 
 def test_every_float_result_of_a_split_inherits() -> None:
@@ -408,12 +498,10 @@ def test_every_float_result_of_a_split_inherits() -> None:
 
 
 def test_the_indices_of_a_max_pool_are_left_alone() -> None:
-    text = plan_text(
-        f"""g ({FMAP} x) => (float[N,4,7,7] y, int64[N,4,7,7] i) {{
+    text = plan_text(f"""g ({FMAP} x) => (float[N,4,7,7] y, int64[N,4,7,7] i) {{
             h = Add (x, x)
             [op] y, i = MaxPool <kernel_shape = [2,2]> (h)
-        }}"""
-    )
+        }}""")
     assert text.endswith("op (MaxPool)\n  < h: Q\n  > y: same as h\n")
 
 
@@ -455,32 +543,45 @@ def test_quantizing_moves_before_a_rearrangement() -> None:
 
 # No rule
 
-UNKNOWN = "g (float[N,6] x) => (float[N,6] y) { [a] h = Add (x, x) [odd] e = Bernoulli (h) [b] y = Add (e, e) }"
+UNKNOWN = (
+    "g (float[N,6] x) => (float[N,6] y) { [a] h = Add (x, x) [odd] e = Bernoulli (h)"
+    " [b] y = Add (e, e) }"
+)
 
 
 def test_an_operator_without_a_rule_stays_float_between_quantized_ones() -> None:
     text = plan_text(UNKNOWN)
     assert "odd (Bernoulli)  float: there is no rule for this operator\n" in text
-    assert text.count("Q\n") == 3 + 3 + 2  # both sums with all their tensors, and the tensors around Bernoulli
+    assert (
+        text.count("Q\n") == 3 + 3 + 2
+    )  # both sums with all their tensors, and the tensors around Bernoulli
 
 
 @pytest.mark.parametrize(
     ("call", "k"),
-    [("Div (x, k)", np.float32([np.inf])), ("Concat <axis = 0> (x, k)", np.zeros((0, 6), np.float32))],
+    [
+        ("Div (x, k)", np.float32([np.inf])),
+        ("Concat <axis = 0> (x, k)", np.zeros((0, 6), np.float32)),
+    ],
     ids=["infinite", "empty"],
 )
 def test_constants_that_no_scale_fits_stay_float(call: str, k: Array) -> None:
-    assert "< k: " not in plan_text(f"g (float[N,6] x) => (float[N,M] y) {{ [op] y = {call} }}", k=k)
+    assert "< k: " not in plan_text(
+        f"g (float[N,6] x) => (float[N,M] y) {{ [op] y = {call} }}", k=k
+    )
 
 
 @pytest.mark.parametrize("kind", ["int64", "float16", "double"])
 def test_other_types_stay_as_they_are(kind: str) -> None:
-    assert plan_text(f"g ({kind}[6] x) => ({kind}[6] y) {{ [sum] y = Add (x, x) }}") == "sum (Add)\n"
+    assert (
+        plan_text(f"g ({kind}[6] x) => ({kind}[6] y) {{ [sum] y = Add (x, x) }}")
+        == "sum (Add)\n"
+    )
 
 
 def test_every_operator_that_was_promised_has_a_rule() -> None:
     promised = """Conv ConvTranspose MatMul Gemm Add Sub Mul Div Relu Clip LeakyRelu PRelu Sigmoid HardSigmoid HardSwish
         Tanh Softmax Gelu LayerNormalization InstanceNormalization BatchNormalization MaxPool AveragePool
         GlobalAveragePool ReduceMean Concat Split Slice Reshape Flatten Transpose Squeeze Unsqueeze Pad Resize Gather
-        Where DepthToSpace SpaceToDepth"""
+        Where DepthToSpace SpaceToDepth"""  # noqa: E501
     assert not set(promised.split()) - set(RULES)

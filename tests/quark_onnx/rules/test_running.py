@@ -1,4 +1,6 @@
-"""Quantized recurrent, fused and contributed operators run in onnxruntime, and compute what the float ones do."""
+"""Quantized recurrent, fused and contributed operators run in onnxruntime, and compute what the
+float ones do.
+"""
 
 from __future__ import annotations
 
@@ -43,24 +45,32 @@ case(
 )
 case(
     "FusedGemm",
-    'g (float[4,32] x) => (float[4,16] y) { y = com.microsoft.FusedGemm <activation = "Relu"> (x, w, b) }',
+    "g (float[4,32] x) => (float[4,16] y) { y = com.microsoft.FusedGemm <activation ="
+    ' "Relu"> (x, w, b) }',
     w=weight(32, 16),
     b=normal(16),
 )
-for attributes, shape in (("transB = 0", (32, 16)), ("transB = 1", (16, 32)), ("transBatchB = 1", (32, 2, 16))):
+for attributes, shape in (
+    ("transB = 0", (32, 16)),
+    ("transB = 1", (16, 32)),
+    ("transBatchB = 1", (32, 2, 16)),
+):
     case(
         f"FusedMatMul {attributes}",
-        f"g (float[2,4,32] x) => (float[2,4,16] y) {{ y = com.microsoft.FusedMatMul <{attributes}> (x, w) }}",
+        "g (float[2,4,32] x) => (float[2,4,16] y) { y = com.microsoft.FusedMatMul"
+        f" <{attributes}> (x, w) }}",
         w=weight(*shape) if len(shape) == 2 else normal(*shape, scale=0.2),
     )
 case(
     "Einsum",
-    'g (float[2,5,32] x) => (float[2,4,5,8] y) { y = Einsum <equation = "btk,hkd->bhtd"> (x, w) }',
+    "g (float[2,5,32] x) => (float[2,4,5,8] y) { y = Einsum <equation ="
+    ' "btk,hkd->bhtd"> (x, w) }',
     w=normal(4, 32, 8, scale=0.2),
 )
 case(
     "Attention",
-    "g (float[2,8,32] x) => (float[2,8,32] y) { y = com.microsoft.Attention <num_heads = 4> (x, w, b) }",
+    "g (float[2,8,32] x) => (float[2,8,32] y) { y = com.microsoft.Attention <num_heads"
+    " = 4> (x, w, b) }",
     w=weight(32, 96),
     b=normal(96),
 )
@@ -68,12 +78,13 @@ QKV = "float[2,8,32] q, float[2,8,32] k, float[2,8,32] v"
 TURNS = np.outer(np.arange(8), 2.0 ** -np.arange(8))
 case(
     "MultiHeadAttention",
-    f"g ({QKV}) => (float[2,8,32] y) {{ y = com.microsoft.MultiHeadAttention <num_heads = 4> (q, k, v) }}",
+    f"g ({QKV}) => (float[2,8,32] y) {{ y = com.microsoft.MultiHeadAttention <num_heads"
+    " = 4> (q, k, v) }",
 )
 case(
     "RotaryEmbedding",
     """g (float[2,8,64] x) => (float[2,8,64] y) {
-        y = com.microsoft.RotaryEmbedding <num_heads = 4, rotary_embedding_dim = 16> (x, i, c, s) }""",
+        y = com.microsoft.RotaryEmbedding <num_heads = 4, rotary_embedding_dim = 16> (x, i, c, s) }""",  # noqa: E501
     i=np.tile(np.arange(8), (2, 1)),
     c=np.cos(TURNS).astype(np.float32),
     s=np.sin(TURNS).astype(np.float32),
@@ -92,7 +103,8 @@ case(
 )
 case(
     "SimplifiedLayerNormalization",
-    "g (float[2,8,32] x) => (float[2,8,32] y) { y = SimplifiedLayerNormalization (x, k) }",
+    "g (float[2,8,32] x) => (float[2,8,32] y) { y = SimplifiedLayerNormalization (x,"
+    " k) }",
     k=normal(32),
 )
 case(
@@ -108,16 +120,33 @@ case(
 for op in ("BiasGelu", "QuickGelu", "FastGelu"):
     call = "(x, b)" if op != "QuickGelu" else "(x)"
     constants = {"b": normal(32)} if op != "QuickGelu" else {}
-    case(op, f"g (float[2,8,32] x) => (float[2,8,32] y) {{ y = com.microsoft.{op} {call} }}", **constants)
+    case(
+        op,
+        f"g (float[2,8,32] x) => (float[2,8,32] y) {{ y = com.microsoft.{op} {call} }}",
+        **constants,
+    )
 case(
     "GatherND",
-    "g (float[4,32] x) => (float[2,32] y) { h = Relu (x) y = com.microsoft.GatherND (h, i) }",
+    "g (float[4,32] x) => (float[2,32] y) { h = Relu (x) y = com.microsoft.GatherND (h,"
+    " i) }",
     i=np.int64([[0], [2]]),
 )
-case("Trilu", "g (float[4,4] x) => (float[4,4] y) { h = Relu (x) y = com.microsoft.Trilu (h) }")
+case(
+    "Trilu",
+    "g (float[4,4] x) => (float[4,4] y) { h = Relu (x) y = com.microsoft.Trilu (h) }",
+)
 
 #: Formats, and the least SQNR in dB that a layer of them has.
-FORMATS = {"A8W8": 25, "S8S8": 20, "A16W8": 30, "XINT8": 18, "BF16": 35, "BFP16": 25, "DYNAMIC": 25, "INT4": 12}
+FORMATS = {
+    "A8W8": 25,
+    "S8S8": 20,
+    "A16W8": 30,
+    "XINT8": 18,
+    "BF16": 35,
+    "BFP16": 25,
+    "DYNAMIC": 25,
+    "INT4": 12,
+}
 
 
 @pytest.mark.parametrize("preset", FORMATS)
@@ -129,16 +158,23 @@ def test_it_runs_and_computes_the_same(name: str, preset: str) -> None:
         warnings.simplefilter("ignore")
         quantized = quantize(model, data, QConfig.of(preset)).model
     for feeds in data[:2]:
-        for expected, found in zip(run(model, feeds), run(quantized, feeds, optimize=True), strict=True):
+        for expected, found in zip(
+            run(model, feeds), run(quantized, feeds, optimize=True), strict=True
+        ):
             assert found.shape == expected.shape and found.dtype == expected.dtype
             if expected.dtype.kind == "f":
                 error = found.astype(np.float64) - expected
-                sqnr = decibels(float(np.sum(expected.astype(np.float64) ** 2)), float(np.sum(error**2)))
+                sqnr = decibels(
+                    float(np.sum(expected.astype(np.float64) ** 2)),
+                    float(np.sum(error**2)),
+                )
                 assert sqnr > FORMATS[preset]
 
 
 @pytest.mark.parametrize("preset", ["A8W8", "XINT8", "DYNAMIC"])
-@pytest.mark.parametrize("name", [name for name in CASES if name.split("-")[0] in ("LSTM", "GRU", "RNN")])
+@pytest.mark.parametrize(
+    "name", [name for name in CASES if name.split("-")[0] in ("LSTM", "GRU", "RNN")]
+)
 def test_recurrent_weights_are_stored_in_8_bits(name: str, preset: str) -> None:
     model = CASES[name]()
     quantized = quantize(model, samples(model, 4), QConfig.of(preset)).model

@@ -1,4 +1,6 @@
-"""Acceptance: codes of optimizers are kept where they lower the output error, and rolled back otherwise."""
+"""Acceptance: codes of optimizers are kept where they lower the output error, and rolled back
+otherwise.
+"""
 
 from __future__ import annotations
 
@@ -29,29 +31,48 @@ class Towards:
     bias: float = 0.0
 
     def __call__(self, problem: Problem, present: Solution) -> Solution:
-        return Solution(present.weight, present.bias + np.float32(self.bias), present.factor)
+        return Solution(
+            present.weight, present.bias + np.float32(self.bias), present.factor
+        )
 
 
 def quantized(
     monkeypatch: pytest.MonkeyPatch, *optimizers: object, fooled: bool = False
 ) -> tuple[bytes, list[str], int]:
-    """The model, the notes, and how many layers the report has; ``fooled`` layers take whatever is proposed."""
+    """The model, the notes, and how many layers the report has.
+
+    ``fooled`` layers take whatever is proposed.
+    """
     if fooled:
         calls = iter(range(1_000_000, 0, -1))
-        monkeypatch.setattr(Problem, "loss", lambda self, *args: np.full(self.bias.shape, float(next(calls))))
+        monkeypatch.setattr(
+            Problem,
+            "loss",
+            lambda self, *args: np.full(self.bias.shape, float(next(calls))),
+        )
     model = models.conv_relu()
     config = QConfig.of("A8W8").with_(weight=WIDE, optimizers=optimizers)
     found = quantize(model, models.samples(model, 24), config)
-    return found.model.SerializeToString(), list(found.report.notes), len(found.report.layers)
+    return (
+        found.model.SerializeToString(),
+        list(found.report.notes),
+        len(found.report.layers),
+    )
 
 
 def test_what_makes_outputs_worse_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All layers agree to a bias that is far off; the result is that without the optimizer, to the byte."""
+    """All layers agree to a bias that is far off.
+
+    The result is that without the optimizer, to the byte.
+    """
     plain, notes, _ = quantized(monkeypatch)
     assert not any("left out" in note for note in notes)
     found, notes, layers = quantized(monkeypatch, Towards(bias=3.0), fooled=True)
     (note,) = [note for note in notes if note.startswith("towards: left out")]
-    assert "samples held out" in note and "dB with every weight rounded to the nearest" in note
+    assert (
+        "samples held out" in note
+        and "dB with every weight rounded to the nearest" in note
+    )
     assert found == plain and layers == 0
 
 
@@ -60,6 +81,11 @@ def test_what_brings_outputs_nearer_is_kept() -> None:
     data, others = models.samples(model, 24), models.samples(model, 8, seed=1)
     plain = QConfig.of("A8W8").with_(weight=WIDE)
     found = quantize(model, data, plain.with_(optimizers=(BiasCorrection(),)))
-    assert found.report.layers and not any("left out" in note for note in found.report.notes)
+    assert found.report.layers and not any(
+        "left out" in note for note in found.report.notes
+    )
     nearest = quantize(model, data, plain)
-    assert compare(model, found.model, others).sqnr > compare(model, nearest.model, others).sqnr
+    assert (
+        compare(model, found.model, others).sqnr
+        > compare(model, nearest.model, others).sqnr
+    )

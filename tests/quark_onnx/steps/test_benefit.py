@@ -1,4 +1,6 @@
-"""benefit: a rewrite of the float graph is kept where the quantized model is nearer to the float one with it."""
+"""benefit: a rewrite of the float graph is kept where the quantized model is nearer to the float
+one with it.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ CHANNELS = 8
 
 @dataclass(frozen=True)
 class Stretch:
-    """Multiplies one hidden channel, and divides what reads it: the float model computes the same."""
+    """Multiplies one hidden channel, and divides what reads it: the float model computes the same."""  # noqa: E501
 
     name: ClassVar[str] = "stretch"
     stage: ClassVar[str] = "float"
@@ -46,22 +48,33 @@ class Unjudged(Stretch):
 
 
 def model(loud: float = 1.0) -> ModelProto:
-    """Two layers; one channel between them is so many times as loud as the others, and weighs as much less."""
+    """Two layers.
+
+    One channel between them is so many times as loud as the others, and weighs as much less.
+    """
     result = parser.parse_model(
         '<ir_version: 8, opset_import: ["" : 17]> g (float[N, 8] x) => (float[N, 8] y) '
         "{ h = MatMul (x, v) r = Relu (h) y = MatMul (r, w) }"
     )
     noise = np.random.default_rng(0)
     factor = np.float32([loud] + [1] * (CHANNELS - 1))
-    weights = {"v": noise.standard_normal((8, 8)) * factor, "w": noise.standard_normal((8, 8)) / factor[:, None]}
-    tensors = [numpy_helper.from_array(value.astype(np.float32), name) for name, value in weights.items()]
+    weights = {
+        "v": noise.standard_normal((8, 8)) * factor,
+        "w": noise.standard_normal((8, 8)) / factor[:, None],
+    }
+    tensors = [
+        numpy_helper.from_array(value.astype(np.float32), name)
+        for name, value in weights.items()
+    ]
     result.graph.initializer.extend(tensors)
     return result
 
 
 def samples(count: int = 24) -> list[dict[str, Any]]:
     noise = np.random.default_rng(1)
-    return [{"x": noise.standard_normal((4, 8)).astype(np.float32)} for _ in range(count)]
+    return [
+        {"x": noise.standard_normal((4, 8)).astype(np.float32)} for _ in range(count)
+    ]
 
 
 def config(*optimizers: FloatOptimizer) -> QConfig:
@@ -69,8 +82,13 @@ def config(*optimizers: FloatOptimizer) -> QConfig:
 
 
 def test_what_makes_outputs_worse_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
-    plain, found = quantize(model(), samples(), config()), quantize(model(), samples(), config(Stretch(100.0)))
-    (note,) = [note for note in found.report.notes if note.startswith("stretch: left out")]
+    plain, found = (
+        quantize(model(), samples(), config()),
+        quantize(model(), samples(), config(Stretch(100.0))),
+    )
+    (note,) = [
+        note for note in found.report.notes if note.startswith("stretch: left out")
+    ]
     assert "dB SQNR with it on samples held out" in note and note in caplog.text
     assert found.model.SerializeToString() == plain.model.SerializeToString()
 
@@ -96,13 +114,20 @@ def test_what_is_no_matter_of_accuracy_is_kept() -> None:
 
 def test_with_nothing_to_judge_by_it_is_kept() -> None:
     """Ten samples are too few to hold one out; and weights alone are quantized without data."""
-    assert "stretch: 1" in quantize(model(), samples(10), config(Stretch(100.0))).report.notes
+    assert (
+        "stretch: 1"
+        in quantize(model(), samples(10), config(Stretch(100.0))).report.notes
+    )
     assert quantize_weights(model(), config(Stretch(100.0))).graph.node
 
 
 @pytest.mark.parametrize("alpha", ["auto", 1.0])
 def test_smoothquant_never_makes_the_model_worse(alpha: float | str) -> None:
-    """All of the range goes into weights that have one scale for each output: with alpha 1 rows of w drown."""
+    """All of the range goes into weights that have one scale for each output: with alpha 1 rows of
+    w drown.
+    """
     plain = quantize(model(30.0), samples(), config())
     found = quantize(model(30.0), samples(), config(SmoothQuant(alpha)))
-    assert found.report.worst_sqnr >= plain.report.worst_sqnr - 0.5  # the samples of the report judged it as well
+    assert (
+        found.report.worst_sqnr >= plain.report.worst_sqnr - 0.5
+    )  # the samples of the report judged it as well

@@ -14,7 +14,9 @@ from tests.settings import POW2
 
 def positive(count: int, *shape: int) -> list[Feeds]:
     random = np.random.default_rng(0)
-    return [{"x": random.uniform(0.5, 1.5, shape).astype(np.float32)} for _ in range(count)]
+    return [
+        {"x": random.uniform(0.5, 1.5, shape).astype(np.float32)} for _ in range(count)
+    ]
 
 
 MODELS = {
@@ -35,7 +37,12 @@ MODELS = {
         w=weight(4, 6), b=weight(6),
     ),
 }  # fmt: skip
-SHAPES = {"conv": (1, 4, 6, 6), "groups": (1, 4, 6, 6), "gemm": (3, 4), "matmul": (2, 3, 4)}
+SHAPES = {
+    "conv": (1, 4, 6, 6),
+    "groups": (1, 4, 6, 6),
+    "gemm": (3, 4),
+    "matmul": (2, 3, 4),
+}
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -43,7 +50,11 @@ def test_the_mean_of_each_output_is_that_of_the_float_layer(name: str) -> None:
     """Beside float64 arithmetic with the rounded weight."""
     data = positive(5, *SHAPES[name])
     stages = Stages.of(MODELS[name], POW2, data)
-    scale = {use: params.scale for use, params in stages.params.table.items() if use.tensor == "w"}
+    scale = {
+        use: params.scale
+        for use, params in stages.params.table.items()
+        if use.tensor == "w"
+    }
     [step] = scale.values()
     corrected = correct_biases(stages.graph, stages.plan, stages.params, data)
     stored = stages.graph.constant("w").astype(np.float64)
@@ -57,15 +68,23 @@ def test_the_mean_of_each_output_is_that_of_the_float_layer(name: str) -> None:
             return np.einsum("i,nihw->ni", matrix[:, 0, 0, 0], x) / 36 + bias
         return (x @ matrix).reshape(-1, 6) + bias
 
-    float_mean = results(stored, stages.graph.constant("b").astype(np.float64)).mean(axis=0)
-    before = results(rounded, stages.graph.constant("b").astype(np.float64)).mean(axis=0)
+    float_mean = results(stored, stages.graph.constant("b").astype(np.float64)).mean(
+        axis=0
+    )
+    before = results(rounded, stages.graph.constant("b").astype(np.float64)).mean(
+        axis=0
+    )
     after = results(rounded, corrected.constant("b").astype(np.float64)).mean(axis=0)
     np.testing.assert_allclose(after, float_mean, atol=1e-5)
     assert np.abs(before - float_mean).max() > 1e-3
 
 
-def test_a_depthwise_layer_whose_small_channels_are_rounded_away_gets_its_mean_back() -> None:
-    """Channels of 1 to 1/1000 under one scale: without a correction the small ones are lost with their means."""
+def test_a_depthwise_layer_whose_small_channels_are_rounded_away_gets_its_mean_back() -> (
+    None
+):
+    """Channels of 1 to 1/1000 under one scale: without a correction the small ones are lost with
+    their means.
+    """
     model = parse(
         """g (float[1,8,6,6] x) => (float[1,8,1,1] y) {
             a = Conv <group = 8> (x, w, b) m = Mul (a, k) y = GlobalAveragePool (m)
@@ -76,7 +95,9 @@ def test_a_depthwise_layer_whose_small_channels_are_rounded_away_gets_its_mean_b
     )
     data = positive(40, 1, 8, 6, 6)
     config = POW2.with_(activation=None, exclude=("Mul_m",))
-    plain, searched = (quantize(model, data, config.with_(search=count)).report for count in (0, 8))
+    plain, searched = (
+        quantize(model, data, config.with_(search=count)).report for count in (0, 8)
+    )
     assert searched.worst_sqnr > plain.worst_sqnr + 10
     assert any("biases corrected" in note for note in searched.notes)
 
@@ -87,4 +108,7 @@ def test_without_samples_or_beside_an_optimizer_of_layers_biases_stay() -> None:
     data = positive(5, 1, 4, 6, 6)
     stages = Stages.of(MODELS["conv"], POW2, data)
     assert correct_biases(stages.graph, stages.plan, stages.params, []) is stages.graph
-    assert correct_biases(stages.graph, stages.plan, stages.params, data, [AdaRound()]) is stages.graph
+    assert (
+        correct_biases(stages.graph, stages.plan, stages.params, data, [AdaRound()])
+        is stages.graph
+    )

@@ -1,4 +1,7 @@
-"""Weights in blocks at any opset: contributed operators, or one block in each row; against float64 arithmetic."""
+"""Weights in blocks at any opset: contributed operators, or one block in each row.
+
+Against float64 arithmetic.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +24,19 @@ from tests.models import Feeds, normal, parse, weight
 
 Floats = NDArray[np.float64]
 ROWS, WIDTH, HIDDEN, BLOCK = 100, 64, 96, 32
-TABLE, FIRST, SECOND = weight(ROWS, WIDTH), weight(HIDDEN, WIDTH).T.copy(), weight(WIDTH, HIDDEN).T.copy()
+TABLE, FIRST, SECOND = (
+    weight(ROWS, WIDTH),
+    weight(HIDDEN, WIDTH).T.copy(),
+    weight(WIDTH, HIDDEN).T.copy(),
+)
 
 
 # The numbers that codes stand for
 
 
-def blocks_of(scales: Floats, zeros: Floats, axis: int, shape: Sequence[int], size: int) -> tuple[Floats, Floats]:
+def blocks_of(
+    scales: Floats, zeros: Floats, axis: int, shape: Sequence[int], size: int
+) -> tuple[Floats, Floats]:
     """Scales and zero points for each value, of those for each block."""
     place = np.minimum(np.arange(shape[axis]) // size, scales.shape[axis] - 1)
     return np.take(scales, place, axis), np.take(zeros, place, axis)
@@ -50,26 +59,48 @@ def blocks_of(scales: Floats, zeros: Floats, axis: int, shape: Sequence[int], si
 def test_one_block_in_each_row_is_the_same_weight(
     opset: int, shape: tuple[int, ...], axis: int, size: int, dtype: Any
 ) -> None:
-    """An operator with a scale for each row dequantizes blocks of any shape along any axis, filled up or not."""
+    """An operator with a scale for each row dequantizes blocks of any shape along any axis, filled
+    up or not.
+    """
     random = np.random.default_rng(len(shape))
     own = axis % len(shape)
-    parts = tuple(-(-length // size) if place == own else length for place, length in enumerate(shape))
+    parts = tuple(
+        -(-length // size) if place == own else length
+        for place, length in enumerate(shape)
+    )
     low, high = (0, 15) if dtype is ml_dtypes.uint4 else (-8, 7)
-    codes, zeros = (random.integers(low, high, of, endpoint=True) for of in (shape, parts))
+    codes, zeros = (
+        random.integers(low, high, of, endpoint=True) for of in (shape, parts)
+    )
     scales = random.uniform(-1, 1, parts).astype(np.float32)
-    scale, zero = blocks_of(scales.astype(np.float64), zeros.astype(np.float64), own, shape, size)
+    scale, zero = blocks_of(
+        scales.astype(np.float64), zeros.astype(np.float64), own, shape, size
+    )
     wanted = (codes - zero) * scale
 
-    model = parse("g (float x) => (float y) { y = Add (x, w) }", opset=opset, ir_version=10)
+    model = parse(
+        "g (float x) => (float y) { y = Add (x, w) }", opset=opset, ir_version=10
+    )
     del model.graph.output[0].type.tensor_type.shape.dim[:]
     model.graph.output[0].type.tensor_type.ClearField("shape")
     graph = Graph.of(model)
     names = [
         graph.add_constant(name, array)
-        for name, array in (("c", codes.astype(dtype)), ("s", scales), ("z", zeros.astype(dtype)))
+        for name, array in (
+            ("c", codes.astype(dtype)),
+            ("s", scales),
+            ("z", zeros.astype(dtype)),
+        )
     ]
     graph.import_domain("com.microsoft")
-    graph.add("DequantizeLinear", names, ["w"], domain="com.microsoft", axis=axis, block_size=size)
+    graph.add(
+        "DequantizeLinear",
+        names,
+        ["w"],
+        domain="com.microsoft",
+        axis=axis,
+        block_size=size,
+    )
     assert lower_blocks(graph) == 1
     [found] = open_session(graph.to_model()).run(None, {"x": np.zeros((), np.float32)})
     np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-7)
@@ -79,7 +110,9 @@ def test_one_block_in_each_row_is_the_same_weight(
 
 
 def transformer(norm: str, opset: int) -> ModelProto:
-    """The start of a language model as onnxruntime's optimizer writes it: norms of its own in the standard domain."""
+    """The start of a language model as onnxruntime's optimizer writes it: norms of its own in the
+    standard domain.
+    """
     shift = ", beta" if norm == "LayerNormalization" else ""
     return parse(
         f"""g (int64[N,5] ids) => (float[N,5,{WIDTH}] y) {{
@@ -98,10 +131,14 @@ def transformer(norm: str, opset: int) -> ModelProto:
     )
 
 
-DATA: list[Feeds] = [{"ids": np.random.default_rng(seed).integers(0, ROWS, (2, 5))} for seed in range(3)]
+DATA: list[Feeds] = [
+    {"ids": np.random.default_rng(seed).integers(0, ROWS, (2, 5))} for seed in range(3)
+]
 
 
-def calculated(norm: str, ids: NDArray[Any], table: Floats, first: Floats, second: Floats) -> Floats:
+def calculated(
+    norm: str, ids: NDArray[Any], table: Floats, first: Floats, second: Floats
+) -> Floats:
     e = table[ids]
     centred = e - e.mean(-1, keepdims=True) if norm == "LayerNormalization" else e
     n = centred / np.sqrt(np.square(centred).mean(-1, keepdims=True) + 1e-5)
@@ -109,14 +146,20 @@ def calculated(norm: str, ids: NDArray[Any], table: Floats, first: Floats, secon
 
 
 def rounded(array: NDArray[Any], axis: int, *, signed: bool) -> Floats:
-    """A weight rounded to 4 bits in blocks along an axis, in float64; the grid is what any quantizer may choose."""
+    """A weight rounded to 4 bits in blocks along an axis, in float64.
+
+    The grid is what any quantizer may choose.
+    """
     lines = np.moveaxis(array.astype(np.float64), axis, -1)
     blocks = lines.reshape(*lines.shape[:-1], -1, BLOCK)
     if signed:
         greatest = np.take_along_axis(blocks, np.abs(blocks).argmax(-1)[..., None], -1)
         step, low, high, zero = greatest / -8, -8, 7, 0.0
     else:
-        least, most = np.minimum(blocks.min(-1, keepdims=True), 0), np.maximum(blocks.max(-1, keepdims=True), 0)
+        least, most = (
+            np.minimum(blocks.min(-1, keepdims=True), 0),
+            np.maximum(blocks.max(-1, keepdims=True), 0),
+        )
         step, low, high = (most - least) / 15, 0, 15
         zero = np.rint(-least / step)
     codes = np.clip(np.rint(blocks / step) + zero, low, high)
@@ -124,32 +167,57 @@ def rounded(array: NDArray[Any], axis: int, *, signed: bool) -> Floats:
 
 
 def unpacked(model: ModelProto) -> dict[str, Floats]:
-    """The weights that MatMulNBits and GatherBlockQuantized stand for, by the result, in float64."""
-    constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    """The weights that MatMulNBits and GatherBlockQuantized stand for, by the result, in float64."""  # noqa: E501
+    constants = {
+        tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer
+    }
     found = dict[str, Floats]()
     for node in model.graph.node:
-        settings = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+        settings = {
+            attribute.name: helper.get_attribute_value(attribute)
+            for attribute in node.attribute
+        }
         if node.op_type == "MatMulNBits":
             k, n = settings["K"], settings["N"]
             packed = constants[node.input[1]].reshape(n, -1)
-            codes = np.stack([packed & 15, packed >> 4], -1).reshape(n, -1)[:, :k].astype(np.float64)
+            codes = (
+                np.stack([packed & 15, packed >> 4], -1)
+                .reshape(n, -1)[:, :k]
+                .astype(np.float64)
+            )
             scales = constants[node.input[2]].reshape(n, -1).astype(np.float64)
             zeros = np.full(scales.shape, 8.0)
             if len(node.input) > 3 and node.input[3]:
                 half = constants[node.input[3]].reshape(n, -1)
-                zeros = np.stack([half & 15, half >> 4], -1).reshape(n, -1)[:, : scales.shape[1]].astype(np.float64)
-            scale, zero = blocks_of(scales, zeros, 1, codes.shape, settings["block_size"])
+                zeros = (
+                    np.stack([half & 15, half >> 4], -1)
+                    .reshape(n, -1)[:, : scales.shape[1]]
+                    .astype(np.float64)
+                )
+            scale, zero = blocks_of(
+                scales, zeros, 1, codes.shape, settings["block_size"]
+            )
             found[node.output[0]] = ((codes - zero) * scale).T
         elif node.op_type == "GatherBlockQuantized":
             codes = constants[node.input[0]].astype(np.float64)
             scales = constants[node.input[2]].astype(np.float64)
-            zeros = constants[node.input[3]].astype(np.float64) if len(node.input) > 3 else np.zeros(scales.shape)
-            scale, zero = blocks_of(scales, zeros, 1, codes.shape, settings["block_size"])
+            zeros = (
+                constants[node.input[3]].astype(np.float64)
+                if len(node.input) > 3
+                else np.zeros(scales.shape)
+            )
+            scale, zero = blocks_of(
+                scales, zeros, 1, codes.shape, settings["block_size"]
+            )
             found[node.output[0]] = (codes - zero) * scale
     return found
 
 
-OLD = [("SimplifiedLayerNormalization", 13), ("SimplifiedLayerNormalization", 17), ("LayerNormalization", 12)]
+OLD = [
+    ("SimplifiedLayerNormalization", 13),
+    ("SimplifiedLayerNormalization", 17),
+    ("LayerNormalization", 12),
+]
 
 
 def opset_of(model: ModelProto) -> int:
@@ -158,10 +226,16 @@ def opset_of(model: ModelProto) -> int:
 
 @pytest.mark.parametrize("preset", ["INT4", "UINT4"])
 @pytest.mark.parametrize(("norm", "opset"), OLD)
-def test_contributed_operators_need_no_opset(norm: str, opset: int, preset: str) -> None:
-    """Where the opset stays, products and look-ups are MatMulNBits and GatherBlockQuantized, which any opset has."""
+def test_contributed_operators_need_no_opset(
+    norm: str, opset: int, preset: str
+) -> None:
+    """Where the opset stays, products and look-ups are MatMulNBits and GatherBlockQuantized, which
+    any opset has.
+    """
     model = transformer(norm, opset)
-    config = QConfig.of(preset).with_(max_opset=opset, embedding=QConfig.of(preset).weight)
+    config = QConfig.of(preset).with_(
+        max_opset=opset, embedding=QConfig.of(preset).weight
+    )
     result = quantize(model, None, config).model
     assert opset_of(result) == opset
     assert [node.op_type for node in result.graph.node] == [
@@ -175,40 +249,64 @@ def test_contributed_operators_need_no_opset(norm: str, opset: int, preset: str)
     weights = unpacked(result)
     for name, array, axis in (("e", TABLE, 1), ("m", FIRST, 0), ("y", SECOND, 0)):
         nearest = rounded(array, axis, signed=preset == "INT4")
-        noise, least = (np.square(each - array).sum() for each in (weights[name], nearest))
+        noise, least = (
+            np.square(each - array).sum() for each in (weights[name], nearest)
+        )
         assert noise < 1.05 * least, name
     for feeds in DATA:
         exact = calculated(norm, feeds["ids"], weights["e"], weights["m"], weights["y"])
         [found] = open_session(result).run(None, feeds)
-        np.testing.assert_allclose(found, exact, rtol=0, atol=1e-4 * np.abs(exact).max())
+        np.testing.assert_allclose(
+            found, exact, rtol=0, atol=1e-4 * np.abs(exact).max()
+        )
 
 
 @pytest.mark.parametrize("form", ["qdq", "operators"])
 @pytest.mark.parametrize("preset", ["INT4", "UINT4", "A8W4", "A16W4"])
 @pytest.mark.parametrize(("norm", "opset"), OLD[::2])
-def test_every_form_at_an_opset_that_stays(norm: str, opset: int, preset: str, form: str) -> None:
-    """Pairs of blocks have a form at every opset as well, and are as near to the float model as at a new one."""
+def test_every_form_at_an_opset_that_stays(
+    norm: str, opset: int, preset: str, form: str
+) -> None:
+    """Pairs of blocks have a form at every opset as well, and are as near to the float model as at
+    a new one.
+    """
     model = transformer(norm, opset)
     config = QConfig.of(preset).with_(form=form)
     errors = dict[int, float]()
     for limit in (opset, 21):
         chosen = config.with_(max_opset=limit)
         result = quantize(model, DATA if config.measures else None, chosen)
-        assert opset_of(result.model) == limit and result.report.operators["MatMul"] == (2, 2)
+        assert opset_of(result.model) == limit and result.report.operators[
+            "MatMul"
+        ] == (2, 2)
         session = open_session(result.model)
         errors[limit] = sum(
-            float(np.square(calculated(norm, feeds["ids"], TABLE, FIRST, SECOND) - session.run(None, feeds)[0]).sum())
+            float(
+                np.square(
+                    calculated(norm, feeds["ids"], TABLE, FIRST, SECOND)
+                    - session.run(None, feeds)[0]
+                ).sum()
+            )
             for feeds in DATA
         )
-    power = sum(float(np.square(calculated(norm, feeds["ids"], TABLE, FIRST, SECOND)).sum()) for feeds in DATA)
+    power = sum(
+        float(np.square(calculated(norm, feeds["ids"], TABLE, FIRST, SECOND)).sum())
+        for feeds in DATA
+    )
     assert errors[opset] < 0.03 * power
     assert errors[opset] < 1.05 * errors[21]
 
 
-@pytest.mark.parametrize("preset", ["INT4", "UINT4", "FP8E4M3", "FP4E2M1", "BFP16", "A16W8"])
+@pytest.mark.parametrize(
+    "preset", ["INT4", "UINT4", "FP8E4M3", "FP4E2M1", "BFP16", "A16W8"]
+)
 @pytest.mark.parametrize(("norm", "opset"), OLD)
-def test_operators_of_the_runtime_do_not_keep_the_opset_down(norm: str, opset: int, preset: str) -> None:
-    """onnx does not define what onnxruntime adds to the standard domain, which is the same at every opset."""
+def test_operators_of_the_runtime_do_not_keep_the_opset_down(
+    norm: str, opset: int, preset: str
+) -> None:
+    """onnx does not define what onnxruntime adds to the standard domain, which is the same at every
+    opset.
+    """
     model = transformer(norm, opset)
     config = QConfig.of(preset)
     result = quantize(model, DATA if config.measures else None, config)
@@ -218,7 +316,9 @@ def test_operators_of_the_runtime_do_not_keep_the_opset_down(norm: str, opset: i
     for feeds in DATA:
         exact = calculated(norm, feeds["ids"], TABLE, FIRST, SECOND)
         noise = np.square(exact - session.run(None, feeds)[0]).sum()
-        assert 10 * np.log10(np.square(exact).sum() / noise) > (8 if preset == "FP4E2M1" else 15)
+        assert 10 * np.log10(np.square(exact).sum() / noise) > (
+            8 if preset == "FP4E2M1" else 15
+        )
 
 
 def test_weights_that_no_contributed_operator_multiplies() -> None:
@@ -228,18 +328,26 @@ def test_weights_that_no_contributed_operator_multiplies() -> None:
             [if] y = If (c) <
                 then_branch = t () => (float[N,8,6,6] a) { [inner] a = Conv <pads = [1,1,1,1]> (x, k) },
                 else_branch = e () => (float[N,8,6,6] b) { [other] z = Conv <pads = [1,1,1,1]> (x, k) b = Tanh (z) }>
-        }""",
+        }""",  # noqa: E501
         k=weight(8, 32, 3, 3),
     )
     result = quantize(model, None, QConfig.of("INT4").with_(max_opset=17))
     assert opset_of(result.model) == 17 and result.report.operators["Conv"] == (2, 2)
     for taken in (True, False):
         feeds = {"x": normal(1, 32, 6, 6), "c": np.array(taken)}
-        wanted, [found] = open_session(model).run(None, feeds)[0], open_session(result.model).run(None, feeds)
-        assert 10 * np.log10(np.square(wanted).sum() / np.square(found - wanted).sum()) > 15
+        wanted, [found] = (
+            open_session(model).run(None, feeds)[0],
+            open_session(result.model).run(None, feeds),
+        )
+        assert (
+            10 * np.log10(np.square(wanted).sum() / np.square(found - wanted).sum())
+            > 15
+        )
 
 
-@pytest.mark.parametrize(("preset", "name", "needed"), [("FP8E4M3", "fp8e4m3", 19), ("BFP16", "bfp16", 17)])
+@pytest.mark.parametrize(
+    ("preset", "name", "needed"), [("FP8E4M3", "fp8e4m3", 19), ("BFP16", "bfp16", 17)]
+)
 @pytest.mark.parametrize(
     ("line", "opset", "obstacle"),
     [
@@ -254,29 +362,41 @@ def test_weights_that_no_contributed_operator_multiplies() -> None:
 def test_a_format_that_no_operator_has_there_is_refused_with_the_obstacle(
     line: str, opset: int, obstacle: str, preset: str, name: str, needed: int
 ) -> None:
-    """The message names the format, the opset, a node that wants it, and what keeps the opset down."""
+    """The message names the format, the opset, a node that wants it, and what keeps the opset down."""  # noqa: E501
     model = parse(
-        f"g (float[N,4,6,8] x) => (float[N,4,6,8] y, z) {{ [fc] y = MatMul (x, w) [odd] z = {line} (x) }}",
+        "g (float[N,4,6,8] x) => (float[N,4,6,8] y, z) { [fc] y = MatMul (x, w) [odd]"
+        f" z = {line} (x) }}",
         opset=opset,
         ir_version=4,
         w=weight(8, 8),
     )
-    model.graph.output[1].CopyFrom(helper.make_tensor_value_info("z", TensorProto.FLOAT, None))
-    message = (
-        f"{name} needs opset {needed}, and the model's opset {opset} cannot be raised to {needed}; export the model at "
-        "that opset, or choose another format. Node 'fc' (MatMul) reads "
+    model.graph.output[1].CopyFrom(
+        helper.make_tensor_value_info("z", TensorProto.FLOAT, None)
     )
-    with pytest.raises(ModelError, match=f"^{re.escape(message)}'[xw]', .*; {re.escape(obstacle)}"):
+    message = (
+        f"{name} needs opset {needed}, and the model's opset {opset} cannot be raised"
+        f" to {needed}; export the model at that opset, or choose another format. Node"
+        " 'fc' (MatMul) reads "
+    )
+    with pytest.raises(
+        ModelError, match=f"^{re.escape(message)}'[xw]', .*; {re.escape(obstacle)}"
+    ):
         quantize(model, [{"x": normal(1, 4, 6, 8)}], preset)
 
 
 def test_codes_raise_the_ir_version_only_where_they_are_stored() -> None:
-    """MatMulNBits stores bytes, which every IR version has; pairs store 4 bits, which IR version 10 has."""
+    """MatMulNBits stores bytes, which every IR version has.
+
+    Pairs store 4 bits, which IR version 10 has.
+    """
     model = transformer("LayerNormalization", 17)
     versions = {}
     for form in ("operators", "qdq"):
         chosen = QConfig.of("INT4").with_(max_opset=17, form=form, exclude="embed")
         versions[form] = quantize(model, None, chosen).model
-    assert {form: each.ir_version for form, each in versions.items()} == {"operators": 8, "qdq": 10}
+    assert {form: each.ir_version for form, each in versions.items()} == {
+        "operators": 8,
+        "qdq": 10,
+    }
     kinds = {tensor.data_type for tensor in versions["operators"].graph.initializer}
     assert TensorProto.INT4 not in kinds

@@ -1,4 +1,6 @@
-"""bounded: power-of-two scales of functions whose range is known, against errors that numpy computes in float64."""
+"""bounded: power-of-two scales of functions whose range is known, against errors that numpy
+computes in float64.
+"""
 
 from __future__ import annotations
 
@@ -71,19 +73,28 @@ def test_without_data_the_codes_may_end_a_step_before_the_bound(name: str) -> No
 def test_the_scale_of_less_error_is_taken(name: str, share: float) -> None:
     values, grid = saturating(share), GRIDS[name]
     chosen = float(params((0.0, 1.0), found(values), grid).scale)  # type: ignore[arg-type]
-    errors = {scale: error(values, scale, grid) for scale in (COVERING[name], COVERING[name] / 2)}
+    errors = {
+        scale: error(values, scale, grid)
+        for scale in (COVERING[name], COVERING[name] / 2)
+    }
     assert chosen == min(errors, key=errors.__getitem__)
 
 
 def test_the_share_from_which_saturation_costs_more() -> None:
     """A fifth, where the rest is spread evenly over the steps."""
     for share, scale in ((0.19, 2**-7), (0.21, 2**-6)):
-        assert params((0.0, 1.0), found(saturating(share)), GRIDS["int8"]).scale == scale  # type: ignore[arg-type]
+        assert (
+            params((0.0, 1.0), found(saturating(share)), GRIDS["int8"]).scale == scale
+        )  # type: ignore[arg-type]
 
 
 @every_grid
-@given(x=st.lists(st.floats(-1, 1, width=32), min_size=1, max_size=20), both=st.booleans())
-def test_no_value_is_further_off_than_half_a_step_of_the_covering_scale(name: str, x: list[float], both: bool) -> None:
+@given(
+    x=st.lists(st.floats(-1, 1, width=32), min_size=1, max_size=20), both=st.booleans()
+)
+def test_no_value_is_further_off_than_half_a_step_of_the_covering_scale(
+    name: str, x: list[float], both: bool
+) -> None:
     bounds = (-1.0, 1.0) if both else (0.0, 1.0)
     values = np.clip(np.float32(x), *bounds)
     covering = params_for(Range(*bounds), GRIDS[name]).scale
@@ -91,30 +102,47 @@ def test_no_value_is_further_off_than_half_a_step_of_the_covering_scale(name: st
     assert np.abs(left - values).max() <= covering / 2
 
 
-@pytest.mark.parametrize("grid", [Grid(-128, 127), Grid(0, 255, symmetric=False), Grid(-8, 7)], ids=str)
+@pytest.mark.parametrize(
+    "grid", [Grid(-128, 127), Grid(0, 255, symmetric=False), Grid(-8, 7)], ids=str
+)
 def test_float_scales_cover_the_bounds(grid: Grid) -> None:
     for bounds in ((0.0, 1.0), (-1.0, 1.0)):
         assert params(bounds, None, grid) == params_for(Range(*bounds), grid)
 
 
-@pytest.mark.parametrize("op", ["Sigmoid", "HardSigmoid", "Tanh", "Softsign", "Softmax", "LpNormalization"])
+@pytest.mark.parametrize(
+    "op", ["Sigmoid", "HardSigmoid", "Tanh", "Softsign", "Softmax", "LpNormalization"]
+)
 def test_all_functions_with_bounds_use_all_codes(op: str) -> None:
     model = parse(f"g (float[1,64] x) => (float[1,64] y) {{ y = {op} (x) }}")
     spread = {"Softmax": 12.0, "HardSigmoid": 1.5}.get(op, 3.0)
-    data = [{"x": (spread * RANDOM.normal(size=(1, 64))).astype(np.float32)} for _ in range(8)]
+    data = [
+        {"x": (spread * RANDOM.normal(size=(1, 64))).astype(np.float32)}
+        for _ in range(8)
+    ]
     if op == "LpNormalization":
         data[0]["x"][0, 1:] = 0.01  # a vector that is almost an axis
     assert Stages.of(model, POW2, data).params.table[Use("y")].scale == 2**-7
     for config, steps in ((SIGNED, 127), (TENSOR, 255)):
         scale = Stages.of(model, config, data).params.table[Use("y")].scale
-        wide = 1 if op in ("Sigmoid", "HardSigmoid", "Softmax") or config is SIGNED else 2
+        wide = (
+            1 if op in ("Sigmoid", "HardSigmoid", "Softmax") or config is SIGNED else 2
+        )
         assert scale == pytest.approx(wide / steps)
 
 
-def test_a_gate_that_is_open_or_shut_keeps_its_ends_but_where_the_target_has_a_rule() -> None:
+def test_a_gate_that_is_open_or_shut_keeps_its_ends_but_where_the_target_has_a_rule() -> (
+    None
+):
     """C9: the engine computes HardSigmoid with at least seven fraction bits."""
-    model = parse("g (float[1,64] x) => (float[1,64] y) { y = HardSigmoid <alpha = 0.16666667, beta = 0.5> (x) }")
-    data = [{"x": np.where(RANDOM.random((1, 64)) < 0.5, -6, 6).astype(np.float32)} for _ in range(4)]
+    model = parse(
+        "g (float[1,64] x) => (float[1,64] y) { y = HardSigmoid <alpha = 0.16666667,"
+        " beta = 0.5> (x) }"
+    )
+    data = [
+        {"x": np.where(RANDOM.random((1, 64)) < 0.5, -6, 6).astype(np.float32)}
+        for _ in range(4)
+    ]
     assert Stages.of(model, POW2, data).params.table[Use("y")].scale == 2**-6
     stages = Stages.of(model, QConfig.of("XINT8").with_(search=0, target="npu"), data)
     apply_target_constraints(stages.limits, stages.params)

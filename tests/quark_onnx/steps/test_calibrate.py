@@ -1,4 +1,6 @@
-"""calibrate: which tensors are watched, what is held out, and what is left float when the data tells nothing."""
+"""calibrate: which tensors are watched, what is held out, and what is left float when the data
+tells nothing.
+"""
 
 from __future__ import annotations
 
@@ -28,66 +30,93 @@ from tests.settings import CHANNEL, TENSOR
 
 def test_only_what_must_be_measured_is_watched() -> None:
     stages = Stages.of(residual())
-    # not: what passes through (m, f), what is fused (a, s), constants, the result that nobody reads quantized
+    # not: what passes through (m, f), what is fused (a, s), constants, the result that nobody reads
+    # quantized
     assert sorted(use.tensor for use in stages.ranges) == ["c", "p", "r", "t", "x"]
 
 
 def test_the_range_is_that_of_the_float_model() -> None:
     model = residual()
     data = samples(model)
-    outputs = parse(
-        """g (float[N,4,8,8] x) => (float[N,4,8,8] r) {
+    outputs = parse("""g (float[N,4,8,8] x) => (float[N,4,8,8] r) {
             a = Conv <pads = [1,1,1,1]> (x, w1, b1)
             r = Relu (a)
-        }"""
-    )
+        }""")
     outputs.graph.initializer.extend(model.graph.initializer)
     values = np.stack([run(outputs, feeds)[0] for feeds in data])
     found = Stages.of(model, TENSOR, data).ranges[Use("r")]
-    np.testing.assert_allclose([found.lo[0], found.hi[0]], [values.min(), values.max()], rtol=1e-6)
+    np.testing.assert_allclose(
+        [found.lo[0], found.hi[0]], [values.min(), values.max()], rtol=1e-6
+    )
 
 
 def test_a_tensor_with_two_calibrators_is_watched_twice() -> None:
     own = TENSOR.activation.with_(dtype="uint16", calibrator="entropy")
-    text = "g (float[N,4] x) => (float[N,4] y, float[N,4] z) { [a] y = Add (x, x) [b] z = Mul (x, x) }"
-    stages = Stages.of(parse(text), TENSOR.with_(overrides=(Override("b", activation=own),)))
+    text = (
+        "g (float[N,4] x) => (float[N,4] y, float[N,4] z) { [a] y = Add (x, x) [b] z ="
+        " Mul (x, x) }"
+    )
+    stages = Stages.of(
+        parse(text), TENSOR.with_(overrides=(Override("b", activation=own),))
+    )
     assert type(stages.ranges[Use("x")]) is not type(stages.ranges[Use("x", "b")])
 
 
-JOINS = parse(
-    """g (float[N,2] x, float[N,3] u) => (float[N,10] y) {
+JOINS = parse("""g (float[N,2] x, float[N,3] u) => (float[N,10] y) {
         a = Exp (x)
         b = Neg (u)
         c = Concat <axis = 1> (a, b)
         d = Concat <axis = 1> (c, c)
         y = Sqrt (d)
-    }"""
+    }""")
+
+
+@pytest.mark.parametrize(
+    "calibrator", [MinMax(), Percentile(), MinMax(moving_average=True)], ids=str
 )
-
-
-@pytest.mark.parametrize("calibrator", [MinMax(), Percentile(), MinMax(moving_average=True)], ids=str)
-def test_a_join_has_the_statistic_of_what_it_joins(calibrator: Calibrator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_join_has_the_statistic_of_what_it_joins(
+    calibrator: Calibrator, monkeypatch: pytest.MonkeyPatch
+) -> None:
     random, graph = np.random.default_rng(0), Graph.of(JOINS)
-    data = [{"x": random.normal(size=(3, 2)), "u": random.normal(size=(3, 3)) * 4} for _ in range(5)]
-    data = [{name: value.astype(np.float32) for name, value in feeds.items()} for feeds in data]
+    data = [
+        {"x": random.normal(size=(3, 2)), "u": random.normal(size=(3, 3)) * 4}
+        for _ in range(5)
+    ]
+    data = [
+        {name: value.astype(np.float32) for name, value in feeds.items()}
+        for feeds in data
+    ]
     plan = Plan(graph, {})
     for tensor in "abcd":
-        plan.entries[Use(tensor)] = Quantize(TENSOR.activation.with_(calibrator=calibrator))
+        plan.entries[Use(tensor)] = Quantize(
+            TENSOR.activation.with_(calibrator=calibrator)
+        )
     watched = list[str]()
 
-    def collected(model: ModelProto, observations: Sequence[Observation], *rest: Any, **options: Any) -> Any:
+    def collected(
+        model: ModelProto,
+        observations: Sequence[Observation],
+        *rest: Any,
+        **options: Any,
+    ) -> Any:
         watched.extend(each.tensor for each in observations)
         return collect(model, observations, *rest, **options)
 
     monkeypatch.setattr(sys.modules[calibrate.__module__], "collect", collected)
     ranges = calibrate(graph, plan, data)
-    in_order = isinstance(calibrator.statistic(), MovingExtremes)  # which does not merge to that of all values
+    in_order = isinstance(
+        calibrator.statistic(), MovingExtremes
+    )  # which does not merge to that of all values
     assert watched == list("abcd" if in_order else "ab")
-    direct = collect(JOINS, [Observation(tensor, calibrator) for tensor in "abcd"], data)
+    direct = collect(
+        JOINS, [Observation(tensor, calibrator) for tensor in "abcd"], data
+    )
     for tensor, expected in zip("abcd", direct, strict=True):
         for field in fields(expected):
             found = getattr(ranges[Use(tensor)], field.name)
-            np.testing.assert_array_equal(found, getattr(expected, field.name), err_msg=f"{tensor}.{field.name}")
+            np.testing.assert_array_equal(
+                found, getattr(expected, field.name), err_msg=f"{tensor}.{field.name}"
+            )
 
 
 @pytest.mark.parametrize(
@@ -101,7 +130,9 @@ def test_a_tensor_without_a_range_stays_float(x: float, reason: str) -> None:
     model = parse("g (float[2] x) => (float[2] y) { r = Sqrt (x) y = Add (r, r) }")
     stages = Stages.of(model, TENSOR, [{"x": np.float32([x, x])}] * 2)
     assert stages.plan.entry(Use("r")) == Keep(reason)
-    np.testing.assert_array_equal(run(stages.model, {"x": np.float32([4, 9])})[0], [4, 6])
+    np.testing.assert_array_equal(
+        run(stages.model, {"x": np.float32([4, 9])})[0], [4, 6]
+    )
 
 
 def test_a_sample_that_cannot_be_run_is_an_error_with_its_index() -> None:
@@ -113,16 +144,29 @@ def test_a_sample_that_cannot_be_run_is_an_error_with_its_index() -> None:
 
 
 @pytest.mark.parametrize(
-    "calibrator", ["minmax", "percentile", "layerwise_percentile", "entropy", "minmse", "nonoverflow"]
+    "calibrator",
+    [
+        "minmax",
+        "percentile",
+        "layerwise_percentile",
+        "entropy",
+        "minmse",
+        "nonoverflow",
+    ],
 )
 def test_batches_may_be_split_as_one_likes(calibrator: str) -> None:
     config: QConfig = TENSOR.with_(calibrator=calibrator)
     one_by_one = samples(residual(), 8)
     together = [{"x": np.concatenate([feeds["x"] for feeds in one_by_one])}]
-    found = [Stages.of(residual(), config, data).params.table for data in (one_by_one, together, one_by_one[::-1])]
+    found = [
+        Stages.of(residual(), config, data).params.table
+        for data in (one_by_one, together, one_by_one[::-1])
+    ]
     for use, params in found[0].items():
         for other in found[1:]:
-            np.testing.assert_allclose(other[use].scale, params.scale, rtol=0.02, err_msg=str(use))
+            np.testing.assert_allclose(
+                other[use].scale, params.scale, rtol=0.02, err_msg=str(use)
+            )
 
 
 # Held out
@@ -154,7 +198,9 @@ def test_one_sample_is_alive_at_a_time() -> None:
 
     def reader() -> Iterator[Sample]:
         for feeds in samples(residual(), 30):
-            assert sum(reference() is not None for reference in references) <= 5, "four held out and the current one"
+            assert sum(reference() is not None for reference in references) <= 5, (
+                "four held out and the current one"
+            )
             sample = Sample(feeds)
             references.append(weakref.ref(sample))
             yield sample

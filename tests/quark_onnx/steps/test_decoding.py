@@ -22,7 +22,11 @@ def planned(model: ModelProto, config: QConfig = TENSOR) -> Plan:
 
 def floats(plan: Plan) -> set[str]:
     """The nodes that stay float as a decoding of coordinates."""
-    return {name for name, reason in plan.kept.items() if reason.startswith("decoding of coordinates")}
+    return {
+        name
+        for name, reason in plan.kept.items()
+        if reason.startswith("decoding of coordinates")
+    }
 
 
 def priors() -> np.ndarray:
@@ -71,20 +75,40 @@ def ssd() -> ModelProto:
 
 
 _MOVED = {"transpose", "reshape", "first", "second"}
-_DECODED = {"variance", "size", "center", "exp", "extent", "half", "low", "high", "join"}
+_DECODED = {
+    "variance",
+    "size",
+    "center",
+    "exp",
+    "extent",
+    "half",
+    "low",
+    "high",
+    "join",
+}
 
 
-@pytest.mark.parametrize("config", [TENSOR, XINT8, XINT8.with_(target="stx"), QConfig.of("MX9")], ids=str)
-def test_boxes_of_priors_are_computed_in_float_and_scores_are_not(config: QConfig) -> None:
+@pytest.mark.parametrize(
+    "config", [TENSOR, XINT8, XINT8.with_(target="stx"), QConfig.of("MX9")], ids=str
+)
+def test_boxes_of_priors_are_computed_in_float_and_scores_are_not(
+    config: QConfig,
+) -> None:
     plan = planned(ssd(), config)
     assert floats(plan) == _MOVED | _DECODED
     assert not any(plan.quantized(name) for name in ("boxes", "p", "z", "c", "e", "d"))
     assert not plan.quantized("centers", plan.graph.producer("c"))
     assert plan.quantized("scores") and plan.quantized("x") and plan.quantized("wl")
-    assert plan.quantized("r") and not plan.quantized("l"), "the Relu is fused into the layer"
+    assert plan.quantized("r") and not plan.quantized("l"), (
+        "the Relu is fused into the layer"
+    )
 
 
-@pytest.mark.parametrize("config", [TENSOR.with_(safe=False), WIDE, QConfig.of("W8")], ids=["unsafe", "16", "W8"])
+@pytest.mark.parametrize(
+    "config",
+    [TENSOR.with_(safe=False), WIDE, QConfig.of("W8")],
+    ids=["unsafe", "16", "W8"],
+)
 def test_nothing_is_kept_where_it_is_not_needed_or_not_wanted(config: QConfig) -> None:
     assert not floats(planned(ssd(), config))
 
@@ -95,7 +119,9 @@ def test_boxes_come_nearer_to_those_of_the_float_model() -> None:
     worst = {}
     for safe in (True, False):
         found = quantize(model, data, TENSOR.with_(safe=safe)).model
-        errors = [np.abs(run(found, feeds)[0] - run(model, feeds)[0]).max() for feeds in data]
+        errors = [
+            np.abs(run(found, feeds)[0] - run(model, feeds)[0]).max() for feeds in data
+        ]
         worst[safe] = max(errors)
     assert worst[True] < worst[False] / 2
 
@@ -106,14 +132,25 @@ def test_the_step_of_what_a_layer_predicts_is_all_that_is_left() -> None:
     data = samples(model, 4)
     found = quantize(model, data, TENSOR).model
     predictions = parse(
-        "g (float[1,3,4,4] x) => (float[1,4,4,4] r) { l = Conv (x, wl) r = Relu (l) }", wl=weight(4, 3, 1, 1)
+        "g (float[1,3,4,4] x) => (float[1,4,4,4] r) { l = Conv (x, wl) r = Relu (l) }",
+        wl=weight(4, 3, 1, 1),
     )
     for feeds in data:
-        p = run(predictions, feeds)[0].astype(np.float64).transpose(0, 2, 3, 1).reshape(1, 16, 4)
-        center, half = p[..., :2] * 0.1 * 0.05 + priors(), np.exp(p[..., 2:]) * 0.05 * 0.5
+        p = (
+            run(predictions, feeds)[0]
+            .astype(np.float64)
+            .transpose(0, 2, 3, 1)
+            .reshape(1, 16, 4)
+        )
+        center, half = (
+            p[..., :2] * 0.1 * 0.05 + priors(),
+            np.exp(p[..., 2:]) * 0.05 * 0.5,
+        )
         expected = np.concatenate([center - half, center + half], 2)
         assert np.abs(run(model, feeds)[0] - expected).max() < 1e-6
-        step = p.max() / 127  # and what the rounding of x and of the weights makes of it
+        step = (
+            p.max() / 127
+        )  # and what the rounding of x and of the weights makes of it
         assert np.abs(run(found, feeds)[0] - expected).max() < 4 * step * half.max()
 
 
@@ -155,8 +192,13 @@ def test_corners_of_a_center_and_a_size_stay_float() -> None:
 
 HEADS = {
     "bias and residual": "b = Add (h, bias) c = Add (b, x) y = Mul (c, scale)",
-    "joined halves": "l, r = Split <axis = 1> (h, sizes) s = Sigmoid (l) y = Concat <axis = 1> (s, r)",
-    "softmax in parts": "e = Exp (h) s = ReduceSum <keepdims = 1> (e, axis) y = Div (e, s)",
+    "joined halves": (
+        "l, r = Split <axis = 1> (h, sizes) s = Sigmoid (l) y = Concat <axis = 1>"
+        " (s, r)"
+    ),
+    "softmax in parts": (
+        "e = Exp (h) s = ReduceSum <keepdims = 1> (e, axis) y = Div (e, s)"
+    ),
     "one factor": "b = Mul (h, factor) y = Add (b, row)",
 }
 
@@ -174,7 +216,9 @@ def test_other_heads_are_quantized(head: str) -> None:
         "row": normal(1, 4),
     }
     used = {
-        name: value for name, value in constants.items() if name in text.replace(",", " ").replace(")", " ").split()
+        name: value
+        for name, value in constants.items()
+        if name in text.replace(",", " ").replace(")", " ").split()
     }
     assert not floats(planned(parse(text, **used)))
 

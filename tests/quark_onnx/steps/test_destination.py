@@ -18,14 +18,24 @@ def dense(folder: Path, *, external: bool) -> Path:
     model = parse("g (float[N,8] x) => (float[N,4] y) { y = MatMul (x, w) }")
     model.graph.initializer.append(numpy_helper.from_array(weight(8, 4), "w"))
     path = folder / "model.onnx"
-    onnx.save(model, path, save_as_external_data=external, location="weights.bin", size_threshold=0)
+    onnx.save(
+        model,
+        path,
+        save_as_external_data=external,
+        location="weights.bin",
+        size_threshold=0,
+    )
     return path
 
 
-def test_a_model_in_one_file_is_not_parsed_once_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_in_one_file_is_not_parsed_once_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = dense(tmp_path, external=False)
     parsed = list[Path]()
-    monkeypatch.setattr(sys.modules[keeps_weights_beside.__module__], "read_stored", parsed.append)
+    monkeypatch.setattr(
+        sys.modules[keeps_weights_beside.__module__], "read_stored", parsed.append
+    )
     assert not keeps_weights_beside(path, tmp_path / "out.onnx")
     assert parsed == []
 
@@ -33,7 +43,9 @@ def test_a_model_in_one_file_is_not_parsed_once_more(tmp_path: Path, monkeypatch
 def test_weights_in_another_file_are_found_and_not_replaced(tmp_path: Path) -> None:
     path = dense(tmp_path, external=True)
     assert keeps_weights_beside(path, tmp_path / "out.onnx")
-    with pytest.raises(ConfigError, match=r"would replace 'weights.bin', which holds weights"):
+    with pytest.raises(
+        ConfigError, match=r"would replace 'weights.bin', which holds weights"
+    ):
         keeps_weights_beside(path, tmp_path / "weights.bin")
 
 

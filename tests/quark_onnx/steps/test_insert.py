@@ -1,4 +1,4 @@
-"""insert: where Q and DQ nodes stand, what they are called, and that the numbers in them are right."""
+"""insert: where Q and DQ nodes stand, what they are called, and that the numbers in them are right."""  # noqa: E501
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ from tests.settings import ALL, CHANNEL, POW2, SIGNED, TENSOR, WIDE
 def text(model: ModelProto) -> list[str]:
     """One line a node: results = operator (inputs)."""
     return [
-        f"{', '.join(node.output)} = {node.domain + '.' if node.domain else ''}{node.op_type} ({', '.join(node.input)})"
+        f"{', '.join(node.output)} ="
+        f" {node.domain + '.' if node.domain else ''}{node.op_type}"
+        f" ({', '.join(node.input)})"
         for node in model.graph.node
     ]
 
@@ -48,14 +50,28 @@ def text(model: ModelProto) -> list[str]:
 def test_a_layer() -> None:
     stages = Stages.of(conv_relu())
     assert sorted(text(stages.model)) == [
-        "b_DequantizeLinear_Output = DequantizeLinear (b_quantized, b_scale, b_zero_point)",
-        "w_DequantizeLinear_Output = DequantizeLinear (w_quantized, w_scale, w_zero_point)",
-        "x_DequantizeLinear_Output = DequantizeLinear (x_QuantizeLinear_Output, x_scale, x_zero_point)",
+        (
+            "b_DequantizeLinear_Output = DequantizeLinear (b_quantized, b_scale,"
+            " b_zero_point)"
+        ),
+        (
+            "w_DequantizeLinear_Output = DequantizeLinear (w_quantized, w_scale,"
+            " w_zero_point)"
+        ),
+        (
+            "x_DequantizeLinear_Output = DequantizeLinear (x_QuantizeLinear_Output,"
+            " x_scale, x_zero_point)"
+        ),
         "x_QuantizeLinear_Output = QuantizeLinear (x, x_scale, x_zero_point)",
         "y = DequantizeLinear (y_QuantizeLinear_Output, y_scale, y_zero_point)",
-        "y_QuantizeLinear_Input = Conv (x_DequantizeLinear_Output, w_DequantizeLinear_Output, "
-        "b_DequantizeLinear_Output)",
-        "y_QuantizeLinear_Output = QuantizeLinear (y_QuantizeLinear_Input, y_scale, y_zero_point)",
+        (
+            "y_QuantizeLinear_Input = Conv (x_DequantizeLinear_Output,"
+            " w_DequantizeLinear_Output, b_DequantizeLinear_Output)"
+        ),
+        (
+            "y_QuantizeLinear_Output = QuantizeLinear (y_QuantizeLinear_Input, y_scale,"
+            " y_zero_point)"
+        ),
     ]
     types = {t.name: t.data_type for t in stages.model.graph.initializer}
     assert (types["x_zero_point"], types["w_quantized"], types["b_quantized"]) == (
@@ -68,12 +84,16 @@ def test_a_layer() -> None:
 
 @pytest.mark.parametrize("config", ALL.values(), ids=list(ALL))
 @pytest.mark.parametrize("make", MODELS.values(), ids=list(MODELS))
-def test_models_stay_valid_and_keep_their_interface(make: Factory, config: QConfig) -> None:
+def test_models_stay_valid_and_keep_their_interface(
+    make: Factory, config: QConfig
+) -> None:
     model = make()
     after = Stages.of(model, config).model
     assert interface(after) == interface(model)
     names = Counter(name for node in after.graph.node for name in node.output if name)
-    names += Counter(t.name for t in after.graph.initializer) + Counter(v.name for v in after.graph.input)
+    names += Counter(t.name for t in after.graph.initializer) + Counter(
+        v.name for v in after.graph.input
+    )
     assert max(names.values()) == 1, "every tensor has one origin"
     assert max(Counter(node.name for node in after.graph.node).values()) == 1
     if config is not WIDE:  # 16 bits need a later opset, or another domain
@@ -81,16 +101,26 @@ def test_models_stay_valid_and_keep_their_interface(make: Factory, config: QConf
     run(after, samples(model)[0])
 
 
-@pytest.mark.parametrize("config", [TENSOR, CHANNEL, SIGNED, POW2], ids=["tensor", "channel", "signed", "pow2"])
+@pytest.mark.parametrize(
+    "config",
+    [TENSOR, CHANNEL, SIGNED, POW2],
+    ids=["tensor", "channel", "signed", "pow2"],
+)
 def test_constants_are_stored_to_within_half_a_step(config: QConfig) -> None:
     stages = Stages.of(residual(), config)
     for tensor in ("w1", "b1", "w2", "b2", "w3", "b3"):
         original = stages.graph.constant(tensor)
         (stored,) = evaluate(
-            stages.model, f"{tensor}_DequantizeLinear_Output", {"x": np.zeros((1, 4, 8, 8), np.float32)}
+            stages.model,
+            f"{tensor}_DequantizeLinear_Output",
+            {"x": np.zeros((1, 4, 8, 8), np.float32)},
         )
-        step = np.atleast_1d(stages.params.table[Use(tensor)].scale).reshape(-1, *[1] * (stored.ndim - 1))
-        assert original is not None and (np.abs(stored - original) <= 0.501 * step).all()
+        step = np.atleast_1d(stages.params.table[Use(tensor)].scale).reshape(
+            -1, *[1] * (stored.ndim - 1)
+        )
+        assert (
+            original is not None and (np.abs(stored - original) <= 0.501 * step).all()
+        )
 
 
 # Shared tensors and several readers
@@ -99,15 +129,21 @@ def test_constants_are_stored_to_within_half_a_step(config: QConfig) -> None:
 def test_a_shared_weight_is_stored_once() -> None:
     lines = text(Stages.of(shared_weight()).model)
     assert sum("w_quantized" in line for line in lines) == 1
-    assert sum("w_DequantizeLinear_Output" in line and "MatMul" in line for line in lines) == 2
+    assert (
+        sum("w_DequantizeLinear_Output" in line and "MatMul" in line for line in lines)
+        == 2
+    )
 
 
 def test_a_shared_bias_is_stored_for_each_layer() -> None:
     lines = text(Stages.of(shared_bias()).model)
-    assert "b_DequantizeLinear_Output = DequantizeLinear (b_quantized, b_scale, b_zero_point)" in lines
     assert (
-        "b_second_DequantizeLinear_Output = DequantizeLinear (b_second_quantized, b_second_scale, b_second_zero_point)"
-        in lines
+        "b_DequantizeLinear_Output = DequantizeLinear (b_quantized, b_scale,"
+        " b_zero_point)" in lines
+    )
+    assert (
+        "b_second_DequantizeLinear_Output = DequantizeLinear (b_second_quantized,"
+        " b_second_scale, b_second_zero_point)" in lines
     )
 
 
@@ -116,7 +152,10 @@ def test_an_activation_that_many_read_is_quantized_once() -> None:
     assert sum(line.startswith("x_QuantizeLinear_Output") for line in lines) == 1
 
 
-MIXED = "g (float[N,4] x) => (float[N,4] y) { [first] h = Add (x, x) [second] y = Mul (h, h) }"
+MIXED = (
+    "g (float[N,4] x) => (float[N,4] y) { [first] h = Add (x, x) [second] y = Mul (h,"
+    " h) }"
+)
 
 
 def test_a_reader_of_another_format_gets_a_second_pair() -> None:
@@ -125,16 +164,29 @@ def test_a_reader_of_another_format_gets_a_second_pair() -> None:
     model = Stages.of(parse(MIXED, opset=21, ir_version=10), config).model
     lines = text(model)
     assert lines[-5:] == [
-        "h_second_QuantizeLinear_Output = QuantizeLinear (h_DequantizeLinear_Output, h_second_scale, "
-        "h_second_zero_point)",
-        "h_second_DequantizeLinear_Output = DequantizeLinear (h_second_QuantizeLinear_Output, h_second_scale, "
-        "h_second_zero_point)",
-        "y_QuantizeLinear_Input = Mul (h_second_DequantizeLinear_Output, h_second_DequantizeLinear_Output)",
-        "y_QuantizeLinear_Output = QuantizeLinear (y_QuantizeLinear_Input, y_scale, y_zero_point)",
+        (
+            "h_second_QuantizeLinear_Output = QuantizeLinear"
+            " (h_DequantizeLinear_Output, h_second_scale, h_second_zero_point)"
+        ),
+        (
+            "h_second_DequantizeLinear_Output = DequantizeLinear"
+            " (h_second_QuantizeLinear_Output, h_second_scale, h_second_zero_point)"
+        ),
+        (
+            "y_QuantizeLinear_Input = Mul (h_second_DequantizeLinear_Output,"
+            " h_second_DequantizeLinear_Output)"
+        ),
+        (
+            "y_QuantizeLinear_Output = QuantizeLinear (y_QuantizeLinear_Input, y_scale,"
+            " y_zero_point)"
+        ),
         "y = DequantizeLinear (y_QuantizeLinear_Output, y_scale, y_zero_point)",
     ]
     types = {t.name: t.data_type for t in model.graph.initializer}
-    assert types["h_zero_point"] == TensorProto.UINT8 and types["h_second_zero_point"] == TensorProto.UINT16
+    assert (
+        types["h_zero_point"] == TensorProto.UINT8
+        and types["h_second_zero_point"] == TensorProto.UINT16
+    )
 
 
 # Names
@@ -145,13 +197,21 @@ def test_names_that_are_taken_are_avoided() -> None:
     after = Stages.of(model).model
     feeds = samples(model)[0]
     np.testing.assert_allclose(run(after, feeds)[0], run(model, feeds)[0], atol=0.1)
-    assert "x_QuantizeLinear_Output_1 = QuantizeLinear (x, x_scale_1, x_zero_point)" in text(after)
+    assert (
+        "x_QuantizeLinear_Output_1 = QuantizeLinear (x, x_scale_1, x_zero_point)"
+        in text(after)
+    )
 
 
 def test_an_output_that_others_read_keeps_its_name() -> None:
     lines = text(Stages.of(inner_output()).model)
-    assert "h_QuantizeLinear_Input = Conv (x_DequantizeLinear_Output, w_DequantizeLinear_Output)" in lines
-    assert "h = DequantizeLinear (h_QuantizeLinear_Output, h_scale, h_zero_point)" in lines
+    assert (
+        "h_QuantizeLinear_Input = Conv (x_DequantizeLinear_Output,"
+        " w_DequantizeLinear_Output)" in lines
+    )
+    assert (
+        "h = DequantizeLinear (h_QuantizeLinear_Output, h_scale, h_zero_point)" in lines
+    )
     assert "y_QuantizeLinear_Input = Relu (h)" in lines or "y = Relu (h)" in lines
 
 
@@ -180,15 +240,21 @@ def clipped(call: str, config: QConfig, **constants: object) -> list[str]:
 
 def test_relu_is_dropped_where_saturation_does_the_same() -> None:
     assert clipped("Relu (h)", TENSOR) == []
-    assert clipped("Relu (h)", SIGNED) == ["Relu"], "a symmetric grid reaches below zero"
+    assert clipped("Relu (h)", SIGNED) == ["Relu"], (
+        "a symmetric grid reaches below zero"
+    )
 
 
 def test_clip_is_dropped_where_it_coincides_with_the_ends_of_the_grid() -> None:
     low, six, huge = np.float32(0), np.float32(6), np.float32(1e6)
     assert clipped("Clip (h, low, high)", TENSOR, low=low, high=huge) == []
-    assert clipped("Clip (h, low, high)", TENSOR, low=low, high=six) == []  # the data reaches 6
+    assert (
+        clipped("Clip (h, low, high)", TENSOR, low=low, high=six) == []
+    )  # the data reaches 6
     assert clipped("Clip (h, low)", TENSOR, low=low) == []
-    assert clipped("Clip (h, low, high)", TENSOR, low=np.float32(0.5), high=huge) == ["Clip"]
+    assert clipped("Clip (h, low, high)", TENSOR, low=np.float32(0.5), high=huge) == [
+        "Clip"
+    ]
     assert clipped("Clip (h, low, high)", SIGNED, low=low, high=six) == ["Clip"]
 
 
@@ -205,11 +271,17 @@ def test_relu_behind_something_that_is_needed_stays() -> None:
         (17, TENSOR, {""}),
         (10, TENSOR, {""}),
         (12, CHANNEL, {"", "com.microsoft"}),  # an axis came with opset 13
-        (17, WIDE, {"", "com.microsoft"}),  # 16 bits came with opset 21, the weight has 8
+        (
+            17,
+            WIDE,
+            {"", "com.microsoft"},
+        ),  # 16 bits came with opset 21, the weight has 8
         (21, WIDE, {""}),
     ],
 )
-def test_the_domain_is_the_standard_one_if_the_opset_allows(opset: int, config: QConfig, domains: set[str]) -> None:
+def test_the_domain_is_the_standard_one_if_the_opset_allows(
+    opset: int, config: QConfig, domains: set[str]
+) -> None:
     model = parse(
         "g (float[N,3,4,4] x) => (float[N,2,4,4] y) { y = Conv (x, w) }",
         opset=opset,
@@ -217,7 +289,9 @@ def test_the_domain_is_the_standard_one_if_the_opset_allows(opset: int, config: 
         w=weight(2, 3, 1, 1),
     )
     after = Stages.of(model, config).model
-    assert {node.domain for node in after.graph.node if "uantize" in node.op_type} | {""} == domains
+    assert {node.domain for node in after.graph.node if "uantize" in node.op_type} | {
+        ""
+    } == domains
     assert {o.domain for o in after.opset_import} == domains
     feeds = samples(model)[0]
     np.testing.assert_allclose(run(after, feeds)[0], run(model, feeds)[0], atol=0.05)
@@ -240,28 +314,41 @@ def test_the_axis_is_written_per_channel_only() -> None:
 def test_a_graph_whose_scales_are_inputs_computes_the_same() -> None:
     model = residual()
     stages = Stages.of(model, POW2)
-    uses = [use for use, entry in stages.plan.entries.items() if isinstance(entry, Quantize)]
+    uses = [
+        use for use, entry in stages.plan.entries.items() if isinstance(entry, Quantize)
+    ]
     live, names = insert_live(stages.graph, stages.plan, stages.params, uses)
     feeds = samples(model)[0]
-    scales = {names[use]: np.asarray(stages.params.table[use].scale) for use in uses if names[use]}
+    scales = {
+        names[use]: np.asarray(stages.params.table[use].scale)
+        for use in uses
+        if names[use]
+    }
     assert len(scales) == len(uses)
     expected = run(Stages.of(model, POW2.with_(bias=False)).model, feeds)[0]
-    np.testing.assert_allclose(run(live.to_model(), {**feeds, **scales})[0], expected, atol=1e-5)
+    np.testing.assert_allclose(
+        run(live.to_model(), {**feeds, **scales})[0], expected, atol=1e-5
+    )
 
 
 def test_codes_are_those_of_the_onnx_operators() -> None:
-    """QuantizeLinear as the reference evaluator computes it, and the calibrators' own arithmetic."""
+    """QuantizeLinear as the reference evaluator computes it, and the calibrators' own arithmetic."""  # noqa: E501
     model = parse("g (float[64] x) => (float[64] y) { y = Add (x, x) }")
     stages = Stages.of(model)
     x = 3 * normal(64)
     (found,) = evaluate(stages.model, "x_DequantizeLinear_Output", {"x": x})
     entry = stages.plan.entries[Use("x")]
     assert isinstance(entry, Quantize)
-    np.testing.assert_array_equal(found, fake_quantize(x, stages.params.table[Use("x")], entry.spec.grid))
+    np.testing.assert_array_equal(
+        found, fake_quantize(x, stages.params.table[Use("x")], entry.spec.grid)
+    )
 
 
 def evaluate(model: ModelProto, tensor: str, feeds: Feeds) -> list[Array]:
-    """What onnx's reference evaluator computes for one tensor; it knows the Q/DQ operators from opset 19 on."""
+    """What onnx's reference evaluator computes for one tensor.
+
+    It knows the Q/DQ operators from opset 19 on.
+    """
     copy = ModelProto()
     copy.CopyFrom(model)
     copy.opset_import[0].version = 19

@@ -1,4 +1,7 @@
-"""journal: a run that was killed goes on where it was, to the same bytes; whatever is damaged is left alone."""
+"""journal: a run that was killed goes on where it was, to the same bytes.
+
+Whatever is damaged is left alone.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,9 @@ from tests.quark_onnx.optimizers.networks import attentive, texts
 ROOT = Path(__file__).parents[3]
 CONFIGS = {
     "gptq": QConfig.of("A8W8").with_(optimizers=(GPTQ(), BiasCorrection())),
-    "adaround": QConfig.of("XINT8").with_(optimizers=AdaRound(iterations=30, device="cpu")),
+    "adaround": (
+        QConfig.of("XINT8").with_(optimizers=AdaRound(iterations=30, device="cpu"))
+    ),
 }
 
 
@@ -48,24 +53,39 @@ def stored(folder: Path) -> list[Path]:
 
 
 def result_bytes(folder: Path | None, config: QConfig) -> bytes:
-    found: bytes = quantize(attentive(), texts(), config, resume=folder).model.SerializeToString(deterministic=True)
+    found: bytes = quantize(
+        attentive(), texts(), config, resume=folder
+    ).model.SerializeToString(deterministic=True)
     return found
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_what_is_done_is_not_done_again(name: str, tmp_path: Path, solved: list[str]) -> None:
+def test_what_is_done_is_not_done_again(
+    name: str, tmp_path: Path, solved: list[str]
+) -> None:
     plain = result_bytes(None, CONFIGS[name])
     assert len(solved) == 6
     solved.clear()
     assert result_bytes(tmp_path / "new" / "folder", CONFIGS[name]) == plain
     assert len(solved) == len(stored(tmp_path / "new" / "folder")) == 6
     solved.clear()
-    first = quantize(attentive(), texts(), CONFIGS[name], resume=str(tmp_path / "new" / "folder"))
+    first = quantize(
+        attentive(), texts(), CONFIGS[name], resume=str(tmp_path / "new" / "folder")
+    )
     assert not solved and first.model.SerializeToString(deterministic=True) == plain
-    assert [layer.name for layer in first.report.layers] == ["q", "k", "v", "o", "up", "down"]
+    assert [layer.name for layer in first.report.layers] == [
+        "q",
+        "k",
+        "v",
+        "o",
+        "up",
+        "down",
+    ]
 
 
-def test_other_settings_and_other_data_find_nothing(tmp_path: Path, solved: list[str]) -> None:
+def test_other_settings_and_other_data_find_nothing(
+    tmp_path: Path, solved: list[str]
+) -> None:
     config = CONFIGS["gptq"]
     result_bytes(tmp_path, config)
     for other, data in (
@@ -81,9 +101,16 @@ def test_other_settings_and_other_data_find_nothing(tmp_path: Path, solved: list
     assert not solved
 
 
-def test_data_that_differ_where_no_row_was_drawn_find_nothing(tmp_path: Path, solved: list[str]) -> None:
-    model = parse("g (float[N,T,4] x) => (float[N,T,3] y) { [fc] y = MatMul (x, w) }", w=weight(4, 3))
-    config = QConfig.of("A8W8").with_(calibrator="minmax", optimizers=GPTQ())  # which looks at all rows
+def test_data_that_differ_where_no_row_was_drawn_find_nothing(
+    tmp_path: Path, solved: list[str]
+) -> None:
+    model = parse(
+        "g (float[N,T,4] x) => (float[N,T,3] y) { [fc] y = MatMul (x, w) }",
+        w=weight(4, 3),
+    )
+    config = QConfig.of("A8W8").with_(
+        calibrator="minmax", optimizers=GPTQ()
+    )  # which looks at all rows
     data = [{"x": normal(1, 20_000, 4, seed=seed)} for seed in range(8)]
     quantize(model, data, config, resume=tmp_path)
     data[0]["x"][0, 7] = 0
@@ -110,7 +137,12 @@ def test_damaged_files_are_left_alone(tmp_path: Path, solved: list[str]) -> None
             damaged[len(damaged) // 2] ^= 255
         elif kind == 4:
             path.unlink()
-            np.savez(path, weight=np.zeros((1, 2, 3), np.float32), bias=np.zeros((1, 2), np.float32), result="{}")
+            np.savez(
+                path,
+                weight=np.zeros((1, 2, 3), np.float32),
+                bias=np.zeros((1, 2), np.float32),
+                result="{}",
+            )
             continue
         else:
             path.unlink()
@@ -130,14 +162,18 @@ def test_damaged_files_are_left_alone(tmp_path: Path, solved: list[str]) -> None
             assert result_bytes(tmp_path, CONFIGS["gptq"]) == plain
 
 
-def test_a_place_that_is_no_folder_is_an_error_before_anything_is_done(tmp_path: Path) -> None:
+def test_a_place_that_is_no_folder_is_an_error_before_anything_is_done(
+    tmp_path: Path,
+) -> None:
     file = tmp_path / "file"
     file.write_text("here")
     for place in (file, file / "below"):
         with pytest.raises(ConfigError, match=r"resume: .*file.* cannot be written to"):
             quantize("no such model.onnx", None, resume=place)
     for odd in (3, "", "a\0b"):
-        with pytest.raises(ConfigError, match=f"resume is {escape(repr(odd))}; it must be a folder"):
+        with pytest.raises(
+            ConfigError, match=f"resume is {escape(repr(odd))}; it must be a folder"
+        ):
             quantize(attentive(), texts(), resume=odd)  # type: ignore[arg-type]
 
 
@@ -154,7 +190,9 @@ def test_a_folder_that_takes_nothing_any_more_costs_the_journal_alone(
     assert "resume: q could not be kept" in caplog.text and not list(tmp_path.iterdir())
 
 
-def test_without_an_optimizer_of_layers_the_report_says_that_nothing_is_kept(tmp_path: Path) -> None:
+def test_without_an_optimizer_of_layers_the_report_says_that_nothing_is_kept(
+    tmp_path: Path,
+) -> None:
     result = quantize(attentive(), texts(), resume=tmp_path)
     assert any(note.startswith("resume: ") for note in result.report.notes)
 
@@ -169,20 +207,28 @@ from tests.quark_onnx.steps.test_journal import CONFIGS
 folder, name = sys.argv[1:]
 print("ready", flush=True)
 quantize(attentive(), texts(), CONFIGS[name], Path(folder) / "out.onnx", resume=Path(folder) / "journal")
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
 @pytest.mark.parametrize("name", CONFIGS)
-def test_killed_at_any_moment_it_goes_on_to_the_same_bytes(name: str, tmp_path: Path, solved: list[str]) -> None:
+def test_killed_at_any_moment_it_goes_on_to_the_same_bytes(
+    name: str, tmp_path: Path, solved: list[str]
+) -> None:
     whole = tmp_path / "whole.onnx"
     quantize(attentive(), texts(), CONFIGS[name], whole)
     journal = tmp_path / "journal"
     for kept in (1, 4):  # as soon as so many layers are done, and a little later
         command = [sys.executable, "-c", SCRIPT, str(tmp_path), name]
-        run = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        run = subprocess.Popen(
+            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
         deadline = time.monotonic() + 60
-        while len(stored(journal)) < kept and run.poll() is None and time.monotonic() < deadline:
+        while (
+            len(stored(journal)) < kept
+            and run.poll() is None
+            and time.monotonic() < deadline
+        ):
             time.sleep(0.0005)
         run.send_signal(signal.SIGKILL)
         run.communicate()

@@ -1,4 +1,6 @@
-"""make_plan: the plan follows from the graph alone, not from the order in which a file lists independent nodes."""
+"""make_plan: the plan follows from the graph alone, not from the order in which a file lists
+independent nodes.
+"""
 
 from __future__ import annotations
 
@@ -35,17 +37,29 @@ def random_nodes(generator: random.Random, count: int = 14) -> list[onnx.NodePro
         result = f"t{index}"
         if generator.random() < 0.65:
             kind, attributes = generator.choice(UNARY)
-            nodes.append(helper.make_node(kind, [generator.choice(tensors)], [result], f"n{index}", **attributes))
+            nodes.append(
+                helper.make_node(
+                    kind,
+                    [generator.choice(tensors)],
+                    [result],
+                    f"n{index}",
+                    **attributes,
+                )
+            )
             if kind == "Flatten":
                 continue  # of two dimensions: nobody goes on from it
         else:
             pair = [generator.choice(tensors), generator.choice(tensors)]
-            nodes.append(helper.make_node(generator.choice(BINARY), pair, [result], f"n{index}"))
+            nodes.append(
+                helper.make_node(generator.choice(BINARY), pair, [result], f"n{index}")
+            )
         tensors.append(result)
     return nodes
 
 
-def shuffled(nodes: list[onnx.NodeProto], generator: random.Random) -> list[onnx.NodeProto]:
+def shuffled(
+    nodes: list[onnx.NodeProto], generator: random.Random
+) -> list[onnx.NodeProto]:
     """Another topological order of the nodes."""
     known, left, result = {"x"}, list(nodes), list[onnx.NodeProto]()
     while left:
@@ -64,7 +78,10 @@ def model_of(nodes: list[onnx.NodeProto]) -> ModelProto:
         nodes,
         "g",
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3, 4, 4])],
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in sorted(ends)],
+        [
+            helper.make_tensor_value_info(name, TensorProto.FLOAT, None)
+            for name in sorted(ends)
+        ],
     )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
 
@@ -90,28 +107,39 @@ def test_the_order_of_independent_nodes_does_not_matter(seed: int, config: str) 
 
 
 def parse(body: str) -> Graph:
-    return Graph.of(onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> {body}'))
+    return Graph.of(
+        onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> {body}')
+    )
 
 
 def test_a_scale_is_handed_on_that_a_later_sibling_asked_for() -> None:
     """The pool stands before the LeakyRelu that wants their common input quantized."""
-    graph = parse("""g (float[1, 3, 4, 4] x) => (float[?, ?, ?, ?] p, float[?, ?, ?, ?] r) {
+    graph = parse(
+        """g (float[1, 3, 4, 4] x) => (float[?, ?, ?, ?] p, float[?, ?, ?, ?] r) {
         h = Cos (x)
         p = MaxPool <kernel_shape = [2, 2]> (h)
         r = LeakyRelu (h)
-    }""")
+    }"""
+    )
     plan = make_plan(graph, TENSOR)
     assert isinstance(plan.entries[Use("h")], Quantize)
     assert plan.entries[Use("p")] == SameAs(Use("h"))
 
 
-def test_an_override_of_a_layer_reaches_the_result_that_an_activation_is_fused_into() -> None:
-    graph = parse("""g (float[1, 3, 4, 4] x) => (float[?, ?, ?, ?] y) <float[2, 3, 1, 1] w = {1, 2, 3, 4, 5, 6}> {
+def test_an_override_of_a_layer_reaches_the_result_that_an_activation_is_fused_into() -> (
+    None
+):
+    graph = parse(
+        """g (float[1, 3, 4, 4] x) => (float[?, ?, ?, ?] y) <float[2, 3, 1, 1] w = {1, 2, 3, 4, 5, 6}> {
         c = Conv (x, w)
         y = Relu (c)
-    }""")
+    }"""  # noqa: E501
+    )
     conv, relu = (node.name for node in graph.nodes)
-    wide, narrow = QuantizationSpec("uint16", symmetric=False), QuantizationSpec("int16")
+    wide, narrow = (
+        QuantizationSpec("uint16", symmetric=False),
+        QuantizationSpec("int16"),
+    )
 
     def dtype(*overrides: Override) -> str:
         entry = make_plan(graph, TENSOR.with_(overrides=overrides)).entry(Use("y"))
@@ -121,7 +149,10 @@ def test_an_override_of_a_layer_reaches_the_result_that_an_activation_is_fused_i
     assert dtype() == "uint8"
     assert dtype(Override(conv, activation=wide)) == "uint16"
     assert dtype(Override(relu, activation=wide)) == "uint16"
-    assert dtype(Override(conv, activation=wide), Override(relu, activation=narrow)) == "int16"
+    assert (
+        dtype(Override(conv, activation=wide), Override(relu, activation=narrow))
+        == "int16"
+    )
 
 
 CLASSIFIER = """<ir_version: 8, opset_import: ["" : 17]> g (float[N, 2, 4, 4] x) => (float[N, 2] y)
@@ -144,5 +175,9 @@ def test_behind_the_last_weighted_layer_nothing_is_clipped(calibrator: str) -> N
 
 def test_a_calibrator_that_says_nothing_of_outputs_is_used_there_too() -> None:
     config = QConfig.of("A8W8").with_(calibrator="percentile")
-    entries = make_plan(Graph.of(onnx.parser.parse_model(CLASSIFIER)), config).entries.values()
-    assert {"percentile"} < {entry.spec.calibrator.name for entry in entries if isinstance(entry, Quantize)}  # type: ignore[attr-defined]
+    entries = make_plan(
+        Graph.of(onnx.parser.parse_model(CLASSIFIER)), config
+    ).entries.values()
+    assert {"percentile"} < {
+        entry.spec.calibrator.name for entry in entries if isinstance(entry, Quantize)
+    }  # type: ignore[attr-defined]

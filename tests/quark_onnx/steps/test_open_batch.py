@@ -27,11 +27,17 @@ def test_a_target_fixes_sizes_unless_told_otherwise(fixed: bool) -> None:
     result = quantize(model, data, config).model
     batch = result.graph.input[0].type.tensor_type.shape.dim[0]
     assert batch.dim_value == int(fixed)
-    assert not [finding for finding in check(result, "npu").findings if finding.rule.startswith("C")]
+    assert not [
+        finding
+        for finding in check(result, "npu").findings
+        if finding.rule.startswith("C")
+    ]
     if not fixed:
         x = normal(3, 4, 8, 8, seed=9)
         [together] = run(result, {"x": x})
-        one_by_one = np.concatenate([run(result, {"x": x[i : i + 1]})[0] for i in range(3)])
+        one_by_one = np.concatenate(
+            [run(result, {"x": x[i : i + 1]})[0] for i in range(3)]
+        )
         np.testing.assert_array_equal(together, one_by_one)
 
 
@@ -49,17 +55,28 @@ def test_products_of_blocks_have_the_level_that_is_asked_for(level: int) -> None
         v=weight(64, 64, seed=1),
     )
     result = quantize(model, None, QConfig.of("INT4").with_(accuracy_level=level)).model
-    bodies = [attribute.g for node in result.graph.node for attribute in node.attribute if attribute.HasField("g")]
+    bodies = [
+        attribute.g
+        for node in result.graph.node
+        for attribute in node.attribute
+        if attribute.HasField("g")
+    ]
     nodes = [*result.graph.node, *(node for body in bodies for node in body.node)]
     products = [node for node in nodes if node.op_type == "MatMulNBits"]
     assert len(products) == 2
     for node in products:
-        levels = [attribute.i for attribute in node.attribute if attribute.name == "accuracy_level"]
+        levels = [
+            attribute.i
+            for attribute in node.attribute
+            if attribute.name == "accuracy_level"
+        ]
         assert levels == [level] * bool(level)
 
 
 def test_a_level_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(ConfigError, match="accuracy_level is 5; it must be a whole number from 0 to 4"):
+    with pytest.raises(
+        ConfigError, match="accuracy_level is 5; it must be a whole number from 0 to 4"
+    ):
         QConfig(accuracy_level=5)
     with pytest.raises(ConfigError, match="fix_sizes is 1; it must be true or false"):
         QConfig(fix_sizes=1)  # type: ignore[arg-type]

@@ -1,4 +1,6 @@
-"""prepare: the cleaned graph computes the same, and a pass that breaks a model is taken back and named."""
+"""prepare: the cleaned graph computes the same, and a pass that breaks a model is taken back and
+named.
+"""
 
 from __future__ import annotations
 
@@ -40,9 +42,14 @@ def test_what_a_model_computes_stays(make: Factory) -> None:
     model = make()
     graph, notes = prepared(model)
     after = graph.to_model()
-    assert interface(after) == interface(model) and not any("rolled back" in note or "failed" in note for note in notes)
+    assert interface(after) == interface(model) and not any(
+        "rolled back" in note or "failed" in note for note in notes
+    )
     for feeds in samples(model, 2):
-        assert all(agree(a, b) for a, b in zip(run(model, feeds), run(after, feeds), strict=True))
+        assert all(
+            agree(a, b)
+            for a, b in zip(run(model, feeds), run(after, feeds), strict=True)
+        )
 
 
 def test_everything_at_once() -> None:
@@ -50,12 +57,16 @@ def test_everything_at_once() -> None:
     assert [node.op_type for node in graph.nodes] == ["Conv", "Relu"]
     assert notes == ["remove_identity: 1", "fold_batch_norm: 1"]
     graph, notes = prepared(hidden_weight())
-    assert [node.op_type for node in graph.nodes] == ["MatMul", "MatMul"] and notes == ["fold_constants: 4"]
+    assert [node.op_type for node in graph.nodes] == ["MatMul", "MatMul"] and notes == [
+        "fold_constants: 4"
+    ]
 
 
 def test_not_at_all_on_request() -> None:
     graph, notes = prepared(batch_norm_net(), TENSOR.with_(prepare=False))
-    assert [node.op_type for node in graph.nodes] == kinds(batch_norm_net()) and notes == []
+    assert [node.op_type for node in graph.nodes] == kinds(
+        batch_norm_net()
+    ) and notes == []
 
 
 # Passes that lie
@@ -92,7 +103,11 @@ def fail(graph: Graph) -> int:
 )
 @pytest.mark.parametrize("place", [0, len(CLEANING)])
 def test_a_wrong_pass_is_taken_back_and_named_and_the_others_stay(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, wrong: Pass, note: str, place: int
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    wrong: Pass,
+    note: str,
+    place: int,
 ) -> None:
     monkeypatch.setattr(STEP, "CLEANING", (*CLEANING[:place], wrong, *CLEANING[place:]))
     model = batch_norm_net()
@@ -114,7 +129,9 @@ def test_the_report_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_model_that_does_not_run_is_the_users() -> None:
-    model = parse("g (float[2] x) => (float[2] y) { [node] y = Reshape (x, s) }", s=np.int64([3]))
+    model = parse(
+        "g (float[2] x) => (float[2] y) { [node] y = Reshape (x, s) }", s=np.int64([3])
+    )
     with pytest.raises(ModelError, match="onnxruntime cannot run the model"):
         prepared(model)
 
@@ -125,8 +142,17 @@ def test_agreement_is_relative_and_mindful_of_what_is_no_number() -> None:
     assert agree(np.float32([np.nan, np.inf]), np.float32([np.nan, np.inf]))
     assert not agree(np.float32([np.inf]), np.float32([1]))
     assert not agree(a, a[:1]) and not agree(a, a.astype(np.float64))
-    assert agree([a, a], [a, a]) and not agree([a], [a, a]) and agree(None, None) and not agree(None, a)
     assert (
-        agree({"a": 1.0}, {"a": 1.000001}) and not agree({"a": 1.0}, {"b": 1.0}) and not agree({"a": 1.0}, {"a": 2.0})
+        agree([a, a], [a, a])
+        and not agree([a], [a, a])
+        and agree(None, None)
+        and not agree(None, a)
     )
-    assert agree(np.int64([3]), np.int64([3])) and not agree(np.int64([3]), np.int64([4]))
+    assert (
+        agree({"a": 1.0}, {"a": 1.000001})
+        and not agree({"a": 1.0}, {"b": 1.0})
+        and not agree({"a": 1.0}, {"a": 2.0})
+    )
+    assert agree(np.int64([3]), np.int64([3])) and not agree(
+        np.int64([3]), np.int64([4])
+    )

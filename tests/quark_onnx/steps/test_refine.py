@@ -1,4 +1,6 @@
-"""refine: what a layer is shown, which activation lies behind it, and the same result on any number of cores."""
+"""refine: what a layer is shown, which activation lies behind it, and the same result on any number
+of cores.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,8 @@ def test_the_function_behind_a_layer(call: str) -> None:
     low, high = np.float32(-1), np.float32(2)
     graph = Graph.of(
         parse(
-            f"g (float[N,4] x) => (float[N,4] y) {{ computed = ReduceMin <keepdims = 0> (x) a = Abs (x) y = {call} }}",
+            "g (float[N,4] x) => (float[N,4] y) { computed = ReduceMin <keepdims = 0>"
+            f" (x) a = Abs (x) y = {call} }}",
             low=np.asarray(low),
             high=np.asarray(high),
         )
@@ -64,12 +67,19 @@ GATES = {
 
 @pytest.mark.parametrize("text", GATES)
 def test_gates(text: str) -> None:
-    graph = Graph.of(parse(f"g (float[N,4] x) => (float[N,4] y) {{ a = Abs (x) {text} }}"))
+    graph = Graph.of(
+        parse(f"g (float[N,4] x) => (float[N,4] y) {{ a = Abs (x) {text} }}")
+    )
     assert activation_behind(graph, "a").kind == GATES[text]
 
 
 def test_what_others_see_is_not_behind_a_function() -> None:
-    graph = Graph.of(parse("g (float[N,4] x) => (float[N,4] y, float[N,4] a) { a = Abs (x) y = Relu (a) }"))
+    graph = Graph.of(
+        parse(
+            "g (float[N,4] x) => (float[N,4] y, float[N,4] a) { a = Abs (x) y = Relu"
+            " (a) }"
+        )
+    )
     assert activation_behind(graph, "a").linear
 
 
@@ -83,9 +93,19 @@ def problems(monkeypatch: pytest.MonkeyPatch) -> list[Problem]:
         gram, mean = problem.gram(), problem.mean()  # while the walks are there
         assert problem.learned is not None
         learned = problem.learned()
-        train, held = (Rows(rows.inputs.copy(), rows.targets.copy()) for rows in (problem.train, problem.held))
+        train, held = (
+            Rows(rows.inputs.copy(), rows.targets.copy())
+            for rows in (problem.train, problem.held)
+        )
         seen.append(
-            replace(problem, gram=lambda: gram, learned=lambda: learned, mean=lambda: mean, train=train, held=held)
+            replace(
+                problem,
+                gram=lambda: gram,
+                learned=lambda: learned,
+                mean=lambda: mean,
+                train=train,
+                held=held,
+            )
         )
         return improved(problem, optimizers)
 
@@ -101,25 +121,38 @@ def batches() -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("sum_", ["Add (r, b)", "Add (b, r)"])
-def test_what_a_sum_has_lost_is_made_good_by_the_layer_that_is_added(problems: list[Problem], sum_: str) -> None:
+def test_what_a_sum_has_lost_is_made_good_by_the_layer_that_is_added(
+    problems: list[Problem], sum_: str
+) -> None:
     """The target is the float sum less what the quantized model adds to."""
     model = parse(
-        "g (float[N,6] x) => (float[N,5] y) { a = Gemm (x, v) r = Relu (a) b = Gemm (r, w) y = " + sum_ + " }",
+        "g (float[N,6] x) => (float[N,5] y) { a = Gemm (x, v) r = Relu (a) b = Gemm (r,"
+        " w) y = " + sum_ + " }",
         v=weight(6, 5),
         w=weight(5, 5),
     )
     data = batches()
-    config = QConfig.of("W8").with_(weight=QuantizationSpec("int4", per_channel=True), form="qdq", optimizers=GPTQ())
+    config = QConfig.of("W8").with_(
+        weight=QuantizationSpec("int4", per_channel=True), form="qdq", optimizers=GPTQ()
+    )
     result = quantize(model, data, config)
     x = np.concatenate([sample["x"] for sample in data])
-    floating, quantized = (Graph.of(each).copy().to_model() for each in (model, result.model))
+    floating, quantized = (
+        Graph.of(each).copy().to_model() for each in (model, result.model)
+    )
     for each in (floating, quantized):
-        each.graph.output.append(helper.make_tensor_value_info("r", TensorProto.FLOAT, ["N", 5]))
+        each.graph.output.append(
+            helper.make_tensor_value_info("r", TensorProto.FLOAT, ["N", 5])
+        )
     (wanted, _), (_, found) = (run(each, {"x": x}) for each in (floating, quantized))
     second = problems[1]
     assert second.activation.linear and np.abs(second.train.targets).max() > 0.01
-    for row, target in zip(second.train.inputs[0], second.train.targets[0], strict=True):
-        alike = np.abs(found - row).max(axis=1) < 1e-5  # several where the Relu lets nothing pass
+    for row, target in zip(
+        second.train.inputs[0], second.train.targets[0], strict=True
+    ):
+        alike = (
+            np.abs(found - row).max(axis=1) < 1e-5
+        )  # several where the Relu lets nothing pass
         assert np.abs(wanted[alike] - found[alike] - target).max(axis=1).min() < 1e-4
 
 
@@ -134,15 +167,26 @@ NO_SUMS = {
 
 
 @pytest.mark.parametrize("text", NO_SUMS, ids=NO_SUMS.values())
-def test_other_layers_compute_what_they_compute_in_float(problems: list[Problem], text: str) -> None:
+def test_other_layers_compute_what_they_compute_in_float(
+    problems: list[Problem], text: str
+) -> None:
     model = parse(
-        "g (float[N,6] x) => (float[N,5] y) { a = Gemm (x, v) r = Relu (a) b = Gemm (r, w) " + text + " }",
+        "g (float[N,6] x) => (float[N,5] y) { a = Gemm (x, v) r = Relu (a) b = Gemm"
+        " (r, w) " + text + " }",
         v=weight(6, 5),
         w=weight(5, 5),
-        **({"w2": weight(5, 5, seed=1)} if "w2" in text else {"c": normal(1, 5)} if "c)" in text else {}),
+        **(
+            {"w2": weight(5, 5, seed=1)}
+            if "w2" in text
+            else {"c": normal(1, 5)}
+            if "c)" in text
+            else {}
+        ),
     )
     data = batches()
-    quantize(model, data, QConfig.of("W8").with_(optimizers=GPTQ(), form="qdq", safe=False))
+    quantize(
+        model, data, QConfig.of("W8").with_(optimizers=GPTQ(), form="qdq", safe=False)
+    )
     x = np.concatenate([sample["x"] for sample in data])
     wanted = np.maximum(x @ weight(6, 5), 0) @ weight(5, 5)
     wanted = wanted + (normal(1, 5) if "c)" in text and problems[1].bias.any() else 0)
@@ -150,10 +194,16 @@ def test_other_layers_compute_what_they_compute_in_float(problems: list[Problem]
         assert np.abs(wanted - target).max(axis=1).min() < 1e-4
 
 
-def test_a_layer_is_shown_what_it_reads_and_what_it_should_compute(problems: list[Problem]) -> None:
-    """Rows of the quantized model in front, of samples apart; the targets are those of the float model."""
+def test_a_layer_is_shown_what_it_reads_and_what_it_should_compute(
+    problems: list[Problem],
+) -> None:
+    """Rows of the quantized model in front, of samples apart.
+
+    The targets are those of the float model.
+    """
     model = parse(
-        "g (float[N,6] x) => (float[N,3] y) { a = Gemm (x, v, c) r = Relu (a) y = Gemm (r, w) }",
+        "g (float[N,6] x) => (float[N,3] y) { a = Gemm (x, v, c) r = Relu (a) y = Gemm"
+        " (r, w) }",
         v=weight(6, 5),
         w=weight(5, 3),
         c=normal(5),
@@ -166,11 +216,17 @@ def test_a_layer_is_shown_what_it_reads_and_what_it_should_compute(problems: lis
         assert rows.inputs.shape[1] == rows.targets.shape[1] <= 4 * (part + 4)
         for x, target in zip(rows.inputs[0], rows.targets[0], strict=True):
             assert (used == x).all(axis=1).any()
-            np.testing.assert_allclose(target, x @ weight(6, 5) + normal(5), rtol=1e-4, atol=1e-5)
-    train, held = ({row.tobytes() for row in rows.inputs[0]} for rows in (first.train, first.held))
+            np.testing.assert_allclose(
+                target, x @ weight(6, 5) + normal(5), rtol=1e-4, atol=1e-5
+            )
+    train, held = (
+        {row.tobytes() for row in rows.inputs[0]} for rows in (first.train, first.held)
+    )
     assert train and held and not train & held
     assert not first.activation.linear and second.activation.linear
-    gathered = np.concatenate([first.train.inputs[0], first.held.inputs[0]]).astype(np.float64)
+    gathered = np.concatenate([first.train.inputs[0], first.held.inputs[0]]).astype(
+        np.float64
+    )
     assert len(gathered) == 76  # of 20 samples one measures the result
     gram, count = first.gram()
     assert count == len(gathered)
@@ -180,13 +236,17 @@ def test_a_layer_is_shown_what_it_reads_and_what_it_should_compute(problems: lis
     learned = first.train.inputs[0].astype(np.float64)
     assert count == len(learned) < len(gathered), "those held out judge it"
     np.testing.assert_allclose(gram[0], learned.T @ learned, rtol=1e-4, atol=1e-4)
-    np.testing.assert_allclose(first.mean()[0], gathered.mean(axis=0), rtol=1e-4, atol=1e-5)
-    relu = np.maximum(gathered @ weight(6, 5) + normal(5), 0)
-    np.testing.assert_allclose(second.mean()[0], relu.mean(axis=0), rtol=1e-3, atol=1e-4)
-    inputs = np.concatenate([second.train.inputs[0], second.held.inputs[0]])
-    assert 0 < np.abs(np.sort(inputs.sum(axis=1)) - np.sort(relu.sum(axis=1))).max() < 0.2, (
-        "what a layer before changed"
+    np.testing.assert_allclose(
+        first.mean()[0], gathered.mean(axis=0), rtol=1e-4, atol=1e-5
     )
+    relu = np.maximum(gathered @ weight(6, 5) + normal(5), 0)
+    np.testing.assert_allclose(
+        second.mean()[0], relu.mean(axis=0), rtol=1e-3, atol=1e-4
+    )
+    inputs = np.concatenate([second.train.inputs[0], second.held.inputs[0]])
+    assert (
+        0 < np.abs(np.sort(inputs.sum(axis=1)) - np.sort(relu.sum(axis=1))).max() < 0.2
+    ), "what a layer before changed"
 
 
 SCRIPT = """
@@ -205,17 +265,27 @@ data = [{"x": random.normal(size=(1, 60, 160)).astype(np.float32)} for _ in rang
 for optimizer in (GPTQ(), GPTQ(asymmetric=True), AdaRound(iterations=4), AdaQuant(iterations=4), BiasCorrection()):
     result = quantize(model, data, QConfig.of("A8W8").with_(optimizers=optimizer))
     print(hashlib.sha256(result.model.SerializeToString(deterministic=True)).hexdigest(), result.report.layers)
-"""
+"""  # noqa: E501
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a process cannot be held to one core")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="elsewhere a process cannot be held to one core"
+)
 def test_the_result_does_not_depend_on_the_number_of_cores() -> None:
     found = set()
     for command in (["taskset", "-c", str(min(os.sched_getaffinity(0)))], []):
         names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-        environment = {**os.environ, **dict.fromkeys(names, "1" if command else "2"), "PYTHONPATH": str(ROOT)}
+        environment = {
+            **os.environ,
+            **dict.fromkeys(names, "1" if command else "2"),
+            "PYTHONPATH": str(ROOT),
+        }
         run = subprocess.run(
-            [*command, sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, check=True
+            [*command, sys.executable, "-c", SCRIPT],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
         )
         found.add(run.stdout)
     assert len(found) == 1
@@ -225,17 +295,27 @@ def test_the_result_does_not_depend_on_the_number_of_cores() -> None:
 @pytest.mark.parametrize(
     ("size", "layers", "weights"),
     [
-        ((40, 4), ("MatMul (x, w)", "MatMul (r, v)"), (weight(4, 3), weight(4, 3, seed=1))),
+        (
+            (40, 4),
+            ("MatMul (x, w)", "MatMul (r, v)"),
+            (weight(4, 3), weight(4, 3, seed=1)),
+        ),
         (
             (3, 4, 5, 5),
-            ("Conv <pads = [1,1,1,1]> (x, w)", "Conv <pads = [1,1,1,1], group = 2> (r, v)"),
+            (
+                "Conv <pads = [1,1,1,1]> (x, w)",
+                "Conv <pads = [1,1,1,1], group = 2> (r, v)",
+            ),
             (weight(3, 4, 3, 3), weight(6, 2, 3, 3, seed=1)),
         ),
     ],
     ids=["products", "convolutions"],
 )
 def test_a_layer_that_reads_nothing_on_any_sample_keeps_its_codes(
-    size: tuple[int, ...], layers: tuple[str, str], weights: tuple[Any, Any], optimizer: str
+    size: tuple[int, ...],
+    layers: tuple[str, str],
+    weights: tuple[Any, Any],
+    optimizer: str,
 ) -> None:
     dims = ",".join(["N", *map(str, size[1:])])
     model = parse(
@@ -251,7 +331,9 @@ def test_a_layer_that_reads_nothing_on_any_sample_keeps_its_codes(
         big=np.float32(9),
     )
     samples = [{"x": normal(*size, seed=seed)} for seed in range(9)]
-    notes = quantize(model, samples, QConfig.of("A8W8").with_(optimizers=(optimizer,), safe=False)).report.notes
+    notes = quantize(
+        model, samples, QConfig.of("A8W8").with_(optimizers=(optimizer,), safe=False)
+    ).report.notes
     assert [note for note in notes if note.startswith("not optimized")] == [
         "not optimized: behind: the data has too few rows for it"
     ]

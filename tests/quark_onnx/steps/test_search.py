@@ -1,4 +1,6 @@
-"""search: scales move, by octaves or quarters, only where the outputs gain, and always the same way."""
+"""search: scales move, by octaves or quarters, only where the outputs gain, and always the same
+way.
+"""
 
 from __future__ import annotations
 
@@ -36,11 +38,19 @@ def test_outputs_come_closer_to_the_float_ones(make: object) -> None:
     start = noise(model, stages.model, data)
     moved = search(stages.graph, stages.plan, stages.params, stages.limits, data, False)
     assert (noise(model, stages.model, data) < start) == (moved > 0)
-    changed = [use for use, scale in before.items() if (stages.params.table[use].scale != scale).any()]
+    changed = [
+        use
+        for use, scale in before.items()
+        if (stages.params.table[use].scale != scale).any()
+    ]
     assert len(changed) == moved
-    for use in before.keys() - {use for use, entry in stages.plan.entries.items() if isinstance(entry, BiasOf)}:
+    for use in before.keys() - {
+        use for use, entry in stages.plan.entries.items() if isinstance(entry, BiasOf)
+    }:
         assert isinstance(stages.plan.entries[use], Quantize)
-        assert (np.frexp(stages.params.table[use].scale)[0] == 0.5).all(), "still a power of two"
+        assert (np.frexp(stages.params.table[use].scale)[0] == 0.5).all(), (
+            "still a power of two"
+        )
 
 
 def test_float_scales_of_activations_move_too() -> None:
@@ -79,12 +89,14 @@ def detector() -> ModelProto:
             [both] c = Concat <axis = 1> (b, p) [flat] f = Reshape (c, shape)
             [turned] y = Transpose <perm = [0,2,1]> (f)
         }""",
-        k=weight(8, 3, 3, 3), wide=100 * weight(4, 8, 1, 1), small=weight(2, 8, 1, 1), shape=np.int64([1, 6, 64]),
+        k=weight(8, 3, 3, 3), wide=100 * weight(4, 8, 1, 1), small=weight(2, 8, 1, 1), shape=np.int64([1, 6, 64]),  # noqa: E501
     )  # fmt: skip
 
 
 def test_parts_of_an_output_count_alike() -> None:
-    """Scores that are far too coarse do not show in the error of the whole output, and are mended all the same."""
+    """Scores that are far too coarse do not show in the error of the whole output, and are mended
+    all the same.
+    """
     check_that_coarse_scores_are_mended(detector())
 
 
@@ -94,26 +106,32 @@ def test_a_mask_in_front_of_a_softmax_does_not_end_the_search() -> None:
             [body] a = Conv <pads = [1,1,1,1]> (x, k) [relu] r = Relu (a) [scores] s = Conv (r, l)
             [mask] m = Add (s, bias) [likely] y = Softmax <axis = 1> (m)
         }""",
-        k=weight(8, 3, 3, 3), l=weight(4, 8, 1, 1), bias=np.float32([0, 0, -np.inf, 0]).reshape(1, 4, 1, 1),
+        k=weight(8, 3, 3, 3), l=weight(4, 8, 1, 1), bias=np.float32([0, 0, -np.inf, 0]).reshape(1, 4, 1, 1),  # noqa: E501
     )  # fmt: skip
     check_that_coarse_scores_are_mended(model)
 
 
 def test_without_samples_nothing_moves() -> None:
     stages = Stages.of(residual(), POW2)
-    assert search(stages.graph, stages.plan, stages.params, stages.limits, [], False) == 0
+    assert (
+        search(stages.graph, stages.plan, stages.params, stages.limits, [], False) == 0
+    )
 
 
 def test_a_search_never_costs_signal_and_repeats_itself() -> None:
     model = conv_net()
     data = samples(model, 10)
-    plain, searched, again = (quantize(model, data, POW2.with_(search=count)) for count in (0, 8, 8))
+    plain, searched, again = (
+        quantize(model, data, POW2.with_(search=count)) for count in (0, 8, 8)
+    )
     assert searched.report.worst_sqnr >= plain.report.worst_sqnr - 0.2
     assert searched.model == again.model
 
 
 def test_local_errors_are_those_of_the_layers_behind() -> None:
-    """Beside float64 arithmetic: the tensor is rounded, and the error counts behind the next Conv and its Relu."""
+    """Beside float64 arithmetic: the tensor is rounded, and the error counts behind the next Conv
+    and its Relu.
+    """
     model = parse(
         """g (float[1,3,8,8] x) => (float[1,2,8,8] y) {
             a = Conv (x, k) r = Relu (a) b = Conv (r, l) y = Relu (b)
@@ -124,15 +142,32 @@ def test_local_errors_are_those_of_the_layers_behind() -> None:
     stages = Stages.of(model, POW2.with_(bias=False), data)
     use = Use("r")
     errors = LocalErrors(stages.graph, stages.plan, stages.params, [use], data)
-    scales = {(use, step): np.asarray(stages.params.table[use].scale * np.float32(2.0**step)) for step in (-2, 0, 1)}
+    scales = {
+        (use, step): np.asarray(stages.params.table[use].scale * np.float32(2.0**step))
+        for step in (-2, 0, 1)
+    }
     found = errors.measure(scales)
     for step, scale in scales.items():
         for place, feeds in enumerate(data):
             x = feeds["x"].astype(np.float64)
-            r = np.maximum(np.einsum("oi,nihw->nohw", weight(4, 3, 1, 1)[:, :, 0, 0].astype(np.float64), x), 0)
+            r = np.maximum(
+                np.einsum(
+                    "oi,nihw->nohw",
+                    weight(4, 3, 1, 1)[:, :, 0, 0].astype(np.float64),
+                    x,
+                ),
+                0,
+            )
             rounded = np.clip(np.rint(r / scale), -128, 127) * scale
             outputs = [
-                np.maximum(np.einsum("oi,nihw->nohw", weight(2, 4, 1, 1)[:, :, 0, 0].astype(np.float64), each), 0)
+                np.maximum(
+                    np.einsum(
+                        "oi,nihw->nohw",
+                        weight(2, 4, 1, 1)[:, :, 0, 0].astype(np.float64),
+                        each,
+                    ),
+                    0,
+                )
                 for each in (r, rounded)
             ]
             expected = ((outputs[1] - outputs[0]) ** 2).sum() / (outputs[0] ** 2).sum()
@@ -140,7 +175,10 @@ def test_local_errors_are_those_of_the_layers_behind() -> None:
 
 
 def chain(layers: int) -> ModelProto:
-    names = [f"h{i} = Conv <pads = [1,1,1,1]> (r{i}, w{i}) r{i + 1} = Relu (h{i})" for i in range(layers)]
+    names = [
+        f"h{i} = Conv <pads = [1,1,1,1]> (r{i}, w{i}) r{i + 1} = Relu (h{i})"
+        for i in range(layers)
+    ]
     return parse(
         f"g (float[N,4,6,6] r0) => (float[N,4,6,6] r{layers}) {{ {' '.join(names)} }}",
         **{f"w{i}": weight(4, 4, 3, 3, seed=i) for i in range(layers)},
@@ -154,10 +192,19 @@ def test_the_work_grows_with_the_layers(monkeypatch: pytest.MonkeyPatch) -> None
     for layers in (8, 16, 32):
         data, nodes, runs = samples(chain(layers)), list[int](), list[int]()
 
-        def opened(model: ModelProto, nodes: list[int] = nodes, runs: list[int] = runs, **options: object) -> object:
+        def opened(
+            model: ModelProto,
+            nodes: list[int] = nodes,
+            runs: list[int] = runs,
+            **options: object,
+        ) -> object:
             nodes.append(len(model.graph.node))
             session = open_session(model, **options)
-            monkeypatch.setattr(session, "run", lambda *given, run=session.run: runs.append(1) or run(*given))
+            monkeypatch.setattr(
+                session,
+                "run",
+                lambda *given, run=session.run: runs.append(1) or run(*given),
+            )
             return session
 
         monkeypatch.setattr(step, "open_session", opened)
@@ -172,12 +219,23 @@ def test_the_work_grows_with_the_layers(monkeypatch: pytest.MonkeyPatch) -> None
 def test_moves_are_judged_by_other_samples_than_they_were_found_on() -> None:
     """The first samples are small; clipping what is larger would serve them alone."""
     model = residual()
-    small, large = samples(model, 4), [{name: 16 * value for name, value in each.items()} for each in samples(model, 4)]
+    small, large = (
+        samples(model, 4),
+        [
+            {name: 16 * value for name, value in each.items()}
+            for each in samples(model, 4)
+        ],
+    )
     stages = Stages.of(model, POW2.with_(bias=False), [*small, *large])
     before, start = dict(stages.params.table), noise(model, stages.model, large)
-    assert search(stages.graph, stages.plan, stages.params, stages.limits, small, False) > 0
+    assert (
+        search(stages.graph, stages.plan, stages.params, stages.limits, small, False)
+        > 0
+    )
     stages.params.table.update(before)
-    search(stages.graph, stages.plan, stages.params, stages.limits, [*small, *large], False)
+    search(
+        stages.graph, stages.plan, stages.params, stages.limits, [*small, *large], False
+    )
     assert noise(model, stages.model, large) <= start
 
 
@@ -186,15 +244,20 @@ def test_samples_of_other_ranks_inside_are_searched() -> None:
         """g (float[N,4,6,6] x) => (float y) {
             a = Conv (x, w, b) r = Relu (a) c = Conv (r, v) s = Relu (c) t = Squeeze (s) g = Sigmoid (t) u = Mul (g, k)
             y = ReduceMean <axes = [-1]> (u)
-        }""",
+        }""",  # noqa: E501
         w=weight(4, 4, 1, 1),
         b=normal(4),
         v=weight(4, 4, 1, 1, seed=1),
         k=normal(6),
     )
     model.graph.output[0].type.tensor_type.ClearField("shape")
-    data: list[Feeds] = [{"x": normal(2 - seed % 2, 4, 6, 6, seed=seed)} for seed in range(4)]
-    searched, plain = (quantize(model, data, POW2.with_(search=count)).report.worst_sqnr for count in (2, 0))
+    data: list[Feeds] = [
+        {"x": normal(2 - seed % 2, 4, 6, 6, seed=seed)} for seed in range(4)
+    ]
+    searched, plain = (
+        quantize(model, data, POW2.with_(search=count)).report.worst_sqnr
+        for count in (2, 0)
+    )
     assert searched >= plain - 0.2
 
 
@@ -202,6 +265,10 @@ def test_a_gain_within_its_error_is_none() -> None:
     step = sys.modules["quark_onnx.steps.scale_search"]
     assert step._better([-3.0, -2.1, -4.0], [-2.9, -2.0, -3.9])
     assert not step._better([-3.0, -2.1, -4.0], [-3.0, -2.1, -4.0])
-    assert not step._better([-3.0, -2.0, -4.0], [-2.0, -3.0, -3.99])  # a gain of 0.003, and errors of 0.6
-    assert not step._better([-9.0], [-2.9, -2.0])  # worse on the first ones, or more would have been run
+    assert not step._better(
+        [-3.0, -2.0, -4.0], [-2.0, -3.0, -3.99]
+    )  # a gain of 0.003, and errors of 0.6
+    assert not step._better(
+        [-9.0], [-2.9, -2.0]
+    )  # worse on the first ones, or more would have been run
     assert step._better([-3.0], [-2.9])

@@ -13,18 +13,31 @@ from tests.models import normal, parse, run
 TYPES = ["uint8", "int8", "uint16", "int16"]
 
 
-def graph_of(dtype: str, zero: int, last: str = "Relu (d)", **constants: np.ndarray) -> Graph:
+def graph_of(
+    dtype: str, zero: int, last: str = "Relu (d)", **constants: np.ndarray
+) -> Graph:
     """x, its codes q and their values d."""
-    parameters = {"s": np.asarray(np.float32(0.0371)), "z": np.asarray(zero, dtype)} | constants
+    parameters = {
+        "s": np.asarray(np.float32(0.0371)),
+        "z": np.asarray(zero, dtype),
+    } | constants
     nodes = f"q = QuantizeLinear (x, s, z) d = DequantizeLinear (q, s, z) y = {last}"
-    return Graph.of(parse(f"g (float[N,4] x) => (float[N,4] y) {{ {nodes} }}", opset=21, **parameters))
+    return Graph.of(
+        parse(
+            f"g (float[N,4] x) => (float[N,4] y) {{ {nodes} }}", opset=21, **parameters
+        )
+    )
 
 
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("share", [0, 0.25, 1])
-def test_codes_become_the_values_that_onnxruntime_computes(dtype: str, share: float) -> None:
+def test_codes_become_the_values_that_onnxruntime_computes(
+    dtype: str, share: float
+) -> None:
     info = np.iinfo(dtype)
-    graph = graph_of(dtype, int(info.min + share * (int(info.max) - info.min)), "Identity (d)")
+    graph = graph_of(
+        dtype, int(info.min + share * (int(info.max) - info.min)), "Identity (d)"
+    )
     data = [{"x": normal(50, 4, seed=seed, scale=100)} for seed in range(2)]
     walk = LayerStream(graph, data, memory=1 << 20)
     found = store_activation(walk, "d")
@@ -32,7 +45,9 @@ def test_codes_become_the_values_that_onnxruntime_computes(dtype: str, share: fl
     walk.reach("q")
     for sample, codes in zip(data, walk.values("q"), strict=True):
         assert codes.dtype == dtype
-        assert found.values(codes).tobytes() == run(graph.to_model(), sample)[0].tobytes()
+        assert (
+            found.values(codes).tobytes() == run(graph.to_model(), sample)[0].tobytes()
+        )
     walk.close()
 
 
@@ -48,5 +63,10 @@ def test_what_is_no_more_than_codes_and_a_scale_is_kept_as_itself() -> None:
     values = normal(2, 4)
     assert StoredActivation("x").values(values) is values
     channels = {"s": np.float32([1, 2, 3, 4]), "z": np.zeros(4, np.uint8)}
-    for graph in (graph_of("uint8", 0, **channels), graph_of("int8", 0, s=np.asarray(np.float16(0.5)))):
-        assert store_activation(LayerStream(graph, [{"x": normal(2, 4)}], memory=0), "d") == StoredActivation("d")
+    for graph in (
+        graph_of("uint8", 0, **channels),
+        graph_of("int8", 0, s=np.asarray(np.float16(0.5))),
+    ):
+        assert store_activation(
+            LayerStream(graph, [{"x": normal(2, 4)}], memory=0), "d"
+        ) == StoredActivation("d")

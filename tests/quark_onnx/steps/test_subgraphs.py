@@ -34,13 +34,18 @@ TEXT = """<ir_version: 10, opset_import: ["" : 21]>
             next = Add (m, d)
             o = Identity (d)
         }> (start, zero)
-    }"""
+    }"""  # noqa: E501
 
 
 def nested() -> ModelProto:
     model = onnx.parser.parse_model(TEXT)
     random = np.random.default_rng(0)
-    for name, shape in {"w": (32, 16), "v": (32, 16), "q": (32, 32), "start": (32,)}.items():
+    for name, shape in {
+        "w": (32, 16),
+        "v": (32, 16),
+        "q": (32, 32),
+        "start": (32,),
+    }.items():
         array = (0.2 * random.normal(size=shape)).astype(np.float32)
         model.graph.initializer.append(numpy_helper.from_array(array, name))
     return model
@@ -58,22 +63,40 @@ def floats(model: ModelProto) -> int:
         for attribute in todo.pop().attribute:
             tensors += attribute.g.initializer
             todo += attribute.g.node
-    return sum(int(np.prod(t.dims)) for t in tensors if t.data_type == 1 and "_scale" not in t.name)
+    return sum(
+        int(np.prod(t.dims))
+        for t in tensors
+        if t.data_type == 1 and "_scale" not in t.name
+    )
 
 
 @pytest.mark.parametrize("condition", [True, False])
 @pytest.mark.parametrize(
     ("preset", "least"),
-    [("A8W8", 30), ("XINT8", 22), ("INT4", 13), ("DYNAMIC", 30), ("BF16", 40), ("BFP16", 28), ("MXFP8E4M3", 18)],
+    [
+        ("A8W8", 30),
+        ("XINT8", 22),
+        ("INT4", 13),
+        ("DYNAMIC", 30),
+        ("BF16", 40),
+        ("BFP16", 28),
+        ("MXFP8E4M3", 18),
+    ],
 )
 def test_bodies_are_quantized(preset: str, least: float, condition: bool) -> None:
     model = nested()
-    result = quantize(model, [feeds(condition)], portable(QConfig.of(preset)) if preset == "DYNAMIC" else preset)
+    result = quantize(
+        model,
+        [feeds(condition)],
+        portable(QConfig.of(preset)) if preset == "DYNAMIC" else preset,
+    )
     assert result.report.worst_sqnr > least
     bodies = [note for note in result.report.notes if "tensors inside" in note]
     assert len(bodies) == 4, "two branches, a loop and a scan"
     for optimize in (True, False):
-        found = open_session(result.model, optimize=optimize).run(None, feeds(condition))
+        found = open_session(result.model, optimize=optimize).run(
+            None, feeds(condition)
+        )
         assert [value.shape for value in found] == [(4, 16), (4, 32), (4, 32)]
 
 
@@ -92,15 +115,23 @@ def test_against_the_reference_evaluator() -> None:
 
 
 def test_a_node_that_is_excluded_is_left_alone_inside() -> None:
-    names = [node.name for node in Graph.of(nested()).nodes if node.op_type in ("If", "Loop", "Scan")]
+    names = [
+        node.name
+        for node in Graph.of(nested()).nodes
+        if node.op_type in ("If", "Loop", "Scan")
+    ]
     result = quantize(nested(), [feeds(True)], QConfig(exclude=tuple(names)))
     assert not any("tensors inside" in note for note in result.report.notes)
     everything = quantize(nested(), [feeds(True)], QConfig(exclude="*"))
-    assert everything.report.notes == ["nothing was quantized: the result is the float model"]
+    assert everything.report.notes == [
+        "nothing was quantized: the result is the float model"
+    ]
     assert everything.model.SerializeToString() == nested().SerializeToString()
 
 
-def watched(model: ModelProto, samples: list[dict[str, Any]], **options: Any) -> dict[str, Any]:
+def watched(
+    model: ModelProto, samples: list[dict[str, Any]], **options: Any
+) -> dict[str, Any]:
     """Least and greatest value of the tensors in bodies, by name."""
     graph = Graph.of(model)
     config = QConfig.of("S8S8").with_(calibrator="minmax", safe=False)
@@ -110,13 +141,18 @@ def watched(model: ModelProto, samples: list[dict[str, Any]], **options: Any) ->
     while todo:
         inside = todo.pop()
         todo += inside.insides
-        found |= {use.tensor: (float(s.lo.min()), float(s.hi.max())) for use, s in inside.ranges.items()}
+        found |= {
+            use.tensor: (float(s.lo.min()), float(s.hi.max()))
+            for use, s in inside.ranges.items()
+        }
     return found
 
 
 def test_ranges_in_bodies_are_those_of_every_step() -> None:
     model, feed = nested(), [feeds(True), feeds(False)]
-    w = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    w = {
+        tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer
+    }
     x, carried, ends = feed[0]["x"], [feed[0]["x"]], []
     for _ in range(3):
         ends.append(carried[-1] @ w["q"])
@@ -125,10 +161,19 @@ def test_ranges_in_bodies_are_those_of_every_step() -> None:
     states = [w["start"]]
     for row in rows:
         states.append(states[-1] + row @ w["q"])
-    expected = {"x": [x], "t": carried[:-1], "b": [np.maximum(x @ w["v"], 0)], "row": rows, "m": states[:-1]}
+    expected = {
+        "x": [x],
+        "t": carried[:-1],
+        "b": [np.maximum(x @ w["v"], 0)],
+        "row": rows,
+        "m": states[:-1],
+    }
     found = watched(model, feed)
     for name, values in expected.items():
-        bounds = min(0, min(v.min() for v in values)), max(0, max(v.max() for v in values))
+        bounds = (
+            min(0, min(v.min() for v in values)),
+            max(0, max(v.max() for v in values)),
+        )
         if name in found:
             np.testing.assert_allclose(found[name], bounds, rtol=1e-5, err_msg=name)
     assert {"x", "t", "row"} <= found.keys()
@@ -143,7 +188,12 @@ def test_ranges_in_bodies_do_not_depend_on_the_executor() -> None:
 
 def test_a_branch_that_is_never_taken_keeps_its_activations_float() -> None:
     result = quantize(nested(), [feeds(True)] * 4, "S8S8")
-    branches = {a.name: a.g for node in result.model.graph.node if node.op_type == "If" for a in node.attribute}
+    branches = {
+        a.name: a.g
+        for node in result.model.graph.node
+        if node.op_type == "If"
+        for a in node.attribute
+    }
     taken, other = (
         [node.op_type for node in branches[name].node].count("QuantizeLinear")
         for name in ("then_branch", "else_branch")
@@ -174,14 +224,19 @@ INNER = """<ir_version: 10, opset_import: ["" : 21]>
         shift = Mul (wide_sum, ten)
         wide_sum = ReduceSum <keepdims = 0> (x)
         ten = Constant <value = float {10}> ()
-    }"""
+    }"""  # noqa: E501
 
 
 def test_bodies_in_bodies_read_values_of_every_scope() -> None:
     model = onnx.parser.parse_model(INNER.replace("float[3, 8] s", "float[a, b] s"))
     random = np.random.default_rng(3)
-    weights = {"w": 0.3 * random.normal(size=(8, 8)).astype("f"), "bias": random.normal(size=4).astype("f")}
-    model.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in weights.items())
+    weights = {
+        "w": 0.3 * random.normal(size=(8, 8)).astype("f"),
+        "bias": random.normal(size=4).astype("f"),
+    }
+    model.graph.initializer.extend(
+        numpy_helper.from_array(value, name) for name, value in weights.items()
+    )
     sample = {"x": random.normal(size=(8, 4)).astype("f"), "n": np.array(2)}
     # the slice leaves three rows of four; the scan goes over its columns from the last
     shift, seen = 10 * sample["x"].sum(), []
@@ -190,16 +245,24 @@ def test_bodies_in_bodies_read_values_of_every_scope() -> None:
         for _ in range(2):
             seen.append(t)
             t = t @ weights["w"][:3, :3] + shift
-    model.graph.initializer[0].CopyFrom(numpy_helper.from_array(weights["w"][:3, :3].copy(), "w"))
+    model.graph.initializer[0].CopyFrom(
+        numpy_helper.from_array(weights["w"][:3, :3].copy(), "w")
+    )
     found = watched(model, [sample])
     line = next(value for name, value in found.items() if name in ("line", "t"))
-    np.testing.assert_allclose(line, (min(v.min() for v in seen), max(v.max() for v in seen)), rtol=1e-5)
+    np.testing.assert_allclose(
+        line, (min(v.min() for v in seen), max(v.max() for v in seen)), rtol=1e-5
+    )
     result = quantize(model, [sample], "S8S8")
     assert result.report.worst_sqnr > 25
 
 
-@pytest.mark.parametrize(("preset", "operator"), [("INT4", "MatMulNBits"), ("DYNAMIC", "MatMulInteger")])
-def test_operators_on_codes_take_the_place_of_pairs_in_bodies(preset: str, operator: str) -> None:
+@pytest.mark.parametrize(
+    ("preset", "operator"), [("INT4", "MatMulNBits"), ("DYNAMIC", "MatMulInteger")]
+)
+def test_operators_on_codes_take_the_place_of_pairs_in_bodies(
+    preset: str, operator: str
+) -> None:
     result = quantize(nested(), None, portable(QConfig.of(preset)))
     kinds = {node.name: node.op_type for node in result.model.graph.node}
     inside = [
@@ -213,7 +276,10 @@ def test_operators_on_codes_take_the_place_of_pairs_in_bodies(preset: str, opera
     assert inside.count(operator) == 4, "two branches, a loop and a scan"
     assert "MatMul" not in inside
     assert any(
-        node.op_type == "Relu" for outer in result.model.graph.node for a in outer.attribute for node in a.g.node
+        node.op_type == "Relu"
+        for outer in result.model.graph.node
+        for a in outer.attribute
+        for node in a.g.node
     )
 
 
@@ -221,11 +287,22 @@ def test_what_is_carried_from_step_to_step_stays_float() -> None:
     """Its range is another one at each step; one scale for all would ruin the small ones."""
 
     def read(model: ModelProto) -> dict[str, str]:
-        bodies = [(node.op_type, a.g) for node in model.graph.node for a in node.attribute if a.HasField("g")]
-        return {kind: "".join(n.input[0] for n in body.node if n.op_type == "QuantizeLinear") for kind, body in bodies}
+        bodies = [
+            (node.op_type, a.g)
+            for node in model.graph.node
+            for a in node.attribute
+            if a.HasField("g")
+        ]
+        return {
+            kind: "".join(
+                n.input[0] for n in body.node if n.op_type == "QuantizeLinear"
+            )
+            for kind, body in bodies
+        }
 
     safe, unsafe = (
-        quantize(nested(), [feeds(True)] * 3, QConfig.of("S8S8").with_(safe=safe)) for safe in (True, False)
+        quantize(nested(), [feeds(True)] * 3, QConfig.of("S8S8").with_(safe=safe))
+        for safe in (True, False)
     )
     assert "t" not in read(safe.model)["Loop"]
     assert "t" in read(unsafe.model)["Loop"]

@@ -46,29 +46,42 @@ def node(result: ModelProto, name: str) -> NodeProto:
 
 def test_scale_and_zero_point() -> None:
     result = written(TensorOverride("x", scale=0.1, zero_point=7))
-    assert value(result, "x_scale") == np.float32(0.1) and value(result, "x_zero_point") == 7
+    assert (
+        value(result, "x_scale") == np.float32(0.1)
+        and value(result, "x_zero_point") == 7
+    )
 
 
 def test_range_and_format() -> None:
     result = written(TensorOverride("x", low=-1, high=1, dtype="int16", symmetric=True))
-    assert value(result, "x_zero_point").dtype == np.int16 and value(result, "x_zero_point") == 0
+    assert (
+        value(result, "x_zero_point").dtype == np.int16
+        and value(result, "x_zero_point") == 0
+    )
     np.testing.assert_allclose(value(result, "x_scale"), 1 / 32767, rtol=1e-6)
 
 
 def test_one_end_alone() -> None:
-    measured, given = value(written(), "x_scale"), value(written(TensorOverride("x", high=100.0)), "x_scale")
+    measured, given = (
+        value(written(), "x_scale"),
+        value(written(TensorOverride("x", high=100.0)), "x_scale"),
+    )
     assert 100 / 255 < given < (100 + 255 * measured) / 255
 
 
 def test_scales_of_channels() -> None:
     result = written(TensorOverride("w", axis=0, scale=[0.5, 0.25], zero_point=[0, 0]))
-    np.testing.assert_array_equal(value(result, "w_scale"), np.array([0.5, 0.25], np.float32))
+    np.testing.assert_array_equal(
+        value(result, "w_scale"), np.array([0.5, 0.25], np.float32)
+    )
     np.testing.assert_array_equal(value(result, "w_quantized"), [[2, 4], [12, 16]])
 
 
 def test_ranges_of_channels() -> None:
     result = written(TensorOverride("w", axis=1, low=[-4, -8], high=[4, 8]))
-    np.testing.assert_allclose(value(result, "w_scale"), np.array([4, 8]) / 127, rtol=1e-6)
+    np.testing.assert_allclose(
+        value(result, "w_scale"), np.array([4, 8]) / 127, rtol=1e-6
+    )
 
 
 def test_a_least_range() -> None:
@@ -79,14 +92,18 @@ def test_a_least_range() -> None:
 
 def test_a_tensor_that_is_always_zero_gets_the_least_range() -> None:
     still = [{"x": np.zeros((4, 2), np.float32)}] * 3
-    result = quantize(model(), still, QConfig(tensors=(TensorOverride("*", min_range=0.51),))).model
+    result = quantize(
+        model(), still, QConfig(tensors=(TensorOverride("*", min_range=0.51),))
+    ).model
     np.testing.assert_allclose(value(result, "x_scale"), 0.51 / 255, rtol=1e-6)
 
 
 @pytest.mark.parametrize(("shift", "zero"), [(0.0, 128), (10.0, 0)])
 def test_zero_points_that_snap(shift: float, zero: int) -> None:
     moved = [{"x": sample["x"] + np.float32(shift)} for sample in data()]
-    result = quantize(model(), moved, QConfig(tensors=(TensorOverride("*", snapped=True),))).model
+    result = quantize(
+        model(), moved, QConfig(tensors=(TensorOverride("*", snapped=True),))
+    ).model
     assert value(result, "x_zero_point") == zero
     reached = (np.array([0, 255]) - zero) * float(value(result, "x_scale"))
     assert reached[0] <= 0 and reached[1] > 1
@@ -94,7 +111,10 @@ def test_zero_points_that_snap(shift: float, zero: int) -> None:
 
 def test_a_reader_with_another_format_starts_from_the_first() -> None:
     result = written(TensorOverride("x", readers=["sum"], dtype="uint16"))
-    assert value(result, "x_zero_point").dtype == np.uint8 and value(result, "x_sum_zero_point").dtype == np.uint16
+    assert (
+        value(result, "x_zero_point").dtype == np.uint8
+        and value(result, "x_sum_zero_point").dtype == np.uint16
+    )
     assert "x_sum_DequantizeLinear_Output" in node(result, "sum").input
     assert "x_DequantizeLinear_Output" in node(result, "product").input
 
@@ -105,8 +125,21 @@ def test_a_moved_tensor_with_a_format_of_its_own() -> None:
 
 
 def test_pairs_of_their_own() -> None:
-    readers = [node(written(TensorOverride("*", dedicated=True)), name) for name in ("product", "sum")]
-    assert len({name for reader in readers for name in reader.input if name.startswith("x_")}) == 2
+    readers = [
+        node(written(TensorOverride("*", dedicated=True)), name)
+        for name in ("product", "sum")
+    ]
+    assert (
+        len(
+            {
+                name
+                for reader in readers
+                for name in reader.input
+                if name.startswith("x_")
+            }
+        )
+        == 2
+    )
 
 
 def test_a_constant_that_stays_float() -> None:
@@ -121,8 +154,12 @@ def test_a_tensor_that_stays_float() -> None:
 
 def test_a_weight_whose_scale_is_not_to_be_raised() -> None:
     large = model()
-    large.graph.initializer[1].CopyFrom(numpy_helper.from_array(np.array([1e9, 1], np.float32), "b"))
-    config = QConfig(tensors=(TensorOverride("w", scale=1e-4, zero_point=0, dtype="int8"),))
+    large.graph.initializer[1].CopyFrom(
+        numpy_helper.from_array(np.array([1e9, 1], np.float32), "b")
+    )
+    config = QConfig(
+        tensors=(TensorOverride("w", scale=1e-4, zero_point=0, dtype="int8"),)
+    )
     result = quantize(large, data(), config)
     assert value(result.model, "w_scale") == np.float32(1e-4)
     assert "b" in node(result.model, "product").input
@@ -141,7 +178,10 @@ def test_no_data_is_needed_where_all_ranges_are_known() -> None:
     [
         (TensorOverride("z"), "no tensor of the model matches 'z'"),
         (TensorOverride("x", scale=1.0, zero_point=300), "has codes from 0 to 255"),
-        (TensorOverride("w", axis=0, scale=[1.0, 2.0, 3.0], zero_point=0), "or one for each channel of an axis"),
+        (
+            TensorOverride("w", axis=0, scale=[1.0, 2.0, 3.0], zero_point=0),
+            "or one for each channel of an axis",
+        ),
     ],
 )
 def test_what_does_not_fit_the_model(override: TensorOverride, message: str) -> None:
@@ -161,13 +201,23 @@ def test_results_that_are_not_asked_for() -> None:
 def test_operators_that_move_floats() -> None:
     alone = parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
         g (float[4, 2] x) => (float[2, 4] y) { [turn] y = Transpose (x) }""")
-    kinds = [[n.op_type for n in quantize(alone, data(), QConfig(movers=on)).model.graph.node] for on in (False, True)]
+    kinds = [
+        [
+            n.op_type
+            for n in quantize(alone, data(), QConfig(movers=on)).model.graph.node
+        ]
+        for on in (False, True)
+    ]
     assert kinds[0] == ["Transpose"]
     assert kinds[1].count("QuantizeLinear") >= 1
 
 
 def test_pairs_of_the_contributed_domain() -> None:
-    domains = {n.domain for n in written(contrib=True).graph.node if "quantize" in n.op_type.lower()}
+    domains = {
+        n.domain
+        for n in written(contrib=True).graph.node
+        if "quantize" in n.op_type.lower()
+    }
     assert domains == {"com.microsoft"}
 
 
@@ -177,20 +227,31 @@ def test_blocks_of_eight_bits_beside_integer_activations() -> None:
         g (float[4, 64] x) => (float[4, 8] y) { y = MatMul (x, w) }""")
     w = random.standard_normal((64, 8)).astype(np.float32)
     product.graph.initializer.append(numpy_helper.from_array(w, "w"))
-    samples = [{"x": random.standard_normal((4, 64)).astype(np.float32)} for _ in range(4)]
-    result = quantize(product, samples, QConfig(weight=QuantizationSpec("int8", block_size=32)))
+    samples = [
+        {"x": random.standard_normal((4, 64)).astype(np.float32)} for _ in range(4)
+    ]
+    result = quantize(
+        product, samples, QConfig(weight=QuantizationSpec("int8", block_size=32))
+    )
     assert value(result.model, "w_scale").shape == (2, 8)
-    assert result.report.outputs[0].sqnr is not None and result.report.outputs[0].sqnr > 30
+    assert (
+        result.report.outputs[0].sqnr is not None and result.report.outputs[0].sqnr > 30
+    )
 
 
 def test_the_zero_of_equal_ends_is_the_middle_code() -> None:
     for dtype, zero in (("int8", 0), ("uint8", 128), ("int16", 0), ("uint16", 32768)):
-        result = written(TensorOverride("x", low=-3, high=3, dtype=dtype, symmetric=False))
+        result = written(
+            TensorOverride("x", low=-3, high=3, dtype=dtype, symmetric=False)
+        )
         assert value(result, "x_zero_point") == zero
 
 
 def test_parameters_stand_in_the_field_of_their_type() -> None:
     result = written()
     fields = {tensor.name: tensor for tensor in result.graph.initializer}
-    assert len(fields["x_scale"].float_data) == 1 and len(fields["x_zero_point"].int32_data) == 1
+    assert (
+        len(fields["x_scale"].float_data) == 1
+        and len(fields["x_zero_point"].int32_data) == 1
+    )
     assert fields["x_scale"].data_type == TensorProto.FLOAT

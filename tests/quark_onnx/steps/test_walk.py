@@ -1,4 +1,6 @@
-"""Walk: a graph run piece by piece gives what it gives in one run, with what may still change left for later."""
+"""Walk: a graph run piece by piece gives what it gives in one run, with what may still change left
+for later.
+"""
 
 from __future__ import annotations
 
@@ -27,16 +29,22 @@ def test_pieces_give_what_the_whole_gives(network: str, memory: int) -> None:
     known = {value.name for value in model.graph.output}
     from onnx import helper
 
-    model.graph.output.extend(helper.make_tensor_value_info(n, 1, None) for n in names if n not in known)
+    model.graph.output.extend(
+        helper.make_tensor_value_info(n, 1, None) for n in names if n not in known
+    )
     order = [value.name for value in model.graph.output]
     whole = [dict(zip(order, run(model, sample), strict=True)) for sample in values]
     walk = LayerStream(graph, values, memory=memory)
     for node in graph.nodes[::2]:
         walk.reach(node.outputs[0])
         for found, expected in zip(walk.values(node.outputs[0]), whole, strict=True):
-            np.testing.assert_allclose(found, expected[node.outputs[0]], rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(
+                found, expected[node.outputs[0]], rtol=1e-4, atol=1e-5
+            )
         [third] = walk.values(node.outputs[0], [3])
-        np.testing.assert_allclose(third, whole[3][node.outputs[0]], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(
+            third, whole[3][node.outputs[0]], rtol=1e-4, atol=1e-5
+        )
     walk.close()
     assert len(values[0]) == 1, "the caller's samples stay"
 
@@ -44,7 +52,10 @@ def test_pieces_give_what_the_whole_gives(network: str, memory: int) -> None:
 def test_what_is_behind_may_still_change() -> None:
     graph = Graph.of(
         parse(
-            "g (float[N,4] x) => (float[N,4] y) { a = MatMul (x, v) y = MatMul (a, w) }", v=weight(4, 4), w=weight(4, 4)
+            "g (float[N,4] x) => (float[N,4] y) { a = MatMul (x, v) y = MatMul (a,"
+            " w) }",
+            v=weight(4, 4),
+            w=weight(4, 4),
         )
     )
     data = samples(graph.to_model(), 3)
@@ -57,10 +68,15 @@ def test_what_is_behind_may_still_change() -> None:
         np.testing.assert_allclose(found, sample["x"] @ weight(4, 4), rtol=1e-5)
 
 
-def test_only_what_is_read_later_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_what_is_read_later_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     graph = Graph.of(
-        parse("g (float[N,4] x) => (float[N,4] y) { a = Relu (x) b = Neg (a) c = Exp (b) y = Add (c, a) }")
+        parse(
+            "g (float[N,4] x) => (float[N,4] y) { a = Relu (x) b = Neg (a) c = Exp (b)"
+            " y = Add (c, a) }"
+        )
     )
     walk = LayerStream(graph, samples(graph.to_model(), 3), memory=0)
     walk.reach("b")
@@ -86,7 +102,10 @@ def test_inputs_and_constants_are_at_hand_and_bodies_get_what_they_read() -> Non
             v=normal(4),
         )
     )
-    data = [{**sample, "c": np.array(place % 2 == 0)} for place, sample in enumerate(samples(graph.to_model(), 4))]
+    data = [
+        {**sample, "c": np.array(place % 2 == 0)}
+        for place, sample in enumerate(samples(graph.to_model(), 4))
+    ]
     walk = LayerStream(graph, data, memory=1 << 20)
     walk.reach("x")
     walk.reach("a")
@@ -96,7 +115,11 @@ def test_inputs_and_constants_are_at_hand_and_bodies_get_what_they_read() -> Non
 
 
 def test_a_piece_that_does_not_run_is_an_error_that_says_where() -> None:
-    graph = Graph.of(parse("g (float[N] x) => (float[N] y) { y = Reshape (x, s) }", s=np.int64([2, -1])))
+    graph = Graph.of(
+        parse(
+            "g (float[N] x) => (float[N] y) { y = Reshape (x, s) }", s=np.int64([2, -1])
+        )
+    )
     walk = LayerStream(graph, [{"x": np.ones(3, np.float32)}], memory=1 << 20)
     with pytest.raises(ModelError, match="piece by piece, up to y"):
         walk.reach("y")
@@ -133,12 +156,14 @@ def test_an_error_in_one_of_many_is_raised() -> None:
 
 
 def test_float_weights_between_pairs_stay_what_they_are() -> None:
-    """onnxruntime would round them to 8 bits by scales of its own, and layers be judged by a model that nobody gets."""
+    """onnxruntime would round them to 8 bits by scales of its own, and layers be judged by a model
+    that nobody gets.
+    """
     w = np.float32(0.25) * np.rint(weight(4, 4, 3, 3) * 8)
     w[0, 0, 0, 0] = 7.1
     text = """g (float[N,4,6,6] x) => (float[N,4,6,6] y) {
         q = QuantizeLinear (x, s, z) d = DequantizeLinear (q, s, z) c = Conv <pads = [1,1,1,1]> (d, w)
-        r = Relu (c) p = QuantizeLinear (r, s, z) y = DequantizeLinear (p, s, z) }"""
+        r = Relu (c) p = QuantizeLinear (r, s, z) y = DequantizeLinear (p, s, z) }"""  # noqa: E501
     step, zero = np.asarray(np.float32(0.125)), np.asarray(np.uint8(100))
     graph = Graph.of(parse(text, w=w, s=step, z=zero))
     sample = {"x": normal(2, 4, 6, 6)}
@@ -148,7 +173,15 @@ def test_float_weights_between_pairs_stay_what_they_are() -> None:
     [found] = walk.values("p")
     rounded = (np.clip(np.rint(sample["x"] / step) + 100, 0, 255) - 100) * step
     padded = np.pad(rounded, ((0, 0), (0, 0), (1, 1), (1, 1)))
-    windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(2, 3)).astype(np.float64)
-    exact = np.maximum(np.einsum("nihwkl,oikl->nohw", windows, w.astype(np.float64)), 0) / step
-    assert np.abs(found.astype(np.float64) - 100 - np.minimum(exact, 155)).max() <= 0.5 + 1e-3
+    windows = np.lib.stride_tricks.sliding_window_view(
+        padded, (3, 3), axis=(2, 3)
+    ).astype(np.float64)
+    exact = (
+        np.maximum(np.einsum("nihwkl,oikl->nohw", windows, w.astype(np.float64)), 0)
+        / step
+    )
+    assert (
+        np.abs(found.astype(np.float64) - 100 - np.minimum(exact, 155)).max()
+        <= 0.5 + 1e-3
+    )
     walk.close()

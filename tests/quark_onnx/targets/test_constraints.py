@@ -1,4 +1,6 @@
-"""Constraints of the integer engine: the bounds that its reference states, and positions under which all hold."""
+"""Constraints of the integer engine: the bounds that its reference states, and positions under
+which all hold.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,12 @@ class Named:
 
 def constraints(text: str, **settings: Any) -> Constraints:
     """Those of nodes between inputs a, b, c and an output o."""
-    graph = Graph.of(parse(f"g (float[1,4,8,8] a, float[1,4,8,8] b, float[4] c) => (float[1,4,8,8] o) {{ {text} }}"))
+    graph = Graph.of(
+        parse(
+            "g (float[1,4,8,8] a, float[1,4,8,8] b, float[4] c) => (float[1,4,8,8] o)"
+            f" {{ {text} }}"
+        )
+    )
     return constraints_of(graph, graph.nodes, Named(**settings))
 
 
@@ -43,8 +50,20 @@ SIXTH = "HardSigmoid <alpha = 0.16666667, beta = 0.5> (a)"
 #: node, positions that hold, positions that do not, the rule, and where they are settled
 CASES: dict[str, tuple[str, list[int], list[int], str, list[int]]] = {
     "concat": ("o = Concat <axis = 1> (a, b)", [3, 3, 3], [3, 5, 4], "C1", [3, 3, 3]),
-    "max pool": ("o = MaxPool <kernel_shape = [1,1]> (a)", [3, 3], [3, 4], "C2", [3, 3]),
-    "average": ("o = AveragePool <kernel_shape = [1,1]> (a)", [4, 4], [6, 4], "C2", [4, 4]),
+    "max pool": (
+        "o = MaxPool <kernel_shape = [1,1]> (a)",
+        [3, 3],
+        [3, 4],
+        "C2",
+        [3, 3],
+    ),
+    "average": (
+        "o = AveragePool <kernel_shape = [1,1]> (a)",
+        [4, 4],
+        [6, 4],
+        "C2",
+        [4, 4],
+    ),
     "global average": ("o = GlobalAveragePool (a)", [4, 4], [4, 9], "C2", [4, 4]),
     "pad": ("o = Pad <pads = [0,0,0,0,0,0,0,0]> (a)", [3, 3], [3, 4], "C3", [3, 3]),
     "slice": ("o = Slice (a, b)", [3, 0, 3], [3, 0, 4], "C4", [3, 0, 3]),
@@ -58,8 +77,20 @@ CASES: dict[str, tuple[str, list[int], list[int], str, list[int]]] = {
     "conv, fine weight": ("o = Conv (a, b)", [8, 12, 4], [8, 13, 4], "C7", [8, 12, 4]),
     "conv, coarse weight": ("o = Conv (a, b)", [3, 4, 7], [3, 2, 7], "C7", [3, 4, 7]),
     "gemm": ("o = Gemm (a, b)", [8, 12, 4], [8, 15, 4], "C7", [8, 12, 4]),
-    "bias, coarse": ("o = Conv (a, b, c)", [8, 9, 2, 4], [8, 9, 1, 4], "C8", [8, 9, 2, 4]),
-    "bias, fine": ("o = Conv (a, b, c)", [8, 9, 20, 4], [8, 9, 21, 4], "C8", [8, 9, 20, 4]),
+    "bias, coarse": (
+        "o = Conv (a, b, c)",
+        [8, 9, 2, 4],
+        [8, 9, 1, 4],
+        "C8",
+        [8, 9, 2, 4],
+    ),
+    "bias, fine": (
+        "o = Conv (a, b, c)",
+        [8, 9, 20, 4],
+        [8, 9, 21, 4],
+        "C8",
+        [8, 9, 20, 4],
+    ),
     "gate, wide input": (f"o = {SIXTH}", [0, 7], [-2, 7], "C9", [0, 7]),
     "gate, narrow input": (f"o = {SIXTH}", [15, 9], [18, 9], "C9", [15, 9]),
     "gate, coarse": (f"o = {SIXTH}", [3, 7], [3, 5], "C9", [3, 7]),
@@ -72,18 +103,33 @@ CASES: dict[str, tuple[str, list[int], list[int], str, list[int]]] = {
 def test_a_rule_at_a_node(case: str) -> None:
     text, good, bad, rule, settled = CASES[case]
     found = constraints(text)
-    names = [name for name in "abcso" if name in {key for key in found.keys if isinstance(key, str)}]
-    values = [value for name, value in zip(_all_names(text), good, strict=True) if name in names]
+    names = [
+        name
+        for name in "abcso"
+        if name in {key for key in found.keys if isinstance(key, str)}
+    ]
+    values = [
+        value
+        for name, value in zip(_all_names(text), good, strict=True)
+        if name in names
+    ]
     assert not found.broken(dict(zip(names, values, strict=True)))
     at: Positions = dict(zip(_all_names(text), bad, strict=True))
     broken = found.broken(at)
     assert {each.rule for each, _ in broken} == {rule}
     assert all(figures for _, figures in broken)
-    assert list(found.settle(at).values()) == settled and list(at.values()) == bad, "what was given stays"
+    assert list(found.settle(at).values()) == settled and list(at.values()) == bad, (
+        "what was given stays"
+    )
 
 
 def _all_names(text: str) -> list[str]:
-    graph = Graph.of(parse(f"g (float[1,4,8,8] a, float[1,4,8,8] b, float[4] c) => (float[1,4,8,8] o) {{ {text} }}"))
+    graph = Graph.of(
+        parse(
+            "g (float[1,4,8,8] a, float[1,4,8,8] b, float[4] c) => (float[1,4,8,8] o)"
+            f" {{ {text} }}"
+        )
+    )
     read = {name for node in graph.nodes for name in (*node.inputs, *node.outputs)}
     return [name for name in "abcso" if name in read]
 
@@ -102,21 +148,33 @@ def test_operators_without_a_rule(text: str) -> None:
 
 @pytest.mark.parametrize("without", ["a", "b", "o"])
 def test_what_has_no_position_is_left_out(without: str) -> None:
-    graph = Graph.of(parse("g (float[1,4,8,8] a, float[4,4,1,1] b) => (float[1,4,8,8] o) { o = Conv (a, b) }"))
+    graph = Graph.of(
+        parse(
+            "g (float[1,4,8,8] a, float[4,4,1,1] b) => (float[1,4,8,8] o) { o = Conv"
+            " (a, b) }"
+        )
+    )
     assert not constraints_of(graph, graph.nodes, Named(without)).found
 
 
 @EXAMPLES
 @given(st.lists(st.integers(-20, 40), min_size=4, max_size=4), st.booleans())
-def test_the_bias_has_the_bounds_of_the_reference(values: list[int], leaks: bool) -> None:
+def test_the_bias_has_the_bounds_of_the_reference(
+    values: list[int], leaks: bool
+) -> None:
     """w + i - b between min(0, -(24 - (8 + shift_cut))), or 0 in front of a LeakyRelu, and 15."""
     graph = Graph.of(
-        parse("g (float[1,4,8,8] a, float[4,4,1,1] b, float[4] c) => (float[1,4,8,8] o) { o = Conv (a, b, c) }")
+        parse(
+            "g (float[1,4,8,8] a, float[4,4,1,1] b, float[4] c) => (float[1,4,8,8] o) {"
+            " o = Conv (a, b, c) }"
+        )
     )
     found = constraints_of(graph, graph.nodes, Named(leaks=leaks))
     i, w, b, o = values
     cut = w + i - o
-    broken = {each.rule for each, _ in found.broken(dict(zip("abco", values, strict=True)))}
+    broken = {
+        each.rule for each, _ in found.broken(dict(zip("abco", values, strict=True)))
+    }
     assert ("C7" in broken) == (not 0 <= cut <= 16)
     if "C7" not in broken:
         least = 0 if leaks else min(0, -(24 - (8 + cut)))
@@ -127,7 +185,7 @@ NET = """
     p = Conv (a, b)  q = MaxPool <kernel_shape = [1,1]> (p)  r = Conv (q, b2)  s = Add (q, r)
     t = HardSigmoid <alpha = 0.16666667, beta = 0.5> (s)  u = Mul (s, t)  v = Concat <axis = 1> (u, r)
     w = GlobalAveragePool (v)  o = Sub (w, s)
-"""
+"""  # noqa: E501
 
 
 @EXAMPLES
@@ -144,14 +202,21 @@ def test_settled_positions_meet_all_rules(data: st.DataObject) -> None:
         assert len({settled[key] for key in group}) == 1
 
 
-#: What is coarse has to become finer: coarser positions of a product only make its factors coarser in turn.
+#: What is coarse has to become finer: coarser positions of a product only make its factors coarser
+#: in turn.
 PRODUCTS = {
-    "a square beside its root": ("s = Mul (a, a)  o = Add (a, s)", {"a": -5, "s": -16, "o": -16}),
+    "a square beside its root": (
+        "s = Mul (a, a)  o = Add (a, s)",
+        {"a": -5, "s": -16, "o": -16},
+    ),
     "a gate behind it": (
         f"s = Mul (b, b)  t = Add (s, b)  o = {SIXTH.replace('(a)', '(t)')}",
         {"b": -4, "s": -8, "t": -9, "o": 7},
     ),
-    "joined with its factors": ("s = Mul (a, b)  o = Concat <axis = 1> (a, b, s)", {"a": -19, "b": 21, "s": 8, "o": 0}),
+    "joined with its factors": (
+        "s = Mul (a, b)  o = Concat <axis = 1> (a, b, s)",
+        {"a": -19, "b": 21, "s": 8, "o": 0},
+    ),
 }
 
 
@@ -167,13 +232,19 @@ def test_rules_that_no_positions_meet_are_an_error_that_names_them() -> None:
         Constraints([Equal("C1", "join", ("a", "b")), up]).settle({"a": 0, "b": 0})
     away = Shift("C7", "conv", ("b",), ("a",), 1, None, "b")
     other = Shift("C7", "other", ("a",), ("b",), 1, None, "a")
-    with pytest.raises(ConstraintError, match="no power-of-two scales meet these rules together: C7 at 'conv'"):
+    with pytest.raises(
+        ConstraintError,
+        match="no power-of-two scales meet these rules together: C7 at 'conv'",
+    ):
         Constraints([away, other]).settle({"a": 0, "b": 0})
 
 
 def test_ties_reach_through_several_nodes() -> None:
     found = constraints(
-        "p = MaxPool <kernel_shape = [1,1]> (a) q = Concat <axis = 1> (p, b) r = Relu (q) o = GlobalAveragePool (r)"
+        "p = MaxPool <kernel_shape = [1,1]> (a) q = Concat <axis = 1> (p, b) r = Relu"
+        " (q) o = GlobalAveragePool (r)"
     )
-    assert set(found.tied()["a"]) == {"a", "p", "b", "q"} and set(found.tied()["o"]) == {"r", "o"}
+    assert set(found.tied()["a"]) == {"a", "p", "b", "q"} and set(
+        found.tied()["o"]
+    ) == {"r", "o"}
     assert "c" not in found.tied()

@@ -16,7 +16,14 @@ from tests.models import parse, weight
 
 @pytest.mark.parametrize(
     ("preset", "name"),
-    [("VINT8", "XINT8"), ("U8U8", "A8W8"), ("S16S8", "A16W8"), ("A8W4", "A8W4"), ("INT4", "W4"), ("BFP16", "BFP16")],
+    [
+        ("VINT8", "XINT8"),
+        ("U8U8", "A8W8"),
+        ("S16S8", "A16W8"),
+        ("A8W4", "A8W4"),
+        ("INT4", "W4"),
+        ("BFP16", "BFP16"),
+    ],
 )
 def test_formats_have_the_names_of_targets(preset: str, name: str) -> None:
     assert format_of(PRESETS[preset]) == name
@@ -26,11 +33,17 @@ def test_every_preset_is_taken_or_refused_in_words() -> None:
     for target in map(TARGETS.__getitem__, TARGETS):
         for name in PRESETS:
             why = refusal(target, PRESETS[name])
-            assert bool(why) == (format_of(PRESETS[name]) not in target.presets) and (not why or target.name in why)
+            assert bool(why) == (format_of(PRESETS[name]) not in target.presets) and (
+                not why or target.name in why
+            )
 
 
-def test_what_a_target_does_not_take_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    model = parse("g (float[1,4] x) => (float[1,4] y) { y = MatMul (x, w) }", w=weight(4, 4))
+def test_what_a_target_does_not_take_is_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model = parse(
+        "g (float[1,4] x) => (float[1,4] y) { y = MatMul (x, w) }", w=weight(4, 4)
+    )
     data = [{"x": np.random.default_rng(0).normal(size=(1, 4)).astype(np.float32)}]
     for preset, target, told in (
         ("A8W8", "phx", "config is A8W8, but phx (Phoenix (XDNA1)) takes XINT8"),
@@ -39,7 +52,9 @@ def test_what_a_target_does_not_take_is_a_warning(caplog: pytest.LogCaptureFixtu
     ):
         caplog.clear()
         with caplog.at_level(logging.WARNING):
-            report = quantize(model, data, QConfig.of(preset).with_(target=target)).report
+            report = quantize(
+                model, data, QConfig.of(preset).with_(target=target)
+            ).report
         why = unfit(TARGETS[target], QConfig.of(preset))
         assert why.startswith(told) and bool(why) == bool(told)
         assert [record.getMessage() for record in caplog.records] == [why] * bool(why)
@@ -48,7 +63,12 @@ def test_what_a_target_does_not_take_is_a_warning(caplog: pytest.LogCaptureFixtu
 
 @pytest.mark.parametrize(
     ("name", "told"),
-    [("BFP16", "--config BF16"), ("llm", "--layout oga"), ("X1", "phx and hpt"), ("x2", "stx and krk")],
+    [
+        ("BFP16", "--config BF16"),
+        ("llm", "--layout oga"),
+        ("X1", "phx and hpt"),
+        ("x2", "stx and krk"),
+    ],
 )
 def test_what_is_no_target_is_explained(name: str, told: str) -> None:
     with pytest.raises(ConfigError, match=f"unknown target '{name}'; .*{told}"):

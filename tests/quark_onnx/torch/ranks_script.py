@@ -20,12 +20,22 @@ from tests.torch_models import made, tokens
 def quantized(family: str, name: str, algorithms: str) -> dict[str, Any]:
     """What is left of the weights, and the scales of what layers read."""
     model = made(torch_families.config_of(family))
-    config = TorchConfig(scheme(name), exclude=("lm_head",), algorithms=tuple(algorithms.split("+")))
+    config = TorchConfig(
+        scheme(name), exclude=("lm_head",), algorithms=tuple(algorithms.split("+"))
+    )
     quantize_model(model, config, tokens(5), progress=False)
-    layers = {key: each for key, each in model.named_modules() if isinstance(each, QuantizedLayer)}
+    layers = {
+        key: each
+        for key, each in model.named_modules()
+        if isinstance(each, QuantizedLayer)
+    }
     found = {key: each.weight.contiguous() for key, each in layers.items()}
-    scales = {key: each.input.scale for key, each in layers.items() if each.input is not None}
-    return found | {f"{key} scale": scale for key, scale in scales.items() if scale is not None}
+    scales = {
+        key: each.input.scale for key, each in layers.items() if each.input is not None
+    }
+    return found | {
+        f"{key} scale": scale for key, scale in scales.items() if scale is not None
+    }
 
 
 if __name__ == "__main__":

@@ -33,7 +33,9 @@ ROPE = KVCache(FP8, where="rope")
 #: Nothing but keys and values.
 CACHE = TorchConfig(LayerSpec(), exclude=("lm_head",), kv_cache=ROPE)
 #: Nothing but queries and probabilities.
-ATTENTION = TorchConfig(LayerSpec(), exclude=("lm_head",), attention=Attention(FP8, FP8))
+ATTENTION = TorchConfig(
+    LayerSpec(), exclude=("lm_head",), attention=Attention(FP8, FP8)
+)
 FULL = TorchConfig(scheme("fp8"), exclude=("lm_head",), kv_cache=ROPE)
 K, V = (f"model.layers.0.self_attn.{side}_proj" for side in "kv")
 
@@ -43,7 +45,9 @@ def to_fp8(x: Any, scale: Any) -> Any:
 
 
 def parts_by_hand(model: Any, batch: Any) -> tuple[Any, Any, Any, Any]:
-    """The residual stream, rotated queries, rotated keys and values of the only block: (heads, tokens, 16)."""
+    """The residual stream, rotated queries, rotated keys and values of the only block: (heads,
+    tokens, 16).
+    """
     block = model.model.layers[0]
     hidden = model.model.embed_tokens(batch)[0]
     read = block.input_layernorm(hidden)
@@ -59,7 +63,12 @@ def parts_by_hand(model: Any, batch: Any) -> tuple[Any, Any, Any, Any]:
         return torch.cat((found.real, found.imag), -1)
 
     attention = block.self_attn
-    return hidden, rotated(heads(attention.q_proj)), rotated(heads(attention.k_proj)), heads(attention.v_proj)
+    return (
+        hidden,
+        rotated(heads(attention.q_proj)),
+        rotated(heads(attention.k_proj)),
+        heads(attention.v_proj),
+    )
 
 
 def logits_by_hand(model: Any, batch: Any, key_scale: Any, value_scale: Any) -> Any:
@@ -80,11 +89,16 @@ def logits_by_hand(model: Any, batch: Any, key_scale: Any, value_scale: Any) -> 
 def test_one_block_by_hand(implementation: str) -> None:
     model = made(llama(num_hidden_layers=1, attn_implementation=implementation))
     plain = copy.deepcopy(model)
-    ends = [[part.abs().max() for part in parts_by_hand(plain, batch)[2:]] for batch in tokens()]
+    ends = [
+        [part.abs().max() for part in parts_by_hand(plain, batch)[2:]]
+        for batch in tokens()
+    ]
     scales = [torch.stack(each).max() / 448 for each in zip(*ends, strict=True)]
     quantize_model(model, CACHE, tokens(), progress=False)
     found = [model.get_submodule(name).output.scale for name in (K, V)]
-    torch.testing.assert_close(torch.stack(found), torch.stack(scales), rtol=1e-5, atol=0)
+    torch.testing.assert_close(
+        torch.stack(found), torch.stack(scales), rtol=1e-5, atol=0
+    )
     for batch in tokens(2, 20):
         by_hand = logits_by_hand(plain, batch, *found)
         rounded, exact = logits(model, batch), logits(plain, batch)
@@ -97,37 +111,61 @@ def test_keys_as_projected_and_as_rotated_have_scales_of_their_own() -> None:
     scales = []
     for where in ("projection", "rope"):
         model = made(llama())
-        quantize_model(model, CACHE.with_(kv_cache=KVCache(FP8, where=where)), tokens(), progress=False)
-        scales.append([float(model.get_submodule(name).output.scale) for name in (K, V)])
-    assert scales[0][0] != pytest.approx(scales[1][0], rel=1e-4) and scales[0][1] == scales[1][1]
+        quantize_model(
+            model,
+            CACHE.with_(kv_cache=KVCache(FP8, where=where)),
+            tokens(),
+            progress=False,
+        )
+        scales.append(
+            [float(model.get_submodule(name).output.scale) for name in (K, V)]
+        )
+    assert (
+        scales[0][0] != pytest.approx(scales[1][0], rel=1e-4)
+        and scales[0][1] == scales[1][1]
+    )
 
 
 @pytest.mark.parametrize(
     ("family", "algorithms"),
     [
-        *((family, ()) for family in ("llama3", "opt", "qwen3_moe", "gemma2", "cohere", "gpt_oss")),
+        *(
+            (family, ())
+            for family in ("llama3", "opt", "qwen3_moe", "gemma2", "cohere", "gpt_oss")
+        ),
         *((family, ("awq", "gptq")) for family in ("llama3", "qwen3_moe")),
         ("llama3", ("autoround:steps=3",)),
         ("llama3", ("rotation",)),
     ],
     ids=str,
 )
-def test_written_and_read_again(family: str, algorithms: tuple[str, ...], tmp_path: Path) -> None:
+def test_written_and_read_again(
+    family: str, algorithms: tuple[str, ...], tmp_path: Path
+) -> None:
     model, plain = (made(torch_families.config_of(family)) for _ in range(2))
-    source, config = saved(plain, tmp_path / "source"), FULL.with_(algorithms=algorithms)
+    source, config = (
+        saved(plain, tmp_path / "source"),
+        FULL.with_(algorithms=algorithms),
+    )
     quantize_model(model, config, tokens(), progress=False)
     after = logits(model, tokens()[0])
-    assert 1e-4 < float((after - logits(plain, tokens()[0])).norm() / after.norm()) < 0.5
+    assert (
+        1e-4 < float((after - logits(plain, tokens()[0])).norm() / after.norm()) < 0.5
+    )
     export_safetensors(model, tmp_path / "memory", config)
     quantize_checkpoint(source, tmp_path / "files", config, tokens(), progress=False)
     for folder in (tmp_path / "memory", tmp_path / "files"):
         loaded = load_checkpoint(folder)
         assert torch.equal(logits(loaded, tokens()[0]), after)
         content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        assert content["quantization_config"]["kv_cache_post_rope"] is True and "quark_onnx" not in str(content)
+        assert content["quantization_config"][
+            "kv_cache_post_rope"
+        ] is True and "quark_onnx" not in str(content)
         keys = [key for key in Reader(folder) if key.endswith("k_proj.output_scale")]
         assert len(keys) == 2
-    generated = loaded.generate(tokens()[0], max_new_tokens=3, do_sample=False, pad_token_id=0)
+    generated = loaded.generate(
+        tokens()[0], max_new_tokens=3, do_sample=False, pad_token_id=0
+    )
     other, grown = copy.deepcopy(loaded), tokens()[0]
     for _ in range(generated.shape[1] - 12):  # without a cache
         grown = torch.cat([grown, logits(other, grown)[:, -1:].argmax(-1)], 1)
@@ -165,41 +203,74 @@ def test_keys_of_gptj(tmp_path: Path) -> None:
     cache = KVCache(FP8, ("*k_proj", "*v_proj"), where="rope")
     config = TorchConfig(scheme("fp8"), exclude=("lm_head",), kv_cache=cache)
     if not hasattr(modeling_gptj, "ALL_ATTENTION_FUNCTIONS"):
-        with pytest.raises(ModelError, match="GPTJAttention, which hands its rotated keys to no attention function"):
+        with pytest.raises(
+            ModelError,
+            match="GPTJAttention, which hands its rotated keys to no attention function",
+        ):
             quantize_model(model, config, tokens(), progress=False)
         return
     seen = list[Any]()
     quantize_model(model, config, tokens(), progress=False)
     for block in model.transformer.h:
-        block.attn.k_proj.output.register_forward_hook(lambda _, given, found: seen.append((given[0], found)))
+        block.attn.k_proj.output.register_forward_hook(
+            lambda _, given, found: seen.append((given[0], found))
+        )
     export_safetensors(model, tmp_path / "out", config)
     found = logits(model, tokens()[0])
-    assert len(seen) == 2 and not any(torch.equal(before, after) for before, after in seen)
+    assert len(seen) == 2 and not any(
+        torch.equal(before, after) for before, after in seen
+    )
     assert torch.equal(found, logits(load_checkpoint(tmp_path / "out"), tokens()[0]))
 
 
 @pytest.mark.parametrize(
     ("family", "layers", "error", "message"),
     [
-        ("grok1", ("*k_proj", "*v_proj"), ModelError, "MultiHeadAttention, which hands its rotated keys to no"),
-        ("phi3", ("*qkv_proj",), ConfigError, "qkv_proj computes more than keys or values"),
-        ("chatglm3", ("*query_key_value",), ConfigError, "query_key_value computes more than keys or values"),
+        (
+            "grok1",
+            ("*k_proj", "*v_proj"),
+            ModelError,
+            "MultiHeadAttention, which hands its rotated keys to no",
+        ),
+        (
+            "phi3",
+            ("*qkv_proj",),
+            ConfigError,
+            "qkv_proj computes more than keys or values",
+        ),
+        (
+            "chatglm3",
+            ("*query_key_value",),
+            ConfigError,
+            "query_key_value computes more than keys or values",
+        ),
     ],
 )
 def test_models_whose_keys_cannot_be_reached(
-    family: str, layers: tuple[str, ...], error: type[Exception], message: str, tmp_path: Path
+    family: str,
+    layers: tuple[str, ...],
+    error: type[Exception],
+    message: str,
+    tmp_path: Path,
 ) -> None:
     model = made(torch_families.config_of(family))
     source = saved(model, tmp_path / "source")
     before = logits(model, tokens()[0])
     cache = KVCache(FP8, layers, where="rope")
-    config = TorchConfig(scheme("fp8"), exclude=(torch_families.head_of(family),), kv_cache=cache)
+    config = TorchConfig(
+        scheme("fp8"), exclude=(torch_families.head_of(family),), kv_cache=cache
+    )
     with pytest.raises(error, match=message):
         quantize_model(model, config, tokens(), progress=False)
     assert torch.equal(logits(model, tokens()[0]), before)
     with pytest.raises(error, match=message):
         quantize_checkpoint(
-            source, tmp_path / "out", config, tokens(), writing=Writing(trust_code=True), progress=False
+            source,
+            tmp_path / "out",
+            config,
+            tokens(),
+            writing=Writing(trust_code=True),
+            progress=False,
         )
     assert not (tmp_path / "out").exists()
 
@@ -210,9 +281,14 @@ def test_what_has_no_word_for_it(tmp_path: Path) -> None:
     model = made(llama())
     quantize_model(model, FULL, tokens(), progress=False)
     for layout in ("compressed-tensors", "fp8"):
-        with pytest.raises(ConfigError, match=f"layout '{layout}' cannot say that keys are rounded after"):
+        with pytest.raises(
+            ConfigError,
+            match=f"layout '{layout}' cannot say that keys are rounded after",
+        ):
             export_safetensors(model, tmp_path / "out", FULL, layout=layout)
-    with pytest.raises(ConfigError, match="k_proj has keys that are rounded after they are rotated"):
+    with pytest.raises(
+        ConfigError, match="k_proj has keys that are rounded after they are rotated"
+    ):
         save_params(model, "llama", export_dir=tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -220,8 +296,13 @@ def test_what_has_no_word_for_it(tmp_path: Path) -> None:
 def test_other_numbers_than_keys_are_refused() -> None:
     layer = torch.nn.Linear(4, 6)
     with ActivationObservers({"k_proj": (layer, LayerSpec(output=FP8, rotated=True))}):
-        assert torch.equal(layer.round_keys(torch.ones(1, 3, 5, 2)), torch.ones(1, 3, 5, 2))
-        with pytest.raises(ModelError, match="k_proj computes 6 numbers for a token, which are not the keys"):
+        assert torch.equal(
+            layer.round_keys(torch.ones(1, 3, 5, 2)), torch.ones(1, 3, 5, 2)
+        )
+        with pytest.raises(
+            ModelError,
+            match="k_proj computes 6 numbers for a token, which are not the keys",
+        ):
             layer.round_keys(torch.ones(1, 2, 5, 4))
     assert not hasattr(layer, "round_keys")
 
@@ -235,7 +316,11 @@ def test_what_is_trained_reads_rounded_keys() -> None:
         @property
         def round_keys(self) -> Any:
             own = super().round_keys
-            return None if own is None else lambda keys: seen.append((keys, own(keys))) or seen[-1][1]
+            return (
+                None
+                if own is None
+                else lambda keys: seen.append((keys, own(keys))) or seen[-1][1]
+            )
 
     quantize_model(model, CACHE, tokens(), progress=False)
     attention = model.model.layers[0].self_attn
@@ -252,7 +337,31 @@ def test_what_is_trained_reads_rounded_keys() -> None:
 def test_the_command(tmp_path: Path) -> None:
     np.save(tmp_path / "tokens.npy", torch.cat(tokens(6)).numpy())
     source, out = saved(made(llama()), tmp_path / "source"), tmp_path / "out"
-    command = ["llm", "ptq", str(source), "-o", str(out), "--scheme", "fp8", "--kv-cache", "fp8-rope", "--quiet"]
-    assert main([*command, "--data", str(tmp_path / "tokens.npy"), "--samples", "6", "--length", "12"]) == 0
+    command = [
+        "llm",
+        "ptq",
+        str(source),
+        "-o",
+        str(out),
+        "--scheme",
+        "fp8",
+        "--kv-cache",
+        "fp8-rope",
+        "--quiet",
+    ]
+    assert (
+        main(
+            [
+                *command,
+                "--data",
+                str(tmp_path / "tokens.npy"),
+                "--samples",
+                "6",
+                "--length",
+                "12",
+            ]
+        )
+        == 0
+    )
     keys = load_checkpoint(out).get_submodule(K)
     assert keys.spec.rotated and keys.round_keys is keys.output

@@ -1,6 +1,7 @@
 """Checkpoints as transformers with amd-quark reads them: the same logits, to the bit.
 
-``QUARK_ONNX_AMD_QUARK_PYTHON`` names the Python of an environment with amd-quark 0.13 and transformers 5.
+``QUARK_ONNX_AMD_QUARK_PYTHON`` names the Python of an environment with amd-quark 0.13 and
+transformers 5.
 """
 
 from __future__ import annotations
@@ -49,8 +50,9 @@ for folder in sys.argv[1:]:
     with torch.no_grad():
         found[folder] = model(torch.tensor([json.load(open(folder + "/tokens.json"))])).logits.float().tolist()
 print(json.dumps(found))
-"""
-#: What amd-quark itself makes of a float model: logits in front of the export, which gives k and v one scale.
+"""  # noqa: E501
+#: What amd-quark itself makes of a float model: logits in front of the export, which gives k and v
+#: one scale.
 PEER = """
 import json, sys, torch
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors
@@ -65,16 +67,24 @@ with torch.no_grad():
     found = model(data[0]).logits.float().tolist()
 export_safetensors(model, sys.argv[2])
 print(json.dumps(found))
-"""
+"""  # noqa: E501
 
 
 def peer(program: str, *arguments: str) -> Any:
     """What a program of an environment with amd-quark prints last."""
     python = os.environ.get(VARIABLE)
     if not python:
-        pytest.skip(f"{VARIABLE} is not set; it names the Python of an environment with amd-quark")
+        pytest.skip(
+            f"{VARIABLE} is not set; it names the Python of an environment with"
+            " amd-quark"
+        )
     environment = {**os.environ, "QUARK_DISABLE_COMPILE": "1"}
-    done = subprocess.run([python, "-c", program, *arguments], capture_output=True, text=True, env=environment)
+    done = subprocess.run(
+        [python, "-c", program, *arguments],
+        capture_output=True,
+        text=True,
+        env=environment,
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout.strip().splitlines()[-1])
 
@@ -85,11 +95,15 @@ def test_transformers_with_amd_quark(tmp_path: Path) -> None:
     for name in SCHEMES:
         model = made(llama(hidden_size=128, intermediate_size=192), torch.bfloat16)
         cache = KVCache(TensorSpec("fp8e4m3")) if name.endswith("+kv") else None
-        config = TorchConfig(scheme(name.removesuffix("+kv")), exclude=("lm_head",), kv_cache=cache)
+        config = TorchConfig(
+            scheme(name.removesuffix("+kv")), exclude=("lm_head",), kv_cache=cache
+        )
         quantize_model(model, config, tokens(), progress=False)
         folder = tmp_path / name
         export_safetensors(model, folder, config)
-        (folder / "tokens.json").write_text(json.dumps(tokens()[0][0].tolist()), encoding="utf-8")
+        (folder / "tokens.json").write_text(
+            json.dumps(tokens()[0][0].tolist()), encoding="utf-8"
+        )
         expected[str(folder)] = logits(model, tokens()[0])
     found = peer(CLIENT, *expected)
     for folder, ours in expected.items():
@@ -99,31 +113,55 @@ def test_transformers_with_amd_quark(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("cache", ["fp8", ""])
 def test_attention_of_amd_quark(cache: str, tmp_path: Path) -> None:
-    """Queries and probabilities as amd-quark itself rounds them, in memory and in its checkpoint; transformers, which
-    loads that, rounds no probabilities."""
-    plain, fp8 = made(llama(hidden_size=128, intermediate_size=192), torch.bfloat16), TensorSpec("fp8e4m3")
-    source, theirs, ours = saved(plain, tmp_path / "source"), tmp_path / "theirs", tmp_path / "ours"
-    (source / "tokens.json").write_text(json.dumps([each.tolist() for each in tokens()]), encoding="utf-8")
+    """Queries and probabilities as amd-quark itself rounds them, in memory and in its checkpoint;
+    transformers, which loads that, rounds no probabilities.
+    """
+    plain, fp8 = (
+        made(llama(hidden_size=128, intermediate_size=192), torch.bfloat16),
+        TensorSpec("fp8e4m3"),
+    )
+    source, theirs, ours = (
+        saved(plain, tmp_path / "source"),
+        tmp_path / "theirs",
+        tmp_path / "ours",
+    )
+    (source / "tokens.json").write_text(
+        json.dumps([each.tolist() for each in tokens()]), encoding="utf-8"
+    )
     expected = torch.tensor(peer(PEER, str(source), str(theirs), cache))
     kept = KVCache(fp8) if cache else None
-    config = TorchConfig(scheme("fp8"), exclude=("lm_head",), kv_cache=kept, attention=Attention(fp8, fp8))
+    config = TorchConfig(
+        scheme("fp8"),
+        exclude=("lm_head",),
+        kv_cache=kept,
+        attention=Attention(fp8, fp8),
+    )
     quantize_model(plain, config, tokens(), progress=False)
     assert torch.equal(logits(plain, tokens()[0]), expected)
     export_safetensors(plain, ours, config)
-    described = [json.loads((each / "config.json").read_text(encoding="utf-8")) for each in (ours, theirs)]
+    described = [
+        json.loads((each / "config.json").read_text(encoding="utf-8"))
+        for each in (ours, theirs)
+    ]
     assert described[0]["quantization_config"] == described[1]["quantization_config"]
     files = [Reader(each) for each in (ours, theirs)]
     assert set(files[0]) == set(files[1])
     for name in files[0]:
         if not name.endswith(("k_proj.output_scale", "v_proj.output_scale")):
-            assert torch.equal(files[0].get(name).float(), files[1].get(name).float()), name
+            assert torch.equal(
+                files[0].get(name).float(), files[1].get(name).float()
+            ), name
     models = {str(each): load_checkpoint(each) for each in (ours, theirs)}
     for folder, model in models.items():
-        (Path(folder) / "tokens.json").write_text(json.dumps(tokens()[0][0].tolist()), encoding="utf-8")
+        (Path(folder) / "tokens.json").write_text(
+            json.dumps(tokens()[0][0].tolist()), encoding="utf-8"
+        )
         if not cache or folder == str(ours):
             assert torch.equal(logits(model, tokens()[0]), expected)
         for block in model.model.layers:
             block.self_attn.q_proj.probabilities = None
         model.set_attn_implementation("sdpa")
     for folder, found in peer(CLIENT, *models).items():
-        assert torch.equal(torch.tensor(found), logits(models[folder], tokens()[0])), folder
+        assert torch.equal(torch.tensor(found), logits(models[folder], tokens()[0])), (
+            folder
+        )

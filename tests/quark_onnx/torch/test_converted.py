@@ -1,4 +1,6 @@
-"""Checkpoints whose tensors transformers splits, joins, permutes or renames: read, quantized, and loaded again."""
+"""Checkpoints whose tensors transformers splits, joins, permutes or renames: read, quantized, and
+loaded again.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,12 @@ from quark_onnx.torch.pipelines.ptq import config_for
 from tests.torch_models import saved
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
-pytestmark = pytest.mark.skipif(not BENCHMARKS.is_dir(), reason="the benchmarks are not part of this distribution")
+pytestmark = pytest.mark.skipif(
+    not BENCHMARKS.is_dir(), reason="the benchmarks are not part of this distribution"
+)
 
-#: By model type: names of stored tensors that stay as they are, because nothing that they become is quantized.
+#: By model type: names of stored tensors that stay as they are, because nothing that they become is
+#: quantized.
 FAMILIES = {
     "olmo_hybrid": ("q_conv1d", "k_conv1d", "v_conv1d", "attention_layer_norm"),
     "hrm_text": (),
@@ -40,19 +45,27 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_float_checkpoint_of_transformers_loads(family: str, tiny: Any, tmp_path: Path) -> None:
+def test_a_float_checkpoint_of_transformers_loads(
+    family: str, tiny: Any, tmp_path: Path
+) -> None:
     """What ``save_pretrained`` writes is read to the bit, whatever conversions the family has."""
     model = tiny.tiny_model(family)
     source = saved(model, tmp_path / "model")
     with torch.no_grad():
         batch = tiny.samples(model)[0]
-        assert torch.equal(tiny.logits_of(load_checkpoint(source)(**batch)), tiny.logits_of(model(**batch)))
+        assert torch.equal(
+            tiny.logits_of(load_checkpoint(source)(**batch)),
+            tiny.logits_of(model(**batch)),
+        )
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_what_is_written_is_what_transformers_loads(family: str, tiny: Any, tmp_path: Path) -> None:
-    """Each tensor of a result is one that transformers finds a place for, and none is missing. The oracle is
-    ``from_pretrained`` on the same names with dequantized weights."""
+def test_what_is_written_is_what_transformers_loads(
+    family: str, tiny: Any, tmp_path: Path
+) -> None:
+    """Each tensor of a result is one that transformers finds a place for, and none is missing. The
+    oracle is ``from_pretrained`` on the same names with dequantized weights.
+    """
     model = tiny.tiny_model(family)
     source = saved(model, tmp_path / "model")
     checkpoint = FloatCheckpoint(source)
@@ -61,18 +74,33 @@ def test_what_is_written_is_what_transformers_loads(family: str, tiny: Any, tmp_
     report = quantize_checkpoint(checkpoint, output, config, progress=False)
     reopened = load_checkpoint(output)
     stored = load_file(output / "model.safetensors")
-    layers = {name: each for name, each in reopened.named_modules() if isinstance(each, QuantizedLayer)}
+    layers = {
+        name: each
+        for name, each in reopened.named_modules()
+        if isinstance(each, QuantizedLayer)
+    }
     assert set(layers) == set(report.quantized)
-    codes = {key for key, tensor in stored.items() if key.endswith(".weight") and not tensor.is_floating_point()}
+    codes = {
+        key
+        for key, tensor in stored.items()
+        if key.endswith(".weight") and not tensor.is_floating_point()
+    }
     assert len(codes) == len(layers)
     floats = {
-        key: each for key, each in stored.items() if key not in codes and "_scale" not in key and "_zero" not in key
+        key: each
+        for key, each in stored.items()
+        if key not in codes and "_scale" not in key and "_zero" not in key
     }
     assert {
-        key for key in load_file(source / "model.safetensors") if any(part in key for part in FAMILIES[family])
+        key
+        for key in load_file(source / "model.safetensors")
+        if any(part in key for part in FAMILIES[family])
     } <= set(floats)
     names = checkpoint_names(output, reopened)
-    floats |= {names[name] + ".weight": each.weight.contiguous() for name, each in layers.items()}
+    floats |= {
+        names[name] + ".weight": each.weight.contiguous()
+        for name, each in layers.items()
+    }
     plain = tmp_path / "plain"
     plain.mkdir()
     content = json.loads((output / "config.json").read_text(encoding="utf-8"))
@@ -81,7 +109,11 @@ def test_what_is_written_is_what_transformers_loads(family: str, tiny: Any, tmp_
     save_file(floats, plain / "model.safetensors", metadata={"format": "pt"})
     cls = getattr(transformers, content["architectures"][0])
     loaded, info = cls.from_pretrained(plain, output_loading_info=True)
-    assert not info["missing_keys"] and not info["unexpected_keys"] and not info["mismatched_keys"]
+    assert (
+        not info["missing_keys"]
+        and not info["unexpected_keys"]
+        and not info["mismatched_keys"]
+    )
     with torch.no_grad():
         batch = tiny.samples(model)[0]
         expected = tiny.logits_of(loaded.eval()(**batch))
@@ -94,11 +126,16 @@ def test_what_is_written_is_what_transformers_loads(family: str, tiny: Any, tmp_
 def test_parts_of_a_fused_tensor_that_stay_float_are_written_apart(
     family: str, excluded: tuple[str, ...], tiny: Any, tmp_path: Path
 ) -> None:
-    """A stored tensor is dropped once one layer that is made of it is quantized; its other parts come back by name."""
+    """A stored tensor is dropped once one layer that is made of it is quantized.
+
+    Its other parts come back by name.
+    """
     model = tiny.tiny_model(family)
     source = saved(model, tmp_path / "model")
     config = config_for("fp8", exclude=("lm_head", *excluded))
-    quantize_checkpoint(source, tmp_path / "out", config, tiny.samples(model), progress=False)
+    quantize_checkpoint(
+        source, tmp_path / "out", config, tiny.samples(model), progress=False
+    )
     reopened = load_checkpoint(tmp_path / "out")
     floats = dict(reopened.named_parameters())
     assert floats
@@ -109,12 +146,18 @@ def test_parts_of_a_fused_tensor_that_stay_float_are_written_apart(
 def checkpoint_names(folder: Path, model: Any) -> dict[str, str]:
     """The names of quantized layers in a checkpoint, by those in memory: with the same codes."""
     stored = load_file(folder / "model.safetensors")
-    scales = {key.removesuffix(".weight_scale"): each for key, each in stored.items() if key.endswith(".weight_scale")}
+    scales = {
+        key.removesuffix(".weight_scale"): each
+        for key, each in stored.items()
+        if key.endswith(".weight_scale")
+    }
     found = dict[str, str]()
     for name, layer in model.named_modules():
         if isinstance(layer, QuantizedLayer):
             scale = layer.scale.t()
             found[name] = next(
-                key for key, each in scales.items() if each.shape == scale.shape and torch.equal(each, scale)
+                key
+                for key, each in scales.items()
+                if each.shape == scale.shape and torch.equal(each, scale)
             )
     return found

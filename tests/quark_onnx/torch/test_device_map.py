@@ -15,20 +15,32 @@ from quark_onnx.torch.pipelines.in_memory import quantize_model
 from tests.torch_models import llama, logits, made, tokens
 
 accelerate = pytest.importorskip("accelerate")
-_PLACES = dict.fromkeys(("model.embed_tokens", "model.layers.0", "model.layers.1", "model.norm", "lm_head"), "cpu")
+_PLACES = dict.fromkeys(
+    ("model.embed_tokens", "model.layers.0", "model.layers.1", "model.norm", "lm_head"),
+    "cpu",
+)
 
 
 def spread(places: dict[str, str], **settings: Any) -> Any:
     """A model with hooks on each part of it, as several devices need them."""
     places = places | {"model.rotary_emb": "cpu"}
-    return accelerate.dispatch_model(made(llama()), places, main_device="cpu", force_hooks=True, **settings)
+    return accelerate.dispatch_model(
+        made(llama()), places, main_device="cpu", force_hooks=True, **settings
+    )
 
 
 @pytest.mark.parametrize("name", ["int8", "uint4_wo_32"])
 @pytest.mark.parametrize(
     "algorithms",
     [
-        *((), ("gptq",), ("awq", "gptaq"), ("rotation",), ("autosmoothquant", "autoround:steps=5"), ("hqq",)),
+        *(
+            (),
+            ("gptq",),
+            ("awq", "gptaq"),
+            ("rotation",),
+            ("autosmoothquant", "autoround:steps=5"),
+            ("hqq",),
+        ),
         ("distill:steps=5,sequences=8",),
     ],
 )
@@ -45,6 +57,12 @@ def test_hooks_change_nothing(name: str, algorithms: tuple[str, ...]) -> None:
 def test_what_is_offloaded_is_named(tmp_path: Path) -> None:
     model = spread(_PLACES | {"model.layers.1": "disk"}, offload_dir=str(tmp_path))
     before = logits(model, tokens(1)[0])
-    with pytest.raises(ModelError, match=r"^model\.layers\.1\..* holds no numbers: .* file to file"):
-        quantize_model(model, TorchConfig(scheme("uint4_wo_32"), exclude=("lm_head",)), progress=False)
+    with pytest.raises(
+        ModelError, match=r"^model\.layers\.1\..* holds no numbers: .* file to file"
+    ):
+        quantize_model(
+            model,
+            TorchConfig(scheme("uint4_wo_32"), exclude=("lm_head",)),
+            progress=False,
+        )
     assert torch.equal(logits(model, tokens(1)[0]), before)

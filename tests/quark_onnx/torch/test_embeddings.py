@@ -1,4 +1,7 @@
-"""Embeddings that are quantized, those among them that multiply what they look up; and what cannot be."""
+"""Embeddings that are quantized, those among them that multiply what they look up.
+
+And what cannot be.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,9 @@ def rounded(weight: Any) -> Any:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("family", ["gemma2", "gemma3", "llama2"])
-def test_rows_are_rounded_and_multiplied_as_before(family: str, dtype: Any, tmp_path: Path) -> None:
+def test_rows_are_rounded_and_multiplied_as_before(
+    family: str, dtype: Any, tmp_path: Path
+) -> None:
     settings = torch_families.config_of(family)
     settings.tie_word_embeddings = False
     model = made(settings, dtype)
@@ -52,27 +57,44 @@ def test_rows_are_rounded_and_multiplied_as_before(family: str, dtype: Any, tmp_
     export_safetensors(model, tmp_path / "memory", NAMED)
     quantize_checkpoint(source, tmp_path / "files", NAMED, progress=False)
     for folder in ("memory", "files"):
-        assert torch.equal(logits(load_checkpoint(tmp_path / folder), tokens()[0]), wanted)
+        assert torch.equal(
+            logits(load_checkpoint(tmp_path / folder), tokens()[0]), wanted
+        )
 
 
 def test_a_factor_that_is_a_number() -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(BartScaledWordEmbedding(20, 8, 1, embed_scale=2.5), nn.Linear(8, 4))
+    model = nn.Sequential(
+        BartScaledWordEmbedding(20, 8, 1, embed_scale=2.5), nn.Linear(8, 4)
+    )
     expected = rounded(model[0].weight.detach())[[3, 5]] * 2.5
     quantize_model(model, TorchConfig(types={"Embedding": INT8}), progress=False)  # type: ignore[arg-type]
     assert isinstance(model[0], QuantizedLayer)
     assert torch.equal(model[0](torch.tensor([3, 5])), expected)
 
 
-def test_an_embedding_that_computes_something_else_is_refused_by_name_and_listed_otherwise() -> None:
+def test_an_embedding_that_computes_something_else_is_refused_by_name_and_listed_otherwise() -> (
+    None
+):
     model = made(torch_families.config_of("opt"))
     with pytest.raises(
-        ConfigError, match=r"embed_positions cannot be quantized: it is a OPTLearnedPositionalEmbedding,"
+        ConfigError,
+        match=(
+            r"embed_positions cannot be quantized: it is a"
+            r" OPTLearnedPositionalEmbedding,"
+        ),
     ):
-        quantize_model(model, TorchConfig(layers=(("*embed_positions", INT8),)), progress=False)
-    report = quantize_model(model, TorchConfig(INT8, types=(("Embedding", INT8),)), progress=False)
+        quantize_model(
+            model, TorchConfig(layers=(("*embed_positions", INT8),)), progress=False
+        )
+    report = quantize_model(
+        model, TorchConfig(INT8, types=(("Embedding", INT8),)), progress=False
+    )
     assert "model.decoder.embed_tokens" in report.quantized
-    assert "computes something else than the Embedding" in report.kept["model.decoder.embed_positions"]
+    assert (
+        "computes something else than the Embedding"
+        in report.kept["model.decoder.embed_positions"]
+    )
 
 
 @pytest.mark.slow
@@ -83,4 +105,9 @@ def test_an_onnx_model_multiplies_too(tmp_path: Path) -> None:
     settings.tie_word_embeddings = False
     model = made(settings)
     quantize_model(model, NAMED, progress=False)
-    assert export_onnx(model, tmp_path / "model.onnx", {"input_ids": tokens()[0]}).difference < 1e-4
+    assert (
+        export_onnx(
+            model, tmp_path / "model.onnx", {"input_ids": tokens()[0]}
+        ).difference
+        < 1e-4
+    )

@@ -33,14 +33,20 @@ def said(source: Path, config: TorchConfig, count: int = 0) -> Estimate:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", ["uint4_wo_32", "int3_wo_32", "fp8", "int8", "mxfp4", "mxfp6_e2m3", "nvfp4"])
+@pytest.mark.parametrize(
+    "name", ["uint4_wo_32", "int3_wo_32", "fp8", "int8", "mxfp4", "mxfp6_e2m3", "nvfp4"]
+)
 def test_disk(name: str, dtype: Any, tmp_path: Path) -> None:
-    source = saved(made(llama(hidden_size=128, intermediate_size=512), dtype), tmp_path / "source")
+    source = saved(
+        made(llama(hidden_size=128, intermediate_size=512), dtype), tmp_path / "source"
+    )
     config = TorchConfig(scheme(name), exclude=("lm_head",))
     found = said(source, config)
     quantize_checkpoint(source, tmp_path / "out", config, tokens(), progress=False)
     reader = Reader(tmp_path / "out")
-    assert found.disk == pytest.approx(sum(reader.get(name).nbytes for name in reader), rel=0.01)
+    assert found.disk == pytest.approx(
+        sum(reader.get(name).nbytes for name in reader), rel=0.01
+    )
 
 
 MEASURED = """
@@ -63,19 +69,35 @@ print(json.dumps([found.estimate.memory - before, peak - before]))
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak is read from /proc")
+@pytest.mark.skipif(
+    not Path("/proc/self/status").exists(), reason="the peak is read from /proc"
+)
 @pytest.mark.parametrize("name", ["uint4_wo_128", "fp8", "mxfp4"])
 def test_memory(name: str, tmp_path: Path) -> None:
     """Beyond what the process has before: 30 million weights in a block, 15 million in a matrix."""
-    expected, taken = peak(tmp_path, {"hidden_size": 1024, "intermediate_size": 12288, "vocab_size": 8000}, name)
+    expected, taken = peak(
+        tmp_path,
+        {"hidden_size": 1024, "intermediate_size": 12288, "vocab_size": 8000},
+        name,
+    )
     assert taken > 40 << 20 and expected / 2 < taken < expected * 2
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak is read from /proc")
-@pytest.mark.parametrize("algorithm", ["gptq", "qronos", "awq", "autoround:steps=1", "distill:steps=1,sequences=2"])
+@pytest.mark.skipif(
+    not Path("/proc/self/status").exists(), reason="the peak is read from /proc"
+)
+@pytest.mark.parametrize(
+    "algorithm",
+    ["gptq", "qronos", "awq", "autoround:steps=1", "distill:steps=1,sequences=2"],
+)
 def test_memory_of_algorithms(algorithm: str, tmp_path: Path) -> None:
-    expected, taken = peak(tmp_path, {"hidden_size": 1024, "intermediate_size": 2048}, "uint4_wo_128", algorithm)
+    expected, taken = peak(
+        tmp_path,
+        {"hidden_size": 1024, "intermediate_size": 2048},
+        "uint4_wo_128",
+        algorithm,
+    )
     assert taken > 40 << 20 and expected / 3 < taken < expected * 3
 
 
@@ -83,9 +105,20 @@ def peak(folder: Path, settings: dict[str, Any], *arguments: str) -> tuple[int, 
     """Bytes that a run in a process of its own was said to take, and that it took."""
     import numpy as np
 
-    source = saved(made(llama(num_hidden_layers=1, dtype="bfloat16", **settings), torch.bfloat16), folder / "source")
+    source = saved(
+        made(llama(num_hidden_layers=1, dtype="bfloat16", **settings), torch.bfloat16),
+        folder / "source",
+    )
     np.save(folder / "tokens.npy", np.arange(128).reshape(2, 64) % 96)
-    command = [sys.executable, "-c", MEASURED, str(source), str(folder / "out"), str(folder / "tokens.npy"), *arguments]
+    command = [
+        sys.executable,
+        "-c",
+        MEASURED,
+        str(source),
+        str(folder / "out"),
+        str(folder / "tokens.npy"),
+        *arguments,
+    ]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     expected, taken = json.loads(done.stdout.splitlines()[-1])
@@ -94,8 +127,13 @@ def peak(folder: Path, settings: dict[str, Any], *arguments: str) -> tuple[int, 
 
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """One thread, and its time on a processor both estimated and taken, as other work may run beside."""
-    monkeypatch.setattr("quark_onnx.torch.pipelines.estimate.time", SimpleNamespace(perf_counter=time.process_time))
+    """One thread, and its time on a processor both estimated and taken, as other work may run
+    beside.
+    """
+    monkeypatch.setattr(
+        "quark_onnx.torch.pipelines.estimate.time",
+        SimpleNamespace(perf_counter=time.process_time),
+    )
     count = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -104,33 +142,64 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "algorithm", ["gptq", "gptaq", "qronos", "clip", "awq:clip=false", "autosmoothquant", "hqq", "autoround:steps=10"]
+    "algorithm",
+    [
+        "gptq",
+        "gptaq",
+        "qronos",
+        "clip",
+        "awq:clip=false",
+        "autosmoothquant",
+        "hqq",
+        "autoround:steps=10",
+    ],
 )
 def test_time_of_algorithms(algorithm: str, tmp_path: Path, alone: None) -> None:
-    source = saved(made(llama(hidden_size=256, intermediate_size=768, num_hidden_layers=1)), tmp_path / "source")
+    source = saved(
+        made(llama(hidden_size=256, intermediate_size=768, num_hidden_layers=1)),
+        tmp_path / "source",
+    )
     opened = FloatCheckpoint(source)
-    config = TorchConfig(scheme("uint4_wo_32"), exclude=("lm_head",), algorithms=(algorithm,))
+    config = TorchConfig(
+        scheme("uint4_wo_32"), exclude=("lm_head",), algorithms=(algorithm,)
+    )
     chosen = chosen_layers(opened.model, config)[0]
 
     def taken(output: Path) -> float:
         start = time.process_time()
-        quantize_checkpoint(FloatCheckpoint(source), output, config, tokens(8, 64), progress=False)
+        quantize_checkpoint(
+            FloatCheckpoint(source), output, config, tokens(8, 64), progress=False
+        )
         return time.process_time() - start
 
-    # the fastest of some, of either: other work runs beside, and threads that tests before have left
-    found = min(estimate(opened, chosen, 8 * 64, samples=8, algorithms=config.algorithms).seconds for _ in range(3))
+    # the fastest of some, of either: other work runs beside, and threads that tests before have
+    # left
+    found = min(
+        estimate(
+            opened, chosen, 8 * 64, samples=8, algorithms=config.algorithms
+        ).seconds
+        for _ in range(3)
+    )
     least = min(taken(tmp_path / f"out{place}") for place in range(3))
     assert found / 3 < least < found * 3
 
 
 def test_what_algorithms_take_grows_with_their_settings() -> None:
-    layers = {f"m.{block}.{name}": (64, 32) for block in range(2) for name in ("attn.q", "attn.k", "mlp.up")}
+    layers = {
+        f"m.{block}.{name}": (64, 32)
+        for block in range(2)
+        for name in ("attn.q", "attn.k", "mlp.up")
+    }
     layers |= {f"m.{block}.mlp.down": (32, 64) for block in range(2)}
     shapes = Shapes(layers, 5 * 10**4, 10**5, 1000, 10)
     assert shapes.groups == {
         (f"m.{block}.{parent}", size): outputs
         for block in range(2)
-        for parent, size, outputs in (("attn", 32, 2 * 64), ("mlp", 32, 64), ("mlp", 64, 32))
+        for parent, size, outputs in (
+            ("attn", 32, 2 * 64),
+            ("mlp", 32, 64),
+            ("mlp", 64, 32),
+        )
     }
     assert shapes.widest == 64**2
     experts = {f"m.0.experts.{expert}.up": (64, 32) for expert in range(8)}
@@ -139,10 +208,22 @@ def test_what_algorithms_take_grows_with_their_settings() -> None:
     def cost(text: str) -> Cost:
         return cost_of((algorithm(text),), shapes)[0]
 
-    pairs = [("gptq", "qronos"), ("gptq:fit=false", "gptq"), ("gptq", "gptq:polish=3"), ("awq", "awq:duo=true")]
-    pairs += [("autoround:steps=10", "autoround:steps=20"), ("smoothquant", "autosmoothquant"), ("hqq", "gptq")]
+    pairs = [
+        ("gptq", "qronos"),
+        ("gptq:fit=false", "gptq"),
+        ("gptq", "gptq:polish=3"),
+        ("awq", "awq:duo=true"),
+    ]
+    pairs += [
+        ("autoround:steps=10", "autoround:steps=20"),
+        ("smoothquant", "autosmoothquant"),
+        ("hqq", "gptq"),
+    ]
     for less, more in pairs:
-        assert cost(less).products + cost(less).roundings < cost(more).products + cost(more).roundings
+        assert (
+            cost(less).products + cost(less).roundings
+            < cost(more).products + cost(more).roundings
+        )
     assert cost("qronos").memory - cost("gptq").memory == 4 * shapes.widest
     both, _ = cost_of((algorithm("awq"), algorithm("gptq")), shapes)
     assert both.memory == max(cost("awq").memory, cost("gptq").memory)
@@ -155,9 +236,14 @@ def test_every_algorithm_is_known() -> None:
         cost, unknown = cost_of((ALGORITHMS[name](),), shapes)
         assert not unknown and cost != Cost(), name
     assert cost_of((SimpleNamespace(name="mine"),), shapes) == (Cost(), ("mine",))
-    assert str(Estimate(1 << 20, 1 << 20, 5.0, ("mine",))).endswith("5 s, and what mine takes")
+    assert str(Estimate(1 << 20, 1 << 20, 5.0, ("mine",))).endswith(
+        "5 s, and what mine takes"
+    )
 
 
 def test_a_size_is_said_in_its_unit() -> None:
-    assert str(Estimate(1 << 20, 5 << 30, 5.0)) == "about 1 MiB of memory, 5.0 GiB of disk, 5 s"
+    assert (
+        str(Estimate(1 << 20, 5 << 30, 5.0))
+        == "about 1 MiB of memory, 5.0 GiB of disk, 5 s"
+    )
     assert str(Estimate(0, 0, 3 * 3600.0)).endswith("3.0 h")

@@ -31,24 +31,49 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def held(path: Path) -> dict[str, tuple[str, Any]]:
     """Type and values of the tensors of a GGUF file."""
     return {
-        tensor.name: (tensor.tensor_type.name, torch.tensor(gguf.dequantize(tensor.data, tensor.tensor_type)))
+        tensor.name: (
+            tensor.tensor_type.name,
+            torch.tensor(gguf.dequantize(tensor.data, tensor.tensor_type)),
+        )
         for tensor in gguf.GGUFReader(path).tensors
     }
 
 
 @pytest.mark.slow
-def test_all_at_once(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_at_once(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     import onnxruntime
 
     out = tmp_path / "out"
-    command = ["llm", "ptq", str(source), "-o", str(out), "--scheme", "uint4_wo_32", "--export"]
+    command = [
+        "llm",
+        "ptq",
+        str(source),
+        "-o",
+        str(out),
+        "--scheme",
+        "uint4_wo_32",
+        "--export",
+    ]
     command += ["hf_format", "gguf", "onnx", "--exclude", "lm_head", "*.down_proj"]
     assert main(command) == 2  # each --exclude takes one
-    assert main([*command[:-1], "--exclude", "*.down_proj"]) == 0, capsys.readouterr().err
-    assert "note: onnxruntime's outputs of model.onnx differ from torch's by" in capsys.readouterr().out
+    assert main([*command[:-1], "--exclude", "*.down_proj"]) == 0, (
+        capsys.readouterr().err
+    )
+    assert (
+        "note: onnxruntime's outputs of model.onnx differ from torch's by"
+        in capsys.readouterr().out
+    )
     model = load_checkpoint(out)
     tensors = held(out / "model.gguf")
-    kinds = {"attn_v": "Q4_1", "attn_output": "Q4_1", "ffn_gate": "Q4_1", "ffn_down": "F16", "attn_norm": "F32"}
+    kinds = {
+        "attn_v": "Q4_1",
+        "attn_output": "Q4_1",
+        "ffn_gate": "Q4_1",
+        "ffn_down": "F16",
+        "attn_norm": "F32",
+    }
     for name, kind in kinds.items():
         assert tensors[f"blk.1.{name}.weight"][0] == kind
     block = model.model.layers[1]
@@ -56,15 +81,31 @@ def test_all_at_once(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     step = block.mlp.gate_proj.quantized.scale.max()
     left = tensors["blk.1.ffn_gate.weight"][1] - block.mlp.gate_proj.weight
     assert left.abs().max() < step / 50  # scales and offsets are float16
-    torch.testing.assert_close(tensors["blk.1.ffn_down.weight"][1], block.mlp.down_proj.weight.half().float())
+    torch.testing.assert_close(
+        tensors["blk.1.ffn_down.weight"][1], block.mlp.down_proj.weight.half().float()
+    )
     session = onnxruntime.InferenceSession(out / "model.onnx")
     found = session.run(None, {"input_ids": tokens()[0].numpy()})[0]
-    torch.testing.assert_close(torch.tensor(found), logits(model, tokens()[0]), atol=1e-3, rtol=1e-3)
+    torch.testing.assert_close(
+        torch.tensor(found), logits(model, tokens()[0]), atol=1e-3, rtol=1e-3
+    )
 
 
-def test_a_gguf_file_alone(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_gguf_file_alone(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     np.save(tmp_path / "tokens.npy", torch.cat(tokens(6)).numpy())
-    command = ["llm", "ptq", str(source), "-o", str(tmp_path / "out"), "--scheme", "int8", "--export", "gguf"]
+    command = [
+        "llm",
+        "ptq",
+        str(source),
+        "-o",
+        str(tmp_path / "out"),
+        "--scheme",
+        "int8",
+        "--export",
+        "gguf",
+    ]
     command += ["--data", str(tmp_path / "tokens.npy"), "--length", "12"]
     assert main(command) == 0, capsys.readouterr().err
     assert "note: llama.cpp rounds activations its own way" in capsys.readouterr().out
@@ -73,16 +114,43 @@ def test_a_gguf_file_alone(source: Path, tmp_path: Path, capsys: pytest.CaptureF
     assert held(tmp_path / "out" / "model.gguf")["blk.0.ffn_up.weight"][0] == "Q8_0"
 
 
-def test_a_gguf_file_has_no_rounded_cache(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_gguf_file_has_no_rounded_cache(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     np.save(tmp_path / "tokens.npy", torch.cat(tokens(6)).numpy())
-    command = ["llm", "ptq", str(source), "-o", str(tmp_path / "out"), "--scheme", "uint4_wo_32", "--export", "gguf"]
-    command += ["--data", str(tmp_path / "tokens.npy"), "--length", "12", "--kv-cache", "fp8"]
+    command = [
+        "llm",
+        "ptq",
+        str(source),
+        "-o",
+        str(tmp_path / "out"),
+        "--scheme",
+        "uint4_wo_32",
+        "--export",
+        "gguf",
+    ]
+    command += [
+        "--data",
+        str(tmp_path / "tokens.npy"),
+        "--length",
+        "12",
+        "--kv-cache",
+        "fp8",
+    ]
     assert main(command) == 0, capsys.readouterr().err
     assert "note: llama.cpp rounds activations its own way" in capsys.readouterr().out
 
 
-def refused(source: Path, output: Path, kinds: list[str], scheme: str = "uint4_wo_32", **settings: Any) -> None:
-    with exported(kinds, FloatCheckpoint(source), config_for(scheme, **settings), output, []):
+def refused(
+    source: Path,
+    output: Path,
+    kinds: list[str],
+    scheme: str = "uint4_wo_32",
+    **settings: Any,
+) -> None:
+    with exported(
+        kinds, FloatCheckpoint(source), config_for(scheme, **settings), output, []
+    ):
         pytest.fail("the work was started")
 
 
@@ -92,7 +160,8 @@ def test_what_cannot_be_is_refused_before_the_work(
     out = tmp_path / "out"
     for scheme in ("fp8", "nvfp4", "mxfp6_e2m3"):
         with pytest.raises(
-            ConfigError, match=r"no place in llama.cpp's blocks.*; export no GGUF file, or choose another"
+            ConfigError,
+            match=r"no place in llama.cpp's blocks.*; export no GGUF file, or choose another",
         ):
             refused(source, out, ["hf_format", "gguf"], scheme)
     with pytest.raises(ConfigError, match=r"no place in llama.cpp's blocks"):
@@ -107,10 +176,15 @@ def test_what_cannot_be_is_refused_before_the_work(
     with pytest.raises(ConfigError, match="no place for the weight of lm_head alone"):
         refused(tied, out, ["gguf"], exclude=())
     other = saved(made(torch_families.config_of("opt")), tmp_path / "opt")
-    with pytest.raises(ModelError, match="models of type 'opt' cannot be written as GGUF"):
+    with pytest.raises(
+        ModelError, match="models of type 'opt' cannot be written as GGUF"
+    ):
         refused(other, out, ["gguf"])
     monkeypatch.setattr(exports, "find_spec", lambda name: None)
-    with pytest.raises(MissingDependency, match=r"needs the package onnxscript: pip install 'quark-onnx\[llm\]'"):
+    with pytest.raises(
+        MissingDependency,
+        match=r"needs the package onnxscript: pip install 'quark-onnx\[llm\]'",
+    ):
         refused(source, out, ["onnx"])
     assert not out.exists()
 
@@ -118,9 +192,20 @@ def test_what_cannot_be_is_refused_before_the_work(
 def test_the_experts_of_mixtral(tmp_path: Path) -> None:
     """Whose names in the checkpoint are not those of the model."""
     source = saved(made(torch_families.config_of("mixtral")), tmp_path / "mixtral")
-    command = ["llm", "ptq", str(source), "-o", str(tmp_path / "out"), "--scheme", "uint4_wo_32", "--quiet"]
+    command = [
+        "llm",
+        "ptq",
+        str(source),
+        "-o",
+        str(tmp_path / "out"),
+        "--scheme",
+        "uint4_wo_32",
+        "--quiet",
+    ]
     assert main([*command, "--export", "gguf", "hf_format"]) == 0
     kind, stacked = held(tmp_path / "out" / "model.gguf")["blk.1.ffn_gate_exps.weight"]
     experts = load_checkpoint(tmp_path / "out").model.layers[1].mlp.experts
-    expected = torch.stack([experts.get_submodule(f"{index}.gate_proj").weight for index in range(4)])
+    expected = torch.stack(
+        [experts.get_submodule(f"{index}.gate_proj").weight for index in range(4)]
+    )
     assert kind == "Q4_1" and (stacked - expected).abs().max() < 1e-3

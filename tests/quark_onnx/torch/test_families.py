@@ -1,4 +1,6 @@
-"""Every family of language models: quantized in memory and file to file, written, read again, and run."""
+"""Every family of language models: quantized in memory and file to file, written, read again, and
+run.
+"""
 
 from __future__ import annotations
 
@@ -36,27 +38,44 @@ def test_a_family(family: str, name: str, tmp_path: Path) -> None:
     config = TorchConfig(scheme(name), exclude=(torch_families.head_of(family),))
     report = quantize_model(model, config, tokens(), progress=False)
     # DBRX has all experts in matrices of two axes, which are not taken apart
-    stacked = [note for note in report.notes if "is no stack of experts that is known" in note]
-    assert report.quantized and report.notes == stacked and bool(stacked) == (family == "dbrx")
+    stacked = [
+        note for note in report.notes if "is no stack of experts that is known" in note
+    ]
+    assert (
+        report.quantized
+        and report.notes == stacked
+        and bool(stacked) == (family == "dbrx")
+    )
     after = logits(model, tokens()[0])
     error = float((after - before).norm() / before.norm())
     assert 1e-4 < error < SCHEMES[name]
     export_safetensors(model, tmp_path / "memory", config)
-    quantize_checkpoint(source, tmp_path / "files", config, tokens(), writing=TRUSTED, progress=False)
+    quantize_checkpoint(
+        source, tmp_path / "files", config, tokens(), writing=TRUSTED, progress=False
+    )
     for folder in ("memory", "files"):
         loaded = load_checkpoint(tmp_path / folder, trust_code=True)
         found = logits(loaded, tokens()[0])
         assert torch.equal(found, after)
     written = [Reader(tmp_path / folder) for folder in ("memory", "files")]
     assert set(written[0]) == set(written[1])
-    assert all(torch.equal(written[0].get(key), written[1].get(key)) for key in written[0])
-    generated = loaded.generate(tokens()[0], max_new_tokens=3, min_new_tokens=3, do_sample=False, pad_token_id=0)
+    assert all(
+        torch.equal(written[0].get(key), written[1].get(key)) for key in written[0]
+    )
+    generated = loaded.generate(
+        tokens()[0], max_new_tokens=3, min_new_tokens=3, do_sample=False, pad_token_id=0
+    )
     assert generated.shape == (1, 15)
-    listed = [json.loads((tmp_path / f / "config.json").read_text("utf-8")) for f in ("memory", "files")]
+    listed = [
+        json.loads((tmp_path / f / "config.json").read_text("utf-8"))
+        for f in ("memory", "files")
+    ]
     assert listed[0]["quantization_config"] == listed[1]["quantization_config"]
 
 
-def test_images_are_left_alone_and_blocks_that_text_skips_have_weights_alone(tmp_path: Path) -> None:
+def test_images_are_left_alone_and_blocks_that_text_skips_have_weights_alone(
+    tmp_path: Path,
+) -> None:
     text = {
         "vocab_size": 96,
         "hidden_size": 64,
@@ -83,23 +102,38 @@ def test_images_are_left_alone_and_blocks_that_text_skips_have_weights_alone(tmp
         "max_num_tiles": 1,
         "supported_aspect_ratios": [[1, 1]],
     }
-    settings = AutoConfig.for_model("mllama", text_config=text, vision_config=vision, image_token_index=95)
+    settings = AutoConfig.for_model(
+        "mllama", text_config=text, vision_config=vision, image_token_index=95
+    )
     torch.manual_seed(0)
     model = MllamaForConditionalGeneration(settings).eval()
     source = saved(model, tmp_path / "source")
-    config = TorchConfig(scheme("fp8"), exclude=("lm_head", "*vision_model*", "*multi_modal_projector*"))
+    config = TorchConfig(
+        scheme("fp8"), exclude=("lm_head", "*vision_model*", "*multi_modal_projector*")
+    )
     batches = [batch.clamp(3, 90) for batch in tokens()]
-    report = quantize_checkpoint(source, tmp_path / "out", config, batches, progress=False)
+    report = quantize_checkpoint(
+        source, tmp_path / "out", config, batches, progress=False
+    )
     assert not any("vision" in name for name in report.quantized)
-    skipped = [note for note in report.notes if "layers.1." in note and "was not run on the data" in note]
+    skipped = [
+        note
+        for note in report.notes
+        if "layers.1." in note and "was not run on the data" in note
+    ]
     assert skipped == report.notes and skipped
     loaded = load_checkpoint(tmp_path / "out")
     before, after = logits(model, batches[0]), logits(loaded, batches[0])
     assert float((after - before).norm() / before.norm()) < 0.3
 
 
-@pytest.mark.parametrize("family", [name for name in torch_families.FAMILIES if name not in ("gpt_oss", "llama4")])
-def test_names_in_files_are_those_that_transformers_writes(family: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "family",
+    [name for name in torch_families.FAMILIES if name not in ("gpt_oss", "llama4")],
+)
+def test_names_in_files_are_those_that_transformers_writes(
+    family: str, tmp_path: Path
+) -> None:
     """All but those of gpt-oss and Llama 4, which have no experts of their own in files."""
     source = saved(made(torch_families.config_of(family)), tmp_path / "source")
     model = FloatCheckpoint(source, trust_code=True).model
@@ -108,27 +142,41 @@ def test_names_in_files_are_those_that_transformers_writes(family: str, tmp_path
 
 
 @pytest.mark.realdata
-@pytest.mark.parametrize("name", ["family_qwen3_moe_fp8", "family_mixtral_uint4_wo_128"])
+@pytest.mark.parametrize(
+    "name", ["family_qwen3_moe_fp8", "family_mixtral_uint4_wo_128"]
+)
 def test_mixtures_have_the_layout_of_amd_quark(name: str, tmp_path: Path) -> None:
     folder = data_folder() / "golden" / "quark_exports" / name
     expected = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     quantized: dict[str, Any] = expected.pop("quantization_config")
     (tmp_path / "config.json").write_text(json.dumps(expected), encoding="utf-8")
     model = made(AutoConfig.from_pretrained(tmp_path), dtype=torch.bfloat16)
-    scheme_name = name.removeprefix("family_").removeprefix("qwen3_moe_").removeprefix("mixtral_")
+    scheme_name = (
+        name.removeprefix("family_").removeprefix("qwen3_moe_").removeprefix("mixtral_")
+    )
     config = TorchConfig(scheme(scheme_name), exclude=("lm_head",))
     quantize_model(model, config, tokens(40), progress=False)
     export_safetensors(model, tmp_path / "out", config)
     reader = Reader(tmp_path / "out")
-    found = {f"{key}\t{str(reader.get(key).dtype)[6:]}\t{list(reader.shape(key))}" for key in reader}
+    found = {
+        f"{key}\t{str(reader.get(key).dtype)[6:]}\t{list(reader.shape(key))}"
+        for key in reader
+    }
     lines = (folder / "tensors.tsv").read_text(encoding="utf-8").splitlines()
     lines = [line for line in lines if not line.startswith("#")]
     if name.startswith("family_mixtral"):
         # AMD Quark writes the names that transformers has in memory, by which vLLM finds nothing
-        for old, new in {".mlp.": ".block_sparse_moe.", "gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}.items():
+        for old, new in {
+            ".mlp.": ".block_sparse_moe.",
+            "gate_proj": "w1",
+            "up_proj": "w3",
+            "down_proj": "w2",
+        }.items():
             lines = [line.replace(old, new) for line in lines]
     assert found == set(lines)
-    written = json.loads((tmp_path / "out" / "config.json").read_text(encoding="utf-8"))["quantization_config"]
+    written = json.loads(
+        (tmp_path / "out" / "config.json").read_text(encoding="utf-8")
+    )["quantization_config"]
     if scheme_name == "fp8":
         assert written["exclude"] == quantized["exclude"]
     del quantized["algo_config"], quantized["exclude"]

@@ -28,7 +28,11 @@ FP8 = TorchConfig(scheme("fp8"), exclude=("lm_head",))
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+    return {
+        str(file.relative_to(folder)): file.read_bytes()
+        for file in folder.rglob("*")
+        if file.is_file()
+    }
 
 
 def source_of(folder: Path, **settings: Any) -> Path:
@@ -44,30 +48,57 @@ def source_of(folder: Path, **settings: Any) -> Path:
 def test_what_is_not_quantized_is_copied(tmp_path: Path) -> None:
     source = source_of(tmp_path / "source")
     before = contents(source)
-    quantize_checkpoint(source, tmp_path / "out", FP8, tokens(), writing=Writing(max_shard=60_000), progress=False)
+    quantize_checkpoint(
+        source,
+        tmp_path / "out",
+        FP8,
+        tokens(),
+        writing=Writing(max_shard=60_000),
+        progress=False,
+    )
     assert contents(source) == before
     out = contents(tmp_path / "out")
-    for name in ("tokenizer.json", "chat_template.jinja", "code/own.py", "generation_config.json"):
+    for name in (
+        "tokenizer.json",
+        "chat_template.jinja",
+        "code/own.py",
+        "generation_config.json",
+    ):
         assert out[name] == before[name]
     old, new = Reader(source), Reader(tmp_path / "out")
     assert len({new.file_of(name) for name in new}) == 3
     untouched = [name for name in old if "proj" not in name]
     assert len(untouched) == 9
     for name in untouched:
-        assert torch.equal(old.get(name), new.get(name)) and old.get(name).dtype == new.get(name).dtype
+        assert (
+            torch.equal(old.get(name), new.get(name))
+            and old.get(name).dtype == new.get(name).dtype
+        )
     index = json.loads(out["model.safetensors.index.json"])
     sizes = [new.get(name).numel() * new.get(name).element_size() for name in new]
-    assert index["metadata"]["total_size"] == sum(sizes) and set(index["weight_map"]) == set(new)
+    assert index["metadata"]["total_size"] == sum(sizes) and set(
+        index["weight_map"]
+    ) == set(new)
 
 
 def test_tied_heads(tmp_path: Path) -> None:
     source = source_of(tmp_path / "source", tie_word_embeddings=True)
     quantize_checkpoint(source, tmp_path / "float", FP8, tokens(), progress=False)
     assert not any("lm_head" in name for name in Reader(tmp_path / "float"))
-    assert json.loads((tmp_path / "float" / "config.json").read_text("utf-8"))["tie_word_embeddings"] is True
+    assert (
+        json.loads((tmp_path / "float" / "config.json").read_text("utf-8"))[
+            "tie_word_embeddings"
+        ]
+        is True
+    )
     config = TorchConfig(scheme("int4_wo_32"))
     quantize_checkpoint(source, tmp_path / "own", config, progress=False)
-    assert json.loads((tmp_path / "own" / "config.json").read_text("utf-8"))["tie_word_embeddings"] is False
+    assert (
+        json.loads((tmp_path / "own" / "config.json").read_text("utf-8"))[
+            "tie_word_embeddings"
+        ]
+        is False
+    )
     reader = Reader(tmp_path / "own")
     assert "lm_head.weight_scale" in reader and "model.embed_tokens.weight" in reader
     model = load_checkpoint(tmp_path / "own")
@@ -76,21 +107,43 @@ def test_tied_heads(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("with_inputs", [True, False])
-def test_layers_that_runtimes_fuse_share_the_second_scale_of_nvfp4(tmp_path: Path, with_inputs: bool) -> None:
+def test_layers_that_runtimes_fuse_share_the_second_scale_of_nvfp4(
+    tmp_path: Path, with_inputs: bool
+) -> None:
     spec = scheme("nvfp4") if with_inputs else LayerSpec(scheme("nvfp4").weight)
     config = TorchConfig(spec, exclude=("lm_head",))
     source = source_of(tmp_path / "source")
-    quantize_checkpoint(source, tmp_path / "out", config, tokens() if with_inputs else None, progress=False)
+    quantize_checkpoint(
+        source,
+        tmp_path / "out",
+        config,
+        tokens() if with_inputs else None,
+        progress=False,
+    )
     floats, reader = Reader(source), Reader(tmp_path / "out")
-    for shards in (("self_attn", "q", "k", "v"), ("self_attn", "o"), ("mlp", "gate", "up"), ("mlp", "down")):
-        names = [f"model.layers.1.{shards[0]}.{each}_proj.weight" for each in shards[1:]]
+    for shards in (
+        ("self_attn", "q", "k", "v"),
+        ("self_attn", "o"),
+        ("mlp", "gate", "up"),
+        ("mlp", "down"),
+    ):
+        names = [
+            f"model.layers.1.{shards[0]}.{each}_proj.weight" for each in shards[1:]
+        ]
         greatest = max(floats.get(name).abs().max() for name in names)
         for name in names:
             assert reader.get(f"{name}_scale_2") == (greatest / (6 * 448)).float()
-    assert not [each for each in validate(tmp_path / "out", "vllm").findings if each.rule == "nvfp4-scales-differ"]
+    assert not [
+        each
+        for each in validate(tmp_path / "out", "vllm").findings
+        if each.rule == "nvfp4-scales-differ"
+    ]
     model = load_checkpoint(source)
     quantize_model(model, config, tokens() if with_inputs else None, progress=False)
-    assert torch.equal(logits(model, tokens()[0]), logits(load_checkpoint(tmp_path / "out"), tokens()[0]))
+    assert torch.equal(
+        logits(model, tokens()[0]),
+        logits(load_checkpoint(tmp_path / "out"), tokens()[0]),
+    )
 
 
 KILLED = """
@@ -115,31 +168,49 @@ def counted(path, write):
 resume.put_in_place = kept.put_in_place = counted
 config = TorchConfig(scheme("fp8"), exclude=("lm_head",))
 quantize_checkpoint(source, output, config, tokens(), writing=Writing(resume=Path(state)), progress=False)
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.slow
 def test_a_killed_run_is_resumed_to_the_same_bytes(tmp_path: Path) -> None:
     source = source_of(tmp_path / "source")
     quantize_checkpoint(source, tmp_path / "whole", FP8, tokens(), progress=False)
-    script = [sys.executable, "-c", KILLED, str(source), str(tmp_path / "out"), str(tmp_path / "state")]
+    script = [
+        sys.executable,
+        "-c",
+        KILLED,
+        str(source),
+        str(tmp_path / "out"),
+        str(tmp_path / "state"),
+    ]
     for moment in (1, 2, 3, 4):
         done = subprocess.run([*script, str(moment)], capture_output=True, text=True)
         assert done.returncode == -9 and not (tmp_path / "out").exists(), done.stderr
     done = subprocess.run([*script, "0"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["out", "source", "state", "whole"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == [
+        "out",
+        "source",
+        "state",
+        "whole",
+    ]
 
 
 def test_the_work_of_another_run_is_refused(tmp_path: Path) -> None:
     source, state = source_of(tmp_path / "source"), Writing(resume=tmp_path / "state")
-    quantize_checkpoint(source, tmp_path / "a", FP8, tokens(), writing=state, progress=False)
+    quantize_checkpoint(
+        source, tmp_path / "a", FP8, tokens(), writing=state, progress=False
+    )
     other = TorchConfig(scheme("int8"), exclude=("lm_head",))
     with pytest.raises(ConfigError, match="another run: its configuration differs"):
-        quantize_checkpoint(source, tmp_path / "b", other, tokens(), writing=state, progress=False)
+        quantize_checkpoint(
+            source, tmp_path / "b", other, tokens(), writing=state, progress=False
+        )
     with pytest.raises(ConfigError, match="another run: its data differs"):
-        quantize_checkpoint(source, tmp_path / "b", FP8, tokens(2), writing=state, progress=False)
+        quantize_checkpoint(
+            source, tmp_path / "b", FP8, tokens(2), writing=state, progress=False
+        )
     assert not (tmp_path / "b").exists()
 
 
@@ -156,7 +227,9 @@ def test_bad_checkpoints_are_named_and_nothing_is_written(tmp_path: Path) -> Non
     with pytest.raises(ModelError, match=f"{file.name} is damaged"):
         quantize_checkpoint(source, out, FP8, tokens(), progress=False)
     broken = dict(tensors)
-    broken["model.layers.1.mlp.up_proj.weight"] = tensors["model.layers.1.mlp.up_proj.weight"] * float("nan")
+    broken["model.layers.1.mlp.up_proj.weight"] = tensors[
+        "model.layers.1.mlp.up_proj.weight"
+    ] * float("nan")
     save_file(broken, file)
     with pytest.raises((ModelError, DataError), match=r"model.layers.1.mlp"):
         quantize_checkpoint(source, out, FP8, tokens(), progress=False)
@@ -165,7 +238,10 @@ def test_bad_checkpoints_are_named_and_nothing_is_written(tmp_path: Path) -> Non
     with pytest.raises(ModelError, match=r"model.layers.1.mlp.up_proj.weight"):
         quantize_checkpoint(source, out, FP8, tokens(), progress=False)
     file.unlink()
-    with pytest.raises(ModelError, match=f"{file.name} is missing; model.safetensors.index.json lists it"):
+    with pytest.raises(
+        ModelError,
+        match=f"{file.name} is missing; model.safetensors.index.json lists it",
+    ):
         quantize_checkpoint(source, out, FP8, tokens(), progress=False)
     with pytest.raises(ModelError, match=r"has no config.json"):
         quantize_checkpoint(tmp_path / "nothing", out, FP8, tokens(), progress=False)
@@ -177,7 +253,9 @@ def test_a_quantized_checkpoint_is_not_quantized_again(tmp_path: Path) -> None:
     config = TorchConfig(scheme("int4_wo_32"), exclude=("lm_head",))
     quantize_checkpoint(source, tmp_path / "once", config, progress=False)
     with pytest.raises(ModelError, match="is quantized already"):
-        quantize_checkpoint(tmp_path / "once", tmp_path / "twice", config, progress=False)
+        quantize_checkpoint(
+            tmp_path / "once", tmp_path / "twice", config, progress=False
+        )
 
 
 def test_a_written_file_is_read_by_the_library_that_defines_it(tmp_path: Path) -> None:
@@ -201,19 +279,38 @@ def test_a_written_file_is_read_by_the_library_that_defines_it(tmp_path: Path) -
         assert torch.equal(found[name].float(), tensor.float())
 
 
-def test_what_files_hold_counts_and_the_index_settles_what_is_in_two(tmp_path: Path) -> None:
+def test_what_files_hold_counts_and_the_index_settles_what_is_in_two(
+    tmp_path: Path,
+) -> None:
     for number in (1.0, 2.0):
-        parts = {"a": torch.full((1,), number), f"only{number:.0f}": torch.full((1,), number)}
+        parts = {
+            "a": torch.full((1,), number),
+            f"only{number:.0f}": torch.full((1,), number),
+        }
         save_file(parts, tmp_path / f"part{number:.0f}.safetensors")
     whole = Reader(tmp_path)
     assert set(whole) == {"a", "only1", "only2"}
     for file, number in (("part1.safetensors", 1.0), ("part2.safetensors", 2.0)):
-        index = {"weight_map": {"only1": "part1.safetensors", "only2": "part2.safetensors", "a": file}}
-        (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+        index = {
+            "weight_map": {
+                "only1": "part1.safetensors",
+                "only2": "part2.safetensors",
+                "a": file,
+            }
+        }
+        (tmp_path / "model.safetensors.index.json").write_text(
+            json.dumps(index), encoding="utf-8"
+        )
         found = Reader(tmp_path)
-        assert (found.get("a").item(), found.shape("a"), found.tensors["a"].dtype) == (number, (1,), "F32")
+        assert (found.get("a").item(), found.shape("a"), found.tensors["a"].dtype) == (
+            number,
+            (1,),
+            "F32",
+        )
         assert found.file_of("a").name == file
-    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "part1.safetensors"}}', "utf-8")
+    (tmp_path / "model.safetensors.index.json").write_text(
+        '{"weight_map": {"a": "part1.safetensors"}}', "utf-8"
+    )
     assert set(Reader(tmp_path)) == {"a", "only1"}
 
 
@@ -225,7 +322,9 @@ def test_text_becomes_windows(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("abcdefghij", encoding="utf-8")
     (tmp_path / "b.jsonl").write_text('{"text": "klm"}\n"nop"\n', encoding="utf-8")
     found = read_windows(tmp_path, Letters(), 4)
-    assert [chr(int(token) + 96) for window in found for token in window] == list("abcdefghijklmnop")
+    assert [chr(int(token) + 96) for window in found for token in window] == list(
+        "abcdefghijklmnop"
+    )
     assert len(read_windows(tmp_path, Letters(), 4, 2)) == 2
     with pytest.raises(DataError, match="not enough for one window of 99 tokens"):
         read_windows(tmp_path, Letters(), 99)

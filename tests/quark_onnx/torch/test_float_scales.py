@@ -1,4 +1,6 @@
-"""AMD's FP4 (scales in E5M3) and integers with two factors of scales, against tables of the values and amd-quark."""
+"""AMD's FP4 (scales in E5M3) and integers with two factors of scales, against tables of the values
+and amd-quark.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,10 @@ from tests.torch_models import llama, logits, made, saved, tokens
 
 #: The values of E5M3 by their codes: 5 bits of exponent with a bias of 15, and 3 of mantissa.
 E5M3 = np.array(
-    [*(m * 2.0**-17 for m in range(8)), *((1 + m / 8) * 2.0 ** (e - 15) for e in range(1, 32) for m in range(8))]
+    [
+        *(m * 2.0**-17 for m in range(8)),
+        *((1 + m / 8) * 2.0 ** (e - 15) for e in range(1, 32) for m in range(8)),
+    ]
 )
 FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 SIZES = {"amdfp4": 16, "amdfp4g32": 32}
@@ -53,7 +58,10 @@ print(json.dumps(found))
 
 
 def nearest(values: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """The codes of the nearest entries of an ascending table; that with the even code in the middle of two."""
+    """The codes of the nearest entries of an ascending table.
+
+    That with the even code in the middle of two.
+    """
     distances = np.abs(values[..., None] - table)
     best = distances.min(-1, keepdims=True)
     ties = distances == best
@@ -65,9 +73,15 @@ def reference(x: np.ndarray, size: int) -> np.ndarray:
     """What is left of a matrix whose columns are a multiple of the block size."""
     blocks = x.reshape(len(x), -1, size)
     greatest = (np.abs(blocks).max(-1) / np.float32(6)).astype(np.float64)
-    scale = np.maximum(E5M3[nearest(np.minimum(greatest, 114688.0), E5M3[:-1])], 2.0**-17)
+    scale = np.maximum(
+        E5M3[nearest(np.minimum(greatest, 114688.0), E5M3[:-1])], 2.0**-17
+    )
     units = (blocks / scale[..., None].astype(np.float32)).astype(np.float64)
-    left = np.sign(units) * FP4[nearest(np.minimum(np.abs(units), 6.0), FP4)] * scale[..., None]
+    left = (
+        np.sign(units)
+        * FP4[nearest(np.minimum(np.abs(units), 6.0), FP4)]
+        * scale[..., None]
+    )
     return left.reshape(x.shape).astype(np.float32)
 
 
@@ -75,9 +89,10 @@ def matrix(seed: int, columns: int) -> np.ndarray:
     """Reals of many magnitudes, zeros and ties among them."""
     generator = np.random.default_rng(seed)
     significands = generator.integers(-64, 65, (3, columns)) / 32
-    return np.ldexp(significands, generator.integers(-22, 18, (3, 1)) + generator.integers(-4, 5, (3, columns))).astype(
-        np.float32
-    )
+    return np.ldexp(
+        significands,
+        generator.integers(-22, 18, (3, 1)) + generator.integers(-4, 5, (3, columns)),
+    ).astype(np.float32)
 
 
 @pytest.mark.parametrize("name", SIZES)
@@ -86,13 +101,19 @@ def matrix(seed: int, columns: int) -> np.ndarray:
 def test_amd_fp4_equals_the_tables(name: str, seed: int) -> None:
     x = matrix(seed, 2 * SIZES[name])
     expected = reference(x, SIZES[name])
-    np.testing.assert_array_equal(quantize(torch.from_numpy(x), TensorSpec(name)).dequantize().numpy(), expected)
-    np.testing.assert_array_equal(fake_quantize(torch.from_numpy(x), TensorSpec(name)).numpy(), expected)
+    np.testing.assert_array_equal(
+        quantize(torch.from_numpy(x), TensorSpec(name)).dequantize().numpy(), expected
+    )
+    np.testing.assert_array_equal(
+        fake_quantize(torch.from_numpy(x), TensorSpec(name)).numpy(), expected
+    )
 
 
 @pytest.mark.parametrize("name", ["amdfp4", "amdfp4_g32", "int4_fp8"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_checkpoint_is_read_as_it_was_written(name: str, dtype: Any, tmp_path: Path) -> None:
+def test_a_checkpoint_is_read_as_it_was_written(
+    name: str, dtype: Any, tmp_path: Path
+) -> None:
     model = made(llama(), dtype)
     config = config_for(name)
     quantize_model(model, config, progress=False)
@@ -100,8 +121,13 @@ def test_a_checkpoint_is_read_as_it_was_written(name: str, dtype: Any, tmp_path:
     again = load_checkpoint(tmp_path / "out")
     assert torch.equal(logits(again, tokens()[0]), logits(model, tokens()[0]))
     export_safetensors(again, tmp_path / "again", config)
-    first, second = (load_file(tmp_path / folder / "model.safetensors") for folder in ("out", "again"))
-    assert first.keys() == second.keys() and all(torch.equal(first[key], second[key]) for key in first)
+    first, second = (
+        load_file(tmp_path / folder / "model.safetensors")
+        for folder in ("out", "again")
+    )
+    assert first.keys() == second.keys() and all(
+        torch.equal(first[key], second[key]) for key in first
+    )
 
 
 def test_the_tensors_of_two_factors(tmp_path: Path) -> None:
@@ -132,12 +158,16 @@ def test_the_tensors_of_two_factors(tmp_path: Path) -> None:
 
 
 def test_two_factors_belong_to_outputs() -> None:
-    with pytest.raises(ConfigError, match="int4fp8 has one scale for each output, and no zero points"):
+    with pytest.raises(
+        ConfigError, match="int4fp8 has one scale for each output, and no zero points"
+    ):
         TensorSpec("int4fp8", block_size=32)
 
 
 def test_schemes_that_are_not_offered() -> None:
-    with pytest.raises(ConfigError, match=r"amdfp4_global16 is not offered: .* choose amdfp4"):
+    with pytest.raises(
+        ConfigError, match=r"amdfp4_global16 is not offered: .* choose amdfp4"
+    ):
         scheme("amdfp4_global16")
 
 
@@ -150,7 +180,9 @@ def test_algorithms_choose_better_codes(name: str, algorithm: str) -> None:
     errors = []
     for algorithms in ((), (algorithm,)):
         model = made(llama())
-        config = TorchConfig(scheme(name).with_(input=None), exclude=("lm_head",), algorithms=algorithms)
+        config = TorchConfig(
+            scheme(name).with_(input=None), exclude=("lm_head",), algorithms=algorithms
+        )
         quantize_model(model, config, tokens(), progress=False)
         errors.append(float((hidden(model, ids) - wanted).norm()))
     assert errors[1] < errors[0]
@@ -166,7 +198,9 @@ def hidden(model: Any, ids: Any) -> Any:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_an_onnx_model_computes_the_same(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(64, 48), torch.nn.Tanh(), torch.nn.Linear(48, 8)).eval()
+    model = torch.nn.Sequential(
+        torch.nn.Linear(64, 48), torch.nn.Tanh(), torch.nn.Linear(48, 8)
+    ).eval()
     quantize_model(model, TorchConfig(scheme(name)), progress=False)
     x = torch.randn(5, 64) * torch.logspace(-4, 3, 64)
     export_onnx(model, tmp_path / "model.onnx", x)
@@ -176,29 +210,60 @@ def test_an_onnx_model_computes_the_same(name: str, tmp_path: Path) -> None:
 
 
 def test_clients(tmp_path: Path) -> None:
-    """vLLM has int4_fp8 for experts alone, and AMD's FP4 for no layer; transformers has the latter."""
+    """vLLM has int4_fp8 for experts alone, and AMD's FP4 for no layer.
+
+    Transformers has the latter.
+    """
     model = made(torch_families.config_of("mixtral"))
-    config = TorchConfig(layers=(("*experts*", scheme("int4_fp8")),), exclude=("lm_head",))
+    config = TorchConfig(
+        layers=(("*experts*", scheme("int4_fp8")),), exclude=("lm_head",)
+    )
     quantize_model(model, config, progress=False)
     export_safetensors(model, tmp_path / "experts", config)
-    assert validate(tmp_path / "experts", "vllm").word == "loads", validate(tmp_path / "experts", "vllm").text()
-    for name, words in {"int4_fp8": ("refused", "loads but wrong"), "amdfp4": ("refused", "loads")}.items():
+    assert validate(tmp_path / "experts", "vllm").word == "loads", validate(
+        tmp_path / "experts", "vllm"
+    ).text()
+    for name, words in {
+        "int4_fp8": ("refused", "loads but wrong"),
+        "amdfp4": ("refused", "loads"),
+    }.items():
         model = made(llama())
         quantize_model(model, config_for(name), progress=False)
         export_safetensors(model, tmp_path / name, config_for(name))
-        assert tuple(validate(tmp_path / name, client).word for client in ("vllm", "transformers")) == words
+        assert (
+            tuple(
+                validate(tmp_path / name, client).word
+                for client in ("vllm", "transformers")
+            )
+            == words
+        )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("weight_format", ["real_quantized", "fake_quantized"])
 @pytest.mark.parametrize(
-    "name", ["amdfp4", "amdfp4_g32", "int4_fp8", "uint4_wo_32", "int8", "nvfp4", "mxfp4_weight_only"]
+    "name",
+    [
+        "amdfp4",
+        "amdfp4_g32",
+        "int4_fp8",
+        "uint4_wo_32",
+        "int8",
+        "nvfp4",
+        "mxfp4_weight_only",
+    ],
 )
 def test_exports_of_amd_quark(name: str, weight_format: str, tmp_path: Path) -> None:
     """What amd-quark writes is read with the logits that its model has in memory."""
     source = saved(made(llama()), tmp_path / "model")
-    (source / "tokens.json").write_text(json.dumps([batch.tolist() for batch in tokens()]), encoding="utf-8")
-    expected = torch.tensor(peer(PEER, str(source), str(tmp_path / "out"), name, weight_format))
+    (source / "tokens.json").write_text(
+        json.dumps([batch.tolist() for batch in tokens()]), encoding="utf-8"
+    )
+    expected = torch.tensor(
+        peer(PEER, str(source), str(tmp_path / "out"), name, weight_format)
+    )
     found = logits(load_checkpoint(tmp_path / "out"), tokens()[0])
     # the product of both factors is rounded once, and amd-quark multiplies by one after the other
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5 if name == "int4_fp8" else 1e-6)
+    torch.testing.assert_close(
+        found, expected, rtol=1e-5, atol=1e-5 if name == "int4_fp8" else 1e-6
+    )

@@ -51,9 +51,17 @@ def test_exports_equal_the_listings(name: str, tmp_path: Path) -> None:
     data = [torch.randint(0, 512, (1, 32), generator=generator) for _ in range(2)]
     config = config_of(name)
     quantize_model(model, config, data, progress=False)
-    export_safetensors(model, tmp_path / "out", config, pack_method="order" if "order" in name else "reorder")
+    export_safetensors(
+        model,
+        tmp_path / "out",
+        config,
+        pack_method="order" if "order" in name else "reorder",
+    )
     found = load_file(tmp_path / "out" / "model.safetensors")
-    listed = sorted(f"{key}\t{str(tensor.dtype)[6:]}\t{list(tensor.shape)}" for key, tensor in found.items())
+    listed = sorted(
+        f"{key}\t{str(tensor.dtype)[6:]}\t{list(tensor.shape)}"
+        for key, tensor in found.items()
+    )
     lines = (golden() / name / "tensors.tsv").read_text(encoding="utf-8").splitlines()
     assert listed == sorted(line for line in lines if not line.startswith("#"))
     expected = json.loads((golden() / name / "config.json").read_text(encoding="utf-8"))
@@ -65,22 +73,32 @@ def test_exports_equal_the_listings(name: str, tmp_path: Path) -> None:
     if weights.exists():
         compare_weights(found, load_file(weights))
     with torch.no_grad():
-        assert torch.equal(load_checkpoint(tmp_path / "out")(data[0]).logits, model(data[0]).logits)
+        assert torch.equal(
+            load_checkpoint(tmp_path / "out")(data[0]).logits, model(data[0]).logits
+        )
 
 
 def compare_weights(found: dict[str, Any], expected: dict[str, Any]) -> None:
-    """Codes, scales and zero points of weights are the same to the bit; scales of activations depend on the data."""
+    """Codes, scales and zero points of weights are the same to the bit.
+
+    Scales of activations depend on the data.
+    """
     compared = 0
     for key, tensor in expected.items():
         if not key.endswith(("input_scale", "output_scale", "input_zero_point")):
-            assert torch.equal(found[key].reshape(-1).view(torch.uint8), tensor.reshape(-1).view(torch.uint8)), key
+            assert torch.equal(
+                found[key].reshape(-1).view(torch.uint8),
+                tensor.reshape(-1).view(torch.uint8),
+            ), key
             compared += 1
     assert compared > 30
 
 
 @pytest.mark.parametrize("name", SCHEMES)
 def test_configurations_are_read_as_they_are_written(name: str) -> None:
-    found = json.loads((golden() / name / "config.json").read_text(encoding="utf-8"))["quantization_config"]
+    found = json.loads((golden() / name / "config.json").read_text(encoding="utf-8"))[
+        "quantization_config"
+    ]
     config, method = from_json(found)
     assert config == config_of(name)
     assert to_json(config, method=method) == found
@@ -95,10 +113,17 @@ def test_checkpoints_of_amd_quark_are_read(name: str, tmp_path: Path) -> None:
     scale, codes = stored[f"{layer}.weight_scale"].float(), stored[f"{layer}.weight"]
     if name == "uint4_wo_128":
         order = [0, 2, 4, 6, 1, 3, 5, 7]
-        nibbles = torch.stack([codes >> 4 * order.index(column) & 15 for column in range(8)], -1).flatten(1)
+        nibbles = torch.stack(
+            [codes >> 4 * order.index(column) & 15 for column in range(8)], -1
+        ).flatten(1)
         zeros = stored[f"{layer}.weight_zero_point"]
-        zeros = torch.stack([zeros >> 4 * order.index(column) & 15 for column in range(8)], -1).flatten(1)
-        expected = ((nibbles - zeros.repeat_interleave(128, 0)) * scale.repeat_interleave(128, 0)).t()
+        zeros = torch.stack(
+            [zeros >> 4 * order.index(column) & 15 for column in range(8)], -1
+        ).flatten(1)
+        expected = (
+            (nibbles - zeros.repeat_interleave(128, 0))
+            * scale.repeat_interleave(128, 0)
+        ).t()
     else:
         expected = codes.float() * scale
     assert torch.equal(model.get_submodule(layer).weight, expected.bfloat16())

@@ -1,4 +1,6 @@
-"""quantize_graph: against quantize_model of the same model, against a computation by hand, and onnxruntime."""
+"""quantize_graph: against quantize_model of the same model, against a computation by hand, and
+onnxruntime.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +14,20 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from torch import nn  # noqa: E402
-from torch.nn import functional as F  # noqa: E402
-from torch.nn.utils import fuse_conv_bn_eval  # noqa: E402
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.utils import fuse_conv_bn_eval
 
-from quark_onnx.errors import ConfigError, DataError, ModelError  # noqa: E402
-from quark_onnx.torch import ModelQuantizer, save_params  # noqa: E402
-from quark_onnx.torch.config.spec import LayerSpec, TensorSpec  # noqa: E402
-from quark_onnx.torch.config.torch_config import KVCache, TorchConfig  # noqa: E402
-from quark_onnx.torch.models.quantized_layer import QuantizedLayer, Rounding  # noqa: E402
-from quark_onnx.torch.pipelines.graph.calls import fold_batch_norms, layers_of_graph  # noqa: E402
-from quark_onnx.torch.pipelines.graph.quantize_graph import quantize_graph  # noqa: E402
-from quark_onnx.torch.pipelines.in_memory import quantize_model  # noqa: E402
-from quark_onnx.torch.quantization import Int8PerTensorSpec, QConfig, QLayerConfig  # noqa: E402
-from tests.torch_models import llama, logits, made, tokens  # noqa: E402
+from quark_onnx.errors import ConfigError, DataError, ModelError
+from quark_onnx.torch import ModelQuantizer, save_params
+from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
+from quark_onnx.torch.config.torch_config import KVCache, TorchConfig
+from quark_onnx.torch.models.quantized_layer import QuantizedLayer, Rounding
+from quark_onnx.torch.pipelines.graph.calls import fold_batch_norms, layers_of_graph
+from quark_onnx.torch.pipelines.graph.quantize_graph import quantize_graph
+from quark_onnx.torch.pipelines.in_memory import quantize_model
+from quark_onnx.torch.quantization import Int8PerTensorSpec, QConfig, QLayerConfig
+from tests.torch_models import llama, logits, made, tokens
 
 INT8 = TensorSpec("int8")
 BOTH = LayerSpec(INT8, INT8)
@@ -39,16 +41,23 @@ class Kinds(nn.Module):
         self.conv = nn.Conv2d(4, 8, 3, padding=1, groups=2)
         self.same = nn.Conv2d(8, 8, 3, padding="same", dilation=2, bias=False)
         self.around = nn.Conv2d(8, 8, 3, padding=1, padding_mode="circular")
-        self.up = nn.ConvTranspose2d(8, 4, 3, stride=2, padding=1, output_padding=1, groups=2)
+        self.up = nn.ConvTranspose2d(
+            8, 4, 3, stride=2, padding=1, output_padding=1, groups=2
+        )
         self.relu = nn.ReLU(inplace=True)
-        self.inner = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16, bias=False))
+        self.inner = nn.Sequential(
+            nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16, bias=False)
+        )
         self.twice = nn.Linear(16, 16)
         self.table = nn.Embedding(9, 16, padding_idx=0)
 
     def forward(self, x: Any, ids: Any) -> Any:
         x = self.relu(self.conv(x))
         x = self.up(self.around(F.relu6(self.same(x))))
-        return self.twice(torch.tanh(self.twice(self.inner(x.mean(1))))) + self.table(ids)[:, None]
+        return (
+            self.twice(torch.tanh(self.twice(self.inner(x.mean(1)))))
+            + self.table(ids)[:, None]
+        )
 
 
 class Residual(nn.Module):
@@ -79,14 +88,23 @@ def seeded(kind: Any, dtype: Any = torch.float32) -> Any:
     return model.requires_grad_(False).to(dtype)
 
 
-def images(count: int = 1, size: int = 2, channels: int = 3, dtype: Any = torch.float32) -> list[Any]:
+def images(
+    count: int = 1, size: int = 2, channels: int = 3, dtype: Any = torch.float32
+) -> list[Any]:
     generator = torch.Generator().manual_seed(5)
-    return [torch.randn(size, channels, 8, 8, generator=generator, dtype=dtype) for _ in range(count)]
+    return [
+        torch.randn(size, channels, 8, 8, generator=generator, dtype=dtype)
+        for _ in range(count)
+    ]
 
 
 def called(graph: Any, name: str) -> Any:
     """The one node that calls a module."""
-    (node,) = (node for node in graph.graph.nodes if node.op == "call_module" and node.target == name)
+    (node,) = (
+        node
+        for node in graph.graph.nodes
+        if node.op == "call_module" and node.target == name
+    )
     return node
 
 
@@ -101,7 +119,9 @@ def called(graph: Any, name: str) -> Any:
     ],
     ids=str,
 )
-def test_weights_alone_compute_what_the_quantized_module_computes(spec: TensorSpec) -> None:
+def test_weights_alone_compute_what_the_quantized_module_computes(
+    spec: TensorSpec,
+) -> None:
     model = seeded(Kinds)
     inputs = (images(channels=4)[0], torch.tensor([1, 7]))
     config = TorchConfig(LayerSpec(spec), types=(("Embedding", LayerSpec(spec)),))
@@ -109,9 +129,13 @@ def test_weights_alone_compute_what_the_quantized_module_computes(spec: TensorSp
     eager = copy.deepcopy(model)
     theirs = quantize_model(eager, config)
     assert report.quantized == theirs.quantized and not report.kept
-    assert torch.equal(graph(*inputs), eager(*inputs)) and not torch.equal(graph(*inputs), model(*inputs))
+    assert torch.equal(graph(*inputs), eager(*inputs)) and not torch.equal(
+        graph(*inputs), model(*inputs)
+    )
     own, other = graph.state_dict(), eager.state_dict()
-    assert own.keys() == other.keys() and all(torch.equal(own[name], other[name]) for name in own)
+    assert own.keys() == other.keys() and all(
+        torch.equal(own[name], other[name]) for name in own
+    )
 
 
 class Bags(nn.Module):
@@ -125,7 +149,11 @@ class Bags(nn.Module):
         self.linear = nn.Linear(16, 4)
 
     def forward(self, ids: Any, flat: Any, offsets: Any, weights: Any) -> Any:
-        found = self.rows(ids) + self.weighted(flat, offsets, per_sample_weights=weights) + self.greatest(ids)
+        found = (
+            self.rows(ids)
+            + self.weighted(flat, offsets, per_sample_weights=weights)
+            + self.greatest(ids)
+        )
         return self.linear(found)
 
 
@@ -142,8 +170,15 @@ def test_bags_of_embeddings() -> None:
     graph, report = quantize_graph(model, config, example_args=inputs)
     eager = copy.deepcopy(model)
     theirs = quantize_model(eager, config)
-    assert report.quantized == theirs.quantized and set(report.quantized) == {"rows", "weighted", "greatest", "linear"}
-    assert torch.equal(graph(*inputs), eager(*inputs)) and not torch.equal(graph(*inputs), model(*inputs))
+    assert report.quantized == theirs.quantized and set(report.quantized) == {
+        "rows",
+        "weighted",
+        "greatest",
+        "linear",
+    }
+    assert torch.equal(graph(*inputs), eager(*inputs)) and not torch.equal(
+        graph(*inputs), model(*inputs)
+    )
     plain, left = quantize_graph(model, TorchConfig(spec), example_args=inputs)
     assert set(left.quantized) == {"linear"}
     rounded = copy.deepcopy(model)
@@ -153,7 +188,14 @@ def test_bags_of_embeddings() -> None:
 
 def test_inputs_are_rounded_as_those_of_modules() -> None:
     def net() -> Any:
-        parts = [nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.ReLU6(), nn.MaxPool2d(2), nn.Flatten()]
+        parts = [
+            nn.Conv2d(3, 4, 3),
+            nn.ReLU(),
+            nn.Conv2d(4, 4, 3),
+            nn.ReLU6(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+        ]
         return nn.Sequential(*parts, nn.Linear(16, 8), nn.Tanh(), nn.Linear(8, 3))
 
     model, batches = seeded(net), images(3)
@@ -161,7 +203,9 @@ def test_inputs_are_rounded_as_those_of_modules() -> None:
     eager = copy.deepcopy(model)
     quantize_model(eager, TorchConfig(BOTH), batches)
     for batch in batches:
-        assert torch.equal(graph(batch), eager(batch)) and not torch.equal(graph(batch), model(batch))
+        assert torch.equal(graph(batch), eager(batch)) and not torch.equal(
+            graph(batch), model(batch)
+        )
     tokens_each = LayerSpec(INT8, TensorSpec("int8", per_channel=True, dynamic=True))
     graph, _ = quantize_graph(model, TorchConfig(tokens_each), None, batches[0])
     eager = copy.deepcopy(model)
@@ -170,8 +214,14 @@ def test_inputs_are_rounded_as_those_of_modules() -> None:
 
 
 def rounded(x: Any, of: Any = None) -> Any:
-    """What int8 codes leave, by the scale of a weight, or of another tensor. Codes are found in 32 bits."""
-    scale = np.float32((np.abs(x).max() if of is None else np.float64(np.float32(np.abs(of).max()))) / 127.5)
+    """What int8 codes leave, by the scale of a weight, or of another tensor.
+
+    Codes are found in 32 bits.
+    """
+    scale = np.float32(
+        (np.abs(x).max() if of is None else np.float64(np.float32(np.abs(of).max())))
+        / 127.5
+    )
     codes = np.clip(np.rint(x.astype(np.float32) / scale), -128, 127)
     return (codes * scale).astype(np.float64)
 
@@ -182,15 +232,21 @@ def test_a_residual_net_equals_a_computation_by_hand() -> None:
     own = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
 
     def conv(x: Any, weight: Any, padding: int) -> Any:
-        return F.conv2d(torch.from_numpy(x), torch.from_numpy(weight), padding=padding).numpy()
+        return F.conv2d(
+            torch.from_numpy(x), torch.from_numpy(weight), padding=padding
+        ).numpy()
 
     factor = own["bn.weight"] / np.sqrt(own["bn.running_var"] + model.bn.eps)
     weight = own["conv.weight"] * factor[:, None, None, None]
-    bias = ((own["conv.bias"] - own["bn.running_mean"]) * factor + own["bn.bias"])[:, None, None]
+    bias = ((own["conv.bias"] - own["bn.running_mean"]) * factor + own["bn.bias"])[
+        :, None, None
+    ]
     floats = np.maximum(conv(x.numpy(), weight, 1) + bias, 0)
     float_side = conv(floats, own["side.weight"], 0)
     float_sum = floats + float_side
-    first = np.maximum(conv(rounded(x.numpy(), x.numpy()), rounded(weight), 1) + bias, 0)
+    first = np.maximum(
+        conv(rounded(x.numpy(), x.numpy()), rounded(weight), 1) + bias, 0
+    )
     first = rounded(first, floats)  # for both of its readers
     side = conv(first, rounded(own["side.weight"]), 0)
     total = rounded(first + rounded(side, float_side), float_sum)
@@ -213,16 +269,22 @@ def test_a_residual_net_equals_a_computation_by_hand() -> None:
     ],
 )
 def test_folded_batch_norms_compute_the_same(conv: Any, affine: bool) -> None:
-    model = seeded(lambda: nn.Sequential(conv(), nn.BatchNorm2d(6, affine=affine)), torch.float64)
+    model = seeded(
+        lambda: nn.Sequential(conv(), nn.BatchNorm2d(6, affine=affine)), torch.float64
+    )
     x = images(channels=4, dtype=torch.float64)[0]
     module = torch.export.export(model, (x,)).module()
     layers, _ = layers_of_graph(module)
     assert fold_batch_norms(module, layers) == ["0"]
     module.recompile()
-    assert "batch_norm" not in module.code and torch.allclose(module(x), model(x), rtol=0, atol=1e-12)
+    assert "batch_norm" not in module.code and torch.allclose(
+        module(x), model(x), rtol=0, atol=1e-12
+    )
     assert torch.equal(layers["0"].layer(x), module(x))
     if affine and isinstance(model[0], nn.Conv2d):
-        assert torch.allclose(layers["0"].layer.weight, fuse_conv_bn_eval(model[0], model[1]).weight)
+        assert torch.allclose(
+            layers["0"].layer.weight, fuse_conv_bn_eval(model[0], model[1]).weight
+        )
 
 
 def test_a_batch_norm_stays_where_something_else_reads_the_convolution() -> None:
@@ -248,8 +310,13 @@ def test_nothing_is_rounded_between_a_layer_and_its_activation() -> None:
     conv = called(graph, "conv")
     assert [str(reader.target) for reader in conv.users] == ["aten.relu.default"]
     (relu,) = conv.users
-    (behind,) = relu.users  # what the output of the convolution is rounded by, for all readers
-    assert isinstance(graph.get_submodule(behind.target), Rounding) and len(behind.users) == 2
+    (behind,) = (
+        relu.users
+    )  # what the output of the convolution is rounded by, for all readers
+    assert (
+        isinstance(graph.get_submodule(behind.target), Rounding)
+        and len(behind.users) == 2
+    )
     assert graph.conv.output is None and isinstance(graph.side.output, Rounding)
     assert torch.equal(graph.relu_rounding.scale, graph.side.input.scale)
 
@@ -268,8 +335,12 @@ def test_operators_get_what_the_configuration_says() -> None:
     assert operators(TorchConfig(BOTH, layers=(("po*", none),))) == {"add"}
     assert operators(TorchConfig(BOTH, exclude=("add", "pool"))) == set()
     assert operators(TorchConfig(LayerSpec(INT8))) == set()
-    assert operators(TorchConfig(none, types=(("relu", LayerSpec(None, None, INT8)),))) == {"relu"}
-    with pytest.raises(ConfigError, match="types names 'add', an operator; quantize_graph"):
+    assert operators(
+        TorchConfig(none, types=(("relu", LayerSpec(None, None, INT8)),))
+    ) == {"relu"}
+    with pytest.raises(
+        ConfigError, match="types names 'add', an operator; quantize_graph"
+    ):
         quantize_model(model, TorchConfig(types=(("add", none),)))
 
 
@@ -284,29 +355,39 @@ def test_the_batch_may_vary_and_results_are_the_same_again() -> None:
     second, _ = quantize_graph(module, TorchConfig(BOTH), [x])
     third, _ = quantize_graph(model, TorchConfig(BOTH), [x], x, dynamic_shapes=shapes)
     (more,) = images(size=7)
-    assert torch.equal(first(more), second(more)) and torch.equal(first(more), third(more))
+    assert torch.equal(first(more), second(more)) and torch.equal(
+        first(more), third(more)
+    )
     assert torch.allclose(first(more)[:2], first(more[:2]), atol=1e-6)
     assert module.code == code and torch.equal(module(more), model(more))
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(
+        torch.equal(value, before[name]) for name, value in model.state_dict().items()
+    )
 
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_language_model_has_the_codes_of_the_quantized_module(tied: bool) -> None:
     model, (ids, *_) = made(llama(tie_word_embeddings=tied)), tokens()
     int4 = LayerSpec(TensorSpec("int4", block_size=16))
-    config = TorchConfig(int4, layers=(("*mlp.up_proj", BOTH.with_(input=None)),), exclude=("lm_head",))
+    config = TorchConfig(
+        int4, layers=(("*mlp.up_proj", BOTH.with_(input=None)),), exclude=("lm_head",)
+    )
     config = config.with_(types=(("Embedding", int4),))
     graph, report = quantize_graph(model, config, None, {"input_ids": ids})
     eager = copy.deepcopy(model)
     theirs = quantize_model(eager, config)
-    assert report.quantized == theirs.quantized and report.kept == {"lm_head": "excluded"}
+    assert report.quantized == theirs.quantized and report.kept == {
+        "lm_head": "excluded"
+    }
     assert torch.equal(logits(graph, ids), logits(eager, ids))
 
 
 def test_keys_values_and_static_inputs_of_a_language_model() -> None:
     model, batches = made(llama()), tokens()
     config = TorchConfig(BOTH, exclude=("lm_head",), kv_cache=KVCache(INT8, least=0.01))
-    config = config.with_(types=tuple((kind, LayerSpec()) for kind in ("add", "mul", "cat", "sub")))
+    config = config.with_(
+        types=tuple((kind, LayerSpec()) for kind in ("add", "mul", "cat", "sub"))
+    )
     graph, _ = quantize_graph(model, config, batches, batches[0])
     eager = copy.deepcopy(model)
     quantize_model(eager, config.with_(types=()), batches, progress=False)
@@ -332,7 +413,10 @@ def test_operators_that_write_into_what_they_read() -> None:
     graph, report = quantize_graph(model, TorchConfig(BOTH), [x], x)
     assert "mul_." not in graph.code and "add" in report.quantized
     model = Net(view=True).eval()
-    with pytest.raises(ModelError, match="mul_ writes into a tensor that others read; run_decompositions"):
+    with pytest.raises(
+        ModelError,
+        match="mul_ writes into a tensor that others read; run_decompositions",
+    ):
         quantize_graph(model, TorchConfig(BOTH), [x], x)
     graph, _ = quantize_graph(model, TorchConfig(LayerSpec(INT8)), None, x)
     eager = copy.deepcopy(model)
@@ -343,10 +427,14 @@ def test_operators_that_write_into_what_they_read() -> None:
 def test_models_in_training_mode() -> None:
     model, (x,) = seeded(Residual).train(), images()
     graph, report = quantize_graph(model, TorchConfig(BOTH), [x], x)
-    assert model.training and report.notes[0].startswith("the model was in training mode")
+    assert model.training and report.notes[0].startswith(
+        "the model was in training mode"
+    )
     other, _ = quantize_graph(model.eval(), TorchConfig(BOTH), [x], x)
     assert torch.equal(graph(x), other(x))
-    with pytest.raises(ModelError, match=r"bn was exported in training mode; export model.eval\(\)"):
+    with pytest.raises(
+        ModelError, match=r"bn was exported in training mode; export model.eval\(\)"
+    ):
         quantize_graph(torch.export.export(model.train(), (x,)), TorchConfig(BOTH), [x])
 
 
@@ -355,10 +443,13 @@ def test_graphs_that_were_decomposed() -> None:
     model, (x,) = seeded(Residual), images()
     program = torch.export.export(model, (x,))
     expected, _ = quantize_graph(program, TorchConfig(BOTH), [x])
-    same, report = quantize_graph(program.run_decompositions({}), TorchConfig(BOTH), [x])
+    same, report = quantize_graph(
+        program.run_decompositions({}), TorchConfig(BOTH), [x]
+    )
     assert torch.equal(same(x), expected(x)) and report.notes
     with pytest.raises(
-        ConfigError, match=r"no layer would be quantized; conv and 1 more.* fc: it is aten\.addmm, which"
+        ConfigError,
+        match=r"no layer would be quantized; conv and 1 more.* fc: it is aten\.addmm, which",
     ):
         quantize_graph(program.run_decompositions(), TorchConfig(LayerSpec(INT8)))
 
@@ -376,13 +467,17 @@ def test_weights_that_belong_to_no_layer_or_to_more_than_one_reader() -> None:
 
     model, x = seeded(Net), torch.randn(2, 4)
     graph, report = quantize_graph(model, TorchConfig(LayerSpec(INT8)), None, x)
-    assert list(report.quantized) == ["fc", "own"] and report.kept == {"linear_2": "its weight is computed"}
+    assert list(report.quantized) == ["fc", "own"] and report.kept == {
+        "linear_2": "its weight is computed"
+    }
 
     def left(weight: Any) -> Any:
         return torch.from_numpy(rounded(weight.numpy())).float()
 
     y = F.linear(F.linear(x, left(model.fc.weight), model.fc.bias), left(model.own))
-    y = F.linear(y, model.own * 2) + model.fc.weight.sum()  # what the other readers read stays float
+    y = (
+        F.linear(y, model.own * 2) + model.fc.weight.sum()
+    )  # what the other readers read stays float
     assert torch.allclose(graph(x), y, atol=1e-5)
 
 
@@ -397,9 +492,13 @@ def test_a_layer_that_is_called_twice_has_one_scale() -> None:
 
 def test_what_is_wrong_is_named() -> None:
     model, (x,) = seeded(Residual), images()
-    with pytest.raises(ConfigError, match=r"Residual is no exported graph; .*torch.export.export"):
+    with pytest.raises(
+        ConfigError, match=r"Residual is no exported graph; .*torch.export.export"
+    ):
         quantize_graph(model, TorchConfig(BOTH), [x])
-    with pytest.raises(ConfigError, match=r"exclude names 'poll', .*did you mean 'pool'"):
+    with pytest.raises(
+        ConfigError, match=r"exclude names 'poll', .*did you mean 'pool'"
+    ):
         quantize_graph(model, TorchConfig(BOTH, exclude=("poll",)), [x], x)
     with pytest.raises(ConfigError, match="gptq works on modules"):
         quantize_graph(model, TorchConfig(BOTH, algorithms=("gptq",)), [x], x)
@@ -426,19 +525,30 @@ def test_what_keeps_a_quantized_graph(tmp_path: Path) -> None:
     assert not torch.equal(other(x), graph(x))
     other.load_state_dict(graph.state_dict())
     assert torch.equal(other(x), graph(x))
-    with pytest.raises(ConfigError, match="is an exported graph, and these files hold layers alone"):
+    with pytest.raises(
+        ConfigError, match="is an exported graph, and these files hold layers alone"
+    ):
         save_params(graph, "mine", export_dir=tmp_path)
 
 
 def test_by_the_names_of_amd_quark() -> None:
     model, (x,) = seeded(Residual), images()
     int8 = Int8PerTensorSpec(symmetric=True, is_dynamic=False).to_quantization_spec()
-    config = QConfig(QLayerConfig(input_tensors=int8, weight=int8), quant_mode="fx_graph_mode", exclude=["fc"])
+    config = QConfig(
+        QLayerConfig(input_tensors=int8, weight=int8),
+        quant_mode="fx_graph_mode",
+        exclude=["fc"],
+    )
     exported = torch.export.export(model, (x,)).module()
     quantized = ModelQuantizer(config).quantize_model(exported, [x])
     expected, _ = quantize_graph(exported, config.torch_config(), [x])
-    assert torch.equal(quantized(x), expected(x)) and ModelQuantizer.freeze(quantized) is quantized
-    assert sum(isinstance(module, QuantizedLayer) for module in quantized.modules()) == 2
+    assert (
+        torch.equal(quantized(x), expected(x))
+        and ModelQuantizer.freeze(quantized) is quantized
+    )
+    assert (
+        sum(isinstance(module, QuantizedLayer) for module in quantized.modules()) == 2
+    )
     assert config.to_dict()["quant_mode"] == "fx_graph_mode"
     with pytest.raises(ConfigError, match="Residual is no exported graph"):
         ModelQuantizer(config).quantize_model(model, [x])
@@ -459,8 +569,12 @@ def test_an_onnx_model_has_a_pair_where_the_graph_rounds(tmp_path: Path) -> None
     assert export_onnx(graph, path, x).difference < 1e-5  # onnxruntime against torch
     nodes = onnx.load(path).graph.node
     sources = {name: node for node in nodes for name in node.output}
-    add = next(node for node in nodes if node.op_type == "Add" and "bias" not in node.name)
+    add = next(
+        node for node in nodes if node.op_type == "Add" and "bias" not in node.name
+    )
     assert [sources[name].op_type for name in add.input] == ["DequantizeLinear"] * 2
     pool = next(node for node in nodes if node.op_type == "MaxPool")
     assert sources[pool.input[0]].op_type == "DequantizeLinear"
-    assert sum(node.op_type == "QuantizeLinear" for node in nodes) == 5  # x, relu, side, sum, pool
+    assert (
+        sum(node.op_type == "QuantizeLinear" for node in nodes) == 5
+    )  # x, relu, side, sum, pool

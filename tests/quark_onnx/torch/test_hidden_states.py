@@ -20,18 +20,25 @@ FP8 = TorchConfig(scheme("fp8"), exclude=("lm_head",))
 GPTQ = TorchConfig(scheme("int4_wo_32"), exclude=("lm_head",), algorithms=("gptq",))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str
+)
 def test_a_list_in_files_is_a_list(dtype: Any, tmp_path: Path) -> None:
     torch.manual_seed(0)
     given = [torch.randn(2, length, 8).to(dtype) for length in (3, 5, 1, 0)]
     states = HiddenStates(tmp_path, given)
     assert len(states) == 4 and len(list(tmp_path.iterdir())) == 3  # none is empty
-    assert all(torch.equal(one, other) and one.dtype == dtype for one, other in zip(states, given, strict=True))
+    assert all(
+        torch.equal(one, other) and one.dtype == dtype
+        for one, other in zip(states, given, strict=True)
+    )
     assert torch.equal(states[1], given[1]) and len(states[1:]) == 3
     before, other = states[0], states.copy()
     states[0] = given[1].transpose(0, 1)
     states.append(given[2])
-    assert torch.equal(states[0], given[1].transpose(0, 1)) and torch.equal(states[4], given[2])
+    assert torch.equal(states[0], given[1].transpose(0, 1)) and torch.equal(
+        states[4], given[2]
+    )
     assert torch.equal(other[0], given[0]) and len(other) == 4
     del other
     assert torch.equal(before, given[0])  # what was read stays
@@ -43,7 +50,9 @@ def test_a_list_in_files_is_a_list(dtype: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize("config", [FP8, GPTQ], ids=["fp8", "gptq"])
 @pytest.mark.parametrize("family", ["llama3", "gemma2", "mixtral"])
 def test_the_same_bytes(config: TorchConfig, family: str, tmp_path: Path) -> None:
-    source = saved(made(torch_families.config_of(family), torch.bfloat16), tmp_path / "source")
+    source = saved(
+        made(torch_families.config_of(family), torch.bfloat16), tmp_path / "source"
+    )
     writings = {
         "memory": Writing(),
         "files": Writing(spill=tmp_path / "spill"),
@@ -51,14 +60,18 @@ def test_the_same_bytes(config: TorchConfig, family: str, tmp_path: Path) -> Non
         "again": Writing(resume=tmp_path / "state"),
     }
     for name, writing in writings.items():
-        quantize_checkpoint(source, tmp_path / name, config, tokens(9), writing=writing, progress=False)
+        quantize_checkpoint(
+            source, tmp_path / name, config, tokens(9), writing=writing, progress=False
+        )
     whole = (tmp_path / "memory" / "model.safetensors").read_bytes()
     for name in writings:
         assert (tmp_path / name / "model.safetensors").read_bytes() == whole
     assert list((tmp_path / "spill").iterdir()) == []
 
 
-def test_an_interrupted_run_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_run_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = saved(made(llama()), tmp_path / "source")
     seen = list[int]()
 
@@ -68,7 +81,13 @@ def test_an_interrupted_run_leaves_nothing(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr("quark_onnx.torch.pipelines.file_run.quantize_block", failing)
     with pytest.raises(KeyboardInterrupt):
-        quantize_checkpoint(source, tmp_path / "out", FP8, tokens(3), writing=Writing(spill=tmp_path / "spill"))
+        quantize_checkpoint(
+            source,
+            tmp_path / "out",
+            FP8,
+            tokens(3),
+            writing=Writing(spill=tmp_path / "spill"),
+        )
     assert seen == [3] and list((tmp_path / "spill").iterdir()) == []
 
 
@@ -76,5 +95,11 @@ def test_a_folder_that_is_none(tmp_path: Path) -> None:
     source = saved(made(llama()), tmp_path / "source")
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="file cannot hold hidden states"):
-        quantize_checkpoint(source, tmp_path / "out", FP8, tokens(), writing=Writing(spill=tmp_path / "file"))
+        quantize_checkpoint(
+            source,
+            tmp_path / "out",
+            FP8,
+            tokens(),
+            writing=Writing(spill=tmp_path / "file"),
+        )
     assert not (tmp_path / "out").exists()

@@ -27,7 +27,7 @@ config = TorchConfig(scheme(name), exclude=("lm_head",), algorithms=tuple(algori
 data = tokens(12, 32)
 print("ready", flush=True)
 quantize_checkpoint(source, output, config, data, writing=Writing(resume=Path(state)), progress=False)
-"""
+"""  # noqa: E501
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -36,7 +36,9 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def started(*arguments: str) -> subprocess.Popen[str]:
     """A run that has begun its work."""
-    process = subprocess.Popen([sys.executable, "-c", RUN, *arguments], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", RUN, *arguments], stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout is not None
     with process.stdout as told:
         assert told.readline() == "ready\n"
@@ -45,8 +47,14 @@ def started(*arguments: str) -> subprocess.Popen[str]:
 
 def reached(state: Path) -> float:
     """Blocks that are done, or tenths of what follows them all."""
-    ends = [safe_open(str(file), framework="pt").get_tensor("done") for file in state.glob("end-*.safetensors")]
-    return len(list(state.glob("block-*.safetensors"))) + sum(float(end) for end in ends) / 4
+    ends = [
+        safe_open(str(file), framework="pt").get_tensor("done")
+        for file in state.glob("end-*.safetensors")
+    ]
+    return (
+        len(list(state.glob("block-*.safetensors")))
+        + sum(float(end) for end in ends) / 4
+    )
 
 
 @pytest.mark.slow
@@ -60,9 +68,20 @@ def reached(state: Path) -> float:
     ],
 )
 def test_killed_at_random_moments(name: str, algorithms: str, tmp_path: Path) -> None:
-    source, state = str(saved(made(llama(num_hidden_layers=4)), tmp_path / "source")), tmp_path / "state"
-    assert started(source, str(tmp_path / "whole"), str(tmp_path / "unused"), name, algorithms).wait() == 0
-    run, moments = (source, str(tmp_path / "out"), str(state), name, algorithms), random.Random(name)
+    source, state = (
+        str(saved(made(llama(num_hidden_layers=4)), tmp_path / "source")),
+        tmp_path / "state",
+    )
+    assert (
+        started(
+            source, str(tmp_path / "whole"), str(tmp_path / "unused"), name, algorithms
+        ).wait()
+        == 0
+    )
+    run, moments = (
+        (source, str(tmp_path / "out"), str(state), name, algorithms),
+        random.Random(name),
+    )
     for done in range(4):  # while it works on a block, the first or a later one
         process = started(*run)
         while process.poll() is None and reached(state) < done:

@@ -1,4 +1,6 @@
-"""Layers that stay float at the defaults, in files and in memory, and parameters that transformers stores elsewhere."""
+"""Layers that stay float at the defaults, in files and in memory, and parameters that transformers
+stores elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -30,24 +32,39 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[3]
 BENCHMARKS = ROOT / "benchmarks"
 SCRIPT = ROOT / "examples/torch/language_modeling/llm_ptq/quantize_quark.py"
-pytestmark = pytest.mark.skipif(not BENCHMARKS.is_dir(), reason="the benchmarks are not part of this distribution")
+pytestmark = pytest.mark.skipif(
+    not BENCHMARKS.is_dir(), reason="the benchmarks are not part of this distribution"
+)
 
-#: Options of the command line, and which layers of LLaVA they quantize beside those of the blocks, or leave float.
+#: Options of the command line, and which layers of LLaVA they quantize beside those of the blocks,
+#: or leave float.
 OPTIONS: dict[str, tuple[list[str], Callable[[str, bool], bool]]] = {
     "the defaults": ([], lambda name, usual: not usual),
-    "exclude adds": (["--exclude", "*.down_proj"], lambda name, usual: not usual and "down_proj" not in name),
+    "exclude adds": (
+        ["--exclude", "*.down_proj"],
+        lambda name, usual: not usual and "down_proj" not in name,
+    ),
     "each exclude adds": (
         ["--exclude", "*.down_proj", "--exclude", "*.0.self_attn.*"],
-        lambda name, usual: not usual and "down_proj" not in name and ".0.self_attn." not in name,
+        lambda name, usual: (
+            not usual and "down_proj" not in name and ".0.self_attn." not in name
+        ),
     ),
-    "a head that is named": (["--layer", "lm_head=uint4_wo_32"], lambda name, usual: not usual or name == "lm_head"),
+    "a head that is named": (
+        ["--layer", "lm_head=uint4_wo_32"],
+        lambda name, usual: not usual or name == "lm_head",
+    ),
     "a tower that is named": (
         ["--layer", "*vision_tower*mlp*=uint4_wo_32"],
         lambda name, usual: not usual or ("vision_tower" in name and "mlp" in name),
     ),
-    "a glob that matches language, too": (["--layer", "*k_proj=uint4_wo_32"], lambda name, usual: not usual),
+    "a glob that matches language, too": (
+        ["--layer", "*k_proj=uint4_wo_32"],
+        lambda name, usual: not usual,
+    ),
 }
-#: Families with a part that has more weights than the decoder, its layers in the configuration, and the decoder.
+#: Families with a part that has more weights than the decoder, its layers in the configuration, and
+#: the decoder.
 TOWERS = {
     "llava": ("vision_config.num_hidden_layers", "model.language_model.layers"),
     "gemma3": ("vision_config.num_hidden_layers", "model.language_model.layers"),
@@ -67,30 +84,73 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def quantized_of(folder: Path) -> set[str]:
     """The names of the layers that are quantized in a checkpoint."""
-    return {name for name, each in load_checkpoint(folder).named_modules() if isinstance(each, QuantizedLayer)}
+    return {
+        name
+        for name, each in load_checkpoint(folder).named_modules()
+        if isinstance(each, QuantizedLayer)
+    }
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-def test_options_add_to_the_layers_that_stay_float(options: str, tiny: Any, tmp_path: Path) -> None:
-    """Heads and all that reads no text stay float at the defaults. ``--exclude`` adds to them, however often it is
-    given, and replaces none; only a ``--layer`` that matches such layers alone asks for them."""
+def test_options_add_to_the_layers_that_stay_float(
+    options: str, tiny: Any, tmp_path: Path
+) -> None:
+    """Heads and all that reads no text stay float at the defaults. ``--exclude`` adds to them,
+    however often it is given, and replaces none; only a ``--layer`` that matches such layers alone
+    asks for them.
+    """
     given, expected = OPTIONS[options]
     model = tiny.tiny_model("llava")
     source, output = saved(model, tmp_path / "model"), tmp_path / "out"
-    assert main(["llm", "ptq", str(source), "-o", str(output), "--scheme", "int4_wo_32", "--quiet", *given]) == 0
-    usual = {name for name in layers_of(model) if not name.startswith("model.language_model.layers.")}
+    assert (
+        main(
+            [
+                "llm",
+                "ptq",
+                str(source),
+                "-o",
+                str(output),
+                "--scheme",
+                "int4_wo_32",
+                "--quiet",
+                *given,
+            ]
+        )
+        == 0
+    )
+    usual = {
+        name
+        for name in layers_of(model)
+        if not name.startswith("model.language_model.layers.")
+    }
     assert {"lm_head", "model.multi_modal_projector.linear_1"} < usual
-    assert quantized_of(output) == {name for name in layers_of(model) if expected(name, name in usual)}
+    assert quantized_of(output) == {
+        name for name in layers_of(model) if expected(name, name in usual)
+    }
 
 
 def test_the_script_leaves_the_same_layers_float(tiny: Any, tmp_path: Path) -> None:
     """The script with AMD Quark's options has the same defaults for a family without a template."""
     model = tiny.tiny_model("llava")
     source, output = saved(model, tmp_path / "model"), tmp_path / "out"
-    options = ["--model_dir", source, "--output_dir", output, "--quant_scheme", "int4_wo_32", "--skip_evaluation"]
-    done = subprocess.run([sys.executable, SCRIPT, *options], capture_output=True, text=True, check=False)
+    options = [
+        "--model_dir",
+        source,
+        "--output_dir",
+        output,
+        "--quant_scheme",
+        "int4_wo_32",
+        "--skip_evaluation",
+    ]
+    done = subprocess.run(
+        [sys.executable, SCRIPT, *options], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
-    language = {name for name in layers_of(model) if name.startswith("model.language_model.layers.")}
+    language = {
+        name
+        for name in layers_of(model)
+        if name.startswith("model.language_model.layers.")
+    }
     assert quantized_of(output) == language
 
 
@@ -98,32 +158,52 @@ def test_the_script_leaves_the_same_layers_float(tiny: Any, tmp_path: Path) -> N
 def test_the_decoder_is_found_where_another_part_has_more_weights(
     family: str, tiny: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The blocks are those of the decoder that transformers names, not of the list with most weights: a tower or an
-    encoder may be several times as large."""
+    """The blocks are those of the decoder that transformers names, not of the list with most
+    weights: a tower or an encoder may be several times as large.
+    """
     depth, decoder = TOWERS[family]
-    monkeypatch.setitem(tiny.SETTINGS, family, tiny.SETTINGS.get(family, {}) | {depth: 12})
+    monkeypatch.setitem(
+        tiny.SETTINGS, family, tiny.SETTINGS.get(family, {}) | {depth: 12}
+    )
     with torch.device("meta"):
         model = tiny.tiny_model(family)
-    lists = {name: each for name, each in model.named_modules() if isinstance(each, torch.nn.ModuleList)}
-    sizes = {name: sum(weight.numel() for weight in each.parameters()) for name, each in lists.items()}
+    lists = {
+        name: each
+        for name, each in model.named_modules()
+        if isinstance(each, torch.nn.ModuleList)
+    }
+    sizes = {
+        name: sum(weight.numel() for weight in each.parameters())
+        for name, each in lists.items()
+    }
     assert max(sizes, key=lambda name: sizes[name]) != decoder
-    assert list(blocks_of(model)) == [f"{decoder}.{index}" for index in range(len(lists[decoder]))]
+    assert list(blocks_of(model)) == [
+        f"{decoder}.{index}" for index in range(len(lists[decoder]))
+    ]
 
 
-@pytest.mark.parametrize("family", ["llava", "gemma3", "qwen2_5_vl", "gemma4_text", "whisper", "t5", "bart"])
-@pytest.mark.parametrize("recipe", [("fp8", ()), ("uint4_wo_32", ("gptq",))], ids=["fp8", "gptq"])
+@pytest.mark.parametrize(
+    "family", ["llava", "gemma3", "qwen2_5_vl", "gemma4_text", "whisper", "t5", "bart"]
+)
+@pytest.mark.parametrize(
+    "recipe", [("fp8", ()), ("uint4_wo_32", ("gptq",))], ids=["fp8", "gptq"]
+)
 def test_a_model_in_memory_becomes_what_its_files_become(
     family: str, recipe: tuple[str, tuple[str, ...]], tiny: Any, tmp_path: Path
 ) -> None:
-    """quantize_model and quantize_checkpoint quantize the same layers to the same codes, with the same notes, where
-    layers lie outside of the blocks, too; the defaults are those of ``usually_float`` for both."""
+    """quantize_model and quantize_checkpoint quantize the same layers to the same codes, with the
+    same notes, where layers lie outside of the blocks, too; the defaults are those of
+    ``usually_float`` for both.
+    """
     name, algorithms = recipe
     model = tiny.tiny_model(family)
     data = tiny.samples(model)
     source = saved(model, tmp_path / "model")
     assert usually_float(model) == FloatCheckpoint(source).usually_float()
     config = config_for(name, exclude=usually_float(model)).with_(algorithms=algorithms)
-    from_files = quantize_checkpoint(source, tmp_path / "out", config, data, progress=False)
+    from_files = quantize_checkpoint(
+        source, tmp_path / "out", config, data, progress=False
+    )
     in_memory = quantize_model(model, config, data, progress=False)
     assert set(in_memory.quantized) == set(from_files.quantized)
     assert in_memory.kept == from_files.kept
@@ -131,52 +211,81 @@ def test_a_model_in_memory_becomes_what_its_files_become(
     reopened = load_checkpoint(tmp_path / "out")
     for layer in in_memory.quantized:
         for key, tensor in model.get_submodule(layer).state_dict().items():
-            assert torch.equal(tensor, reopened.get_submodule(layer).state_dict()[key]), f"{layer}.{key}"
+            assert torch.equal(
+                tensor, reopened.get_submodule(layer).state_dict()[key]
+            ), f"{layer}.{key}"
 
 
-@pytest.mark.parametrize("recipe", [("fp8", ()), ("uint4_wo_32", ("gptq",)), ("mxfp4", ())], ids=str)
+@pytest.mark.parametrize(
+    "recipe", [("fp8", ()), ("uint4_wo_32", ("gptq",)), ("mxfp4", ())], ids=str
+)
 @pytest.mark.parametrize("family", ["olmo_hybrid", "marian"])
 def test_what_transformers_saved_is_read_and_written_so_that_it_loads(
     family: str, recipe: tuple[str, tuple[str, ...]], tiny: Any, tmp_path: Path
 ) -> None:
-    """transformers may store a parameter under another name, split or joined, or compute it and not save it at all.
-    Whatever it saved is found, and what is written loads again: float parameters to the bit, quantized ones near the
-    logits of the float model. No note says that a tensor is missing."""
+    """transformers may store a parameter under another name, split or joined, or compute it and not
+    save it at all. Whatever it saved is found, and what is written loads again: float parameters to
+    the bit, quantized ones near the logits of the float model. No note says that a tensor is
+    missing.
+    """
     name, algorithms = recipe
     model = tiny.tiny_model(family)
     data = tiny.samples(model)
     source = saved(model, tmp_path / "model")
-    config = config_for(name, exclude=FloatCheckpoint(source).usually_float()).with_(algorithms=algorithms)
+    config = config_for(name, exclude=FloatCheckpoint(source).usually_float()).with_(
+        algorithms=algorithms
+    )
     report = quantize_checkpoint(source, tmp_path / "out", config, data, progress=False)
     reopened = load_checkpoint(tmp_path / "out")
     assert report.quantized
-    floats = {key: each for key, each in model.named_parameters() if key.rpartition(".")[0] not in report.quantized}
+    floats = {
+        key: each
+        for key, each in model.named_parameters()
+        if key.rpartition(".")[0] not in report.quantized
+    }
     assert floats
     found = dict(reopened.named_parameters()) | dict(reopened.named_buffers())
     assert not [note for note in report.notes if "no tensor" in note]
     for key, tensor in floats.items():
         assert torch.equal(found[key], tensor), key
     with torch.no_grad():
-        expected, computed = (tiny.logits_of(each(**data[0])) for each in (model, reopened))
-    assert 0 < float((computed - expected).norm() / expected.norm()) < {"fp8": 0.3, "uint4_wo_32": 0.6}.get(name, 1.2)
+        expected, computed = (
+            tiny.logits_of(each(**data[0])) for each in (model, reopened)
+        )
+    assert (
+        0
+        < float((computed - expected).norm() / expected.norm())
+        < {"fp8": 0.3, "uint4_wo_32": 0.6}.get(name, 1.2)
+    )
 
 
 def test_two_tensors_of_one_name_are_an_error(tmp_path: Path) -> None:
-    """A file with two tensors of one name cannot be read: the second is refused by name, and nothing is left behind."""
-    with pytest.raises(ModelError, match=r"two tensors of the name a\.weight"), Writer(tmp_path / "out") as writer:
+    """A file with two tensors of one name cannot be read: the second is refused by name, and
+    nothing is left behind.
+    """
+    with (
+        pytest.raises(ModelError, match=r"two tensors of the name a\.weight"),
+        Writer(tmp_path / "out") as writer,
+    ):
         writer.add("a.weight", torch.ones(2))
         writer.add("a.weight", torch.zeros(2))
     assert not list(tmp_path.iterdir())
 
 
 class _Mixture(torch.nn.Module):
-    """A model whose checkpoints have single experts without a gate, as transformers converts Nemotron's."""
+    """A model whose checkpoints have single experts without a gate, as transformers converts
+    Nemotron's.
+    """
 
     base_model_prefix = "model"
 
 
-def test_experts_without_a_gate_keep_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In files, the layers of an expert have the names that the conversions of its family have for each side."""
+def test_experts_without_a_gate_keep_their_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In files, the layers of an expert have the names that the conversions of its family have for
+    each side.
+    """
     from transformers import conversion_mapping
     from transformers.core_model_loading import MergeModulelist, WeightConverter
 
@@ -189,7 +298,11 @@ def test_experts_without_a_gate_keep_their_names(monkeypatch: pytest.MonkeyPatch
         for side in ("up", "down")
     ]
     for mapping in (sides, sides[::-1]):
-        monkeypatch.setattr(conversion_mapping, "get_model_conversion_mapping", lambda *_, own=mapping, **__: own)
+        monkeypatch.setattr(
+            conversion_mapping,
+            "get_model_conversion_mapping",
+            lambda *_, own=mapping, **__: own,
+        )
         names = DiskNames(_Mixture())
         for side in ("up", "down"):
             name = f"model.layers.0.mixer.experts.3.{side}_proj.weight"

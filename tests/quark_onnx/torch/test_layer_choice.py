@@ -1,4 +1,6 @@
-"""Which layers of a model are quantized: linear ones by what they compute, routers and unknown stacks never."""
+"""Which layers of a model are quantized: linear ones by what they compute, routers and unknown
+stacks never.
+"""
 
 from __future__ import annotations
 
@@ -75,29 +77,54 @@ MIXTURES: dict[str, tuple[dict[str, Any], set[str]]] = {
     "qwen3_moe": ({**_EXPERTS, "num_experts": 4}, {"mlp.gate"}),
     "deepseek_v2": ({**_EXPERTS, **_LATENT}, {"mlp.gate"}),
     "deepseek_v3": ({**_EXPERTS, **_LATENT}, {"mlp.gate"}),
-    "gpt_oss": ({"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16}, {"mlp.router"}),
-    "granitemoe": ({"num_local_experts": 4, "num_experts_per_tok": 2}, {"block_sparse_moe.router"}),
+    "gpt_oss": (
+        {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16},
+        {"mlp.router"},
+    ),
+    "granitemoe": (
+        {"num_local_experts": 4, "num_experts_per_tok": 2},
+        {"block_sparse_moe.router"},
+    ),
     "olmoe": ({"num_experts": 4, "num_experts_per_tok": 2}, {"mlp.gate"}),
     "phimoe": ({"num_local_experts": 4, "num_experts_per_tok": 2}, {"mlp.router"}),
-    "llama4_text": ({"num_local_experts": 4, "moe_layers": [0, 1], "head_dim": 16}, {"feed_forward.router"}),
+    "llama4_text": (
+        {"num_local_experts": 4, "moe_layers": [0, 1], "head_dim": 16},
+        {"feed_forward.router"},
+    ),
     "dbrx": (_DBRX, {"ffn.router.layer"}),
     "afmoe": (
-        {**_EXPERTS, "num_experts": 4, "num_dense_layers": 0, "num_shared_experts": 1, "head_dim": 16},
+        {
+            **_EXPERTS,
+            "num_experts": 4,
+            "num_dense_layers": 0,
+            "num_shared_experts": 1,
+            "head_dim": 16,
+        },
         {"mlp.router.gate"},
     ),
-    "hunyuan_v1_moe": ({"num_experts": 4, "moe_topk": 2, "head_dim": 16}, {"mlp.gate.wg"}),
+    "hunyuan_v1_moe": (
+        {"num_experts": 4, "moe_topk": 2, "head_dim": 16},
+        {"mlp.gate.wg"},
+    ),
     "jetmoe": (JETMOE, {"mlp.router.layer", "self_attention.experts.router.layer"}),
 }
 
 
 def mixture_of(kind: str) -> Any:
     settings = MIXTURES[kind][0]
-    return made(AutoConfig.for_model(kind, **(settings if kind == "dbrx" else {**_SIZES, **settings})))
+    return made(
+        AutoConfig.for_model(
+            kind, **(settings if kind == "dbrx" else {**_SIZES, **settings})
+        )
+    )
 
 
 def ends(names: list[str]) -> set[str]:
     """The names without what comes before a block and its number."""
-    return {name.split("layers.")[-1].split("blocks.")[-1].partition(".")[2] for name in names}
+    return {
+        name.split("layers.")[-1].split("blocks.")[-1].partition(".")[2]
+        for name in names
+    }
 
 
 class _Product(nn.Linear):
@@ -123,7 +150,11 @@ class _Normed(nn.Linear):
 
 class _Grouped(nn.Linear):
     def forward(self, input: Any) -> Any:
-        parts = zip(input.chunk(2, -1), self.weight.view(2, -1, self.weight.shape[1]), strict=True)
+        parts = zip(
+            input.chunk(2, -1),
+            self.weight.view(2, -1, self.weight.shape[1]),
+            strict=True,
+        )
         return torch.cat([part @ weight.t() for part, weight in parts], -1)
 
 
@@ -173,8 +204,9 @@ class _Inherited(nn.Linear):
     ],
 )
 def test_subclasses_of_linear(cls: Any, plain: bool, device: str) -> None:
-    """A subclass of Linear is quantized if and only if its forward is a plain matrix product, with memory or without;
-    any other is named in the report with the reason."""
+    """A subclass of Linear is quantized if and only if its forward is a plain matrix product, with
+    memory or without; any other is named in the report with the reason.
+    """
     with torch.device(device):
         layer = cls(64, 64)
     assert (kind_of(layer) == "Linear") == plain
@@ -182,10 +214,14 @@ def test_subclasses_of_linear(cls: Any, plain: bool, device: str) -> None:
         return
     model = nn.Sequential(layer, nn.Linear(64, 8))
     x = torch.randn(5, 64)
-    report = quantize_model(model, TorchConfig(scheme("int8_per_channel")), progress=False)
+    report = quantize_model(
+        model, TorchConfig(scheme("int8_per_channel")), progress=False
+    )
     assert ("0" in report.quantized) == plain
     if not plain:
-        assert f"it is a {cls.__name__}, which computes something else" in report.kept["0"]
+        assert (
+            f"it is a {cls.__name__}, which computes something else" in report.kept["0"]
+        )
     else:
         weight = layer.weight.detach().double()
         expected = x.double() @ weight.t() + layer.bias.detach().double()
@@ -193,7 +229,9 @@ def test_subclasses_of_linear(cls: Any, plain: bool, device: str) -> None:
 
 
 def test_a_layer_may_be_called_by_keyword() -> None:
-    """A quantized layer takes its input under the name that the class of the float layer has for it."""
+    """A quantized layer takes its input under the name that the class of the float layer has for
+    it.
+    """
 
     class Net(nn.Module):
         def __init__(self) -> None:
@@ -210,27 +248,51 @@ def test_a_layer_may_be_called_by_keyword() -> None:
 
 
 @pytest.mark.parametrize(("kind", "settings"), [("falcon", FALCON), ("jetmoe", JETMOE)])
-@pytest.mark.parametrize(("name", "algorithm"), [("fp8", ()), ("uint4_wo_32", ("gptq",)), ("mxfp4", ("awq",))])
+@pytest.mark.parametrize(
+    ("name", "algorithm"),
+    [("fp8", ()), ("uint4_wo_32", ("gptq",)), ("mxfp4", ("awq",))],
+)
 def test_in_memory_and_from_file_to_file(
-    kind: str, settings: dict[str, Any], name: str, algorithm: tuple[str, ...], tmp_path: Path
+    kind: str,
+    settings: dict[str, Any],
+    name: str,
+    algorithm: tuple[str, ...],
+    tmp_path: Path,
 ) -> None:
-    """Every weight of the blocks but norms, biases and routers is quantized, in memory as from file to file; what is
-    written loads again and computes the same."""
+    """Every weight of the blocks but norms, biases and routers is quantized, in memory as from file
+    to file; what is written loads again and computes the same.
+    """
     model = made(AutoConfig.for_model(kind, **settings))
     source = saved(model, tmp_path / "source")
     before = logits(model, tokens()[0])
     config = TorchConfig(scheme(name), exclude=("lm_head",), algorithms=algorithm)
     report = quantize_model(model, config, tokens(6), progress=False)
-    floats = [key for key, parameter in model.named_parameters() if parameter.ndim > 1 and ".layers." in key]
-    floats += [key for key, parameter in model.named_parameters() if parameter.ndim > 1 and ".h." in key]
-    assert report.quantized and all("router" in key for key in floats) and bool(floats) == (kind == "jetmoe")
+    floats = [
+        key
+        for key, parameter in model.named_parameters()
+        if parameter.ndim > 1 and ".layers." in key
+    ]
+    floats += [
+        key
+        for key, parameter in model.named_parameters()
+        if parameter.ndim > 1 and ".h." in key
+    ]
+    assert (
+        report.quantized
+        and all("router" in key for key in floats)
+        and bool(floats) == (kind == "jetmoe")
+    )
     after = logits(model, tokens()[0])
     assert 1e-4 < float((after - before).norm() / before.norm()) < 1.0
     export_safetensors(model, tmp_path / "memory", config)
-    other = quantize_checkpoint(source, tmp_path / "files", config, tokens(6), progress=False)
+    other = quantize_checkpoint(
+        source, tmp_path / "files", config, tokens(6), progress=False
+    )
     assert (other.kept, other.notes) == (report.kept, report.notes)
     for folder in ("memory", "files"):
-        assert torch.equal(logits(load_checkpoint(tmp_path / folder), tokens()[0]), after)
+        assert torch.equal(
+            logits(load_checkpoint(tmp_path / folder), tokens()[0]), after
+        )
 
 
 @pytest.mark.parametrize("kind", MIXTURES)
@@ -240,11 +302,20 @@ def test_routers_stay_float(kind: str) -> None:
     unfuse_experts(model)
     found = routers_of(model)
     assert ends(found) == MIXTURES[kind][1]
-    report = quantize_model(model, TorchConfig(scheme("uint4_wo_32"), exclude=("lm_head",)), progress=False)
-    assert not any("router" in name or name.endswith((".gate", ".wg")) for name in report.quantized)
+    report = quantize_model(
+        model, TorchConfig(scheme("uint4_wo_32"), exclude=("lm_head",)), progress=False
+    )
+    assert not any(
+        "router" in name or name.endswith((".gate", ".wg")) for name in report.quantized
+    )
     for name in found:
-        assert "it chooses among experts" in (report.kept.get(name), report.kept.get(f"{name}.weight"))
-    assert any("experts" in name or "_linear." in name for name in report.quantized) == (kind != "dbrx")
+        assert "it chooses among experts" in (
+            report.kept.get(name),
+            report.kept.get(f"{name}.weight"),
+        )
+    assert any(
+        "experts" in name or "_linear." in name for name in report.quantized
+    ) == (kind != "dbrx")
 
 
 class _Custom(nn.Module):
@@ -283,16 +354,26 @@ class _Net(nn.Module):
 
 @pytest.mark.parametrize("stacked", [True, False])
 def test_routers_and_stacks_with_other_names(stacked: bool) -> None:
-    """A router is found by its outputs, one for each expert; a stack of experts that cannot be taken apart is named
-    with its share of the weights."""
+    """A router is found by its outputs, one for each expert; a stack of experts that cannot be
+    taken apart is named with its share of the weights.
+    """
     model = _Net(_Custom(stacked), _Custom(stacked))
     report = quantize_model(model, TorchConfig(scheme("mxfp4")), progress=False)
-    assert report.kept["layers.0.choose.1"] == report.kept["layers.1.choose.1"] == "it chooses among experts"
+    assert (
+        report.kept["layers.0.choose.1"]
+        == report.kept["layers.1.choose.1"]
+        == "it chooses among experts"
+    )
     assert "layers.0.before" in report.quantized
     if stacked:
-        assert "it is a stack of experts in a Module, which is not known" in report.kept["layers.0.tables.mixing"]
+        assert (
+            "it is a stack of experts in a Module, which is not known"
+            in report.kept["layers.0.tables.mixing"]
+        )
         (note,) = report.notes
-        assert note.startswith("layers.0.tables.mixing and 1 more stacks of experts stay float, 73 % of all weights")
+        assert note.startswith(
+            "layers.0.tables.mixing and 1 more stacks of experts stay float, 73 % of all weights"
+        )
     else:
         assert not report.notes and "layers.1.expert_list.2" in report.quantized
 
@@ -310,7 +391,9 @@ class _Reversed(nn.Module):
 
 
 def test_stacks_are_taken_apart_by_what_they_compute() -> None:
-    """A stack of a single weight becomes a layer for each expert only if it computes what these compute."""
+    """A stack of a single weight becomes a layer for each expert only if it computes what these
+    compute.
+    """
     model = nn.Sequential(_Reversed())
     assert unfuse_experts(model) == 0 and not isinstance(model[0], ParallelExperts)
     model = mixture_of("jetmoe")
@@ -342,23 +425,35 @@ def _mixed(model: Any, source: Path, output: Path, config: TorchConfig) -> None:
 
 @pytest.mark.parametrize("run", [_whole, _files, _ptq, _gguf, _mixed])
 def test_nothing_quantized_is_an_error(run: Any, tmp_path: Path) -> None:
-    """A run that would quantize no layer is an error that says why each stays float; nothing is written."""
+    """A run that would quantize no layer is an error that says why each stays float.
+
+    Nothing is written.
+    """
     model = made(llama())
     source = saved(model, tmp_path / "source")
     before = logits(model, tokens()[0])
-    config = TorchConfig(scheme("fp8").with_(input=None), exclude=("*layers*", "lm_head"))
-    with pytest.raises(ConfigError, match=r"no layer would be quantized; model\.embed_tokens: nothing asks for it; "):
+    config = TorchConfig(
+        scheme("fp8").with_(input=None), exclude=("*layers*", "lm_head")
+    )
+    with pytest.raises(
+        ConfigError,
+        match=r"no layer would be quantized; model\.embed_tokens: nothing asks for it; ",
+    ):
         run(model, source, tmp_path / "out", config)
     assert torch.equal(logits(model, tokens()[0]), before)
     assert [each.name for each in tmp_path.iterdir()] == ["source"]
 
 
 def test_a_gguf_file_without_blocks_is_an_error(tmp_path: Path) -> None:
-    """A GGUF file of a kind with blocks of which no tensor has any is an error; nothing is written."""
+    """A GGUF file of a kind with blocks of which no tensor has any is an error.
+
+    Nothing is written.
+    """
     settings = {"hidden_size": 48, "intermediate_size": 80, "head_dim": 12}
     source = saved(made(llama(**settings)), tmp_path / "source")
     with pytest.raises(
-        ConfigError, match=r"no tensor would be Q4_1: F16, not Q4_1: a width of 80 is no multiple of 32"
+        ConfigError,
+        match=r"no tensor would be Q4_1: F16, not Q4_1: a width of 80 is no multiple of 32",
     ):
         write_gguf(source, tmp_path / "model.gguf", "q4_1")
     assert [each.name for each in tmp_path.iterdir()] == ["source"]
@@ -366,13 +461,19 @@ def test_a_gguf_file_without_blocks_is_an_error(tmp_path: Path) -> None:
 
 
 def test_reasons_are_those_of_each_layer() -> None:
-    """Each layer with a weight that stays float is named with its own reason, within blocks and outside."""
+    """Each layer with a weight that stays float is named with its own reason, within blocks and
+    outside.
+    """
     model = _Net(nn.Sequential(nn.Linear(64, 64), nn.Conv1d(4, 4, 1)))
     model.head = nn.Linear(64, 8)
     model.table = nn.Embedding(8, 64)
     model.curve = nn.Parameter(torch.randn(4, 4))
-    report = quantize_model(model, TorchConfig(scheme("mxfp4"), exclude=("head",)), progress=False)
-    assert isinstance(model.layers[0][0], QuantizedLayer) and list(report.quantized) == ["layers.0.0"]
+    report = quantize_model(
+        model, TorchConfig(scheme("mxfp4"), exclude=("head",)), progress=False
+    )
+    assert isinstance(model.layers[0][0], QuantizedLayer) and list(
+        report.quantized
+    ) == ["layers.0.0"]
     assert report.kept == {
         "head": "excluded",
         "table": "nothing asks for it",

@@ -8,7 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quark_onnx.errors import ModelError
-from quark_onnx.torch.formats.bit_packing import ORDERS, pack_bits, pack_nibbles, unpack_bits, unpack_nibbles
+from quark_onnx.torch.formats.bit_packing import (
+    ORDERS,
+    pack_bits,
+    pack_nibbles,
+    unpack_bits,
+    unpack_nibbles,
+)
 
 
 @pytest.mark.parametrize("method", ORDERS)
@@ -18,21 +24,32 @@ def test_nibbles(method: str, codes: list[int]) -> None:
     padded = codes + [0] * (-len(codes) % 8)
     for index, word in enumerate(words.tolist()):
         eight = padded[8 * index : 8 * index + 8]
-        expected = sum(eight[source] << 4 * place for place, source in enumerate(ORDERS[method]))
+        expected = sum(
+            eight[source] << 4 * place for place, source in enumerate(ORDERS[method])
+        )
         assert word % (1 << 32) == expected
     assert unpack_nibbles(words, len(codes), method).tolist() == codes
 
 
 @given(codes=st.lists(st.integers(-8, 7), min_size=1, max_size=20))
 def test_signed_nibbles(codes: list[int]) -> None:
-    assert unpack_nibbles(pack_nibbles(torch.tensor(codes)), len(codes), signed=True).tolist() == codes
+    assert (
+        unpack_nibbles(
+            pack_nibbles(torch.tensor(codes)), len(codes), signed=True
+        ).tolist()
+        == codes
+    )
 
 
 @pytest.mark.parametrize("bits, each, size", [(3, 8, 3), (4, 2, 1), (6, 4, 3)])
 @given(data=st.data())
-def test_bits_lowest_first(bits: int, each: int, size: int, data: st.DataObject) -> None:
+def test_bits_lowest_first(
+    bits: int, each: int, size: int, data: st.DataObject
+) -> None:
     count = each * data.draw(st.integers(1, 5))
-    codes = data.draw(st.lists(st.integers(0, (1 << bits) - 1), min_size=count, max_size=count))
+    codes = data.draw(
+        st.lists(st.integers(0, (1 << bits) - 1), min_size=count, max_size=count)
+    )
     octets = pack_bits(torch.tensor(codes, dtype=torch.uint8), bits)
     whole = sum(code << bits * place for place, code in enumerate(codes))
     assert bytes(octets.tolist()) == whole.to_bytes(count * bits // 8, "little")

@@ -1,4 +1,6 @@
-"""The report of a run as a page: it stands alone, says what the report says, and a browser lays it out."""
+"""The report of a run as a page: it stands alone, says what the report says, and a browser lays it
+out.
+"""
 
 from __future__ import annotations
 
@@ -30,46 +32,76 @@ Run = tuple[Found, Mixture]
 
 @pytest.fixture(scope="module")
 def run() -> Run:
-    """Of a model with experts: algorithms of layers, one of blocks and one of the model, and a mixture."""
+    """Of a model with experts: algorithms of layers, one of blocks and one of the model, and a
+    mixture.
+    """
     model = made(torch_families.config_of("qwen3_moe"))
     mixture = mix(model, ("mxfp4", "mxfp6_e2m3", "mxfp8"), 6, tokens(), progress=False)
     algorithms = ("awq", "autoround:steps=2", "gptq", "distill:steps=2,sequences=4")
-    config = TorchConfig(scheme("uint4_wo_32"), exclude=("lm_head",), algorithms=algorithms)
+    config = TorchConfig(
+        scheme("uint4_wo_32"), exclude=("lm_head",), algorithms=algorithms
+    )
     report = quantize_model(model, config, tokens(), progress=False)
     return Found(report, Estimate(1 << 30, 1 << 20, 50.0), 10.0, 10.5), mixture
 
 
 def test_the_page_stands_alone(run: Run) -> None:
     text = render(run[0], "model", run[1])
-    assert len(re.findall("<svg", text)) == 2 * 4  # errors, bits, divergences, experts; wide and narrow
+    assert (
+        len(re.findall("<svg", text)) == 2 * 4
+    )  # errors, bits, divergences, experts; wide and narrow
     check_alone(text)
 
 
 def test_it_says_what_the_report_says(run: Run) -> None:
     found, mixture = run
     text = render(found, "model", mixture)
-    # two drawings, each with a ring or a dot for what each algorithm has made of each layer, and lines for blocks
+    # two drawings, each with a ring or a dot for what each algorithm has made of each layer, and
+    # lines for blocks
     own = [each for each in found.report.outcomes if each.layer and each.before > 0]
-    changed = [each for each in own if each.before != each.after and each.layer in found.report.quantized]
-    wide = next(part for part in re.findall("<svg.*?</svg>", text, re.DOTALL) if "Error before" in part)
+    changed = [
+        each
+        for each in own
+        if each.before != each.after and each.layer in found.report.quantized
+    ]
+    wide = next(
+        part
+        for part in re.findall("<svg.*?</svg>", text, re.DOTALL)
+        if "Error before" in part
+    )
     assert wide.count('class="hollow"') == len(changed) > 30
-    assert wide.count('class="filled"') == sum(each.layer in found.report.quantized for each in own)
+    assert wide.count('class="filled"') == sum(
+        each.layer in found.report.quantized for each in own
+    )
     assert wide.count('class="whole was"') == 2
     hovers = re.findall("<title>(.*?)</title>", wide, re.DOTALL)
-    assert all(any(hover.startswith(f"{each.layer}\n{each.algorithm}: ") for hover in hovers) for each in own)
+    assert all(
+        any(hover.startswith(f"{each.layer}\n{each.algorithm}: ") for hover in hovers)
+        for each in own
+    )
     # a row for each outcome, in the order of the model
     rows = re.findall("<tr(?: class='more')?><td.*?</tr>", text)
     assert len(rows) == len(found.report.outcomes)
-    assert "the whole model" in rows[0] and f"{found.report.outcomes[-1].before:#.3g}" in rows[0]
-    places = [text.index(f">{name}</th>") for name in ("model.layers.0", "model.layers.1")]
+    assert (
+        "the whole model" in rows[0]
+        and f"{found.report.outcomes[-1].before:#.3g}" in rows[0]
+    )
+    places = [
+        text.index(f">{name}</th>") for name in ("model.layers.0", "model.layers.1")
+    ]
     assert places == sorted(places)
     for group in mixture.groups:
-        assert f"{group.layers[0]} and {len(group.layers) - 1} more" in text or f"{group.layers[0]}\n" in text
+        assert (
+            f"{group.layers[0]} and {len(group.layers) - 1} more" in text
+            or f"{group.layers[0]}\n" in text
+        )
     assert "10.5000" in text and "+5.00 %" in text and f"{mixture.bits:.3f}" in text
 
 
 def test_heights_are_those_of_a_logarithmic_scale() -> None:
-    frame = Frame.around(["a.0.x", "a.0.y", "a.1.x"], 1000, 300, [2e-4, 3e-2, 0.0, math.inf])
+    frame = Frame.around(
+        ["a.0.x", "a.0.y", "a.1.x"], 1000, 300, [2e-4, 3e-2, 0.0, math.inf]
+    )
     assert frame.lo <= 2e-4 and frame.hi >= 3e-2
     steps = [frame.y(value) for value in (1e-3, 1e-2)]
     assert steps[0] - steps[1] == pytest.approx(frame.y(2e-3) - frame.y(2e-2))
@@ -88,21 +120,34 @@ def test_tokens_of_experts(run: Run) -> None:
         ("m.0.experts.0.up", "7 tokens"),
         ("m.0.q", "9 tokens"),
     ]
-    assert tokens_of(TorchReport(outcomes=[Outcome(n, "gptq", 0, 0, note) for n, note in notes])) == {
-        "m.0": {1: 0, 0: 7}
-    }
+    assert tokens_of(
+        TorchReport(outcomes=[Outcome(n, "gptq", 0, 0, note) for n, note in notes])
+    ) == {"m.0": {1: 0, 0: 7}}
 
 
 def test_names_are_text() -> None:
     spec, name = scheme("int8"), '<script>alert("1")</script>'
-    report = TorchReport({name: spec}, {f"{name}2": "<b>"}, ["<i>"], [Outcome(name, "<u>", 0.2, 0.1, "<s>")])
+    report = TorchReport(
+        {name: spec},
+        {f"{name}2": "<b>"},
+        ["<i>"],
+        [Outcome(name, "<u>", 0.2, 0.1, "<s>")],
+    )
     text = render(Found(report, Estimate(1, 1, 1.0)), name)
-    assert not re.search("<(?:script|b|i|u|s)>", text.replace("<b>0.1", "")) and "&lt;script&gt;" in text
+    assert (
+        not re.search("<(?:script|b|i|u|s)>", text.replace("<b>0.1", ""))
+        and "&lt;script&gt;" in text
+    )
 
 
-@pytest.mark.parametrize(("before", "after"), [(0.0, 0.0), (math.nan, 0.1), (0.1, math.inf), (0.1, 0.0), (1e-30, 1e30)])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [(0.0, 0.0), (math.nan, 0.1), (0.1, math.inf), (0.1, 0.0), (1e-30, 1e30)],
+)
 def test_odd_errors(before: float, after: float) -> None:
-    report = TorchReport({"m.0.q": scheme("int8")}, outcomes=[Outcome("m.0.q", "gptq", before, after)])
+    report = TorchReport(
+        {"m.0.q": scheme("int8")}, outcomes=[Outcome("m.0.q", "gptq", before, after)]
+    )
     text = render(Found(report, Estimate(1, 1, 1.0)))
     check_alone(text)
     assert ("Errors along the model" in text) is (before > 0 and math.isfinite(after))
@@ -116,8 +161,18 @@ def test_errors_below_zero_are_in_the_table() -> None:
         Outcome(names[1], "gptaq", -1e-3, -0.25),
         Outcome(names[2], "gptaq", 0, 0),
     ]
-    text = render(Found(TorchReport(dict.fromkeys(names, scheme("int8")), outcomes=outcomes), Estimate(1, 1, 1.0)))
-    assert "−0.00100" in text and "−0.250" in text and "1 that are below 0" in text and ">–<" in text
+    text = render(
+        Found(
+            TorchReport(dict.fromkeys(names, scheme("int8")), outcomes=outcomes),
+            Estimate(1, 1, 1.0),
+        )
+    )
+    assert (
+        "−0.00100" in text
+        and "−0.250" in text
+        and "1 that are below 0" in text
+        and ">–<" in text
+    )
 
 
 def test_a_report_without_anything_to_show() -> None:
@@ -127,24 +182,41 @@ def test_a_report_without_anything_to_show() -> None:
 
 
 @pytest.mark.parametrize(
-    ("width", "dark"), [(1280, False), (390, False), (390, True)], ids=["desktop", "phone", "phone-dark"]
+    ("width", "dark"),
+    [(1280, False), (390, False), (390, True)],
+    ids=["desktop", "phone", "phone-dark"],
 )
-def test_a_browser_lays_it_out(run: Run, tmp_path: Path, width: int, dark: bool) -> None:
+def test_a_browser_lays_it_out(
+    run: Run, tmp_path: Path, width: int, dark: bool
+) -> None:
     found, mixture = run
     noted = replace(found.report, notes=["a note with_a_name." + "that.is.long." * 20])
-    write_page(replace(found, report=noted), tmp_path / "page.html", "folder → other", mixture)
+    write_page(
+        replace(found, report=noted), tmp_path / "page.html", "folder → other", mixture
+    )
     page = laid_out(tmp_path / "page.html", width, dark=dark)
     titles = [plot["title"].split()[0] for plot in page["plots"]]
     assert titles == ["Error", "Bits", "Divergence", "Tokens"]
-    colours: dict[str, Any] = {shape["fill"] for shape in page["plots"][0]["shapes"] if shape["kind"] == "filled"}
-    assert len(colours) == 2  # of the algorithms with dots; what works on blocks has lines
+    colours: dict[str, Any] = {
+        shape["fill"]
+        for shape in page["plots"][0]["shapes"]
+        if shape["kind"] == "filled"
+    }
+    assert (
+        len(colours) == 2
+    )  # of the algorithms with dots; what works on blocks has lines
 
 
 def test_a_browser_lays_out_many_blocks(tmp_path: Path) -> None:
-    names = [f"model.layers.{block}.mlp.experts.{expert}.up_proj" for block in range(60) for expert in range(40)]
+    names = [
+        f"model.layers.{block}.mlp.experts.{expert}.up_proj"
+        for block in range(60)
+        for expert in range(40)
+    ]
     spec = scheme("mxfp4")
     outcomes = [
-        Outcome(name, "gptq", 0.1, 0.001 * (1 + place % 7), f"{place} tokens") for place, name in enumerate(names)
+        Outcome(name, "gptq", 0.1, 0.001 * (1 + place % 7), f"{place} tokens")
+        for place, name in enumerate(names)
     ]
     report = TorchReport(dict.fromkeys(names, spec), {}, [], outcomes)
     write_page(Found(report, Estimate(1, 1, 1.0)), tmp_path / "page.html")

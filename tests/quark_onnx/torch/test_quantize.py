@@ -1,4 +1,6 @@
-"""quantize_model: scales against what the data was, errors that name what is wrong, other layers than Linear."""
+"""quantize_model: scales against what the data was, errors that name what is wrong, other layers
+than Linear.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ INT8 = LayerSpec(TensorSpec("int8"), TensorSpec("int8"))
 def seen_by(model: Any, name: str, batches: list[Any]) -> np.ndarray:
     """All that a layer reads, by a hook."""
     found = list[Any]()
-    hook = model.get_submodule(name).register_forward_pre_hook(lambda module, args: found.append(args[0].flatten()))
+    hook = model.get_submodule(name).register_forward_pre_hook(
+        lambda module, args: found.append(args[0].flatten())
+    )
     with torch.no_grad():
         for batch in batches:
             model(batch)
@@ -37,11 +41,15 @@ def seen_by(model: Any, name: str, batches: list[Any]) -> np.ndarray:
     return torch.cat(found).numpy()
 
 
-@pytest.mark.parametrize("name", ["model.layers.0.self_attn.q_proj", "model.layers.1.mlp.down_proj"])
+@pytest.mark.parametrize(
+    "name", ["model.layers.0.self_attn.q_proj", "model.layers.1.mlp.down_proj"]
+)
 def test_scales_are_those_of_the_float_model(name: str) -> None:
     model, batches = made(llama()), tokens()
     x = seen_by(model, name, batches)
-    quantize_model(model, TorchConfig(INT8, exclude=("lm_head",)), batches, progress=False)
+    quantize_model(
+        model, TorchConfig(INT8, exclude=("lm_head",)), batches, progress=False
+    )
     scale = model.get_submodule(name).input.scale
     assert scale.item() == pytest.approx(np.abs(x).max() / 127.5, rel=1e-6)
 
@@ -50,30 +58,52 @@ def test_percentiles_and_least_errors_are_found_from_the_data() -> None:
     model, batches, name = made(llama()), tokens(), "model.layers.0.mlp.down_proj"
     x = seen_by(model, name, batches)
     spec = TensorSpec("int8", calibrator="percentile:percentile=99")  # type: ignore[call-arg]
-    quantize_model(model, TorchConfig(LayerSpec(input=spec), exclude=("lm_head",)), batches, progress=False)
+    quantize_model(
+        model,
+        TorchConfig(LayerSpec(input=spec), exclude=("lm_head",)),
+        batches,
+        progress=False,
+    )
     reach = model.get_submodule(name).input.scale.item() * 127.5
     beyond = [(np.abs(x) > reach * share).mean() for share in (1, 0.95)]
     assert beyond[0] <= 0.01 < beyond[1]
     model = made(llama())
     spec = TensorSpec("int4", calibrator="minmse")  # type: ignore[call-arg]
-    quantize_model(model, TorchConfig(LayerSpec(input=spec), exclude=("lm_head",)), batches, progress=False)
+    quantize_model(
+        model,
+        TorchConfig(LayerSpec(input=spec), exclude=("lm_head",)),
+        batches,
+        progress=False,
+    )
     layer, tensor = model.get_submodule(name), torch.from_numpy(x)
 
     def error(scale: float) -> float:
         from quark_onnx.torch.formats.affine import Params
 
-        return float((fake_quantize(tensor, spec, Params(torch.tensor(scale))) - tensor).square().sum())
+        return float(
+            (fake_quantize(tensor, spec, Params(torch.tensor(scale))) - tensor)
+            .square()
+            .sum()
+        )
 
-    shrunk = [error(float(np.abs(x).max()) / 7.5 * share) for share in np.linspace(0.3, 1, 71)]
+    shrunk = [
+        error(float(np.abs(x).max()) / 7.5 * share) for share in np.linspace(0.3, 1, 71)
+    ]
     assert error(layer.input.scale.item()) <= min(shrunk) * 1.02
 
 
 def test_keys_and_values_have_scales_of_their_own() -> None:
     model = made(llama())
-    config = TorchConfig(scheme("fp8"), exclude=("lm_head",), kv_cache=KVCache(TensorSpec("fp8e4m3"), least=0.001))
+    config = TorchConfig(
+        scheme("fp8"),
+        exclude=("lm_head",),
+        kv_cache=KVCache(TensorSpec("fp8e4m3"), least=0.001),
+    )
     quantize_model(model, config, tokens(), progress=False)
     scales = [
-        model.get_submodule(f"model.layers.{block}.self_attn.{side}_proj").output.scale.item()
+        model.get_submodule(
+            f"model.layers.{block}.self_attn.{side}_proj"
+        ).output.scale.item()
         for block in range(2)
         for side in "kv"
     ]
@@ -86,16 +116,24 @@ def test_keys_and_values_have_scales_of_their_own() -> None:
         tokens(),
         progress=False,
     )
-    assert raised.get_submodule("model.layers.0.self_attn.k_proj").output.scale.item() == 1.0
+    assert (
+        raised.get_submodule("model.layers.0.self_attn.k_proj").output.scale.item()
+        == 1.0
+    )
 
 
 @pytest.mark.parametrize("name", SCHEMES)
 def test_every_scheme_runs(name: str) -> None:
     model = made(llama(hidden_size=128, intermediate_size=160))
     before = logits(model, tokens()[0])
-    quantize_model(model, TorchConfig(scheme(name), exclude=("lm_head",)), tokens(), progress=False)
+    quantize_model(
+        model, TorchConfig(scheme(name), exclude=("lm_head",)), tokens(), progress=False
+    )
     after = logits(model, tokens()[0])
-    assert torch.isfinite(after).all() and 0 < float((after - before).norm() / before.norm()) < 1.5
+    assert (
+        torch.isfinite(after).all()
+        and 0 < float((after - before).norm() / before.norm()) < 1.5
+    )
 
 
 class Picture(nn.Module):
@@ -103,7 +141,9 @@ class Picture(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first = nn.Conv2d(3, 8, 3, stride=2, padding=1, groups=1, padding_mode="reflect")
+        self.first = nn.Conv2d(
+            3, 8, 3, stride=2, padding=1, groups=1, padding_mode="reflect"
+        )
         self.deep = nn.Conv2d(8, 8, 3, padding=1, groups=8)
         self.up = nn.ConvTranspose2d(8, 4, 2, stride=2)
         self.table = nn.Embedding(10, 4, padding_idx=0)
@@ -121,10 +161,13 @@ def test_convolutions_and_embeddings(per_channel: bool) -> None:
     data = [(torch.randn(2, 3, 8, 8), torch.tensor([1, 3])) for _ in range(3)]
     with torch.no_grad():
         before = model(*data[0])
-    weights = {name: module.weight.detach().clone() for name, module in model.named_children()}
+    weights = {
+        name: module.weight.detach().clone() for name, module in model.named_children()
+    }
     spec = TensorSpec("int8", per_channel=per_channel)
     config = TorchConfig(
-        LayerSpec(spec, TensorSpec("int8")), types=(("Embedding", LayerSpec(spec)), ("EmbeddingBag", LayerSpec(spec)))
+        LayerSpec(spec, TensorSpec("int8")),
+        types=(("Embedding", LayerSpec(spec)), ("EmbeddingBag", LayerSpec(spec))),
     )
     report = quantize_model(model, config, data, progress=False)
     assert set(report.quantized) == {"first", "deep", "up", "table", "bag"}
@@ -137,8 +180,14 @@ def test_convolutions_and_embeddings(per_channel: bool) -> None:
         found = model.get_submodule(name).weight.detach()
         found = found.transpose(0, 1) if name == "up" else found
         reach = torch.where(reach > 0, reach, 127.5)  # the row of the padding
-        step = (reach / 127.5).reshape(-1, *[1] * (weight.ndim - 1)) if per_channel else reach / 127.5
-        torch.testing.assert_close(found, (first / step).round().clamp(-128, 127) * step, rtol=1e-5, atol=1e-7)
+        step = (
+            (reach / 127.5).reshape(-1, *[1] * (weight.ndim - 1))
+            if per_channel
+            else reach / 127.5
+        )
+        torch.testing.assert_close(
+            found, (first / step).round().clamp(-128, 127) * step, rtol=1e-5, atol=1e-7
+        )
 
 
 def test_layers_of_their_own() -> None:
@@ -160,8 +209,14 @@ def test_layers_of_their_own() -> None:
     "config, message",
     [
         (TorchConfig(INT8, exclude=("lm_haed",)), r"exclude names 'lm_haed'.*lm_head"),
-        (TorchConfig(INT8, layers=(("*.upproj", INT8),)), r"layers names '\*\.upproj'.*up_proj"),
-        (TorchConfig(INT8, kv_cache=KVCache(TensorSpec("int8"), ("*key",))), r"kv_cache names '\*key'"),
+        (
+            TorchConfig(INT8, layers=(("*.upproj", INT8),)),
+            r"layers names '\*\.upproj'.*up_proj",
+        ),
+        (
+            TorchConfig(INT8, kv_cache=KVCache(TensorSpec("int8"), ("*key",))),
+            r"kv_cache names '\*key'",
+        ),
     ],
 )
 def test_names_that_match_nothing_are_errors(config: TorchConfig, message: str) -> None:
@@ -176,7 +231,12 @@ def test_bad_data_is_named() -> None:
     with pytest.raises(DataError, match="is empty"):
         quantize_model(made(llama()), config, [], progress=False)
     with pytest.raises(DataError, match="cannot be run on sample 1"):
-        quantize_model(made(llama()), config, [tokens()[0], torch.tensor([[10**6]])], progress=False)
+        quantize_model(
+            made(llama()),
+            config,
+            [tokens()[0], torch.tensor([[10**6]])],
+            progress=False,
+        )
     with pytest.raises(DataError, match=r"yields a int"):
         quantize_model(made(llama()), config, [3], progress=False)
 
@@ -185,20 +245,32 @@ def test_a_model_that_overflows_is_told_so() -> None:
     model = made(llama())
     with torch.no_grad():
         model.model.layers[1].input_layernorm.weight.fill_(float("inf"))
-    with pytest.raises(DataError, match=r"the input of model.layers.1.self_attn.q_proj is infinite or no number"):
-        quantize_model(model, TorchConfig(INT8, exclude=("lm_head",)), tokens(), progress=False)
+    with pytest.raises(
+        DataError,
+        match=r"the input of model.layers.1.self_attn.q_proj is infinite or no number",
+    ):
+        quantize_model(
+            model, TorchConfig(INT8, exclude=("lm_head",)), tokens(), progress=False
+        )
 
 
 def test_a_model_is_left_as_it_was_where_it_fails() -> None:
     model = made(llama())
     before = logits(model, tokens()[0])
     with pytest.raises(DataError):
-        quantize_model(model, TorchConfig(INT8, exclude=("lm_head",)), [torch.tensor([[10**6]])], progress=False)
+        quantize_model(
+            model,
+            TorchConfig(INT8, exclude=("lm_head",)),
+            [torch.tensor([[10**6]])],
+            progress=False,
+        )
     assert torch.equal(logits(model, tokens()[0]), before) and model.config.use_cache
 
 
 @pytest.mark.parametrize("algorithms", [(), ("awq", "gptq"), ("autoround:steps=2",)])
-def test_blocks_that_were_done_are_float_again_where_a_later_one_fails(algorithms: tuple[str, ...]) -> None:
+def test_blocks_that_were_done_are_float_again_where_a_later_one_fails(
+    algorithms: tuple[str, ...],
+) -> None:
     model, data = made(llama(num_hidden_layers=3)), tokens()
     weight = model.model.layers[2].mlp.up_proj.weight
     kept = weight[0, 0].item()
@@ -206,7 +278,12 @@ def test_blocks_that_were_done_are_float_again_where_a_later_one_fails(algorithm
     with torch.no_grad():
         weight[0, 0] = float("nan")
     with pytest.raises((DataError, ModelError), match=r"layers\.2"):
-        quantize_model(model, TorchConfig(INT8, exclude=("lm_head",), algorithms=algorithms), data, progress=False)
+        quantize_model(
+            model,
+            TorchConfig(INT8, exclude=("lm_head",), algorithms=algorithms),
+            data,
+            progress=False,
+        )
     with torch.no_grad():
         weight[0, 0] = kept
     assert not any(isinstance(module, QuantizedLayer) for module in model.modules())
@@ -217,20 +294,33 @@ def test_nothing_is_rotated_where_data_is_missing() -> None:
     model = made(llama())
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     with pytest.raises(DataError, match="no calibration data was given"):
-        quantize_model(model, TorchConfig(INT8, exclude=("lm_head",), algorithms="rotation"), progress=False)
-    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+        quantize_model(
+            model,
+            TorchConfig(INT8, exclude=("lm_head",), algorithms="rotation"),
+            progress=False,
+        )
+    assert all(
+        torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items()
+    )
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("algorithms", [(), ("gptq",), ("awq",), ("autoround:steps=2",)])
-def test_nothing_is_learned_from_padding(side: str, algorithms: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "algorithms", [(), ("gptq",), ("awq",), ("autoround:steps=2",)]
+)
+def test_nothing_is_learned_from_padding(
+    side: str, algorithms: tuple[str, ...]
+) -> None:
     """Samples of three lengths in one batch, and each alone."""
     alone = [{"input_ids": torch.cat(tokens(1, size), 1)} for size in (5, 12, 8)]
     padded: dict[str, list[Any]] = {"input_ids": [], "attention_mask": []}
     for each in alone:
         ids = each["input_ids"]
         filled, mask = (torch.full((1, 12 - ids.shape[1]), value) for value in (3, 0))
-        for key, parts in (("input_ids", (filled, ids)), ("attention_mask", (mask, torch.ones_like(ids)))):
+        for key, parts in (
+            ("input_ids", (filled, ids)),
+            ("attention_mask", (mask, torch.ones_like(ids))),
+        ):
             padded[key].append(torch.cat(parts if side == "left" else parts[::-1], 1))
     config = TorchConfig(INT8, exclude=("lm_head",), algorithms=algorithms)
     models = []
@@ -246,7 +336,11 @@ class Residual(nn.Module):
 
     def __init__(self, inplace: bool) -> None:
         super().__init__()
-        self.up, self.down, self._inplace = nn.Linear(32, 32), nn.Linear(32, 32), inplace
+        self.up, self.down, self._inplace = (
+            nn.Linear(32, 32),
+            nn.Linear(32, 32),
+            inplace,
+        )
 
     def forward(self, x: Any) -> Any:
         found = self.down(torch.relu(self.up(x)))
@@ -265,7 +359,9 @@ def test_blocks_that_change_what_they_read(algorithms: tuple[str, ...]) -> None:
         model.layers = nn.ModuleList(Residual(inplace) for _ in range(3))
         model.forward = nn.Sequential(*model.layers).forward
         data = [torch.randn(1, 8, 32) for _ in range(3)]
-        quantize_model(model, TorchConfig(spec, algorithms=algorithms), data, progress=False)
+        quantize_model(
+            model, TorchConfig(spec, algorithms=algorithms), data, progress=False
+        )
         found.append(model.state_dict())
     assert all(torch.equal(tensor, found[1][name]) for name, tensor in found[0].items())
 
@@ -293,14 +389,23 @@ def test_blocks_that_return_tuples_are_walked() -> None:
     model, batches = Model(), [torch.randn(2, 4, 8) for _ in range(3)]
     x = seen_by(model, "layers.2.inner", batches)
     quantize_model(model, TorchConfig(INT8), batches, progress=False)
-    assert model.layers[2].inner.input.scale.item() == pytest.approx(np.abs(x).max() / 127.5, rel=1e-6)
+    assert model.layers[2].inner.input.scale.item() == pytest.approx(
+        np.abs(x).max() / 127.5, rel=1e-6
+    )
 
 
 def test_perplexity_is_that_of_its_definition() -> None:
     model, rows = made(llama()), torch.cat(tokens(5))
     with torch.no_grad():
-        chances = model(rows).logits.double().log_softmax(-1)[:, :-1].gather(2, rows[:, 1:, None])
-    assert perplexity(model, list(rows), batch=2) == pytest.approx(float(torch.exp(-chances.mean())), rel=1e-6)
+        chances = (
+            model(rows)
+            .logits.double()
+            .log_softmax(-1)[:, :-1]
+            .gather(2, rows[:, 1:, None])
+        )
+    assert perplexity(model, list(rows), batch=2) == pytest.approx(
+        float(torch.exp(-chances.mean())), rel=1e-6
+    )
     assert [len(window) for window in windows_of(rows, 7)] == [7] * 8
     with pytest.raises(DataError, match="at least two tokens"):
         perplexity(model, [])
@@ -312,4 +417,7 @@ def test_weights_that_stay_float_are_read_again(kind: str, tmp_path: Path) -> No
     config = TorchConfig(LayerSpec(input=TensorSpec("int8")), exclude=("lm_head",))
     quantize_model(model, config, tokens(), progress=False)
     export_safetensors(model, tmp_path / "out", config)
-    assert torch.equal(logits(load_checkpoint(tmp_path / "out"), tokens()[0]), logits(model, tokens()[0]))
+    assert torch.equal(
+        logits(load_checkpoint(tmp_path / "out"), tokens()[0]),
+        logits(model, tokens()[0]),
+    )

@@ -16,11 +16,11 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("onnxscript")
 
-from torch import nn  # noqa: E402
-from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
-from quark_onnx import QuarkError, quantize_module  # noqa: E402
-from quark_onnx.errors import ConfigError, DataError, ModelError  # noqa: E402
+from quark_onnx import QuarkError, quantize_module
+from quark_onnx.errors import ConfigError, DataError, ModelError
 
 # torch and onnxscript use what they say is deprecated
 pytestmark = [
@@ -67,7 +67,11 @@ class TwoInputs(nn.Module):
 def pairs(count: int = 6) -> list[tuple[Any, Any]]:
     generator = torch.Generator().manual_seed(3)
     return [
-        (torch.randn(4, 3, 8, 8, generator=generator), torch.randn(4, 6, generator=generator)) for _ in range(count)
+        (
+            torch.randn(4, 3, 8, 8, generator=generator),
+            torch.randn(4, 6, generator=generator),
+        )
+        for _ in range(count)
     ]
 
 
@@ -105,27 +109,41 @@ def test_a_cnn(tmp_path: Path) -> None:
     assert "QuantizeLinear" in op_types(model)
     other = torch.randn(7, 3, 12, 12, generator=torch.Generator().manual_seed(9))
     found = run(output, input=other)[0]
-    assert sqnr(found, expected(module, other)) > 25  # uniform noise of 8 bits in four layers
+    assert (
+        sqnr(found, expected(module, other)) > 25
+    )  # uniform noise of 8 bits in four layers
 
 
 def test_a_transformer_encoder_of_any_length(tmp_path: Path) -> None:
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, activation="gelu")
     module = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-    data = [torch.randn(2, 9, 16, generator=torch.Generator().manual_seed(seed)) for seed in range(6)]
+    data = [
+        torch.randn(2, 9, 16, generator=torch.Generator().manual_seed(seed))
+        for seed in range(6)
+    ]
     axes = {"src": {0: "batch", 1: "time"}}
     model = quantize_module(module, (data[0],), data, "A8W8", dynamic=axes)
-    assert [dim.dim_param for dim in model.graph.input[0].type.tensor_type.shape.dim][:2] == ["batch", "time"]
+    assert [dim.dim_param for dim in model.graph.input[0].type.tensor_type.shape.dim][
+        :2
+    ] == ["batch", "time"]
     other = torch.randn(3, 5, 16, generator=torch.Generator().manual_seed(9))
     found = run(model, src=other)[0]
     assert sqnr(found, expected(module, other)) > 25
 
 
-@pytest.mark.parametrize("kind", ["tuples", "dicts", "loader", "loader of dicts", "generator"])
+@pytest.mark.parametrize(
+    "kind", ["tuples", "dicts", "loader", "loader of dicts", "generator"]
+)
 def test_two_inputs_and_any_kind_of_data(kind: str) -> None:
     module, data = TwoInputs(), pairs()
-    stacked = TensorDataset(*(torch.cat(parts) for parts in zip(*data, strict=True)), torch.arange(24))
-    labelled = [{"labels": torch.zeros(1), "image": image, "vector": vector} for image, vector in data]
+    stacked = TensorDataset(
+        *(torch.cat(parts) for parts in zip(*data, strict=True)), torch.arange(24)
+    )
+    labelled = [
+        {"labels": torch.zeros(1), "image": image, "vector": vector}
+        for image, vector in data
+    ]
     kinds: dict[str, Any] = {
         "tuples": data,
         "dicts": [{"vector": vector, "image": image} for image, vector in data],
@@ -140,7 +158,9 @@ def test_two_inputs_and_any_kind_of_data(kind: str) -> None:
     found = run(model, image=data[1][0], vector=data[1][1])
     assert sqnr(found[0], reference["logits"]) > 25
     same = quantize_module(module, data[0], data)
-    assert model.graph.initializer == same.graph.initializer, "the same samples give the same scales"
+    assert model.graph.initializer == same.graph.initializer, (
+        "the same samples give the same scales"
+    )
 
 
 def test_values_that_are_no_tensors_are_constants() -> None:
@@ -191,7 +211,10 @@ def test_token_ids_have_a_dynamic_batch_and_sequence() -> None:
     ]
     model = quantize_module(module, data[0], data)
     for value in model.graph.input:
-        assert [dim.dim_param for dim in value.type.tensor_type.shape.dim] == ["batch", "sequence"]
+        assert [dim.dim_param for dim in value.type.tensor_type.shape.dim] == [
+            "batch",
+            "sequence",
+        ]
     other = {name: tensor[:1, :4] for name, tensor in data[1].items()}
     assert sqnr(run(model, **other)[0], expected(module, *other.values())) > 25
 
@@ -221,7 +244,9 @@ def test_an_export_that_computes_something_else_is_refused() -> None:
 def test_weights_alone_need_no_data() -> None:
     module = cnn()
     model = quantize_module(module, images(1)[0], None, "W8", dynamic=False)
-    assert [dim.dim_value for dim in model.graph.input[0].type.tensor_type.shape.dim] == [4, 3, 12, 12]
+    assert [
+        dim.dim_value for dim in model.graph.input[0].type.tensor_type.shape.dim
+    ] == [4, 3, 12, 12]
     assert sqnr(run(model, input=images(1)[0])[0], expected(module, images(1)[0])) > 30
 
 
@@ -239,15 +264,43 @@ def stream() -> Iterator[Any]:
 @pytest.mark.parametrize(
     ("settings", "error", "message"),
     [
-        ({"module": "model.pt"}, ConfigError, "module is a str; it must be a torch.nn.Module"),
+        (
+            {"module": "model.pt"},
+            ConfigError,
+            "module is a str; it must be a torch.nn.Module",
+        ),
         ({"opset": 17}, ConfigError, "opset is 17; torch exports opsets 18 to"),
-        ({"example_inputs": pairs()[0][:1]}, DataError, r"does not run on the example inputs \(image\): .*vector"),
-        ({"example_inputs": 3}, DataError, "inputs are a int; a tensor, a dict or a list of tensors is needed"),
-        ({"dynamic": {"images": {0: "batch"}}}, ConfigError, "dynamic names the input 'images'; inputs are image, vec"),
-        ({"data": stream()}, DataError, "a batch holds 4 values, but forward takes image, vector, scale"),
-        ({"data": [{"image": torch.zeros(4, 3, 8, 8)}]}, QuarkError, "no array for input 'vector'"),
+        (
+            {"example_inputs": pairs()[0][:1]},
+            DataError,
+            r"does not run on the example inputs \(image\): .*vector",
+        ),
+        (
+            {"example_inputs": 3},
+            DataError,
+            "inputs are a int; a tensor, a dict or a list of tensors is needed",
+        ),
+        (
+            {"dynamic": {"images": {0: "batch"}}},
+            ConfigError,
+            "dynamic names the input 'images'; inputs are image, vec",
+        ),
+        (
+            {"data": stream()},
+            DataError,
+            "a batch holds 4 values, but forward takes image, vector, scale",
+        ),
+        (
+            {"data": [{"image": torch.zeros(4, 3, 8, 8)}]},
+            QuarkError,
+            "no array for input 'vector'",
+        ),
         ({"data": [{"imag": torch.zeros(1)}]}, QuarkError, "no input 'imag'.*image"),
-        ({"data": [torch.zeros(4, 3, 8, 8)]}, QuarkError, "sample 0: got Tensor, expected {name: array}"),
+        (
+            {"data": [torch.zeros(4, 3, 8, 8)]},
+            QuarkError,
+            "sample 0: got Tensor, expected {name: array}",
+        ),
         (
             {"data": [(*pairs()[0], torch.zeros(1))]},
             DataError,
@@ -257,8 +310,15 @@ def stream() -> Iterator[Any]:
         ({"config": "A9W9"}, QuarkError, "A9W9"),
     ],
 )
-def test_errors_name_what_is_wrong(settings: dict[str, Any], error: type[Exception], message: str) -> None:
-    call = {"module": TwoInputs(), "example_inputs": pairs()[0], "data": pairs(), "config": "A8W8"} | settings
+def test_errors_name_what_is_wrong(
+    settings: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    call = {
+        "module": TwoInputs(),
+        "example_inputs": pairs()[0],
+        "data": pairs(),
+        "config": "A8W8",
+    } | settings
     with pytest.raises(error, match=message):
         quantize_module(**call)
 
@@ -273,5 +333,9 @@ try:
 except quark_onnx.QuarkError as error:
     print(type(error).__name__, error)
 """
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.startswith("MissingDependency quantize_module needs torch and onnxscript")
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert found.stdout.startswith(
+        "MissingDependency quantize_module needs torch and onnxscript"
+    )

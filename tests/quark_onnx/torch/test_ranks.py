@@ -18,7 +18,15 @@ ROOT = Path(__file__).parents[3]
 def run(folder: Path, *what: str) -> subprocess.CompletedProcess[str]:
     """Two processes on this machine."""
     script = str(Path(__file__).with_name("ranks_script.py"))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", script]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        script,
+    ]
     return subprocess.run(
         [*command, str(folder), *what],
         env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
@@ -37,7 +45,9 @@ def run(folder: Path, *what: str) -> subprocess.CompletedProcess[str]:
         ("qwen3_moe", "mxfp4", "qronos"),
     ],
 )
-def test_two_processes_find_what_one_finds(family: str, scheme: str, algorithms: str, tmp_path: Path) -> None:
+def test_two_processes_find_what_one_finds(
+    family: str, scheme: str, algorithms: str, tmp_path: Path
+) -> None:
     done = run(tmp_path, family, scheme, algorithms)
     assert not done.returncode, done.stderr
     first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
@@ -55,4 +65,7 @@ def test_two_processes_find_what_one_finds(family: str, scheme: str, algorithms:
 
 def test_what_needs_all_samples_is_refused(tmp_path: Path) -> None:
     done = run(tmp_path, "llama3", "uint4_wo_32", "autoround")
-    assert done.returncode and "autoround needs all samples at once; run it in one process" in done.stderr
+    assert (
+        done.returncode
+        and "autoround needs all samples at once; run it in one process" in done.stderr
+    )

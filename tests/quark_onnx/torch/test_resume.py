@@ -1,4 +1,7 @@
-"""Runs that were interrupted go on, and end in the same bytes; what is damaged or of another run is not believed."""
+"""Runs that were interrupted go on, and end in the same bytes.
+
+What is damaged or of another run is not believed.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +28,28 @@ class Killed(BaseException):
     """Ends a run."""
 
 
-def run(source: Path, output: Path, resume: Path | None, data: Any = None) -> dict[str, bytes]:
+def run(
+    source: Path, output: Path, resume: Path | None, data: Any = None
+) -> dict[str, bytes]:
     """The bytes of all files of a run."""
-    quantize_checkpoint(source, output, FP8, data or tokens(1, 2), writing=Writing(resume=resume), progress=False)
+    quantize_checkpoint(
+        source,
+        output,
+        FP8,
+        data or tokens(1, 2),
+        writing=Writing(resume=resume),
+        progress=False,
+    )
     return {file.name: file.read_bytes() for file in output.iterdir()}
 
 
-def killed_behind(block: int, source: Path, output: Path, resume: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def killed_behind(
+    block: int,
+    source: Path,
+    output: Path,
+    resume: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Run until so many blocks are done."""
     done = list[None]()
 
@@ -52,7 +70,9 @@ def source(tmp_path: Path) -> Path:
     return saved(made(llama(num_hidden_layers=4)), tmp_path / "model")
 
 
-@pytest.mark.parametrize("damage", ["", "block-00000", "block-00001", "hidden", "state"])
+@pytest.mark.parametrize(
+    "damage", ["", "block-00000", "block-00001", "hidden", "state"]
+)
 @pytest.mark.parametrize("how", ["cut", "gone"])
 def test_a_damaged_folder_changes_nothing(
     damage: str, how: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -71,7 +91,9 @@ def test_a_damaged_folder_changes_nothing(
         assert run(source, tmp_path / "out", resume) == wanted
 
 
-def test_experts_that_no_token_reached_are_described_after_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_experts_that_no_token_reached_are_described_after_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = saved(made(torch_families.config_of("qwen3_moe")), tmp_path / "model")
     wanted = run(source, tmp_path / "whole", None)
     killed_behind(0, source, tmp_path / "out", tmp_path / "resume", monkeypatch)
@@ -83,10 +105,16 @@ def test_another_model_of_the_same_shape_is_refused(
 ) -> None:
     killed_behind(1, source, tmp_path / "out", tmp_path / "resume", monkeypatch)
     weights = load_file(source / "model.safetensors")
-    weights = {name: tensor * 2 if "mlp" in name else tensor for name, tensor in weights.items()}
+    weights = {
+        name: tensor * 2 if "mlp" in name else tensor
+        for name, tensor in weights.items()
+    }
     before = (source / "model.safetensors").stat()
     save_file(weights, source / "model.safetensors", {"format": "pt"})
-    os.utime(source / "model.safetensors", ns=(before.st_atime_ns, before.st_mtime_ns + 1_000_000))
+    os.utime(
+        source / "model.safetensors",
+        ns=(before.st_atime_ns, before.st_mtime_ns + 1_000_000),
+    )
     with pytest.raises(ConfigError, match="its model differs"):
         run(source, tmp_path / "out", tmp_path / "resume")
 
@@ -104,8 +132,12 @@ def test_another_mask_is_other_data(source: Path, tmp_path: Path) -> None:
                 run(source, tmp_path / "second", tmp_path / "resume", data)
 
 
-def test_a_folder_that_holds_something_else_is_left_alone(source: Path, tmp_path: Path) -> None:
+def test_a_folder_that_holds_something_else_is_left_alone(
+    source: Path, tmp_path: Path
+) -> None:
     before = sorted(source.iterdir())
-    with pytest.raises(ConfigError, match=r"holds other files, as config.json; name an empty folder"):
+    with pytest.raises(
+        ConfigError, match=r"holds other files, as config.json; name an empty folder"
+    ):
         run(source, tmp_path / "out", source)
     assert sorted(source.iterdir()) == before

@@ -1,4 +1,6 @@
-"""Layers with schemes of their own whose outputs are rounded for attention: config.json says what the files hold."""
+"""Layers with schemes of their own whose outputs are rounded for attention: config.json says what
+the files hold.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ LAYERS: dict[str, tuple[tuple[tuple[str, str], ...], bool]] = {
 @pytest.mark.parametrize("attention", [None, "fp8"])
 @pytest.mark.parametrize("cache", ["fp8", "fp8-rope"])
 @pytest.mark.parametrize("case", LAYERS)
-def test_what_is_written_is_what_is_read(case: str, cache: str, attention: str | None, tmp_path: Path) -> None:
+def test_what_is_written_is_what_is_read(
+    case: str, cache: str, attention: str | None, tmp_path: Path
+) -> None:
     layers, taken = LAYERS[case]
     config = config_for("fp8", kv_cache=cache, attention=attention, layers=layers)
     model = made(llama())
@@ -54,22 +58,36 @@ def test_what_is_written_is_what_is_read(case: str, cache: str, attention: str |
 
 @pytest.mark.parametrize("layout", ["compressed-tensors", "fp8"])
 def test_other_layouts(layout: str, tmp_path: Path) -> None:
-    layers: Any = (("*self_attn*", "ptpc_fp8"),) if layout == "compressed-tensors" else (("*_proj", "fp8"),)
+    layers: Any = (
+        (("*self_attn*", "ptpc_fp8"),)
+        if layout == "compressed-tensors"
+        else (("*_proj", "fp8"),)
+    )
     config = config_for("fp8", kv_cache="fp8", layers=layers)
     model = made(llama())
     quantize_model(model, config, tokens(), progress=False)
     export_safetensors(model, tmp_path / "out", config, layout=layout)
-    assert torch.equal(logits(load_checkpoint(tmp_path / "out"), tokens()[0]), logits(model, tokens()[0]))
+    assert torch.equal(
+        logits(load_checkpoint(tmp_path / "out"), tokens()[0]),
+        logits(model, tokens()[0]),
+    )
 
 
 def test_names_of_layers_behind_the_globs_of_the_cache(tmp_path: Path) -> None:
-    """AMD Quark's entries of the cache go before what is said of single layers: they are written so, too."""
+    """AMD Quark's entries of the cache go before what is said of single layers: they are written
+    so, too.
+    """
     name = "model.layers.0.self_attn.k_proj"
-    config = LLMTemplate.get("llama").get_config("fp8", kv_cache_scheme="fp8", layer_config={name: "mxfp4"})
+    config = LLMTemplate.get("llama").get_config(
+        "fp8", kv_cache_scheme="fp8", layer_config={name: "mxfp4"}
+    )
     model = ModelQuantizer(config).quantize_model(made(llama()), tokens())
     assert str(model.get_submodule(name).spec.weight.dtype.name) == "fp8e4m3"
     ModelExporter(tmp_path / "out").export_safetensors_model(model)
-    assert torch.equal(logits(load_checkpoint(tmp_path / "out"), tokens()[0]), logits(model, tokens()[0]))
+    assert torch.equal(
+        logits(load_checkpoint(tmp_path / "out"), tokens()[0]),
+        logits(model, tokens()[0]),
+    )
     assert validate(tmp_path / "out", "vllm").right
 
 
@@ -78,6 +96,8 @@ def test_one_entry_stands_for_layers_that_are_alike(tmp_path: Path) -> None:
     model = made(llama())
     quantize_model(model, config, tokens(), progress=False)
     export_safetensors(model, tmp_path / "out", config)
-    content = json.loads((tmp_path / "out" / "config.json").read_text(encoding="utf-8"))["quantization_config"]
+    content = json.loads(
+        (tmp_path / "out" / "config.json").read_text(encoding="utf-8")
+    )["quantization_config"]
     assert list(content["layer_quant_config"]) == ["*k_proj", "*v_proj", "*self_attn*"]
     assert content["kv_cache_quant_config"]["*k_proj"]["weight"]["dtype"] == "fp4"

@@ -1,4 +1,6 @@
-"""Checkpoints as people have them: tied, of mixed types, with tensors too many or too few, damaged, linked."""
+"""Checkpoints as people have them: tied, of mixed types, with tensors too many or too few, damaged,
+linked.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ from quark_onnx.torch.pipelines.ptq import config_for
 from tests import torch_families
 from tests.torch_models import llama, logits, made, saved, tokens
 
-FP8, INT4 = (TorchConfig(scheme(name), exclude=("lm_head",)) for name in ("fp8", "int4_wo_32"))
+FP8, INT4 = (
+    TorchConfig(scheme(name), exclude=("lm_head",)) for name in ("fp8", "int4_wo_32")
+)
 BYTES = LayerSpec(TensorSpec("int8", per_channel=True))
 Tensors = dict[str, Any]
 
@@ -48,7 +52,9 @@ def altered(folder: Path, change: Callable[[Tensors], None]) -> Path:
 
 def written(source: Path, config: TorchConfig, **settings: Any) -> Path:
     output = source.parent / "out"
-    quantize_checkpoint(source, output, config, tokens(), writing=Writing(**settings), progress=False)
+    quantize_checkpoint(
+        source, output, config, tokens(), writing=Writing(**settings), progress=False
+    )
     return output
 
 
@@ -65,7 +71,9 @@ def test_what_is_tied_is_apart_once_one_side_is_quantized(
         del content["tie_word_embeddings"]
         (source / "config.json").write_text(json.dumps(content), encoding="utf-8")
     config = TorchConfig(
-        BYTES, types=(("Embedding", BYTES),) if embedding else (), exclude=() if head else ("lm_head",)
+        BYTES,
+        types=(("Embedding", BYTES),) if embedding else (),
+        exclude=() if head else ("lm_head",),
     )
     files = written(source, config)
     quantize_model(model, config, progress=False)
@@ -81,13 +89,21 @@ def test_weights_of_mixed_types_are_run_as_the_model_has_them(tmp_path: Path) ->
     model = made(llama(), torch.bfloat16)
 
     def widen(tensors: Tensors) -> None:
-        tensors |= {name: tensor.float() for name, tensor in tensors.items() if "norm" in name or "up_proj" in name}
+        tensors |= {
+            name: tensor.float()
+            for name, tensor in tensors.items()
+            if "norm" in name or "up_proj" in name
+        }
 
     source = altered(saved(model, tmp_path / "model"), widen)
     output = written(source, FP8)
     quantize_model(model, FP8, tokens(), progress=False)
-    assert torch.equal(logits(load_checkpoint(output), tokens()[0]), logits(model, tokens()[0]))
-    before, after = (load_file(folder / "model.safetensors") for folder in (source, output))
+    assert torch.equal(
+        logits(load_checkpoint(output), tokens()[0]), logits(model, tokens()[0])
+    )
+    before, after = (
+        load_file(folder / "model.safetensors") for folder in (source, output)
+    )
     norms = [name for name in before if "norm" in name]
     assert norms and all(after[name].dtype == torch.float32 for name in norms)
     assert all(torch.equal(before[name], after[name]) for name in norms)
@@ -109,7 +125,10 @@ def test_what_has_no_type_in_the_format_leaves_nothing_behind(source: Path) -> N
     altered(source, wide)
     kept = TYPES.pop(torch.uint8)
     try:
-        with pytest.raises(ModelError, match=r"'odd' is torch.uint8, which safetensors files have no place for"):
+        with pytest.raises(
+            ModelError,
+            match=r"'odd' is torch.uint8, which safetensors files have no place for",
+        ):
             written(source, FP8)
     finally:
         TYPES[torch.uint8] = kept
@@ -136,14 +155,28 @@ def _as(dtype: Any) -> Callable[[Tensors], None]:
     ("change", "word"),
     [
         (_without(UP), f"no tensor for {UP}"),
-        (_holding(float("nan")), "the weight 'model.layers.1.mlp.up_proj' holds numbers"),
-        (_holding(float("inf")), "the weight 'model.layers.1.mlp.up_proj' holds numbers"),
+        (
+            _holding(float("nan")),
+            "the weight 'model.layers.1.mlp.up_proj' holds numbers",
+        ),
+        (
+            _holding(float("inf")),
+            "the weight 'model.layers.1.mlp.up_proj' holds numbers",
+        ),
         (_as(torch.int32), "is torch.int32; start from a checkpoint of float weights"),
-        (_as(torch.float8_e4m3fn), "is torch.float8_e4m3fn; start from a checkpoint of float weights"),
-        (lambda tensors: tensors.update({UP: tensors[UP][:5].clone()}), r"is \[5, 64\], and \[96, 64\] in the model"),
+        (
+            _as(torch.float8_e4m3fn),
+            "is torch.float8_e4m3fn; start from a checkpoint of float weights",
+        ),
+        (
+            lambda tensors: tensors.update({UP: tensors[UP][:5].clone()}),
+            r"is \[5, 64\], and \[96, 64\] in the model",
+        ),
     ],
 )
-def test_a_bad_weight_is_named(config: TorchConfig, change: Any, word: str, source: Path) -> None:
+def test_a_bad_weight_is_named(
+    config: TorchConfig, change: Any, word: str, source: Path
+) -> None:
     with pytest.raises(ModelError, match=word):
         written(altered(source, change), config)
     assert [path.name for path in source.parent.iterdir()] == ["model"]
@@ -163,7 +196,10 @@ def test_what_is_missing_beside_layers_is_said(source: Path) -> None:
         ('{"weight_map": []}', "has no weight_map of tensors to files"),
         ('{"weight_map": {}}', "has no weight_map of tensors to files"),
         ('{"weight_map": {"a": 3}}', "has no weight_map of tensors to files"),
-        ('{"weight_map": {"a": "../model.safetensors"}}', "lists '../model.safetensors', which is no name of a file"),
+        (
+            '{"weight_map": {"a": "../model.safetensors"}}',
+            "lists '../model.safetensors', which is no name of a file",
+        ),
         ("{", "is damaged"),
     ],
 )
@@ -173,19 +209,31 @@ def test_a_damaged_index_is_named(text: str, word: str, source: Path) -> None:
         written(source, FP8)
 
 
-def test_links_are_followed_and_weights_of_other_frameworks_left_out(source: Path, tmp_path: Path) -> None:
+def test_links_are_followed_and_weights_of_other_frameworks_left_out(
+    source: Path, tmp_path: Path
+) -> None:
     linked = tmp_path / "linked" / "snapshot"
     (linked / "original").mkdir(parents=True)
     for file in source.iterdir():
         (linked / file.name).symlink_to(file)
-    for name in ("tf_model.h5", "flax_model.msgpack", "original/consolidated.00.pth", "original/params.json", "a.py"):
+    for name in (
+        "tf_model.h5",
+        "flax_model.msgpack",
+        "original/consolidated.00.pth",
+        "original/params.json",
+        "a.py",
+    ):
         (linked / name).write_text(name, encoding="utf-8")
     (linked / "tokenizer.json").symlink_to(tmp_path / "nowhere")
-    with pytest.raises(ModelError, match=r"tokenizer.json is a link to .*nowhere, which is not there"):
+    with pytest.raises(
+        ModelError, match=r"tokenizer.json is a link to .*nowhere, which is not there"
+    ):
         written(linked, FP8)
     (tmp_path / "nowhere").write_bytes(b"{\r\n}")
     output = written(linked, FP8)
-    found = {str(path.relative_to(output)).replace("\\", "/") for path in output.rglob("*")}
+    found = {
+        str(path.relative_to(output)).replace("\\", "/") for path in output.rglob("*")
+    }
     assert found - {file.name for file in source.iterdir()} == {
         "tokenizer.json",
         "original",
@@ -196,16 +244,37 @@ def test_links_are_followed_and_weights_of_other_frameworks_left_out(source: Pat
     assert (output / "tokenizer.json").read_bytes() == b"{\r\n}"
 
 
-@pytest.mark.parametrize("name", ["int3_wo_32", "uint3_wo_32", "uint2_wo_32", "mxfp6_e2m3"])
-def test_codes_that_fill_no_whole_bytes_are_refused_before_the_work(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "name", ["int3_wo_32", "uint3_wo_32", "uint2_wo_32", "mxfp6_e2m3"]
+)
+def test_codes_that_fill_no_whole_bytes_are_refused_before_the_work(
+    name: str, tmp_path: Path
+) -> None:
     size = 36 if name != "mxfp6_e2m3" else 38
-    settings = {"hidden_size": size, "intermediate_size": 50, "num_attention_heads": 1, "num_key_value_heads": 1}
+    settings = {
+        "hidden_size": size,
+        "intermediate_size": 50,
+        "num_attention_heads": 1,
+        "num_key_value_heads": 1,
+    }
     model = made(llama(**settings))
-    config = TorchConfig(scheme(name), layers=(("*o_proj", LayerSpec()),), exclude=("lm_head",))
-    with pytest.raises(ConfigError, match=r"model.layers.0..* codes of .* do not fill whole bytes"):
-        quantize_checkpoint(saved(model, tmp_path / "model"), tmp_path / "out", config, _never(), progress=False)
+    config = TorchConfig(
+        scheme(name), layers=(("*o_proj", LayerSpec()),), exclude=("lm_head",)
+    )
+    with pytest.raises(
+        ConfigError, match=r"model.layers.0..* codes of .* do not fill whole bytes"
+    ):
+        quantize_checkpoint(
+            saved(model, tmp_path / "model"),
+            tmp_path / "out",
+            config,
+            _never(),
+            progress=False,
+        )
     quantize_model(model, config, progress=False)
-    with pytest.raises(ConfigError, match=r"model.layers.0..* codes of .* do not fill whole bytes"):
+    with pytest.raises(
+        ConfigError, match=r"model.layers.0..* codes of .* do not fill whole bytes"
+    ):
         export_safetensors(model, tmp_path / "out", config)
 
 
@@ -214,21 +283,40 @@ def _never() -> Any:
     yield
 
 
-@pytest.mark.parametrize("name", ["int4_wo_32", "uint4_wo_per_channel", "mxfp4", "nvfp4", "fp8", "int8_per_channel"])
+@pytest.mark.parametrize(
+    "name",
+    ["int4_wo_32", "uint4_wo_per_channel", "mxfp4", "nvfp4", "fp8", "int8_per_channel"],
+)
 def test_odd_sizes_come_back(name: str, tmp_path: Path) -> None:
-    model = made(llama(hidden_size=36, intermediate_size=50, num_attention_heads=1, num_key_value_heads=1))
+    model = made(
+        llama(
+            hidden_size=36,
+            intermediate_size=50,
+            num_attention_heads=1,
+            num_key_value_heads=1,
+        )
+    )
     config = TorchConfig(scheme(name), exclude=("lm_head",))
     output = written(saved(model, tmp_path / "model"), config)
     quantize_model(model, config, tokens(), progress=False)
-    assert torch.equal(logits(load_checkpoint(output), tokens()[0]), logits(model, tokens()[0]))
+    assert torch.equal(
+        logits(load_checkpoint(output), tokens()[0]), logits(model, tokens()[0])
+    )
 
 
 def test_data_that_is_none(source: Path) -> None:
     for data in (5, torch.float32):
         with pytest.raises(DataError, match="the calibration data is a"):
-            quantize_checkpoint(source, source.parent / "out", FP8, data, progress=False)  # type: ignore[arg-type]
+            quantize_checkpoint(
+                source, source.parent / "out", FP8, data, progress=False
+            )  # type: ignore[arg-type]
         with pytest.raises(DataError, match="the calibration data is a"):
-            quantize_model(nn.Sequential(nn.Linear(2, 2)), FP8.with_(exclude=()), data, progress=False)  # type: ignore[arg-type]
+            quantize_model(
+                nn.Sequential(nn.Linear(2, 2)),
+                FP8.with_(exclude=()),
+                data,
+                progress=False,
+            )  # type: ignore[arg-type]
     shutil.rmtree(source)
 
 
@@ -244,5 +332,7 @@ def test_settings_of_files_that_cannot_be() -> None:
 def test_lengths_of_rows_that_do_not_fit(tmp_path: Path) -> None:
     for lengths in (np.ones(2, np.int64), np.ones(3)):
         np.savez(tmp_path / "ids.npz", ids=np.ones((3, 20), np.int64), len=lengths)
-        with pytest.raises(DataError, match=r"ids.npz has .* as len; .* each of the 3 rows"):
+        with pytest.raises(
+            DataError, match=r"ids.npz has .* as len; .* each of the 3 rows"
+        ):
             read_windows(tmp_path / "ids.npz", None, 8)

@@ -1,4 +1,6 @@
-"""Checkpoints of AMD Quark's layout in transformers without amd-quark: logits equal those of ``load_checkpoint``."""
+"""Checkpoints of AMD Quark's layout in transformers without amd-quark: logits equal those of
+``load_checkpoint``.
+"""
 
 from __future__ import annotations
 
@@ -52,15 +54,21 @@ def quantized(folder: Path, config: TorchConfig, model: Any, **settings: Any) ->
     """The folder of a model that has been quantized from files to files."""
     source = saved(model, folder / "float")
     writing = Writing(trust_code=True, **settings)
-    quantize_checkpoint(source, folder / "out", config, tokens(), writing=writing, progress=False)
+    quantize_checkpoint(
+        source, folder / "out", config, tokens(), writing=writing, progress=False
+    )
     return folder / "out"
 
 
 def loaded(folder: Path, cls: str = "AutoModelForCausalLM", **settings: Any) -> Any:
     """The model as transformers loads it; it must report nothing."""
     auto_class = getattr(transformers, cls)
-    model, info = auto_class.from_pretrained(folder, output_loading_info=True, **settings)
-    found = {key: info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")}
+    model, info = auto_class.from_pretrained(
+        folder, output_loading_info=True, **settings
+    )
+    found = {
+        key: info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")
+    }
     assert not any(found.values()), found
     return model
 
@@ -71,7 +79,9 @@ def test_a_scheme(name: str, dtype: str, tmp_path: Path) -> None:
     model = made(llama(hidden_size=128, intermediate_size=256), getattr(torch, dtype))
     folder = quantized(tmp_path, config_for(name), model)
     found = loaded(folder)
-    assert torch.equal(logits(found, tokens()[0]), logits(load_checkpoint(folder), tokens()[0]))
+    assert torch.equal(
+        logits(found, tokens()[0]), logits(load_checkpoint(folder), tokens()[0])
+    )
     assert sum(isinstance(module, QuantizedLayer) for module in found.modules()) == 14
 
 
@@ -86,17 +96,24 @@ def test_rounded_attention(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("family", torch_families.FAMILIES)
 def test_a_family(family: str, tmp_path: Path) -> None:
-    config = TorchConfig(scheme("uint4_wo_32"), exclude=(torch_families.head_of(family),))
+    config = TorchConfig(
+        scheme("uint4_wo_32"), exclude=(torch_families.head_of(family),)
+    )
     folder = quantized(tmp_path, config, made(torch_families.config_of(family)))
     expected = logits(load_checkpoint(folder, trust_code=True), tokens()[0])
-    assert torch.equal(logits(loaded(folder, trust_remote_code=True), tokens()[0]), expected)
+    assert torch.equal(
+        logits(loaded(folder, trust_remote_code=True), tokens()[0]), expected
+    )
 
 
 def test_experts_that_stay_float(tmp_path: Path) -> None:
     """Files of Mixtral have other names for them than the model."""
     config = TorchConfig(scheme("int8"), exclude=("lm_head", "*experts*"))
     folder = quantized(tmp_path, config, made(torch_families.config_of("mixtral")))
-    assert torch.equal(logits(loaded(folder), tokens()[0]), logits(load_checkpoint(folder), tokens()[0]))
+    assert torch.equal(
+        logits(loaded(folder), tokens()[0]),
+        logits(load_checkpoint(folder), tokens()[0]),
+    )
 
 
 @pytest.mark.parametrize("family", ["gemma3_text", "llama"])
@@ -104,65 +121,112 @@ def test_a_quantized_embedding_and_head(family: str, tmp_path: Path) -> None:
     """Gemma multiplies what it looks up by a buffer that no file has."""
     weight = LayerSpec(TensorSpec("int8", per_channel=True))
     config = TorchConfig(weight, types=(("Embedding", weight),), exclude=())
-    settings = {"vocab_size": 96, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "head_dim": 16}
-    made_of = transformers.AutoConfig.for_model(family, **settings, num_attention_heads=4, num_key_value_heads=2)
+    settings = {
+        "vocab_size": 96,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "head_dim": 16,
+    }
+    made_of = transformers.AutoConfig.for_model(
+        family, **settings, num_attention_heads=4, num_key_value_heads=2
+    )
     folder = quantized(tmp_path, config, made(made_of))
     model = loaded(folder)
-    assert isinstance(model.model.embed_tokens, QuantizedLayer) and isinstance(model.lm_head, QuantizedLayer)
-    assert torch.equal(logits(model, tokens()[0]), logits(load_checkpoint(folder), tokens()[0]))
+    assert isinstance(model.model.embed_tokens, QuantizedLayer) and isinstance(
+        model.lm_head, QuantizedLayer
+    )
+    assert torch.equal(
+        logits(model, tokens()[0]), logits(load_checkpoint(folder), tokens()[0])
+    )
 
 
 def test_a_layer_of_its_own_in_the_model_without_a_head(tmp_path: Path) -> None:
     """Its layers have shorter names than those of the file."""
-    config = config_for("uint4_wo_32", layers=(("model.layers.1.mlp.down_proj", "int4_wo_32"),))
+    config = config_for(
+        "uint4_wo_32", layers=(("model.layers.1.mlp.down_proj", "int4_wo_32"),)
+    )
     folder = quantized(tmp_path, config, made(llama()))
     whole = load_checkpoint(folder)
     # transformers reports the head, which the class has not
     model = transformers.AutoModel.from_pretrained(folder)
     assert model.layers[1].mlp.down_proj.spec == scheme("int4_wo_32")
     with torch.no_grad():
-        assert torch.equal(model(tokens()[0]).last_hidden_state, whole.model(tokens()[0]).last_hidden_state)
+        assert torch.equal(
+            model(tokens()[0]).last_hidden_state,
+            whole.model(tokens()[0]).last_hidden_state,
+        )
 
 
 @pytest.mark.parametrize("name", ["auto", "cpu", "offloaded"])
 def test_devices(name: str, tmp_path: Path) -> None:
-    """One block is on the disk, and is fetched for each run; codes stay on the device that computes."""
+    """One block is on the disk, and is fetched for each run.
+
+    Codes stay on the device that computes.
+    """
     pytest.importorskip("accelerate")
     folder = quantized(tmp_path, config_for("uint4_wo_32"), made(llama()))
     places: Any = name
     if name == "offloaded":
-        names = ("model.embed_tokens", "model.layers.0", "model.norm", "model.rotary_emb", "lm_head")
+        names = (
+            "model.embed_tokens",
+            "model.layers.0",
+            "model.norm",
+            "model.rotary_emb",
+            "lm_head",
+        )
         places = dict.fromkeys(names, "cpu") | {"model.layers.1": "disk"}
     model = loaded(folder, device_map=places, offload_folder=tmp_path / "disk")
-    assert torch.equal(logits(model, tokens()[0]), logits(load_checkpoint(folder), tokens()[0]))
+    assert torch.equal(
+        logits(model, tokens()[0]), logits(load_checkpoint(folder), tokens()[0])
+    )
 
 
 def test_another_type_and_attention(tmp_path: Path) -> None:
-    folder = quantized(tmp_path, config_for("fp8", kv_cache="fp8-rope"), made(llama(), torch.bfloat16))
+    folder = quantized(
+        tmp_path, config_for("fp8", kv_cache="fp8-rope"), made(llama(), torch.bfloat16)
+    )
     model = loaded(folder, dtype=torch.float32)
     assert model.dtype is torch.float32
     expected = load_checkpoint(folder, dtype=torch.float32)
     assert torch.equal(logits(model, tokens()[0]), logits(expected, tokens()[0]))
     eager = loaded(folder, attn_implementation="eager")
     assert logits(eager, tokens()[0]).isfinite().all()
-    ids = model.generate(tokens()[0], max_new_tokens=3, min_new_tokens=3, do_sample=False, pad_token_id=0)
+    ids = model.generate(
+        tokens()[0], max_new_tokens=3, min_new_tokens=3, do_sample=False, pad_token_id=0
+    )
     assert torch.equal(
-        ids, expected.generate(tokens()[0], max_new_tokens=3, min_new_tokens=3, do_sample=False, pad_token_id=0)
+        ids,
+        expected.generate(
+            tokens()[0],
+            max_new_tokens=3,
+            min_new_tokens=3,
+            do_sample=False,
+            pad_token_id=0,
+        ),
     )
 
 
 def test_several_files(tmp_path: Path) -> None:
     folder = quantized(tmp_path, config_for("int8"), made(llama()), max_shard=40_000)
     assert len(list(folder.glob("*.safetensors"))) > 2
-    assert torch.equal(logits(loaded(folder), tokens()[0]), logits(load_checkpoint(folder), tokens()[0]))
+    assert torch.equal(
+        logits(loaded(folder), tokens()[0]),
+        logits(load_checkpoint(folder), tokens()[0]),
+    )
 
 
 def test_the_configuration_is_kept(tmp_path: Path) -> None:
     folder = quantized(tmp_path, config_for("mxfp4"), made(llama()))
     model = loaded(folder)
-    content = json.loads((folder / "config.json").read_text("utf-8"))["quantization_config"]
+    content = json.loads((folder / "config.json").read_text("utf-8"))[
+        "quantization_config"
+    ]
     assert model.config.quantization_config.to_dict() == content
-    assert json.loads(model.config.to_json_string(use_diff=False))["quantization_config"] == content
+    assert (
+        json.loads(model.config.to_json_string(use_diff=False))["quantization_config"]
+        == content
+    )
     with pytest.raises(ValueError, match="is not serializable"):
         model.save_pretrained(tmp_path / "again")
 
@@ -175,7 +239,10 @@ def test_a_missing_tensor_is_an_error(tmp_path: Path) -> None:
     tensors = load_file(file)
     del tensors["model.layers.0.mlp.up_proj.input_scale"]
     save_file(tensors, file, {"format": "pt"})
-    with pytest.raises(ModelError, match=r"the scale of the input of model.layers.0.mlp.up_proj .* cannot be read"):
+    with pytest.raises(
+        ModelError,
+        match=r"the scale of the input of model.layers.0.mlp.up_proj .* cannot be read",
+    ):
         loaded(folder)
 
 
@@ -204,10 +271,16 @@ import quark_onnx.torch.transformers
 model = AutoModelForCausalLM.from_pretrained(sys.argv[1])
 with torch.no_grad():
     torch.save(model(torch.load(sys.argv[2] + "/tokens.pt")).logits.float(), sys.argv[2] + "/logits.pt")
-"""
+"""  # noqa: E501
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    subprocess.run([sys.executable, "-c", script, str(folder), str(tmp_path)], check=True, env=environment)
-    assert torch.equal(torch.load(tmp_path / "logits.pt"), logits(load_checkpoint(folder), tokens()[0]))
+    subprocess.run(
+        [sys.executable, "-c", script, str(folder), str(tmp_path)],
+        check=True,
+        env=environment,
+    )
+    assert torch.equal(
+        torch.load(tmp_path / "logits.pt"), logits(load_checkpoint(folder), tokens()[0])
+    )
 
 
 @pytest.mark.realdata
@@ -216,4 +289,6 @@ def test_exports_of_amd_quark(name: str) -> None:
     folder = data_folder() / "golden" / "quark_exports" / name
     batch = torch.arange(16)[None]
     found = logits(loaded(folder), batch)
-    assert found.isfinite().all() and torch.equal(found, logits(load_checkpoint(folder), batch))
+    assert found.isfinite().all() and torch.equal(
+        found, logits(load_checkpoint(folder), batch)
+    )

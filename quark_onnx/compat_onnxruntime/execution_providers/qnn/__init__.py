@@ -1,4 +1,4 @@
-"""Models and settings for Qualcomm's NPUs: onnxruntime's own settings, which our quantizer obeys."""
+"""Models and settings for Qualcomm's NPUs: onnxruntime's own settings, which our quantizer obeys."""  # noqa: E501
 
 from __future__ import annotations
 

@@ -1,6 +1,10 @@
 """Configurations and presets, with AMD Quark's names."""
 
-from quark_onnx.onnx.quantization.config.config import Config, QConfig, QuantizationConfig
+from quark_onnx.onnx.quantization.config.config import (
+    Config,
+    QConfig,
+    QuantizationConfig,
+)
 from quark_onnx.onnx.quantization.config.custom_config import (
     DefaultConfigMapping,
     get_default_config,

@@ -1,4 +1,5 @@
-"""Algorithms with AMD Quark's names, parameters and defaults, translated into optimizers of this package.
+"""Algorithms with AMD Quark's names, parameters and defaults, translated into optimizers of this
+package.
 
 A parameter that has no counterpart is named in a warning where it is not at AMD's default.
 """
@@ -26,7 +27,14 @@ from quark_onnx.optimizers import (
 
 logger = logging.getLogger(__name__)
 
-_LAYERS = ("Conv", "ConvTranspose", "Gemm", "MatMul", "InstanceNormalization", "LayerNormalization")
+_LAYERS = (
+    "Conv",
+    "ConvTranspose",
+    "Gemm",
+    "MatMul",
+    "InstanceNormalization",
+    "LayerNormalization",
+)
 
 
 @dataclass(eq=False)
@@ -39,7 +47,10 @@ class AlgoConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the name and the parameters as plain values; ``from_dict`` reads them back."""
-        return {"name": self.name, **{f.name: getattr(self, f.name) for f in fields(self)}}
+        return {
+            "name": self.name,
+            **{f.name: getattr(self, f.name) for f in fields(self)},
+        }
 
     @staticmethod
     def from_dict(d: dict[str, Any]) -> AlgoConfig:
@@ -51,12 +62,16 @@ class AlgoConfig:
         parameters = dict(d)
         name = parameters.pop("name", "")
         if name not in ALGO_NAME_TO_CLASS:
-            raise ConfigError(f"unknown algorithm {name!r}{nearest(str(name), ALGO_NAME_TO_CLASS)}")
+            raise ConfigError(
+                f"unknown algorithm {name!r}{nearest(str(name), ALGO_NAME_TO_CLASS)}",
+            )
         kind = ALGO_NAME_TO_CLASS[name]
         known = [f.name for f in fields(kind)]
         for parameter in parameters:
             if parameter not in known:
-                raise ConfigError(f"{name} has no parameter {parameter!r}{nearest(parameter, known)}")
+                raise ConfigError(
+                    f"{name} has no parameter {parameter!r}{nearest(parameter, known)}",
+                )
         return kind(**parameters)
 
     def native(self) -> Any:
@@ -68,7 +83,12 @@ class AlgoConfig:
         default = type(self)()
         for parameter, why in self._unused.items():
             if getattr(self, parameter) != getattr(default, parameter):
-                logger.warning("%s: %s has no effect here: %s", self.name, parameter, why)
+                logger.warning(
+                    "%s: %s has no effect here: %s",
+                    self.name,
+                    parameter,
+                    why,
+                )
 
 
 @dataclass(eq=False)
@@ -88,12 +108,16 @@ class CLEConfig(AlgoConfig):
 
     name: ClassVar[str] = "cle"
     _unused: ClassVar[dict[str, str]] = {
-        "cle_balance_method": "factors leave the least noise of weights and activations",
+        "cle_balance_method": (
+            "factors leave the least noise of weights and activations"
+        ),
         "cle_steps": "factors of all pairs are chosen together",
         "cle_weight_threshold": "channels of any size are equalized",
         "cle_scale_append_bias": "factors follow from weights and activations",
         "cle_scale_use_threshold": "channels of any size are equalized",
-        "cle_total_layer_diff_threshold": "sweeps end where no factor changes by more than a thousandth",
+        "cle_total_layer_diff_threshold": (
+            "sweeps end where no factor changes by more than a thousandth"
+        ),
     }
     cle_balance_method: str = "max"
     cle_steps: int = 1
@@ -126,7 +150,10 @@ class GPTQConfig(AlgoConfig):
     name: ClassVar[str] = "gptq"
     _unused: ClassVar[dict[str, str]] = {
         "bits": "the weight's specification says it",
-        "block_size": "columns are processed in blocks that suit the processor; the result is the same",
+        "block_size": (
+            "columns are processed in blocks that suit the processor; the result is the"
+            " same"
+        ),
         "group_size": "the weight's specification says it",
         "per_channel": "the weight's specification says it",
         "mse": "the weight's calibration method says it",
@@ -156,15 +183,19 @@ class _FastFinetune(AlgoConfig):
         "data_size": "all calibration samples count; give fewer with CalibDataSize",
         "batch_size": "the rows of a step are drawn from all samples",
         "num_batches": "the rows of a step are drawn from all samples",
-        "learning_rate": "rates are relative to the step of a weight's grid; set one with AdaRound(rate=) of this "
-        "package",
+        "learning_rate": (
+            "rates are relative to the step of a weight's grid; set one with"
+            " AdaRound(rate=) of this package"
+        ),
         "early_stop": "a layer keeps the better of its old and new weights",
         "output_index": "each layer is tuned by its own output",
         "lr_adjust": "the rate falls by itself",
         "target_op_type": "all layers with weights are tuned",
         "selective_update": "a layer keeps the better of its old and new weights",
         "update_bias": "AdaQuant moves biases, AdaRound does not",
-        "output_qdq": "the activation function behind a layer counts, its rounding does not",
+        "output_qdq": (
+            "the activation function behind a layer counts, its rounding does not"
+        ),
         "drop_ratio": "inputs are those of the quantized model",
         "mem_opt_level": "layers are tuned one after another",
         "cache_dir": "temporary files lie in the system's temporary folder",
@@ -212,7 +243,11 @@ class _FastFinetune(AlgoConfig):
 
     @property
     def _device(self) -> str:
-        return "cuda" if self.optim_device.startswith(("cuda", "hip")) else self.optim_device
+        return (
+            "cuda"
+            if self.optim_device.startswith(("cuda", "hip"))
+            else self.optim_device
+        )
 
 
 @dataclass(eq=False)
@@ -247,7 +282,9 @@ class QuarotConfig(AlgoConfig):
     _unused: ClassVar[dict[str, str]] = {
         "r_matrix_dim": "the size of the rotation is that of the residual stream",
         "use_random_had": "the Hadamard matrix has random signs, by a fixed seed",
-        "r_config_path": "norms and layers around the residual stream are found in the graph",
+        "r_config_path": (
+            "norms and layers around the residual stream are found in the graph"
+        ),
     }
     r_matrix_dim: int = 4096
     use_random_had: bool = False
@@ -260,7 +297,9 @@ class QuarotConfig(AlgoConfig):
 
 @dataclass(eq=False)
 class AutoMixprecisionConfig(AlgoConfig):
-    """Two formats in one model: nodes of the wide one are lowered to the narrow one where that does no harm."""
+    """Two formats in one model: nodes of the wide one are lowered to the narrow one where that does
+    no harm.
+    """
 
     name: ClassVar[str] = "auto_mixprecision"
     _unused: ClassVar[dict[str, str]] = {
@@ -274,8 +313,12 @@ class AutoMixprecisionConfig(AlgoConfig):
         "sensitivity_cache_file": "errors are measured anew",
         "worker_num": "candidates are measured one after another",
         "dual_quant_nodes": "a tensor between two formats gets the pairs that it needs",
-        "no_input_qdq_shared": "a tensor between two formats gets the pairs that it needs",
-        "shared_param_mode": "a tensor between two formats gets the pairs that it needs",
+        "no_input_qdq_shared": (
+            "a tensor between two formats gets the pairs that it needs"
+        ),
+        "shared_param_mode": (
+            "a tensor between two formats gets the pairs that it needs"
+        ),
     }
     target_layer_config: Any = None
     target_op_type: Sequence[str] = ("Conv", "ConvTranspose", "Gemm", "MatMul")
@@ -307,12 +350,17 @@ class AutoMixprecisionConfig(AlgoConfig):
             "weight": None if weight is None else narrowed(weight),
         }
         if self.metric_evaluate_fn is not None and self.metric_threshold is not None:
-            return AutoMixedPrecision(self.metric_threshold, metric=self.metric_evaluate_fn, **settings)
+            return AutoMixedPrecision(
+                self.metric_threshold,
+                metric=self.metric_evaluate_fn,
+                **settings,
+            )
         if self.metric_default == "sqnr" and self.metric_threshold:
             return AutoMixedPrecision(self.metric_threshold, **settings)
         logger.warning(
-            "%s: metric_threshold is one of %s, which is not measured; nodes are lowered as long as the worst output "
-            'has %g dB. Set metric_default="sqnr" with a threshold in dB, or metric_evaluate_fn',
+            "%s: metric_threshold is one of %s, which is not measured; nodes are"
+            ' lowered as long as the worst output has %g dB. Set metric_default="sqnr"'
+            " with a threshold in dB, or metric_evaluate_fn",
             self.name,
             self.metric_default,
             default.target,
@@ -330,8 +378,9 @@ class AutoMixprecisionConfig(AlgoConfig):
         choices = list(given) if isinstance(given, dict | list | tuple) else [given]
         if len(choices) != 1 or not isinstance(choices[0], QLayerConfig):
             raise ConfigError(
-                f"target_layer_config of auto_mixprecision is {given!r}; it must be one QLayerConfig, for the nodes "
-                "that are lowered. For named nodes take specific_layer_config"
+                f"target_layer_config of auto_mixprecision is {given!r}; it must be one"
+                " QLayerConfig, for the nodes that are lowered. For named nodes take"
+                " specific_layer_config",
             )
         return choices[0]
 

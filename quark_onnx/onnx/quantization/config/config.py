@@ -1,4 +1,4 @@
-"""Configurations with AMD Quark's names: QConfig, and the older Config with its QuantizationConfig."""
+"""Configurations with AMD Quark's names: QConfig, and the older Config with its QuantizationConfig."""  # noqa: E501
 
 from __future__ import annotations
 
@@ -32,17 +32,19 @@ class QConfig:
     """How a model is quantized.
 
     Args:
-        global_config: how layers are quantized that nothing else is said of; it has ``input_tensors`` and ``weight``.
+        global_config: how layers are quantized that nothing else is said of; it has
+            ``input_tensors`` and ``weight``.
         specific_layer_config: configurations, and the names of the nodes that have them.
-        layer_type_config: configurations, and the operator types that have them; None leaves them float.
-        exclude: nodes that stay float: names, regular expressions that begin with ``^``, and pairs of start and end
-            nodes.
+        layer_type_config: configurations, and the operator types that have them; None leaves them
+            float.
+        exclude: nodes that stay float: names, regular expressions that begin with ``^``, and pairs
+            of start and end nodes.
         algo_config: algorithms.
         use_external_data_format: write large tensors beside the model.
         kwargs: ``extra_options``, a dictionary; or the options themselves.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         global_config: QLayerConfig,
         specific_layer_config: dict[Any, list[str]] | None = None,
@@ -58,7 +60,10 @@ class QConfig:
         self.exclude = exclude or []
         self.algo_config = algo_config or []
         self.use_external_data_format = use_external_data_format
-        self.extra_options: dict[str, Any] = {**(kwargs.pop("extra_options", None) or {}), **kwargs}
+        self.extra_options: dict[str, Any] = {
+            **(kwargs.pop("extra_options", None) or {}),
+            **kwargs,
+        }
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings as plain values; ``from_dict`` reads them back."""
@@ -110,7 +115,9 @@ class QConfig:
         """
         activation, weight = self.global_config.input_tensors, self.global_config.weight
         if activation is None or weight is None:
-            raise ConfigError("global_config of a QConfig needs input_tensors and weight")
+            raise ConfigError(
+                "global_config of a QConfig needs input_tensors and weight",
+            )
         options = dict(self.extra_options)
         draft = Draft(
             self.global_config.native_activation(),
@@ -122,7 +129,9 @@ class QConfig:
             external=self.use_external_data_format,
         )
         for config, names in self.specific_layer_config.items():
-            draft.overrides.append(_override(config, nodes=[pattern(name) for name in names]))
+            draft.overrides.append(
+                _override(config, nodes=[pattern(name) for name in names]),
+            )
         for config, op_types in self.layer_type_config.items():
             draft.overrides.append(_override(config, op_types=op_types))
         apply_options(draft, options)
@@ -145,7 +154,9 @@ class QuantizationConfig:
     nodes_to_exclude: list[str] = field(default_factory=list)
     subgraphs_to_exclude: list[Any] = field(default_factory=list)
     specific_tensor_precision: bool = False
-    execution_providers: list[str] = field(default_factory=lambda: ["CPUExecutionProvider"])
+    execution_providers: list[str] = field(
+        default_factory=lambda: ["CPUExecutionProvider"],
+    )
     per_channel: bool = False
     reduce_range: bool = False
     optimize_model: bool = True
@@ -177,7 +188,9 @@ class QuantizationConfig:
             ConfigError: a setting has no counterpart.
         """
         if name_of(self.quant_format) == "FixNeuron":
-            raise ConfigError("quant_format is FixNeuron, which no released provider runs; use QDQ")
+            raise ConfigError(
+                "quant_format is FixNeuron, which no released provider runs; use QDQ",
+            )
         draft = Draft(
             None if self.use_dynamic_quant else legacy.activation(self),
             legacy.weight(self),
@@ -231,7 +244,8 @@ class Config:
 
 
 def pattern(name: str) -> str:
-    """Translate the name of a node or AMD's regular expression, which begins with ``^``, into a pattern.
+    """Translate the name of a node or AMD's regular expression, which begins with ``^``, into a
+    pattern.
 
     >>> pattern("/head/conv"), pattern("^/head/.*")
     ('/head/conv', 're:^/head/.*')
@@ -244,9 +258,14 @@ def _override(config: Any, **where: Any) -> Override:
     if config is None:
         return Override(**where, keep=True)
     if isinstance(config, DataType):  # the older form
-        config = QLayerConfig(QTensorConfig(data_type=config), weight=QTensorConfig(data_type=config))
+        config = QLayerConfig(
+            QTensorConfig(data_type=config),
+            weight=QTensorConfig(data_type=config),
+        )
     if not isinstance(config, QLayerConfig):
-        raise ConfigError(f"{config!r} is no QLayerConfig; layers are configured by one, or left float by None")
+        raise ConfigError(
+            f"{config!r} is no QLayerConfig; layers are configured by one, or left float by None",
+        )
     weight = config.native_weight()
     return Override(
         **where,
@@ -256,12 +275,18 @@ def _override(config: Any, **where: Any) -> Override:
 
 
 def _bias(config: QTensorConfig | None) -> bool | str:
-    """The format of biases that a tensor configuration asks for; biases beside floats stay float in any case."""
+    """The format of biases that a tensor configuration asks for.
+
+    Biases beside floats stay float in any case.
+    """
     name = "" if config is None else config.data_type.dtype
     if name == "int16":
         return name
     if name not in ("", "int32") and DTYPES[name].scaled:
-        logger.warning("bias of global_config is %s, and biases are int32; Int16Spec stores them in 16 bits", name)
+        logger.warning(
+            "bias of global_config is %s, and biases are int32; Int16Spec stores them in 16 bits",
+            name,
+        )
     return True
 
 
@@ -272,7 +297,10 @@ def _without_rivals(algorithms: Sequence[AlgoConfig]) -> list[AlgoConfig]:
     for algorithm in algorithms:
         if algorithm.name in ("adaround", "adaquant"):
             if finetuned:
-                logger.warning("only one of AdaRound and AdaQuant runs; %s is left out", algorithm.name)
+                logger.warning(
+                    "only one of AdaRound and AdaQuant runs; %s is left out",
+                    algorithm.name,
+                )
                 continue
             finetuned = True
         kept.append(type(algorithm)(**vars(algorithm)))
@@ -280,8 +308,14 @@ def _without_rivals(algorithms: Sequence[AlgoConfig]) -> list[AlgoConfig]:
 
 
 def _written(configs: dict[Any, list[str]]) -> list[Any]:
-    return [[None if config is None else config.to_dict(), names] for config, names in configs.items()]
+    return [
+        [None if config is None else config.to_dict(), names]
+        for config, names in configs.items()
+    ]
 
 
 def _read(pairs: list[Any]) -> dict[Any, list[str]]:
-    return {None if config is None else QLayerConfig.from_dict(config): names for config, names in pairs}
+    return {
+        None if config is None else QLayerConfig.from_dict(config): names
+        for config, names in pairs
+    }

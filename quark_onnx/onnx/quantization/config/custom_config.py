@@ -7,7 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from quark_onnx.errors import ConfigError, nearest
-from quark_onnx.onnx.quantization.config.algorithm import AdaQuantConfig, AdaRoundConfig, AlgoConfig
+from quark_onnx.onnx.quantization.config.algorithm import (
+    AdaQuantConfig,
+    AdaRoundConfig,
+    AlgoConfig,
+)
 from quark_onnx.onnx.quantization.config.config import QConfig, QuantizationConfig
 from quark_onnx.onnx.quantization.config.spec import (
     BFloat16Spec,
@@ -79,7 +83,12 @@ _VINT8: dict[str, Any] = {
     "DedicatedQDQPair": True,
     "QuantizeAllOpTypes": True,
 }
-_ALIGNED: dict[str, Any] = {**_CHECKED, "AlignSlice": False, "FoldRelu": True, "AlignConcat": True}
+_ALIGNED: dict[str, Any] = {
+    **_CHECKED,
+    "AlignSlice": False,
+    "FoldRelu": True,
+    "AlignConcat": True,
+}
 
 
 def _legacy(
@@ -104,11 +113,17 @@ def _blocks(kind: str, attributes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _mx(element: str) -> dict[str, Any]:
-    return _blocks("MXAttributes", {**DEFAULT_MICROSCALING_PARAMS, "element_dtype": element})
+    return _blocks(
+        "MXAttributes",
+        {**DEFAULT_MICROSCALING_PARAMS, "element_dtype": element},
+    )
 
 
 def _microexponents(bits: int) -> dict[str, Any]:
-    return _blocks("BFPAttributes", {**DEFAULT_MICROEXPONENTS_PARAMS, "bit_width": bits})
+    return _blocks(
+        "BFPAttributes",
+        {**DEFAULT_MICROEXPONENTS_PARAMS, "bit_width": bits},
+    )
 
 
 def _mixed(target: QTensorConfig, **options: Any) -> dict[str, Any]:
@@ -125,24 +140,51 @@ _MIXED_16: dict[str, Any] = {
     "ActivationSymmetric": False,
     **_RARE,
 }
-_MIXED_BF16: dict[str, Any] = {"QuantizeBias": False, "DedicateDQNode": True, "CalibDataSize": 1}
+_MIXED_BF16: dict[str, Any] = {
+    "QuantizeBias": False,
+    "DedicateDQNode": True,
+    "CalibDataSize": 1,
+}
 
 #: Presets without fine-tuning.
 _PLAIN: dict[str, QuantizationConfig] = {
     "UINT8_DYNAMIC_QUANT": _legacy(weight="QUInt8", use_dynamic_quant=True),
     "XINT8": _legacy("QUInt8", "QInt8", "MinMSE", _SYMMETRIC, enable_npu_cnn=True),
-    "VINT8": _legacy("QInt8", "QInt8", "MinMSE", {**_VINT8, "ActivationSymmetric": True}, optimize_model=False),
+    "VINT8": _legacy(
+        "QInt8",
+        "QInt8",
+        "MinMSE",
+        {**_VINT8, "ActivationSymmetric": True},
+        optimize_model=False,
+    ),
     "S8S8_AAWS": _legacy("QInt8", "QInt8", "Percentile", {**_CHECKED, **_RARE}),
     "U8S8_AAWS": _legacy("QUInt8", "QInt8", "Percentile", _CHECKED),
-    "U8U8_AAWA": _legacy("QUInt8", "QUInt8", "Percentile", {**_CHECKED, "WeightSymmetric": False}),
+    "U8U8_AAWA": _legacy(
+        "QUInt8",
+        "QUInt8",
+        "Percentile",
+        {**_CHECKED, "WeightSymmetric": False},
+    ),
     "S16S8_ASWS": _legacy("QInt16", "QInt8", "Percentile", _SYMMETRIC),
     "U16S8_AAWS": _legacy("QUInt16", "QInt8", "Percentile", _CHECKED),
-    "A8W8": _legacy("QInt8", "QInt8", "MinMax", {**_ALIGNED, "ActivationSymmetric": True}),
+    "A8W8": _legacy(
+        "QInt8",
+        "QInt8",
+        "MinMax",
+        {**_ALIGNED, "ActivationSymmetric": True},
+    ),
     "A16W8": _legacy(
-        "QInt16", "QInt8", "MinMax", {**_ALIGNED, "ActivationSymmetric": True, "AlignEltwiseQuantType": True}
+        "QInt16",
+        "QInt8",
+        "MinMax",
+        {**_ALIGNED, "ActivationSymmetric": True, "AlignEltwiseQuantType": True},
     ),
     "FP16": _legacy("QFloat16", "QFloat16", options=_CHECKED),
-    "BF16": _legacy("QBFloat16", "QBFloat16", options={**_CHECKED, "QuantizeAllOpTypes": True}),
+    "BF16": _legacy(
+        "QBFloat16",
+        "QBFloat16",
+        options={**_CHECKED, "QuantizeAllOpTypes": True},
+    ),
     "BFP16": _legacy("QBFP", "QBFP", options=_BFP),
     "MX4": _legacy("QBFP", "QBFP", options=_microexponents(11)),
     "MX6": _legacy("QBFP", "QBFP", options=_microexponents(13)),
@@ -154,13 +196,23 @@ _PLAIN: dict[str, QuantizationConfig] = {
     "MXFP4E2M1": _legacy("QMX", "QMX", options=_mx("fp4_e2m1")),
     "MXINT8": _legacy("QMX", "QMX", options=_mx("int8")),
     "S16S16_MIXED_S8S8": _legacy(
-        "QInt16", "QInt16", "Percentile", _mixed(Int8Spec(), **_MIXED_16), include_auto_mp=True
+        "QInt16",
+        "QInt16",
+        "Percentile",
+        _mixed(Int8Spec(), **_MIXED_16),
+        include_auto_mp=True,
     ),
     "BF16_MIXED_BFP16": _legacy(
-        "QBFloat16", "QBFloat16", options=_mixed(BFP16Spec(), **_MIXED_BF16), include_auto_mp=True
+        "QBFloat16",
+        "QBFloat16",
+        options=_mixed(BFP16Spec(), **_MIXED_BF16),
+        include_auto_mp=True,
     ),
     "BF16_MIXED_MXINT8": _legacy(
-        "QBFloat16", "QBFloat16", options=_mixed(MXInt8Spec(), **_MIXED_BF16), include_auto_mp=True
+        "QBFloat16",
+        "QBFloat16",
+        options=_mixed(MXInt8Spec(), **_MIXED_BF16),
+        include_auto_mp=True,
     ),
     "BF16_BFP16": _legacy("QBFloat16", "QBFP", options=_BFP),
     "BF16_MXINT8": _legacy("QBFloat16", "QMX", options=_mx("int8")),
@@ -168,21 +220,35 @@ _PLAIN: dict[str, QuantizationConfig] = {
     "INT8_CNN_DEFAULT": _legacy("QUInt8", "QInt8", options=_CHECKED),
     "INT16_CNN_DEFAULT": _legacy("QUInt16", "QInt16", options=_CHECKED),
     "INT8_TRANSFORMER_DEFAULT": _legacy(
-        "QUInt8", "QInt8", options={"CalibMovingAverage": True}, enable_npu_transformer=True
+        "QUInt8",
+        "QInt8",
+        options={"CalibMovingAverage": True},
+        enable_npu_transformer=True,
     ),
     "INT16_TRANSFORMER_DEFAULT": _legacy(
-        "QUInt16", "QInt16", options={"CalibMovingAverage": True}, enable_npu_transformer=True
+        "QUInt16",
+        "QInt16",
+        options={"CalibMovingAverage": True},
+        enable_npu_transformer=True,
     ),
     "MATMUL_NBITS": _legacy(
         options={
             "UseMatMulNBits": True,
-            "MatMulNBitsParams": {"GroupSize": 128, "Symmetric": True, "Bits": 4, "AccuracyLevel": 1},
-        }
+            "MatMulNBitsParams": {
+                "GroupSize": 128,
+                "Symmetric": True,
+                "Bits": 4,
+                "AccuracyLevel": 1,
+            },
+        },
     ),
 }
 
 
-def _finetuned(config: QuantizationConfig, parameters: Mapping[str, Any]) -> QuantizationConfig:
+def _finetuned(
+    config: QuantizationConfig,
+    parameters: Mapping[str, Any],
+) -> QuantizationConfig:
     """The same preset with AdaRound or AdaQuant."""
     result = copy.deepcopy(config)
     result.include_fast_ft = True
@@ -191,7 +257,15 @@ def _finetuned(config: QuantizationConfig, parameters: Mapping[str, Any]) -> Qua
 
 
 #: Presets that also exist with AdaRound, and with AdaQuant.
-_WITH_ADAROUND = ("XINT8", "S8S8_AAWS", "U8S8_AAWS", "S16S8_ASWS", "U16S8_AAWS", "A8W8", "A16W8")
+_WITH_ADAROUND = (
+    "XINT8",
+    "S8S8_AAWS",
+    "U8S8_AAWS",
+    "S16S8_ASWS",
+    "U16S8_AAWS",
+    "A8W8",
+    "A16W8",
+)
 _WITH_ADAQUANT = (
     *_WITH_ADAROUND,
     "FP16",
@@ -213,19 +287,34 @@ _WITH_ADAQUANT = (
 
 def _accurate(activation: str, weight: str, **settings: Any) -> QuantizationConfig:
     return _finetuned(
-        _legacy(activation, weight, "Percentile", {**_CHECKED, **_RARE}, **settings), DEFAULT_ADAROUND_PARAMS
+        _legacy(activation, weight, "Percentile", {**_CHECKED, **_RARE}, **settings),
+        DEFAULT_ADAROUND_PARAMS,
     )
 
 
 #: All presets by name.
 DefaultConfigMapping: dict[str, QuantizationConfig] = {
     **_PLAIN,
-    **{f"{name}_ADAROUND": _finetuned(_PLAIN[name], DEFAULT_ADAROUND_PARAMS) for name in _WITH_ADAROUND},
-    **{f"{name}_ADAQUANT": _finetuned(_PLAIN[name], DEFAULT_ADAQUANT_PARAMS) for name in _WITH_ADAQUANT},
+    **{
+        f"{name}_ADAROUND": _finetuned(_PLAIN[name], DEFAULT_ADAROUND_PARAMS)
+        for name in _WITH_ADAROUND
+    },
+    **{
+        f"{name}_ADAQUANT": _finetuned(_PLAIN[name], DEFAULT_ADAQUANT_PARAMS)
+        for name in _WITH_ADAQUANT
+    },
     "INT8_CNN_ACCURATE": _accurate("QUInt8", "QInt8"),
     "INT16_CNN_ACCURATE": _accurate("QUInt16", "QInt16"),
-    "INT8_TRANSFORMER_ACCURATE": _accurate("QUInt8", "QInt8", enable_npu_transformer=True),
-    "INT16_TRANSFORMER_ACCURATE": _accurate("QUInt16", "QInt16", enable_npu_transformer=True),
+    "INT8_TRANSFORMER_ACCURATE": _accurate(
+        "QUInt8",
+        "QInt8",
+        enable_npu_transformer=True,
+    ),
+    "INT16_TRANSFORMER_ACCURATE": _accurate(
+        "QUInt16",
+        "QInt16",
+        enable_npu_transformer=True,
+    ),
 }
 
 
@@ -241,11 +330,18 @@ def get_default_config(config_name: str) -> QuantizationConfig:
         ConfigError: there is none; the message has the nearest.
     """
     if config_name not in DefaultConfigMapping:
-        raise ConfigError(f"unknown preset {config_name!r}{nearest(config_name, DefaultConfigMapping)}")
+        raise ConfigError(
+            f"unknown preset {config_name!r}{nearest(config_name, DefaultConfigMapping)}",
+        )
     return copy.deepcopy(DefaultConfigMapping[config_name])
 
 
-def _new(spec: type[QTensorConfig], weight: type[QTensorConfig], *algorithms: AlgoConfig, **options: Any) -> QConfig:
+def _new(
+    spec: type[QTensorConfig],
+    weight: type[QTensorConfig],
+    *algorithms: AlgoConfig,
+    **options: Any,
+) -> QConfig:
     """One row of the newer presets."""
     layer = QLayerConfig(input_tensors=spec(), weight=weight())
     return QConfig(layer, algo_config=list(algorithms), extra_options=options)
@@ -259,14 +355,28 @@ A8W8_QCONFIG = _new(Int8Spec, Int8Spec, **_ALIGNED)
 A8W8_ADAROUND_QCONFIG = _new(Int8Spec, Int8Spec, AdaRoundConfig(), **_ALIGNED)
 A8W8_ADAQUANT_QCONFIG = _new(Int8Spec, Int8Spec, AdaQuantConfig(), **_ALIGNED)
 A16W8_QCONFIG = _new(Int16Spec, Int8Spec, **_ALIGNED, AlignEltwiseQuantType=True)
-A16W8_ADAROUND_QCONFIG = _new(Int16Spec, Int8Spec, AdaRoundConfig(), **_ALIGNED, AlignEltwiseQuantType=True)
-A16W8_ADAQUANT_QCONFIG = _new(Int16Spec, Int8Spec, AdaQuantConfig(), **_ALIGNED, AlignEltwiseQuantType=True)
+A16W8_ADAROUND_QCONFIG = _new(
+    Int16Spec,
+    Int8Spec,
+    AdaRoundConfig(),
+    **_ALIGNED,
+    AlignEltwiseQuantType=True,
+)
+A16W8_ADAQUANT_QCONFIG = _new(
+    Int16Spec,
+    Int8Spec,
+    AdaQuantConfig(),
+    **_ALIGNED,
+    AlignEltwiseQuantType=True,
+)
 BF16_QCONFIG = _new(BFloat16Spec, BFloat16Spec, **_CHECKED)
 BFP16_QCONFIG = _new(BFP16Spec, BFP16Spec)
 
 #: ``NAME_CONFIG`` for each older preset, as AMD spells the constants.
 _CONSTANTS = {f"{name}_CONFIG": config for name, config in DefaultConfigMapping.items()}
-XINT8_WEIGHTSONLY_ADAROUND_CONFIG = copy.deepcopy(DefaultConfigMapping["XINT8_ADAROUND"])
+XINT8_WEIGHTSONLY_ADAROUND_CONFIG = copy.deepcopy(
+    DefaultConfigMapping["XINT8_ADAROUND"],
+)
 XINT8_WEIGHTSONLY_ADAROUND_CONFIG.extra_options["WeightsOnly"] = True
 
 
@@ -274,4 +384,6 @@ def __getattr__(name: str) -> QuantizationConfig:
     """Return the constant of an older preset."""
     if name in _CONSTANTS:
         return _CONSTANTS[name]
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{nearest(name, _CONSTANTS)}")
+    raise AttributeError(
+        f"module {__name__!r} has no attribute {name!r}{nearest(name, _CONSTANTS)}",
+    )

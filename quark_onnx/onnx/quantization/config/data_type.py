@@ -44,7 +44,11 @@ MXFP6E2M3 = DataType("MXFP6E2M3", "mxfp6e2m3")
 MXFP4E2M1 = DataType("MXFP4E2M1", "mxfp4e2m1")
 MXInt8 = DataType("MXInt8", "mxint8")
 
-DATA_TYPES = {value.name: value for value in list(globals().values()) if isinstance(value, DataType)}
+DATA_TYPES = {
+    value.name: value
+    for value in list(globals().values())
+    if isinstance(value, DataType)
+}
 
 
 def parse_data_type(name: str) -> DataType:

@@ -1,11 +1,21 @@
-"""Specifications of tensors and layers, with the names, order of parameters and defaults of AMD Quark for ONNX."""
+"""Specifications of tensors and layers, with the names, order of parameters and defaults of AMD
+Quark for ONNX.
+"""
 
 from __future__ import annotations
 
 from enum import Enum
 from typing import Any, ClassVar
 
-from calibrators import Calibrator, Entropy, LayerwisePercentile, MinMax, MinMSE, NonOverflow, Percentile
+from calibrators import (
+    Calibrator,
+    Entropy,
+    LayerwisePercentile,
+    MinMax,
+    MinMSE,
+    NonOverflow,
+    Percentile,
+)
 from quark_onnx.config import QuantizationSpec
 from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.onnx.quantization.config import data_type as types
@@ -65,7 +75,11 @@ def parse_enum(text: str) -> Any:
     kind, _, name = text.partition(".")
     members = _ENUMERATIONS[kind].__members__ if kind in _ENUMERATIONS else {}
     if name not in members:
-        choices = [f"{each}.{member}" for each in _ENUMERATIONS for member in _ENUMERATIONS[each].__members__]
+        choices = [
+            f"{each}.{member}"
+            for each in _ENUMERATIONS
+            for member in _ENUMERATIONS[each].__members__
+        ]
         raise ConfigError(f"unknown value {text!r}{nearest(text, choices)}")
     return members[name]
 
@@ -144,7 +158,8 @@ class QTensorConfig:
         """Translate into this package's specification.
 
         Args:
-            weight: whether the tensor is a weight, which AMD calibrates by its extremes unless MinMSE is asked for.
+            weight: whether the tensor is a weight, which AMD calibrates by its extremes unless
+                MinMSE is asked for.
 
         Raises:
             ConfigError: the combination does not exist here.
@@ -164,19 +179,23 @@ class QTensorConfig:
     def _per_channel(self, weight: bool) -> bool:
         if self.quant_granularity is QuantGranularity.Group:
             raise ConfigError(
-                "quant_granularity is Group, which AMD Quark ignores; for weights in groups take MATMUL_NBITS, or a "
-                "QConfig of this package with QuantizationSpec(block_size=...)"
+                "quant_granularity is Group, which AMD Quark ignores; for weights in"
+                " groups take MATMUL_NBITS, or a QConfig of this package with"
+                " QuantizationSpec(block_size=...)",
             )
         return weight and self.quant_granularity is QuantGranularity.Channel
 
     def _calibrator(self, pow2: bool, weight: bool) -> Calibrator:
         if self.scale_type is ScaleType.Int16:
-            raise ConfigError("scale_type is Int16; scales of the form M / 2^N are not written, take Float32")
+            raise ConfigError(
+                "scale_type is Int16; scales of the form M / 2^N are not written, take"
+                " Float32",
+            )
         method = self.calibration_method
         if method not in _CALIBRATORS:
             raise ConfigError(
                 f"calibration_method is {name_of(method)}; it must be one of: "
-                f"{', '.join(known.name for known in _CALIBRATORS)}"
+                f"{', '.join(known.name for known in _CALIBRATORS)}",
             )
         if pow2 and method is CalibMethod.MinMax:
             return NonOverflow()
@@ -359,7 +378,10 @@ class QLayerConfig:
         output_tensors: QTensorConfig | None = None,
     ) -> None:
         if activation is not None and input_tensors is not None:
-            raise ConfigError("a QLayerConfig has both activation and input_tensors; give input_tensors alone")
+            raise ConfigError(
+                "a QLayerConfig has both activation and input_tensors; give"
+                " input_tensors alone",
+            )
         self.input_tensors = activation if input_tensors is None else input_tensors
         self.weight = weight
         self.bias = bias
@@ -372,26 +394,41 @@ class QLayerConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings as plain values; ``from_dict`` reads them back."""
-        parts = {name: getattr(self, name) for name in ("input_tensors", "weight", "bias", "output_tensors")}
-        return {name: None if spec is None else spec.to_dict() for name, spec in parts.items()}
+        parts = {
+            name: getattr(self, name)
+            for name in ("input_tensors", "weight", "bias", "output_tensors")
+        }
+        return {
+            name: None if spec is None else spec.to_dict()
+            for name, spec in parts.items()
+        }
 
     @staticmethod
     def from_dict(d: dict[str, Any]) -> QLayerConfig:
         """Return the configuration that ``to_dict`` has written."""
         return QLayerConfig(
-            **{name: None if spec is None else QTensorConfig.from_dict(spec) for name, spec in d.items()}
+            **{
+                name: None if spec is None else QTensorConfig.from_dict(spec)
+                for name, spec in d.items()
+            },
         )
 
     def native_activation(self) -> QuantizationSpec | None:
         """Translate the activations' specification; None where there is none.
 
         Raises:
-            ConfigError: inputs and outputs are given and differ; a plan holds one decision for a tensor.
+            ConfigError: inputs and outputs are given and differ; a plan holds one decision for a
+                tensor.
         """
-        both = [spec.native(weight=False) for spec in (self.input_tensors, self.output_tensors) if spec is not None]
+        both = [
+            spec.native(weight=False)
+            for spec in (self.input_tensors, self.output_tensors)
+            if spec is not None
+        ]
         if len(both) == 2 and both[0] != both[1]:
             raise ConfigError(
-                f"input_tensors ({both[0]}) and output_tensors ({both[1]}) differ; configure the layers around apart"
+                f"input_tensors ({both[0]}) and output_tensors ({both[1]}) differ;"
+                " configure the layers around apart",
             )
         return both[0] if both else None
 

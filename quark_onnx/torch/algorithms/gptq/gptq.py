@@ -1,9 +1,12 @@
-"""GPTQ, GPTAQ and Qronos: choose codes by the output error of a layer instead of the distance to its weights.
+"""GPTQ, GPTAQ and Qronos: choose codes by the output error of a layer instead of the distance to
+its weights.
 
-- GPTQ: Frantar et al. 2023, "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers".
-- GPTAQ: Li et al. 2025, "GPTAQ: Efficient Finetuning-Free Quantization for Asymmetric Calibration": what the layers
-  before have done wrong counts, too.
-- Qronos: Zhang et al. 2025, "Qronos: Correcting the Past by Shaping the Future": it is made good as far as possible.
+- GPTQ: Frantar et al. 2023, "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained
+  Transformers".
+- GPTAQ: Li et al. 2025, "GPTAQ: Efficient Finetuning-Free Quantization for Asymmetric Calibration":
+  what the layers before have done wrong counts, too.
+- Qronos: Zhang et al. 2025, "Qronos: Correcting the Past by Shaping the Future": it is made good as
+  far as possible.
 """
 
 from __future__ import annotations
@@ -33,16 +36,21 @@ from quark_onnx.torch.runtime.memory import release_memory
 @ALGORITHMS.register("gptq")
 @dataclass(frozen=True)
 class GPTQ:
-    """Rounds the columns of a weight one after the other; those behind make good what was done wrong.
+    """Rounds the columns of a weight one after the other.
+
+    Those behind make good what was done wrong.
 
     Attributes:
-        damping: added to the diagonal of the products of inputs, as a share of its mean; it grows where that does not
-            suffice.
-        act_order: begin with the columns whose inputs are largest; groups keep their places and scales.
-        fit: choose ranges first by the error that they cause, in place of the least and greatest value.
+        damping: added to the diagonal of the products of inputs, as a share of its mean; it grows
+            where that does not suffice.
+        act_order: begin with the columns whose inputs are largest; groups keep their places and
+            scales.
+        fit: choose ranges first by the error that they cause, in place of the least and greatest
+            value.
         polish: how often each column is looked at again, all others as they are.
-        rounds_activations: whether activations are quantized, as the layers do it, while codes are chosen. Rounding
-            errors of 4 bits are noise on the inputs, to which the correction answers by shrinking weights.
+        rounds_activations: whether activations are quantized, as the layers do it, while codes are
+            chosen. Rounding errors of 4 bits are noise on the inputs, to which the correction
+            answers by shrinking weights.
     """
 
     name: ClassVar[str] = "gptq"
@@ -58,13 +66,26 @@ class GPTQ:
     def __post_init__(self) -> None:
         for name, upper in self._shares().items():
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= upper:
-                raise ConfigError(f"{name} of {self.name} is {value!r}; it must be a number from 0 to {upper:g}")
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, int | float)
+                or not 0 <= value <= upper
+            ):
+                raise ConfigError(
+                    f"{name} of {self.name} is {value!r}; it must be a number from 0 to"
+                    f" {upper:g}",
+                )
         for name in ("act_order", "fit", "rounds_activations"):
             if not isinstance(getattr(self, name), bool):
-                raise ConfigError(f"{name} of {self.name} is {getattr(self, name)!r}; it must be true or false")
+                raise ConfigError(
+                    f"{name} of {self.name} is {getattr(self, name)!r}; it must be true"
+                    " or false",
+                )
         if type(self.polish) is not int or self.polish < 0:
-            raise ConfigError(f"polish of {self.name} is {self.polish!r}; it must be a whole number, 0 or more")
+            raise ConfigError(
+                f"polish of {self.name} is {self.polish!r}; it must be a whole number,"
+                " 0 or more",
+            )
 
     def _shares(self) -> dict[str, float]:
         return {"damping": 1e4}
@@ -87,14 +108,27 @@ class GPTQ:
         """What the first column is rounded from, if not from the target."""
         return None
 
-    def __call__(self, job: BlockJob, made: Mapping[str, Quantized]) -> tuple[dict[str, Quantized], list[Outcome]]:
+    def __call__(
+        self,
+        job: BlockJob,
+        made: Mapping[str, Quantized],
+    ) -> tuple[dict[str, Quantized], list[Outcome]]:
         """Choose codes, stage after stage; no output of a layer is worse than it was."""
-        weights = {name: weight for name, weight, _ in job.weights() if kind_of(job.layers[name][0]) in _KINDS}
-        kinds = {name: kind_of(module) for name, (module, _) in job.layers.items() if name in made}
+        weights = {
+            name: weight
+            for name, weight, _ in job.weights()
+            if kind_of(job.layers[name][0]) in _KINDS
+        }
+        kinds = {
+            name: kind_of(module)
+            for name, (module, _) in job.layers.items()
+            if name in made
+        }
         others = {name: kind for name, kind in kinds.items() if name not in weights}
         result = dict(made)
         outcomes = [
-            Outcome(name, self.name, 0.0, 0.0, f"{kind} layers keep their codes") for name, kind in others.items()
+            Outcome(name, self.name, 0.0, 0.0, f"{kind} layers keep their codes")
+            for name, kind in others.items()
         ]
         if not weights or not job.calls:
             return result, outcomes
@@ -112,7 +146,11 @@ class GPTQ:
         return result, outcomes
 
     def _group(
-        self, group: Sequence[str], weights: Mapping[str, Any], gram: Gram, result: dict[str, Quantized]
+        self,
+        group: Sequence[str],
+        weights: Mapping[str, Any],
+        gram: Gram,
+        result: dict[str, Quantized],
     ) -> list[Outcome]:
         """Choose codes of layers that read the same."""
         if gram.own is None:
@@ -122,7 +160,9 @@ class GPTQ:
         try:
             solver = Solver.of(own, self._damping(own), self.act_order, keep=False)
         except ArithmeticError as error:
-            raise DataError(f"{self.name} cannot use what {group[0]} reads: {error}") from error
+            raise DataError(
+                f"{self.name} cannot use what {group[0]} reads: {error}",
+            ) from error
         del own
         searches = [
             self._search(name, weights[name].float(), result[name], gram, power, solver)
@@ -133,38 +173,83 @@ class GPTQ:
             rows = [len(each.search.target) for each in batch]
             swept = solver.rounded(
                 joined([each.search.target for each in batch]),
-                [TensorLevels.stacked(own) for own in zip(*(each.steps for each in batch), strict=True)],
+                [
+                    TensorLevels.stacked(own)
+                    for own in zip(*(each.steps for each in batch), strict=True)
+                ],
                 self.polish,
                 joined([each.search.first for each in batch]),
             )
-            for each, *own in zip(batch, *(part.split(rows) for part in swept), strict=True):
+            for each, *own in zip(
+                batch,
+                *(part.split(rows) for part in swept),
+                strict=True,
+            ):
                 each.consider(Swept(*own))
         found = {each.name: each for each in searches}
         result.update({name: each.best for name, each in found.items()})
-        return [self._outcome(found[each], gram) if each in found else self._plain(each, result) for each in group]
+        return [
+            (
+                self._outcome(found[each], gram)
+                if each in found
+                else self._plain(each, result)
+            )
+            for each in group
+        ]
 
-    def _search(self, name: str, weight: Any, start: Quantized, gram: Gram, power: Any, solver: Solver) -> _Search:
+    def _search(  # noqa: PLR0913
+        self,
+        name: str,
+        weight: Any,
+        start: Quantized,
+        gram: Gram,
+        power: Any,
+        solver: Solver,
+    ) -> _Search:
         target, first, pull = weight, None, None
         if self._share and gram.off is not None:
             pull = self._share * (gram.off @ weight.t())
             target = weight + solver.solve(pull).t()
             first = self._first(weight, pull, power)
-        return _Search(name, Loss(weight, solver.losses, pull), target, first, start, solver)
+        return _Search(
+            name,
+            Loss(weight, solver.losses, pull),
+            target,
+            first,
+            start,
+            solver,
+        )
 
     def _try(self, search: _Search, power: Any) -> _Try:
         """Scales to sweep with."""
         start = search.best
         fit = self.fit and has_ranges(start.spec)
-        return _Try(search, (start, fitted(search.loss.weight, start, power)) if fit else (start,))
+        return _Try(
+            search,
+            (start, fitted(search.loss.weight, start, power)) if fit else (start,),
+        )
 
     def _plain(self, name: str, made: Mapping[str, Quantized]) -> Outcome:
-        return Outcome(name, self.name, 0.0, 0.0, f"{made[name].spec.dtype.name} is rounded to the nearest")
+        return Outcome(
+            name,
+            self.name,
+            0.0,
+            0.0,
+            f"{made[name].spec.dtype.name} is rounded to the nearest",
+        )
 
     def _outcome(self, search: _Search, gram: Gram) -> Outcome:
         weight = search.loss.weight
         scale = float(search.loss.power()) or 1.0
-        rest = 0.0 if search.loss.pull is None else self._share**2 * float(squares_of(gram.gap)(weight).sum())
-        before, after = (max(float(each.sum()) + rest, 0.0) / scale for each in (search.plain, search.error))
+        rest = (
+            0.0
+            if search.loss.pull is None
+            else self._share**2 * float(squares_of(gram.gap)(weight).sum())
+        )
+        before, after = (
+            max(float(each.sum()) + rest, 0.0) / scale
+            for each in (search.plain, search.error)
+        )
         return Outcome(search.name, self.name, before, after, f"{gram.count} tokens")
 
 
@@ -180,16 +265,31 @@ class _Search:
         solver: whose sweeps codes come from.
     """
 
-    def __init__(self, name: str, loss: Loss, target: Any, first: Any, start: Quantized, solver: Solver) -> None:
-        self.name, self.loss, self.target, self.first, self.best = name, loss, target, first, start
+    def __init__(  # noqa: PLR0913
+        self,
+        name: str,
+        loss: Loss,
+        target: Any,
+        first: Any,
+        start: Quantized,
+        solver: Solver,
+    ) -> None:
+        self.name, self.loss, self.target, self.first, self.best = (
+            name,
+            loss,
+            target,
+            first,
+            start,
+        )
         self.plain = self.error = loss(start)
         self._solver = solver
 
     def consider(self, found: Quantized, swept: Swept) -> None:
         """Take it, row by row, where it costs less.
 
-        With G for the products, D for the ridge, p for the pull and (G + D)s = p, the target is w + s, so that the
-        damped cost (q - w - s)(G + D)(q - w - s) is the loss (q - w)G(q - w) - 2(q - w)p and (q - w)D(q - w) + sp.
+        With G for the products, D for the ridge, p for the pull and (G + D)s = p, the target is w +
+        s, so that the damped cost (q - w - s)(G + D)(q - w - s) is the loss (q - w)G(q - w) - 2(q -
+        w)p and (q - w)D(q - w) + sp.
         """
         if self._solver.damping > _MUCH:  # next to nothing is left of the difference
             error = self.loss(found)
@@ -214,7 +314,11 @@ class _Try:
     @cached_property
     def steps(self) -> list[TensorLevels]:
         """Those of each start."""
-        return [steps for each in self.starts if (steps := TensorLevels.of(each)) is not None]
+        return [
+            steps
+            for each in self.starts
+            if (steps := TensorLevels.of(each)) is not None
+        ]
 
     @property
     def kind(self) -> object:
@@ -232,7 +336,9 @@ class _Try:
 
 
 def _together(tries: Iterable[_Try]) -> Iterator[list[_Try]]:
-    """Those with the same levels, as many in a row as are swept at once: a step takes its time for few rows, too."""
+    """Those with the same levels, as many in a row as are swept at once: a step takes its time for
+    few rows, too.
+    """
     batch, count = list[_Try](), 0
     for each in tries:
         size = each.search.target.numel() * len(each.starts)
@@ -279,14 +385,16 @@ class GPTAQ(GPTQ):
 class Qronos(GPTQ):
     """All that the layers before have done wrong is made good, as far as the inputs allow it.
 
-    The first column takes the best level beside the others as they are, and all that follow those beside the best
-    others.
+    The first column takes the best level beside the others as they are, and all that follow those
+    beside the best others.
 
     Attributes:
-        damping: as a share of what ``relative_to`` says. More than that of the others, as all that is said about errors
-            of layers before is believed; the paper's is 1e-3 of the greatest eigenvalue.
-        relative_to: "mean" of the diagonal of the products of inputs, or their greatest "eigenvalue". How much greater
-            that is depends on the model: 1e-2 of it is too much for one, and 1e-3 too little for another.
+        damping: as a share of what ``relative_to`` says. More than that of the others, as all that
+            is said about errors of layers before is believed; the paper's is 1e-3 of the greatest
+            eigenvalue.
+        relative_to: "mean" of the diagonal of the products of inputs, or their greatest
+            "eigenvalue". How much greater that is depends on the model: 1e-2 of it is too much for
+            one, and 1e-3 too little for another.
     """
 
     name: ClassVar[str] = "qronos"
@@ -297,7 +405,10 @@ class Qronos(GPTQ):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.relative_to not in ("mean", "eigenvalue"):
-            raise ConfigError(f'relative_to of {self.name} is {self.relative_to!r}; it must be "mean" or "eigenvalue"')
+            raise ConfigError(
+                f'relative_to of {self.name} is {self.relative_to!r}; it must be "mean"'
+                ' or "eigenvalue"',
+            )
 
     @property
     def _share(self) -> float:
@@ -308,10 +419,16 @@ class Qronos(GPTQ):
             return self.damping
         gram = gram.double()
         # a random start: sums of rows, say, may be at right angles to what is looked for
-        vector = torch.randn(len(gram), dtype=gram.dtype, generator=torch.Generator().manual_seed(0)).to(gram.device)
+        vector = torch.randn(
+            len(gram),
+            dtype=gram.dtype,
+            generator=torch.Generator().manual_seed(0),
+        ).to(gram.device)
         for _ in range(_POWERS):
             vector = gram @ (vector / vector.norm().clamp(min=1e-300))
-        return self.damping * float(vector.norm() / gram.diagonal().mean().clamp(min=1e-300))
+        return self.damping * float(
+            vector.norm() / gram.diagonal().mean().clamp(min=1e-300),
+        )
 
     def _first(self, weight: Any, pull: Any, power: Any) -> Any:
         return weight + (pull / power.clamp(min=1e-30)[:, None]).t()

@@ -25,10 +25,12 @@ class Gram:
     """What a layer reads, as sums over tokens.
 
     Attributes:
-        own: (inputs, inputs) float32, products of two inputs, as they are rounded, in the quantized model.
-        off: (inputs, inputs), products of such an input with how far another one is from that of the float model, the
-            second one along the rows; None where nothing is known of it.
-        gap: (inputs, inputs), products of how far two inputs are from those of the float model; None as ``off``.
+        own: (inputs, inputs) float32, products of two inputs, as they are rounded, in the quantized
+            model.
+        off: (inputs, inputs), products of such an input with how far another one is from that of
+            the float model, the second one along the rows; None where nothing is known of it.
+        gap: (inputs, inputs), products of how far two inputs are from those of the float model;
+            None as ``off``.
         count: tokens.
     """
 
@@ -38,15 +40,18 @@ class Gram:
     count: int = 0
 
     def add(self, x: Any, exact: Any = None) -> None:
-        """Take in what a run has shown; (tokens, inputs) each, ``exact`` of the float model. Of symmetric matrices the
-        upper half is summed up."""
+        """Take in what a run has shown; (tokens, inputs) each, ``exact`` of the float model. Of
+        symmetric matrices the upper half is summed up.
+        """
         if self.own is None:
             self.own = x.new_zeros((x.shape[1], x.shape[1]))
         add_products(self.own, x)
         self.count += len(x)
         if exact is not None:
             if self.off is None:
-                self.off, self.gap = (x.new_zeros((x.shape[1], x.shape[1])) for _ in range(2))
+                self.off, self.gap = (
+                    x.new_zeros((x.shape[1], x.shape[1])) for _ in range(2)
+                )
             self.off.addmm_(x.t(), exact - x)
             add_products(self.gap, exact - x)
 
@@ -71,10 +76,15 @@ class Gram:
         )
         if not known:
             return Gram(distributed.summed(own), count=tokens)
-        return Gram(distributed.summed(own), distributed.summed(off), distributed.summed(gap), tokens)
+        return Gram(
+            distributed.summed(own),
+            distributed.summed(off),
+            distributed.summed(gap),
+            tokens,
+        )
 
 
-class _Enough(Exception):
+class _Enough(Exception):  # noqa: N818
     """Ends a run of a block once all that is watched has been reached."""
 
 
@@ -91,7 +101,8 @@ class _Reading:
         """What each layer that the call reaches reads, each time that it is run."""
         self.found = {}
         hooks = [
-            layer.register_forward_pre_hook(self._hook(name), with_kwargs=True) for name, layer in self.leaders.items()
+            layer.register_forward_pre_hook(self._hook(name), with_kwargs=True)
+            for name, layer in self.leaders.items()
         ]
         try:
             with contextlib.suppress(_Enough):
@@ -111,13 +122,21 @@ class _Reading:
         return hook
 
 
-def grams_of(job: BlockJob, stage: Stage, before: Mapping[str, Any] | Replay, *, exact: bool) -> dict[str, Gram]:
+def grams_of(
+    job: BlockJob,
+    stage: Stage,
+    before: Mapping[str, Any] | Replay,
+    *,
+    exact: bool,
+) -> dict[str, Gram]:
     """Run the block on all samples.
 
     Args:
         stage: whose layers are watched.
-        before: quantized layers of the stages before it, by their names, or what runs the block with them.
-        exact: whether to compare with the float model; where experts read, which may be others there, it is not done.
+        before: quantized layers of the stages before it, by their names, or what runs the block
+            with them.
+        exact: whether to compare with the float model; where experts read, which may be others
+            there, it is not done.
 
     Returns:
         By the name of the first layer of each group.
@@ -125,8 +144,12 @@ def grams_of(job: BlockJob, stage: Stage, before: Mapping[str, Any] | Replay, *,
     Raises:
         DataError: a layer reads numbers that are infinite or none.
     """
-    leaders = {group[0]: job.block.get_submodule(job.local(group[0])) for group in stage.groups}
-    rounding: dict[str, Any] = {name: layer.input for name, layer in job.quantized({}, leaders).items()}
+    leaders = {
+        group[0]: job.block.get_submodule(job.local(group[0])) for group in stage.groups
+    }
+    rounding: dict[str, Any] = {
+        name: layer.input for name, layer in job.quantized({}, leaders).items()
+    }
     reading = _Reading(job.block, leaders, stage.last)
     found = {name: Gram() for name in leaders}
     for index, (call, plain) in enumerate(zip(job.calls, job.floats, strict=True)):
@@ -138,15 +161,25 @@ def grams_of(job: BlockJob, stage: Stage, before: Mapping[str, Any] | Replay, *,
                 seen = reading.run(call)
         tokens = call.hidden.numel() // call.hidden.shape[-1]
         for name, reads in seen.items():
-            left = _rows(reads if rounding[name] is None else map(rounding[name], reads))
+            left = _rows(
+                reads if rounding[name] is None else map(rounding[name], reads),
+            )
             plain_rows = _rows(wanted[name]) if name in wanted else None
             aligned = plain_rows is not None and len(left) == len(plain_rows) == tokens
             found[name].add(left, plain_rows if aligned else None)
-    weights = {name: outputs_first(layer.weight, kind_of(layer)) for name, layer in leaders.items()}
-    found = {name: gram.over_ranks(weights[name].shape[1], weights[name].device) for name, gram in found.items()}
+    weights = {
+        name: outputs_first(layer.weight, kind_of(layer))
+        for name, layer in leaders.items()
+    }
+    found = {
+        name: gram.over_ranks(weights[name].shape[1], weights[name].device)
+        for name, gram in found.items()
+    }
     for name, gram in found.items():
         if gram.own is not None and not torch.isfinite(gram.own.diagonal()).all():
-            raise DataError(f"what {name} reads is infinite or no number on the calibration data")
+            raise DataError(
+                f"what {name} reads is infinite or no number on the calibration data",
+            )
     return {name: gram.whole() for name, gram in found.items()}
 
 

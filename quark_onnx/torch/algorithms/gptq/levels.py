@@ -18,8 +18,8 @@ from quark_onnx.torch.formats.quantized_tensor import Quantized, joined
 
 #: Of integers whose levels are whole numbers in float32, sums with a zero point included.
 _MOST_BITS = 16
-#: What is added to a number has whole numbers for neighbours. Rounding by a sum is done in one thread where numbers are
-#: few, which is faster, and much so beside other work.
+#: What is added to a number has whole numbers for neighbours. Rounding by a sum is done in one
+#: thread where numbers are few, which is faster, and much so beside other work.
 _WHOLE = 1.5 * 2**23
 #: Values that are rounded at once.
 _AT_ONCE = 1 << 18
@@ -28,11 +28,13 @@ _FLOAT8 = {"fp8e4m3": E4M3, "fp8e5m2": E5M2}
 
 @dataclass(frozen=True)
 class TensorLevels:
-    """A value is ``(level - zero) * scale``; levels are whole numbers between two ends, or the values of a small float.
+    """A value is ``(level - zero) * scale``.
+
+    Levels are whole numbers between two ends, or the values of a small float.
 
     Attributes:
-        scale, zero: float32, (rows, blocks) of a weight's matrix, or (rows,) of a column; without zero points None.
-            Zero points are whole numbers of at most 16 bits.
+        scale, zero: float32, (rows, blocks) of a weight's matrix, or (rows,) of a column; without
+            zero points None. Zero points are whole numbers of at most 16 bits.
         least, greatest: the ends of the levels.
         element: the small float; None for whole numbers.
         size: columns of a block.
@@ -47,11 +49,15 @@ class TensorLevels:
 
     @classmethod
     def of(cls, quantized: Quantized) -> TensorLevels | None:
-        """Those of a weight with its scales as they are; None for formats whose scales are part of the codes, for more
-        levels than float32 can tell apart, and for floats of 4 bits with one scale."""
+        """Those of a weight with its scales as they are; None for formats whose scales are part of
+        the codes, for more levels than float32 can tell apart, and for floats of 4 bits with one
+        scale.
+        """
         spec, rows = quantized.spec, quantized.shape[0]
         columns = prod(quantized.shape[1:])
-        if quantized.scale is None or (isinstance(spec.dtype, Integer) and spec.dtype.bits > _MOST_BITS):
+        if quantized.scale is None or (
+            isinstance(spec.dtype, Integer) and spec.dtype.bits > _MOST_BITS
+        ):
             return None
         size = columns if quantized.scale.ndim < 2 else spec.group
 
@@ -61,18 +67,34 @@ class TensorLevels:
 
         if isinstance(spec.dtype, Integer):
             zero = None if quantized.zero is None else spread(quantized.zero)
-            return cls(spread(quantized.scale), zero, spec.grid.qmin, spec.grid.qmax, size=size)
+            return cls(
+                spread(quantized.scale),
+                zero,
+                spec.grid.qmin,
+                spec.grid.qmax,
+                size=size,
+            )
         if isinstance(spec.dtype, Scaled):
             small = _FLOAT8.get(spec.dtype.name)
-            return None if small is None else cls._of_floats(spread(quantized.scale), small, size)
+            return (
+                None
+                if small is None
+                else cls._of_floats(spread(quantized.scale), small, size)
+            )
         if isinstance(spec.dtype, TwoLevel):
-            return cls._of_floats(spread(quantized.scale.float() * quantized.whole.float()), E2M1, size)
+            return cls._of_floats(
+                spread(quantized.scale.float() * quantized.whole.float()),
+                E2M1,
+                size,
+            )
         powers = spread(block_formats.scale_values(quantized.scale, spec.dtype))
         if isinstance(spec.dtype, FloatScaled):
             return cls._of_floats(powers, E2M1, size)
         element = element_of(spec.dtype)
         return (
-            cls(powers / 64, None, -128, 127, size=size) if element is None else cls._of_floats(powers, element, size)
+            cls(powers / 64, None, -128, 127, size=size)
+            if element is None
+            else cls._of_floats(powers, element, size)
         )
 
     @classmethod
@@ -81,35 +103,58 @@ class TensorLevels:
 
     @classmethod
     def stacked(cls, parts: Sequence[TensorLevels]) -> TensorLevels:
-        """Those of several weights with as many columns and the same levels, one below the other."""
+        """Those of several weights with as many columns and the same levels, one below the other."""  # noqa: E501
         return replace(
-            parts[0], scale=joined([each.scale for each in parts]), zero=joined([each.zero for each in parts])
+            parts[0],
+            scale=joined([each.scale for each in parts]),
+            zero=joined([each.zero for each in parts]),
         )
 
     @property
     def levels_of(self) -> tuple[float, float, MiniFloat | None, bool]:
-        """What makes levels the same: their ends, what lies between, and whether there are zero points."""
+        """What makes levels the same: their ends, what lies between, and whether there are zero
+        points.
+        """
         return self.least, self.greatest, self.element, self.zero is not None
 
     def part(self, rows: Any) -> TensorLevels:
         """That of some rows, of all columns."""
-        return replace(self, scale=self.scale[rows], zero=None if self.zero is None else self.zero[rows])
+        return replace(
+            self,
+            scale=self.scale[rows],
+            zero=None if self.zero is None else self.zero[rows],
+        )
 
     def merged(self, other: TensorLevels, wins: Any) -> TensorLevels:
         """This one, with the rows of another of the same levels where a mask, (rows,), says so."""
-        zero = None if self.zero is None else torch.where(wins[:, None], other.zero, self.zero)
-        return replace(self, scale=torch.where(wins[:, None], other.scale, self.scale), zero=zero)
+        zero = (
+            None
+            if self.zero is None
+            else torch.where(wins[:, None], other.zero, self.zero)
+        )
+        return replace(
+            self,
+            scale=torch.where(wins[:, None], other.scale, self.scale),
+            zero=zero,
+        )
 
     def columns(self) -> list[TensorLevels]:
         """Those of one column for each block."""
         scales = self.scale.t().contiguous()
-        zeros = [None] * len(scales) if self.zero is None else self.zero.t().contiguous()
-        return [replace(self, scale=scale, zero=zero, size=1) for scale, zero in zip(scales, zeros, strict=True)]
+        zeros = (
+            [None] * len(scales) if self.zero is None else self.zero.t().contiguous()
+        )
+        return [
+            replace(self, scale=scale, zero=zero, size=1)
+            for scale, zero in zip(scales, zeros, strict=True)
+        ]
 
     def levels(self, values: Any) -> Any:
         """The levels nearest to values."""
         units = values / self._wide(self.scale, values)
-        return self.rounded(units if self.zero is None else units + self._wide(self.zero, values))
+        return self.rounded(
+            units if self.zero is None else units + self._wide(self.zero, values),
+        )
 
     def rounded(self, units: Any) -> Any:
         """The level nearest to each number of steps, which is changed."""
@@ -148,7 +193,11 @@ class TensorLevels:
     def _codes(self, quantized: Quantized, values: Any, start: int) -> Any:
         levels = self.part(slice(start, start + len(values))).levels(values)
         if self.element is None:
-            return levels.to(torch.int8 if self.zero is None and self.least == -128 else code_type(quantized.spec))
+            return levels.to(
+                torch.int8
+                if self.zero is None and self.least == -128
+                else code_type(quantized.spec),
+            )
         if isinstance(quantized.spec.dtype, Scaled):
             return levels.to(code_type(quantized.spec))
         return block_formats.code_of(levels, self.element)

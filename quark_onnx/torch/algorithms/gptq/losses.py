@@ -11,7 +11,8 @@ import torch
 from quark_onnx.torch.algorithms.gptq.triangular import quadratic
 from quark_onnx.torch.formats.quantized_tensor import Quantized
 
-#: Random sums of outputs that stand for all, where only the size of what a layer computes is asked for.
+#: Random sums of outputs that stand for all, where only the size of what a layer computes is asked
+#: for.
 _SUMS = 128
 #: Types that torch.where does not know, by those of the same size that it does.
 _BITS = {torch.float8_e4m3fn: torch.uint8, torch.float8_e5m2: torch.uint8}
@@ -23,8 +24,10 @@ class Loss:
 
     Attributes:
         weight: (outputs, inputs).
-        squares: of weights that are off by so much, (outputs, inputs), the squared error of each output.
-        pull: (inputs, outputs): what the layer should compute beside ``weight``, times the inputs; None for nothing.
+        squares: of weights that are off by so much, (outputs, inputs), the squared error of each
+            output.
+        pull: (inputs, outputs): what the layer should compute beside ``weight``, times the inputs;
+            None for nothing.
     """
 
     weight: Any
@@ -35,30 +38,50 @@ class Loss:
         """(outputs,); beside a pull it is up to a constant."""
         off = found.dequantize(torch.float32).reshape(self.weight.shape) - self.weight
         square = self.squares(off)
-        return square if self.pull is None else square - 2 * (off * self.pull.t()).sum(1)
+        return (
+            square if self.pull is None else square - 2 * (off * self.pull.t()).sum(1)
+        )
 
     def power(self) -> Any:
-        """The sum of squares of what the float weight computes; of more outputs than a few it is estimated.
+        """The sum of squares of what the float weight computes.
 
-        Of sums of all outputs, with random signs, the mean square is expected to be that (Hutchinson 1990); its
-        standard deviation is an eighth of it where all outputs are the same, and less the more they differ.
+        Of more outputs than a few it is estimated.
+
+        Of sums of all outputs, with random signs, the mean square is expected to be that
+        (Hutchinson 1990); its standard deviation is an eighth of it where all outputs are the same,
+        and less the more they differ.
         """
         rows = len(self.weight)
         if rows <= _SUMS:
             return self.squares(self.weight).sum()
-        signs = torch.randint(0, 2, (_SUMS, rows), generator=torch.Generator().manual_seed(0)).mul_(2).sub_(1)
+        signs = (
+            torch.randint(
+                0,
+                2,
+                (_SUMS, rows),
+                generator=torch.Generator().manual_seed(0),
+            )
+            .mul_(2)
+            .sub_(1)
+        )
         return self.squares(signs.to(self.weight) @ self.weight).sum() / _SUMS
 
 
 def squares_of(gram: Any) -> Callable[[Any], Any]:
-    """What a loss takes the squares of: of what inputs with these products, (inputs, inputs), make of a weight; None
-    stands for inputs that do not depend on each other."""
+    """What a loss takes the squares of: of what inputs with these products, (inputs, inputs), make
+    of a weight; None stands for inputs that do not depend on each other.
+    """
     if gram is None:
         return lambda off: off.square().sum(1)
     return lambda off: quadratic(off, gram, gram.diagonal())
 
 
-def better(best: Quantized, error: Any, found: Quantized, new: Any) -> tuple[Quantized, Any]:
+def better(
+    best: Quantized,
+    error: Any,
+    found: Quantized,
+    new: Any,
+) -> tuple[Quantized, Any]:
     """Row by row, what has less error; where a scale is the whole tensor's, all of either."""
     if best.scale.ndim == 0:
         return (found, new) if new.sum() < error.sum() else (best, error)
@@ -67,7 +90,10 @@ def better(best: Quantized, error: Any, found: Quantized, new: Any) -> tuple[Qua
 
 
 def merged(one: Quantized, other: Quantized, wins: Any) -> Quantized:
-    """A weight with the rows of another where a mask, (rows,), says so; each row has scales of its own."""
+    """A weight with the rows of another where a mask, (rows,), says so.
+
+    Each row has scales of its own.
+    """
     parts = dict[str, Any]()
     for part in ("codes", "scale", "zero"):
         old = getattr(one, part)
@@ -75,5 +101,7 @@ def merged(one: Quantized, other: Quantized, wins: Any) -> Quantized:
             own = getattr(other, part)
             bits = _BITS.get(old.dtype, old.dtype)
             mask = wins.reshape(-1, *[1] * (old.ndim - 1))
-            parts[part] = torch.where(mask, own.view(bits), old.view(bits)).view(old.dtype)
+            parts[part] = torch.where(mask, own.view(bits), old.view(bits)).view(
+                old.dtype,
+            )
     return replace(one, **parts)

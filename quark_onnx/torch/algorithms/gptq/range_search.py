@@ -41,15 +41,21 @@ def tries(shares: int) -> int:
 
 
 def fitted(
-    weight: Any, start: Quantized, power: Any, shares: tuple[float, ...] = SHARES, *, apart: bool = False
+    weight: Any,
+    start: Quantized,
+    power: Any,
+    shares: tuple[float, ...] = SHARES,
+    *,
+    apart: bool = False,
 ) -> Quantized:
     """A weight with the best of several ranges for each of its scales, rounded to the nearest.
 
     Args:
         weight: (outputs, inputs), float32.
-        start: it with scales as they are; formats without scales of their own, and scales of a whole tensor, stay so.
-        power: how much errors matter: (inputs,) for each input's weight, or (inputs, inputs), products of inputs, of
-            which those within a group count.
+        start: it with scales as they are; formats without scales of their own, and scales of a
+            whole tensor, stay so.
+        power: how much errors matter: (inputs,) for each input's weight, or (inputs, inputs),
+            products of inputs, of which those within a group count.
         shares: of the whole range, 1 first; a few, and those beside the best of them, are tried.
         apart: whether the two ends of an asymmetric range are tried one by one, too.
     """
@@ -57,27 +63,48 @@ def fitted(
     if not has_ranges(spec):
         return start
     size = spec.group or weight.shape[1]
-    view, counts = in_blocks(weight, size), _blocks(power, size)  # (outputs, blocks, size)
+    view, counts = (
+        in_blocks(weight, size),
+        _blocks(power, size),
+    )  # (outputs, blocks, size)
     rows = max(1, _AT_ONCE // max(1, view[:1].numel()))
-    parts = [_best_params(part, counts, start, shares, apart and not spec.grid.symmetric) for part in view.split(rows)]
+    parts = [
+        _best_params(part, counts, start, shares, apart and not spec.grid.symmetric)
+        for part in view.split(rows)
+    ]
     found = Params(*(joined(each) for each in zip(*parts, strict=True)))
     if not spec.group:
         found = Params(*(None if part is None else part.squeeze(-1) for part in found))
     return quantize(weight.to(start.dtype), spec, params=found)
 
 
-def _best_params(view: Any, counts: Any, start: Quantized, shares: tuple[float, ...], apart: bool) -> Params:
+def _best_params(
+    view: Any,
+    counts: Any,
+    start: Quantized,
+    shares: tuple[float, ...],
+    apart: bool,
+) -> Params:
     """Of some rows: (rows, blocks)."""
     spec = start.spec
     lo, hi = (end.squeeze(-1) for end in affine.extremes(view))
     kind = affine.scale_type(spec, start.dtype)
 
     def params_of(low: Any, high: Any) -> Params:
-        params = affine.params_for((lo * low).to(start.dtype), (hi * high).to(start.dtype), spec)
+        params = affine.params_for(
+            (lo * low).to(start.dtype),
+            (hi * high).to(start.dtype),
+            spec,
+        )
         return Params(params.scale.to(kind), params.zero)
 
     def error_of(low: Any, high: Any) -> Any:
-        wide = Params(*(None if part is None else part[..., None].float() for part in params_of(low, high)))
+        wide = Params(
+            *(
+                None if part is None else part[..., None].float()
+                for part in params_of(low, high)
+            ),
+        )
         off = affine.rounded(view, wide, spec).sub_(view)
         if counts.ndim == 2:
             return (off.square_() * counts).sum(-1)
@@ -90,18 +117,25 @@ def _best_params(view: Any, counts: Any, start: Quantized, shares: tuple[float, 
         start_low, start_high = low, high
         for places in _places(best, len(shares)):
             tried = table[places]
-            trial = tried if "low" in ends else start_low, tried if "high" in ends else start_high
+            trial = (
+                tried if "low" in ends else start_low,
+                tried if "high" in ends else start_high,
+            )
             error = error_of(*trial)
             less = error < least
             least = torch.where(less, error, least)
-            low, high = torch.where(less, trial[0], low), torch.where(less, trial[1], high)
+            low, high = (
+                torch.where(less, trial[0], low),
+                torch.where(less, trial[1], high),
+            )
             torch.where(less, places, best, out=best)
     return params_of(low, high)
 
 
 def _places(best: Any, count: int) -> Iterator[Any]:
-    """Places to try, for each range: few of all, and then those beside the best of them, which the caller puts into
-    ``best``."""
+    """Places to try, for each range: few of all, and then those beside the best of them, which the
+    caller puts into ``best``.
+    """
     for place in range(0, count, _STRIDE):
         yield torch.full_like(best, place)
     middle = best.clone()
@@ -118,8 +152,13 @@ def _passes(apart: bool) -> Iterator[tuple[str, ...]]:
 
 
 def _blocks(power: Any, size: int) -> Any:
-    """(inputs,) as (blocks, size), and (inputs, inputs) as (blocks, size, size): those on the diagonal."""
+    """(inputs,) as (blocks, size), and (inputs, inputs) as (blocks, size, size): those on the
+    diagonal.
+    """
     if power.ndim == 1:
         return in_blocks(power[None], size)[0]
-    parts = in_blocks(in_blocks(power, size).permute(1, 2, 0), size)  # (blocks, size, blocks, size)
+    parts = in_blocks(
+        in_blocks(power, size).permute(1, 2, 0),
+        size,
+    )  # (blocks, size, blocks, size)
     return parts.diagonal(dim1=0, dim2=2).permute(2, 1, 0)

@@ -9,7 +9,8 @@ import torch
 
 from quark_onnx.torch.runtime.threads import one_thread
 
-#: Columns of a panel: a product with so many is as fast as with all, and with so few, little is computed twice.
+#: Columns of a panel: a product with so many is as fast as with all, and with so few, little is
+#: computed twice.
 PANEL = 256
 #: Rows that are copied at once.
 _ROWS = 128
@@ -25,7 +26,9 @@ def panels(count: int, width: int = PANEL) -> Iterator[tuple[int, int]]:
 
 
 def add_products(total: Any, x: Any) -> None:
-    """Add x^T x to the upper half of a matrix; below its diagonal, what is nearest to it changes, too.
+    """Add x^T x to the upper half of a matrix.
+
+    Below its diagonal, what is nearest to it changes, too.
 
     Args:
         total: (inputs, inputs); changed.
@@ -53,7 +56,7 @@ def quadratic(off: Any, matrix: Any, diagonal: Any) -> Any:
 
     >>> quadratic(torch.tensor([[1.0, 2.0]]), torch.tensor([[9.0, 3.0], [9.0, 9.0]]), torch.tensor([1.0, 1.0]))
     tensor([17.])
-    """
+    """  # noqa: E501
     total = off.new_zeros(len(off))
     for start, stop in panels(len(matrix)):
         upper = matrix[start:stop, start:].triu(1)
@@ -71,7 +74,10 @@ def turned(matrix: Any, order: Any) -> Any:
     """
     found = matrix.new_empty(matrix.shape, dtype=torch.float32)
     for start, stop in panels(len(matrix), _ROWS):
-        found[start:stop] = matrix.index_select(0, order[start:stop]).index_select(1, order)
+        found[start:stop] = matrix.index_select(0, order[start:stop]).index_select(
+            1,
+            order,
+        )
     return found
 
 
@@ -83,10 +89,11 @@ def upside_down(matrix: Any, out: Any) -> None:
 
 
 def factored(work: Any) -> bool:
-    """Put the lower factor T of a symmetric matrix A = T^T T, upside down, in the place of A upside down.
+    """Put the lower factor T of a symmetric matrix A = T^T T, upside down, in the place of A upside
+    down.
 
-    It is the transposed Cholesky factor, and takes as long. One thread factors it: with several, bits would depend on
-    how many there are.
+    It is the transposed Cholesky factor, and takes as long. One thread factors it: with several,
+    bits would depend on how many there are.
 
     Args:
         work: (inputs, inputs) float32, contiguous; its upper half is read.

@@ -1,6 +1,7 @@
 """SignedRounding: train the rounding and the ranges of the weights of a block on its output error.
 
-Cheng et al. 2023, "Optimize Weight Rounding via Signed Gradient Descent for the Quantization of LLMs" (AutoRound).
+Cheng et al. 2023, "Optimize Weight Rounding via Signed Gradient Descent for the Quantization of
+LLMs" (AutoRound).
 """
 
 from __future__ import annotations
@@ -17,8 +18,16 @@ from quark_onnx.optimizers.base import require_flag, require_number, require_who
 from quark_onnx.registry import ALGORITHMS
 from quark_onnx.torch.algorithms.base import BlockJob, Outcome
 from quark_onnx.torch.algorithms.gptq.levels import TensorLevels
-from quark_onnx.torch.algorithms.learned_rounding.trainable_weight import TrainableWeight, through
-from quark_onnx.torch.algorithms.learned_rounding.training_state import OPTIMIZERS, Descent, draws, looks
+from quark_onnx.torch.algorithms.learned_rounding.trainable_weight import (
+    TrainableWeight,
+    through,
+)
+from quark_onnx.torch.algorithms.learned_rounding.training_state import (
+    OPTIMIZERS,
+    Descent,
+    draws,
+    looks,
+)
 from quark_onnx.torch.formats.quantized_tensor import Quantized
 from quark_onnx.torch.models.quantized_layer import QuantizedLayer, outputs_first
 
@@ -29,20 +38,23 @@ _LOOKS = 10
 @ALGORITHMS.register("autoround")
 @dataclass(frozen=True)
 class SignedRounding:
-    """Trains how each weight of a block is rounded, and its ranges, by the error of what the block computes.
+    """Trains how each weight of a block is rounded, and its ranges, by the error of what the block
+    computes.
 
-    Of all that is looked at on the way, the start and means of the descent's last steps among it, the best is kept.
+    Of all that is looked at on the way, the start and means of the descent's last steps among it,
+    the best is kept.
 
-    The same number of threads gives the same codes; products of float32 differ in their last bits between numbers of
-    threads, and the way of a descent with them.
+    The same number of threads gives the same codes; products of float32 differ in their last bits
+    between numbers of threads, and the way of a descent with them.
 
     Attributes:
         steps: of the descent.
-        lr: how far a rounding moves in the first step, as a share of the distance of two codes; it falls to nothing
-            towards the last one. 1 / steps if None.
-        minmax_lr: how far an end of a range moves, as a share of it, and accordingly less where it has more than 15
-            steps; as lr if None.
-        batch: samples that a step looks at; more where the data has more in one batch, as those are run together.
+        lr: how far a rounding moves in the first step, as a share of the distance of two codes; it
+            falls to nothing towards the last one. 1 / steps if None.
+        minmax_lr: how far an end of a range moves, as a share of it, and accordingly less where it
+            has more than 15 steps; as lr if None.
+        batch: samples that a step looks at; more where the data has more in one batch, as those are
+            run together.
         tune_ranges: whether to train ranges at all.
         optimizer: "adam", or "sign", which is the paper's: every step has the same length.
         seed: of the order of the samples.
@@ -72,10 +84,15 @@ class SignedRounding:
                 require_number(self, rate, least=0, most=1)
         if self.optimizer not in OPTIMIZERS:
             raise ConfigError(
-                f"optimizer of {self.name} is {self.optimizer!r}; it must be one of: {', '.join(OPTIMIZERS)}"
+                f"optimizer of {self.name} is {self.optimizer!r}; it must be one of:"
+                f" {', '.join(OPTIMIZERS)}",
             )
 
-    def __call__(self, job: BlockJob, made: Mapping[str, Quantized]) -> tuple[dict[str, Quantized], list[Outcome]]:
+    def __call__(
+        self,
+        job: BlockJob,
+        made: Mapping[str, Quantized],
+    ) -> tuple[dict[str, Quantized], list[Outcome]]:
         """Choose codes; the block's error on all of the data is no greater than it was.
 
         Raises:
@@ -88,28 +105,67 @@ class SignedRounding:
             else:
                 kind = made[name].spec.dtype.name
                 outcomes.append(
-                    Outcome(name, self.name, 0.0, 0.0, f"{kind} has no steps that can be trained; its codes stay")
+                    Outcome(
+                        name,
+                        self.name,
+                        0.0,
+                        0.0,
+                        f"{kind} has no steps that can be trained; its codes stay",
+                    ),
                 )
         if not trained or not job.calls:
             return dict(made), outcomes
-        layers = {name: Training(layer, trained.get(name)) for name, layer in job.quantized(made).items()}
+        layers = {
+            name: Training(layer, trained.get(name))
+            for name, layer in job.quantized(made).items()
+        }
         block = _Block(job, list(layers.values()))
         if not all(torch.isfinite(target).all() for target in job.targets):
-            raise DataError(f"what {job.name} computes is infinite or no number on the calibration data")
+            raise DataError(
+                f"what {job.name} computes is infinite or no number on the calibration"
+                " data",
+            )
         with job.put(layers):
             before, after = self._train(block, list(trained.values()))
-        power = sum(float(target.float().square().sum()) for target in job.targets) or 1.0
-        outcomes.append(Outcome(job.name, self.name, before / power, after / power, f"{self.steps} steps"))
-        return dict(made) | {name: each.made() for name, each in trained.items()}, outcomes
+        power = (
+            sum(float(target.float().square().sum()) for target in job.targets) or 1.0
+        )
+        outcomes.append(
+            Outcome(
+                job.name,
+                self.name,
+                before / power,
+                after / power,
+                f"{self.steps} steps",
+            ),
+        )
+        return (
+            dict(made) | {name: each.made() for name, each in trained.items()},
+            outcomes,
+        )
 
-    def _train(self, block: _Block, trained: Sequence[TrainableWeight]) -> tuple[float, float]:
+    def _train(
+        self,
+        block: _Block,
+        trained: Sequence[TrainableWeight],
+    ) -> tuple[float, float]:
         """Move the leaves to the best that is found; the squared error before and after."""
         lr = 1 / self.steps if self.lr is None else self.lr
         range_lr = lr if self.minmax_lr is None else self.minmax_lr
-        descent = Descent(trained, self.steps, lr, range_lr if self.tune_ranges else None, self.optimizer)
+        descent = Descent(
+            trained,
+            self.steps,
+            lr,
+            range_lr if self.tune_ranges else None,
+            self.optimizer,
+        )
         before = descent.look(block.error)
         looked_at = set(looks(self.steps, _LOOKS))
-        for step, chosen in zip(range(self.steps), draws(len(block), block.calls(self.batch), self.seed), strict=False):
+        for step, chosen in zip(
+            range(self.steps),
+            draws(len(block), block.calls(self.batch), self.seed),
+            strict=False,
+        ):
             block.descend(chosen, descent.leaves)
             descent.step(1 - step / self.steps)
             if step + 1 in looked_at:
@@ -119,7 +175,9 @@ class SignedRounding:
 
 
 class Training(nn.Module):
-    """A layer that computes with a weight that is being trained; roundings of activations hand gradients through.
+    """A layer that computes with a weight that is being trained.
+
+    Roundings of activations hand gradients through.
 
     Args:
         layer: how it computes.
@@ -138,7 +196,9 @@ class Training(nn.Module):
 
     @property
     def bias(self) -> Any:
-        """The bias of the layer, for blocks that multiply by the weight themselves, as Mamba's does."""
+        """The bias of the layer, for blocks that multiply by the weight themselves, as Mamba's
+        does.
+        """
         return self.layer.bias
 
     @property
@@ -149,9 +209,14 @@ class Training(nn.Module):
 
     @property
     def round_probabilities(self) -> Any:
-        """What attention rounds probabilities by; None where it is not this layer that has their scale."""
+        """What attention rounds probabilities by.
+
+        None where it is not this layer that has their scale.
+        """
         own = self.layer.round_probabilities
-        return None if own is None else lambda found: through(found, own(found.detach()))
+        return (
+            None if own is None else lambda found: through(found, own(found.detach()))
+        )
 
     def forward(self, input: Any, *more: Any, **named: Any) -> Any:
         """What the quantized layer computes."""
@@ -159,7 +224,11 @@ class Training(nn.Module):
         if layer.input is not None and layer.kind not in ("Embedding", "EmbeddingBag"):
             input = through(input, layer.input(input.detach()))
         found = layer.compute(input, self.weight, more, named)
-        return found if layer.output is None else through(found, layer.rounded(found.detach()))
+        return (
+            found
+            if layer.output is None
+            else through(found, layer.rounded(found.detach()))
+        )
 
 
 def renew(layers: Iterable[Training]) -> None:
@@ -168,25 +237,38 @@ def renew(layers: Iterable[Training]) -> None:
         layer.current = weight
 
 
-def descend(layers: Sequence[Training], losses: Iterator[Any], leaves: Sequence[Any]) -> None:
-    """Gradients of the sum of losses, in the leaves; one loss is computed at a time, so that no other activations are
-    alive, and weights are rounded once for all."""
+def descend(
+    layers: Sequence[Training],
+    losses: Iterator[Any],
+    leaves: Sequence[Any],
+) -> None:
+    """Gradients of the sum of losses, in the leaves; one loss is computed at a time, so that no
+    other activations are alive, and weights are rounded once for all.
+    """
     with torch.enable_grad():
         weights = _weights(layers)
         for layer, weight in zip(layers, weights, strict=True):
             layer.current = weight.detach().requires_grad_(True)
         ends = [layer.current for layer in layers]
         for loss in losses:
-            if loss.requires_grad:  # it does not where the block runs none of the trained layers
+            if (
+                loss.requires_grad
+            ):  # it does not where the block runs none of the trained layers
                 loss.backward(inputs=ends)
         for leaf in leaves:
             leaf.grad = torch.zeros_like(leaf)
-        slopes = [torch.zeros_like(end) if end.grad is None else end.grad for end in ends]
+        slopes = [
+            torch.zeros_like(end) if end.grad is None else end.grad for end in ends
+        ]
         torch.autograd.backward(weights, slopes, inputs=list(leaves))
 
 
 def _weights(layers: Iterable[Training]) -> list[Any]:
-    return [outputs_first(each.trained.weight(), each.layer.kind) for each in layers if each.trained is not None]
+    return [
+        outputs_first(each.trained.weight(), each.layer.kind)
+        for each in layers
+        if each.trained is not None
+    ]
 
 
 class _Block:
@@ -211,13 +293,18 @@ class _Block:
 
     def _squares(self, index: int) -> Any:
         job = self._job
-        return (job.calls[index].run(job.block).float() - job.targets[index].float()).square()
+        return (
+            job.calls[index].run(job.block).float() - job.targets[index].float()
+        ).square()
 
     def error(self) -> float:
         """The sum of squares over all samples; infinite where it is no number."""
         with torch.no_grad():
             renew(self._layers)
-            total = sum(float(self._squares(index).sum(dtype=torch.float64)) for index in range(len(self)))
+            total = sum(
+                float(self._squares(index).sum(dtype=torch.float64))
+                for index in range(len(self))
+            )
         return total if total == total else float("inf")
 
     def descend(self, chosen: Sequence[int], leaves: Sequence[Any]) -> None:

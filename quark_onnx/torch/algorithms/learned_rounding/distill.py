@@ -1,7 +1,9 @@
-"""Distillation: train the rounding and the ranges of all weights on the predictions of the float model.
+"""Distillation: train the rounding and the ranges of all weights on the predictions of the float
+model.
 
-Liu et al. 2023, "LLM-QAT: Data-Free Quantization Aware Training for Large Language Models": the float model is the
-teacher, and writes the text that is learned from. What is trained is that of ``SignedRounding``.
+Liu et al. 2023, "LLM-QAT: Data-Free Quantization Aware Training for Large Language Models": the
+float model is the teacher, and writes the text that is learned from. What is trained is that of
+``SignedRounding``.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch.nn import functional as F
+from torch.nn import functional as F  # noqa: N812
 
 from quark_onnx.errors import DataError, ModelError
 from quark_onnx.optimizers.base import require_number, require_whole
@@ -20,17 +22,33 @@ from quark_onnx.progress import Progress
 from quark_onnx.registry import ALGORITHMS
 from quark_onnx.torch.algorithms.base import Outcome
 from quark_onnx.torch.algorithms.gptq.levels import TensorLevels
-from quark_onnx.torch.algorithms.learned_rounding.autoround import Training, descend, renew
-from quark_onnx.torch.algorithms.learned_rounding.trainable_weight import TrainableWeight
-from quark_onnx.torch.algorithms.learned_rounding.training_state import Descent, draws, looks
+from quark_onnx.torch.algorithms.learned_rounding.autoround import (
+    Training,
+    descend,
+    renew,
+)
+from quark_onnx.torch.algorithms.learned_rounding.trainable_weight import (
+    TrainableWeight,
+)
+from quark_onnx.torch.algorithms.learned_rounding.training_state import (
+    Descent,
+    draws,
+    looks,
+)
 from quark_onnx.torch.calibration.block_stream import call
 from quark_onnx.torch.checkpoints.atomic_file import State
-from quark_onnx.torch.models.quantized_layer import Layers, QuantizedLayer, kind_of, outputs_first
+from quark_onnx.torch.models.quantized_layer import (
+    Layers,
+    QuantizedLayer,
+    kind_of,
+    outputs_first,
+)
 from quark_onnx.torch.models.structure import put_modules, vocabulary_of
 
 #: How often the divergence on all of the data is computed on the way.
 LOOKS = 20
-#: What is kept beside the descent: steps that are done, the divergence in front of the first, the text.
+#: What is kept beside the descent: steps that are done, the divergence in front of the first, the
+#: text.
 _OWN = ("done", "before", "written")
 #: Sequences that are written together; logits that are held at once.
 _WRITTEN, LOGITS = 64, 1 << 25
@@ -39,20 +57,22 @@ _WRITTEN, LOGITS = 64, 1 << 25
 @ALGORITHMS.register("distill")
 @dataclass(frozen=True)
 class Distillation:
-    """Trains how all weights of a model are rounded, and their ranges, by how far the quantized model's predictions are
-    from those of the float one: the Kullback-Leibler divergence of the next token.
+    """Trains how all weights of a model are rounded, and their ranges, by how far the quantized
+    model's predictions are from those of the float one: the Kullback-Leibler divergence of the next
+    token.
 
-    The float model writes the text that is trained on, each sequence from the first token of a sample of the
-    calibration data. That data itself is never trained on: of all that is looked at on the way, the start and the mean
-    of the descent's last steps, what diverges least on it is kept.
+    The float model writes the text that is trained on, each sequence from the first token of a
+    sample of the calibration data. That data itself is never trained on: of all that is looked at
+    on the way, the start and the mean of the descent's last steps, what diverges least on it is
+    kept.
 
-    The whole model is in memory, with thirteen numbers for each weight that is trained. The same number of threads
-    gives the same codes, as with ``SignedRounding``.
+    The whole model is in memory, with thirteen numbers for each weight that is trained. The same
+    number of threads gives the same codes, as with ``SignedRounding``.
 
     Attributes:
         steps: of the descent.
-        lr: how far a rounding moves in the first step, as a share of the distance of two codes; it falls to nothing
-            towards the last one.
+        lr: how far a rounding moves in the first step, as a share of the distance of two codes; it
+            falls to nothing towards the last one.
         batch: sequences that a step looks at.
         sequences: that are written, as long as those of the data.
         seed: of what is written, and of the order in which it is read.
@@ -88,7 +108,8 @@ class Distillation:
         Args:
             model: with its quantized layers.
             layers: the float layers, by their names in the model.
-            data: batches that the model is run on: token ids of shape (samples, tokens), or dicts that have them.
+            data: batches that the model is run on: token ids of shape (samples, tokens), or dicts
+                that have them.
             progress: whether to show a progress bar; None shows it if stderr is a terminal.
             state: where the descent is kept at each look, and goes on from; None keeps nothing.
 
@@ -108,11 +129,17 @@ class Distillation:
                 outcomes.append(Outcome(name, self.name, 0.0, 0.0, note))
                 continue
             weight = outputs_first(float_layer.weight.detach(), kind_of(float_layer))
-            trained[name] = Training(layer, TrainableWeight(weight, layer.quantized, steps))
+            trained[name] = Training(
+                layer,
+                TrainableWeight(weight, layer.quantized, steps),
+            )
         if not trained:
             return outcomes
         pair = _Pair(model, {name: layers[name][0] for name in trained}, trained)
-        with _frozen(model), Progress(progress, self.steps, "distilling", "step") as bar:
+        with (
+            _frozen(model),
+            Progress(progress, self.steps, "distilling", "step") as bar,
+        ):
             before, after = self._train(pair, rows, bar, state or State())
         for each in trained.values():
             assert each.trained is not None
@@ -120,26 +147,56 @@ class Distillation:
         note = f"divergence in nats for each token, {self.steps} steps"
         return [*outcomes, Outcome("", self.name, before, after, note)]
 
-    def _train(self, pair: _Pair, rows: Sequence[Any], bar: Progress, state: State) -> tuple[float, float]:
+    def _train(
+        self,
+        pair: _Pair,
+        rows: Sequence[Any],
+        bar: Progress,
+        state: State,
+    ) -> tuple[float, float]:
         """Move the leaves to the best that is found; the divergence before and after."""
-        weights = [each.trained for each in pair.trained.values() if each.trained is not None]
-        descent, found, done = Descent(weights, self.steps, self.lr, self.lr), state.read(), 0
-        if descent.fits(found) and all(name in found for name in _OWN):  # begins anew where something is missing
-            descent.restore({name: tensor for name, tensor in found.items() if name not in _OWN})
-            done, before, written = int(found["done"]), float(found["before"]), list(found["written"])
+        weights = [
+            each.trained for each in pair.trained.values() if each.trained is not None
+        ]
+        descent, found, done = (
+            Descent(weights, self.steps, self.lr, self.lr),
+            state.read(),
+            0,
+        )
+        if descent.fits(found) and all(
+            name in found for name in _OWN
+        ):  # begins anew where something is missing
+            descent.restore(
+                {name: tensor for name, tensor in found.items() if name not in _OWN},
+            )
+            done, before, written = (
+                int(found["done"]),
+                float(found["before"]),
+                list(found["written"]),
+            )
         else:
             with pair.teacher():
                 written = _written(pair.model, rows, self)
             before = descent.look(lambda: pair.divergence(rows))
         looked_at = set(looks(self.steps, LOOKS))
-        for step, chosen in zip(range(self.steps), draws(len(written), self.batch, self.seed), strict=False):
+        for step, chosen in zip(
+            range(self.steps),
+            draws(len(written), self.batch, self.seed),
+            strict=False,
+        ):
             if step < done:
                 continue
             pair.descend([written[index] for index in chosen], descent.leaves)
             descent.step(1 - step / self.steps)
             if step + 1 in looked_at:
-                descent.look_at_means(lambda: pair.divergence(rows))  # the rows are few, and one place's may be luck
-                own = (torch.tensor(step + 1), torch.tensor(before, dtype=torch.float64), torch.stack(written))
+                descent.look_at_means(
+                    lambda: pair.divergence(rows),
+                )  # the rows are few, and one place's may be luck
+                own = (
+                    torch.tensor(step + 1),
+                    torch.tensor(before, dtype=torch.float64),
+                    torch.stack(written),
+                )
                 state.write(descent.state() | dict(zip(_OWN, own, strict=True)))
             bar.update(step + 1)
         return before, descent.finish()
@@ -153,7 +210,12 @@ class _Pair:
         floats, trained: layers by their names in the model.
     """
 
-    def __init__(self, model: Any, floats: Mapping[str, Any], trained: Mapping[str, Training]) -> None:
+    def __init__(
+        self,
+        model: Any,
+        floats: Mapping[str, Any],
+        trained: Mapping[str, Training],
+    ) -> None:
         self.model, self._floats, self.trained = model, floats, trained
 
     @contextlib.contextmanager
@@ -168,20 +230,29 @@ class _Pair:
         try:
             yield
         finally:
-            put_modules(self.model, {name: each.layer for name, each in self.trained.items()})
+            put_modules(
+                self.model,
+                {name: each.layer for name, each in self.trained.items()},
+            )
 
     def divergence(self, rows: Sequence[Any]) -> float:
         """The mean over all tokens, in nats; infinite where it is no number."""
         with torch.no_grad():
             renew(self.trained.values())
             parts = [(self._sum(part), part.numel()) for part in self._parts(rows)]
-        total = sum(float(value) for value, _ in parts) / sum(count for _, count in parts)
+        total = sum(float(value) for value, _ in parts) / sum(
+            count for _, count in parts
+        )
         return total if total == total else float("inf")
 
     def descend(self, rows: Sequence[Any], leaves: Sequence[Any]) -> None:
         """Gradients of some sequences, in the leaves."""
         count = sum(row.numel() for row in rows)
-        descend(list(self.trained.values()), (self._sum(part) / count for part in self._parts(rows)), leaves)
+        descend(
+            list(self.trained.values()),
+            (self._sum(part) / count for part in self._parts(rows)),
+            leaves,
+        )
 
     def _sum(self, ids: Any) -> Any:
         """The sum over all tokens, of ids of shape (samples, tokens)."""
@@ -197,7 +268,9 @@ class _Pair:
         for row in rows:
             by_length.setdefault(len(row), []).append(row)
         for length, same in by_length.items():
-            yield from torch.stack(same).split(max(1, LOGITS // (length * vocabulary_of(self.model))))
+            yield from torch.stack(same).split(
+                max(1, LOGITS // (length * vocabulary_of(self.model))),
+            )
 
 
 def _logits(model: Any, ids: Any) -> Any:
@@ -207,8 +280,15 @@ def _logits(model: Any, ids: Any) -> Any:
 def _ids(batch: Any) -> Any:
     """Token ids of a batch, (samples, tokens)."""
     found = batch.get("input_ids") if isinstance(batch, Mapping) else batch
-    if not isinstance(found, torch.Tensor) or found.ndim != 2 or found.is_floating_point():
-        raise DataError("distill learns from token ids of shape (samples, tokens); the data yields something else")
+    if (
+        not isinstance(found, torch.Tensor)
+        or found.ndim != 2
+        or found.is_floating_point()
+    ):
+        raise DataError(
+            "distill learns from token ids of shape (samples, tokens); the data yields"
+            " something else",
+        )
     return found
 
 
@@ -228,17 +308,30 @@ def _frozen(model: Any) -> Iterator[None]:
 def _written(model: Any, rows: Sequence[Any], how: Distillation) -> list[Any]:
     """What the model writes, at its own probabilities: sequences of token ids, (tokens,)."""
     if not hasattr(model, "generate"):
-        raise ModelError(f"distill has the float model write text, which a {type(model).__name__} does not")
+        raise ModelError(
+            f"distill has the float model write text, which a {type(model).__name__}"
+            " does not",
+        )
     from transformers import GenerationConfig
 
     length = max(map(len, rows))
     if length < 2:
         raise DataError("distill needs samples of two tokens or more")
     first = torch.stack([rows[index % len(rows)][:1] for index in range(how.sequences)])
-    settings = GenerationConfig(do_sample=True, top_k=0, max_length=length, min_length=length, pad_token_id=0)
+    settings = GenerationConfig(
+        do_sample=True,
+        top_k=0,
+        max_length=length,
+        min_length=length,
+        pad_token_id=0,
+    )
     found = list[Any]()
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(how.seed)
         for part in first.split(_WRITTEN):
-            found += model.generate(part, attention_mask=torch.ones_like(part), generation_config=settings)
+            found += model.generate(
+                part,
+                attention_mask=torch.ones_like(part),
+                generation_config=settings,
+            )
     return [row[:length] for row in found]

@@ -1,7 +1,9 @@
-"""A quantized weight whose roundings and scales gradients can move: ``w = scale * round(w / scale + shift)``.
+"""A quantized weight whose roundings and scales gradients can move:
+``w = scale * round(w / scale + shift)``.
 
-Every rounding hands gradients straight through (Bengio et al. 2013, "Estimating or Propagating Gradients Through
-Stochastic Neurons for Conditional Computation"). What is computed on the way is, bit for bit, what the codes stand for.
+Every rounding hands gradients straight through (Bengio et al. 2013, "Estimating or Propagating
+Gradients Through Stochastic Neurons for Conditional Computation"). What is computed on the way is,
+bit for bit, what the codes stand for.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ from quark_onnx.torch.formats.quantized_tensor import Quantized
 _SHARES = (0.1, 1.0)
 #: How far a value may be shifted, in steps.
 _REACH = 0.5
-#: How far from the middle of what is rounded to a code, in steps, a value begins that an algorithm has moved there.
+#: How far from the middle of what is rounded to a code, in steps, a value begins that an algorithm
+#: has moved there.
 _FROM_MIDDLE = 0.45
 
 
@@ -59,15 +62,21 @@ class TrainableWeight:
         steps: those of ``start``.
 
     Attributes:
-        shift: what is added to every value before it is rounded, in steps, -0.5 to 0.5; further where ``start`` is.
-        high: what the greatest value that has a code is multiplied by, for each scale; the least one, too, where the
-            format is symmetric. At most 1.
-        low: what the least value that has a code is multiplied by; None where the format is symmetric.
+        shift: what is added to every value before it is rounded, in steps, -0.5 to 0.5; further
+            where ``start`` is.
+        high: what the greatest value that has a code is multiplied by, for each scale; the least
+            one, too, where the format is symmetric. At most 1.
+        low: what the least value that has a code is multiplied by; None where the format is
+            symmetric.
     """
 
     def __init__(self, weight: Any, start: Quantized, steps: TensorLevels) -> None:
         self._start, self._spec = start, start.spec
-        self._element, self._qmin, self._qmax = steps.element, steps.least, steps.greatest
+        self._element, self._qmin, self._qmax = (
+            steps.element,
+            steps.least,
+            steps.greatest,
+        )
         self._reals = self._matrix(weight.detach().float())
         scale = start.scale.float()
         self._unit: Any = 1.0
@@ -77,8 +86,12 @@ class TrainableWeight:
             scale = block_formats.scale_values(start.scale, self._spec.dtype)
             self._unit = 1.0 if self._element else 2.0**-6  # MXINT8 has 1/64
         self._scale = self._spread(scale)
-        self._zero: Any = None if start.zero is None else self._spread(start.zero.float())
-        asymmetric = isinstance(self._spec.dtype, Integer) and not self._spec.grid.symmetric
+        self._zero: Any = (
+            None if start.zero is None else self._spread(start.zero.float())
+        )
+        asymmetric = (
+            isinstance(self._spec.dtype, Integer) and not self._spec.grid.symmetric
+        )
         self.high = torch.ones_like(self._scale)
         self.low = torch.ones_like(self._scale) if asymmetric else None
         self.shift = torch.zeros_like(self._reals)
@@ -92,21 +105,34 @@ class TrainableWeight:
 
     def _spread(self, each: Any) -> Any:
         """One number for a scale, shaped to broadcast against the values."""
-        return each.reshape(*each.shape, *[1] * (self._reals.ndim - each.ndim)) if each.ndim else each
+        return (
+            each.reshape(*each.shape, *[1] * (self._reals.ndim - each.ndim))
+            if each.ndim
+            else each
+        )
 
     def _reproduce(self) -> Any:
-        """Shift values that are not at their nearest to where their codes are; the greatest shift that is allowed.
+        """Shift values that are not at their nearest to where their codes are.
 
-        They come to lie close to the end of what is rounded to the code, on the side of the value: those that an
-        algorithm has moved for no lasting reason find back.
+        The greatest shift that is allowed.
+
+        They come to lie close to the end of what is rounded to the code, on the side of the value:
+        those that an algorithm has moved for no lasting reason find back.
         """
         scale, zero = self._grid()
-        units, wanted = self._reals / scale, self._matrix(self._start.dequantize(torch.float32))
+        units, wanted = (
+            self._reals / scale,
+            self._matrix(self._start.dequantize(torch.float32)),
+        )
         other = self._values(units, zero) * scale != wanted
         if not other.any():
             return torch.full((), _REACH, device=units.device)
         middle = (wanted / scale - units) / self._spacing(units)
-        self.shift = torch.where(other, middle - _FROM_MIDDLE * middle.sign(), self.shift)
+        self.shift = torch.where(
+            other,
+            middle - _FROM_MIDDLE * middle.sign(),
+            self.shift,
+        )
         # small floats lie closer on one side than on the other
         other &= self._values(units, zero) * scale != wanted
         self.shift = torch.where(other, middle, self.shift)
@@ -114,12 +140,19 @@ class TrainableWeight:
 
     def leaves(self) -> list[Any]:
         """What gradients move."""
-        return [self.shift, *(each for each in (self.high, self.low) if each is not None)]
+        return [
+            self.shift,
+            *(each for each in (self.high, self.low) if each is not None),
+        ]
 
     @property
     def fineness(self) -> float:
-        """How little a range may change at once beside one of 15 steps, so that as many codes change: at most 1."""
-        if self._element is not None:  # as large a step beside the greatest value as 4 bits have, or a larger one
+        """How little a range may change at once beside one of 15 steps, so that as many codes
+        change: at most 1.
+        """
+        if (
+            self._element is not None
+        ):  # as large a step beside the greatest value as 4 bits have, or a larger one
             return 1.0
         return min(15 / (self._qmax - self._qmin), 1.0)
 
@@ -131,11 +164,15 @@ class TrainableWeight:
                 each.clamp_(*_SHARES)
 
     def weight(self) -> Any:
-        """What the codes stand for: floats of the shape and the type of the weight, with gradients."""
+        """What the codes stand for: floats of the shape and the type of the weight, with gradients."""  # noqa: E501
         scale, zero = self._grid()
         values = self._values(self._reals / scale, zero) * scale
         rows, columns = self._start.shape[0], prod(self._start.shape[1:])
-        return values.reshape(rows, -1)[:, :columns].reshape(self._start.shape).to(self._start.dtype)
+        return (
+            values.reshape(rows, -1)[:, :columns]
+            .reshape(self._start.shape)
+            .to(self._start.dtype)
+        )
 
     def made(self) -> Quantized:
         """The codes and scales."""
@@ -151,7 +188,11 @@ class TrainableWeight:
         if not isinstance(self._spec.dtype, Scaled):
             kept = block_formats.scale_codes(kept, self._spec.dtype)
         kept = kept.to(start.scale.dtype)
-        zero = None if zero is None else zero.reshape(start.scale.shape).to(start.zero.dtype)
+        zero = (
+            None
+            if zero is None
+            else zero.reshape(start.scale.shape).to(start.zero.dtype)
+        )
         return replace(start, codes=codes, scale=kept, zero=zero)
 
     def _grid(self) -> tuple[Any, Any]:
@@ -160,7 +201,10 @@ class TrainableWeight:
         if self.low is None:
             return kept * self._unit, self._zero
         below = (self._zero - self._qmin) * self.low * self._scale / kept
-        return kept, (self._qmin + through(below, torch.round(below.detach()))).clamp(self._qmin, self._qmax)
+        return kept, (self._qmin + through(below, torch.round(below.detach()))).clamp(
+            self._qmin,
+            self._qmax,
+        )
 
     def _kept(self) -> Any:
         """Scales as they are stored."""
@@ -174,10 +218,17 @@ class TrainableWeight:
         if isinstance(self._spec.dtype, FloatScaled):
             return through(scale, block_formats.round_scale(scale.detach(), E5M3))
         if not isinstance(self._spec.dtype, Scaled) or self._spec.grid.pow2:
-            power = torch.round(torch.log2(scale.detach())).clamp(-block_formats.BIAS, block_formats.BIAS)
+            power = torch.round(torch.log2(scale.detach())).clamp(
+                -block_formats.BIAS,
+                block_formats.BIAS,
+            )
             return through(scale, torch.exp2(power))
         kept = self._start.scale.dtype
-        return scale.clamp(min=max(torch.finfo(kept).smallest_normal, SMALLEST_SCALE)).to(kept).float()
+        return (
+            scale.clamp(min=max(torch.finfo(kept).smallest_normal, SMALLEST_SCALE))
+            .to(kept)
+            .float()
+        )
 
     def _values(self, units: Any, zero: Any) -> Any:
         """What is left of values, in units of the scale."""

@@ -1,7 +1,8 @@
 """Gradient descent on trainable weights, with the best state seen so far.
 
-Roundings swing about the middle between two codes, and the mean of the last steps tells on which side they are (Nagel
-et al. 2022, "Overcoming Oscillations in Quantization-Aware Training"): running means are looked at, too.
+Roundings swing about the middle between two codes, and the mean of the last steps tells on which
+side they are (Nagel et al. 2022, "Overcoming Oscillations in Quantization-Aware Training"): running
+means are looked at, too.
 """
 
 from __future__ import annotations
@@ -11,12 +12,15 @@ from typing import Any
 
 import torch
 
-from quark_onnx.torch.algorithms.learned_rounding.trainable_weight import TrainableWeight
+from quark_onnx.torch.algorithms.learned_rounding.trainable_weight import (
+    TrainableWeight,
+)
 
 #: How a gradient becomes a step.
 OPTIMIZERS = ("adam", "sign")
-#: Steps that running means go back, about, and the greatest share of all steps. Over more steps roundings wander
-#: together, each making good what others lose, and the means of many no longer fit each other.
+#: Steps that running means go back, about, and the greatest share of all steps. Over more steps
+#: roundings wander together, each making good what others lose, and the means of many no longer fit
+#: each other.
 _MEMORY, _SHARE = 50, 0.05
 
 
@@ -27,8 +31,8 @@ class Descent:
         weights: whose leaves move.
         steps: that it will take.
         lr: how far a rounding moves in the first step, as a share of the distance of two codes.
-        range_lr: how far an end of a range moves, as a share of it, and accordingly less where it has more than 15
-            steps; None leaves ranges alone.
+        range_lr: how far an end of a range moves, as a share of it, and accordingly less where it
+            has more than 15 steps; None leaves ranges alone.
         optimizer: "adam", or "sign", whose steps all have the same length.
 
     Attributes:
@@ -53,7 +57,9 @@ class Descent:
         groups = [{"params": part} for _, part in rates]
         # steps of Adam hardly depend on how large the error is; gradients of a good block are tiny
         self._optimizer: Any = (
-            torch.optim.SGD(groups, lr) if self._sign else torch.optim.Adam(groups, betas=(0.9, 0.99), eps=1e-20)
+            torch.optim.SGD(groups, lr)
+            if self._sign
+            else torch.optim.Adam(groups, betas=(0.9, 0.99), eps=1e-20)
         )
         self.best = float("inf")
         self._kept: list[Any] = [leaf.detach().clone() for leaf in self.leaves]
@@ -77,7 +83,10 @@ class Descent:
         """The error where the descent is; the place is remembered if it is the least so far."""
         found = error()
         if found < self.best:
-            self.best, self._kept = found, [leaf.detach().clone() for leaf in self.leaves]
+            self.best, self._kept = (
+                found,
+                [leaf.detach().clone() for leaf in self.leaves],
+            )
         return found
 
     def look_at_means(self, error: Callable[[], float]) -> float:
@@ -103,12 +112,18 @@ class Descent:
         found |= {f"kept.{place}": leaf for place, leaf in enumerate(self._kept)}
         found |= {f"mean.{place}": leaf for place, leaf in enumerate(self._means)}
         own = self._optimizer.state_dict()["state"]
-        return found | {f"{name}.{place}": each for place, part in own.items() for name, each in part.items()}
+        return found | {
+            f"{name}.{place}": each
+            for place, part in own.items()
+            for name, each in part.items()
+        }
 
     def fits(self, state: Mapping[str, Any]) -> bool:
         """Whether a state has all that one of steps of Adam has, behind the first."""
         kinds = ("leaf", "kept", "mean", "step", "exp_avg", "exp_avg_sq")
-        wanted = {"best"} | {f"{kind}.{place}" for kind in kinds for place in range(len(self.leaves))}
+        wanted = {"best"} | {
+            f"{kind}.{place}" for kind in kinds for place in range(len(self.leaves))
+        }
         return wanted <= state.keys()
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -118,13 +133,20 @@ class Descent:
             kind, _, place = name.partition(".")
             parts.setdefault(kind, {})[int(place or 0)] = tensor
         self.best = float(parts.pop("best")[0])
-        for name, leaves in (("leaf", self.leaves), ("kept", self._kept), ("mean", self._means)):
+        for name, leaves in (
+            ("leaf", self.leaves),
+            ("kept", self._kept),
+            ("mean", self._means),
+        ):
             with torch.no_grad():
                 for index, tensor in parts.pop(name).items():
                     leaves[index].copy_(tensor)
         own = self._optimizer.state_dict()
         places = range(len(self.leaves)) if parts else ()
-        own["state"] = {place: {name: part[place] for name, part in parts.items()} for place in places}
+        own["state"] = {
+            place: {name: part[place] for name, part in parts.items()}
+            for place in places
+        }
         self._optimizer.load_state_dict(own)
 
     def finish(self) -> float:

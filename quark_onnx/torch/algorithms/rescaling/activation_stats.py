@@ -26,10 +26,9 @@ class ActivationStats:
     """Of the inputs x of a layer, over all tokens; float32.
 
     Attributes:
-        mean: (inputs,) of absolute values.
-        lo, hi: (inputs,) the least and the greatest value.
-        second: (inputs, inputs), the mean of x^T x, of which the upper half counts; None where there are tokens.
-        tokens: (tokens, inputs), some of them, evenly spread.
+        mean: (inputs,) of absolute values. lo, hi: (inputs,) the least and the greatest value.
+        second: (inputs, inputs), the mean of x^T x, of which the upper half counts; None where
+        there are tokens. tokens: (tokens, inputs), some of them, evenly spread.
     """
 
     mean: Any
@@ -44,14 +43,19 @@ class ActivationStats:
         return torch.maximum(-self.lo, self.hi)
 
     def power(self, weight: Any) -> float:
-        """The mean square of what a weight, (outputs, inputs), makes of the inputs, summed over outputs.
+        """The mean square of what a weight, (outputs, inputs), makes of the inputs, summed over
+        outputs.
 
         >>> x = torch.tensor([[1.0, 0.0], [1.0, 2.0]])
         >>> ActivationStats(None, None, None, x.t() @ x / 2).power(torch.tensor([[3.0, 1.0]]))
         17.0
         """
         if self.second is not None:
-            return float(quadratic(weight, self.second, self.second.diagonal()).sum().clamp(min=0))
+            return float(
+                quadratic(weight, self.second, self.second.diagonal())
+                .sum()
+                .clamp(min=0),
+            )
         return float((weight @ self.tokens.t()).square().sum() / len(self.tokens))
 
 
@@ -80,7 +84,11 @@ class _Collector:
         total = x.abs().sum(0)
         self._sum = total if self._sum is None else self._sum.add_(total)
         lo, hi = torch.aminmax(x, dim=0)
-        self._ends = [torch.minimum(self._ends[0], lo), torch.maximum(self._ends[1], hi)] if self._ends else [lo, hi]
+        self._ends = (
+            [torch.minimum(self._ends[0], lo), torch.maximum(self._ends[1], hi)]
+            if self._ends
+            else [lo, hi]
+        )
         if self._products and x.shape[-1] <= _PRODUCTS:
             if self._second is None:
                 self._second = x.new_zeros((x.shape[1], x.shape[1]))
@@ -99,14 +107,24 @@ class _Collector:
             return
         zeros = torch.zeros_like(like, dtype=torch.float32)
         self.count = distributed.number(self.count)
-        self._sum = distributed.summed(zeros.clone() if self._sum is None else self._sum)
+        self._sum = distributed.summed(
+            zeros.clone() if self._sum is None else self._sum,
+        )
         lo, hi = self._ends or [zeros + torch.inf, zeros - torch.inf]
         self._ends = [distributed.least(lo), distributed.greatest(hi)]
         if self._products and len(zeros) <= _PRODUCTS:
-            second = zeros.new_zeros((len(zeros), len(zeros))) if self._second is None else self._second
+            second = (
+                zeros.new_zeros((len(zeros), len(zeros)))
+                if self._second is None
+                else self._second
+            )
             self._second = distributed.summed(second)
         else:
-            self._tokens = [tensor.to(zeros.device) for part in distributed.gathered(self._tokens) for tensor in part]
+            self._tokens = [
+                tensor.to(zeros.device)
+                for part in distributed.gathered(self._tokens)
+                for tensor in part
+            ]
 
     def moments(self, name: str) -> ActivationStats:
         """What was seen.
@@ -116,14 +134,20 @@ class _Collector:
         """
         mean, (lo, hi) = self._sum / self.count, self._ends
         if not torch.isfinite(mean).all():
-            raise DataError(f"what {name} reads is infinite or no number on the calibration data")
+            raise DataError(
+                f"what {name} reads is infinite or no number on the calibration data",
+            )
         if self._second is not None:
             return ActivationStats(mean, lo, hi, second=self._second / self.count)
         return ActivationStats(mean, lo, hi, tokens=torch.cat(self._tokens))
 
 
 def moments_of(
-    block: Any, calls: Sequence[Call], names: Iterable[str], *, products: bool = True
+    block: Any,
+    calls: Sequence[Call],
+    names: Iterable[str],
+    *,
+    products: bool = True,
 ) -> dict[str, ActivationStats]:
     """The moments of what layers read; layers that no token reaches are missing.
 
@@ -138,7 +162,10 @@ def moments_of(
     share = -(-_TOKENS // max(len(calls), 1))
     gathered = {name: _Collector(share, products) for name in dict.fromkeys(names)}
     hooks = [
-        block.get_submodule(name).register_forward_pre_hook(_observing(each), with_kwargs=True)
+        block.get_submodule(name).register_forward_pre_hook(
+            _observing(each),
+            with_kwargs=True,
+        )
         for name, each in gathered.items()
     ]
     try:

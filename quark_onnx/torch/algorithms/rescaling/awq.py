@@ -1,4 +1,7 @@
-"""AWQ (Lin et al. 2023, "Activation-aware Weight Quantization for LLM Compression and Acceleration")."""
+"""AWQ (Lin et al.
+
+2023, "Activation-aware Weight Quantization for LLM Compression and Acceleration").
+"""
 
 from __future__ import annotations
 
@@ -11,18 +14,25 @@ import torch
 from quark_onnx.optimizers.base import require_flag, require_whole
 from quark_onnx.registry import ALGORITHMS
 from quark_onnx.torch.algorithms.base import BlockJob, Outcome
-from quark_onnx.torch.algorithms.rescaling.rescale import Readers, Trial, best_of, centred, rescale
+from quark_onnx.torch.algorithms.rescaling.rescale import (
+    Readers,
+    Trial,
+    best_of,
+    centred,
+    rescale,
+)
 from quark_onnx.torch.formats.quantized_tensor import quantize
 
 
 @ALGORITHMS.register("awq")
 @dataclass(frozen=True)
 class AWQ:
-    """Scales the weights of large inputs up, so that less of them is lost, and what computes these inputs down.
+    """Scales the weights of large inputs up, so that less of them is lost, and what computes these
+    inputs down.
 
-    Scales are powers of the mean size of each channel. The power is searched for each pair by the error of what its
-    layers compute of rounded weights; where none is better than no scales, there are none. ``Clip`` is the other half
-    of the paper.
+    Scales are powers of the mean size of each channel. The power is searched for each pair by the
+    error of what its layers compute of rounded weights; where none is better than no scales, there
+    are none. ``Clip`` is the other half of the paper.
 
     Attributes:
         steps: how many powers are tried, evenly spread up to 1.
@@ -70,7 +80,12 @@ class AWQ:
 
 def _losses(readers: Readers, scale: Any) -> Iterator[Any]:
     """How far each weight is off once it is rounded with these scales, (inputs,)."""
-    for name, weight, spec in zip(readers.names, readers.weights, readers.specs, strict=True):
+    for name, weight, spec in zip(
+        readers.names,
+        readers.weights,
+        readers.specs,
+        strict=True,
+    ):
         assert spec.weight is not None
         yield quantize(weight * scale, spec.weight, name).dequantize() / scale - weight
 
@@ -82,5 +97,8 @@ def _floored(size: Any) -> Any:
 
 def _mean_share(weights: tuple[Any, ...]) -> Any:
     """(inputs,) the mean size of weights, each as a share of the greatest one of its output."""
-    shares = [weight.abs() / weight.abs().amax(1, keepdim=True).clamp(min=1e-12) for weight in weights]
+    shares = [
+        weight.abs() / weight.abs().amax(1, keepdim=True).clamp(min=1e-12)
+        for weight in weights
+    ]
     return torch.cat(shares).mean(0)

@@ -1,7 +1,8 @@
 """Pairs of modules in a decoder block between which channels can be rescaled.
 
-Nothing is known by its name. What could be a pair by its shape is probed: channels that one part computes are divided
-by random factors, what others read is multiplied by them, and the block must compute what it computed before.
+Nothing is known by its name. What could be a pair by its shape is probed: channels that one part
+computes are divided by random factors, what others read is multiplied by them, and the block must
+compute what it computed before.
 """
 
 from __future__ import annotations
@@ -20,14 +21,17 @@ from quark_onnx.torch.models.quantized_layer import kind_of, outputs_first
 
 @dataclass(frozen=True, eq=False)
 class Pair:
-    """Channels that one part of a block computes and that others read; names are those inside of the block.
+    """Channels that one part of a block computes and that others read.
+
+    Names are those inside of the block.
 
     Attributes:
         source: a norm, or a linear layer.
         readers: what reads the channels: linear layers, and routers.
         rows: (channels,) which outputs of the source they are.
         columns: (inputs of a reader,) which channel each of them is.
-        gain: the parameter of the source that multiplies what it computes; its other parameters of one axis are added.
+        gain: the parameter of the source that multiplies what it computes; its other parameters of
+            one axis are added.
         unit: 1 for a norm that multiplies by 1 + its gain.
     """
 
@@ -39,7 +43,8 @@ class Pair:
     unit: float = 0.0
 
     def apply(self, block: Any, scale: Any) -> None:
-        """Divide what the source computes by a scale, and multiply by it what the readers make of it; in place.
+        """Divide what the source computes by a scale, and multiply by it what the readers make of
+        it; in place.
 
         Args:
             scale: (channels,) of positive floats.
@@ -54,14 +59,22 @@ class Pair:
         source = block.get_submodule(self.source)
         for name, parameter in source.named_parameters(recurse=False):
             unit = self.unit if name == self.gain else 0.0
-            _multiply(_outputs_first(source, parameter), self._spread(source, parameter, down), unit)
+            _multiply(
+                _outputs_first(source, parameter),
+                self._spread(source, parameter, down),
+                unit,
+            )
         for name in self.readers:
             _multiply(inputs_last(block.get_submodule(name)), up[self.columns])
 
     def _spread(self, source: Any, parameter: Any, values: Any) -> Any:
         """The factors of all outputs of the source, shaped as its parameter needs them."""
         weight = _outputs_first(source, parameter)
-        spread = torch.ones(len(weight), device=values.device).index_copy_(0, self.rows, values)
+        spread = torch.ones(len(weight), device=values.device).index_copy_(
+            0,
+            self.rows,
+            values,
+        )
         return spread.reshape(-1, *[1] * (weight.ndim - 1))
 
     def tensors(self, block: Any) -> list[Any]:
@@ -75,12 +88,20 @@ def _multiply(tensor: Any, factors: Any, unit: float = 0.0) -> None:
 
 
 def _outputs_first(module: Any, parameter: Any) -> Any:
-    return outputs_first(parameter.detach(), kind_of(module)) if parameter.ndim > 1 else parameter.detach()
+    return (
+        outputs_first(parameter.detach(), kind_of(module))
+        if parameter.ndim > 1
+        else parameter.detach()
+    )
 
 
 def matrix_of(module: Any) -> Any:
     """The one parameter of two axes that a part has; None if there is none, or more."""
-    found = [parameter for parameter in module.parameters(recurse=False) if parameter.ndim > 1]
+    found = [
+        parameter
+        for parameter in module.parameters(recurse=False)
+        if parameter.ndim > 1
+    ]
     return found[0] if len(found) == 1 and found[0].ndim == 2 else None
 
 
@@ -101,7 +122,10 @@ def find_pairs(block: Any, call: Call) -> list[Pair]:
     taken = {name for pair in found for name in pair.readers}
     order = {name: index for index, name in enumerate(probe.base.read)}
     found += _find_linears(probe, taken)
-    return sorted(found, key=lambda pair: min(order.get(name, len(order)) for name in pair.readers))
+    return sorted(
+        found,
+        key=lambda pair: min(order.get(name, len(order)) for name in pair.readers),
+    )
 
 
 def norms_to_linears(block: Any, call: Call) -> list[Pair]:
@@ -120,7 +144,10 @@ def find_norms(probe: BlockProbe) -> list[Pair]:
     for name in probe.base.made:
         parameters = list(probe.parts[name].parameters(recurse=False))
         size = probe.base.made[name].shape[-1]
-        if any(parameter.shape != (size,) for parameter in parameters) or name not in probe.base.read:
+        if (
+            any(parameter.shape != (size,) for parameter in parameters)
+            or name not in probe.base.read
+        ):
             continue
         readers = _readers(probe, name, size)
         gain = _gain(probe, name, probe.factors(size)) if readers else None
@@ -131,12 +158,19 @@ def find_norms(probe: BlockProbe) -> list[Pair]:
 
 
 def _readers(probe: BlockProbe, source: str, size: int) -> tuple[str, ...]:
-    """What reads the channels of a part, if nothing else does; experts only do once their router reads what it did."""
+    """What reads the channels of a part, if nothing else does.
+
+    Experts only do once their router reads what it did.
+    """
     factors = probe.factors(size)
     readers = list[str]()
     while True:
         trace = probe.run({source: factors}, dict.fromkeys(readers, factors))
-        new = [name for name in probe.parts if name not in readers and probe.unscaled(trace, name, factors)]
+        new = [
+            name
+            for name in probe.parts
+            if name not in readers and probe.unscaled(trace, name, factors)
+        ]
         new = [name for name in new if _linear(probe, name, factors)]
         if not new:
             return tuple(_with_unreached(probe, readers)) if probe.same(trace) else ()
@@ -152,10 +186,15 @@ def _linear(probe: BlockProbe, name: str, factors: Any) -> bool:
         return True
     if weight.shape[-1] != len(factors):
         return False
-    key = next(key for key, parameter in module.named_parameters() if parameter is weight)
+    key = next(
+        key for key, parameter in module.named_parameters() if parameter is weight
+    )
     x, factors = probe.base.read[name], factors.to(weight.dtype)
     try:
-        before, after = module(x), functional_call(module, {key: weight * factors}, (x / factors,))
+        before, after = (
+            module(x),
+            functional_call(module, {key: weight * factors}, (x / factors,)),
+        )
     except (RuntimeError, TypeError, ValueError):  # it takes more than this
         return False
     return _close(before, after)
@@ -179,9 +218,15 @@ _BEFORE = 4
 
 
 def _groups(probe: BlockProbe) -> list[dict[tuple[str, ...], str]]:
-    """The linear layers in the order in which they are run; those of all experts together, by their numbers."""
+    """The linear layers in the order in which they are run.
+
+    Those of all experts together, by their numbers.
+    """
     groups = dict[tuple[Any, ...], dict[tuple[str, ...], str]]()
-    order = [*probe.base.read, *(name for name in probe.parts if name not in probe.base.read)]
+    order = [
+        *probe.base.read,
+        *(name for name in probe.parts if name not in probe.base.read),
+    ]
     for name in order:
         if kind_of(probe.parts[name]) in ("Linear", "Conv1D"):
             shape = tuple(inputs_last(probe.parts[name]).shape)
@@ -190,31 +235,49 @@ def _groups(probe: BlockProbe) -> list[dict[tuple[str, ...], str]]:
     return list(groups.values())
 
 
-def _matched(probe: BlockProbe, sources: Mapping[Any, str], readers: Mapping[Any, str]) -> list[Pair]:
+def _matched(
+    probe: BlockProbe,
+    sources: Mapping[Any, str],
+    readers: Mapping[Any, str],
+) -> list[Pair]:
     """The pairs of two groups of layers that belong together."""
     if len(sources) > 1 and sources.keys() != readers.keys():
         return []
-    names = dict(zip(sources.values(), readers.values(), strict=False)) if len(sources) == 1 else {}
+    names = (
+        dict(zip(sources.values(), readers.values(), strict=False))
+        if len(sources) == 1
+        else {}
+    )
     names = names or {source: readers[numbers] for numbers, source in sources.items()}
     if len(names) != len(readers):
         return []
     for rows, columns in _layouts(probe, names):
         if _confirmed(probe, names, rows, columns):
-            return [Pair(source, (reader,), rows, columns) for source, reader in names.items()]
+            return [
+                Pair(source, (reader,), rows, columns)
+                for source, reader in names.items()
+            ]
     return []
 
 
 def _layouts(probe: BlockProbe, names: Mapping[str, str]) -> Iterator[tuple[Any, Any]]:
-    """Which rows of the first layer may be which columns of the second: all, a half of those that a gate has with what
-    it lets through, or what attention makes of values."""
+    """Which rows of the first layer may be which columns of the second: all, a half of those that a
+    gate has with what it lets through, or what attention makes of values.
+    """
     source, reader = next(iter(names.items()))
     device = inputs_last(probe.parts[source]).device
-    outputs, inputs = len(inputs_last(probe.parts[source])), inputs_last(probe.parts[reader]).shape[1]
+    outputs, inputs = (
+        len(inputs_last(probe.parts[source])),
+        inputs_last(probe.parts[reader]).shape[1],
+    )
     every = torch.arange(inputs, device=device)
     if outputs == inputs:
         yield every, every
     elif outputs == 2 * inputs:
-        yield from ((start + step * every, every) for start, step in ((inputs, 1), (0, 1), (1, 2), (0, 2)))
+        yield from (
+            (start + step * every, every)
+            for start, step in ((inputs, 1), (0, 1), (1, 2), (0, 2))
+        )
     if len(names) == 1:
         places = _values_of(probe, source, reader, outputs)
         if places is not None:
@@ -222,11 +285,13 @@ def _layouts(probe: BlockProbe, names: Mapping[str, str]) -> Iterator[tuple[Any,
 
 
 def _values_of(probe: BlockProbe, source: str, reader: str, outputs: int) -> Any:
-    """Which output of one layer each input of another follows at the first token, which attends to nothing but itself,
-    so that queries and keys make no difference; None where one follows none, or several.
+    """Which output of one layer each input of another follows at the first token, which attends to
+    nothing but itself, so that queries and keys make no difference; None where one follows none, or
+    several.
 
-    The outputs are told apart by powers of two that stand for the digits of their places. A reader that the call does
-    not reach follows none: cross attention without an encoder, and a layer whose weight the block multiplies itself.
+    The outputs are told apart by powers of two that stand for the digits of their places. A reader
+    that the call does not reach follows none: cross attention without an encoder, and a layer whose
+    weight the block multiplies itself.
     """
     if reader not in probe.base.read or source not in probe.base.made:
         return None
@@ -237,22 +302,38 @@ def _values_of(probe: BlockProbe, source: str, reader: str, outputs: int) -> Any
         trace = probe.run({source: 2.0 ** -(every // step % 4)})
         digits = torch.log2(trace.read[reader][0].float() / before)
         whole = digits.round()
-        if not ((digits - whole).abs() < 0.01).all() or not whole.any() or whole.min() < 0 or whole.max() > 3:
+        if (
+            not ((digits - whole).abs() < 0.01).all()
+            or not whole.any()
+            or whole.min() < 0
+            or whole.max() > 3
+        ):
             return None
         places, step = places + whole * step, 4 * step
     return places.long() if places.max() < outputs else None
 
 
-def _confirmed(probe: BlockProbe, names: Mapping[str, str], rows: Any, columns: Any) -> bool:
-    """Whether factors go over from outputs of the first layers to inputs of the second, and change nothing else."""
+def _confirmed(
+    probe: BlockProbe,
+    names: Mapping[str, str],
+    rows: Any,
+    columns: Any,
+) -> bool:
+    """Whether factors go over from outputs of the first layers to inputs of the second, and change
+    nothing else.
+    """
     factors = probe.factors(len(rows))
-    seen = {source: reader for source, reader in names.items() if reader in probe.base.read}
+    seen = {
+        source: reader for source, reader in names.items() if reader in probe.base.read
+    }
     divide = dict[str, Any]()
     for source in seen:
         ones = torch.ones(probe.base.made[source].shape[-1], device=factors.device)
         divide[source] = ones.index_copy_(0, rows, factors)
     trace = probe.run(divide, dict.fromkeys(seen.values(), factors[columns]))
-    passed = all(probe.unscaled(trace, reader, factors[columns]) for reader in seen.values())
+    passed = all(
+        probe.unscaled(trace, reader, factors[columns]) for reader in seen.values()
+    )
     return bool(seen) and passed and probe.same(trace)
 
 
@@ -265,7 +346,11 @@ def _close(first: Any, second: Any) -> bool:
 def _with_unreached(probe: BlockProbe, readers: list[str]) -> list[str]:
     """Experts that no token has reached read what the others read."""
     kinds = {pattern_of(name) for name in readers}
-    idle = [name for name in probe.parts if name not in probe.base.read and pattern_of(name) in kinds]
+    idle = [
+        name
+        for name in probe.parts
+        if name not in probe.base.read and pattern_of(name) in kinds
+    ]
     return readers + idle
 
 
@@ -281,12 +366,17 @@ def pattern_of(name: str) -> str:
 def _gain(probe: BlockProbe, name: str, factors: Any) -> tuple[str, float] | None:
     """Which parameter of a norm multiplies what it computes, and what is added to it before."""
     module, x = probe.parts[name], probe.base.read[name].float()
-    parameters = {key: parameter.detach().float() for key, parameter in module.named_parameters(recurse=False)}
+    parameters = {
+        key: parameter.detach().float()
+        for key, parameter in module.named_parameters(recurse=False)
+    }
     wanted = functional_call(module, parameters, (x,)) / factors
     for gain in parameters:
         for unit in (0.0, 1.0):
             changed = {key: each / factors for key, each in parameters.items()}
             changed[gain] = (parameters[gain] + unit) / factors - unit
-            if (functional_call(module, changed, (x,)) - wanted).norm() <= 1e-4 * wanted.norm():
+            if (
+                functional_call(module, changed, (x,)) - wanted
+            ).norm() <= 1e-4 * wanted.norm():
                 return gain, unit
     return None

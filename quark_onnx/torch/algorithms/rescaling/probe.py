@@ -1,4 +1,4 @@
-"""Probe a block with a short call, with some channels of inputs or outputs multiplied by factors."""
+"""Probe a block with a short call, with some channels of inputs or outputs multiplied by factors."""  # noqa: E501
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Trace:
     """What one run has shown; by local names of the parts, in the order of their first run.
 
     Attributes:
-        output: the hidden states that the block computes.
-        read, made: what parts read and compute, (tokens, features); those of several runs one after the other.
+        output: the hidden states that the block computes. read, made: what parts read and compute,
+        (tokens, features); those of several runs one after the other.
     """
 
     output: Any
@@ -29,15 +29,16 @@ class Trace:
 
 
 class BlockProbe:
-    """A block that is run again and again. Factors are powers of two: they commute with rounding in any type of floats,
-    and results that should be equal are.
+    """A block that is run again and again. Factors are powers of two: they commute with rounding in
+    any type of floats, and results that should be equal are.
 
     Args:
         block: a decoder block; it stays as it is.
         call: what it is called with for one sample.
 
     Attributes:
-        parts: the innermost modules that have parameters of their own, none of them shared, by their local names.
+        parts: the innermost modules that have parameters of their own, none of them shared, by
+            their local names.
         base: what a run without factors shows.
     """
 
@@ -49,11 +50,18 @@ class BlockProbe:
         self._least = 1e-3 * self._change().float().abs().median()
 
     def _change(self) -> Any:
-        """Return what the block adds to the residual stream; all that it computes where its width is another."""
+        """Return what the block adds to the residual stream.
+
+        All that it computes where its width is another.
+        """
         output, hidden = self.base.output, self._call.hidden
         return output - hidden if output.shape == hidden.shape else output
 
-    def run(self, divide: Mapping[str, Any] | None = None, multiply: Mapping[str, Any] | None = None) -> Trace:
+    def run(
+        self,
+        divide: Mapping[str, Any] | None = None,
+        multiply: Mapping[str, Any] | None = None,
+    ) -> Trace:
         """What the block does where parts are changed.
 
         Args:
@@ -65,14 +73,24 @@ class BlockProbe:
         for name, part in self.parts.items():
             reading = _reading(read, name, (multiply or {}).get(name))
             hooks.append(part.register_forward_pre_hook(reading, with_kwargs=True))
-            hooks.append(part.register_forward_hook(_computing(made, name, (divide or {}).get(name))))
+            hooks.append(
+                part.register_forward_hook(
+                    _computing(made, name, (divide or {}).get(name)),
+                ),
+            )
         try:
             with torch.no_grad():
                 output = self._call.run(self._block)
         finally:
             for hook in hooks:
                 hook.remove()
-        return Trace(output, *({name: torch.cat(found) for name, found in each.items()} for each in (read, made)))
+        return Trace(
+            output,
+            *(
+                {name: torch.cat(found) for name, found in each.items()}
+                for each in (read, made)
+            ),
+        )
 
     def same(self, trace: Trace) -> bool:
         """Whether the block computes what it computes without factors."""
@@ -82,25 +100,44 @@ class BlockProbe:
     def unscaled(self, trace: Trace, name: str, factors: Any) -> bool:
         """Whether a part reads what it reads without factors, divided by them."""
         before, now = self.base.read.get(name), trace.read.get(name)
-        if before is None or now is None or before.shape != now.shape or before.shape[-1] != len(factors):
+        if (
+            before is None
+            or now is None
+            or before.shape != now.shape
+            or before.shape[-1] != len(factors)
+        ):
             return False
         kind = torch.finfo(now.dtype)
-        least = 4 * kind.smallest_normal * kind.eps  # below, powers of two do not commute with rounding
-        return bool(before.any()) and torch.allclose(now * factors.to(now.dtype), before, rtol=1e-3, atol=least)
+        least = (
+            4 * kind.smallest_normal * kind.eps
+        )  # below, powers of two do not commute with rounding
+        return bool(before.any()) and torch.allclose(
+            now * factors.to(now.dtype),
+            before,
+            rtol=1e-3,
+            atol=least,
+        )
 
     def factors(self, count: int) -> Any:
         """Random factors for so many channels: 1/2 and 2; the same in each run."""
         device = self.base.output.device
-        bits = torch.randint(0, 2, (count,), generator=torch.Generator().manual_seed(count))
+        bits = torch.randint(
+            0,
+            2,
+            (count,),
+            generator=torch.Generator().manual_seed(count),
+        )
         return (4.0**bits / 2).to(device)
 
 
 def short(block: Any, call: Call, tokens: int = _TOKENS) -> Call:
-    """The first tokens of a call, or all of it where the block does not compute the same of them."""
+    """The first tokens of a call, or all of it where the block does not compute the same of them."""  # noqa: E501
     length = call.hidden.shape[1]
     if length <= tokens:
         return call
-    args, kwargs = (_first(each, length, tokens) for each in (call.args, dict(call.kwargs)))
+    args, kwargs = (
+        _first(each, length, tokens) for each in (call.args, dict(call.kwargs))
+    )
     cut = Call(call.hidden[:, :tokens], args, kwargs)
     with torch.no_grad():
         whole = call.run(block)[:, :tokens].float()
@@ -135,13 +172,21 @@ def _parts(block: Any) -> Iterator[tuple[str, Any]]:
     for name, module in block.named_modules():
         own = list(module.parameters(recurse=False))
         inside = sum(1 for _ in module.parameters())
-        if name and own and len(own) == inside and all(owners[id(parameter)] == 1 for parameter in own):
+        if (
+            name
+            and own
+            and len(own) == inside
+            and all(owners[id(parameter)] == 1 for parameter in own)
+        ):
             yield name, module
 
 
 def _reading(record: dict[str, list[Any]], name: str, factors: Any) -> Any:
     def hook(module: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        key = next((key for key, value in named.items() if isinstance(value, torch.Tensor)), None)
+        key = next(
+            (key for key, value in named.items() if isinstance(value, torch.Tensor)),
+            None,
+        )
         x = args[0] if args else named[key] if key is not None else None
         if not isinstance(x, torch.Tensor):
             return None

@@ -10,13 +10,21 @@ from typing import Any
 import torch
 
 from quark_onnx.torch.algorithms.base import BlockJob, Outcome
-from quark_onnx.torch.algorithms.rescaling.activation_stats import ActivationStats, moments_of
-from quark_onnx.torch.algorithms.rescaling.channel_pairs import Pair, find_pairs, inputs_last, pattern_of
+from quark_onnx.torch.algorithms.rescaling.activation_stats import (
+    ActivationStats,
+    moments_of,
+)
+from quark_onnx.torch.algorithms.rescaling.channel_pairs import (
+    Pair,
+    find_pairs,
+    inputs_last,
+    pattern_of,
+)
 from quark_onnx.torch.config.spec import LayerSpec
 from quark_onnx.torch.runtime import distributed
 
-#: The greatest change of what a block computes, as a share of it; and in models of 16 bits, whose weights and norms are
-#: rounded again once they are multiplied.
+#: The greatest change of what a block computes, as a share of it; and in models of 16 bits, whose
+#: weights and norms are rounded again once they are multiplied.
 _BOUND, _BOUND_SHORT = 1e-4, 2e-2
 #: Scales beyond this, around their geometric mean, would leave a type of 16 bits for nothing.
 _GREATEST_SCALE = 1e4
@@ -43,8 +51,15 @@ class Readers:
     moments: ActivationStats
 
     def channel(self, values: Any) -> Any:
-        """The greatest of the values of those inputs that are one channel: (inputs,) to (channels,)."""
-        return values.new_zeros(self.channels).scatter_reduce_(0, self.columns, values, "amax")
+        """The greatest of the values of those inputs that are one channel: (inputs,) to
+        (channels,).
+        """
+        return values.new_zeros(self.channels).scatter_reduce_(
+            0,
+            self.columns,
+            values,
+            "amax",
+        )
 
     def powers(self) -> list[float]:
         """The mean square of what each layer computes, summed over its outputs."""
@@ -64,13 +79,18 @@ class Trial:
     errors: tuple[float, ...]
 
 
-def best_of(first: Any, candidates: Iterable[Any], errors: Callable[[Any], Iterable[float]]) -> tuple[Trial, Trial]:
+def best_of(
+    first: Any,
+    candidates: Iterable[Any],
+    errors: Callable[[Any], Iterable[float]],
+) -> tuple[Trial, Trial]:
     """What no scales lead to, and the best of all candidates, none among them.
 
     Args:
         first: ones.
         candidates: scales, (channels,).
-        errors: those of the layers, 0 or more, with scales; no further ones are asked for once they are too many.
+        errors: those of the layers, 0 or more, with scales; no further ones are asked for once they
+            are too many.
     """
     plain = best = Trial(None, tuple(errors(first)))
     for scale in candidates:
@@ -85,20 +105,32 @@ def best_of(first: Any, candidates: Iterable[Any], errors: Callable[[Any], Itera
 
 
 def centred(scale: Any) -> Any:
-    """Scales whose geometric mean is 1, as a factor that all have in common changes nothing, and none is extreme.
+    """Scales whose geometric mean is 1, as a factor that all have in common changes nothing, and
+    none is extreme.
 
     >>> centred(torch.tensor([8.0, 2.0]))
     tensor([2.0000, 0.5000])
     """
     logarithm = scale.log()
-    return torch.exp((logarithm - logarithm.mean()).clamp(-(limit := torch.tensor(_GREATEST_SCALE).log()), limit))
+    return torch.exp(
+        (logarithm - logarithm.mean()).clamp(
+            -(limit := torch.tensor(_GREATEST_SCALE).log()),
+            limit,
+        ),
+    )
 
 
 #: Chooses the scales of a pair: what none lead to, and the best.
 Choose = Callable[[Readers], tuple[Trial, Trial]]
 
 
-def rescale(job: BlockJob, algorithm: str, choose: Choose, *, products: bool) -> list[Outcome]:
+def rescale(
+    job: BlockJob,
+    algorithm: str,
+    choose: Choose,
+    *,
+    products: bool,
+) -> list[Outcome]:
     """Rescale the pairs of a block in place, in the order in which they are read.
 
     Args:
@@ -108,10 +140,16 @@ def rescale(job: BlockJob, algorithm: str, choose: Choose, *, products: bool) ->
     """
     if not job.floats:
         return []
-    quantized = {job.local(name) for name, (_, spec) in job.layers.items() if spec.weight is not None}
+    quantized = {
+        job.local(name)
+        for name, (_, spec) in job.layers.items()
+        if spec.weight is not None
+    }
     everywhere = distributed.from_first(find_pairs(job.block, job.floats[0]))
     pairs = [pair for pair in everywhere if not quantized.isdisjoint(pair.readers)]
-    leaders = [pair.readers[0] for pair in pairs]  # experts come behind what reads all tokens
+    leaders = [
+        pair.readers[0] for pair in pairs
+    ]  # experts come behind what reads all tokens
     moments = moments_of(job.block, job.calls, leaders, products=products)
     outcomes = list[Outcome]()
     for _, group in groupby(pairs, key=lambda pair: pattern_of(pair.source)):
@@ -120,11 +158,22 @@ def rescale(job: BlockJob, algorithm: str, choose: Choose, *, products: bool) ->
 
 
 def _rescale_alike(
-    job: BlockJob, algorithm: str, choose: Choose, pairs: list[Pair], moments: Mapping[str, ActivationStats]
+    job: BlockJob,
+    algorithm: str,
+    choose: Choose,
+    pairs: list[Pair],
+    moments: Mapping[str, ActivationStats],
 ) -> list[Outcome]:
-    """Rescale a pair, or that of all experts; take it back if the block does not compute what it did."""
+    """Rescale a pair, or that of all experts.
+
+    Take it back if the block does not compute what it did.
+    """
     block, call = job.block, job.floats[0]
-    kept = [(tensor, tensor.detach().clone()) for pair in pairs for tensor in pair.tensors(block)]
+    kept = [
+        (tensor, tensor.detach().clone())
+        for pair in pairs
+        for tensor in pair.tensors(block)
+    ]
     outcomes = list[Outcome]()
     with torch.no_grad():
         before = call.run(block).float()
@@ -132,17 +181,36 @@ def _rescale_alike(
             if pair.readers[0] in moments:
                 readers = _readers(job, pair, moments[pair.readers[0]])
                 plain, best = choose(readers)
-                rows = zip(readers.names, readers.powers(), plain.errors, best.errors, strict=True)
-                outcomes += [Outcome(name, algorithm, one / power, two / power) for name, power, one, two in rows]
+                rows = zip(
+                    readers.names,
+                    readers.powers(),
+                    plain.errors,
+                    best.errors,
+                    strict=True,
+                )
+                outcomes += [
+                    Outcome(name, algorithm, one / power, two / power)
+                    for name, power, one, two in rows
+                ]
                 if best.scale is not None:
                     pair.apply(block, best.scale)
-        change = float(distributed.greatest((call.run(block).float() - before).norm() / before.norm()))
+        change = float(
+            distributed.greatest(
+                (call.run(block).float() - before).norm() / before.norm(),
+            ),
+        )
         if change <= (_BOUND if kept[0][0].dtype == torch.float32 else _BOUND_SHORT):
             return outcomes
         for tensor, values in kept:
             tensor.copy_(values)
-    note = f"{pairs[0].source} stays as it is: scales would change what the block computes, by {change:.1e} of it"
-    return [Outcome(each.layer, algorithm, each.before, each.before, note) for each in outcomes]
+    note = (
+        f"{pairs[0].source} stays as it is: scales would change what the block"
+        f" computes, by {change:.1e} of it"
+    )
+    return [
+        Outcome(each.layer, algorithm, each.before, each.before, note)
+        for each in outcomes
+    ]
 
 
 def _readers(job: BlockJob, pair: Pair, moments: ActivationStats) -> Readers:

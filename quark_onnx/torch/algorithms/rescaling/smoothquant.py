@@ -1,4 +1,7 @@
-"""SmoothQuant for language models (Xiao et al. 2023, "Accurate and Efficient Post-Training Quantization for LLMs")."""
+"""SmoothQuant for language models (Xiao et al.
+
+2023, "Accurate and Efficient Post-Training Quantization for LLMs").
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,12 @@ from quark_onnx.dtypes import Scaled
 from quark_onnx.optimizers.base import require_number, require_whole
 from quark_onnx.registry import ALGORITHMS
 from quark_onnx.torch.algorithms.base import BlockJob, Outcome
-from quark_onnx.torch.algorithms.rescaling.rescale import Readers, Trial, best_of, rescale
+from quark_onnx.torch.algorithms.rescaling.rescale import (
+    Readers,
+    Trial,
+    best_of,
+    rescale,
+)
 from quark_onnx.torch.config.spec import TensorSpec
 from quark_onnx.torch.formats import affine
 from quark_onnx.torch.formats.quantized_tensor import fake_quantize, quantize
@@ -23,7 +31,8 @@ from quark_onnx.torch.formats.quantized_tensor import fake_quantize, quantize
 class SmoothQuant:
     """Moves outliers of activations into the weights that read them.
 
-    Where this makes worse what the layers compute of rounded activations and weights, channels are left as they are.
+    Where this makes worse what the layers compute of rounded activations and weights, channels are
+    left as they are.
 
     Attributes:
         alpha: how much of the activations' range moves into the weights, from 0 to 1.
@@ -80,7 +89,9 @@ class AutoSmoothQuant:
 
 
 def factors(largest: Any, reach: Any, alpha: float, least: float = 1e-3) -> Any:
-    """What each channel of the activations is divided by, and of the weights multiplied by; SmoothQuant, eq. 4.
+    """What each channel of the activations is divided by, and of the weights multiplied by.
+
+    SmoothQuant, eq. 4.
 
     A channel that is dead, or has no weights, is left alone.
 
@@ -97,7 +108,11 @@ def factors(largest: Any, reach: Any, alpha: float, least: float = 1e-3) -> Any:
     return torch.where(alive, found.clamp(least, 1 / least**2), torch.ones_like(found))
 
 
-def _best(readers: Readers, alphas: Iterable[float], least: float) -> tuple[Trial, Trial]:
+def _best(
+    readers: Readers,
+    alphas: Iterable[float],
+    least: float,
+) -> tuple[Trial, Trial]:
     """What no factors lead to, and those of the best alpha."""
     largest = readers.channel(readers.moments.largest)
     reach = readers.channel(torch.cat(readers.weights).abs().amax(0))
@@ -106,7 +121,10 @@ def _best(readers: Readers, alphas: Iterable[float], least: float) -> tuple[Tria
 
     def errors(scale: Any) -> Iterator[float]:
         products = _products(readers, scale[readers.columns])
-        return (float((one - two).square().sum() / len(x)) for one, two in zip(products, exact, strict=True))
+        return (
+            float((one - two).square().sum() / len(x))
+            for one, two in zip(products, exact, strict=True)
+        )
 
     candidates = (factors(largest, reach, alpha, least) for alpha in alphas)
     return best_of(torch.ones_like(largest), candidates, errors)
@@ -114,17 +132,41 @@ def _best(readers: Readers, alphas: Iterable[float], least: float) -> tuple[Tria
 
 def _products(readers: Readers, scale: Any) -> Iterator[Any]:
     """What layers compute of rounded activations and weights, with factors, (inputs,)."""
-    for name, weight, spec in zip(readers.names, readers.weights, readers.specs, strict=True):
+    for name, weight, spec in zip(
+        readers.names,
+        readers.weights,
+        readers.specs,
+        strict=True,
+    ):
         assert spec.weight is not None
         x = readers.moments.tokens / scale
         if spec.input is not None:
-            x = _rounded(x, readers.moments.lo / scale, readers.moments.hi / scale, spec.input)
+            x = _rounded(
+                x,
+                readers.moments.lo / scale,
+                readers.moments.hi / scale,
+                spec.input,
+            )
         yield x @ quantize(weight * scale, spec.weight, name).dequantize().t()
 
 
 def _rounded(x: Any, lo: Any, hi: Any, spec: TensorSpec) -> Any:
-    """What is left of activations; a scale from data is that of the least and greatest value of all."""
+    """What is left of activations.
+
+    A scale from data is that of the least and greatest value of all.
+    """
     if not spec.measured or not isinstance(spec.dtype, Scaled):
         return fake_quantize(x, spec)
-    params = affine.of_numbers(min(float(lo.min()), 0.0), max(float(hi.max()), 0.0), spec, x.dtype)
-    return fake_quantize(x, spec, affine.Params(*(None if part is None else part.to(x.device) for part in params)))
+    params = affine.of_numbers(
+        min(float(lo.min()), 0.0),
+        max(float(hi.max()), 0.0),
+        spec,
+        x.dtype,
+    )
+    return fake_quantize(
+        x,
+        spec,
+        affine.Params(
+            *(None if part is None else part.to(x.device) for part in params),
+        ),
+    )

@@ -1,4 +1,6 @@
-"""What surrounds the blocks of a language model: embeddings in front of them, the last norm and the head behind."""
+"""What surrounds the blocks of a language model: embeddings in front of them, the last norm and the
+head behind.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,11 @@ class EmbeddingsAndHead:
     batch: Any
     form: Any
 
-    def run(self, hidden: Any, changed: Mapping[str, Any] | None = None) -> tuple[Any, Any]:
+    def run(
+        self,
+        hidden: Any,
+        changed: Mapping[str, Any] | None = None,
+    ) -> tuple[Any, Any]:
         """The hidden states in front of the blocks, and what the model computes.
 
         Args:
@@ -43,7 +49,11 @@ class EmbeddingsAndHead:
         def stand_in(*args: Any, **kwargs: Any) -> Any:
             front.append(args[0] if args else kwargs["hidden_states"])
             result = front[0] if hidden is None else hidden
-            return result if isinstance(self.form, torch.Tensor) else (result, *self.form[1:])
+            return (
+                result
+                if isinstance(self.form, torch.Tensor)
+                else (result, *self.form[1:])
+            )
 
         own = {name: vars(block).get("forward") for name, block in self.blocks.items()}
         tensors = self.tensors() | dict(changed or {})
@@ -52,7 +62,13 @@ class EmbeddingsAndHead:
         try:
             with torch.no_grad():
                 found = call(
-                    lambda *args, **kwargs: functional_call(self.model, tensors, args, kwargs, tie_weights=False),
+                    lambda *args, **kwargs: functional_call(
+                        self.model,
+                        tensors,
+                        args,
+                        kwargs,
+                        tie_weights=False,
+                    ),
                     self.batch,
                 )
         finally:
@@ -80,14 +96,15 @@ class EmbeddingsAndHead:
         return Part(self._modules(), lambda hidden: self.run(hidden)[1])
 
     def check_reached(self) -> None:
-        """Raise ModelError for a module outside of the blocks that the text does not reach: it may write to the
-        stream."""
+        """Raise ModelError for a module outside of the blocks that the text does not reach: it may
+        write to the stream.
+        """
         seen = self.front().seen(None)
         for name, module in self._modules().items():
             if list(module.parameters(recurse=False)) and name not in seen.outputs:
                 raise ModelError(
-                    f"{name} is not run on the sample: what it does to the residual stream is unknown, so that the "
-                    "model cannot be rotated"
+                    f"{name} is not run on the sample: what it does to the residual"
+                    " stream is unknown, so that the model cannot be rotated",
                 )
 
     def _modules(self) -> dict[str, Any]:

@@ -1,7 +1,8 @@
-"""Plan the rotation of each weight of a language model by probing, and verify the plan by running the model.
+"""Plan the rotation of each weight of a language model by probing, and verify the plan by running
+the model.
 
-Root mean squares do not change under a rotation. Means do, so that where a layer normalization subtracts one, a
-rotation is taken that keeps the vector of ones.
+Root mean squares do not change under a rotation. Means do, so that where a layer normalization
+subtracts one, a rotation is taken that keeps the vector of ones.
 """
 
 from __future__ import annotations
@@ -15,7 +16,12 @@ from torch.func import functional_call
 from quark_onnx.errors import ConfigError, ModelError
 from quark_onnx.kernels.hadamard import balanced, random_hadamard
 from quark_onnx.torch.algorithms.rotation.embeddings_and_head import EmbeddingsAndHead
-from quark_onnx.torch.algorithms.rotation.residual_stream import Part, Stream, floats_of, in_float32
+from quark_onnx.torch.algorithms.rotation.residual_stream import (
+    Part,
+    Stream,
+    floats_of,
+    in_float32,
+)
 from quark_onnx.torch.algorithms.rotation.settings import Rotation
 from quark_onnx.torch.algorithms.rotation.weight_rewrites import (
     HEADS,
@@ -37,7 +43,8 @@ class Rotator:
     """Finds out what becomes of each part of a model, and checks it; the model stays as it is.
 
     Args:
-        model: what surrounds its blocks, and the first one, have their weights; its head has one of its own.
+        model: what surrounds its blocks, and the first one, have their weights; its head has one of
+            its own.
         settings: what is rotated.
         batch: a short sample.
 
@@ -59,14 +66,24 @@ class Rotator:
         self.rotations = dict[str, OrthogonalMatrix]()
         name = next(iter(self.blocks))
         first, call = self.blocks[name], self.call(name)
-        self._outside = EmbeddingsAndHead(model, self.blocks, batch, _raw(first, floats_of(first), call, call.hidden))
+        self._outside = EmbeddingsAndHead(
+            model,
+            self.blocks,
+            batch,
+            _raw(first, floats_of(first), call, call.hidden),
+        )
         self.hidden = call.hidden
         self._size = call.hidden.shape[-1]
         self._back = self._outside.back().read(call.hidden) if settings.r1 else ()
-        self.centered = any(each.centered for each in (*self._back, *_part(name, first, call).read(call.hidden)))
+        self.centered = any(
+            each.centered
+            for each in (*self._back, *_part(name, first, call).read(call.hidden))
+        )
 
     def call(self, name: str) -> Call:
-        """What a block is called with for the sample, in float32; the hidden states are those in front of all blocks.
+        """What a block is called with for the sample, in float32.
+
+        The hidden states are those in front of all blocks.
 
         Raises:
             ModelError: the sample does not reach it.
@@ -74,9 +91,15 @@ class Rotator:
         calls = self._walk.calls(name)
         if not calls:
             raise ModelError(
-                f"{name} is not run on the sample, so that nobody knows what it does; it cannot be rotated"
+                f"{name} is not run on the sample, so that nobody knows what it does;"
+                " it cannot be rotated",
             )
-        return Call(*map(in_float32, (calls[0].hidden, tuple(calls[0].args), dict(calls[0].kwargs))))
+        return Call(
+            *map(
+                in_float32,
+                (calls[0].hidden, tuple(calls[0].args), dict(calls[0].kwargs)),
+            ),
+        )
 
     def outside(self) -> tuple[WeightRewrites, float]:
         """What becomes of embeddings, the last norm and the head; and the relative error."""
@@ -84,15 +107,23 @@ class Rotator:
             return WeightRewrites(), 0.0
         self._outside.check_reached()
         hidden, front, back = self.hidden, self._outside.front(), self._outside.back()
-        behind = [name for each in self._back for name in (each.norm, *each.readers) if name]
+        behind = [
+            name for each in self._back for name in (each.norm, *each.readers) if name
+        ]
         writers = front.written(None, self._size, behind)
         if not behind or not writers:
-            raise ModelError(f"nothing {'reads' if writers else 'writes'} the residual stream outside of the blocks")
+            raise ModelError(
+                f"nothing {'reads' if writers else 'writes'} the residual stream"
+                " outside of the blocks",
+            )
         plan = fold_stream(back, Stream(self._back, writers), self._size)
         tensors = self._outside.tensors()
         changed = self._changed(plan, tensors.__getitem__)
         turn = self.rotation(STREAM, plan).turn
-        before, after = self._outside.run(hidden), self._outside.run(turn(hidden), changed)
+        before, after = (
+            self._outside.run(hidden),
+            self._outside.run(turn(hidden), changed),
+        )
         errors = [_error(turn(before[0]), after[0]), _error(before[1], after[1])]
         return plan, _checked("what surrounds the blocks", max(errors))
 
@@ -117,7 +148,9 @@ class Rotator:
         turn = self.rotation(STREAM, plan).turn if self.settings.r1 else _same
         turned = Call(turn(call.hidden), call.args, call.kwargs)
         handles = [
-            part.modules[each].register_forward_pre_hook(_turning(self.rotation(key, plan)))
+            part.modules[each].register_forward_pre_hook(
+                _turning(self.rotation(key, plan)),
+            )
             for each, key in plan.online.items()
         ]
         try:
@@ -126,14 +159,23 @@ class Rotator:
             for handle in handles:
                 handle.remove()
         odd = part.unknown()
-        why = f"; {odd[0]} belongs to no layer, perhaps it reads or writes the residual stream" if odd else ""
+        why = (
+            f"; {odd[0]} belongs to no layer, perhaps it reads or writes the residual"
+            " stream"
+            if odd
+            else ""
+        )
         return plan, _checked(name, _error(turn(before), after), why), before
 
     def _plan(self, part: Part, hidden: Any) -> WeightRewrites:
         readings = part.read(hidden)
         skipped = {name for each in readings for name in each.readers}
         writers = part.written(hidden, self._size, skipped, normed=not self.settings.r1)
-        plan = fold_stream(part, Stream(readings, writers), self._size) if self.settings.r1 else WeightRewrites()
+        plan = (
+            fold_stream(part, Stream(readings, writers), self._size)
+            if self.settings.r1
+            else WeightRewrites()
+        )
         heads = part.heads(hidden, writers)
         for each in heads if self.settings.r2 else ():
             plan.update(fold_heads(part, each))
@@ -148,9 +190,16 @@ class Rotator:
         """The rotation of this name."""
         if name not in self.rotations:
             size = plan.sizes[name]
-            mixed = self.settings.size if self.settings.size and not name.startswith(HEADS) else size
+            mixed = (
+                self.settings.size
+                if self.settings.size and not name.startswith(HEADS)
+                else size
+            )
             if size % mixed:
-                raise ConfigError(f"size of rotation is {mixed}, which does not divide {size} channels")
+                raise ConfigError(
+                    f"size of rotation is {mixed}, which does not divide {size}"
+                    " channels",
+                )
             made = balanced if name == STREAM and self.centered else random_hadamard
             self.rotations[name] = OrthogonalMatrix.of(made(mixed, self.settings.seed))
         return self.rotations[name]
@@ -169,12 +218,20 @@ def stream_blocks(model: Any) -> dict[str, Any]:
     """
     blocks = blocks_of(model)
     if not blocks:
-        raise ModelError("the model has no list of blocks; only language models are rotated")
+        raise ModelError(
+            "the model has no list of blocks; only language models are rotated",
+        )
     return blocks
 
 
-def apply(plan: WeightRewrites, model: Any, rotations: Mapping[str, OrthogonalMatrix]) -> None:
-    """Rewrite the parameters of a model in place, and put rotations in front of layers that read what is rotated."""
+def apply(
+    plan: WeightRewrites,
+    model: Any,
+    rotations: Mapping[str, OrthogonalMatrix],
+) -> None:
+    """Rewrite the parameters of a model in place, and put rotations in front of layers that read
+    what is rotated.
+    """
 
     def get(name: str) -> Any:
         return model.get_parameter(name).detach()
@@ -182,14 +239,27 @@ def apply(plan: WeightRewrites, model: Any, rotations: Mapping[str, OrthogonalMa
     made = {name: plan.tensor(name, get, rotations) for name in plan.rewrites}
     for name, tensor in made.items():
         model.get_parameter(name).data = tensor
-    layers = {name: OnlineRotation(model.get_submodule(name), rotations[key]) for name, key in plan.online.items()}
+    layers = {
+        name: OnlineRotation(model.get_submodule(name), rotations[key])
+        for name, key in plan.online.items()
+    }
     put_modules(model, layers)
 
 
-def _part(name: str, block: Any, call: Call, changed: Mapping[str, Any] | None = None) -> Part:
+def _part(
+    name: str,
+    block: Any,
+    call: Call,
+    changed: Mapping[str, Any] | None = None,
+) -> Part:
     """A block in float32, with parameters that others stand for, by their names in the model."""
-    tensors = floats_of(block) | {key.removeprefix(f"{name}."): tensor for key, tensor in (changed or {}).items()}
-    modules = {f"{name}.{key}" if key else name: module for key, module in block.named_modules()}
+    tensors = floats_of(block) | {
+        key.removeprefix(f"{name}."): tensor for key, tensor in (changed or {}).items()
+    }
+    modules = {
+        f"{name}.{key}" if key else name: module
+        for key, module in block.named_modules()
+    }
 
     def run(hidden: Any) -> Any:
         with torch.no_grad():
@@ -200,7 +270,12 @@ def _part(name: str, block: Any, call: Call, changed: Mapping[str, Any] | None =
 
 
 def _raw(block: Any, tensors: Mapping[str, Any], call: Call, hidden: Any) -> Any:
-    return functional_call(block, dict(tensors), (hidden, *call.args), dict(call.kwargs))
+    return functional_call(
+        block,
+        dict(tensors),
+        (hidden, *call.args),
+        dict(call.kwargs),
+    )
 
 
 def _error(wanted: Any, found: Any) -> float:
@@ -210,7 +285,8 @@ def _error(wanted: Any, found: Any) -> float:
 def _checked(name: str, error: float, why: str = "") -> float:
     if not error <= _TOLERANCE:
         raise ModelError(
-            f"{name} computes something else when it is rotated (relative error {error:.2g}){why}; leave rotations out"
+            f"{name} computes something else when it is rotated (relative error"
+            f" {error:.2g}){why}; leave rotations out",
         )
     return error
 

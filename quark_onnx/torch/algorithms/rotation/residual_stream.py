@@ -1,8 +1,9 @@
 """The residual stream of a language model: what reads it, and what writes to it, found by probing.
 
-A part of a model is run on what it reads, and once more on that plus a large multiple of one direction. Norms bound
-what they compute, so that the direction is seen again, apart from a factor for each token, only where the stream is
-read directly. In the same way, what adds to the stream shows up in it. No module is known by its name.
+A part of a model is run on what it reads, and once more on that plus a large multiple of one
+direction. Norms bound what they compute, so that the direction is seen again, apart from a factor
+for each token, only where the stream is read directly. In the same way, what adds to the stream
+shows up in it. No module is known by its name.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ class Reading:
     Attributes:
         readers: names of modules with a weight.
         norm: its name; None where they read the stream itself.
-        neutral: the value of the norm's weight for a gain of 1: 1, or 0 where it multiplies by 1 + weight; None where
-            it has no weight.
+        neutral: the value of the norm's weight for a gain of 1: 1, or 0 where it multiplies by 1 +
+            weight; None where it has no weight.
         centered: whether it subtracts means.
     """
 
@@ -45,7 +46,8 @@ class Reading:
 
 @dataclass(frozen=True)
 class Heads:
-    """Values of attention heads: rows of one layer, which another one reads mixed over tokens alone.
+    """Values of attention heads: rows of one layer, which another one reads mixed over tokens
+    alone.
 
     Attributes:
         source, reader: names of the layers.
@@ -95,14 +97,27 @@ class Part:
     modules: Mapping[str, Any]
     run: Callable[[Any], Any]
 
-    def seen(self, hidden: Any, replaced: Mapping[str, Callable[[Any], Any]] | None = None) -> Seen:
-        """Run it on hidden states of shape (..., features), and put others in the place of what modules compute."""
+    def seen(
+        self,
+        hidden: Any,
+        replaced: Mapping[str, Callable[[Any], Any]] | None = None,
+    ) -> Seen:
+        """Run it on hidden states of shape (..., features), and put others in the place of what
+        modules compute.
+        """
         inputs, outputs = dict[str, list[Any]](), dict[str, list[Any]]()
         handles = []
         for name, module in self.modules.items():
             change = (replaced or {}).get(name)
-            handles.append(module.register_forward_pre_hook(_keep_input(inputs, name), with_kwargs=True))
-            handles.append(module.register_forward_hook(_keep_output(outputs, name, change)))
+            handles.append(
+                module.register_forward_pre_hook(
+                    _keep_input(inputs, name),
+                    with_kwargs=True,
+                ),
+            )
+            handles.append(
+                module.register_forward_hook(_keep_output(outputs, name, change)),
+            )
         try:
             with torch.no_grad():
                 result = self.run(hidden)
@@ -112,8 +127,9 @@ class Part:
         return Seen(result, inputs, outputs)
 
     def weighted(self) -> Iterator[tuple[str, Any]]:
-        """The modules with a matrix of their own, and the matrix with outputs first, as (outputs, inputs); the one of
-        an embedding has rows for tokens."""
+        """The modules with a matrix of their own, and the matrix with outputs first, as (outputs,
+        inputs); the one of an embedding has rows for tokens.
+        """
         for name, module in self.modules.items():
             weight = module._parameters.get("weight")
             if weight is not None and weight.ndim == 2:
@@ -144,11 +160,15 @@ class Part:
         found, plain = list[Reading](), list[str]()
         for name, module in self.modules.items():
             reads = [
-                (one, other) for one, other in _pairs(before.inputs, after.inputs, name) if follows(one, other, far)
+                (one, other)
+                for one, other in _pairs(before.inputs, after.inputs, name)
+                if follows(one, other, far)
             ]
             if reads and name in matrices:
                 plain.append(name)
-            elif reads and not list(module.children()) and _is_norm(module, reads[0][1]):
+            elif (
+                reads and not list(module.children()) and _is_norm(module, reads[0][1])
+            ):
                 found.append(self._behind(name, module, hidden, before))
         return (*found, *([Reading(tuple(plain))] if plain else []))
 
@@ -162,12 +182,23 @@ class Part:
             for each, _ in self.weighted()
             if any(_is_constant(found, constant) for found in seen.inputs.get(each, ()))
         }
-        readers = tuple(each for each, _ in self.weighted() if pattern_of(each) in patterns)
+        readers = tuple(
+            each for each, _ in self.weighted() if pattern_of(each) in patterns
+        )
         if not readers:
-            raise ModelError(f"nothing with a weight reads what {name} computes; the model cannot be rotated")
+            raise ModelError(
+                f"nothing with a weight reads what {name} computes; the model cannot be"
+                " rotated",
+            )
         return Reading(readers, name, _neutral(norm, x), _is_centered(norm, x))
 
-    def written(self, hidden: Any, size: int, skipped: Collection[str], normed: bool = False) -> tuple[str, ...]:
+    def written(
+        self,
+        hidden: Any,
+        size: int,
+        skipped: Collection[str],
+        normed: bool = False,
+    ) -> tuple[str, ...]:
         """The modules that add to the stream.
 
         Args:
@@ -189,11 +220,16 @@ class Part:
         far = _LARGE * _magnitude(base.result) * _direction(size, base.result)
         for names in groups.values():
             seen = self.seen(hidden, dict.fromkeys(names, _plus(far)))
-            norm = None if (adds := follows(base.result, seen.result, far)) else self._norm_behind(base, seen, far)
+            norm = (
+                None
+                if (adds := follows(base.result, seen.result, far))
+                else self._norm_behind(base, seen, far)
+            )
             if norm is not None and not normed:
                 raise ModelError(
-                    f"{norm} normalizes what {names[0]} computes before it is added to the residual stream; its gain "
-                    "belongs to channels, so that the stream cannot be rotated: set r1 to false"
+                    f"{norm} normalizes what {names[0]} computes before it is added to"
+                    " the residual stream; its gain belongs to channels, so that the"
+                    " stream cannot be rotated: set r1 to false",
                 )
             if adds or norm is not None:
                 found += names
@@ -202,13 +238,19 @@ class Part:
     def _norm_behind(self, base: Seen, seen: Seen, far: Any) -> str | None:
         """The norm that reads what has moved; None if none does."""
         for name, module in self.modules.items():
-            reads = [after for one, after in _pairs(base.inputs, seen.inputs, name) if follows(one, after, far)]
+            reads = [
+                after
+                for one, after in _pairs(base.inputs, seen.inputs, name)
+                if follows(one, after, far)
+            ]
             if reads and not list(module.children()) and _is_norm(module, reads[0]):
                 return name
         return None
 
     def heads(self, hidden: Any, writers: Collection[str]) -> tuple[Heads, ...]:
-        """Values of attention that writers read: with the same values for all tokens, mixing them changes nothing."""
+        """Values of attention that writers read: with the same values for all tokens, mixing them
+        changes nothing.
+        """
         matrices, found = dict(self.weighted()), list[Heads]()
         base = self.seen(hidden)
         for reader in (name for name in writers if name in base.inputs):
@@ -216,7 +258,11 @@ class Part:
             size = _head_size(self.modules.get(parent))
             if not size or matrices[reader].shape[1] % size:
                 continue
-            beside = [name for name in matrices if name.rpartition(".")[0] == parent and name not in writers]
+            beside = [
+                name
+                for name in matrices
+                if name.rpartition(".")[0] == parent and name not in writers
+            ]
             for source in beside:
                 starts = self._starts(hidden, base, source, reader, size)
                 if starts:
@@ -224,24 +270,47 @@ class Part:
                     break
         return tuple(found)
 
-    def _starts(self, hidden: Any, base: Seen, source: str, reader: str, size: int) -> tuple[int, ...]:
-        """Where heads start among the outputs of a layer; nothing where another layer reads something else than them.
+    def _starts(
+        self,
+        hidden: Any,
+        base: Seen,
+        source: str,
+        reader: str,
+        size: int,
+    ) -> tuple[int, ...]:
+        """Where heads start among the outputs of a layer.
 
-        Each output gets a point in the plane, at an angle of its own, so that it is known again whatever its factor.
+        Nothing where another layer reads something else than them.
+
+        Each output gets a point in the plane, at an angle of its own, so that it is known again
+        whatever its factor.
         """
         if source not in base.outputs:
             return ()
         like = base.outputs[source][0]
         count = like.shape[-1]
-        angles = torch.linspace(0.1, 1.4, count, dtype=torch.float64, device=like.device)
+        angles = torch.linspace(
+            0.1,
+            1.4,
+            count,
+            dtype=torch.float64,
+            device=like.device,
+        )
         signs = torch.sign(_direction(count, angles, seed=2))
         far = _LARGE * _magnitude(like).double() * signs
         points = [far * angles.cos(), far * angles.sin()]
-        runs = [self.seen(hidden, {source: _constantly(point)}).inputs[reader][0] for point in points]
+        runs = [
+            self.seen(hidden, {source: _constantly(point)}).inputs[reader][0]
+            for point in points
+        ]
         x, y = (run.reshape(-1, run.shape[-1])[-1].double() for run in runs)
         place = (torch.atan(y / x) - 0.1) / (1.3 / max(count - 1, 1))
         rows = place.nan_to_num(nan=-1.0).round().long()
-        if int(rows.min()) < 0 or int(rows.max()) >= count or bool((place - rows).abs().max() > 0.2):
+        if (
+            int(rows.min()) < 0
+            or int(rows.max()) >= count
+            or bool((place - rows).abs().max() > 0.2)
+        ):
             return ()
         factors = (x / points[0][rows]).reshape(-1, size)
         rows = rows.reshape(-1, size)
@@ -256,7 +325,9 @@ def follows(before: Any, after: Any, far: Any) -> bool:
         return False
     moved = (after.float() - before.float()).reshape(-1, len(far))
     along = torch.outer(moved @ far / (far @ far), far)
-    return bool(along.norm() > 1e-3 * far.norm()) and bool((moved - along).norm() <= _SMALL * along.norm())
+    return bool(along.norm() > 1e-3 * far.norm()) and bool(
+        (moved - along).norm() <= _SMALL * along.norm(),
+    )
 
 
 def floats_of(module: Any, recurse: bool = True) -> dict[str, Any]:
@@ -274,7 +345,9 @@ def in_float32(value: Any) -> Any:
         return value.float() if value.is_floating_point() else value
     if isinstance(value, dict):
         return {key: in_float32(each) for key, each in value.items()}
-    return type(value)(map(in_float32, value)) if type(value) in (list, tuple) else value
+    return (
+        type(value)(map(in_float32, value)) if type(value) in (list, tuple) else value
+    )
 
 
 def is_table(module: Any) -> bool:
@@ -283,19 +356,29 @@ def is_table(module: Any) -> bool:
 
 
 def _is_norm(module: Any, x: Any) -> bool:
-    """Whether what a module computes does not depend on the scale of what it reads, which is large here."""
+    """Whether what a module computes does not depend on the scale of what it reads, which is large
+    here.
+    """
     try:
-        found, scaled = (functional_call(module, floats_of(module), (value.float(),)) for value in (x, 4 * x))
+        found, scaled = (
+            functional_call(module, floats_of(module), (value.float(),))
+            for value in (x, 4 * x)
+        )
     except (RuntimeError, TypeError, ValueError):  # it takes more than this
         return False
     if not isinstance(found, torch.Tensor) or found.shape != x.shape:
         return False
-    return bool(found.norm() > 0) and bool((found - scaled).norm() <= 1e-3 * found.norm())
+    return bool(found.norm() > 0) and bool(
+        (found - scaled).norm() <= 1e-3 * found.norm(),
+    )
 
 
 def _is_centered(norm: Any, x: Any) -> bool:
     x = x.float()
-    found, moved = (functional_call(norm, floats_of(norm), (value,)) for value in (x, x + _magnitude(x)))
+    found, moved = (
+        functional_call(norm, floats_of(norm), (value,))
+        for value in (x, x + _magnitude(x))
+    )
     return bool((found - moved).norm() <= 1e-3 * found.norm())
 
 
@@ -304,7 +387,11 @@ def _neutral(norm: Any, x: Any) -> float | None:
     tensors = floats_of(norm)
     if "weight" not in tensors:
         return None
-    zeros = {name: torch.zeros_like(tensor) for name, tensor in tensors.items() if tensor.ndim}
+    zeros = {
+        name: torch.zeros_like(tensor)
+        for name, tensor in tensors.items()
+        if tensor.ndim
+    }
     found = functional_call(norm, tensors | zeros, (x.float(),))
     return 0.0 if bool(found.any()) else 1.0
 
@@ -332,7 +419,11 @@ def _magnitude(x: Any) -> Any:
     return torch.where(found > 0, found, torch.ones_like(found))
 
 
-def _pairs(first: Mapping[str, list[Any]], second: Mapping[str, list[Any]], name: str) -> Iterator[tuple[Any, Any]]:
+def _pairs(
+    first: Mapping[str, list[Any]],
+    second: Mapping[str, list[Any]],
+    name: str,
+) -> Iterator[tuple[Any, Any]]:
     return zip(first.get(name, ()), second.get(name, ()), strict=False)
 
 
@@ -346,14 +437,25 @@ def _plus(far: Any) -> Callable[[Any], Any]:
 
 def _keep_input(record: dict[str, list[Any]], name: str) -> Callable[..., None]:
     def hook(module: Any, args: tuple[Any, ...], named: dict[str, Any]) -> None:
-        found = next((each for each in (*args, *named.values()) if isinstance(each, torch.Tensor)), None)
+        found = next(
+            (
+                each
+                for each in (*args, *named.values())
+                if isinstance(each, torch.Tensor)
+            ),
+            None,
+        )
         if found is not None and found.is_floating_point() and found.numel():
             record.setdefault(name, []).append(found)
 
     return hook
 
 
-def _keep_output(record: dict[str, list[Any]], name: str, change: Callable[[Any], Any] | None) -> Callable[..., Any]:
+def _keep_output(
+    record: dict[str, list[Any]],
+    name: str,
+    change: Callable[[Any], Any] | None,
+) -> Callable[..., Any]:
     def hook(module: Any, args: tuple[Any, ...], found: Any) -> Any:
         if isinstance(found, torch.Tensor):
             record.setdefault(name, []).append(found)

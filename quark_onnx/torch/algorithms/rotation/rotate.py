@@ -1,4 +1,4 @@
-"""Rotate a language model without changing its function, in memory or while it is read from files."""
+"""Rotate a language model without changing its function, in memory or while it is read from files."""  # noqa: E501
 
 from __future__ import annotations
 
@@ -17,7 +17,13 @@ from quark_onnx.torch.algorithms.rotation.settings import Rotation
 from quark_onnx.torch.algorithms.rotation.spinquant import Trainee, Training, learn
 from quark_onnx.torch.algorithms.rotation.weight_rewrites import WeightRewrites
 from quark_onnx.torch.calibration.block_stream import batches, inference
-from quark_onnx.torch.checkpoints.parameter_sources import Sources, empty, fill, missing_of, tie
+from quark_onnx.torch.checkpoints.parameter_sources import (
+    Sources,
+    empty,
+    fill,
+    missing_of,
+    tie,
+)
 from quark_onnx.torch.models.experts import unfuse_experts
 from quark_onnx.torch.models.online_rotation import OrthogonalMatrix
 from quark_onnx.torch.models.quantized_layer import Layers
@@ -37,7 +43,8 @@ class Rotated:
         online: names of the layers that read what each run rotates.
         error: how far the worst part of the model is from what it was, relative, in float32.
         untied: whether the head had the weight of the embedding of tokens, and has its own now.
-        learned: the loss of the quantized model before and after its rotations were learned; None if they were not.
+        learned: the loss of the quantized model before and after its rotations were learned; None
+            if they were not.
         settings: what was asked for.
     """
 
@@ -55,22 +62,32 @@ class Rotated:
         found = []
         if self.settings.r2 and not self.heads:
             found.append(
-                "no values of attention heads are rotated: attention does something else with them than to weigh them, "
-                "or does not say how large a head is (head_dim)"
+                "no values of attention heads are rotated: attention does something"
+                " else with them than to weigh them, or does not say how large a head"
+                " is (head_dim)",
             )
         if self.online:
-            found.append(f"each run rotates what {len(self.online)} layers read; such a model has no checkpoint")
+            found.append(
+                f"each run rotates what {len(self.online)} layers read; such a model"
+                " has no checkpoint",
+            )
         if self.learned:
             found.append(
-                "rotations were learned: the loss of the quantized model was {:.4f}, and is {:.4f}".format(
-                    *self.learned
-                )
+                "rotations were learned: the loss of the quantized model was {:.4f},"
+                " and is {:.4f}".format(
+                    *self.learned,
+                ),
             )
         return tuple(found)
 
     def renamed(self, layers: Layers) -> dict[str, Any]:
-        """Layers by the names that they have now: those behind rotations that each run computes are parts of those."""
-        return {f"{name}.layer" if name in self.online else name: entry for name, entry in layers.items()}
+        """Layers by the names that they have now: those behind rotations that each run computes are
+        parts of those.
+        """
+        return {
+            f"{name}.layer" if name in self.online else name: entry
+            for name, entry in layers.items()
+        }
 
 
 @dataclass(frozen=True)
@@ -98,38 +115,68 @@ def rotate(
 ) -> Rotated:
     """Rotate a float model in place, or leave its weights as they are if it cannot be rotated.
 
-    Stacks of experts are taken apart, and a head that shares its weight with the embedding of tokens gets its own.
+    Stacks of experts are taken apart, and a head that shares its weight with the embedding of
+    tokens gets its own.
 
     Args:
         model: a language model of transformers.
         settings: what is rotated.
         data: batches; the start of the first is a sample. Random tokens if None.
         layers: what will be quantized; learned rotations need it, and the data.
-        progress: whether to show a progress bar where they are learned; None shows it if stderr is a terminal.
+        progress: whether to show a progress bar where they are learned; None shows it if stderr is
+            a terminal.
 
     Raises:
         DataError: rotations are learned, and the data or the layers are missing.
-        ModelError: the model cannot be rotated: its norms stand behind its layers, or a part of it computes something
-            else when it is rotated.
+        ModelError: the model cannot be rotated: its norms stand behind its layers, or a part of it
+            computes something else when it is rotated.
     """
     found = [] if data is None else list(batches(data))
     if settings.trained and not (found and layers):
-        raise DataError("rotations are learned from data, for layers that are quantized; give both, or trained=False")
+        raise DataError(
+            "rotations are learned from data, for layers that are quantized; give both,"
+            " or trained=False",
+        )
     unfuse_experts(model)
     with _untied(model, settings) as untied, inference(model):
-        rotator = Rotator(model, settings, _short(found[0]) if found else _sample(model))
+        rotator = Rotator(
+            model,
+            settings,
+            _short(found[0]) if found else _sample(model),
+        )
         planned = _planned(rotator, lambda name: contextlib.nullcontext())
         learned = None
         if settings.trained:
             fixed, starts = _starts(rotator, planned.whole)
-            how = Training(settings.steps, seed=settings.seed, centered=rotator.centered, progress=progress)
-            best = learn(Trainee(model, planned.whole, layers or {}, fixed), starts, found, how)
-            rotator.rotations |= {name: OrthogonalMatrix((matrix,)) for name, matrix in best.matrices.items()}
+            how = Training(
+                settings.steps,
+                seed=settings.seed,
+                centered=rotator.centered,
+                progress=progress,
+            )
+            best = learn(
+                Trainee(model, planned.whole, layers or {}, fixed),
+                starts,
+                found,
+                how,
+            )
+            rotator.rotations |= {
+                name: OrthogonalMatrix((matrix,))
+                for name, matrix in best.matrices.items()
+            }
             learned = (best.before, best.after)
         for part in planned.parts:
             apply(part, model, rotator.rotations)
     whole = planned.whole
-    return Rotated(len(whole.rewrites), whole.heads, tuple(whole.online), planned.error, untied, learned, settings)
+    return Rotated(
+        len(whole.rewrites),
+        whole.heads,
+        tuple(whole.online),
+        planned.error,
+        untied,
+        learned,
+        settings,
+    )
 
 
 def rotate_sources(model: Any, sources: Sources, settings: Rotation) -> Rotated:
@@ -148,9 +195,14 @@ def rotate_sources(model: Any, sources: Sources, settings: Rotation) -> Rotated:
     """
     if settings.r4 or settings.trained:
         raise ConfigError(
-            "a checkpoint has no place for r4 of rotation; set it to false"
-            if settings.r4
-            else "rotations are learned in memory: load the model, call quantize_model, and export it"
+            (
+                "a checkpoint has no place for r4 of rotation; set it to false"
+                if settings.r4
+                else (
+                    "rotations are learned in memory: load the model, call"
+                    " quantize_model, and export it"
+                )
+            ),
         )
     blocks = stream_blocks(model)
 
@@ -159,12 +211,19 @@ def rotate_sources(model: Any, sources: Sources, settings: Rotation) -> Rotated:
         block = blocks[name]
         fill(block, name, sources)
         if missing := missing_of(block):
-            raise ModelError(f"the checkpoint {sources.reader.folder} has no tensor for {name}.{missing[0]}")
+            raise ModelError(
+                f"the checkpoint {sources.reader.folder} has no tensor for"
+                f" {name}.{missing[0]}",
+            )
         yield
         empty(block)
 
     with _untied(model, settings) as untied, inference(model):
-        outside = [(name, module) for name, module in model.named_modules() if not list(module.children())]
+        outside = [
+            (name, module)
+            for name, module in model.named_modules()
+            if not list(module.children())
+        ]
         for name, module in outside:
             if not any(within(name, block) for block in blocks):
                 fill(module, name, sources)
@@ -177,10 +236,21 @@ def rotate_sources(model: Any, sources: Sources, settings: Rotation) -> Rotated:
     whole, rotations = planned.whole, rotator.rotations
     sources.change(whole.rewrites, lambda name, get: whole.tensor(name, get, rotations))
     tie(model, sources.tied)
-    return Rotated(len(whole.rewrites), whole.heads, (), planned.error, untied, None, settings)
+    return Rotated(
+        len(whole.rewrites),
+        whole.heads,
+        (),
+        planned.error,
+        untied,
+        None,
+        settings,
+    )
 
 
-def _planned(rotator: Rotator, at: Callable[[str], AbstractContextManager[None]]) -> _Planned:
+def _planned(
+    rotator: Rotator,
+    at: Callable[[str], AbstractContextManager[None]],
+) -> _Planned:
     """Plan all parts; a block has its weights while something goes on ``at`` it."""
     first, worst = rotator.outside()
     parts, hidden = [first], rotator.hidden
@@ -192,21 +262,40 @@ def _planned(rotator: Rotator, at: Callable[[str], AbstractContextManager[None]]
     return _Planned(tuple(parts), worst)
 
 
-def _starts(rotator: Rotator, plan: WeightRewrites) -> tuple[dict[str, OrthogonalMatrix], tuple[dict[str, Any], ...]]:
-    """The rotations that each run computes, which are not learned; and where learning of the others may start: as they
-    are, or with none."""
+def _starts(
+    rotator: Rotator,
+    plan: WeightRewrites,
+) -> tuple[dict[str, OrthogonalMatrix], tuple[dict[str, Any], ...]]:
+    """The rotations that each run computes, which are not learned; and where learning of the others
+    may start: as they are, or with none.
+    """
     fixed = {name: rotator.rotations[name] for name in plan.online.values()}
-    ones = {name: torch.eye(size, dtype=torch.float64) for name, size in plan.sizes.items() if name not in fixed}
-    return fixed, ({name: rotator.rotations[name].turn(matrix) for name, matrix in ones.items()}, ones)
+    ones = {
+        name: torch.eye(size, dtype=torch.float64)
+        for name, size in plan.sizes.items()
+        if name not in fixed
+    }
+    return fixed, (
+        {name: rotator.rotations[name].turn(matrix) for name, matrix in ones.items()},
+        ones,
+    )
 
 
 @contextlib.contextmanager
 def _untied(model: Any, settings: Rotation) -> Iterator[bool]:
-    """Give the head a weight of its own where it has that of the embedding of tokens, and the stream is rotated; say
-    whether it had. What fails inside takes that back."""
-    sides = (getattr(model, f"get_{side}_embeddings", None) for side in ("output", "input"))
+    """Give the head a weight of its own where it has that of the embedding of tokens, and the
+    stream is rotated; say whether it had. What fails inside takes that back.
+    """
+    sides = (
+        getattr(model, f"get_{side}_embeddings", None) for side in ("output", "input")
+    )
     head, table = (None if side is None else side() for side in sides)
-    if not settings.r1 or head is None or table is None or head.weight is not table.weight:
+    if (
+        not settings.r1
+        or head is None
+        or table is None
+        or head.weight is not table.weight
+    ):
         yield False
         return
     head.weight = nn.Parameter(head.weight.detach(), requires_grad=False)
@@ -220,20 +309,35 @@ def _untied(model: Any, settings: Rotation) -> Iterator[bool]:
 
 
 def _set_tied(model: Any, tied: bool) -> None:
-    """Say in the configuration of a model whether the head has the weight of the embedding of tokens."""
-    for config in {id(each): each for each in (model.config, model.config.get_text_config())}.values():
+    """Say in the configuration of a model whether the head has the weight of the embedding of
+    tokens.
+    """
+    for config in {
+        id(each): each for each in (model.config, model.config.get_text_config())
+    }.values():
         config.tie_word_embeddings = tied
 
 
 def _sample(model: Any) -> Any:
     size = vocabulary_of(model)
-    return torch.randint(0, size, (1, _TOKENS), generator=torch.Generator().manual_seed(0))
+    return torch.randint(
+        0,
+        size,
+        (1, _TOKENS),
+        generator=torch.Generator().manual_seed(0),
+    )
 
 
 def _short(batch: Any) -> Any:
-    """The first tokens of the first sample, where a batch is token ids, and masks of their shape."""
+    """The first tokens of the first sample, where a batch is token ids, and masks of their shape."""  # noqa: E501
     if isinstance(batch, torch.Tensor):
-        return batch[:1, :_TOKENS] if batch.ndim == 2 and not batch.is_floating_point() else batch
-    if isinstance(batch, Mapping) and all(isinstance(each, torch.Tensor) and each.ndim == 2 for each in batch.values()):
+        return (
+            batch[:1, :_TOKENS]
+            if batch.ndim == 2 and not batch.is_floating_point()
+            else batch
+        )
+    if isinstance(batch, Mapping) and all(
+        isinstance(each, torch.Tensor) and each.ndim == 2 for each in batch.values()
+    ):
         return {key: each[:1, :_TOKENS] for key, each in batch.items()}
     return batch

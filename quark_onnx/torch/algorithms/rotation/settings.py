@@ -1,8 +1,10 @@
-"""Settings of the rotations of a language model, after QuaRot (Ashkboos 2024) and SpinQuant (Liu 2024).
+"""Settings of the rotations of a language model, after QuaRot (Ashkboos 2024) and SpinQuant (Liu
+2024).
 
-A rotation spreads an outlier over all channels, and its inverse in the next weight takes it back. That of the residual
-stream (R1 of SpinQuant) and that of the values of attention heads (R2) are folded into weights. In front of what else
-writes to the stream, as down projections do, each run computes one (R4).
+A rotation spreads an outlier over all channels, and its inverse in the next weight takes it back.
+That of the residual stream (R1 of SpinQuant) and that of the values of attention heads (R2) are
+folded into weights. In front of what else writes to the stream, as down projections do, each run
+computes one (R4).
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ class Rotation:
     Attributes:
         r1: rotate the residual stream.
         r2: rotate the values of attention heads.
-        r3: rotate queries and keys behind the rotary embedding; there, nothing is rounded, so that it must be false.
+        r3: rotate queries and keys behind the rotary embedding; there, nothing is rounded, so that
+            it must be false.
         r4: rotate, as the model runs, what down projections read; such a model has no checkpoint.
         size: channels that are mixed, of R1 and R4; None mixes all.
         trained: learn R1 and R2 on the loss of the quantized model (SpinQuant).
@@ -45,20 +48,35 @@ class Rotation:
     def __post_init__(self) -> None:
         for name in ("r1", "r2", "r3", "r4", "trained"):
             if not isinstance(getattr(self, name), bool):
-                raise ConfigError(f"{name} of rotation is {getattr(self, name)!r}; it must be true or false")
+                raise ConfigError(
+                    f"{name} of rotation is {getattr(self, name)!r}; it must be true or"
+                    " false",
+                )
         for name, least in (("seed", 0), ("steps", 1), ("size", 2)):
             value = getattr(self, name)
-            if (type(value) is not int or value < least) and not (name == "size" and value is None):
-                raise ConfigError(f"{name} of rotation is {value!r}; it must be a whole number, {least} or more")
+            if (type(value) is not int or value < least) and not (
+                name == "size" and value is None
+            ):
+                raise ConfigError(
+                    f"{name} of rotation is {value!r}; it must be a whole number,"
+                    f" {least} or more",
+                )
         if self.r3:
             raise ConfigError(
-                "r3 of rotation is set, but keys are rounded where k_proj computes them, in front of the rotary "
-                "embedding: behind it, a rotation changes nothing; leave it out"
+                "r3 of rotation is set, but keys are rounded where k_proj computes"
+                " them, in front of the rotary embedding: behind it, a rotation changes"
+                " nothing; leave it out",
             )
         if not (self.r1 or self.r2 or self.r4):
-            raise ConfigError("rotation has neither of r1, r2 and r4; set one of them, or leave the algorithm out")
+            raise ConfigError(
+                "rotation has neither of r1, r2 and r4; set one of them, or leave the"
+                " algorithm out",
+            )
         if self.trained and not (self.r1 or self.r2):
-            raise ConfigError("rotation learns r1 and r2, and both are off; set one of them, or trained to false")
+            raise ConfigError(
+                "rotation learns r1 and r2, and both are off; set one of them, or"
+                " trained to false",
+            )
 
     @property
     def needs_data(self) -> bool:

@@ -1,7 +1,8 @@
 """SpinQuant (Liu et al. 2024): rotations learned on the loss of the quantized model.
 
-Cayley SGD (Li, Fuxin and Todorovic 2020) moves on the orthogonal matrices: the gradient gives a skew-symmetric matrix
-W, and ``(I - W/2)^-1 (I + W/2)`` is orthogonal. Rounding passes gradients as if it were not there.
+Cayley SGD (Li, Fuxin and Todorovic 2020) moves on the orthogonal matrices: the gradient gives a
+skew-symmetric matrix W, and ``(I - W/2)^-1 (I + W/2)`` is orthogonal. Rounding passes gradients as
+if it were not there.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ class Training:
 
     Attributes:
         steps: of gradient descent.
-        rate: how far the first step turns, the root mean square over planes, in radians; it falls to nothing.
+        rate: how far the first step turns, the root mean square over planes, in radians; it falls
+            to nothing.
         batch: samples to a step.
         seed: of the order of samples.
         centered: whether rotations of the residual stream keep the vector of ones.
@@ -74,19 +76,32 @@ class Trainee:
         fixed: rotations that are not learned.
     """
 
-    def __init__(self, model: Any, plan: WeightRewrites, layers: Layers, fixed: Mapping[str, OrthogonalMatrix]) -> None:
+    def __init__(
+        self,
+        model: Any,
+        plan: WeightRewrites,
+        layers: Layers,
+        fixed: Mapping[str, OrthogonalMatrix],
+    ) -> None:
         self._model, self._plan, self._layers, self._fixed = model, plan, layers, fixed
         self.device = next(model.parameters()).device
-        self._floats = {name: each.detach().float() for name, each in model.named_parameters(remove_duplicate=False)}
+        self._floats = {
+            name: each.detach().float()
+            for name, each in model.named_parameters(remove_duplicate=False)
+        }
 
     def loss(self, matrices: Mapping[str, Any], ids: Any) -> Any:
-        """The mean negative log likelihood of tokens, of shape (samples, length), but the first of each sample.
+        """The mean negative log likelihood of tokens, of shape (samples, length), but the first of
+        each sample.
 
         Args:
             matrices: the rotations, by name.
             ids: the tokens.
         """
-        rotations = {**self._fixed, **{name: OrthogonalMatrix((matrix,)) for name, matrix in matrices.items()}}
+        rotations = {
+            **self._fixed,
+            **{name: OrthogonalMatrix((matrix,)) for name, matrix in matrices.items()},
+        }
         tensors = dict(self._floats)
         for name, rewrite in self._plan.rewrites.items():
             tensors[name] = rewrite(tensors[name], self._floats.__getitem__, rotations)
@@ -94,10 +109,21 @@ class Trainee:
             if spec.weight is not None:
                 weight = outputs_first(tensors[f"{name}.weight"], kind_of(module))
                 left = quantize(weight.detach(), spec.weight, name).dequantize()
-                tensors[f"{name}.weight"] = outputs_first(through(weight, left), kind_of(module))
+                tensors[f"{name}.weight"] = outputs_first(
+                    through(weight, left),
+                    kind_of(module),
+                )
         with self._rounding(rotations):
-            logits = functional_call(self._model, tensors, (ids,), tie_weights=False).logits
-        return torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), ids[:, 1:].flatten())
+            logits = functional_call(
+                self._model,
+                tensors,
+                (ids,),
+                tie_weights=False,
+            ).logits
+        return torch.nn.functional.cross_entropy(
+            logits[:, :-1].flatten(0, 1).float(),
+            ids[:, 1:].flatten(),
+        )
 
     @contextmanager
     def _rounding(self, rotations: Mapping[str, OrthogonalMatrix]) -> Iterator[None]:
@@ -105,15 +131,28 @@ class Trainee:
         with ExitStack() as stack:
             for name, key in self._plan.online.items():
                 module = self._model.get_submodule(name)
-                stack.callback(module.register_forward_pre_hook(_changing(rotations[key].turn)).remove)
+                stack.callback(
+                    module.register_forward_pre_hook(
+                        _changing(rotations[key].turn),
+                    ).remove,
+                )
             for name, (_, spec) in self._layers.items():
                 if spec.input is not None:
                     module = self._model.get_submodule(name)
-                    stack.callback(module.register_forward_pre_hook(_changing(_rounded(spec.input))).remove)
+                    stack.callback(
+                        module.register_forward_pre_hook(
+                            _changing(_rounded(spec.input)),
+                        ).remove,
+                    )
             yield
 
 
-def learn(trainee: Trainee, starts: Sequence[Mapping[str, Any]], data: Sequence[Any], how: Training) -> Learned:
+def learn(
+    trainee: Trainee,
+    starts: Sequence[Mapping[str, Any]],
+    data: Sequence[Any],
+    how: Training,
+) -> Learned:
     """Rotations that make the loss less, from the best of some starts; the best that was seen.
 
     Args:
@@ -130,7 +169,10 @@ def learn(trainee: Trainee, starts: Sequence[Mapping[str, Any]], data: Sequence[
     before = losses[0]
     least = min(losses)
     best = dict(starts[losses.index(least)])
-    now, moments = dict(best), {name: torch.zeros_like(matrix) for name, matrix in best.items()}
+    now, moments = (
+        dict(best),
+        {name: torch.zeros_like(matrix) for name, matrix in best.items()},
+    )
     random = torch.Generator().manual_seed(how.seed)
     with Progress(how.progress, how.steps, "learning rotations", "step") as bar:
         for step in range(how.steps):
@@ -139,7 +181,10 @@ def learn(trainee: Trainee, starts: Sequence[Mapping[str, Any]], data: Sequence[
             turned = how.rate * (1 - step / how.steps)
             for name, gradient in gradients.items():
                 now[name], moments[name] = cayley_step(
-                    now[name], moments[name] * _MOMENTUM - gradient, turned, how.centered and name == STREAM
+                    now[name],
+                    moments[name] * _MOMENTUM - gradient,
+                    turned,
+                    how.centered and name == STREAM,
                 )
             if (step + 1) % max(how.steps // _LOOKS, 1) == 0:
                 loss = _whole(trainee, now, rows, how.batch)
@@ -149,7 +194,12 @@ def learn(trainee: Trainee, starts: Sequence[Mapping[str, Any]], data: Sequence[
     return Learned(best, before, least)
 
 
-def cayley_step(matrix: Any, direction: Any, angle: float, centered: bool = False) -> tuple[Any, Any]:
+def cayley_step(
+    matrix: Any,
+    direction: Any,
+    angle: float,
+    centered: bool = False,
+) -> tuple[Any, Any]:
     """A step on the orthogonal matrices, and the part of the direction that is tangent to them.
 
     Args:
@@ -166,27 +216,50 @@ def cayley_step(matrix: Any, direction: Any, angle: float, centered: bool = Fals
         skew = skew - skew.mean(1, keepdim=True)
     tangent = skew @ matrix
     scale = angle * size**0.5 / skew.norm().clamp_min(1e-30)
-    one, half = torch.eye(size, dtype=matrix.dtype, device=matrix.device), scale * skew / 2
+    one, half = (
+        torch.eye(size, dtype=matrix.dtype, device=matrix.device),
+        scale * skew / 2,
+    )
     return torch.linalg.solve(one - half, (one + half) @ matrix), tangent
 
 
-def _gradients(trainee: Trainee, matrices: Mapping[str, Any], rows: Any) -> dict[str, Any]:
-    leaves = {name: matrix.clone().requires_grad_() for name, matrix in matrices.items()}
+def _gradients(
+    trainee: Trainee,
+    matrices: Mapping[str, Any],
+    rows: Any,
+) -> dict[str, Any]:
+    leaves = {
+        name: matrix.clone().requires_grad_() for name, matrix in matrices.items()
+    }
     with torch.enable_grad():
         found = torch.autograd.grad(trainee.loss(leaves, rows), list(leaves.values()))
     return dict(zip(leaves, found, strict=True))
 
 
-def _whole(trainee: Trainee, matrices: Mapping[str, Any], rows: Any, batch: int) -> float:
+def _whole(
+    trainee: Trainee,
+    matrices: Mapping[str, Any],
+    rows: Any,
+    batch: int,
+) -> float:
     with torch.no_grad():
-        losses = [float(trainee.loss(matrices, part)) * len(part) for part in rows.split(batch)]
+        losses = [
+            float(trainee.loss(matrices, part)) * len(part)
+            for part in rows.split(batch)
+        ]
     return sum(losses) / len(rows)
 
 
 def _rows(data: Sequence[Any]) -> Any:
     ids = [each["input_ids"] if isinstance(each, Mapping) else each for each in data]
-    if not ids or any(not isinstance(each, torch.Tensor) or each.shape[1:] != ids[0].shape[1:] for each in ids):
-        raise DataError("rotations are learned on token ids, all samples of one length; the data yields something else")
+    if not ids or any(
+        not isinstance(each, torch.Tensor) or each.shape[1:] != ids[0].shape[1:]
+        for each in ids
+    ):
+        raise DataError(
+            "rotations are learned on token ids, all samples of one length; the data"
+            " yields something else",
+        )
     return torch.cat(ids)
 
 

@@ -1,4 +1,4 @@
-"""What the parameters of a rotated model are, each as a function of parameters of the float model."""
+"""What the parameters of a rotated model are, each as a function of parameters of the float model."""  # noqa: E501
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ from typing import Any
 
 import torch
 
-from quark_onnx.torch.algorithms.rotation.residual_stream import Heads, Part, Reading, Stream, is_table
+from quark_onnx.torch.algorithms.rotation.residual_stream import (
+    Heads,
+    Part,
+    Reading,
+    Stream,
+    is_table,
+)
 from quark_onnx.torch.models.online_rotation import OrthogonalMatrix
 from quark_onnx.torch.models.quantized_layer import kind_of
 
@@ -38,7 +44,11 @@ class Turn:
             return turning.turn(x, self.axis)
         place = torch.tensor(self.starts)[:, None] + torch.arange(turning.size)
         place = place.flatten().to(x.device)
-        return x.index_copy(self.axis, place, turning.turn(x.index_select(self.axis, place), self.axis))
+        return x.index_copy(
+            self.axis,
+            place,
+            turning.turn(x.index_select(self.axis, place), self.axis),
+        )
 
 
 @dataclass(frozen=True)
@@ -60,7 +70,9 @@ class Gain:
     def __call__(self, x: Any, weight: Any) -> Any:
         """The parameter with the gain in it."""
         gain = weight + (1 - self.neutral)
-        gain = gain.reshape([-1 if place == self.axis % x.ndim else 1 for place in range(x.ndim)])
+        gain = gain.reshape(
+            [-1 if place == self.axis % x.ndim else 1 for place in range(x.ndim)],
+        )
         return torch.where(x == 0, x, x / gain) if self.inverse else x * gain
 
 
@@ -70,7 +82,8 @@ class Rewrite:
 
     Attributes:
         fill: a constant in its place; None keeps it.
-        product: names of a weight and of a vector whose product is added, and the axis of the weight that is summed up.
+        product: names of a weight and of a vector whose product is added, and the axis of the
+            weight that is summed up.
         gain: of a norm.
         turns: rotations.
     """
@@ -80,7 +93,12 @@ class Rewrite:
     gain: Gain | None = None
     turns: tuple[Turn, ...] = ()
 
-    def __call__(self, x: Any, get: Callable[[str], Any], rotations: Mapping[str, OrthogonalMatrix]) -> Any:
+    def __call__(
+        self,
+        x: Any,
+        get: Callable[[str], Any],
+        rotations: Mapping[str, OrthogonalMatrix],
+    ) -> Any:
         """The new parameter, in the type of ``x``.
 
         Args:
@@ -117,7 +135,9 @@ class WeightRewrites:
     def update(self, other: WeightRewrites) -> None:
         """Take in the plan of another part."""
         for name, rewrite in other.rewrites.items():
-            own = {key: value for key, value in vars(rewrite).items() if value is not None}
+            own = {
+                key: value for key, value in vars(rewrite).items() if value is not None
+            }
             self.add(name, **own)
         self.online |= other.online
         self.sizes |= other.sizes
@@ -125,10 +145,18 @@ class WeightRewrites:
     @property
     def heads(self) -> tuple[str, ...]:
         """Names of the layers whose outputs are values of attention heads."""
-        return tuple(name.removeprefix(HEADS) for name in self.sizes if name.startswith(HEADS))
+        return tuple(
+            name.removeprefix(HEADS) for name in self.sizes if name.startswith(HEADS)
+        )
 
-    def tensor(self, name: str, get: Callable[[str], Any], rotations: Mapping[str, OrthogonalMatrix]) -> Any:
-        """A parameter of the rotated model, computed in float64, in the type that it has in the float model.
+    def tensor(
+        self,
+        name: str,
+        get: Callable[[str], Any],
+        rotations: Mapping[str, OrthogonalMatrix],
+    ) -> Any:
+        """A parameter of the rotated model, computed in float64, in the type that it has in the
+        float model.
 
         Args:
             name: of the parameter.
@@ -148,24 +176,34 @@ class WeightRewrites:
 
 
 def fold_stream(part: Part, stream: Stream, size: int) -> WeightRewrites:
-    """The rotation of the residual stream, with gains and biases of norms folded into what reads them."""
+    """The rotation of the residual stream, with gains and biases of norms folded into what reads
+    them.
+    """
     plan = WeightRewrites(sizes={STREAM: size})
     for reading in stream.readings:
         gain = _fold_norm(plan, part, reading)
         for name in reading.readers:
             axis = inputs_of(part.modules[name])
             plan.add(
-                f"{name}.weight", gain=None if gain is None else replace(gain, axis=axis), turns=(Turn(axis, STREAM),)
+                f"{name}.weight",
+                gain=None if gain is None else replace(gain, axis=axis),
+                turns=(Turn(axis, STREAM),),
             )
     for name in stream.writers:
-        plan.add(f"{name}.weight", turns=(Turn(outputs_of(part.modules[name]), STREAM),))
+        plan.add(
+            f"{name}.weight",
+            turns=(Turn(outputs_of(part.modules[name]), STREAM),),
+        )
         if _has_bias(part.modules[name]):
             plan.add(f"{name}.bias", turns=(Turn(0, STREAM),))
     return plan
 
 
 def _fold_norm(plan: WeightRewrites, part: Part, reading: Reading) -> Gain | None:
-    """Make a norm neutral; its gain. A bias goes into those of the readers, or stays, rotated, where they have none."""
+    """Make a norm neutral; its gain.
+
+    A bias goes into those of the readers, or stays, rotated, where they have none.
+    """
     if reading.norm is None:
         return None
     norm, gain = part.modules[reading.norm], None
@@ -177,9 +215,16 @@ def _fold_norm(plan: WeightRewrites, part: Part, reading: Reading) -> Gain | Non
         if all(_has_bias(part.modules[name]) for name in reading.readers):
             plan.add(bias, fill=0.0)
             for name in reading.readers:
-                plan.add(f"{name}.bias", product=(f"{name}.weight", bias, inputs_of(part.modules[name])))
+                plan.add(
+                    f"{name}.bias",
+                    product=(f"{name}.weight", bias, inputs_of(part.modules[name])),
+                )
         else:
-            plan.add(bias, gain=None if gain is None else replace(gain, inverse=True), turns=(Turn(0, STREAM),))
+            plan.add(
+                bias,
+                gain=None if gain is None else replace(gain, inverse=True),
+                turns=(Turn(0, STREAM),),
+            )
     return gain
 
 
@@ -188,10 +233,16 @@ def fold_heads(part: Part, heads: Heads) -> WeightRewrites:
     rotation = HEADS + heads.source
     plan = WeightRewrites(sizes={rotation: heads.size})
     source = part.modules[heads.source]
-    plan.add(f"{heads.source}.weight", turns=(Turn(outputs_of(source), rotation, heads.starts),))
+    plan.add(
+        f"{heads.source}.weight",
+        turns=(Turn(outputs_of(source), rotation, heads.starts),),
+    )
     if _has_bias(source):
         plan.add(f"{heads.source}.bias", turns=(Turn(0, rotation, heads.starts),))
-    plan.add(f"{heads.reader}.weight", turns=(Turn(inputs_of(part.modules[heads.reader]), rotation),))
+    plan.add(
+        f"{heads.reader}.weight",
+        turns=(Turn(inputs_of(part.modules[heads.reader]), rotation),),
+    )
     return plan
 
 
@@ -199,7 +250,9 @@ def fold_online(part: Part, name: str, size: int) -> WeightRewrites:
     """The rotation of what a layer reads, which each run computes."""
     rotation, axis = f"online {size}", inputs_of(part.modules[name])
     return WeightRewrites(
-        {f"{name}.weight": Rewrite(turns=(Turn(axis, rotation),))}, {name: rotation}, {rotation: size}
+        {f"{name}.weight": Rewrite(turns=(Turn(axis, rotation),))},
+        {name: rotation},
+        {rotation: size},
     )
 
 

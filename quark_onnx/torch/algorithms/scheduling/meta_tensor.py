@@ -43,33 +43,68 @@ class MetaTensor(torch.Tensor):
     ) -> Any:
         """What a function makes of tensors of which one is blank."""
         kwargs = kwargs or {}
-        device = next(each._place for each in tree_leaves((args, kwargs)) if isinstance(each, MetaTensor))
+        device = next(
+            each._place
+            for each in tree_leaves((args, kwargs))
+            if isinstance(each, MetaTensor)
+        )
         if func == torch.Tensor.device.__get__:
             return device
         if func == torch.Tensor.is_cuda.__get__:
             return device.type == "cuda"
         if any(
-            isinstance(each, torch.Tensor) and not isinstance(each, MetaTensor) for each in _changed(func, args, kwargs)
+            isinstance(each, torch.Tensor) and not isinstance(each, MetaTensor)
+            for each in _changed(func, args, kwargs)
         ):
             raise MetaTensorError(f"{func.__name__} changes a tensor by a blank")
         if func == scaled_dot_product_attention:
             return cls.of(_attended(*args, **kwargs), device)
         with torch._C.DisableTorchFunctionSubclass():
-            found = func(*tree_map(_without_numbers, args), **tree_map(_without_numbers, kwargs))
-            return tree_map(lambda value: cls.of(value, device) if isinstance(value, torch.Tensor) else value, found)
+            found = func(
+                *tree_map(_without_numbers, args),
+                **tree_map(_without_numbers, kwargs),
+            )
+            return tree_map(
+                lambda value: (
+                    cls.of(value, device) if isinstance(value, torch.Tensor) else value
+                ),
+                found,
+            )
 
 
 def _attended(query: Any, key: Any, value: Any, *others: Any, **named: Any) -> Any:
-    """What attention computes, on the meta device. Torch goes through all of it there, and takes milliseconds."""
+    """What attention computes, on the meta device.
+
+    Torch goes through all of it there, and takes milliseconds.
+    """
     batch = torch.broadcast_shapes(*(each.shape[:-3] for each in (query, key, value)))
-    heads = max(each.shape[-3:-2] for each in (query, key, value))  # queries may share keys and values
-    return torch.empty(*batch, *heads, query.shape[-2], value.shape[-1], dtype=query.dtype, device="meta")
+    heads = max(
+        each.shape[-3:-2] for each in (query, key, value)
+    )  # queries may share keys and values
+    return torch.empty(
+        *batch,
+        *heads,
+        query.shape[-2],
+        value.shape[-1],
+        dtype=query.dtype,
+        device="meta",
+    )
 
 
-def _changed(func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
-    """What a function changes: what it puts its result into, and the first argument of those that torch names so."""
+def _changed(
+    func: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> list[Any]:
+    """What a function changes: what it puts its result into, and the first argument of those that
+    torch names so.
+    """
     name = func.__name__.split(".")[0]
-    changes = name.startswith("__i") or name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
+    changes = (
+        name.startswith("__i")
+        or name == "__setitem__"
+        or (name.endswith("_") and not name.endswith("__"))
+    )
     first = [args[0] if args else next(iter(kwargs.values()), None)] if changes else []
     leaves: list[Any] = tree_leaves([*first, kwargs.get("out")])
     return leaves

@@ -1,8 +1,9 @@
 """Run a block stage by stage, with the outputs of layers that have run before taken from memory.
 
-A run that stops at a stage leaves what its layers read. The next one computes of it what these layers make of it with
-their codes; all layers before are not run again: what is still read of them is kept, and where nothing is, they hand
-out a blank, so that it shows where it is read after all. The block is run as it is then.
+A run that stops at a stage leaves what its layers read. The next one computes of it what these
+layers make of it with their codes; all layers before are not run again: what is still read of them
+is kept, and where nothing is, they hand out a blank, so that it shows where it is read after all.
+The block is run as it is then.
 """
 
 from __future__ import annotations
@@ -41,7 +42,10 @@ class _Kept:
     @property
     def size(self) -> int:
         """Bytes."""
-        return sum(each.numel() * each.element_size() for each in (*self.reads.values(), *self.results.values()))
+        return sum(
+            each.numel() * each.element_size()
+            for each in (*self.reads.values(), *self.results.values())
+        )
 
 
 class Replay:
@@ -50,13 +54,21 @@ class Replay:
     Args:
         job: the block.
         stages: its stages, in their order.
-        made: codes of its layers, which grow better; those of a stage are not changed once a run has stopped behind it.
+        made: codes of its layers, which grow better; those of a stage are not changed once a run
+            has stopped behind it.
     """
 
-    def __init__(self, job: BlockJob, stages: Sequence[Stage], made: Mapping[str, Quantized]) -> None:
+    def __init__(
+        self,
+        job: BlockJob,
+        stages: Sequence[Stage],
+        made: Mapping[str, Quantized],
+    ) -> None:
         self._job, self._stages, self._made = job, stages, made
         self._kept = dict[int, _Kept]()
-        size = sum(each.numel() * each.element_size() for each in job.block.parameters())
+        size = sum(
+            each.numel() * each.element_size() for each in job.block.parameters()
+        )
         # layers that are run several times, or by chance, have not computed one thing
         self._limit = max(LEAST, size) if all(stage.last for stage in stages) else 0
         self.begin(0)
@@ -76,8 +88,8 @@ class Replay:
         Args:
             index: of the sample.
             call: what the block is called with.
-            run: runs it, and returns what is asked for: what layers read, each time that they are run, by their names,
-                or a tensor.
+            run: runs it, and returns what is asked for: what layers read, each time that they are
+                run, by their names, or a tensor.
         """
         kept = _Kept() if not self._place else self._kept.pop(index, None)
         if kept is None:
@@ -87,12 +99,23 @@ class Replay:
         with self._standing_in(kept, new):
             try:
                 found = run(call)
-            except Exception:  # it has asked for the numbers of a blank, or fails in any case
+            except (
+                Exception
+            ):  # it has asked for the numbers of a blank, or fails in any case
                 found = None
-        reads = {"": [found]} if found is None or isinstance(found, torch.Tensor) else found
-        if any(each is None or isinstance(each, MetaTensor) for parts in reads.values() for each in parts):
+        reads = (
+            {"": [found]} if found is None or isinstance(found, torch.Tensor) else found
+        )
+        if any(
+            each is None or isinstance(each, MetaTensor)
+            for parts in reads.values()
+            for each in parts
+        ):
             return self._whole(call, run)  # what nothing should have read was read
-        unchanged = all(result._version == versions.get(name, 0) for name, result in new.results.items())
+        unchanged = all(
+            result._version == versions.get(name, 0)
+            for name, result in new.results.items()
+        )
         if self._limit and self._place < len(self._stages) and unchanged:
             new.reads = {name: parts[0] for name, parts in reads.items()}
             if new.size + sum(each.size for each in self._kept.values()) <= self._limit:
@@ -101,8 +124,12 @@ class Replay:
 
     def result(self, index: int, call: Call) -> Any:
         """The hidden states that the block computes of a sample, all of its layers quantized."""
-        stages = {name for stage in self._stages for group in stage.groups for name in group}
-        beside = {name: self._layer(name) for name in self._job.layers if name not in stages}
+        stages = {
+            name for stage in self._stages for group in stage.groups for name in group
+        }
+        beside = {
+            name: self._layer(name) for name in self._job.layers if name not in stages
+        }
         with self._job.put(beside):
             return self.run(index, call, lambda call: call.run(self._job.block))
 
@@ -113,7 +140,9 @@ class Replay:
     def _before(self) -> Iterator[tuple[int, str, str]]:
         """Layers of the stages before: place of the stage, leader of the group, and name."""
         for place, stage in enumerate(self._stages[: self._place]):
-            yield from ((place, group[0], name) for group in stage.groups for name in group)
+            yield from (
+                (place, group[0], name) for group in stage.groups for name in group
+            )
 
     def _layer(self, name: str) -> Any:
         if name not in self._layers:
@@ -125,12 +154,19 @@ class Replay:
         """Layers hand out what they have computed, or compute it of what was kept."""
         modules, own = dict[str, Any](), dict[str, Any]()
         for place, leader, name in self._before():
-            module = modules[name] = self._job.block.get_submodule(self._job.local(name))
+            module = modules[name] = self._job.block.get_submodule(
+                self._job.local(name),
+            )
             own[name] = vars(module).get("forward")
             until = self._stages[place].until[name]
             keep = until > self._place
             if place == self._place - 1:
-                module.forward = self._computing(name, kept.reads.get(leader), new, keep=keep)
+                module.forward = self._computing(
+                    name,
+                    kept.reads.get(leader),
+                    new,
+                    keep=keep,
+                )
             elif name in kept.results:
                 module.forward = _handing(kept.results[name])
                 if keep:
@@ -138,8 +174,12 @@ class Replay:
                 else:
                     new.blanks[name] = kept.results[name].to("meta")
             elif name in kept.blanks:
-                module.forward = _handing(MetaTensor.of(kept.blanks[name], module.weight.device))
-            else:  # all runs so far have stopped before it, though none of its stage depends on what comes between
+                module.forward = _handing(
+                    MetaTensor.of(kept.blanks[name], module.weight.device),
+                )
+            else:
+                # all runs so far have stopped before it, though none of its stage depends on what
+                # comes between
                 module.forward = self._computing(name, None, new, keep=keep)
         try:
             yield
@@ -157,7 +197,9 @@ class Replay:
         """
 
         def forward(*args: Any, **named: Any) -> Any:
-            found = self._layer(name)(*args, **named) if x is None else self._layer(name)(x)
+            found = (
+                self._layer(name)(*args, **named) if x is None else self._layer(name)(x)
+            )
             if isinstance(found, MetaTensor):
                 return found
             if keep:

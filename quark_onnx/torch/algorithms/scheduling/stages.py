@@ -1,4 +1,6 @@
-"""Stages: sets of layers of a block that can be quantized together, as none reads the output of another."""
+"""Stages: sets of layers of a block that can be quantized together, as none reads the output of
+another.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +23,10 @@ class Stage:
 
     Attributes:
         groups: their names; layers of a group read the very same tensor, and round it alike.
-        last: that layer which is run last in every run; None where experts are chosen, so that nobody knows, or a layer
-            is run several times.
-        until: for each layer, the place of the last stage that reads what it computes, layers between them aside; where
-            the block hands it on, the place behind all stages.
+        last: that layer which is run last in every run; None where experts are chosen, so that
+            nobody knows, or a layer is run several times.
+        until: for each layer, the place of the last stage that reads what it computes, layers
+            between them aside; where the block hands it on, the place behind all stages.
     """
 
     groups: tuple[tuple[str, ...], ...]
@@ -41,7 +43,8 @@ def stages_of(block: Any, layers: Layers, call: Call) -> list[Stage]:
         call: what it is called with; run once.
 
     Returns:
-        Layers that the call does not reach are groups of their own, in the stage of those that they stand beside.
+        Layers that the call does not reach are groups of their own, in the stage of those that they
+        stand beside.
 
     >>> from torch import nn
     >>> block = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))
@@ -51,36 +54,74 @@ def stages_of(block: Any, layers: Layers, call: Call) -> list[Stage]:
     """
     trace = _Trace({name: layer for name, (layer, _) in layers.items()})
     # which node stands behind which is all that is asked for: what gradients would need is not kept
-    with trace, torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(lambda tensor: None, lambda kept: kept):
-        result = Call(call.hidden.detach().clone().requires_grad_(), call.args, call.kwargs).run(block)
+    with (
+        trace,
+        torch.enable_grad(),
+        torch.autograd.graph.saved_tensors_hooks(
+            lambda tensor: None,
+            lambda kept: kept,
+        ),
+    ):
+        result = Call(
+            call.hidden.detach().clone().requires_grad_(),
+            call.args,
+            call.kwargs,
+        ).run(block)
     levels = trace.levels()
     until = trace.until(levels, result.grad_fn)
     for name in layers:
         if name not in levels:
-            levels[name] = next((level for other, level in levels.items() if _twins(name, other)), 0)
+            levels[name] = next(
+                (level for other, level in levels.items() if _twins(name, other)),
+                0,
+            )
     found: dict[int, dict[Any, list[str]]] = {}
     for name in layers:
         groups = found.setdefault(levels[name], {})
-        groups.setdefault((trace.read.get(name, name), layers[name][1].input), []).append(name)
-    places = {name: place for place, name in enumerate(trace.read)}  # in the order of the run
+        groups.setdefault(
+            (trace.read.get(name, name), layers[name][1].input),
+            [],
+        ).append(name)
+    places = {
+        name: place for place, name in enumerate(trace.read)
+    }  # in the order of the run
     tokens = call.hidden.shape[:-1].numel()
     stages = []
     for level in sorted(found):
         names = [name for group in found[level].values() for name in group]
         always = all(name in places and trace.once(name, tokens) for name in names)
         leaders = tuple(tuple(group) for group in found[level].values())
-        last = max((group[0] for group in leaders), key=places.__getitem__) if always else None
-        stages.append(Stage(leaders, last, {name: until.get(name, level) for name in names}))
-    return list(distributed.from_first(stages))  # another sample may reach other experts
+        last = (
+            max((group[0] for group in leaders), key=places.__getitem__)
+            if always
+            else None
+        )
+        stages.append(
+            Stage(leaders, last, {name: until.get(name, level) for name in names}),
+        )
+    return list(
+        distributed.from_first(stages),
+    )  # another sample may reach other experts
 
 
 def stages_in(job: BlockJob, names: Iterable[str]) -> list[Stage]:
-    """Some layers of a block that is on its way; of blocks of the same class with the same layers one is run."""
+    """Some layers of a block that is on its way.
+
+    Of blocks of the same class with the same layers one is run.
+    """
     layers = {name: job.layers[name] for name in names}
-    alike = (type(job.block), *((job.local(name), layer.weight.shape, spec) for name, (layer, spec) in layers.items()))
+    alike = (
+        type(job.block),
+        *(
+            (job.local(name), layer.weight.shape, spec)
+            for name, (layer, spec) in layers.items()
+        ),
+    )
     if alike not in job.known:
         found = stages_of(job.block, layers, job.calls[0])
-        if not all(stage.last for stage in found):  # which experts are chosen is another matter in each block
+        if not all(
+            stage.last for stage in found
+        ):  # which experts are chosen is another matter in each block
             return found
         job.known[alike] = (job.name, found)
     name, stages = job.known[alike]
@@ -101,7 +142,9 @@ def stages_in(job: BlockJob, names: Iterable[str]) -> list[Stage]:
 def _twins(name: str, other: str) -> bool:
     """Whether names differ in numbers alone, as those of experts do."""
     one, two = name.split("."), other.split(".")
-    return len(one) == len(two) and all(a == b or (a.isdigit() and b.isdigit()) for a, b in zip(one, two, strict=True))
+    return len(one) == len(two) and all(
+        a == b or (a.isdigit() and b.isdigit()) for a, b in zip(one, two, strict=True)
+    )
 
 
 class _Trace:
@@ -113,11 +156,16 @@ class _Trace:
         self._inputs: dict[str, Any] = {}
         self._own: dict[Any, str] = {}
         self._alive: list[Any] = []  # so that no tensor takes the place of another
-        self.read: dict[str, tuple[Any, ...]] = {}  # address and shape, for each time that it is run
+        self.read: dict[
+            str,
+            tuple[Any, ...],
+        ] = {}  # address and shape, for each time that it is run
 
     def __enter__(self) -> _Trace:
         for name, layer in self._layers.items():
-            self._hooks.append(layer.register_forward_hook(self._hook(name), with_kwargs=True))
+            self._hooks.append(
+                layer.register_forward_hook(self._hook(name), with_kwargs=True),
+            )
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -125,13 +173,22 @@ class _Trace:
             hook.remove()
 
     def _hook(self, name: str) -> Any:
-        def hook(module: Any, args: tuple[Any, ...], named: dict[str, Any], found: Any) -> Any:
+        def hook(
+            module: Any,
+            args: tuple[Any, ...],
+            named: dict[str, Any],
+            found: Any,
+        ) -> Any:
             x = split_input(args, named)[0]
             self._alive.append(x)
             self._inputs[name] = x.grad_fn
             self.read[name] = (*self.read.get(name, ()), (x.data_ptr(), x.shape))
             # a node of its own, as a layer without gradients has none
-            found = found.detach().requires_grad_().clone() if found.grad_fn is None else found.clone()
+            found = (
+                found.detach().requires_grad_().clone()
+                if found.grad_fn is None
+                else found.clone()
+            )
             self._own[found.grad_fn] = name
             return found
 
@@ -144,13 +201,22 @@ class _Trace:
     def levels(self) -> dict[str, int]:
         """How many layers stand in front of each, one behind the other."""
         found: dict[str, int] = {}
-        for name in self._inputs:  # in the order of the run: what a layer reads has a level already
-            before = (found[other] for other in self._behind(self._inputs[name]) if other in found)
+        for name in (
+            self._inputs
+        ):  # in the order of the run: what a layer reads has a level already
+            before = (
+                found[other]
+                for other in self._behind(self._inputs[name])
+                if other in found
+            )
             found[name] = 1 + max(before, default=-1)
         return found
 
     def until(self, levels: Mapping[str, int], result: Any) -> dict[str, int]:
-        """The greatest level of those that read what each layer computes; where the result does, one more than all."""
+        """The greatest level of those that read what each layer computes.
+
+        Where the result does, one more than all.
+        """
         found = dict[str, int]()
         ends = [(self._inputs[name], level) for name, level in levels.items()]
         for node, level in (*ends, (result, 1 + max(levels.values(), default=-1))):

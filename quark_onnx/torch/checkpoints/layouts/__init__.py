@@ -8,7 +8,9 @@ from typing import Any
 from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.torch.checkpoints.layouts.awq import AwqLayout
 from quark_onnx.torch.checkpoints.layouts.base import Layout as Layout
-from quark_onnx.torch.checkpoints.layouts.compressed_tensors import CompressedTensorsLayout
+from quark_onnx.torch.checkpoints.layouts.compressed_tensors import (
+    CompressedTensorsLayout,
+)
 from quark_onnx.torch.checkpoints.layouts.fp8 import FinegrainedFp8Layout, Fp8Layout
 from quark_onnx.torch.checkpoints.layouts.oga import OgaLayout
 from quark_onnx.torch.checkpoints.layouts.quark import WEIGHT_FORMATS, QuarkLayout
@@ -16,15 +18,27 @@ from quark_onnx.torch.config.torch_config import TorchConfig
 
 LAYOUTS: dict[str, type[Layout]] = {
     layout.name: layout
-    for layout in (QuarkLayout, CompressedTensorsLayout, AwqLayout, Fp8Layout, FinegrainedFp8Layout, OgaLayout)
+    for layout in (
+        QuarkLayout,
+        CompressedTensorsLayout,
+        AwqLayout,
+        Fp8Layout,
+        FinegrainedFp8Layout,
+        OgaLayout,
+    )
 }
 
 
-def layout_named(name: str, pack_method: str = "reorder", weight_format: str = WEIGHT_FORMATS[0]) -> Layout:
+def layout_named(
+    name: str,
+    pack_method: str = "reorder",
+    weight_format: str = WEIGHT_FORMATS[0],
+) -> Layout:
     """The layout that is called so.
 
     Args:
-        pack_method: how nibbles are ordered, "reorder" or "order"; the latter in AMD Quark's layout alone.
+        pack_method: how nibbles are ordered, "reorder" or "order"; the latter in AMD Quark's layout
+            alone.
         weight_format: "real_quantized" or "fake_quantized"; the latter in AMD Quark's layout alone.
 
     Raises:
@@ -38,14 +52,22 @@ def layout_named(name: str, pack_method: str = "reorder", weight_format: str = W
     if name == QuarkLayout.name:
         return QuarkLayout(pack_method, weight_format)
     if weight_format != WEIGHT_FORMATS[0]:
-        raise ConfigError(f"weight_format is {weight_format!r}; the layout {name!r} has a place for codes alone")
+        raise ConfigError(
+            f"weight_format is {weight_format!r}; the layout {name!r} has a place for"
+            " codes alone",
+        )
     if pack_method != "reorder":
-        raise ConfigError(f"pack_method is {pack_method!r}; the layout {name!r} has an order of its own, leave it out")
+        raise ConfigError(
+            f"pack_method is {pack_method!r}; the layout {name!r} has an order of its"
+            " own, leave it out",
+        )
     return LAYOUTS[name]()
 
 
 def check_config(layout: Layout, config: TorchConfig) -> None:
-    """Raise ConfigError if a layout has no place for what a configuration asks for, naming those that have one."""
+    """Raise ConfigError if a layout has no place for what a configuration asks for, naming those
+    that have one.
+    """
     places = {"default": config.default}
     places |= {f"layers {glob!r}": spec for glob, spec in config.layers}
     places |= {f"types {name!r}": spec for name, spec in config.types}
@@ -53,17 +75,34 @@ def check_config(layout: Layout, config: TorchConfig) -> None:
         if spec.weight is None and spec.weight_only:
             continue  # stays float
         if reason := layout.refusal(spec):
-            others = [name for name, other in LAYOUTS.items() if not other().refusal(spec)]
-            what = [f"{name} {part}" for name in ("weight", "input", "output") if (part := getattr(spec, name))]
-            raise ConfigError(f"{place}, {', '.join(what)}, {_no_place(layout, reason, others)}")
-    if config.kv_cache is not None and (reason := layout.cache_refusal(config.kv_cache.spec)):
+            others = [
+                name for name, other in LAYOUTS.items() if not other().refusal(spec)
+            ]
+            what = [
+                f"{name} {part}"
+                for name in ("weight", "input", "output")
+                if (part := getattr(spec, name))
+            ]
+            raise ConfigError(
+                f"{place}, {', '.join(what)}, {_no_place(layout, reason, others)}",
+            )
+    if config.kv_cache is not None and (
+        reason := layout.cache_refusal(config.kv_cache.spec)
+    ):
         cache = config.kv_cache.spec
-        others = [name for name, other in LAYOUTS.items() if not other().cache_refusal(cache)]
+        others = [
+            name for name, other in LAYOUTS.items() if not other().cache_refusal(cache)
+        ]
         raise ConfigError(f"kv_cache, {cache}, {_no_place(layout, reason, others)}")
-    if config.kv_cache is not None and config.kv_cache.where == "rope" and layout.name != QuarkLayout.name:
+    if (
+        config.kv_cache is not None
+        and config.kv_cache.where == "rope"
+        and layout.name != QuarkLayout.name
+    ):
         raise ConfigError(
-            f"kv_cache: a checkpoint of the layout {layout.name!r} cannot say that keys are rounded after they are "
-            f"rotated; choose the layout {QuarkLayout.name!r}, or where='projection'"
+            f"kv_cache: a checkpoint of the layout {layout.name!r} cannot say that keys"
+            " are rounded after they are rotated; choose the layout"
+            f" {QuarkLayout.name!r}, or where='projection'",
         )
     _check_attention(layout, config)
 
@@ -71,14 +110,21 @@ def check_config(layout: Layout, config: TorchConfig) -> None:
 def _check_attention(layout: Layout, config: TorchConfig) -> None:
     if config.attention is not None and layout.name != QuarkLayout.name:
         raise ConfigError(
-            f"attention: a checkpoint of the layout {layout.name!r} has no place for scales of queries and "
-            f"probabilities; choose the layout {QuarkLayout.name!r}, or leave attention as it is"
+            f"attention: a checkpoint of the layout {layout.name!r} has no place for"
+            " scales of queries and probabilities; choose the layout"
+            f" {QuarkLayout.name!r}, or leave attention as it is",
         )
 
 
 def _no_place(layout: Layout, reason: str, others: list[str]) -> str:
-    hint = f"these have one: {', '.join(others)}" if others else "no layout has; it can be evaluated, or choose another"
-    return f"has no place in a checkpoint of the layout {layout.name!r}: {reason}; {hint}"
+    hint = (
+        f"these have one: {', '.join(others)}"
+        if others
+        else "no layout has; it can be evaluated, or choose another"
+    )
+    return (
+        f"has no place in a checkpoint of the layout {layout.name!r}: {reason}; {hint}"
+    )
 
 
 def read_layout(found: Mapping[str, Any]) -> tuple[TorchConfig, Layout]:

@@ -1,4 +1,5 @@
-"""AutoAWQ's layout, version "gemm": integers of 4 bits with inputs first, eight outputs to an int32 in its own order.
+"""AutoAWQ's layout, version "gemm": integers of 4 bits with inputs first, eight outputs to an int32
+in its own order.
 
 Zero points are always there; those of symmetric codes lie in the middle. Scales are float16.
 """
@@ -44,19 +45,32 @@ class AwqLayout(Layout):
     def adapted(self, config: TorchConfig) -> TorchConfig:
         return with_scales(config, "float16")
 
-    def check_layer(self, name: str, kind: str, spec: LayerSpec, shape: tuple[int, ...]) -> None:
+    def check_layer(
+        self,
+        name: str,
+        kind: str,
+        spec: LayerSpec,
+        shape: tuple[int, ...],
+    ) -> None:
         check_linear(self.name, name, kind, spec, shape)
         if shape[0] % 8:
             raise ConfigError(
-                f"{name} has {shape[0]} outputs, and the layout 'awq' puts eight into a number; exclude it, or choose "
-                "the layout 'compressed-tensors'"
+                f"{name} has {shape[0]} outputs, and the layout 'awq' puts eight into a"
+                " number; exclude it, or choose the layout 'compressed-tensors'",
             )
 
     def quantization_config(
-        self, quantized: Mapping[str, LayerSpec], floats: Sequence[str], config: TorchConfig
+        self,
+        quantized: Mapping[str, LayerSpec],
+        floats: Sequence[str],
+        config: TorchConfig,
     ) -> dict[str, Any]:
         check_parts_of_names(self.name, quantized, floats)
-        sizes = {name: spec.weight.group or -1 for name, spec in quantized.items() if spec.weight is not None}
+        sizes = {
+            name: spec.weight.group or -1
+            for name, spec in quantized.items()
+            if spec.weight is not None
+        }
         return {
             "quant_method": "awq",
             "version": "gemm",
@@ -74,21 +88,45 @@ class AwqLayout(Layout):
             "scales": in_half(in_columns(weight.scale, weight).t().contiguous()),
         }
 
-    def restored(self, parts: Mapping[str, Any], spec: LayerSpec, shape: tuple[int, ...], dtype: Any) -> Quantized:
+    def restored(
+        self,
+        parts: Mapping[str, Any],
+        spec: LayerSpec,
+        shape: tuple[int, ...],
+        dtype: Any,
+    ) -> Quantized:
         assert spec.weight is not None
         words, zeros, scales = (needed(parts.get(name), name) for name in self.parts)
-        codes, zero = (unpack_nibbles(each, shape[0]).t().contiguous() for each in (words, zeros))
-        return from_unsigned(codes, zero, scales.t().contiguous(), spec.weight, (shape, dtype))
+        codes, zero = (
+            unpack_nibbles(each, shape[0]).t().contiguous() for each in (words, zeros)
+        )
+        return from_unsigned(
+            codes,
+            zero,
+            scales.t().contiguous(),
+            spec.weight,
+            (shape, dtype),
+        )
 
     @classmethod
     def read(cls, found: Mapping[str, Any]) -> tuple[TorchConfig, Layout]:
         bits, version = found.get("bits"), str(found.get("version", "gemm")).lower()
         if bits != 4 or version != "gemm":
-            raise ConfigError(f"quantization_config has bits {bits!r} and version {version!r}; this reads 4 and 'gemm'")
+            raise ConfigError(
+                f"quantization_config has bits {bits!r} and version {version!r}; this"
+                " reads 4 and 'gemm'",
+            )
         size = found.get("group_size")
         if type(size) is not int or size < -1 or size == 0:
-            raise ConfigError(f"quantization_config has group_size {size!r}; it must be a number of values, or -1")
-        blocks: dict[str, Any] = {"block_size": size} if size > 0 else {"per_channel": True}
+            raise ConfigError(
+                f"quantization_config has group_size {size!r}; it must be a number of"
+                " values, or -1",
+            )
+        blocks: dict[str, Any] = (
+            {"block_size": size} if size > 0 else {"per_channel": True}
+        )
         weight = TensorSpec("uint4", symmetric=False, scale="float16", **blocks)
-        floats = tuple(f"*{name}*" for name in names_in(found, "modules_to_not_convert"))
+        floats = tuple(
+            f"*{name}*" for name in names_in(found, "modules_to_not_convert")
+        )
         return TorchConfig(LayerSpec(weight), exclude=floats), cls()

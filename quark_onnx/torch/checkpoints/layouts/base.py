@@ -1,4 +1,6 @@
-"""Layout: how a checkpoint names and stores quantized layers, and what its config.json says of them."""
+"""Layout: how a checkpoint names and stores quantized layers, and what its config.json says of
+them.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ from quark_onnx.torch.formats.bit_packing import in_blocks
 from quark_onnx.torch.formats.quantized_tensor import Quantized
 from quark_onnx.torch.models.quantized_layer import QuantizedLayer, Rounding
 
-#: The scale of keys or values as the output of the layer that computes them, and as a tensor of their attention.
+#: The scale of keys or values as the output of the layer that computes them, and as a tensor of
+#: their attention.
 _PROJECTION = re.compile(r"(?P<attention>.*)\.(?P<side>[kv])_proj\.output_scale")
 #: How much of a scale float16 may lose by rounding.
 _HALF_LOSS = 1e-3
@@ -32,7 +35,8 @@ class Layout(ABC):
         name: what it is asked for by.
         method: the ``quant_method`` of its config.json.
         parts: how the names of a weight's tensors end.
-        keeps_names: whether what reads it finds experts only where float checkpoints of their model have them apart.
+        keeps_names: whether what reads it finds experts only where float checkpoints of their model
+            have them apart.
     """
 
     name: ClassVar[str]
@@ -45,7 +49,10 @@ class Layout(ABC):
         """Why there is no place for a layer that is quantized so; empty if there is one."""
 
     def cache_refusal(self, spec: TensorSpec) -> str:
-        """Why there is no place for scales of keys and values that are kept so; empty if there is one."""
+        """Why there is no place for scales of keys and values that are kept so.
+
+        Empty if there is one.
+        """
         return "keys and values stay float there"
 
     def adapted(self, config: TorchConfig) -> TorchConfig:
@@ -53,12 +60,21 @@ class Layout(ABC):
         return config
 
     @abstractmethod
-    def check_layer(self, name: str, kind: str, spec: LayerSpec, shape: tuple[int, ...]) -> None:
+    def check_layer(
+        self,
+        name: str,
+        kind: str,
+        spec: LayerSpec,
+        shape: tuple[int, ...],
+    ) -> None:
         """Raise ConfigError if a layer of this class and shape has no place."""
 
     @abstractmethod
     def quantization_config(
-        self, quantized: Mapping[str, LayerSpec], floats: Sequence[str], config: TorchConfig
+        self,
+        quantized: Mapping[str, LayerSpec],
+        floats: Sequence[str],
+        config: TorchConfig,
     ) -> dict[str, Any]:
         """What config.json says of the quantization.
 
@@ -88,14 +104,25 @@ class Layout(ABC):
         return {f"{side}_scale": rounding.scale}
 
     @abstractmethod
-    def restored(self, parts: Mapping[str, Any], spec: LayerSpec, shape: tuple[int, ...], dtype: Any) -> Quantized:
+    def restored(
+        self,
+        parts: Mapping[str, Any],
+        spec: LayerSpec,
+        shape: tuple[int, ...],
+        dtype: Any,
+    ) -> Quantized:
         """The weight that ``stored`` made the tensors of; the type of their reals is ``dtype``.
 
         Raises:
             ModelError: a tensor is missing.
         """
 
-    def restored_scale(self, side: str, spec: TensorSpec, get: Callable[[str], Any]) -> Params:
+    def restored_scale(
+        self,
+        side: str,
+        spec: TensorSpec,
+        get: Callable[[str], Any],
+    ) -> Params:
         """The scale that ``stored_scale`` made the tensors of.
 
         Args:
@@ -106,7 +133,9 @@ class Layout(ABC):
     @classmethod
     @abstractmethod
     def read(cls, found: Mapping[str, Any]) -> tuple[TorchConfig, Layout]:
-        """What a checkpoint was quantized by, and its layout; the inverse of ``quantization_config``.
+        """What a checkpoint was quantized by, and its layout.
+
+        The inverse of ``quantization_config``.
 
         Raises:
             ConfigError: it says what cannot be understood.
@@ -124,7 +153,11 @@ class Layout(ABC):
         """
         weight = layer.quantized
         try:
-            parts = {"weight": layer.float_weight} if weight is None else self.stored(weight, layer.spec)
+            parts = (
+                {"weight": layer.float_weight}
+                if weight is None
+                else self.stored(weight, layer.spec)
+            )
         except ConfigError as error:
             raise ConfigError(f"{name}: {error}") from error
         if layer.bias is not None:
@@ -149,7 +182,9 @@ def names_in(found: Mapping[str, Any], key: str) -> tuple[str, ...]:
     if names is None:
         return ()
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise ConfigError(f"quantization_config has {key} {names!r}; it must be a list of names")
+        raise ConfigError(
+            f"quantization_config has {key} {names!r}; it must be a list of names",
+        )
     return tuple(names)
 
 
@@ -174,44 +209,73 @@ def cache_key(name: str) -> str:
     return f"{found['attention']}.{found['side']}_scale" if found else name
 
 
-def check_linear(layout: str, name: str, kind: str, spec: LayerSpec, shape: tuple[int, ...]) -> None:
-    """Raise ConfigError if a layer is no Linear, its blocks do not fill its rows, or its output has no name."""
+def check_linear(
+    layout: str,
+    name: str,
+    kind: str,
+    spec: LayerSpec,
+    shape: tuple[int, ...],
+) -> None:
+    """Raise ConfigError if a layer is no Linear, its blocks do not fill its rows, or its output has
+    no name.
+    """
     if kind != "Linear":
         raise ConfigError(
-            f"{name} is a {kind}, and the layout {layout!r} has a place for Linear layers alone; exclude it, or choose "
-            "the layout 'quark'"
+            f"{name} is a {kind}, and the layout {layout!r} has a place for Linear"
+            " layers alone; exclude it, or choose the layout 'quark'",
         )
     group = spec.weight.group if spec.weight is not None else 0
     if group and shape[-1] % group:
         raise ConfigError(
-            f"{name} is {list(shape)}, and the layout {layout!r} has a place for whole blocks of {group} alone; choose "
-            "another size, exclude this layer, or choose the layout 'quark'"
+            f"{name} is {list(shape)}, and the layout {layout!r} has a place for whole"
+            f" blocks of {group} alone; choose another size, exclude this layer, or"
+            " choose the layout 'quark'",
         )
     if spec.output is not None and not _PROJECTION.fullmatch(f"{name}.output_scale"):
         raise ConfigError(
-            f"the output of {name} is quantized, and the layout {layout!r} has a place for those of k_proj and v_proj "
-            "alone; choose the layout 'quark'"
+            f"the output of {name} is quantized, and the layout {layout!r} has a place"
+            " for those of k_proj and v_proj alone; choose the layout 'quark'",
         )
 
 
 def small_integers(spec: LayerSpec) -> str:
-    """Why a layer is not one whose weight alone is quantized, as integers of 4 bits in blocks or for each output."""
+    """Why a layer is not one whose weight alone is quantized, as integers of 4 bits in blocks or
+    for each output.
+    """
     weight = spec.weight
     if weight is None or spec.input is not None or spec.output is not None:
         return "it has weights alone"
     if not isinstance(weight.dtype, Integer) or weight.dtype.bits != 4:
         return "it has integers of 4 bits alone"
-    return "" if weight.group or weight.per_channel else "it has scales for blocks, or for outputs"
+    return (
+        ""
+        if weight.group or weight.per_channel
+        else "it has scales for blocks, or for outputs"
+    )
 
 
 def unsigned(weight: Quantized) -> tuple[Any, Any]:
-    """Codes of integers as (outputs, inputs) and their zero points as (outputs, blocks), both from 0 on; int32."""
+    """Codes of integers as (outputs, inputs) and their zero points as (outputs, blocks), both from
+    0 on; int32.
+    """
     below = _below(weight.spec)
     zero = torch.zeros_like(weight.scale) if weight.zero is None else weight.zero
-    return weight.matrix.to(torch.int32) + below, in_columns(zero, weight).to(torch.int32) + below
+    return (
+        weight.matrix.to(torch.int32) + below,
+        in_columns(zero, weight).to(
+            torch.int32,
+        )
+        + below,
+    )
 
 
-def from_unsigned(codes: Any, zero: Any, scale: Any, spec: TensorSpec, like: tuple[tuple[int, ...], Any]) -> Quantized:
+def from_unsigned(
+    codes: Any,
+    zero: Any,
+    scale: Any,
+    spec: TensorSpec,
+    like: tuple[tuple[int, ...], Any],
+) -> Quantized:
     """The weight of such codes and zero points, which are None where they lie in the middle.
 
     Args:
@@ -225,7 +289,15 @@ def from_unsigned(codes: Any, zero: Any, scale: Any, spec: TensorSpec, like: tup
     if not spec.group:
         scale, zero = scale[:, 0], zero[:, 0]
     codes = in_blocks(codes, spec.group) if spec.group else codes
-    return Quantized(spec, like[0], codes, scale, zero if bool(zero.any()) else None, None, like[1])
+    return Quantized(
+        spec,
+        like[0],
+        codes,
+        scale,
+        zero if bool(zero.any()) else None,
+        None,
+        like[1],
+    )
 
 
 def _below(spec: TensorSpec) -> int:
@@ -245,10 +317,15 @@ def in_half(scale: Any) -> Any:
         ConfigError: that type has no such numbers.
     """
     half = scale.to(torch.float16)
-    if not torch.isclose(half.double(), scale.double(), rtol=_HALF_LOSS, atol=0.0).all():
+    if not torch.isclose(
+        half.double(),
+        scale.double(),
+        rtol=_HALF_LOSS,
+        atol=0.0,
+    ).all():
         raise ConfigError(
-            f"scales lie between {scale.min():.3g} and {scale.max():.3g}, which float16 cannot hold; quantize with "
-            "TensorSpec(..., scale='float16')"
+            f"scales lie between {scale.min():.3g} and {scale.max():.3g}, which float16"
+            " cannot hold; quantize with TensorSpec(..., scale='float16')",
         )
     return half
 
@@ -258,9 +335,16 @@ def with_scales(config: TorchConfig, kind: str) -> TorchConfig:
 
     def of(spec: LayerSpec) -> LayerSpec:
         weight = spec.weight
-        return spec if weight is None or weight.scale != "model" else spec.with_(weight=weight.with_(scale=kind))
+        return (
+            spec
+            if weight is None or weight.scale != "model"
+            else spec.with_(weight=weight.with_(scale=kind))
+        )
 
-    own = {name: tuple((key, of(spec)) for key, spec in getattr(config, name)) for name in ("layers", "types")}
+    own = {
+        name: tuple((key, of(spec)) for key, spec in getattr(config, name))
+        for name in ("layers", "types")
+    }
     return config.with_(default=of(config.default), **own)
 
 
@@ -276,25 +360,36 @@ def the_one(layout: str, what: str, found: Mapping[str, Any]) -> Any:
         ConfigError: two layers differ, or there are none.
     """
     if not found:
-        raise ConfigError(f"no layer is quantized, which the layout {layout!r} has no words for; copy the folder")
+        raise ConfigError(
+            f"no layer is quantized, which the layout {layout!r} has no words for; copy"
+            " the folder",
+        )
     first = next(iter(found))
     for name, value in found.items():
         if value != found[first]:
             raise ConfigError(
-                f"{first} has {what} {found[first]}, and {name} {value}; the layout {layout!r} has one for all layers. "
-                "Give them the same, or choose the layout 'compressed-tensors' or 'quark'"
+                f"{first} has {what} {found[first]}, and {name} {value}; the layout"
+                f" {layout!r} has one for all layers. Give them the same, or choose the"
+                " layout 'compressed-tensors' or 'quark'",
             )
     return found[first]
 
 
-def check_parts_of_names(layout: str, quantized: Mapping[str, LayerSpec], floats: Sequence[str]) -> None:
-    """Raise ConfigError if the name of a float layer is a part of a quantized one's: clients take both for float."""
+def check_parts_of_names(
+    layout: str,
+    quantized: Mapping[str, LayerSpec],
+    floats: Sequence[str],
+) -> None:
+    """Raise ConfigError if the name of a float layer is a part of a quantized one's: clients take
+    both for float.
+    """
     for name in floats:
         other = next((other for other in quantized if name in other), None)
         if other is not None:
             raise ConfigError(
-                f"{name} stays float, and its name is a part of {other}: what reads the layout {layout!r} would take "
-                "both for float; choose the layout 'compressed-tensors' or 'quark'"
+                f"{name} stays float, and its name is a part of {other}: what reads the"
+                f" layout {layout!r} would take both for float; choose the layout"
+                " 'compressed-tensors' or 'quark'",
             )
 
 

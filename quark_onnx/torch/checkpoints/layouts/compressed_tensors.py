@@ -1,7 +1,9 @@
-"""The layout of compressed-tensors, which vLLM and transformers read: llm-compressor writes it, too.
+"""The layout of compressed-tensors, which vLLM and transformers read: llm-compressor writes it,
+too.
 
-Each way in which layers are quantized is a group of config.json. The one with most layers is for the class Linear; the
-others, and the float layers, are lists of names. Integers are signed there, whatever they were.
+Each way in which layers are quantized is a group of config.json. The one with most layers is for
+the class Linear; the others, and the float layers, are lists of names. Integers are signed there,
+whatever they were.
 """
 
 from __future__ import annotations
@@ -28,7 +30,13 @@ from quark_onnx.torch.checkpoints.layouts.base import (
 from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
 from quark_onnx.torch.config.torch_config import KVCache, TorchConfig
 from quark_onnx.torch.formats.affine import Params
-from quark_onnx.torch.formats.bit_packing import in_blocks, pack_bits, pack_words, unpack_bits, unpack_words
+from quark_onnx.torch.formats.bit_packing import (
+    in_blocks,
+    pack_bits,
+    pack_words,
+    unpack_bits,
+    unpack_words,
+)
 from quark_onnx.torch.formats.quantized_tensor import Quantized
 from quark_onnx.torch.models.quantized_layer import Rounding
 
@@ -49,10 +57,17 @@ def format_of(spec: LayerSpec) -> str:
     if is_two_level(weight):
         return NVFP4 if read is None or (is_two_level(read) and read.measured) else ""
     if weight.dtype.name in _MX:
-        alike = read is not None and (read.dtype, read.exponent) == (weight.dtype, "even")
+        alike = read is not None and (read.dtype, read.exponent) == (
+            weight.dtype,
+            "even",
+        )
         return _MX[weight.dtype.name] if read is None or alike else ""
     if weight.dtype.name == "fp8e4m3" and not weight.group:
-        return FLOATS if read is None or (read.dtype == weight.dtype and not read.group) else ""
+        return (
+            FLOATS
+            if read is None or (read.dtype == weight.dtype and not read.group)
+            else ""
+        )
     if isinstance(weight.dtype, Integer) and weight.dtype.bits <= 8:
         return _integer_format(weight, read)
     return ""
@@ -65,7 +80,12 @@ def _integer_format(weight: TensorSpec, read: TensorSpec | None) -> str:
         return ""
     signed = read.symmetric and read.grid.qmin < 0
     moving = read.dynamic and signed and (read.per_channel or bool(read.group))
-    if weight.dtype.bits == read.dtype.bits == 8 and weight.symmetric and not weight.group and not read.group:
+    if (
+        weight.dtype.bits == read.dtype.bits == 8
+        and weight.symmetric
+        and not weight.group
+        and not read.group
+    ):
         return INTEGERS if moving or not read.dynamic else ""
     return PACKED if moving and (weight.per_channel or weight.group) else ""
 
@@ -77,27 +97,49 @@ class CompressedTensorsLayout(Layout):
     name: ClassVar[str] = "compressed-tensors"
     method: ClassVar[str] = "compressed-tensors"
     parts: ClassVar[tuple[str, ...]] = (
-        *("weight", "weight_packed", "weight_scale", "weight_zero_point", "weight_global_scale"),
+        *(
+            "weight",
+            "weight_packed",
+            "weight_scale",
+            "weight_zero_point",
+            "weight_global_scale",
+        ),
     )
 
     def refusal(self, spec: LayerSpec) -> str:
-        return "" if format_of(spec) else "vLLM reads none of its formats with such weights, inputs and outputs"
+        return (
+            ""
+            if format_of(spec)
+            else "vLLM reads none of its formats with such weights, inputs and outputs"
+        )
 
     def cache_refusal(self, spec: TensorSpec) -> str:
         whole = spec.dtype.name == "fp8e4m3" and not spec.per_channel and not spec.group
         return "" if whole else "it has fp8e4m3 for keys and values"
 
-    def check_layer(self, name: str, kind: str, spec: LayerSpec, shape: tuple[int, ...]) -> None:
+    def check_layer(
+        self,
+        name: str,
+        kind: str,
+        spec: LayerSpec,
+        shape: tuple[int, ...],
+    ) -> None:
         check_linear(self.name, name, kind, spec, shape)
 
     def quantization_config(
-        self, quantized: Mapping[str, LayerSpec], floats: Sequence[str], config: TorchConfig
+        self,
+        quantized: Mapping[str, LayerSpec],
+        floats: Sequence[str],
+        config: TorchConfig,
     ) -> dict[str, Any]:
         members = dict[LayerSpec, list[str]]()
         for name, spec in quantized.items():
             members.setdefault(spec.with_(output=None), []).append(name)
         if not members:
-            raise ConfigError("no layer is quantized, which the layout 'compressed-tensors' has no words for")
+            raise ConfigError(
+                "no layer is quantized, which the layout 'compressed-tensors' has no"
+                " words for",
+            )
         rest = max(members, key=lambda spec: len(members[spec]))
         ordered = [*(spec for spec in members if spec != rest), rest]
         groups = {
@@ -118,7 +160,9 @@ class CompressedTensorsLayout(Layout):
             "global_compression_ratio": None,
             "config_groups": groups,
             "ignore": list(floats),
-            "kv_cache_scheme": None if config.kv_cache is None else _arguments(config.kv_cache.spec),
+            "kv_cache_scheme": (
+                None if config.kv_cache is None else _arguments(config.kv_cache.spec)
+            ),
         }
 
     def stored(self, weight: Quantized, spec: LayerSpec) -> dict[str, Any]:
@@ -130,19 +174,38 @@ class CompressedTensorsLayout(Layout):
         if form == MXFP8:
             codes = weight.matrix.contiguous().view(torch.float8_e4m3fn)
             return {"weight": codes, "weight_scale": weight.scale}
-        parts = {"weight_packed": pack_bits(weight.matrix, 4), "weight_scale": weight.scale}
-        return parts if weight.whole is None else parts | {"weight_global_scale": _inverse(weight.whole)}
+        parts = {
+            "weight_packed": pack_bits(weight.matrix, 4),
+            "weight_scale": weight.scale,
+        }
+        return (
+            parts
+            if weight.whole is None
+            else parts | {"weight_global_scale": _inverse(weight.whole)}
+        )
 
     def stored_scale(self, side: str, rounding: Rounding) -> dict[str, Any]:
         if is_two_level(rounding.spec):
             return {f"{side}_global_scale": _inverse(rounding.scale)}
         parts = {f"{side}_scale": rounding.scale.reshape(1)}
         if not rounding.spec.symmetric:
-            zero = torch.zeros_like(rounding.scale) if rounding.zero is None else rounding.zero
-            parts[f"{side}_zero_point"] = (zero - _above(rounding.spec)).to(torch.int8).reshape(1)
+            zero = (
+                torch.zeros_like(rounding.scale)
+                if rounding.zero is None
+                else rounding.zero
+            )
+            parts[f"{side}_zero_point"] = (
+                (zero - _above(rounding.spec)).to(torch.int8).reshape(1)
+            )
         return parts
 
-    def restored(self, parts: Mapping[str, Any], spec: LayerSpec, shape: tuple[int, ...], dtype: Any) -> Quantized:
+    def restored(
+        self,
+        parts: Mapping[str, Any],
+        spec: LayerSpec,
+        shape: tuple[int, ...],
+        dtype: Any,
+    ) -> Quantized:
         form, weight = format_of(spec.with_(output=None)), spec.weight
         assert weight is not None
         scale = needed(parts.get("weight_scale"), "weight_scale")
@@ -153,21 +216,42 @@ class CompressedTensorsLayout(Layout):
             if not weight.symmetric:
                 zero = needed(parts.get("weight_zero_point"), "weight_zero_point")
                 zero = unpack_words(zero.t(), bits, shape[0]).t()
-            return from_unsigned(unpack_words(codes, bits, shape[1]), zero, scale, weight, (shape, dtype))
+            return from_unsigned(
+                unpack_words(codes, bits, shape[1]),
+                zero,
+                scale,
+                weight,
+                (shape, dtype),
+            )
         if form in (INTEGERS, FLOATS):
             flat = scale.reshape(-1) if weight.per_channel else scale.reshape(())
             return Quantized(weight, shape, codes, flat, None, None, dtype)
         codes = codes.view(torch.uint8) if form == MXFP8 else unpack_bits(codes, 4)
         whole = parts.get("weight_global_scale")
         whole = None if whole is None else _inverse(whole).reshape(())
-        return Quantized(weight, shape, in_blocks(codes, weight.group), scale, None, whole, dtype)
+        return Quantized(
+            weight,
+            shape,
+            in_blocks(codes, weight.group),
+            scale,
+            None,
+            whole,
+            dtype,
+        )
 
-    def restored_scale(self, side: str, spec: TensorSpec, get: Callable[[str], Any]) -> Params:
+    def restored_scale(
+        self,
+        side: str,
+        spec: TensorSpec,
+        get: Callable[[str], Any],
+    ) -> Params:
         if is_two_level(spec):
             end = f"{side}_global_scale"
             return Params(_inverse(needed(get(end), end)).reshape(()))
         end, zero = f"{side}_scale", get(f"{side}_zero_point")
-        kept = None if zero is None or not bool(zero.any()) else zero.float().reshape(())
+        kept = (
+            None if zero is None or not bool(zero.any()) else zero.float().reshape(())
+        )
         return Params(needed(get(end), end).reshape(()), kept)
 
     def key(self, name: str) -> str:
@@ -181,20 +265,40 @@ class CompressedTensorsLayout(Layout):
             or not groups
             or not all(isinstance(each, Mapping) for each in groups.values())
         ):
-            raise ConfigError(f"quantization_config has config_groups {groups!r}; they must be objects by name")
+            raise ConfigError(
+                f"quantization_config has config_groups {groups!r}; they must be"
+                " objects by name",
+            )
         default, own = LayerSpec(), list[tuple[str, LayerSpec]]()
         for group in groups.values():
-            spec = LayerSpec(_spec(group.get("weights"), weight=True), _spec(group.get("input_activations")))
+            spec = LayerSpec(
+                _spec(group.get("weights"), weight=True),
+                _spec(group.get("input_activations")),
+            )
             for target in names_in(group, "targets"):
                 if target == "Linear":
                     default = spec
                 else:
                     own.append((target, spec))
-        if odd := next((name for name in (*floats, *dict(own)) if name.startswith("re:")), None):
-            raise ConfigError(f"quantization_config has the pattern {odd!r}; this reads names, and the class Linear")
+        if odd := next(
+            (name for name in (*floats, *dict(own)) if name.startswith("re:")),
+            None,
+        ):
+            raise ConfigError(
+                f"quantization_config has the pattern {odd!r}; this reads names, and"
+                " the class Linear",
+            )
         cache = _spec(found.get("kv_cache_scheme"))
         kept = None if cache is None else KVCache(cache)
-        return TorchConfig(default, layers=tuple(own), exclude=floats, kv_cache=kept), cls()
+        return (
+            TorchConfig(
+                default,
+                layers=tuple(own),
+                exclude=floats,
+                kv_cache=kept,
+            ),
+            cls(),
+        )
 
 
 def _packed(weight: Quantized) -> dict[str, Any]:
@@ -205,7 +309,9 @@ def _packed(weight: Quantized) -> dict[str, Any]:
         "weight_shape": torch.tensor(weight.shape),
     }
     if not spec.symmetric:
-        parts["weight_zero_point"] = pack_words(zero.t(), spec.dtype.bits).t().contiguous()
+        parts["weight_zero_point"] = (
+            pack_words(zero.t(), spec.dtype.bits).t().contiguous()
+        )
     return parts
 
 
@@ -262,15 +368,27 @@ def _spec(found: Any, weight: bool = False) -> TensorSpec | None:
     if found is None:
         return None
     if not isinstance(found, Mapping):
-        raise ConfigError(f"quantization_config has {found!r} where it should say how a tensor is quantized")
-    bits, kind, strategy = found.get("num_bits", 8), found.get("type", "int"), found.get("strategy")
+        raise ConfigError(
+            f"quantization_config has {found!r} where it should say how a tensor is"
+            " quantized",
+        )
+    bits, kind, strategy = (
+        found.get("num_bits", 8),
+        found.get("type", "int"),
+        found.get("strategy"),
+    )
     if (kind, bits, strategy) == ("float", 4, "tensor_group"):
         return TensorSpec("nvfp4")
     size = found.get("group_size") or 0
     if kind == "float" and strategy == "group" and size == 32 and bits in (4, 8):
         return TensorSpec("mxfp4e2m1" if bits == 4 else "mxfp8e4m3")
-    if strategy not in ("tensor", "channel", "token", "group") or (kind == "float") > (bits == 8):
-        raise ConfigError(f"quantization_config has {kind}{bits} with the strategy {strategy!r}, which cannot be read")
+    if strategy not in ("tensor", "channel", "token", "group") or (kind == "float") > (
+        bits == 8
+    ):
+        raise ConfigError(
+            f"quantization_config has {kind}{bits} with the strategy {strategy!r},"
+            " which cannot be read",
+        )
     return TensorSpec(
         "fp8e4m3" if kind == "float" else f"int{bits}",
         symmetric=bool(found.get("symmetric", True)) or kind == "float",

@@ -1,6 +1,8 @@
-"""The layouts called "fp8": E4M3 weights with one scale for each, activations with one from data or for each token.
+"""The layouts called "fp8": E4M3 weights with one scale for each, activations with one from data or
+for each token.
 
-vLLM and transformers give other names to the scales, and neither knows the other's: there is a layout for each.
+vLLM and transformers give other names to the scales, and neither knows the other's: there is a
+layout for each.
 """
 
 from __future__ import annotations
@@ -51,18 +53,38 @@ class Fp8Layout(Layout):
             return "it has weights and inputs, both"
         if not _is_whole(spec.weight):
             return "it has fp8e4m3 with one scale for a weight"
-        tokens = spec.input.dtype == _E4M3.dtype and spec.input.per_channel and spec.input.dynamic
+        tokens = (
+            spec.input.dtype == _E4M3.dtype
+            and spec.input.per_channel
+            and spec.input.dynamic
+        )
         static = _is_whole(spec.input) and not spec.input.dynamic
-        return "" if tokens or static else "it has fp8e4m3 with one scale for inputs, from data, or one for each token"
+        return (
+            ""
+            if tokens or static
+            else (
+                "it has fp8e4m3 with one scale for inputs, from data, or one for each"
+                " token"
+            )
+        )
 
     def cache_refusal(self, spec: TensorSpec) -> str:
         return "" if _is_whole(spec) else "it has fp8e4m3 for keys and values"
 
-    def check_layer(self, name: str, kind: str, spec: LayerSpec, shape: tuple[int, ...]) -> None:
+    def check_layer(
+        self,
+        name: str,
+        kind: str,
+        spec: LayerSpec,
+        shape: tuple[int, ...],
+    ) -> None:
         check_linear(self.name, name, kind, spec, shape)
 
     def quantization_config(
-        self, quantized: Mapping[str, LayerSpec], floats: Sequence[str], config: TorchConfig
+        self,
+        quantized: Mapping[str, LayerSpec],
+        floats: Sequence[str],
+        config: TorchConfig,
     ) -> dict[str, Any]:
         kinds = {
             name: "dynamic" if spec.input is None or spec.input.dynamic else "static"
@@ -79,22 +101,46 @@ class Fp8Layout(Layout):
     def stored(self, weight: Quantized, spec: LayerSpec) -> dict[str, Any]:
         if spec.input is None:
             raise ConfigError(
-                f"it was not run on the data, and the layout {self.name!r} has no place for a layer whose input has no "
-                "scale; give more data, or choose the layout 'quark'"
+                f"it was not run on the data, and the layout {self.name!r} has no place"
+                " for a layer whose input has no scale; give more data, or choose the"
+                " layout 'quark'",
             )
         return {"weight": weight.matrix, self.weight_scale: weight.scale}
 
     def stored_scale(self, side: str, rounding: Rounding) -> dict[str, Any]:
         return {self.input_scale if side == "input" else "output_scale": rounding.scale}
 
-    def restored(self, parts: Mapping[str, Any], spec: LayerSpec, shape: tuple[int, ...], dtype: Any) -> Quantized:
+    def restored(
+        self,
+        parts: Mapping[str, Any],
+        spec: LayerSpec,
+        shape: tuple[int, ...],
+        dtype: Any,
+    ) -> Quantized:
         assert spec.weight is not None
         scale = parts.get("weight_scale", parts.get("weight_scale_inv"))
         weight = needed(parts.get("weight"), "weight")
-        return Quantized(spec.weight, shape, weight, needed(scale, "weight_scale").reshape(()), None, None, dtype)
+        return Quantized(
+            spec.weight,
+            shape,
+            weight,
+            needed(scale, "weight_scale").reshape(()),
+            None,
+            None,
+            dtype,
+        )
 
-    def restored_scale(self, side: str, spec: TensorSpec, get: Callable[[str], Any]) -> Params:
-        ends = ("input_scale", "activation_scale") if side == "input" else ("output_scale",)
+    def restored_scale(
+        self,
+        side: str,
+        spec: TensorSpec,
+        get: Callable[[str], Any],
+    ) -> Params:
+        ends = (
+            ("input_scale", "activation_scale")
+            if side == "input"
+            else ("output_scale",)
+        )
         found = next((scale for scale in map(get, ends) if scale is not None), None)
         return Params(needed(found, ends[0]).reshape(()))
 
@@ -106,10 +152,14 @@ class Fp8Layout(Layout):
         scheme, block = found.get("activation_scheme"), found.get("weight_block_size")
         if scheme not in ("static", "dynamic") or block is not None:
             raise ConfigError(
-                f"quantization_config has activation_scheme {scheme!r} and weight_block_size {block!r}; this reads "
-                "'static' and 'dynamic', and one scale for a weight"
+                f"quantization_config has activation_scheme {scheme!r} and"
+                f" weight_block_size {block!r}; this reads 'static' and 'dynamic', and"
+                " one scale for a weight",
             )
-        floats = names_in(found, "ignored_layers") or names_in(found, "modules_to_not_convert")
+        floats = names_in(found, "ignored_layers") or names_in(
+            found,
+            "modules_to_not_convert",
+        )
         cache = KVCache(_E4M3) if found.get("kv_cache_scheme") == "static" else None
         spec = LayerSpec(_E4M3, _E4M3 if scheme == "static" else _TOKENS)
         return TorchConfig(spec, exclude=floats, kv_cache=cache), cls()
@@ -128,7 +178,10 @@ class FinegrainedFp8Layout(Fp8Layout):
         return "keys and values stay float there"
 
     def quantization_config(
-        self, quantized: Mapping[str, LayerSpec], floats: Sequence[str], config: TorchConfig
+        self,
+        quantized: Mapping[str, LayerSpec],
+        floats: Sequence[str],
+        config: TorchConfig,
     ) -> dict[str, Any]:
         check_parts_of_names(self.name, quantized, floats)
         return super().quantization_config(quantized, floats, config)

@@ -1,7 +1,9 @@
-"""What the model builder of onnxruntime-genai reads as "quark", and the language models of Ryzen AI are made of.
+"""What the model builder of onnxruntime-genai reads as "quark", and the language models of Ryzen AI
+are made of.
 
-It is AMD Quark's layout with all options fixed: unsigned integers of 4 bits with zero points, inputs first, in blocks,
-nibbles in the order of AutoAWQ; the layers of a Llama, and one size of blocks for all but the head.
+It is AMD Quark's layout with all options fixed: unsigned integers of 4 bits with zero points,
+inputs first, in blocks, nibbles in the order of AutoAWQ; the layers of a Llama, and one size of
+blocks for all but the head.
 """
 
 from __future__ import annotations
@@ -27,8 +29,11 @@ from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
 from quark_onnx.torch.config.torch_config import TorchConfig
 from quark_onnx.torch.formats.quantized_tensor import Quantized
 
-#: The layers that the builder has names for, of every decoder of which it makes a model like a Llama.
-_LAYERS = re.compile(r"model\.layers\.\d+\.(self_attn\.([qkvo]|qkv)_proj|mlp\.(gate|up|down|gate_up)_proj)")
+#: The layers that the builder has names for, of every decoder of which it makes a model like a
+#: Llama.
+_LAYERS = re.compile(
+    r"model\.layers\.\d+\.(self_attn\.([qkvo]|qkv)_proj|mlp\.(gate|up|down|gate_up)_proj)",
+)
 _HEAD = "lm_head"
 #: Sizes of the blocks of MatMulNBits.
 _SIZES = (16, 32, 64, 128, 256)
@@ -42,7 +47,10 @@ class OgaLayout(QuarkLayout):
 
     def __post_init__(self) -> None:
         if self.pack_method != "reorder":
-            raise ConfigError(f"pack_method is {self.pack_method!r}; onnxruntime-genai reads 'reorder' alone")
+            raise ConfigError(
+                f"pack_method is {self.pack_method!r}; onnxruntime-genai reads"
+                " 'reorder' alone",
+            )
 
     def refusal(self, spec: LayerSpec) -> str:
         sizes = ", ".join(map(str, _SIZES))
@@ -52,28 +60,47 @@ class OgaLayout(QuarkLayout):
     def cache_refusal(self, spec: TensorSpec) -> str:
         return Layout.cache_refusal(self, spec)
 
-    def check_layer(self, name: str, kind: str, spec: LayerSpec, shape: tuple[int, ...]) -> None:
+    def check_layer(
+        self,
+        name: str,
+        kind: str,
+        spec: LayerSpec,
+        shape: tuple[int, ...],
+    ) -> None:
         check_linear(self.name, name, kind, spec, shape)
         if name != _HEAD and not _LAYERS.fullmatch(name):
             raise ConfigError(
-                f"{name} has no place in the layout 'oga': onnxruntime-genai's model builder knows the layers of a "
-                "Llama (self_attn.q_proj, mlp.up_proj and so on, and lm_head); choose another layout"
+                f"{name} has no place in the layout 'oga': onnxruntime-genai's model"
+                " builder knows the layers of a Llama (self_attn.q_proj, mlp.up_proj"
+                " and so on, and lm_head); choose another layout",
             )
 
     def quantization_config(
-        self, quantized: Mapping[str, LayerSpec], floats: Sequence[str], config: TorchConfig
+        self,
+        quantized: Mapping[str, LayerSpec],
+        floats: Sequence[str],
+        config: TorchConfig,
     ) -> dict[str, Any]:
         lost = next((name for name in floats if name != _HEAD), None)
         if lost is not None:
             raise ConfigError(
-                f"{lost} stays float, and the model builder of onnxruntime-genai takes every layer of a block for "
-                "integers; quantize all but lm_head, or choose another layout"
+                f"{lost} stays float, and the model builder of onnxruntime-genai takes"
+                " every layer of a block for integers; quantize all but lm_head, or"
+                " choose another layout",
             )
-        sizes = {name: spec.weight.group for name, spec in quantized.items() if spec.weight is not None}
+        sizes = {
+            name: spec.weight.group
+            for name, spec in quantized.items()
+            if spec.weight is not None
+        }
         head = sizes.pop(_HEAD, None)
         size = the_one(self.name, "blocks of", sizes)
         own = () if head in (None, size) else ((_HEAD, _spec(head)),)
-        return super().quantization_config(quantized, floats, TorchConfig(_spec(size), layers=own))
+        return super().quantization_config(
+            quantized,
+            floats,
+            TorchConfig(_spec(size), layers=own),
+        )
 
     def stored(self, weight: Quantized, spec: LayerSpec) -> dict[str, Any]:
         in_half(weight.scale)  # the builder computes in it
@@ -81,7 +108,16 @@ class OgaLayout(QuarkLayout):
         plain = _spec(weight.spec.group)
         assert plain.weight is not None
         scale = in_columns(weight.scale, weight)
-        return super().stored(from_unsigned(codes, zero, scale, plain.weight, (weight.shape, weight.dtype)), plain)
+        return super().stored(
+            from_unsigned(
+                codes,
+                zero,
+                scale,
+                plain.weight,
+                (weight.shape, weight.dtype),
+            ),
+            plain,
+        )
 
 
 def _spec(size: int) -> LayerSpec:

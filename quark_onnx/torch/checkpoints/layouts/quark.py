@@ -1,4 +1,7 @@
-"""AMD Quark's own layout, of its release 0.13: any format; what is 4 bits wide in the order of AutoAWQ, or in a row."""
+"""AMD Quark's own layout, of its release 0.13: any format.
+
+What is 4 bits wide in the order of AutoAWQ, or in a row.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,16 @@ from quark_onnx.dtypes import Integer
 from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.torch.checkpoints import quark_json
 from quark_onnx.torch.checkpoints.layouts.base import Layout, is_two_level, needed
-from quark_onnx.torch.checkpoints.layouts.rounded_floats import restored_floats, stored_floats
-from quark_onnx.torch.checkpoints.quark_tensors import check_shape, has_place, restored, stored
+from quark_onnx.torch.checkpoints.layouts.rounded_floats import (
+    restored_floats,
+    stored_floats,
+)
+from quark_onnx.torch.checkpoints.quark_tensors import (
+    check_shape,
+    has_place,
+    restored,
+    stored,
+)
 from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
 from quark_onnx.torch.config.torch_config import TorchConfig
 from quark_onnx.torch.formats import affine
@@ -35,8 +46,9 @@ class QuarkLayout(Layout):
 
     Attributes:
         pack_method: how nibbles are ordered, "reorder" or "order".
-        weight_format: "real_quantized" for codes, or "fake_quantized" for floats that have been rounded, with their
-            scales beside them. AMD Quark's import reads the latter; vLLM and transformers with amd-quark do not.
+        weight_format: "real_quantized" for codes, or "fake_quantized" for floats that have been
+            rounded, with their scales beside them. AMD Quark's import reads the latter; vLLM and
+            transformers with amd-quark do not.
     """
 
     name: ClassVar[str] = "quark"
@@ -55,29 +67,50 @@ class QuarkLayout(Layout):
 
     def __post_init__(self) -> None:
         if self.weight_format not in WEIGHT_FORMATS:
-            raise ConfigError(f"weight_format is {self.weight_format!r}{nearest(self.weight_format, WEIGHT_FORMATS)}")
+            raise ConfigError(
+                "weight_format is"
+                f" {self.weight_format!r}{nearest(self.weight_format, WEIGHT_FORMATS)}",
+            )
         if self.pack_method not in ORDERS:
-            raise ConfigError(f"pack_method is {self.pack_method!r}; it must be one of: {', '.join(ORDERS)}")
+            raise ConfigError(
+                f"pack_method is {self.pack_method!r}; it must be one of:"
+                f" {', '.join(ORDERS)}",
+            )
 
     def refusal(self, spec: LayerSpec) -> str:
-        return "" if spec.weight is None or has_place(spec.weight) else "it has no codes for them"
+        return (
+            ""
+            if spec.weight is None or has_place(spec.weight)
+            else "it has no codes for them"
+        )
 
     def cache_refusal(self, spec: TensorSpec) -> str:
         return ""
 
-    def check_layer(self, name: str, kind: str, spec: LayerSpec, shape: tuple[int, ...]) -> None:
+    def check_layer(
+        self,
+        name: str,
+        kind: str,
+        spec: LayerSpec,
+        shape: tuple[int, ...],
+    ) -> None:
         if spec.weight is not None:
             check_shape(name, spec.weight, shape)
 
     def quantization_config(
-        self, quantized: Mapping[str, LayerSpec], floats: Sequence[str], config: TorchConfig
+        self,
+        quantized: Mapping[str, LayerSpec],
+        floats: Sequence[str],
+        config: TorchConfig,
     ) -> dict[str, Any]:
         found = quark_json.to_json(config, floats, self.pack_method)
         found["export"]["weight_format"] = self.weight_format
         return found
 
     def _second(self, spec: TensorSpec) -> str:
-        """Return the end of the name of an activation's scale: that of a tensor comes second where blocks have one."""
+        """Return the end of the name of an activation's scale: that of a tensor comes second where
+        blocks have one.
+        """
         return "_2" if is_two_level(spec) and not self._is_fake else ""
 
     @property
@@ -94,7 +127,9 @@ class QuarkLayout(Layout):
         return f"{found['attention']}.{found['end']}" if found else name
 
     def stored(self, weight: Quantized, spec: LayerSpec) -> dict[str, Any]:
-        return stored_floats(weight) if self._is_fake else stored(weight, self.pack_method)
+        return (
+            stored_floats(weight) if self._is_fake else stored(weight, self.pack_method)
+        )
 
     def stored_scale(self, side: str, rounding: Rounding) -> dict[str, Any]:
         spec = rounding.spec
@@ -102,23 +137,43 @@ class QuarkLayout(Layout):
             return {f"{side}_scale{self._second(spec)}": rounding.scale}
         if not isinstance(spec.dtype, Integer):
             return {f"{side}_scale": rounding.scale}
-        zero = torch.zeros_like(rounding.scale) if rounding.zero is None else rounding.zero
-        return {f"{side}_scale": rounding.scale.float(), f"{side}_zero_point": zero.to(affine.code_type(spec))}
+        zero = (
+            torch.zeros_like(rounding.scale) if rounding.zero is None else rounding.zero
+        )
+        return {
+            f"{side}_scale": rounding.scale.float(),
+            f"{side}_zero_point": zero.to(affine.code_type(spec)),
+        }
 
-    def restored(self, parts: Mapping[str, Any], spec: LayerSpec, shape: tuple[int, ...], dtype: Any) -> Quantized:
+    def restored(
+        self,
+        parts: Mapping[str, Any],
+        spec: LayerSpec,
+        shape: tuple[int, ...],
+        dtype: Any,
+    ) -> Quantized:
         assert spec.weight is not None
         if self._is_fake:
             return restored_floats(parts, spec.weight, shape, dtype)
         return restored(parts, spec.weight, shape, dtype, self.pack_method)
 
-    def restored_scale(self, side: str, spec: TensorSpec, get: Callable[[str], Any]) -> Params:
+    def restored_scale(
+        self,
+        side: str,
+        spec: TensorSpec,
+        get: Callable[[str], Any],
+    ) -> Params:
         end = f"{side}_scale{self._second(spec)}"
         zero = get(f"{side}_zero_point")
-        kept = None if zero is None or not bool(zero.any()) else zero.float().reshape(())
+        kept = (
+            None if zero is None or not bool(zero.any()) else zero.float().reshape(())
+        )
         return Params(needed(get(end), end).reshape(()), kept)
 
     @classmethod
     def read(cls, found: Mapping[str, Any]) -> tuple[TorchConfig, Layout]:
         config, method = quark_json.from_json(found)
-        weight_format = str((found.get("export") or {}).get("weight_format") or WEIGHT_FORMATS[0])
+        weight_format = str(
+            (found.get("export") or {}).get("weight_format") or WEIGHT_FORMATS[0],
+        )
         return config, QuarkLayout(method, weight_format)

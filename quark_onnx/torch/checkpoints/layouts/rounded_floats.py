@@ -1,8 +1,10 @@
-"""Weights that are stored as floats after rounding, with their scales: AMD Quark's ``fake_quantized``.
+"""Weights that are stored as floats after rounding, with their scales: AMD Quark's
+``fake_quantized``.
 
-Names are those of ``checkpoints.quark_tensors``. Nothing is packed or transposed: the weight has the type of the model,
-scales have the shape (outputs, groups), and zero points are int32. Shared exponents are stored as powers of two, and
-the block scales of NVFP4 as floats, multiplied by the scale of the tensor.
+Names are those of ``checkpoints.quark_tensors``. Nothing is packed or transposed: the weight has
+the type of the model, scales have the shape (outputs, groups), and zero points are int32. Shared
+exponents are stored as powers of two, and the block scales of NVFP4 as floats, multiplied by the
+scale of the tensor.
 """
 
 from __future__ import annotations
@@ -44,7 +46,12 @@ def stored_floats(weight: Quantized) -> dict[str, Any]:
     return found
 
 
-def restored_floats(parts: Mapping[str, Any], spec: TensorSpec, shape: tuple[int, ...], dtype: Any) -> Quantized:
+def restored_floats(
+    parts: Mapping[str, Any],
+    spec: TensorSpec,
+    shape: tuple[int, ...],
+    dtype: Any,
+) -> Quantized:
     """Return the weight of the tensors that ``stored_floats`` makes.
 
     Values that have been rounded are codes again after another rounding with the same scales.
@@ -57,7 +64,9 @@ def restored_floats(parts: Mapping[str, Any], spec: TensorSpec, shape: tuple[int
             raise ModelError(f"a weight of {spec} lacks its {name!r}")
     weight = parts["weight"].to(dtype)
     if tuple(weight.shape) != shape:
-        raise ModelError(f"a weight is {list(weight.shape)}, and {list(shape)} in the model")
+        raise ModelError(
+            f"a weight is {list(weight.shape)}, and {list(shape)} in the model",
+        )
     if isinstance(spec.dtype, Progressive):
         return _rounded_twice(weight, parts, spec)
     params = None
@@ -68,15 +77,33 @@ def restored_floats(parts: Mapping[str, Any], spec: TensorSpec, shape: tuple[int
     return quantize(weight, spec, params=params, whole=parts.get("weight_scale_2"))
 
 
-def _rounded_twice(weight: Any, parts: Mapping[str, Any], spec: TensorSpec) -> Quantized:
+def _rounded_twice(
+    weight: Any,
+    parts: Mapping[str, Any],
+    spec: TensorSpec,
+) -> Quantized:
     """Return the codes of a weight whose scales have two factors.
 
-    AMD Quark stores such weights unrounded, and rounds them after reading: to FP8 by the factor of the tensor, then to
-    integers by the reciprocal of the other one. A weight that is rounded already keeps its codes: the greatest error of
-    FP8 is a 17th, and 8 times that is less than a half.
+    AMD Quark stores such weights unrounded, and rounds them after reading: to FP8 by the factor of
+    the tensor, then to integers by the reciprocal of the other one. A weight that is rounded
+    already keeps its codes: the greatest error of FP8 is a 17th, and 8 times that is less than a
+    half.
     """
     scale = product_of(parts, spec)
-    codes = (weight.float() / parts["weight_scale"].float()).to(torch.float8_e4m3fn).float()
+    codes = (
+        (weight.float() / parts["weight_scale"].float()).to(torch.float8_e4m3fn).float()
+    )
     reciprocal = 1 / parts["weight_scale_2"].float()
-    codes = torch.round(codes.reshape(len(weight), -1) * reciprocal[:, None]).clamp(spec.grid.qmin, spec.grid.qmax)
-    return Quantized(spec, tuple(weight.shape), codes.to(torch.int8), scale, None, None, weight.dtype)
+    codes = torch.round(codes.reshape(len(weight), -1) * reciprocal[:, None]).clamp(
+        spec.grid.qmin,
+        spec.grid.qmax,
+    )
+    return Quantized(
+        spec,
+        tuple(weight.shape),
+        codes.to(torch.int8),
+        scale,
+        None,
+        None,
+        weight.dtype,
+    )

@@ -14,9 +14,11 @@ class JsonExporterConfig(Fields):
 
     Attributes:
         weight_merge_groups: None; each layer has a scale of its own.
-        kv_cache_group: globs of layers that compute keys and values; those of the quantization if empty.
+        kv_cache_group: globs of layers that compute keys and values; those of the quantization if
+            empty.
         min_kv_scale: the least scale of keys and values.
-        weight_format: "real_quantized" for codes, "fake_quantized" for floats that have been rounded.
+        weight_format: "real_quantized" for codes, "fake_quantized" for floats that have been
+            rounded.
         pack_method: how nibbles are ordered, "reorder" or "order".
     """
 

@@ -19,7 +19,8 @@ class Architecture:
 
     Attributes:
         name: llama.cpp's own.
-        interleaved: whether its rotary embedding turns neighbours, so that rows of q and k change places.
+        interleaved: whether its rotary embedding turns neighbours, so that rows of q and k change
+            places.
         norm: what is added to the weights of norms.
         activations: those of which llama.cpp computes one, whatever config.json says.
     """
@@ -54,7 +55,8 @@ class Target:
 
     Attributes:
         name: as llama.cpp calls it.
-        sources: the tensor of the checkpoint; or those of all experts, in their order, which it is a stack of.
+        sources: the tensor of the checkpoint; or those of all experts, in their order, which it is
+            a stack of.
     """
 
     name: str
@@ -87,7 +89,9 @@ class Target:
         return self.name.endswith("_norm.weight")
 
     def order(self, config: Any) -> Any:
-        """Where the rows of q and k come from in an interleaved architecture; None for other tensors.
+        """Where the rows of q and k come from in an interleaved architecture.
+
+        None for other tensors.
 
         transformers rotates row i of a head with row i + n/2, llama.cpp then rows 2i and 2i + 1.
 
@@ -97,11 +101,16 @@ class Target:
         part = _ROTATED.search(self.name)
         if part is None:
             return None
-        heads = config.num_attention_heads if part[1] == "q" else config.num_key_value_heads
+        heads = (
+            config.num_attention_heads if part[1] == "q" else config.num_key_value_heads
+        )
         rows = self.sources[0].shape[0]
         if rows != heads * head_dim(config):
             found = f"{self.sources[0].name!r} has {rows} rows"
-            raise ModelError(f"{found}; the {heads} heads of {head_dim(config)} in config.json have others")
+            raise ModelError(
+                f"{found}; the {heads} heads of {head_dim(config)} in config.json have"
+                " others",
+            )
         return np.arange(rows).reshape(heads, 2, -1).swapaxes(1, 2).ravel()
 
 
@@ -118,62 +127,103 @@ def architecture_of(model_type: object) -> Architecture:
     if row is None:
         hint = nearest(str(model_type), list(ARCHITECTURES))
         raise ModelError(
-            f"models of type {model_type!r} cannot be written as GGUF{hint}; these can: {', '.join(ARCHITECTURES)}"
+            f"models of type {model_type!r} cannot be written as GGUF{hint}; these can:"
+            f" {', '.join(ARCHITECTURES)}",
         )
     return row
 
 
 def head_dim(config: Any) -> int:
     """Features of one head of attention."""
-    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+    return int(
+        getattr(config, "head_dim", None)
+        or config.hidden_size // config.num_attention_heads,
+    )
 
 
-def targets(tensors: Iterable[StoredTensor], architecture: Architecture, config: Any) -> list[Target]:
+def targets(
+    tensors: Iterable[StoredTensor],
+    architecture: Architecture,
+    config: Any,
+) -> list[Target]:
     """The tensors of the file, in the order of the checkpoint's names.
 
     Raises:
-        ModelError: the architecture of llama.cpp has no place for a tensor, or lacks one; or one holds no floats.
+        ModelError: the architecture of llama.cpp has no place for a tensor, or lacks one; or one
+            holds no floats.
     """
     import gguf
 
-    arch = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture.name)
+    arch = next(
+        arch
+        for arch, name in gguf.MODEL_ARCH_NAMES.items()
+        if name == architecture.name
+    )
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
     found: dict[str, list[tuple[int, StoredTensor]]] = {}
     for stored in sorted(tensors, key=lambda stored: _natural(stored.name)):
-        if _DERIVED.search(stored.name) or (config.tie_word_embeddings and stored.name == "lm_head.weight"):
+        if _DERIVED.search(stored.name) or (
+            config.tie_word_embeddings and stored.name == "lm_head.weight"
+        ):
             continue
         expert = _EXPERT.search(stored.name)
-        name = names.get_name(_EXPERT.sub(".experts.", stored.name), try_suffixes=(".weight", ".bias"))
+        name = names.get_name(
+            _EXPERT.sub(".experts.", stored.name),
+            try_suffixes=(".weight", ".bias"),
+        )
         if name is None:
             raise ModelError(
-                f"{stored.path}: llama.cpp's architecture {architecture.name!r} with {config.num_hidden_layers} blocks"
-                f" has no place for the tensor {stored.name!r}"
+                f"{stored.path}: llama.cpp's architecture {architecture.name!r} with"
+                f" {config.num_hidden_layers} blocks has no place for the tensor"
+                f" {stored.name!r}",
             )
         if stored.dtype not in _FLOATS:
             what = f"the tensor {stored.name!r} is of type {stored.dtype}"
-            raise ModelError(f"{stored.path}: {what}; the floats of the model are needed")
+            raise ModelError(
+                f"{stored.path}: {what}; the floats of the model are needed",
+            )
         found.setdefault(name, []).append((int(expert[1]) if expert else 0, stored))
     _check(found, config)
-    return [Target(name, tuple(stored for _, stored in parts)) for name, parts in found.items()]
+    return [
+        Target(name, tuple(stored for _, stored in parts))
+        for name, parts in found.items()
+    ]
 
 
 def _check(found: dict[str, list[tuple[int, StoredTensor]]], config: Any) -> None:
     """Each block has what the first one has, each stack all experts; and there are the ends."""
-    first = {match[2] for name in found if (match := _BLOCK.fullmatch(name)) and match[1] == "0"}
+    first = {
+        match[2]
+        for name in found
+        if (match := _BLOCK.fullmatch(name)) and match[1] == "0"
+    }
     needed = {"token_embd.weight", "output_norm.weight"}
-    needed |= {f"blk.{block}.{rest}" for block in range(config.num_hidden_layers) for rest in first}
+    needed |= {
+        f"blk.{block}.{rest}"
+        for block in range(config.num_hidden_layers)
+        for rest in first
+    }
     if not config.tie_word_embeddings:
         needed.add("output.weight")
     if missing := sorted(needed - found.keys(), key=_natural):
-        raise ModelError(f"the checkpoint lacks what becomes {missing[0]!r}; config.json asks for it")
+        raise ModelError(
+            f"the checkpoint lacks what becomes {missing[0]!r}; config.json asks"
+            " for it",
+        )
     experts = getattr(config, "num_local_experts", None) or 0
     for name, parts in found.items():
         if "_exps." in name and [index for index, _ in parts] != list(range(experts)):
-            raise ModelError(f"the checkpoint holds {len(parts)} experts for {name!r}; config.json says {experts}")
+            raise ModelError(
+                f"the checkpoint holds {len(parts)} experts for {name!r}; config.json"
+                f" says {experts}",
+            )
         if len({stored.shape for _, stored in parts}) > 1:
             raise ModelError(f"the experts of {name!r} differ in shape")
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
     """What sorts block 10 behind block 9."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
+    return [
+        (int(part), "") if part.isdigit() else (-1, part)
+        for part in re.split(r"(\d+)", name)
+    ]

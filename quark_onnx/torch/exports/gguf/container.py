@@ -25,7 +25,8 @@ class Entry(NamedTuple):
 
 @contextmanager
 def staged(path: Path) -> Iterator[Path]:
-    """A file beside ``path``, which is renamed to it at the end of the body, or removed if that fails.
+    """A file beside ``path``, which is renamed to it at the end of the body, or removed if that
+    fails.
 
     Raises:
         ModelError: the file cannot be written.
@@ -37,7 +38,9 @@ def staged(path: Path) -> Iterator[Path]:
             yield temporary
             temporary.replace(path)
     except OSError as error:
-        raise ModelError(f"{path} cannot be written: {error.strerror or error}") from error
+        raise ModelError(
+            f"{path} cannot be written: {error.strerror or error}",
+        ) from error
 
 
 def writer(path: Path, architecture: str, name: str, kind: str) -> Any:
@@ -61,13 +64,21 @@ def writer(path: Path, architecture: str, name: str, kind: str) -> Any:
 
 
 def write(writer: Any, entries: Sequence[Entry]) -> None:
-    """Write the file of a gguf.GGUFWriter that has its metadata, one tensor in memory at a time, and close it."""
+    """Write the file of a gguf.GGUFWriter that has its metadata, one tensor in memory at a time,
+    and close it.
+    """
     import gguf
 
     try:
         for entry in entries:
             kind = gguf.GGMLQuantizationType[entry.type]
-            writer.add_tensor_info(entry.name, entry.shape, np.dtype(np.float32), entry.nbytes, kind)
+            writer.add_tensor_info(
+                entry.name,
+                entry.shape,
+                np.dtype(np.float32),
+                entry.nbytes,
+                kind,
+            )
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
@@ -87,8 +98,15 @@ def verify(path: Path, entries: Sequence[Entry]) -> None:
 
     try:
         reader = gguf.GGUFReader(path)
-        found = {tensor.name: (tensor.tensor_type.name, tuple(tensor.shape[::-1])) for tensor in reader.tensors}
+        found = {
+            tensor.name: (tensor.tensor_type.name, tuple(tensor.shape[::-1]))
+            for tensor in reader.tensors
+        }
     except (ValueError, IndexError, KeyError) as error:
-        raise ModelError(f"{path.name} reads back damaged: {error}; is the disk full?") from error
+        raise ModelError(
+            f"{path.name} reads back damaged: {error}; is the disk full?",
+        ) from error
     if found != {entry.name: (entry.type, entry.shape) for entry in entries}:
-        raise ModelError(f"{path.name} reads back with other tensors than were written; is the disk full?")
+        raise ModelError(
+            f"{path.name} reads back with other tensors than were written; is the disk full?",
+        )

@@ -16,9 +16,18 @@ from quark_onnx.errors import ConfigError, MissingDependency, nearest
 from quark_onnx.torch.checkpoints.meta_model import float_config_of
 from quark_onnx.torch.checkpoints.safetensors_io import Reader, StoredTensor, read_json
 from quark_onnx.torch.exports.gguf import container
-from quark_onnx.torch.exports.gguf.architectures import Architecture, Target, architecture_of, targets
+from quark_onnx.torch.exports.gguf.architectures import (
+    Architecture,
+    Target,
+    architecture_of,
+    targets,
+)
 from quark_onnx.torch.exports.gguf.blocks import FORMS
-from quark_onnx.torch.exports.gguf.hyperparameters import add_hyperparameters, notes_on, rope_tensors
+from quark_onnx.torch.exports.gguf.hyperparameters import (
+    add_hyperparameters,
+    notes_on,
+    rope_tensors,
+)
 from quark_onnx.torch.exports.gguf.parts import TYPES, Part, typed
 from quark_onnx.torch.exports.gguf.vocabulary import add_vocabulary
 
@@ -32,7 +41,8 @@ class GgufFile:
     Attributes:
         path: the file.
         types: the type of each tensor, by llama.cpp's names: {"blk.0.attn_q.weight": "Q4_1", ...}.
-        notes: what a user must know: tensors that could not be stored as asked, no vocabulary, and the like.
+        notes: what a user must know: tensors that could not be stored as asked, no vocabulary, and
+            the like.
     """
 
     path: Path
@@ -40,7 +50,7 @@ class GgufFile:
     notes: tuple[str, ...]
 
 
-def write_gguf(
+def write_gguf(  # noqa: PLR0913
     source: Path | str,
     output: Path | str,
     kind: str = "q4_1",
@@ -50,44 +60,64 @@ def write_gguf(
 ) -> GgufFile:
     r"""Write the model of a Hugging Face folder as one GGUF file, which llama.cpp loads.
 
-    The weights of the linear layers of decoder blocks are quantized; norms, biases and the routers of experts are
-    float32. A weight whose width is no multiple of 32 has no blocks: it is float16, and ``notes`` says so. Model types:
-    llama, mistral, mixtral, qwen2, qwen3, qwen3_moe, phi3, gemma. Tensors are read and written one at a time.
+    The weights of the linear layers of decoder blocks are quantized; norms, biases and the routers
+    of experts are float32. A weight whose width is no multiple of 32 has no blocks: it is float16,
+    and ``notes`` says so. Model types: llama, mistral, mixtral, qwen2, qwen3, qwen3_moe, phi3,
+    gemma. Tensors are read and written one at a time.
 
-    ``weights`` hands in what GPTQ, AWQ or another algorithm has made of tensors. The codes of a ``Quantized`` are
-    stored as they are, whatever ``kind`` says: integers of up to 4 bits as Q4_1, or as Q4_0 where they are signed and
-    symmetric; symmetric int8 as Q8_0; mxfp4e2m1 as MXFP4. A scale may belong to 32 values or a multiple of 32, to a
-    channel, or to the tensor; it is stored as float16 (in Q4_1 the zero point, too, as an offset): with
-    ``TensorSpec(..., scale="float16")`` codes are chosen for the very scales that are stored. Floats stand in for a
-    stored tensor, as for norms that AWQ has scaled. All other weights are rounded to nearest; in Q4_0, Q4_1 and Q8_0
-    with no more squared error in any block than llama.cpp's own quantizer leaves.
+    ``weights`` hands in what GPTQ, AWQ or another algorithm has made of tensors. The codes of a
+    ``Quantized`` are stored as they are, whatever ``kind`` says: integers of up to 4 bits as Q4_1,
+    or as Q4_0 where they are signed and symmetric; symmetric int8 as Q8_0; mxfp4e2m1 as MXFP4. A
+    scale may belong to 32 values or a multiple of 32, to a channel, or to the tensor; it is stored
+    as float16 (in Q4_1 the zero point, too, as an offset): with
+    ``TensorSpec(..., scale="float16")`` codes are chosen for the very scales that are stored.
+    Floats stand in for a stored tensor, as for norms that AWQ has scaled. All other weights are
+    rounded to nearest; in Q4_0, Q4_1 and Q8_0 with no more squared error in any block than
+    llama.cpp's own quantizer leaves.
 
     Args:
-        source: a folder with config.json, \*.safetensors (floats, in one file or sharded) and, for a vocabulary,
-            tokenizer.json (BPE) or tokenizer.model (BPE of sentencepiece).
+        source: a folder with config.json, \*.safetensors (floats, in one file or sharded) and, for
+            a vocabulary, tokenizer.json (BPE) or tokenizer.model (BPE of sentencepiece).
         output: the file, \*.gguf. It replaces an earlier one, when it is whole.
-        kind: q4_1 (4 bits with a scale and an offset), q4_0 (4 bits with a scale), q8_0, mxfp4, f16 or f32.
-        weights: a Quantized or floats, by the names of the checkpoint's tensors; ".weight" may be left off.
-        embeddings: the type of the embedding and of lm_head; f16 if none is given, f32 if ``kind`` is.
-        split: llama.cpp's name for how a byte-level tokenizer splits text first (``tokenizer.ggml.pre``), needed only
-            where it is none of the known ways.
+        kind: q4_1 (4 bits with a scale and an offset), q4_0 (4 bits with a scale), q8_0, mxfp4, f16
+            or f32.
+        weights: a Quantized or floats, by the names of the checkpoint's tensors; ".weight" may be
+            left off.
+        embeddings: the type of the embedding and of lm_head; f16 if none is given, f32 if ``kind``
+            is.
+        split: llama.cpp's name for how a byte-level tokenizer splits text first
+            (``tokenizer.ggml.pre``), needed only where it is none of the known ways.
 
     Raises:
-        ConfigError: an unknown kind, or one with blocks that no tensor would have; a name or a shape in ``weights``
-            that the checkpoint does not have.
-        ModelError: the folder is damaged, llama.cpp computes no such model, or the file cannot be written.
+        ConfigError: an unknown kind, or one with blocks that no tensor would have; a name or a
+            shape in ``weights`` that the checkpoint does not have.
+        ModelError: the folder is damaged, llama.cpp computes no such model, or the file cannot be
+            written.
         MissingDependency: gguf or transformers is not installed.
     """
     source, output = Path(source), Path(output)
     kind, embeddings = _types(kind, embeddings, output)
     architecture, config, found = planned(source)
-    given = _matched(weights or {}, {stored.name: stored for target in found for stored in target.sources})
-    parts = [_part(target, given, (kind, embeddings), architecture, config) for target in found]
+    given = _matched(
+        weights or {},
+        {stored.name: stored for target in found for stored in target.sources},
+    )
+    parts = [
+        _part(target, given, (kind, embeddings), architecture, config)
+        for target in found
+    ]
     _check_not_all_float(parts, kind)
     entries = _entries(parts, config)
-    rows = next(entry.shape[0] for entry in entries if entry.name == "token_embd.weight")
+    rows = next(
+        entry.shape[0] for entry in entries if entry.name == "token_embd.weight"
+    )
     with container.staged(output) as temporary:
-        writer = container.writer(temporary, architecture.name, source.resolve().name, kind)
+        writer = container.writer(
+            temporary,
+            architecture.name,
+            source.resolve().name,
+            kind,
+        )
         add_hyperparameters(writer, config, architecture, rows)
         notes = add_vocabulary(writer, source, rows, split)
         container.write(writer, entries)
@@ -99,7 +129,8 @@ def write_gguf(
 
 
 def planned(source: Path) -> tuple[Architecture, Any, list[Target]]:
-    """What llama.cpp makes of the model of a folder, its configuration, and the tensors of the file.
+    """What llama.cpp makes of the model of a folder, its configuration, and the tensors of the
+    file.
 
     Raises:
         ModelError, MissingDependency: as ``write_gguf`` does.
@@ -107,21 +138,53 @@ def planned(source: Path) -> tuple[Architecture, Any, list[Target]]:
     architecture = architecture_of(read_json(source / "config.json").get("model_type"))
     _need("gguf", "transformers")
     config = float_config_of(source)
-    return architecture, config, targets(Reader(source).tensors.values(), architecture, config)
+    return (
+        architecture,
+        config,
+        targets(Reader(source).tensors.values(), architecture, config),
+    )
 
 
 def _part(
-    target: Target, given: Mapping[str, Any], kinds: tuple[str, str], architecture: Architecture, config: Any
+    target: Target,
+    given: Mapping[str, Any],
+    kinds: tuple[str, str],
+    architecture: Architecture,
+    config: Any,
 ) -> Part:
     kind, reason = typed(target, given, *kinds)
     order = target.order(config) if architecture.interleaved else None
-    return Part(target, kind, given, order, architecture.norm if target.is_norm else 0.0, reason)
+    return Part(
+        target,
+        kind,
+        given,
+        order,
+        architecture.norm if target.is_norm else 0.0,
+        reason,
+    )
 
 
 def _entries(parts: Iterable[Part], config: Any) -> list[container.Entry]:
-    found = [container.Entry(part.target.name, part.type, part.target.shape, part.nbytes, part.data) for part in parts]
+    found = [
+        container.Entry(
+            part.target.name,
+            part.type,
+            part.target.shape,
+            part.nbytes,
+            part.data,
+        )
+        for part in parts
+    ]
     for name, factors in rope_tensors(config).items():
-        found.append(container.Entry(name, "F32", factors.shape, factors.nbytes, partial(np.copy, factors)))
+        found.append(
+            container.Entry(
+                name,
+                "F32",
+                factors.shape,
+                factors.nbytes,
+                partial(np.copy, factors),
+            ),
+        )
     return found
 
 
@@ -129,7 +192,10 @@ def _check_not_all_float(parts: Iterable[Part], kind: str) -> None:
     """Raise ConfigError if blocks were asked for, and no tensor would have any."""
     if kind not in FORMS or any(part.type in FORMS for part in parts):
         return
-    raise ConfigError(f"no tensor would be {kind}: {'; '.join(_others(parts)) or 'the model has no linear layer'}")
+    raise ConfigError(
+        f"no tensor would be {kind}:"
+        f" {'; '.join(_others(parts)) or 'the model has no linear layer'}",
+    )
 
 
 def _others(parts: Iterable[Part]) -> list[str]:
@@ -146,26 +212,43 @@ def _types(kind: str, embeddings: str, output: Path) -> tuple[str, str]:
     for option, value in (("kind", kind), ("embeddings", embeddings)):
         if value.upper() not in TYPES:
             known = [name.lower() for name in TYPES]
-            raise ConfigError(f"{option} is {value!r}{nearest(value, known)}; it must be one of: {', '.join(known)}")
+            raise ConfigError(
+                f"{option} is {value!r}{nearest(value, known)}; it must be one of:"
+                f" {', '.join(known)}",
+            )
     if output.suffix != ".gguf":
-        raise ConfigError(f"output is {str(output)!r}; the name of a GGUF file ends in .gguf")
+        raise ConfigError(
+            f"output is {str(output)!r}; the name of a GGUF file ends in .gguf",
+        )
     return kind.upper(), embeddings.upper()
 
 
 def _need(*packages: str) -> None:
     for package in packages:
         if find_spec(package) is None:
-            raise MissingDependency(f"a GGUF file needs the package {package}: pip install 'quark-onnx[llm]'")
+            raise MissingDependency(
+                f"a GGUF file needs the package {package}: pip install"
+                " 'quark-onnx[llm]'",
+            )
 
 
-def _matched(weights: Mapping[str, Any], stored: Mapping[str, StoredTensor]) -> dict[str, Any]:
+def _matched(
+    weights: Mapping[str, Any],
+    stored: Mapping[str, StoredTensor],
+) -> dict[str, Any]:
     """The same by the full names of the tensors that are written."""
     found = {}
     for name, weight in weights.items():
         full = name if name in stored else f"{name}.weight"
         if full not in stored:
-            raise ConfigError(f"weights has {name!r}, which is no tensor to write{nearest(full, list(stored))}")
+            raise ConfigError(
+                f"weights has {name!r}, which is no tensor to"
+                f" write{nearest(full, list(stored))}",
+            )
         if tuple(weight.shape) != stored[full].shape:
-            raise ConfigError(f"weights[{name!r}] is of shape {tuple(weight.shape)}, stored is {stored[full].shape}")
+            raise ConfigError(
+                f"weights[{name!r}] is of shape {tuple(weight.shape)}, stored is"
+                f" {stored[full].shape}",
+            )
         found[full] = weight
     return found

@@ -1,4 +1,6 @@
-"""What llama.cpp must know of a model beside its tensors, and the tensors that scale the rotary embedding."""
+"""What llama.cpp must know of a model beside its tensors, and the tensors that scale the rotary
+embedding.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,12 @@ from quark_onnx.errors import ModelError
 from quark_onnx.torch.exports.gguf.architectures import Architecture, head_dim
 
 
-def add_hyperparameters(writer: Any, config: Any, architecture: Architecture, vocabulary: int) -> None:
+def add_hyperparameters(
+    writer: Any,
+    config: Any,
+    architecture: Architecture,
+    vocabulary: int,
+) -> None:
     """Write the sizes and constants of a model.
 
     Args:
@@ -36,7 +43,9 @@ def add_hyperparameters(writer: Any, config: Any, architecture: Architecture, vo
     if experts := getattr(config, "num_local_experts", None):
         writer.add_expert_count(experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
-        writer.add_expert_feed_forward_length(getattr(config, "moe_intermediate_size", config.intermediate_size))
+        writer.add_expert_feed_forward_length(
+            getattr(config, "moe_intermediate_size", config.intermediate_size),
+        )
     _add_rope(writer, config)
 
 
@@ -45,16 +54,27 @@ def notes_on(config: Any) -> list[str]:
     window = getattr(config, "sliding_window", None)
     used = getattr(config, "use_sliding_window", True)
     if window and used and window < config.max_position_embeddings:
-        return [f"llama.cpp has no sliding window here: beyond {window} tokens results differ from those of the model"]
+        return [
+            (
+                f"llama.cpp has no sliding window here: beyond {window} tokens results"
+                " differ from those of the model"
+            ),
+        ]
     return []
 
 
 def _check(config: Any, architecture: Architecture) -> None:
     if config.hidden_act not in architecture.activations:
         known = " or ".join(architecture.activations)
-        raise ModelError(f"hidden_act is {config.hidden_act!r}; llama.cpp's {architecture.name!r} computes {known}")
+        raise ModelError(
+            f"hidden_act is {config.hidden_act!r}; llama.cpp's {architecture.name!r}"
+            f" computes {known}",
+        )
     if not getattr(config, "norm_topk_prob", True):
-        raise ModelError(f"norm_topk_prob is false; llama.cpp's {architecture.name!r} always normalizes the experts")
+        raise ModelError(
+            f"norm_topk_prob is false; llama.cpp's {architecture.name!r} always"
+            " normalizes the experts",
+        )
 
 
 def _rotating(config: Any) -> int:
@@ -81,38 +101,65 @@ def _add_rope(writer: Any, config: Any) -> None:
         writer.add_rope_scaling_yarn_beta_slow(rope.get("beta_slow") or 1.0)
         for name in ("attention_factor", "mscale", "mscale_all_dim"):
             if rope.get(name) is not None:
-                raise ModelError(f"rope_parameters has {name}; llama.cpp computes YaRN with the factor of its paper")
+                raise ModelError(
+                    f"rope_parameters has {name}; llama.cpp computes YaRN with the"
+                    " factor of its paper",
+                )
     elif kind == "longrope":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LONGROPE)
         writer.add_rope_scaling_orig_ctx_len(_original(config))
-        writer.add_rope_scaling_attn_factors(rope.get("attention_factor") or _longrope_attention(config))
+        writer.add_rope_scaling_attn_factors(
+            rope.get("attention_factor") or _longrope_attention(config),
+        )
     elif kind not in ("default", "llama3"):
-        raise ModelError(f"rope_type is {kind!r}; these can be written: default, linear, llama3, longrope, yarn")
+        raise ModelError(
+            f"rope_type is {kind!r}; these can be written: default, linear, llama3,"
+            " longrope, yarn",
+        )
 
 
 def rope_tensors(config: Any) -> dict[str, Any]:
-    """Tensors of float32 by which llama.cpp divides the frequencies of the rotary embedding, by name."""
+    """Tensors of float32 by which llama.cpp divides the frequencies of the rotary embedding, by
+    name.
+    """
     rope = config.rope_parameters
     if rope.get("rope_type") == "llama3":
         return {"rope_freqs.weight": _llama3(rope, _rotating(config))}
     if rope.get("rope_type") == "longrope":
-        return {f"rope_factors_{length}.weight": np.float32(rope[f"{length}_factor"]) for length in ("long", "short")}
+        return {
+            f"rope_factors_{length}.weight": np.float32(rope[f"{length}_factor"])
+            for length in ("long", "short")
+        }
     return {}
 
 
 def _llama3(rope: Any, dim: int) -> Any:
-    """Waves longer than the context are stretched whole, short ones not at all, those between in proportion."""
+    """Waves longer than the context are stretched whole, short ones not at all, those between in
+    proportion.
+    """
     wave = 2 * math.pi * float(rope["rope_theta"]) ** (np.arange(0, dim, 2) / dim)
     low, high = rope["low_freq_factor"], rope["high_freq_factor"]
-    kept = np.clip((rope["original_max_position_embeddings"] / wave - low) / (high - low), 0, 1)
+    kept = np.clip(
+        (rope["original_max_position_embeddings"] / wave - low) / (high - low),
+        0,
+        1,
+    )
     return np.float32(1 / (kept + (1 - kept) / rope["factor"]))
 
 
 def _original(config: Any) -> int:
     own = config.rope_parameters.get("original_max_position_embeddings")
-    return int(own or getattr(config, "original_max_position_embeddings", None) or config.max_position_embeddings)
+    return int(
+        own
+        or getattr(config, "original_max_position_embeddings", None)
+        or config.max_position_embeddings,
+    )
 
 
 def _longrope_attention(config: Any) -> float:
     scale = config.max_position_embeddings / _original(config)
-    return 1.0 if scale <= 1 else math.sqrt(1 + math.log(scale) / math.log(_original(config)))
+    return (
+        1.0
+        if scale <= 1
+        else math.sqrt(1 + math.log(scale) / math.log(_original(config)))
+    )

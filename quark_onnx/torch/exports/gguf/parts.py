@@ -1,4 +1,7 @@
-"""The type of each tensor of the file, decided from shapes alone; and its bytes, computed when it is written."""
+"""The type of each tensor of the file, decided from shapes alone.
+
+And its bytes, computed when it is written.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +67,11 @@ class Part:
             rows = blocks.store_codes(given, blocks.FORMS[self.type], stored.name)
         else:
             weight = stored.read() if given is None else given
-            weight = weight.dequantize() if isinstance(weight, Quantized) else weight.detach().cpu()
+            weight = (
+                weight.dequantize()
+                if isinstance(weight, Quantized)
+                else weight.detach().cpu()
+            )
             rows = self._rounded(weight, stored.name)
         # rows are stored one after the other, whatever the type
         return rows if self.order is None else rows[self.order]
@@ -76,11 +83,19 @@ class Part:
             return blocks.round_blocks(weight, blocks.FORMS[self.type], name)
         short = weight.to(_FLOATS[self.type])
         if torch.isinf(short).any() and not torch.isinf(weight).any():
-            raise ModelError(f"the tensor {name!r} holds values beyond those of {self.type}; ask for f32")
+            raise ModelError(
+                f"the tensor {name!r} holds values beyond those of {self.type}; ask"
+                " for f32",
+            )
         return short.numpy()
 
 
-def typed(target: Target, given: Mapping[str, Any], kind: str, embeddings: str) -> tuple[str, str]:
+def typed(
+    target: Target,
+    given: Mapping[str, Any],
+    kind: str,
+    embeddings: str,
+) -> tuple[str, str]:
     """The type of a tensor, and why it is not the one that was asked for; "" where it is.
 
     Args:
@@ -98,13 +113,23 @@ def typed(target: Target, given: Mapping[str, Any], kind: str, embeddings: str) 
     wanted = kind if target.in_block else embeddings
     forms = [given.get(stored.name) for stored in target.sources]
     types = {
-        blocks.form_of(codes, stored.name).name if isinstance(codes, Quantized) else wanted
+        (
+            blocks.form_of(codes, stored.name).name
+            if isinstance(codes, Quantized)
+            else wanted
+        )
         for stored, codes in zip(target.sources, forms, strict=True)
     }
     if len(types) > 1:
-        raise ConfigError(f"weights: the experts of {target.name!r} would be {' and '.join(sorted(types))}; one is due")
+        raise ConfigError(
+            f"weights: the experts of {target.name!r} would be"
+            f" {' and '.join(sorted(types))}; one is due",
+        )
     (kind,) = types
     width = target.shape[-1]
     if kind in blocks.FORMS and width % blocks.SIZE:
-        return "F16", f"F16, not {kind}: a width of {width} is no multiple of {blocks.SIZE}"
+        return (
+            "F16",
+            f"F16, not {kind}: a width of {width} is no multiple of {blocks.SIZE}",
+        )
     return kind, ""

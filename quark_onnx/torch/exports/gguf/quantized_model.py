@@ -16,11 +16,15 @@ from quark_onnx.torch.exports.gguf.export import GgufFile, planned, write_gguf
 from quark_onnx.torch.formats.quantized_tensor import quantize
 from quark_onnx.torch.models.quantized_layer import Layers, QuantizedLayer
 
-_NO_ATTENTION = "a GGUF file has no place for attention that is rounded; quantize without attention"
+_NO_ATTENTION = (
+    "a GGUF file has no place for attention that is rounded; quantize without attention"
+)
 
 
 def write_quantized_gguf(model: Any, source: Path, output: Path) -> GgufFile:
-    """Write a quantized model as a GGUF file. What is float in the model is float16 there, norms float32.
+    """Write a quantized model as a GGUF file.
+
+    What is float in the model is float16 there, norms float32.
 
     Args:
         model: as ``quantize_model`` or ``load_checkpoint`` leave it.
@@ -33,7 +37,9 @@ def write_quantized_gguf(model: Any, source: Path, output: Path) -> GgufFile:
     sources = Sources(Reader(source), model)
     weights = dict[str, Any]()
     for name, parameter in model.named_parameters():
-        weights[sources.key_of(name.replace(".float_weight", ".weight"))] = parameter.detach()
+        weights[sources.key_of(name.replace(".float_weight", ".weight"))] = (
+            parameter.detach()
+        )
     for name, layer in model.named_modules():
         if isinstance(layer, QuantizedLayer) and layer.spec.probabilities is not None:
             raise ConfigError(f"{name}: {_NO_ATTENTION}")
@@ -53,9 +59,13 @@ def check_gguf(source: FloatCheckpoint, chosen: Layers) -> None:
         ConfigError: llama.cpp has no blocks for their codes, or no place for one of them.
         ModelError, MissingDependency: as ``write_gguf`` does.
     """
-    for name in (name for name, (_, spec) in chosen.items() if spec.probabilities is not None):
+    for name in (
+        name for name, (_, spec) in chosen.items() if spec.probabilities is not None
+    ):
         raise ConfigError(f"{name}: {_NO_ATTENTION}")
-    stored = {tensor.name for target in planned(source.folder)[2] for tensor in target.sources}
+    stored = {
+        tensor.name for target in planned(source.folder)[2] for tensor in target.sources
+    }
     sources = Sources(source.reader, source.model)
     for spec in dict.fromkeys(spec.weight for _, spec in chosen.values()):
         if spec is None or spec.is_cast:
@@ -63,7 +73,12 @@ def check_gguf(source: FloatCheckpoint, chosen: Layers) -> None:
         try:
             form_of(quantize(torch.ones(1, max(SIZE, spec.group)), spec), str(spec))
         except ModelError as error:
-            raise ConfigError(f"{error}; export no GGUF file, or choose another scheme") from error
+            raise ConfigError(
+                f"{error}; export no GGUF file, or choose another scheme",
+            ) from error
     for name in chosen:
         if sources.key_of(f"{name}.weight") not in stored:
-            raise ConfigError(f"a GGUF file of this model has no place for the weight of {name} alone; exclude it")
+            raise ConfigError(
+                f"a GGUF file of this model has no place for the weight of {name}"
+                " alone; exclude it",
+            )

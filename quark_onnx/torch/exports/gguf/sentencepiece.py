@@ -1,4 +1,5 @@
-"""tokenizer.model, the protobuf message of sentencepiece: its pieces, without the package sentencepiece.
+"""tokenizer.model, the protobuf message of sentencepiece: its pieces, without the package
+sentencepiece.
 
 Fields and their numbers are those of sentencepiece_model.proto.
 """
@@ -53,29 +54,54 @@ def read(path: Path) -> SentencePiece:
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror}") from error
     except DecodeError as error:
-        raise ModelError(f"{path} is damaged or no model of sentencepiece: {error}") from error
+        raise ModelError(
+            f"{path} is damaged or no model of sentencepiece: {error}",
+        ) from error
     if not message.pieces:
-        raise ModelError(f"{path} is damaged or no model of sentencepiece: it has no pieces")
+        raise ModelError(
+            f"{path} is damaged or no model of sentencepiece: it has no pieces",
+        )
     if message.trainer.model_type != _BPE:
-        raise ModelError(f"{path} is a unigram model of sentencepiece; those of type BPE can be written")
+        raise ModelError(
+            f"{path} is a unigram model of sentencepiece; those of type BPE can be written",
+        )
     pieces = [(piece.piece, piece.score, piece.type or 1) for piece in message.pieces]
     prefix = message.normalizer
-    return SentencePiece(pieces, prefix.add_dummy_prefix if prefix.HasField("add_dummy_prefix") else True)
+    return SentencePiece(
+        pieces,
+        prefix.add_dummy_prefix if prefix.HasField("add_dummy_prefix") else True,
+    )
 
 
 @cache
 def _message() -> Any:
-    file = descriptor_pb2.FileDescriptorProto(name="quark_onnx/sentencepiece.proto", package="quark_onnx.sentencepiece")
+    file = descriptor_pb2.FileDescriptorProto(
+        name="quark_onnx/sentencepiece.proto",
+        package="quark_onnx.sentencepiece",
+    )
     messages: dict[str, Any] = {}
     for owner, name, number, kind in _FIELDS:
         if owner not in messages:
             messages[owner] = file.message_type.add(name=owner)
-        field = messages[owner].field.add(name=name, number=number, label=_FIELD.LABEL_OPTIONAL)
+        field = messages[owner].field.add(
+            name=name,
+            number=number,
+            label=_FIELD.LABEL_OPTIONAL,
+        )
         if isinstance(kind, str):
-            field.type, field.type_name = _FIELD.TYPE_MESSAGE, f".quark_onnx.sentencepiece.{kind}"
-            field.label = _FIELD.LABEL_REPEATED if name == "pieces" else _FIELD.LABEL_OPTIONAL
+            field.type, field.type_name = (
+                _FIELD.TYPE_MESSAGE,
+                f".quark_onnx.sentencepiece.{kind}",
+            )
+            field.label = (
+                _FIELD.LABEL_REPEATED if name == "pieces" else _FIELD.LABEL_OPTIONAL
+            )
         else:
             field.type = kind
     pool = descriptor_pool.DescriptorPool()
-    pool.Add(file) if hasattr(pool, "Add") else pool.AddSerializedFile(file.SerializeToString())
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName("quark_onnx.sentencepiece.Model"))
+    pool.Add(file) if hasattr(pool, "Add") else pool.AddSerializedFile(
+        file.SerializeToString(),
+    )
+    return message_factory.GetMessageClass(
+        pool.FindMessageTypeByName("quark_onnx.sentencepiece.Model"),
+    )

@@ -19,7 +19,8 @@ _UPPER = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}
 _SLASHED = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _WORDS = _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|"
 
-#: Where a byte-level tokenizer splits text, whether it takes whole words that it knows, and llama.cpp's name for both.
+#: Where a byte-level tokenizer splits text, whether it takes whole words that it knows, and
+#: llama.cpp's name for both.
 _SPLITS = {
     ((_GPT2,), False): "gpt-2",
     ((r"\p{N}", _GPT2), False): "smollm",
@@ -28,7 +29,15 @@ _SPLITS = {
     ((_WORDS + r"\p{N}" + _REST,), False): "qwen2",
     ((_CASED + "|" + _UPPER + r"|\p{N}" + _SLASHED,), True): "tekken",
     (
-        (_CASED + _CONTRACTIONS + "?|" + _UPPER + _CONTRACTIONS + r"?|\p{N}{1,3}" + _SLASHED,),
+        (
+            _CASED
+            + _CONTRACTIONS
+            + "?|"
+            + _UPPER
+            + _CONTRACTIONS
+            + r"?|\p{N}{1,3}"
+            + _SLASHED,
+        ),
         False,
     ): "gpt-4o",
 }
@@ -46,7 +55,8 @@ class Vocabulary:
         split: llama.cpp's name for the way that text is split first.
         tokens: texts.
         types: as GGUF numbers them.
-        scores: the greater, the earlier two tokens are merged into this one; empty where merges say so.
+        scores: the greater, the earlier two tokens are merged into this one; empty where merges say
+            so.
         space: whether a space is put before a text.
     """
 
@@ -65,7 +75,8 @@ def add_vocabulary(writer: Any, folder: Path, rows: int, split: str = "") -> lis
         writer: gguf.GGUFWriter.
         folder: of a checkpoint.
         rows: of the embedding, which the tokens are filled up to.
-        split: llama.cpp's name for the way that text is split first, where it is none of the known ones.
+        split: llama.cpp's name for the way that text is split first, where it is none of the known
+            ones.
 
     Raises:
         ModelError: the files are damaged, or llama.cpp computes no such tokenizer.
@@ -73,23 +84,41 @@ def add_vocabulary(writer: Any, folder: Path, rows: int, split: str = "") -> lis
     import gguf
 
     vocabulary = _read(folder, split)
-    special = _special(folder, rows, vocabulary is not None and vocabulary.model == "gpt2")
+    special = _special(
+        folder,
+        rows,
+        vocabulary is not None and vocabulary.model == "gpt2",
+    )
     if vocabulary is None:
         writer.add_tokenizer_model(gguf.NoVocab.tokenizer_model)
         special.add_to_gguf(writer, quiet=True)
-        return ["no tokenizer.json and no tokenizer.model: the file holds no vocabulary; give llama.cpp token ids"]
+        return [
+            (
+                "no tokenizer.json and no tokenizer.model: the file holds no"
+                " vocabulary; give llama.cpp token ids"
+            ),
+        ]
     missing = rows - len(vocabulary.tokens)
     if missing < 0:
-        raise ModelError(f"{folder}: the tokenizer has {len(vocabulary.tokens)} tokens, the embedding {rows} rows")
+        raise ModelError(
+            f"{folder}: the tokenizer has {len(vocabulary.tokens)} tokens, the"
+            f" embedding {rows} rows",
+        )
     writer.add_tokenizer_model(vocabulary.model)
     writer.add_tokenizer_pre(vocabulary.split)
-    writer.add_token_list(vocabulary.tokens + [f"[PAD{rows - missing + index}]" for index in range(missing)])
+    writer.add_token_list(
+        vocabulary.tokens
+        + [f"[PAD{rows - missing + index}]" for index in range(missing)],
+    )
     writer.add_token_types(vocabulary.types + [_UNUSED] * missing)
     if vocabulary.scores:
         writer.add_token_scores(vocabulary.scores + [min(vocabulary.scores)] * missing)
         writer.add_add_space_prefix(vocabulary.space)
     if (folder / "tokenizer.json").is_file():
-        special.add_special_token.setdefault("bos", False)  # llama.cpp would guess by the name of the split
+        special.add_special_token.setdefault(
+            "bos",
+            False,
+        )  # llama.cpp would guess by the name of the split
     special.add_to_gguf(writer, quiet=True)
     return []
 
@@ -101,7 +130,10 @@ def _special(folder: Path, rows: int, merges: bool) -> Any:
     try:
         special = gguf.SpecialVocab(folder, load_merges=merges, n_vocab=rows)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        raise ModelError(f"{folder}: tokenizer.json or tokenizer_config.json is not understood: {error!r}") from error
+        raise ModelError(
+            f"{folder}: tokenizer.json or tokenizer_config.json is not understood:"
+            f" {error!r}",
+        ) from error
     for name in ("generation_config.json", "config.json"):
         values = read_json(folder / name) if (folder / name).is_file() else {}
         for kind in ("bos", "eos"):
@@ -130,7 +162,10 @@ def _read(folder: Path, split: str) -> Vocabulary | None:
 def _of_tokenizer(values: dict[str, Any], split: str) -> Vocabulary:
     model = values["model"]
     if model.get("type", "BPE") != "BPE":
-        raise ModelError(f"a tokenizer of type {model['type']!r} cannot be written; BPE can. {_WITHOUT}")
+        raise ModelError(
+            f"a tokenizer of type {model['type']!r} cannot be written; BPE can."
+            f" {_WITHOUT}",
+        )
     ids = dict(model["vocab"])
     added = {token["content"]: token for token in values.get("added_tokens") or []}
     ids |= {text: token["id"] for text, token in added.items()}
@@ -148,7 +183,10 @@ def _of_tokenizer(values: dict[str, Any], split: str) -> Vocabulary:
             types[index] = _BYTES
     if not pieces:
         return Vocabulary("gpt2", split or _split_of(values), tokens, types, [], False)
-    merges = [tuple(merge) if isinstance(merge, list) else tuple(merge.split(" ")) for merge in model["merges"]]
+    merges = [
+        tuple(merge) if isinstance(merge, list) else tuple(merge.split(" "))
+        for merge in model["merges"]
+    ]
     scores = dict.fromkeys(ids.values(), -float(len(merges)))
     for rank, merge in reversed(list(enumerate(merges))):
         scores[ids["".join(merge)]] = -float(rank)
@@ -156,7 +194,9 @@ def _of_tokenizer(values: dict[str, Any], split: str) -> Vocabulary:
     return Vocabulary("llama", "default", tokens, types, ranks, _prepends(values))
 
 
-_WITHOUT = "Without tokenizer.json and tokenizer.model a file without vocabulary is written"
+_WITHOUT = (
+    "Without tokenizer.json and tokenizer.model a file without vocabulary is written"
+)
 
 
 def _split_of(values: dict[str, Any]) -> str:
@@ -168,33 +208,50 @@ def _split_of(values: dict[str, Any]) -> str:
                 steps.append("a space first")
             if step.get("use_regex", True):
                 steps.append(_GPT2)
-        elif step["type"] == "Split" and "Regex" in step["pattern"] and _keeps_all(step):
+        elif (
+            step["type"] == "Split" and "Regex" in step["pattern"] and _keeps_all(step)
+        ):
             steps.append(step["pattern"]["Regex"])
         elif step["type"] == "Digits" and step.get("individual_digits"):
             steps.append(r"\p{N}")
         else:
             steps.append(step["type"])
-    normal = [step["type"] for step in _flat(values.get("normalizer"), "normalizers") if step["type"] != "NFC"]
+    normal = [
+        step["type"]
+        for step in _flat(values.get("normalizer"), "normalizers")
+        if step["type"] != "NFC"
+    ]
     name = _SPLITS.get((tuple(steps), bool(values["model"].get("ignore_merges"))))
     if name is None or normal:
         raise ModelError(
-            f"this way to split text has no name known here: {', '.join([*normal, *steps])}; give split= the name that"
-            f" llama.cpp has for it. {_WITHOUT}"
+            "this way to split text has no name known here:"
+            f" {', '.join([*normal, *steps])}; give split= the name that llama.cpp has"
+            f" for it. {_WITHOUT}",
         )
     return name
 
 
 def _keeps_all(split: dict[str, Any]) -> bool:
-    """Whether a split cuts out the matches of its pattern, which all of those that are known here leave nothing of."""
-    return split["behavior"] == "Isolated" or (split["behavior"] == "Removed" and bool(split.get("invert")))
+    """Whether a split cuts out the matches of its pattern, which all of those that are known here
+    leave nothing of.
+    """
+    return split["behavior"] == "Isolated" or (
+        split["behavior"] == "Removed" and bool(split.get("invert"))
+    )
 
 
 def _prepends(values: dict[str, Any]) -> bool:
     """Whether a tokenizer in the manner of sentencepiece puts a space before a text."""
-    steps = _flat(values.get("normalizer"), "normalizers") + _flat(values.get("pre_tokenizer"), "pretokenizers")
+    steps = _flat(values.get("normalizer"), "normalizers") + _flat(
+        values.get("pre_tokenizer"),
+        "pretokenizers",
+    )
     return any(
         step["type"] == "Prepend"
-        or (step["type"] == "Metaspace" and step.get("prepend_scheme", "always") in ("always", "first"))
+        or (
+            step["type"] == "Metaspace"
+            and step.get("prepend_scheme", "always") in ("always", "first")
+        )
         for step in steps
     )
 
@@ -209,10 +266,17 @@ def _of_sentencepiece(path: Path, folder: Path) -> Vocabulary:
     model = sentencepiece.read(path)
     tokens, scores, types = map(list, zip(*model.pieces, strict=True))
     more = folder / "added_tokens.json"
-    added = sorted((index, text) for text, index in (read_json(more) if more.is_file() else {}).items())
+    added = sorted(
+        (index, text)
+        for text, index in (read_json(more) if more.is_file() else {}).items()
+    )
     added = [(index, text) for index, text in added if index >= len(tokens)]
-    if [index for index, _ in added] != list(range(len(tokens), len(tokens) + len(added))):
-        raise ModelError(f"{more}: the ids of its tokens do not follow those of {path.name}")
+    if [index for index, _ in added] != list(
+        range(len(tokens), len(tokens) + len(added)),
+    ):
+        raise ModelError(
+            f"{more}: the ids of its tokens do not follow those of {path.name}",
+        )
     tokens += [text for _, text in added]
     scores += [min(scores)] * len(added)
     types += [_USER_DEFINED] * len(added)

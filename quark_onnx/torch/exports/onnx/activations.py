@@ -43,7 +43,10 @@ class Roundings:
         graph, spec = self._graph, rounding.spec
         self._check(spec, layer, side)
         source, result = node.inputs[0], node.outputs[0]
-        parts = (None if part is None else array_of(part.float()).tobytes() for part in (rounding.scale, rounding.zero))
+        parts = (
+            None if part is None else array_of(part.float()).tobytes()
+            for part in (rounding.scale, rounding.zero)
+        )
         key = (source, spec, *parts)
         graph.remove([node])
         if key in self._done and not graph.is_output(result):
@@ -52,7 +55,10 @@ class Roundings:
             return text
         stem, narrow = f"{layer}.{side}", result
         if self._kind != TensorProto.FLOAT:
-            source, narrow = self._cast(source, f"{stem}_wide", TensorProto.FLOAT), graph.fresh(f"{stem}_rounded_wide")
+            source, narrow = (
+                self._cast(source, f"{stem}_wide", TensorProto.FLOAT),
+                graph.fresh(f"{stem}_rounded_wide"),
+            )
         text = self._rounded(source, narrow, rounding, stem)
         if narrow != result:
             graph.add("Cast", [narrow], [result], to=self._kind)
@@ -68,11 +74,15 @@ class Roundings:
         where = f"layer {layer!r}: its {side} is rounded to {spec}"
         if not isinstance(spec.dtype, Scaled):
             return
-        known = is_float8(spec.dtype) or (isinstance(spec.dtype, Integer) and spec.dtype.bits <= 16)
+        known = is_float8(spec.dtype) or (
+            isinstance(spec.dtype, Integer) and spec.dtype.bits <= 16
+        )
         if not known or (spec.dynamic and spec.scale == "bfloat16"):
             raise ConfigError(f"{where}; ONNX has no operators that compute the same")
         if self._kind != TensorProto.FLOAT and spec.dynamic and spec.scale == "model":
-            raise ConfigError(f"{where}, its scales computed in float16; export it with dtype='float32'")
+            raise ConfigError(
+                f"{where}, its scales computed in float16; export it with dtype='float32'",
+            )
 
     def _rounded(self, source: str, result: str, rounding: Rounding, stem: str) -> str:
         """Round a float32 tensor."""
@@ -81,10 +91,19 @@ class Roundings:
             narrow = self._cast(source, f"{stem}_{spec.dtype.name}", spec.dtype.onnx)
             graph.add("Cast", [narrow], [result], to=int(TensorProto.FLOAT))
             return f"Cast to {spec.dtype.name} and back"
-        if isinstance(spec.dtype, Block) and (spec.dtype.op_type != _MX or spec.exponent == "floor"):
+        if isinstance(spec.dtype, Block) and (
+            spec.dtype.op_type != _MX or spec.exponent == "floor"
+        ):
             graph.import_domain(VENDOR)  # whose operator rounds no shared exponent up
             attributes = {**dict(spec.dtype.attributes), "axis": -1}
-            graph.add(spec.dtype.op_type, [source], [result], name=f"{stem}_rounded", domain=VENDOR, **attributes)
+            graph.add(
+                spec.dtype.op_type,
+                [source],
+                [result],
+                name=f"{stem}_rounded",
+                domain=VENDOR,
+                **attributes,
+            )
             return spec.dtype.op_type
         if _has_pair(spec):
             self._pair(source, result, rounding, stem)
@@ -95,23 +114,38 @@ class Roundings:
         graph, dtype = self._graph, rounding.spec.dtype
         assert isinstance(dtype, Scaled)
         scale = array_of(rounding.scale.float()).reshape(())
-        zero = np.zeros((), np.float32) if rounding.zero is None else array_of(rounding.zero.float()).reshape(())
+        zero = (
+            np.zeros((), np.float32)
+            if rounding.zero is None
+            else array_of(rounding.zero.float()).reshape(())
+        )
         parts = [
             graph.add_constant(f"{stem}_scale", scale),
             graph.add_constant(f"{stem}_zero_point", zero.astype(dtype.numpy)),
         ]
         codes, plain = graph.fresh(f"{stem}_quantized"), result
         if is_small(dtype):
-            # onnxruntime fuses such pairs with their neighbours incorrectly (``steps.fusion_barriers``); a Min that
-            # changes nothing, as greater values saturate anyway, prevents the fusion
+            # onnxruntime fuses such pairs with their neighbours incorrectly
+            # (``steps.fusion_barriers``); a Min that changes nothing, as greater values saturate
+            # anyway, prevents the fusion
             ends = np.abs(np.array([dtype.qmin, dtype.qmax], np.float32) - zero) * scale
             greatest = graph.add_constant(f"{stem}_greatest", ends.max())
             held, plain = graph.fresh(f"{stem}_float"), graph.fresh(f"{stem}_plain")
             graph.add("Min", [source, greatest], [held], name=f"{stem}_Min")
             graph.add("Min", [plain, greatest], [result], name=f"{stem}_Min_behind")
             source = held
-        graph.add("QuantizeLinear", [source, *parts], [codes], name=f"{stem}_QuantizeLinear")
-        graph.add("DequantizeLinear", [codes, *parts], [plain], name=f"{stem}_DequantizeLinear")
+        graph.add(
+            "QuantizeLinear",
+            [source, *parts],
+            [codes],
+            name=f"{stem}_QuantizeLinear",
+        )
+        graph.add(
+            "DequantizeLinear",
+            [codes, *parts],
+            [plain],
+            name=f"{stem}_DequantizeLinear",
+        )
 
     def _function(self, source: str, result: str, rounding: Rounding, stem: str) -> str:
         """A function of the project's own domain, whose body the model carries."""
@@ -123,14 +157,31 @@ class Roundings:
         told = {"scale": rounding.scale, "whole": rounding.scale, "zero": rounding.zero}
         inputs = [source]
         for part in bodies.inputs_of(spec)[1:]:
-            value = np.float32(0) if told[part] is None else array_of(told[part].float()).reshape(())
+            value = (
+                np.float32(0)
+                if told[part] is None
+                else array_of(told[part].float()).reshape(())
+            )
             inputs.append(graph.add_constant(f"{stem}_{part}", np.asarray(value)))
-        graph.add(name, inputs, [result], name=f"{stem}_rounded", domain=bodies.DOMAIN, axis=-1)
+        graph.add(
+            name,
+            inputs,
+            [result],
+            name=f"{stem}_rounded",
+            domain=bodies.DOMAIN,
+            axis=-1,
+        )
         return f"a function of standard operators for {spec.dtype.name}"
 
 
 def _has_pair(spec: TensorSpec) -> bool:
-    """Whether ONNX has a pair of operators for all codes of the format, with one scale that data has told."""
-    if not (spec.measured and isinstance(spec.dtype, Integer | Minifloat) and spec.dtype.emitted):
+    """Whether ONNX has a pair of operators for all codes of the format, with one scale that data
+    has told.
+    """
+    if not (
+        spec.measured
+        and isinstance(spec.dtype, Integer | Minifloat)
+        and spec.dtype.emitted
+    ):
         return False
     return (spec.grid.qmin, spec.grid.qmax) == (spec.dtype.qmin, spec.dtype.qmax)

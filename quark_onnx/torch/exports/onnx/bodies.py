@@ -1,8 +1,8 @@
 """Roundings of activations that no operator of ONNX computes, as functions of standard operators.
 
-Each computes what ``quark_onnx.torch.formats.quantized_tensor.fake_quantize`` does of finite float32, bit for bit:
-scales of integers and FP8 are computed in float64, those of blocks by the rules of
-``quark_onnx.torch.formats.block_formats``.
+Each computes what ``quark_onnx.torch.formats.quantized_tensor.fake_quantize`` does of finite
+float32, bit for bit: scales of integers and FP8 are computed in float64, those of blocks by the
+rules of ``quark_onnx.torch.formats.block_formats``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,12 @@ from quark_onnx.functions.blocks import from_rows, passing_on, to_rows
 from quark_onnx.functions.body import Body, function
 from quark_onnx.functions.mx import to_minifloat
 from quark_onnx.kernels.minifloat import E2M1, E4M3
-from quark_onnx.torch.config.number_formats import E5M3, FloatScaled, TwoLevel, element_of
+from quark_onnx.torch.config.number_formats import (
+    E5M3,
+    FloatScaled,
+    TwoLevel,
+    element_of,
+)
 from quark_onnx.torch.config.spec import TensorSpec
 
 #: Where the functions live.
@@ -40,7 +45,9 @@ def inputs_of(spec: TensorSpec) -> list[str]:
     """What the function of a spec reads: x, and what data has told."""
     if not spec.measured:
         return ["x"]
-    return ["x", "whole"] if isinstance(spec.dtype, TwoLevel) else ["x", "scale", "zero"]
+    return (
+        ["x", "whole"] if isinstance(spec.dtype, TwoLevel) else ["x", "scale", "zero"]
+    )
 
 
 def rounding(spec: TensorSpec, opset: int) -> FunctionProto:
@@ -48,7 +55,12 @@ def rounding(spec: TensorSpec, opset: int) -> FunctionProto:
     body = Body()
     if isinstance(spec.dtype, TwoLevel):
         rows = to_rows(body, "x", spec.group)
-        from_rows(body, _two_levels(body, rows.values, measured=spec.measured), rows, spec.group)
+        from_rows(
+            body,
+            _two_levels(body, rows.values, measured=spec.measured),
+            rows,
+            spec.group,
+        )
     elif isinstance(spec.dtype, FloatScaled):
         rows = to_rows(body, "x", spec.group)
         from_rows(body, _float_scales(body, rows.values), rows, spec.group)
@@ -63,7 +75,10 @@ def rounding(spec: TensorSpec, opset: int) -> FunctionProto:
         rows = to_rows(body, "x", spec.group)
         element = element_of(spec.dtype)
         values = passing_on(
-            body, rows.values, spec.group, lambda inner, x, top: mx.in_blocks(inner, x, top, element, spec.exponent)
+            body,
+            rows.values,
+            spec.group,
+            lambda inner, x, top: mx.in_blocks(inner, x, top, element, spec.exponent),
         )
         from_rows(body, values, rows, spec.group)
     return function(name_of(spec), inputs_of(spec), body, _AXIS, opset, domain=DOMAIN)
@@ -74,7 +89,11 @@ def _affine(body: Body, x: str, scale: str, zero: str, spec: TensorSpec) -> str:
     steps, grid = body.op("Div", x, scale), spec.grid
     ends = body.constant(grid.qmin), body.constant(grid.qmax)
     if not isinstance(spec.dtype, Integer):
-        kind = TensorProto.FLOAT8E4M3FN if spec.dtype.name == "fp8e4m3" else TensorProto.FLOAT8E5M2
+        kind = (
+            TensorProto.FLOAT8E4M3FN
+            if spec.dtype.name == "fp8e4m3"
+            else TensorProto.FLOAT8E5M2
+        )
         codes = body.op("Cast", body.op("Clip", steps, *ends), to=kind)
         return body.op("Mul", body.op("Cast", codes, to=TensorProto.FLOAT), scale)
     steps = body.op("Round", steps)
@@ -97,12 +116,21 @@ def _dynamic(body: Body, x: str, axes: list[int], spec: TensorSpec) -> str:
     elif grid.even:
         scale = part(body.op("Max", hi, body.op("Neg", lo)), grid.levels / 2)
     elif grid.qmin < grid.zero:
-        scale = body.op("Max", part(hi, grid.qmax - grid.zero), part(lo, grid.qmin - grid.zero))
+        scale = body.op(
+            "Max",
+            part(hi, grid.qmax - grid.zero),
+            part(lo, grid.qmin - grid.zero),
+        )
     else:
         scale = part(hi, grid.qmax)
     positive = body.op("Greater", scale, body.constant(0, np.float64))
     least, greatest = SMALLEST_SCALE, float(np.finfo(np.float32).max)
-    scale = body.op("Clip", scale, body.constant(least, np.float64), body.constant(greatest, np.float64))
+    scale = body.op(
+        "Clip",
+        scale,
+        body.constant(least, np.float64),
+        body.constant(greatest, np.float64),
+    )
     scale = body.op("Where", positive, scale, body.constant(1, np.float64))
     scale = body.op("Cast", scale, to=TensorProto.FLOAT)
     return _affine(body, x, scale, _zero(body, lo, scale, spec), spec)
@@ -115,7 +143,12 @@ def _zero(body: Body, lo: str, scale: str, spec: TensorSpec) -> str:
         return body.constant(grid.zero) if grid.zero else ""
     steps = body.op("Round", body.op("Div", lo, _double(body, scale)))
     zero = body.op("Sub", body.constant(grid.qmin, np.float64), steps)
-    zero = body.op("Clip", zero, body.constant(grid.qmin, np.float64), body.constant(grid.qmax, np.float64))
+    zero = body.op(
+        "Clip",
+        zero,
+        body.constant(grid.qmin, np.float64),
+        body.constant(grid.qmax, np.float64),
+    )
     return body.op("Cast", zero, to=TensorProto.FLOAT)
 
 
@@ -124,28 +157,59 @@ def _double(body: Body, x: str) -> str:
 
 
 def _two_levels(body: Body, values: str, *, measured: bool) -> str:
-    """Blocks of NVFP4, one a column; the scale of the tensor is an input, or of its greatest magnitude."""
+    """Blocks of NVFP4, one a column.
+
+    The scale of the tensor is an input, or of its greatest magnitude.
+    """
     top = body.op("ReduceMax", body.op("Abs", values), body.ints(0))
     one, none = body.constant(1), body.constant(0)
     whole = "whole"
     if not measured:
-        whole = body.op("Div", body.op("ReduceMax", top), body.constant(E2M1.largest * E4M3.largest))
+        whole = body.op(
+            "Div",
+            body.op("ReduceMax", top),
+            body.constant(E2M1.largest * E4M3.largest),
+        )
         whole = body.op("Where", body.op("Greater", whole, none), whole, one)
     scale = body.op("Div", top, body.op("Mul", whole, body.constant(E2M1.largest)))
     scale = body.op("Min", scale, body.constant(E4M3.largest))
-    scale = body.op("Cast", body.op("Cast", scale, to=TensorProto.FLOAT8E4M3FN), to=TensorProto.FLOAT)
-    scale = body.op("Mul", body.op("Where", body.op("Greater", scale, none), scale, one), whole)
+    scale = body.op(
+        "Cast",
+        body.op("Cast", scale, to=TensorProto.FLOAT8E4M3FN),
+        to=TensorProto.FLOAT,
+    )
+    scale = body.op(
+        "Mul",
+        body.op("Where", body.op("Greater", scale, none), scale, one),
+        whole,
+    )
     ends = body.constant(-E2M1.largest), body.constant(E2M1.largest)
-    elements = to_minifloat(body, body.op("Clip", body.op("Div", values, scale), *ends), E2M1)
+    elements = to_minifloat(
+        body,
+        body.op("Clip", body.op("Div", values, scale), *ends),
+        E2M1,
+    )
     return body.op("Mul", elements, scale)
 
 
 def _float_scales(body: Body, values: str) -> str:
     """Blocks of AMD's FP4, one a column, with a scale of E5M3 each."""
     top = body.op("ReduceMax", body.op("Abs", values), body.ints(0))
-    scale = body.op("Min", body.op("Div", top, body.constant(E2M1.largest)), body.constant(E5M3.largest))
+    scale = body.op(
+        "Min",
+        body.op("Div", top, body.constant(E2M1.largest)),
+        body.constant(E5M3.largest),
+    )
     scale = to_minifloat(body, scale, E5M3)
-    scale = body.op("Max", scale, body.constant(2.0 ** (E5M3.emin - E5M3.mantissa_bits)))
+    scale = body.op(
+        "Max",
+        scale,
+        body.constant(2.0 ** (E5M3.emin - E5M3.mantissa_bits)),
+    )
     ends = body.constant(-E2M1.largest), body.constant(E2M1.largest)
-    elements = to_minifloat(body, body.op("Clip", body.op("Div", values, scale), *ends), E2M1)
+    elements = to_minifloat(
+        body,
+        body.op("Clip", body.op("Div", values, scale), *ends),
+        E2M1,
+    )
     return body.op("Mul", elements, scale)

@@ -26,11 +26,14 @@ from quark_onnx.torch.models.quantized_layer import QuantizedLayer
 
 logger = logging.getLogger(__name__)
 
-_TYPES = {"float32": (torch.float32, TensorProto.FLOAT), "float16": (torch.float16, TensorProto.FLOAT16)}
+_TYPES = {
+    "float32": (torch.float32, TensorProto.FLOAT),
+    "float16": (torch.float16, TensorProto.FLOAT16),
+}
 #: What onnxruntime does by itself with weights of few bits behind a DequantizeLinear.
 _ROUNDS = (
-    "onnxruntime rounds to int8 what it multiplies such weights with, about 1 % of it, unless a session sets "
-    "session.qdq_matmulnbits_accuracy_level to 1"
+    "onnxruntime rounds to int8 what it multiplies such weights with, about 1 % of it,"
+    " unless a session sets session.qdq_matmulnbits_accuracy_level to 1"
 )
 
 
@@ -41,7 +44,8 @@ class Exported:
     Attributes:
         path: of the model; weights of a large one lie in ``<name>.data`` beside it.
         layers: what became of each quantized layer.
-        difference: the largest relative difference (L2) between onnxruntime and torch at any output.
+        difference: the largest relative difference (L2) between onnxruntime and torch at any
+            output.
         notes: what a user should know.
     """
 
@@ -52,10 +56,16 @@ class Exported:
 
     def __str__(self) -> str:
         lines = summary(self.layers) or ["no quantized layer"]
-        return "\n".join([*lines, f"onnxruntime differs from torch by {self.difference:.1g}, relative", *self.notes])
+        return "\n".join(
+            [
+                *lines,
+                f"onnxruntime differs from torch by {self.difference:.1g}, relative",
+                *self.notes,
+            ],
+        )
 
 
-def export_onnx(
+def export_onnx(  # noqa: PLR0913
     model: Any,
     output: Path | str,
     inputs: Any,
@@ -65,18 +75,21 @@ def export_onnx(
     dynamic: bool | Axes = True,
     external: bool = False,
 ) -> Exported:
-    """Write a quantized model as ONNX; nothing is there before onnxruntime has computed what torch computes.
+    """Write a quantized model as ONNX.
+
+    Nothing is there before onnxruntime has computed what torch computes.
 
     Args:
-        model: as ``quantize_model`` leaves it; it is not changed. A language model is written without its cache of
-            keys and values.
+        model: as ``quantize_model`` leaves it; it is not changed. A language model is written
+            without its cache of keys and values.
         output: the file.
         inputs: what it is run on: a tensor, a dict of keywords or a list of arguments.
-        form: how weights are written: "qdq" with DequantizeLinear alone; "auto" as onnxruntime's MatMulNBits where that
-            holds their codes; "operators" refuses blocks that it does not hold.
+        form: how weights are written: "qdq" with DequantizeLinear alone; "auto" as onnxruntime's
+            MatMulNBits where that holds their codes; "operators" refuses blocks that it does not
+            hold.
         dtype: what is computed in, "float32" or "float16".
-        dynamic: names of dynamic axes by input and axis; True stands for the first axis of each input ("batch") and
-            the second of token ids and masks ("sequence"), False for none.
+        dynamic: names of dynamic axes by input and axis; True stands for the first axis of each
+            input ("batch") and the second of token ids and masks ("sequence"), False for none.
         external: write weights to a second file even if protobuf could hold them.
 
     Raises:
@@ -88,8 +101,14 @@ def export_onnx(
     if form not in FORMS:
         raise ConfigError(f"form is {form!r}; it must be one of: {', '.join(FORMS)}")
     if dtype not in _TYPES:
-        why = "; onnxruntime does not compute in bfloat16 on a CPU" if dtype == "bfloat16" else nearest(dtype, _TYPES)
-        raise ConfigError(f"dtype is {dtype!r}; it must be one of: {', '.join(_TYPES)}{why}")
+        why = (
+            "; onnxruntime does not compute in bfloat16 on a CPU"
+            if dtype == "bfloat16"
+            else nearest(dtype, _TYPES)
+        )
+        raise ConfigError(
+            f"dtype is {dtype!r}; it must be one of: {', '.join(_TYPES)}{why}",
+        )
     floats, kind = _TYPES[dtype]
     path = Path(output)
     copied, layers, between = standing_in(model, floats)
@@ -105,7 +124,14 @@ def export_onnx(
                 became = write(graph, layers, between, form, int(kind))
                 with staged(graph.to_model(), path, external=external) as temporary:
                     _check(temporary)
-                    difference = verify(temporary, flat, batch, axes, floats, integers=form != "qdq")
+                    difference = verify(
+                        temporary,
+                        flat,
+                        batch,
+                        axes,
+                        floats,
+                        integers=form != "qdq",
+                    )
     finally:
         if store is not None:
             store.close()
@@ -118,15 +144,26 @@ def export_onnx(
 def _integers_alone(layer: QuantizedLayer) -> bool:
     """Whether onnxruntime makes a MatMulNBits of the layer's DequantizeLinear."""
     spec = None if layer.quantized is None else layer.quantized.spec
-    return layer.kind == "Linear" and layer.input is None and spec is not None and isinstance(spec.dtype, Integer)
+    return (
+        layer.kind == "Linear"
+        and layer.input is None
+        and spec is not None
+        and isinstance(spec.dtype, Integer)
+    )
 
 
 def _weight_bytes(layers: Mapping[str, QuantizedLayer]) -> int:
-    return sum(layer.quantized.codes.numel() for layer in layers.values() if layer.quantized is not None)
+    return sum(
+        layer.quantized.codes.numel()
+        for layer in layers.values()
+        if layer.quantized is not None
+    )
 
 
 def _check(path: Path) -> None:
     try:
         onnx.checker.check_model(str(path), full_check=True)
     except Exception as error:  # checker and shape inference raise unrelated types
-        raise ModelError(f"the exported model does not pass onnx's check: {error}") from error
+        raise ModelError(
+            f"the exported model does not pass onnx's check: {error}",
+        ) from error

@@ -1,4 +1,6 @@
-"""Export a float PyTorch module to ONNX, and name its calibration data by the inputs of the ONNX model."""
+"""Export a float PyTorch module to ONNX, and name its calibration data by the inputs of the ONNX
+model.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,14 @@ from calibrators.readers.samples import is_array
 from calibrators.scratch import ScratchFolder
 from quark_onnx.errors import ConfigError, DataError
 from quark_onnx.torch.calibration.block_stream import inference
-from quark_onnx.torch.exports.onnx.trace import Axes, Batch, Flat, axes_of, named, save_trace
+from quark_onnx.torch.exports.onnx.trace import (
+    Axes,
+    Batch,
+    Flat,
+    axes_of,
+    named,
+    save_trace,
+)
 from quark_onnx.torch.exports.onnx.verify import verify
 
 #: The range of opsets that torch's exporter is asked for.
@@ -30,9 +39,15 @@ _GREATEST_OPSET = 23
 
 @contextmanager
 def exported(
-    module: Any, example_inputs: Any, data: Any, *, dynamic: bool | Axes, opset: int
+    module: Any,
+    example_inputs: Any,
+    data: Any,
+    *,
+    dynamic: bool | Axes,
+    opset: int,
 ) -> Iterator[tuple[Path, Any]]:
-    """Yield the path of the float ONNX model, which exists until the context ends, and the data by input names.
+    """Yield the path of the float ONNX model, which exists until the context ends, and the data by
+    input names.
 
     Args:
         module, example_inputs, data, dynamic, opset: as for ``quantize_module``.
@@ -43,13 +58,23 @@ def exported(
         ModelError: torch cannot export the module, or onnxruntime computes something else.
     """
     if not isinstance(module, nn.Module):
-        raise ConfigError(f"module is a {type(module).__name__}; it must be a torch.nn.Module")
+        raise ConfigError(
+            f"module is a {type(module).__name__}; it must be a torch.nn.Module",
+        )
     if type(opset) is not int or not _LEAST_OPSET <= opset <= _GREATEST_OPSET:
-        raise ConfigError(f"opset is {opset!r}; torch exports opsets {_LEAST_OPSET} to {_GREATEST_OPSET}")
-    module = _float32(getattr(module, "_orig_mod", module))  # torch.compile wraps the module
+        raise ConfigError(
+            f"opset is {opset!r}; torch exports opsets {_LEAST_OPSET} to"
+            f" {_GREATEST_OPSET}",
+        )
+    module = _float32(
+        getattr(module, "_orig_mod", module),
+    )  # torch.compile wraps the module
     batch = named(module, example_inputs).in_type(torch.float32)
     axes = axes_of(batch, dynamic)
-    signature = _Signature(tuple(inspect.signature(module.forward).parameters), tuple(batch.tensors))
+    signature = _Signature(
+        tuple(inspect.signature(module.forward).parameters),
+        tuple(batch.tensors),
+    )
     name = f"{type(module).__name__}.onnx"
     with ScratchFolder(Path(tempfile.gettempdir()), name) as folder:
         path = folder / name
@@ -77,8 +102,9 @@ def _run(module: nn.Module, batch: Batch) -> Flat:
     except (TypeError, RuntimeError, ValueError, IndexError) as error:
         given = ", ".join([*batch.tensors, *batch.others])
         raise DataError(
-            f"{type(module).__name__} does not run on the example inputs ({given}): {error}; give a tensor, a tuple "
-            "of arguments or a dict of keyword arguments of forward"
+            f"{type(module).__name__} does not run on the example inputs ({given}):"
+            f" {error}; give a tensor, a tuple of arguments or a dict of keyword"
+            " arguments of forward",
         ) from error
 
 
@@ -90,8 +116,15 @@ class _Signature:
     inputs: tuple[str, ...]
 
     def named(self, data: Any) -> Any:
-        """Return calibration data with each batch by input names; data that holds no batches is returned as it is."""
-        if isinstance(data, Mapping | RandomData | str) or is_array(data) or hasattr(data, "get_next"):
+        """Return calibration data with each batch by input names.
+
+        Data that holds no batches is returned as it is.
+        """
+        if (
+            isinstance(data, Mapping | RandomData | str)
+            or is_array(data)
+            or hasattr(data, "get_next")
+        ):
             return data
         if not isinstance(data, Iterable):
             return data  # a path, None, or a mistake that the quantizer reports
@@ -106,15 +139,26 @@ class _Signature:
     def _batch(self, batch: Any, *, labelled: bool) -> Any:
         if isinstance(batch, Mapping):
             given = dict(batch)
-        elif isinstance(batch, Sequence) and not isinstance(batch, str) and len(batch) >= len(self.inputs):
+        elif (
+            isinstance(batch, Sequence)
+            and not isinstance(batch, str)
+            and len(batch) >= len(self.inputs)
+        ):
             if len(batch) > len(self.parameters) and not labelled:
-                raise DataError(f"a batch holds {len(batch)} values, but forward takes {', '.join(self.parameters)}")
+                raise DataError(
+                    f"a batch holds {len(batch)} values, but forward takes"
+                    f" {', '.join(self.parameters)}",
+                )
             given = dict(zip(self.parameters, batch, strict=False))
         else:
             return _readable(batch)
         if not labelled:
             self._check_left_out(given)
-        kept = self.inputs if labelled else [name for name in given if name not in self._constants]
+        kept = (
+            self.inputs
+            if labelled
+            else [name for name in given if name not in self._constants]
+        )
         return {name: _readable(given[name]) for name in kept if name in given}
 
     @property
@@ -125,7 +169,10 @@ class _Signature:
     def _check_left_out(self, given: Mapping[str, Any]) -> None:
         for name in sorted(self._constants & set(given)):
             if isinstance(given[name], torch.Tensor):
-                raise DataError(f"the data has a tensor for {name!r}, but example_inputs have none; add it there")
+                raise DataError(
+                    f"the data has a tensor for {name!r}, but example_inputs have none;"
+                    " add it there",
+                )
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,9 @@ from quark_onnx.errors import ConfigError
 
 
 def rename(path: Path, inputs: Sequence[str], outputs: Sequence[str]) -> None:
-    """Give the first inputs and outputs of a model new names; weights in other files stay where they are.
+    """Give the first inputs and outputs of a model new names.
+
+    Weights in other files stay where they are.
 
     Args:
         path: of the model, which is written again.
@@ -23,14 +25,21 @@ def rename(path: Path, inputs: Sequence[str], outputs: Sequence[str]) -> None:
     """
     model = onnx.load(path, load_external_data=False)
     names: dict[str, str] = {}
-    for kind, wanted, values in (("input", inputs, model.graph.input), ("output", outputs, model.graph.output)):
+    for kind, wanted, values in (
+        ("input", inputs, model.graph.input),
+        ("output", outputs, model.graph.output),
+    ):
         if len(wanted) > len(values):
-            raise ConfigError(f"{kind}_names has {len(wanted)} names, but the model has {len(values)} {kind}s")
+            raise ConfigError(
+                f"{kind}_names has {len(wanted)} names, but the model has {len(values)} {kind}s",
+            )
         names |= dict(zip((value.name for value in values), wanted, strict=False))
     taken = _names(model.graph) - set(names)
     for new in names.values():
         if new in taken or list(names.values()).count(new) > 1:
-            raise ConfigError(f"the name {new!r} is taken by another tensor of the model")
+            raise ConfigError(
+                f"the name {new!r} is taken by another tensor of the model",
+            )
     _renamed(model.graph, names)
     onnx.save(model, path)
 

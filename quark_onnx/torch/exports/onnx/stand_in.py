@@ -1,4 +1,6 @@
-"""A copy of a quantized model whose layers leave nodes in the exported graph, instead of float weights."""
+"""A copy of a quantized model whose layers leave nodes in the exported graph, instead of float
+weights.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,9 @@ _SHORT = (torch.float16, torch.bfloat16)
 
 
 class MarkedRounding(nn.Module):
-    """Rounds an activation; in an export it is a node that names the layer and the side: "input" or "output", or "" for
-    a module of a graph that belongs to no layer."""
+    """Rounds an activation; in an export it is a node that names the layer and the side: "input" or
+    "output", or "" for a module of a graph that belongs to no layer.
+    """
 
     def __init__(self, rounding: Rounding, layer: str, side: str) -> None:
         super().__init__()
@@ -59,7 +62,9 @@ class StandIn(nn.Module):
         layer = self.layer
         if layer.quantized is None or not torch.compiler.is_exporting():
             return layer(input, *more, **named)
-        if layer.input is not None and input.is_floating_point():  # an embedding reads integers
+        if (
+            layer.input is not None and input.is_floating_point()
+        ):  # an embedding reads integers
             input = layer.input(input)
         found = self._exported(input, more, named)
         return layer.rounded(found)
@@ -69,54 +74,93 @@ class StandIn(nn.Module):
         assert layer.quantized is not None
         if layer.kind == "Linear":
             operands = (x,) if layer.bias is None else (x, layer.bias)
-            return _node(LINEAR, operands, attributes, x.dtype, (*x.shape[:-1], layer.shape[0]))
+            return _node(
+                LINEAR,
+                operands,
+                attributes,
+                x.dtype,
+                (*x.shape[:-1], layer.shape[0]),
+            )
         weight = _node(WEIGHT, (), attributes, layer.quantized.dtype, layer.shape)
         return layer.compute(x, weight, more, named)
 
 
-def _node(kind: str, inputs: Sequence[Any], attributes: dict[str, Any], dtype: Any, shape: Sequence[Any]) -> Any:
-    return torch.onnx.ops.symbolic(f"{DOMAIN}::{kind}", inputs, attributes, dtype=dtype, shape=shape, version=1)
+def _node(
+    kind: str,
+    inputs: Sequence[Any],
+    attributes: dict[str, Any],
+    dtype: Any,
+    shape: Sequence[Any],
+) -> Any:
+    return torch.onnx.ops.symbolic(
+        f"{DOMAIN}::{kind}",
+        inputs,
+        attributes,
+        dtype=dtype,
+        shape=shape,
+        version=1,
+    )
 
 
-def standing_in(model: Any, dtype: Any) -> tuple[Any, dict[str, QuantizedLayer], dict[str, Rounding]]:
-    """A copy of a model, in another type, with a StandIn for each quantized layer; these layers, by name; and what
-    rounds between them in a graph, by name.
+def standing_in(  # noqa: C901
+    model: Any,
+    dtype: Any,
+) -> tuple[Any, dict[str, QuantizedLayer], dict[str, Rounding]]:
+    """A copy of a model, in another type, with a StandIn for each quantized layer; these layers, by
+    name; and what rounds between them in a graph, by name.
 
-    Codes are shared with the model, and so is what has the type already. Floats in modules without parameters, such as
-    the frequencies of rotary embeddings, keep a type of 32 bits.
+    Codes are shared with the model, and so is what has the type already. Floats in modules without
+    parameters, such as the frequencies of rotary embeddings, keep a type of 32 bits.
 
     Args:
         model: as ``quantize_model`` leaves it.
         dtype: torch.float32 or torch.float16.
 
     Raises:
-        ConfigError: keys are rounded after they are rotated, or probabilities are, which no node stands for.
+        ConfigError: keys are rounded after they are rotated, or probabilities are, which no node
+            stands for.
     """
     for name, module in model.named_modules():
         if isinstance(module, QuantizedLayer) and module.spec.rotated:
             raise ConfigError(
-                f"{name}: an ONNX model has no node for keys that are rounded after they are rotated; quantize with "
-                "where='projection', or without kv_cache"
+                f"{name}: an ONNX model has no node for keys that are rounded after"
+                " they are rotated; quantize with where='projection', or without"
+                " kv_cache",
             )
         if isinstance(module, QuantizedLayer) and module.spec.probabilities is not None:
             raise ConfigError(
-                f"{name}: an ONNX model has no node for probabilities of attention that are rounded; quantize without "
-                "attention"
+                f"{name}: an ONNX model has no node for probabilities of attention that"
+                " are rounded; quantize without attention",
             )
     memo = dict[int, Any]()
     for module in model.modules():
         own = dict(module.named_parameters(recurse=False))
         for name, tensor in (*own.items(), *module.named_buffers(recurse=False)):
             codes = isinstance(module, QuantizedLayer) and name not in own
-            cast = not codes and tensor.is_floating_point() and (bool(own) or tensor.dtype in _SHORT)
+            cast = (
+                not codes
+                and tensor.is_floating_point()
+                and (bool(own) or tensor.dtype in _SHORT)
+            )
             moved = tensor.detach().to("cpu", dtype if cast else tensor.dtype)
-            memo[id(tensor)] = nn.Parameter(moved, requires_grad=False) if name in own else moved
+            memo[id(tensor)] = (
+                nn.Parameter(moved, requires_grad=False) if name in own else moved
+            )
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # of torch about its own, in exported graphs
+        warnings.simplefilter(
+            "ignore",
+            FutureWarning,
+        )  # of torch about its own, in exported graphs
         copied = copy.deepcopy(model, memo)
-    layers, made, between = dict[str, QuantizedLayer](), dict[int, StandIn](), dict[str, Rounding]()
+    layers, made, between = (
+        dict[str, QuantizedLayer](),
+        dict[int, StandIn](),
+        dict[str, Rounding](),
+    )
     modules = dict(copied.named_modules(remove_duplicate=False))
-    quantized = {name for name, module in modules.items() if isinstance(module, QuantizedLayer)}
+    quantized = {
+        name for name, module in modules.items() if isinstance(module, QuantizedLayer)
+    }
     for name, module in modules.items():
         if name in quantized:
             if id(module) not in made:

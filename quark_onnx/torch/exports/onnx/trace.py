@@ -42,7 +42,10 @@ class Batch:
 
     def in_type(self, dtype: Any) -> Batch:
         """A copy with its floats in a type."""
-        cast = {name: value.to(dtype) if value.is_floating_point() else value for name, value in self.tensors.items()}
+        cast = {
+            name: value.to(dtype) if value.is_floating_point() else value
+            for name, value in self.tensors.items()
+        }
         return Batch(cast, self.others)
 
 
@@ -50,42 +53,65 @@ def named(model: Any, inputs: Any) -> Batch:
     """What a data loader yields, by the names of the model's parameters.
 
     Raises:
-        DataError: it is neither a tensor, nor a mapping, nor a sequence; or holds no tensor; or too many.
+        DataError: it is neither a tensor, nor a mapping, nor a sequence; or holds no tensor; or too
+            many.
     """
     if isinstance(inputs, torch.Tensor):
         inputs = [inputs]
     if isinstance(inputs, Sequence) and not isinstance(inputs, str):
         parameters = inspect.signature(model.forward).parameters
         if len(inputs) > len(parameters):
-            raise DataError(f"inputs hold {len(inputs)} values, but the model takes {', '.join(parameters)}")
+            raise DataError(
+                f"inputs hold {len(inputs)} values, but the model takes"
+                f" {', '.join(parameters)}",
+            )
         inputs = dict(zip(parameters, inputs, strict=False))
     if not isinstance(inputs, Mapping):
-        raise DataError(f"inputs are a {type(inputs).__name__}; a tensor, a dict or a list of tensors is needed")
-    tensors = {name: value.cpu() for name, value in inputs.items() if isinstance(value, torch.Tensor)}
+        raise DataError(
+            f"inputs are a {type(inputs).__name__}; a tensor, a dict or a list of"
+            " tensors is needed",
+        )
+    tensors = {
+        name: value.cpu()
+        for name, value in inputs.items()
+        if isinstance(value, torch.Tensor)
+    }
     if not tensors:
         raise DataError("inputs hold no tensor")
     others = {k: v for k, v in inputs.items() if k not in tensors and v is not None}
     for name, value in others.items():
         if not isinstance(value, bool | int | float | str):
-            raise DataError(f"input {name!r} is a {type(value).__name__}; tensors and plain values can be exported")
+            raise DataError(
+                f"input {name!r} is a {type(value).__name__}; tensors and plain values"
+                " can be exported",
+            )
     return Batch(tensors, others)
 
 
 def axes_of(batch: Batch, dynamic: bool | Axes) -> dict[str, dict[int, str]]:
-    """The dynamic axes of each input: the given ones; or the first, "batch", and of token ids and masks the second,
-    "sequence"; or none.
+    """The dynamic axes of each input: the given ones; or the first, "batch", and of token ids and
+    masks the second, "sequence"; or none.
 
     Raises:
         ConfigError: an axis belongs to no input.
     """
     if isinstance(dynamic, bool):
-        return {name: _axes(tensor) if dynamic else {} for name, tensor in batch.tensors.items()}
+        return {
+            name: _axes(tensor) if dynamic else {}
+            for name, tensor in batch.tensors.items()
+        }
     for name, axes in dynamic.items():
         if name not in batch.tensors:
-            raise ConfigError(f"dynamic names the input {name!r}; inputs are {', '.join(batch.tensors)}")
+            raise ConfigError(
+                f"dynamic names the input {name!r}; inputs are"
+                f" {', '.join(batch.tensors)}",
+            )
         for axis in axes:
             if not 0 <= axis < batch.tensors[name].ndim:
-                raise ConfigError(f"dynamic names axis {axis} of {name!r}, which has {batch.tensors[name].ndim}")
+                raise ConfigError(
+                    f"dynamic names axis {axis} of {name!r}, which has"
+                    f" {batch.tensors[name].ndim}",
+                )
     return {name: dict(dynamic.get(name, {})) for name in batch.tensors}
 
 
@@ -106,14 +132,20 @@ class Flat(nn.Module):
 
     def __init__(self, model: Any, batch: Batch) -> None:
         super().__init__()
-        self.model, self._inputs, self._others = model, tuple(batch.tensors), batch.others
+        self.model, self._inputs, self._others = (
+            model,
+            tuple(batch.tensors),
+            batch.others,
+        )
         self.outputs = list(_flat(self._run(batch.tensors)))
         if not self.outputs:
             raise ModelError(f"the model {type(model).__name__} computes no tensor")
 
     def forward(self, *tensors: Any) -> tuple[Any, ...]:
         """What the model computes of its inputs."""
-        return tuple(_flat(self._run(dict(zip(self._inputs, tensors, strict=True)))).values())
+        return tuple(
+            _flat(self._run(dict(zip(self._inputs, tensors, strict=True)))).values(),
+        )
 
     def _run(self, tensors: Tensors) -> Any:
         return call(self.model, {**tensors, **self._others})
@@ -126,14 +158,25 @@ def _flat(found: Any, name: str = "") -> dict[str, Any]:
     if isinstance(found, Mapping):
         parts = found.items()
     elif isinstance(found, tuple | list):
-        parts = {f"{name or 'output'}_{place}": part for place, part in enumerate(found)}.items()
+        parts = {
+            f"{name or 'output'}_{place}": part for place, part in enumerate(found)
+        }.items()
     else:
         return {}
-    return {key: value for part_name, part in parts for key, value in _flat(part, str(part_name)).items()}
+    return {
+        key: value
+        for part_name, part in parts
+        for key, value in _flat(part, str(part_name)).items()
+    }
 
 
 @contextmanager
-def trace(flat: Flat, batch: Batch, axes: Mapping[str, Mapping[int, str]], near: Path) -> Iterator[ModelProto]:
+def trace(
+    flat: Flat,
+    batch: Batch,
+    axes: Mapping[str, Mapping[int, str]],
+    near: Path,
+) -> Iterator[ModelProto]:
     """The float graph as ONNX; large constants lie in files until the iterator is closed.
 
     Args:
@@ -153,7 +196,7 @@ def trace(flat: Flat, batch: Batch, axes: Mapping[str, Mapping[int, str]], near:
         yield inlined(read(path))
 
 
-def save_trace(
+def save_trace(  # noqa: PLR0913
     flat: Flat,
     batch: Batch,
     axes: Mapping[str, Mapping[int, str]],
@@ -176,37 +219,67 @@ def save_trace(
         MissingDependency: onnxscript is not installed, or torch is too old.
         ModelError: torch cannot export the model.
     """
-    example = tuple(_varied(tensor, axes[name]) for name, tensor in batch.tensors.items())
+    example = tuple(
+        _varied(tensor, axes[name]) for name, tensor in batch.tensors.items()
+    )
     clash = set(flat.outputs) & set(batch.tensors)
     names = [f"{name}_out" if name in clash else name for name in flat.outputs]
-    settings = {"input_names": [*batch.tensors], "output_names": names, "opset_version": opset}
-    program = _exported(flat, example, settings, [dict(axes[name]) for name in batch.tensors])
+    settings = {
+        "input_names": [*batch.tensors],
+        "output_names": names,
+        "opset_version": opset,
+    }
+    program = _exported(
+        flat,
+        example,
+        settings,
+        [dict(axes[name]) for name in batch.tensors],
+    )
     with _quiet():
         program.save(str(path), external_data=external)
 
 
-def _exported(flat: Flat, example: tuple[Any, ...], settings: dict[str, Any], axes: list[dict[int, str]]) -> Any:
+def _exported(
+    flat: Flat,
+    example: tuple[Any, ...],
+    settings: dict[str, Any],
+    axes: list[dict[int, str]],
+) -> Any:
     if not hasattr(torch.onnx, "ops"):
         raise MissingDependency(
-            f"torch {torch.__version__} cannot export models that onnxruntime runs; install torch>=2.8"
+            f"torch {torch.__version__} cannot export models that onnxruntime runs;"
+            " install torch>=2.8",
         )
     try:
-        import onnxscript  # noqa: F401  # torch's exporter needs it
+        import onnxscript  # torch's exporter needs it  # noqa: F401  # torch's exporter needs it
     except ImportError as error:
-        raise MissingDependency("the export to ONNX needs onnxscript; pip install onnxscript") from error
+        raise MissingDependency(
+            "the export to ONNX needs onnxscript; pip install onnxscript",
+        ) from error
     shapes = (tuple(axis or None for axis in axes),)
     try:
         with _quiet():
             return torch.onnx.export(
-                flat, example, dynamo=True, verbose=False, dynamic_shapes=shapes if any(axes) else None, **settings
+                flat,
+                example,
+                dynamo=True,
+                verbose=False,
+                dynamic_shapes=shapes if any(axes) else None,
+                **settings,
             )
     except Exception as error:  # the exporter raises several unrelated types
         cause: BaseException = error
         while cause.__cause__ is not None:
             cause = cause.__cause__
-        asked = ", ".join(f"{name} {axis}" for name, axis in zip(settings["input_names"], axes, strict=True) if axis)
+        asked = ", ".join(
+            f"{name} {axis}"
+            for name, axis in zip(settings["input_names"], axes, strict=True)
+            if axis
+        )
         hint = f"; with dynamic axes ({asked}): give fewer by dynamic" if asked else ""
-        raise ModelError(f"torch cannot export the model: {_first(cause)}{hint}") from error
+        raise ModelError(
+            f"torch cannot export the model: {_first(cause)}{hint}",
+        ) from error
 
 
 def _first(error: BaseException) -> str:
@@ -216,7 +289,9 @@ def _first(error: BaseException) -> str:
 
 
 def _varied(tensor: Any, axes: Mapping[int, str]) -> Any:
-    """A tensor with two entries along dynamic axes that have one, which the exporter takes for a constant."""
+    """A tensor with two entries along dynamic axes that have one, which the exporter takes for a
+    constant.
+    """
     for axis in axes:
         if tensor.shape[axis] == 1:
             tensor = torch.cat([tensor, tensor], axis)

@@ -14,7 +14,13 @@ from quark_onnx.errors import ConfigError
 from quark_onnx.graph import Graph
 from quark_onnx.kernels.nbits import BLOCK_SIZES, NBitsWeight, from_codes
 from quark_onnx.torch.config.number_formats import FloatScaled, TwoLevel, format_named
-from quark_onnx.torch.formats.block_formats import BIAS, Shared, decode, scale_codes, scale_values
+from quark_onnx.torch.formats.block_formats import (
+    BIAS,
+    Shared,
+    decode,
+    scale_codes,
+    scale_values,
+)
 from quark_onnx.torch.formats.quantized_tensor import Quantized
 from quark_onnx.torch.models.quantized_layer import QuantizedLayer
 
@@ -26,8 +32,15 @@ _FLOAT = int(TensorProto.FLOAT)
 def array_of(tensor: Any, dtype: DType | None = None) -> NDArray[Any]:
     """A tensor as numpy's; one of float8, bfloat16 or few bits in the type of a number format."""
     tensor = tensor.detach().cpu().contiguous()
-    if tensor.is_floating_point() and tensor.itemsize < 4 and tensor.dtype != torch.float16:
-        named = {torch.float8_e5m2: "fp8e5m2", torch.bfloat16: "bfloat16"}.get(tensor.dtype, "fp8e4m3")
+    if (
+        tensor.is_floating_point()
+        and tensor.itemsize < 4
+        and tensor.dtype != torch.float16
+    ):
+        named = {torch.float8_e5m2: "fp8e5m2", torch.bfloat16: "bfloat16"}.get(
+            tensor.dtype,
+            "fp8e4m3",
+        )
         raw = tensor.view(torch.uint8 if tensor.itemsize == 1 else torch.int16)
         found: NDArray[Any] = raw.numpy().view(_numpy(format_named(named)))
         return found
@@ -57,18 +70,37 @@ def nbits_weight(quantized: Quantized) -> NBitsWeight | None:
     One scale for a row or for the whole is repeated, block by block.
     """
     spec = quantized.spec
-    group = spec.group or next((size for size in BLOCK_SIZES if size >= quantized.shape[1]), BLOCK_SIZES[-1])
-    if not isinstance(spec.dtype, Integer) or spec.dtype.bits not in _WIDTHS or group not in BLOCK_SIZES:
+    group = spec.group or next(
+        (size for size in BLOCK_SIZES if size >= quantized.shape[1]),
+        BLOCK_SIZES[-1],
+    )
+    if (
+        not isinstance(spec.dtype, Integer)
+        or spec.dtype.bits not in _WIDTHS
+        or group not in BLOCK_SIZES
+    ):
         return None
     bits, signed = _WIDTHS[spec.dtype.bits], spec.grid.qmin < 0
     offset = 1 << bits - 1 if signed else 0
     codes = array_of(quantized.matrix).astype(np.int16) + offset
     (n, k), blocks = codes.shape, -(-quantized.shape[1] // group)
-    codes = np.pad(codes, [(0, 0), (0, blocks * group - k)], constant_values=offset).reshape(n, blocks, group)
+    codes = np.pad(
+        codes,
+        [(0, 0), (0, blocks * group - k)],
+        constant_values=offset,
+    ).reshape(n, blocks, group)
     scale, zero = _scales(quantized)
     scale, zero = (_by_block(part, n, blocks) for part in (scale, zero + offset))
-    whole = bool((zero == np.rint(zero)).all() and zero.min() >= 0 and zero.max() < 1 << bits)
-    points = None if (zero == 1 << bits - 1).all() else zero.astype(np.uint8) if whole else zero
+    whole = bool(
+        (zero == np.rint(zero)).all() and zero.min() >= 0 and zero.max() < 1 << bits,
+    )
+    points = (
+        None
+        if (zero == 1 << bits - 1).all()
+        else zero.astype(np.uint8)
+        if whole
+        else zero
+    )
     return from_codes(codes, np.ascontiguousarray(scale), points, bits, k)
 
 
@@ -80,12 +112,23 @@ def _by_block(part: NDArray[Any], rows: int, blocks: int) -> NDArray[Any]:
 def _scales(quantized: Quantized) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Scale and zero point, float32, of one shape."""
     scale = array_of(quantized.scale.float())
-    zero = np.zeros_like(scale) if quantized.zero is None else array_of(quantized.zero.float())
+    zero = (
+        np.zeros_like(scale)
+        if quantized.zero is None
+        else array_of(quantized.zero.float())
+    )
     return scale, np.broadcast_to(zero, scale.shape)
 
 
-def write_weight(graph: Graph, name: str, layer: QuantizedLayer, kind: int) -> tuple[str, str]:
-    """Add the weight of a layer as constants and what makes floats of them; the name of the floats, and what it is.
+def write_weight(
+    graph: Graph,
+    name: str,
+    layer: QuantizedLayer,
+    kind: int,
+) -> tuple[str, str]:
+    """Add the weight of a layer as constants and what makes floats of them.
+
+    The name of the floats, and what it is.
 
     Args:
         name: of the layer.
@@ -100,36 +143,75 @@ def write_weight(graph: Graph, name: str, layer: QuantizedLayer, kind: int) -> t
     """
     quantized = layer.quantized
     assert quantized is not None
-    turned, format = layer.kind in ("Linear", "ConvTranspose2d"), quantized.spec.dtype.name
+    turned, format = (
+        layer.kind in ("Linear", "ConvTranspose2d"),
+        quantized.spec.dtype.name,
+    )
     if isinstance(quantized.spec.dtype, Scaled):
-        return _dequantized(graph, name, quantized, turned, kind), f"DequantizeLinear of {format}"
-    if quantized.scale is None:  # a cast; or floats that their blocks say nothing shorter of
+        return _dequantized(
+            graph,
+            name,
+            quantized,
+            turned,
+            kind,
+        ), f"DequantizeLinear of {format}"
+    if (
+        quantized.scale is None
+    ):  # a cast; or floats that their blocks say nothing shorter of
         narrow = quantized if quantized.spec.is_cast else None
-        values = (quantized.codes if narrow else quantized.dequantize(torch.float32)).reshape(quantized.shape)
+        values = (
+            quantized.codes if narrow else quantized.dequantize(torch.float32)
+        ).reshape(quantized.shape)
         values = values.transpose(0, 1) if turned else values
         stored = graph.add_constant(f"{name}.weight", array_of(values))
-        return _cast(graph, stored, kind), f"values of {format}, stored as {'they are' if narrow else 'float32'}"
-    return _looked_up(graph, name, quantized, turned, kind), f"codes of {format} and a table of their values"
+        return _cast(
+            graph,
+            stored,
+            kind,
+        ), f"values of {format}, stored as {'they are' if narrow else 'float32'}"
+    return _looked_up(
+        graph,
+        name,
+        quantized,
+        turned,
+        kind,
+    ), f"codes of {format} and a table of their values"
 
 
-def _dequantized(graph: Graph, name: str, quantized: Quantized, turned: bool, kind: int) -> str:
+def _dequantized(
+    graph: Graph,
+    name: str,
+    quantized: Quantized,
+    turned: bool,
+    kind: int,
+) -> str:
     """Codes with a DequantizeLinear behind them."""
     dtype, group = stored_as(quantized.spec.dtype), quantized.spec.group
     if not getattr(dtype, "read", False) or dtype.bits > 16:
-        raise ConfigError(f"layer {name!r}: no operator of ONNX reads weights of {dtype.name}")
+        raise ConfigError(
+            f"layer {name!r}: no operator of ONNX reads weights of {dtype.name}",
+        )
     shape, columns = quantized.shape, len(quantized.shape) == 2
     scale, zero = _scales(quantized)
     if not (zero == np.rint(zero)).all():
-        raise ConfigError(f"layer {name!r}: its zero points are no integers, which {dtype.name} in ONNX wants")
+        raise ConfigError(
+            f"layer {name!r}: its zero points are no integers, which {dtype.name} in ONNX wants",
+        )
     codes = quantized.matrix if group else quantized.codes.reshape(shape)
-    swap = turned and (columns or not group)  # else blocks lie along axes that are put together
+    swap = turned and (
+        columns or not group
+    )  # else blocks lie along axes that are put together
     values = array_of(codes.transpose(0, 1) if swap else codes, dtype)
-    attributes: dict[str, Any] = {} if scale.ndim == 0 else {"axis": int(swap) ^ int(bool(group))}
+    attributes: dict[str, Any] = (
+        {} if scale.ndim == 0 else {"axis": int(swap) ^ int(bool(group))}
+    )
     if group:
         attributes["block_size"] = group
         scale, zero = (scale.T, zero.T) if swap else (scale, zero)
     factor = scale.astype(np.float16) if kind == TensorProto.FLOAT16 else scale
-    narrow = kind == TensorProto.FLOAT16 and bool((factor.astype(np.float32) == scale).all())
+    narrow = kind == TensorProto.FLOAT16 and bool(
+        (factor.astype(np.float32) == scale).all(),
+    )
     inputs = [
         graph.add_constant(f"{name}.weight", values),
         graph.add_constant(f"{name}.weight_scale", factor if narrow else scale),
@@ -143,55 +225,110 @@ def _dequantized(graph: Graph, name: str, quantized: Quantized, turned: bool, ki
     return result if narrow else _cast(graph, result, kind)
 
 
-def _looked_up(graph: Graph, name: str, quantized: Quantized, turned: bool, kind: int) -> str:
-    """Codes of blocks, read through a table of what each stands for, times the scales of the blocks."""
+def _looked_up(
+    graph: Graph,
+    name: str,
+    quantized: Quantized,
+    turned: bool,
+    kind: int,
+) -> str:
+    """Codes of blocks, read through a table of what each stands for, times the scales of the
+    blocks.
+    """
     spec, codes = quantized.spec, quantized.codes
-    two_levels, unsigned = isinstance(spec.dtype, TwoLevel), isinstance(spec.dtype, FloatScaled)
-    every = torch.arange(1 << max(4, spec.dtype.bits), dtype=torch.uint8).view(codes.dtype)[None, None]
+    two_levels, unsigned = (
+        isinstance(spec.dtype, TwoLevel),
+        isinstance(spec.dtype, FloatScaled),
+    )
+    every = torch.arange(1 << max(4, spec.dtype.bits), dtype=torch.uint8).view(
+        codes.dtype,
+    )[None, None]
     one = scale_codes(torch.ones((1, 1)), spec.dtype)
     table = array_of(decode(Shared(every, one, torch.ones(())), spec)).reshape(-1)
-    stored = array_of(codes.view(torch.uint8), format_named("uint4") if len(table) == 16 else None)
-    values = _gathered(graph, graph.add_constant(f"{name}.weight", stored), f"{spec.dtype.name}_values", table)
-    scales = graph.add_constant(f"{name}.weight_scale", array_of(quantized.scale)[..., None])
+    stored = array_of(
+        codes.view(torch.uint8),
+        format_named("uint4") if len(table) == 16 else None,
+    )
+    values = _gathered(
+        graph,
+        graph.add_constant(f"{name}.weight", stored),
+        f"{spec.dtype.name}_values",
+        table,
+    )
+    scales = graph.add_constant(
+        f"{name}.weight_scale",
+        array_of(quantized.scale)[..., None],
+    )
     if two_levels:
-        whole = graph.add_constant(f"{name}.weight_scale_2", array_of(quantized.whole.float()).reshape(()))
+        whole = graph.add_constant(
+            f"{name}.weight_scale_2",
+            array_of(quantized.whole.float()).reshape(()),
+        )
         scales = _result(graph, "Mul", _cast(graph, scales, _FLOAT, always=True), whole)
     elif unsigned:
-        scales = _gathered(graph, scales, "e5m3_values", array_of(scale_values(torch.arange(256), spec.dtype)))
+        scales = _gathered(
+            graph,
+            scales,
+            "e5m3_values",
+            array_of(scale_values(torch.arange(256), spec.dtype)),
+        )
     else:
         with np.errstate(over="ignore"):
             powers = np.ldexp(np.float32(1), np.arange(256) - BIAS).astype(np.float32)
         scales = _gathered(graph, scales, "e8m0_values", powers)
     result = _result(graph, "Mul", values, scales)
     result = _shaped(graph, result, (quantized.shape[0], -1))
-    ends = [graph.add_constant(f"{name}.weight_{part}", np.array([n], np.int64)) for part, n in _columns(quantized)]
+    ends = [
+        graph.add_constant(f"{name}.weight_{part}", np.array([n], np.int64))
+        for part, n in _columns(quantized)
+    ]
     if ends:
         result = _result(graph, "Slice", result, *ends)
     if len(quantized.shape) != 2:
         result = _shaped(graph, result, quantized.shape)
-    return _cast(graph, _swapped(graph, result, len(quantized.shape)) if turned else result, kind)
+    return _cast(
+        graph,
+        _swapped(graph, result, len(quantized.shape)) if turned else result,
+        kind,
+    )
 
 
 def _columns(quantized: Quantized) -> list[tuple[str, int]]:
     """Where the columns start and end, and their axis; nothing if the last block is full."""
     count = quantized.matrix.shape[1]
-    return [("start", 0), ("end", count), ("axis", 1)] if count % quantized.spec.group else []
+    return (
+        [("start", 0), ("end", count), ("axis", 1)]
+        if count % quantized.spec.group
+        else []
+    )
 
 
 def _gathered(graph: Graph, codes: str, table: str, values: NDArray[Any]) -> str:
     [shared] = graph.once((table,), lambda: [graph.add_constant(table, values)])
-    return _result(graph, "Gather", shared, _cast(graph, codes, int(TensorProto.INT32), always=True))
+    return _result(
+        graph,
+        "Gather",
+        shared,
+        _cast(graph, codes, int(TensorProto.INT32), always=True),
+    )
 
 
 def _cast(graph: Graph, tensor: str, kind: int, *, always: bool = False) -> str:
     """The tensor in a type; itself if it is float32 or of that type."""
     found = graph.elem_type(tensor) or _FLOAT
-    return tensor if found == kind and not always else _result(graph, "Cast", tensor, to=kind)
+    return (
+        tensor
+        if found == kind and not always
+        else _result(graph, "Cast", tensor, to=kind)
+    )
 
 
 def _shaped(graph: Graph, tensor: str, shape: tuple[int, ...]) -> str:
     key = "x".join(map(str, shape))
-    [name] = graph.once(("shape", key), lambda: [graph.add_constant(f"shape_{key}", np.array(shape, np.int64))])
+    [name] = graph.once(
+        ("shape", key),
+        lambda: [graph.add_constant(f"shape_{key}", np.array(shape, np.int64))],
+    )
     return _result(graph, "Reshape", tensor, name)
 
 

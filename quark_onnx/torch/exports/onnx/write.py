@@ -23,7 +23,11 @@ FORMS = ("auto", "operators", "qdq")
 
 
 def write(
-    graph: Graph, layers: Mapping[str, QuantizedLayer], between: Mapping[str, Rounding], form: str, kind: int
+    graph: Graph,
+    layers: Mapping[str, QuantizedLayer],
+    between: Mapping[str, Rounding],
+    form: str,
+    kind: int,
 ) -> dict[str, str]:
     """Write every layer, and say of each what it became.
 
@@ -50,31 +54,46 @@ def write(
             text = roundings.write(node, getattr(layer, side).rounding, name, side)
             text = text and f"{side} {text}"
         else:
-            text = _product(graph, node, name, layer, form, kind) if node.op_type == LINEAR else ""
+            text = (
+                _product(graph, node, name, layer, form, kind)
+                if node.op_type == LINEAR
+                else ""
+            )
             if not text:
                 text = _weight(graph, node, name, layer, form, kind, weights)
         if text and text not in became.setdefault(name, []):
             became[name].append(text)
     nodes = [node.to_proto() for node in graph.nodes if node.domain == VENDOR]
-    graph.set_functions([*definitions(nodes, graph.opset, {}), *roundings.functions.values()])
+    graph.set_functions(
+        [*definitions(nodes, graph.opset, {}), *roundings.functions.values()],
+    )
     graph.drop_domain(DOMAIN)
     graph.drop_unused()
     return {name: ", ".join(texts) for name, texts in became.items()}
 
 
-def _product(graph: Graph, node: Node, name: str, layer: QuantizedLayer, form: str, kind: int) -> str:
+def _product(  # noqa: PLR0913
+    graph: Graph,
+    node: Node,
+    name: str,
+    layer: QuantizedLayer,
+    form: str,
+    kind: int,
+) -> str:
     """Write a Linear layer as MatMulNBits; what it became, empty if it has no place there."""
     quantized = layer.quantized
     assert quantized is not None
-    integers = layer.input is not None and layer.input.rounding.spec.measured  # whose products are integers, too
+    integers = (
+        layer.input is not None and layer.input.rounding.spec.measured
+    )  # whose products are integers, too
     if form == "qdq" or (integers and not quantized.spec.group):
         return ""
     weight = nbits_weight(quantized)
     if weight is None:
         if form == "operators" and quantized.spec.group:
             raise ConfigError(
-                f"layer {name!r}: onnxruntime has no operator for weights of {quantized.spec}; "
-                "write it with form='auto' or 'qdq'"
+                f"layer {name!r}: onnxruntime has no operator for weights of"
+                f" {quantized.spec}; write it with form='auto' or 'qdq'",
             )
         return ""
     parts = dict(zip(("packed", "scales", "zero_points"), weight.inputs, strict=False))
@@ -87,12 +106,25 @@ def _product(graph: Graph, node: Node, name: str, layer: QuantizedLayer, form: s
         inputs += [*[""] * (5 - len(inputs)), node.inputs[1]]
     graph.import_domain(CONTRIB)
     graph.remove([node])
-    graph.add("MatMulNBits", inputs, node.outputs, name=name, domain=CONTRIB, **weight.attributes)
+    graph.add(
+        "MatMulNBits",
+        inputs,
+        node.outputs,
+        name=name,
+        domain=CONTRIB,
+        **weight.attributes,
+    )
     return f"MatMulNBits of {weight.bits} bits in blocks of {weight.block_size}"
 
 
-def _weight(
-    graph: Graph, node: Node, name: str, layer: QuantizedLayer, form: str, kind: int, done: dict[str, tuple[str, str]]
+def _weight(  # noqa: PLR0913
+    graph: Graph,
+    node: Node,
+    name: str,
+    layer: QuantizedLayer,
+    form: str,
+    kind: int,
+    done: dict[str, tuple[str, str]],
 ) -> str:
     """Write the weight of a layer apart, and what multiplies it; what it became."""
     assert layer.quantized is not None
@@ -101,22 +133,35 @@ def _weight(
     weight, text = done[name]
     graph.remove([node])
     if node.op_type == LINEAR:
-        product = node.outputs[0] if len(node.inputs) == 1 else graph.fresh(f"{name}_product")
+        product = (
+            node.outputs[0] if len(node.inputs) == 1 else graph.fresh(f"{name}_product")
+        )
         graph.add("MatMul", [node.inputs[0], weight], [product], name=name)
         if len(node.inputs) > 1:
-            graph.add("Add", [product, node.inputs[1]], node.outputs, name=f"{name}_bias")
+            graph.add(
+                "Add",
+                [product, node.inputs[1]],
+                node.outputs,
+                name=f"{name}_bias",
+            )
     else:
         graph.replace_uses(node.outputs[0], weight)
         if form != "qdq":
             for reader in graph.consumers(weight):
                 if reader.op_type == "Gather" and gather_codes(graph, reader):
-                    return f"rows of {layer.quantized.spec.dtype.name}, picked before they are dequantized"
+                    return (
+                        f"rows of {layer.quantized.spec.dtype.name}, picked before they"
+                        " are dequantized"
+                    )
     return text
 
 
 def summary(became: Mapping[str, str]) -> list[str]:
     """How many layers became what."""
-    return [f"{count} layers: {text}" for text, count in Counter(became.values()).most_common()]
+    return [
+        f"{count} layers: {text}"
+        for text, count in Counter(became.values()).most_common()
+    ]
 
 
 __all__ = ["FORMS", "summary", "write"]

@@ -24,17 +24,41 @@ KINDS = {
     "bag": "EmbeddingBag",
 }
 #: Other layers, and what decompositions make of layers.
-_OTHER_LAYERS = ("addmm", "bilinear", "conv1d", "conv3d", "convolution", "embedding_bag", "lstm", "gru", "mm")
+_OTHER_LAYERS = (
+    "addmm",
+    "bilinear",
+    "conv1d",
+    "conv3d",
+    "convolution",
+    "embedding_bag",
+    "lstm",
+    "gru",
+    "mm",
+)
 _BAG = torch.ops.aten.embedding_bag.padding_idx
 _BAG_MODES = ("sum", "mean", "max")
 #: What is computed together with the operator before it, whose result nobody else reads.
 ACTIVATIONS = ("relu", "relu6", "hardtanh")
 _BEFORE_ACTIVATIONS = (*KINDS, "add", "batch_norm")
 #: What embeddings read beside their weight, in the order in which modules take it.
-_OPERANDS = {"Embedding": ("indices",), "EmbeddingBag": ("indices", "offsets", "per_sample_weights")}
-#: Operators whose result holds nothing but values that they read: it has the scale of what they read.
+_OPERANDS = {
+    "Embedding": ("indices",),
+    "EmbeddingBag": ("indices", "offsets", "per_sample_weights"),
+}
+#: Operators whose result holds nothing but values that they read: it has the scale of what they
+#: read.
 _SAME_VALUES = (
-    *("max_pool2d", "flatten", "reshape", "view", "squeeze", "unsqueeze", "transpose", "permute", "contiguous"),
+    *(
+        "max_pool2d",
+        "flatten",
+        "reshape",
+        "view",
+        "squeeze",
+        "unsqueeze",
+        "transpose",
+        "permute",
+        "contiguous",
+    ),
     *(
         "view_as",
         "reshape_as",
@@ -51,12 +75,17 @@ _SAME_VALUES = (
 
 
 def bag(*args: Any) -> Any:
-    """What ``aten.embedding_bag`` computes for whoever reads no positions: the first of its results alone."""
+    """What ``aten.embedding_bag`` computes for whoever reads no positions: the first of its results
+    alone.
+    """
     return _BAG(*args)[0]
 
 
 def operator_of(node: Any) -> str:
-    """The name of the ATen operator that a node calls, as ``add``, or ``bag``; empty for other nodes."""
+    """The name of the ATen operator that a node calls, as ``add``, or ``bag``.
+
+    Empty for other nodes.
+    """
     if node.target is bag:
         return "bag"
     if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
@@ -72,8 +101,14 @@ def _schema_of(node: Any) -> Any:
 def arguments(node: Any) -> dict[str, Any]:
     """What an ATen operator is called with, by the names of its parameters, defaults among them."""
     parameters = _schema_of(node).arguments
-    found = {each.name: each.default_value for each in parameters if each.has_default_value()}
-    return {**found, **dict(zip((each.name for each in parameters), node.args, strict=False)), **node.kwargs}
+    found = {
+        each.name: each.default_value for each in parameters if each.has_default_value()
+    }
+    return {
+        **found,
+        **dict(zip((each.name for each in parameters), node.args, strict=False)),
+        **node.kwargs,
+    }
 
 
 def attribute(module: Any, target: str) -> Any:
@@ -87,12 +122,19 @@ def is_float(module: Any, node: Any) -> bool:
     """Whether a node stands for a tensor of floats."""
     if not isinstance(node, Node):
         return False
-    value = attribute(module, str(node.target)) if node.op == "get_attr" else node.meta.get("val")
+    value = (
+        attribute(module, str(node.target))
+        if node.op == "get_attr"
+        else node.meta.get("val")
+    )
     return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
 def _module_of(node: Any) -> tuple[str, str]:
-    """The name of the module that calls an operator, and its class with all packages; empty where nobody knows."""
+    """The name of the module that calls an operator, and its class with all packages.
+
+    Empty where nobody knows.
+    """
     stack = node.meta.get("nn_module_stack")
     if not stack:
         return "", ""
@@ -102,8 +144,9 @@ def _module_of(node: Any) -> tuple[str, str]:
 
 
 def operator_name(node: Any) -> str:
-    """What an operator is called in configurations: as the module of torch that computes it, else by its node and the
-    module around it."""
+    """What an operator is called in configurations: as the module of torch that computes it, else
+    by its node and the module around it.
+    """
     name, kind = _module_of(node)
     if name and kind.startswith("torch.nn.modules."):
         return name
@@ -133,18 +176,24 @@ class LayerCalls:
     def operands(self) -> tuple[tuple[Any, ...], ...]:
         """What a module is called with in the place of each call."""
         names = _OPERANDS.get(self.kind, ("input",))
-        return tuple(tuple(arguments(node)[name] for name in names) for node in self.nodes)
+        return tuple(
+            tuple(arguments(node)[name] for name in names) for node in self.nodes
+        )
 
 
 def layers_of_graph(module: Any) -> tuple[dict[str, LayerCalls], dict[str, str]]:
-    """The layers of a graph by the names of the modules they were, and calls that cannot be quantized, with why."""
+    """The layers of a graph by the names of the modules they were, and calls that cannot be
+    quantized, with why.
+    """
     calls, kept = dict[str, list[Any]](), dict[str, str]()
     for node in module.graph.nodes:
         kind = KINDS.get(operator_of(node))
         if kind is None:
             if operator_of(node) in _OTHER_LAYERS:
                 own = f"aten.{operator_of(node)}, which is none of {', '.join(KINDS)}"
-                kept[operator_name(node)] = f"it is {own}; export it without run_decompositions() if it was one"
+                kept[operator_name(node)] = (
+                    f"it is {own}; export it without run_decompositions() if it was one"
+                )
             continue
         weight = arguments(node)["weight"]
         name, cls = _module_of(node)
@@ -160,17 +209,26 @@ def layers_of_graph(module: Any) -> tuple[dict[str, LayerCalls], dict[str, str]]
         settings = [(operator_of(node), _settings(node)) for node in nodes]
         if any(each != settings[0] for each in settings):
             kept[name] = "its calls differ in more than what they read"
-        elif any(isinstance(value, Node | torch.SymInt) for value in _flat(settings[0][1], but=("weight", "bias"))):
+        elif any(
+            isinstance(value, Node | torch.SymInt)
+            for value in _flat(settings[0][1], but=("weight", "bias"))
+        ):
             kept[name] = "its settings are computed"
         else:
             kind = KINDS[operator_of(nodes[0])]
-            found[name] = LayerCalls(kind, tuple(nodes), _float_layer(module, kind, settings[0][1]))
+            found[name] = LayerCalls(
+                kind,
+                tuple(nodes),
+                _float_layer(module, kind, settings[0][1]),
+            )
     return found, kept
 
 
 def _settings(node: Any) -> dict[str, Any]:
     operands = {"input", *(name for names in _OPERANDS.values() for name in names)}
-    return {name: value for name, value in arguments(node).items() if name not in operands}
+    return {
+        name: value for name, value in arguments(node).items() if name not in operands
+    }
 
 
 def _flat(settings: dict[str, Any], but: tuple[str, ...]) -> Iterator[Any]:
@@ -184,8 +242,16 @@ def _flat(settings: dict[str, Any], but: tuple[str, ...]) -> Iterator[Any]:
 def _float_layer(module: Any, kind: str, settings: dict[str, Any]) -> Any:
     """The layer that a call computes, as a module."""
     weight = attribute(module, settings["weight"].target)
-    bias = None if settings.get("bias") is None else attribute(module, settings["bias"].target)
-    rest = {name: value for name, value in settings.items() if name not in ("weight", "bias")}
+    bias = (
+        None
+        if settings.get("bias") is None
+        else attribute(module, settings["bias"].target)
+    )
+    rest = {
+        name: value
+        for name, value in settings.items()
+        if name not in ("weight", "bias")
+    }
     rows, columns = weight.shape[:2]
     if kind == "Linear":
         layer: Any = nn.Linear(columns, rows, bias=False, device="meta")
@@ -193,21 +259,41 @@ def _float_layer(module: Any, kind: str, settings: dict[str, Any]) -> Any:
         layer = nn.Embedding(rows, columns, device="meta")
     elif kind == "EmbeddingBag":
         own = {name: rest[name] for name in ("include_last_offset", "padding_idx")}
-        layer = nn.EmbeddingBag(rows, columns, mode=_BAG_MODES[rest["mode"]], device="meta", **own)
+        layer = nn.EmbeddingBag(
+            rows,
+            columns,
+            mode=_BAG_MODES[rest["mode"]],
+            device="meta",
+            **own,
+        )
     else:
         groups = rest["groups"]
-        size = (columns * groups, rows) if kind == "Conv2d" else (rows, columns * groups)
-        layer = getattr(nn, kind)(*size, tuple(weight.shape[2:]), bias=False, device="meta", **rest)
+        size = (
+            (columns * groups, rows) if kind == "Conv2d" else (rows, columns * groups)
+        )
+        layer = getattr(nn, kind)(
+            *size,
+            tuple(weight.shape[2:]),
+            bias=False,
+            device="meta",
+            **rest,
+        )
     layer.weight = nn.Parameter(weight.detach(), requires_grad=False)
     if kind not in _OPERANDS:
-        layer.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
+        layer.bias = (
+            None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
+        )
     return layer
 
 
 def fused(node: Any) -> Any:
     """The activation that is computed together with an operator, else the operator itself."""
     reader = next(iter(node.users), None)
-    if len(node.users) == 1 and operator_of(reader) in ACTIVATIONS and operator_of(node) in _BEFORE_ACTIVATIONS:
+    if (
+        len(node.users) == 1
+        and operator_of(reader) in ACTIVATIONS
+        and operator_of(node) in _BEFORE_ACTIVATIONS
+    ):
         return reader
     return node
 
@@ -234,9 +320,15 @@ def operators_of(module: Any) -> Iterator[Any]:
 def check_evaluation(graph: Any) -> None:
     """Raise ModelError where a graph was exported in training mode."""
     for node in graph.nodes:
-        named = {"batch_norm": "training", "dropout": "train", "feature_dropout": "train"}.get(operator_of(node))
+        named = {
+            "batch_norm": "training",
+            "dropout": "train",
+            "feature_dropout": "train",
+        }.get(operator_of(node))
         if named is not None and arguments(node)[named]:
-            raise ModelError(f"{operator_name(node)} was exported in training mode; export model.eval()")
+            raise ModelError(
+                f"{operator_name(node)} was exported in training mode; export model.eval()",
+            )
 
 
 def with_single_bags(graph: Any) -> None:
@@ -244,8 +336,12 @@ def with_single_bags(graph: Any) -> None:
     for node in list(graph.nodes):
         if node.target is not _BAG:
             continue
-        results = {user.args[1]: user for user in node.users if user.target is operator.getitem}
-        if len(results) < len(node.users) or any(user.users for place, user in results.items() if place):
+        results = {
+            user.args[1]: user for user in node.users if user.target is operator.getitem
+        }
+        if len(results) < len(node.users) or any(
+            user.users for place, user in results.items() if place
+        ):
             continue
         with graph.inserting_after(node):
             single = graph.call_function(bag, node.args, node.kwargs)
@@ -258,13 +354,18 @@ def with_single_bags(graph: Any) -> None:
 
 
 def with_plain_batch_norms(graph: Any) -> None:
-    """Write batch norms as modules call them, where run_decompositions({}) has made another operator of them."""
+    """Write batch norms as modules call them, where run_decompositions({}) has made another
+    operator of them.
+    """
     for node in graph.nodes:
         if operator_of(node) != "_native_batch_norm_legit_no_training":
             continue
         *tensors, momentum, eps = arguments(node).values()
         with graph.inserting_before(node):
-            plain = graph.call_function(torch.ops.aten.batch_norm.default, (*tensors, False, momentum, eps, True))
+            plain = graph.call_function(
+                torch.ops.aten.batch_norm.default,
+                (*tensors, False, momentum, eps, True),
+            )
         plain.meta = {**node.meta, "val": node.meta["val"][0]}
         for part in list(node.users):  # the others are statistics of training
             if part.args[1] == 0:
@@ -273,7 +374,8 @@ def with_plain_batch_norms(graph: Any) -> None:
 
 
 def without_mutations(graph: Any) -> str | None:
-    """Make operators that write into what they read compute anew, where nothing else can tell the difference.
+    """Make operators that write into what they read compute anew, where nothing else can tell the
+    difference.
 
     Returns:
         One that cannot be changed so; None if there is none.
@@ -283,7 +385,11 @@ def without_mutations(graph: Any) -> str | None:
         name = operator_of(node)
         if not name or not _schema_of(node).is_mutable:
             continue
-        anew = getattr(torch.ops.aten, name.removesuffix("_"), None) if name.endswith("_") else None
+        anew = (
+            getattr(torch.ops.aten, name.removesuffix("_"), None)
+            if name.endswith("_")
+            else None
+        )
         overload = node.target._overloadname
         if anew is not None and overload in anew.overloads() and _is_own(node.args[0]):
             node.target = getattr(anew, overload)
@@ -302,7 +408,8 @@ def _is_own(node: Any) -> bool:
 
 
 def fold_batch_norms(module: GraphModule, layers: dict[str, LayerCalls]) -> list[str]:
-    """Multiply batch norms into the weights of the convolutions before them, where nothing else reads either.
+    """Multiply batch norms into the weights of the convolutions before them, where nothing else
+    reads either.
 
     Args:
         layers: those that may change.
@@ -314,16 +421,28 @@ def fold_batch_norms(module: GraphModule, layers: dict[str, LayerCalls]) -> list
     for name, calls in layers.items():
         node = calls.nodes[0]
         norm: Any = next(iter(node.users), None)
-        if len(calls.nodes) > 1 or len(node.users) != 1 or operator_of(norm) != "batch_norm":
+        if (
+            len(calls.nodes) > 1
+            or len(node.users) != 1
+            or operator_of(norm) != "batch_norm"
+        ):
             continue
         if calls.kind not in ("Conv2d", "ConvTranspose2d"):
             continue
         given = arguments(norm)
-        parts = [given[each] for each in ("weight", "bias", "running_mean", "running_var")]
-        if any(part is not None and part.op != "get_attr" for part in parts) or None in parts[2:]:
+        parts = [
+            given[each] for each in ("weight", "bias", "running_mean", "running_var")
+        ]
+        if (
+            any(part is not None and part.op != "get_attr" for part in parts)
+            or None in parts[2:]
+        ):
             continue
         weight, bias, mean, variance = (
-            None if part is None else attribute(module, str(part.target)).detach().double() for part in parts
+            None
+            if part is None
+            else attribute(module, str(part.target)).detach().double()
+            for part in parts
         )
         _take_in(calls, weight, bias, mean, (variance + given["eps"]).rsqrt())
         _set_parameters(module, node, calls.layer)
@@ -342,7 +461,11 @@ def _set_parameters(module: GraphModule, node: Any, layer: Any) -> None:
         with module.graph.inserting_before(node):
             own.append(module.graph.get_attr(target))
     node.args = (arguments(node)["input"], *own, *node.args[3:])
-    node.kwargs = {name: value for name, value in node.kwargs.items() if name not in ("weight", "bias")}
+    node.kwargs = {
+        name: value
+        for name, value in node.kwargs.items()
+        if name not in ("weight", "bias")
+    }
 
 
 def _take_in(calls: LayerCalls, weight: Any, bias: Any, mean: Any, factor: Any) -> None:
@@ -355,7 +478,9 @@ def _take_in(calls: LayerCalls, weight: Any, bias: Any, mean: Any, factor: Any) 
         groups = layer.groups
         own = own.unflatten(0, (groups, -1)) * factor.view(groups, 1, -1, 1, 1)
         own = own.flatten(0, 1)
-    offset = -mean * factor if layer.bias is None else (layer.bias.double() - mean) * factor
+    offset = (
+        -mean * factor if layer.bias is None else (layer.bias.double() - mean) * factor
+    )
     offset = offset if bias is None else offset + bias
     layer.weight = nn.Parameter(own.to(dtype), requires_grad=False)
     layer.bias = nn.Parameter(offset.to(dtype), requires_grad=False)

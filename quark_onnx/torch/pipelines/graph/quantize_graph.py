@@ -1,4 +1,4 @@
-"""quantize_graph: quantize a model traced by torch.export, including operators between its layers."""
+"""quantize_graph: quantize a model traced by torch.export, including operators between its layers."""  # noqa: E501
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ from quark_onnx.torch.pipelines.graph.roundings import Roundings
 from quark_onnx.torch.pipelines.report import TorchReport
 
 _NEEDS_EXPORT = (
-    "graph mode needs an exported model: give torch.export.export(model, args).module(), or example_args to "
-    "quantize_graph"
+    "graph mode needs an exported model: give torch.export.export(model,"
+    " args).module(), or example_args to quantize_graph"
 )
 
 
@@ -52,28 +52,35 @@ def quantize_graph(
 ) -> tuple[GraphModule, TorchReport]:
     """Quantize a graph of ATen operators.
 
-    Layers become QuantizedLayers under the names they had. Batch norms are multiplied into the convolutions before
-    them. What add, mul, cat, pooling and activations read and compute is rounded where the configuration says so: by
-    name, by type, or by its default where that has a scale from data; not between an operator and the activation that
-    is computed with it. All readers of a tensor share its scale, and pooling and changes of shape keep it.
+    Layers become QuantizedLayers under the names they had. Batch norms are multiplied into the
+    convolutions before them. What add, mul, cat, pooling and activations read and compute is
+    rounded where the configuration says so: by name, by type, or by its default where that has a
+    scale from data; not between an operator and the activation that is computed with it. All
+    readers of a tensor share its scale, and pooling and changes of shape keep it.
 
     Args:
-        model: an ExportedProgram, its ``module()``, or any module with ``example_args``; it is not changed.
+        model: an ExportedProgram, its ``module()``, or any module with ``example_args``; it is not
+            changed.
         config: how; algorithms work on modules, not here.
-        data: batches: tensors, dicts of keywords or lists of arguments; needed only where there are scales to find.
-        example_args: what a module is exported with: a tensor, a dict of keywords or a list of arguments.
+        data: batches: tensors, dicts of keywords or lists of arguments; needed only where there are
+            scales to find.
+        example_args: what a module is exported with: a tensor, a dict of keywords or a list of
+            arguments.
         dynamic_shapes: which of its axes may vary, as torch.export takes it.
 
     Returns:
         A new module, and what became of its layers.
 
     Raises:
-        ConfigError: a name matches nothing, nothing would be quantized, or an algorithm or attention is asked for.
+        ConfigError: a name matches nothing, nothing would be quantized, or an algorithm or
+            attention is asked for.
         DataError: data is needed and missing, or the model cannot be run on it.
         ModelError: the model cannot be exported, or was exported in training mode.
     """
     _check_config(config)
-    if isinstance(model, nn.Module) and any(isinstance(module, QuantizedLayer) for module in model.modules()):
+    if isinstance(model, nn.Module) and any(
+        isinstance(module, QuantizedLayer) for module in model.modules()
+    ):
         raise ModelError("the model is quantized already; start from the float model")
     report = TorchReport()
     graph_module = _graph_of(model, example_args, dynamic_shapes, report)
@@ -83,13 +90,23 @@ def quantize_graph(
     specs = [*(spec for _, spec in layers.values()), *operators.values()]
     if mutating and not all(spec.weight_only for spec in specs):
         raise ModelError(
-            f"{mutating} writes into a tensor that others read; run_decompositions({{}}) of the exported program "
-            "makes operators that do not, or quantize weights alone"
+            f"{mutating} writes into a tensor that others read;"
+            " run_decompositions({}) of the exported program makes operators that do"
+            " not, or quantize weights alone",
         )
-    weights = {name: calls for name, (calls, spec) in layers.items() if spec.weight is not None}
+    weights = {
+        name: calls for name, (calls, spec) in layers.items() if spec.weight is not None
+    }
     if folded := fold_batch_norms(graph_module, weights):
-        report.notes.append(f"batch norms are part of the weights of {', '.join(folded)}")
-    roundings = Roundings(graph_module, layers, operators, config.kv_cache.least if config.kv_cache else 0.0)
+        report.notes.append(
+            f"batch norms are part of the weights of {', '.join(folded)}",
+        )
+    roundings = Roundings(
+        graph_module,
+        layers,
+        operators,
+        config.kv_cache.least if config.kv_cache else 0.0,
+    )
     roundings.measure(data)
     floats = {name: (calls.layer, spec) for name, (calls, spec) in layers.items()}
     for name, (calls, spec) in layers.items():
@@ -106,12 +123,23 @@ def quantize_graph(
 def _check_config(config: TorchConfig) -> None:
     """Raise ConfigError for what works on modules alone."""
     if config.algorithms:
-        raise ConfigError(f"{config.algorithms[0].name} works on modules, not on exported graphs; leave it out there")
+        raise ConfigError(
+            f"{config.algorithms[0].name} works on modules, not on exported graphs;"
+            " leave it out there",
+        )
     if config.attention is not None:
-        raise ConfigError("attention works on modules of transformers, not on exported graphs; leave it out there")
+        raise ConfigError(
+            "attention works on modules of transformers, not on exported graphs; leave"
+            " it out there",
+        )
 
 
-def _graph_of(model: Any, example: Any, dynamic_shapes: Any, report: TorchReport) -> GraphModule:
+def _graph_of(
+    model: Any,
+    example: Any,
+    dynamic_shapes: Any,
+    report: TorchReport,
+) -> GraphModule:
     """A graph of ATen operators that may be changed; parameters are shared with the model."""
     if isinstance(model, ExportedProgram):
         found = model.module()
@@ -119,13 +147,21 @@ def _graph_of(model: Any, example: Any, dynamic_shapes: Any, report: TorchReport
     elif isinstance(model, GraphModule) and any(map(operator_of, model.graph.nodes)):
         graph_module = _fresh(model, _copied(model.graph))
     elif example is None:
-        raise ConfigError(f"{type(model).__name__} is no exported graph; {_NEEDS_EXPORT}")
+        raise ConfigError(
+            f"{type(model).__name__} is no exported graph; {_NEEDS_EXPORT}",
+        )
     else:
         found = _exported(model, example, dynamic_shapes, report)
         graph_module = _fresh(found, found.graph)
     for name, module in graph_module.named_modules():
-        if name and isinstance(module, GraphModule) and any(operator_of(node) in KINDS for node in module.graph.nodes):
-            report.notes.append(f"layers in {name}, a graph within the graph, stay float")
+        if (
+            name
+            and isinstance(module, GraphModule)
+            and any(operator_of(node) in KINDS for node in module.graph.nodes)
+        ):
+            report.notes.append(
+                f"layers in {name}, a graph within the graph, stay float",
+            )
     check_evaluation(graph_module.graph)
     with_plain_batch_norms(graph_module.graph)
     with_single_bags(graph_module.graph)
@@ -133,7 +169,10 @@ def _graph_of(model: Any, example: Any, dynamic_shapes: Any, report: TorchReport
 
 
 def _fresh(root: Any, graph: Any) -> GraphModule:
-    """A module of what a graph needs, in evaluation mode; exported modules refuse to change theirs."""
+    """A module of what a graph needs, in evaluation mode.
+
+    Exported modules refuse to change theirs.
+    """
     return GraphModule(root, graph, type(root).__name__).eval()
 
 
@@ -145,26 +184,47 @@ def _copied(graph: Any) -> Graph:
     return copied
 
 
-def _exported(model: Any, example: Any, dynamic_shapes: Any, report: TorchReport) -> Any:
+def _exported(
+    model: Any,
+    example: Any,
+    dynamic_shapes: Any,
+    report: TorchReport,
+) -> Any:
     if isinstance(example, Mapping):
         args, named = (), dict(example)
     else:
-        args, named = (example,) if isinstance(example, torch.Tensor) else tuple(example), {}
+        args, named = (
+            (example,) if isinstance(example, torch.Tensor) else tuple(example),
+            {},
+        )
     if model.training:
-        report.notes.append("the model was in training mode; it is exported as it computes in evaluation mode")
+        report.notes.append(
+            "the model was in training mode; it is exported as it computes in"
+            " evaluation mode",
+        )
     with inference(model):
         try:
-            program = torch.export.export(model, args, named, dynamic_shapes=dynamic_shapes, strict=False)
+            program = torch.export.export(
+                model,
+                args,
+                named,
+                dynamic_shapes=dynamic_shapes,
+                strict=False,
+            )
         except Exception as error:  # torch raises several unrelated types
             text = "\n".join(str(error).strip().splitlines()[:6])[:800]
             raise ModelError(
-                f"torch cannot export the {type(model).__name__}: {text or type(error).__name__}"
+                f"torch cannot export the {type(model).__name__}:"
+                f" {text or type(error).__name__}",
             ) from error
         return program.module()
 
 
 def _chosen(
-    module: GraphModule, config: TorchConfig, routers: Sequence[str], report: TorchReport
+    module: GraphModule,
+    config: TorchConfig,
+    routers: Sequence[str],
+    report: TorchReport,
 ) -> tuple[dict[str, tuple[LayerCalls, LayerSpec]], dict[Any, LayerSpec]]:
     """What is quantized: layers by name, and calls of operators."""
     found, kept = layers_of_graph(module)
@@ -172,7 +232,10 @@ def _chosen(
     together = activations_of(module.graph)
     config.check([*found, *named.values()])
     report.kept |= kept
-    layers, operators = dict[str, tuple[LayerCalls, LayerSpec]](), dict[Any, LayerSpec]()
+    layers, operators = (
+        dict[str, tuple[LayerCalls, LayerSpec]](),
+        dict[Any, LayerSpec](),
+    )
     for name, calls in found.items():
         spec = config.spec_of(name, calls.kind)
         if name in routers and name not in [glob for glob, _ in config.layers]:
@@ -180,7 +243,9 @@ def _chosen(
         elif spec is None:
             report.kept[name] = reason_of(name, config)
         else:
-            spec = spec.with_(input=None) if calls.kind.startswith("Embedding") else spec
+            spec = (
+                spec.with_(input=None) if calls.kind.startswith("Embedding") else spec
+            )
             layers[name], report.quantized[name] = (calls, spec), spec
     for node, name in named.items():
         spec = config.spec_of(name, operator_of(node))
@@ -189,7 +254,10 @@ def _chosen(
         own = spec.with_(weight=None)
         if spec == config.default:
             # each token of a language model has its scale where a layer reads it, and only there
-            read, computed = (each if each and each.measured else None for each in (spec.input, spec.output))
+            read, computed = (
+                each if each and each.measured else None
+                for each in (spec.input, spec.output)
+            )
             own = LayerSpec(None, read, computed)
         own = own.with_(input=None) if node in together else own
         if own != LayerSpec():
@@ -198,12 +266,21 @@ def _chosen(
     return layers, operators
 
 
-def _put(module: GraphModule, name: str, layer: QuantizedLayer, calls: LayerCalls) -> None:
+def _put(
+    module: GraphModule,
+    name: str,
+    layer: QuantizedLayer,
+    calls: LayerCalls,
+) -> None:
     """Put a layer in the place of its calls."""
     for node, operands in zip(calls.nodes, calls.operands, strict=True):
         node.op, node.target, node.args, node.kwargs = "call_module", name, operands, {}
     for node in module.graph.nodes:  # what others read of the module that had the name
-        if node.op == "get_attr" and node.users and f"{node.target}.".startswith(f"{name}."):
+        if (
+            node.op == "get_attr"
+            and node.users
+            and f"{node.target}.".startswith(f"{name}.")
+        ):
             value, target = attribute(module, str(node.target)), f"{node.name}_kept"
             if isinstance(value, nn.Parameter):
                 module.register_parameter(target, value)

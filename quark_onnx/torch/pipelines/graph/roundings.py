@@ -16,7 +16,14 @@ from quark_onnx.torch.calibration.observers import Observer
 from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
 from quark_onnx.torch.formats.affine import Params
 from quark_onnx.torch.models.quantized_layer import Rounding
-from quark_onnx.torch.pipelines.graph.calls import LayerCalls, fused, is_float, operator_name, operator_of, root_of
+from quark_onnx.torch.pipelines.graph.calls import (
+    LayerCalls,
+    fused,
+    is_float,
+    operator_name,
+    operator_of,
+    root_of,
+)
 from quark_onnx.torch.runtime import distributed
 
 
@@ -47,7 +54,7 @@ class Roundings:
         inputs, outputs: the scales that layers round by themselves, by their names.
     """
 
-    def __init__(
+    def __init__(  # noqa: C901
         self,
         module: GraphModule,
         layers: Mapping[str, tuple[LayerCalls, LayerSpec]],
@@ -60,12 +67,18 @@ class Roundings:
         self._places = dict[Scale, str]()
         self._params = dict[Scale, Params]()
         self._behind = dict[Any, Scale]()  # tensors that are rounded for all readers
-        self._read = list[tuple[Any, Any, Scale]]()  # readers, and tensors that are rounded for them
+        self._read = list[
+            tuple[Any, Any, Scale]
+        ]()  # readers, and tensors that are rounded for them
         self.inputs = dict[str, Scale]()
         self.outputs = dict[str, Scale]()
         for name, (calls, spec) in layers.items():
             if spec.input is not None:
-                self.inputs[name] = self._scale(calls.inputs, spec.input, f"the input of {name}")
+                self.inputs[name] = self._scale(
+                    calls.inputs,
+                    spec.input,
+                    f"the input of {name}",
+                )
             if spec.output is not None:
                 ends = tuple(map(fused, calls.nodes))
                 scale = self._scale(ends, spec.output, f"the output of {name}", least)
@@ -80,32 +93,51 @@ class Roundings:
             if spec.output is not None:
                 end = fused(node)
                 if end not in self._behind:
-                    self._behind[end] = self._scale((end,), spec.output, f"the output of {name}")
+                    self._behind[end] = self._scale(
+                        (end,),
+                        spec.output,
+                        f"the output of {name}",
+                    )
             if spec.input is not None:
                 for read in node.all_input_nodes:
                     if is_float(module, read):
                         scale = self._scale((read,), spec.input, f"the input of {name}")
                         self._read.append((node, read, scale))
 
-    def _scale(self, tensors: Iterable[Any], spec: TensorSpec, what: str, least: float = 0.0) -> Scale:
+    def _scale(
+        self,
+        tensors: Iterable[Any],
+        spec: TensorSpec,
+        what: str,
+        least: float = 0.0,
+    ) -> Scale:
         """The scale of tensors; those that a run computes belong to the tensor itself."""
-        roots = tuple(dict.fromkeys(map(root_of, tensors) if spec.measured else tensors))
+        roots = tuple(
+            dict.fromkeys(map(root_of, tensors) if spec.measured else tensors),
+        )
         scale = Scale(roots, spec, least)
         self._names.setdefault(scale, what)
         return scale
 
     def measure(self, data: Iterable[Any] | None) -> None:
         """Find the scales that only data can tell, on the float graph."""
-        wanted = {scale: what for scale, what in self._names.items() if scale.spec.measured}
+        wanted = {
+            scale: what for scale, what in self._names.items() if scale.spec.measured
+        }
         if not wanted:
             return
         if data is None:
-            raise DataError("scales of activations are to be found, but no calibration data was given")
+            raise DataError(
+                "scales of activations are to be found, but no calibration data was given",
+            )
         data = distributed.own_part(list(batches(data)))
         if not data:
             raise DataError("the calibration data is empty")
         graph = self._module.graph
-        device = next((each.device for each in self._module.parameters()), torch.device("cpu"))
+        device = next(
+            (each.device for each in self._module.parameters()),
+            torch.device("cpu"),
+        )
         watched, nodes = dict[Scale, Observer](), list[Any]()
         for scale, what in wanted.items():
             watched[scale] = Observer(scale.spec, what, device)
@@ -143,7 +175,9 @@ class Roundings:
                 node.meta["rounds"] = (tensor, scale)
         done = dict[tuple[Any, Scale], Any]()
         for reader, tensor, scale in self._read:
-            source = next(each for each in reader.all_input_nodes if _origin(each) is tensor)
+            source = next(
+                each for each in reader.all_input_nodes if _origin(each) is tensor
+            )
             if self._rounded(source, scale):
                 continue
             if (source, scale) not in done:
@@ -153,7 +187,11 @@ class Roundings:
 
     def _rounded(self, node: Any, scale: Scale) -> bool:
         """Whether a tensor holds nothing but what a scale has left of it."""
-        while operator_of(node) and root_of(node) is not node and "rounds" not in node.meta:
+        while (
+            operator_of(node)
+            and root_of(node) is not node
+            and "rounds" not in node.meta
+        ):
             node = node.args[0]
         rounds = node.meta.get("rounds")
         return rounds is not None and scale.spec.measured and rounds[1] == scale
@@ -176,7 +214,13 @@ class Roundings:
         behind = tensor
         if tensor.op in ("get_attr", "placeholder"):
             nodes = list(graph.nodes)
-            behind = nodes[max(place for place, node in enumerate(nodes) if node is tensor or node.op == "placeholder")]
+            behind = nodes[
+                max(
+                    place
+                    for place, node in enumerate(nodes)
+                    if node is tensor or node.op == "placeholder"
+                )
+            ]
         with graph.inserting_after(behind):
             return graph.call_module(name, (tensor,))
 
@@ -204,4 +248,6 @@ def _run(module: GraphModule, batch: Any, count: int) -> None:
     except DataError:
         raise
     except Exception as error:
-        raise DataError(f"the model cannot be run on sample {count}: {error}") from error
+        raise DataError(
+            f"the model cannot be run on sample {count}: {error}",
+        ) from error

@@ -1,1 +1,3 @@
-"""The configuration of a quantized model in AMD Quark's spelling, translated into this package's own."""
+"""The configuration of a quantized model in AMD Quark's spelling, translated into this package's
+own.
+"""

@@ -1,4 +1,6 @@
-"""AlgoConfig: the settings of algorithms in AMD Quark's spelling, and the JSON files that hold them."""
+"""AlgoConfig: the settings of algorithms in AMD Quark's spelling, and the JSON files that hold
+them.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,10 @@ from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.torch.algorithms.gptq.gptq import GPTAQ, GPTQ, Qronos
 from quark_onnx.torch.algorithms.learned_rounding.autoround import SignedRounding
 from quark_onnx.torch.algorithms.rescaling.awq import AWQ
-from quark_onnx.torch.algorithms.rescaling.smoothquant import AutoSmoothQuant, SmoothQuant
+from quark_onnx.torch.algorithms.rescaling.smoothquant import (
+    AutoSmoothQuant,
+    SmoothQuant,
+)
 from quark_onnx.torch.algorithms.rotation.settings import Rotation
 from quark_onnx.torch.checkpoints.safetensors_io import read_json
 from quark_onnx.torch.quantization.config.fields import Fields
@@ -76,7 +81,8 @@ class GPTQConfig(AlgoConfig):
     """GPTQ: the error of a rounded column is compensated by those that follow.
 
     Attributes:
-        true_sequential: layers of a block are quantized in the order in which they run, whatever is given.
+        true_sequential: layers of a block are quantized in the order in which they run, whatever is
+            given.
     """
 
     name: str = "gptq"
@@ -145,7 +151,8 @@ class RotationConfig(AlgoConfig):
     """Rotation (QuaRot, SpinQuant): outliers are spread over all channels.
 
     Attributes:
-        random_r1, random_r2: taken, and without effect: signs are random always, as that costs nothing.
+        random_r1, random_r2: taken, and without effect: signs are random always, as that costs
+        nothing.
     """
 
     scaling_layers: Mapping[str, Any] | None = None
@@ -187,8 +194,13 @@ ALGORITHMS: dict[str, type[AlgoConfig]] = {
 
 #: Algorithms of AMD Quark that are not offered, and why.
 _REFUSED = {
-    "svdquant": "neither vLLM nor transformers has layers with a low-rank branch beside the codes; choose awq or gptaq",
-    "twobitscalar": "no client loads its codes; choose the scheme uint2_wo_32 with gptaq",
+    "svdquant": (
+        "neither vLLM nor transformers has layers with a low-rank branch beside the"
+        " codes; choose awq or gptaq"
+    ),
+    "twobitscalar": (
+        "no client loads its codes; choose the scheme uint2_wo_32 with gptaq"
+    ),
 }
 
 #: What older JSON files call rotations that are computed as the model runs.
@@ -220,9 +232,15 @@ def load_quant_algo_config_from_file(file_path: Path | str) -> AlgoConfig:
     """
     found = read_json(Path(file_path))
     if not isinstance(found.get("name"), str):
-        raise ConfigError(f'{file_path} must hold an object with the name of an algorithm: {{"name": "awq", ...}}')
+        raise ConfigError(
+            f'{file_path} must hold an object with the name of an algorithm: {{"name":'
+            ' "awq", ...}',
+        )
     if found["name"] in ("rotation", "quarot") and _ONLINE in found:
-        found.setdefault("r4", bool(found.pop(_ONLINE)))  # of keys, a rotation changes nothing here
+        found.setdefault(
+            "r4",
+            bool(found.pop(_ONLINE)),
+        )  # of keys, a rotation changes nothing here
     try:
         cls = algorithm_named(found["name"])
         check_names(found, cls)
@@ -232,35 +250,48 @@ def load_quant_algo_config_from_file(file_path: Path | str) -> AlgoConfig:
         try:
             found["online_config"] = OnlineRotationConfig(**online)
         except TypeError as error:
-            raise ConfigError(f"{file_path}: online_config must say whether it is shared_parallel") from error
+            raise ConfigError(
+                f"{file_path}: online_config must say whether it is shared_parallel",
+            ) from error
     config: AlgoConfig = cls(**found)
     return config
 
 
-def algorithm_for(config: AlgoConfig) -> Any:
+def algorithm_for(config: AlgoConfig) -> Any:  # noqa: C901, PLR0911, PLR0912
     """What does the work that the settings describe.
 
-    Layers and their order are found by the structure of the model, and not by the names in the settings.
+    Layers and their order are found by the structure of the model, and not by the names in the
+    settings.
 
     Raises:
         ConfigError: there is nothing that does it in this way.
     """
     if not isinstance(config, AlgoConfig):
-        raise ConfigError(f"algo_config has {config!r}; it must be an AlgoConfig, such as AWQConfig()")
+        raise ConfigError(
+            f"algo_config has {config!r}; it must be an AlgoConfig, such as"
+            " AWQConfig()",
+        )
     if isinstance(config, GPTQConfig | GPTAQConfig | QronosConfig):
         if not config.static_groups and config.desc_act:
             raise ConfigError(
-                f"{type(config).__name__}: desc_act without static_groups needs an index of groups, which the "
-                "checkpoint has no place for; leave static_groups at True"
+                f"{type(config).__name__}: desc_act without static_groups needs an"
+                " index of groups, which the checkpoint has no place for; leave"
+                " static_groups at True",
             )
         if isinstance(config, GPTQConfig):
             if not config.true_sequential:
-                logger.warning("GPTQConfig: true_sequential is False; layers are quantized in the order they run in")
+                logger.warning(
+                    "GPTQConfig: true_sequential is False; layers are quantized in the"
+                    " order they run in",
+                )
             return GPTQ(config.damp_percent, config.desc_act)
         if isinstance(config, GPTAQConfig):
             return GPTAQ(config.damp_percent, config.desc_act, alpha=config.alpha)
         if config.beta != QronosConfig.beta:
-            raise ConfigError(f"QronosConfig: beta is {config.beta!r}, and nothing here depends on it; leave it out")
+            raise ConfigError(
+                f"QronosConfig: beta is {config.beta!r}, and nothing here depends on"
+                " it; leave it out",
+            )
         return Qronos(config.alpha, config.desc_act, relative_to="eigenvalue")
     if isinstance(config, AutoRoundConfig):
         return SignedRounding(
@@ -276,19 +307,34 @@ def algorithm_for(config: AlgoConfig) -> Any:
     if isinstance(config, AutoSmoothQuantConfig):
         if config.compute_scale_loss != "MSE":
             raise ConfigError(
-                f"AutoSmoothQuantConfig: compute_scale_loss is {config.compute_scale_loss!r}; scales are chosen by MSE"
+                "AutoSmoothQuantConfig: compute_scale_loss is"
+                f" {config.compute_scale_loss!r}; scales are chosen by MSE",
             )
         return AutoSmoothQuant()
     if isinstance(config, AWQConfig):
         return AWQ()
     if isinstance(config, RotationConfig):
         if config.online_r1_rotation or config.online_config is not None:
-            raise ConfigError("RotationConfig: the residual stream is rotated in weights; leave online settings out")
+            raise ConfigError(
+                "RotationConfig: the residual stream is rotated in weights; leave"
+                " online settings out",
+            )
         for name in ("train_smooth", "smooth_positions"):
             if getattr(config, name):
                 raise ConfigError(
-                    f"RotationConfig: {name} is {getattr(config, name)!r}, but no scales are learned beside rotations; "
-                    "leave it out, or add AutoSmoothQuantConfig()"
+                    f"RotationConfig: {name} is {getattr(config, name)!r}, but no"
+                    " scales are learned beside rotations; leave it out, or add"
+                    " AutoSmoothQuantConfig()",
                 )
-        return Rotation(config.r1, config.r2, config.r3, config.r4, config.rotation_size, config.trainable)
-    raise ConfigError(f"nothing does what {type(config).__name__} describes; known: {', '.join(ALGORITHMS)}")
+        return Rotation(
+            config.r1,
+            config.r2,
+            config.r3,
+            config.r4,
+            config.rotation_size,
+            config.trainable,
+        )
+    raise ConfigError(
+        f"nothing does what {type(config).__name__} describes; known:"
+        f" {', '.join(ALGORITHMS)}",
+    )

@@ -1,6 +1,9 @@
-"""QConfig and QLayerConfig: how a model is quantized, in AMD Quark's spelling; a TorchConfig in this package's.
+"""QConfig and QLayerConfig: how a model is quantized, in AMD Quark's spelling.
 
-The names of its releases before 0.11 stand beside the new ones: Config, QuantizationConfig and QuantizationSpec.
+A TorchConfig in this package's.
+
+The names of its releases before 0.11 stand beside the new ones: Config, QuantizationConfig and
+QuantizationSpec.
 """
 
 from __future__ import annotations
@@ -17,14 +20,26 @@ from quark_onnx.torch.checkpoints import quark_json
 from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
 from quark_onnx.torch.config.torch_config import TYPES, TorchConfig
 from quark_onnx.torch.quantization.config import algorithms, specs
-from quark_onnx.torch.quantization.config.algorithms import *  # noqa: F403 (AMD Quark has all of them in this module)
+from quark_onnx.torch.quantization.config.algorithms import *  # noqa: F403  (AMD Quark has all of them in this module)
 from quark_onnx.torch.quantization.config.algorithms import AlgoConfig, algorithm_for
 from quark_onnx.torch.quantization.config.fields import Fields
 from quark_onnx.torch.quantization.config.specs import *  # noqa: F403
 from quark_onnx.torch.quantization.config.tensor import QTensorConfig, spec_of
-from quark_onnx.torch.quantization.config.type import DeviceType, QSchemeType, QuantFlow, QuantizationMode
+from quark_onnx.torch.quantization.config.type import (
+    DeviceType,
+    QSchemeType,
+    QuantFlow,
+    QuantizationMode,
+)
 
-__all__ = ["Config", "QConfig", "QLayerConfig", "QTensorConfig", "QuantizationConfig", "QuantizationSpec"]
+__all__ = [
+    "Config",
+    "QConfig",
+    "QLayerConfig",
+    "QTensorConfig",
+    "QuantizationConfig",
+    "QuantizationSpec",
+]
 __all__ += specs.__all__
 __all__ += algorithms.__all__
 
@@ -74,13 +89,27 @@ class QLayerConfig(Fields):
             ConfigError: it asks for what is not computed, or contradicts itself.
         """
         if self.bias is not None:
-            logger.warning("%s: bias is to be quantized; it stays float here, as loaders expect", where)
+            logger.warning(
+                "%s: bias is to be quantized; it stays float here, as loaders expect",
+                where,
+            )
         if self.target_device is DeviceType.IPU:
-            raise ConfigError(f"{where}: target_device is IPU; layers are computed where the model is")
+            raise ConfigError(
+                f"{where}: target_device is IPU; layers are computed where the"
+                " model is",
+            )
         return LayerSpec(
             None if self.weight is None else _weight(self.weight, f"{where}, weight"),
-            None if self.input_tensors is None else _activation(self.input_tensors, f"{where}, input_tensors"),
-            None if self.output_tensors is None else _activation(self.output_tensors, f"{where}, output_tensors"),
+            (
+                None
+                if self.input_tensors is None
+                else _activation(self.input_tensors, f"{where}, input_tensors")
+            ),
+            (
+                None
+                if self.output_tensors is None
+                else _activation(self.output_tensors, f"{where}, output_tensors")
+            ),
         )
 
 
@@ -106,7 +135,10 @@ def _static(given: Any) -> Any:
 def _weight(given: Stages, where: str) -> TensorSpec:
     spec = spec_of(_static(given), where)
     if not isinstance(spec.calibrator, MinMax):
-        raise ConfigError(f"{where}: the observer looks at data; the range of a weight is that of its values (min_max)")
+        raise ConfigError(
+            f"{where}: the observer looks at data; the range of a weight is that of its"
+            " values (min_max)",
+        )
     _check_axis(_first(given), _WEIGHT_AXES, where)
     return spec
 
@@ -114,16 +146,28 @@ def _weight(given: Stages, where: str) -> TensorSpec:
 def _activation(given: Stages, where: str) -> TensorSpec:
     spec = spec_of(given, where)
     if spec.group and _first(given).is_dynamic is False:
-        raise ConfigError(f"{where}: is_dynamic is False; scales of groups are computed by each run, set it to True")
+        raise ConfigError(
+            f"{where}: is_dynamic is False; scales of groups are computed by each run,"
+            " set it to True",
+        )
     _check_axis(_first(given), _ACTIVATION_AXES, where)
     return spec
 
 
-def _check_axis(config: QTensorConfig, fine: Mapping[QSchemeType, tuple[int, ...]], where: str) -> None:
+def _check_axis(
+    config: QTensorConfig,
+    fine: Mapping[QSchemeType, tuple[int, ...]],
+    where: str,
+) -> None:
     scheme = config.qscheme or (QSchemeType.per_group if config.group_size else None)
-    if isinstance(scheme, QSchemeType) and scheme in fine and config.ch_axis not in fine[scheme]:
+    if (
+        isinstance(scheme, QSchemeType)
+        and scheme in fine
+        and config.ch_axis not in fine[scheme]
+    ):
         raise ConfigError(
-            f"{where}: ch_axis is {config.ch_axis}; for {scheme.name} it must be {' or '.join(map(str, fine[scheme]))}"
+            f"{where}: ch_axis is {config.ch_axis}; for {scheme.name} it must be"
+            f" {' or '.join(map(str, fine[scheme]))}",
         )
 
 
@@ -139,20 +183,27 @@ _NOT_DONE: dict[str, str] = {
 class QConfig(Fields):
     """How a model is quantized: the fields and defaults of AMD Quark 0.13.
 
-    ``log_severity_level``, ``version``, ``quant_flow`` and ``gpu_resident_blocks`` have no effect on what is computed.
+    ``log_severity_level``, ``version``, ``quant_flow`` and ``gpu_resident_blocks`` have no effect
+    on what is computed.
 
     Attributes:
         exclude: globs of names that stay float.
-        quant_mode: ``eager_mode`` for any module, ``fx_graph_mode`` for what torch.export has traced.
+        quant_mode: ``eager_mode`` for any module, ``fx_graph_mode`` for what torch.export has
+            traced.
         algo_config: settings of an algorithm, or a list of them.
         layer_type_quant_config: by the class of layers.
         layer_quant_config: by globs of names; the first that matches wins.
-        kv_cache_quant_config: by globs of the names of layers that compute keys and values; wins over all others.
+        kv_cache_quant_config: by globs of the names of layers that compute keys and values; wins
+            over all others.
         kv_cache_post_rope: whether keys are rounded after they are rotated.
-        softmax_quant_spec: of the probabilities of attention; queries are an entry of ``layer_quant_config``.
+        softmax_quant_spec: of the probabilities of attention; queries are an entry of
+            ``layer_quant_config``.
     """
 
-    ENUMS: ClassVar[Mapping[str, type[Enum]]] = {"quant_mode": QuantizationMode, "quant_flow": QuantFlow}
+    ENUMS: ClassVar[Mapping[str, type[Enum]]] = {
+        "quant_mode": QuantizationMode,
+        "quant_flow": QuantFlow,
+    }
 
     global_quant_config: QLayerConfig
     exclude: list[str] = field(default_factory=list)
@@ -197,21 +248,44 @@ class QConfig(Fields):
             _layer(self.global_quant_config, "global_quant_config"),
             types=tuple(self._types()),
             exclude=tuple(self.exclude),
-            algorithms=tuple(map(algorithm_for, chosen if isinstance(chosen, Sequence) else (chosen,))),
+            algorithms=tuple(
+                map(
+                    algorithm_for,
+                    chosen if isinstance(chosen, Sequence) else (chosen,),
+                ),
+            ),
         )
         entries = self.layer_quant_config | self.kv_cache_quant_config
-        layers = {glob: _layer(each, f"the layers {glob!r}") for glob, each in entries.items()}
+        layers = {
+            glob: _layer(each, f"the layers {glob!r}") for glob, each in entries.items()
+        }
         where = "rope" if self.kv_cache_post_rope else "projection"
         given = self.softmax_quant_spec
-        probabilities = None if given is None else _activation(given, "softmax_quant_spec")
-        return quark_json.with_layers(config, layers, self._kv_layers(layers), self.min_kv_scale, where, probabilities)
+        probabilities = (
+            None if given is None else _activation(given, "softmax_quant_spec")
+        )
+        return quark_json.with_layers(
+            config,
+            layers,
+            self._kv_layers(layers),
+            self.min_kv_scale,
+            where,
+            probabilities,
+        )
 
     def _types(self) -> Iterator[tuple[str, LayerSpec]]:
-        """Classes of layers with their specs; one that has nothing to quantize stays float, with a warning."""
+        """Classes of layers with their specs.
+
+        One that has nothing to quantize stays float, with a warning.
+        """
         for kind, each in self.layer_type_quant_config.items():
             name = kind if isinstance(kind, str) else kind.__name__
             if not isinstance(kind, str) and name not in TYPES:
-                logger.warning("layer_type_quant_config names %s, which is never quantized and stays float", name)
+                logger.warning(
+                    "layer_type_quant_config names %s, which is never quantized and"
+                    " stays float",
+                    name,
+                )
                 continue
             yield name, _layer(each, "layer_type_quant_config")
 
@@ -220,14 +294,20 @@ class QConfig(Fields):
         named = self.kv_cache_group or list(self.kv_cache_quant_config)
         if self.kv_cache_quant_config and set(named) != set(self.kv_cache_quant_config):
             raise ConfigError(
-                f"kv_cache_group is {named}, but kv_cache_quant_config is for {list(self.kv_cache_quant_config)}"
+                f"kv_cache_group is {named}, but kv_cache_quant_config is for"
+                f" {list(self.kv_cache_quant_config)}",
             )
         for glob in named:
             if glob not in layers or layers[glob].output is None:
-                raise ConfigError(f"{glob!r} is to compute keys or values, but there are no output_tensors for it")
+                raise ConfigError(
+                    f"{glob!r} is to compute keys or values, but there are no"
+                    " output_tensors for it",
+                )
         for setting in ("min_kv_scale", "kv_cache_post_rope"):
             if (value := getattr(self, setting)) and not named:
-                raise ConfigError(f"{setting} is {value}, but there is no kv_cache_quant_config")
+                raise ConfigError(
+                    f"{setting} is {value}, but there is no kv_cache_quant_config",
+                )
         return named
 
     def _check(self) -> None:

@@ -10,21 +10,28 @@ _LATENT_KV = "*kv_a_proj_with_mqa *kv_b_proj"
 _LANGUAGE_KV = "*language_model.*k_proj *language_model.*v_proj"
 _DENSE_MLP = "*mlp.gate_proj *mlp.up_proj *mlp.down_proj"
 _QWEN4 = (
-    "lm_head model.visual.* mtp.* *mlp.gate *shared_expert_gate* *.linear_attn.* *.self_attn.* *hyper_connection* "
-    "*.ple.*"
+    "lm_head model.visual.* mtp.* *mlp.gate *shared_expert_gate* *.linear_attn.*"
+    " *.self_attn.* *hyper_connection* *.ple.*"
 )
 
 #: Layers that compute queries, where they are not called as those of keys are.
 _QUERIES = {
-    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "deepseek_v32"), "*q_a_proj *q_b_proj"),
-    **dict.fromkeys(("glm4_moe_lite", "glm_moe_dsa", "kimi_k2", "kimi_k25"), "*q_a_proj"),
+    **dict.fromkeys(
+        ("deepseek_v2", "deepseek_v3", "deepseek_v32"),
+        "*q_a_proj *q_b_proj",
+    ),
+    **dict.fromkeys(
+        ("glm4_moe_lite", "glm_moe_dsa", "kimi_k2", "kimi_k25"),
+        "*q_a_proj",
+    ),
     "deepseek_v4": "*wq_a *wq_b",
     "glm5_next": "*self_attn.q_b_proj",
     "kimi_k3": "*self_attn.q_proj *self_attn.q_a_proj *self_attn.q_b_proj",
     "mllama": "*self_attn.q_proj",
 }
 
-#: Globs of layers that compute keys and values, and of layers that stay float, each list in one text.
+#: Globs of layers that compute keys and values, and of layers that stay float, each list in one
+#: text.
 FAMILIES: dict[str, tuple[str, str]] = {
     "chatglm": ("*query_key_value", "transformer.output_layer"),
     "cohere": (_KV, _HEAD),
@@ -34,21 +41,33 @@ FAMILIES: dict[str, tuple[str, str]] = {
     "deepseek_v3": ("*kv_b_proj", "lm_head *self_attn* *mlp.gate"),
     "deepseek_v32": ("*kv_b_proj", "lm_head *mlp.gate model.layers.61.* *self_attn*"),
     "deepseek_v4": ("*wkv", "*attn* embed head *ffn.gate* hc_* mtp.*"),
-    "deepseek_vl_v2": (_KV, "lm_head model.sam_model* model.vision_model* model.projector*"),
+    "deepseek_vl_v2": (
+        _KV,
+        "lm_head model.sam_model* model.vision_model* model.projector*",
+    ),
     "gemma2": (_KV, _HEAD),
     "gemma3": (_LANGUAGE_KV, "*vision_tower* *multi_modal_projector* *lm_head"),
     "gemma3_text": (_KV, "*lm_head"),
     "gemma4": (
         _LANGUAGE_KV,
-        "*vision_tower* *embed_vision* *audio_tower* *embed_audio* *multi_modal_projector* *lm_head *router.proj",
+        (
+            "*vision_tower* *embed_vision* *audio_tower* *embed_audio*"
+            " *multi_modal_projector* *lm_head *router.proj"
+        ),
     ),
-    "gemma4_unified": (_LANGUAGE_KV, "*embed_vision* *vision_embedder* *embed_audio* *lm_head"),
+    "gemma4_unified": (
+        _LANGUAGE_KV,
+        "*embed_vision* *vision_embedder* *embed_audio* *lm_head",
+    ),
     "glm4_moe": (_KV, f"lm_head *mlp.gate *self_attn* *shared_experts.* {_DENSE_MLP}"),
     "glm4_moe_lite": (_LATENT_KV, "lm_head *self_attn* *mlp.gate"),
     "glm_moe_dsa": (_LATENT_KV, f"*self_attn* *mlp.gate *lm_head {_DENSE_MLP}"),
     "glm5_next": (
         "*self_attn.kv_b_proj",
-        f"*self_attn* *mlp.gate {_DENSE_MLP} *visual* *lm_head* model.language_model.layers.45.*",
+        (
+            f"*self_attn* *mlp.gate {_DENSE_MLP} *visual* *lm_head*"
+            " model.language_model.layers.45.*"
+        ),
     ),
     "gptj": (_KV, _HEAD),
     "gpt_oss": (_KV, "lm_head *router*"),
@@ -56,18 +75,30 @@ FAMILIES: dict[str, tuple[str, str]] = {
     "grok-1": (_KV, "lm_head *.gate"),
     "hunyuan_v1_dense": (_KV, _HEAD),
     "instella": (_KV, _HEAD),
-    "kimi_k2": (_LATENT_KV, f"*self_attn* *mlp.gate *lm_head {_DENSE_MLP} *shared_experts*"),
+    "kimi_k2": (
+        _LATENT_KV,
+        f"*self_attn* *mlp.gate *lm_head {_DENSE_MLP} *shared_experts*",
+    ),
     "kimi_k25": (
         _LATENT_KV,
-        f"*self_attn* *mlp.gate *lm_head {_DENSE_MLP} *shared_experts* *mm_projector* *vision_tower*",
+        (
+            f"*self_attn* *mlp.gate *lm_head {_DENSE_MLP} *shared_experts*"
+            " *mm_projector* *vision_tower*"
+        ),
     ),
     "kimi_k3": (
         "*self_attn.k_proj *self_attn.v_proj *self_attn.kv_a_proj_with_mqa",
-        "*block_sparse_moe.gate* *block_sparse_moe.routed_expert_down_proj* *block_sparse_moe.routed_expert_up_proj* "
-        "*lm_head* *vision_tower* *mm_projector* *self_attention_res_proj* *mlp_res_proj* *output_attn_res_proj* "
-        "*self_attn.*_conv1d*",
+        (
+            "*block_sparse_moe.gate* *block_sparse_moe.routed_expert_down_proj*"
+            " *block_sparse_moe.routed_expert_up_proj* *lm_head* *vision_tower*"
+            " *mm_projector* *self_attention_res_proj* *mlp_res_proj*"
+            " *output_attn_res_proj* *self_attn.*_conv1d*"
+        ),
     ),
-    "lfm2": ("*self_attn.k_proj *self_attn.v_proj", "lm_head *conv.in_proj *conv.out_proj"),
+    "lfm2": (
+        "*self_attn.k_proj *self_attn.v_proj",
+        "lm_head *conv.in_proj *conv.out_proj",
+    ),
     "llama": (_KV, _HEAD),
     "llama4": (
         "*language_model.*.k_proj *language_model.*.v_proj",
@@ -76,12 +107,18 @@ FAMILIES: dict[str, tuple[str, str]] = {
     "minimax_m2": (_KV, "lm_head *block_sparse_moe.gate* *self_attn*"),
     "minimax_m3_vl": (
         _LANGUAGE_KV,
-        "*lm_head *vision_tower* *multi_modal_projector* *patch_merge_mlp* *block_sparse_moe.gate *self_attn*",
+        (
+            "*lm_head *vision_tower* *multi_modal_projector* *patch_merge_mlp*"
+            " *block_sparse_moe.gate *self_attn*"
+        ),
     ),
     "mistral": (_KV, _HEAD),
     "mixtral": (_KV, "lm_head *.gate"),
     "mllama": (_LANGUAGE_KV, "*lm_head *patch_embedding multi_modal_projector"),
-    "muse_glimmer": (_LANGUAGE_KV, "*vision_tower* *vision_adapter* *vision_projection* lm_head"),
+    "muse_glimmer": (
+        _LANGUAGE_KV,
+        "*vision_tower* *vision_adapter* *vision_projection* lm_head",
+    ),
     "olmo": (_KV, _HEAD),
     "opt": (_KV, _HEAD),
     "phi": (_KV, _HEAD),
@@ -93,13 +130,19 @@ FAMILIES: dict[str, tuple[str, str]] = {
     "qwen3_moe": (_KV, "lm_head *.gate"),
     "qwen3_next": (
         "*qkvz",
-        "lm_head mtp.fc *linear_attn.in_proj_ba *linear_attn.in_proj_qkvz *mlp.gate *mlp.shared_expert_gate "
-        "*self_attn.k_proj *self_attn.q_proj *self_attn.v_proj",
+        (
+            "lm_head mtp.fc *linear_attn.in_proj_ba *linear_attn.in_proj_qkvz *mlp.gate"
+            " *mlp.shared_expert_gate *self_attn.k_proj *self_attn.q_proj"
+            " *self_attn.v_proj"
+        ),
     ),
     "qwen3_vl_moe": (_KV, "lm_head *mlp.gate *.visual.*"),
     "qwen3_5_moe": (
         _KV,
-        "lm_head model.visual.* mtp.* *mlp.gate *shared_expert_gate* *.linear_attn.* *.self_attn.* *.shared_expert.*",
+        (
+            "lm_head model.visual.* mtp.* *mlp.gate *shared_expert_gate*"
+            " *.linear_attn.* *.self_attn.* *.shared_expert.*"
+        ),
     ),
     "qwen3_5": ("*self_attn.k_proj *self_attn.v_proj", "lm_head model.visual.* *mtp*"),
     "qwen4_exp": ("*self_attn.k_proj *self_attn.v_proj", _QWEN4),
@@ -114,5 +157,7 @@ def queries_of(model_type: str) -> list[str]:
     (['*language_model.*q_proj'], ['*qkv_proj'])
     """
     first = FAMILIES[model_type][0].split()[0]
-    usual = f"{first.removesuffix('k_proj')}q_proj" if first.endswith("k_proj") else first
+    usual = (
+        f"{first.removesuffix('k_proj')}q_proj" if first.endswith("k_proj") else first
+    )
     return _QUERIES.get(model_type, usual).split()

@@ -11,7 +11,8 @@ from quark_onnx.errors import ConfigError, nearest
 
 
 class Fields:
-    """Base of dataclasses: an unknown field is an error that names the nearest one, when an object is made and later.
+    """Base of dataclasses: an unknown field is an error that names the nearest one, when an object
+    is made and later.
 
     Fields that hold a member of an enumeration take its name, too.
     """
@@ -25,7 +26,10 @@ class Fields:
 
     def __setattr__(self, name: str, value: Any) -> None:
         check_names((name,), type(self))
-        super().__setattr__(name, member(self.ENUMS[name], value, name) if name in self.ENUMS else value)
+        super().__setattr__(
+            name,
+            member(self.ENUMS[name], value, name) if name in self.ENUMS else value,
+        )
 
 
 def member(kind: type[Enum], value: Any, name: str) -> Any:

@@ -1,4 +1,5 @@
-"""Helpers that make a QTensorConfig: one class for each number format and granularity, as AMD Quark has them.
+"""Helpers that make a QTensorConfig: one class for each number format and granularity, as AMD Quark
+has them.
 
 Which of them are symmetric or dynamic by default follows AMD Quark, too, and no rule.
 """
@@ -11,7 +12,11 @@ from typing import Any, ClassVar
 from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.torch.quantization.config.fields import Fields
 from quark_onnx.torch.quantization.config.tensor import QTensorConfig
-from quark_onnx.torch.quantization.config.type import RoundType, ScaleType, ZeroPointType
+from quark_onnx.torch.quantization.config.type import (
+    RoundType,
+    ScaleType,
+    ZeroPointType,
+)
 from quark_onnx.torch.quantization.observer.observer import METHODS
 
 __all__ = [
@@ -63,7 +68,10 @@ __all__ = [
 
 @dataclass
 class DataTypeSpec(Fields):
-    """Base of the helpers: fields are those of the QTensorConfig; keywords of a class are fields that it fixes."""
+    """Base of the helpers: fields are those of the QTensorConfig.
+
+    Keywords of a class are fields that it fixes.
+    """
 
     FIXED: ClassVar[dict[str, Any]] = {}
 
@@ -85,7 +93,9 @@ class DataTypeSpec(Fields):
         if "observer_method" in given:
             method = given.pop("observer_method")
             if method not in METHODS:
-                raise ConfigError(f"observer_method is {method!r}{nearest(method, METHODS)}")
+                raise ConfigError(
+                    f"observer_method is {method!r}{nearest(method, METHODS)}",
+                )
             given["observer_cls"] = METHODS[method]
         return QTensorConfig(**(self.FIXED | given))
 
@@ -102,8 +112,14 @@ class _PerTensor(DataTypeSpec, qscheme="per_tensor"):
 
 
 @dataclass
-class _PerChannel(DataTypeSpec, qscheme="per_channel", observer_cls="PerChannelMinMaxObserver"):
-    """One scale for a channel of a weight (``ch_axis=0``) or a token of an activation (``ch_axis=1``)."""
+class _PerChannel(
+    DataTypeSpec,
+    qscheme="per_channel",
+    observer_cls="PerChannelMinMaxObserver",
+):
+    """One scale for a channel of a weight (``ch_axis=0``) or a token of an activation
+    (``ch_axis=1``).
+    """
 
     ch_axis: int
     symmetric: bool | None = True
@@ -113,7 +129,11 @@ class _PerChannel(DataTypeSpec, qscheme="per_channel", observer_cls="PerChannelM
 
 
 @dataclass
-class _PerGroup(DataTypeSpec, qscheme="per_group", observer_cls="PerGroupMinMaxObserver"):
+class _PerGroup(
+    DataTypeSpec,
+    qscheme="per_group",
+    observer_cls="PerGroupMinMaxObserver",
+):
     """One scale for so many values along an axis; the last one is ``ch_axis=-1``."""
 
     ch_axis: int
@@ -125,7 +145,11 @@ class _PerGroup(DataTypeSpec, qscheme="per_group", observer_cls="PerGroupMinMaxO
 
 
 class _Floats(
-    DataTypeSpec, qscheme="per_group", observer_cls="PerBlockMXObserver", round_method="half_even", scale_type="float"
+    DataTypeSpec,
+    qscheme="per_group",
+    observer_cls="PerBlockMXObserver",
+    round_method="half_even",
+    scale_type="float",
 ):
     """Floats with one scale for so many values along an axis."""
 
@@ -142,7 +166,7 @@ class _FloatPerGroup(_Floats):
 
 
 @dataclass
-class OCP_MXSpec(_Floats, group_size=32, scale_format="e8m0"):
+class OCP_MXSpec(_Floats, group_size=32, scale_format="e8m0"):  # noqa: N801
     """Blocks of 32 with a shared exponent (OCP Microscaling Formats)."""
 
     ch_axis: int
@@ -244,7 +268,11 @@ class Uint8PerGroupSpec(_PerGroup, dtype="uint8"):
 
 @dataclass
 class FP8E4M3PerTensorSpec(
-    DataTypeSpec, dtype="fp8_e4m3", qscheme="per_tensor", symmetric=True, round_method="half_even"
+    DataTypeSpec,
+    dtype="fp8_e4m3",
+    qscheme="per_tensor",
+    symmetric=True,
+    round_method="half_even",
 ):
     """FP8 (E4M3), one scale for a tensor."""
 
@@ -288,27 +316,27 @@ class FP4PerGroupSpec(_FloatPerGroup, dtype="fp4"):
     scale_type: ScaleType | str | None = "float"
 
 
-class OCP_MXFP8E4M3Spec(OCP_MXSpec, dtype="fp8_e4m3"):
+class OCP_MXFP8E4M3Spec(OCP_MXSpec, dtype="fp8_e4m3"):  # noqa: N801
     """MXFP8 with elements E4M3."""
 
 
-class OCP_MXFP8E5M2Spec(OCP_MXSpec, dtype="fp8_e5m2"):
+class OCP_MXFP8E5M2Spec(OCP_MXSpec, dtype="fp8_e5m2"):  # noqa: N801
     """MXFP8 with elements E5M2."""
 
 
-class OCP_MXFP6E3M2Spec(OCP_MXSpec, dtype="fp6_e3m2"):
+class OCP_MXFP6E3M2Spec(OCP_MXSpec, dtype="fp6_e3m2"):  # noqa: N801
     """MXFP6 with elements E3M2."""
 
 
-class OCP_MXFP6E2M3Spec(OCP_MXSpec, dtype="fp6_e2m3"):
+class OCP_MXFP6E2M3Spec(OCP_MXSpec, dtype="fp6_e2m3"):  # noqa: N801
     """MXFP6 with elements E2M3."""
 
 
-class OCP_MXFP4Spec(OCP_MXSpec, dtype="fp4"):
+class OCP_MXFP4Spec(OCP_MXSpec, dtype="fp4"):  # noqa: N801
     """MXFP4."""
 
 
-class OCP_MXINT8Spec(OCP_MXSpec, dtype="mx", mx_element_dtype="int8"):
+class OCP_MXINT8Spec(OCP_MXSpec, dtype="mx", mx_element_dtype="int8"):  # noqa: N801
     """MXINT8."""
 
 
@@ -372,7 +400,10 @@ class ProgressiveSpec(Fields):
 
     def to_quantization_spec(self) -> list[QTensorConfig]:
         """The configurations of both stages."""
-        return [self.first_stage.to_quantization_spec(), self.second_stage.to_quantization_spec()]
+        return [
+            self.first_stage.to_quantization_spec(),
+            self.second_stage.to_quantization_spec(),
+        ]
 
 
 @dataclass

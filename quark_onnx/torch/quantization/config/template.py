@@ -30,7 +30,8 @@ class LLMTemplate(Fields):
         q_layer_name: glob of layers that compute queries, or several.
         gate_up_layers_name: is kept, and not used: layers are found by the structure of the model.
         exclude_layers_name: globs of layers that stay float; a model may lack them.
-        algorithm_configs: settings of algorithms, by name; the defaults of an algorithm where there are none.
+        algorithm_configs: settings of algorithms, by name; the defaults of an algorithm where there
+            are none.
 
     >>> config = LLMTemplate.get("llama").get_config("fp8", kv_cache_scheme="fp8")
     >>> config.exclude, list(config.kv_cache_quant_config)
@@ -63,11 +64,18 @@ class LLMTemplate(Fields):
             return cls._templates[model_type]
         if model_type not in FAMILIES:
             raise ConfigError(
-                f"there is no template for models of type {model_type!r}{nearest(model_type, cls.list_available())}"
-                " A new one: LLMTemplate.register_template(LLMTemplate(model_type, kv_layers_name, ...))"
+                "there is no template for models of type"
+                f" {model_type!r}{nearest(model_type, cls.list_available())} A new one:"
+                " LLMTemplate.register_template(LLMTemplate(model_type,"
+                " kv_layers_name, ...))",
             )
         cache, floats = FAMILIES[model_type]
-        return cls(model_type, cache.split(), queries_of(model_type), exclude_layers_name=floats.split())
+        return cls(
+            model_type,
+            cache.split(),
+            queries_of(model_type),
+            exclude_layers_name=floats.split(),
+        )
 
     @classmethod
     def register_template(cls, template: LLMTemplate) -> None:
@@ -87,7 +95,10 @@ class LLMTemplate(Fields):
             ConfigError: the name is taken, or the scheme cannot be computed.
         """
         if scheme_name in cls.get_supported_schemes():
-            raise ConfigError(f"there is a scheme {scheme_name!r} already; choose another name, or unregister it first")
+            raise ConfigError(
+                f"there is a scheme {scheme_name!r} already; choose another name, or"
+                " unregister it first",
+            )
         config.spec(f"the scheme {scheme_name!r}")
         cls._schemes[scheme_name] = config
 
@@ -99,10 +110,13 @@ class LLMTemplate(Fields):
             ConfigError: there is none.
         """
         if scheme_name not in cls._schemes:
-            raise ConfigError(f"no scheme {scheme_name!r} was registered{nearest(scheme_name, cls._schemes)}")
+            raise ConfigError(
+                f"no scheme {scheme_name!r} was"
+                f" registered{nearest(scheme_name, cls._schemes)}",
+            )
         del cls._schemes[scheme_name]
 
-    def get_config(
+    def get_config(  # noqa: PLR0913
         self,
         scheme: str,
         algorithm: str | list[str] | None = None,
@@ -123,13 +137,15 @@ class LLMTemplate(Fields):
             algorithm: the name of an algorithm, or several.
             kv_cache_scheme: "fp8", or None to leave keys and values as they are.
             min_kv_scale: the least scale of keys and values.
-            attention_scheme: "fp8" for queries and probabilities, or None to leave them as they are.
+            attention_scheme: "fp8" for queries and probabilities, or None to leave them as they
+                are.
             layer_config: other schemes, by globs of names.
             layer_type_config: other schemes, by the class of layers.
             exclude_layers: globs of layers that stay float, instead of what is usual.
             algo_configs: settings of algorithms, instead of what is usual.
             shared_scale_groups: None; each layer has scales of its own.
-            group_size: values to a block, for schemes that leave it open (those named before release 0.11).
+            group_size: values to a block, for schemes that leave it open (those named before
+                release 0.11).
 
         Raises:
             ConfigError: a name is unknown, or what is asked for is not done.
@@ -139,16 +155,24 @@ class LLMTemplate(Fields):
             self._scheme(scheme, group_size),
             exclude=usual if exclude_layers is None else list(exclude_layers),
             algo_config=self._algorithms(algorithm, algo_configs or {}),
-            layer_quant_config={glob: self._scheme(name, group_size) for glob, name in (layer_config or {}).items()},
+            layer_quant_config={
+                glob: self._scheme(name, group_size)
+                for glob, name in (layer_config or {}).items()
+            },
             layer_type_quant_config={
-                kind: self._scheme(name, group_size) for kind, name in (layer_type_config or {}).items()
+                kind: self._scheme(name, group_size)
+                for kind, name in (layer_type_config or {}).items()
             },
             min_kv_scale=min_kv_scale,
             shared_scale_groups=shared_scale_groups or [],
         )
         if kv_cache_scheme is not None:
             config = self._with_kv_cache(config, kv_cache_scheme)
-        return config if attention_scheme is None else self._with_attention(config, attention_scheme)
+        return (
+            config
+            if attention_scheme is None
+            else self._with_attention(config, attention_scheme)
+        )
 
     @classmethod
     def _scheme(cls, name: str, group_size: int | None) -> QLayerConfig:
@@ -160,7 +184,10 @@ class LLMTemplate(Fields):
         if name not in _KV_CACHES:
             raise ConfigError(f"kv_cache_scheme is {name!r}{nearest(name, _KV_CACHES)}")
         if not self.kv_layers_name:
-            raise ConfigError(f"the template of {self.model_type} does not say which layers compute keys and values")
+            raise ConfigError(
+                f"the template of {self.model_type} does not say which layers compute"
+                " keys and values",
+            )
         spec = _KV_CACHES[name].to_quantization_spec()
         for glob in self.kv_layers_name:
             own = config.layer_quant_config.get(glob, config.global_quant_config)
@@ -171,16 +198,33 @@ class LLMTemplate(Fields):
 
     def _with_attention(self, config: QConfig, name: str) -> QConfig:
         if name not in _ATTENTIONS:
-            raise ConfigError(f"attention_scheme is {name!r}{nearest(name, _ATTENTIONS)}")
+            raise ConfigError(
+                f"attention_scheme is {name!r}{nearest(name, _ATTENTIONS)}",
+            )
         if not self.q_layer_name:
-            raise ConfigError(f"the template of {self.model_type} does not say which layers compute queries")
+            raise ConfigError(
+                f"the template of {self.model_type} does not say which layers compute"
+                " queries",
+            )
         spec = config.softmax_quant_spec = _ATTENTIONS[name].to_quantization_spec()
-        for glob in [self.q_layer_name] if isinstance(self.q_layer_name, str) else self.q_layer_name:
+        for glob in (
+            [self.q_layer_name]
+            if isinstance(self.q_layer_name, str)
+            else self.q_layer_name
+        ):
             own = config.layer_quant_config.get(glob, config.global_quant_config)
-            config.layer_quant_config[glob] = QLayerConfig(own.input_tensors, spec, own.weight)
+            config.layer_quant_config[glob] = QLayerConfig(
+                own.input_tensors,
+                spec,
+                own.weight,
+            )
         return config
 
-    def _algorithms(self, names: str | list[str] | None, given: Mapping[str, AlgoConfig]) -> list[AlgoConfig] | None:
+    def _algorithms(
+        self,
+        names: str | list[str] | None,
+        given: Mapping[str, AlgoConfig],
+    ) -> list[AlgoConfig] | None:
         known = {**self.algorithm_configs, **given}
         names = [names] if isinstance(names, str) else names or []
         return [known.get(name) or algorithm_named(name)() for name in names] or None

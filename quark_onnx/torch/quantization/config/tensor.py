@@ -1,4 +1,7 @@
-"""QTensorConfig: how a tensor is quantized, in AMD Quark's spelling; a TensorSpec in this package's."""
+"""QTensorConfig: how a tensor is quantized, in AMD Quark's spelling.
+
+A TensorSpec in this package's.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +15,34 @@ from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.torch.checkpoints import quark_json
 from quark_onnx.torch.config.spec import TensorSpec
 from quark_onnx.torch.quantization.config.fields import Fields
-from quark_onnx.torch.quantization.config.type import Dtype, QSchemeType, RoundType, ScaleType, ZeroPointType
-from quark_onnx.torch.quantization.observer.observer import OBSERVERS, Observer, PerChannelMinMaxObserver
+from quark_onnx.torch.quantization.config.type import (
+    Dtype,
+    QSchemeType,
+    RoundType,
+    ScaleType,
+    ZeroPointType,
+)
+from quark_onnx.torch.quantization.observer.observer import (
+    OBSERVERS,
+    Observer,
+    PerChannelMinMaxObserver,
+)
 
 #: Formats that are only the elements of blocks.
 _IN_BLOCKS = (Dtype.fp4, Dtype.fp6_e2m3, Dtype.fp6_e3m2)
-#: What a field may be where only a part of its values can be computed, and what the others would ask for.
+#: What a field may be where only a part of its values can be computed, and what the others would
+#: ask for.
 _COMPUTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "qat_spec": ((None,), "training is not done"),
-    "round_method": ((None, RoundType.half_even), "values are rounded to the nearest, ties to even"),
+    "round_method": (
+        (None, RoundType.half_even),
+        "values are rounded to the nearest, ties to even",
+    ),
     "zero_point_type": ((ZeroPointType.int32,), "zero points are integers"),
-    "scale_format": ((None, "e8m0", "e5m3", "float32"), "blocks have scales in e8m0, in e5m3 or as floats"),
+    "scale_format": (
+        (None, "e8m0", "e5m3", "float32"),
+        "blocks have scales in e8m0, in e5m3 or as floats",
+    ),
     "block_size": ((None,), "blocks of two axes are not computed"),
 }
 
@@ -35,7 +55,7 @@ class QTensorConfig(Fields):
 
     >>> str(QTensorConfig("int8", "PerTensorMinMaxObserver", False, "per_tensor", symmetric=True).spec())
     'int8 symmetric model scales minmax'
-    """
+    """  # noqa: E501
 
     ENUMS: ClassVar[Mapping[str, type[Enum]]] = {
         "dtype": Dtype,
@@ -75,12 +95,19 @@ class QTensorConfig(Fields):
             ConfigError: there are no groups.
         """
         if self.qscheme is not QSchemeType.per_group:
-            raise ConfigError(f"set_group_size: qscheme is {_name(self.qscheme)}; only per_group has groups")
+            raise ConfigError(
+                f"set_group_size: qscheme is {_name(self.qscheme)}; only per_group has"
+                " groups",
+            )
         self.group_size = group_size
 
     def to_dict(self) -> dict[str, Any]:
         """The entry of a checkpoint's configuration."""
-        return {f.name: _name(getattr(self, f.name)) for f in fields(self) if f.name != "qat_spec"}
+        return {
+            f.name: _name(getattr(self, f.name))
+            for f in fields(self)
+            if f.name != "qat_spec"
+        }
 
     @classmethod
     def from_dict(cls, entry: Mapping[str, Any]) -> QTensorConfig:
@@ -105,18 +132,30 @@ def spec_of(given: QTensorConfig | Sequence[QTensorConfig], where: str) -> Tenso
     Raises:
         ConfigError: it asks for what is not computed, or contradicts itself.
     """
-    stages = [given] if isinstance(given, QTensorConfig) else list(given) if isinstance(given, list | tuple) else []
+    stages = (
+        [given]
+        if isinstance(given, QTensorConfig)
+        else list(given)
+        if isinstance(given, list | tuple)
+        else []
+    )
     if not stages or not all(isinstance(each, QTensorConfig) for each in stages):
         raise ConfigError(
-            f"{where} is {given!r}; it must be a QTensorConfig; a helper has one: .to_quantization_spec()"
+            f"{where} is {given!r}; it must be a QTensorConfig; a helper has one:"
+            " .to_quantization_spec()",
         )
     for each in stages:
         _check(each, where)
     first = stages[0]
-    if len(stages) == 1 and first.dtype in _IN_BLOCKS and first.scale_format not in ("e8m0", "e5m3"):
+    if (
+        len(stages) == 1
+        and first.dtype in _IN_BLOCKS
+        and first.scale_format not in ("e8m0", "e5m3")
+    ):
         raise ConfigError(
-            f"{where}: scale_format is {first.scale_format!r}; blocks of {_name(first.dtype)} have scales in 'e8m0' "
-            "(OCP_MX... specs), or in two stages (ScaleQuantSpec)"
+            f"{where}: scale_format is {first.scale_format!r}; blocks of"
+            f" {_name(first.dtype)} have scales in 'e8m0' (OCP_MX... specs), or in two"
+            " stages (ScaleQuantSpec)",
         )
     try:
         found = quark_json.spec_from_json([each.to_dict() for each in stages], "it")
@@ -125,29 +164,57 @@ def spec_of(given: QTensorConfig | Sequence[QTensorConfig], where: str) -> Tenso
     assert found is not None
     observer: Any = first.observer_cls
     if isinstance(found.dtype, Integer) and stages[-1].symmetric is None:
-        raise ConfigError(f"{where}: symmetric is None; for {found.dtype.name} it must be True or False")
+        raise ConfigError(
+            f"{where}: symmetric is None; for {found.dtype.name} it must be True or"
+            " False",
+        )
     if first.symmetric is False and not isinstance(found.dtype, Integer):
-        raise ConfigError(f"{where}: symmetric is False, but {found.dtype.name} has no zero point")
+        raise ConfigError(
+            f"{where}: symmetric is False, but {found.dtype.name} has no zero point",
+        )
     if observer is not None:
         if found.dynamic and observer.calibrator != Observer.calibrator:
-            raise ConfigError(f"{where}: {observer.__name__} needs data, but is_dynamic is set")
-        found = found.with_(calibrator=observer.calibrator, pow2=observer.pow2 or found.pow2)
+            raise ConfigError(
+                f"{where}: {observer.__name__} needs data, but is_dynamic is set",
+            )
+        found = found.with_(
+            calibrator=observer.calibrator,
+            pow2=observer.pow2 or found.pow2,
+        )
     return found
 
 
 def _check(config: QTensorConfig, where: str) -> None:
     for name, (fine, why) in _COMPUTED.items():
         if (value := getattr(config, name)) not in fine:
-            raise ConfigError(f"{where}: {name} is {_name(value)!r}, which is not supported: {why}")
+            raise ConfigError(
+                f"{where}: {name} is {_name(value)!r}, which is not supported: {why}",
+            )
     observer: Any = config.observer_cls
     scheme = _name(config.qscheme)
-    alike = observer is PerChannelMinMaxObserver and scheme == "per_group"  # documented so: extremes of each group
-    if observer is not None and scheme and observer.scheme not in ("", scheme) and not alike:
-        raise ConfigError(f"{where}: qscheme is {scheme}, but {observer.__name__} is for {observer.scheme}")
+    alike = (
+        observer is PerChannelMinMaxObserver and scheme == "per_group"
+    )  # documented so: extremes of each group
+    if (
+        observer is not None
+        and scheme
+        and observer.scheme not in ("", scheme)
+        and not alike
+    ):
+        raise ConfigError(
+            f"{where}: qscheme is {scheme}, but {observer.__name__} is for"
+            f" {observer.scheme}",
+        )
     if config.qscheme is QSchemeType.per_group and not config.group_size:
         raise ConfigError(f"{where}: qscheme is per_group, and there is no group_size")
-    if config.qscheme is not QSchemeType.per_group and config.qscheme is not None and config.group_size:
-        raise ConfigError(f"{where}: group_size is {config.group_size}, but qscheme is {scheme}")
+    if (
+        config.qscheme is not QSchemeType.per_group
+        and config.qscheme is not None
+        and config.group_size
+    ):
+        raise ConfigError(
+            f"{where}: group_size is {config.group_size}, but qscheme is {scheme}",
+        )
 
 
 def _observer(value: Any) -> Any:

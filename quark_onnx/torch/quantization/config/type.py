@@ -1,4 +1,6 @@
-"""The enumerations of AMD Quark's configuration: names of number formats, of scales and of ways to work."""
+"""The enumerations of AMD Quark's configuration: names of number formats, of scales and of ways to
+work.
+"""
 
 from __future__ import annotations
 
@@ -94,7 +96,9 @@ class QuantFlow(Enum):
 
 @dataclass(frozen=True)
 class RuntimeOptions:
-    """How AMD's own kernels would run a model; without effect here, where layers compute what the codes say.
+    """How AMD's own kernels would run a model.
+
+    Without effect here, where layers compute what the codes say.
 
     Attributes:
         native_linear_mode: "auto", or the name of a kernel.

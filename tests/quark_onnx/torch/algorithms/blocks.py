@@ -49,7 +49,9 @@ def job_of(model: Any, spec: LayerSpec, place: int = -1, count: int = 3) -> Bloc
 
 
 def change(job: BlockJob, rewrite: Any) -> float:
-    """How much what a block computes differs once it is rewritten, as a share of what it adds to what it reads."""
+    """How much what a block computes differs once it is rewritten, as a share of what it adds to
+    what it reads.
+    """
     call = job.floats[-1]
     with torch.no_grad():
         before = call.run(job.block).double()
@@ -62,7 +64,9 @@ def inputs_of(job: BlockJob, name: str) -> Any:
     """What a layer of a block reads on all calls: (tokens, inputs), float64."""
     seen: list[Any] = []
     layer = job.layers[f"{job.name}.{name}"][0]
-    hook = layer.register_forward_pre_hook(lambda module, args: seen.append(args[0].detach().flatten(0, -2).double()))
+    hook = layer.register_forward_pre_hook(
+        lambda module, args: seen.append(args[0].detach().flatten(0, -2).double())
+    )
     with torch.no_grad():
         for call in job.calls:
             call.run(job.block)

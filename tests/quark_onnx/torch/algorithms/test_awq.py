@@ -38,7 +38,9 @@ def uneven(spec: LayerSpec = UINT4) -> BlockJob:
     generator = torch.Generator().manual_seed(3)
     for name, parameter in model.named_parameters():
         if name.endswith("layernorm.weight"):
-            parameter.data = torch.exp(1.5 * torch.randn(parameter.shape, generator=generator))
+            parameter.data = torch.exp(
+                1.5 * torch.randn(parameter.shape, generator=generator)
+            )
         elif "layers" in name and parameter.ndim > 1:
             parameter.data.mul_(0.3)
     return job_of(model, spec)
@@ -60,7 +62,9 @@ def test_families_compute_what_they_did(family: str) -> None:
 
 
 @pytest.mark.parametrize("products", [2048, 8], ids=["products", "tokens"])
-def test_the_best_power_against_a_search_written_anew(products: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_best_power_against_a_search_written_anew(
+    products: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(activation_stats, "_PRODUCTS", products)
     job = uneven()
     x = inputs_of(job, "mlp.up_proj")
@@ -74,20 +78,37 @@ def test_the_best_power_against_a_search_written_anew(products: int, monkeypatch
     def errors(power: float) -> list[float]:
         scale = size**power
         scale = scale / scale.log().mean().exp()
-        lefts = [quantize((weight * scale).float(), spec).dequantize().double() / scale for weight in weights]
-        return [float((x @ (left - weight).t()).square().sum()) for left, weight in zip(lefts, weights, strict=True)]
+        lefts = [
+            quantize((weight * scale).float(), spec).dequantize().double() / scale
+            for weight in weights
+        ]
+        return [
+            float((x @ (left - weight).t()).square().sum())
+            for left, weight in zip(lefts, weights, strict=True)
+        ]
 
     found = [sum(errors(step / 20)) for step in range(21)]
     best = int(np.argmin(found)) / 20
     assert 0 < best < 1
     outcomes = {each.layer: each for each in AWQ()(job)}
     scale = gain / job.block.post_attention_layernorm.weight.double()
-    torch.testing.assert_close(scale, size**best / (size**best).log().mean().exp(), rtol=1e-4, atol=0)
+    torch.testing.assert_close(
+        scale, size**best / (size**best).log().mean().exp(), rtol=1e-4, atol=0
+    )
     for index, name in enumerate(names):
         power = float((x @ weights[index].t()).square().sum())
-        assert outcomes[name].before == pytest.approx(errors(0)[index] / power, rel=1e-3)
-        assert outcomes[name].after == pytest.approx(errors(best)[index] / power, rel=1e-3)
-    torch.testing.assert_close(job.layers[names[0]][0].weight.double(), weights[0] * scale, rtol=1e-4, atol=1e-6)
+        assert outcomes[name].before == pytest.approx(
+            errors(0)[index] / power, rel=1e-3
+        )
+        assert outcomes[name].after == pytest.approx(
+            errors(best)[index] / power, rel=1e-3
+        )
+    torch.testing.assert_close(
+        job.layers[names[0]][0].weight.double(),
+        weights[0] * scale,
+        rtol=1e-4,
+        atol=1e-6,
+    )
 
 
 def test_what_is_promised_is_what_the_rewritten_block_gives() -> None:
@@ -99,11 +120,16 @@ def test_what_is_promised_is_what_the_rewritten_block_gives() -> None:
             continue  # their rows have been rescaled since, and weigh otherwise
         x = inputs_of(job, job.local(each.layer))
         weight = job.layers[each.layer][0].weight.detach()
-        assert share(x, weight, plain[each.layer].dequantize()) == pytest.approx(each.after, rel=2e-3)
+        assert share(x, weight, plain[each.layer].dequantize()) == pytest.approx(
+            each.after, rel=2e-3
+        )
         assert each.after <= each.before * 1.05
 
 
-@pytest.mark.parametrize("name", ["mxfp4_weight_only", "nvfp4", "int4_wo_per_channel", "ptpc_fp8", "uint2_wo_32"])
+@pytest.mark.parametrize(
+    "name",
+    ["mxfp4_weight_only", "nvfp4", "int4_wo_per_channel", "ptpc_fp8", "uint2_wo_32"],
+)
 def test_any_format(name: str) -> None:
     spec = scheme(name)
     job = uneven(LayerSpec(spec.weight))
@@ -117,7 +143,10 @@ def test_any_format(name: str) -> None:
 def test_ranges_against_a_search_written_anew(dtype: str) -> None:
     generator = torch.Generator().manual_seed(0)
     spec = TensorSpec(dtype, symmetric=dtype != "uint4", block_size=16)
-    weight, x = torch.randn(6, 40, generator=generator), torch.randn(50, 40, generator=generator)
+    weight, x = (
+        torch.randn(6, 40, generator=generator),
+        torch.randn(50, 40, generator=generator),
+    )
     weight[0, 0] = 8.0
     gram = x.t() @ x
     shares = (1.0, 0.8, 0.6, 0.4)
@@ -130,51 +159,81 @@ def test_ranges_against_a_search_written_anew(dtype: str) -> None:
             if dtype == "uint4":
                 ends += [(a, b) for a in shares for b in shares]
             inside = gram[start : start + 16, start : start + 16].double()
-            each = [float((d := narrowed(part, spec, *pair) - part.double()) @ inside @ d.t()) for pair in ends]
+            each = [
+                float(
+                    (d := narrowed(part, spec, *pair) - part.double()) @ inside @ d.t()
+                )
+                for pair in ends
+            ]
             mine = off[row : row + 1, start : start + 16]
             got = float(mine @ inside @ mine.t())
             # the ends are searched one by one, so that the best pair of them may be missed
-            assert got <= min(each[: len(shares)]) * 1.0001 and got >= min(each) * 0.9999
+            assert (
+                got <= min(each[: len(shares)]) * 1.0001 and got >= min(each) * 0.9999
+            )
 
 
 def test_the_shares_beside_the_whole_range_are_tried() -> None:
-    weight, power = torch.randn(32, 64, generator=torch.Generator().manual_seed(0)), torch.ones(64)
+    weight, power = (
+        torch.randn(32, 64, generator=torch.Generator().manual_seed(0)),
+        torch.ones(64),
+    )
     start = quantize(weight, TensorSpec("fp8e4m3", per_channel=True))
 
     def errors(*shares: float) -> Any:
-        return (fitted(weight, start, power, shares).dequantize() - weight).square().sum(1)
+        return (
+            (fitted(weight, start, power, shares).dequantize() - weight).square().sum(1)
+        )
 
     least = torch.stack([errors(1.0, share) for share in SHARES[1:3]]).amin(0)
     assert bool((errors(*SHARES[:3]) <= least * 1.0001).all())
 
 
 def narrowed(part: Any, spec: TensorSpec, low: float, high: float) -> Any:
-    """A group rounded with a narrower range; steps are counted in float32, where the ends are exact halves."""
+    """A group rounded with a narrower range.
+
+    Steps are counted in float32, where the ends are exact halves.
+    """
     lo, hi = min(float(part.min()), 0.0) * low, max(float(part.max()), 0.0) * high
     if spec.dtype.name == "fp8e4m3":
         scale = np.float32(max(-lo, hi) / 448)
-        return (part / float(scale)).clamp(-448, 448).to(torch.float8_e4m3fn).double() * float(scale)
+        return (part / float(scale)).clamp(-448, 448).to(
+            torch.float8_e4m3fn
+        ).double() * float(scale)
     if spec.dtype.name == "int4":
         scale = np.float32(max(-lo, hi) / 7.5)
         return (part / float(scale)).round().clamp(-8, 7).double() * float(scale)
     scale = np.float32((hi - lo) / 15)
     zero = np.clip(-np.round(lo / float(scale)), 0, 15)
-    return ((part / float(scale)).round().add(zero).clamp(0, 15) - zero).double() * float(scale)
+    return (
+        (part / float(scale)).round().add(zero).clamp(0, 15) - zero
+    ).double() * float(scale)
 
 
-@pytest.mark.parametrize("name", ["uint4_wo_32", "int4_wo_per_channel", "uint2_wo_32", "ptpc_fp8"])
+@pytest.mark.parametrize(
+    "name", ["uint4_wo_32", "int4_wo_per_channel", "uint2_wo_32", "ptpc_fp8"]
+)
 def test_clip_makes_no_row_worse(name: str) -> None:
     spec = LayerSpec(scheme(name).weight)
     job = uneven(spec)
     plain, _ = refined(job, [])
     found, outcomes = refined(job, [Clip()])
-    assert [each.layer for each in outcomes] != [] and not any(each.note for each in outcomes)
+    assert [each.layer for each in outcomes] != [] and not any(
+        each.note for each in outcomes
+    )
     for each in outcomes:
-        x, weight = inputs_of(job, job.local(each.layer)), job.layers[each.layer][0].weight.detach()
+        x, weight = (
+            inputs_of(job, job.local(each.layer)),
+            job.layers[each.layer][0].weight.detach(),
+        )
         rows = [row_errors(x, weight, codes[each.layer]) for codes in (plain, found)]
         assert (rows[1] <= rows[0] * 1.001).all()
-        assert each.before == pytest.approx(share(x, weight, plain[each.layer].dequantize()), rel=1e-3)
-        assert each.after == pytest.approx(share(x, weight, found[each.layer].dequantize()), rel=1e-3)
+        assert each.before == pytest.approx(
+            share(x, weight, plain[each.layer].dequantize()), rel=1e-3
+        )
+        assert each.after == pytest.approx(
+            share(x, weight, found[each.layer].dequantize()), rel=1e-3
+        )
     gain = sum(each.before for each in outcomes) / sum(each.after for each in outcomes)
     assert gain > (1.2 if "uint" in name else 1.0)
 
@@ -201,9 +260,15 @@ def test_experts_that_no_token_reaches() -> None:
     outcomes = AWQ()(job)
     down = [each.layer for each in outcomes if each.layer.endswith("down_proj")]
     gates = [each.layer for each in outcomes if each.layer.endswith("gate_proj")]
-    assert 0 < len(down) < 4 and len(gates) == 4 and not any(each.note for each in outcomes)
+    assert (
+        0 < len(down) < 4
+        and len(gates) == 4
+        and not any(each.note for each in outcomes)
+    )
     _, outcomes = refined(job, [Clip()])
-    unseen = {each.layer for each in outcomes if each.note == "the data has not reached it"}
+    unseen = {
+        each.layer for each in outcomes if each.note == "the data has not reached it"
+    }
     assert unseen and all("experts" in name for name in unseen)
 
 
@@ -217,7 +282,10 @@ def test_norms_of_two_blocks_that_are_one(shared: str, tmp_path: Path) -> None:
     else:
         second.post_attention_layernorm.weight = first.post_attention_layernorm.weight
     config = TorchConfig(UINT4, exclude=("lm_head",), algorithms="awq")
-    with pytest.raises(ModelError, match=r"layers\.1\.post_attention_layernorm\.weight is a parameter of something"):
+    with pytest.raises(
+        ModelError,
+        match=r"layers\.1\.post_attention_layernorm\.weight is a parameter of something",
+    ):
         quantize_model(model, config, tokens(1), progress=False)
     quantize_model(model, config.with_(algorithms="gptq"), tokens(1), progress=False)
 
@@ -230,16 +298,27 @@ def test_memory_and_files_agree(tmp_path: Path) -> None:
     assert {each.algorithm for each in report.outcomes} == {"awq", "clip"}
     quantize_checkpoint(source, tmp_path / "files", config, tokens(), progress=False)
     loaded = load_checkpoint(tmp_path / "files")
-    torch.testing.assert_close(logits(loaded, tokens()[0]), logits(model, tokens()[0]), rtol=0, atol=0)
+    torch.testing.assert_close(
+        logits(loaded, tokens()[0]), logits(model, tokens()[0]), rtol=0, atol=0
+    )
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: AWQ(steps=0), "steps of awq is 0; it must be a whole number of at least 1"),
+        (
+            lambda: AWQ(steps=0),
+            "steps of awq is 0; it must be a whole number of at least 1",
+        ),
         (lambda: AWQ(duo=1), "duo of awq is 1; it must be true or false"),
-        (lambda: Clip(steps=2.5), "steps of clip is 2.5; it must be a whole number of at least 1"),
-        (lambda: Clip(shrink=1), "shrink of clip is 1; it must be a number of at least 0.01 and of at most 0.99"),
+        (
+            lambda: Clip(steps=2.5),
+            "steps of clip is 2.5; it must be a whole number of at least 1",
+        ),
+        (
+            lambda: Clip(shrink=1),
+            "shrink of clip is 1; it must be a number of at least 0.01 and of at most 0.99",
+        ),
     ],
 )
 def test_settings(make: Any, message: str) -> None:
@@ -258,8 +337,12 @@ def test_settings(make: Any, message: str) -> None:
 def test_stories(name: str, algorithms: tuple[str, ...], most: float) -> None:
     folder = data_folder() / "llm"
     with np.load(folder / "eval_tokens_stories260K.npz") as loaded:
-        rows = torch.from_numpy(loaded["ids"][loaded["len"] >= 256][:, :256].astype(np.int64))
-    model = AutoModelForCausalLM.from_pretrained(folder / "stories260K", dtype=torch.float32).eval()
+        rows = torch.from_numpy(
+            loaded["ids"][loaded["len"] >= 256][:, :256].astype(np.int64)
+        )
+    model = AutoModelForCausalLM.from_pretrained(
+        folder / "stories260K", dtype=torch.float32
+    ).eval()
     config = TorchConfig(scheme(name), exclude=("lm_head",), algorithms=algorithms)
     quantize_model(model, config, rows[:40].split(1), progress=False)
     assert perplexity(model, list(rows[40:]), progress=False) <= most

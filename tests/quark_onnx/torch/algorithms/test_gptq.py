@@ -1,4 +1,6 @@
-"""GPTQ, GPTAQ and Qronos: against oracles of few columns, on all families, in memory and file to file."""
+"""GPTQ, GPTAQ and Qronos: against oracles of few columns, on all families, in memory and file to
+file.
+"""
 
 from __future__ import annotations
 
@@ -58,8 +60,12 @@ def loss(weight: Any, left: Any, x: Any) -> Any:
     return ((left.double() - weight.double()) @ x.double().T).square().sum(1)
 
 
-def brain_surgeon(weight: Any, x: Any, scale: Any, qmax: int, damping: float) -> np.ndarray:
-    """Codes by the textbook, columns in order: after each one, the inverse of the rest by elimination, in float64."""
+def brain_surgeon(
+    weight: Any, x: Any, scale: Any, qmax: int, damping: float
+) -> np.ndarray:
+    """Codes by the textbook, columns in order: after each one, the inverse of the rest by
+    elimination, in float64.
+    """
     gram = (x.double().T @ x.double()).numpy()
     inverse = np.linalg.inv(gram + damping * np.diag(gram).mean() * np.eye(len(gram)))
     left, codes = weight.double().numpy().copy(), np.zeros(weight.shape)
@@ -74,15 +80,28 @@ def brain_surgeon(weight: Any, x: Any, scale: Any, qmax: int, damping: float) ->
 def test_damping_of_qronos_is_a_share_of_what_it_says() -> None:
     """The paper's: of the greatest eigenvalue, which numpy computes in float64."""
     of_greatest = Qronos(0.1, relative_to="eigenvalue")
-    for across in (-1.0, 1.0):  # the sums of rows are at right angles to what is looked for, or are it
-        assert of_greatest._damping(torch.tensor([[2.0, across], [across, 2.0]])) == pytest.approx(0.15)
+    for across in (
+        -1.0,
+        1.0,
+    ):  # the sums of rows are at right angles to what is looked for, or are it
+        assert of_greatest._damping(
+            torch.tensor([[2.0, across], [across, 2.0]])
+        ) == pytest.approx(0.15)
     _, x = problem(1, 40, 4)
     gram = x.T @ x
     greatest = np.linalg.eigvalsh(gram.double().numpy())[-1]
-    found = {name: Solver.of(gram, Qronos(0.01, relative_to=name)._damping(gram)) for name in ("mean", "eigenvalue")}
+    found = {
+        name: Solver.of(gram, Qronos(0.01, relative_to=name)._damping(gram))
+        for name in ("mean", "eigenvalue")
+    }
     assert found["eigenvalue"].ridge.numpy() == pytest.approx(0.01 * greatest, rel=1e-3)
-    assert found["mean"].ridge.numpy() == pytest.approx(0.01 * float(gram.diagonal().mean()), rel=1e-5)
-    with pytest.raises(ConfigError, match='relative_to of qronos is \'most\'; it must be "mean" or "eigenvalue"'):
+    assert found["mean"].ridge.numpy() == pytest.approx(
+        0.01 * float(gram.diagonal().mean()), rel=1e-5
+    )
+    with pytest.raises(
+        ConfigError,
+        match='relative_to of qronos is \'most\'; it must be "mean" or "eigenvalue"',
+    ):
         algorithm("qronos:relative_to=most")
 
 
@@ -94,7 +113,10 @@ def test_rows_that_are_swept_apart_are_those_that_are_swept_together(
     """To the bit, as long as parts have 16 rows or a multiple."""
     weight, x = problem(96, 300, 2)
     solver = Solver.of(x.T @ x, 0.02)
-    steps = [TensorLevels(torch.full((96, 1), 0.2 + 0.1 * place), None, -7, 7, size=300) for place in range(tries)]
+    steps = [
+        TensorLevels(torch.full((96, 1), 0.2 + 0.1 * place), None, -7, 7, size=300)
+        for place in range(tries)
+    ]
     whole = solver.rounded(weight, steps, polish)
     off = weight - whole.values
     losses, ridged = solver.losses(off), solver.ridged(whole.values, weight)
@@ -106,11 +128,19 @@ def test_rows_that_are_swept_apart_are_those_that_are_swept_together(
     assert torch.allclose(solver.losses(off), losses, rtol=1e-5)
     assert torch.allclose(losses.double(), loss(weight, whole.values, x), rtol=1e-3)
     assert torch.allclose(solver.ridged(whole.values, weight), ridged, rtol=1e-5)
-    assert torch.allclose(ridged.double(), (off.double().square() * solver.ridge.double()).sum(1), rtol=1e-5)
+    assert torch.allclose(
+        ridged.double(),
+        (off.double().square() * solver.ridge.double()).sum(1),
+        rtol=1e-5,
+    )
 
 
-def test_what_is_done_for_a_column_stays_in_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Threads that wait for each other behind each short operation are a hundred times slower beside other work."""
+def test_what_is_done_for_a_column_stays_in_one_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Threads that wait for each other behind each short operation are a hundred times slower
+    beside other work.
+    """
     weight, x = problem(5, 70)
     own, move = set[int](), column_module.Columns.move
 
@@ -122,7 +152,9 @@ def test_what_is_done_for_a_column_stays_in_one_thread(monkeypatch: pytest.Monke
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
-        Solver.of(x.T @ x).rounded(weight, [TensorLevels(torch.full_like(weight, 0.5), None, -3, 3)], polish=1)
+        Solver.of(x.T @ x).rounded(
+            weight, [TensorLevels(torch.full_like(weight, 0.5), None, -3, 3)], polish=1
+        )
         assert own == {1} and torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(before)
@@ -131,7 +163,11 @@ def test_what_is_done_for_a_column_stays_in_one_thread(monkeypatch: pytest.Monke
 def test_weights_without_inputs() -> None:
     solver = Solver.of(torch.zeros(0, 0), 0.05)
     empty = torch.zeros(4, 0)
-    assert solver.losses(empty).tolist() == solver.ridged(empty, empty).tolist() == [0.0] * 4
+    assert (
+        solver.losses(empty).tolist()
+        == solver.ridged(empty, empty).tolist()
+        == [0.0] * 4
+    )
 
 
 def test_the_sweep_is_the_textbooks() -> None:
@@ -148,11 +184,15 @@ def test_the_sweep_is_that_of_numpy(act_order: bool) -> None:
     steps = TensorLevels(torch.full_like(weight, 0.25), None, -7, 7)
     found = Solver.of(gram, 0.01, act_order).rounded(weight, [steps]).values.numpy()
     field = np.ones((1, *weight.shape), np.float32)
-    lattice = Levels(field * np.float32(0.25), np.zeros(0, np.float32), field * -7, field * 7)
-    own, _ = Compensation(gram.numpy()[None], damping=0.01, act_order=act_order).rounded(
-        weight.double().numpy()[None], lattice
+    lattice = Levels(
+        field * np.float32(0.25), np.zeros(0, np.float32), field * -7, field * 7
     )
-    better = loss(weight, torch.from_numpy(own[0]), x) * 1.01 + 1e-6  # rows that numpy leaves at the nearest
+    own, _ = Compensation(
+        gram.numpy()[None], damping=0.01, act_order=act_order
+    ).rounded(weight.double().numpy()[None], lattice)
+    better = (
+        loss(weight, torch.from_numpy(own[0]), x) * 1.01 + 1e-6
+    )  # rows that numpy leaves at the nearest
     assert bool((loss(weight, torch.from_numpy(found), x) <= better * 1.05).all())
     assert (own[0] == found).mean() > 0.98  # float32 beside float64: a tie now and then
 
@@ -161,9 +201,13 @@ def test_a_second_look_comes_near_to_the_best_of_all() -> None:
     weight, x = problem(24, 6, 2)
     steps = TensorLevels(torch.full_like(weight, 0.7), None, -2, 1)
     solver = Solver.of(x.T @ x, 0.0, True)
-    plain, polished = (loss(weight, solver.rounded(weight, [steps], n).values, x) for n in (0, 8))
+    plain, polished = (
+        loss(weight, solver.rounded(weight, [steps], n).values, x) for n in (0, 8)
+    )
     every = torch.tensor(list(itertools.product(range(-2, 2), repeat=6))) * 0.7
-    best = torch.stack([loss(row[None].expand(len(every), -1), every, x).min() for row in weight])
+    best = torch.stack(
+        [loss(row[None].expand(len(every), -1), every, x).min() for row in weight]
+    )
     assert bool((polished <= plain * (1 + 1e-5)).all()) and polished.sum() < plain.sum()
     assert bool((best <= polished * (1 + 1e-5)).all())
     assert float((polished / best).median()) < 1.2
@@ -173,11 +217,15 @@ def test_a_second_look_comes_near_to_the_best_of_all() -> None:
 @pytest.mark.parametrize("polish", [0, 2])
 @pytest.mark.parametrize("act_order", [False, True])
 @pytest.mark.parametrize("damping", [0.05, 1e4])
-def test_the_loss_of_a_sweep_is_that_of_its_codes(share: float, polish: int, act_order: bool, damping: float) -> None:
+def test_the_loss_of_a_sweep_is_that_of_its_codes(
+    share: float, polish: int, act_order: bool, damping: float
+) -> None:
     """In float64, up to a constant; inputs that were always zero cost nothing."""
     weight, x = problem(9, 40, 5)
     x[:, 7] = 0
-    wrong = x + 0.2 * torch.randn(x.shape, generator=torch.Generator().manual_seed(6)) * (x != 0)
+    wrong = x + 0.2 * torch.randn(
+        x.shape, generator=torch.Generator().manual_seed(6)
+    ) * (x != 0)
     gram = Gram()
     gram.add(wrong, x)
     found = GPTAQ(damping, alpha=share, polish=polish, act_order=act_order)
@@ -187,7 +235,8 @@ def test_the_loss_of_a_sweep_is_that_of_its_codes(share: float, polish: int, act
     assert not torch.equal(made["layer"].codes, start.codes)
     aim = weight.double() @ (wrong + share * (x - wrong)).double().T
     off, plain = (
-        float((each.dequantize().double() @ wrong.double().T - aim).square().sum()) for each in (made["layer"], start)
+        float((each.dequantize().double() @ wrong.double().T - aim).square().sum())
+        for each in (made["layer"], start)
     )
     power = float((weight.double() @ wrong.double().T).square().sum())
     assert outcome.before == pytest.approx(plain / power, rel=1e-4)
@@ -202,19 +251,34 @@ def test_what_is_wrong_already_is_made_good() -> None:
     solver = Solver.of(wrong.T @ wrong, 1e-9, True)
     pull = wrong.T @ (x - wrong) @ weight.T
     target = weight + solver.solve(pull).T
-    wanted = np.linalg.lstsq(wrong.double().numpy(), (x @ weight.T).double().numpy(), rcond=None)[0].T
+    wanted = np.linalg.lstsq(
+        wrong.double().numpy(), (x @ weight.T).double().numpy(), rcond=None
+    )[0].T
     assert np.abs(target.numpy() - wanted).max() < 1e-4
     assert np.abs(weight.numpy() - wanted).max() > 0.1
 
 
 @pytest.mark.parametrize(
-    "name", ["uint4", "int3", "uint2", "int8", "fp8e4m3", "mxfp4e2m1", "mxfp6e2m3", "mxint8", "nvfp4"]
+    "name",
+    [
+        "uint4",
+        "int3",
+        "uint2",
+        "int8",
+        "fp8e4m3",
+        "mxfp4e2m1",
+        "mxfp6e2m3",
+        "mxint8",
+        "nvfp4",
+    ],
 )
 def test_levels_are_the_codes_of_every_format(name: str) -> None:
     blocks = {"uint4": 32, "uint2": 32}.get(name, 0)
     symmetric = not name.startswith("uint")
     channels = not blocks and name in ("int3", "int8", "fp8e4m3")
-    spec = TensorSpec(name, symmetric=symmetric, block_size=blocks, per_channel=channels)
+    spec = TensorSpec(
+        name, symmetric=symmetric, block_size=blocks, per_channel=channels
+    )
     weight, _ = problem(6, 80, 4)
     start = quantize(weight, spec)
     steps = TensorLevels.of(start)
@@ -228,11 +292,24 @@ def test_levels_are_the_codes_of_every_format(name: str) -> None:
 
 
 STAGES: dict[str, list[set[str]]] = {
-    "llama3": [{"q_proj", "k_proj", "v_proj"}, {"o_proj"}, {"gate_proj", "up_proj"}, {"down_proj"}],
+    "llama3": [
+        {"q_proj", "k_proj", "v_proj"},
+        {"o_proj"},
+        {"gate_proj", "up_proj"},
+        {"down_proj"},
+    ],
     "opt": [{"q_proj", "k_proj", "v_proj"}, {"out_proj"}, {"fc1"}, {"fc2"}],
-    "gptj": [{"q_proj", "k_proj", "v_proj", "fc_in"}, {"out_proj", "fc_out"}],  # attention beside the other half
+    "gptj": [
+        {"q_proj", "k_proj", "v_proj", "fc_in"},
+        {"out_proj", "fc_out"},
+    ],  # attention beside the other half
     "phi3": [{"qkv_proj"}, {"o_proj"}, {"gate_up_proj"}, {"down_proj"}],
-    "mixtral": [{"q_proj", "k_proj", "v_proj"}, {"o_proj"}, {"gate_proj", "up_proj"}, {"down_proj"}],
+    "mixtral": [
+        {"q_proj", "k_proj", "v_proj"},
+        {"o_proj"},
+        {"gate_proj", "up_proj"},
+        {"down_proj"},
+    ],
 }
 
 
@@ -241,17 +318,26 @@ def first_block(model: Any, config: TorchConfig, data: list[Any]) -> BlockJob:
     blocks = blocks_of(model)
     name, block = next(iter(blocks.items()))
     walk = BlockStream(model, blocks, data)
-    return BlockJob(name, block, inside(chosen, name), walk.calls(name), walk.calls(name))
+    return BlockJob(
+        name, block, inside(chosen, name), walk.calls(name), walk.calls(name)
+    )
 
 
 @pytest.mark.parametrize("name", ["gptq", "gptaq", "qronos"])
-def test_what_is_swept_at_once_changes_no_code(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All layers that read the same and all of their ranges together, or rows of one after the other; schemes that
-    cannot be swept together stand side by side."""
+def test_what_is_swept_at_once_changes_no_code(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All layers that read the same and all of their ranges together, or rows of one after the
+    other; schemes that cannot be swept together stand side by side.
+    """
     config = TorchConfig(
         UINT4,
         exclude=("lm_head",),
-        layers={"*.k_proj": scheme("int8"), "*.v_proj": scheme("mxfp4_weight_only"), "*.up_proj": scheme("fp8")},
+        layers={
+            "*.k_proj": scheme("int8"),
+            "*.v_proj": scheme("mxfp4_weight_only"),
+            "*.up_proj": scheme("fp8"),
+        },
         algorithms=(name,),
     )
     found = []
@@ -260,7 +346,9 @@ def test_what_is_swept_at_once_changes_no_code(name: str, monkeypatch: pytest.Mo
             monkeypatch.setattr(module, "AT_ONCE", at_once)
         model = made(llama())
         report = quantize_model(model, config, tokens(4), progress=False)
-        found.append((logits(model, tokens(1)[0]), [each.layer for each in report.outcomes]))
+        found.append(
+            (logits(model, tokens(1)[0]), [each.layer for each in report.outcomes])
+        )
     (whole, order), (parts, other) = found
     assert order == other and len(order) == len(set(order))
     assert float((whole - parts).abs().max()) <= 1e-5 * float(whole.abs().max())
@@ -273,13 +361,18 @@ def test_stages_are_found_by_what_depends_on_what(family: str) -> None:
     with inference(model):
         job = first_block(model, TorchConfig(UINT4, exclude=("lm_head",)), tokens(1))
         order = stages_of(job.block, job.layers, job.calls[0])
-    found = [{name.rsplit(".", 1)[-1] for group in stage.groups for name in group} for stage in order]
+    found = [
+        {name.rsplit(".", 1)[-1] for group in stage.groups for name in group}
+        for stage in order
+    ]
     assert found == STAGES[family]
     assert len(order[0].groups) == 1  # all of them read the same
 
 
 @pytest.mark.parametrize(("family", "runs"), [("llama3", 1), ("mixtral", 2)])
-def test_stages_of_blocks_alike_are_found_once(family: str, runs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stages_of_blocks_alike_are_found_once(
+    family: str, runs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """But for experts: which are chosen differs."""
     seen = list[str]()
 
@@ -293,12 +386,19 @@ def test_stages_of_blocks_alike_are_found_once(family: str, runs: int, monkeypat
         monkeypatch.setattr(stages, "stages_of", counting if patched else stages_of)
         if not patched:
             monkeypatch.setattr(
-                gptq, "stages_in", lambda job, names: stages_of(job.block, _some(job, names), job.calls[0])
+                gptq,
+                "stages_in",
+                lambda job, names: stages_of(
+                    job.block, _some(job, names), job.calls[0]
+                ),
             )
         model = made(torch_families.config_of(family))
         quantize_model(model, config, tokens(4), progress=False)
         found.append(logits(model, tokens(1)[0]))
-    assert len(blocks_of(made(torch_families.config_of(family)))) == 2 and len(seen) == runs
+    assert (
+        len(blocks_of(made(torch_families.config_of(family)))) == 2
+        and len(seen) == runs
+    )
     assert torch.equal(*found)
 
 
@@ -322,50 +422,84 @@ def test_grams_are_sums_over_what_layers_read() -> None:
             call.run(job.block)
         for hook in hooks:
             hook.remove()
-        for name, stage in (("self_attn.q_proj", stages[0]), ("mlp.down_proj", stages[3])):
+        for name, stage in (
+            ("self_attn.q_proj", stages[0]),
+            ("mlp.down_proj", stages[3]),
+        ):
             gram = grams_of(job, stage, {}, exact=True)[f"{job.name}.{name}"]
             rows = torch.cat([x.reshape(-1, x.shape[-1]) for x in seen[name]]).double()
             assert gram.count == 36
-            torch.testing.assert_close(gram.own.double(), rows.T @ rows, rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(
+                gram.own.double(), rows.T @ rows, rtol=1e-4, atol=1e-4
+            )
             assert not gram.off.any()  # the same calls in both streams
 
 
 @pytest.mark.parametrize(
     ("family", "chosen"),
     [(family, GPTAQ()) for family in torch_families.FAMILIES]
-    + [(family, chosen) for family in ("llama3", "qwen3_moe", "gpt2") for chosen in (GPTQ(), Qronos())],
+    + [
+        (family, chosen)
+        for family in ("llama3", "qwen3_moe", "gpt2")
+        for chosen in (GPTQ(), Qronos())
+    ],
     ids=str,
 )
 def test_families(family: str, chosen: Any) -> None:
     model = made(torch_families.config_of(family))
-    config = TorchConfig(UINT4, exclude=(torch_families.head_of(family),), algorithms=(chosen,))
+    config = TorchConfig(
+        UINT4, exclude=(torch_families.head_of(family),), algorithms=(chosen,)
+    )
     report = quantize_model(model, config, tokens(2), progress=False)
-    assert report.outcomes and {each.algorithm for each in report.outcomes} == {chosen.name}
+    assert report.outcomes and {each.algorithm for each in report.outcomes} == {
+        chosen.name
+    }
     for each in report.outcomes:
         assert each.after <= each.before, each
     better = [each for each in report.outcomes if each.after < 0.95 * each.before]
     assert len(better) > len(report.outcomes) / 3
     assert torch.isfinite(logits(model, tokens(1)[0])).all()
-    unreached = [each.layer for each in report.outcomes if each.note == "the data has not reached it"]
+    unreached = [
+        each.layer
+        for each in report.outcomes
+        if each.note == "the data has not reached it"
+    ]
     assert all("expert" in name for name in unreached)
 
 
-@pytest.mark.parametrize("name", ["int8", "fp8", "mxfp4", "mxfp6_e2m3", "int4_wo_128", "ptpc_fp8", "nvfp4"])
+@pytest.mark.parametrize(
+    "name", ["int8", "fp8", "mxfp4", "mxfp6_e2m3", "int4_wo_128", "ptpc_fp8", "nvfp4"]
+)
 def test_schemes(name: str) -> None:
     float_model, plain, better = (made(llama()) for _ in range(3))
     config = TorchConfig(scheme(name), exclude=("lm_head",))
-    data = [torch.randint(0, VOCABULARY, (1, 48), generator=torch.Generator().manual_seed(seed)) for seed in range(8)]
+    data = [
+        torch.randint(
+            0, VOCABULARY, (1, 48), generator=torch.Generator().manual_seed(seed)
+        )
+        for seed in range(8)
+    ]
     quantize_model(plain, config, data, progress=False)
-    report = quantize_model(better, config.with_(algorithms="gptq"), data, progress=False)
-    before, after = (sum(getattr(each, name) for each in report.outcomes) for name in ("before", "after"))
+    report = quantize_model(
+        better, config.with_(algorithms="gptq"), data, progress=False
+    )
+    before, after = (
+        sum(getattr(each, name) for each in report.outcomes)
+        for name in ("before", "after")
+    )
     assert after < 0.95 * before
     held_out = tokens(4, 48)
     wanted = [logits(float_model, batch) for batch in held_out]
     errors = [
-        sum(float((logits(model, batch) - like).square().mean()) for batch, like in zip(held_out, wanted, strict=True))
+        sum(
+            float((logits(model, batch) - like).square().mean())
+            for batch, like in zip(held_out, wanted, strict=True)
+        )
         for model in (plain, better)
     ]
-    assert errors[1] < 1.05 * errors[0]  # int8 loses little in weights, and much in activations
+    assert (
+        errors[1] < 1.05 * errors[0]
+    )  # int8 loses little in weights, and much in activations
 
 
 @pytest.mark.parametrize("family", ["llama3", "mixtral", "gpt2", "phi3"])
@@ -373,18 +507,29 @@ def test_schemes(name: str) -> None:
 def test_file_to_file_is_as_in_memory(family: str, dtype: Any, tmp_path: Path) -> None:
     source = saved(made(torch_families.config_of(family), dtype), tmp_path / "model")
     config = TorchConfig(UINT4, exclude=("lm_head",), algorithms=("gptaq",))
-    report = quantize_checkpoint(source, tmp_path / "out", config, tokens(3), progress=False)
+    report = quantize_checkpoint(
+        source, tmp_path / "out", config, tokens(3), progress=False
+    )
     model = made(torch_families.config_of(family), dtype)
     other = quantize_model(model, config, tokens(3), progress=False)
-    assert [each.layer for each in report.outcomes] == [each.layer for each in other.outcomes]
+    assert [each.layer for each in report.outcomes] == [
+        each.layer for each in other.outcomes
+    ]
     assert report.outcomes == other.outcomes
     layers = [each for each in model.modules() if isinstance(each, QuantizedLayer)]
     scales = [each.scale for each in layers]
-    stored = [tensor for file in (tmp_path / "out").glob("*.safetensors") for tensor in load_file(file).values()]
+    stored = [
+        tensor
+        for file in (tmp_path / "out").glob("*.safetensors")
+        for tensor in load_file(file).values()
+    ]
     for scale in scales:
         assert any(
             each.numel() == scale.numel()
-            and torch.equal(each.sort()[0].float().reshape(-1).sort()[0], scale.float().reshape(-1).sort()[0])
+            and torch.equal(
+                each.sort()[0].float().reshape(-1).sort()[0],
+                scale.float().reshape(-1).sort()[0],
+            )
             for each in stored
             if each.dtype == scale.dtype
         )
@@ -403,9 +548,16 @@ def test_a_run_that_was_ended_goes_on_with_the_same_bytes(
 
     def run(name: str, resume: Path | None) -> tuple[dict[str, bytes], Any]:
         report = quantize_checkpoint(
-            source, tmp_path / name, config, tokens(2), writing=Writing(resume=resume), progress=False
+            source,
+            tmp_path / name,
+            config,
+            tokens(2),
+            writing=Writing(resume=resume),
+            progress=False,
         )
-        return {file.name: file.read_bytes() for file in (tmp_path / name).iterdir()}, report.outcomes
+        return {
+            file.name: file.read_bytes() for file in (tmp_path / name).iterdir()
+        }, report.outcomes
 
     wanted = run("whole", None)
     done = list[None]()
@@ -423,15 +575,26 @@ def test_a_run_that_was_ended_goes_on_with_the_same_bytes(
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("make", "share"), [(GPTQ(), 0.0), (GPTAQ(alpha=0.5), 0.5), (Qronos(), 1.0)])
+@pytest.mark.parametrize(
+    ("make", "share"), [(GPTQ(), 0.0), (GPTAQ(alpha=0.5), 0.5), (Qronos(), 1.0)]
+)
 def test_errors_are_those_of_what_layers_compute(make: Any, share: float) -> None:
-    """Against what the layer should compute, with its own inputs and as much of the float model's as is made good."""
+    """Against what the layer should compute, with its own inputs and as much of the float model's
+    as is made good.
+    """
     model = made(llama())
     job = first_block(model, TorchConfig(UINT4, exclude=("lm_head",)), tokens(3, 16))
     generator = torch.Generator().manual_seed(0)
-    noise = [0.3 * torch.randn(call.hidden.shape, generator=generator) for call in job.floats]
-    job.calls = [replace(call, hidden=call.hidden + each) for call, each in zip(job.floats, noise, strict=True)]
-    layers = {name: entry for name, entry in job.layers.items() if name.endswith("q_proj")}
+    noise = [
+        0.3 * torch.randn(call.hidden.shape, generator=generator) for call in job.floats
+    ]
+    job.calls = [
+        replace(call, hidden=call.hidden + each)
+        for call, each in zip(job.floats, noise, strict=True)
+    ]
+    layers = {
+        name: entry for name, entry in job.layers.items() if name.endswith("q_proj")
+    }
     job = replace(job, layers=layers)
     (name, weight, spec), *_ = job.weights()
     assert spec.weight is not None
@@ -439,7 +602,8 @@ def test_errors_are_those_of_what_layers_compute(make: Any, share: float) -> Non
     found, (outcome,) = make(job, {name: plain})
     norm = model.model.layers[0].input_layernorm
     x, exact = (
-        torch.cat([norm(call.hidden) for call in calls]).flatten(0, 1).double() for calls in (job.calls, job.floats)
+        torch.cat([norm(call.hidden) for call in calls]).flatten(0, 1).double()
+        for calls in (job.calls, job.floats)
     )
     wanted = (x + share * (exact - x)) @ weight.double().T
     power = (x @ weight.double().T).square().sum()
@@ -451,9 +615,18 @@ def test_errors_are_those_of_what_layers_compute(make: Any, share: float) -> Non
 @pytest.mark.parametrize("name", ["gptq", "autoround:steps=2"])
 def test_levels_beyond_float32_stay_as_they_are(name: str) -> None:
     model, spec = made(llama()), LayerSpec(TensorSpec("int32", per_channel=True))
-    report = quantize_model(model, TorchConfig(spec, exclude=("lm_head",), algorithms=name), tokens(1), progress=False)
-    assert len(report.outcomes) == 14 and all(each.note.startswith("int32 ") for each in report.outcomes)
-    assert torch.allclose(logits(model, tokens(1)[0]), logits(made(llama()), tokens(1)[0]), atol=1e-4)
+    report = quantize_model(
+        model,
+        TorchConfig(spec, exclude=("lm_head",), algorithms=name),
+        tokens(1),
+        progress=False,
+    )
+    assert len(report.outcomes) == 14 and all(
+        each.note.startswith("int32 ") for each in report.outcomes
+    )
+    assert torch.allclose(
+        logits(model, tokens(1)[0]), logits(made(llama()), tokens(1)[0]), atol=1e-4
+    )
 
 
 def test_layers_that_are_run_twice() -> None:
@@ -468,10 +641,18 @@ def test_layers_that_are_run_twice() -> None:
     torch.manual_seed(0)
     block = Block()
     calls = [Call(torch.randn(1, 8, 32)) for _ in range(3)]
-    job = BlockJob("0", block, {f"0.{name}": (layer, UINT4) for name, layer in block.named_children()}, calls, calls)
+    job = BlockJob(
+        "0",
+        block,
+        {f"0.{name}": (layer, UINT4) for name, layer in block.named_children()},
+        calls,
+        calls,
+    )
     first = stages_of(block, job.layers, calls[0])[0]
     seen = list[Any]()
-    hook = block.again.register_forward_pre_hook(lambda module, args: seen.append(args[0][0].double()))
+    hook = block.again.register_forward_pre_hook(
+        lambda module, args: seen.append(args[0][0].double())
+    )
     with torch.no_grad():
         found = grams_of(job, first, {}, exact=False)["0.again"]
         seen.clear()
@@ -489,7 +670,12 @@ def test_inputs_that_say_little_are_no_failure() -> None:
     model.model.layers[0].input_layernorm.weight.data[3] = 0
     plain = made(llama())
     data = [torch.full((1, 4), 5)]
-    report = quantize_model(model, TorchConfig(UINT4, exclude=("lm_head",), algorithms="gptq"), data, progress=False)
+    report = quantize_model(
+        model,
+        TorchConfig(UINT4, exclude=("lm_head",), algorithms="gptq"),
+        data,
+        progress=False,
+    )
     assert all(each.after <= each.before for each in report.outcomes)
     error = (logits(model, data[0]) - logits(plain, data[0])).abs().max()
     assert float(error) < 0.2 * float(logits(plain, data[0]).abs().max())
@@ -499,8 +685,16 @@ def test_inputs_that_say_little_are_no_failure() -> None:
 def test_inputs_that_are_no_numbers_are_named(name: str) -> None:
     model = made(llama())
     model.model.layers[1].input_layernorm.weight.data[3] = float("inf")
-    with pytest.raises(DataError, match=r"what model.layers.1\S* (reads|computes) is infinite or no number"):
-        quantize_model(model, TorchConfig(UINT4, exclude=("lm_head",), algorithms=name), tokens(1), progress=False)
+    with pytest.raises(
+        DataError,
+        match=r"what model.layers.1\S* (reads|computes) is infinite or no number",
+    ):
+        quantize_model(
+            model,
+            TorchConfig(UINT4, exclude=("lm_head",), algorithms=name),
+            tokens(1),
+            progress=False,
+        )
 
 
 @pytest.mark.parametrize(
@@ -519,9 +713,13 @@ def test_settings_that_make_no_sense(settings: dict[str, Any], message: str) -> 
 
 def test_names_and_order() -> None:
     assert algorithm("gptaq:alpha=1") == GPTAQ(alpha=1)
-    with pytest.raises(ConfigError, match=r"unknown algorithm 'gtpq'.*did you mean 'gptq'"):
+    with pytest.raises(
+        ConfigError, match=r"unknown algorithm 'gtpq'.*did you mean 'gptq'"
+    ):
         algorithm("gtpq")
-    with pytest.raises(ConfigError, match="alpha of gptaq is 2; it must be a number from 0 to 1"):
+    with pytest.raises(
+        ConfigError, match="alpha of gptaq is 2; it must be a number from 0 to 1"
+    ):
         algorithm("gptaq:alpha=2")
     with pytest.raises(ConfigError, match="dampening"):
         algorithm("gptq:dampening=2")
@@ -530,28 +728,45 @@ def test_names_and_order() -> None:
 
 
 def test_what_algorithms_do_not_touch_is_told(tmp_path: Path) -> None:
-    mxfp4 = TorchConfig(scheme("mxfp4_weight_only"), exclude=("lm_head",), algorithms="clip")
-    nothing = TorchConfig(LayerSpec(None, scheme("fp8").input), exclude=("lm_head",), algorithms="gptq")
+    mxfp4 = TorchConfig(
+        scheme("mxfp4_weight_only"), exclude=("lm_head",), algorithms="clip"
+    )
+    nothing = TorchConfig(
+        LayerSpec(None, scheme("fp8").input), exclude=("lm_head",), algorithms="gptq"
+    )
     for config, name in ((mxfp4, "clip"), (nothing, "gptq")):
         report = quantize_model(made(llama()), config, tokens(1), progress=False)
         assert report.outcomes == []
-        assert [note.split(":")[0] for note in report.notes] == [f"{name} has changed nothing"]
+        assert [note.split(":")[0] for note in report.notes] == [
+            f"{name} has changed nothing"
+        ]
     whole = TorchConfig(UINT4, algorithms="gptq")
     source = saved(made(llama(tie_word_embeddings=False)), tmp_path / "model")
     for report in (
         quantize_model(made(llama()), whole, tokens(1), progress=False),
         quantize_checkpoint(source, tmp_path / "out", whole, tokens(1), progress=False),
     ):
-        assert report.notes == ["lm_head lies outside of the blocks that gptq works on: it is rounded to the nearest"]
+        assert report.notes == [
+            "lm_head lies outside of the blocks that gptq works on: it is rounded to the nearest"
+        ]
 
 
 def test_data_and_blocks_are_needed() -> None:
     config = TorchConfig(UINT4, algorithms="gptq")
-    with pytest.raises(DataError, match="an algorithm learns from data, but no calibration data was given"):
+    with pytest.raises(
+        DataError,
+        match="an algorithm learns from data, but no calibration data was given",
+    ):
         quantize_model(made(llama()), config, progress=False)
-    with pytest.raises(ModelError, match="gptq works block by block: the model has no list of blocks"):
-        quantize_model(nn.Sequential(nn.Linear(4, 4)), config, [torch.ones(1, 4)], progress=False)
+    with pytest.raises(
+        ModelError, match="gptq works block by block: the model has no list of blocks"
+    ):
+        quantize_model(
+            nn.Sequential(nn.Linear(4, 4)), config, [torch.ones(1, 4)], progress=False
+        )
     bare = nn.Module()
     bare.layers = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
-    with pytest.raises(ModelError, match=r"gptq works block by block: layers\.0 is a Linear alone"):
+    with pytest.raises(
+        ModelError, match=r"gptq works block by block: layers\.0 is a Linear alone"
+    ):
         quantize_model(bare, config, [torch.ones(1, 4)], progress=False)

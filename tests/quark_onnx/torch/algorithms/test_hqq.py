@@ -1,4 +1,6 @@
-"""HQQ: against all scales and zero points of tiny blocks, never worse than the nearest, with data and without."""
+"""HQQ: against all scales and zero points of tiny blocks, never worse than the nearest, with data
+and without.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ from tests import torch_families
 from tests.torch_models import llama, logits, made, tokens
 
 
-def job_of(weight: Any, spec: TensorSpec, x: Any = None) -> tuple[BlockJob, dict[str, Any]]:
+def job_of(
+    weight: Any, spec: TensorSpec, x: Any = None
+) -> tuple[BlockJob, dict[str, Any]]:
     block = nn.Sequential(nn.Linear(weight.shape[1], weight.shape[0], bias=False))
     block[0].weight.data = weight
     calls = [] if x is None else [Call(part) for part in x.split(1)]
@@ -46,16 +50,26 @@ FORMATS = [
 
 
 def spec_of(name: str, kind: Any) -> TensorSpec:
-    return TensorSpec(name, symmetric=False, per_channel=kind == "channel", block_size=kind if kind == 32 else 0)
+    return TensorSpec(
+        name,
+        symmetric=False,
+        per_channel=kind == "channel",
+        block_size=kind if kind == 32 else 0,
+    )
 
 
 @pytest.mark.parametrize(("name", "kind", "dtype"), FORMATS, ids=str)
-def test_rows_are_never_worse_and_the_whole_is_better(name: str, kind: Any, dtype: Any) -> None:
+def test_rows_are_never_worse_and_the_whole_is_better(
+    name: str, kind: Any, dtype: Any
+) -> None:
     weight = normal(32, 80).to(dtype)
     job, start = job_of(weight, spec_of(name, kind))
     found, outcomes = HQQ()(job, start)
     layer, plain = found["b.0"], start["b.0"]
-    errors = [(each.dequantize(torch.float64) - weight.double()).square().sum(1) for each in (plain, layer)]
+    errors = [
+        (each.dequantize(torch.float64) - weight.double()).square().sum(1)
+        for each in (plain, layer)
+    ]
     assert bool((errors[1] <= errors[0] * (1 + 1e-6)).all())
     assert float(errors[1].sum()) < 0.97 * float(errors[0].sum())
     power = float(weight.double().square().sum())
@@ -63,8 +77,16 @@ def test_rows_are_never_worse_and_the_whole_is_better(name: str, kind: Any, dtyp
     assert [outcomes[0].before, outcomes[0].after] == pytest.approx(wanted, rel=1e-4)
     grid = layer.spec.grid
     assert layer.scale.dtype == plain.scale.dtype and bool((layer.scale > 0).all())
-    assert bool(((layer.zero >= grid.qmin) & (layer.zero <= grid.qmax) & (layer.zero == layer.zero.round())).all())
-    assert torch.equal(quantize(weight, layer.spec, params=(layer_params(layer))).codes, layer.codes)
+    assert bool(
+        (
+            (layer.zero >= grid.qmin)
+            & (layer.zero <= grid.qmax)
+            & (layer.zero == layer.zero.round())
+        ).all()
+    )
+    assert torch.equal(
+        quantize(weight, layer.spec, params=(layer_params(layer))).codes, layer.codes
+    )
     again, _ = HQQ()(job, start)
     for part in ("codes", "scale", "zero"):
         assert torch.equal(getattr(again["b.0"], part), getattr(layer, part))
@@ -83,17 +105,25 @@ def test_it_is_that_of_the_onnx_flow(bits: int) -> None:
     job, start = job_of(weight, spec_of(f"uint{bits}", 32))
     found, _ = HQQ()(job, start)
     other = dequantize_nbits(quantize_hqq(weight.T.numpy(), bits=bits, block_size=32)).T
-    kept = [(found["b.0"].codes[row] == start["b.0"].codes[row]).all().item() for row in range(16)]
+    kept = [
+        (found["b.0"].codes[row] == start["b.0"].codes[row]).all().item()
+        for row in range(16)
+    ]
     assert sum(kept) < 4
     for row in np.flatnonzero(~np.array(kept)):
-        np.testing.assert_allclose(found["b.0"].dequantize()[row].numpy(), other[row], rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(
+            found["b.0"].dequantize()[row].numpy(), other[row], rtol=1e-5, atol=1e-6
+        )
 
 
 def test_it_comes_near_to_the_best_of_all_grids() -> None:
     weight = normal(24, 12, seed=2)
     job, start = job_of(weight, spec_of("uint2", "channel"))
     found, _ = HQQ()(job, start)
-    errors = [(each["b.0"].dequantize() - weight).square().sum(1).numpy() for each in (start, found)]
+    errors = [
+        (each["b.0"].dequantize() - weight).square().sum(1).numpy()
+        for each in (start, found)
+    ]
     reals, best = weight.double().numpy(), np.full(24, np.inf)
     for share, zero in itertools.product(np.linspace(0.2, 2.0, 361), range(4)):
         scale = share * np.ptp(reals, axis=1, keepdims=True) / 3
@@ -104,7 +134,9 @@ def test_it_comes_near_to_the_best_of_all_grids() -> None:
 
 
 def test_data_decides_where_it_is_there() -> None:
-    """Inputs that read one half of the weight hardly at all: an output keeps what is better on these inputs."""
+    """Inputs that read one half of the weight hardly at all: an output keeps what is better on
+    these inputs.
+    """
     weight = normal(64, 32, seed=3)
     x = normal(4, 16, 32, seed=4)
     x[..., 16:] *= 0.01
@@ -118,9 +150,13 @@ def test_data_decides_where_it_is_there() -> None:
         return (off @ x.reshape(-1, 32).double().T).square().sum(1)
 
     assert bool((errors(found) <= errors(start) * (1 + 1e-5)).all())
-    assert bool((errors(plain) > errors(start) * 1.01).any())  # weights alone do not know it
+    assert bool(
+        (errors(plain) > errors(start) * 1.01).any()
+    )  # weights alone do not know it
     power = float((weight.double() @ x.reshape(-1, 32).double().T).square().sum())
-    assert outcomes[0].after == pytest.approx(float(errors(found).sum()) / power, rel=1e-4)
+    assert outcomes[0].after == pytest.approx(
+        float(errors(found).sum()) / power, rel=1e-4
+    )
     assert outcomes[0].after < outcomes[0].before
 
 
@@ -149,7 +185,9 @@ def test_families(family: str, data: bool) -> None:
     spec = LayerSpec(TensorSpec("uint3", symmetric=False, block_size=32))
     # on one input alone, the last layer of gpt2's kind may already be at its best
     config = TorchConfig(
-        spec, exclude=(torch_families.head_of(family),), algorithms=("hqq", "gptq") if data else ("hqq",)
+        spec,
+        exclude=(torch_families.head_of(family),),
+        algorithms=("hqq", "gptq") if data else ("hqq",),
     )
     report = quantize_model(model, config, tokens(2) if data else None, progress=False)
     own = [each for each in report.outcomes if each.algorithm == "hqq"]
@@ -160,11 +198,15 @@ def test_families(family: str, data: bool) -> None:
 
 def test_a_model_comes_nearer_to_the_float_one() -> None:
     float_model, plain, better = (made(llama()) for _ in range(3))
-    config = TorchConfig(LayerSpec(TensorSpec("uint2", symmetric=False, block_size=32)), exclude=("lm_head",))
+    config = TorchConfig(
+        LayerSpec(TensorSpec("uint2", symmetric=False, block_size=32)),
+        exclude=("lm_head",),
+    )
     quantize_model(plain, config, progress=False)
     quantize_model(better, config.with_(algorithms=HQQ()), progress=False)
     wanted, before, after = (
-        torch.cat([logits(model, batch) for batch in tokens(4)]) for model in (float_model, plain, better)
+        torch.cat([logits(model, batch) for batch in tokens(4)])
+        for model in (float_model, plain, better)
     )
     assert (after - wanted).square().mean() < 0.9 * (before - wanted).square().mean()
 
@@ -174,8 +216,14 @@ def test_a_model_comes_nearer_to_the_float_one() -> None:
     [
         ({"p": 2.0}, "p is 2.0; it must be above 0 and at most 1"),
         ({"beta": 0}, "beta is 0; it must be above 0"),
-        ({"iterations": -1}, "iterations of hqq is -1; it must be a whole number of at least 0"),
-        ({"iterations": 2.5}, "iterations of hqq is 2.5; it must be a whole number of at least 0"),
+        (
+            {"iterations": -1},
+            "iterations of hqq is -1; it must be a whole number of at least 0",
+        ),
+        (
+            {"iterations": 2.5},
+            "iterations of hqq is 2.5; it must be a whole number of at least 0",
+        ),
         ({"kappa": "big"}, "kappa of hqq is 'big'; it must be a number"),
     ],
 )
@@ -189,7 +237,9 @@ def test_the_head_is_solved_for_whether_blocks_are_run_or_not() -> None:
     spec = LayerSpec(TensorSpec("uint4", symmetric=False, block_size=32))
     alone, beside = made(llama()), made(llama())
     quantize_model(alone, TorchConfig(spec, algorithms="hqq"), progress=False)
-    quantize_model(beside, TorchConfig(spec, algorithms=("gptq", "hqq")), tokens(1), progress=False)
+    quantize_model(
+        beside, TorchConfig(spec, algorithms=("gptq", "hqq")), tokens(1), progress=False
+    )
     assert spec.weight is not None
     plain = quantize(made(llama()).lm_head.weight, spec.weight)
     assert torch.equal(alone.lm_head.codes, beside.lm_head.codes)

@@ -1,4 +1,6 @@
-"""Meta tensors: results computed from one are meta tensors of the right shape, and no other tensor changes."""
+"""Meta tensors: results computed from one are meta tensors of the right shape, and no other tensor
+changes.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,10 @@ import pytest
 import torch
 from torch import nn
 
-from quark_onnx.torch.algorithms.scheduling.meta_tensor import MetaTensor, MetaTensorError
+from quark_onnx.torch.algorithms.scheduling.meta_tensor import (
+    MetaTensor,
+    MetaTensorError,
+)
 
 LINEAR = nn.Linear(4, 8)
 COMPUTED: list[Callable[[Any], Any]] = [
@@ -17,14 +22,24 @@ COMPUTED: list[Callable[[Any], Any]] = [
     lambda x: torch.ones(4, 4) @ x.transpose(1, 2),
     lambda x: LINEAR(x),
     lambda x: torch.cat([torch.ones(2, 1, 4), x], 1),
-    lambda x: nn.functional.scaled_dot_product_attention(x, torch.ones(2, 5, 4), torch.ones(2, 5, 6), is_causal=True),
     lambda x: nn.functional.scaled_dot_product_attention(
-        x[:, :, None].expand(-1, -1, 7, -1), torch.ones(1, 1, 5, 4), value=torch.ones(2, 1, 5, 6)
+        x, torch.ones(2, 5, 4), torch.ones(2, 5, 6), is_causal=True
     ),
     lambda x: nn.functional.scaled_dot_product_attention(
-        x.reshape(1, 6, 1, 4), torch.ones(1, 2, 5, 4), torch.ones(1, 2, 5, 4), torch.ones(1, 5).bool(), enable_gqa=True
+        x[:, :, None].expand(-1, -1, 7, -1),
+        torch.ones(1, 1, 5, 4),
+        value=torch.ones(2, 1, 5, 6),
     ),
-    lambda x: nn.functional.scaled_dot_product_attention(x[0], torch.ones(5, 4), torch.ones(5, 6)),
+    lambda x: nn.functional.scaled_dot_product_attention(
+        x.reshape(1, 6, 1, 4),
+        torch.ones(1, 2, 5, 4),
+        torch.ones(1, 2, 5, 4),
+        torch.ones(1, 5).bool(),
+        enable_gqa=True,
+    ),
+    lambda x: nn.functional.scaled_dot_product_attention(
+        x[0], torch.ones(5, 4), torch.ones(5, 6)
+    ),
     lambda x: x.float().reshape(6, 4)[..., 1:].contiguous().to(torch.float16),
     lambda x: x.mul_(2).add_(torch.ones(4)),
     lambda x: x.split(2, -1)[1],
@@ -39,7 +54,11 @@ def test_what_is_computed_of_a_blank_is_one(compute: Callable[[Any], Any]) -> No
     plain = torch.ones(2, 3, 4)
     with torch.no_grad():
         found, wanted = compute(MetaTensor.of(plain, plain.device)), compute(plain)
-    assert isinstance(found, MetaTensor) and found.device == plain.device and found.is_cuda == plain.is_cuda
+    assert (
+        isinstance(found, MetaTensor)
+        and found.device == plain.device
+        and found.is_cuda == plain.is_cuda
+    )
     assert found.shape == wanted.shape and found.dtype == wanted.dtype
 
 
@@ -66,7 +85,9 @@ def test_no_tensor_changes_by_a_blank(change: Callable[[Any, Any], Any]) -> None
     assert not real.any()
 
 
-@pytest.mark.parametrize("ask", [bool, float, lambda x: x.item(), lambda x: x.nonzero(), lambda x: x.numpy()])
+@pytest.mark.parametrize(
+    "ask", [bool, float, lambda x: x.item(), lambda x: x.nonzero(), lambda x: x.numpy()]
+)
 def test_a_blank_has_no_numbers(ask: Callable[[Any], Any]) -> None:
     with pytest.raises((RuntimeError, TypeError)):
         ask(MetaTensor.of(torch.ones(1), torch.device("cpu")).sum())

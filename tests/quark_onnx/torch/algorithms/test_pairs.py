@@ -1,4 +1,6 @@
-"""Pairs of every family are found by probing alone, and rescaling them leaves what a block computes."""
+"""Pairs of every family are found by probing alone, and rescaling them leaves what a block
+computes.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +27,15 @@ _ATTENTION = (
     "input_layernorm -> self_attn.q_proj self_attn.k_proj self_attn.v_proj",
     "self_attn.v_proj -> self_attn.o_proj",
 )
-_MLP = ("post_attention_layernorm -> mlp.gate_proj mlp.up_proj", "mlp.up_proj -> mlp.down_proj")
+_MLP = (
+    "post_attention_layernorm -> mlp.gate_proj mlp.up_proj",
+    "mlp.up_proj -> mlp.down_proj",
+)
 _LLAMA = (*_ATTENTION, *_MLP)
 _EXPERTS = "mlp.experts.*.up_proj -> mlp.experts.*.down_proj"
-_TO_EXPERTS = "post_attention_layernorm -> mlp.gate mlp.experts.*.gate_proj mlp.experts.*.up_proj"
+_TO_EXPERTS = (
+    "post_attention_layernorm -> mlp.gate mlp.experts.*.gate_proj mlp.experts.*.up_proj"
+)
 _GEMMA = (
     "input_layernorm+1 -> self_attn.q_proj self_attn.k_proj self_attn.v_proj",
     "self_attn.v_proj -> self_attn.o_proj",
@@ -38,14 +45,19 @@ _GEMMA = (
 
 #: What an expert on each family writes down; "+1" marks norms that multiply by 1 + their weight.
 EXPECTED: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("llama2", "llama3", "llama3.2", "qwen2", "qwen3", "mistral", "granite"), _LLAMA),
+    **dict.fromkeys(
+        ("llama2", "llama3", "llama3.2", "qwen2", "qwen3", "mistral", "granite"), _LLAMA
+    ),
     "opt": (
         "self_attn_layer_norm -> self_attn.k_proj self_attn.v_proj self_attn.q_proj",
         "self_attn.v_proj -> self_attn.out_proj",
         "final_layer_norm -> fc1",
         "fc1 -> fc2",  # a ReLU in between
     ),
-    "gptj": ("ln_1 -> attn.k_proj attn.v_proj attn.q_proj mlp.fc_in", "attn.v_proj -> attn.out_proj"),
+    "gptj": (
+        "ln_1 -> attn.k_proj attn.v_proj attn.q_proj mlp.fc_in",
+        "attn.v_proj -> attn.out_proj",
+    ),
     "gpt2": ("ln_1 -> attn.c_attn", "attn.c_attn -> attn.c_proj", "ln_2 -> mlp.c_fc"),
     "phi": (
         "input_layernorm -> self_attn.q_proj self_attn.k_proj self_attn.v_proj mlp.fc1",
@@ -58,7 +70,10 @@ EXPECTED: dict[str, tuple[str, ...]] = {
         "mlp.gate_up_proj -> mlp.down_proj",
     ),
     "cohere": (
-        "input_layernorm -> self_attn.q_proj self_attn.k_proj self_attn.v_proj mlp.gate_proj mlp.up_proj",
+        (
+            "input_layernorm -> self_attn.q_proj self_attn.k_proj self_attn.v_proj"
+            " mlp.gate_proj mlp.up_proj"
+        ),
         "self_attn.v_proj -> self_attn.o_proj",
         "mlp.up_proj -> mlp.down_proj",
     ),
@@ -66,7 +81,10 @@ EXPECTED: dict[str, tuple[str, ...]] = {
     "qwen3_moe": (*_ATTENTION, _TO_EXPERTS, _EXPERTS),
     "qwen2_moe": (
         *_ATTENTION,
-        f"{_TO_EXPERTS} mlp.shared_expert.gate_proj mlp.shared_expert.up_proj mlp.shared_expert_gate",
+        (
+            f"{_TO_EXPERTS} mlp.shared_expert.gate_proj mlp.shared_expert.up_proj"
+            " mlp.shared_expert_gate"
+        ),
         "mlp.shared_expert.up_proj -> mlp.shared_expert.down_proj",
         _EXPERTS,
     ),
@@ -80,8 +98,11 @@ EXPECTED: dict[str, tuple[str, ...]] = {
     ),
     "llama4": (
         *_ATTENTION,
-        "post_attention_layernorm -> feed_forward.router feed_forward.experts.*.gate_proj "
-        "feed_forward.experts.*.up_proj feed_forward.shared_expert.gate_proj feed_forward.shared_expert.up_proj",
+        (
+            "post_attention_layernorm -> feed_forward.router"
+            " feed_forward.experts.*.gate_proj feed_forward.experts.*.up_proj"
+            " feed_forward.shared_expert.gate_proj feed_forward.shared_expert.up_proj"
+        ),
         "feed_forward.experts.*.up_proj -> feed_forward.experts.*.down_proj",
         "feed_forward.shared_expert.up_proj -> feed_forward.shared_expert.down_proj",
     ),
@@ -107,34 +128,55 @@ EXPECTED: dict[str, tuple[str, ...]] = {
     "grok1": (
         "pre_attn_norm -> attn.q_proj attn.k_proj attn.v_proj",
         "attn.v_proj -> attn.o_proj",
-        "pre_moe_norm -> moe_block.gate moe_block.experts.*.linear moe_block.experts.*.linear_v",
+        (
+            "pre_moe_norm -> moe_block.gate moe_block.experts.*.linear"
+            " moe_block.experts.*.linear_v"
+        ),
         "moe_block.experts.*.linear_v -> moe_block.experts.*.linear_1",
     ),
 }
 
 
 def described(pair: Pair) -> tuple[str, frozenset[str]]:
-    return pattern_of(pair.source) + "+1" * (pair.unit == 1), frozenset(map(pattern_of, pair.readers))
+    return pattern_of(pair.source) + "+1" * (pair.unit == 1), frozenset(
+        map(pattern_of, pair.readers)
+    )
 
 
 def rescale(job: Any, pairs: list[Pair]) -> None:
     for index, pair in enumerate(pairs):
-        scale = 0.5 + 1.5 * torch.rand(len(pair.rows), generator=torch.Generator().manual_seed(index))
+        scale = 0.5 + 1.5 * torch.rand(
+            len(pair.rows), generator=torch.Generator().manual_seed(index)
+        )
         pair.apply(job.block, scale)
 
 
 @pytest.mark.parametrize("family", torch_families.FAMILIES)
 def test_pairs_of_a_family(family: str) -> None:
     job = job_of(model_of(family), LayerSpec())
-    weights = {name: inputs_last(module).clone() for name, (module, _) in job.layers.items()}
+    weights = {
+        name: inputs_last(module).clone() for name, (module, _) in job.layers.items()
+    }
     pairs = find_pairs(job.block, job.floats[0])
-    expected = {(a, frozenset(b.split())) for a, b in (line.split(" -> ") for line in EXPECTED[family])}
+    expected = {
+        (a, frozenset(b.split()))
+        for a, b in (line.split(" -> ") for line in EXPECTED[family])
+    }
     assert {described(pair) for pair in pairs} == expected
-    assert all(torch.equal(inputs_last(job.layers[name][0]), weight) for name, weight in weights.items())
+    assert all(
+        torch.equal(inputs_last(job.layers[name][0]), weight)
+        for name, weight in weights.items()
+    )
     for pair in pairs:
-        kind = [name for name in job.layers if pattern_of(job.local(name)) in set(map(pattern_of, pair.readers))]
+        kind = [
+            name
+            for name in job.layers
+            if pattern_of(job.local(name)) in set(map(pattern_of, pair.readers))
+        ]
         if "experts.*" in pattern_of(pair.readers[-1]) and "experts" not in pair.source:
-            assert {job.local(name) for name in kind} <= set(pair.readers)  # of every expert, reached or not
+            assert {job.local(name) for name in kind} <= set(
+                pair.readers
+            )  # of every expert, reached or not
     assert change(job, lambda: rescale(job, pairs)) < 1e-4
 
 
@@ -146,35 +188,59 @@ def test_rewriting_weights_that_matter_and_back(family: str) -> None:
         scale = torch.linspace(0.5, 2.0, len(pair.rows))
         pair.apply(job.block, scale)
         after = pair.tensors(job.block)
-        assert not any(torch.allclose(one, two) for one, two in zip(before, after, strict=True) if one.ndim > 1)
+        assert not any(
+            torch.allclose(one, two)
+            for one, two in zip(before, after, strict=True)
+            if one.ndim > 1
+        )
         pair.undo(job.block, scale)
         for one, two in zip(before, pair.tensors(job.block), strict=True):
             torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("family", ["llama3", "gemma3", "mixtral", "gpt2", "phi3", "deepseek_v2"])
+@pytest.mark.parametrize(
+    "family", ["llama3", "gemma3", "mixtral", "gpt2", "phi3", "deepseek_v2"]
+)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_models_of_16_bits_have_the_same_pairs(family: str, dtype: Any) -> None:
     job = job_of(model_of(family, dtype), LayerSpec())
     found = {described(pair) for pair in find_pairs(job.block, job.floats[0])}
-    assert found == {(a, frozenset(b.split())) for a, b in (line.split(" -> ") for line in EXPECTED[family])}
+    assert found == {
+        (a, frozenset(b.split()))
+        for a, b in (line.split(" -> ") for line in EXPECTED[family])
+    }
 
 
 def test_values_that_share_a_head() -> None:
     job = job_of(model_of("llama3"), LayerSpec())
-    pair = next(each for each in find_pairs(job.block, job.floats[0]) if each.source.endswith("v_proj"))
+    pair = next(
+        each
+        for each in find_pairs(job.block, job.floats[0])
+        if each.source.endswith("v_proj")
+    )
     assert pair.rows.tolist() == list(range(32))
-    assert pair.columns.tolist() == [16 * (head // 2) + place for head in range(4) for place in range(16)]
+    assert pair.columns.tolist() == [
+        16 * (head // 2) + place for head in range(4) for place in range(16)
+    ]
 
 
 def test_values_within_queries_and_keys_head_by_head() -> None:
-    torch_families.FAMILIES["gpt_neox"] = ("gpt_neox", torch_families.FAMILIES["llama2"][1])
+    torch_families.FAMILIES["gpt_neox"] = (
+        "gpt_neox",
+        torch_families.FAMILIES["llama2"][1],
+    )
     try:
         job = job_of(model_of("gpt_neox"), LayerSpec())
     finally:
         del torch_families.FAMILIES["gpt_neox"]
-    pair = next(each for each in find_pairs(job.block, job.floats[0]) if each.source.endswith("query_key_value"))
-    assert pair.rows.tolist() == [48 * head + 32 + place for head in range(4) for place in range(16)]
+    pair = next(
+        each
+        for each in find_pairs(job.block, job.floats[0])
+        if each.source.endswith("query_key_value")
+    )
+    assert pair.rows.tolist() == [
+        48 * head + 32 + place for head in range(4) for place in range(16)
+    ]
     assert pair.columns.tolist() == list(range(64))
 
 
@@ -183,7 +249,11 @@ class Block(nn.Module):
 
     def __init__(self, activation: Any, residual: bool = False) -> None:
         super().__init__()
-        self.norm, self.up, self.down = nn.LayerNorm(16), nn.Linear(16, 24), nn.Linear(24, 16)
+        self.norm, self.up, self.down = (
+            nn.LayerNorm(16),
+            nn.Linear(16, 24),
+            nn.Linear(24, 16),
+        )
         self.activation, self.residual = activation, residual
 
     def forward(self, hidden: Any) -> Any:
@@ -196,7 +266,12 @@ def pairs_of(block: Any) -> set[tuple[str, frozenset[str]]]:
     with torch.no_grad():
         for parameter in block.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=generator))
-    return set(map(described, find_pairs(block, Call(torch.randn(1, 20, 16, generator=generator)))))
+    return set(
+        map(
+            described,
+            find_pairs(block, Call(torch.randn(1, 20, 16, generator=generator))),
+        )
+    )
 
 
 UP, DOWN = ("norm", frozenset(["up"])), ("up", frozenset(["down"]))
@@ -207,7 +282,9 @@ def test_what_lies_between_decides() -> None:
     assert pairs_of(Block(nn.LeakyReLU())) == {UP, DOWN}
     assert pairs_of(Block(nn.GELU())) == {UP}
     assert pairs_of(Block(lambda x: x.clamp(-1, 1))) == {UP}
-    assert pairs_of(Block(lambda x: x.cumsum(-1))) == {UP}  # each input is of several channels
+    assert pairs_of(Block(lambda x: x.cumsum(-1))) == {
+        UP
+    }  # each input is of several channels
     assert pairs_of(Block(torch.relu, residual=True)) == {DOWN}
 
 
@@ -227,7 +304,9 @@ def test_shared_weights_belong_to_no_pair() -> None:
 
 def test_norms_alone() -> None:
     job = job_of(model_of("cohere"), LayerSpec())
-    assert [pair.source for pair in norms_to_linears(job.block, job.floats[0])] == ["input_layernorm"]
+    assert [pair.source for pair in norms_to_linears(job.block, job.floats[0])] == [
+        "input_layernorm"
+    ]
 
 
 def test_a_short_call_is_the_beginning_of_a_long_one() -> None:
@@ -235,7 +314,9 @@ def test_a_short_call_is_the_beginning_of_a_long_one() -> None:
     cut = short(job.block, job.floats[0], 5)
     assert cut.hidden.shape[1] == 5
     with torch.no_grad():
-        torch.testing.assert_close(cut.run(job.block), job.floats[0].run(job.block)[:, :5])
+        torch.testing.assert_close(
+            cut.run(job.block), job.floats[0].run(job.block)[:, :5]
+        )
     backwards = nn.Module()
     backwards.forward = lambda hidden: hidden.flip(1)  # type: ignore[method-assign]
     call = Call(torch.randn(1, 12, 4))

@@ -1,4 +1,7 @@
-"""Qronos: against the paper's algorithm in float64; and what activations are while codes are chosen."""
+"""Qronos: against the paper's algorithm in float64.
+
+And what activations are while codes are chosen.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +33,11 @@ def nearest(values: np.ndarray) -> np.ndarray:
     return found
 
 
-def by_the_paper(weight: np.ndarray, x: np.ndarray, wrong: np.ndarray, ridge: float) -> np.ndarray:
-    """Zhang et al. 2025, section 3: error correction beside all other columns, then error diffusion, column by column;
-    each least squares problem is solved anew, in float64.
+def by_the_paper(
+    weight: np.ndarray, x: np.ndarray, wrong: np.ndarray, ridge: float
+) -> np.ndarray:
+    """Zhang et al. 2025, section 3: error correction beside all other columns, then error
+    diffusion, column by column; each least squares problem is solved anew, in float64.
 
     Args:
         weight: (outputs, inputs).
@@ -42,7 +47,9 @@ def by_the_paper(weight: np.ndarray, x: np.ndarray, wrong: np.ndarray, ridge: fl
     """
     hessian, mixed = wrong.T @ wrong, wrong.T @ x
     left, found = weight.copy(), np.zeros_like(weight)
-    aim = mixed @ weight.T + ridge * weight.T  # the ridge pulls columns towards the float weight
+    aim = (
+        mixed @ weight.T + ridge * weight.T
+    )  # the ridge pulls columns towards the float weight
     for place in range(weight.shape[1]):
         if place:
             value = left[:, place]
@@ -51,7 +58,9 @@ def by_the_paper(weight: np.ndarray, x: np.ndarray, wrong: np.ndarray, ridge: fl
         found[:, place] = nearest(value)
         rest, done = slice(place + 1, None), slice(0, place + 1)
         damped = hessian[rest, rest] + ridge * np.eye(len(hessian) - place - 1)
-        left[:, rest] = np.linalg.solve(damped, aim[rest] - hessian[rest, done] @ found[:, done].T).T
+        left[:, rest] = np.linalg.solve(
+            damped, aim[rest] - hessian[rest, done] @ found[:, done].T
+        ).T
     return found
 
 
@@ -76,17 +85,29 @@ def test_codes_are_those_of_the_paper(rows: int, columns: int, act_order: bool) 
     order = solver.order.numpy()
     aim, left, right = (each.double().numpy()[:, order] for each in (weight, x, wrong))
     wanted = by_the_paper(aim, left, right, float(solver.ridge[0]))
-    assert (np.abs(found[:, order] - wanted) < 1e-4).mean() > 0.98  # float32 beside float64: a tie now and then
+    assert (
+        np.abs(found[:, order] - wanted) < 1e-4
+    ).mean() > 0.98  # float32 beside float64: a tie now and then
     assert (np.abs(found - nearest(weight.numpy())) > 1e-4).mean() > 0.1
 
 
 def codes(model: Any) -> dict[str, Any]:
-    layers = {name: each for name, each in model.named_modules() if isinstance(each, QuantizedLayer)}
-    return {name: each.quantized.dequantize() for name, each in layers.items() if each.quantized is not None}
+    layers = {
+        name: each
+        for name, each in model.named_modules()
+        if isinstance(each, QuantizedLayer)
+    }
+    return {
+        name: each.quantized.dequantize()
+        for name, each in layers.items()
+        if each.quantized is not None
+    }
 
 
 def alike(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+    return one.keys() == other.keys() and all(
+        torch.equal(one[name], other[name]) for name in one
+    )
 
 
 SCHEMES = {
@@ -116,12 +137,18 @@ def test_activations_are_float_while_codes_are_chosen(row: str, name: str) -> No
     assert not alike(found["both"], found["rounded"])
 
 
-def test_an_algorithm_behind_it_that_rounds_activations_is_run_on_rounded_ones() -> None:
+def test_an_algorithm_behind_it_that_rounds_activations_is_run_on_rounded_ones() -> (
+    None
+):
     """Each algorithm sees what it asks for, and the next block what the last one of them needs."""
     found = dict[str, Any]()
     for text in ("gptaq", "gptaq:rounds_activations=true"):
         model = made(llama())
-        config = TorchConfig(scheme("mxfp4"), exclude=("lm_head",), algorithms=(text, "autoround:steps=3"))
+        config = TorchConfig(
+            scheme("mxfp4"),
+            exclude=("lm_head",),
+            algorithms=(text, "autoround:steps=3"),
+        )
         report = quantize_model(model, config, tokens(4, 16), progress=False)
         found[text] = codes(model)
         assert {each.algorithm for each in report.outcomes} == {"gptaq", "autoround"}
@@ -129,6 +156,10 @@ def test_an_algorithm_behind_it_that_rounds_activations_is_run_on_rounded_ones()
 
 
 def test_the_setting_is_true_or_false() -> None:
-    assert algorithm("qronos:rounds_activations=true") == Qronos(rounds_activations=True)
-    with pytest.raises(ConfigError, match="rounds_activations of qronos is 1; it must be true or false"):
+    assert algorithm("qronos:rounds_activations=true") == Qronos(
+        rounds_activations=True
+    )
+    with pytest.raises(
+        ConfigError, match="rounds_activations of qronos is 1; it must be true or false"
+    ):
         algorithm("qronos:rounds_activations=1")

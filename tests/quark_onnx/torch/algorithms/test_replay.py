@@ -1,4 +1,6 @@
-"""Replays of blocks: what they compute is what whole runs compute, to the bit, and no layer is run twice."""
+"""Replays of blocks: what they compute is what whole runs compute, to the bit, and no layer is run
+twice.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +30,20 @@ UINT4 = LayerSpec(TensorSpec("uint4", symmetric=False, block_size=32))
 
 def outcome(family: str, name: str, layer: LayerSpec) -> tuple[Any, Any]:
     model = made(torch_families.config_of(family))
-    config = TorchConfig(layer, exclude=(torch_families.head_of(family),), algorithms=(name,))
+    config = TorchConfig(
+        layer, exclude=(torch_families.head_of(family),), algorithms=(name,)
+    )
     report = quantize_model(model, config, tokens(4), progress=False)
     return logits(model, tokens(1)[0]), report.outcomes
 
 
 @pytest.mark.parametrize("name", ["gptq", "gptaq"])
-@pytest.mark.parametrize("family", ["llama3", "gptj", "gpt2", "phi3", "mixtral", "gemma2"])
-def test_what_is_kept_changes_no_bit(family: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "family", ["llama3", "gptj", "gpt2", "phi3", "mixtral", "gemma2"]
+)
+def test_what_is_kept_changes_no_bit(
+    family: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """All samples, none, and some of them."""
     layer = scheme("int8") if family == "llama3" else UINT4
     found = []
@@ -43,7 +51,10 @@ def test_what_is_kept_changes_no_bit(family: str, name: str, monkeypatch: pytest
         monkeypatch.setattr(replay, "LEAST", least)
         if not least:
             monkeypatch.setattr(
-                replay.Replay, "_limit", property(lambda self: 0, lambda self, limit: None), raising=False
+                replay.Replay,
+                "_limit",
+                property(lambda self: 0, lambda self, limit: None),
+                raising=False,
             )
         found.append(outcome(family, name, layer))
     for other in found[1:]:
@@ -66,13 +77,28 @@ def test_no_layer_is_run_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sum(runs.values()) == 4 * len(layers)
 
 
-def test_no_decoded_weights_are_held_while_columns_are_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_decoded_weights_are_held_while_columns_are_rounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     replays, held = list[replay.Replay](), list[dict[str, Any]]()
     begin, group = replay.Replay.begin, GPTQ._group
-    monkeypatch.setattr(replay.Replay, "begin", lambda self, place: (replays.append(self), begin(self, place))[1])
-    monkeypatch.setattr(GPTQ, "_group", lambda self, *args: (held.append(replays[-1]._layers), group(self, *args))[1])
+    monkeypatch.setattr(
+        replay.Replay,
+        "begin",
+        lambda self, place: (replays.append(self), begin(self, place))[1],
+    )
+    monkeypatch.setattr(
+        GPTQ,
+        "_group",
+        lambda self, *args: (held.append(replays[-1]._layers), group(self, *args))[1],
+    )
     model = made(torch_families.config_of("llama3"))
-    quantize_model(model, TorchConfig(UINT4, exclude=("lm_head",), algorithms=("gptq",)), tokens(4), progress=False)
+    quantize_model(
+        model,
+        TorchConfig(UINT4, exclude=("lm_head",), algorithms=("gptq",)),
+        tokens(4),
+        progress=False,
+    )
     assert held and not any(held)
 
 
@@ -89,7 +115,9 @@ class Hidden(nn.Module):
 
 
 class Asking(Hidden):
-    """A block that looks at numbers of a layer which the graph of gradients does not show to be read."""
+    """A block that looks at numbers of a layer which the graph of gradients does not show to be
+    read.
+    """
 
     def forward(self, x: Any) -> Any:
         first = self.one(x)
@@ -99,7 +127,9 @@ class Asking(Hidden):
 
 
 class Placing(Hidden):
-    """A block that makes tensors for the device of a layer's result, and keeps one while the device is the same."""
+    """A block that makes tensors for the device of a layer's result, and keeps one while the device
+    is the same.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -111,7 +141,13 @@ class Placing(Hidden):
         if self.kept.device != first.device:
             self.kept = self.kept.to(first.device)
         places = torch.arange(x.shape[1], device=first.device)
-        return self.three(torch.tanh(hidden[:, places]) + torch.tanh(self.table(places)) * self.kept) + first.detach()
+        return (
+            self.three(
+                torch.tanh(hidden[:, places])
+                + torch.tanh(self.table(places)) * self.kept
+            )
+            + first.detach()
+        )
 
 
 @pytest.mark.parametrize("kind", [Hidden, Asking, Placing])
@@ -119,13 +155,24 @@ def test_what_is_read_unseen_is_computed_all_the_same(kind: type[Hidden]) -> Non
     torch.manual_seed(0)
     block = kind()
     calls = [Call(torch.randn(1, 8, 32)) for _ in range(3)]
-    layers = {f"0.{name}": (each, UINT4) for name, each in block.named_children() if isinstance(each, nn.Linear)}
+    layers = {
+        f"0.{name}": (each, UINT4)
+        for name, each in block.named_children()
+        if isinstance(each, nn.Linear)
+    }
     job = BlockJob("0", block, layers, calls, calls)
     assert stages_of(block, job.layers, calls[0])[0].until == {"0.one": 1}
-    start = {name: quantize(weight, spec.weight) for name, weight, spec in job.weights() if spec.weight}
+    start = {
+        name: quantize(weight, spec.weight)
+        for name, weight, spec in job.weights()
+        if spec.weight
+    }
     with torch.no_grad():
         codes, _ = GPTQ()(job, start)
         found = [job.replay.result(index, call) for index, call in enumerate(calls)]
         with job.put(job.quantized(codes)):
-            assert all(torch.equal(one, call.run(block)) for one, call in zip(found, calls, strict=True))
+            assert all(
+                torch.equal(one, call.run(block))
+                for one, call in zip(found, calls, strict=True)
+            )
     assert all("forward" not in vars(each) for each in block.children())

@@ -27,7 +27,10 @@ from quark_onnx.torch.models.quantized_layer import QuantizedLayer
 from quark_onnx.torch.models.structure import set_module
 from quark_onnx.torch.pipelines.file_to_file import quantize_checkpoint
 from quark_onnx.torch.pipelines.in_memory import chosen_layers, quantize_model
-from quark_onnx.torch.quantization.config.algorithms import RotationConfig, algorithm_for
+from quark_onnx.torch.quantization.config.algorithms import (
+    RotationConfig,
+    algorithm_for,
+)
 from tests.torch_families import FAMILIES
 from tests.torch_families import config_of as family
 from tests.torch_models import llama, logits, made, saved, tokens
@@ -37,11 +40,12 @@ REFUSED = {
     "dbrx": "experts.mlp.w1 belongs to no layer",
     "gemma2": "post_attention_layernorm normalizes what model.layers.0.self_attn.o_proj computes",
     "gemma3": "post_attention_layernorm normalizes what model.layers.0.self_attn.o_proj computes",
-    "llama4": "layers.0 computes something else when it is rotated",  # whose router is no plain layer
+    # whose router is no plain layer
+    "llama4": "layers.0 computes something else when it is rotated",
     "grok1": "post_attn_norm normalizes what model.layers.0.attn.o_proj computes",
 }
-#: Families whose values of attention heads are not rotated: DBRX clamps them, and the code of the others does not say
-#: how large a head is.
+#: Families whose values of attention heads are not rotated: DBRX clamps them, and the code of the
+#: others does not say how large a head is.
 NO_HEADS = ("dbrx", "chatglm3", "qwen", "grok1")
 
 
@@ -52,7 +56,10 @@ def random_model(config: Any, **settings: Any) -> Any:
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 1:
-                parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator).to(parameter))
+                parameter.add_(
+                    0.3
+                    * torch.randn(parameter.shape, generator=generator).to(parameter)
+                )
     return model
 
 
@@ -61,11 +68,19 @@ def error(before: Any, after: Any) -> float:
 
 
 def state(model: Any) -> dict[str, Any]:
-    return {name: tensor.detach().clone() for name, tensor in model.named_parameters(remove_duplicate=False)}
+    return {
+        name: tensor.detach().clone()
+        for name, tensor in model.named_parameters(remove_duplicate=False)
+    }
 
 
-@pytest.mark.parametrize(("shape", "axis", "size"), [((3, 24), -1, 12), ((40, 2), 0, 40), ((2, 28, 3), 1, 28)])
-def test_torch_turns_as_numpy_does(shape: tuple[int, ...], axis: int, size: int) -> None:
+@pytest.mark.parametrize(
+    ("shape", "axis", "size"),
+    [((3, 24), -1, 12), ((40, 2), 0, 40), ((2, 28, 3), 1, 28)],
+)
+def test_torch_turns_as_numpy_does(
+    shape: tuple[int, ...], axis: int, size: int
+) -> None:
     rotation = random_hadamard(size, seed=3)
     x = np.random.default_rng(0).normal(size=shape)
     found = OrthogonalMatrix.of(rotation).turn(torch.from_numpy(x), axis)
@@ -85,11 +100,22 @@ def test_a_family_computes_what_it_did(name: str) -> None:
     report = rotate(model, Rotation(), [batch])
     assert error(before, logits(model, batch)) < 1e-4
     assert len(report.heads) == (0 if name in NO_HEADS else 2) and not report.online
-    assert any("no values of attention heads" in note for note in report.notes) == (name in NO_HEADS)
+    assert any("no values of attention heads" in note for note in report.notes) == (
+        name in NO_HEADS
+    )
     table = model.get_input_embeddings().weight
     old = next(tensor for key, tensor in weights.items() if tensor.shape == table.shape)
-    kind = balanced if name in ("opt", "gptj", "gpt2", "phi", "cohere", "olmo") else random_hadamard
-    torch.testing.assert_close(table.double(), old.double() @ torch.from_numpy(kind(64, 0).matrix()), rtol=0, atol=1e-6)
+    kind = (
+        balanced
+        if name in ("opt", "gptj", "gpt2", "phi", "cohere", "olmo")
+        else random_hadamard
+    )
+    torch.testing.assert_close(
+        table.double(),
+        old.double() @ torch.from_numpy(kind(64, 0).matrix()),
+        rtol=0,
+        atol=1e-6,
+    )
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -99,7 +125,9 @@ def test_heads_and_online_rotations_need_no_stream(name: str) -> None:
     report = rotate(model, Rotation(r1=False, r4=True), [batch])
     assert 0 < error(before, logits(model, batch)) < 1e-4
     assert len(report.heads) == (0 if name in NO_HEADS else 2)
-    assert report.online and all(isinstance(model.get_submodule(each), OnlineRotation) for each in report.online)
+    assert report.online and all(
+        isinstance(model.get_submodule(each), OnlineRotation) for each in report.online
+    )
 
 
 def test_each_weight_is_what_the_papers_say() -> None:
@@ -110,34 +138,53 @@ def test_each_weight_is_what_the_papers_say() -> None:
     inner = random_hadamard(96, 4).matrix()
     block = "model.layers.1"
     attention, mlp = f"{block}.self_attn", f"{block}.mlp"
-    gain, second = old[f"{block}.input_layernorm.weight"], old[f"{block}.post_attention_layernorm.weight"]
+    gain, second = (
+        old[f"{block}.input_layernorm.weight"],
+        old[f"{block}.post_attention_layernorm.weight"],
+    )
     expected = {
         "model.embed_tokens.weight": old["model.embed_tokens.weight"] @ stream,
-        "lm_head.weight": old["model.embed_tokens.weight"] * old["model.norm.weight"] @ stream,
+        "lm_head.weight": old["model.embed_tokens.weight"]
+        * old["model.norm.weight"]
+        @ stream,
         "model.norm.weight": np.ones(64),
         f"{block}.input_layernorm.weight": np.ones(64),
         f"{attention}.q_proj.weight": old[f"{attention}.q_proj.weight"] * gain @ stream,
-        f"{attention}.v_proj.weight": np.kron(np.eye(2), head).T @ old[f"{attention}.v_proj.weight"] * gain @ stream,
-        f"{attention}.o_proj.weight": stream.T @ old[f"{attention}.o_proj.weight"] @ np.kron(np.eye(4), head),
+        f"{attention}.v_proj.weight": np.kron(np.eye(2), head).T
+        @ old[f"{attention}.v_proj.weight"]
+        * gain
+        @ stream,
+        f"{attention}.o_proj.weight": stream.T
+        @ old[f"{attention}.o_proj.weight"]
+        @ np.kron(np.eye(4), head),
         f"{mlp}.gate_proj.weight": old[f"{mlp}.gate_proj.weight"] * second @ stream,
-        f"{mlp}.down_proj.layer.weight": stream.T @ old[f"{mlp}.down_proj.weight"] @ inner,
+        f"{mlp}.down_proj.layer.weight": stream.T
+        @ old[f"{mlp}.down_proj.weight"]
+        @ inner,
     }
     expected[f"{attention}.v_proj.weight"] = (
         np.kron(np.eye(2), head).T @ (old[f"{attention}.v_proj.weight"] * gain) @ stream
     )
     found = dict(model.named_parameters())
     for name, weight in expected.items():
-        np.testing.assert_allclose(found[name].detach().numpy(), weight, atol=2e-6, err_msg=name)
+        np.testing.assert_allclose(
+            found[name].detach().numpy(), weight, atol=2e-6, err_msg=name
+        )
     assert model.config.tie_word_embeddings is False
 
 
 def test_activations_with_an_outlier_are_rounded_better_once_they_are_rotated() -> None:
-    tokenwise = TorchConfig(LayerSpec(input=TensorSpec("int8", per_channel=True, dynamic=True)), exclude=("lm_head",))
+    tokenwise = TorchConfig(
+        LayerSpec(input=TensorSpec("int8", per_channel=True, dynamic=True)),
+        exclude=("lm_head",),
+    )
     errors = dict[bool, float]()
     for rotated in (False, True):
         model = random_model(llama())
         with torch.no_grad():
-            model.model.embed_tokens.weight[:, 7] = 20  # large, and of little weight, as in trained models
+            model.model.embed_tokens.weight[:, 7] = (
+                20  # large, and of little weight, as in trained models
+            )
             for layer in model.modules():
                 if isinstance(layer, nn.Linear) and layer.in_features == 64:
                     layer.weight[:, 7] *= 0.05
@@ -163,24 +210,40 @@ def test_parts_of_a_stream_are_rotated_alone() -> None:
     before = logits(model, tokens()[0])
     old = model.model.embed_tokens.weight.detach().double()
     rotate(model, Rotation(size=16), tokens())
-    expected = old.reshape(-1, 4, 16) @ torch.from_numpy(random_hadamard(16, 0).matrix())
-    torch.testing.assert_close(model.model.embed_tokens.weight.double(), expected.reshape(-1, 64), rtol=0, atol=1e-6)
+    expected = old.reshape(-1, 4, 16) @ torch.from_numpy(
+        random_hadamard(16, 0).matrix()
+    )
+    torch.testing.assert_close(
+        model.model.embed_tokens.weight.double(),
+        expected.reshape(-1, 64),
+        rtol=0,
+        atol=1e-6,
+    )
     assert error(before, logits(model, tokens()[0])) < 1e-4
-    with pytest.raises(ConfigError, match="size of rotation is 48, which does not divide 64 channels"):
+    with pytest.raises(
+        ConfigError, match="size of rotation is 48, which does not divide 64 channels"
+    ):
         rotate(random_model(llama()), Rotation(size=48), tokens())
 
 
 def test_online_rotations_are_quantized_behind_and_not_exported(tmp_path: Path) -> None:
     model = random_model(llama())
     config = TorchConfig(
-        scheme("mxfp4"), exclude=("lm_head", "*layers.1.mlp.down_proj"), algorithms=("rotation:r4=true",)
+        scheme("mxfp4"),
+        exclude=("lm_head", "*layers.1.mlp.down_proj"),
+        algorithms=("rotation:r4=true",),
     )
     report = quantize_model(model, config, progress=False)
-    assert "model.layers.0.mlp.down_proj.layer" in report.quantized and "a model has no checkpoint" in report.notes[0]
+    assert (
+        "model.layers.0.mlp.down_proj.layer" in report.quantized
+        and "a model has no checkpoint" in report.notes[0]
+    )
     assert report.kept["model.layers.1.mlp.down_proj"] == "excluded"
     down = model.model.layers[0].mlp.down_proj
     assert isinstance(down, OnlineRotation) and isinstance(down.layer, QuantizedLayer)
-    with pytest.raises(ConfigError, match=r"each run rotates what model.layers.0.mlp.down_proj reads"):
+    with pytest.raises(
+        ConfigError, match=r"each run rotates what model.layers.0.mlp.down_proj reads"
+    ):
         export_safetensors(model, tmp_path / "out", config)
     assert not (tmp_path / "out").exists()
 
@@ -201,10 +264,17 @@ def test_a_block_that_is_no_match_is_named_and_nothing_is_done() -> None:
     model = random_model(llama(tie_word_embeddings=True))
     set_module(model, "model.layers.1.mlp", ScaledByChannel(model.model.layers[1].mlp))
     before = state(model)
-    with pytest.raises(ModelError, match=r"model\.layers\.1 computes something else when it is rotated"):
+    with pytest.raises(
+        ModelError, match=r"model\.layers\.1 computes something else when it is rotated"
+    ):
         rotate(model, Rotation(), tokens())
-    assert all(torch.equal(tensor, before[name]) for name, tensor in state(model).items())
-    assert model.lm_head.weight is model.model.embed_tokens.weight and model.config.tie_word_embeddings
+    assert all(
+        torch.equal(tensor, before[name]) for name, tensor in state(model).items()
+    )
+    assert (
+        model.lm_head.weight is model.model.embed_tokens.weight
+        and model.config.tie_word_embeddings
+    )
 
 
 def test_a_gain_of_zero_cannot_be_folded_where_the_readers_have_no_bias() -> None:
@@ -232,7 +302,9 @@ def test_a_model_without_blocks_is_refused() -> None:
 def test_memory_and_files_agree(name: str, kind: str, tmp_path: Path) -> None:
     model = random_model(family(name))
     source = saved(model, tmp_path / "source")
-    config = TorchConfig(scheme(kind), exclude=("lm_head",), algorithms=(Rotation(seed=2),))
+    config = TorchConfig(
+        scheme(kind), exclude=("lm_head",), algorithms=(Rotation(seed=2),)
+    )
     quantize_checkpoint(source, tmp_path / "files", config, tokens(), progress=False)
     before = logits(model, tokens()[0])
     quantize_model(model, config, tokens(), progress=False)
@@ -244,13 +316,21 @@ def test_memory_and_files_agree(name: str, kind: str, tmp_path: Path) -> None:
         assert error(after, logits(loaded, tokens()[0])) < 1e-4
         assert "lm_head.weight" in Reader(tmp_path / folder)
         assert not loaded.config.tie_word_embeddings
-        first, last = loaded.get_input_embeddings().weight, loaded.get_output_embeddings().weight
+        first, last = (
+            loaded.get_input_embeddings().weight,
+            loaded.get_output_embeddings().weight,
+        )
         assert not torch.equal(first, last)
 
 
 @pytest.mark.parametrize("name", ["llama3", "llama3.2"])
-@pytest.mark.parametrize("algorithms", [("rotation:r2=false", "rotation:r1=false"), ("rotation:r1=false", "rotation")])
-def test_files_are_rotated_by_one_after_the_other(name: str, algorithms: tuple[str, ...], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "algorithms",
+    [("rotation:r2=false", "rotation:r1=false"), ("rotation:r1=false", "rotation")],
+)
+def test_files_are_rotated_by_one_after_the_other(
+    name: str, algorithms: tuple[str, ...], tmp_path: Path
+) -> None:
     """A single layer is quantized, so that all other weights show what has been rotated."""
     model, rotated = random_model(family(name)), random_model(family(name))
     source, before = saved(model, tmp_path / "source"), logits(model, tokens()[0])
@@ -262,7 +342,9 @@ def test_files_are_rotated_by_one_after_the_other(name: str, algorithms: tuple[s
     loaded = load_checkpoint(tmp_path / "out")
     assert list(report.quantized) == [only]
     assert error(logits(model, tokens()[0]), logits(loaded, tokens()[0])) < 1e-4
-    assert not torch.equal(loaded.get_input_embeddings().weight, loaded.get_output_embeddings().weight)
+    assert not torch.equal(
+        loaded.get_input_embeddings().weight, loaded.get_output_embeddings().weight
+    )
     for settings in config.algorithms:
         rotate(rotated, settings)
     assert error(before, logits(rotated, tokens()[0])) < 1e-4
@@ -275,16 +357,25 @@ def test_files_are_rotated_by_one_after_the_other(name: str, algorithms: tuple[s
 
 def test_files_take_no_rotations_that_run_or_are_learned(tmp_path: Path) -> None:
     source = saved(random_model(llama()), tmp_path / "source")
-    for settings, message in ((Rotation(r4=True), "no place for r4"), (Rotation(trained=True), "learned in memory")):
-        config = TorchConfig(scheme("mxfp4"), exclude=("lm_head",), algorithms=(settings,))
+    for settings, message in (
+        (Rotation(r4=True), "no place for r4"),
+        (Rotation(trained=True), "learned in memory"),
+    ):
+        config = TorchConfig(
+            scheme("mxfp4"), exclude=("lm_head",), algorithms=(settings,)
+        )
         with pytest.raises(ConfigError, match=message):
-            quantize_checkpoint(source, tmp_path / "out", config, tokens(), progress=False)
+            quantize_checkpoint(
+                source, tmp_path / "out", config, tokens(), progress=False
+            )
     assert not (tmp_path / "out").exists()
 
 
 def test_a_checkpoint_that_cannot_be_rotated_leaves_nothing(tmp_path: Path) -> None:
     source = saved(random_model(family("gemma2")), tmp_path / "source")
-    config = TorchConfig(scheme("mxfp4"), exclude=("lm_head",), algorithms=("rotation",))
+    config = TorchConfig(
+        scheme("mxfp4"), exclude=("lm_head",), algorithms=("rotation",)
+    )
     with pytest.raises(ModelError, match="cannot be rotated"):
         quantize_checkpoint(source, tmp_path / "out", config, progress=False)
     assert sorted(each.name for each in tmp_path.iterdir()) == ["source"]
@@ -293,20 +384,35 @@ def test_a_checkpoint_that_cannot_be_rotated_leaves_nothing(tmp_path: Path) -> N
 @pytest.mark.parametrize("centered", [False, True])
 def test_steps_stay_orthogonal_and_go_where_they_should(centered: bool) -> None:
     generator = torch.Generator().manual_seed(0)
-    made, ones = balanced if centered else random_hadamard, torch.eye(16, dtype=torch.float64)
+    made, ones = (
+        balanced if centered else random_hadamard,
+        torch.eye(16, dtype=torch.float64),
+    )
     products = (
-        OrthogonalMatrix.of(made(16, seed)).turn(OrthogonalMatrix.of(made(16, seed + 1)).turn(ones))
+        OrthogonalMatrix.of(made(16, seed)).turn(
+            OrthogonalMatrix.of(made(16, seed + 1)).turn(ones)
+        )
         for seed in range(20)
     )
-    wanted = next(each for each in products if torch.linalg.det(each) > 0 and float(each.trace()) < 8)
+    wanted = next(
+        each
+        for each in products
+        if torch.linalg.det(each) > 0 and float(each.trace()) < 8
+    )
     matrix = torch.eye(16, dtype=torch.float64)
     for step in range(300):
         noise = 0.01 * torch.randn(16, 16, generator=generator, dtype=torch.float64)
-        matrix, _ = cayley_step(matrix, wanted + noise, 0.1 * (1 - step / 300), centered)
-    torch.testing.assert_close(matrix @ matrix.T, torch.eye(16, dtype=torch.float64), rtol=0, atol=1e-12)
+        matrix, _ = cayley_step(
+            matrix, wanted + noise, 0.1 * (1 - step / 300), centered
+        )
+    torch.testing.assert_close(
+        matrix @ matrix.T, torch.eye(16, dtype=torch.float64), rtol=0, atol=1e-12
+    )
     assert float((matrix * wanted).sum()) > 15.9
     if centered:
-        torch.testing.assert_close(matrix.sum(0), torch.ones(16, dtype=torch.float64), rtol=0, atol=1e-12)
+        torch.testing.assert_close(
+            matrix.sum(0), torch.ones(16, dtype=torch.float64), rtol=0, atol=1e-12
+        )
 
 
 @pytest.mark.parametrize("name", ["llama3", "gpt2"])
@@ -315,12 +421,16 @@ def test_learned_rotations_are_no_worse_and_the_same_each_time(name: str) -> Non
         model = random_model(family(name))
         before = logits(model, tokens()[0])
         config = TorchConfig(scheme("mxfp4"), exclude=("lm_head",))
-        report = rotate(model, settings, tokens(8), chosen_layers(model, config)[0], progress=False)
+        report = rotate(
+            model, settings, tokens(8), chosen_layers(model, config)[0], progress=False
+        )
         assert report.learned is not None and report.learned[1] <= report.learned[0]
         assert error(before, logits(model, tokens()[0])) < 1e-4
         quantize_model(model, config, tokens(8), progress=False)
         ids = torch.cat(tokens(8))
-        loss = nn.functional.cross_entropy(logits(model, ids)[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+        loss = nn.functional.cross_entropy(
+            logits(model, ids)[:, :-1].flatten(0, 1), ids[:, 1:].flatten()
+        )
         assert float(loss) == pytest.approx(report.learned[1], rel=1e-3)
         return model.get_input_embeddings().weight, *report.learned
 
@@ -330,15 +440,23 @@ def test_learned_rotations_are_no_worse_and_the_same_each_time(name: str) -> Non
     assert torch.equal(one, learned(settings)[0])
 
 
-def test_where_gptq_follows_rotations_are_learned_on_rounded_activations_alone() -> None:
+def test_where_gptq_follows_rotations_are_learned_on_rounded_activations_alone() -> (
+    None
+):
     settings = Rotation(trained=True, steps=3)
-    config = TorchConfig(scheme("mxfp4"), exclude=("lm_head",), algorithms=(settings, "gptq"))
+    config = TorchConfig(
+        scheme("mxfp4"), exclude=("lm_head",), algorithms=(settings, "gptq")
+    )
     report = quantize_model(random_model(llama()), config, tokens(8), progress=False)
     model = random_model(llama())
     layers = chosen_layers(model, config)[0]
-    alone = {name: (module, LayerSpec(input=spec.input)) for name, (module, spec) in layers.items()}
+    alone = {
+        name: (module, LayerSpec(input=spec.input))
+        for name, (module, spec) in layers.items()
+    }
     expected, other = (
-        rotate(random_model(llama()), settings, tokens(8), each, progress=False).notes for each in (alone, layers)
+        rotate(random_model(llama()), settings, tokens(8), each, progress=False).notes
+        for each in (alone, layers)
     )
     assert tuple(report.notes) == expected != other
 
@@ -367,7 +485,11 @@ def test_settings_that_make_no_sense(settings: dict[str, Any], message: str) -> 
 
 def test_rotations_have_a_name_and_amd_quarks() -> None:
     assert algorithm("rotation:r4=true,seed=3") == Rotation(r4=True, seed=3)
-    assert algorithm_for(RotationConfig(r4=True, rotation_size=32)) == Rotation(r2=False, r4=True, size=32)
-    assert algorithm_for(RotationConfig(r2=True, trainable=True)) == Rotation(trained=True)
+    assert algorithm_for(RotationConfig(r4=True, rotation_size=32)) == Rotation(
+        r2=False, r4=True, size=32
+    )
+    assert algorithm_for(RotationConfig(r2=True, trainable=True)) == Rotation(
+        trained=True
+    )
     with pytest.raises(ConfigError, match="rotated in weights"):
         algorithm_for(RotationConfig(online_r1_rotation=True))

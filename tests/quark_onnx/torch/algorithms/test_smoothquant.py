@@ -12,7 +12,11 @@ from quark_onnx.errors import ConfigError, DataError
 from quark_onnx.torch.algorithms.base import BlockJob
 from quark_onnx.torch.algorithms.rescaling import rescale
 from quark_onnx.torch.algorithms.rescaling.channel_pairs import Pair
-from quark_onnx.torch.algorithms.rescaling.smoothquant import AutoSmoothQuant, SmoothQuant, factors
+from quark_onnx.torch.algorithms.rescaling.smoothquant import (
+    AutoSmoothQuant,
+    SmoothQuant,
+    factors,
+)
 from quark_onnx.torch.calibration.observers import ActivationObservers
 from quark_onnx.torch.config.schemes import scheme
 from quark_onnx.torch.pipelines.block import weight_of
@@ -41,9 +45,19 @@ def rounded_error(job: BlockJob, targets: list[Any]) -> float:
             call.run(job.block)
     job.scales = watching.scales()
     made = {name: weight_of(name, job.layers) for name in job.layers}
-    with torch.no_grad(), job.put(job.quantized({name: each for name, each in made.items() if each is not None})):
+    with (
+        torch.no_grad(),
+        job.put(
+            job.quantized(
+                {name: each for name, each in made.items() if each is not None}
+            )
+        ),
+    ):
         found = [call.run(job.block) for call in job.calls]
-    return sum(float((one - two).double().square().sum()) for one, two in zip(found, targets, strict=True))
+    return sum(
+        float((one - two).double().square().sum())
+        for one, two in zip(found, targets, strict=True)
+    )
 
 
 def test_factors_against_the_formula() -> None:
@@ -53,7 +67,9 @@ def test_factors_against_the_formula() -> None:
         expected = np.maximum(largest**alpha / reach ** (1 - alpha), 1e-3)
         found = factors(torch.tensor(largest), torch.tensor(reach), alpha)
         np.testing.assert_allclose(found.numpy(), expected, rtol=1e-12)
-    assert factors(torch.tensor([1e-9, 4.0]), torch.tensor([1.0, 1.0]), 1.0, 0.01).tolist() == pytest.approx([0.01, 4])
+    assert factors(
+        torch.tensor([1e-9, 4.0]), torch.tensor([1.0, 1.0]), 1.0, 0.01
+    ).tolist() == pytest.approx([0.01, 4])
 
 
 def test_the_scales_are_those_of_the_formula() -> None:
@@ -64,13 +80,21 @@ def test_the_scales_are_those_of_the_formula() -> None:
     gain = job.block.input_layernorm.weight.detach().double().clone()
     SmoothQuant(alpha=0.6)(job)
     scale = x.abs().amax(0) ** 0.6 / torch.cat(weights).abs().amax(0) ** 0.4
-    torch.testing.assert_close(job.block.input_layernorm.weight.double(), gain / scale, rtol=1e-5, atol=0)
+    torch.testing.assert_close(
+        job.block.input_layernorm.weight.double(), gain / scale, rtol=1e-5, atol=0
+    )
     for layer, weight in zip(layers[:2], weights, strict=False):
-        torch.testing.assert_close(layer.weight.double(), weight * scale, rtol=1e-5, atol=0)
+        torch.testing.assert_close(
+            layer.weight.double(), weight * scale, rtol=1e-5, atol=0
+        )
 
 
-@pytest.mark.parametrize("algorithm", [SmoothQuant(), AutoSmoothQuant()], ids=lambda each: each.name)
-@pytest.mark.parametrize("spec", [INT8, TOKENS, scheme("fp8")], ids=["int8", "int8_tokens", "fp8"])
+@pytest.mark.parametrize(
+    "algorithm", [SmoothQuant(), AutoSmoothQuant()], ids=lambda each: each.name
+)
+@pytest.mark.parametrize(
+    "spec", [INT8, TOKENS, scheme("fp8")], ids=["int8", "int8_tokens", "fp8"]
+)
 def test_outliers_cost_less(algorithm: Any, spec: Any) -> None:
     job = with_outliers(spec=spec)
     with torch.no_grad():
@@ -78,7 +102,9 @@ def test_outliers_cost_less(algorithm: Any, spec: Any) -> None:
     before = rounded_error(job, targets)
     outcomes = algorithm(job)
     assert not any(each.note for each in outcomes)
-    assert rounded_error(job, targets) < (0.5 if spec != scheme("fp8") else 1.01) * before
+    assert (
+        rounded_error(job, targets) < (0.5 if spec != scheme("fp8") else 1.01) * before
+    )
 
 
 @pytest.mark.parametrize("family", torch_families.FAMILIES)
@@ -98,7 +124,10 @@ def test_the_best_alpha_is_no_worse_than_any() -> None:
         return next(each.after for each in found if each.layer.endswith("o_proj"))
 
     best = errors(AutoSmoothQuant(steps=4))
-    assert all(best <= errors(SmoothQuant(alpha=alpha)) * 1.0001 for alpha in (0.0, 0.25, 0.5, 0.75, 1.0))
+    assert all(
+        best <= errors(SmoothQuant(alpha=alpha)) * 1.0001
+        for alpha in (0.0, 0.25, 0.5, 0.75, 1.0)
+    )
 
 
 def test_error_shares_are_those_of_the_layers() -> None:
@@ -108,8 +137,13 @@ def test_error_shares_are_those_of_the_layers() -> None:
     made = weight_of("o_proj", {"o_proj": (layer, spec)})
     assert made is not None
     exact = x @ layer.weight.detach().double().t()
-    share = float((x @ made.dequantize().double().t() - exact).square().sum() / exact.square().sum())
-    found = next(each for each in AutoSmoothQuant()(job) if each.layer.endswith("o_proj"))
+    share = float(
+        (x @ made.dequantize().double().t() - exact).square().sum()
+        / exact.square().sum()
+    )
+    found = next(
+        each for each in AutoSmoothQuant()(job) if each.layer.endswith("o_proj")
+    )
     assert found.before == pytest.approx(share, rel=1e-3)
 
 
@@ -123,9 +157,13 @@ def test_channels_without_a_signal_stay() -> None:
     assert torch.isfinite(job.block.input_layernorm.weight).all()
 
 
-def test_what_would_change_the_block_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_would_change_the_block_is_taken_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     job = with_outliers()
-    before = {name: tensor.detach().clone() for name, tensor in job.block.named_parameters()}
+    before = {
+        name: tensor.detach().clone() for name, tensor in job.block.named_parameters()
+    }
     own = Pair.apply
 
     def broken(self: Pair, block: Any, scale: Any) -> None:
@@ -139,8 +177,12 @@ def test_what_would_change_the_block_is_taken_back(monkeypatch: pytest.MonkeyPat
     assert noted == {"q_proj", "k_proj", "v_proj"}
     note = next(each.note for each in outcomes if each.note)
     assert note.startswith("input_layernorm stays as it is")
-    assert torch.equal(job.block.self_attn.q_proj.weight, before["self_attn.q_proj.weight"])
-    assert torch.equal(job.block.input_layernorm.weight, before["input_layernorm.weight"])
+    assert torch.equal(
+        job.block.self_attn.q_proj.weight, before["self_attn.q_proj.weight"]
+    )
+    assert torch.equal(
+        job.block.input_layernorm.weight, before["input_layernorm.weight"]
+    )
     assert not torch.equal(job.block.mlp.up_proj.weight, before["mlp.up_proj.weight"])
 
 
@@ -154,18 +196,29 @@ def test_models_of_16_bits(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_damaged_activations_are_named() -> None:
     job = with_outliers()
     job.calls[1].hidden[0, 2, 5] = torch.inf
-    with pytest.raises(DataError, match=r"what self_attn\.\w_proj reads is infinite or no number"):
+    with pytest.raises(
+        DataError, match=r"what self_attn\.\w_proj reads is infinite or no number"
+    ):
         SmoothQuant()(job)
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: SmoothQuant(alpha=1.5), "alpha of smoothquant is 1.5; it must be a number of at least 0"),
+        (
+            lambda: SmoothQuant(alpha=1.5),
+            "alpha of smoothquant is 1.5; it must be a number of at least 0",
+        ),
         (lambda: SmoothQuant(alpha=True), "alpha of smoothquant is True"),
         (lambda: SmoothQuant(scale_clamp_min=0), "scale_clamp_min of smoothquant is 0"),
-        (lambda: AutoSmoothQuant(steps=0), "steps of autosmoothquant is 0; it must be a whole number of at least 1"),
-        (lambda: AutoSmoothQuant(scale_clamp_min="x"), "scale_clamp_min of autosmoothquant is 'x'"),
+        (
+            lambda: AutoSmoothQuant(steps=0),
+            "steps of autosmoothquant is 0; it must be a whole number of at least 1",
+        ),
+        (
+            lambda: AutoSmoothQuant(scale_clamp_min="x"),
+            "scale_clamp_min of autosmoothquant is 'x'",
+        ),
     ],
 )
 def test_settings(make: Any, message: str) -> None:

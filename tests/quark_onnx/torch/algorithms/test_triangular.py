@@ -7,7 +7,14 @@ import pytest
 import torch
 
 from quark_onnx.torch.algorithms.gptq import triangular
-from quark_onnx.torch.algorithms.gptq.triangular import add_products, factored, mirror, put_below, quadratic, turned
+from quark_onnx.torch.algorithms.gptq.triangular import (
+    add_products,
+    factored,
+    mirror,
+    put_below,
+    quadratic,
+    turned,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -29,15 +36,21 @@ def test_products_are_those_of_all_parts(inputs: int) -> None:
         add_products(total, part)
     mirror(total)
     assert torch.equal(total, total.t())
-    assert np.allclose(total.numpy(), x.double().T.numpy() @ x.double().numpy(), rtol=1e-5, atol=1e-5)
+    assert np.allclose(
+        total.numpy(), x.double().T.numpy() @ x.double().numpy(), rtol=1e-5, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("inputs", [1, 7, 30])
 def test_a_form_reads_the_upper_half(inputs: int) -> None:
     x, off = tokens(50, inputs), tokens(4, inputs)
     gram = x.T @ x
-    found = quadratic(off, gram.triu(1) + torch.full_like(gram, torch.nan).tril(), gram.diagonal())
-    assert np.allclose(found.numpy(), (off.double() @ x.double().T).square().sum(1).numpy(), rtol=1e-5)
+    found = quadratic(
+        off, gram.triu(1) + torch.full_like(gram, torch.nan).tril(), gram.diagonal()
+    )
+    assert np.allclose(
+        found.numpy(), (off.double() @ x.double().T).square().sum(1).numpy(), rtol=1e-5
+    )
 
 
 @pytest.mark.parametrize("inputs", [1, 7, 30])
@@ -53,7 +66,9 @@ def test_a_factor_is_that_of_the_matrix_in_its_order(inputs: int) -> None:
     lower = matrix.tril().double()
     assert torch.equal(matrix.triu(1), gram.triu(1))
     size = float(gram.diagonal().max())
-    assert np.allclose((lower.T @ lower).numpy(), gram.double().numpy(), rtol=0, atol=1e-6 * size)
+    assert np.allclose(
+        (lower.T @ lower).numpy(), gram.double().numpy(), rtol=0, atol=1e-6 * size
+    )
 
 
 def test_a_factor_has_the_same_bits_on_any_number_of_threads() -> None:
@@ -70,7 +85,9 @@ def test_a_factor_has_the_same_bits_on_any_number_of_threads() -> None:
         torch.set_num_threads(before)
     assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
     exact = torch.linalg.cholesky(gram.double(), upper=True)
-    assert float((found[0].double() - exact).abs().max()) <= 1e-5 * float(exact.abs().max())
+    assert float((found[0].double() - exact).abs().max()) <= 1e-5 * float(
+        exact.abs().max()
+    )
 
 
 @pytest.mark.parametrize("wrong", [-1.0, torch.inf, torch.nan])

@@ -1,4 +1,6 @@
-"""Blocks against the gguf package, which decodes them, and whose quantizer is llama.cpp's reference."""
+"""Blocks against the gguf package, which decodes them, and whose quantizer is llama.cpp's
+reference.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +12,18 @@ import pytest
 torch = pytest.importorskip("torch")
 gguf = pytest.importorskip("gguf")
 
-from quark_onnx.errors import ModelError  # noqa: E402
-from quark_onnx.torch.config.spec import TensorSpec  # noqa: E402
-from quark_onnx.torch.exports.gguf.blocks import MXFP4, Q4_0, Q4_1, Q8_0, form_of, round_blocks, store_codes  # noqa: E402
-from quark_onnx.torch.formats.quantized_tensor import quantize  # noqa: E402
+from quark_onnx.errors import ModelError
+from quark_onnx.torch.config.spec import TensorSpec
+from quark_onnx.torch.exports.gguf.blocks import (
+    MXFP4,
+    Q4_0,
+    Q4_1,
+    Q8_0,
+    form_of,
+    round_blocks,
+    store_codes,
+)
+from quark_onnx.torch.formats.quantized_tensor import quantize
 
 
 def decoded(octets: Any, form: Any) -> Any:
@@ -60,14 +70,32 @@ def test_no_block_is_worse_than_the_reference(form: Any, case: str) -> None:
 
 
 SPECS = {
-    "uint4": (TensorSpec("uint4", symmetric=False, block_size=32, scale="float16"), Q4_1),
-    "uint4 of 128": (TensorSpec("uint4", symmetric=False, block_size=128, scale="float16"), Q4_1),
-    "uint4 of a channel": (TensorSpec("uint4", symmetric=False, per_channel=True, scale="float16"), Q4_1),
+    "uint4": (
+        TensorSpec("uint4", symmetric=False, block_size=32, scale="float16"),
+        Q4_1,
+    ),
+    "uint4 of 128": (
+        TensorSpec("uint4", symmetric=False, block_size=128, scale="float16"),
+        Q4_1,
+    ),
+    "uint4 of a channel": (
+        TensorSpec("uint4", symmetric=False, per_channel=True, scale="float16"),
+        Q4_1,
+    ),
     "uint4 of a tensor": (TensorSpec("uint4", symmetric=False, scale="float16"), Q4_1),
     "uint4 symmetric": (TensorSpec("uint4", block_size=32, scale="float16"), Q4_1),
-    "int4 asymmetric": (TensorSpec("int4", symmetric=False, block_size=32, scale="float16"), Q4_1),
-    "uint3": (TensorSpec("uint3", symmetric=False, block_size=64, scale="float16"), Q4_1),
-    "uint2": (TensorSpec("uint2", symmetric=False, block_size=32, scale="float16"), Q4_1),
+    "int4 asymmetric": (
+        TensorSpec("int4", symmetric=False, block_size=32, scale="float16"),
+        Q4_1,
+    ),
+    "uint3": (
+        TensorSpec("uint3", symmetric=False, block_size=64, scale="float16"),
+        Q4_1,
+    ),
+    "uint2": (
+        TensorSpec("uint2", symmetric=False, block_size=32, scale="float16"),
+        Q4_1,
+    ),
     "int4": (TensorSpec("int4", block_size=32, scale="float16"), Q4_0),
     "int4 of 64": (TensorSpec("int4", block_size=64, scale="float16"), Q4_0),
     "int3": (TensorSpec("int3", block_size=32, scale="float16"), Q4_0),
@@ -85,7 +113,9 @@ def test_codes_are_stored_as_they_are(name: str) -> None:
     assert form_of(weight) is form
     got = decoded(store_codes(weight, form), form)
     wanted = weight.dequantize(torch.float32).numpy()
-    if form is Q4_1:  # the offset is rounded to float16: at most 15 steps of a scale, of 11 bits
+    if (
+        form is Q4_1
+    ):  # the offset is rounded to float16: at most 15 steps of a scale, of 11 bits
         steps = np.repeat(np.broadcast_to(scales(weight), (24, 5)), 32, 1)
         assert (np.abs(got - wanted) <= steps * 16 * 2.0**-11).all()
         assert (np.round((got - wanted) / steps) == 0).all()
@@ -106,7 +136,9 @@ def test_mxfp4_is_stored_as_it_is() -> None:
     weight = torch.randn(24, 160) * torch.logspace(-30, 30, 24)[:, None]
     codes = quantize(weight, TensorSpec("mxfp4e2m1", exponent="ceil"))
     assert form_of(codes) is MXFP4
-    np.testing.assert_array_equal(decoded(store_codes(codes, MXFP4), MXFP4), codes.dequantize().numpy())
+    np.testing.assert_array_equal(
+        decoded(store_codes(codes, MXFP4), MXFP4), codes.dequantize().numpy()
+    )
     rounded = quantize(weight, TensorSpec("mxfp4e2m1")).dequantize().numpy()
     np.testing.assert_array_equal(decoded(round_blocks(weight, MXFP4), MXFP4), rounded)
 
@@ -115,7 +147,11 @@ def test_mxfp4_is_stored_as_it_is() -> None:
 def test_scales_of_other_types_become_float16(scale: str) -> None:
     spec = TensorSpec("int4", block_size=32, scale=scale)
     weight = quantize(torch.linspace(-1, 1, 640).reshape(10, 64), spec)
-    np.testing.assert_allclose(decoded(store_codes(weight, Q4_0), Q4_0), weight.dequantize().numpy(), rtol=2**-11)
+    np.testing.assert_allclose(
+        decoded(store_codes(weight, Q4_0), Q4_0),
+        weight.dequantize().numpy(),
+        rtol=2**-11,
+    )
 
 
 @pytest.mark.parametrize(
@@ -130,14 +166,18 @@ def test_scales_of_other_types_become_float16(scale: str) -> None:
     ids=str,
 )
 def test_codes_without_a_place_are_named(spec: TensorSpec) -> None:
-    with pytest.raises(ModelError, match=r"'q_proj' \(.*no place in llama.cpp's blocks"):
+    with pytest.raises(
+        ModelError, match=r"'q_proj' \(.*no place in llama.cpp's blocks"
+    ):
         form_of(quantize(torch.ones(4, 64), spec), "q_proj")
 
 
 def test_numbers_that_cannot_be_stored_are_errors() -> None:
     weight = torch.ones(2, 32)
     weight[1, 3] = torch.nan
-    with pytest.raises(ModelError, match="'q_proj' holds numbers that are infinite or none"):
+    with pytest.raises(
+        ModelError, match="'q_proj' holds numbers that are infinite or none"
+    ):
         round_blocks(weight, Q4_1, "q_proj")
     with pytest.raises(ModelError, match="'q_proj' is too great for float16"):
         round_blocks(torch.full((1, 32), 1e7), Q8_0, "q_proj")

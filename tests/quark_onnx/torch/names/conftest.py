@@ -1,4 +1,6 @@
-"""A small random Llama and a tokenizer of a few words, in a folder that stands in for a model of the Hub."""
+"""A small random Llama and a tokenizer of a few words, in a folder that stands in for a model of
+the Hub.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def tiny(cls: str = "Llama", **settings: Any) -> Any:
         | settings
     )
     torch.manual_seed(0)
-    return transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+    return transformers.AutoModelForCausalLM.from_config(
+        config, dtype=torch.bfloat16
+    ).eval()
 
 
 @pytest.fixture
@@ -59,10 +63,15 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: Any) -> str:
 
     monkeypatch.chdir(tmp_path)
     words = Tokenizer(
-        WordLevel({word: i for i, word in enumerate(["<unk>", "</s>", *TEXT.split()])}, unk_token="<unk>")
+        WordLevel(
+            {word: i for i, word in enumerate(["<unk>", "</s>", *TEXT.split()])},
+            unk_token="<unk>",
+        )
     )
     words.pre_tokenizer = Whitespace()
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>", eos_token="</s>")
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=words, unk_token="<unk>", eos_token="</s>"
+    )
     folder = Path("meta-llama/Llama-tiny")
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -74,5 +83,7 @@ def golden() -> Path:
     """Exports of amd-quark."""
     folder = os.environ.get("QUARK_ONNX_DATA")
     if not folder:
-        pytest.skip("QUARK_ONNX_DATA is not set; it names the folder with golden/quark_exports")
+        pytest.skip(
+            "QUARK_ONNX_DATA is not set; it names the folder with golden/quark_exports"
+        )
     return Path(folder) / "golden" / "quark_exports"

@@ -23,7 +23,13 @@ from tests.torch_models import logits, made, tokens
 
 def images() -> Any:
     torch.manual_seed(0)
-    parts = [nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 4)]
+    parts = [
+        nn.Conv2d(3, 8, 3),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(8 * 36, 4),
+    ]
     model = nn.Sequential(*parts).eval()
     model[1].running_mean.normal_()
     return model
@@ -31,13 +37,24 @@ def images() -> Any:
 
 def again(model: Any, other: Any, folder: Path, **settings: Any) -> Any:
     save_params(model, "mine", export_dir=folder, **settings)
-    assert sorted(file.name for file in folder.iterdir()) == ["mine.json", "mine.safetensors"]
-    return load_params(other, json_path=folder / "mine.json", safetensors_path=str(folder / "mine.safetensors"))
+    assert sorted(file.name for file in folder.iterdir()) == [
+        "mine.json",
+        "mine.safetensors",
+    ]
+    return load_params(
+        other,
+        json_path=folder / "mine.json",
+        safetensors_path=str(folder / "mine.safetensors"),
+    )
 
 
 def test_a_module_of_images(tmp_path: Path) -> None:
     model, x = images(), torch.randn(2, 3, 8, 8)
-    config = TorchConfig(LayerSpec(TensorSpec("int8", per_channel=True), TensorSpec("uint8", symmetric=False)))
+    config = TorchConfig(
+        LayerSpec(
+            TensorSpec("int8", per_channel=True), TensorSpec("uint8", symmetric=False)
+        )
+    )
     quantize_model(model, config, [x], progress=False)
     other = images()
     for parameter in (*other.parameters(), *other.buffers()):
@@ -46,18 +63,36 @@ def test_a_module_of_images(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("reorder", [True, False])
-@pytest.mark.parametrize(("family", "scheme"), [("llama3.2", "fp8"), ("mixtral", "uint4_wo_32"), ("gpt2", "mxfp4")])
-def test_a_language_model(family: str, scheme: str, reorder: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("family", "scheme"),
+    [("llama3.2", "fp8"), ("mixtral", "uint4_wo_32"), ("gpt2", "mxfp4")],
+)
+def test_a_language_model(
+    family: str, scheme: str, reorder: bool, tmp_path: Path
+) -> None:
     model = made(torch_families.config_of(family), torch.bfloat16)
     other = copy.deepcopy(model)
     with torch.no_grad():
         for parameter in other.parameters():
             parameter.zero_()
-    LLMTemplate.register_template(LLMTemplate(family, ["*k_proj"], exclude_layers_name=["lm_head"]))
-    ModelQuantizer(LLMTemplate.get(family).get_config(scheme)).quantize_model(model, tokens())
+    LLMTemplate.register_template(
+        LLMTemplate(family, ["*k_proj"], exclude_layers_name=["lm_head"])
+    )
+    ModelQuantizer(LLMTemplate.get(family).get_config(scheme)).quantize_model(
+        model, tokens()
+    )
     found = again(model, other, tmp_path / "out", reorder=reorder)
-    assert found is other and torch.equal(logits(found, tokens()[0]), logits(model, tokens()[0]))
-    assert again(found, made(torch_families.config_of(family), torch.bfloat16), tmp_path / "out") is not None
+    assert found is other and torch.equal(
+        logits(found, tokens()[0]), logits(model, tokens()[0])
+    )
+    assert (
+        again(
+            found,
+            made(torch_families.config_of(family), torch.bfloat16),
+            tmp_path / "out",
+        )
+        is not None
+    )
 
 
 def test_what_does_not_fit(tmp_path: Path) -> None:
@@ -66,9 +101,17 @@ def test_what_does_not_fit(tmp_path: Path) -> None:
         save_params(model, "mine", export_dir=tmp_path)
     quantize_model(model, TorchConfig(LayerSpec(TensorSpec("int8"))), progress=False)
     with pytest.raises(ConfigError, match="the files hold layers of modules"):
-        save_params(model, "mine", export_dir=tmp_path, quant_mode=QuantizationMode.fx_graph_mode)
+        save_params(
+            model,
+            "mine",
+            export_dir=tmp_path,
+            quant_mode=QuantizationMode.fx_graph_mode,
+        )
     save_params(model, "mine", export_dir=tmp_path)
-    files = {"json_path": tmp_path / "mine.json", "safetensors_path": tmp_path / "mine.safetensors"}
+    files = {
+        "json_path": tmp_path / "mine.json",
+        "safetensors_path": tmp_path / "mine.safetensors",
+    }
     with pytest.raises(ConfigError, match="give the float model"):
         load_params(**files)
     with pytest.raises(ConfigError, match="and no pth_path"):
@@ -76,11 +119,15 @@ def test_what_does_not_fit(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="has a layer '4', which the Sequential lacks"):
         load_params(nn.Sequential(nn.Conv2d(3, 8, 3)), **files)
     with pytest.raises(
-        ModelError, match=r"tensors of 4 do not fit a weight of .*: 288 codes are stored for each output"
+        ModelError,
+        match=r"tensors of 4 do not fit a weight of .*: 288 codes are stored for each output",
     ):
         load_params(nn.Sequential(*images()[:4], nn.Linear(7, 4)), **files)
     with pytest.raises(ModelError, match=r"has no tensor 'more.weight'"):
-        load_params(nn.Sequential(OrderedDict([*images().named_children(), ("more", _More())])), **files)
+        load_params(
+            nn.Sequential(OrderedDict([*images().named_children(), ("more", _More())])),
+            **files,
+        )
     (tmp_path / "mine.json").write_text("{}", encoding="utf-8")
     with pytest.raises(ModelError, match="has no quantization_config"):
         load_params(images(), **files)

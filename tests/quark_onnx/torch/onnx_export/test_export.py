@@ -15,15 +15,20 @@ from onnx import numpy_helper
 torch = pytest.importorskip("torch")
 pytest.importorskip("onnxscript")
 
-from quark_onnx.errors import ConfigError, DataError, ModelError  # noqa: E402
-from quark_onnx.kernels.nbits import NBitsWeight, dequantize_nbits  # noqa: E402
-from quark_onnx.torch.config.schemes import scheme  # noqa: E402
-from quark_onnx.torch.config.spec import LayerSpec, TensorSpec  # noqa: E402
-from quark_onnx.torch.config.torch_config import KVCache, TorchConfig  # noqa: E402
-from quark_onnx.torch.exports.onnx import Exported, export, export_onnx, write  # noqa: E402
-from quark_onnx.torch.exports.onnx.weights import nbits_weight  # noqa: E402
-from quark_onnx.torch.formats.quantized_tensor import quantize  # noqa: E402
-from quark_onnx.torch.pipelines.in_memory import quantize_model  # noqa: E402
+from quark_onnx.errors import ConfigError, DataError, ModelError
+from quark_onnx.kernels.nbits import NBitsWeight, dequantize_nbits
+from quark_onnx.torch.config.schemes import scheme
+from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
+from quark_onnx.torch.config.torch_config import KVCache, TorchConfig
+from quark_onnx.torch.exports.onnx import (
+    Exported,
+    export,
+    export_onnx,
+    write,
+)
+from quark_onnx.torch.exports.onnx.weights import nbits_weight
+from quark_onnx.torch.formats.quantized_tensor import quantize
+from quark_onnx.torch.pipelines.in_memory import quantize_model
 
 # torch and transformers use what they say is deprecated
 pytestmark = [
@@ -35,7 +40,9 @@ nn = torch.nn
 
 def mlp() -> Any:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(70, 40), nn.ReLU(), nn.Linear(40, 9, bias=False)).eval()
+    return nn.Sequential(
+        nn.Linear(70, 40), nn.ReLU(), nn.Linear(40, 9, bias=False)
+    ).eval()
 
 
 def cnn() -> Any:
@@ -61,7 +68,9 @@ def quantized(model: Any, spec: LayerSpec | str, *data: Any, **settings: Any) ->
 def run(path: Path, *inputs: Any) -> list[Any]:
     session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     names = [value.name for value in session.get_inputs()]
-    return session.run(None, {name: value.numpy() for name, value in zip(names, inputs, strict=True)})  # type: ignore[no-any-return]
+    return session.run(
+        None, {name: value.numpy() for name, value in zip(names, inputs, strict=True)}
+    )  # type: ignore[no-any-return]
 
 
 def forward(model: Any, *inputs: Any) -> Any:
@@ -75,7 +84,10 @@ def error(found: Any, expected: Any) -> float:
 
 
 def initializers(path: Path) -> dict[str, Any]:
-    return {tensor.name: numpy_helper.to_array(tensor) for tensor in onnx.load(path).graph.initializer}
+    return {
+        tensor.name: numpy_helper.to_array(tensor)
+        for tensor in onnx.load(path).graph.initializer
+    }
 
 
 def operators(path: Path) -> list[str]:
@@ -102,7 +114,9 @@ def test_weights_alone_as_standard_operators(name: str, tmp_path: Path) -> None:
     result = export_onnx(model, tmp_path / "m.onnx", x, form="qdq")
     options = ort.SessionOptions()
     options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
-    session = ort.InferenceSession(str(result.path), options, providers=["CPUExecutionProvider"])
+    session = ort.InferenceSession(
+        str(result.path), options, providers=["CPUExecutionProvider"]
+    )
     assert error(session.run(None, {"input": x.numpy()})[0], forward(model, x)) < 2e-6
     assert {entry.domain for entry in onnx.load(result.path).opset_import} == {""}
     assert "accuracy_level" in str(result)
@@ -111,7 +125,9 @@ def test_weights_alone_as_standard_operators(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
 @pytest.mark.parametrize("sign", ["", "u"])
 @pytest.mark.parametrize("shape", [{"block_size": 16}, {"per_channel": True}, {}])
-def test_codes_and_scales_are_those_of_the_layer(bits: int, sign: str, shape: Any) -> None:
+def test_codes_and_scales_are_those_of_the_layer(
+    bits: int, sign: str, shape: Any
+) -> None:
     spec = TensorSpec(f"{sign}int{bits}", symmetric=not sign, **shape)
     layer = quantize(torch.randn(6, 40), spec)
     weight = nbits_weight(layer)
@@ -120,11 +136,18 @@ def test_codes_and_scales_are_those_of_the_layer(bits: int, sign: str, shape: An
 
 
 def test_the_constants_of_an_operator(tmp_path: Path) -> None:
-    model, x = quantized(nn.Sequential(nn.Linear(40, 6)), "uint4_wo_32"), torch.randn(2, 40)
-    parts = initializers(export_onnx(model, tmp_path / "m.onnx", x, form="operators").path)
+    model, x = (
+        quantized(nn.Sequential(nn.Linear(40, 6)), "uint4_wo_32"),
+        torch.randn(2, 40),
+    )
+    parts = initializers(
+        export_onnx(model, tmp_path / "m.onnx", x, form="operators").path
+    )
     weight = nbits_weight(model[0].quantized)
     assert weight is not None
-    for name, array in zip(("packed", "scales", "zero_points"), weight.inputs, strict=True):
+    for name, array in zip(
+        ("packed", "scales", "zero_points"), weight.inputs, strict=True
+    ):
         np.testing.assert_array_equal(parts[f"0.weight_{name}"], array)
 
 
@@ -134,12 +157,15 @@ def test_a_convolutional_model(name: str, tmp_path: Path) -> None:
     model = quantized(cnn(), name, data)
     path = export_onnx(model, tmp_path / "m.onnx", data).path
     x = torch.randn(5, 3, 8, 8)  # another batch than was exported
-    # a value halfway between two codes may become either: no more than one code of the 40 values that last are read
+    # a value halfway between two codes may become either: no more than one code of the 40 values
+    # that last are read
     assert error(run(path, x)[0], forward(model, x)) < (2e-6 if "wo" in name else 3e-3)
 
 
 def test_static_activations_keep_their_scale_and_zero_point(tmp_path: Path) -> None:
-    spec = LayerSpec(TensorSpec("int8", per_channel=True), TensorSpec("uint8", symmetric=False))
+    spec = LayerSpec(
+        TensorSpec("int8", per_channel=True), TensorSpec("uint8", symmetric=False)
+    )
     model = quantized(nn.Sequential(nn.Linear(8, 4)), spec, torch.randn(9, 8))
     path = export_onnx(model, tmp_path / "m.onnx", torch.randn(2, 8)).path
     parts = initializers(path)
@@ -170,7 +196,12 @@ def test_layers_that_read_one_tensor_share_its_rounding(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "spec", [TensorSpec("int8", per_channel=True), TensorSpec("uint4", symmetric=False, block_size=16), "mxfp4e2m1"]
+    "spec",
+    [
+        TensorSpec("int8", per_channel=True),
+        TensorSpec("uint4", symmetric=False, block_size=16),
+        "mxfp4e2m1",
+    ],
 )
 def test_embeddings(spec: Any, tmp_path: Path) -> None:
     spec = TensorSpec(spec) if isinstance(spec, str) else spec
@@ -182,7 +213,8 @@ def test_embeddings(spec: Any, tmp_path: Path) -> None:
         assert error(run(path, ids)[0], forward(model, ids)) < 1e-6
 
 
-# -- decoders --------------------------------------------------------------------------------------------------------
+# -- decoders
+# --------------------------------------------------------------------------------------
 
 
 def decoder(kind: str) -> Any:
@@ -190,15 +222,30 @@ def decoder(kind: str) -> Any:
     torch.manual_seed(0)
     if kind == "gpt2":
         config = transformers.GPT2Config(
-            vocab_size=97, n_embd=64, n_layer=1, n_head=4, n_positions=64, bos_token_id=0, eos_token_id=0
+            vocab_size=97,
+            n_embd=64,
+            n_layer=1,
+            n_head=4,
+            n_positions=64,
+            bos_token_id=0,
+            eos_token_id=0,
         )
         return transformers.GPT2LMHeadModel(config).eval()
-    common = {"vocab_size": 97, "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
+    common = {
+        "vocab_size": 97,
+        "hidden_size": 64,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+    }
     if kind == "opt":
-        config = transformers.OPTConfig(**common, ffn_dim=96, word_embed_proj_dim=64, max_position_embeddings=64)
+        config = transformers.OPTConfig(
+            **common, ffn_dim=96, word_embed_proj_dim=64, max_position_embeddings=64
+        )
         return transformers.OPTForCausalLM(config).eval()
     name = {"llama": "Llama", "qwen2": "Qwen2"}[kind]
-    config = getattr(transformers, f"{name}Config")(**common, intermediate_size=96, num_key_value_heads=2)
+    config = getattr(transformers, f"{name}Config")(
+        **common, intermediate_size=96, num_key_value_heads=2
+    )
     return getattr(transformers, f"{name}ForCausalLM")(config).eval()
 
 
@@ -227,19 +274,32 @@ def test_decoders_at_other_lengths(kind: str, tmp_path: Path) -> None:
 def test_decoders_with_rounded_activations(name: str, tmp_path: Path) -> None:
     inputs = tokens(2, 11)
     cache = KVCache(TensorSpec("fp8e4m3"))
-    model = quantized(decoder("llama"), name, inputs, kv_cache=cache, exclude=("lm_head",))
+    model = quantized(
+        decoder("llama"), name, inputs, kv_cache=cache, exclude=("lm_head",)
+    )
     result = export_onnx(model, tmp_path / "m.onnx", inputs)
     with torch.no_grad():
         expected = model(**inputs).logits
     shown = inputs["attention_mask"].numpy() > 0
-    assert error(run(result.path, *inputs.values())[0][shown], expected.numpy()[shown]) < 5e-3
-    assert "output QuantizeLinear to fp8e4m3" in result.layers["model.layers.0.self_attn.k_proj"]
+    assert (
+        error(run(result.path, *inputs.values())[0][shown], expected.numpy()[shown])
+        < 5e-3
+    )
+    assert (
+        "output QuantizeLinear to fp8e4m3"
+        in result.layers["model.layers.0.self_attn.k_proj"]
+    )
 
 
 def test_rotated_keys_have_no_node(tmp_path: Path) -> None:
     cache = KVCache(TensorSpec("fp8e4m3"), where="rope")
-    model = quantized(decoder("llama"), "int8", tokens(2, 11), kv_cache=cache, exclude=("lm_head",))
-    with pytest.raises(ConfigError, match="k_proj: an ONNX model has no node for keys that are rounded after"):
+    model = quantized(
+        decoder("llama"), "int8", tokens(2, 11), kv_cache=cache, exclude=("lm_head",)
+    )
+    with pytest.raises(
+        ConfigError,
+        match="k_proj: an ONNX model has no node for keys that are rounded after",
+    ):
         export_onnx(model, tmp_path / "m.onnx", tokens(2, 11))
 
 
@@ -251,7 +311,9 @@ def test_a_model_in_bfloat16_computes_in_float32(tmp_path: Path) -> None:
         expected = model(**inputs).logits.float()
     shown = inputs["attention_mask"].numpy() > 0
     assert found.dtype == np.float32
-    assert error(found[shown], expected.numpy()[shown]) < 2e-2  # what bfloat16 loses as it computes
+    assert (
+        error(found[shown], expected.numpy()[shown]) < 2e-2
+    )  # what bfloat16 loses as it computes
 
 
 def test_float16(tmp_path: Path) -> None:
@@ -260,37 +322,63 @@ def test_float16(tmp_path: Path) -> None:
     [found] = run(path, x.half())
     assert found.dtype == np.float16
     assert error(found, forward(model, x.half())) < 2e-3
-    with pytest.raises(ConfigError, match=r"layer '0'.*float16; export it with dtype='float32'"):
-        export_onnx(quantized(mlp(), "int8_per_channel"), tmp_path / "n.onnx", torch.randn(2, 70), dtype="float16")
+    with pytest.raises(
+        ConfigError, match=r"layer '0'.*float16; export it with dtype='float32'"
+    ):
+        export_onnx(
+            quantized(mlp(), "int8_per_channel"),
+            tmp_path / "n.onnx",
+            torch.randn(2, 70),
+            dtype="float16",
+        )
 
 
-# -- files -----------------------------------------------------------------------------------------------------------
+# -- files
+# --------------------------------------------------------------------------------------
 
 
 def test_the_model_is_left_as_it_was(tmp_path: Path) -> None:
     x = torch.randn(2, 3, 8, 8)
     model = quantized(cnn(), "int8", x)
-    before, parts, expected = list(model.modules()), list(model.parameters()), forward(model, x)
+    before, parts, expected = (
+        list(model.modules()),
+        list(model.parameters()),
+        forward(model, x),
+    )
     export_onnx(model, tmp_path / "m.onnx", x)
     assert all(old is new for old, new in zip(before, model.modules(), strict=True))
     assert all(old is new for old, new in zip(parts, model.parameters(), strict=True))
     assert torch.equal(forward(model, x), expected)
 
 
-def test_weights_beside_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_beside_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, x = quantized(mlp(), "int4_wo_32"), torch.randn(3, 70)
     plain = initializers(export_onnx(model, tmp_path / "plain.onnx", x).path)
-    monkeypatch.setattr(export, "LARGE_MODEL", 0)  # as if it were one: constants go through a file
+    monkeypatch.setattr(
+        export, "LARGE_MODEL", 0
+    )  # as if it were one: constants go through a file
     path = export_onnx(model, tmp_path / "m.onnx", x, external=True).path
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["m.onnx", "m.onnx.data", "plain.onnx"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == [
+        "m.onnx",
+        "m.onnx.data",
+        "plain.onnx",
+    ]
     assert error(run(path, x)[0], forward(model, x)) < 2e-6
     for name, array in initializers(path).items():
         np.testing.assert_array_equal(array, plain[name])
 
 
 def test_the_same_model_becomes_the_same_bytes(tmp_path: Path) -> None:
-    model, x = quantized(cnn(), "mxfp4", torch.randn(2, 3, 8, 8)), torch.randn(2, 3, 8, 8)
-    first, second = (export_onnx(model, tmp_path / name, x).path.read_bytes() for name in ("a.onnx", "b.onnx"))
+    model, x = (
+        quantized(cnn(), "mxfp4", torch.randn(2, 3, 8, 8)),
+        torch.randn(2, 3, 8, 8),
+    )
+    first, second = (
+        export_onnx(model, tmp_path / name, x).path.read_bytes()
+        for name in ("a.onnx", "b.onnx")
+    )
     assert first == second
 
 
@@ -301,41 +389,78 @@ def test_fixed_and_chosen_axes(tmp_path: Path) -> None:
         [value] = ort.InferenceSession(str(result.path)).get_inputs()
         return value.shape  # type: ignore[no-any-return]
 
-    assert shape(export_onnx(model, tmp_path / "a.onnx", x, dynamic=False)) == [1, 4, 70]
+    assert shape(export_onnx(model, tmp_path / "a.onnx", x, dynamic=False)) == [
+        1,
+        4,
+        70,
+    ]
     assert shape(export_onnx(model, tmp_path / "b.onnx", x)) == ["batch", 4, 70]
-    assert shape(export_onnx(model, tmp_path / "c.onnx", x, dynamic={"input": {1: "rows"}})) == [1, "rows", 70]
+    assert shape(
+        export_onnx(model, tmp_path / "c.onnx", x, dynamic={"input": {1: "rows"}})
+    ) == [1, "rows", 70]
 
 
-# -- what goes wrong -------------------------------------------------------------------------------------------------
+# -- what goes wrong
+# -------------------------------------------------------------------------------------------------
 
 
-def test_a_wrong_result_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, x, path = quantized(mlp(), "int4_wo_32"), torch.randn(3, 70), tmp_path / "m.onnx"
+def test_a_wrong_result_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, x, path = (
+        quantized(mlp(), "int4_wo_32"),
+        torch.randn(3, 70),
+        tmp_path / "m.onnx",
+    )
     path.write_bytes(b"an earlier file")
 
     def wrong(quantized: Any) -> NBitsWeight:
         right = nbits_weight(quantized)
         assert right is not None
-        return NBitsWeight(right.packed, right.scales * np.float32(1.001), None, right.bits, 32, right.rows)
+        return NBitsWeight(
+            right.packed,
+            right.scales * np.float32(1.001),
+            None,
+            right.bits,
+            32,
+            right.rows,
+        )
 
     monkeypatch.setattr(write, "nbits_weight", wrong)
-    with pytest.raises(ModelError, match=r"'output' .* differs from torch's on input \[3, 70\]: 0.00\d+ relative"):
+    with pytest.raises(
+        ModelError,
+        match=r"'output' .* differs from torch's on input \[3, 70\]: 0.00\d+ relative",
+    ):
         export_onnx(model, path, x)
     assert [file.name for file in tmp_path.iterdir()] == ["m.onnx"]
     assert path.read_bytes() == b"an earlier file"
 
 
 def test_requests_that_cannot_be_met(tmp_path: Path) -> None:
-    model, x, path = quantized(mlp(), LayerSpec(TensorSpec("int4", block_size=8))), torch.randn(3, 70), tmp_path / "m"
-    with pytest.raises(ConfigError, match="layer '0': onnxruntime has no operator for weights of int4"):
+    model, x, path = (
+        quantized(mlp(), LayerSpec(TensorSpec("int4", block_size=8))),
+        torch.randn(3, 70),
+        tmp_path / "m",
+    )
+    with pytest.raises(
+        ConfigError, match="layer '0': onnxruntime has no operator for weights of int4"
+    ):
         export_onnx(model, path, x, form="operators")
-    with pytest.raises(ConfigError, match="form is 'nbits'; it must be one of: auto, operators, qdq"):
+    with pytest.raises(
+        ConfigError, match="form is 'nbits'; it must be one of: auto, operators, qdq"
+    ):
         export_onnx(model, path, x, form="nbits")
-    with pytest.raises(ConfigError, match="onnxruntime does not compute in bfloat16 on a CPU"):
+    with pytest.raises(
+        ConfigError, match="onnxruntime does not compute in bfloat16 on a CPU"
+    ):
         export_onnx(model, path, x, dtype="bfloat16")
-    with pytest.raises(ConfigError, match="dynamic names the input 'x'; inputs are input"):
+    with pytest.raises(
+        ConfigError, match="dynamic names the input 'x'; inputs are input"
+    ):
         export_onnx(model, path, x, dynamic={"x": {0: "batch"}})
-    with pytest.raises(ConfigError, match="dynamic names axis 2 of 'input', which has 2"):
+    with pytest.raises(
+        ConfigError, match="dynamic names axis 2 of 'input', which has 2"
+    ):
         export_onnx(model, path, x, dynamic={"input": {2: "batch"}})
     with pytest.raises(DataError, match="inputs hold no tensor"):
         export_onnx(model, path, {"input": 3})
@@ -359,7 +484,8 @@ def test_what_torch_cannot_export(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-# -- a real model ----------------------------------------------------------------------------------------------------
+# -- a real model
+# --------------------------------------------------------------------------------------
 
 
 @pytest.mark.realdata
@@ -376,17 +502,35 @@ def test_perplexity_is_that_of_torch(name: str, within: float, tmp_path: Path) -
 
     def windows(file: str) -> list[Any]:
         text = (folder / file).read_text(encoding="utf-8")
-        return windows_of(tokenizer(text, add_special_tokens=False, return_tensors="pt").input_ids[0], 256)[:8]
+        return windows_of(
+            tokenizer(text, add_special_tokens=False, return_tensors="pt").input_ids[0],
+            256,
+        )[:8]
 
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder / "mixtext", dtype=torch.float32).eval()
-    quantized(model, name, *(window[None] for window in windows("mixtext_calib.txt")), exclude=("lm_head",))
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        folder / "mixtext", dtype=torch.float32
+    ).eval()
+    quantized(
+        model,
+        name,
+        *(window[None] for window in windows("mixtext_calib.txt")),
+        exclude=("lm_head",),
+    )
     scored = windows("mixtext_eval_wikitext.txt")
-    inputs = {"input_ids": scored[0][None], "attention_mask": torch.ones(1, 256, dtype=torch.long)}
+    inputs = {
+        "input_ids": scored[0][None],
+        "attention_mask": torch.ones(1, 256, dtype=torch.long),
+    }
     path = export_onnx(model, tmp_path / "m.onnx", inputs).path
     losses = [
         torch.nn.functional.cross_entropy(
-            torch.from_numpy(run(path, window[None], inputs["attention_mask"])[0][0, :-1]), window[1:]
+            torch.from_numpy(
+                run(path, window[None], inputs["attention_mask"])[0][0, :-1]
+            ),
+            window[1:],
         )
         for window in scored
     ]
-    assert float(torch.stack(losses).mean().exp()) == pytest.approx(perplexity(model, scored), rel=within)
+    assert float(torch.stack(losses).mean().exp()) == pytest.approx(
+        perplexity(model, scored), rel=within
+    )

@@ -1,4 +1,6 @@
-"""Checkpoints of a tiny Llama in the layouts of several tools, made of zeros, to be written whole or broken."""
+"""Checkpoints of a tiny Llama in the layouts of several tools, made of zeros, to be written whole
+or broken.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,17 @@ from pathlib import Path
 from typing import Any
 
 Entry = tuple[str, tuple[int, ...]]
-BYTES = {"BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "BF16": 2, "F16": 2, "F32": 4, "I32": 4, "I64": 8}
+BYTES = {
+    "BOOL": 1,
+    "U8": 1,
+    "I8": 1,
+    "F8_E4M3": 1,
+    "BF16": 2,
+    "F16": 2,
+    "F32": 4,
+    "I32": 4,
+    "I64": 8,
+}
 
 #: 1/128, and 1 in float16.
 SCALES = {"F32": struct.pack("<f", 2**-7), "BF16": b"\x00\x3c", "F16": b"\x00\x3c"}
@@ -38,7 +50,9 @@ SIZES = {
     "mlp.up_proj": (64, 32),
     "mlp.down_proj": (32, 64),
 }
-LINEARS = {f"model.layers.{n}.{name}": size for n in range(2) for name, size in SIZES.items()}
+LINEARS = {
+    f"model.layers.{n}.{name}": size for n in range(2) for name, size in SIZES.items()
+}
 
 
 @dataclass
@@ -64,14 +78,23 @@ class Draft:
         return deepcopy(self)
 
     def rename(self, old: str, new: str) -> None:
-        self.tensors = {name.replace(old, new): entry for name, entry in self.tensors.items()}
+        self.tensors = {
+            name.replace(old, new): entry for name, entry in self.tensors.items()
+        }
 
     def drop(self, end: str) -> None:
-        self.tensors = {name: entry for name, entry in self.tensors.items() if not name.endswith(end)}
+        self.tensors = {
+            name: entry
+            for name, entry in self.tensors.items()
+            if not name.endswith(end)
+        }
 
     def change(self, end: str, entry: Entry) -> None:
         assert any(name.endswith(end) for name in self.tensors)
-        self.tensors = {name: entry if name.endswith(end) else old for name, old in self.tensors.items()}
+        self.tensors = {
+            name: entry if name.endswith(end) else old
+            for name, old in self.tensors.items()
+        }
 
     def write(self, folder: Path) -> Path:
         folder.mkdir(exist_ok=True)
@@ -85,25 +108,45 @@ class Draft:
         (folder / "config.json").write_text(json.dumps(self.config), encoding="utf-8")
         names = sorted(self.tensors)
         weight_map = {}
-        for number, part in enumerate((names[: len(names) // 2], names[len(names) // 2 :]), 1):
+        for number, part in enumerate(
+            (names[: len(names) // 2], names[len(names) // 2 :]), 1
+        ):
             file = f"model-0000{number}-of-00002.safetensors"
-            write_safetensors(folder / file, {name: self.tensors[name] for name in part}, self.scalars)
+            write_safetensors(
+                folder / file, {name: self.tensors[name] for name in part}, self.scalars
+            )
             weight_map |= dict.fromkeys(part, file)
         index = {"metadata": {"total_size": 0}, "weight_map": weight_map}
-        (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+        (folder / "model.safetensors.index.json").write_text(
+            json.dumps(index), encoding="utf-8"
+        )
         return folder
 
 
-def write_safetensors(file: Path, tensors: dict[str, Entry], scalars: dict[str, float]) -> None:
+def write_safetensors(
+    file: Path, tensors: dict[str, Entry], scalars: dict[str, float]
+) -> None:
     """By the format's description, with no help of the package that is tested."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     values = b""
     for name, (dtype, shape) in tensors.items():
         count = math.prod(shape)
-        data = struct.pack("<f", scalars[name]) if name in scalars else bytes(count * BYTES[dtype])
-        if dtype in SCALES and name not in scalars and "scale" in name.rpartition(".")[2]:
+        data = (
+            struct.pack("<f", scalars[name])
+            if name in scalars
+            else bytes(count * BYTES[dtype])
+        )
+        if (
+            dtype in SCALES
+            and name not in scalars
+            and "scale" in name.rpartition(".")[2]
+        ):
             data = SCALES[dtype] * count
-        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [len(values), len(values) + len(data)]}
+        header[name] = {
+            "dtype": dtype,
+            "shape": list(shape),
+            "data_offsets": [len(values), len(values) + len(data)],
+        }
         values += data
     text = json.dumps(header).encode()
     file.write_bytes(struct.pack("<Q", len(text)) + text + values)
@@ -111,11 +154,16 @@ def write_safetensors(file: Path, tensors: dict[str, Entry], scalars: dict[str, 
 
 def plain() -> Draft:
     """The model itself, in bfloat16."""
-    tensors: dict[str, Entry] = {f"{name}.weight": ("BF16", size) for name, size in LINEARS.items()}
+    tensors: dict[str, Entry] = {
+        f"{name}.weight": ("BF16", size) for name, size in LINEARS.items()
+    }
     for n in range(2):
         for norm in ("input_layernorm", "post_attention_layernorm"):
             tensors[f"model.layers.{n}.{norm}.weight"] = ("BF16", (32,))
-    tensors |= {"model.embed_tokens.weight": ("BF16", (40, 32)), "model.norm.weight": ("BF16", (32,))}
+    tensors |= {
+        "model.embed_tokens.weight": ("BF16", (40, 32)),
+        "model.norm.weight": ("BF16", (32,)),
+    }
     tensors["lm_head.weight"] = ("BF16", (40, 32))
     return Draft(deepcopy(CONFIG), tensors)
 
@@ -146,11 +194,18 @@ def spec(dtype: str, qscheme: str, observer: str, **changes: Any) -> dict[str, A
 
 FP8 = spec("fp8_e4m3", "per_tensor", "PerTensorMinMaxObserver")
 _GROUP = {"ch_axis": -1, "group_size": 32}
-_MX = {**_GROUP, "symmetric": None, "scale_format": "e8m0", "scale_calculation_mode": "even"}
+_MX = {
+    **_GROUP,
+    "symmetric": None,
+    "scale_format": "e8m0",
+    "scale_calculation_mode": "even",
+}
 MXFP4 = spec("fp4", "per_group", "PerBlockMXObserver", **_MX)
 INT8 = spec("int8", "per_tensor", "PerTensorMinMaxObserver")
 INT4 = spec("int4", "per_group", "PerGroupMinMaxObserver", **_GROUP)
-UINT4 = spec("uint4", "per_group", "PerGroupMinMaxObserver", **{**_GROUP, "symmetric": False})
+UINT4 = spec(
+    "uint4", "per_group", "PerGroupMinMaxObserver", **{**_GROUP, "symmetric": False}
+)
 INT4_CHANNEL = spec("int4", "per_channel", "PerChannelMinMaxObserver", ch_axis=0)
 _BLOCKS = spec(
     "fp4",
@@ -175,7 +230,10 @@ SCHEMES: dict[str, tuple[Any, Any]] = {
     "int4_wo_32": (INT4, None),
     "uint4_wo_32": (UINT4, None),
     "int4_wo_per_channel": (INT4_CHANNEL, None),
-    "uint4_wo_per_channel": ({**INT4_CHANNEL, "dtype": "uint4", "symmetric": False}, None),
+    "uint4_wo_per_channel": (
+        {**INT4_CHANNEL, "dtype": "uint4", "symmetric": False},
+        None,
+    ),
     "int4_wa_32": (INT4, {**INT4, "is_dynamic": True}),
     "mxfp4": (MXFP4, {**MXFP4, "is_dynamic": True}),
     "mxfp4_weight_only": (MXFP4, None),
@@ -187,16 +245,28 @@ SCHEMES: dict[str, tuple[Any, Any]] = {
         [{**FP8, "scale_type": "float32"}, {**INT4_CHANNEL, "scale_type": "float32"}],
         {**FP8, "is_dynamic": True},
     ),
-    "amdfp4_g32": ({**MXFP4, "scale_format": "e5m3"}, {**MXFP4, "scale_format": "e5m3", "is_dynamic": True}),
+    "amdfp4_g32": (
+        {**MXFP4, "scale_format": "e5m3"},
+        {**MXFP4, "scale_format": "e5m3", "is_dynamic": True},
+    ),
 }
 #: What vLLM said of them: quark-torch, section 4.5.
-REJECTED = ("int4_wo_per_channel", "uint4_wo_per_channel", "int4_wa_32", "int4_fp8", "amdfp4_g32")
+REJECTED = (
+    "int4_wo_per_channel",
+    "uint4_wo_per_channel",
+    "int4_wa_32",
+    "int4_fp8",
+    "amdfp4_g32",
+)
 
 
 def stored(scheme: str, out: int, into: int) -> dict[str, Entry]:
     """The tensors of a layer: the table of section 4.3, for any size."""
     scale: Entry = ("F32", ())
-    bytes_of_mx: dict[str, Entry] = {"weight": ("U8", (out, into // 2)), "weight_scale": ("U8", (out, into // 32))}
+    bytes_of_mx: dict[str, Entry] = {
+        "weight": ("U8", (out, into // 2)),
+        "weight_scale": ("U8", (out, into // 32)),
+    }
     groups: dict[str, Entry] = {
         "weight": ("I32", (into, out // 8)),
         "weight_scale": ("BF16", (into // 32, out)),
@@ -208,8 +278,15 @@ def stored(scheme: str, out: int, into: int) -> dict[str, Entry]:
         "weight_zero_point": ("I32", (out // 8,)),
     }
     table: dict[str, dict[str, Entry]] = {
-        "fp8": {"weight": ("F8_E4M3", (out, into)), "weight_scale": scale, "input_scale": scale},
-        "ptpc_fp8": {"weight": ("F8_E4M3", (out, into)), "weight_scale": ("BF16", (out,))},
+        "fp8": {
+            "weight": ("F8_E4M3", (out, into)),
+            "weight_scale": scale,
+            "input_scale": scale,
+        },
+        "ptpc_fp8": {
+            "weight": ("F8_E4M3", (out, into)),
+            "weight_scale": ("BF16", (out,)),
+        },
         "int8": {
             "weight": ("I8", (out, into)),
             "weight_scale": scale,
@@ -219,8 +296,14 @@ def stored(scheme: str, out: int, into: int) -> dict[str, Entry]:
         },
         **dict.fromkeys(("int4_wo_32", "uint4_wo_32", "int4_wa_32"), groups),
         **dict.fromkeys(("int4_wo_per_channel", "uint4_wo_per_channel"), channels),
-        **dict.fromkeys(("mxfp4", "mxfp4_weight_only", "mxfp4_mxfp6_e2m3", "amdfp4_g32"), bytes_of_mx),
-        "mxfp6_e2m3": {"weight": ("U8", (out, into * 3 // 4)), "weight_scale": ("U8", (out, into // 32))},
+        **dict.fromkeys(
+            ("mxfp4", "mxfp4_weight_only", "mxfp4_mxfp6_e2m3", "amdfp4_g32"),
+            bytes_of_mx,
+        ),
+        "mxfp6_e2m3": {
+            "weight": ("U8", (out, into * 3 // 4)),
+            "weight_scale": ("U8", (out, into // 32)),
+        },
         "mxfp4_fp8": {**bytes_of_mx, "input_scale": scale},
         "nvfp4": {
             "weight": ("U8", (out, into // 2)),
@@ -274,7 +357,9 @@ def quark(scheme: str = "fp8") -> Draft:
             "weight_merge_groups": None,
         },
     }
-    return _replaced(draft, {name: stored(scheme, *size) for name, size in LINEARS.items()})
+    return _replaced(
+        draft, {name: stored(scheme, *size) for name, size in LINEARS.items()}
+    )
 
 
 def quark_kv() -> Draft:
@@ -284,7 +369,10 @@ def quark_kv() -> Draft:
     patterns = ["*k_proj", "*v_proj"]
     entries["export"]["kv_cache_group"] = patterns
     for key in ("layer_quant_config", "kv_cache_quant_config"):
-        entries[key] = {pattern: {**layer(FP8, FP8), "output_tensors": deepcopy(FP8)} for pattern in patterns}
+        entries[key] = {
+            pattern: {**layer(FP8, FP8), "output_tensors": deepcopy(FP8)}
+            for pattern in patterns
+        }
     for number in range(2):
         for place, name in enumerate(("k_proj", "v_proj")):
             tensor = f"model.layers.{number}.self_attn.{name}.output_scale"
@@ -298,7 +386,10 @@ def quark_attention() -> Draft:
     draft = quark_kv()
     entries = draft.quantization
     entries["softmax_quant_spec"] = deepcopy(FP8)
-    entries["layer_quant_config"]["*q_proj"] = {**layer(FP8, FP8), "output_tensors": deepcopy(FP8)}
+    entries["layer_quant_config"]["*q_proj"] = {
+        **layer(FP8, FP8),
+        "output_tensors": deepcopy(FP8),
+    }
     for number in range(2):
         for name in ("q_proj.output_scale", "prob_output_scale"):
             draft.tensors[f"model.layers.{number}.self_attn.{name}"] = ("F32", ())
@@ -310,7 +401,10 @@ def uncached(draft: Draft) -> Draft:
     entries = draft.quantization
     entries["export"]["kv_cache_group"] = []
     for pattern in ("*k_proj", "*v_proj"):
-        del entries["layer_quant_config"][pattern], entries["kv_cache_quant_config"][pattern]
+        del (
+            entries["layer_quant_config"][pattern],
+            entries["kv_cache_quant_config"][pattern],
+        )
     for name in list(draft.scalars):
         del draft.tensors[name], draft.scalars[name]
     return draft
@@ -319,13 +413,20 @@ def uncached(draft: Draft) -> Draft:
 def mixture() -> Draft:
     """fp8, with two experts in place of the dense layers."""
     draft = quark("fp8")
-    draft.config |= {"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "moe_intermediate_size": 64}
+    draft.config |= {
+        "model_type": "qwen3_moe",
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "moe_intermediate_size": 64,
+    }
     for number in range(2):
         here = f"model.layers.{number}.mlp"
         for name in ("gate_proj", "up_proj", "down_proj"):
             for part in ("weight", "weight_scale", "input_scale"):
                 entry = draft.tensors.pop(f"{here}.{name}.{part}")
-                draft.tensors |= {f"{here}.experts.{expert}.{name}.{part}": entry for expert in range(2)}
+                draft.tensors |= {
+                    f"{here}.experts.{expert}.{name}.{part}": entry
+                    for expert in range(2)
+                }
         draft.tensors[f"{here}.gate.weight"] = ("BF16", (2, 32))
         draft.quantization["exclude"].append(f"{here}.gate")
     return draft
@@ -391,7 +492,10 @@ def fp8(block: tuple[int, int] | None = None) -> Draft:
         weight: dict[str, Entry] = {"weight": ("F8_E4M3", (out, into))}
         if block is None:
             return {**weight, "weight_scale": ("F32", ()), "input_scale": ("F32", ())}
-        return {**weight, "weight_scale_inv": ("F32", (-(-out // block[0]), -(-into // block[1])))}
+        return {
+            **weight,
+            "weight_scale_inv": ("F32", (-(-out // block[0]), -(-into // block[1]))),
+        }
 
     return _replaced(draft, {name: parts(*size) for name, size in LINEARS.items()})
 
@@ -400,15 +504,32 @@ def compressed(kind: str = "pack-quantized") -> Draft:
     """As llm-compressor writes it: W4A16 in groups, or FP8 with dynamic inputs."""
     draft = plain()
     packed = kind == "pack-quantized"
-    four = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": True, "dynamic": False}
-    eight = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True, "dynamic": False}
+    four = {
+        "num_bits": 4,
+        "type": "int",
+        "strategy": "group",
+        "group_size": 32,
+        "symmetric": True,
+        "dynamic": False,
+    }
+    eight = {
+        "num_bits": 8,
+        "type": "float",
+        "strategy": "channel",
+        "symmetric": True,
+        "dynamic": False,
+    }
     inputs = None if packed else {**eight, "strategy": "token", "dynamic": True}
     draft.config["quantization_config"] = {
         "quant_method": "compressed-tensors",
         "format": kind,
         "ignore": ["lm_head"],
         "config_groups": {
-            "group_0": {"targets": ["Linear"], "weights": four if packed else eight, "input_activations": inputs}
+            "group_0": {
+                "targets": ["Linear"],
+                "weights": four if packed else eight,
+                "input_activations": inputs,
+            }
         },
         "kv_cache_scheme": None,
         "quantization_status": "compressed",
@@ -444,5 +565,11 @@ def fp8_kv() -> Draft:
 
 def compressed_kv() -> Draft:
     """FP8 of llm-compressor with an fp8 KV cache."""
-    kept = {"num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": True, "dynamic": False}
+    kept = {
+        "num_bits": 8,
+        "type": "float",
+        "strategy": "tensor",
+        "symmetric": True,
+        "dynamic": False,
+    }
     return with_cache(compressed("float-quantized"), kept)

@@ -1,4 +1,6 @@
-"""What is said of a configuration for transformers is what amd-quark makes of it, where that is installed."""
+"""What is said of a configuration for transformers is what amd-quark makes of it, where that is
+installed.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,14 @@ from tests.quark_onnx.torch.validate import drafts
 from tests.quark_onnx.torch.validate.drafts import Draft
 from tests.quark_onnx.torch.validate.test_rules import CASES
 
-RULES = {case.rule for case in CASES if case.rule.startswith("quark-") and "transformers" in case.clients}
-DRAFTS: list[tuple[str, Draft]] = [(scheme, drafts.quark(scheme)) for scheme in drafts.SCHEMES]
+RULES = {
+    case.rule
+    for case in CASES
+    if case.rule.startswith("quark-") and "transformers" in case.clients
+}
+DRAFTS: list[tuple[str, Draft]] = [
+    (scheme, drafts.quark(scheme)) for scheme in drafts.SCHEMES
+]
 for number, case in enumerate(CASES):
     if case.rule in RULES and "transformers" in case.clients:
         changed = case.whole()
@@ -40,5 +48,7 @@ def test_configurations(name: str, draft: Draft, tmp_path: Path) -> None:
             read = False
     verdict = validate(draft.write(tmp_path), "transformers")
     # what is wrong with a format of floats shows when the weights are loaded
-    refused = {f.rule for f in verdict.findings if f.severity == "refused"} - {"quark-fake"}
+    refused = {f.rule for f in verdict.findings if f.severity == "refused"} - {
+        "quark-fake"
+    }
     assert (not refused) is read, verdict.text()

@@ -1,4 +1,6 @@
-"""What is said of transformers is what it does itself with the same folder, for layouts that need no other package."""
+"""What is said of transformers is what it does itself with the same folder, for layouts that need
+no other package.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ def loaded(folder: Path) -> str:
         warnings.simplefilter("ignore")
         transformers = pytest.importorskip("transformers")
         try:
-            _, info = transformers.AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+            _, info = transformers.AutoModelForCausalLM.from_pretrained(
+                folder, output_loading_info=True
+            )
         except Exception:  # of any kind, from config to safetensors
             return "refused"
     lost: list[Any] = [*info["missing_keys"], *info["mismatched_keys"]]
@@ -39,7 +43,10 @@ def truncated(draft: Draft, folder: Path) -> None:
 
 CASES: dict[str, Callable[[Draft, Path], object]] = {
     "whole": lambda *_: None,
-    "tied": lambda draft, _: (draft.config.update(tie_word_embeddings=True), draft.drop("lm_head.weight")),
+    "tied": lambda draft, _: (
+        draft.config.update(tie_word_embeddings=True),
+        draft.drop("lm_head.weight"),
+    ),
     "head is missing": lambda draft, _: draft.drop("lm_head.weight"),
     "more layers": changed(num_hidden_layers=3),
     "wider": changed(intermediate_size=128),

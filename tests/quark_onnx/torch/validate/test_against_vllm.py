@@ -1,4 +1,6 @@
-"""What is said of vLLM is what vLLM's own code says, where it is installed: no GPU is needed to choose a scheme."""
+"""What is said of vLLM is what vLLM's own code says, where it is installed: no GPU is needed to
+choose a scheme.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +22,30 @@ from quark_onnx.torch.validate.modules import Module
 from quark_onnx.torch.validate.quark_schemes import scheme_in_vllm, slots_of
 from quark_onnx.torch.validate.slots import slot_findings
 from tests.quark_onnx.torch.validate import drafts
-from tests.quark_onnx.torch.validate.drafts import FP8, INT8, SCHEMES, TOKENS, Draft, layer
+from tests.quark_onnx.torch.validate.drafts import (
+    FP8,
+    INT8,
+    SCHEMES,
+    TOKENS,
+    Draft,
+    layer,
+)
 
 LAYERS = "vllm.model_executor.layers"
-FUSED = {"qkv_proj": ["q_proj", "k_proj", "v_proj"], "gate_up_proj": ["gate_proj", "up_proj"]}
+FUSED = {
+    "qkv_proj": ["q_proj", "k_proj", "v_proj"],
+    "gate_up_proj": ["gate_proj", "up_proj"],
+}
 #: What vLLM raises on purpose, and by accident, where it refuses a configuration.
-REFUSALS = (ValueError, NotImplementedError, RuntimeError, AttributeError, TypeError, KeyError, AssertionError)
+REFUSALS = (
+    ValueError,
+    NotImplementedError,
+    RuntimeError,
+    AttributeError,
+    TypeError,
+    KeyError,
+    AssertionError,
+)
 
 
 def module(name: str) -> Any:
@@ -35,19 +55,31 @@ def module(name: str) -> Any:
 
 
 def config_of(entries: dict[str, Any]) -> Any:
-    config = module("quantization.quark.quark").QuarkConfig.from_config(deepcopy(entries))
+    config = module("quantization.quark.quark").QuarkConfig.from_config(
+        deepcopy(entries)
+    )
     config.packed_modules_mapping = FUSED
     return config
 
 
 def load(draft: Draft) -> None:
-    """Choose a method for all layers of the model, as vLLM does when it builds it; raises if it refuses."""
+    """Choose a method for all layers of the model, as vLLM does when it builds it.
+
+    Raises if it refuses.
+    """
     config = config_of(draft.quantization)
     linear = module("linear").LinearBase
     for number in range(2):
-        for name in ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj"):
+        for name in (
+            "self_attn.qkv_proj",
+            "self_attn.o_proj",
+            "mlp.gate_up_proj",
+            "mlp.down_proj",
+        ):
             config.get_quant_method_target(f"model.layers.{number}.{name}", linear)
-    module("quantization.quark.quark").QuarkKVCacheMethod.validate_kv_cache_config(config.kv_cache_config)
+    module("quantization.quark.quark").QuarkKVCacheMethod.validate_kv_cache_config(
+        config.kv_cache_config
+    )
 
 
 def varied() -> list[dict[str, Any]]:
@@ -63,7 +95,11 @@ def varied() -> list[dict[str, Any]]:
             {"symmetric": False},
             {"qscheme": "per_group", "group_size": 128},
             {"qscheme": "per_block", "block_size": [128, 128]},
-            {"qscheme": "per_block", "block_size": [1, 32], "scale_type": "float8_e8m0fnu"},
+            {
+                "qscheme": "per_block",
+                "block_size": [1, 32],
+                "scale_type": "float8_e8m0fnu",
+            },
             {"qscheme": "per_channel"},
             {"group_size": 16},
             {"group_size": "32"},
@@ -87,16 +123,31 @@ def test_schemes_of_quark() -> None:
     config = config_of(drafts.quark().quantization)
     for weight, inputs in pairs:
         entries = layer(weight, inputs)
-        config.quant_config = {**drafts.quark().quantization, "global_quant_config": entries}
+        config.quant_config = {
+            **drafts.quark().quantization,
+            "global_quant_config": entries,
+        }
         for is_experts in (False, True):
             try:
                 if is_experts:
-                    found = moe.get_moe_method_target(config, experts, "model.layers.0.mlp.experts")[2] is not None
+                    found = (
+                        moe.get_moe_method_target(
+                            config, experts, "model.layers.0.mlp.experts"
+                        )[2]
+                        is not None
+                    )
                 else:
-                    found = config.get_scheme_cls(linear, "model.layers.0.mlp.down_proj")[2] is not None
+                    found = (
+                        config.get_scheme_cls(linear, "model.layers.0.mlp.down_proj")[2]
+                        is not None
+                    )
             except REFUSALS:
                 found = False
-            assert bool(scheme_in_vllm(entries, "reorder", is_experts)[0]) is found, (weight, inputs, is_experts)
+            assert bool(scheme_in_vllm(entries, "reorder", is_experts)[0]) is found, (
+                weight,
+                inputs,
+                is_experts,
+            )
             chosen[found] += 1
     assert min(chosen.values()) > 100
 
@@ -123,17 +174,35 @@ DRAFTS: dict[str, Draft] = {
     "one of three excluded": edited(exclude=["lm_head", Q0]),
     "pattern excludes one of three": edited(exclude=["lm_head", "re:.*q_proj"]),
     "k differs by a key": edited(overrides={"*k_proj": {**layer(FP8, FP8), "more": 1}}),
-    "k differs by a scheme": edited(overrides={"model.layers.0.self_attn.k_proj": layer(FP8, TOKENS)}),
-    "another scheme for all of them": edited(overrides={"*self_attn*": layer(FP8, TOKENS)}),
-    "down differs": edited(overrides={"model.layers.0.mlp.down_proj": layer(FP8, TOKENS)}),
-    "down is impossible": edited(overrides={"*down_proj": layer(FP8, INT8)}),
-    "output": edited(overrides={"*down_proj": {**layer(FP8, FP8), "output_tensors": FP8}}),
-    "cache without layers": edited(export={"kv_cache_group": ["*k_proj"], "pack_method": "reorder"}),
-    "cache in int8": edited(
-        cached=True, overrides={name: {**layer(FP8, FP8), "output_tensors": INT8} for name in ("*k_proj", "*v_proj")}
+    "k differs by a scheme": edited(
+        overrides={"model.layers.0.self_attn.k_proj": layer(FP8, TOKENS)}
     ),
-    "cache of two kinds": edited(cached=True, overrides={"*v_proj": {**layer(FP8, FP8), "output_tensors": INT8}}),
-    "cache without outputs": edited(cached=True, overrides={"*v_proj": {"weight": FP8, "input_tensors": FP8}}),
+    "another scheme for all of them": edited(
+        overrides={"*self_attn*": layer(FP8, TOKENS)}
+    ),
+    "down differs": edited(
+        overrides={"model.layers.0.mlp.down_proj": layer(FP8, TOKENS)}
+    ),
+    "down is impossible": edited(overrides={"*down_proj": layer(FP8, INT8)}),
+    "output": edited(
+        overrides={"*down_proj": {**layer(FP8, FP8), "output_tensors": FP8}}
+    ),
+    "cache without layers": edited(
+        export={"kv_cache_group": ["*k_proj"], "pack_method": "reorder"}
+    ),
+    "cache in int8": edited(
+        cached=True,
+        overrides={
+            name: {**layer(FP8, FP8), "output_tensors": INT8}
+            for name in ("*k_proj", "*v_proj")
+        },
+    ),
+    "cache of two kinds": edited(
+        cached=True, overrides={"*v_proj": {**layer(FP8, FP8), "output_tensors": INT8}}
+    ),
+    "cache without outputs": edited(
+        cached=True, overrides={"*v_proj": {"weight": FP8, "input_tensors": FP8}}
+    ),
 }
 
 
@@ -149,16 +218,33 @@ def test_configurations_of_quark(name: str, tmp_path: Path) -> None:
     verdict = validate(draft.write(tmp_path / "draft"), "vllm")
     # of tensors vLLM knows nothing at this point
     of_tensors = ("tensor-", "scale-", "excluded-", "float-", "group-")
-    said = [f for f in verdict.findings if f.severity == "refused" and not f.rule.startswith(of_tensors)]
+    said = [
+        f
+        for f in verdict.findings
+        if f.severity == "refused" and not f.rule.startswith(of_tensors)
+    ]
     assert (not said) is loads, verdict.text()
 
 
 def test_schemes_of_compressed_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
-    compressed = module("quantization.compressed_tensors.compressed_tensors").CompressedTensorsConfig
-    monkeypatch.setattr(compressed, "_check_scheme_supported", staticmethod(lambda *_, **__: True))  # by any GPU
+    compressed = module(
+        "quantization.compressed_tensors.compressed_tensors"
+    ).CompressedTensorsConfig
+    monkeypatch.setattr(
+        compressed, "_check_scheme_supported", staticmethod(lambda *_, **__: True)
+    )  # by any GPU
     arguments = [
-        {"num_bits": bits, "type": kind, "strategy": strategy, "symmetric": symmetric, "dynamic": dynamic, **extra}
-        for bits, kind, symmetric, dynamic in itertools.product((4, 8), ("int", "float"), (True, False), (True, False))
+        {
+            "num_bits": bits,
+            "type": kind,
+            "strategy": strategy,
+            "symmetric": symmetric,
+            "dynamic": dynamic,
+            **extra,
+        }
+        for bits, kind, symmetric, dynamic in itertools.product(
+            (4, 8), ("int", "float"), (True, False), (True, False)
+        )
         for strategy, extra in (
             ("tensor", {}),
             ("channel", {}),
@@ -169,13 +255,25 @@ def test_schemes_of_compressed_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
             ("block", {"block_structure": [128, 128]}),
         )
     ]
-    formats = ("pack-quantized", "int-quantized", "float-quantized", "nvfp4-pack-quantized", "mxfp8-quantized")
+    formats = (
+        "pack-quantized",
+        "int-quantized",
+        "float-quantized",
+        "nvfp4-pack-quantized",
+        "mxfp8-quantized",
+    )
     chosen = {True: 0, False: 0}
-    for weights, inputs, form in itertools.product(arguments, [None, *arguments], formats):
+    for weights, inputs, form in itertools.product(
+        arguments, [None, *arguments], formats
+    ):
         group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs}
         try:
             config = compressed.from_config(
-                {"format": form, "config_groups": {"group_0": deepcopy(group)}, "ignore": []}
+                {
+                    "format": form,
+                    "config_groups": {"group_0": deepcopy(group)},
+                    "ignore": [],
+                }
             )
         except Exception:  # these arguments do not go together at all
             continue
@@ -201,10 +299,25 @@ def _accepts(config: Any, choose: Any, parts: dict[str, Any]) -> bool:
     def chosen(*_: Any, **__: Any) -> None:
         raise _Chosen
 
-    kept = {name: value for name, value in namespace.items() if name.startswith("CompressedTensorsW")}
-    namespace.update(dict.fromkeys(kept, type("Scheme", (), {"__init__": chosen, "get_min_capability": lambda: 0})))
+    kept = {
+        name: value
+        for name, value in namespace.items()
+        if name.startswith("CompressedTensorsW")
+    }
+    namespace.update(
+        dict.fromkeys(
+            kept,
+            type("Scheme", (), {"__init__": chosen, "get_min_capability": lambda: 0}),
+        )
+    )
     try:
-        choose(config, parts["weights"], parts["input_activations"], parts["output_activations"], parts["format"])
+        choose(
+            config,
+            parts["weights"],
+            parts["input_activations"],
+            parts["output_activations"],
+            parts["format"],
+        )
     except _Chosen:
         return True
     finally:
@@ -212,9 +325,13 @@ def _accepts(config: Any, choose: Any, parts: dict[str, Any]) -> bool:
     return False
 
 
-@pytest.mark.parametrize("scheme", [name for name in SCHEMES if name not in drafts.REJECTED])
+@pytest.mark.parametrize(
+    "scheme", [name for name in SCHEMES if name not in drafts.REJECTED]
+)
 def test_tensors_of_quark(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """vLLM makes the parameters that the table of slots demands: names and shapes, of one layer that is not fused."""
+    """vLLM makes the parameters that the table of slots demands: names and shapes, of one layer
+    that is not fused.
+    """
     torch = pytest.importorskip("torch")
     linear = module("linear").LinearBase
     _without_gpu(monkeypatch)
@@ -222,7 +339,9 @@ def test_tensors_of_quark(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
     config = config_of(entries)
     name, (out, into) = "model.layers.0.mlp.down_proj", (32, 64)
     weight_key, input_key, kind = config.get_scheme_cls(linear, name)
-    chosen = config.init_scheme(kind, weight_key, input_key, 1, entries["global_quant_config"]["weight"])
+    chosen = config.init_scheme(
+        kind, weight_key, input_key, 1, entries["global_quant_config"]["weight"]
+    )
     made = torch.nn.Module()
     chosen.create_weights(
         layer=made,
@@ -237,7 +356,9 @@ def test_tensors_of_quark(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
         part: Tensor(f"{name}.{part}", dtype, shape, Path(), 0, 0)
         for part, (dtype, shape) in drafts.stored(scheme, out, into).items()
     }
-    found = slots_of(entries["global_quant_config"], tensors["weight"], tensors["weight_scale"])
+    found = slots_of(
+        entries["global_quant_config"], tensors["weight"], tensors["weight_scale"]
+    )
     assert found is not None and found[0] == (out, into)
     parameters = {part: tuple(value.shape) for part, value in made.named_parameters()}
     assert parameters.keys() == found[1].keys()
@@ -247,33 +368,83 @@ def test_tensors_of_quark(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels are neither looked for nor made; there is one process."""
-    sizes = {"get_tensor_model_parallel_rank": lambda: 0, "get_tensor_model_parallel_world_size": lambda: 1}
+    sizes = {
+        "get_tensor_model_parallel_rank": lambda: 0,
+        "get_tensor_model_parallel_world_size": lambda: 1,
+    }
     for name in ("vllm.model_executor.parameter", "vllm.distributed"):
         for function, value in sizes.items():
-            monkeypatch.setattr(importlib.import_module(name), function, value, raising=False)
-    for name in ("nvfp4", "ocp_mx", "w4a16_int4", "w4a8_mxfp4_fp8", "w8a8_fp8", "w8a8_int8"):
+            monkeypatch.setattr(
+                importlib.import_module(name), function, value, raising=False
+            )
+    for name in (
+        "nvfp4",
+        "ocp_mx",
+        "w4a16_int4",
+        "w4a8_mxfp4_fp8",
+        "w8a8_fp8",
+        "w8a8_int8",
+    ):
         here = module(f"quantization.quark.schemes.quark_{name}")
         for function in vars(here):
-            if function.startswith(("init_", "choose_", "expose_", "get_current_vllm_config")):
+            if function.startswith(
+                ("init_", "choose_", "expose_", "get_current_vllm_config")
+            ):
                 monkeypatch.setattr(here, function, MagicMock())
 
 
 SETTINGS: list[tuple[str, dict[str, Any]]] = [
-    *(("awq", {name: value}) for name, value in (("bits", 4), ("bits", 8), ("bits", 3), ("zero_point", False))),
-    *(("gptq", {"bits": bits, "sym": sym}) for bits in (2, 3, 4, 8) for sym in (True, False)),
+    *(
+        ("awq", {name: value})
+        for name, value in (
+            ("bits", 4),
+            ("bits", 8),
+            ("bits", 3),
+            ("zero_point", False),
+        )
+    ),
+    *(
+        ("gptq", {"bits": bits, "sym": sym})
+        for bits in (2, 3, 4, 8)
+        for sym in (True, False)
+    ),
     *(("gptq", {"desc_act": True, "group_size": size}) for size in (-1, 32, 128)),
-    *(("fp8", {"activation_scheme": scheme}) for scheme in ("static", "dynamic", "token")),
-    *(("fp8", {"activation_scheme": scheme, "weight_block_size": [128, 128]}) for scheme in ("static", "dynamic")),
+    *(
+        ("fp8", {"activation_scheme": scheme})
+        for scheme in ("static", "dynamic", "token")
+    ),
+    *(
+        ("fp8", {"activation_scheme": scheme, "weight_block_size": [128, 128]})
+        for scheme in ("static", "dynamic")
+    ),
     ("fp8", {"activation_scheme": "dynamic", "weight_block_size": [128]}),
-    *(("awq", {"drop": key}) for key in ("bits", "group_size", "zero_point", "version", "modules_to_not_convert")),
-    *(("gptq", {"drop": key}) for key in ("bits", "group_size", "desc_act", "sym", "lm_head")),
+    *(
+        ("awq", {"drop": key})
+        for key in (
+            "bits",
+            "group_size",
+            "zero_point",
+            "version",
+            "modules_to_not_convert",
+        )
+    ),
+    *(
+        ("gptq", {"drop": key})
+        for key in ("bits", "group_size", "desc_act", "sym", "lm_head")
+    ),
     *(("fp8", {"drop": key}) for key in ("activation_scheme", "ignored_layers")),
 ]
 
 
 @pytest.mark.parametrize(("layout", "settings"), SETTINGS, ids=str)
-def test_configurations_of_others(layout: str, settings: dict[str, Any], tmp_path: Path) -> None:
-    names = {"awq": ("auto_awq", "AutoAWQConfig"), "gptq": ("auto_gptq", "AutoGPTQConfig"), "fp8": ("fp8", "Fp8Config")}
+def test_configurations_of_others(
+    layout: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    names = {
+        "awq": ("auto_awq", "AutoAWQConfig"),
+        "gptq": ("auto_gptq", "AutoGPTQConfig"),
+        "fp8": ("fp8", "Fp8Config"),
+    }
     config = getattr(module(f"quantization.{names[layout][0]}"), names[layout][1])
     draft = getattr(drafts, layout)()
     entries = draft.quantization
@@ -285,13 +456,20 @@ def test_configurations_of_others(layout: str, settings: dict[str, Any], tmp_pat
     except REFUSALS:
         loads = False
     verdict = validate(draft.write(tmp_path / "draft"), "vllm")
-    assert (f"{layout}-config" not in {finding.rule for finding in verdict.findings}) is loads, verdict.text()
+    assert (
+        f"{layout}-config" not in {finding.rule for finding in verdict.findings}
+    ) is loads, verdict.text()
 
 
-@pytest.mark.parametrize("kind", ["pack-quantized", "float-quantized", "int-quantized", "nvfp4-pack-quantized"])
+@pytest.mark.parametrize(
+    "kind",
+    ["pack-quantized", "float-quantized", "int-quantized", "nvfp4-pack-quantized"],
+)
 @pytest.mark.parametrize("symmetric", [True, False])
 def test_tensors_of_compressed_tensors(kind: str, symmetric: bool) -> None:
-    """The library itself compresses a layer: names, types and shapes are those that the slots demand."""
+    """The library itself compresses a layer: names, types and shapes are those that the slots
+    demand.
+    """
     torch = pytest.importorskip("torch")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -302,12 +480,32 @@ def test_tensors_of_compressed_tensors(kind: str, symmetric: bool) -> None:
         pytest.skip("floats are symmetric")
     float8 = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True}
     int8 = {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": symmetric}
-    int4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": symmetric}
-    float4 = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16, "symmetric": True}
-    table = dict(zip(("pack-quantized", "float-quantized", "int-quantized"), (int4, float8, int8), strict=True))
+    int4 = {
+        "num_bits": 4,
+        "type": "int",
+        "strategy": "group",
+        "group_size": 32,
+        "symmetric": symmetric,
+    }
+    float4 = {
+        "num_bits": 4,
+        "type": "float",
+        "strategy": "tensor_group",
+        "group_size": 16,
+        "symmetric": True,
+    }
+    table = dict(
+        zip(
+            ("pack-quantized", "float-quantized", "int-quantized"),
+            (int4, float8, int8),
+            strict=True,
+        )
+    )
     weights = table.get(kind, float4)
     out, into = 32, 64
-    groups = {"group": into // 32, "tensor_group": into // 16}.get(str(weights["strategy"]), 1)
+    groups = {"group": into // 32, "tensor_group": into // 16}.get(
+        str(weights["strategy"]), 1
+    )
     state = {"weight": torch.zeros(out, into), "weight_scale": torch.ones(out, groups)}
     if not symmetric:
         state["weight_zero_point"] = torch.zeros(out, groups, dtype=torch.int8)
@@ -315,10 +513,17 @@ def test_tensors_of_compressed_tensors(kind: str, symmetric: bool) -> None:
         state["weight_global_scale"] = torch.ones(1)
     scheme = QuantizationScheme(targets=["Linear"], weights=QuantizationArgs(**weights))
     made = BaseCompressor.get_value_from_registry(kind).compress(state, scheme)
-    types = {torch.float8_e4m3fn: "F8_E4M3", torch.int8: "I8", torch.int32: "I32", torch.uint8: "U8"}
+    types = {
+        torch.float8_e4m3fn: "F8_E4M3",
+        torch.int8: "I8",
+        torch.int32: "I32",
+        torch.uint8: "U8",
+    }
     types |= {torch.float32: "F32", torch.int64: "I64"}
     tensors = {
-        name: Tensor(f"layer.{name}", types[value.dtype], tuple(value.shape), Path(), 0, 0)
+        name: Tensor(
+            f"layer.{name}", types[value.dtype], tuple(value.shape), Path(), 0, 0
+        )
         for name, value in made.items()
     }
     found = Module("layer", tensors)

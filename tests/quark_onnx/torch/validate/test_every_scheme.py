@@ -1,6 +1,8 @@
-"""The verdict on a checkpoint for transformers is what transformers does with it, for every scheme that can be written.
+"""The verdict on a checkpoint for transformers is what transformers does with it, for every scheme
+that can be written.
 
-A verdict is a claim about another library, so it is tried on that library: load the folder and run it on a few tokens.
+A verdict is a claim about another library, so it is tried on that library: load the folder and run
+it on a few tokens.
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ for folder in sys.argv[1:]:
     except Exception:
         words[folder] = "refused"
 print(json.dumps(words))
-"""
+"""  # noqa: E501
 
 
 def expected(verdict: Verdict) -> str:
@@ -64,7 +66,9 @@ def expected(verdict: Verdict) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_compressed_tensors(dtype: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_compressed_tensors(
+    dtype: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     needs("compressed_tensors", "accelerate")
     transformers = pytest.importorskip("transformers")
     caplog.set_level(logging.CRITICAL)
@@ -76,7 +80,9 @@ def test_compressed_tensors(dtype: str, tmp_path: Path, caplog: pytest.LogCaptur
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
-                model = transformers.AutoModelForCausalLM.from_pretrained(folder, device_map="cpu").eval()
+                model = transformers.AutoModelForCausalLM.from_pretrained(
+                    folder, device_map="cpu"
+                ).eval()
                 with torch.no_grad():
                     model(tokens()[0])
                 done[name] = "loads"
@@ -98,4 +104,6 @@ def test_amd_quark(tmp_path: Path) -> None:
                 continue
             said[str(folder)] = validate(folder, "transformers").word
     done = peer(CLIENT, *said)
-    assert said == done, json.dumps({name: (said[name], done[name]) for name in said if said[name] != done[name]})
+    assert said == done, json.dumps(
+        {name: (said[name], done[name]) for name in said if said[name] != done[name]}
+    )

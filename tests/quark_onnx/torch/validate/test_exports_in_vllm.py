@@ -1,4 +1,6 @@
-"""vLLM's own loader takes what is exported here, tensor by tensor, where it is installed; the validator says the same.
+"""vLLM's own loader takes what is exported here, tensor by tensor, where it is installed.
+
+The validator says the same.
 
 No GPU is needed: vLLM makes the parameters of a model and loads them, and computes nothing.
 """
@@ -42,7 +44,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen2_moe": _BASE | _EXPERTS | {"shared_expert_intermediate_size": 128},
     "qwen3_moe": _BASE | _EXPERTS | {"head_dim": 32},
 }
-#: Families whose loaders in vLLM do not find the scales of keys and values that AMD Quark's layout has.
+#: Families whose loaders in vLLM do not find the scales of keys and values that AMD Quark's layout
+#: has.
 LOST: dict[str, dict[str, Any]] = {
     "qwen2_moe": FAMILIES["qwen2_moe"],
     **dict.fromkeys(("gemma", "gemma2", "gemma3_text"), _BASE | {"head_dim": 32}),
@@ -64,7 +67,9 @@ def floats(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The float folder of each family."""
     root = tmp_path_factory.mktemp("float")
     return {
-        name: saved(made(AutoConfig.for_model(name, **settings), torch.bfloat16), root / name)
+        name: saved(
+            made(AutoConfig.for_model(name, **settings), torch.bfloat16), root / name
+        )
         for name, settings in (FAMILIES | LOST).items()
     }
 
@@ -77,74 +82,150 @@ def agreed(folder: Path, *, cached: bool = False) -> bool:
         found = vllm_model.load(model, folder, cached=cached)
         if cached:
             vllm_model.prepare_cache(model, folder)
-    except (ValueError, RuntimeError, AttributeError, LookupError, AssertionError) as error:
+    except (
+        ValueError,
+        RuntimeError,
+        AttributeError,
+        LookupError,
+        AssertionError,
+    ) as error:
         found = [repr(error)]
         assert not verdict.loads, found
     assert verdict.right is not bool(found), (found, verdict.text())
     return not found
 
 
-def exported(source: Path, output: Path, scheme: str, data: Any = None, layout: str = "quark", **settings: Any) -> Path:
+def exported(
+    source: Path,
+    output: Path,
+    scheme: str,
+    data: Any = None,
+    layout: str = "quark",
+    **settings: Any,
+) -> Path:
     method = settings.pop("pack_method", "reorder")
     writing = Writing(layout=layout, pack_method=method)
     data = tokens(6, 24) if data is None else data
-    quantize_checkpoint(source, output, config_for(scheme, **settings), data, writing=writing, progress=False)
+    quantize_checkpoint(
+        source,
+        output,
+        config_for(scheme, **settings),
+        data,
+        writing=writing,
+        progress=False,
+    )
     return output
 
 
 #: Schemes of AMD Quark that vLLM 0.33 has nothing for.
-_REFUSED = {"int4_wo_per_channel", "uint4_wo_per_channel", "int4_wa_64", "uint4_int8", "bf16", "fp16"}
+_REFUSED = {
+    "int4_wo_per_channel",
+    "uint4_wo_per_channel",
+    "int4_wa_64",
+    "uint4_int8",
+    "bf16",
+    "fp16",
+}
 _REFUSED |= {"amdfp4", "amdfp4_g32", "int4_fp8"}  # int4_fp8 is for experts alone
 _REFUSED |= {name for name in SCHEMES if name.startswith(("int3_", "uint2_", "uint3_"))}
 
 
-@pytest.mark.parametrize("scheme", [name for name in SCHEMES if name not in ("mx6", "mx9", "bfp16")])
+@pytest.mark.parametrize(
+    "scheme", [name for name in SCHEMES if name not in ("mx6", "mx9", "bfp16")]
+)
 def test_schemes(scheme: str, floats: dict[str, Path], tmp_path: Path) -> None:
-    assert agreed(exported(floats["llama"], tmp_path / "out", scheme)) is (scheme not in _REFUSED)
+    assert agreed(exported(floats["llama"], tmp_path / "out", scheme)) is (
+        scheme not in _REFUSED
+    )
 
 
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name != "llama"])
-@pytest.mark.parametrize("scheme", ["fp8", "int8_per_channel", "uint4_wo_64", "mxfp4", "mxfp4_fp8", "nvfp4"])
-def test_families(family: str, scheme: str, floats: dict[str, Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "scheme", ["fp8", "int8_per_channel", "uint4_wo_64", "mxfp4", "mxfp4_fp8", "nvfp4"]
+)
+def test_families(
+    family: str, scheme: str, floats: dict[str, Path], tmp_path: Path
+) -> None:
     assert agreed(exported(floats[family], tmp_path / "out", scheme))
 
 
-_LLAMA4 = _BASE | {"intermediate_size_mlp": 256, "head_dim": 32, "num_local_experts": 4, "moe_layers": [0, 1]}
+_LLAMA4 = _BASE | {
+    "intermediate_size_mlp": 256,
+    "head_dim": 32,
+    "num_local_experts": 4,
+    "moe_layers": [0, 1],
+}
 
 
 @pytest.mark.parametrize("scheme", ["fp8", "ptpc_fp8", "mxfp4", "int4_wo_32"])
 def test_outputs_that_are_reordered(scheme: str, tmp_path: Path) -> None:
-    """Llama 4: the loader gives outputs of queries and keys the order of vLLM's rotation, and takes rows for them."""
-    source = saved(made(AutoConfig.for_model("llama4_text", **_LLAMA4), torch.bfloat16), tmp_path / "source")
-    assert agreed(exported(source, tmp_path / "out", scheme)) is (scheme != "int4_wo_32")
+    """Llama 4: the loader gives outputs of queries and keys the order of vLLM's rotation, and takes
+    rows for them.
+    """
+    source = saved(
+        made(AutoConfig.for_model("llama4_text", **_LLAMA4), torch.bfloat16),
+        tmp_path / "source",
+    )
+    assert agreed(exported(source, tmp_path / "out", scheme)) is (
+        scheme != "int4_wo_32"
+    )
     if scheme == "int4_wo_32":
-        assert agreed(exported(source, tmp_path / "float", scheme, exclude=("lm_head", "*self_attn*")))
-        assert agreed(exported(source, tmp_path / "fp8", scheme, layers=(("*self_attn*", "ptpc_fp8"),)))
+        assert agreed(
+            exported(
+                source, tmp_path / "float", scheme, exclude=("lm_head", "*self_attn*")
+            )
+        )
+        assert agreed(
+            exported(
+                source, tmp_path / "fp8", scheme, layers=(("*self_attn*", "ptpc_fp8"),)
+            )
+        )
 
 
 @pytest.mark.parametrize("scheme", ["int4_wo_32", "uint4_wo_128"])
 @pytest.mark.parametrize("family", ["llama", "mixtral"])
-def test_nibbles_in_order(family: str, scheme: str, floats: dict[str, Path], tmp_path: Path) -> None:
-    assert agreed(exported(floats[family], tmp_path / "out", scheme, pack_method="order"))
+def test_nibbles_in_order(
+    family: str, scheme: str, floats: dict[str, Path], tmp_path: Path
+) -> None:
+    assert agreed(
+        exported(floats[family], tmp_path / "out", scheme, pack_method="order")
+    )
 
 
 @pytest.mark.parametrize("family", ["llama", "mixtral", "qwen3_moe"])
 @pytest.mark.parametrize("cache", ["fp8", "fp8-rope"])
-def test_keys_and_values(family: str, cache: str, floats: dict[str, Path], tmp_path: Path) -> None:
-    assert agreed(exported(floats[family], tmp_path / "out", "fp8", kv_cache=cache), cached=True)
+def test_keys_and_values(
+    family: str, cache: str, floats: dict[str, Path], tmp_path: Path
+) -> None:
+    assert agreed(
+        exported(floats[family], tmp_path / "out", "fp8", kv_cache=cache), cached=True
+    )
 
 
 @pytest.mark.parametrize("family", LOST)
-def test_keys_and_values_that_are_not_found(family: str, floats: dict[str, Path], tmp_path: Path) -> None:
-    assert not agreed(exported(floats[family], tmp_path / "quark", "fp8", kv_cache="fp8"), cached=True)
-    assert agreed(exported(floats[family], tmp_path / "fp8", "fp8", kv_cache="fp8", layout="fp8"), cached=True)
+def test_keys_and_values_that_are_not_found(
+    family: str, floats: dict[str, Path], tmp_path: Path
+) -> None:
+    assert not agreed(
+        exported(floats[family], tmp_path / "quark", "fp8", kv_cache="fp8"), cached=True
+    )
+    assert agreed(
+        exported(floats[family], tmp_path / "fp8", "fp8", kv_cache="fp8", layout="fp8"),
+        cached=True,
+    )
 
 
 @pytest.mark.parametrize("family", ["llama", "mixtral", "qwen3_moe"])
-@pytest.mark.parametrize("layers", [("*self_attn*", "mxfp4"), ("*layers.0.self_attn*", "ptpc_fp8")], ids=str)
-def test_attention_of_another_scheme(family: str, layers: Any, floats: dict[str, Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "layers", [("*self_attn*", "mxfp4"), ("*layers.0.self_attn*", "ptpc_fp8")], ids=str
+)
+def test_attention_of_another_scheme(
+    family: str, layers: Any, floats: dict[str, Path], tmp_path: Path
+) -> None:
     settings = {"kv_cache": "fp8-rope", "attention": "fp8", "layers": (layers,)}
-    assert agreed(exported(floats[family], tmp_path / "out", "fp8", **settings), cached=True)
+    assert agreed(
+        exported(floats[family], tmp_path / "out", "fp8", **settings), cached=True
+    )
 
 
 _K, _V = (f"model.layers.1.self_attn.{side}_proj.output_scale" for side in "kv")
@@ -164,13 +245,21 @@ _K, _V = (f"model.layers.1.self_attn.{side}_proj.output_scale" for side in "kv")
     ],
     ids=str,
 )
-def test_what_is_lost_or_no_scale(change: dict[str, float | None], floats: dict[str, Path], tmp_path: Path) -> None:
-    out = exported(floats["llama"], tmp_path / "out", "fp8", kv_cache="fp8", attention="fp8")
+def test_what_is_lost_or_no_scale(
+    change: dict[str, float | None], floats: dict[str, Path], tmp_path: Path
+) -> None:
+    out = exported(
+        floats["llama"], tmp_path / "out", "fp8", kv_cache="fp8", attention="fp8"
+    )
     file = out / "model.safetensors"
     held = load_file(file)
     for place, value in change.items():
-        held = {name: tensor for name, tensor in held.items() if not name.startswith(place)}
-        held |= {} if value is None else {place: torch.tensor(value, dtype=torch.bfloat16)}
+        held = {
+            name: tensor for name, tensor in held.items() if not name.startswith(place)
+        }
+        held |= (
+            {} if value is None else {place: torch.tensor(value, dtype=torch.bfloat16)}
+        )
     save_file(held, file, {"format": "pt"})
     assert agreed(out, cached=True) is (change == {_K: 0.5})
 
@@ -178,7 +267,15 @@ def test_what_is_lost_or_no_scale(change: dict[str, float | None], floats: dict[
 @pytest.mark.parametrize(
     ("family", "change"),
     [
-        *(("llama", {key: None}) for key in ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")),
+        *(
+            ("llama", {key: None})
+            for key in (
+                "hidden_size",
+                "intermediate_size",
+                "num_attention_heads",
+                "vocab_size",
+            )
+        ),
         ("llama", {"num_hidden_layers": None}),
         ("mixtral", {"num_local_experts": 8}),
         ("qwen2_moe", {"num_experts": 8}),
@@ -186,10 +283,16 @@ def test_what_is_lost_or_no_scale(change: dict[str, float | None], floats: dict[
     ],
     ids=str,
 )
-def test_sizes_that_are_not_told(family: str, change: dict[str, Any], floats: dict[str, Path], tmp_path: Path) -> None:
+def test_sizes_that_are_not_told(
+    family: str, change: dict[str, Any], floats: dict[str, Path], tmp_path: Path
+) -> None:
     out = exported(floats[family], tmp_path / "out", "ptpc_fp8")
     content = json.loads((out / "config.json").read_text(encoding="utf-8")) | change
-    content = {key: value for key, value in content.items() if key not in change or value is not None}
+    content = {
+        key: value
+        for key, value in content.items()
+        if key not in change or value is not None
+    }
     (out / "config.json").write_text(json.dumps(content), encoding="utf-8")
     assert not agreed(out)
 
@@ -198,21 +301,45 @@ _ATTENTION = "model.layers.0.self_attn."
 
 
 @pytest.mark.parametrize("layout", ["quark", "compressed-tensors", "fp8"])
-@pytest.mark.parametrize("end", ["prob_scale", "prob_output_scale", "k_scale", "o_proj.output_scale", "attn.q_scale"])
-def test_scales_that_attention_has_or_lacks(layout: str, end: str, floats: dict[str, Path], tmp_path: Path) -> None:
-    out = exported(floats["llama"], tmp_path / "out", "fp8", kv_cache="fp8", layout=layout)
+@pytest.mark.parametrize(
+    "end",
+    [
+        "prob_scale",
+        "prob_output_scale",
+        "k_scale",
+        "o_proj.output_scale",
+        "attn.q_scale",
+    ],
+)
+def test_scales_that_attention_has_or_lacks(
+    layout: str, end: str, floats: dict[str, Path], tmp_path: Path
+) -> None:
+    out = exported(
+        floats["llama"], tmp_path / "out", "fp8", kv_cache="fp8", layout=layout
+    )
     file = out / "model.safetensors"
-    save_file(load_file(file) | {_ATTENTION + end: torch.tensor(0.5)}, file, {"format": "pt"})
-    found = end in ("k_scale", "attn.q_scale") or (end == "prob_output_scale" and layout != "compressed-tensors")
+    save_file(
+        load_file(file) | {_ATTENTION + end: torch.tensor(0.5)}, file, {"format": "pt"}
+    )
+    found = end in ("k_scale", "attn.q_scale") or (
+        end == "prob_output_scale" and layout != "compressed-tensors"
+    )
     assert agreed(out, cached=True) is found
 
 
 @pytest.mark.parametrize("layout", ["quark", "fp8"])
-def test_the_names_of_other_tools(layout: str, floats: dict[str, Path], tmp_path: Path) -> None:
-    out = exported(floats["llama"], tmp_path / "out", "fp8", kv_cache="fp8", layout=layout)
+def test_the_names_of_other_tools(
+    layout: str, floats: dict[str, Path], tmp_path: Path
+) -> None:
+    out = exported(
+        floats["llama"], tmp_path / "out", "fp8", kv_cache="fp8", layout=layout
+    )
     file = out / "model.safetensors"
     names = {f"{side}_proj.output_scale": f"{side}_proj.{side}_scale" for side in "kv"}
-    names |= {f"self_attn.{side}_scale": f"self_attn.{side}_proj.{side}_scale" for side in "kv"}
+    names |= {
+        f"self_attn.{side}_scale": f"self_attn.{side}_proj.{side}_scale"
+        for side in "kv"
+    }
     held = load_file(file)
     for old, new in names.items():
         held = {name.replace(old, new): tensor for name, tensor in held.items()}
@@ -221,7 +348,9 @@ def test_the_names_of_other_tools(layout: str, floats: dict[str, Path], tmp_path
 
 
 @pytest.mark.parametrize("scheme", ["fp8", "uint4_wo_32"])
-@pytest.mark.parametrize("name", ["model.layers.0.self_attn.o_proj", "model.layers.1.mlp.up_proj", "lm_head"])
+@pytest.mark.parametrize(
+    "name", ["model.layers.0.self_attn.o_proj", "model.layers.1.mlp.up_proj", "lm_head"]
+)
 @pytest.mark.parametrize("rank", [1, 3])
 def test_weights_that_are_no_matrices(
     rank: int, name: str, scheme: str, floats: dict[str, Path], tmp_path: Path
@@ -229,14 +358,20 @@ def test_weights_that_are_no_matrices(
     out = exported(floats["llama"], tmp_path / "out", scheme)
     file, key = out / "model.safetensors", f"{name}.weight"
     held = load_file(file)
-    save_file(held | {key: held[key].reshape(-1)[:2] if rank == 1 else held[key][None]}, file, {"format": "pt"})
+    save_file(
+        held | {key: held[key].reshape(-1)[:2] if rank == 1 else held[key][None]},
+        file,
+        {"format": "pt"},
+    )
     assert not agreed(out)
 
 
 @pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
 @pytest.mark.parametrize("scheme", ["fp8", "int8", "mxfp4_fp8", "nvfp4"])
-def test_experts_that_saw_no_data(family: str, scheme: str, floats: dict[str, Path], tmp_path: Path) -> None:
-    """vLLM would take 1.0 for the input scale of such an expert, and the greatest for all of them."""
+def test_experts_that_saw_no_data(
+    family: str, scheme: str, floats: dict[str, Path], tmp_path: Path
+) -> None:
+    """vLLM would take 1.0 for the input scale of such an expert, and the greatest for all of them."""  # noqa: E501
     assert agreed(exported(floats[family], tmp_path / "out", scheme, _FEW))
 
 
@@ -260,7 +395,9 @@ MIXED: list[tuple[str, str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("family", "scheme", "settings"), MIXED, ids=str)
-def test_mixed(family: str, scheme: str, settings: Any, floats: dict[str, Path], tmp_path: Path) -> None:
+def test_mixed(
+    family: str, scheme: str, settings: Any, floats: dict[str, Path], tmp_path: Path
+) -> None:
     out = exported(floats[family], tmp_path / "out", scheme, **settings)
     assert agreed(out, cached="kv_cache" in settings)
 
@@ -270,22 +407,43 @@ _NOT_IN_VLLM = {("compressed-tensors", "int8"), ("awq", "int4_wo_per_channel")}
 
 
 @pytest.mark.parametrize("family", ["llama", "mixtral", "qwen3_moe"])
-@pytest.mark.parametrize("layout", [name for name in LAYOUTS if name not in ("quark", "oga")])
+@pytest.mark.parametrize(
+    "layout", [name for name in LAYOUTS if name not in ("quark", "oga")]
+)
 @pytest.mark.parametrize(
     "scheme",
     [
-        *("fp8", "ptpc_fp8", "int8", "int8_per_channel", "int4_wo_32", "uint4_wo_128", "int4_wo_per_channel"),
+        *(
+            "fp8",
+            "ptpc_fp8",
+            "int8",
+            "int8_per_channel",
+            "int4_wo_32",
+            "uint4_wo_128",
+            "int4_wo_per_channel",
+        ),
         *("mxfp4", "mxfp4_weight_only", "mxfp8", "nvfp4"),
     ],
 )
-def test_layouts(scheme: str, layout: str, family: str, floats: dict[str, Path], tmp_path: Path) -> None:
-    if layout == "compressed-tensors" and scheme == "int4_wo_per_channel" and family != "llama":
-        pytest.skip("only with the Marlin kernels, which are not asked for here, vLLM has experts without groups")
+def test_layouts(
+    scheme: str, layout: str, family: str, floats: dict[str, Path], tmp_path: Path
+) -> None:
+    if (
+        layout == "compressed-tensors"
+        and scheme == "int4_wo_per_channel"
+        and family != "llama"
+    ):
+        pytest.skip(
+            "only with the Marlin kernels, which are not asked for here, vLLM has"
+            " experts without groups"
+        )
     try:
         out = exported(floats[family], tmp_path / "out", scheme, layout=layout)
     except ConfigError:
         pytest.skip(f"{layout} has no place for {scheme}")
-    refused = layout == "finegrained-fp8" or ((layout, scheme) in _NOT_IN_VLLM and family != "llama")
+    refused = layout == "finegrained-fp8" or (
+        (layout, scheme) in _NOT_IN_VLLM and family != "llama"
+    )
     assert agreed(out) is not refused
 
 
@@ -304,26 +462,38 @@ NAMES = {
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("change", NAMES)
-def test_names(change: str, family: str, floats: dict[str, Path], tmp_path: Path) -> None:
+def test_names(
+    change: str, family: str, floats: dict[str, Path], tmp_path: Path
+) -> None:
     """Whatever tensors are called, the validator finds those that vLLM's loader does not."""
     out = exported(floats[family], tmp_path / "out", "ptpc_fp8")
     old, new = NAMES[change]
     file = out / "model.safetensors"
-    held = {name.replace(old, new) if old else name: tensor for name, tensor in load_file(file).items()}
+    held = {
+        name.replace(old, new) if old else name: tensor
+        for name, tensor in load_file(file).items()
+    }
     changed = held.keys() != load_file(file).keys()
     save_file(held, file, {"format": "pt"})
     # the mappers of Mixtral and Mistral know both
-    takes_both = change == "halves as in memory" or (family, change) == ("mistral", "attention")
+    takes_both = change == "halves as in memory" or (family, change) == (
+        "mistral",
+        "attention",
+    )
     assert agreed(out) is (takes_both or not changed)
 
 
-def test_a_scale_of_another_type_is_noticed(floats: dict[str, Path], tmp_path: Path) -> None:
+def test_a_scale_of_another_type_is_noticed(
+    floats: dict[str, Path], tmp_path: Path
+) -> None:
     """This file has teeth: what vLLM would round, or leave as it was, is seen."""
     out = exported(floats["llama"], tmp_path / "out", "mxfp4")
     file, name = out / "model.safetensors", "model.layers.0.mlp.down_proj.weight_scale"
     held = load_file(file)
     save_file(held | {name: held[name].float() + 0.5}, file, {"format": "pt"})
-    assert vllm_model.load(vllm_model.built(out), out) == ["torch.float32 becomes torch.uint8"]
+    assert vllm_model.load(vllm_model.built(out), out) == [
+        "torch.float32 becomes torch.uint8"
+    ]
     held.pop(name)
     save_file(held, file, {"format": "pt"})
     found = vllm_model.load(vllm_model.built(out), out)

@@ -40,16 +40,23 @@ def test_a_header_is_what_the_library_reads(tmp_path: Path) -> None:
         assert library.metadata() == header.metadata
         for name, tensor in header.tensors.items():
             found = library.get_slice(name)
-            assert (found.get_dtype(), tuple(found.get_shape())) == (tensor.dtype, tensor.shape)
+            assert (found.get_dtype(), tuple(found.get_shape())) == (
+                tensor.dtype,
+                tensor.shape,
+            )
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_values(dtype: str, tmp_path: Path) -> None:
     numpy = pytest.importorskip("safetensors.numpy")
     values = np.array([0.5, -2, 1e-3], dtype)
-    numpy.save_file({"other": np.ones(3, "int32"), "values": values}, tmp_path / "file.safetensors")
+    numpy.save_file(
+        {"other": np.ones(3, "int32"), "values": values}, tmp_path / "file.safetensors"
+    )
     tensors = read_header(tmp_path / "file.safetensors").tensors
-    np.testing.assert_array_equal(values_of(tensors["values"]), values.astype("float64"))
+    np.testing.assert_array_equal(
+        values_of(tensors["values"]), values.astype("float64")
+    )
     with pytest.raises(ModelError, match="other: I32"):
         values_of(tensors["other"])
 
@@ -64,7 +71,9 @@ def test_values_of_bfloat16(tmp_path: Path) -> None:
 
 
 def test_whole_in_two_files(tmp_path: Path) -> None:
-    assert validate(drafts.quark().write_in_two(tmp_path / "two"), "vllm").findings == ()
+    assert (
+        validate(drafts.quark().write_in_two(tmp_path / "two"), "vllm").findings == ()
+    )
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", "\x00", "[" * 100_000])
@@ -97,7 +106,9 @@ def test_no_weights(tmp_path: Path) -> None:
     assert rules(validate(folder, "vllm")) == ["no-weights"]
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"weight_map": {"a": 1}}', '{"weight_map": []}'])
+@pytest.mark.parametrize(
+    "text", ["{", "[]", "{}", '{"weight_map": {"a": 1}}', '{"weight_map": []}']
+)
 def test_index_is_damaged(text: str, tmp_path: Path) -> None:
     folder = drafts.quark().write_in_two(tmp_path / "two")
     (folder / INDEX).write_text(text, encoding="utf-8")
@@ -135,7 +146,9 @@ def test_tensor_in_two_files(tmp_path: Path) -> None:
     weight_map = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
     draft = drafts.quark()
     both = {
-        name: draft.tensors[name] for name in draft.tensors if weight_map[name] == SECOND or name == "lm_head.weight"
+        name: draft.tensors[name]
+        for name in draft.tensors
+        if weight_map[name] == SECOND or name == "lm_head.weight"
     }
     write_safetensors(folder / SECOND, both, {})
     verdict = validate(folder, "vllm")
@@ -147,7 +160,16 @@ def test_truncated_everywhere(tmp_path: Path) -> None:
     folder = drafts.plain().write(tmp_path / "plain")
     file = folder / "model.safetensors"
     whole = file.read_bytes()
-    for length in {0, 1, 7, 8, 9, 100, *range(0, len(whole), len(whole) // 40), len(whole) - 1}:
+    for length in {
+        0,
+        1,
+        7,
+        8,
+        9,
+        100,
+        *range(0, len(whole), len(whole) // 40),
+        len(whole) - 1,
+    }:
         file.write_bytes(whole[:length])
         with pytest.raises(safetensors.SafetensorError):
             safetensors.safe_open(file, "numpy")
@@ -182,7 +204,9 @@ def test_headers_that_lie(entry: Any, found: str, tmp_path: Path) -> None:
 
 
 @given(data=st.data())
-def test_bits_that_flip(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_bits_that_flip(
+    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     """Damage never raises anything but a finding, whatever it hits."""
     folder = drafts.quark().write(tmp_path_factory.mktemp("flip"))
     name = data.draw(st.sampled_from(["config.json", "model.safetensors"]))
@@ -201,12 +225,18 @@ VALUES = st.recursive(
     | st.booleans()
     | st.integers(-3, 200)
     | st.sampled_from(["", "fp8_e4m3", "int4", "per_group", "re:([", "*"]),
-    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(["weight", "a"]), inner, max_size=2),
+    lambda inner: (
+        st.lists(inner, max_size=2)
+        | st.dictionaries(st.sampled_from(["weight", "a"]), inner, max_size=2)
+    ),
     max_leaves=3,
 )
 
 
-@given(layout=st.sampled_from(["quark", "awq", "gptq", "fp8", "compressed", "quark_kv"]), data=st.data())
+@given(
+    layout=st.sampled_from(["quark", "awq", "gptq", "fp8", "compressed", "quark_kv"]),
+    data=st.data(),
+)
 def test_any_value_in_the_configuration(
     layout: str, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -215,7 +245,11 @@ def test_any_value_in_the_configuration(
     entries = draft.quantization if data.draw(st.booleans()) else draft.config
     while True:
         key = data.draw(st.sampled_from(sorted(entries)))
-        if not isinstance(entries[key], dict) or not entries[key] or data.draw(st.booleans()):
+        if (
+            not isinstance(entries[key], dict)
+            or not entries[key]
+            or data.draw(st.booleans())
+        ):
             break
         entries = entries[key]
     entries[key] = data.draw(VALUES)
@@ -242,7 +276,9 @@ def test_bad_input(tmp_path: Path) -> None:
 
 def test_original_weights_beside_the_others_are_not_read(tmp_path: Path) -> None:
     folder = drafts.quark().write(tmp_path / "quark")
-    write_safetensors(folder / "consolidated.safetensors", {"layers.0.w": ("F32", (1,))}, {})
+    write_safetensors(
+        folder / "consolidated.safetensors", {"layers.0.w": ("F32", (1,))}, {}
+    )
     assert validate(folder, "vllm").findings == ()
 
 
@@ -250,11 +286,27 @@ def test_verdict_as_text_and_document(tmp_path: Path) -> None:
     draft = drafts.quark()
     draft.drop(".weight_scale")
     verdict = validate(draft.write(tmp_path / "none"), "vllm")
-    assert verdict.count("wrong") == len(drafts.LINEARS) and verdict.loads and not verdict.right
+    assert (
+        verdict.count("wrong") == len(drafts.LINEARS)
+        and verdict.loads
+        and not verdict.right
+    )
     lines = verdict.text().splitlines()
-    assert lines[0].endswith("quark checkpoint (14 × fp8) for vLLM 0.33.0: loads but wrong")
+    assert lines[0].endswith(
+        "quark checkpoint (14 × fp8) for vLLM 0.33.0: loads but wrong"
+    )
     assert len(lines) == 5 and lines[-1] == "and 11 × scale-missing"
     assert len(verdict.text(complete=True).splitlines()) == 1 + math.prod((2, 7))
     finding = verdict.document["findings"][0]
-    assert finding.keys() == {"rule", "severity", "place", "found", "demanded", "mend", "source"}
-    assert verdict.document["verdict"] == "loads but wrong" and verdict.document["schemes"] == {"fp8": 14}
+    assert finding.keys() == {
+        "rule",
+        "severity",
+        "place",
+        "found",
+        "demanded",
+        "mend",
+        "source",
+    }
+    assert verdict.document["verdict"] == "loads but wrong" and verdict.document[
+        "schemes"
+    ] == {"fp8": 14}

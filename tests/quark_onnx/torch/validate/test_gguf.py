@@ -17,12 +17,30 @@ from quark_onnx.torch.validate.gguf_header import read_gguf
 from tests.quark_onnx.torch.validate import drafts
 
 gguf = pytest.importorskip("gguf")
-NAMES = ("attn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_norm", "ffn_gate", "ffn_up", "ffn_down")
-TENSORS = ("token_embd", "output_norm", *(f"blk.{n}.{name}" for n in range(2) for name in NAMES))
+NAMES = (
+    "attn_norm",
+    "attn_q",
+    "attn_k",
+    "attn_v",
+    "attn_output",
+    "ffn_norm",
+    "ffn_gate",
+    "ffn_up",
+    "ffn_down",
+)
+TENSORS = (
+    "token_embd",
+    "output_norm",
+    *(f"blk.{n}.{name}" for n in range(2) for name in NAMES),
+)
 
 
 def write(
-    file: Path, tensors: tuple[str, ...] = TENSORS, architecture: str = "llama", leave_out: str = "", **extra: Any
+    file: Path,
+    tensors: tuple[str, ...] = TENSORS,
+    architecture: str = "llama",
+    leave_out: str = "",
+    **extra: Any,
 ) -> Path:
     """A Llama of zeros in Q8_0 with vectors in F32, by gguf's own writer."""
     writer = gguf.GGUFWriter(file, architecture)
@@ -43,8 +61,12 @@ def write(
         if name.endswith("norm"):
             writer.add_tensor(f"{name}.weight", np.zeros(32, np.float32))
         else:
-            data = gguf.quants.quantize(np.zeros((8, 32), np.float32), gguf.GGMLQuantizationType.Q8_0)
-            writer.add_tensor(f"{name}.weight", data, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
+            data = gguf.quants.quantize(
+                np.zeros((8, 32), np.float32), gguf.GGMLQuantizationType.Q8_0
+            )
+            writer.add_tensor(
+                f"{name}.weight", data, raw_dtype=gguf.GGMLQuantizationType.Q8_0
+            )
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -67,14 +89,20 @@ def test_whole(tmp_path: Path) -> None:
 def test_a_header_is_what_the_package_reads(tmp_path: Path) -> None:
     file = write(tmp_path / "model.gguf")
     header, reader = read_gguf(file), gguf.GGUFReader(file)
-    assert [tensor.name for tensor in header.tensors] == [tensor.name for tensor in reader.tensors]
+    assert [tensor.name for tensor in header.tensors] == [
+        tensor.name for tensor in reader.tensors
+    ]
     for mine, theirs in zip(header.tensors, reader.tensors, strict=True):
         assert mine.shape == tuple(theirs.shape) and mine.kind == theirs.tensor_type
         start = -(-header.start // header.alignment) * header.alignment
         assert start + mine.offset == theirs.data_offset
     for key, value in header.metadata.items():
         found = reader.fields[key]
-        assert value == (len(found.data) if found.types[0] == gguf.GGUFValueType.ARRAY else found.contents())
+        assert value == (
+            len(found.data)
+            if found.types[0] == gguf.GGUFValueType.ARRAY
+            else found.contents()
+        )
 
 
 def test_none(tmp_path: Path) -> None:
@@ -86,7 +114,9 @@ def test_none(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["blk.1.ffn_up", "token_embd", "output_norm"])
 def test_tensor_is_missing(name: str, tmp_path: Path) -> None:
-    file = write(tmp_path / "model.gguf", tuple(each for each in TENSORS if each != name))
+    file = write(
+        tmp_path / "model.gguf", tuple(each for each in TENSORS if each != name)
+    )
     verdict = validate(file, "llama.cpp")
     assert rules(verdict) == ["gguf-tensor-missing"]
     assert verdict.findings[0].place == f"{name}.weight"
@@ -98,7 +128,15 @@ def test_tensor_is_unknown(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "key", ["context_length", "embedding_length", "block_count", "head_count", "epsilon", "tokenizer"]
+    "key",
+    [
+        "context_length",
+        "embedding_length",
+        "block_count",
+        "head_count",
+        "epsilon",
+        "tokenizer",
+    ],
 )
 def test_key_is_missing(key: str, tmp_path: Path) -> None:
     file = write(tmp_path / "model.gguf", leave_out=key)
@@ -120,7 +158,11 @@ def entry(name: str, kind: int, offset: int, *shape: int) -> bytes:
     text = f"{name}.weight".encode()
     sizes = struct.pack(f"<{len(shape)}Q", *shape)
     return (
-        struct.pack("<Q", len(text)) + text + struct.pack("<I", len(shape)) + sizes + struct.pack("<IQ", kind, offset)
+        struct.pack("<Q", len(text))
+        + text
+        + struct.pack("<I", len(shape))
+        + sizes
+        + struct.pack("<IQ", kind, offset)
     )
 
 
@@ -133,10 +175,16 @@ def entry(name: str, kind: int, offset: int, *shape: int) -> bytes:
         ("gguf-place", 0, 320, 32),
     ],
 )
-def test_type_and_place(rule: str, kind: int, offset: int, width: int, tmp_path: Path) -> None:
+def test_type_and_place(
+    rule: str, kind: int, offset: int, width: int, tmp_path: Path
+) -> None:
     file = write(tmp_path / "model.gguf")
     assert 8 * 34 < 288  # eight rows of a block of 34 bytes, aligned
-    patched(file, entry("output_norm", 0, 288, 32), entry("output_norm", kind, offset, width))
+    patched(
+        file,
+        entry("output_norm", 0, 288, 32),
+        entry("output_norm", kind, offset, width),
+    )
     assert rules(validate(file, "llama.cpp")) == [rule]
 
 
@@ -148,7 +196,11 @@ def test_alignment(tmp_path: Path) -> None:
     writer.write_tensors_to_file()
     writer.close()
     key = b"general.alignment" + struct.pack("<I", 4)
-    patched(tmp_path / "model.gguf", key + struct.pack("<I", 64), key + struct.pack("<I", 48))
+    patched(
+        tmp_path / "model.gguf",
+        key + struct.pack("<I", 64),
+        key + struct.pack("<I", 48),
+    )
     assert "gguf-place" in rules(validate(tmp_path / "model.gguf", "llama.cpp"))
 
 
@@ -182,7 +234,9 @@ def test_beginning(place: int, value: bytes, text: str, tmp_path: Path) -> None:
 
 
 @given(data=st.data())
-def test_bits_that_flip(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_bits_that_flip(
+    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     file = write(tmp_path_factory.mktemp("flip") / "model.gguf")
     content = bytearray(file.read_bytes())
     for _ in range(data.draw(st.integers(1, 3))):

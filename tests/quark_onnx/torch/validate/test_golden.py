@@ -1,4 +1,6 @@
-"""Exports of amd-quark 0.13 itself: what vLLM 0.33 and transformers 5.23 made of them is what is said of them."""
+"""Exports of amd-quark 0.13 itself: what vLLM 0.33 and transformers 5.23 made of them is what is
+said of them.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,10 @@ VARIABLE = "QUARK_ONNX_DATA"
 EXPORTS = Path(os.environ.get(VARIABLE, "")) / "golden" / "quark_exports"
 pytestmark = [
     pytest.mark.realdata,
-    pytest.mark.skipif(not os.environ.get(VARIABLE) or not EXPORTS.is_dir(), reason=f"{VARIABLE} has no exports"),
+    pytest.mark.skipif(
+        not os.environ.get(VARIABLE) or not EXPORTS.is_dir(),
+        reason=f"{VARIABLE} has no exports",
+    ),
 ]
 TYPES = {
     "bfloat16": "BF16",
@@ -27,7 +32,8 @@ TYPES = {
     "uint8": "U8",
     "int32": "I32",
 }
-#: The rules that are broken, for vLLM and for transformers: the report on the exports, sections 4.5 and 6.2.
+#: The rules that are broken, for vLLM and for transformers: the report on the exports, sections 4.5
+#: and 6.2.
 EXPECTED: dict[str, tuple[set[str], set[str]]] = {
     "fp8": (set(), set()),
     "fp8_kvfp8": (set(), set()),
@@ -37,7 +43,10 @@ EXPECTED: dict[str, tuple[set[str], set[str]]] = {
     "uint4_wo_128_order": (set(), set()),
     "mxfp4_weight_only": (set(), set()),
     "family_qwen3_moe_fp8": (set(), {"quark-mixture"}),
-    "family_mixtral_uint4_wo_128": ({"vllm-names"}, {"quark-mixture"}),  # the names that transformers has in memory
+    "family_mixtral_uint4_wo_128": (
+        {"vllm-names"},
+        {"quark-mixture"},
+    ),  # the names that transformers has in memory
     "custom_fp8": (set(), {"fp8-names"}),
 }
 
@@ -69,7 +78,9 @@ def prepared(name: str, folder: Path) -> Path:
 @pytest.mark.parametrize("client", ["vllm", "transformers"])
 def test_exports(name: str, client: str, tmp_path: Path) -> None:
     verdict = validate(prepared(name, tmp_path), client)
-    assert {finding.rule for finding in verdict.findings} == EXPECTED[name][client == "transformers"], verdict.text()
+    assert {finding.rule for finding in verdict.findings} == EXPECTED[name][
+        client == "transformers"
+    ], verdict.text()
 
 
 def test_the_float_model(tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
-"""mend: what it mends loads afterwards, with the same bytes, and the checkpoint itself stays as it was."""
+"""mend: what it mends loads afterwards, with the same bytes, and the checkpoint itself stays as it
+was.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,11 @@ def old_names(draft: Draft) -> None:
 
 def floated(draft: Draft) -> None:
     for name in DOWN:
-        draft.tensors = {key: entry for key, entry in draft.tensors.items() if not key.startswith(f"{name}.")}
+        draft.tensors = {
+            key: entry
+            for key, entry in draft.tensors.items()
+            if not key.startswith(f"{name}.")
+        }
         draft.tensors[f"{name}.weight"] = ("BF16", drafts.LINEARS[name])
 
 
@@ -45,7 +51,13 @@ def without_keys(draft: Draft) -> None:
     layer = draft.quantization["global_quant_config"]
     del layer["output_tensors"], layer["bias"]
     for key in ("weight", "input_tensors"):
-        for name in ("observer_cls", "round_method", "scale_type", "ch_axis", "group_size"):
+        for name in (
+            "observer_cls",
+            "round_method",
+            "scale_type",
+            "ch_axis",
+            "group_size",
+        ):
             del layer[key][name]
 
 
@@ -56,13 +68,21 @@ BROKEN: dict[str, tuple[Callable[[], Draft], Callable[[Draft], object], str]] = 
     "floats": (drafts.quark, floated, "transformers"),
     "null": (drafts.quark, bare, "vllm"),
     "keys": (lambda: drafts.quark("int8"), without_keys, "transformers"),
-    "more keys": (drafts.quark, lambda draft: draft.quantization["export"].update(own=1), "transformers"),
+    "more keys": (
+        drafts.quark,
+        lambda draft: draft.quantization["export"].update(own=1),
+        "transformers",
+    ),
     "cache": (drafts.quark_kv, lambda draft: draft.quantization.pop("export"), "vllm"),
 }
 
 
 def digests(folder: Path) -> dict[str, str]:
-    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in folder.iterdir() if file.is_file()}
+    return {
+        file.name: hashlib.sha256(file.read_bytes()).hexdigest()
+        for file in folder.iterdir()
+        if file.is_file()
+    }
 
 
 @pytest.mark.parametrize("name", BROKEN)
@@ -78,7 +98,9 @@ def test_mended(name: str, files: str, tmp_path: Path) -> None:
     mended = repair(folder, client)
     assert digests(folder) == before
     assert mended.folder == tmp_path / "model-fixed" and mended.notes
-    assert mended.verdict.findings == () and validate(mended.folder, client).findings == ()
+    assert (
+        mended.verdict.findings == () and validate(mended.folder, client).findings == ()
+    )
     assert (mended.folder / "tokenizer.json").read_text(encoding="utf-8") == "{}"
     assert {path.name for path in tmp_path.iterdir()} == {"model", "model-fixed"}
 
@@ -89,8 +111,13 @@ def test_names_alone_change(tmp_path: Path) -> None:
     folder = draft.write(tmp_path / "model")
     copy = repair(folder, "vllm").folder
     assert copy is not None
-    old, new = read_header(folder / "model.safetensors"), read_header(copy / "model.safetensors")
-    assert [tensor.size for tensor in old.tensors.values()] == [tensor.size for tensor in new.tensors.values()]
+    old, new = (
+        read_header(folder / "model.safetensors"),
+        read_header(copy / "model.safetensors"),
+    )
+    assert [tensor.size for tensor in old.tensors.values()] == [
+        tensor.size for tensor in new.tensors.values()
+    ]
     contents = [(each / "model.safetensors").read_bytes() for each in (folder, copy)]
     assert contents[0][old.start :] == contents[1][new.start :]
     assert old.metadata == new.metadata == {"format": "pt"}
@@ -104,9 +131,13 @@ def test_patterns_become_names(tmp_path: Path) -> None:
     draft = drafts.quark()
     globbed(draft)
     draft.quantization["exclude"].append("re:.*router")
-    copy = repair(draft.write(tmp_path / "model"), "vllm", tmp_path / "deep" / "copy").folder
+    copy = repair(
+        draft.write(tmp_path / "model"), "vllm", tmp_path / "deep" / "copy"
+    ).folder
     assert copy == tmp_path / "deep" / "copy"
-    exclude = json.loads((copy / "config.json").read_text(encoding="utf-8"))["quantization_config"]["exclude"]
+    exclude = json.loads((copy / "config.json").read_text(encoding="utf-8"))[
+        "quantization_config"
+    ]["exclude"]
     assert exclude[0] == "re:.*router" and sorted(exclude[1:]) == ["lm_head", *DOWN]
 
 
@@ -120,7 +151,9 @@ def test_the_index_is_written_anew(tmp_path: Path) -> None:
     found = json.loads((mended.folder / index.name).read_text(encoding="utf-8"))
     assert found["weight_map"] == whole
     assert found["metadata"]["total_size"] == sum(
-        tensor.size for part in folder.glob("*.safetensors") for tensor in read_header(part).tensors.values()
+        tensor.size
+        for part in folder.glob("*.safetensors")
+        for tensor in read_header(part).tensors.values()
     )
 
 
@@ -152,7 +185,9 @@ def test_bad_input(tmp_path: Path) -> None:
         repair(tmp_path / "absent", "vllm")
 
 
-def test_a_failure_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     draft = drafts.quark()
     old_names(draft)
     folder = draft.write(tmp_path / "model")

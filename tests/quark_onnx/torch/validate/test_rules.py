@@ -66,7 +66,10 @@ def without(*path: str) -> Change:
 
 def override(pattern: str, **changes: object) -> Change:
     def change(draft: Draft) -> None:
-        draft.quantization["layer_quant_config"][pattern] = {**layer(FP8, FP8), **changes}
+        draft.quantization["layer_quant_config"][pattern] = {
+            **layer(FP8, FP8),
+            **changes,
+        }
 
     return change
 
@@ -112,7 +115,11 @@ def renamed(old: str, new: str) -> Change:
 def awq_experts() -> Draft:
     """AutoAWQ's layout, with one expert in place of the dense layers."""
     draft = drafts.awq()
-    draft.config |= {"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "moe_intermediate_size": 64}
+    draft.config |= {
+        "model_type": "qwen3_moe",
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "moe_intermediate_size": 64,
+    }
     draft.rename(".mlp.", ".mlp.experts.0.")
     return draft
 
@@ -130,14 +137,20 @@ def floated(name: str) -> Change:
 
     def change(draft: Draft) -> None:
         size = drafts.LINEARS[name]
-        draft.tensors = {key: entry for key, entry in draft.tensors.items() if not key.startswith(f"{name}.")}
+        draft.tensors = {
+            key: entry
+            for key, entry in draft.tensors.items()
+            if not key.startswith(f"{name}.")
+        }
         draft.tensors[f"{name}.weight"] = ("BF16", size)
 
     return change
 
 
 def cached(**values: float) -> Change:
-    return lambda draft: draft.scalars.update(dict.fromkeys(draft.scalars, *values.values()))
+    return lambda draft: draft.scalars.update(
+        dict.fromkeys(draft.scalars, *values.values())
+    )
 
 
 def scalar(name: str, value: float) -> Change:
@@ -153,11 +166,16 @@ def cache_scheme(**changes: object) -> Change:
 
 
 def arguments(**changes: object) -> Change:
-    return lambda draft: draft.quantization["config_groups"]["group_0"]["weights"].update(changes)
+    return lambda draft: draft.quantization["config_groups"]["group_0"][
+        "weights"
+    ].update(changes)
 
 
 def zero_points(draft: Draft) -> None:
-    sizes = {f"{name}.weight_zero_point": (out // 8, into // 32) for name, (out, into) in drafts.LINEARS.items()}
+    sizes = {
+        f"{name}.weight_zero_point": (out // 8, into // 32)
+        for name, (out, into) in drafts.LINEARS.items()
+    }
     draft.tensors.update({name: ("I32", size) for name, size in sizes.items()})
 
 
@@ -170,7 +188,9 @@ def all_of(*changes: Change) -> Change:
 
 
 def untied_outputs(draft: Draft) -> None:
-    draft.quantization["layer_quant_config"]["*v_proj"]["output_tensors"]["symmetric"] = False
+    draft.quantization["layer_quant_config"]["*v_proj"]["output_tensors"][
+        "symmetric"
+    ] = False
 
 
 CASES = (
@@ -179,12 +199,54 @@ CASES = (
     Case("layers-missing", "refused", drafts.plain, config(num_hidden_layers=3)),
     Case("layers-missing", "wrong", drafts.plain, config(num_hidden_layers=3), HF),
     Case("layers-missing", "wrong", drafts.quark, config(num_hidden_layers=3), BOTH),
-    Case("weight-shape", "refused", drafts.plain, config(intermediate_size=128), BOTH, "mlp"),
-    Case("weight-shape", "refused", drafts.plain, config(vocab_size=48), BOTH, "model.embed_tokens"),
-    Case("weight-shape", "refused", drafts.quark, config(intermediate_size=128), BOTH, "mlp"),
-    Case("weight-shape", "refused", lambda: drafts.quark("uint4_wo_32"), config(intermediate_size=128), BOTH, "mlp"),
-    Case("weight-shape", "refused", drafts.awq, config(intermediate_size=128), BOTH, "mlp"),
-    Case("weight-shape", "refused", drafts.compressed, config(num_key_value_heads=4), BOTH, "k_proj"),
+    Case(
+        "weight-shape",
+        "refused",
+        drafts.plain,
+        config(intermediate_size=128),
+        BOTH,
+        "mlp",
+    ),
+    Case(
+        "weight-shape",
+        "refused",
+        drafts.plain,
+        config(vocab_size=48),
+        BOTH,
+        "model.embed_tokens",
+    ),
+    Case(
+        "weight-shape",
+        "refused",
+        drafts.quark,
+        config(intermediate_size=128),
+        BOTH,
+        "mlp",
+    ),
+    Case(
+        "weight-shape",
+        "refused",
+        lambda: drafts.quark("uint4_wo_32"),
+        config(intermediate_size=128),
+        BOTH,
+        "mlp",
+    ),
+    Case(
+        "weight-shape",
+        "refused",
+        drafts.awq,
+        config(intermediate_size=128),
+        BOTH,
+        "mlp",
+    ),
+    Case(
+        "weight-shape",
+        "refused",
+        drafts.compressed,
+        config(num_key_value_heads=4),
+        BOTH,
+        "k_proj",
+    ),
     Case("head-missing", "refused", drafts.plain, drop("lm_head.weight")),
     Case("head-missing", "wrong", drafts.plain, drop("lm_head.weight"), HF),
     Case("head-missing", "wrong", drafts.quark, drop("lm_head.weight"), BOTH),
@@ -194,33 +256,116 @@ CASES = (
         "scale-alone",
         "refused",
         drafts.quark,
-        all_of(config(tie_word_embeddings=True), drop("lm_head.weight"), add("lm_head.weight_scale", "F32")),
+        all_of(
+            config(tie_word_embeddings=True),
+            drop("lm_head.weight"),
+            add("lm_head.weight_scale", "F32"),
+        ),
         BOTH,
         "lm_head",
     ),
-    Case("scale-names", "refused", drafts.quark, renamed(".weight_scale", ".weight_quantizer.scale")),
-    Case("scale-names", "refused", drafts.quark, renamed(".input_scale", ".input_quantizer.scale")),
+    Case(
+        "scale-names",
+        "refused",
+        drafts.quark,
+        renamed(".weight_scale", ".weight_quantizer.scale"),
+    ),
+    Case(
+        "scale-names",
+        "refused",
+        drafts.quark,
+        renamed(".input_scale", ".input_quantizer.scale"),
+    ),
     Case("scale-missing", "wrong", drafts.quark, drop(f"{Q0}.weight_scale"), BOTH, Q0),
     Case("scale-missing", "wrong", drafts.quark, drop(f"{Q0}.input_scale"), BOTH, Q0),
-    Case("scale-missing", "wrong", lambda: drafts.quark("uint4_wo_32"), drop(f"{Q0}.weight_zero_point"), BOTH),
-    Case("scale-missing", "wrong", lambda: drafts.quark("nvfp4"), drop(f"{Q0}.weight_scale_2")),
+    Case(
+        "scale-missing",
+        "wrong",
+        lambda: drafts.quark("uint4_wo_32"),
+        drop(f"{Q0}.weight_zero_point"),
+        BOTH,
+    ),
+    Case(
+        "scale-missing",
+        "wrong",
+        lambda: drafts.quark("nvfp4"),
+        drop(f"{Q0}.weight_scale_2"),
+    ),
     Case("scale-missing", "wrong", drafts.awq, drop(f"{Q0}.qzeros"), BOTH),
     Case("scale-missing", "wrong", drafts.gptq, drop(f"{Q0}.scales"), BOTH),
     Case("scale-missing", "wrong", drafts.compressed, drop(f"{Q0}.weight_shape"), BOTH),
     Case("scale-missing", "wrong", drafts.fp8, drop(f"{Q0}.input_scale")),
-    Case("tensor-shape", "refused", drafts.quark, shape(f"{Q0}.weight_scale", "F32", 32), BOTH),
-    Case("tensor-shape", "refused", lambda: drafts.quark("ptpc_fp8"), shape(f"{Q0}.weight_scale", "F32", 32, 1), BOTH),
-    Case("tensor-shape", "refused", lambda: drafts.quark("mxfp4"), shape(f"{Q0}.weight_scale", "U8", 32, 2), BOTH),
-    Case("tensor-shape", "refused", drafts.gptq, shape(f"{Q0}.scales", "F16", 2, 32), BOTH),
-    Case("tensor-shape", "refused", drafts.compressed, shape(f"{Q0}.weight_scale", "BF16", 32), BOTH),
-    Case("tensor-shape", "refused", lambda: drafts.fp8((16, 16)), shape(f"{Q0}.weight_scale_inv", "F32", 2, 1), BOTH),
-    Case("tensor-type", "wrong", lambda: drafts.quark("mxfp4"), shape(f"{Q0}.weight_scale", "F32", 32, 1), BOTH),
-    Case("tensor-type", "wrong", drafts.quark, shape(f"{Q0}.weight", "I8", 32, 32), BOTH),
-    Case("tensor-unknown", "refused", drafts.quark, add(f"{Q0}.output_scale", "F32"), HF),
-    Case("tensor-unknown", "refused", drafts.quark, add(f"{O0}.output_scale", "F32"), BOTH),
+    Case(
+        "tensor-shape",
+        "refused",
+        drafts.quark,
+        shape(f"{Q0}.weight_scale", "F32", 32),
+        BOTH,
+    ),
+    Case(
+        "tensor-shape",
+        "refused",
+        lambda: drafts.quark("ptpc_fp8"),
+        shape(f"{Q0}.weight_scale", "F32", 32, 1),
+        BOTH,
+    ),
+    Case(
+        "tensor-shape",
+        "refused",
+        lambda: drafts.quark("mxfp4"),
+        shape(f"{Q0}.weight_scale", "U8", 32, 2),
+        BOTH,
+    ),
+    Case(
+        "tensor-shape",
+        "refused",
+        drafts.gptq,
+        shape(f"{Q0}.scales", "F16", 2, 32),
+        BOTH,
+    ),
+    Case(
+        "tensor-shape",
+        "refused",
+        drafts.compressed,
+        shape(f"{Q0}.weight_scale", "BF16", 32),
+        BOTH,
+    ),
+    Case(
+        "tensor-shape",
+        "refused",
+        lambda: drafts.fp8((16, 16)),
+        shape(f"{Q0}.weight_scale_inv", "F32", 2, 1),
+        BOTH,
+    ),
+    Case(
+        "tensor-type",
+        "wrong",
+        lambda: drafts.quark("mxfp4"),
+        shape(f"{Q0}.weight_scale", "F32", 32, 1),
+        BOTH,
+    ),
+    Case(
+        "tensor-type", "wrong", drafts.quark, shape(f"{Q0}.weight", "I8", 32, 32), BOTH
+    ),
+    Case(
+        "tensor-unknown", "refused", drafts.quark, add(f"{Q0}.output_scale", "F32"), HF
+    ),
+    Case(
+        "tensor-unknown",
+        "refused",
+        drafts.quark,
+        add(f"{O0}.output_scale", "F32"),
+        BOTH,
+    ),
     Case("tensor-unknown", "refused", drafts.fp8_kv, add(f"{O0}.output_scale", "F32")),
     *(
-        Case("tensor-unknown", "refused", whole, add(f"model.layers.0.self_attn.{end}", "F32"), place=end)
+        Case(
+            "tensor-unknown",
+            "refused",
+            whole,
+            add(f"model.layers.0.self_attn.{end}", "F32"),
+            place=end,
+        )
         for whole, end in (
             (drafts.quark_attention, "prob_scale"),
             (drafts.plain, "prob_output_scale"),
@@ -228,18 +373,62 @@ CASES = (
             (drafts.fp8_kv, "attn.kv_scale"),
         )
     ),
-    Case("tensor-unknown", "refused", drafts.awq, renamed("input_layernorm.weight", "input_layernorm.qweight"), BOTH),
-    Case("excluded-quantized", "refused", drafts.quark, quantization(exclude=["lm_head", DOWN0]), BOTH, DOWN0),
-    Case("excluded-quantized", "refused", drafts.awq, quantization(modules_to_not_convert=["down_proj"]), BOTH),
-    Case("excluded-quantized", "refused", drafts.fp8, quantization(ignored_layers=[DOWN0])),
-    Case("excluded-quantized", "refused", drafts.compressed, quantization(ignore=["lm_head", "re:.*down_proj"]), BOTH),
+    Case(
+        "tensor-unknown",
+        "refused",
+        drafts.awq,
+        renamed("input_layernorm.weight", "input_layernorm.qweight"),
+        BOTH,
+    ),
+    Case(
+        "excluded-quantized",
+        "refused",
+        drafts.quark,
+        quantization(exclude=["lm_head", DOWN0]),
+        BOTH,
+        DOWN0,
+    ),
+    Case(
+        "excluded-quantized",
+        "refused",
+        drafts.awq,
+        quantization(modules_to_not_convert=["down_proj"]),
+        BOTH,
+    ),
+    Case(
+        "excluded-quantized",
+        "refused",
+        drafts.fp8,
+        quantization(ignored_layers=[DOWN0]),
+    ),
+    Case(
+        "excluded-quantized",
+        "refused",
+        drafts.compressed,
+        quantization(ignore=["lm_head", "re:.*down_proj"]),
+        BOTH,
+    ),
     Case("float-included", "wrong", drafts.quark, floated(DOWN0), BOTH, DOWN0),
-    Case("float-included", "refused", lambda: drafts.quark("int4_wo_32"), floated(DOWN0)),
-    Case("float-included", "wrong", drafts.mixture, quantization(exclude=["lm_head"]), place="mlp.gate"),
+    Case(
+        "float-included", "refused", lambda: drafts.quark("int4_wo_32"), floated(DOWN0)
+    ),
+    Case(
+        "float-included",
+        "wrong",
+        drafts.mixture,
+        quantization(exclude=["lm_head"]),
+        place="mlp.gate",
+    ),
     Case("float-included", "refused", drafts.compressed, floated(DOWN0), BOTH),
     Case("float-included", "refused", drafts.awq, floated(DOWN0), BOTH),
     Case("float-included", "wrong", drafts.fp8, floated(DOWN0)),
-    Case("group-divides", "refused", lambda: drafts.quark("uint4_wo_32"), weight_spec(group_size=24), BOTH),
+    Case(
+        "group-divides",
+        "refused",
+        lambda: drafts.quark("uint4_wo_32"),
+        weight_spec(group_size=24),
+        BOTH,
+    ),
     Case("group-divides", "refused", drafts.awq, quantization(group_size=24), BOTH),
     Case("group-divides", "refused", drafts.compressed, arguments(group_size=24), BOTH),
     Case(
@@ -248,28 +437,109 @@ CASES = (
         lambda: drafts.fp8((16, 16)),
         lambda draft: vars(draft).update(vars(drafts.fp8((24, 16)))),
     ),
-    Case("undeclared", "refused", lambda: drafts.fp8((16, 16)), without("quantization_config"), BOTH),
-    Case("method", "refused", drafts.plain, config(quantization_config={"quant_method": "unheard"})),
-    Case("method", "warning", drafts.plain, config(quantization_config={"quant_method": "unheard"}), HF),
+    Case(
+        "undeclared",
+        "refused",
+        lambda: drafts.fp8((16, 16)),
+        without("quantization_config"),
+        BOTH,
+    ),
+    Case(
+        "method",
+        "refused",
+        drafts.plain,
+        config(quantization_config={"quant_method": "unheard"}),
+    ),
+    Case(
+        "method",
+        "warning",
+        drafts.plain,
+        config(quantization_config={"quant_method": "unheard"}),
+        HF,
+    ),
     Case("method", "wrong", drafts.quark, quantization(quant_method="unheard"), HF),
-    Case("method", "refused", drafts.plain, config(quantization_config={"bits": 4}), BOTH),
-    Case("method-unchecked", "warning", drafts.plain, config(quantization_config={"quant_method": "torchao"}), BOTH),
-    Case("malformed", "refused", drafts.quark, weight_spec(block_size=7, qscheme="per_block")),
-    Case("kv-scales-missing", "warning", drafts.quark_kv, drop("1.self_attn.v_proj.output_scale"), HF),
-    Case("kv-scales-missing", "wrong", drafts.quark_kv, drop("1.self_attn.v_proj.output_scale"), place="v_proj"),
-    Case("kv-scales-missing", "refused", drafts.quark_kv, drop("1.self_attn.k_proj.output_scale"), place="k_proj"),
+    Case(
+        "method", "refused", drafts.plain, config(quantization_config={"bits": 4}), BOTH
+    ),
+    Case(
+        "method-unchecked",
+        "warning",
+        drafts.plain,
+        config(quantization_config={"quant_method": "torchao"}),
+        BOTH,
+    ),
+    Case(
+        "malformed",
+        "refused",
+        drafts.quark,
+        weight_spec(block_size=7, qscheme="per_block"),
+    ),
+    Case(
+        "kv-scales-missing",
+        "warning",
+        drafts.quark_kv,
+        drop("1.self_attn.v_proj.output_scale"),
+        HF,
+    ),
+    Case(
+        "kv-scales-missing",
+        "wrong",
+        drafts.quark_kv,
+        drop("1.self_attn.v_proj.output_scale"),
+        place="v_proj",
+    ),
+    Case(
+        "kv-scales-missing",
+        "refused",
+        drafts.quark_kv,
+        drop("1.self_attn.k_proj.output_scale"),
+        place="k_proj",
+    ),
     *(
-        Case("kv-scales-missing", "warning", whole, all_of(*(drop(f"1.self_attn.{each}") for each in names)))
+        Case(
+            "kv-scales-missing",
+            "warning",
+            whole,
+            all_of(*(drop(f"1.self_attn.{each}") for each in names)),
+        )
         for whole, names in (
             (drafts.quark_kv, ("k_proj.output_scale", "v_proj.output_scale")),
             (drafts.compressed_kv, ("k_scale", "v_scale")),
         )
     ),
-    Case("kv-scales-missing", "refused", drafts.fp8_kv, drop("1.self_attn.k_scale"), place="k_proj"),
-    Case("kv-scales-missing", "wrong", drafts.fp8_kv, drop("1.self_attn.v_scale"), place="v_proj"),
-    Case("kv-scales-missing", "wrong", drafts.compressed_kv, drop("1.self_attn.k_scale"), place="k_proj"),
-    Case("tensor-shape", "refused", drafts.fp8_kv, shape("1.self_attn.k_scale", "BF16", 2)),
-    Case("tensor-shape", "refused", drafts.compressed_kv, shape("1.self_attn.v_scale", "BF16", 2)),
+    Case(
+        "kv-scales-missing",
+        "refused",
+        drafts.fp8_kv,
+        drop("1.self_attn.k_scale"),
+        place="k_proj",
+    ),
+    Case(
+        "kv-scales-missing",
+        "wrong",
+        drafts.fp8_kv,
+        drop("1.self_attn.v_scale"),
+        place="v_proj",
+    ),
+    Case(
+        "kv-scales-missing",
+        "wrong",
+        drafts.compressed_kv,
+        drop("1.self_attn.k_scale"),
+        place="k_proj",
+    ),
+    Case(
+        "tensor-shape",
+        "refused",
+        drafts.fp8_kv,
+        shape("1.self_attn.k_scale", "BF16", 2),
+    ),
+    Case(
+        "tensor-shape",
+        "refused",
+        drafts.compressed_kv,
+        shape("1.self_attn.v_scale", "BF16", 2),
+    ),
     Case(
         "kv-scales-loader",
         "refused",
@@ -278,11 +548,28 @@ CASES = (
     ),
     *(
         Case("ct-cache", "refused", drafts.compressed_kv, cache_scheme(**{key: value}))
-        for key, value in (("num_bits", 4), ("type", "int"), ("strategy", "channel"), ("symmetric", False))
+        for key, value in (
+            ("num_bits", 4),
+            ("type", "int"),
+            ("strategy", "channel"),
+            ("symmetric", False),
+        )
     ),
-    Case("ct-cache", "refused", drafts.compressed_kv, quantization(kv_cache_scheme="fp8")),
-    Case("kv-scales-loader", "refused", drafts.quark_kv, config(architectures=["Qwen2MoeForCausalLM"])),
-    Case("kv-scales-loader", "refused", drafts.quark_attention, config(architectures=["Gemma2ForCausalLM"])),
+    Case(
+        "ct-cache", "refused", drafts.compressed_kv, quantization(kv_cache_scheme="fp8")
+    ),
+    Case(
+        "kv-scales-loader",
+        "refused",
+        drafts.quark_kv,
+        config(architectures=["Qwen2MoeForCausalLM"]),
+    ),
+    Case(
+        "kv-scales-loader",
+        "refused",
+        drafts.quark_attention,
+        config(architectures=["Gemma2ForCausalLM"]),
+    ),
     *(
         Case("scale-value", "wrong", whole, scalar(name, value), BOTH, name)
         for whole, name in (
@@ -292,27 +579,121 @@ CASES = (
         )
         for value in (math.nan, math.inf, 0.0, -1.0)
     ),
-    Case("scale-value", "wrong", drafts.quark_attention, scalar(PROB0, math.nan), place=PROB0),
-    Case("scale-value", "wrong", drafts.fp8, scalar(f"{DOWN0}.input_scale", 0.0), place=DOWN0),
-    Case("scale-value", "warning", drafts.mixture, scalar("model.layers.0.mlp.experts.1.up_proj.input_scale", 0.0)),
-    Case("scale-value", "wrong", drafts.mixture, scalar("model.layers.0.mlp.experts.1.up_proj.input_scale", math.nan)),
-    Case("tensor-unknown", "refused", drafts.quark_attention, add(PROB0.replace("scale", "zero_point"), "I8")),
+    Case(
+        "scale-value",
+        "wrong",
+        drafts.quark_attention,
+        scalar(PROB0, math.nan),
+        place=PROB0,
+    ),
+    Case(
+        "scale-value",
+        "wrong",
+        drafts.fp8,
+        scalar(f"{DOWN0}.input_scale", 0.0),
+        place=DOWN0,
+    ),
+    Case(
+        "scale-value",
+        "warning",
+        drafts.mixture,
+        scalar("model.layers.0.mlp.experts.1.up_proj.input_scale", 0.0),
+    ),
+    Case(
+        "scale-value",
+        "wrong",
+        drafts.mixture,
+        scalar("model.layers.0.mlp.experts.1.up_proj.input_scale", math.nan),
+    ),
+    Case(
+        "tensor-unknown",
+        "refused",
+        drafts.quark_attention,
+        add(PROB0.replace("scale", "zero_point"), "I8"),
+    ),
     Case("weights-missing", "refused", drafts.plain, drop(f"{Q0}.weight"), place=Q0),
     Case("weights-missing", "wrong", drafts.plain, drop(f"{Q0}.weight"), HF, Q0),
-    Case("weights-missing", "wrong", drafts.quark, drop("model.norm.weight"), BOTH, "model.norm"),
-    Case("weights-missing", "wrong", drafts.quark, drop("1.input_layernorm.weight"), BOTH, "layers.1.input_layernorm"),
-    Case("weights-missing", "wrong", drafts.quark, drop("embed_tokens.weight"), BOTH, "model.embed_tokens"),
-    Case("weights-missing", "wrong", drafts.quark, config(attention_bias=True), BOTH, "q_proj.bias"),
-    Case("weights-missing", "wrong", drafts.quark, config(model_type="qwen2"), BOTH, "q_proj.bias"),
-    Case("vllm-names", "refused", drafts.quark, config(num_hidden_layers=1), place="layers.1."),
-    Case("weight-shape", "refused", drafts.quark, shape("model.norm.weight", "BF16", 16), BOTH, "model.norm"),
+    Case(
+        "weights-missing",
+        "wrong",
+        drafts.quark,
+        drop("model.norm.weight"),
+        BOTH,
+        "model.norm",
+    ),
+    Case(
+        "weights-missing",
+        "wrong",
+        drafts.quark,
+        drop("1.input_layernorm.weight"),
+        BOTH,
+        "layers.1.input_layernorm",
+    ),
+    Case(
+        "weights-missing",
+        "wrong",
+        drafts.quark,
+        drop("embed_tokens.weight"),
+        BOTH,
+        "model.embed_tokens",
+    ),
+    Case(
+        "weights-missing",
+        "wrong",
+        drafts.quark,
+        config(attention_bias=True),
+        BOTH,
+        "q_proj.bias",
+    ),
+    Case(
+        "weights-missing",
+        "wrong",
+        drafts.quark,
+        config(model_type="qwen2"),
+        BOTH,
+        "q_proj.bias",
+    ),
+    Case(
+        "vllm-names",
+        "refused",
+        drafts.quark,
+        config(num_hidden_layers=1),
+        place="layers.1.",
+    ),
+    Case(
+        "weight-shape",
+        "refused",
+        drafts.quark,
+        shape("model.norm.weight", "BF16", 16),
+        BOTH,
+        "model.norm",
+    ),
     *(
         Case("size-missing", "refused", drafts.quark, without(key), BOTH, key)
-        for key in ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
+        for key in (
+            "hidden_size",
+            "intermediate_size",
+            "num_attention_heads",
+            "vocab_size",
+        )
     ),
-    Case("size-missing", "wrong", drafts.quark, without("num_hidden_layers"), BOTH, "num_hidden_layers"),
+    Case(
+        "size-missing",
+        "wrong",
+        drafts.quark,
+        without("num_hidden_layers"),
+        BOTH,
+        "num_hidden_layers",
+    ),
     *(
-        Case("weight-shape", "refused", whole, shape(f"{name}.weight", dtype, *sizes), clients, name)
+        Case(
+            "weight-shape",
+            "refused",
+            whole,
+            shape(f"{name}.weight", dtype, *sizes),
+            clients,
+            name,
+        )
         for sizes in ((2,), (1, 32, 32))
         for whole, name, dtype, clients in (
             (drafts.plain, Q0, "BF16", BOTH),
@@ -321,55 +702,151 @@ CASES = (
             (drafts.quark, "lm_head", "BF16", BOTH),
         )
     ),
-    Case("weight-shape", "refused", drafts.mixture, config(num_experts=8), place="mlp.gate"),
+    Case(
+        "weight-shape",
+        "refused",
+        drafts.mixture,
+        config(num_experts=8),
+        place="mlp.gate",
+    ),
     Case("malformed", "refused", drafts.quark, weight_input(7), place="input_tensors"),
     Case("malformed", "refused", drafts.quark, quantization(layer_quant_config=[7])),
-    Case("malformed", "refused", drafts.quark, quantization(layer_quant_config={"*q_proj": True}), place="*q_proj"),
-    Case("malformed", "refused", drafts.compressed, quantization(ignore="lm_head"), BOTH, "ignore"),
-    Case("malformed", "refused", drafts.compressed, quantization(ignore=["lm_head", None]), BOTH, "ignore"),
-    Case("malformed", "refused", drafts.compressed, quantization(ignore=None), place="ignore"),
+    Case(
+        "malformed",
+        "refused",
+        drafts.quark,
+        quantization(layer_quant_config={"*q_proj": True}),
+        place="*q_proj",
+    ),
+    Case(
+        "malformed",
+        "refused",
+        drafts.compressed,
+        quantization(ignore="lm_head"),
+        BOTH,
+        "ignore",
+    ),
+    Case(
+        "malformed",
+        "refused",
+        drafts.compressed,
+        quantization(ignore=["lm_head", None]),
+        BOTH,
+        "ignore",
+    ),
+    Case(
+        "malformed",
+        "refused",
+        drafts.compressed,
+        quantization(ignore=None),
+        place="ignore",
+    ),
     Case(
         "ct-format",
         "refused",
         drafts.compressed,
-        all_of(group(format="pack-quantized"), without("quantization_config", "format")),
+        all_of(
+            group(format="pack-quantized"), without("quantization_config", "format")
+        ),
     ),
-    Case("malformed", "refused", drafts.fp8, quantization(ignored_layers=[True]), place="ignored_layers"),
-    Case("ct-format", "refused", drafts.compressed, quantization(format=["pack-quantized"]), BOTH),
+    Case(
+        "malformed",
+        "refused",
+        drafts.fp8,
+        quantization(ignored_layers=[True]),
+        place="ignored_layers",
+    ),
+    Case(
+        "ct-format",
+        "refused",
+        drafts.compressed,
+        quantization(format=["pack-quantized"]),
+        BOTH,
+    ),
     Case("ct-format", "refused", drafts.compressed, group(format=False), BOTH),
     Case("tensor-type", "wrong", drafts.fp8_kv, shape("1.self_attn.k_scale", "I32")),
     Case("kv-scales-one", "warning", drafts.quark_kv, cached(value=1.0), BOTH),
     Case("kv-scales-equal", "warning", drafts.quark_kv, cached(value=0.5), BOTH),
-    Case("attention-scales-missing", "warning", drafts.quark_attention, drop("1.self_attn.prob_output_scale")),
-    Case("attention-scales-missing", "warning", drafts.quark_attention, drop("1.self_attn.q_proj.output_scale")),
+    Case(
+        "attention-scales-missing",
+        "warning",
+        drafts.quark_attention,
+        drop("1.self_attn.prob_output_scale"),
+    ),
+    Case(
+        "attention-scales-missing",
+        "warning",
+        drafts.quark_attention,
+        drop("1.self_attn.q_proj.output_scale"),
+    ),
     Case("tensor-shape", "refused", drafts.quark_attention, shape(PROB0, "F32", 4)),
-    Case("tensor-shape", "refused", drafts.quark_attention, shape(f"{Q0}.output_scale", "F32", 64)),
+    Case(
+        "tensor-shape",
+        "refused",
+        drafts.quark_attention,
+        shape(f"{Q0}.output_scale", "F32", 64),
+    ),
     Case(
         "quark-softmax",
         "warning",
         drafts.quark,
-        all_of(quantization(softmax_quant_spec=FP8), add(PROB0, "F32"), add(PROB0.replace("0", "1"), "F32")),
+        all_of(
+            quantization(softmax_quant_spec=FP8),
+            add(PROB0, "F32"),
+            add(PROB0.replace("0", "1"), "F32"),
+        ),
         HF,
     ),
     Case(
         "head-quantized",
         "refused",
         drafts.quark,
-        all_of(shape("lm_head.weight", "F8_E4M3", 40, 32), add("lm_head.weight_scale", "F32")),
+        all_of(
+            shape("lm_head.weight", "F8_E4M3", 40, 32),
+            add("lm_head.weight_scale", "F32"),
+        ),
     ),
-    Case("quark-export", "refused", drafts.quark, without("quantization_config", "export")),
-    Case("quark-export", "refused", drafts.quark, without("quantization_config", "export", "kv_cache_group")),
+    Case(
+        "quark-export",
+        "refused",
+        drafts.quark,
+        without("quantization_config", "export"),
+    ),
+    Case(
+        "quark-export",
+        "refused",
+        drafts.quark,
+        without("quantization_config", "export", "kv_cache_group"),
+    ),
     Case("quark-export", "refused", drafts.quark, exports(kv_cache_group=None)),
     Case("quark-exclude", "refused", drafts.quark, quantization(exclude=None)),
-    Case("quark-exclude", "refused", drafts.quark, quantization(exclude=["lm_head", "re:(["])),
+    Case(
+        "quark-exclude",
+        "refused",
+        drafts.quark,
+        quantization(exclude=["lm_head", "re:(["]),
+    ),
     Case(
         "quark-exclude-glob",
         "wrong",
         drafts.quark,
-        all_of(quantization(exclude=["*down_proj", "lm_head"]), *map(floated, (DOWN0, DOWN0.replace("0", "1")))),
+        all_of(
+            quantization(exclude=["*down_proj", "lm_head"]),
+            *map(floated, (DOWN0, DOWN0.replace("0", "1"))),
+        ),
     ),
-    Case("quark-exclude-glob", "warning", drafts.quark, quantization(exclude=["*lm_head"])),
-    Case("quark-layer-types", "refused", drafts.quark, quantization(layer_type_quant_config=None)),
+    Case(
+        "quark-exclude-glob",
+        "warning",
+        drafts.quark,
+        quantization(exclude=["*lm_head"]),
+    ),
+    Case(
+        "quark-layer-types",
+        "refused",
+        drafts.quark,
+        quantization(layer_type_quant_config=None),
+    ),
     Case(
         "quark-layer-types-ignored",
         "wrong",
@@ -378,10 +855,18 @@ CASES = (
     ),
     Case("quark-pattern", "warning", drafts.quark, override("*k_porj")),
     Case(
-        "quark-shards-differ", "refused", drafts.quark, override("*k_proj", target_device="cpu"), place="q_proj,k_proj"
+        "quark-shards-differ",
+        "refused",
+        drafts.quark,
+        override("*k_proj", target_device="cpu"),
+        place="q_proj,k_proj",
     ),
     Case(
-        "quark-shards-differ", "refused", drafts.quark, override("model.layers.1.mlp.up_proj", extra=1), place="up_proj"
+        "quark-shards-differ",
+        "refused",
+        drafts.quark,
+        override("model.layers.1.mlp.up_proj", extra=1),
+        place="up_proj",
     ),
     Case(
         "nvfp4-scales-differ",
@@ -390,7 +875,12 @@ CASES = (
         lambda draft: draft.scalars.update({f"{Q0}.weight_scale_2": 0.5}),
         place="q_proj,k_proj",
     ),
-    Case("quark-experts-differ", "wrong", drafts.mixture, override("*experts.0.*_proj", target_device="cpu")),
+    Case(
+        "quark-experts-differ",
+        "wrong",
+        drafts.mixture,
+        override("*experts.0.*_proj", target_device="cpu"),
+    ),
     Case(
         "shards-excluded",
         "refused",
@@ -399,9 +889,24 @@ CASES = (
         place="q_proj,k_proj",
     ),
     Case("shards-excluded", "refused", drafts.gptq, floated(Q0)),
-    Case("shards-excluded", "refused", drafts.fp8, all_of(floated(Q0), quantization(ignored_layers=[Q0]))),
-    Case("shards-excluded", "refused", drafts.compressed, all_of(floated(Q0), quantization(ignore=["lm_head", Q0]))),
-    Case("quark-outputs", "refused", drafts.quark, override("*down_proj", output_tensors=FP8, input_tensors=FP8)),
+    Case(
+        "shards-excluded",
+        "refused",
+        drafts.fp8,
+        all_of(floated(Q0), quantization(ignored_layers=[Q0])),
+    ),
+    Case(
+        "shards-excluded",
+        "refused",
+        drafts.compressed,
+        all_of(floated(Q0), quantization(ignore=["lm_head", Q0])),
+    ),
+    Case(
+        "quark-outputs",
+        "refused",
+        drafts.quark,
+        override("*down_proj", output_tensors=FP8, input_tensors=FP8),
+    ),
     Case("quark-outputs", "refused", drafts.quark, override("*down_proj", bias=FP8)),
     Case("quark-kv", "refused", drafts.quark, exports(kv_cache_group=["*k_proj"])),
     Case("quark-kv", "refused", drafts.quark_kv, untied_outputs),
@@ -410,16 +915,53 @@ CASES = (
         "refused",
         drafts.quark_kv,
         lambda draft: [
-            each["output_tensors"].update(dtype="int8", observer_cls="PerTensorMinMaxObserver")
+            each["output_tensors"].update(
+                dtype="int8", observer_cls="PerTensorMinMaxObserver"
+            )
             for each in draft.quantization["layer_quant_config"].values()
         ],
     ),
-    Case("quark-scheme", "refused", drafts.quark, override("*down_proj", input_tensors=INT8)),
-    Case("quark-fake", "wrong", drafts.quark, exports(weight_format="fake_quantized"), BOTH),
-    Case("quark-fake", "refused", lambda: drafts.quark("uint4_wo_32"), exports(weight_format="fake_quantized"), HF),
-    Case("quark-key", "refused", drafts.quark, without("quantization_config", "global_quant_config"), BOTH),
-    Case("quark-key", "refused", drafts.quark, without("quantization_config", "layer_quant_config"), HF),
-    Case("quark-key", "refused", drafts.quark, without("quantization_config", "global_quant_config", "bias"), HF),
+    Case(
+        "quark-scheme",
+        "refused",
+        drafts.quark,
+        override("*down_proj", input_tensors=INT8),
+    ),
+    Case(
+        "quark-fake",
+        "wrong",
+        drafts.quark,
+        exports(weight_format="fake_quantized"),
+        BOTH,
+    ),
+    Case(
+        "quark-fake",
+        "refused",
+        lambda: drafts.quark("uint4_wo_32"),
+        exports(weight_format="fake_quantized"),
+        HF,
+    ),
+    Case(
+        "quark-key",
+        "refused",
+        drafts.quark,
+        without("quantization_config", "global_quant_config"),
+        BOTH,
+    ),
+    Case(
+        "quark-key",
+        "refused",
+        drafts.quark,
+        without("quantization_config", "layer_quant_config"),
+        HF,
+    ),
+    Case(
+        "quark-key",
+        "refused",
+        drafts.quark,
+        without("quantization_config", "global_quant_config", "bias"),
+        HF,
+    ),
     Case(
         "quark-key",
         "refused",
@@ -435,50 +977,160 @@ CASES = (
         quantization(layer_type_quant_config={"Embedding": layer(FP8, FP8)}),
         HF,
     ),
-    Case("quark-observer", "refused", drafts.quark, weight_spec(observer_cls="MyObserver"), HF),
-    Case("quark-observer", "refused", drafts.quark, weight_spec(observer_cls="PerChannelMinMaxObserver"), HF),
-    Case("quark-integer", "refused", lambda: drafts.quark("int8"), weight_spec(round_method=None), HF),
-    Case("quark-type", "refused", lambda: drafts.quark("uint4_wo_32"), weight_spec(ch_axis=None), HF),
-    Case("quark-algorithm", "refused", drafts.quark, quantization(algo_config=[{"name": "hqq"}]), HF),
-    Case("ct-groups", "refused", drafts.compressed, quantization(config_groups={}), BOTH),
+    Case(
+        "quark-observer",
+        "refused",
+        drafts.quark,
+        weight_spec(observer_cls="MyObserver"),
+        HF,
+    ),
+    Case(
+        "quark-observer",
+        "refused",
+        drafts.quark,
+        weight_spec(observer_cls="PerChannelMinMaxObserver"),
+        HF,
+    ),
+    Case(
+        "quark-integer",
+        "refused",
+        lambda: drafts.quark("int8"),
+        weight_spec(round_method=None),
+        HF,
+    ),
+    Case(
+        "quark-type",
+        "refused",
+        lambda: drafts.quark("uint4_wo_32"),
+        weight_spec(ch_axis=None),
+        HF,
+    ),
+    Case(
+        "quark-algorithm",
+        "refused",
+        drafts.quark,
+        quantization(algo_config=[{"name": "hqq"}]),
+        HF,
+    ),
+    Case(
+        "ct-groups", "refused", drafts.compressed, quantization(config_groups={}), BOTH
+    ),
     Case("ct-groups", "refused", drafts.compressed, group(targets=None), BOTH),
-    Case("ct-format", "refused", drafts.compressed, quantization(format="packed"), BOTH),
-    Case("ct-zero-points", "warning", drafts.compressed, all_of(arguments(symmetric=False), zero_points), HF),
-    Case("ct-arguments", "refused", drafts.compressed, arguments(group_size=None), BOTH),
-    Case("ct-arguments", "refused", drafts.compressed, arguments(actorder="group"), BOTH),
+    Case(
+        "ct-format", "refused", drafts.compressed, quantization(format="packed"), BOTH
+    ),
+    Case(
+        "ct-zero-points",
+        "warning",
+        drafts.compressed,
+        all_of(arguments(symmetric=False), zero_points),
+        HF,
+    ),
+    Case(
+        "ct-arguments", "refused", drafts.compressed, arguments(group_size=None), BOTH
+    ),
+    Case(
+        "ct-arguments", "refused", drafts.compressed, arguments(actorder="group"), BOTH
+    ),
     Case(
         "ct-scheme",
         "refused",
         lambda: drafts.compressed("float-quantized"),
         arguments(symmetric=False, zp_dtype=None)
         and group(
-            input_activations={"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True, "symmetric": True},
-            weights={"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True, "dynamic": True},
+            input_activations={
+                "num_bits": 8,
+                "type": "int",
+                "strategy": "token",
+                "dynamic": True,
+                "symmetric": True,
+            },
+            weights={
+                "num_bits": 8,
+                "type": "float",
+                "strategy": "channel",
+                "symmetric": True,
+                "dynamic": True,
+            },
         ),
     ),
-    Case("ct-sparsity", "refused", drafts.compressed, quantization(sparsity_config={"targets": ["Linear"]}), BOTH),
-    Case("awq-experts", "refused", awq_experts, whole_rows),
-    Case("vllm-names", "refused", drafts.quark, renamed(".input_layernorm.", ".norm1."), place="layers.0.norm1"),
-    Case("vllm-names", "refused", drafts.mixture, renamed(".experts.", ".specialists."), place="specialists"),
     Case(
-        "vllm-order", "refused", lambda: drafts.quark("int4_wo_32"), config(model_type="llama4_text"), place=".q_proj"
+        "ct-sparsity",
+        "refused",
+        drafts.compressed,
+        quantization(sparsity_config={"targets": ["Linear"]}),
+        BOTH,
     ),
-    Case("vllm-order", "wrong", drafts.awq, config(model_type="llama4_text"), place=".q_proj"),
-    Case("awq-config", "refused", drafts.awq, without("quantization_config", "zero_point")),
+    Case("awq-experts", "refused", awq_experts, whole_rows),
+    Case(
+        "vllm-names",
+        "refused",
+        drafts.quark,
+        renamed(".input_layernorm.", ".norm1."),
+        place="layers.0.norm1",
+    ),
+    Case(
+        "vllm-names",
+        "refused",
+        drafts.mixture,
+        renamed(".experts.", ".specialists."),
+        place="specialists",
+    ),
+    Case(
+        "vllm-order",
+        "refused",
+        lambda: drafts.quark("int4_wo_32"),
+        config(model_type="llama4_text"),
+        place=".q_proj",
+    ),
+    Case(
+        "vllm-order",
+        "wrong",
+        drafts.awq,
+        config(model_type="llama4_text"),
+        place=".q_proj",
+    ),
+    Case(
+        "awq-config",
+        "refused",
+        drafts.awq,
+        without("quantization_config", "zero_point"),
+    ),
     Case("awq-config", "refused", drafts.awq, quantization(bits=8)),
     Case("awq-version", "wrong", drafts.awq, quantization(version="gemv")),
     Case("gptq-config", "refused", drafts.gptq, quantization(desc_act=True)),
     Case("gptq-config", "refused", drafts.gptq, quantization(sym=False)),
-    Case("gptq-config", "refused", drafts.gptq, without("quantization_config", "group_size")),
+    Case(
+        "gptq-config",
+        "refused",
+        drafts.gptq,
+        without("quantization_config", "group_size"),
+    ),
     Case("gptqmodel-config", "refused", drafts.gptq, quantization(bits=5), HF),
     Case("fp8-config", "refused", drafts.fp8, quantization(activation_scheme="token")),
-    Case("fp8-config", "refused", lambda: drafts.fp8((16, 16)), quantization(activation_scheme="static"), BOTH),
-    Case("exclude-pattern", "wrong", drafts.fp8, quantization(ignored_layers=["*head"])),
+    Case(
+        "fp8-config",
+        "refused",
+        lambda: drafts.fp8((16, 16)),
+        quantization(activation_scheme="static"),
+        BOTH,
+    ),
+    Case(
+        "exclude-pattern", "wrong", drafts.fp8, quantization(ignored_layers=["*head"])
+    ),
     Case("exclude-pattern", "wrong", drafts.compressed, quantization(ignore=["*head"])),
 )
-#: Broken by checkpoints of other tests: those of files, and what no change of a whole one brings about.
+#: Broken by checkpoints of other tests: those of files, and what no change of a whole one brings
+#: about.
 ELSEWHERE = {
-    *("config-json", "generation-config", "no-weights", "index-json", "file-missing", "file-damaged"),
+    *(
+        "config-json",
+        "generation-config",
+        "no-weights",
+        "index-json",
+        "file-missing",
+        "file-damaged",
+    ),
     *("tensor-missing", "tensor-misplaced", "tensor-twice"),
     *("quark-two-stages", "quark-mixture", "fp8-names"),
     *("quark-weight", "ct-bfloat16"),
@@ -487,7 +1139,9 @@ ELSEWHERE = {
 RUNS = [(case, client) for case in CASES for client in case.clients]
 
 
-@pytest.mark.parametrize(("case", "client"), RUNS, ids=[f"{case.rule}-{client}" for case, client in RUNS])
+@pytest.mark.parametrize(
+    ("case", "client"), RUNS, ids=[f"{case.rule}-{client}" for case, client in RUNS]
+)
 def test_rule(case: Case, client: str, tmp_path: Path) -> None:
     draft = case.whole()
     whole = validate(draft.write(tmp_path / "whole"), client)
@@ -498,7 +1152,12 @@ def test_rule(case: Case, client: str, tmp_path: Path) -> None:
     assert {finding.rule for finding in broken.findings} == {case.rule}, found
     assert {finding.severity for finding in broken.findings} == {case.severity}, found
     assert any(case.place in finding.place for finding in broken.findings), found
-    assert broken.word == {"refused": "refused", "wrong": "loads but wrong", "warning": "loads"}[case.severity]
+    assert (
+        broken.word
+        == {"refused": "refused", "wrong": "loads but wrong", "warning": "loads"}[
+            case.severity
+        ]
+    )
 
 
 def test_every_rule_is_broken_by_a_test() -> None:
@@ -509,14 +1168,18 @@ def test_every_rule_is_broken_by_a_test() -> None:
 def test_schemes_in_vllm(scheme: str, tmp_path: Path) -> None:
     verdict = validate(drafts.quark(scheme).write(tmp_path / scheme), "vllm")
     rules = {finding.rule for finding in verdict.findings}
-    assert rules == ({"quark-scheme"} if scheme in drafts.REJECTED else set()), verdict.text()
+    assert rules == ({"quark-scheme"} if scheme in drafts.REJECTED else set()), (
+        verdict.text()
+    )
 
 
 @pytest.mark.parametrize("scheme", drafts.SCHEMES)
 def test_schemes_in_transformers(scheme: str, tmp_path: Path) -> None:
     verdict = validate(drafts.quark(scheme).write(tmp_path / scheme), "transformers")
     rules = {finding.rule for finding in verdict.findings}
-    assert rules == ({"quark-two-stages"} if scheme in ("nvfp4", "int4_fp8") else set()), verdict.text()
+    assert rules == (
+        {"quark-two-stages"} if scheme in ("nvfp4", "int4_fp8") else set()
+    ), verdict.text()
     assert "amd-quark" in verdict.needs[0]
 
 
@@ -550,7 +1213,8 @@ def test_scales_of_the_cache_under_the_names_of_vllm(name: str, tmp_path: Path) 
     draft = drafts.quark_kv()
     for side in "kv":
         draft.scalars = {
-            key.replace(f"{side}_proj.output_scale", name.format(side)): x for key, x in draft.scalars.items()
+            key.replace(f"{side}_proj.output_scale", name.format(side)): x
+            for key, x in draft.scalars.items()
         }
         draft.rename(f"{side}_proj.output_scale", name.format(side))
     assert validate(draft.write(tmp_path / "kv"), "vllm").findings == ()
@@ -559,7 +1223,11 @@ def test_scales_of_the_cache_under_the_names_of_vllm(name: str, tmp_path: Path) 
 def test_the_text_model_of_another_may_be_as_large_as_is_usual(tmp_path: Path) -> None:
     draft = drafts.plain()
     own = {"model_type": "llama", "vocab_size": draft.config["vocab_size"]}
-    draft.config = {"model_type": "llava", "architectures": ["LlavaForConditionalGeneration"], "text_config": own}
+    draft.config = {
+        "model_type": "llava",
+        "architectures": ["LlavaForConditionalGeneration"],
+        "text_config": own,
+    }
     draft.rename("model.layers.", "language_model.model.layers.")
     assert validate(draft.write(tmp_path / "llava"), "vllm").findings == ()
 
@@ -575,7 +1243,9 @@ def test_scales_of_vllm_are_not_found_by_transformers(tmp_path: Path) -> None:
     assert [finding.rule for finding in verdict.findings] == ["fp8-names"]
 
 
-def test_names_of_another_generation_are_those_that_transformers_reads(tmp_path: Path) -> None:
+def test_names_of_another_generation_are_those_that_transformers_reads(
+    tmp_path: Path,
+) -> None:
     draft = drafts.quark()
     draft.rename(".weight_scale", ".weight_quantizer.scale")
     assert validate(draft.write(tmp_path / "old"), "transformers").findings == ()
@@ -587,7 +1257,9 @@ def test_weights_that_are_cast_alone_have_no_scale(tmp_path: Path) -> None:
     half = drafts.spec("bfloat16", "per_tensor", "PlaceholderObserver", symmetric=None)
     draft.quantization["global_quant_config"] = layer(half, None)
     verdict = validate(draft.write(tmp_path / "cast"), "transformers")
-    assert {finding.rule for finding in verdict.findings} == {"quark-weight"}  # amd-quark 0.13 asks for a qscheme
+    assert {finding.rule for finding in verdict.findings} == {
+        "quark-weight"
+    }  # amd-quark 0.13 asks for a qscheme
 
 
 def test_nvfp4_whose_inputs_are_static_in_the_first_stage(tmp_path: Path) -> None:
@@ -600,12 +1272,19 @@ def test_nvfp4_whose_inputs_are_static_in_the_first_stage(tmp_path: Path) -> Non
 
 def test_experts_with_static_integers_in_compressed_tensors(tmp_path: Path) -> None:
     source = saved(made(config_of("qwen3_moe")), tmp_path / "source")
-    for family, folder in (("qwen3_moe", source), ("llama3", saved(made(config_of("llama3")), tmp_path / "llama"))):
+    for family, folder in (
+        ("qwen3_moe", source),
+        ("llama3", saved(made(config_of("llama3")), tmp_path / "llama")),
+    ):
         out = tmp_path / f"{family}-out"
         config, writing = config_for("int8"), Writing(layout="compressed-tensors")
-        quantize_checkpoint(folder, out, config, tokens(9), writing=writing, progress=False)
+        quantize_checkpoint(
+            folder, out, config, tokens(9), writing=writing, progress=False
+        )
         verdict = validate(out, "vllm")
-        assert {finding.rule for finding in verdict.findings} == ({"ct-scheme"} if family == "qwen3_moe" else set())
+        assert {finding.rule for finding in verdict.findings} == (
+            {"ct-scheme"} if family == "qwen3_moe" else set()
+        )
 
 
 def test_names_of_mixtral(tmp_path: Path) -> None:
@@ -615,8 +1294,13 @@ def test_names_of_mixtral(tmp_path: Path) -> None:
     quantize_checkpoint(source, out, config_for("ptpc_fp8"), progress=False)
     assert validate(out, "vllm").findings == ()
     held = load_file(out / "model.safetensors")
-    held = {name.replace(".block_sparse_moe.", ".mlp."): tensor for name, tensor in held.items()}
+    held = {
+        name.replace(".block_sparse_moe.", ".mlp."): tensor
+        for name, tensor in held.items()
+    }
     save_file(held, out / "model.safetensors", {"format": "pt"})
     verdict = validate(out, "vllm")
-    assert verdict.word == "refused" and {finding.rule for finding in verdict.findings} == {"vllm-names"}
+    assert verdict.word == "refused" and {
+        finding.rule for finding in verdict.findings
+    } == {"vllm-names"}
     assert "(8 are called so)" in verdict.text()
