@@ -1,14 +1,21 @@
-"""Write the tables of docs/ that follow from the code: ``python scripts/tables.py``.
+"""Write the tables of README and docs/ that follow from the code and from benchmarks/results.
 
-A table stands between two comments that name it. A test compares what stands there with what is
-made here.
+    python scripts/tables.py            write the tables
+    python scripts/tables.py --check    only list pages that differ; the exit code is 1 if one does
+
+A table stands between two comments that name it. A test runs the check.
 """
 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import figures
 
 from quark_onnx.onnx.options import ROWS
 from quark_onnx.onnx.quantization.config.custom_config import DefaultConfigMapping
@@ -17,7 +24,7 @@ from quark_onnx.onnxruntime_spelling import option_table
 from quark_onnx.onnxruntime_spelling.request import name_of
 from quark_onnx.torch.quantize_quark.arguments import ROWS as SCRIPT_ROWS
 
-DOCS = Path(__file__).parents[1] / "docs"
+ROOT = Path(__file__).parents[1]
 
 
 def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
@@ -93,6 +100,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "amd-script": amd_script,
     "amd-tools": amd_tools,
     "onnxruntime-options": onnxruntime_options,
+    **figures.TABLES,
 }
 
 
@@ -107,15 +115,25 @@ def updated(text: str) -> str:
     )
 
 
-def main() -> None:
-    """Write all pages that have changed."""
-    for path in sorted(DOCS.glob("*.md")):
+def pages() -> list[Path]:
+    """Return README and the pages of docs/."""
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def main() -> int:
+    """Write all pages that have changed, or only name them."""
+    check = sys.argv[1:] == ["--check"]
+    differ = []
+    for path in pages():
         before = path.read_text(encoding="utf-8")
         after = updated(before)
         if after != before:
-            path.write_text(after, encoding="utf-8", newline="\n")
-            print(path.name)
+            differ.append(path)
+            print(path.relative_to(ROOT).as_posix())
+            if not check:
+                path.write_text(after, encoding="utf-8", newline="\n")
+    return 1 if check and differ else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,0 +1,373 @@
+"""Tables of README and docs/ that follow from benchmarks/results.
+
+``scripts/tables.py`` writes them between two comments. A figure is never typed by hand: a run of
+``benchmarks/`` changes the results, and the tables follow.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
+Row = Mapping[str, Any]
+
+TASKS = {
+    "mobilenetv2": "MobileNetV2, ImageNet classes, top-1",
+    "squeezenet": "SqueezeNet 1.1, ImageNet classes, top-1",
+    "yolox_nano": "YOLOX-nano, COCO, mAP",
+    "minilm-stsb": "MiniLM-L6, STS-B, Spearman",
+    "minilm-sst2": "MiniLM-L6, SST-2, accuracy",
+    "resnet20": "ResNet-20, CIFAR-10, top-1",
+    "resnet44": "ResNet-44, CIFAR-10, top-1",
+}
+#: Rows of the short table and of the chart.
+FIRST_TASKS = ("mobilenetv2", "squeezenet", "yolox_nano", "minilm-sst2", "resnet44")
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """Return a Markdown table."""
+    lines = [list(head)]
+    lines.append(["---"] * len(lines[0]))
+    lines.extend(list(row) for row in rows)
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+@cache
+def stored(name: str) -> dict[str, Row]:
+    """Return the rows of a result file in JSON."""
+    text = (RESULTS / f"{name}.json").read_text(encoding="utf-8")
+    rows: dict[str, Row] = json.loads(text)
+    return rows
+
+
+@cache
+def markdown_tables(name: str) -> dict[str, list[list[str]]]:
+    """Return the tables of a result file in Markdown, header included, by their heading."""
+    found: dict[str, list[list[str]]] = {}
+    heading = ""
+    for line in (RESULTS / f"{name}.md").read_text(encoding="utf-8").splitlines():
+        if line.startswith("#"):
+            heading = line.lstrip("# ").strip()
+        elif line.startswith("|") and not re.match(r"\|[\s:|-]+\|$", line):
+            cells = [cell.strip() for cell in line.strip("|").split("|")]
+            found.setdefault(heading, []).append(cells)
+    return found
+
+
+def value(name: str, key: str, places: int = 2) -> str:
+    """Return the metric of a row; empty where it was not measured."""
+    row = stored(name).get(key, {})
+    found = row.get("value")
+    return "" if found is None else f"{found:.{places}f}"
+
+
+def preset_accuracy(task: str, preset: str) -> str:
+    """Return the metric of a preset as it is now."""
+    aliases = {"A8W8": "A8W8-percentile-channel", "XINT8": "XINT8-minmse-tensor"}
+    alias = aliases.get(preset, preset)
+    rows = stored("accuracy")
+    key = f"{task}/ours/{preset}"
+    return value("accuracy", key if key in rows else f"{task}/ours/{alias}")
+
+
+def onnxruntime_best(task: str) -> str:
+    """Return the best metric of onnxruntime's calibrators with A8W8, weights per channel."""
+    keys = (
+        f"{task}/onnxruntime/A8W8-{calibrator}-channel"
+        for calibrator in ("minmax", "percentile", "entropy")
+    )
+    values = [value("accuracy", key) for key in keys]
+    return max((text for text in values if text), key=float, default="")
+
+
+def accuracy_short() -> str:
+    """Return the table of README."""
+    rows = (
+        (
+            TASKS[task],
+            value("accuracy", f"{task}/float/float"),
+            preset_accuracy(task, "A8W8"),
+            onnxruntime_best(task),
+        )
+        for task in FIRST_TASKS
+    )
+    return table(
+        ("task", "float", "`A8W8`", "onnxruntime, best of three calibrators"), rows
+    )
+
+
+def accuracy() -> str:
+    """Return accuracy of presets compared with onnxruntime and amd-quark."""
+    rows = []
+    for task, title in TASKS.items():
+        minmax = value("accuracy", f"{task}/onnxruntime/A8W8-minmax-channel")
+        percentile = value("accuracy", f"{task}/onnxruntime/A8W8-percentile-channel")
+        rows.append(
+            (
+                title,
+                value("accuracy", f"{task}/float/float"),
+                f"{minmax} / {percentile}",
+                preset_accuracy(task, "A8W8"),
+                preset_accuracy(task, "XINT8"),
+                value("accuracy", f"{task}/amd-quark/XINT8"),
+            )
+        )
+    head = (
+        "task",
+        "float",
+        "onnxruntime, minmax / percentile",
+        "`A8W8`",
+        "`XINT8`",
+        "amd-quark, XINT8",
+    )
+    return table(head, rows)
+
+
+def optimizers() -> str:
+    """Return the metric without optimizers and with the best measured combination."""
+    rows = []
+    found = stored("optimizers")
+    for task in ("mobilenetv2", "squeezenet", "resnet20", "resnet44", "yolox_nano"):
+        cells = [
+            TASKS[task].partition(",")[0],
+            value("accuracy", f"{task}/float/float"),
+        ]
+        for preset in ("A8W8", "XINT8", "A8W4"):
+            prefix = f"{task}/ours/{preset}/"
+            best_key = max(
+                (
+                    key
+                    for key in found
+                    if key.startswith(prefix) and "value" in found[key]
+                ),
+                key=lambda key: found[key]["value"],
+            )
+            plain = value("optimizers", f"{prefix}plain")
+            cells.append(f"{plain} / {value('optimizers', best_key)}")
+        rows.append(cells)
+    head = (
+        "task",
+        "float",
+        "`A8W8` plain / best",
+        "`XINT8` plain / best",
+        "A8W4 plain / best",
+    )
+    return table(head, rows)
+
+
+def training() -> str:
+    """Return accuracy, time and memory of AdaRound and AdaQuant compared with amd-quark."""
+    found = stored("optimizers")
+    rows = []
+    for task, title in (("mobilenetv2", "MobileNetV2"), ("resnet20", "ResNet-20")):
+        for recipe, name in (("adaround", "AdaRound"), ("adaquant", "AdaQuant")):
+            ours = found[f"{task}/ours/XINT8/{recipe}"]
+            theirs = found[f"{task}/amd-quark/XINT8/{recipe}"]
+            rows.append(
+                (
+                    f"{title}, {name}",
+                    _outcome(ours),
+                    _outcome(theirs),
+                    f"{theirs['seconds'] / ours['seconds']:.1f}x",
+                )
+            )
+    return table(("", "ours", "amd-quark", "speed-up"), rows)
+
+
+def _outcome(row: Row) -> str:
+    """Return accuracy, time and memory of one run."""
+    gigabytes = row["peak_mb"] / 1000
+    return f"{row['value']:.2f}, {row['seconds']:.1f} s, {gigabytes:.2f} GB"
+
+
+def speed() -> str:
+    """Return time and peak memory of quantization."""
+    found = stored("speed")
+    names = {
+        "ours minmax": "minmax",
+        "ours percentile": "percentile",
+        "ours entropy": "entropy",
+        "ours minmse": "minmse",
+        "onnxruntime minmax": "onnxruntime, minmax",
+        "onnxruntime percentile": "onnxruntime, percentile",
+        "onnxruntime entropy": "onnxruntime, entropy",
+        "amd-quark XINT8": "amd-quark, XINT8",
+    }
+    rows = []
+    for key, title in names.items():
+        cells = [title]
+        for model in ("resnet50", "squeezenet"):
+            row = found[f"{model}/{key}"]
+            cells.append(f"{row['ratio']:.2f}")
+            cells.append(f"{row['whole']['peak_mb']:.0f}")
+        rows.append(cells)
+    head = (
+        "method",
+        "ResNet-50: time / float inference",
+        "peak MB",
+        "SqueezeNet: time / float inference",
+        "peak MB",
+    )
+    return table(head, rows)
+
+
+def runtime() -> str:
+    """Return the runtime of written models compared with the float model and onnxruntime's."""
+    rows = []
+    for key, row in stored("runtime").items():
+        model, preset = key.split("/")
+        onnxruntime = row.get("ours/onnxruntime")
+        rows.append(
+            (
+                f"{model}, `{preset}`",
+                f"{row['float']:.2f}",
+                f"{row['ours']:.2f}",
+                f"{row['ours/float']:.2f}",
+                "" if onnxruntime is None else f"{onnxruntime:.2f}",
+                f"{row['ours bytes'] / 1000:.0f}",
+            )
+        )
+    head = (
+        "model, preset",
+        "float, ms",
+        "ours, ms",
+        "ours / float",
+        "ours / ort",
+        "kB",
+    )
+    return table(head, rows)
+
+
+def large() -> str:
+    """Return time and memory of weight-only quantization of large models."""
+    rows = []
+    for key, row in stored("large").items():
+        rows.append(
+            (
+                key,
+                f"{row['seconds']:.0f}",
+                f"{row['private_mb']:.0f}",
+                f"{row['result'] / 1e6:.0f}",
+                f"{row['copy']:.1f}",
+            )
+        )
+    head = ("model", "seconds", "peak MB", "result MB", "copying the file, seconds")
+    return table(head, rows)
+
+
+def llm_rtn() -> str:
+    """Return perplexities with round-to-nearest, ours and amd-quark's."""
+    names = {
+        "fp8": "`fp8`",
+        "int8": "`int8`",
+        "uint4_wo_32": "`uint4_wo_32`",
+        "uint4_wo_128": "`uint4_wo_128`",
+        "mxfp4_weight_only": "`mxfp4_weight_only`",
+        "mxfp4": "`mxfp4`",
+        "nvfp4": "`nvfp4`",
+    }
+    tables = markdown_tables("llm")
+    rows = []
+    for scheme, title in {"float": "float", **names}.items():
+        cells = [title]
+        for model in ("stories260K", "mixtext"):
+            lines = {line[0]: line for line in tables[model]}
+            theirs = lines[scheme][4].partition(":")[0]
+            cells += [lines[scheme][1], theirs]
+        rows.append(cells)
+    head = ("scheme", "stories260K", "amd-quark", "mixtext", "amd-quark")
+    return table(head, rows)
+
+
+def _best_perplexity(prefix: str, tools: tuple[str, ...]) -> str:
+    """Return the lowest perplexity of some tools; empty where none was measured."""
+    found = stored("llm_algorithms")
+    values = []
+    for key, row in found.items():
+        if key.startswith(prefix) and key.endswith(tools) and "value" in row:
+            values.append(row["value"])
+    return f"{min(values):.3f}" if values else "refused"
+
+
+def llm_algorithms() -> str:
+    """Return the best perplexity with algorithms, ours and the best of three other tools."""
+    schemes = (
+        "uint4_wo_per_channel",
+        "uint4_wo_32",
+        "uint3_wo_32",
+        "uint2_wo_32",
+        "uint2_wo_128",
+        "int8",
+        "mxfp4",
+        "fp8+kv",
+    )
+    others = ("/amd-quark", "/llm-compressor", "/gptqmodel")
+    rows = []
+    for scheme in schemes:
+        cells = [f"`{scheme}`"]
+        for model in ("stories260K", "mixtext"):
+            prefix = f"{model}/{scheme}/"
+            cells.append(_best_perplexity(prefix, ("/ours",)))
+            cells.append(_best_perplexity(prefix, others))
+        rows.append(cells)
+    head = ("scheme", "stories260K", "best other tool", "mixtext", "best other tool")
+    return table(head, rows)
+
+
+def llm_peers() -> str:
+    """Return time and memory of GPTQ and AWQ compared with other tools."""
+    rows = []
+    for key, row in stored("llm_peers").items():
+        if "seconds" in row:
+            model, algorithm, tool = key.split("/")
+            rows.append(
+                (
+                    f"{algorithm.upper()}, {model} channels",
+                    tool,
+                    f"{row['seconds']:.1f}",
+                    f"{row['peak_mb']:.0f}",
+                )
+            )
+    return table(("algorithm, blocks", "tool", "seconds", "peak MB"), rows)
+
+
+def npu() -> str:
+    """Return what the rules of a processor cost, and what optimizers recover."""
+    columns = {
+        "float": ("float", ""),
+        "XINT8": ("ours", "XINT8"),
+        "within the rules": ("ours", "XINT8, rules settled"),
+        "CLE, AdaQuant, bias": ("ours", "XINT8, rules settled, cle+adaquant+bias"),
+        "CLE, AdaRound, bias": ("ours", "XINT8, rules settled, cle+adaround+bias"),
+        "amd-quark, CLE": ("amd-quark", "XINT8, cle"),
+        "amd-quark, CLE, AdaQuant": ("amd-quark", "XINT8, cle+adaquant"),
+    }
+    lines = {
+        tuple(row[:3]): row[3] for row in markdown_tables("npu")["XINT8 for an NPU"]
+    }
+    rows = []
+    for model in ("resnet20", "resnet44", "squeezenet", "mobilenetv2"):
+        cells = [TASKS[model].partition(",")[0]]
+        cells += [lines[model, tool, how] for tool, how in columns.values()]
+        rows.append(cells)
+    return table(("", *columns), rows)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "accuracy": accuracy,
+    "accuracy-short": accuracy_short,
+    "large": large,
+    "llm-algorithms": llm_algorithms,
+    "llm-peers": llm_peers,
+    "llm-rtn": llm_rtn,
+    "npu-optimizers": npu,
+    "optimizers": optimizers,
+    "runtime": runtime,
+    "speed": speed,
+    "training": training,
+}

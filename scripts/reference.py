@@ -1,0 +1,326 @@
+"""Write the reference pages of the documentation from the code: command line, settings,
+registries, error messages.
+
+``scripts/docs_hooks.py`` puts the texts into the pages of docs/ while the site is built, in place
+of ``<!-- reference: NAME -->``. Nothing here is committed, so that it never lags behind the code.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import contextlib
+import dataclasses
+import inspect
+import io
+import os
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import quark_onnx.optimizers  # noqa: F401  (importing registers them)
+import quark_onnx.rules  # noqa: F401  (importing registers them)
+from calibrators import CALIBRATORS
+from quark_onnx import QConfig, QuantizationSpec, TensorOverride
+from quark_onnx.cli import main
+from quark_onnx.config import Override
+from quark_onnx.registry import (
+    ALGORITHMS,
+    CONVERSIONS,
+    DTYPES,
+    OPTIMIZERS,
+    PRESETS,
+    RECIPES,
+    RULES,
+    TARGETS,
+)
+
+ROOT = Path(__file__).parents[1]
+#: Packages whose error messages the page of errors lists.
+SOURCES = ("calibrators", "quark_onnx")
+#: Nested commands, which ``quark-onnx COMMAND --help`` names as positional arguments.
+GROUPS = ("npu", "llm")
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """Return a Markdown table; bars and line breaks in cells are escaped."""
+    lines = [list(head)]
+    lines.append(["---"] * len(lines[0]))
+    for row in rows:
+        lines.append([" ".join(cell.replace("|", r"\|").split()) for cell in row])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines).replace("``", "`")
+
+
+def help_text(*command: str) -> str:
+    """Return what ``quark-onnx COMMAND --help`` prints on a terminal of 100 columns."""
+    printed = io.StringIO()
+    environment = {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
+    before = dict(os.environ)
+    os.environ.update(environment)
+    try:
+        with contextlib.redirect_stdout(printed):
+            main([*command, "--help"])
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+    return printed.getvalue().rstrip()
+
+
+def subcommands(text: str) -> list[str]:
+    """Return the commands that a help text lists, in its order.
+
+    They stand indented by four spaces below the metavariable ``COMMAND``.
+    """
+    _, _, listed = text.partition("  COMMAND\n")
+    names = []
+    for line in listed.splitlines():
+        match = re.match(r" {4}([a-z][\w-]*)(\s|$)", line)
+        if match:
+            names.append(match[1])
+        elif line and not line.startswith("     "):
+            break
+    return names
+
+
+def commands() -> Iterator[tuple[str, ...]]:
+    """Yield every command, nested ones after their group."""
+    for name in subcommands(help_text()):
+        yield (name,)
+        if name in GROUPS:
+            for nested in subcommands(help_text(name)):
+                yield name, nested
+
+
+def cli() -> str:
+    """Return the help text of every command."""
+    parts = [f"```text\n{help_text()}\n```"]
+    for command in commands():
+        level = "#" * (len(command) + 1)
+        parts.append(
+            f"{level} {' '.join(command)}\n\n```text\n{help_text(*command)}\n```"
+        )
+    return "\n\n".join(parts)
+
+
+def attributes(cls: type[Any]) -> dict[str, str]:
+    """Return the texts of the section ``Attributes`` of a class docstring, by name."""
+    doc = inspect.getdoc(cls) or ""
+    _, _, section = doc.partition("Attributes:\n")
+    found: dict[str, str] = {}
+    name = ""
+    for line in section.splitlines():
+        if line and not line.startswith("    "):
+            break
+        match = re.match(r" {4}(\w+): (.*)", line)
+        if match:
+            name = match[1]
+            found[name] = match[2]
+        elif name and line.strip():
+            found[name] += " " + line.strip()
+    return found
+
+
+def default_text(field: dataclasses.Field[Any]) -> str:
+    """Return the default of a field as it is written in Python."""
+    value = field.default
+    if (
+        value is dataclasses.MISSING
+        and field.default_factory is not dataclasses.MISSING
+    ):
+        value = field.default_factory()
+    if value is dataclasses.MISSING:
+        return "required"
+    if isinstance(value, QuantizationSpec):
+        return f"`{value}`"
+    name = getattr(value, "name", None)
+    return f"`{name}`" if isinstance(name, str) else f"`{value!r}`"
+
+
+def settings_of(cls: type[Any]) -> str:
+    """Return the settings of a dataclass with their defaults."""
+    texts = attributes(cls)
+    rows = []
+    for field in dataclasses.fields(cls):
+        if not field.name.startswith("_"):
+            rows.append(
+                (f"`{field.name}`", default_text(field), texts.get(field.name, ""))
+            )
+    return table(("key", "default", "meaning"), rows)
+
+
+def summary(thing: object) -> str:
+    """Return the first paragraph of a docstring."""
+    doc = inspect.getdoc(thing) or ""
+    return " ".join(doc.partition("\n\n")[0].split()).replace("``", "`")
+
+
+def classes(found: Mapping[str, Any]) -> str:
+    """Return a section for each class that is its own settings."""
+    parts = []
+    for name in sorted(found):
+        cls = found[name]
+        text = f"### `{name}`\n\n{summary(cls)}"
+        fields = [f for f in dataclasses.fields(cls) if not f.name.startswith("_")]
+        texts = attributes(cls)
+        if fields:
+            rows = (
+                (f"`{f.name}`", default_text(f), texts.get(f.name, "")) for f in fields
+            )
+            text += "\n\n" + table(("setting", "default", "meaning"), rows)
+        parts.append(text)
+    return "\n\n".join(parts)
+
+
+def presets() -> str:
+    """Return each preset with the settings that differ from the defaults."""
+    rows = []
+    for name in PRESETS:
+        lines = dict(line.split(": ", 1) for line in str(PRESETS[name]).splitlines())
+        activation, weight = lines.pop("activation"), lines.pop("weight")
+        other = ", ".join(f"`{key}: {value}`" for key, value in lines.items())
+        rows.append((f"`{name}`", activation, weight, other))
+    return table(("preset", "activations", "weights", "other settings"), rows)
+
+
+def formats() -> str:
+    """Return each number format."""
+    rows = []
+    for name in DTYPES:
+        dtype = DTYPES[name]
+        family = type(dtype).__name__.lower()
+        rows.append((f"`{name}`", family, str(dtype.bits), str(dtype.min_opset)))
+    return table(("format", "family", "bits", "least opset"), rows)
+
+
+def operators() -> str:
+    """Return each operator that has a rule, with what is quantized."""
+    rows = (
+        (f"`{name}`", summary(RULES[name])) for name in sorted(RULES, key=str.lower)
+    )
+    return table(("operator", "what is quantized"), rows)
+
+
+def targets() -> str:
+    """Return each processor."""
+    found = [TARGETS[name] for name in TARGETS]
+    rows = (
+        (f"`{target.name}`", target.summary, " ".join(target.presets), target.source)
+        for target in found
+    )
+    return table(("target", "processors", "presets", "source"), rows)
+
+
+def recipes() -> str:
+    """Return each recipe: a preset and optimizers for a kind of model."""
+    rows = []
+    for name in RECIPES:
+        recipe = RECIPES[name]
+        how = " ".join([recipe.preset, *recipe.optimizers])
+        rows.append((f"`{name}`", recipe.models, f"`{how}`", recipe.advice))
+    return table(("recipe", "models", "configuration", "advice"), rows)
+
+
+def conversions() -> str:
+    """Return each conversion."""
+    found = [CONVERSIONS[name] for name in CONVERSIONS]
+    rows = ((f"`{each.name}`", each.summary, each.keeps) for each in found)
+    return table(("conversion", "effect", "function kept"), rows)
+
+
+def schemes() -> str:
+    """Return each scheme for language models."""
+    from quark_onnx.torch.config.schemes import SCHEMES
+
+    rows = []
+    for name, spec in SCHEMES.items():
+        rows.append((f"`{name}`", str(spec.weight), str(spec.input or "float")))
+    return table(("scheme", "weights", "inputs"), rows)
+
+
+def algorithms() -> str:
+    """Return each algorithm for language models with its settings."""
+    return classes({name: ALGORITHMS[name] for name in ALGORITHMS})
+
+
+def message_template(node: ast.expr) -> str:
+    """Return the text of an error message; computed parts become names in braces."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    if isinstance(node, ast.JoinedStr):
+        return "".join(message_template(part) for part in node.values)
+    if isinstance(node, ast.FormattedValue):
+        return "{" + ast.unparse(node.value) + "}"
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return message_template(node.left) + message_template(node.right)
+    return "{" + ast.unparse(node) + "}"
+
+
+def is_error(name: str) -> bool:
+    """Return whether a class name is that of an error of this project."""
+    return name.endswith(("Error", "Crash")) or name == "MissingDependency"
+
+
+def error_messages() -> dict[str, list[tuple[str, str]]]:
+    """Return message templates and files by the name of the error's class."""
+    found: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    for source in SOURCES:
+        for path in sorted((ROOT / source).rglob("*.py")):
+            place = path.relative_to(ROOT).as_posix()
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if not isinstance(node, ast.Raise) or not isinstance(
+                    node.exc, ast.Call
+                ):
+                    continue
+                function = node.exc.func
+                name = getattr(function, "id", getattr(function, "attr", ""))
+                if is_error(name) and name not in BUILT_IN and node.exc.args:
+                    found[name].append((message_template(node.exc.args[0]), place))
+    return dict(found)
+
+
+#: Errors of Python itself, which only point at a mistake in a call.
+BUILT_IN = frozenset([*dir(builtins), "ArgumentTypeError"])
+
+
+def errors() -> str:
+    """Return every error message of the source, by the class of the error."""
+    parts = []
+    for name, messages in sorted(error_messages().items()):
+        rows = sorted({(text, place) for text, place in messages})
+        cells = ((code(text), f"`{place}`") for text, place in rows)
+        parts.append(f"### {name}\n\n" + table(("message", "raised in"), cells))
+    return "\n\n".join(parts)
+
+
+def code(text: str) -> str:
+    """Return an inline code span; backticks of the text become apostrophes."""
+    return f"`{' '.join(text.split()).replace('`', chr(39))}`"
+
+
+PARTS: dict[str, Callable[[], str]] = {
+    "algorithms": algorithms,
+    "calibrators": lambda: classes(CALIBRATORS),
+    "cli": cli,
+    "conversions": conversions,
+    "errors": errors,
+    "formats": formats,
+    "operators": operators,
+    "optimizers": lambda: classes({name: OPTIMIZERS[name] for name in OPTIMIZERS}),
+    "override": lambda: settings_of(Override),
+    "presets": presets,
+    "qconfig": lambda: settings_of(QConfig),
+    "recipes": recipes,
+    "schemes": schemes,
+    "spec": lambda: settings_of(QuantizationSpec),
+    "targets": targets,
+    "tensor-override": lambda: settings_of(TensorOverride),
+}
+
+
+def filled(text: str) -> str:
+    """Return a page with its reference parts in place."""
+    return re.sub(
+        r"<!-- reference: ([\w-]+) -->", lambda match: PARTS[match[1]](), text
+    )

@@ -1,0 +1,97 @@
+"""Commands, code and links of README and docs/ are right: commands parse, names can be imported,
+files exist.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from quark_onnx.cli.dispatch import parse
+
+ROOT = Path(__file__).parents[2]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted((ROOT / "examples").rglob("*.md")),
+]
+IDS = [path.relative_to(ROOT).as_posix() for path in PAGES]
+#: Words that stand for any command, model or option in a usage line.
+PLACEHOLDERS = re.compile(r"\b(COMMAND|KIND|WHAT|MODEL|OUT|NAME)\b|\.\.\.")
+
+
+def commands(path: Path) -> Iterator[str]:
+    """Yield each command of quark-onnx that stands in a line of its own, continued lines joined."""
+    text = path.read_text(encoding="utf-8").replace("\\\n", " ")
+    for line in text.splitlines():
+        found = re.match(r"\s*(?:- run: |\$ )?(quark-onnx .*)", line)
+        if found and not PLACEHOLDERS.search(found[1]):
+            yield found[1]
+
+
+COMMANDS = [
+    pytest.param(command, id=f"{name}: {command[:70]}")
+    for path, name in zip(PAGES, IDS, strict=True)
+    for command in commands(path)
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_have_options_that_exist(command: str) -> None:
+    _, *arguments = shlex.split(command, comments=True)
+    assert parse(arguments).run is not None
+
+
+def python_blocks(path: Path) -> list[str]:
+    text = path.read_text(encoding="utf-8")
+    return re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=IDS)
+def test_python_code_imports_names_that_exist(path: Path) -> None:
+    for block in python_blocks(path):
+        for node in ast.walk(ast.parse(block)):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                check_import(node.module, [alias.name for alias in node.names])
+
+
+def check_import(module: str, names: list[str]) -> None:
+    """Import names of this project; those of the PyTorch side where torch is installed."""
+    if module.partition(".")[0] not in ("quark_onnx", "calibrators"):
+        return
+    if module.startswith("quark_onnx.torch"):
+        pytest.importorskip("torch")
+        pytest.importorskip("transformers")
+    imported = importlib.import_module(module)
+    missing = [name for name in names if not hasattr(imported, name)]
+    assert missing == [], f"{module} has no {', '.join(missing)}"
+
+
+def anchors(path: Path) -> set[str]:
+    """Return the anchors of the headings of a page, as GitHub and mkdocs make them."""
+    text = re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+    found = set()
+    for heading in re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE):
+        plain = re.sub(r"[^\w\s-]", "", heading.lower())
+        found.add(re.sub(r"\s+", "-", plain.strip()))
+    return found
+
+
+@pytest.mark.parametrize("path", PAGES, ids=IDS)
+def test_links_lead_somewhere(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    broken = []
+    for target, anchor in re.findall(r"\]\((?!https?:)([^)#\s]*)#?([^)\s]*)\)", text):
+        file = path.parent / target if target else path
+        if not file.exists():
+            broken.append(target)
+        elif anchor and file.suffix == ".md" and anchor not in anchors(file):
+            broken.append(f"{target}#{anchor}")
+    assert broken == []
