@@ -1,11 +1,12 @@
 """Run onnxruntime's own quantization tests against ``quark_onnx.compat_onnxruntime``.
 
-    python benchmarks/ort_own_tests.py path/to/onnxruntime
+    python benchmarks/ort_own_tests.py path/to/onnxruntime [table.md]
 
 The tests are those of a checkout of onnxruntime, which is not part of this project; nothing is
 fetched. They run twice in a temporary folder: as they are, and with the package name replaced. Of
 those that pass as they are, the rest must be in ``DIFFERENT``, with the reason; for these the
-accuracy of both results is printed.
+accuracy of both results is printed, and written to a table where one is named
+(``benchmarks/results/ort_own_tests.md`` is such a one).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import tempfile
 import xml.etree.ElementTree as ElementTree
 from collections import defaultdict
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -178,6 +180,7 @@ def run(
     It counts a test as passed of which only subtests fail. Those that were skipped are left out.
     """
     report = folder / "report.xml"
+    report.unlink(missing_ok=True)
     plugins = ["-p", "benchmarks._ort_compare"] if notes else []
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     environment |= {"ORT_COMPARE_NOTES": str(notes)} if notes else {}
@@ -201,6 +204,8 @@ def run(
         text=True,
         check=False,
     )
+    if not report.exists():
+        raise RuntimeError(f"pytest wrote no report: {done.stdout}{done.stderr}")
     counted = re.findall(r"\b(\d+) passed", done.stdout)
     found: dict[str, bool] = {}
     for case in ElementTree.parse(report).iter("testcase"):
@@ -263,22 +268,58 @@ def main(arguments: list[str]) -> int:
             folder / "ours", files, folder / "notes.jsonl"
         )  # apart: what is done for the numbers may disturb a test
         measured = accuracy(folder / "notes.jsonl")
-    print(f"pytest counts {ours} tests as passed, and {theirs} with onnxruntime itself")
-    print(
-        f"with all their subtests {len(kept)} pass of the {len(passing)} that pass with"
-        " onnxruntime itself\n"
-    )
-    unknown = []
+    lines = [
+        f"pytest counts {ours} tests as passed, and {theirs} with onnxruntime itself",
+        f"with all their subtests {len(kept)} pass of the {len(passing)} that pass"
+        " with onnxruntime itself",
+    ]
+    rows, unknown = list[str](), list[str]()
     for test in (test for test in passing if not after.get(test)):
         reason = next((why for end, why in DIFFERENT.items() if test.endswith(end)), "")
-        unknown += [] if reason else [test]
-        pair = (
-            "ours {:.2f} dB, onnxruntime {:.2f} dB".format(*measured[test])
-            if test in measured
-            else "no numbers"
-        )
-        print(f"{test}\n    {reason or 'NOT IN THE LIST'}\n    {pair}")
-    return 1 if unknown or ours < LEAST else 0
+        if not reason:
+            unknown.append(test)
+        rows.append(_row(test, reason or "NOT IN THE LIST", measured.get(test)))
+    stale = [end for end in DIFFERENT if not _fails(end, passing, after)]
+    rows += [f"| {end} | IN THE LIST, AND PASSES | | |" for end in stale]
+    report = _report(lines, rows)
+    print(report)
+    if len(arguments) > 1:
+        Path(arguments[1]).write_text(report, encoding="utf-8")
+    return 1 if unknown or stale or ours < LEAST else 0
+
+
+def _fails(end: str, passing: Sequence[str], after: dict[str, bool]) -> bool:
+    """Whether a test whose name ends so passes with onnxruntime and fails here, or is not there."""
+    found = [test for test in passing if test.endswith(end)]
+    return not found or any(not after.get(test) for test in found)
+
+
+def _row(test: str, reason: str, pair: tuple[float, float] | None) -> str:
+    """One line of the table; without numbers where a test compares no outputs."""
+    numbers = ["-", "-"] if pair is None else [f"{value:.2f}" for value in pair]
+    name = test.partition(".")[2]
+    return f"| {name} | {reason} | {' | '.join(numbers)} |"
+
+
+def _report(lines: Sequence[str], rows: Sequence[str]) -> str:
+    """The counts and the table, in Markdown."""
+    head = [
+        "# onnxruntime's own quantization tests with the package name replaced",
+        "",
+        "`python benchmarks/ort_own_tests.py path/to/onnxruntime"
+        " benchmarks/results/ort_own_tests.md`, with onnxruntime"
+        f" {version('onnxruntime')}",
+        "",
+        *(f"- {line}" for line in lines),
+        "",
+        "Those that differ, with the SQNR in dB of the worst output on random inputs"
+        ' (mean of 8 draws of 16 rows); "-" where a test looks at names or errors and'
+        " quantizes no model that runs.",
+        "",
+        "| test | why it differs | here | onnxruntime |",
+        "| --- | --- | --- | --- |",
+    ]
+    return "\n".join([*head, *rows]) + "\n"
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from quark_onnx.config.qconfig import FORMS, Override, QConfig
 from quark_onnx.config.serialize import from_dict, load_yaml, to_dict, to_yaml
 from quark_onnx.config.spec import QuantizationSpec, format_calibrator, parse_calibrator
 from quark_onnx.config.tensors import TensorOverride, TensorOverrides
+from quark_onnx.config.text import name_tuple
 
 __all__ = [
     "A8W8",
@@ -20,6 +21,7 @@ __all__ = [
     "format_calibrator",
     "from_dict",
     "load_yaml",
+    "name_tuple",
     "parse_calibrator",
     "to_dict",
     "to_yaml",

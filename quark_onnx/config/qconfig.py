@@ -12,7 +12,7 @@ from calibrators.base import is_number
 from calibrators.shown import short
 from quark_onnx.config.spec import QuantizationSpec, check_granularity, check_names
 from quark_onnx.config.tensors import TensorOverride
-from quark_onnx.config.text import format_call, parse_call
+from quark_onnx.config.text import format_call, name_tuple, parse_call
 from quark_onnx.dtypes import INT8, UINT8
 from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.registry import OPTIMIZERS, PRESETS, RULES, TARGETS
@@ -43,21 +43,6 @@ _SWITCHES = (
 _BIASES = ("int32", "int16")
 #: How the result is written.
 FORMS = ("qdq", "operators", "vendor")
-
-
-def _strings(value: Any, where: str) -> tuple[str, ...]:
-    """A tuple of strings from one string or any collection of them."""
-    if isinstance(value, str):
-        return (value,)
-    try:
-        items = tuple(value)
-    except TypeError:
-        items = (None,)
-    if not all(isinstance(item, str) for item in items):
-        raise ConfigError(
-            f"{where} is {short(value)}; it must be a name or a list of names",
-        )
-    return items
 
 
 def _optimizers(value: Any) -> tuple[Any, ...]:
@@ -129,18 +114,20 @@ class Override:
         ) -> None: ...
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "nodes", _strings(self.nodes, "nodes of an override"))
+        object.__setattr__(
+            self, "nodes", name_tuple(self.nodes, "nodes of an override")
+        )
         object.__setattr__(
             self,
             "op_types",
-            _strings(self.op_types, "op_types of an override"),
+            name_tuple(self.op_types, "op_types of an override"),
         )
         if not isinstance(self.between, list | tuple):
             raise ConfigError(
                 f"between of an override is {short(self.between)}; it takes two sets of"
                 " names",
             )
-        ends = tuple(_strings(end, "between of an override") for end in self.between)
+        ends = tuple(name_tuple(end, "between of an override") for end in self.between)
         object.__setattr__(self, "between", ends)
         if len(ends) not in (0, 2):
             raise ConfigError(
@@ -301,14 +288,14 @@ class QConfig:
                 f"overrides is {short(self.overrides)}; it must be a list of Override",
             )
         object.__setattr__(self, "overrides", tuple(self.overrides))
-        object.__setattr__(self, "op_types", _strings(self.op_types, "op_types"))
+        object.__setattr__(self, "op_types", name_tuple(self.op_types, "op_types"))
         object.__setattr__(
             self,
             "float_results",
-            _strings(self.float_results, "float_results"),
+            name_tuple(self.float_results, "float_results"),
         )
-        object.__setattr__(self, "nodes", _strings(self.nodes, "nodes"))
-        object.__setattr__(self, "exclude", _strings(self.exclude, "exclude"))
+        object.__setattr__(self, "nodes", name_tuple(self.nodes, "nodes"))
+        object.__setattr__(self, "exclude", name_tuple(self.exclude, "exclude"))
         for name in ("activation", "weight"):
             spec = getattr(self, name)
             if spec is not None and not isinstance(spec, QuantizationSpec):

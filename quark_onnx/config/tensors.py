@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from calibrators.base import is_number
 from calibrators.shown import short
 from quark_onnx.config.spec import QuantizationSpec
+from quark_onnx.config.text import name_tuple
 from quark_onnx.dtypes import DType, Scaled
 from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.registry import DTYPES
@@ -90,7 +91,11 @@ class TensorOverride:
 
     def __post_init__(self) -> None:  # noqa: C901
         for name in ("tensors", "readers"):
-            object.__setattr__(self, name, _names(getattr(self, name), name))
+            names = name_tuple(
+                getattr(self, name),
+                f"{name} of an override of tensors",
+            )
+            object.__setattr__(self, name, names)
         if not self.tensors:
             raise ConfigError("an override of tensors names none; give tensors")
         if self.dtype is not None:
@@ -193,6 +198,11 @@ class TensorOverride:
         """Whether nothing has to be measured."""
         return bool(self.scale or (self.low and self.high))
 
+    @property
+    def ranged(self) -> bool:
+        """Whether a range is given, or a rule for ranges."""
+        return bool(self.low or self.high or self.min_range or self.snapped)
+
     def applied(self, spec: QuantizationSpec) -> QuantizationSpec:
         """The spec of the rules, changed.
 
@@ -287,19 +297,3 @@ class TensorOverrides:
             for name in override.tensors
             if name not in known and not fnmatch.filter(known, name)
         ]
-
-
-def _names(value: Any, where: str) -> tuple[str, ...]:
-    items = (
-        (value,)
-        if isinstance(value, str)
-        else tuple(value)
-        if isinstance(value, Iterable)
-        else (None,)
-    )
-    if not all(isinstance(item, str) for item in items):
-        raise ConfigError(
-            f"{where} of an override of tensors is {short(value)}; it must be a name or"
-            " a list of names",
-        )
-    return items

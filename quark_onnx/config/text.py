@@ -1,4 +1,6 @@
-"""Calibrators and optimizers as text: ``"name"``, or ``"name:setting=value,..."``."""
+"""Calibrators and optimizers as text: ``"name"``, or ``"name:setting=value,..."``; and names in
+lists.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,29 @@ from typing import Any
 
 from calibrators.shown import short
 from quark_onnx.errors import ConfigError
+
+
+def name_tuple(value: Any, where: str) -> tuple[str, ...]:
+    """Return a tuple of names from one name or any collection of them.
+
+    Args:
+        value: what the user wrote.
+        where: how messages call it.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    if isinstance(value, str):
+        return (value,)
+    try:
+        items = tuple(value)
+    except TypeError:
+        items = (None,)
+    if not all(isinstance(item, str) for item in items):
+        raise ConfigError(
+            f"{where} is {short(value)}; it must be a name or a list of names",
+        )
+    return items
 
 
 def parse_call(

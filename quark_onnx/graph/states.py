@@ -149,7 +149,9 @@ def _named_alike(before: _Words, after: _Words) -> bool:
     """Return whether two names differ in the side of a step alone, and say that they are a state."""  # noqa: E501
     if (before.after and not before.before) or (after.before and not after.after):
         return False  # as last_hidden_state, which is no input of a next step
-    paired = bool(before.stem) and before.before and after.after
+    # numbers alone say nothing: "input.1" and "output.1" are what exporters call any tensor
+    named = any(not word.isdigit() for word in before.stem)
+    paired = named and before.before and after.after
     return before.stem == after.stem and (before.state or after.state or paired)
 
 

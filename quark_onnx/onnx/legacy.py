@@ -101,6 +101,16 @@ def weight(config: QuantizationConfig) -> QuantizationSpec:
     )
 
 
+def pattern(name: str) -> str:
+    """Translate the name of a node or AMD's regular expression, which begins with ``^``, into a
+    pattern.
+
+    >>> pattern("/head/conv"), pattern("^/head/.*")
+    ('/head/conv', 're:^/head/.*')
+    """
+    return f"re:{name}" if name.startswith("^") else name
+
+
 def narrowed(spec: QuantizationSpec) -> QuantizationSpec:
     """Leave out the least code of symmetric weights with float scales, as onnxruntime does."""
     signed = isinstance(spec.dtype, Integer) and spec.dtype.signed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,13 +21,14 @@ from quark_onnx.graph.io import load
 from quark_onnx.job import Result
 from quark_onnx.onnx import legacy
 from quark_onnx.onnx.draft import Draft
-from quark_onnx.onnx.quantization.config.config import pattern
+from quark_onnx.onnx.quantization.config.algorithm import AlgoConfig
 from quark_onnx.onnxruntime_spelling.overrides import tensor_overrides
 from quark_onnx.onnxruntime_spelling.selection import (
     every_node,
     known_nodes,
     ruled_kinds,
 )
+from quark_onnx.optimizers import AutoMixedPrecision
 from quark_onnx.plan import matching
 
 logger = logging.getLogger(__name__)
@@ -107,11 +109,11 @@ def native(draft: Draft, model: str | Path | ModelProto) -> QConfig:
             else ()
         ),
         safe=not draft.nodes,  # what is asked for by name is done
-        optimizers=tuple(algorithm.native() for algorithm in algorithms),
+        optimizers=names.optimizers(algorithms),
     )
     overrides = [
         Override(each, keep=True)
-        for each in names.known(map(pattern, _single(draft.exclude)))
+        for each in names.known(map(legacy.pattern, _single(draft.exclude)))
     ]
     overrides += [
         Override(between=ends, keep=True)
@@ -158,6 +160,20 @@ class _Names:
                 matching(self.graph, Override(each, keep=True), strict=False),
             )
         )
+
+    def optimizers(self, algorithms: Sequence[AlgoConfig]) -> tuple[Any, ...]:
+        """Algorithms in terms of this package, with those names of nodes that the model has."""
+        found = list[Any]()
+        for algorithm in algorithms:
+            optimizer = algorithm.native()
+            if isinstance(optimizer, AutoMixedPrecision):
+                # where none is left, the optimizer says which there are
+                nodes = self.known(optimizer.nodes) or optimizer.nodes
+                exclude = self.known(optimizer.exclude)
+                optimizer = replace(optimizer, nodes=nodes, exclude=exclude)
+            if optimizer is not None:
+                found.append(optimizer)
+        return tuple(found)
 
     def known_types(self, op_types: Sequence[str]) -> tuple[str, ...]:
         """Those that the model has and that have a rule.

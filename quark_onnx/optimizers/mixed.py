@@ -4,16 +4,21 @@ asked.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from calibrators import Best, MinMSE
 from calibrators.base import is_number
-from quark_onnx.config import Override, QConfig, QuantizationSpec
+from quark_onnx.config import Override, QConfig, QuantizationSpec, name_tuple
 from quark_onnx.dtypes import INT8, INT16, UINT8, UINT16, Integer
 from quark_onnx.errors import ConfigError
 from quark_onnx.optimizers.base import register, require_number, require_whole
+
+#: Outputs of a model: a list of arrays for each sample.
+Outputs = Sequence[Sequence[Any]]
+#: How far outputs are from those of the float model.
+Distance = Callable[[Outputs, Outputs], float]
 
 #: What a changed node gets, in words, by the setting.
 _WORDS = {
@@ -36,7 +41,7 @@ class AutoMixedPrecision:
 
     Attributes:
         target: the least signal-to-noise ratio of any output in dB; with a metric, the greatest
-            loss of it.
+            loss of it; with a distance, the greatest one.
         to: "16bit" for activations of 16 bits, "float" to leave nodes float, "8bit_weights" for
             weights of 8 bits where they have fewer; "8bit" to lower activations and weights of 16
             bits.
@@ -44,8 +49,14 @@ class AutoMixedPrecision:
         share: at most this share of the nodes (of those with such weights, where it is about
             weights) is raised, also where the target is missed then; or lowered.
         activation, weight: how changed nodes are quantized; None follows from the configuration and
-        ``to``. metric: takes a model and gives a number, the higher the better; None for the
-        signal-to-noise ratio.
+            ``to``.
+        metric: takes a model and gives a number, the higher the better; None for the
+            signal-to-noise ratio.
+        distance: takes the outputs of the float model and those of the quantized one, a list of
+            arrays for each sample, and gives a number, the lower the better; instead of a metric.
+        nodes, op_types: patterns of names, and operator types, of the nodes that may be changed;
+            all may be where both are empty.
+        exclude: patterns of names of nodes that may not be changed.
     """
 
     name: ClassVar[str] = "auto_mixed_precision"
@@ -59,6 +70,10 @@ class AutoMixedPrecision:
     activation: QuantizationSpec | None = None
     weight: QuantizationSpec | None = None
     metric: Callable[[Any], float] | None = None
+    distance: Distance | None = None
+    nodes: tuple[str, ...] = ()
+    op_types: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         require_number(self, "target")
@@ -79,10 +94,26 @@ class AutoMixedPrecision:
                     f"{name} of {self.name} is {getattr(self, name)!r}; it must be a"
                     " QuantizationSpec or None",
                 )
+        self._check_goal()
+        for name in ("nodes", "op_types", "exclude"):
+            names = name_tuple(getattr(self, name), f"{name} of {self.name}")
+            object.__setattr__(self, name, names)
+
+    def _check_goal(self) -> None:
+        """Raise ConfigError where a metric or a distance cannot be called, or both are given."""
         if self.metric is not None and not callable(self.metric):
             raise ConfigError(
                 f"metric of {self.name} is {self.metric!r}; it must take a model and"
                 " return a number",
+            )
+        if self.distance is not None and not callable(self.distance):
+            raise ConfigError(
+                f"distance of {self.name} is {self.distance!r}; it must take the"
+                " outputs of two models and return a number",
+            )
+        if self.metric is not None and self.distance is not None:
+            raise ConfigError(
+                f"{self.name} has a metric and a distance; choose one of them",
             )
 
     @property

@@ -75,7 +75,7 @@ def compute_qparams(graph: Graph, plan: Plan, ranges: Ranges) -> Params:
                 and _all_codes(entry.spec)
             ):
                 params.table[use] = _in_blocks(graph, use, entry, entry.spec.dtype)
-            elif entry.bounds is not None:
+            elif entry.bounds is not None and not _ranged(entry):
                 params.table[use] = bounded.params(
                     entry.bounds,
                     ranges.get(use),
@@ -89,6 +89,13 @@ def compute_qparams(graph: Graph, plan: Plan, ranges: Ranges) -> Params:
                     _range(graph, ranges, use, entry),
                 )
     return params
+
+
+def _ranged(entry: Quantize) -> bool:
+    """Whether the user has said something about the range, which then takes the place of known
+    bounds.
+    """
+    return entry.given is not None and entry.given.ranged
 
 
 def compute_bias_qparams(graph: Graph, plan: Plan, params: Params) -> None:

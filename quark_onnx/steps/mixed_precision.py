@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import Any
 
 import numpy as np
 from onnx import ModelProto
 
 from calibrators import Statistic
 from calibrators.onnx_runtime.session import open_session
-from quark_onnx.config import QConfig
-from quark_onnx.errors import ConfigError
+from quark_onnx.config import Override, QConfig
+from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.graph import Graph, Node
 from quark_onnx.optimizers import AutoMixedPrecision, Samples
-from quark_onnx.plan import Keep, Plan, Quantize, Use
+from quark_onnx.plan import Keep, Plan, Quantize, Use, matching
 from quark_onnx.progress import Progress
 from quark_onnx.report.measure import least_sqnr, measure
 from quark_onnx.steps.calibrate import Ranges, calibrate_each
@@ -40,7 +41,7 @@ class Sensitivity:
 
     Attributes:
         noise: the error at the outputs that each node causes when it alone is quantized, or
-            lowered; in dB of SQNR, or by the user's metric.
+            lowered; in dB of SQNR, by the user's metric, or as a negative distance.
         changed: the nodes that get more bits, the worst first; or fewer, the least harmful first.
         before, after: the goal without changed nodes, and with them.
         reached: whether that meets the target.
@@ -104,6 +105,10 @@ class _Search:
         )
         self._few: list[Sample] = list(islice(iter(samples), settings.samples))
         self._float = open_session(graph.to_model())
+        self._expected: list[list[Any]] = []
+        if settings.distance is not None:
+            self._expected = self._outputs(self._float)
+        self._candidates = _candidates(graph, settings)
         every = tuple(node.name for node in graph.nodes)
         either = (config,) if settings.of_weights else (config, self._with(every))
         plans = [make_plan(graph, each, strict=False) for each in either]
@@ -122,6 +127,8 @@ class _Search:
         bound = settings.target
         if settings.metric is not None:
             bound = self._metric(self._graph.to_model()) - settings.target
+        elif settings.distance is not None:
+            bound = -settings.target
         result.reached = result.before >= bound
         # raising is for a target that is missed, and lowering for one that is met
         if result.reached != settings.lowers or not names:
@@ -207,6 +214,8 @@ class _Search:
 
     def _changeable(self, node: Node) -> bool:
         """Whether a node has something to be changed."""
+        if node not in self._candidates:
+            return False
         plan = self._plans[0]
         if not self._settings.of_weights:
             return plan.touches(node)
@@ -238,22 +247,26 @@ class _Search:
         model = self._built(plan)
         if self._settings.metric is not None:
             return self._metric(model)
+        if self._settings.distance is not None:
+            found = self._settings.distance(
+                self._expected,
+                self._outputs(open_session(model)),
+            )
+            return -_number(found, "distance")
         errors = measure(self._float, open_session(model), self._few)
         return least_sqnr(errors, np.inf)
 
     def _metric(self, model: ModelProto) -> float:
         assert self._settings.metric is not None
-        found = self._settings.metric(model)
-        try:
-            number = float(found)
-        except (TypeError, ValueError):
-            number = np.nan
-        if np.isnan(number):
-            raise ConfigError(
-                f"metric of auto_mixed_precision returned {found!r}; it must return a"
-                " number",
-            )
-        return number
+        return _number(self._settings.metric(model), "metric")
+
+    def _outputs(self, session: Any) -> list[list[Any]]:
+        """Return the outputs of a model for each sample."""
+        names = [value.name for value in session.get_inputs()]
+        return [
+            session.run(None, {name: sample[name] for name in names if name in sample})
+            for sample in self._few
+        ]
 
     def _built(self, plan: Plan) -> ModelProto:
         ranges: Ranges = {}
@@ -315,9 +328,52 @@ class _Search:
         return params
 
 
+def _candidates(graph: Graph, settings: AutoMixedPrecision) -> dict[Node, None]:
+    """Return the nodes that may be changed.
+
+    Raises:
+        ConfigError: names or operator types are given, and no node has one of them.
+    """
+    found = dict.fromkeys(graph.nodes)
+    if settings.nodes or settings.op_types:
+        named = Override(settings.nodes, settings.op_types, keep=True)
+        found = matching(graph, named, strict=False)
+        if not found:
+            present = [node.name for node in graph.nodes] if settings.nodes else []
+            wanted = (*settings.nodes, *settings.op_types)
+            raise ConfigError(
+                f"no node of the model is one of {', '.join(wanted)}, which"
+                f" {settings.name} may change{nearest(wanted[0], present)}",
+            )
+    if not settings.exclude:
+        return found
+    excluded = matching(graph, Override(settings.exclude, keep=True), strict=False)
+    return {node: None for node in found if node not in excluded}
+
+
+def _number(found: Any, what: str) -> float:
+    """Return what a function of the user returned.
+
+    Raises:
+        ConfigError: it is no number.
+    """
+    try:
+        number = float(found)
+    except (TypeError, ValueError):
+        number = np.nan
+    if np.isnan(number):
+        raise ConfigError(
+            f"{what} of auto_mixed_precision returned {found!r}; it must return a"
+            " number",
+        )
+    return number
+
+
 def describe(found: Sensitivity, settings: AutoMixedPrecision, nodes: int) -> list[str]:
     """What a report says of it."""
-    unit = "" if settings.metric is not None else " dB"
+    unit = " dB"
+    if settings.metric is not None or settings.distance is not None:
+        unit = ""
     verb = "lowered" if settings.lowers else "raised"
     missed = "" if found.reached else ", missed"
     lines = [

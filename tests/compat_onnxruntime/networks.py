@@ -69,6 +69,21 @@ def convolutions(opset: int = 17) -> ModelProto:
     return _model(nodes, ("N", 3, 12, 12), ("N", 5), weights, opset=opset)
 
 
+def products(seed: int) -> ModelProto:
+    """Two products with a Tanh between them, and weights that a seed draws."""
+    node = helper.make_node
+    nodes = [
+        node("MatMul", ["x", "w1"], ["h"], "up"),
+        node("Tanh", ["h"], ["t"], "tanh"),
+        node("MatMul", ["t", "w2"], ["y"], "down"),
+    ]
+    weights = {
+        "w1": _normal(16, 64, seed=2 * seed, scale=0.25),
+        "w2": _normal(64, 16, seed=2 * seed + 1, scale=0.125),
+    }
+    return _model(nodes, ("N", 16), ("N", 16), weights, opset=19)
+
+
 def attention() -> ModelProto:
     """Projections, scores, Softmax and a feed-forward part with Sigmoid and Mul: a decoder's layer
     in small.

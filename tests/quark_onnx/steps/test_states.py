@@ -207,6 +207,7 @@ INTERFACES = {
     "a cache that grows by one": ("x:1,4 past_k:1,5,8", "y:1,4 present_k:1,6,8", ""),
     "an image": ("image:1,8", "image_out:1,8", ""),
     "input and output": ("input:1,8 scale:1,8", "output:1,8", ""),
+    "numbers alone": ("input_0:1,8 input_1:1,8", "output_0:1,8 output_1:1,8", ""),
     "a sampler": ("sample:1,8 time:1,8", "out_sample:1,8", ""),
     "a block of a transformer": (
         "hidden_states:1,8 mask:1,8",

@@ -69,6 +69,22 @@ def test_one_end_alone() -> None:
     assert 100 / 255 < given < (100 + 255 * measured) / 255
 
 
+def test_a_range_takes_the_place_of_known_bounds() -> None:
+    """The result of a Sigmoid lies between 0 and 1; the user knows more about it."""
+    gate = parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
+        g (float[N, 2] x) => (float[N, 2] y) { s = Sigmoid (x) y = Mul (s, x) }""")
+    found = []
+    for settings in ({}, {"low": 0.0, "high": 0.5}, {"high": 0.25}, {"min_range": 2.0}):
+        tensors = (TensorOverride("s", **settings),) if settings else ()
+        config = QConfig(
+            QuantizationSpec("uint8", symmetric=False),
+            QuantizationSpec("int8"),
+            tensors=tensors,
+        )
+        found.append(255 * value(quantize(gate, data(), config).model, "s_scale"))
+    np.testing.assert_allclose(found, [1.0, 0.5, 0.25, 2.0], rtol=1e-5)
+
+
 def test_scales_of_channels() -> None:
     result = written(TensorOverride("w", axis=0, scale=[0.5, 0.25], zero_point=[0, 0]))
     np.testing.assert_array_equal(

@@ -12,7 +12,8 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 from quark_onnx.errors import ConfigError, nearest
-from quark_onnx.onnx.legacy import narrowed
+from quark_onnx.onnx import distances
+from quark_onnx.onnx.legacy import narrowed, pattern
 from quark_onnx.onnx.quantization.config.spec import QLayerConfig
 from quark_onnx.optimizers import (
     CLE,
@@ -24,8 +25,15 @@ from quark_onnx.optimizers import (
     QuaRot,
     SmoothQuant,
 )
+from quark_onnx.optimizers.mixed import Distance
 
 logger = logging.getLogger(__name__)
+
+#: What metric_optimize_object asks for: nodes of the wide model are lowered, or nodes of the narrow
+#: one raised.
+_OBJECTS = {"speed": "8bit", "quality": "16bit"}
+#: A signal-to-noise ratio in dB that no model reaches, and whose negative every model does.
+_ANYTHING = 1000.0
 
 _LAYERS = (
     "Conv",
@@ -303,13 +311,7 @@ class AutoMixprecisionConfig(AlgoConfig):
 
     name: ClassVar[str] = "auto_mixprecision"
     _unused: ClassVar[dict[str, str]] = {
-        "target_op_type": "all nodes that are quantized take part",
-        "subgraph_json": "all nodes that are quantized take part",
-        "include_layers": "all nodes that are quantized take part",
-        "exclude_layers": "all nodes that are quantized take part",
-        "metric_output_index": "the worst output counts",
-        "metric_distance_fn": "the signal-to-noise ratio of the worst output counts",
-        "metric_optimize_object": "as many nodes as possible are lowered",
+        "subgraph_json": "nodes are changed one by one",
         "sensitivity_cache_file": "errors are measured anew",
         "worker_num": "candidates are measured one after another",
         "dual_quant_nodes": "a tensor between two formats gets the pairs that it needs",
@@ -338,34 +340,67 @@ class AutoMixprecisionConfig(AlgoConfig):
     no_input_qdq_shared: bool = False
     shared_param_mode: str = "propagate"
 
-    def native(self) -> AutoMixedPrecision:
+    def native(self) -> AutoMixedPrecision | None:
+        """Translate into an optimizer.
+
+        None where metric_threshold is None, which asks for an analysis alone.
+
+        Raises:
+            ConfigError: a parameter is wrong, or two metrics are given.
+        """
         self._warn()
-        default = AutoMixedPrecision()
-        narrow = self.narrow
-        weight = narrow.native_weight()
-        settings: dict[str, Any] = {
-            "to": "8bit",
-            "samples": self.data_size or default.samples,
-            "activation": narrow.native_activation(),
-            "weight": None if weight is None else narrowed(weight),
-        }
-        if self.metric_evaluate_fn is not None and self.metric_threshold is not None:
-            return AutoMixedPrecision(
-                self.metric_threshold,
-                metric=self.metric_evaluate_fn,
-                **settings,
+        if self.metric_optimize_object not in _OBJECTS:
+            raise ConfigError(
+                "metric_optimize_object of auto_mixprecision is"
+                f" {self.metric_optimize_object!r}; it must be one of:"
+                f" {', '.join(_OBJECTS)}",
             )
-        if self.metric_default == "sqnr" and self.metric_threshold:
-            return AutoMixedPrecision(self.metric_threshold, **settings)
-        logger.warning(
-            "%s: metric_threshold is one of %s, which is not measured; nodes are"
-            ' lowered as long as the worst output has %g dB. Set metric_default="sqnr"'
-            " with a threshold in dB, or metric_evaluate_fn",
-            self.name,
-            self.metric_default,
-            default.target,
-        )
-        return AutoMixedPrecision(**settings)
+        if self.metric_threshold is None:
+            logger.warning(
+                "%s: metric_threshold is None, so that no node is changed; see"
+                " `quark-onnx search` for what each node does to the outputs",
+                self.name,
+            )
+            return None
+        to = _OBJECTS[self.metric_optimize_object]
+        weight = self.narrow.native_weight()
+        settings: dict[str, Any] = {
+            "to": to,
+            "samples": self.data_size or AutoMixedPrecision().samples,
+            "activation": self.narrow.native_activation(),
+            "weight": None if weight is None else narrowed(weight),
+            "nodes": tuple(pattern(name) for name in self.include_layers or ()),
+            "op_types": tuple(self.target_op_type or ()),
+            "exclude": tuple(pattern(name) for name in self.exclude_layers or ()),
+        }
+        if settings["nodes"]:
+            settings["op_types"] = ()  # of the nodes that are named, all take part
+        if self.metric_threshold == 0:
+            logger.warning(
+                "%s: metric_threshold is 0, so that all candidates are changed,"
+                " whatever it costs; set a threshold to bound the loss",
+                self.name,
+            )
+            bound = -_ANYTHING if to == "8bit" else _ANYTHING
+            return AutoMixedPrecision(bound, **settings)
+        threshold, distance = self._goal(self.metric_threshold)
+        return AutoMixedPrecision(threshold, distance=distance, **settings)
+
+    def _goal(self, threshold: float) -> tuple[float, Distance]:
+        """Return the greatest distance that is allowed, and how it is measured."""
+        distance = distances.distance(self.metric_default)
+        if self.metric_distance_fn is not None and self.metric_evaluate_fn is not None:
+            raise ConfigError(
+                "auto_mixprecision has metric_distance_fn and metric_evaluate_fn;"
+                " choose one of them",
+            )
+        if self.metric_distance_fn is not None:
+            distance = self.metric_distance_fn
+        elif self.metric_evaluate_fn is not None:
+            distance = distances.loss_of(self.metric_evaluate_fn)
+        elif self.metric_default in distances.RATIOS:
+            threshold = -abs(threshold)
+        return threshold, distances.of_output(self.metric_output_index, distance)
 
     @property
     def narrow(self) -> QLayerConfig:

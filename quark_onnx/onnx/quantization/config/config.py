@@ -130,7 +130,7 @@ class QConfig:
         )
         for config, names in self.specific_layer_config.items():
             draft.overrides.append(
-                _override(config, nodes=[pattern(name) for name in names]),
+                _override(config, nodes=[legacy.pattern(name) for name in names]),
             )
         for config, op_types in self.layer_type_config.items():
             draft.overrides.append(_override(config, op_types=op_types))
@@ -241,16 +241,6 @@ class Config:
 
     def __init__(self, global_quant_config: QuantizationConfig) -> None:
         self.global_quant_config = global_quant_config
-
-
-def pattern(name: str) -> str:
-    """Translate the name of a node or AMD's regular expression, which begins with ``^``, into a
-    pattern.
-
-    >>> pattern("/head/conv"), pattern("^/head/.*")
-    ('/head/conv', 're:^/head/.*')
-    """
-    return f"re:{name}" if name.startswith("^") else name
 
 
 def _override(config: Any, **where: Any) -> Override:

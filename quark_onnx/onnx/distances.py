@@ -1,0 +1,146 @@
+"""Distances between the outputs of two models, by the names that AMD Quark has for them.
+
+Each is a mean over all samples and outputs, and less is better: signal-to-noise ratios count
+negative.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quark_onnx.errors import ConfigError, nearest
+from quark_onnx.optimizers.mixed import Distance, Outputs
+
+Floats = NDArray[np.float64]
+
+#: Added where a logarithm or a quotient would have no value.
+_LEAST = 1e-10
+
+
+def l2(expected: Floats, found: Floats) -> float:
+    """Return the Euclidean norm of the difference."""
+    return float(np.linalg.norm(expected - found))
+
+
+def kl(expected: Floats, found: Floats) -> float:
+    """Return the Kullback-Leibler divergence of values that are shifted to be no less than 0 and
+    scaled to a sum of 1.
+    """
+    p, q = _distribution(expected), _distribution(found)
+    return float(np.sum(p * np.log((p + _LEAST) / (q + _LEAST))))
+
+
+def cosine(expected: Floats, found: Floats) -> float:
+    """Return 1 minus the cosine similarity; 0 where one side is zero throughout."""
+    norms = float(np.linalg.norm(expected)), float(np.linalg.norm(found))
+    if min(norms) < _LEAST:
+        return 0.0
+    return 1.0 - float(np.dot(expected, found)) / (norms[0] * norms[1])
+
+
+def sqnr(expected: Floats, found: Floats) -> float:
+    """Return the negative signal-to-noise ratio in dB."""
+    signal = float(np.mean(np.square(expected)))
+    noise = float(np.mean(np.square(expected - found)))
+    return -10.0 * float(np.log10(max(signal, _LEAST) / max(noise, _LEAST)))
+
+
+def psnr(expected: Floats, found: Floats) -> float:
+    """Return the negative ratio of the greatest magnitude to the noise in dB."""
+    peak = float(np.max(np.abs(expected), initial=0.0))
+    noise = float(np.mean(np.square(expected - found)))
+    return 10.0 * float(np.log10(max(noise, _LEAST))) - 20.0 * float(
+        np.log10(max(peak, _LEAST)),
+    )
+
+
+_KINDS: dict[str, Callable[[Floats, Floats], float]] = {
+    "l2": l2,
+    "kl": kl,
+    "cosine": cosine,
+    "sqnr": sqnr,
+    "psnr": psnr,
+}
+#: Ratios in dB, of which scripts give the least as a positive or a negative number.
+RATIOS = ("sqnr", "psnr")
+
+
+def distance(name: str) -> Distance:
+    """Return the distance of a name, as a function of two lists of outputs.
+
+    Raises:
+        ConfigError: there is none of that name.
+
+    >>> distance("l2")([[np.float32([3, 4])]], [[np.float32([0, 0])]])
+    5.0
+    """
+    if name not in _KINDS:
+        raise ConfigError(
+            f"metric_default is {name!r}; it must be one of:"
+            f" {', '.join(_KINDS)}{nearest(name, _KINDS)}",
+        )
+
+    def mean(expected: Outputs, found: Outputs) -> float:
+        values = [_KINDS[name](*pair) for pair in _pairs(expected, found)]
+        return float(np.mean(values)) if values else 0.0
+
+    return mean
+
+
+def of_output(index: int, measure: Distance) -> Distance:
+    """Return a distance that looks at one output of each sample.
+
+    Args:
+        index: of the output.
+        measure: gets lists with that output alone.
+    """
+
+    def chosen(expected: Outputs, found: Outputs) -> float:
+        return measure(_only(index, expected), _only(index, found))
+
+    return chosen
+
+
+def loss_of(evaluate: Callable[[Any], float]) -> Distance:
+    """Return how much less a function gives for the quantized outputs than for those of the float
+    model.
+
+    Args:
+        evaluate: takes outputs and returns a number, the higher the better.
+    """
+    return lambda expected, found: evaluate(expected) - evaluate(found)
+
+
+def _only(index: int, outputs: Outputs) -> list[list[Any]]:
+    """Return one output of each sample.
+
+    Raises:
+        ConfigError: the model does not have so many outputs.
+    """
+    for sample in outputs:
+        if not -len(sample) <= index < len(sample):
+            raise ConfigError(
+                f"metric_output_index is {index}; the model has {len(sample)} outputs",
+            )
+    return [[sample[index]] for sample in outputs]
+
+
+def _pairs(expected: Outputs, found: Outputs) -> Iterator[tuple[Floats, Floats]]:
+    """Yield the values of each output of each sample, in both models."""
+    for wanted, given in zip(expected, found, strict=True):
+        for pair in zip(wanted, given, strict=True):
+            first, second = (np.asarray(each, np.float64).ravel() for each in pair)
+            yield first, second
+
+
+def _distribution(values: Floats) -> Floats:
+    """Return values as a distribution; even, where they are zero throughout."""
+    shifted = values - min(float(values.min(initial=0.0)), 0.0)
+    total = float(shifted.sum())
+    if total > 0:
+        return shifted / total
+    return np.full(values.shape, 1.0 / max(values.size, 1))
