@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -358,6 +358,59 @@ def npu() -> str:
     return table(("", *columns), rows)
 
 
+def yolox_cle() -> str:
+    """Return mAP of YOLOX-nano with and without equalization."""
+    names = {
+        "plain": "none",
+        "cle": "`cle:silu=scale,relu6=bound`",
+        "cle+gptq+bias": "the same, `gptq:asymmetric=true bias_correction`",
+        "cle+adaround": "the same, `adaround:iterations=200`",
+    }
+    rows = []
+    for key, title in names.items():
+        cells = [title]
+        for preset in ("A8W8", "XINT8"):
+            cells.append(value("optimizers", f"yolox_nano/ours/{preset}/{key}"))
+        rows.append(cells)
+    return table(("optimizers", "`A8W8`", "`XINT8`"), rows)
+
+
+def simulate() -> str:
+    """Return how many codes of the simulated engine equal those of onnxruntime."""
+    rows = []
+    for model, row in stored("simulate").items():
+        even = row["ties even, averages exact"]["whole"]
+        alone = row["ties up, averages exact"]["alone"]
+        whole = row["ties up, averages exact"]["whole"]
+        rows.append(
+            (
+                TASKS[model].partition(",")[0],
+                f"{even['elements']:,}",
+                f"{even['equal']:.1f}",
+                f"{alone['equal']:.1f}",
+                f"{whole['equal']:.1f}",
+                f"{whole['near']:.1f}",
+                f"{whole['greatest']}",
+            )
+        )
+    head = (
+        "model",
+        "codes",
+        "ties to even: equal, %",
+        "ties up, tensor by tensor: equal, %",
+        "end to end: equal, %",
+        "within 1, %",
+        "largest difference",
+    )
+    return table(head, rows)
+
+
+def note(name: str) -> str:
+    """Return a table that was measured once, for one page; notes.json says how."""
+    row = stored("notes")[name]
+    return table(row["head"], row["rows"])
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "accuracy": accuracy,
     "accuracy-short": accuracy_short,
@@ -368,6 +421,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "npu-optimizers": npu,
     "optimizers": optimizers,
     "runtime": runtime,
+    "simulate": simulate,
     "speed": speed,
     "training": training,
+    "yolox-cle": yolox_cle,
 }
+TABLES |= {f"notes-{name}": partial(note, name) for name in stored("notes")}
