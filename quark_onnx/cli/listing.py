@@ -29,15 +29,19 @@ from quark_onnx.registry import (
     TARGETS,
 )
 from quark_onnx.targets import refusal
+from quark_onnx.torch.config.algorithm_names import clients_of_algorithm
+from quark_onnx.torch.config.scheme_clients import SCHEME_CLIENTS, weight_bits
+from quark_onnx.torch.config.schemes import SCHEMES
 
 NAME = "list"
 SUMMARY = (
     "list presets, operators, number formats, how they can be used, calibrators,"
-    " optimizers, algorithms for language models, targets, recipes, and conversions"
+    " optimizers, schemes and algorithms for language models, targets, recipes, and"
+    " conversions"
 )
 USAGE = (
     "%(prog)s [presets | operators | formats | matrix | calibrators | optimizers |"
-    " algorithms | targets | recipes | conversions] [OPTION ...]"
+    " schemes | algorithms | targets | recipes | conversions] [OPTION ...]"
 )
 EXAMPLE = """\
 example:
@@ -45,6 +49,7 @@ example:
 
 #: What a row shows in each column, and what it is in JSON.
 Row = tuple[tuple[str, ...], dict[str, Any]]
+_YES_NO = {True: "yes", False: "-"}
 
 
 def add_arguments(parser: Parser) -> None:
@@ -174,7 +179,41 @@ def _algorithms() -> list[Row]:
     torch_side(
         "quark_onnx.torch.algorithms.registered",
     )  # an error that names the extra, where torch is missing
-    return _classes({name: ALGORITHMS[name] for name in ALGORITHMS})
+    rows: list[Row] = []
+    for cells, item in _classes({name: ALGORITHMS[name] for name in ALGORITHMS}):
+        name, settings, about = cells
+        data = getattr(ALGORITHMS[name], "needs_data", False)
+        needs = "if trained" if isinstance(data, property) else _YES_NO[bool(data)]
+        clients = clients_of_algorithm(name)
+        item = {**item, "needs_data": needs, "loaded_by": clients}
+        rows.append(((name, needs, clients, settings, about), item))
+    return rows
+
+
+def _schemes() -> list[Row]:
+    """Those for language models; ``llm ptq --scheme`` takes them."""
+    rows: list[Row] = []
+    for name, spec in SCHEMES.items():
+        clients = SCHEME_CLIENTS[name]
+        bits = weight_bits(name)
+        activation = "float" if spec.input is None else str(spec.input)
+        item = {
+            "name": name,
+            "weight": str(spec.weight),
+            "activation": activation,
+            "weight_bits": bits,
+            "needs_data": spec.measures,
+            "loaded_by": clients,
+        }
+        cells = (
+            name,
+            f"{bits:.3g}",
+            "float" if spec.input is None else spec.input.dtype.name,
+            _YES_NO[spec.measures],
+            " ".join(clients),
+        )
+        rows.append((cells, item))
+    return rows
 
 
 def _targets() -> list[Row]:
@@ -235,7 +274,14 @@ _KINDS: dict[str, tuple[tuple[str, ...], Callable[[], list[Row]]]] = {
         ("name", "settings", "what it does"),
         lambda: _classes({n: OPTIMIZERS[n] for n in OPTIMIZERS}),
     ),
-    "algorithms": (("name", "settings", "what it does"), _algorithms),
+    "schemes": (
+        ("name", "bits a weight", "activations", "needs data", "loaded by"),
+        _schemes,
+    ),
+    "algorithms": (
+        ("name", "needs data", "loaded by", "settings", "what it does"),
+        _algorithms,
+    ),
     "targets": (("name", "processors", "presets", "source"), _targets),
     "recipes": (("name", "models", "configuration", "advice"), _recipes),
     "conversions": (("name", "function kept", "what it does"), _conversions),

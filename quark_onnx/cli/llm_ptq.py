@@ -12,7 +12,13 @@ from typing import Any
 from quark_onnx.cli.output import Answer, say, to_json
 from quark_onnx.cli.parsing import Parser, UsageError, count, number, path
 from quark_onnx.cli.torch_side import torch_side
+from quark_onnx.errors import ConfigError, ModelError, nearest
 from quark_onnx.page import write_whole
+from quark_onnx.torch.config.algorithm_names import check_algorithm
+from quark_onnx.torch.config.language import config_for
+from quark_onnx.torch.config.scheme_clients import LAYOUT_NAMES
+from quark_onnx.torch.config.schemes import scheme
+from quark_onnx.torch.config.torch_config import TorchConfig
 
 #: The options of both actions.
 _SOURCE = "a folder of a Hugging Face model, with safetensors"
@@ -47,8 +53,8 @@ def ptq_options(parser: Parser) -> None:
         required=True,
         metavar="SCHEME[+SCHEME...]",
         help=(
-            "fp8, int8, uint4_wo_128, mxfp4, ...; several of them with --bits; a wrong"
-            " one lists all"
+            "fp8, int8, uint4_wo_128, mxfp4, ... ('quark-onnx list schemes'); several"
+            " with --bits"
         ),
     )
     parser.add_argument(
@@ -114,8 +120,8 @@ def ptq_options(parser: Parser) -> None:
         default=[],
         metavar="NAME[:SETTING=VALUE,...]",
         help=(
-            "what chooses better codes than the nearest, in this order: gptq, gptaq,"
-            " ...; a wrong one lists all"
+            "algorithms that choose better codes than rounding to nearest, in this"
+            " order ('quark-onnx list algorithms')"
         ),
     )
     parser.add_argument("--data", metavar="TEXT", help=f"to calibrate on: {_TEXT}")
@@ -225,13 +231,62 @@ def _result_options(parser: Parser) -> None:
     )
 
 
+def _check(options: Namespace) -> None:
+    """Raise an error for options that are wrong whatever the model, before torch is imported."""
+    for name in (*_schemes(options), *(name for _, name in options.layer)):
+        scheme(name)
+    for text in options.algorithm:
+        check_algorithm(text)
+    if options.layout not in LAYOUT_NAMES:
+        raise ConfigError(
+            f"unknown layout {options.layout!r}{nearest(options.layout, LAYOUT_NAMES)}",
+        )
+    _check_data(
+        options,
+        config_for(
+            _schemes(options)[0],
+            group_size=options.group_size,
+            kv_cache=options.kv_cache,
+            least_kv_scale=options.min_kv_scale,
+            attention=options.attention,
+            layers=tuple(options.layer),
+        ),
+    )
+    if not options.model.is_dir():
+        raise ModelError(
+            f"{options.model} is no folder of a Hugging Face model, with config.json"
+            " and safetensors",
+        )
+
+
+def _check_data(options: Namespace, config: TorchConfig) -> None:
+    """Raise UsageError where data is missing that a configuration needs."""
+    if options.data is not None:
+        return
+    if len(_schemes(options)) > 1:
+        raise UsageError(
+            f"--scheme {options.scheme} is chosen from by what the model predicts on"
+            " data; give --data",
+        )
+    if config.measures:
+        raise UsageError(
+            f"{_asking(options, config)} has scales that only data can tell; give"
+            " --data",
+        )
+    if config.needs_data:
+        raise UsageError(
+            f"--algorithm {' '.join(options.algorithm)} learns from data; give --data",
+        )
+
+
 def ptq(options: Namespace) -> Answer:
+    _check(options)
     module = torch_side("quark_onnx.torch.pipelines.ptq")
     exports = options.export or ["hf_format"]
     source = torch_side(
         "quark_onnx.torch.checkpoints.float_checkpoint",
     ).FloatCheckpoint(options.model, trust_code=options.trust_code)
-    config = _config(options, module, source)
+    config = _config(options, source)
     tasks, scores = _tasks(options), {}
     if options.report is not None:
         options.report.mkdir(parents=True, exist_ok=True)
@@ -288,10 +343,10 @@ def ptq(options: Namespace) -> Answer:
     return answer
 
 
-def _config(options: Namespace, module: Any, source: Any) -> Any:
+def _config(options: Namespace, source: Any) -> TorchConfig:
     """What is asked for; where schemes are to be chosen, the first of them stands for all."""
     schemes = _schemes(options)
-    config = module.config_for(
+    config = config_for(
         schemes[0],
         group_size=options.group_size,
         kv_cache=options.kv_cache,
@@ -304,20 +359,7 @@ def _config(options: Namespace, module: Any, source: Any) -> Any:
         ),
     )
     config = config.with_(algorithms=tuple(options.algorithm))
-    if len(schemes) > 1 and options.data is None:
-        raise UsageError(
-            f"--scheme {options.scheme} is chosen from by what the model predicts on"
-            " data; give --data",
-        )
-    if config.measures and options.data is None:
-        raise UsageError(
-            f"{_asking(options, config)} has scales that only data can tell; give"
-            " --data",
-        )
-    if config.needs_data and options.data is None:
-        raise UsageError(
-            f"--algorithm {' '.join(options.algorithm)} learns from data; give --data",
-        )
+    _check_data(options, config)
     return config
 
 
@@ -367,7 +409,7 @@ def _mixture(options: Namespace, module: Any, source: Any, config: Any) -> Any:
     layouts = torch_side("quark_onnx.torch.checkpoints.layouts")
     layout = layouts.layout_named(options.layout, options.pack)
     for name in schemes:  # an unknown one, or one without a place, before the work
-        layouts.check_config(layout, config.with_(default=module.scheme(name)))
+        layouts.check_config(layout, config.with_(default=scheme(name)))
     text = module.Text(options.data, min(options.samples, _MEASURED), options.length)
     progress = False if options.quiet else None
     return mixed.mix_checkpoint(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from quark_onnx.errors import ConfigError, nearest
+import re
+from difflib import get_close_matches
+
+from quark_onnx.errors import ConfigError
 from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
 
 _FP8 = TensorSpec("fp8e4m3")
@@ -123,6 +126,15 @@ _EARLIER_ALONE: dict[str, LayerSpec] = {
     "w_mxint8": LayerSpec(TensorSpec("mxint8")),
     "w_mx6": LayerSpec(TensorSpec("mx6")),
 }
+#: What other tools call the formats, and the scheme that comes closest.
+_COMMON_NAMES = {
+    "w4a16": "int4_wo_128",
+    "w8a8": "int8_per_channel",
+    "w8a8_fp8": "ptpc_fp8",
+    "fp4": "mxfp4",
+    "fp6": "mxfp6_e2m3",
+    "int2": "uint2_wo_128",
+}
 #: Schemes of AMD Quark that are not offered, and why.
 _BROKEN = "AMD Quark 0.13 computes wrong values by it, and loads none of its checkpoints; choose"
 _REFUSED = {
@@ -161,7 +173,29 @@ def scheme(name: str, group_size: int | None = None) -> LayerSpec:
     if fixed in _REFUSED:
         raise ConfigError(f"the scheme {name} is not offered: {_REFUSED[fixed]}")
     if fixed not in SCHEMES:
-        raise ConfigError(
-            f"unknown scheme {name!r}{nearest(name, [*SCHEMES, *_EARLIER, *_EARLIER_ALONE])}",
-        )
+        raise ConfigError(f"unknown scheme {name!r}{_nearest_scheme(name)}")
     return SCHEMES[fixed]
+
+
+def _nearest_scheme(name: str) -> str:
+    """The end of a message about an unknown scheme: one that has the same format, if any has.
+
+    A name that only lacks its block size gets blocks of 128, as most checkpoints have.
+
+    >>> _nearest_scheme("int4")
+    "; did you mean 'int4_wo_128'? 'quark-onnx list schemes' has all"
+    """
+    word = name.lower().replace("-", "_")
+    known = [*SCHEMES, *_EARLIER, *_EARLIER_ALONE]
+    dtype = re.search(r"(uint|int|mxfp|nvfp|amdfp|fp)\d", word)
+    alike = [each for each in SCHEMES if dtype and each.startswith(dtype[0])]
+    close = get_close_matches(word, alike or known, n=1)
+    found = _COMMON_NAMES.get(word)
+    if found is None and alike and dtype and word == dtype[0]:
+        found = next((each for each in alike if each.endswith("_wo_128")), alike[0])
+    elif found is None and close:
+        found = close[0]
+    elif found is None and alike:
+        found = alike[0]
+    hint = f"; did you mean {found!r}?" if found else ";"
+    return f"{hint} 'quark-onnx list schemes' has all"

@@ -10,15 +10,14 @@ from typing import Any
 
 import torch
 
-from quark_onnx.errors import ConfigError, DataError
+from quark_onnx.errors import DataError
 from quark_onnx.torch.calibration.perplexity import perplexity
 from quark_onnx.torch.calibration.text import read_windows
 from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
 from quark_onnx.torch.checkpoints.layouts import check_config
 from quark_onnx.torch.checkpoints.load import load_checkpoint
-from quark_onnx.torch.config.schemes import scheme
-from quark_onnx.torch.config.spec import TensorSpec
-from quark_onnx.torch.config.torch_config import Attention, KVCache, TorchConfig
+from quark_onnx.torch.config.language import config_for as config_for
+from quark_onnx.torch.config.torch_config import TorchConfig
 from quark_onnx.torch.models.structure import vocabulary_of
 from quark_onnx.torch.pipelines.estimate import AT_ONCE, Estimate, estimate
 from quark_onnx.torch.pipelines.file_to_file import Writing, quantize_checkpoint
@@ -26,11 +25,6 @@ from quark_onnx.torch.pipelines.in_memory import chosen_layers
 from quark_onnx.torch.pipelines.report import TorchReport
 
 logger = logging.getLogger(__name__)
-
-#: Formats of keys and values.
-KV_CACHES = ("fp8", "fp8-rope")
-#: Formats of queries and probabilities of attention.
-ATTENTIONS = ("fp8",)
 
 
 @dataclass(frozen=True)
@@ -62,63 +56,6 @@ class Outcome:
     estimate: Estimate
     before: float | None = None
     after: float | None = None
-
-
-def config_for(  # noqa: PLR0913
-    name: str,
-    *,
-    group_size: int | None = None,
-    kv_cache: str | None = None,
-    least_kv_scale: float = 0.0,
-    attention: str | None = None,
-    layers: tuple[tuple[str, str], ...] = (),
-    exclude: tuple[str, ...] = ("lm_head",),
-) -> TorchConfig:
-    """The configuration of a scheme for a language model.
-
-    Args:
-        name: the scheme.
-        group_size: values to a block, for schemes that leave it open.
-        kv_cache: "fp8"; "fp8-rope" for keys that are rounded after they are rotated; None to leave
-            keys and values as they are.
-        least_kv_scale: the least scale of keys and values.
-        attention: "fp8" for queries and probabilities; None to leave them as they are.
-        layers: globs of names and the schemes that these layers get instead.
-        exclude: globs of names that stay float.
-
-    Raises:
-        ConfigError: a scheme or a format is unknown.
-
-    >>> config_for("fp8", kv_cache="fp8").kv_cache.layers
-    ('*k_proj', '*v_proj')
-    """
-    if kv_cache not in (None, *KV_CACHES):
-        raise ConfigError(
-            f"kv_cache is {kv_cache!r}; it must be one of: {', '.join(KV_CACHES)}",
-        )
-    if kv_cache is None and least_kv_scale:
-        raise ConfigError(
-            f"the least scale of the KV cache is {least_kv_scale}, but keys and values"
-            " stay float",
-        )
-    if attention not in (None, *ATTENTIONS):
-        raise ConfigError(
-            f"attention is {attention!r}; it must be one of: {', '.join(ATTENTIONS)}",
-        )
-    fp8 = TensorSpec("fp8e4m3")
-    where = "rope" if kv_cache == "fp8-rope" else "projection"
-    cache = (
-        None if kv_cache is None else KVCache(fp8, least=least_kv_scale, where=where)
-    )
-    own = tuple((glob, scheme(each, group_size)) for glob, each in layers)
-    rounded = None if attention is None else Attention(fp8, fp8)
-    return TorchConfig(
-        scheme(name, group_size),
-        layers=own,
-        exclude=exclude,
-        kv_cache=cache,
-        attention=rounded,
-    )
 
 
 def ptq(  # noqa: PLR0913

@@ -24,6 +24,7 @@ from quark_onnx.registry import (
     TARGETS,
 )
 from quark_onnx.targets import Target
+from quark_onnx.torch.config.schemes import SCHEMES
 
 TORCH = find_spec("torch") is not None and find_spec("transformers") is not None
 
@@ -34,6 +35,7 @@ REGISTRIES: dict[str, Collection[str]] = {
     "matrix": list(DTYPES),
     "calibrators": list(CALIBRATORS),
     "optimizers": list(OPTIMIZERS),
+    "schemes": list(SCHEMES),
     **({"algorithms": list(ALGORITHMS)} if TORCH else {}),
     "targets": list(TARGETS),
     "recipes": list(RECIPES),
@@ -91,7 +93,15 @@ def test_json(cli: Any) -> None:
         "matrix": ["name", "ways"],
         "calibrators": ["name", "settings", "description"],
         "optimizers": ["name", "settings", "description"],
-        "algorithms": ["name", "settings", "description"],
+        "schemes": [
+            "name",
+            "weight",
+            "activation",
+            "weight_bits",
+            "needs_data",
+            "loaded_by",
+        ],
+        "algorithms": ["name", "settings", "description", "needs_data", "loaded_by"],
         "targets": [field.name for field in dataclasses.fields(Target)],
         "recipes": [field.name for field in dataclasses.fields(Recipe)],
         "conversions": ["name", "keeps_function", "description"],

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -171,3 +173,31 @@ def test_layouts(
         "llm", "ptq", "llama", "-o", "other", "--scheme", scheme, "--layout", "gguf"
     )
     assert run.code == 2 and run.error.startswith("unknown layout 'gguf'")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--scheme", "int4"], "did you mean 'int4_wo_128'"),
+        (["--scheme", "fp8"], "--scheme fp8 has scales that only data can tell"),
+        (["--scheme", "mxfp4", "--layer", "*=int4"], "did you mean 'int4_wo_128'"),
+        (["--scheme", "mxfp4", "--algorithm", "gptk"], "did you mean 'gptq'"),
+        (["--scheme", "mxfp4", "--layout", "ct"], "unknown layout 'ct'"),
+        (["--scheme", "mxfp4"], "absent is no folder"),
+    ],
+)
+def test_options_are_checked_before_torch_is_imported(
+    options: list[str], message: str, tmp_path: Path
+) -> None:
+    script = (
+        "import sys; from quark_onnx.cli.dispatch import main;"
+        " print(main(sys.argv[1:]), 'torch' in sys.modules)"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", script, "llm", "ptq", "absent", "-o", "out", *options],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert run.stdout.split() == ["2", "False"] and message in run.stderr

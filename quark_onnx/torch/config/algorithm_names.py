@@ -1,0 +1,69 @@
+"""Names and settings of the algorithms for language models, known without torch.
+
+The algorithms themselves need torch, whose import takes seconds. A command line is checked before.
+"""
+
+from __future__ import annotations
+
+from quark_onnx.config.text import parse_call
+from quark_onnx.errors import ConfigError, nearest
+
+_GPTQ = ("damping", "act_order", "fit", "polish", "rounds_activations")
+_ROTATION = ("r1", "r2", "r3", "r4", "size", "trained", "steps", "seed")
+_EVERY_CLIENT = "every client of the scheme"
+
+#: The settings of each algorithm, as its dataclass has them.
+ALGORITHM_SETTINGS: dict[str, tuple[str, ...]] = {
+    "autoround": (
+        "steps",
+        "lr",
+        "minmax_lr",
+        "batch",
+        "tune_ranges",
+        "optimizer",
+        "seed",
+    ),
+    "autosmoothquant": ("steps", "scale_clamp_min"),
+    "awq": ("steps", "duo", "clip"),
+    "clip": ("steps", "shrink"),
+    "distill": ("steps", "lr", "batch", "sequences", "seed"),
+    "gptaq": (*_GPTQ, "alpha"),
+    "gptq": _GPTQ,
+    "hqq": ("p", "beta", "kappa", "iterations"),
+    "qronos": (*_GPTQ, "relative_to"),
+    "quarot": _ROTATION,
+    "rotation": _ROTATION,
+    "smoothquant": ("alpha", "scale_clamp_min"),
+    "spinquant": _ROTATION,
+}
+
+
+def check_algorithm(text: str) -> None:
+    """Raise ConfigError for a text that names no algorithm, or a setting that it does not have.
+
+    Values of settings are checked once the algorithm is made.
+
+    >>> check_algorithm("gptq:damping=0.02")
+    """
+    name, settings = parse_call(text, "algorithm")
+    known = ALGORITHM_SETTINGS.get(name.lower())
+    if known is None:
+        raise ConfigError(
+            f"unknown algorithm {name!r}{nearest(name, ALGORITHM_SETTINGS)}",
+        )
+    for setting in settings:
+        if setting not in known:
+            raise ConfigError(
+                f"{name} has no setting {setting!r}{nearest(setting, known)}",
+            )
+
+
+def clients_of_algorithm(name: str) -> str:
+    """The clients that load what an algorithm leaves, in words.
+
+    >>> clients_of_algorithm("gptq")
+    'every client of the scheme'
+    """
+    if ALGORITHM_SETTINGS[name] == _ROTATION:
+        return f"{_EVERY_CLIENT}; with r4=true none, the model has no checkpoint"
+    return _EVERY_CLIENT

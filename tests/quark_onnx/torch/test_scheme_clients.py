@@ -1,0 +1,112 @@
+"""The table of schemes and clients is what the validator and the exports find."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+
+from quark_onnx.errors import ConfigError, QuarkError
+from quark_onnx.registry import ALGORITHMS
+from quark_onnx.torch.checkpoints.export import export_safetensors
+from quark_onnx.torch.checkpoints.layouts import LAYOUTS
+from quark_onnx.torch.config.algorithm_names import ALGORITHM_SETTINGS, check_algorithm
+from quark_onnx.torch.config.scheme_clients import (
+    LAYOUT_NAMES,
+    SCHEME_CLIENTS,
+    weight_bits,
+)
+from quark_onnx.torch.config.schemes import SCHEMES, scheme
+from quark_onnx.torch.config.torch_config import TorchConfig
+from quark_onnx.torch.exports.gguf.quantized_model import form_of
+from quark_onnx.torch.formats.quantized_tensor import quantize
+from quark_onnx.torch.pipelines.in_memory import quantize_model
+from quark_onnx.torch.validate import validate
+from tests.torch_models import llama, made, tokens
+
+
+def test_names_are_complete() -> None:
+    assert set(SCHEME_CLIENTS) == set(SCHEMES)
+    assert tuple(LAYOUTS) == LAYOUT_NAMES
+    assert {
+        name: tuple(field.name for field in dataclasses.fields(ALGORITHMS[name]))
+        for name in ALGORITHMS
+    } == ALGORITHM_SETTINGS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SCHEMES)
+def test_checkpoints(name: str, tmp_path: Path) -> None:
+    model = made(llama(hidden_size=128, intermediate_size=256))
+    config = TorchConfig(scheme(name), exclude=("lm_head",))
+    quantize_model(model, config, tokens(), progress=False)
+    found: dict[str, list[str]] = {}
+    for layout in LAYOUTS:
+        folder = tmp_path / layout
+        try:
+            export_safetensors(model, folder, config, layout=layout)
+        except QuarkError as error:
+            assert "place in" in str(error)
+            continue
+        for client in ("vllm", "transformers"):
+            if validate(folder, client).word == "loads":
+                found.setdefault(client, []).append(layout)
+        if layout == "oga":
+            found["onnxruntime-genai"] = [layout]
+    table = SCHEME_CLIENTS[name]
+    checkpoints = ("vllm", "transformers", "onnxruntime-genai")
+    assert found == {key: list(table[key]) for key in checkpoints if key in table}
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_gguf(name: str) -> None:
+    weight = SCHEMES[name].weight
+    assert weight is not None
+    try:
+        loads = weight.is_cast or bool(form_of(quantize(torch.ones(1, 256), weight)))
+    except QuarkError:
+        loads = False
+    assert loads == ("llama.cpp" in SCHEME_CLIENTS[name])
+
+
+def test_bits_are_those_of_a_checkpoint(tmp_path: Path) -> None:
+    from quark_onnx.torch.checkpoints.quark_tensors import stored
+
+    weight = torch.randn(64, 1024, dtype=torch.bfloat16)
+    for name, spec in SCHEMES.items():
+        if "quark" not in SCHEME_CLIENTS[name].get("transformers", ()):
+            continue
+        assert spec.weight is not None
+        parts = stored(quantize(weight, spec.weight)).values()
+        bits = 8 * sum(part.nbytes for part in parts) / weight.numel()
+        assert bits == pytest.approx(weight_bits(name), rel=0.01), name
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        ("int4", "int4_wo_128"),
+        ("uint4", "uint4_wo_128"),
+        ("w4a16", "int4_wo_128"),
+        ("int8_wo", "int8"),
+        ("fp4", "mxfp4"),
+        ("fp9", "fp8"),
+    ],
+)
+def test_near_miss_has_the_same_width(wrong: str, right: str) -> None:
+    with pytest.raises(ConfigError, match=f"did you mean '{right}'"):
+        scheme(wrong)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("gptk", "unknown algorithm 'gptk'; did you mean 'gptq'"),
+        ("gptq:damp=1", "gptq has no setting 'damp'; did you mean 'damping'"),
+    ],
+)
+def test_wrong_algorithms(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check_algorithm(text)
