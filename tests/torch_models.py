@@ -60,6 +60,22 @@ def saved(model: Any, folder: Path, **settings: Any) -> Path:
     return folder
 
 
+def with_tokenizer(folder: Path, size: int = VOCABULARY) -> Path:
+    """The folder of a model, with a tokenizer of single characters."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    signs = sorted(pre_tokenizers.ByteLevel.alphabet())[: size - 1]
+    vocabulary = {sign: place for place, sign in enumerate(["<s>", *signs])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token="<s>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<s>", eos_token="<s>"
+    ).save_pretrained(folder)
+    return folder
+
+
 def data_folder() -> Path:
     """The folder of real models; the test is skipped without it."""
     folder = os.environ.get("QUARK_ONNX_DATA")

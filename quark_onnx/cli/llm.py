@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Callable
 
-from quark_onnx.cli import llm_ptq
+from quark_onnx.cli import llm_oga, llm_ptq
 from quark_onnx.cli.output import Answer
 from quark_onnx.cli.parsing import Parser, UsageError, add_common_options, path
 from quark_onnx.errors import ConstraintError
@@ -15,12 +15,13 @@ SUMMARY = (
     "quantize a language model, and see whether vLLM, transformers or llama.cpp loads a"
     " checkpoint"
 )
-USAGE = "%(prog)s {ptq,gguf,validate} DIR [OPTION ...]"
+USAGE = "%(prog)s {ptq,oga,gguf,validate} DIR [OPTION ...]"
 EXAMPLE = """\
 examples:
   quark-onnx llm ptq llama/ -o llama-fp8/ --scheme fp8 --kv-cache fp8 --data text.txt
   quark-onnx llm ptq llama/ -o llama-int4/ --scheme uint4_wo_128 --evaluate held-out.txt
   quark-onnx llm ptq llama/ -o llama-5/ --scheme mxfp4+mxfp6_e2m3+fp8 --bits 5 --data text.txt --report report/
+  quark-onnx llm oga llama/ -o llama-oga/ --algorithm awq --data text.txt
   quark-onnx llm gguf llama/ -o llama.gguf --kind q4_1
   quark-onnx llm validate llama-fp8/ --for vllm
   quark-onnx llm validate llama-fp8/ --for vllm --fix --output llama-mended/
@@ -131,6 +132,16 @@ _ACTIONS: tuple[_Action, ...] = (
         "%(prog)s DIR -o OUT --scheme SCHEME [--data TEXT] [OPTION ...]",
         llm_ptq.ptq_options,
         llm_ptq.ptq,
+    ),
+    (
+        "oga",
+        (
+            "quantize a model and build one of onnxruntime-genai of it, which is"
+            " checked by generating; the way to Ryzen AI"
+        ),
+        "%(prog)s DIR -o OUT [--scheme SCHEME] [OPTION ...]",
+        llm_oga.oga_options,
+        llm_oga.oga,
     ),
     (
         "gguf",

@@ -85,7 +85,9 @@ def test_nothing_to_fix(cli: CommandLine, folder: Path) -> None:
         (["validate", "data"], "--for"),
         (["validate", "data", "--for", "sglang"], "invalid choice: 'sglang'"),
         (["validate", "data", "--for", "vllm", "--output", "x"], "it belongs to --fix"),
-        ([], "{ptq,gguf,validate}"),
+        (["oga", "data", "-o", "out", "--scheme", "fp8"], "builder of onnxruntime"),
+        (["oga", "data", "-o", "out", "--scheme", "int4"], "'int4_wo_128'"),
+        ([], "{ptq,oga,gguf,validate}"),
     ],
 )
 def test_bad_input(cli: CommandLine, arguments: list[str], text: str) -> None:

@@ -1,0 +1,152 @@
+"""quark-onnx llm oga: quantize a language model and build a model of onnxruntime-genai of it."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from contextlib import ExitStack
+from pathlib import Path
+
+from calibrators.scratch import ScratchFolder
+from quark_onnx.cli.output import Answer
+from quark_onnx.cli.parsing import Parser, UsageError, count, path
+from quark_onnx.cli.torch_side import torch_side
+from quark_onnx.errors import ConfigError
+from quark_onnx.torch.config.algorithm_names import check_algorithm
+from quark_onnx.torch.config.language import config_for
+from quark_onnx.torch.config.scheme_clients import SCHEME_CLIENTS
+from quark_onnx.torch.config.schemes import scheme
+
+_SCHEME = "uint4_wo_128"
+
+
+def oga_options(parser: Parser) -> None:
+    parser.add_argument(
+        "model",
+        metavar="DIR",
+        type=path,
+        help="a float model, or a checkpoint of 'llm ptq --layout oga' (or awq)",
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="OUT",
+        type=path,
+        required=True,
+        help="the folder of the result, with genai_config.json",
+    )
+    parser.add_argument(
+        "--scheme",
+        metavar="SCHEME",
+        help=f"of a float model: int4_wo_... or uint4_wo_... (default: {_SCHEME})",
+    )
+    parser.add_argument(
+        "--algorithm",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME[:SETTING=VALUE,...]",
+        help="of a float model: algorithms, as of 'llm ptq'",
+    )
+    parser.add_argument(
+        "--data",
+        metavar="TEXT",
+        help="to calibrate on, as of 'llm ptq'",
+    )
+    parser.add_argument(
+        "--tokens",
+        type=count,
+        default=32,
+        metavar="N",
+        help="tokens that are generated for each of four prompts (default: 32)",
+    )
+    parser.add_argument(
+        "--trust-code",
+        action="store_true",
+        help="run Python files that the model brings along",
+    )
+
+
+def oga(options: Namespace) -> Answer:
+    _check_scheme(options.scheme or _SCHEME)
+    for text in options.algorithm:
+        check_algorithm(text)
+    exports = torch_side("quark_onnx.torch.exports.oga")
+    exports.check_oga(options.output)
+    with ExitStack() as stack:
+        checkpoint = _checkpoint(options, stack)
+        found = exports.write_oga(
+            checkpoint,
+            options.output,
+            new_tokens=options.tokens,
+            trust_code=options.trust_code,
+        )
+    lines = [
+        f"{found.folder}: {found.bytes / 2**20:.1f} MiB; {found}",
+        f"to run it: onnxruntime_genai.Model({str(found.folder)!r})",
+        (
+            f"for the NPU, or NPU and GPU, of Ryzen AI: the commands in"
+            f" {found.folder / exports.FLOWS}, on Windows"
+        ),
+    ]
+    document = {
+        "model": options.model,
+        "output": options.output,
+        "bytes": found.bytes,
+        "tokens": found.tokens,
+        "equal_tokens": found.equal,
+        "logit_difference": found.difference,
+    }
+    return Answer("\n".join(lines), document)
+
+
+def _check_scheme(name: str) -> None:
+    """Raise ConfigError for a scheme that onnxruntime-genai's model builder does not read."""
+    scheme(name)
+    known = [
+        each
+        for each, clients in SCHEME_CLIENTS.items()
+        if "onnxruntime-genai" in clients
+    ]
+    if name not in known:
+        raise ConfigError(
+            f"--scheme {name}: the model builder of onnxruntime-genai reads"
+            f" {', '.join(known)}",
+        )
+
+
+def _checkpoint(options: Namespace, stack: ExitStack) -> Path:
+    """The folder of the quantized checkpoint; made in a temporary one of a float model."""
+    read_json = torch_side("quark_onnx.torch.checkpoints.safetensors_io").read_json
+    model: Path = options.model
+    if read_json(model / "config.json").get("quantization_config"):
+        if options.scheme or options.algorithm or options.data:
+            raise UsageError(
+                f"{model} is quantized already; leave out --scheme, --algorithm and"
+                " --data",
+            )
+        return model
+    flow = torch_side("quark_onnx.torch.pipelines.ptq")
+    source = torch_side(
+        "quark_onnx.torch.checkpoints.float_checkpoint",
+    ).FloatCheckpoint(model, trust_code=options.trust_code)
+    config = config_for(
+        options.scheme or _SCHEME,
+        exclude=source.usually_float(),
+    ).with_(algorithms=tuple(options.algorithm))
+    if config.needs_data and options.data is None:
+        raise UsageError(
+            f"--algorithm {' '.join(options.algorithm)} learns from data; give --data",
+        )
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    place = stack.enter_context(
+        ScratchFolder(options.output.parent, f"{options.output.name}-checkpoint"),
+    )
+    flow.ptq(
+        source,
+        place / "checkpoint",
+        config,
+        text=None if options.data is None else flow.Text(options.data),
+        writing=flow.Writing(layout="oga", trust_code=options.trust_code),
+        progress=False if options.quiet else None,
+    )
+    return place / "checkpoint"

@@ -1,0 +1,269 @@
+"""write_oga: build a model of onnxruntime-genai from a quantized checkpoint, and generate with it.
+
+The model builder of onnxruntime-genai copies the integers of a checkpoint of the layout ``oga``
+into MatMulNBits. By default it also quantizes a float head to 4 bits, and has the CPU round
+activations to int8. Both change the tokens, so both are turned off.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from calibrators.scratch import ScratchFolder
+from quark_onnx.errors import AccuracyError, ConfigError, MissingDependency, ModelError
+from quark_onnx.torch.checkpoints.load import load_checkpoint
+from quark_onnx.torch.checkpoints.safetensors_io import check_free, read_json
+from quark_onnx.torch.models.structure import vocabulary_of
+
+#: Options of the model builder: a float head stays float, and activations are float32.
+BUILDER_OPTIONS = ("nodes_to_exclude=/lm_head/MatMul", "accuracy_level=1")
+#: The checkpoint inside of the folder of a model, for the flows that start from it.
+CHECKPOINT = "checkpoint"
+#: The file that says how the model is prepared for the NPU.
+FLOWS = "ryzen_ai.json"
+#: Logits may differ by this share of the greatest one; sums of float32 have another order.
+_TOLERANCE = 1e-3
+#: Prompts that are generated from, and tokens of each.
+_PROMPTS, _PROMPT_TOKENS = 4, 8
+
+
+@dataclass(frozen=True)
+class OgaModel:
+    """A model that onnxruntime-genai has generated with.
+
+    Attributes:
+        folder: with genai_config.json and model.onnx.
+        bytes: of the model's files.
+        tokens: generated for all prompts.
+        equal: of these, the tokens that are those of transformers.
+        difference: of the logits behind the prompts from those of transformers, the greatest, as a
+            share of the greatest logit.
+    """
+
+    folder: Path
+    bytes: int
+    tokens: int
+    equal: int
+    difference: float
+
+    def __str__(self) -> str:
+        return (
+            f"onnxruntime-genai generates {self.equal} of {self.tokens} tokens as"
+            f" transformers does; logits differ by {self.difference:.1g}, relative"
+        )
+
+
+def write_oga(
+    checkpoint: Path | str,
+    output: Path | str,
+    *,
+    new_tokens: int = 32,
+    trust_code: bool = False,
+) -> OgaModel:
+    """Build a model of onnxruntime-genai for the CPU, and generate with it.
+
+    The folder also gets a copy of the checkpoint and ``ryzen_ai.json``, with the commands and
+    settings by which AMD's tools make the model for the NPU, or for NPU and GPU, of it.
+
+    Args:
+        checkpoint: of the layout ``oga`` or ``awq``.
+        output: the folder of the model; may exist only if it is empty.
+        new_tokens: generated for each prompt, and compared with those of transformers.
+        trust_code: run Python files that the checkpoint brings along.
+
+    Raises:
+        ConfigError: the folder is taken, or the checkpoint is of another layout.
+        MissingDependency: onnxruntime-genai is not installed.
+        ModelError: the model builder does not know the model.
+        AccuracyError: the model generates other tokens; nothing is written.
+    """
+    checkpoint, output = Path(checkpoint), Path(output)
+    check_oga(output)
+    _check_layout(checkpoint)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with ScratchFolder(output.parent, output.name) as place:
+        built = place / "model"
+        _build(checkpoint, built, place / "cache", trust_code)
+        size = sum(file.stat().st_size for file in built.iterdir())
+        found = _compared(checkpoint, built, new_tokens, trust_code)
+        result = OgaModel(output, size, *found)
+        if result.equal < result.tokens and result.difference > _TOLERANCE:
+            raise AccuracyError(f"{output}: {result}. Nothing was written")
+        shutil.copytree(checkpoint, built / CHECKPOINT)
+        (built / FLOWS).write_text(
+            json.dumps(ryzen_ai_flows(), indent=2) + "\n",
+            encoding="utf-8",
+        )
+        if output.exists():
+            output.rmdir()
+        built.rename(output)
+    return result
+
+
+def check_oga(output: Path) -> None:
+    """Raise the errors of ``write_oga`` that are known before any work."""
+    if find_spec("onnxruntime_genai") is None:
+        raise MissingDependency(
+            "onnxruntime-genai is not installed, whose model builder is needed: pip"
+            " install 'quark-onnx[oga]'",
+        )
+    check_free(output)
+
+
+def ryzen_ai_flows() -> dict[str, Any]:
+    """How AMD's tools make models for Ryzen AI 1.8 of the checkpoint.
+
+    After "Preparing OGA Models" and "OnnxRuntime GenAI (OGA) Flow" of ryzenai.docs.amd.com. Nothing
+    here runs them: they exist for Windows alone.
+    """
+    model = {
+        "external_data_file": "model_jit.pb.bin",
+        "hybrid_opt_free_after_prefill": "1",
+        "hybrid_opt_max_seq_length": "4096",
+        "hybrid_opt_chunk_context": "1",
+    }
+    return {
+        "release": "Ryzen AI 1.8, Windows, Strix Point or Krackan Point",
+        "npu": {
+            "command": f"model_generate --npu --input {CHECKPOINT} --output npu",
+        },
+        "hybrid": {
+            "command": f"model_generate --hybrid --input {CHECKPOINT} --output hybrid",
+            "genai_config.json for more than 4096 tokens": {
+                "model": {
+                    "decoder": {
+                        "session_options": {
+                            "provider_options": [{"RyzenAI": model}],
+                        },
+                    },
+                },
+                "search": {"chunk_size": 2048},
+            },
+        },
+    }
+
+
+def _check_layout(checkpoint: Path) -> None:
+    found = read_json(checkpoint / "config.json").get("quantization_config") or {}
+    method = found.get("quant_method")
+    if method not in ("quark", "awq"):
+        raise ConfigError(
+            f"{checkpoint} has the quant_method {method!r}; onnxruntime-genai's model"
+            " builder reads checkpoints of the layouts oga and awq: quantize with"
+            " --layout oga",
+        )
+    if not (checkpoint / "tokenizer_config.json").is_file():
+        raise ModelError(
+            f"{checkpoint} has no tokenizer_config.json, and onnxruntime-genai's model"
+            " builder needs the tokenizer; copy the files of the tokenizer there",
+        )
+
+
+def _build(checkpoint: Path, folder: Path, cache: Path, trust_code: bool) -> None:
+    """Run the model builder, which prints a line for each node, in a process of its own."""
+    options = [*BUILDER_OPTIONS, *(["hf_remote=true"] if trust_code else [])]
+    command = [
+        sys.executable,
+        "-m",
+        "onnxruntime_genai.models.builder",
+        *("-i", str(checkpoint.resolve())),
+        *("-o", str(folder)),
+        *("-c", str(cache)),
+        *("-p", "int4"),
+        *("-e", "cpu"),
+        "--extra_options",
+        *options,
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode or not (folder / "genai_config.json").is_file():
+        last = [line for line in done.stderr.splitlines() if line.strip()][-1:]
+        raise ModelError(
+            f"the model builder of onnxruntime-genai fails on {checkpoint}:"
+            f" {''.join(last)[:300] or 'it says nothing'}",
+        )
+
+
+def _compared(
+    checkpoint: Path,
+    built: Path,
+    new_tokens: int,
+    trust_code: bool,
+) -> tuple[int, int, float]:
+    """Generate greedily from the same prompts with both; tokens, equal ones, difference."""
+    model = load_checkpoint(checkpoint, dtype=torch.float32, trust_code=trust_code)
+    vocabulary = vocabulary_of(model)
+    prompts = torch.randint(
+        vocabulary,
+        (_PROMPTS, _PROMPT_TOKENS),
+        generator=torch.Generator().manual_seed(0),
+    )
+    total, equal, difference = 0, 0, 0.0
+    generated = _generated(built, prompts.tolist(), new_tokens)
+    for prompt, (tokens, logits) in zip(prompts, generated, strict=True):
+        with torch.no_grad():
+            wanted = model(input_ids=prompt[None]).logits[0, -1]
+            rest = model.generate(
+                prompt[None],
+                max_new_tokens=new_tokens,
+                do_sample=False,
+                num_beams=1,
+            )[0, _PROMPT_TOKENS:].tolist()
+        error = (torch.tensor(logits) - wanted).abs().max() / wanted.abs().max()
+        difference = max(difference, float(error))
+        # onnxruntime-genai leaves out the token that ends a text
+        pair = [_before_end(each, model) for each in (rest, tokens)]
+        total += max(map(len, pair))
+        equal += _agreeing(*pair)
+    return total, equal, difference
+
+
+def _before_end(tokens: list[int], model: Any) -> list[int]:
+    """Tokens without the one that ends a text."""
+    ends = model.generation_config.eos_token_id
+    ends = ends if isinstance(ends, list) else [ends]
+    return tokens[:-1] if tokens and tokens[-1] in ends else tokens
+
+
+def _agreeing(one: list[int], other: list[int]) -> int:
+    """Tokens that are equal before the first that is not."""
+    count = 0
+    for left, right in zip(one, other, strict=False):
+        if left != right:
+            return count
+        count += 1
+    return count
+
+
+def _generated(
+    folder: Path,
+    prompts: list[list[int]],
+    new_tokens: int,
+) -> list[tuple[list[int], list[float]]]:
+    """What onnxruntime-genai generates greedily, and its logits behind each prompt."""
+    import onnxruntime_genai as genai
+
+    model = genai.Model(str(folder))
+    found = []
+    for prompt in prompts:
+        settings = genai.GeneratorParams(model)
+        settings.set_search_options(
+            max_length=len(prompt) + new_tokens,
+            do_sample=False,
+            num_beams=1,
+        )
+        generator = genai.Generator(model, settings)
+        generator.append_tokens(prompt)
+        logits = generator.get_logits().reshape(-1).tolist()
+        while not generator.is_done():
+            generator.generate_next_token()
+        found.append((list(generator.get_sequence(0))[len(prompt) :], logits))
+    return found
