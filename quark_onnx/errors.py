@@ -8,7 +8,8 @@ QuarkError
 ├── PlanError             a rule decided something impossible (a defect of the rule, not of the input)
 ├── ConstraintError       the constraints of a target cannot be met together
 ├── AccuracyError         the quantized model is worse than the bound that was asked for
-└── MissingDependency     an optional package is needed for what was asked
+├── MissingDependency     an optional package is needed for what was asked
+└── TimeLimitError        the work took longer than its time limit
 
 A message says what was found, where (node, tensor, sample, file, option), and what to do.
 """  # noqa: E501
@@ -32,6 +33,7 @@ __all__ = [
     "PlanError",
     "QuarkError",
     "RuntimeCrashError",
+    "TimeLimitError",
     "crash_behind",
     "crash_errors",
     "data_errors",
@@ -91,6 +93,10 @@ class AccuracyError(QuarkError):
 
 class MissingDependency(QuarkError):  # noqa: N818
     """An optional package is needed for what was asked."""
+
+
+class TimeLimitError(QuarkError):
+    """The work took longer than its time limit."""
 
 
 def crash_behind(error: BaseException) -> RuntimeCrash | None:

@@ -3,10 +3,17 @@
 from quark_onnx.analysis.analyze import analyze
 from quark_onnx.analysis.compare import Comparison, compare
 from quark_onnx.analysis.findings import Analysis
-from quark_onnx.analysis.search import Candidate, Search, SearchResult, search
+from quark_onnx.analysis.search import (
+    TRIALS,
+    Candidate,
+    Search,
+    SearchResult,
+    search,
+)
 from quark_onnx.analysis.space import Space
 
 __all__ = [
+    "TRIALS",
     "Analysis",
     "Candidate",
     "Comparison",

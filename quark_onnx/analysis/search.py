@@ -1,6 +1,6 @@
-"""search: the configuration that serves a model best, found by trying.
+"""search: find the configuration that serves a model best, by trying.
 
-The cheap and the promising first.
+The space, the judge and the report are here; Optuna proposes, prunes and keeps the candidates.
 """
 
 from __future__ import annotations
@@ -13,20 +13,17 @@ from numbers import Real
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from onnx import ModelProto
 
 from calibrators.base import is_number
-from calibrators.onnx_runtime.session import model_bytes, open_session
+from calibrators.onnx_runtime.session import model_bytes
 from calibrators.readers.spool import MEMORY, Spool
-from quark_onnx.analysis.search_journal import (
-    Record,
-    SearchJournal,
-    function_key,
-    model_key,
-)
+from quark_onnx.analysis.judge import Judge
+from quark_onnx.analysis.keys import config_key, function_key
 from quark_onnx.analysis.space import Space, Trial
+from quark_onnx.analysis.study import WARM_SAMPLES, Asked, Record, Study
 from quark_onnx.api import quantize
 from quark_onnx.config import QConfig, to_dict
 from quark_onnx.errors import (
@@ -34,20 +31,30 @@ from quark_onnx.errors import (
     DataError,
     ModelError,
     QuarkError,
+    TimeLimitError,
     data_errors,
 )
-from quark_onnx.graph import Graph, inlined
+from quark_onnx.graph import Graph, gather_constants, inlined, model_key
 from quark_onnx.graph.io import load, staged
-from quark_onnx.progress import Progress
+from quark_onnx.patterns.channel_pairs import Passed, pairs_of
+from quark_onnx.progress import Progress, time_limit
 from quark_onnx.refine import sample_key
-from quark_onnx.report.measure import least_sqnr, measure
 from quark_onnx.steps import Reference, destination, keeps_weights_beside, reader_for
 from quark_onnx.version import __version__
+
+if TYPE_CHECKING:
+    import optuna
 
 logger = logging.getLogger(__name__)
 
 #: One sample in so many judges, the second of each group, and at most so many do in all.
 _EVERY, _AT_MOST = 4, 64
+#: A candidate may take this share of the budget.
+_SHARE = 0.25
+#: So many proposals of the sampler in a row may be known already.
+_DUPLICATES = 8
+#: So many candidates are tried unless the user says otherwise.
+TRIALS = 24
 
 
 @dataclass(frozen=True)
@@ -62,6 +69,8 @@ class Candidate:
         seconds: how long quantizing and judging took.
         bytes: the size of the quantized model; None if it failed.
         error: why it failed; empty if it did not.
+        judged: on how many samples it was judged; 0 with a metric of the user's.
+        pruned: the judging was ended early, as the score was below the median of the others.
     """
 
     name: str
@@ -70,6 +79,8 @@ class Candidate:
     seconds: float
     bytes: int | None
     error: str = ""
+    judged: int = 0
+    pruned: bool = False
 
 
 @dataclass(frozen=True)
@@ -77,17 +88,23 @@ class SearchResult:
     """What a search has found.
 
     Attributes:
-        candidates: what was tried, the best first; of equal scores the smaller; those that failed
-        at the end. calibrated, judged: the numbers of samples for the one and the other; none is
-        for both. left: how many candidates did not fit into the budget. reached: whether the target
-        was met; True without a target.
+        candidates: what was tried, the best first; of equal scores the smaller; then those whose
+            judging ended early, and those that failed.
+        calibrated: the number of samples that candidates were calibrated on.
+        judged: the number of samples that they were judged on; no sample is for both.
+        left: the names of candidates that did not fit into the budget.
+        total: how many configurations the space has.
+        reached: whether the target was met; True without a target.
+        study: Optuna's study, for its plots and its dashboard.
     """
 
     candidates: list[Candidate]
     calibrated: int
     judged: int
-    left: int
+    left: list[str]
+    total: int
     reached: bool
+    study: optuna.Study
 
     @property
     def best(self) -> Candidate:
@@ -96,24 +113,26 @@ class SearchResult:
 
     @property
     def front(self) -> list[Candidate]:
-        """The Pareto front of size and score: those that none beats in one of the two without
-        losing in the other.
+        """The Pareto front of size and score.
+
+        It has the candidates that none beats in one of the two without losing in the other.
         """
         front = list[Candidate]()
         for candidate in self.candidates:  # in falling order of scores
-            if candidate.bytes is not None and all(
-                candidate.bytes < (each.bytes or 0) for each in front
-            ):
+            if candidate.bytes is None or candidate.pruned:
+                continue
+            if all(candidate.bytes < (each.bytes or 0) for each in front):
                 front.append(candidate)
         return front
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as plain values."""
+        """Return the same as plain values."""
         front = self.front
         return {
             "calibrated": self.calibrated,
             "judged": self.judged,
             "left": self.left,
+            "total": self.total,
             "reached": self.reached,
             "candidates": [
                 {**vars(each), "config": to_dict(each.config), "pareto": each in front}
@@ -130,13 +149,14 @@ def search(  # noqa: PLR0913
     metric: Callable[[ModelProto], float] | None = None,
     target: float | None = None,
     budget: float | None = None,
+    trials: int | None = TRIALS,
     journal: str | Path | None = None,
     progress: bool | None = False,
 ) -> SearchResult:
-    """Try configurations on a model and rank them.
+    """Try configurations on a model and rank them. It needs the extra ``search`` (Optuna).
 
-    First the presets run as they are; then, on the best of them, other calibrators, and optimizers
-    on top of the best calibrator. What fails is part of the result, with the reason.
+    First each choice of the space is tried alone, the cheap and the promising first; then Optuna's
+    TPE sampler combines those that served best. What fails is part of the result, with the reason.
 
     Args:
         model: the float model, a path or a ModelProto.
@@ -147,15 +167,19 @@ def search(  # noqa: PLR0913
         metric: takes a quantized model and returns a number, the higher the better; None for the
             SQNR of the worst output in dB.
         target: stop as soon as a score is at least this.
-        budget: seconds. A candidate that has begun is finished; one that would not fit, as far as
-            can be told from those before it, is not begun. The first one always is.
-        journal: a file that keeps what was measured; a search that is begun again with it goes on
-            where it ended.
+        budget: seconds. A candidate that would not fit, as far as can be told from those before it,
+            is not begun, and one that takes more than a quarter of the budget is ended. The first
+            one is always finished.
+        trials: how many candidates are tried; None for the whole space.
+        journal: a file that keeps what was measured, as Optuna's journal storage; a search that is
+            begun again with it goes on where it ended, and several processes that are given the
+            same one share the work.
         progress: as for ``quantize_static``.
 
     Raises:
-        ConfigError: a setting is wrong, or the journal belongs to something else.
+        ConfigError: a setting is wrong, or the file is no journal.
         DataError: the data does not fit the model, or there are fewer than two samples.
+        MissingDependency: Optuna is not installed.
         ModelError: the model cannot be loaded or run, no output can be judged, or every candidate
             failed.
 
@@ -174,6 +198,7 @@ def search(  # noqa: PLR0913
         metric=metric,
         target=target,
         budget=budget,
+        trials=trials,
         journal=journal,
         progress=progress,
     ) as running:
@@ -195,102 +220,91 @@ class Search:
         metric: Callable[[ModelProto], float] | None = None,
         target: float | None = None,
         budget: float | None = None,
+        trials: int | None = TRIALS,
         journal: str | Path | None = None,
         progress: bool | None = False,
     ) -> None:
         self._start = perf_counter()
         self._space = Space.of(space)
-        _check(metric, target, budget, journal, progress)
-        self._model, self._metric, self._target, self._budget = (
-            model,
-            metric,
-            target,
-            budget,
-        )
-        self._progress, self._data = progress, ""
-        self._best: tuple[QConfig, ModelProto] | None = None
+        _check_numbers(target, budget, trials)
+        _check(metric, journal, progress)
+        self._model, self._metric = model, metric
+        self._target, self._budget = target, budget
+        self._progress = progress
+        self._best: tuple[str, ModelProto] | None = None
         original = load(model)
+        graph = Graph.of(inlined(original))
+        gather_constants(graph)
+        early = "cle" if _has_gates(graph) else ""
+        self._probes, self._others = self._space.order(early)
+        self._total = len(self._probes) + len(self._others)
+        self._most = self._total if trials is None else min(trials, self._total)
+        self._left: dict[str, Trial] = {}
         self._reference = Reference(
             original,
             Path(model) if isinstance(model, str | Path) else None,
         )
-        self._calibration, self._judges = (
-            Spool(memory=MEMORY // 2),
-            Spool(memory=MEMORY // 2),
-        )
+        self._calibration = Spool(memory=MEMORY // 2)
+        self._judges = Spool(memory=MEMORY // 2)
         try:
-            self._read(original, data)
+            data_key = self._read(graph, data)
+            self._judge = None if metric else Judge(self._reference, self._judges)
             identity = {
                 "version": __version__,
                 "model": model_key(original),
                 "samples": len(self._calibration) + len(self._judges),
-                "data": self._data,
-                "score": "sqnr" if metric is None else f"metric {function_key(metric)}",
+                "data": data_key,
+                "score": f"metric {function_key(metric)}" if metric else "sqnr",
             }
-            self._journal = SearchJournal(
+            self._study = Study(
                 None if journal is None else Path(journal),
                 identity,
+                {axis: list(labels) for axis, labels in self._space.axes.items()},
             )
-            self._found: list[tuple[Trial, Record]] = []
         except BaseException:
             self.close()
             raise
 
     def run(self) -> SearchResult:
         """Try one candidate after the other."""
-        left, reached = 0, self._target is None
-        with Progress(
-            self._progress,
-            self._space.most,
-            "searching",
-            "candidate",
-        ) as bar:
-            for done, trial in enumerate(self._trials(), 1):
-                record = self._journal.find(trial.config)
-                if record is None and not self._fits(trial):
-                    left += 1
-                    continue
-                if record is None:
-                    record = self._measured(trial)
-                    self._journal.keep(trial.name, trial.config, record)
-                self._found.append((trial, record))
-                bar.update(done)
-                logger.info("%s: %s", trial.name, record.error or record.score)
-                if (
-                    self._target is not None
-                    and record.score is not None
-                    and record.score >= self._target
-                ):
-                    reached = True
-                    break
-        ranked = sorted(self._found, key=_rank)
-        candidates = [
-            Candidate(trial.name, trial.config, **vars(record))
-            for trial, record in ranked
-        ]
-        if candidates[0].score is None:
-            first = self._found[0]
+        with Progress(self._progress, self._most, "searching", "candidate") as bar:
+            for asked in self._candidates():
+                record = self._study.known(asked.trial) or self._try(asked)
+                if record is not None:
+                    asked.keep(record)
+                    logger.info(
+                        "%s: %s", asked.trial.name, record.error or record.score
+                    )
+                bar.update(len(self._found()))
+        ranked = sorted(self._found(), key=_rank)
+        if ranked[0][1].score is None:
+            trial, record = self._found()[0]
             raise ModelError(
-                f"every candidate of the search failed; {first[0].name}:"
-                f" {first[1].error}",
+                f"every candidate of the search failed; {trial.name}: {record.error}",
             )
         return SearchResult(
-            candidates,
+            [
+                Candidate(trial.name, trial.config, **vars(record))
+                for trial, record in ranked
+            ],
             len(self._calibration),
             len(self._judges),
-            left,
-            reached,
+            [trial.name for trial in self._left.values()],
+            self._total,
+            self._target is None or self._is_reached(),
+            self._study.optuna,
         )
 
     def write(self, candidate: Candidate, output: str | Path) -> None:
-        """Write the model of a candidate, which is quantized anew unless it is the best one of this
-        run.
+        """Write the model of a candidate.
+
+        It is quantized anew unless it is the best one of this run.
 
         Raises:
             ConfigError: the output may not be written.
             ModelError: it cannot be written; nothing is left behind.
         """
-        if self._best is None or self._best[0] != candidate.config:
+        if self._best is None or self._best[0] != config_key(candidate.config):
             quantize(self._model, self._calibration, candidate.config, output)
             return
         target = destination(self._model, output)
@@ -316,148 +330,210 @@ class Search:
     ) -> None:
         self.close()
 
-    def _read(self, original: ModelProto, data: Any) -> None:
-        """Read the data once, and see that outputs can be judged by what is held out."""
-        reader = reader_for(Graph.of(inlined(original)), data)
+    def _read(self, graph: Graph, data: Any) -> str:
+        """Read the data once, hold samples out, and return the key of the data.
+
+        Raises:
+            DataError: a sample does not fit, or there are too few.
+        """
+        reader = reader_for(graph, data)
+        key = ""
         with (
             data_errors(),
             Progress(self._progress, reader.length, "reading", "sample") as bar,
         ):
             for index, sample in enumerate(reader):
-                held = (
-                    self._metric is None
-                    and index % _EVERY == 1
-                    and len(self._judges) < _AT_MOST
-                )
-                (self._judges if held else self._calibration).append(sample)
-                self._data = sample_key(sample, self._data)
+                wanted = self._metric is None and len(self._judges) < _AT_MOST
+                held_out = wanted and index % _EVERY == 1
+                (self._judges if held_out else self._calibration).append(sample)
+                key = sample_key(sample, key)
                 bar.update(index + 1)
-        if self._metric is not None:
-            return
-        if not len(self._judges):
+        if self._metric is None and not len(self._judges):
             raise DataError(
                 "a search needs at least two samples, one to calibrate on and another"
                 " to judge by; the data has one",
             )
-        outputs = self._reference.outputs(self._judges[0])
-        if self._sqnr(self._reference.session) is None:
-            names = ", ".join(outputs)
-            raise ModelError(
-                f"no output ({names}) is float and repeatable, so none has an SQNR;"
-                " give a metric",
+        return key
+
+    def _found(self) -> list[tuple[Trial, Record]]:
+        """Return all candidates with their records, those of other processes included."""
+        return [
+            (self._space.trial(choices), record)
+            for choices, record in self._study.finished()
+        ]
+
+    def _is_reached(self) -> bool:
+        """Return whether a candidate meets the target."""
+        return self._target is not None and any(
+            record.score is not None
+            and record.score >= self._target
+            and not record.pruned
+            for _, record in self._found()
+        )
+
+    def _candidates(self) -> Iterator[Asked]:
+        """Return one candidate after the other, until the end of the search."""
+        duplicates = 0
+        while True:
+            found = self._found()
+            if self._is_reached() or len(found) >= self._most:
+                return
+            done = self._done(found)
+            probe = self._next(self._probes, done, found)
+            other = None if probe else self._next(self._others, done, found)
+            if probe is None and other is None:
+                return
+            sampled = probe is None and duplicates < _DUPLICATES
+            asked = self._study.ask(
+                None if sampled else probe or other,
+                self._space.trial,
             )
+            key = config_key(asked.trial.config)
+            if key in done or not self._fits(asked.trial, found):
+                duplicates += 1
+                if key not in done:
+                    self._left[key] = asked.trial
+                asked.drop()
+                continue
+            duplicates = 0
+            yield asked
 
-    def _trials(self) -> Iterator[Trial]:
-        """The presets, then variations of the best, each once.
+    def _done(self, found: list[tuple[Trial, Record]]) -> set[str]:
+        """Return the keys of configurations that are not to be tried any more."""
+        done = {config_key(trial.config) for trial, _ in found}
+        done.update(self._study.running(), self._left)
+        # a preset that fails as it is fails with anything added to it
+        working = {_preset(trial) for trial, record in found if not record.error}
+        broken = {_preset(trial) for trial, _ in found} - working
+        for trial in (*self._probes, *self._others):
+            if _preset(trial) in broken:
+                done.add(config_key(trial.config))
+        return done
 
-        What comes next depends on the scores so far.
-        """
-        seen = list[QConfig]()
-        yield from self._unseen(iter(self._space.trials()), seen)
-        for changes in self._space.stages():
-            leaders = self._leaders()
-            yield from self._unseen(
-                (change(leader) for change in changes for leader in leaders),
-                seen,
-            )
-
-    @staticmethod
-    def _unseen(trials: Iterator[Trial], seen: list[QConfig]) -> Iterator[Trial]:
+    def _next(
+        self,
+        trials: list[Trial],
+        done: set[str],
+        found: list[tuple[Trial, Record]],
+    ) -> Trial | None:
+        """Return the first that is not done and fits; those before it that do not are noted."""
         for trial in trials:
-            if trial.config not in seen:
-                seen.append(trial.config)
-                yield trial
+            key = config_key(trial.config)
+            if key in done:
+                continue
+            if self._fits(trial, found):
+                return trial
+            self._left[key] = trial
+        return None
 
-    def _leaders(self) -> list[Trial]:
-        """The best trial of each of the best presets."""
-        leaders = dict[int, Trial]()
-        for trial, record in sorted(self._found, key=_rank):
-            if record.score is not None:
-                leaders.setdefault(trial.origin, trial)
-        return list(leaders.values())[: self._space.refine]
-
-    def _fits(self, trial: Trial) -> bool:
-        """Whether a trial is likely to end within the budget."""
-        if self._budget is None or not self._found:
+    def _fits(self, trial: Trial, found: list[tuple[Trial, Record]]) -> bool:
+        """Return whether a trial is likely to end within the budget."""
+        if self._budget is None or not found or self._study.known(trial) is not None:
             return True
-        taken = [
-            (each, record.seconds)
-            for each, record in self._found
-            if each.kinds <= trial.kinds
-        ]
-        # what optimizers cost is much the same for all presets, the rest is not
-        alike = [
-            seconds
-            for each, seconds in taken
-            if each.origin == trial.origin or each.kinds
-        ]
-        estimate = max(alike or [seconds for _, seconds in taken], default=0.0)
-        return perf_counter() - self._start + estimate < self._budget
+        return self._elapsed() + _estimate(trial, found) < self._budget
 
-    def _measured(self, trial: Trial) -> Record:
+    def _elapsed(self) -> float:
+        return perf_counter() - self._start
+
+    def _try(self, asked: Asked) -> Record | None:
+        """Quantize and judge; None if its time was over before anything was measured."""
         start = perf_counter()
+        limit = None
+        if self._budget is not None and self._found():
+            remaining = max(self._budget - self._elapsed(), 0.0)
+            limit = min(_SHARE * self._budget, remaining)
         try:
-            model = quantize(self._model, self._calibration, trial.config).model
-            score = self._judged(model) if self._metric is None else self._metric(model)
+            with time_limit(limit):
+                return self._measured(asked, start)
+        except TimeLimitError:
+            name = f"{asked.trial.name} (ended after {perf_counter() - start:.0f} s)"
+            trial = Trial(name, asked.trial.config, asked.trial.choices)
+            self._left[config_key(trial.config)] = trial
+            asked.drop()
+            return None
+        except BaseException:
+            asked.drop()
+            raise
+
+    def _measured(self, asked: Asked, start: float) -> Record:
+        judged, pruned = 0, False
+        try:
+            config = asked.trial.config
+            model = quantize(self._model, self._calibration, config).model
+            if self._judge is None:
+                assert self._metric is not None
+                score = self._metric(model)
+            else:
+                score, judged, pruned = self._judge.score(
+                    model,
+                    asked.report,
+                    WARM_SAMPLES,
+                )
+        except TimeLimitError:
+            raise
         except QuarkError as error:
-            return Record(
-                None,
-                perf_counter() - start,
-                None,
-                " ".join(str(error).split()),
-            )
+            text = " ".join(str(error).split())
+            return Record(None, perf_counter() - start, None, text)
         if not is_number(score, Real):
             raise ConfigError(
                 f"the metric returned {score!r}; it must be a number that a float can"
                 " hold",
             )
+        seconds = perf_counter() - start
         if isnan(score):
-            return Record(
-                None,
-                perf_counter() - start,
-                None,
-                "the metric is not a number (NaN)",
-            )
-        record = Record(float(score), perf_counter() - start, model_bytes(model))
-        if all(_rank((trial, record)) < _rank(each) for each in self._found):
-            self._best = trial.config, model
+            return Record(None, seconds, None, "the metric is not a number (NaN)")
+        size = model_bytes(model)
+        record = Record(float(score), seconds, size, "", judged, pruned)
+        if all(_rank((asked.trial, record)) < _rank(each) for each in self._found()):
+            self._best = config_key(asked.trial.config), model
         return record
 
-    def _judged(self, model: ModelProto) -> float:
-        try:
-            found = self._sqnr(open_session(model, what="the quantized model"))
-        except Exception as error:  # onnxruntime raises several unrelated types
-            raise ModelError(
-                f"the quantized model cannot be judged: {error}",
-            ) from error
-        return float("-inf") if found is None else found
 
-    def _sqnr(self, session: Any) -> float | None:
-        """The SQNR of the worst output on the samples held out; None if no output has one."""
-        errors = measure(self._reference.session, session, self._judges)
-        return least_sqnr(errors, None)
+def _has_gates(graph: Graph) -> bool:
+    """Return whether layers are separated by SiLU or Relu6, which equalization can pass."""
+    return len(pairs_of(graph, Passed(True, True))) > len(
+        pairs_of(graph, Passed(False, False)),
+    )
 
 
-def _rank(found: tuple[Trial, Record]) -> tuple[bool, float, int]:
-    """What results are sorted by.
+def _preset(trial: Trial) -> str:
+    return dict(trial.choices)["preset"]
+
+
+def _estimate(trial: Trial, found: list[tuple[Trial, Record]]) -> float:
+    """Return the seconds that a trial will take, by those before it."""
+    preset = _preset(trial)
+    groups = (
+        [each for each in found if _preset(each[0]) == preset and not each[0].kinds],
+        [each for each in found if not each[0].kinds],
+        found,
+    )
+    known = next(group for group in groups if group)
+    plain = max(record.seconds / other.relative_cost for other, record in known)
+    # what optimizers cost is much the same for all presets
+    alike = [
+        record.seconds
+        for other, record in found
+        if other.kinds == trial.kinds and (other.kinds or _preset(other) == preset)
+    ]
+    return max(alike, default=plain * trial.relative_cost)
+
+
+def _rank(found: tuple[Trial, Record]) -> tuple[bool, bool, float, int]:
+    """Return what results are sorted by.
 
     Of those that are equal the one that was tried first comes first.
     """
     record = found[1]
-    return record.score is None, -(record.score or 0.0), record.bytes or 0
+    return (
+        record.score is None,
+        record.pruned,
+        -(record.score or 0.0),
+        record.bytes or 0,
+    )
 
 
-def _check(
-    metric: object,
-    target: object,
-    budget: object,
-    journal: object,
-    progress: object,
-) -> None:
-    if metric is not None and not callable(metric):
-        raise ConfigError(
-            f"metric is {metric!r}; it must take a model and return a number",
-        )
+def _check_numbers(target: object, budget: object, trials: object) -> None:
     if target is not None and not (is_number(target) and not isnan(target)):  # type: ignore[arg-type]
         raise ConfigError(
             f"target is {target!r}; it must be a number, the least score that suffices",
@@ -465,6 +541,17 @@ def _check(
     if budget is not None and not (is_number(budget) and 0 < budget < inf):  # type: ignore[operator]
         raise ConfigError(
             f"budget is {budget!r}; it must be a number of seconds above 0",
+        )
+    if trials is not None and (type(trials) is not int or trials < 1):
+        raise ConfigError(
+            f"trials is {trials!r}; it must be a number of candidates, 1 or more",
+        )
+
+
+def _check(metric: object, journal: object, progress: object) -> None:
+    if metric is not None and not callable(metric):
+        raise ConfigError(
+            f"metric is {metric!r}; it must take a model and return a number",
         )
     if journal is not None and not (isinstance(journal, str | Path) and str(journal)):
         raise ConfigError(f"journal is {journal!r}; it must be a path")

@@ -1,60 +1,81 @@
-"""Space: the configurations that a search may try, and how one is made from another."""
+"""Space: the configurations that a search may try, and the order in which it tries them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
 from pathlib import Path
 from re import split
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from quark_onnx.config import QConfig
-from quark_onnx.config.spec import check_names
+from quark_onnx.config.qconfig import parse_optimizer
+from quark_onnx.config.spec import check_names, parse_calibrator
 from quark_onnx.config.text import format_call
 from quark_onnx.errors import ConfigError, nearest
-from quark_onnx.registry import PRESETS
+from quark_onnx.registry import PRESETS, TARGETS
 
-#: Equalization through all that it can pass.
-_CLE = "cle:relu6=bound,silu=scale"
+#: The label of a choice that leaves a setting as the preset has it.
+PLAIN = ""
+#: How many times as long as a plain candidate one with this optimizer is assumed to take before any
+#: was timed (measured on ResNet-20, MobileNetV2 and YOLOX-nano), and one with any other optimizer.
+_RELATIVE_COST = {"bias_correction": 2.5, "cle": 3.0, "smoothquant": 3.0, "gptq": 6.0}
+_OTHER_COST = 10.0
+#: What is tried where no target is named: formats that onnxruntime runs on a CPU.
+_PRESETS = ("A8W8", "S8S8", "A16W8")
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A configuration with a name, and the place of the preset that it comes from."""
+    """A configuration, and the choices that it was made by.
+
+    Attributes:
+        name: the preset, and what was changed of it.
+        config: the configuration itself.
+        choices: the label of the choice on each axis of the space.
+    """
 
     name: str
-    origin: int
     config: QConfig
+    choices: tuple[tuple[str, str], ...]
 
     @property
     def kinds(self) -> frozenset[str]:
         """The names of its optimizers, which are what a run takes its time for."""
         return frozenset(optimizer.name for optimizer in self.config.optimizers)
 
-
-#: A variation of a trial; the trial itself where there is nothing to vary.
-Change = Callable[[Trial], Trial]
+    @property
+    def relative_cost(self) -> float:
+        """An estimate of its time relative to a run without optimizers."""
+        costs = [_RELATIVE_COST.get(kind, _OTHER_COST) for kind in self.kinds]
+        return 1.0 + sum(cost - 1.0 for cost in costs)
 
 
 @dataclass(frozen=True)
 class Space:
-    """What a search tries: all presets as they are, then variations of the best of them.
+    """What a search may try: every preset with every calibrator, granularity and optimizer.
 
     Attributes:
-        presets: presets' names, YAML files, dictionaries or QConfigs.
+        presets: presets' names, YAML files, dictionaries or QConfigs. The first is the one from
+            which other choices start. None for those of the target, or, without one, for A8W8,
+            S8S8 and A16W8.
         calibrators: calibrators of activations, with settings as in
             ``"percentile:percentile=99.9"``.
         per_channel: whether weights have a scale for each channel: any of True and False; nothing
             leaves it as it is.
         optimizers: what is put behind a preset's own optimizers, each a text such as
             ``"cle+bias_correction"``, an optimizer, or a tuple of optimizers.
-        refine: of so many presets, the best ones, variations are tried.
+        target: what the result is for, as in ``QConfig.target``; empty for any runtime.
 
     >>> Space(presets="A8W8", optimizers=["cle", "cle+adaquant:iterations=100"]).optimizers[1]
     'cle+adaquant:iterations=100'
     """
 
-    presets: tuple[Any, ...] = ("A8W8", "S8S8", "XINT8", "A16W8")
+    presets: tuple[Any, ...] | None = None
     calibrators: tuple[Any, ...] = (
         "mean_minmax",
         "percentile",
@@ -64,13 +85,13 @@ class Space:
     )
     per_channel: tuple[bool, ...] = ()
     optimizers: tuple[Any, ...] = (
-        _CLE,
         "bias_correction",
-        f"{_CLE}+bias_correction",
+        "cle+bias_correction",
+        "cle",
         "adaquant",
-        f"{_CLE}+adaquant",
+        "cle+adaquant",
     )
-    refine: int = 2
+    target: str = ""
 
     if TYPE_CHECKING:  # what may be written; what is stored are tuples
 
@@ -80,10 +101,18 @@ class Space:
             calibrators: Any = ...,
             per_channel: bool | Sequence[bool] = ...,
             optimizers: Any = ...,
-            refine: int = ...,
+            target: str = ...,
         ) -> None: ...
 
     def __post_init__(self) -> None:
+        if self.target and not isinstance(self.target, str):
+            raise ConfigError(
+                f"target of a space is {self.target!r}; it must be the name of a"
+                f" target{nearest('', TARGETS)}",
+            )
+        if self.presets is None:
+            presets = TARGETS[self.target].presets if self.target else _PRESETS
+            object.__setattr__(self, "presets", tuple(presets))
         for name in ("presets", "calibrators", "per_channel", "optimizers"):
             value = getattr(self, name)
             single = isinstance(value, str | bool | Path | Mapping) or not hasattr(
@@ -96,23 +125,17 @@ class Space:
                 "presets: there is none, so there is nothing to"
                 f" search{nearest('', PRESETS)}",
             )
-        if type(self.refine) is not int or self.refine < 0:
-            raise ConfigError(
-                f"refine is {self.refine!r}; it must be a number of presets, 0 or more",
-            )
         for choice in self.per_channel:
             if not isinstance(choice, bool):
                 raise ConfigError(f"per_channel: {choice!r} is neither True nor False")
-        self.trials()
-        for change in self._calibrated():
-            change(Trial("", 0, QConfig()))
-        for change in self._optimized():
-            change(Trial("", 0, QConfig()))
+        _ = self.axes  # what is wrong is said now
 
     @classmethod
     def of(cls, space: object) -> Space:
-        """A Space from what a user may write: None for the default, a dictionary of its attributes,
-        or a Space.
+        """Return a Space from what a user may write.
+
+        Args:
+            space: None for the default, a dictionary of its attributes, or a Space.
         """
         if space is None:
             return cls()
@@ -126,85 +149,112 @@ class Space:
             " its settings",
         )
 
-    def trials(self) -> list[Trial]:
-        """The presets as they are."""
-        with_error = _naming("presets")
-        return [
-            Trial(_preset_name(preset, place), place, with_error(QConfig.of, preset))
-            for place, preset in enumerate(self.presets)
-        ]
+    @cached_property
+    def axes(self) -> dict[str, dict[str, Any]]:
+        """The choices of each axis by their labels, the plain ones first.
 
-    def stages(self) -> Iterator[list[Change]]:
-        """What is varied in turn, each on top of the best that was found before.
-
-        The cheap first.
+        Raises:
+            ConfigError: a choice is no preset, calibrator or optimizer.
         """
-        yield list(self._calibrated())
-        yield [_per_channel(choice) for choice in self.per_channel]
-        yield list(self._optimized())
-
-    @property
-    def most(self) -> int:
-        """At most so many configurations are tried."""
-        return len(self.presets) + self.refine * sum(map(len, self.stages()))
-
-    def _calibrated(self) -> Iterator[Change]:
-        for calibrator in self.calibrators:
-            yield _calibrated_by(calibrator)
-
-    def _optimized(self) -> Iterator[Change]:
+        presets = {}
+        for place, preset in enumerate(self.presets or ()):
+            config = _naming("presets", QConfig.of, preset)
+            if self.target:
+                config = config.with_(target=self.target)
+            presets[_preset_name(preset, place)] = config
+        calibrators: dict[str, Any] = {PLAIN: None}
+        for choice in self.calibrators:
+            calibrator = _naming("calibrators", _calibrator, choice)
+            calibrators[format_call(calibrator)] = calibrator
+        granularities: dict[str, Any] = {PLAIN: None}
+        for per_channel in self.per_channel:
+            name = "per_channel" if per_channel else "per_tensor"
+            granularities[name] = per_channel
+        optimizers: dict[str, Any] = {PLAIN: ()}
         for choice in self.optimizers:
-            yield _optimized_by(choice)
+            chain = _naming("optimizers", _optimizers, choice)
+            optimizers["+".join(map(format_call, chain))] = chain
+        return {
+            "preset": presets,
+            "calibrator": calibrators,
+            "granularity": granularities,
+            "optimizers": optimizers,
+        }
 
+    def trial(self, choices: Mapping[str, str]) -> Trial:
+        """Return the configuration that a choice on each axis stands for.
 
-def _calibrated_by(calibrator: Any) -> Change:
-    def change(trial: Trial) -> Trial:
-        activation = trial.config.activation
-        if activation is None or not activation.measured:
-            return trial
-        config = _naming("calibrators")(trial.config.with_, calibrator=calibrator)
-        assert config.activation is not None
-        return Trial(
-            f"{trial.name} {format_call(config.activation.calibrator)}",
-            trial.origin,
-            config,
-        )
-
-    return change
-
-
-def _per_channel(choice: bool) -> Change:
-    def change(trial: Trial) -> Trial:
-        weight = trial.config.weight
+        Args:
+            choices: a label of ``axes`` for each axis.
+        """
+        axes = self.axes
+        picked = {axis: axes[axis][label] for axis, label in choices.items()}
+        config: QConfig = picked["preset"]
+        name = [choices["preset"]]
+        activation, weight = config.activation, config.weight
+        if picked["calibrator"] and activation is not None and activation.measured:
+            config = config.with_(calibrator=picked["calibrator"])
+            name.append(choices["calibrator"])
         if (
-            weight is None
-            or weight.per_channel is choice
-            or weight.block_size
-            or not weight.dtype.scaled
+            picked["granularity"] is not None
+            and weight is not None
+            and weight.per_channel is not picked["granularity"]
+            and not weight.block_size
+            and weight.dtype.scaled
         ):
-            return trial
-        name = f"{trial.name} {'per_channel' if choice else 'per_tensor'}"
-        return Trial(name, trial.origin, trial.config.with_(per_channel=choice))
+            config = config.with_(per_channel=picked["granularity"])
+            name.append(choices["granularity"])
+        if picked["optimizers"]:
+            chain = (*config.optimizers, *picked["optimizers"])
+            config = config.with_(optimizers=chain)
+            name.append(choices["optimizers"])
+        return Trial(" ".join(name), config, tuple(choices.items()))
 
-    return change
+    def order(self, early: str = "") -> tuple[list[Trial], list[Trial]]:
+        """Return all configurations in the order of cost and promise.
+
+        Args:
+            early: an optimizer that promises much for the model; a candidate with it comes second.
+
+        Returns:
+            Variations of the first preset along one axis each, which tell what each choice is
+            worth, and all other combinations; the cheap first.
+        """
+        labels = {axis: list(choices) for axis, choices in self.axes.items()}
+        probes, others = list[Trial](), list[Trial]()
+        for combination in product(*labels.values()):
+            trial = self.trial(dict(zip(labels, combination, strict=True)))
+            changes = sum(label != labels[axis][0] for axis, label in trial.choices)
+            (probes if changes <= 1 else others).append(trial)
+        probes.sort(key=lambda trial: trial.relative_cost)
+        others.sort(key=lambda trial: trial.relative_cost)
+        promising = [trial for trial in probes if early in trial.kinds]
+        if promising:
+            # bias correction costs little, and what it repairs is left by any optimizer before it
+            with_bias = [each for each in promising if "bias_correction" in each.kinds]
+            first = (with_bias or promising)[0]
+            probes.remove(first)
+            probes.insert(1, first)
+        return probes, others
 
 
-def _optimized_by(choice: Any) -> Change:
-    def change(trial: Trial) -> Trial:
-        texts = split(r"\+(?=[A-Za-z])", choice) if isinstance(choice, str) else choice
-        given = texts if isinstance(texts, list | tuple) else (texts,)
-        optimizers = _naming("optimizers")(
-            trial.config.with_,
-            optimizers=tuple(given),
-        ).optimizers
-        config = trial.config.with_(optimizers=(*trial.config.optimizers, *optimizers))
-        return Trial(
-            f"{trial.name} {'+'.join(map(format_call, optimizers))}".rstrip(),
-            trial.origin,
-            config,
-        )
+def _calibrator(choice: Any) -> Any:
+    return parse_calibrator(choice) if isinstance(choice, str) else _checked(choice)
 
-    return change
+
+def _checked(calibrator: Any) -> Any:
+    """Return a calibrator that is given as an object; a configuration refuses anything else."""
+    activation = QConfig().with_(calibrator=calibrator).activation
+    assert activation is not None
+    return activation.calibrator
+
+
+def _optimizers(choice: Any) -> tuple[Any, ...]:
+    """Return a chain of optimizers from one, a text with plus signs, or a tuple of optimizers."""
+    if isinstance(choice, str):
+        return tuple(map(parse_optimizer, split(r"\+(?=[A-Za-z])", choice)))
+    chain = tuple(choice) if isinstance(choice, list | tuple) else (choice,)
+    return QConfig().with_(optimizers=chain).optimizers
 
 
 def _preset_name(preset: object, place: int) -> str:
@@ -216,13 +266,9 @@ def _preset_name(preset: object, place: int) -> str:
     return f"config{place + 1}"
 
 
-def _naming(setting: str) -> Callable[..., QConfig]:
-    """Calls a function; an error says which setting of the space is wrong."""
-
-    def call(make: Callable[..., QConfig], *arguments: Any, **keywords: Any) -> QConfig:
-        try:
-            return make(*arguments, **keywords)
-        except ConfigError as error:
-            raise ConfigError(f"{setting}: {error}") from error
-
-    return call
+def _naming(setting: str, make: Callable[[Any], T], value: Any) -> T:
+    """Call a function; an error names the setting of the space that is wrong."""
+    try:
+        return make(value)
+    except ConfigError as error:
+        raise ConfigError(f"{setting}: {error}") from error

@@ -6,7 +6,7 @@ from argparse import Namespace
 from collections.abc import Iterator
 from typing import Any
 
-from quark_onnx.analysis import Candidate, Search, SearchResult, Space
+from quark_onnx.analysis import TRIALS, Candidate, Search, SearchResult, Space
 from quark_onnx.cli.data import add_data_options, data_of
 from quark_onnx.cli.output import Answer, columns, entry
 from quark_onnx.cli.parsing import (
@@ -19,6 +19,7 @@ from quark_onnx.cli.parsing import (
     path,
 )
 from quark_onnx.errors import AccuracyError, ConfigError
+from quark_onnx.registry import TARGETS
 from quark_onnx.report import decibels
 from quark_onnx.steps import destination, keeps_weights_beside
 
@@ -52,8 +53,8 @@ def add_arguments(parser: Parser) -> None:
     default = Space()
     group = parser.add_argument_group(
         "space",
-        "Presets are tried as they are; then, on the best of them, calibrators and"
-        " after them optimizers.",
+        "Each choice is tried alone, the cheap and the promising first; then those that"
+        " served best are combined.",
     )
     for name, metavar, what in (
         ("presets", "PRESET|FILE.yaml", "presets and YAML files"),
@@ -86,11 +87,12 @@ def add_arguments(parser: Parser) -> None:
         ),
     )
     group.add_argument(
-        "--refine",
-        metavar="N",
-        type=count,
-        default=default.refine,
-        help=f"vary the best N presets (default: {default.refine})",
+        "--device",
+        metavar="NAME",
+        help=(
+            f"what the result is for: {', '.join(TARGETS)}; the presets are those that"
+            " it takes (default: any runtime)"
+        ),
     )
     group = parser.add_argument_group("end")
     group.add_argument(
@@ -98,9 +100,16 @@ def add_arguments(parser: Parser) -> None:
         metavar="TIME",
         type=duration,
         help=(
-            "begin nothing that would not end within this time: 90s, 10m, 1.5h"
-            " (default: no limit)"
+            "begin nothing that would not end within this time, of which a candidate"
+            " may take a quarter: 90s, 10m, 1.5h (default: no limit)"
         ),
+    )
+    group.add_argument(
+        "--trials",
+        metavar="N",
+        type=count,
+        default=TRIALS,
+        help=f"try so many candidates at most (default: {TRIALS})",
     )
     group.add_argument(
         "--target",
@@ -115,12 +124,17 @@ def add_arguments(parser: Parser) -> None:
         "--journal",
         metavar="FILE",
         type=path,
-        help="keep what was measured in a file, and go on from it when run again",
+        help=(
+            "keep what was measured in a file, and go on from it when run again;"
+            " processes with the same file share the work"
+        ),
     )
     add_common_options(parser)
 
 
 _GRANULARITIES = {"tensor": False, "channel": True}
+#: So many names of candidates that did not fit are printed; --json has all.
+_SHOWN = 12
 
 
 def run(options: Namespace) -> Answer:
@@ -133,6 +147,7 @@ def run(options: Namespace) -> Answer:
         space=space,
         target=options.target,
         budget=options.budget,
+        trials=options.trials,
         journal=options.journal,
         progress=False if options.quiet else None,
     ) as running:
@@ -149,13 +164,13 @@ def run(options: Namespace) -> Answer:
             "samples",
             [f"{found.calibrated} to calibrate on, {found.judged} to judge by"],
         ),
+        entry(
+            "tried",
+            [f"{len(found.candidates)} of {found.total} configurations"],
+        ),
         columns([("configuration", "SQNR dB", "seconds", "bytes", ""), *_rows(found)]),
         entry("front", ["* none of the others is both smaller and better"]),
-        *(
-            [entry("left", [f"{found.left} candidates did not fit into --budget"])]
-            if found.left
-            else []
-        ),
+        *_left_out(found),
         *(
             [entry("failed", [f"{each.name}: {each.error}" for each in failed])]
             if failed
@@ -173,7 +188,7 @@ def run(options: Namespace) -> Answer:
 
 
 def _space_of(options: Namespace) -> Space:
-    settings: dict[str, Any] = {"refine": options.refine}
+    settings: dict[str, Any] = {"target": options.device or ""}
     for name in ("presets", "calibrators", "optimizers"):
         words = getattr(options, name)
         if words is not None:
@@ -182,8 +197,11 @@ def _space_of(options: Namespace) -> Space:
         settings["per_channel"] = [_GRANULARITIES[word] for word in options.granularity]
     try:
         return Space(**settings)
-    except ConfigError as error:  # which begins with the setting
-        raise UsageError(f"--{error}") from error
+    except ConfigError as error:
+        text = str(error)
+        if text.startswith("unknown target"):
+            text = f"device: {text}"
+        raise UsageError(f"--{text}") from error  # it begins with the setting
 
 
 def _check_files(options: Namespace) -> None:
@@ -206,8 +224,26 @@ def _rows(found: SearchResult) -> Iterator[tuple[str, str, str, str, str]]:
             _score(each),
             f"{each.seconds:.1f}",
             _size(each),
-            "*" if each in front else "",
+            _remark(each, front),
         )
+
+
+def _remark(candidate: Candidate, front: list[Candidate]) -> str:
+    if candidate.pruned:
+        return f"ended early, after {candidate.judged} samples"
+    return "*" if candidate in front else ""
+
+
+def _left_out(found: SearchResult) -> Iterator[str]:
+    """Return what did not fit into the budget, by name."""
+    if not found.left:
+        return
+    count = len(found.left)
+    names = "candidate" if count == 1 else "candidates"
+    shown = [f"{count} {names} did not fit into --budget:", *found.left[:_SHOWN]]
+    if count > _SHOWN:
+        shown.append(f"and {count - _SHOWN} more")
+    yield entry("left", shown)
 
 
 def _score(candidate: Candidate) -> str:

@@ -16,6 +16,7 @@ from quark_onnx.graph.half_precision import (
     upcast_to_float32,
 )
 from quark_onnx.graph.inlined import inlined
+from quark_onnx.graph.model_key import model_key
 from quark_onnx.graph.node import Node
 from quark_onnx.graph.parameters import add_parameter
 from quark_onnx.graph.shape_arithmetic import ShapeArithmetic
@@ -38,6 +39,7 @@ __all__ = [
     "fixed",
     "gather_constants",
     "inlined",
+    "model_key",
     "overridable",
     "reach",
     "store_constants",

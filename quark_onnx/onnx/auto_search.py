@@ -237,11 +237,11 @@ def _search(
 ) -> tuple[SearchResult, int]:
     """Rank the drafts; return the result, and the place of the best draft."""
     configs: list[Native] = [native(draft, model) for draft in drafts]
-    space = {"presets": configs, "calibrators": [], "optimizers": [], "refine": 0}
+    space = {"presets": configs, "calibrators": [], "optimizers": []}
     metric = (
         None if evaluator is None else _metric(evaluator, 1.0 if maximize else -1.0)
     )
-    found = search(model, data, space=space, metric=metric)
+    found = search(model, data, space=space, metric=metric, trials=None)
     return found, configs.index(found.best.config)
 
 

@@ -3,7 +3,13 @@
 from quark_onnx.optimizers.absorption import BiasAbsorption
 from quark_onnx.optimizers.adaquant import AdaQuant
 from quark_onnx.optimizers.adaround import AdaRound
-from quark_onnx.optimizers.base import FloatOptimizer, LayerOptimizer, Rewrites, Samples
+from quark_onnx.optimizers.base import (
+    Adaptive,
+    FloatOptimizer,
+    LayerOptimizer,
+    Rewrites,
+    Samples,
+)
 from quark_onnx.optimizers.bias_correction import BiasCorrection
 from quark_onnx.optimizers.cle import CLE
 from quark_onnx.optimizers.dpu import DPU
@@ -21,6 +27,7 @@ __all__ = [
     "GPTQ",
     "AdaQuant",
     "AdaRound",
+    "Adaptive",
     "AutoMixedPrecision",
     "BiasAbsorption",
     "BiasCorrection",

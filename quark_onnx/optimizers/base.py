@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from math import inf, isfinite
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 from calibrators import Statistic
 from calibrators.base import is_number
@@ -72,6 +72,19 @@ class FloatOptimizer(Protocol):
             samples: calibration data, ``{input name: array}``; it may be read several times, and
                 may be empty.
             rounding: how finely the configuration rounds what it says nothing special about.
+        """
+        ...
+
+
+@runtime_checkable
+class Adaptive(Protocol):
+    """An optimizer of the float graph that has settings to be chosen by what they bring."""
+
+    def variants(self, graph: Graph) -> list[tuple[Any, float]]:
+        """Return optimizers to try instead, in their order, and what each costs.
+
+        The caller takes the first that brings enough for its cost: by how much it is estimated to
+        make the quantized model slower (0.2 for 20 %).
         """
         ...
 

@@ -9,7 +9,8 @@ the least noise of weights and activations together instead.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import product
 from typing import ClassVar
 
 import numpy as np
@@ -34,8 +35,13 @@ from quark_onnx.patterns.channel_pairs import (
     pairs_of,
     upper_bound,
 )
+from quark_onnx.patterns.runtime import estimated_runtime, unfused_runtime
 
-_RELU6, _SILU = ("keep", "bound", "replace"), ("keep", "scale")
+_RELU6 = ("auto", "keep", "bound", "replace")
+_SILU = ("auto", "keep", "scale")
+#: A rewrite that is estimated to make the quantized model slower by more than this is not tried
+#: unless it is asked for (MobileNetV2 with relu6=bound: twice the runtime).
+_MOST_SLOWDOWN = 0.5
 #: Sweeps end when no factor is further from 1 than this, or after so many.
 _CONVERGED, _MOST_SWEEPS = 1e-3, 100
 #: Channels without weights on one side are left alone; factors beyond this would leave float32 for
@@ -55,11 +61,13 @@ class CLE:
             nothing changes.
         relu6: what becomes of a Clip between 0 and an upper bound, which does not commute with
             factors. "keep" leaves it and the layers around it alone; "bound" makes it a Relu and a
-            Min with a bound for each channel, which computes the same; "replace" makes it a Relu,
-            which does not.
+            Min with a bound for each channel, which computes the same, and which runtimes do not
+            fuse into the layer before it; "replace" makes it a Relu, which does not. "auto" tries
+            "bound" where it is estimated to cost less than half the runtime, and keeps it if the
+            error on held-out samples falls by enough.
         silu: what becomes of x * sigmoid(x), written as two nodes. "keep" leaves it and the layers
-            around it alone; "scale" puts a Mul with a factor for each channel in front of the
-            Sigmoid, which computes the same.
+            around it alone; "scale" puts a Mul with a factor for each channel before the Sigmoid,
+            which computes the same. "auto" tries "scale" under the same conditions.
         activations: choose the factors by the rounding of activations, too; without data, and where
             this is False, weights alone choose them, as in the paper.
     """
@@ -70,8 +78,8 @@ class CLE:
     needs_data: ClassVar[bool] = False
 
     sweeps: int = 0
-    relu6: str = "keep"
-    silu: str = "keep"
+    relu6: str = "auto"
+    silu: str = "auto"
     activations: bool = True
 
     def __post_init__(self) -> None:
@@ -102,6 +110,35 @@ class CLE:
         """Whether it reads samples where there are some."""
         return self.activations
 
+    def variants(self, graph: Graph) -> list[tuple[CLE, float]]:
+        """Return settings to try in place of those that are "auto", and their estimated slowdown.
+
+        A slowdown of 0.2 is a quantized model that runs 20 % longer. The settings with the most
+        pairs of layers come first, those that keep all operators as they are last.
+        """
+        clips = ["bound", "keep"] if self.relu6 == "auto" else [self.relu6]
+        gates = ["scale", "keep"] if self.silu == "auto" else [self.silu]
+        if len(clips) == len(gates) == 1:
+            return [(self, 0.0)]
+        pairs = pairs_of(graph, Passed("bound" in clips, "scale" in gates))
+        if not any(pair.clips for pair in pairs) and self.relu6 == "auto":
+            clips = ["keep"]
+        if not any(pair.gates for pair in pairs) and self.silu == "auto":
+            gates = ["keep"]
+        runtime = estimated_runtime(graph)
+        found = list[tuple[CLE, float]]()
+        for relu6, silu in product(clips, gates):
+            variant = replace(self, relu6=relu6, silu=silu)
+            # what the user asks for has no price
+            free = Passed(self.relu6 == "bound", self.silu == "scale")
+            before = _gated_tensors(graph, free)
+            after = _gated_tensors(graph, Passed(relu6 == "bound", silu == "scale"))
+            added = sorted(after - before)
+            slowdown = unfused_runtime(graph, added) / runtime if added else 0.0
+            if slowdown <= _MOST_SLOWDOWN:
+                found.append((variant, slowdown))
+        return found
+
     def __call__(
         self,
         graph: Graph,
@@ -110,9 +147,13 @@ class CLE:
     ) -> Rewrites:
         """Equalize in place; how many pairs of layers.
 
+        Settings that are "auto" become the first of ``variants``; who calls this may judge them.
+
         Raises:
             DataError: a sample that does not fit or cannot be run.
         """
+        if "auto" in (self.relu6, self.silu):
+            return self.variants(graph)[0][0](graph, samples, rounding)
         if self.relu6 == "replace":
             for node in [
                 node for node in graph.nodes if upper_bound(graph, node) is not None
@@ -155,6 +196,15 @@ class CLE:
             ):
                 break
         return total
+
+
+def _gated_tensors(graph: Graph, passed: Passed) -> set[str]:
+    """Return the tensors that get one more operator if factors pass clips and gates."""
+    return {
+        node.inputs[0]
+        for pair in pairs_of(graph, passed)
+        for node, _ in (*pair.clips, *pair.gates)
+    }
 
 
 def _apply(graph: Graph, pairs: list[Pair], factors: list[Doubles]) -> int:

@@ -14,10 +14,11 @@ import numpy as np
 
 from calibrators.onnx_runtime.session import open_session
 from quark_onnx.config import QConfig, QuantizationSpec
+from quark_onnx.config.text import format_call
 from quark_onnx.dtypes import Integer
 from quark_onnx.graph import Graph
 from quark_onnx.kernels.noise import Rounding
-from quark_onnx.optimizers import FloatOptimizer, Samples
+from quark_onnx.optimizers import Adaptive, FloatOptimizer, Samples
 from quark_onnx.patterns.conv_and_gemm import Layer
 from quark_onnx.progress import Progress
 from quark_onnx.refine.benefit import quantized_sqnr
@@ -26,6 +27,10 @@ from quark_onnx.steps.prepare import unchanged
 from quark_onnx.steps.run import Reference, Sample, run
 
 logger = logging.getLogger(__name__)
+
+
+#: Decibels that a rewrite has to bring where it doubles the estimated runtime.
+_PRICE = 5.0
 
 
 class _Shown(Sequence[Mapping[str, Any]]):
@@ -65,23 +70,36 @@ class _Judge:
     held_out: Sequence[Sample]
     best: float | None = None
 
-    def rejects(self, name: str, before: Graph, after: Graph) -> str:
+    def rejects(
+        self,
+        name: str,
+        before: Graph,
+        after: Graph,
+        slowdown: float = 0.0,
+    ) -> str:
         """Return why a rewrite by the optimizer of this name is left out, for the report.
 
         Empty if it is kept.
+
+        Args:
+            slowdown: by how much it makes the quantized model slower, which it has to be worth.
         """
         if self.best is None:
             self.best = self._sqnr(before)
         found = None if self.best is None else self._sqnr(after)
         if self.best is None or found is None:
             return ""
-        if found >= self.best:
+        if found >= self.best + _PRICE * slowdown:
             self.best = found
             return ""
         reason = (
             f"{name}: left out; an output of the quantized model has {found:.2f} dB"
             f" SQNR with it on samples held out, and {self.best:.2f} dB without"
         )
+        if found >= self.best:
+            reason += f", too little for {slowdown:.0%} more runtime (estimated)"
+            logger.info("%s", reason)
+            return reason
         logger.warning("%s", reason)
         return reason
 
@@ -117,54 +135,117 @@ def optimize_float(  # noqa: PLR0913
         held_out: samples that no optimizer has seen; without them none is left out.
         show: whether to show a progress bar, as ``Progress`` takes it.
     """
-    chosen: list[FloatOptimizer] = [
-        optimizer for optimizer in config.optimizers if optimizer.stage == "float"
-    ]
-    notes = list[str]()
-    expected: dict[str, Any] = (
-        reference.repeatable(sample) if chosen and sample is not None else {}
-    )
-    rounding, judge = _rounding(config), _Judge(config, reference, samples, held_out)
-    for optimizer in chosen:
-        if sample is None:
-            notes.append(
-                f"{optimizer.name} was left out: the model runs on no random sample,"
-                " nothing could be verified",
+    rewriter = _Rewriter(graph, config, reference, sample, samples, held_out, show=show)
+    for optimizer in config.optimizers:
+        if optimizer.stage == "float":
+            rewriter.apply(optimizer)
+    return rewriter.graph, rewriter.notes
+
+
+class _Rewriter:
+    """A float graph that optimizers rewrite one after the other.
+
+    Attributes:
+        graph: with the rewrites that were accepted.
+        notes: for the report.
+    """
+
+    def __init__(  # noqa: PLR0913
+        self,
+        graph: Graph,
+        config: QConfig,
+        reference: Reference,
+        sample: Sample | None,
+        samples: Samples,
+        held_out: Sequence[Sample],
+        *,
+        show: bool | None,
+    ) -> None:
+        self.graph = graph
+        self.notes = list[str]()
+        self._reference, self._sample, self._samples = reference, sample, samples
+        self._rounding = _rounding(config)
+        self._judge = _Judge(config, reference, samples, held_out)
+        self._show = show
+        self._outputs: dict[str, Any] = {}
+
+    def apply(self, optimizer: FloatOptimizer) -> None:
+        """Rewrite the graph by an optimizer, by the first of its variants that is accepted."""
+        name = optimizer.name
+        if self._sample is None:
+            self.notes.append(
+                f"{name} was left out: the model runs on no random sample, nothing"
+                " could be verified",
             )
-            continue
-        if optimizer.needs_data and not len(samples):
-            notes.append(f"{optimizer.name} was left out: it needs calibration data")
-            continue
-        candidate = graph.copy()
-        count = optimizer(candidate, _Shown(samples, show, optimizer.name), rounding)
-        candidate.drop_unused()
-        candidate.infer()
-        remarks = [f"{optimizer.name}: {note}" for note in getattr(count, "notes", ())]
-        if not count:
-            notes += [f"{optimizer.name}: nothing to do", *remarks]
-            continue
-        if optimizer.exact and not unchanged(candidate, sample, expected):
-            notes += [
-                f"{optimizer.name} changed the outputs and was rolled back",
-                *remarks,
-            ]
+            return
+        if optimizer.needs_data and not len(self._samples):
+            self.notes.append(f"{name} was left out: it needs calibration data")
+            return
+        variants = [(optimizer, 0.0)]
+        if isinstance(optimizer, Adaptive):
+            variants = optimizer.variants(self.graph)
+        rewritten = False
+        for variant, slowdown in variants:
+            label = format_call(variant) if len(variants) > 1 else name
+            candidate = self.graph.copy()
+            shown = _Shown(self._samples, self._show, name)
+            count = variant(candidate, shown, self._rounding)
+            candidate.drop_unused()
+            candidate.infer()
+            remarks = [f"{name}: {note}" for note in getattr(count, "notes", ())]
+            if not count:
+                if variant is variants[-1][0] and not rewritten:
+                    self.notes += [f"{name}: nothing to do", *remarks]
+                continue
+            rewritten = True
+            if reason := self._refused(variant, label, candidate, slowdown):
+                self.notes += [reason, *remarks]
+                continue
+            self._accept(variant, label, candidate, count)
+            if slowdown:
+                remarks.append(
+                    f"{label}: about {slowdown:.0%} more runtime (estimated)"
+                )
+            self.notes += remarks
+            return
+
+    def _refused(
+        self,
+        optimizer: FloatOptimizer,
+        label: str,
+        candidate: Graph,
+        slowdown: float,
+    ) -> str:
+        """Return why a rewritten graph is not taken; empty if it is."""
+        assert self._sample is not None
+        if not self._outputs:
+            self._outputs = self._reference.repeatable(self._sample)
+        if optimizer.exact and not unchanged(candidate, self._sample, self._outputs):
             logger.warning(
                 "%s changed the outputs of the model; it was rolled back",
-                optimizer.name,
+                label,
             )
-            continue
-        if optimizer.judged and (
-            reason := judge.rejects(optimizer.name, graph, candidate)
-        ):
-            notes.append(reason)
-            continue
-        graph, done = candidate, f"{optimizer.name}: {count}"
+            return f"{label} changed the outputs and was rolled back"
+        if not optimizer.judged:
+            return ""
+        return self._judge.rejects(label, self.graph, candidate, slowdown)
+
+    def _accept(
+        self,
+        optimizer: FloatOptimizer,
+        label: str,
+        candidate: Graph,
+        count: int,
+    ) -> None:
+        """Go on from a rewritten graph."""
+        assert self._sample is not None
+        note = f"{label}: {count}"
+        self.graph = candidate
         if not optimizer.exact:
-            found = run(candidate.to_model(), sample)
-            expected = {name: found[name] for name in expected}
-            done += f"; {_difference(candidate, reference, sample)}"
-        notes += [done, *remarks]
-    return graph, notes
+            found = run(candidate.to_model(), self._sample)
+            self._outputs = {name: found[name] for name in self._outputs}
+            note += f"; {_difference(candidate, self._reference, self._sample)}"
+        self.notes.append(note)
 
 
 def give_biases(graph: Graph, config: QConfig) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from quark_onnx import QConfig, quantize
-from quark_onnx.progress import Progress
+from quark_onnx.errors import TimeLimitError
+from quark_onnx.progress import Progress, check_time, time_limit
 from tests.models import conv_relu, residual, samples
 from tests.quark_onnx.optimizers.networks import attentive
 
@@ -59,3 +60,28 @@ def test_every_pass_of_an_optimizer_over_the_data_is_shown(
     )
     optimizer = name.split(":")[0]
     assert bars.get(optimizer, optimizer) in capsys.readouterr().err
+
+
+def test_work_ends_with_the_first_step_behind_its_time_limit() -> None:
+    steps = []
+    with (
+        pytest.raises(TimeLimitError, match="its time is over"),
+        time_limit(3600),
+        time_limit(0),
+        time_limit(3600),  # of limits within each other the shortest counts
+        Progress(False, 3, "counting", "sheep") as bar,
+    ):
+        for done in (1, 2, 3):
+            steps.append(done)
+            bar.update(done)
+    assert steps == [1]
+    check_time()  # outside there is none
+
+
+@pytest.mark.parametrize("optimizers", ["", "adaround", "cle"])
+def test_quantizing_ends_at_its_time_limit(optimizers: str) -> None:
+    model = residual()
+    config = QConfig.of("A8W8").with_(optimizers=tuple(filter(None, [optimizers])))
+    with pytest.raises(TimeLimitError), time_limit(0):
+        quantize(model, samples(model), config)
+    quantize(model, samples(model), config)

@@ -11,31 +11,37 @@ from typing import Any
 
 import numpy as np
 import onnx
+import optuna
 import pytest
 from onnx import ModelProto
 
-from quark_onnx import CLE, QConfig, SearchResult, Space, compare, quantize, search
+from quark_onnx import (
+    CLE,
+    QConfig,
+    SearchResult,
+    Space,
+    compare,
+    quantize,
+    search,
+)
 from quark_onnx.analysis import Search
-from quark_onnx.config import to_dict
 from quark_onnx.errors import ConfigError, DataError, ModelError
-from tests.models import parse, residual, samples
+from tests.models import parse, residual, samples, weight
 
 MODULE = sys.modules["quark_onnx.analysis.search"]
 SMALL = {
-    "presets": ["A8W8", "XINT8"],
+    "presets": ["A8W8", "S8S8"],
     "calibrators": ["minmax"],
-    "optimizers": ["cle", "cle+bias_correction"],
+    "optimizers": ["bias_correction"],
 }
-ORDER = [
-    "A8W8",
-    "XINT8",
-    "A8W8 minmax",
-    "XINT8 minmax",
-    "A8W8 cle",
-    "XINT8 cle",
-    "A8W8 cle+bias_correction",
-    "XINT8 cle+bias_correction",
-]
+#: Each choice alone, the cheap first; the order of the others is the sampler's.
+PROBES = ["A8W8", "A8W8 minmax", "S8S8", "A8W8 bias_correction"]
+OTHERS = {
+    "A8W8 minmax bias_correction",
+    "S8S8 minmax",
+    "S8S8 bias_correction",
+    "S8S8 minmax bias_correction",
+}
 
 
 def pixels(count: int = 12) -> list[dict[str, Any]]:
@@ -127,7 +133,9 @@ def test_the_table_is_sorted_and_has_a_front() -> None:
     assert json.loads(json.dumps(document)) == document
 
 
-def test_the_order_is_cheap_first_and_the_same_each_time(workshop: Workshop) -> None:
+def test_each_choice_is_tried_alone_first_and_the_order_is_the_same_each_time(
+    workshop: Workshop,
+) -> None:
     first = search(residual(), pixels(), space=SMALL)
     order, workshop.done = workshop.done, []
     again = search(residual(), pixels(), space=SMALL)
@@ -135,36 +143,62 @@ def test_the_order_is_cheap_first_and_the_same_each_time(workshop: Workshop) -> 
     assert [replace(each, seconds=0.0) for each in first.candidates] == [
         replace(each, seconds=0.0) for each in again.candidates
     ]
-    assert order[:2] == [QConfig.of("A8W8"), QConfig.of("XINT8")]
-    cost = [len(config.optimizers) for config in order]
-    assert cost == sorted(cost) and len(order) == 8
+    by_name = {each.name: each.config for each in first.candidates}
+    assert order[:4] == [by_name[name] for name in PROBES]
+    assert names(first) == {*PROBES, *OTHERS}
+    assert first.total == 8 and first.left == []
 
 
-def test_only_the_best_presets_are_refined() -> None:
-    found = search(residual(), pixels(), space={**SMALL, "refine": 1})
-    assert len(found.candidates) == 5
-    found = search(
-        residual(),
-        pixels(),
-        space=Space(presets=["XINT8", "A16W8"], optimizers="cle", refine=0),
+def test_the_number_of_candidates_is_limited(workshop: Workshop) -> None:
+    found = search(residual(), pixels(), space=SMALL, trials=3)
+    assert names(found) == set(PROBES[:3])
+    assert (found.total, found.left) == (8, [])
+
+
+def test_equalization_comes_second_where_layers_have_gates_between_them() -> None:
+    gated = parse(
+        "g (float[1,3,8,8] x) => (float[1,4,6,6] y)"
+        " { c = Conv (x, w) s = Sigmoid (c) d = Mul (c, s) y = Conv (d, v) }",
+        w=weight(4, 3, 3, 3),
+        v=weight(4, 4, 1, 1),
     )
-    assert names(found) == {"XINT8", "A16W8"}
+    for model, second in ((gated, "A8W8 cle"), (residual(), "S8S8")):
+        found = search(
+            model,
+            samples(model, 12),
+            space=Space(["A8W8", "S8S8"], [], optimizers=["bias_correction", "cle"]),
+            trials=2,
+        )
+        assert names(found) == {"A8W8", second}
 
 
-def test_optimizers_go_on_top_of_the_best_calibrator() -> None:
+def test_presets_of_a_target() -> None:
+    assert "XINT8" not in Space().axes["preset"]
+    presets = Space(target="phx").axes["preset"]
+    assert list(presets) == ["XINT8"]
+    assert all(config.target == "phx" for config in presets.values())
+    with pytest.raises(ConfigError, match="unknown target 'phy'; did you mean 'phx'"):
+        Space(target="phy")
+
+
+def test_optimizers_with_settings_are_named_with_them() -> None:
     space = Space(
-        "XINT8",
-        ["minmse", "entropy", "nonoverflow"],
+        "A8W8",
+        ["percentile:percentile=99.9"],
         optimizers=[CLE(sweeps=2, activations=False)],
     )
     found = search(residual(), pixels(), space=space)
-    plain = [each for each in found.candidates if not each.config.optimizers]
-    (optimized,) = [each for each in found.candidates if each.config.optimizers]
-    assert len(plain) == 3  # minmse is that of the preset
-    assert optimized.config == plain[0].config.with_(
-        optimizers=(CLE(sweeps=2, activations=False),)
-    )
-    assert optimized.name == f"{plain[0].name} cle:sweeps=2,activations=False"
+    text = "cle:sweeps=2,activations=False"
+    assert names(found) == {
+        "A8W8",
+        "A8W8 percentile:percentile=99.9",
+        f"A8W8 {text}",
+        f"A8W8 percentile:percentile=99.9 {text}",
+    }
+    (plain,) = [each for each in found.candidates if each.name == "A8W8"]
+    (changed,) = [each for each in found.candidates if each.name == f"A8W8 {text}"]
+    optimizers = (CLE(sweeps=2, activations=False),)
+    assert changed.config == plain.config.with_(optimizers=optimizers)
 
 
 def test_granularities_and_configs_of_ones_own() -> None:
@@ -186,29 +220,30 @@ def test_the_target_ends_it(workshop: Workshop) -> None:
     found = search(residual(), pixels(), space=SMALL, target=scores["A8W8"])
     assert (names(found), found.reached) == ({"A8W8"}, True)
     found = search(residual(), pixels(), space=SMALL, target=1e3)
-    assert (len(found.candidates), found.reached, found.left) == (8, False, 0)
+    assert (len(found.candidates), found.reached, found.left) == (8, False, [])
 
 
-def test_a_candidate_that_has_begun_is_finished_and_the_next_is_not_begun(
-    workshop: Workshop,
-) -> None:
+def test_what_would_not_fit_is_not_begun_and_named(workshop: Workshop) -> None:
     found = search(residual(), pixels(), space=SMALL, budget=35.0)
-    assert (
-        len(found.candidates) == 3 and workshop.now == 30.0
-    )  # a fourth of 10 s would end at 40
-    assert found.left == 5 and found.reached
+    # a fourth of 10 s would end at 40
+    assert len(found.candidates) == 3 and workshop.now == 30.0
+    assert set(found.left) == {*PROBES[3:], *OTHERS} and found.reached
     workshop.now = 0.0
-    assert names(search(residual(), pixels(), space=SMALL, budget=0.001)) == {
-        "A8W8"
-    }  # the first is always tried
+    # the first is always tried
+    least = search(residual(), pixels(), space=SMALL, budget=0.001)
+    assert names(least) == {"A8W8"}
 
 
 def test_what_is_slow_is_left_out_and_what_is_fast_is_not(workshop: Workshop) -> None:
     """bias_correction took 500 s on the one preset, so it is not begun on the other; cle is."""
     workshop.costs["bias_correction"] = 500.0
-    space = {**SMALL, "optimizers": ["bias_correction", "cle"]}
+    space = {
+        "presets": ["A8W8", "S8S8"],
+        "calibrators": [],
+        "optimizers": ["bias_correction", "cle"],
+    }
     found = search(residual(), pixels(), space=space, budget=600.0)
-    assert found.left == 1
+    assert found.left == ["S8S8 bias_correction"]
     assert sum("bias_correction" in name for name in names(found)) == 1
     assert sum(name.endswith(" cle") for name in names(found)) == 2
 
@@ -268,9 +303,13 @@ def test_a_metric_that_is_no_number() -> None:
             metric=lambda model: 10**400,
         )
     values = iter([1, float("nan"), np.float32(0.5)])
-    space = {"presets": ["A8W8", "S8S8", "XINT8"], "refine": 0}
+    space = {
+        "presets": ["A8W8", "S8S8", "A16W8"],
+        "calibrators": [],
+        "optimizers": [],
+    }
     found = search(residual(), pixels(), space=space, metric=lambda model: next(values))
-    assert [each.name for each in found.candidates] == ["A8W8", "XINT8", "S8S8"]
+    assert [each.name for each in found.candidates] == ["A8W8", "A16W8", "S8S8"]
     assert found.candidates[-1].error == "the metric is not a number (NaN)"
 
 
@@ -303,10 +342,7 @@ def test_what_cannot_be_judged() -> None:
     with pytest.raises(DataError, match="a search needs at least two samples"):
         search(residual(), pixels(1))
     assert (
-        search(
-            residual(), pixels(1), space={"refine": 0}, metric=count_of_nodes
-        ).calibrated
-        == 1
+        search(residual(), pixels(1), trials=1, metric=count_of_nodes).calibrated == 1
     )
     with pytest.raises(DataError, match="the calibration data holds no sample"):
         search(residual(), [])
@@ -328,16 +364,13 @@ def test_what_cannot_be_judged() -> None:
 
 @pytest.fixture
 def journal(tmp_path: Path) -> Path:
-    return tmp_path / "search.jsonl"
+    return tmp_path / "search.journal"
 
 
 def test_what_is_in_the_journal_is_not_tried_again(
     workshop: Workshop, journal: Path
 ) -> None:
     first = search(residual(), pixels(), space=SMALL, journal=journal)
-    header, *lines = journal.read_text().splitlines()
-    assert [json.loads(line)["name"] for line in lines][:2] == ORDER[:2]
-    assert json.loads(header)["quark_onnx_search"]["samples"] == 12
     workshop.done.clear()
     again = search(residual(), pixels(), space=SMALL, journal=str(journal))
     assert workshop.done == [] and rows(again) == rows(first)
@@ -346,24 +379,56 @@ def test_what_is_in_the_journal_is_not_tried_again(
         pixels(),
         space={**SMALL, "calibrators": ["minmax", "entropy"]},
         journal=journal,
+        trials=None,
     )
     assert len(workshop.done) == len(wider.candidates) - len(first.candidates) > 0
+
+
+def test_the_journal_is_one_of_optuna(journal: Path) -> None:
+    found = search(residual(), pixels(), space=SMALL, journal=journal, trials=3)
+    storage = optuna.storages.JournalStorage(
+        optuna.storages.journal.JournalFileBackend(str(journal))
+    )
+    (name,) = optuna.get_all_study_names(storage)
+    study = optuna.load_study(study_name=name, storage=storage)
+    assert study.best_value == found.best.score == found.study.best_value
+    assert [trial.user_attrs["name"] for trial in study.trials] == PROBES[:3]
 
 
 @pytest.mark.parametrize("cut", [1, 30, -1])
 def test_a_search_that_was_killed_goes_on(
     workshop: Workshop, journal: Path, cut: int
 ) -> None:
-    """In the middle of writing a line; of the header too."""
+    """In the middle of writing a line, the first one too."""
     whole = search(residual(), pixels(), space=SMALL, journal=journal)
     lines = journal.read_bytes().splitlines(keepends=True)
-    for kept in 0, 1, 3, 8:
+    for kept in 0, 1, len(lines) // 2, len(lines) - 1:
         journal.write_bytes(b"".join(lines[:kept]) + lines[kept][:cut])
+        finished = sum(b'"record"' in line for line in lines[:kept])
         workshop.done.clear()
         found = search(residual(), pixels(), space=SMALL, journal=journal)
-        assert len(workshop.done) == 9 - max(kept, 1)
-        assert rows(found) == rows(whole)
-        assert len(journal.read_bytes().splitlines()) == 9
+        assert len(workshop.done) == 8 - finished
+        assert sorted(rows(found), key=str) == sorted(rows(whole), key=str)
+
+
+def test_an_interrupted_candidate_is_tried_again(
+    workshop: Workshop, journal: Path
+) -> None:
+    class Interrupted(Exception):
+        pass
+
+    def metric(model: ModelProto) -> float:
+        if len(workshop.done) == 2:
+            raise Interrupted
+        return float(len(model.graph.node))
+
+    for _ in range(2):
+        with pytest.raises(Interrupted):
+            search(residual(), pixels(), space=SMALL, metric=metric, journal=journal)
+        workshop.done = workshop.done[:1] if len(workshop.done) == 2 else []
+    workshop.done = [QConfig()] * 5
+    found = search(residual(), pixels(), space=SMALL, metric=metric, journal=journal)
+    assert names(found) == {*PROBES, *OTHERS}
 
 
 def test_failures_and_infinities_are_kept(journal: Path) -> None:
@@ -384,12 +449,11 @@ def endless(model: ModelProto) -> float:
     return float("inf")
 
 
-def test_a_journal_of_something_else(
-    journal: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_journal_holds_searches_of_several_models_data_and_metrics(
+    workshop: Workshop, journal: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     space = {"presets": "A8W8", "calibrators": [], "optimizers": []}
     search(residual(), pixels(), space=space, journal=journal)
-    before = journal.read_bytes()
     other = residual()
     other.graph.initializer[0].CopyFrom(
         onnx.numpy_helper.from_array(
@@ -397,41 +461,21 @@ def test_a_journal_of_something_else(
             other.graph.initializer[0].name,
         )
     )
-    for model, data, metric, words in (
-        (other, pixels(), None, "another model"),
-        (
-            residual(),
-            [*pixels()[:-1], pixels()[0]],
-            None,
-            "other data: a sample differs",
-        ),
-        (residual(), pixels(11), None, "other data: the number of samples differs"),
-        (residual(), pixels(), count_of_nodes, "another metric"),
+    for model, data, metric in (
+        (other, pixels(), None),
+        (residual(), [*pixels()[:-1], pixels()[0]], None),
+        (residual(), pixels(11), None),
+        (residual(), pixels(), count_of_nodes),
+        (residual(), pixels(), lambda model: 1.0),
+        (residual(), pixels(), lambda model: 2.0),
     ):
-        with pytest.raises(
-            ConfigError,
-            match=f"belongs to {words}; name another file, or remove this one",
-        ):
+        for tried in 1, 0:
+            workshop.done.clear()
             search(model, data, space=space, metric=metric, journal=journal)
+            assert len(workshop.done) == tried
     monkeypatch.setattr(MODULE, "__version__", "0.0.9")
-    with pytest.raises(ConfigError, match="another version of this package"):
-        search(residual(), pixels(), space=space, journal=journal)
-    assert journal.read_bytes() == before
-
-
-def test_two_metrics_are_told_apart_by_their_code(journal: Path) -> None:
-    space = {"presets": "A8W8", "calibrators": [], "optimizers": []}
-    first = search(
-        residual(), pixels(), space=space, metric=lambda model: 1.0, journal=journal
-    )
-    again = search(
-        residual(), pixels(), space=space, metric=lambda model: 1.0, journal=journal
-    )
-    assert rows(again) == rows(first)
-    with pytest.raises(ConfigError, match="belongs to another metric"):
-        search(
-            residual(), pixels(), space=space, metric=lambda model: 2.0, journal=journal
-        )
+    search(residual(), pixels(), space=space, journal=journal)
+    assert len(workshop.done) == 1
 
 
 def test_a_file_that_is_no_journal_is_left_alone(journal: Path, tmp_path: Path) -> None:
@@ -449,35 +493,20 @@ def test_a_file_that_is_no_journal_is_left_alone(journal: Path, tmp_path: Path) 
         ):
             search(residual(), pixels(), space=SMALL, journal=journal)
         assert journal.read_bytes() == content
-    for path in (tmp_path, tmp_path / "absent" / "search.jsonl", "a\0b"):
+    for path in (tmp_path, tmp_path / "absent" / "search.journal", "a\0b"):
         with pytest.raises(ConfigError, match="cannot be read and written"):
             search(residual(), pixels(), space=SMALL, journal=path)
 
 
-def test_a_damaged_line_is_named(journal: Path) -> None:
-    search(residual(), pixels(), space={**SMALL, "refine": 0}, journal=journal)
-    header, first, second = journal.read_bytes().splitlines(keepends=True)
-    entry = b'{"key": "x", "score": %s, "seconds": %s, "bytes": %s, "error": %s}\n'
-    values = [
-        (b'"high"', b"1", b"2", b'""'),
-        (b"NaN", b"1", b"2", b'""'),
-        (b"true", b"1", b"2", b'""'),
-    ]
-    values += [
-        (b"9" * 400, b"1", b"2", b'""'),
-        (b"1", b'"inf"', b"2", b'""'),
-        (b"1", b"1", b"1e999", b'""'),
-    ]
-    values += [(b"1", b"1", b"2", b'"failed"'), (b"null", b"1", b"null", b'""')]
-    for damage in (
-        b"{}\n",
-        b"nonsense\n",
-        b"[" * 100_000 + b"\n",
-        *(entry % each for each in values),
-    ):
-        journal.write_bytes(header + first + damage + second)
-        with pytest.raises(ConfigError, match="line 3 is damaged"):
-            search(residual(), pixels(), space=SMALL, journal=journal)
+@pytest.mark.parametrize(
+    "damage", [b"{}\n", b"nonsense\n", b"[1]\n", b"[" * 100_000 + b"\n"]
+)
+def test_a_damaged_line_is_named(journal: Path, damage: bytes) -> None:
+    search(residual(), pixels(), space=SMALL, trials=1, journal=journal)
+    lines = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(b"".join([*lines[:2], damage, *lines[3:]]))
+    with pytest.raises(ConfigError, match="line 3 is damaged"):
+        search(residual(), pixels(), space=SMALL, journal=journal)
 
 
 # Writing
@@ -521,7 +550,7 @@ def test_the_best_model_is_the_one_that_was_judged(
             {"presets": ["absent.yaml"]},
             r"presets: config file absent\.yaml cannot be read",
         ),
-        ({"presets": None}, "presets: config is a NoneType"),
+        ({"presets": 3}, "presets: config is a int"),
         (
             {"calibrators": ["minmx"]},
             r"calibrators: unknown calibrator 'minmx'; did you mean 'minmax'\?",
@@ -538,7 +567,7 @@ def test_the_best_model_is_the_one_that_was_judged(
         ({"optimizers": [""]}, "optimizers: unknown optimizer ''"),
         ({"optimizers": [7]}, "optimizers: optimizers holds 7"),
         ({"per_channel": ["yes"]}, "per_channel: 'yes' is neither True nor False"),
-        ({"refine": -1}, "refine is -1"),
+        ({"target": 3}, "target of a space is 3; it must be the name of a target"),
         (
             {"preset": "A8W8"},
             r"Space has no setting 'preset'; did you mean 'presets'\?",
@@ -565,6 +594,8 @@ def test_a_space_that_is_none(space: Any, message: str) -> None:
             {"metric": "sqnr"},
             "metric is 'sqnr'; it must take a model and return a number",
         ),
+        ({"trials": 0}, "trials is 0; it must be a number of candidates, 1 or more"),
+        ({"trials": True}, "trials is True"),
         ({"journal": 5}, "journal is 5; it must be a path"),
         ({"journal": ""}, "journal is ''; it must be a path"),
         ({"progress": "yes"}, "progress is 'yes'"),
@@ -576,24 +607,19 @@ def test_settings_that_are_wrong(settings: dict[str, Any], message: str) -> None
 
 
 def test_numbers_in_settings_may_have_a_plus() -> None:
-    (change,) = list(
-        Space(calibrators=[], optimizers=["adaquant:rate=1e+0+cle"]).stages()
-    )[2]
-    first, second = change(Space().trials()[0]).config.optimizers
+    space = Space(calibrators=[], optimizers=["adaquant:rate=1e+0+cle"])
+    _, (first, second) = space.axes["optimizers"].values()
     assert (first.rate, second) == (1.0, CLE())
 
 
 def test_every_default_is_valid_and_the_names_tell_them_apart() -> None:
     space = Space()
-    trials = space.trials()
-    made = [
-        change(trial)
-        for trial in trials
-        for stage in space.stages()
-        for change in stage
-    ]
-    assert len({json.dumps(to_dict(trial.config)) for trial in made}) <= len(
-        {trial.name for trial in made}
-    )
+    probes, others = space.order("cle")
+    assert [trial.name for trial in probes[:2]] == ["A8W8", "A8W8 cle+bias_correction"]
+    trials = [*probes, *others]
+    assert len(trials) == 3 * 6 * 6
+    assert len({trial.name for trial in trials}) == len(trials)
+    costs = [trial.relative_cost for trial in others]
+    assert costs == sorted(costs)
     assert Space.of({"presets": "A8W8"}).presets == ("A8W8",)
     assert Space.of(None) == space == Space.of(space)

@@ -402,6 +402,60 @@ def test_a_batch_of_any_size_passes_a_resize() -> None:
     assert CLE()(graph) == 1
 
 
+def separable(activation: str, channels: int) -> ModelProto:
+    """Two convolutions, of which much or little is the function between them."""
+    return parse(
+        "g (float[2,3,10,10] x) => (float[2,4,10,10] y) { a = Conv <pads = [1,1,1,1]>"
+        f" (x, k, b) {activation} y = Conv (r, l) }}",
+        k=uneven(channels, 3, 3, 3, seed=1),
+        b=uneven(channels, seed=2),
+        l=uneven(4, channels, 1, 1, axis=1, seed=3),
+    )
+
+
+@pytest.mark.parametrize(
+    ("activation", "settings"),
+    [
+        ("s = Sigmoid (a) r = Mul (a, s)", [("keep", "scale"), ("keep", "keep")]),
+        ("r = Relu (a)", [("keep", "keep")]),
+    ],
+)
+def test_settings_to_try_follow_from_the_graph(
+    activation: str, settings: list[tuple[str, str]]
+) -> None:
+    variants = CLE().variants(Graph.of(separable(activation, 8)))
+    assert [(each.relu6, each.silu) for each, _ in variants] == settings
+    slowdowns = [slowdown for _, slowdown in variants]
+    assert slowdowns == sorted(slowdowns, reverse=True) and slowdowns[-1] == 0.0
+
+
+def test_what_would_cost_half_the_runtime_is_not_tried_unless_it_is_asked_for() -> None:
+    """A Clip is fused into the convolution before it, a Relu and a Min are not."""
+    model, _ = active("clip")
+    graph = Graph.of(model)
+    assert [each.relu6 for each, _ in CLE().variants(graph)] == ["keep"]
+    [(asked, slowdown)] = CLE(relu6="bound").variants(graph)
+    assert (asked.relu6, slowdown) == ("bound", 0.0)
+
+
+def test_the_settings_that_were_chosen_are_reported_with_their_price() -> None:
+    model = separable("s = Sigmoid (a) r = Mul (a, s)", 8)
+    random = np.random.default_rng(7)
+    data = [
+        {"x": random.normal(size=(2, 3, 10, 10)).astype(np.float32)} for _ in range(24)
+    ]
+    config = QConfig.of("S8S8").with_(optimizers="cle")
+    report = quantize(model, data, config).report
+    assert [
+        note for note in report.notes if note.startswith("cle:relu6=keep,silu=scale: 1")
+    ]
+    assert any(
+        note.startswith("cle:relu6=keep,silu=scale: about")
+        and "more runtime (estimated)" in note
+        for note in report.notes
+    )
+
+
 @pytest.mark.parametrize("preset", ["BF16", "FP8E4M3", "MXINT8"])
 def test_where_no_integer_rounds_nothing_is_changed(preset: str) -> None:
     model, data = active("gate")
@@ -515,10 +569,10 @@ def test_it_is_a_setting_and_in_the_report() -> None:
         ("cle:sweeps", "is not of the form setting=value"),
         (
             "cle:relu6=drop",
-            "relu6 of cle is 'drop'; it must be one of keep, bound, replace",
+            "relu6 of cle is 'drop'; it must be one of auto, keep, bound, replace",
         ),
         ("cle:activations=3", "activations of cle is 3; it must be true or false"),
-        ("cle:silu=yes", "silu of cle is 'yes'; it must be one of keep, scale"),
+        ("cle:silu=yes", "silu of cle is 'yes'; it must be one of auto, keep, scale"),
         (3, "optimizers is 3"),
         ((CLE,), "it must be an optimizer or a name"),
     ],

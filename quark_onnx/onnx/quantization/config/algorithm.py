@@ -138,7 +138,7 @@ class CLEConfig(AlgoConfig):
 
     def native(self) -> CLE:
         self._warn()
-        return CLE(relu6="replace" if self.replace_relu6 else "keep")
+        return CLE(relu6="replace" if self.replace_relu6 else "auto")
 
 
 @dataclass(eq=False)

@@ -1,0 +1,97 @@
+"""Judge: scores quantized models by the worst output's SQNR on samples held out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from onnx import ModelProto
+
+from calibrators.onnx_runtime.session import open_session
+from calibrators.readers.spool import Spool
+from quark_onnx.errors import ModelError
+from quark_onnx.report.measure import Total, measure
+from quark_onnx.steps import Reference
+
+#: Bytes of outputs of the float model that are kept; beyond that they are computed again.
+_MEMORY = 1 << 28
+
+
+class Judge:
+    """The float model's outputs on some samples, which others are compared with.
+
+    Args:
+        reference: the float model.
+        samples: at least one.
+
+    Raises:
+        ModelError: no output is float and repeatable.
+    """
+
+    def __init__(self, reference: Reference, samples: Spool) -> None:
+        self._session = reference.session
+        self._samples = samples
+        itself = measure(self._session, self._session, [samples[0]])
+        self._names = [error.name for error in itself if error.sqnr is not None]
+        if not self._names:
+            names = ", ".join(error.name for error in itself)
+            raise ModelError(
+                f"no output ({names}) is float and repeatable, so none has an SQNR;"
+                " give a metric",
+            )
+        self._kept: dict[int, list[Any]] = {}
+        self._room = _MEMORY
+
+    def score(
+        self,
+        model: ModelProto,
+        hopeless: Callable[[float, int], bool],
+        every: int,
+    ) -> tuple[float, int, bool]:
+        """Return the SQNR of the worst output in dB, the samples it is of, and whether it ended early.
+
+        Args:
+            model: a quantized model.
+            hopeless: is asked with the score so far and the number of samples whether to end.
+            every: how many samples lie between two questions.
+
+        Raises:
+            ModelError: the model cannot be run.
+        """  # noqa: E501
+        totals = {name: Total() for name in self._names}
+        count = 0
+        try:
+            session = open_session(model, what="the quantized model")
+            inputs = [value.name for value in session.get_inputs()]
+            for count, sample in enumerate(self._samples, 1):
+                feed = {name: sample[name] for name in inputs if name in sample}
+                outputs = session.run(self._names, feed)
+                expected = self._expected(count - 1, sample)
+                for name, a, b in zip(self._names, expected, outputs, strict=True):
+                    totals[name].add(a, b)
+                last = count == len(self._samples)
+                if count % every == 0 and not last and hopeless(_worst(totals), count):
+                    return _worst(totals), count, True
+        except Exception as error:  # onnxruntime raises several unrelated types
+            raise ModelError(
+                f"the quantized model cannot be judged: {error}",
+            ) from error
+        return _worst(totals), count, False
+
+    def _expected(self, place: int, sample: Any) -> list[Any]:
+        """Return the float model's outputs on one of the samples."""
+        if place in self._kept:
+            return self._kept[place]
+        names = [value.name for value in self._session.get_inputs()]
+        feed = {name: sample[name] for name in names if name in sample}
+        outputs: list[Any] = self._session.run(self._names, feed)
+        size = sum(getattr(output, "nbytes", _MEMORY) for output in outputs)
+        if size <= self._room:
+            self._room -= size
+            self._kept[place] = outputs
+        return outputs
+
+
+def _worst(totals: dict[str, Total]) -> float:
+    found = [total.result(name).sqnr for name, total in totals.items()]
+    return min(sqnr for sqnr in found if sqnr is not None)

@@ -1,0 +1,41 @@
+"""Keys of what a search depends on: hashes of models, configurations and metrics."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from types import CodeType
+from typing import Any
+
+from quark_onnx.config import QConfig, to_dict
+
+
+def config_key(config: QConfig) -> str:
+    """Return the hash of a configuration, by its dictionary form."""
+    text = json.dumps(to_dict(config), sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def function_key(function: Callable[..., Any]) -> str:
+    """Return what tells a function from others: its name, and its code if it is in Python."""
+    named = function if hasattr(function, "__qualname__") else type(function)
+    code = getattr(function, "__code__", None) or getattr(
+        type(function).__call__,
+        "__code__",
+        None,
+    )
+    digest = ""
+    if code is not None:
+        text = _code_text(code).encode()
+        digest = hashlib.blake2b(text, digest_size=8).hexdigest()
+    return f"{named.__module__}.{named.__qualname__} {digest}".strip()
+
+
+def _code_text(code: CodeType) -> str:
+    """Return what code does, whatever its file and line."""
+    constants = [
+        _code_text(each) if isinstance(each, CodeType) else repr(each)
+        for each in code.co_consts
+    ]
+    return f"{code.co_code.hex()} {code.co_names} {constants}"

@@ -1,0 +1,330 @@
+"""Study: the candidates of a search and what was measured of them, kept by Optuna.
+
+Optuna (Akiba et al. 2019, "Optuna: A Next-generation Hyperparameter Optimization Framework") proposes
+combinations, ends the judging of hopeless ones early, and keeps everything in a journal from which an
+interrupted search goes on and which several processes may share.
+"""  # noqa: E501
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import socket
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from quark_onnx.analysis.keys import config_key
+from quark_onnx.analysis.space import Trial
+from quark_onnx.config import to_dict
+from quark_onnx.errors import ConfigError, MissingDependency
+
+if TYPE_CHECKING:
+    import optuna
+
+#: Attributes of Optuna's trials and studies that are ours.
+_RECORD, _KEY, _OWNER, _IDENTITY = "record", "config_key", "owner", "identity"
+#: So many candidates are judged on all samples before the first is given up early, and on at least
+#: so many samples each is judged.
+_WARM_TRIALS, WARM_SAMPLES = 6, 8
+#: A candidate that began this long ago on another machine is taken for abandoned.
+_ABANDONED = timedelta(hours=1)
+
+
+@dataclass(frozen=True)
+class Record:
+    """What was measured of one configuration.
+
+    Attributes:
+        score: the higher the better; None if it failed.
+        seconds: how long it took.
+        bytes: the size of the quantized model; None if it failed.
+        error: why it failed; empty if it did not.
+        judged: on how many samples it was judged; 0 with a metric of the user's.
+        pruned: the judging was ended early, as the score was below the median of the others.
+    """
+
+    score: float | None
+    seconds: float
+    bytes: int | None
+    error: str = ""
+    judged: int = 0
+    pruned: bool = False
+
+
+class Study:
+    """A study of Optuna over the axes of a space.
+
+    Args:
+        journal: the file that keeps it, which is made if it does not exist; None for memory alone.
+        identity: what records depend on besides the configuration. A journal holds any number of
+            searches; what differs in this is another one.
+        axes: the labels of the choices on each axis of the space.
+
+    Raises:
+        ConfigError: the file is no journal, is damaged, or cannot be read and written.
+        MissingDependency: Optuna is not installed.
+    """
+
+    def __init__(
+        self,
+        journal: Path | None,
+        identity: Mapping[str, Any],
+        axes: Mapping[str, Sequence[str]],
+    ) -> None:
+        self._optuna = _import_optuna()
+        self._journal = journal
+        self._axes = {axis: list(labels) for axis, labels in axes.items()}
+        self._identity = dict(identity)
+        text = json.dumps([self._identity, self._axes], sort_keys=True)
+        name = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+        with self._quiet():
+            storage = None if journal is None else _open_journal(journal)
+            self.optuna = self._optuna.create_study(
+                study_name=f"quark_onnx {name}",
+                storage=storage,
+                direction="maximize",
+                pruner=self._optuna.pruners.MedianPruner(
+                    n_startup_trials=_WARM_TRIALS,
+                    n_warmup_steps=WARM_SAMPLES,
+                ),
+                load_if_exists=True,
+            )
+            self.optuna.set_user_attr(_IDENTITY, self._identity)
+            self._give_up_abandoned()
+            self._known = self._records_elsewhere()
+
+    def known(self, trial: Trial) -> Record | None:
+        """Return what another search of the journal measured of the same configuration."""
+        return self._known.get(config_key(trial.config))
+
+    def finished(self) -> list[tuple[dict[str, str], Record]]:
+        """Return the choices and the record of each candidate, in the order of their beginning."""
+        found = []
+        for trial in self._trials():
+            if _RECORD in trial.user_attrs:
+                found.append((trial.params, Record(**trial.user_attrs[_RECORD])))
+        return found
+
+    def running(self) -> list[str]:
+        """Return the keys of configurations that other processes are working on."""
+        running = self._optuna.trial.TrialState.RUNNING
+        return [
+            trial.user_attrs[_KEY]
+            for trial in self._trials()
+            if trial.state == running and _KEY in trial.user_attrs
+        ]
+
+    def ask(
+        self,
+        wanted: Trial | None,
+        make: Callable[[Mapping[str, str]], Trial],
+    ) -> Asked:
+        """Return the next candidate.
+
+        Args:
+            wanted: the one to try; None leaves the choice to Optuna's sampler.
+            make: returns the configuration that a choice on each axis stands for.
+        """
+        with self._quiet():
+            # seeded by what is known, so that an interrupted search goes on the same way
+            self.optuna.sampler = self._optuna.samplers.TPESampler(
+                n_startup_trials=1,
+                seed=len(self._trials()),
+                constant_liar=True,  # several processes do not try the same
+            )
+            if wanted is not None:
+                self.optuna.enqueue_trial(dict(wanted.choices))
+            asked = self.optuna.ask()
+            choices = {
+                axis: asked.suggest_categorical(axis, labels)
+                for axis, labels in self._axes.items()
+            }
+            trial = make(choices)
+            asked.set_user_attr("name", trial.name)
+            asked.set_user_attr(_OWNER, f"{socket.gethostname()}:{os.getpid()}")
+            asked.set_user_attr(_KEY, config_key(trial.config))
+        return Asked(self, trial, asked)
+
+    def tell(self, asked: optuna.Trial, trial: Trial, record: Record) -> None:
+        """Keep a record; it is on the disk when this returns."""
+        states = self._optuna.trial.TrialState
+        with self._quiet():
+            asked.set_user_attr("config", to_dict(trial.config))
+            asked.set_user_attr(_RECORD, asdict(record))
+            if record.score is None:
+                self.optuna.tell(asked, state=states.FAIL)
+            elif record.pruned:
+                self.optuna.tell(asked, state=states.PRUNED)
+            else:
+                self.optuna.tell(asked, record.score)
+
+    def drop(self, asked: optuna.Trial) -> None:
+        """End a candidate of which nothing was measured."""
+        with self._quiet():
+            self.optuna.tell(asked, state=self._optuna.trial.TrialState.FAIL)
+
+    def _trials(self) -> list[optuna.trial.FrozenTrial]:
+        with self._quiet():
+            trials: list[optuna.trial.FrozenTrial] = self.optuna.get_trials(
+                deepcopy=False,
+            )
+        return trials
+
+    def _give_up_abandoned(self) -> None:
+        """End the candidates that ended processes had begun."""
+        states = self._optuna.trial.TrialState
+        for trial in self.optuna.get_trials(deepcopy=False, states=[states.RUNNING]):
+            owner = trial.user_attrs.get(_OWNER, "")
+            started = trial.datetime_start
+            recent = started is None or datetime.now() - started < _ABANDONED
+            if not (recent and _is_alive(owner)):
+                self.optuna.tell(trial.number, state=states.FAIL)
+
+    def _records_elsewhere(self) -> dict[str, Record]:
+        """Return the records of other studies in the journal that are of the same identity."""
+        if self._journal is None:
+            return {}
+        storage = self.optuna._storage
+        found: dict[str, Record] = {}
+        for summary in self._optuna.get_all_study_summaries(storage):
+            same = summary.user_attrs.get(_IDENTITY) == self._identity
+            if not same or summary.study_name == self.optuna.study_name:
+                continue
+            other = self._optuna.load_study(
+                study_name=summary.study_name,
+                storage=storage,
+            )
+            for trial in other.get_trials(deepcopy=False):
+                if _RECORD in trial.user_attrs:
+                    record = Record(**trial.user_attrs[_RECORD])
+                    found[trial.user_attrs[_KEY]] = record
+        return found
+
+    @contextmanager
+    def _quiet(self) -> Iterator[None]:
+        """Hide Optuna's messages, and name the journal in its errors."""
+        logging = self._optuna.logging
+        verbosity = logging.get_verbosity()
+        logging.set_verbosity(logging.WARNING)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter(
+                    "ignore",
+                    self._optuna.exceptions.ExperimentalWarning,
+                )
+                yield
+        except (OSError, ValueError, KeyError) as error:
+            if self._journal is None:
+                raise
+            reason = getattr(error, "strerror", None) or error
+            raise ConfigError(
+                f"journal {self._journal} cannot be read and written: {reason}",
+            ) from error
+        finally:
+            logging.set_verbosity(verbosity)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A candidate that is to be tried.
+
+    Attributes:
+        trial: the candidate.
+    """
+
+    _study: Study
+    trial: Trial
+    _asked: optuna.Trial
+
+    def report(self, score: float, samples: int) -> bool:
+        """Return whether to end the judging, after so many samples, as the score is hopeless."""
+        with self._study._quiet():
+            self._asked.report(score, samples)
+            return bool(self._asked.should_prune())
+
+    def keep(self, record: Record) -> None:
+        """Keep what was measured; it is on the disk when this returns."""
+        self._study.tell(self._asked, self.trial, record)
+
+    def drop(self) -> None:
+        """Forget the candidate, of which nothing was measured."""
+        self._study.drop(self._asked)
+
+
+def _import_optuna() -> Any:
+    try:
+        import optuna
+    except ImportError as error:
+        raise MissingDependency(
+            f"{error.name or error} is not installed; a search needs Optuna: pip"
+            " install 'quark-onnx[search]'",
+        ) from error
+    return optuna
+
+
+def _open_journal(path: Path) -> Any:
+    """Open a journal, without what a process that was killed left of a line.
+
+    Raises:
+        ConfigError: the file is no journal, or is damaged.
+    """
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+
+    lock = JournalFileOpenLock(str(path))
+    if path.exists():
+        _check_journal(path, path.read_bytes())
+        lock.acquire()
+        try:
+            content = path.read_bytes()
+            with path.open("ab") as file:
+                file.truncate(content.rfind(b"\n") + 1)
+        finally:
+            lock.release()
+    return JournalStorage(JournalFileBackend(str(path), lock))
+
+
+def _check_journal(path: Path, content: bytes) -> None:
+    lines = content[: content.rfind(b"\n") + 1].splitlines()
+    if not lines and not b'{"op_code":'.startswith(content[:11]):
+        raise _no_journal(path)
+    for number, line in enumerate(lines, 1):
+        try:
+            entry = json.loads(line)
+        except (ValueError, RecursionError):
+            entry = None
+        if isinstance(entry, dict) and {"op_code", "worker_id"} <= set(entry):
+            continue
+        if number == 1:
+            raise _no_journal(path)
+        raise ConfigError(
+            f"journal {path}: line {number} is damaged; remove it to go on",
+        )
+
+
+def _no_journal(path: Path) -> ConfigError:
+    return ConfigError(
+        f"journal {path} exists and is no journal of a search; it is not overwritten",
+    )
+
+
+def _is_alive(owner: str) -> bool:
+    """Return whether the process that began a candidate may still be working on it."""
+    host, _, number = owner.rpartition(":")
+    if host != socket.gethostname() or not number.isdigit() or os.name != "posix":
+        return bool(owner)
+    if int(number) == os.getpid():  # an earlier search of this process
+        return False
+    try:
+        os.kill(int(number), 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
