@@ -24,6 +24,7 @@ from quark_onnx.kernels.packing import BITS
 from quark_onnx.plan import BiasOf, Keep, Plan, Quantize, Use
 from quark_onnx.steps import bounded
 from quark_onnx.steps.calibrate import Ranges
+from quark_onnx.steps.join_ranges import join_ranges
 
 #: The largest code of a bias: the other half of an int32 is for the sum of the products that it is
 #: added to.
@@ -88,6 +89,7 @@ def compute_qparams(graph: Graph, plan: Plan, ranges: Ranges) -> Params:
                     entry,
                     _range(graph, ranges, use, entry),
                 )
+    join_ranges(graph, plan, params.table)
     return params
 
 

@@ -245,6 +245,51 @@ def test_relu_is_dropped_where_saturation_does_the_same() -> None:
     )
 
 
+@pytest.mark.parametrize("call", ["Relu (h)", "Clip (h, low, high)"])
+def test_a_layer_before_clipping_that_stays_runs_on_integers(call: str) -> None:
+    ends = {"low": np.float32(0), "high": np.float32(0.7)}
+    model = parse(
+        f"""g (float[N,3,4,4] x) => (float[N,2,4,4] y)
+        {{ h = Conv (x, w) r = {call} y = Conv (r, v) }}""",
+        w=3 * weight(2, 3, 1, 1),
+        v=weight(2, 2, 1, 1),
+        **(ends if "Clip" in call else {}),
+    )
+    stages = Stages.of(model, SIGNED)
+    after = stages.model
+    [layer] = [n for n in after.graph.node if n.output[0] == "h"]
+    assert layer.op_type == "Conv"
+    readers = [n.op_type for n in after.graph.node if "h" in n.input]
+    assert readers == ["QuantizeLinear"]
+
+    # the codes of the result are those that rounding after the operator alone gives
+    del after.graph.output[:]
+    after.graph.output.extend(
+        onnx.helper.make_tensor_value_info(name, TensorProto.FLOAT, None)
+        for name in ("h", "r_DequantizeLinear_Output")
+    )
+    feeds = {"x": normal(64, 3, 4, 4, scale=4.0)}
+    h, found = run(after, feeds)
+    clipped_h = np.clip(h, 0, ends["high"] if "Clip" in call else None)
+    expected = fake_quantize(
+        clipped_h, stages.params.table[Use("r")], SIGNED.activation.grid
+    )
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("config", [POW2, WIDE])
+def test_no_pair_before_clipping_where_integers_do_not_need_one(
+    config: QConfig,
+) -> None:
+    model = parse(
+        "g (float[N,3,4,4] x) => (float[N,2,4,4] y) { h = Conv (x, w) y = Relu (h) }",
+        w=3 * weight(2, 3, 1, 1),
+    )
+    after = Stages.of(model, config).model
+    readers = [n.op_type for n in after.graph.node if "h" in n.input]
+    assert readers in (["Relu"], [])
+
+
 def test_clip_is_dropped_where_it_coincides_with_the_ends_of_the_grid() -> None:
     low, six, huge = np.float32(0), np.float32(6), np.float32(1e6)
     assert clipped("Clip (h, low, high)", TENSOR, low=low, high=huge) == []

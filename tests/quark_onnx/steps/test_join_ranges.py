@@ -1,0 +1,98 @@
+"""join_ranges: the result of a Concat has the range that its inputs span together."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from onnx import ModelProto, TensorProto, helper
+
+from calibrators import QParams
+from quark_onnx import QConfig, TensorOverride
+from quark_onnx.plan import Use
+from tests.models import Feeds, kinds, parse, run, weight
+from tests.pipeline import Stages
+from tests.settings import POW2, SIGNED, TENSOR
+
+#: Percentile clips each tensor by itself, so that the joined tensor would get a range of its own.
+CLIPPING = TENSOR.with_(calibrator="percentile:percentile=95")
+
+
+def joined(axis: int = 1) -> ModelProto:
+    """Two inputs, joined and multiplied."""
+    return parse(
+        f"""g (float[N, 8] a, float[N, 8] b) => (float[N, 4] y)
+        {{ c = Concat <axis = {axis}> (a, b) y = MatMul (c, w) }}""",
+        w=weight(16, 4),
+    )
+
+
+def uniform(
+    a: tuple[float, float], b: tuple[float, float], count: int = 8
+) -> list[Feeds]:
+    """Samples that reach both ends of the given ranges."""
+    random = np.random.default_rng(0)
+
+    def sample(low: float, high: float) -> np.ndarray:
+        values = random.uniform(low, high, (2, 8)).astype(np.float32)
+        values[0, 0] = low
+        values[0, 1] = high
+        return values
+
+    return [{"a": sample(*a), "b": sample(*b)} for _ in range(count)]
+
+
+@pytest.mark.parametrize("config", [TENSOR, CLIPPING, SIGNED])
+def test_a_spanning_input_gives_its_parameters(config: QConfig) -> None:
+    stages = Stages.of(joined(), config, uniform((-1, 1), (-5, 5)))
+    table = stages.params.table
+    assert table[Use("c")] == table[Use("b")] != table[Use("a")]
+
+
+def test_no_value_is_clipped_at_the_join() -> None:
+    stages = Stages.of(joined(), CLIPPING, uniform((-5, 1), (-1, 5)))
+    a, b, c = (stages.params.table[Use(name)] for name in "abc")
+
+    def ends(part: QParams) -> tuple[float, float]:
+        low = -float(part.zero_point) * float(part.scale)
+        return low, low + 255 * float(part.scale)
+
+    step = float(c.scale)
+    assert ends(c)[0] == pytest.approx(min(ends(a)[0], ends(b)[0]), abs=step)
+    assert ends(c)[1] == pytest.approx(max(ends(a)[1], ends(b)[1]), abs=step)
+
+
+def test_codes_of_the_spanning_input_are_copied() -> None:
+    stages = Stages.of(joined(), CLIPPING, uniform((-1, 1), (-5, 5)))
+    feeds = uniform((-1, 1), (-9, 9), 1)[0]
+    model = stages.model
+    names = ("b_DequantizeLinear_Output", "c_DequantizeLinear_Output")
+    model.graph.output.extend(
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in names
+    )
+    _, b, c = run(model, feeds)
+    np.testing.assert_array_equal(c[:, 8:], b)
+
+
+def test_ranges_that_somebody_has_chosen_stay() -> None:
+    given = CLIPPING.with_(tensors=(TensorOverride("c", scale=1.0, zero_point=7),))
+    data = uniform((-1, 1), (-5, 5))
+    params = Stages.of(joined(), given, data).params.table[Use("c")]
+    assert (float(params.scale), int(params.zero_point)) == (1.0, 7)
+
+
+def test_power_of_two_scales_are_left_to_their_search() -> None:
+    data = uniform((-1, 1), (-5, 5))
+    table = Stages.of(joined(), POW2, data).params.table
+    assert float(table[Use("c")].scale) in {2.0**-n for n in range(12)}
+
+
+def test_a_float_input_leaves_the_result_as_it_is() -> None:
+    model = parse(
+        """g (float[N, 8] a, float[N, 8] b) => (float[N, 4] y, float[N, 16] c)
+        { c = Concat <axis = 1> (a, b) y = MatMul (c, w) }""",
+        w=weight(16, 4),
+    )
+    config = TENSOR.with_(tensors=(TensorOverride("a", keep=True),))
+    data = uniform((-1, 1), (-5, 5))
+    stages = Stages.of(model, config, data)
+    assert Use("a") not in stages.params.table and "Concat" in kinds(stages.model)
