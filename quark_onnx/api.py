@@ -6,6 +6,7 @@ import inspect
 import logging
 from collections.abc import Callable
 from concurrent.futures import Executor
+from dataclasses import replace
 from functools import wraps
 from pathlib import Path
 from typing import Any, Protocol, overload
@@ -30,6 +31,7 @@ from quark_onnx.onnxruntime_spelling import (
 )
 from quark_onnx.passes import CLEANING
 from quark_onnx.plan import Plan, select
+from quark_onnx.report.verdict import check_task
 from quark_onnx.steps import clean, make_plan
 
 logger = logging.getLogger(__name__)
@@ -52,6 +54,7 @@ class _Quantize(Protocol):
         progress: bool | None = False,
         external: bool = False,
         resume: str | Path | None = None,
+        task: str = "auto",
         isolate: bool = False,
     ) -> Result: ...
 
@@ -91,6 +94,7 @@ def quantize(  # noqa: PLR0913
     progress: bool | None = False,
     external: bool = False,
     resume: str | Path | None = None,
+    task: str = "auto",
 ) -> Result:
     """Quantize a model and say what was done.
 
@@ -104,6 +108,9 @@ def quantize(  # noqa: PLR0913
         resume: a folder in which optimizers keep each layer that is done; the same call, after it
             was interrupted, finds them there and goes on. The result is that of a run without
             interruption.
+        task: of the model, in whose terms ``report.verdict`` is given: ``classifier``,
+            ``segmentation``, ``detector``, ``embedding``, ``language``, ``image`` or ``signal``;
+            ``auto`` finds it from the outputs.
         isolate: run onnxruntime in another process, started for this call. A native crash then is a
             ``RuntimeCrashError``, or is worked around with a note in the report; otherwise it ends
             this process. The result is the same.
@@ -122,6 +129,7 @@ def quantize(  # noqa: PLR0913
         )
     if resume is not None and not _names_folder(resume):
         raise ConfigError(f"resume is {resume!r}; it must be a folder")
+    check_task(task)
     job = Job.open(
         model,
         QConfig.of(config),
@@ -130,7 +138,7 @@ def quantize(  # noqa: PLR0913
         None if resume is None else Path(resume),
     )
     try:
-        return run(job, data, executor, progress)
+        return run(replace(job, task=task), data, executor, progress)
     finally:
         job.close()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,11 @@ from quark_onnx.refine import (
 )
 from quark_onnx.registry import TARGETS
 from quark_onnx.report import Report, summarize, verdicts
+from quark_onnx.report.verdict import (
+    MOST_SAMPLES,
+    Settings,
+    VerdictCollector,
+)
 from quark_onnx.steps import (
     Finished,
     HoldOut,
@@ -110,7 +115,7 @@ def run(
     """From the data to the finished model."""
     config = job.config
     if data is None and (not config.measures or config.tensors):
-        made_up = RunData(random_sample(job.graph, job.reference))
+        made_up = RunData(random_sample(job.graph, job.reference), random=True)
         known = job.plan(made_up, progress)
         if not unmeasured(known.graph, known.plan):
             return job.finish(known, {}, made_up, progress)
@@ -120,11 +125,12 @@ def run(
         len(data) if isinstance(data, list | tuple) else None
     )  # each may be a batch of several samples
     run = stretch(reader.length or least) if states(job.graph) else range(0)
-    held = HoldOut(reader, remember=config.search, run=run)
+    held = HoldOut(reader, remember=config.search, run=run, verdict=True)
     with Spool() as spool:
         if config.rereads:
             _read(held, spool, reader.length, progress)
-        planned = job.plan(RunData(first, held, spool), progress)
+        run_data = RunData(first, held, spool, random=reader.random)
+        planned = job.plan(run_data, progress)
         with Progress(progress, reader.length, "calibrating", "sample") as bar:
             ranges = calibrate(
                 planned.graph,
@@ -134,7 +140,7 @@ def run(
                 executor=executor,
                 progress=bar.update,
             )
-        return _finished(job, planned, ranges, RunData(first, held, spool), progress)
+        return _finished(job, planned, ranges, run_data, progress)
 
 
 def _finished(
@@ -195,6 +201,32 @@ def _read(
             bar.update(count)
 
 
+#: dB that advice aims at unless the gate asks for more.
+_GOAL = 20.0
+#: Bytes of weights that the samples of a verdict may read in all, in each model: a large model runs
+#: on fewer samples.
+_VERDICT_WORK = 1 << 32
+
+
+def _affordable(model: ModelProto) -> int:
+    """Number of samples that a verdict may run beyond those that the result is measured on."""
+    return _VERDICT_WORK // max(1, model_bytes(model))
+
+
+def _settings(config: QConfig, samples: int) -> Settings:
+    """Return what advice needs to know of a run."""
+    activation, weight = config.activation, config.weight
+    return Settings(
+        activation.dtype.bits if activation is not None else None,
+        weight.dtype.bits if weight is not None else None,
+        weight is None or weight.per_channel,
+        frozenset(optimizer.name for optimizer in config.optimizers),
+        config.target or None,
+        samples,
+        max(_GOAL, config.min_sqnr or 0.0),
+    )
+
+
 @dataclass(frozen=True)
 class Job:
     """What a run starts from: the settings, where the result goes, and the float model with the
@@ -203,6 +235,7 @@ class Job:
     Attributes:
         closed: inputs of the float model that are constants of the result, as they are
             initializers.
+        task: of the model, for the verdict; ``auto`` finds it out.
     """
 
     config: QConfig
@@ -216,6 +249,7 @@ class Job:
     notes: tuple[str, ...] = ()
     source: Path | None = None
     closed: tuple[str, ...] = ()
+    task: str = "auto"
 
     @classmethod
     def open(
@@ -425,6 +459,11 @@ class Job:
                 "nothing was quantized: the result is the float model, prepared for"
                 f" {config.target}",
             )
+        collector = VerdictCollector(self.reference.model, self.task)
+        more, late = data.verdict_samples(
+            min(MOST_SAMPLES - len(data.judges), _affordable(self.original)),
+        )
+        advice = _settings(config, data.count)
         done = finish(
             result,
             self.reference,
@@ -436,9 +475,19 @@ class Job:
             external=self.external,
             narrowing=self.narrowing,
             functions=config.functions,
+            collector=collector,
+            verdict_samples=more,
+            advice=advice,
+        )
+        verdict = collector.verdict(
+            done.errors,
+            held_out=len(data.held_out) + late,
+            random=data.random,
+            settings=advice,
         )
         notes += verdicts(done.errors, states(result)) if done.errors else []
-        return Result(done.model, plan, self._report(plans, done, notes, data, layers))
+        report = self._report(plans, done, notes, data, layers)
+        return Result(done.model, plan, replace(report, verdict=verdict))
 
     def _refine(
         self,

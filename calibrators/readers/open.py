@@ -178,6 +178,7 @@ class _Source:
         refilled: whether the arrays of a batch may be filled again for the next one, so that a
             sample has to be a copy.
         if_empty: why there may be no batch.
+        random: whether the batches are random numbers.
     """
 
     open: Callable[[], Iterator[object]]
@@ -187,6 +188,7 @@ class _Source:
     stacked: bool = False
     refilled: bool = False
     if_empty: str = "the calibration data holds no sample"
+    random: bool = False
 
 
 class Reader:
@@ -198,6 +200,7 @@ class Reader:
     Attributes:
         restartable: whether there can be more than one pass; not for a generator.
         length: how many samples a pass has, None if the data cannot tell.
+        random: whether the samples are random numbers, as those of `RandomData`.
     """
 
     def __init__(  # noqa: PLR0913
@@ -214,6 +217,7 @@ class Reader:
         self._limit, self._expected = limit, expected
         self._started: tuple[list[Sample], Iterator[Sample]] | None = None
         self.restartable = source.restartable
+        self.random = source.random
         known = source.length
         self.length = known if known is None or limit is None else min(known, limit)
 
@@ -368,7 +372,7 @@ def _from_object(data: Any, inputs: Sequence[InputSpec]) -> _Source:
             "random data: the ranges are meaningless, do not ship the model",
             stacklevel=3,
         )
-        return _Source(partial(data.draw, inputs), data.samples)
+        return _Source(partial(data.draw, inputs), data.samples, random=True)
     if isinstance(data, Mapping) or is_array(data):
         return _Source(partial(iter, [data]), stacked=True)
     if callable(getattr(data, "get_next", None)):

@@ -21,6 +21,7 @@ from quark_onnx.graph import Graph
 from quark_onnx.graph.io import load
 from quark_onnx.report.measure import OutputError, least_sqnr, measure
 from quark_onnx.report.shapes import require_same_shapes, sized_by_data
+from quark_onnx.report.verdict import Verdict, VerdictCollector
 from quark_onnx.steps import reader_for, with_bodies
 
 
@@ -32,12 +33,14 @@ class Comparison:
         samples: on how many samples it was measured.
         outputs: the error of each output.
         bytes_before, bytes_after: sizes of the two models.
+        verdict: the quality in the terms of the task; None where no sample was run.
     """
 
     samples: int
     outputs: list[OutputError]
     bytes_before: int
     bytes_after: int
+    verdict: Verdict | None = None
 
     @property
     def sqnr(self) -> float:
@@ -45,12 +48,13 @@ class Comparison:
         return least_sqnr(self.outputs, float("inf"))
 
 
-def compare(
+def compare(  # noqa: PLR0913
     reference: str | Path | ModelProto,
     other: str | Path | ModelProto,
     data: Any,
     *,
     limit: int | None = None,
+    task: str = "auto",
     isolate: bool = False,
 ) -> Comparison:
     """Run two models on the same data and compare their outputs.
@@ -60,6 +64,7 @@ def compare(
         other: the quantized model, from this or any other tool; it must have the same outputs.
         data: anything that ``quantize_static`` takes as data.
         limit: use at most so many samples.
+        task: of the models, as for ``quantize``.
         isolate: run onnxruntime in another process, as for ``quantize``.
 
     Raises:
@@ -72,7 +77,7 @@ def compare(
             f"limit is {limit!r}; it must be a whole number of at least 1",
         )
     with crash_errors(reference, other), isolated(isolate):
-        return _compared(load(reference), load(other), data, limit)
+        return _compared(load(reference), load(other), data, limit, task)
 
 
 def _compared(
@@ -80,7 +85,9 @@ def _compared(
     after: ModelProto,
     data: Any,
     limit: int | None,
+    task: str,
 ) -> Comparison:
+    collector = VerdictCollector(before, task)
     sessions = []
     for name, model in (("reference", before), ("other", after)):
         try:
@@ -96,9 +103,10 @@ def _compared(
         raise ModelError(
             f"the other model lacks the output {sorted(missing)[0]!r} of the reference",
         )
-    counter = _Counter(islice(iter(reader_for(Graph.of(before), data)), limit))
+    reader = reader_for(Graph.of(before), data)
+    counter = _Counter(islice(iter(reader), limit))
     try:
-        outputs = measure(sessions[0], sessions[1], counter)
+        outputs = measure(sessions[0], sessions[1], counter, collector.add)
     except calibrators.CalibrationError as error:
         raise DataError(str(error)) from error
     except Exception as error:  # onnxruntime raises several unrelated types
@@ -106,7 +114,19 @@ def _compared(
             f"the two models cannot be run on the same data: {error}",
         ) from error
     require_same_shapes(outputs, partial(sized_by_data, before))
-    return Comparison(counter.count, outputs, model_bytes(before), model_bytes(after))
+    verdict = collector.verdict(
+        outputs,
+        held_out=0,
+        calibrated=False,
+        random=reader.random,
+    )
+    return Comparison(
+        counter.count,
+        outputs,
+        model_bytes(before),
+        model_bytes(after),
+        verdict,
+    )
 
 
 class _Counter:

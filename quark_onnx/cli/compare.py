@@ -9,9 +9,15 @@ from quark_onnx import analysis
 from quark_onnx.cli.data import add_data_options, data_of
 from quark_onnx.cli.output import Answer, columns, entry
 from quark_onnx.cli.parsing import Parser, add_common_options, path
-from quark_onnx.cli.settings import add_gate_option
+from quark_onnx.cli.settings import add_gate_option, add_task_option
 from quark_onnx.errors import AccuracyError
-from quark_onnx.report import OutputError, decibels, percent, size_change
+from quark_onnx.report import (
+    OutputError,
+    decibels,
+    percent,
+    size_change,
+    verdict_lines,
+)
 
 NAME = "compare"
 SUMMARY = "compare a quantized model, of any tool, with its float original"
@@ -32,12 +38,18 @@ def add_arguments(parser: Parser) -> None:
         help="the quantized model; it has the same outputs",
     )
     add_data_options(parser)
+    add_task_option(parser)
     add_gate_option(parser, "an error names the outputs")
     add_common_options(parser)
 
 
 def run(options: Namespace) -> Answer:
-    found = analysis.compare(options.reference, options.other, data_of(options))
+    found = analysis.compare(
+        options.reference,
+        options.other,
+        data_of(options),
+        task=options.task,
+    )
     lines = [
         entry("models", [f"{options.reference}, {options.other}"]),
         entry("size", [size_change(found.bytes_before, found.bytes_after)]),
@@ -48,6 +60,7 @@ def run(options: Namespace) -> Answer:
                 *map(_row, found.outputs),
             ],
         ),
+        *(verdict_lines(found.verdict) if found.verdict else ()),
     ]
     document = {
         "command": NAME,
@@ -58,6 +71,7 @@ def run(options: Namespace) -> Answer:
         "bytes_after": found.bytes_after,
         "worst_sqnr": found.sqnr,
         "outputs": [asdict(output) for output in found.outputs],
+        "verdict": None if found.verdict is None else asdict(found.verdict),
     }
     return Answer("\n".join(lines), document, _missed(found.outputs, options.min_sqnr))
 

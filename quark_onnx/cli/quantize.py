@@ -28,6 +28,7 @@ from quark_onnx.cli.settings import (
     add_config_options,
     add_gate_option,
     add_mixing_options,
+    add_task_option,
     config_of,
 )
 from quark_onnx.config import to_dict
@@ -63,6 +64,7 @@ def add_arguments(parser: Parser) -> None:
     add_config_options(parser)
     add_mixing_options(parser)
     add_gate_option(parser, "nothing is written")
+    add_task_option(parser)
     parser.add_argument(
         "--workers",
         metavar="N",
@@ -95,6 +97,7 @@ def run(options: Namespace) -> Answer:
             executor=executor,
             progress=False if options.quiet else None,
             resume=options.resume,
+            task=options.task,
         )
     seconds = perf_counter() - start
     report = result.report

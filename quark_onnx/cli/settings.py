@@ -9,6 +9,7 @@ from quark_onnx.cli.parsing import Parser, count, number
 from quark_onnx.config import QConfig
 from quark_onnx.optimizers import AutoMixedPrecision
 from quark_onnx.registry import TARGETS
+from quark_onnx.report.verdict import TASKS
 
 
 def add_config_options(parser: Parser) -> None:
@@ -214,6 +215,15 @@ def add_gate_option(parser: Parser, consequence: str) -> None:
             "the least signal-to-noise ratio of any output, in dB; below it"
             f" {consequence} and the exit code is 1"
         ),
+    )
+
+
+def add_task_option(parser: Parser) -> None:
+    parser.add_argument(
+        "--task",
+        choices=["auto", *TASKS],
+        default="auto",
+        help="task of the model, for the verdict (default: auto, found from the outputs)",
     )
 
 

@@ -3,7 +3,7 @@
 from quark_onnx.report.figures import decibels, percent, size_change
 from quark_onnx.report.loop import measure_loop, verdicts
 from quark_onnx.report.measure import OutputError, measure
-from quark_onnx.report.report import Report, summarize
+from quark_onnx.report.report import Report, summarize, verdict_lines
 
 __all__ = [
     "OutputError",
@@ -14,5 +14,6 @@ __all__ = [
     "percent",
     "size_change",
     "summarize",
+    "verdict_lines",
     "verdicts",
 ]

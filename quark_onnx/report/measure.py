@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -47,6 +47,12 @@ class OutputError:
 #: second number neither.
 _GOOD, _REPEATED = 20.0, 60.0
 
+#: Called with a sample, and with the outputs of the reference and of the other model by name.
+Observe = Callable[
+    [Mapping[str, NDArray[Any]], Mapping[str, Any], Mapping[str, Any]],
+    None,
+]
+
 #: What is said where nothing was measured.
 Default = TypeVar("Default", float, None)
 
@@ -63,28 +69,34 @@ def measure(
     reference: Any,
     other: Any,
     samples: Iterable[Mapping[str, NDArray[Any]]],
+    observe: Observe | None = None,
 ) -> list[OutputError]:
     """Run two sessions on the same samples and compare what they compute, output by output in the
     reference's order.
 
     Sequences and maps count as the arrays in them. Nothing is known without samples.
+
+    Args:
+        reference: session on the float model.
+        other: session on the other model.
+        samples: inputs by name.
+        observe: called after each sample.
     """
     names = [value.name for value in reference.get_outputs()]
     totals = {name: Total() for name in names}
     feeds: list[dict[str, Any]] = []
     expected: list[Any] = []
     for sample in samples:
-        feeds = [
-            {
-                value.name: sample[value.name]
-                for value in session.get_inputs()
-                if value.name in sample
-            }
-            for session in (reference, other)
-        ]
+        feeds = [_feeds(session, sample) for session in (reference, other)]
         expected, found = reference.run(names, feeds[0]), other.run(names, feeds[1])
         for name, a, b in zip(names, expected, found, strict=True):
             totals[name].add(a, b)
+        if observe is not None:
+            observe(
+                feeds[0],
+                dict(zip(names, expected, strict=True)),
+                dict(zip(names, found, strict=True)),
+            )
     if not feeds:
         return []
     results = [total.result(name) for name, total in totals.items()]
@@ -108,6 +120,31 @@ def measure(
         else result
         for result, repetition in zip(results, again, strict=True)
     ]
+
+
+def observe_runs(
+    reference: Any,
+    other: Any,
+    samples: Iterable[Mapping[str, NDArray[Any]]],
+    observe: Observe,
+) -> None:
+    """Run two sessions on the same samples, and hand on what they compute."""
+    names = [value.name for value in reference.get_outputs()]
+    for sample in samples:
+        feeds = _feeds(reference, sample)
+        expected = reference.run(names, feeds)
+        found = other.run(names, _feeds(other, sample))
+        observe(
+            feeds,
+            dict(zip(names, expected, strict=True)),
+            dict(zip(names, found, strict=True)),
+        )
+
+
+def _feeds(session: Any, sample: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
+    """The part of a sample that a session has inputs for."""
+    names = [value.name for value in session.get_inputs()]
+    return {name: sample[name] for name in names if name in sample}
 
 
 def _compared(name: str, reference: Any, other: Any) -> OutputError:

@@ -12,6 +12,7 @@ from quark_onnx.optimizers.problem import LayerResult
 from quark_onnx.plan import Keep, Plan
 from quark_onnx.report.figures import decibels, percent, size_change
 from quark_onnx.report.measure import OutputError, least_sqnr
+from quark_onnx.report.verdict.verdict import Verdict
 
 #: Version of the dictionary form.
 SCHEMA = 1
@@ -30,7 +31,8 @@ class Report:
         many there are. kept_nodes: nodes that stayed float, and why. kept_tensors: tensors that
         could have been quantized but stayed float, and why. notes: rewrites, rolled- back passes,
         raised scales, findings of the guard. outputs: the error at each output. layers: what
-        optimizers made of each layer.
+        optimizers made of each layer. verdict: the quality in the terms of the task; None where
+        nothing was measured.
     """
 
     config: str
@@ -44,6 +46,7 @@ class Report:
     notes: list[str] = field(default_factory=list)
     outputs: list[OutputError] = field(default_factory=list)
     layers: list[LayerResult] = field(default_factory=list)
+    verdict: Verdict | None = None
 
     @property
     def quantized(self) -> int:
@@ -94,7 +97,18 @@ class Report:
             [f"{name}: {why}" for name, why in self.kept_tensors.items()],
         )
         lines += _section("notes", self.notes)
+        if self.verdict is not None:
+            lines += verdict_lines(self.verdict)
         return "\n".join(map(printable, lines))
+
+
+def verdict_lines(verdict: Verdict) -> list[str]:
+    """Return a verdict as lines of a report."""
+    lines = [f"verdict   {verdict}", f"{'':<9} on {verdict.measured_on}"]
+    for step in verdict.next_steps:
+        tried = step.command or f"add {step.options}"
+        lines.append(f"try       {tried}: {step.effect}")
+    return lines
 
 
 def summarize(

@@ -5,7 +5,8 @@ The statistic of each tensor whose scale must be measured.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+import random
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from typing import Any
@@ -30,6 +31,11 @@ _EXACT = (Extremes, Histogram)
 _ZERO = "it was zero throughout calibration: there is no range to measure"
 #: One sample in so many is held out, from the middle of each stretch, and at most so many in all.
 _EVERY, _AT_MOST = 20, 4
+#: From this sample on, one in so many is held out for the verdict alone.
+_MANY, _EVERY_LATE = 100, 10
+#: Samples that the verdict runs on beyond those that every step measures on, and the bytes of
+#: their arrays.
+_VERDICT_SAMPLES, _VERDICT_BYTES = 28, 1 << 26
 #: Of a recurrent model, one sample in so many, all of them from one stretch, and at most so many.
 _RUN_EVERY, _RUN_AT_MOST = 5, 32
 
@@ -249,12 +255,54 @@ def stretch(length: int | None) -> range:
     return range(start, start + count) if count > 1 else range(0)
 
 
+class _Reservoir:
+    """A few samples, drawn evenly from a stream of unknown length, within a bound of bytes.
+
+    Algorithm R (Vitter, "Random Sampling with a Reservoir", 1985), always with the same draws.
+    """
+
+    def __init__(self, most: int, size: int) -> None:
+        self._most, self._size = most, size
+        self._draws = random.Random(0)
+        self._seen = 0
+        self._kept: dict[int, Any] = {}
+
+    @property
+    def samples(self) -> list[Any]:
+        """The samples in the order of the stream."""
+        return [self._kept[index] for index in sorted(self._kept)]
+
+    def add(self, sample: Any) -> None:
+        index = self._seen
+        self._seen += 1
+        if len(self._kept) < self._most:
+            self._kept[index] = sample
+        else:
+            place = self._draws.randrange(self._seen)
+            if place < self._most:
+                self._kept.pop(sorted(self._kept)[place])
+                self._kept[index] = sample
+        while self._kept and _array_bytes(self._kept.values()) > self._size:
+            self._kept.popitem()
+            self._most = max(1, len(self._kept))
+
+
+def _array_bytes(samples: Iterable[Any]) -> int:
+    """Size of the arrays in samples."""
+    total = 0
+    for sample in samples:
+        values = sample.values() if isinstance(sample, Mapping) else ()
+        total += sum(getattr(value, "nbytes", 0) for value in values)
+    return total
+
+
 class HoldOut:
     """Diverts a few samples from calibration, for measuring the result.
 
     Attributes:
         samples: what was held out.
-        first: the first ``remember`` samples that went on to calibration; no others are kept alive.
+        late: samples held out for the verdict alone: one in ten from the hundredth on.
+        first: the first ``remember`` samples that went on to calibration.
         count: how many samples went on to calibration.
     """
 
@@ -264,25 +312,50 @@ class HoldOut:
         *,
         remember: int = 0,
         run: range = range(0),
+        verdict: bool = False,
     ) -> None:
-        """``run``: places of consecutive samples to hold out, as recurrent models need.
+        """Start with nothing held out.
 
-        Else single ones are.
+        Args:
+            samples: the calibration data.
+            remember: how many of the first calibration samples to keep.
+            run: places of consecutive samples to hold out, as recurrent models need; else single
+                ones are.
+            verdict: keep samples for the verdict, too, at most 64 MiB each of held-out and of
+                calibration samples.
         """
         self._source = samples
         self._run = run
         self._remember = remember
+        self._verdict = verdict and not run
+        self._reservoir = _Reservoir(_VERDICT_SAMPLES, _VERDICT_BYTES)
         self.samples: list[Any] = []
+        self.late: list[Any] = []
         self.first: list[Any] = []
         self.count = 0
+
+    @property
+    def calibrated(self) -> list[Any]:
+        """A few calibration samples, drawn evenly from all, for the verdict."""
+        return self._reservoir.samples
 
     def __iter__(self) -> Iterator[Any]:
         for index, sample in enumerate(self._source):
             single = index % _EVERY == _EVERY // 2 and len(self.samples) < _AT_MOST
             if index in self._run if self._run else single:
                 self.samples.append(sample)
+            elif self._held_late(index, sample):
+                self.late.append(sample)
             else:
+                if self._verdict:
+                    self._reservoir.add(sample)
                 if self.count < self._remember:
                     self.first.append(sample)
                 self.count += 1
                 yield sample
+
+    def _held_late(self, index: int, sample: Any) -> bool:
+        due = index >= _MANY and index % _EVERY_LATE == _EVERY_LATE // 2
+        if not (self._verdict and due) or len(self.late) >= _VERDICT_SAMPLES:
+            return False
+        return _array_bytes([*self.late, sample]) <= _VERDICT_BYTES

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -29,8 +30,14 @@ from quark_onnx.graph.states import State, states
 from quark_onnx.graph.traces import drop_traces
 from quark_onnx.report.figures import decibels, percent
 from quark_onnx.report.loop import measure_loop
-from quark_onnx.report.measure import OutputError, measure
+from quark_onnx.report.measure import OutputError, measure, observe_runs
 from quark_onnx.report.shapes import require_same_shapes, sized_by_data
+from quark_onnx.report.verdict import (
+    DESCRIPTIONS,
+    Settings,
+    VerdictCollector,
+    next_steps,
+)
 from quark_onnx.steps.run import Reference, Sample
 
 logger = logging.getLogger(__name__)
@@ -64,6 +71,9 @@ def finish(  # noqa: PLR0913
     external: bool = False,
     narrowing: OriginalDtypes | None = None,
     functions: bool = True,
+    collector: VerdictCollector | None = None,
+    verdict_samples: Sequence[Sample] = (),
+    advice: Settings | None = None,
 ) -> Finished:
     """The finished model, which has been checked, loaded and run, and its error at each output on
     the samples.
@@ -77,6 +87,9 @@ def finish(  # noqa: PLR0913
         narrowing: the types that inputs and outputs get back, after the error was measured.
         functions: the model keeps the bodies of operators that onnxruntime does not know; without
             them it is measured before it loses them, and runs only where the operators are known.
+        collector: takes in the outputs of both models on the samples, and on the next ones.
+        verdict_samples: more samples for the collector, which count for no gate.
+        advice: settings of the run, from which an error proposes what to try.
 
     Raises:
         AccuracyError: an output is worse than ``min_sqnr``; nothing is written.
@@ -90,7 +103,17 @@ def finish(  # noqa: PLR0913
     codes = any(
         node.op_type in QUANTIZE | {"DynamicQuantizeLinear"} for node in graph.nodes
     )
-    gate = _Gate(reference, samples, min_sqnr, lean, codes, states(graph))
+    gate = _Gate(
+        reference,
+        samples,
+        min_sqnr,
+        lean,
+        codes,
+        states(graph),
+        collector,
+        verdict_samples,
+        advice,
+    )
     found: tuple[list[OutputError], list[str]] | None = None
     bare = bool(model.functions) and not functions
     if narrowing or bare or output is None:
@@ -170,6 +193,9 @@ class _Gate:
     lean: bool
     codes: bool  # activations are rounded, so that there may be sums of 8-bit products
     states: Sequence[State] = ()
+    collector: VerdictCollector | None = None
+    verdict_samples: Sequence[Sample] = ()
+    advice: Settings | None = None
 
     def passed(self, model: ModelProto | Path) -> tuple[list[OutputError], list[str]]:
         """The error at each output where sums do not saturate, and what is to be said of this
@@ -177,8 +203,16 @@ class _Gate:
         """
         check(model, self.reference.model)
         session = _load(model, lean=self.lean)
-        errors = self._measured(session)
+        errors = self._measured(session, self.collector)
         self._require(errors)
+        if self.collector is not None and errors:
+            with self._measuring():
+                observe_runs(
+                    self.reference.session,
+                    session,
+                    self.verdict_samples,
+                    self.collector.add,
+                )
         if not self.codes or not saturates():
             return errors, []
         note = _unmeasured() if self.lean else self._saturated(model, session, errors)
@@ -213,9 +247,18 @@ class _Gate:
             ]
         return [f"{SATURATION}: {worst}; {BETTER}"]
 
-    def _measured(self, session: Any) -> list[OutputError]:
-        try:
-            errors = measure(self.reference.session, session, self.samples)
+    def _measured(
+        self,
+        session: Any,
+        collector: VerdictCollector | None = None,
+    ) -> list[OutputError]:
+        with self._measuring():
+            errors = measure(
+                self.reference.session,
+                session,
+                self.samples,
+                collector.add if collector is not None else None,
+            )
             if not any(error.shapes for error in errors):
                 errors += measure_loop(
                     self.reference.session,
@@ -223,13 +266,19 @@ class _Gate:
                     self.samples,
                     self.states,
                 )
-        except Exception as error:
+        require_same_shapes(errors, partial(sized_by_data, self.reference.model))
+        return errors
+
+    @staticmethod
+    @contextmanager
+    def _measuring() -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # onnxruntime raises several unrelated types
             raise ModelError(
                 "the quantized model cannot be measured against the float one:"
                 f" {error}",
             ) from error
-        require_same_shapes(errors, partial(sized_by_data, self.reference.model))
-        return errors
 
     def _require(self, errors: list[OutputError]) -> None:
         if self.min_sqnr is None:
@@ -244,10 +293,27 @@ class _Gate:
         if worst < self.min_sqnr:
             reached = decibels(worst, below=self.min_sqnr)
             raise AccuracyError(
-                f"output {name!r} has {reached} dB SQNR{_in_loop(steps)}, below the"
-                f" {self.min_sqnr:g} dB asked for: the model is not usable, and nothing"
-                " was written",
+                f"accuracy gate: output {name!r} reaches {reached} dB"
+                f" SQNR{_in_loop(steps)}, the minimum is {self.min_sqnr:g} dB (change"
+                f" with --min-sqnr). Nothing was written.{self._advice()}",
             )
+
+    def _advice(self) -> str:
+        """What to try where the gate was missed."""
+        task = self.collector.task if self.collector is not None else None
+        if task is None or self.advice is None:
+            return ""
+        steps = next_steps(self.reference.model, self.advice, task.name)
+        options = [step.options for step in steps if step.options]
+        kind = DESCRIPTIONS.get(task.name)
+        sentences = [f"This looks like {kind}."] if kind else []
+        if options:
+            sentences.append(f"Try {' or '.join(options)}.")
+        sentences.append(
+            "To see where accuracy is lost, write the model with a lower --min-sqnr and"
+            " run quark-onnx analyze.",
+        )
+        return " " + " ".join(sentences)
 
 
 def _in_loop(steps: int) -> str:

@@ -21,11 +21,13 @@ class RunData:
         sample: the first one, or one made up; None if the model runs on none.
         held: diverts the samples that the result is measured on; None without data.
         again: the samples that may be read as often as needed; empty if nothing needs them.
+        random: the samples are random numbers, from which nothing can be learned of real data.
     """
 
     sample: Sample | None = None
     held: HoldOut | None = None
     again: Samples = ()
+    random: bool = False
 
     @property
     def judges(self) -> list[Sample]:
@@ -35,6 +37,21 @@ class RunData:
     @property
     def held_out(self) -> list[Sample]:
         return self.held.samples if self.held else []
+
+    def verdict_samples(self, most: int) -> tuple[list[Sample], int]:
+        """Samples for the verdict beyond those that the result is measured on.
+
+        Args:
+            most: how many at most.
+
+        Returns:
+            The samples, held-out ones first, and how many of them were held out.
+        """
+        if self.held is None or most <= 0:
+            return [], 0
+        late = self.held.late[:most]
+        rest = self.held.calibrated[: most - len(late)]
+        return [*late, *rest], len(late)
 
     @property
     def count(self) -> int:

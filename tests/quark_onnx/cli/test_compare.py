@@ -21,7 +21,9 @@ def quantized(cli: Any, folder: Path) -> None:
 def test_table(cli: Any) -> None:
     finished = cli(*COMPARE)
     assert (finished.code, finished.err) == (0, "")
-    header, row = finished.out.splitlines()[-2:]
+    header, row, *verdict = finished.out.splitlines()[-4:]
+    assert verdict[0].startswith("verdict   good: classifier: ")
+    assert verdict[1].split() == ["on", "20", "samples"]
     assert header.split("  ")[1:2] == ["output"]
     assert row.split()[0] == "scores"
     assert float(row.split()[1]) > 20
@@ -40,6 +42,7 @@ def test_json(cli: Any) -> None:
         "bytes_after",
         "worst_sqnr",
         "outputs",
+        "verdict",
     ]
     assert document["samples"] == 3
     assert document["outputs"][0]["name"] == "scores"

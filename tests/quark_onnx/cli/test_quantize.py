@@ -60,6 +60,7 @@ def test_json_is_all_there_is_on_stdout(cli: Any) -> None:
         "notes",
         "outputs",
         "layers",
+        "verdict",
     ]
     assert (document["schema"], document["command"], document["samples"]) == (
         1,
@@ -254,7 +255,8 @@ def test_gate(cli: Any, folder: Path) -> None:
     files = sorted(folder.iterdir())
     finished = cli(*MODEL, "--min-sqnr", "200", "--json")
     assert finished.code == 1
-    assert "below the 200 dB asked for" in finished.error
+    assert "the minimum is 200 dB (change with --min-sqnr)" in finished.error
+    assert "This looks like a classifier. Try --config A16W8" in finished.error
     assert finished.json["error"]["kind"] == "AccuracyError"
     assert sorted(folder.iterdir()) == files
     assert cli(*MODEL, "--min-sqnr", "20").code == 0

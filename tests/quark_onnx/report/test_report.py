@@ -81,6 +81,7 @@ def test_dictionary() -> None:
         "notes": "list",
         "outputs": "list",
         "layers": "list",
+        "verdict": "NoneType",
     }
     assert found["outputs"][2]["sqnr"] == "inf" and found["operators"]["Conv"] == [2, 3]
 

@@ -184,6 +184,26 @@ def test_of_few_samples_none_is_held_out() -> None:
     assert list(held) == list(range(10)) and held.samples == []
 
 
+def test_of_many_samples_more_are_held_out_for_the_verdict() -> None:
+    held = HoldOut(({"x": np.float32([i])} for i in range(500)), verdict=True)
+    passed = [int(sample["x"][0]) for sample in held]
+    assert [int(sample["x"][0]) for sample in held.samples] == [10, 30, 50, 70]
+    late = [int(sample["x"][0]) for sample in held.late]
+    assert late == list(range(105, 385, 10))
+    drawn = [int(sample["x"][0]) for sample in held.calibrated]
+    assert (
+        len(drawn) == 28 and drawn == sorted(set(drawn)) and set(drawn) <= set(passed)
+    )
+    assert len(passed) + len(late) + len(held.samples) == 500
+
+
+def test_samples_for_the_verdict_stay_within_their_memory() -> None:
+    size = 1 << 24
+    held = HoldOut(({"x": np.empty(size, np.uint8)} for _ in range(130)), verdict=True)
+    count = sum(1 for _ in held)
+    assert (len(held.late), len(held.calibrated), count) == (3, 4, 123)
+
+
 def test_the_first_samples_are_remembered_on_request() -> None:
     held = HoldOut(range(40), remember=12)
     list(held)

@@ -327,7 +327,7 @@ def test_what_accumulates_is_told_and_fails_the_gate() -> None:
     assert any("errors accumulate" in note and "'y'" in note for note in report.notes)
     with pytest.raises(
         AccuracyError,
-        match=r"'y' has .* after \d+ samples with its own state, below the 12 dB",
+        match=r"'y' reaches .* after \d+ samples with its own state, the minimum is 12 dB",
     ):
         quantize(model, calibration, config.with_(min_sqnr=12.0))
 

@@ -1,0 +1,30 @@
+"""A verdict on a quantized model in the terms of its task."""
+
+from quark_onnx.report.verdict.advice import Settings, next_steps
+from quark_onnx.report.verdict.collect import (
+    MOST_SAMPLES,
+    VerdictCollector,
+    check_task,
+)
+from quark_onnx.report.verdict.verdict import (
+    DESCRIPTIONS,
+    TASKS,
+    THRESHOLDS,
+    Figure,
+    NextStep,
+    Verdict,
+)
+
+__all__ = [
+    "DESCRIPTIONS",
+    "MOST_SAMPLES",
+    "TASKS",
+    "THRESHOLDS",
+    "Figure",
+    "NextStep",
+    "Settings",
+    "Verdict",
+    "VerdictCollector",
+    "check_task",
+    "next_steps",
+]

@@ -1,0 +1,180 @@
+"""Advice: the next commands to try where a verdict is not good, with their expected effect."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from onnx import ModelProto, NodeProto
+
+from quark_onnx.report.verdict.verdict import NextStep
+
+#: Share of convolutions that are depthwise from which equalization pays.
+_DEPTHWISE = 0.15
+#: Number of steps that are proposed at most.
+_MOST = 3
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of a run that advice depends on.
+
+    Attributes:
+        activation: bits of the activations; None where they stay float.
+        weight: bits of the weights; None where they stay float.
+        per_channel: whether weights have a scale for each channel.
+        optimizers: names of the optimizers that ran.
+        target: name of the processor; None for any.
+        samples: number of calibration samples.
+        goal: dB that every output should reach.
+    """
+
+    activation: int | None
+    weight: int | None
+    per_channel: bool
+    optimizers: frozenset[str] = frozenset()
+    target: str | None = None
+    samples: int = 0
+    goal: float = 20.0
+
+
+@dataclass(frozen=True)
+class _Structure:
+    depthwise: float
+    transformer: bool
+    weighted: int
+
+    @classmethod
+    def of(cls, model: ModelProto) -> _Structure:
+        sizes = {tensor.name: list(tensor.dims) for tensor in model.graph.initializer}
+        kinds = Counter(node.op_type for node in model.graph.node)
+        depthwise = sum(
+            node.op_type == "Conv" and _is_depthwise(node, sizes)
+            for node in model.graph.node
+        )
+        products = sum(
+            node.op_type == "MatMul" and not any(name in sizes for name in node.input)
+            for node in model.graph.node
+        )
+        return cls(
+            depthwise / max(1, kinds["Conv"]),
+            products > 0 or kinds["Attention"] > 0,
+            kinds["Conv"] + kinds["Gemm"] + kinds["MatMul"],
+        )
+
+
+def _is_depthwise(node: NodeProto, sizes: Mapping[str, list[int]]) -> bool:
+    group = next((each.i for each in node.attribute if each.name == "group"), 1)
+    return group > 1 and sizes.get(node.input[1], [0, 0])[1:2] == [1]
+
+
+def next_steps(
+    model: ModelProto, settings: Settings, task: str
+) -> tuple[NextStep, ...]:
+    """Return commands to try, the most promising one first.
+
+    Args:
+        model: the float model.
+        settings: of the run that came out risky or poor.
+        task: one of ``TASKS``.
+    """
+    structure = _Structure.of(model)
+    steps: list[NextStep] = []
+    for rule in _RULES:
+        steps += rule(settings, structure, task)
+    return tuple(steps[:_MOST])
+
+
+def _more_samples(settings: Settings, _: _Structure, task: str) -> Iterator[NextStep]:
+    if 0 < settings.samples < 16 and settings.activation is not None:
+        yield NextStep(
+            "--data MORE_SAMPLES",
+            f"calibrate on 100 or more samples instead of {settings.samples}: ranges of"
+            " few samples clip what others bring",
+        )
+
+
+def _per_channel(settings: Settings, _: _Structure, task: str) -> Iterator[NextStep]:
+    if settings.weight == 8 and not settings.per_channel and settings.target is None:
+        yield NextStep(
+            "--per-channel",
+            "one scale per output channel of a weight: usually 1 to 5 dB, same speed",
+        )
+
+
+def _equalize(
+    settings: Settings,
+    structure: _Structure,
+    task: str,
+) -> Iterator[NextStep]:
+    wanted = structure.depthwise >= _DEPTHWISE and settings.activation is not None
+    if wanted and "cle" not in settings.optimizers:
+        yield NextStep(
+            "--optimize cle bias_correction",
+            "equalizes the channels of depthwise convolutions: usually 1 to 6 dB, same"
+            " speed",
+        )
+
+
+def _smooth(
+    settings: Settings,
+    structure: _Structure,
+    task: str,
+) -> Iterator[NextStep]:
+    wanted = structure.transformer and settings.activation == 8
+    if wanted and "smoothquant" not in settings.optimizers:
+        yield NextStep(
+            "--optimize smoothquant",
+            "moves outliers of activations into the weights: usually 1 to 5 dB on"
+            " transformers, same speed",
+        )
+
+
+def _wide(settings: Settings, _: _Structure, task: str) -> Iterator[NextStep]:
+    if settings.activation == 8 and settings.target is None:
+        yield NextStep(
+            "--config A16W8",
+            "16-bit activations: what is left is the error of the weights, often 10 dB"
+            " or more better; slower than 8 bits on most processors",
+        )
+
+
+def _learned(settings: Settings, _: _Structure, task: str) -> Iterator[NextStep]:
+    few_bits = settings.weight is not None and settings.weight <= 4
+    activations = settings.activation is not None
+    learned = {"adaround", "adaquant", "gptq"} & settings.optimizers
+    if (few_bits or settings.target is not None) and activations and not learned:
+        yield NextStep(
+            "--optimize adaround",
+            "learns the rounding of the weights layer by layer: minutes of calibration,"
+            " same speed",
+        )
+    if few_bits and not activations:
+        yield NextStep(
+            "--config W8",
+            "8-bit weights: nearly no error, twice the size",
+        )
+
+
+def _mixed(settings: Settings, structure: _Structure, task: str) -> Iterator[NextStep]:
+    spent = "auto_mixed_precision" in settings.optimizers
+    if settings.activation == 8 and structure.weighted and not spent:
+        kind = "stay float" if settings.target is None else "get 16 bits"
+        option = "--auto-exclude" if settings.target is None else "--auto-mixed"
+        yield NextStep(
+            f"{option} {settings.goal:g}",
+            f"as few nodes as possible {kind} so that every output reaches"
+            f" {settings.goal:g} dB",
+        )
+
+
+_RULES: tuple[Callable[[Settings, _Structure, str], Iterator[NextStep]], ...] = (
+    _more_samples,
+    _per_channel,
+    _equalize,
+    _smooth,
+    _learned,
+    _wide,
+    _mixed,
+)

@@ -1,0 +1,286 @@
+"""Read boxes and scores off the outputs of detectors, and match those of two models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Arrays = Mapping[str, NDArray[Any]]
+Floats = NDArray[np.float64]
+
+#: Least score of a box that is kept, overlap of boxes of one class above which the weaker one is
+#: dropped, and greatest number of boxes of an image.
+LEAST_SCORE, NMS_OVERLAP, MOST_BOXES = 0.05, 0.5, 100
+#: Candidates of an image that are looked at, by score.
+_CANDIDATES = 1000
+#: Least number of rows of an output that holds one box per anchor.
+_ANCHORS = 50
+#: Strides of the maps of YOLO-like detectors whose boxes are relative to the cell.
+_STRIDES = (8, 16, 32)
+#: Columns of selected boxes: four coordinates, score, class.
+_SELECTED = 6
+
+
+@dataclass(frozen=True)
+class DetectorLayout:
+    """How to read the outputs of a detector.
+
+    Attributes:
+        form: ``pair``: an output of boxes and one of scores; ``rows``: one output (N, anchors, 4 +
+            ...); ``columns``: one output (N, 4 + classes, anchors); ``selected``: one output (N,
+            boxes, 6) of coordinates, score and class.
+        boxes: the output with the boxes.
+        scores: the output with the scores; that with the boxes where it is one.
+        labels: the output with the classes; empty where there is none.
+        size: (height, width) of the input image.
+    """
+
+    form: Literal["pair", "rows", "columns", "selected"]
+    boxes: str
+    scores: str
+    labels: str
+    size: tuple[int, int]
+
+
+def detector_layout(outputs: Arrays, feeds: Arrays) -> DetectorLayout | None:
+    """Return how to read boxes off the outputs of a float model; None if it is no detector."""
+    images = [feed for feed in feeds.values() if feed.ndim == 4]
+    if not images:
+        return None
+    shape = images[0].shape
+    channels_first = shape[1] in (1, 3, 4)
+    size = (shape[2], shape[3]) if channels_first else (shape[1], shape[2])
+    for name, value in outputs.items():
+        if (
+            value.dtype.kind == "f"
+            and value.shape[-1:] == (4,)
+            and value.ndim in (2, 3)
+        ):
+            scores, labels = _companions(name, value, outputs)
+            if scores:
+                return DetectorLayout("pair", name, scores, labels, size)
+    for name, value in outputs.items():
+        form = _single_form(value)
+        if form is not None:
+            return DetectorLayout(form, name, name, "", size)
+    return None
+
+
+def _companions(name: str, boxes: NDArray[Any], outputs: Arrays) -> tuple[str, str]:
+    """Return the outputs with the scores and the classes of boxes; empty where there is none."""
+    count = boxes.shape[-2]
+    scores = labels = ""
+    for other, value in outputs.items():
+        rows = value.shape[: boxes.ndim - 1] == boxes.shape[:-1]
+        if other == name or not (rows or value.shape == (count,)):
+            continue
+        whole = value.dtype.kind in "iu"
+        if whole and value.ndim < boxes.ndim:
+            labels = labels or other
+        elif value.dtype.kind == "f" and value.shape[-1:] != (4,):
+            scores = scores or other
+    return scores, labels
+
+
+def _single_form(value: NDArray[Any]) -> Literal["rows", "columns", "selected"] | None:
+    if value.dtype.kind != "f" or value.ndim != 3 or not value.size:
+        return None
+    if not np.isfinite(value).all():
+        return None
+    if value.shape[2] == _SELECTED and _is_selected(value):
+        return "selected"
+    rows, columns = value.shape[1], value.shape[2]
+    if columns > 5 and rows >= max(_ANCHORS, columns) and _are_shares(value[..., 4:]):
+        return None if _are_shares(value[..., :4]) and columns > 200 else "rows"
+    transposed = value.transpose(0, 2, 1)
+    if rows > 4 and columns >= max(_ANCHORS, rows) and _are_shares(transposed[..., 4:]):
+        return "columns" if not _are_shares(transposed[..., :4]) else None
+    return None
+
+
+def _are_shares(values: NDArray[Any]) -> bool:
+    return bool(values.min() >= 0 and values.max() <= 1)
+
+
+def _is_selected(value: NDArray[Any]) -> bool:
+    classes = value[..., 5]
+    ordered = value[..., 2] >= value[..., 0]
+    return bool(
+        _are_shares(value[..., 4])
+        and (classes == np.round(classes)).all()
+        and ordered.all()
+    )
+
+
+def detections(layout: DetectorLayout, outputs: Arrays) -> list[Floats]:
+    """Return the boxes of each image, after non-maximum suppression.
+
+    Returns:
+        For each image of the batch an array (boxes, 6): x1, y1, x2, y2 in pixels of the input, the
+        score and the class, by falling score.
+    """
+    return [_suppressed(*each) for each in _candidates(layout, outputs)]
+
+
+def _candidates(
+    layout: DetectorLayout,
+    outputs: Arrays,
+) -> list[tuple[Floats, Floats, Floats]]:
+    """Boxes (n, 4), scores (n,) and classes (n,) of each image."""
+    boxes = outputs[layout.boxes].astype(np.float64)
+    boxes = boxes if boxes.ndim == 3 else boxes[None]
+    if layout.form == "columns":
+        boxes = boxes.transpose(0, 2, 1)
+    if layout.form == "selected":
+        found = [(row[:, :4], row[:, 4], row[:, 5]) for row in boxes]
+    elif layout.form == "pair":
+        found = _paired(layout, boxes, outputs)
+    else:
+        found = [
+            (
+                _decoded(row[:, :4], layout.size),
+                *_best_class(_class_scores(row, layout)),
+            )
+            for row in boxes
+        ]
+    return [(_in_pixels(_corners(each[0]), layout.size), *each[1:]) for each in found]
+
+
+def _class_scores(row: Floats, layout: DetectorLayout) -> Floats:
+    """Scores of classes of a YOLO-like output; rows have an objectness, columns do not."""
+    return row[:, 4:5] * row[:, 5:] if layout.form == "rows" else row[:, 4:]
+
+
+def _paired(
+    layout: DetectorLayout,
+    boxes: Floats,
+    outputs: Arrays,
+) -> list[tuple[Floats, Floats, Floats]]:
+    scores = outputs[layout.scores].astype(np.float64)
+    scores = scores.reshape(len(boxes), boxes.shape[1], -1)
+    if layout.labels:
+        labels = outputs[layout.labels].astype(np.float64)
+        labels = labels.reshape(len(boxes), -1)
+        return [
+            (box, score[:, 0], label)
+            for box, score, label in zip(boxes, scores, labels, strict=True)
+        ]
+    scores = _foreground(scores)
+    return [
+        (box, *_best_class(score)) for box, score in zip(boxes, scores, strict=True)
+    ]
+
+
+def _foreground(scores: Floats) -> Floats:
+    """Return scores in [0, 1] without those of the background."""
+    if scores.size and (scores.min() < 0 or scores.max() > 1):
+        if scores.shape[-1] == 1:
+            return np.asarray(1 / (1 + np.exp(-scores)))
+        powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        scores = powers / powers.sum(axis=-1, keepdims=True)
+    several = scores.shape[-1] > 1
+    if several and scores.size and np.allclose(scores.sum(axis=-1), 1, atol=1e-2):
+        # a softmax over classes has one for the background, which most anchors show
+        background = int(scores.reshape(-1, scores.shape[-1]).mean(axis=0).argmax())
+        return np.delete(scores, background, axis=-1)
+    return scores
+
+
+def _best_class(scores: Floats) -> tuple[Floats, Floats]:
+    classes = scores.argmax(axis=1)
+    return scores[np.arange(len(scores)), classes], classes.astype(np.float64)
+
+
+def _decoded(boxes: Floats, size: tuple[int, int]) -> Floats:
+    """Return centres and sizes in pixels of boxes that are relative to the cells of a grid.
+
+    Sizes are logarithms there, so that some are negative; other boxes are returned as they are.
+    """
+    if not boxes.size or boxes[:, 2:].min() >= 0:
+        return boxes
+    grids = [(size[0] // stride, size[1] // stride) for stride in _STRIDES]
+    if sum(height * width for height, width in grids) != len(boxes):
+        return boxes
+    cells, strides = [], []
+    for stride, (height, width) in zip(_STRIDES, grids, strict=True):
+        y, x = np.mgrid[:height, :width]
+        cells.append(np.stack([x, y], axis=-1).reshape(-1, 2))
+        strides.append(np.full((height * width, 1), float(stride)))
+    scales = np.concatenate(strides)
+    centres = (boxes[:, :2] + np.concatenate(cells)) * scales
+    return np.concatenate([centres, np.exp(boxes[:, 2:]) * scales], axis=1)
+
+
+def _corners(boxes: Floats) -> Floats:
+    """Return boxes as x1, y1, x2, y2, which they are where nearly all have that order.
+
+    Centres and sizes do not: most anchors are further from the corner than they are wide.
+    """
+    ordered = (boxes[:, 2:] >= boxes[:, :2]).all(axis=1)
+    if not len(boxes) or ordered.mean() > 0.95:
+        return boxes
+    half = boxes[:, 2:] / 2
+    return np.concatenate([boxes[:, :2] - half, boxes[:, :2] + half], axis=1)
+
+
+def _in_pixels(boxes: Floats, size: tuple[int, int]) -> Floats:
+    """Return boxes in pixels, which they are unless they are shares of the image."""
+    if not boxes.size or np.quantile(np.abs(boxes), 0.9) > 2:
+        return boxes
+    height, width = size
+    return boxes * np.array([width, height, width, height], np.float64)
+
+
+def _suppressed(boxes: Floats, scores: Floats, classes: Floats) -> Floats:
+    """Return the boxes that non-maximum suppression by class leaves, as (boxes, 6)."""
+    keep = scores >= LEAST_SCORE
+    order = np.argsort(-scores[keep], kind="stable")[:_CANDIDATES]
+    rows = np.column_stack([boxes, scores, classes])[keep][order]
+    selected: list[int] = []
+    alive = np.ones(len(rows), bool)
+    for place in range(len(rows)):
+        if not alive[place]:
+            continue
+        selected.append(place)
+        if len(selected) == MOST_BOXES:
+            break
+        same = rows[:, 5] == rows[place, 5]
+        alive &= ~(same & (overlaps(rows[place, :4], rows[:, :4]) > NMS_OVERLAP))
+    return np.asarray(rows[selected])
+
+
+def overlaps(box: Floats, boxes: Floats) -> Floats:
+    """Return the intersection over union of a box (4,) with boxes (n, 4).
+
+    >>> overlaps(np.array([0., 0, 2, 2]), np.array([[0., 0, 2, 2], [1, 0, 3, 2]])).round(3)
+    array([1.   , 0.333])
+    """
+    low = np.maximum(box[:2], boxes[:, :2])
+    high = np.minimum(box[2:], boxes[:, 2:])
+    shared = np.prod(np.clip(high - low, 0, None), axis=1)
+    areas = np.prod(np.clip(boxes[:, 2:] - boxes[:, :2], 0, None), axis=1)
+    area = np.prod(np.clip(box[2:] - box[:2], 0, None))
+    return np.asarray(shared / np.maximum(area + areas - shared, 1e-12))
+
+
+def matched(
+    found: Floats, among: Floats, least: float = 0.5
+) -> list[tuple[int, int, float]]:
+    """Match boxes with boxes of the same class, each once, by falling score.
+
+    Returns:
+        For each match: its place in ``found``, its place in ``among``, and the overlap.
+    """
+    pairs: list[tuple[int, int, float]] = []
+    free = np.ones(len(among), bool)
+    for place, row in enumerate(found):
+        overlap = overlaps(row[:4], among[:, :4]) * free * (among[:, 5] == row[5])
+        if overlap.size and overlap.max() >= least:
+            best = int(overlap.argmax())
+            free[best] = False
+            pairs.append((place, best, float(overlap[best])))
+    return pairs

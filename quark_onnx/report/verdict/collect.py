@@ -1,0 +1,189 @@
+"""Collect the outputs of two models over samples, and make a verdict of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import ModelProto
+
+from quark_onnx.errors import ConfigError, nearest
+from quark_onnx.report.figures import decibels, percent
+from quark_onnx.report.measure import OutputError, least_sqnr
+from quark_onnx.report.verdict.advice import Settings, next_steps
+from quark_onnx.report.verdict.judges import Judge, judge_for
+from quark_onnx.report.verdict.task import Task, find_task
+from quark_onnx.report.verdict.verdict import (
+    TASKS,
+    THRESHOLDS,
+    Band,
+    Figure,
+    Verdict,
+    worst_band,
+)
+
+#: Samples that a verdict runs at most; one may be a batch of several.
+MOST_SAMPLES = 32
+#: With fewer rows than this, SQNR has a say in the band of every task.
+_FEW_ROWS = 16
+
+
+def check_task(task: str) -> None:
+    """Check the name of a task.
+
+    Raises:
+        ConfigError: there is no such task.
+    """
+    if task not in ("auto", *TASKS):
+        raise ConfigError(
+            f"task is {task!r}; it must be one of auto, {', '.join(TASKS)}"
+            f"{nearest(str(task), TASKS)}",
+        )
+
+
+class VerdictCollector:
+    """Take in the outputs of a float model and of a quantized one, sample by sample.
+
+    The task is found on the first sample. Memory holds figures, not outputs.
+    """
+
+    def __init__(self, model: ModelProto, task: str = "auto") -> None:
+        """Start with nothing.
+
+        Args:
+            model: the float model.
+            task: one of ``TASKS``, or ``auto``.
+        """
+        check_task(task)
+        self._model = model
+        self._asked = task
+        self.task: Task | None = None
+        self._judge: Judge | None = None
+        self.samples = self.rows = 0
+
+    def add(
+        self,
+        feeds: Mapping[str, Any],
+        expected: Mapping[str, Any],
+        found: Mapping[str, Any],
+    ) -> None:
+        """Take in one sample and the outputs of both models on it."""
+        before, after = _arrays(expected), _arrays(found)
+        given = _arrays(feeds)
+        self.samples += 1
+        self.rows += max((len(each) for each in given.values() if each.ndim), default=1)
+        with np.errstate(all="ignore"):  # outputs may hold infinities
+            if self.task is None:
+                self.task = find_task(self._model, given, before, self._asked)
+                self._judge = judge_for(self.task)
+            if self._judge is not None and self.task.output in after:
+                self._judge.add(given, before, after)
+
+    def verdict(
+        self,
+        errors: Sequence[OutputError],
+        *,
+        held_out: int,
+        calibrated: bool = True,
+        random: bool = False,
+        settings: Settings | None = None,
+    ) -> Verdict | None:
+        """Return the verdict; None where no sample was run.
+
+        Args:
+            errors: of the outputs.
+            held_out: how many of the samples were not used for calibration.
+            calibrated: whether the others were used for calibration; False where that is not known.
+            random: whether the samples are random numbers, on which there is no verdict.
+            settings: of the run, for advice; None gives none.
+        """
+        if self.task is None:
+            return None
+        with np.errstate(all="ignore"):
+            figures = self._judge.figures() if self._judge is not None else ()
+        task = self.task.name if figures else "signal"
+        sqnr = least_sqnr(errors, math.nan)
+        shown = (*figures, *_other_figures(errors, sqnr))
+        band: Band = "unknown" if random else self._band(task, shown, errors)
+        advice = settings is not None and band in ("risky", "poor")
+        return Verdict(
+            task,
+            band,
+            _sentence(task, shown),
+            shown,
+            self.samples,
+            held_out,
+            (
+                "random data, which tells that the model runs and little more"
+                if random
+                else _measured_on(self.samples, held_out, calibrated=calibrated)
+            ),
+            next_steps(self._model, settings, task) if advice and settings else (),
+        )
+
+    def _band(
+        self,
+        task: str,
+        figures: Iterable[Figure],
+        errors: Sequence[OutputError],
+    ) -> Band:
+        values = {figure.name: figure.value for figure in figures}
+        thresholds = THRESHOLDS[task]
+        if self.rows < _FEW_ROWS and task != "signal":
+            thresholds = (*thresholds, *THRESHOLDS["signal"])
+        if any(error.broken for error in errors):
+            return "poor"
+        return worst_band(
+            [
+                threshold.band(values.get(threshold.figure, math.nan))
+                for threshold in thresholds
+            ],
+        )
+
+
+def _arrays(values: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
+    return {
+        name: value for name, value in values.items() if isinstance(value, np.ndarray)
+    }
+
+
+def _other_figures(errors: Sequence[OutputError], sqnr: float) -> list[Figure]:
+    if not math.isnan(sqnr):
+        return [Figure("sqnr", sqnr, f"SQNR {decibels(sqnr)} dB")]
+    shares = [error.agreement for error in errors if error.agreement is not None]
+    if not shares:
+        return []
+    least = min(shares)
+    return [Figure("equal", least, f"{percent(least, 1)} % of the values are equal")]
+
+
+_NAMES = {
+    "classifier": "classifier",
+    "segmentation": "segmentation",
+    "detector": "detector",
+    "embedding": "embeddings",
+    "language": "language model",
+    "image": "images",
+    "signal": "outputs",
+}
+
+
+def _sentence(task: str, figures: Sequence[Figure]) -> str:
+    texts = ", ".join(figure.text for figure in figures)
+    return f"{_NAMES[task]}: {texts or 'no output could be compared'}"
+
+
+def _measured_on(samples: int, held_out: int, *, calibrated: bool) -> str:
+    """Describe the samples in words."""
+    if not calibrated:
+        return f"{samples} samples"
+    if held_out == samples:
+        return f"{samples} samples held out from calibration"
+    rest = samples - held_out
+    optimistic = "which is optimistic: the ranges were made for them"
+    if not held_out:
+        return f"{rest} calibration samples, {optimistic}"
+    return f"{held_out} held-out samples and {rest} calibration samples, {optimistic}"

@@ -1,0 +1,319 @@
+"""Judges: one for each task; each compares the outputs of two models, sample by sample."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quark_onnx.report.figures import decibels, percent
+from quark_onnx.report.verdict.boxes import LEAST_SCORE, detections, matched
+from quark_onnx.report.verdict.task import Task, squeezed
+from quark_onnx.report.verdict.verdict import Figure
+
+Arrays = Mapping[str, NDArray[Any]]
+Floats = NDArray[np.float64]
+
+#: Least score of a detection that an application would show; where the float model has none, the
+#: least score of any.
+_SHOWN_SCORE = 0.25
+#: A detection of one model may have this share of the least score in the other one.
+_SLACK = 0.5
+#: Values of logits that are taken at once.
+_CHUNK = 1 << 22
+
+
+class Judge(Protocol):
+    """Compare the outputs of a float model and of a quantized one."""
+
+    def add(self, feeds: Arrays, expected: Arrays, found: Arrays) -> None:
+        """Take in one sample."""
+
+    def figures(self) -> tuple[Figure, ...]:
+        """Return the figures of all samples; none where nothing could be compared."""
+
+
+def judge_for(task: Task) -> Judge | None:
+    """Return the judge of a task; None for signals, which have no figure but SQNR."""
+    if task.name == "detector" and task.layout is not None:
+        return Detections(task)
+    judges: dict[str, type[Judge]] = {
+        "classifier": Classes,
+        "segmentation": Pixels,
+        "embedding": Vectors,
+        "language": Tokens,
+        "image": Images,
+    }
+    judge = judges.get(task.name)
+    return judge(task) if judge else None  # type: ignore[call-arg]
+
+
+class Classes:
+    """Share of samples whose predicted class is that of the float model."""
+
+    def __init__(self, task: Task) -> None:
+        self._output = task.output
+        self._rows = self._equal = 0
+
+    def add(self, feeds: Arrays, expected: Arrays, found: Arrays) -> None:
+        before = predicted(expected[self._output])
+        after = predicted(found[self._output])
+        if before.shape == after.shape:
+            self._equal += int((before == after).sum())
+        self._rows += before.size
+
+    def figures(self) -> tuple[Figure, ...]:
+        if not self._rows:
+            return ()
+        share = self._equal / self._rows
+        text = (
+            f"{self._equal} of {self._rows} predicted classes equal those of the float"
+            f" model ({percent(share, 1)} %)"
+        )
+        return (Figure("agreement", share, text),)
+
+
+def predicted(scores: NDArray[Any]) -> NDArray[np.int64]:
+    """Return the predicted class of each row, or of each position where there are several.
+
+    Args:
+        scores: (N, classes), (N, positions, classes), each with trailing ones; or whole numbers,
+            which are the classes.
+    """
+    if scores.dtype.kind in "iu":
+        return scores.astype(np.int64).reshape(-1)
+    rows = scores.reshape(squeezed(scores))
+    return np.asarray(rows.argmax(axis=-1).reshape(-1))
+
+
+class Pixels:
+    """Share of pixels whose predicted class is that of the float model."""
+
+    def __init__(self, task: Task) -> None:
+        self._output = task.output
+        self._pixels = self._equal = 0
+
+    def add(self, feeds: Arrays, expected: Arrays, found: Arrays) -> None:
+        before = expected[self._output].argmax(axis=1)
+        after = found[self._output].argmax(axis=1)
+        if before.shape == after.shape:
+            self._equal += int((before == after).sum())
+        self._pixels += before.size
+
+    def figures(self) -> tuple[Figure, ...]:
+        if not self._pixels:
+            return ()
+        share = self._equal / self._pixels
+        text = f"{percent(share, 1)} % of the pixels have the class of the float model"
+        return (Figure("agreement", share, text),)
+
+
+class Detections:
+    """F1, overlap and scores of detections, matched with those of the float model."""
+
+    def __init__(self, task: Task) -> None:
+        assert task.layout is not None
+        self._layout = task.layout
+        self._pairs: list[tuple[Floats, Floats]] = []
+
+    def add(self, feeds: Arrays, expected: Arrays, found: Arrays) -> None:
+        before = detections(self._layout, expected)
+        after = detections(self._layout, found)
+        self._pairs += zip(before, after, strict=False)
+
+    def figures(self) -> tuple[Figure, ...]:
+        least = _SHOWN_SCORE
+        if not any((before[:, 4] >= least).any() for before, _ in self._pairs):
+            least = LEAST_SCORE
+        count = extra = found = shown = 0
+        overlap: list[float] = []
+        change: list[float] = []
+        for before, after in self._pairs:
+            mine = before[before[:, 4] >= least]
+            theirs = after[after[:, 4] >= least]
+            loose = after[after[:, 4] >= least * _SLACK]
+            pairs = matched(mine, loose)
+            count += len(mine)
+            found += len(pairs)
+            overlap += [share for _, _, share in pairs]
+            change += [abs(mine[i, 4] - loose[j, 4]) for i, j, _ in pairs]
+            shown += len(theirs)
+            known = before[before[:, 4] >= least * _SLACK]
+            extra += len(theirs) - len(matched(theirs, known))
+        if not count:
+            return ()
+        recall = found / count
+        precision = 1 - extra / shown if shown else 0.0
+        f1 = (
+            2 * recall * precision / (recall + precision) if recall + precision else 0.0
+        )
+        mean = float(np.mean(overlap)) if overlap else 0.0
+        moved = float(np.mean(change)) if change else 0.0
+        return (
+            Figure(
+                "f1",
+                f1,
+                f"{found} of {count} detections found again (IoU 0.5, same class),"
+                f" {extra} new ones: F1 {f1:.3f}",
+            ),
+            Figure("iou", mean, f"mean IoU of matched boxes {mean:.3f}"),
+            Figure("score_change", moved, f"scores change by {moved:.3f} on average"),
+        )
+
+
+class Vectors:
+    """Cosine of embeddings, and the rank correlation of their similarities."""
+
+    def __init__(self, task: Task) -> None:
+        self._output = task.output
+        self._before: list[Floats] = []
+        self._after: list[Floats] = []
+
+    def add(self, feeds: Arrays, expected: Arrays, found: Arrays) -> None:
+        self._before += list(pooled(feeds, expected[self._output]))
+        self._after += list(pooled(feeds, found[self._output]))
+
+    def figures(self) -> tuple[Figure, ...]:
+        if not self._before or len(self._before) != len(self._after):
+            return ()
+        before, after = unit(np.array(self._before)), unit(np.array(self._after))
+        cosine = float((before * after).sum(axis=1).mean())
+        figures = [Figure("cosine", cosine, f"mean cosine {cosine:.4f}")]
+        rank = _rank_correlation(before, after)
+        if not math.isnan(rank):
+            text = f"rank correlation of similarities {rank:.4f}"
+            figures.append(Figure("rank", rank, text))
+        return tuple(figures)
+
+
+def pooled(feeds: Arrays, value: NDArray[Any]) -> Floats:
+    """Return one vector per sample: the mean over positions where there are several.
+
+    Args:
+        feeds: the sample; an input with ``mask`` in its name says which positions count.
+        value: (N, width) or (N, positions, width).
+    """
+    value = value.reshape(squeezed(value)).astype(np.float64)
+    if value.ndim == 2:
+        return value
+    mask = np.ones(value.shape[:2])
+    for name, feed in feeds.items():
+        if "mask" in name.lower() and feed.shape == value.shape[:2]:
+            mask = feed.astype(np.float64)
+    total = (value * mask[..., None]).sum(axis=1)
+    return np.asarray(total / np.maximum(mask.sum(axis=1, keepdims=True), 1))
+
+
+def unit(rows: Floats) -> Floats:
+    """Return rows with length 1; zeros stay zero."""
+    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+    return np.asarray(rows / np.where(lengths > 0, lengths, 1))
+
+
+def _rank_correlation(before: Floats, after: Floats) -> float:
+    """Spearman correlation of all pairwise similarities; NaN for fewer than four samples."""
+    if len(before) < 4:
+        return math.nan
+    upper = np.triu_indices(len(before), 1)
+    ranks = [
+        np.argsort(np.argsort((rows @ rows.T)[upper], kind="stable"), kind="stable")
+        for rows in (before, after)
+    ]
+    if (ranks[0] == ranks[1]).all():
+        return 1.0
+    return float(np.corrcoef(ranks[0], ranks[1])[0, 1])
+
+
+class Tokens:
+    """Divergence of the next token's distribution, and agreement of the likeliest token."""
+
+    def __init__(self, task: Task) -> None:
+        self._output = task.output
+        self._divergence = 0.0
+        self._tokens = self._equal = 0
+
+    def add(self, feeds: Arrays, expected: Arrays, found: Arrays) -> None:
+        before = expected[self._output]
+        after = found[self._output]
+        if before.shape != after.shape:
+            self._divergence = math.inf
+            self._tokens += 1
+            return
+        before = before.reshape(-1, before.shape[-1])
+        after = after.reshape(before.shape)
+        step = max(1, _CHUNK // before.shape[1])
+        for start in range(0, len(before), step):
+            a = _log_probabilities(before[start : start + step])
+            b = _log_probabilities(after[start : start + step])
+            self._divergence += float((np.exp(a) * (a - b)).sum())
+            self._equal += int((a.argmax(axis=1) == b.argmax(axis=1)).sum())
+            self._tokens += len(a)
+
+    def figures(self) -> tuple[Figure, ...]:
+        if not self._tokens:
+            return ()
+        divergence = max(0.0, self._divergence / self._tokens)
+        share = self._equal / self._tokens
+        return (
+            Figure(
+                "divergence",
+                divergence,
+                f"KL divergence {divergence:.4f} nats per token",
+            ),
+            Figure(
+                "agreement",
+                share,
+                f"the likeliest token agrees in {percent(share, 1)} %",
+            ),
+        )
+
+
+def _log_probabilities(logits: NDArray[Any]) -> Floats:
+    rows = logits.astype(np.float64)
+    rows = rows - rows.max(axis=1, keepdims=True)
+    return np.asarray(rows - np.log(np.exp(rows).sum(axis=1, keepdims=True)))
+
+
+class Images:
+    """PSNR of the quantized model's images against those of the float model."""
+
+    def __init__(self, task: Task) -> None:
+        self._output = task.output
+        self._errors: list[float] = []
+        self._least, self._greatest = math.inf, -math.inf
+
+    def add(self, feeds: Arrays, expected: Arrays, found: Arrays) -> None:
+        before, after = expected[self._output], found[self._output]
+        if before.shape != after.shape:
+            self._errors.append(math.inf)
+            return
+        before = before.astype(np.float64)
+        self._errors.append(float(np.square(before - after).mean()))
+        self._least = min(self._least, float(before.min()))
+        self._greatest = max(self._greatest, float(before.max()))
+
+    def figures(self) -> tuple[Figure, ...]:
+        if not self._errors:
+            return ()
+        peak = _peak(self._least, self._greatest)
+        ratios = [_psnr(peak, error) for error in self._errors]
+        psnr = float(np.mean(ratios))
+        return (Figure("psnr", psnr, f"PSNR {decibels(psnr)} dB (peak {peak:g})"),)
+
+
+def _peak(least: float, greatest: float) -> float:
+    """Return the range of pixels: 255 or 1 where the values look like it, else their own."""
+    if least > -26 and 2 < greatest < 282:
+        return 255.0
+    if least > -0.2 and greatest < 1.2:
+        return 1.0
+    return greatest - least if greatest > least else 1.0
+
+
+def _psnr(peak: float, error: float) -> float:
+    if error == 0:
+        return math.inf
+    return 10 * math.log10(peak * peak / error) if math.isfinite(error) else -math.inf

@@ -1,0 +1,214 @@
+"""Find the task of a model from its graph and from its outputs on one sample."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import ModelProto, TensorProto
+
+from quark_onnx.report.verdict.boxes import DetectorLayout, detector_layout
+
+Arrays = Mapping[str, NDArray[Any]]
+
+_CLASS_NAMES = re.compile(r"logit|prob|class|score|label|softmax|pred", re.IGNORECASE)
+_VECTOR_NAMES = re.compile(
+    r"embed|feature|hidden|pooler|sentence|vector|repr",
+    re.IGNORECASE,
+)
+#: Number of classes of well-known data sets, which an embedding does not have as its width.
+_COMMON_CLASSES = {10, 100, 1000, 1001, 21841, 21843}
+#: Least width of a vector that counts as an embedding, and its divisor.
+_VECTOR_WIDTH, _VECTOR_DIVISOR = 64, 32
+#: Greatest number of classes of a semantic segmentation.
+_SEGMENTS = 256
+#: An output has at least this share of the input's height where it is a segmentation.
+_SEGMENT_SCALE = 8
+_INTEGERS = {TensorProto.INT32, TensorProto.INT64}
+
+
+@dataclass(frozen=True)
+class Traits:
+    """Facts about a float model that tell its task.
+
+    Attributes:
+        token_input: an integer input of rank 2, token identifiers most likely; empty if none.
+        vocabulary: rows of the tables that a Gather reads; the size of the vocabulary is one.
+        probabilities: outputs that a Softmax or a Sigmoid computes.
+    """
+
+    token_input: str
+    vocabulary: frozenset[int]
+    probabilities: frozenset[str]
+
+    @classmethod
+    def of(cls, model: ModelProto) -> Traits:
+        """Read the facts off a model."""
+        graph = model.graph
+        constants = {tensor.name: tensor for tensor in graph.initializer}
+        tables = frozenset(
+            int(constants[node.input[0]].dims[0])
+            for node in graph.node
+            if node.op_type == "Gather"
+            and node.input[0] in constants
+            and len(constants[node.input[0]].dims) == 2
+        )
+        makers = {name: node for node in graph.node for name in node.output}
+        probabilities = frozenset(
+            value.name
+            for value in graph.output
+            if value.name in makers
+            and makers[value.name].op_type in ("Softmax", "Sigmoid")
+        )
+        return cls(_token_input(model), tables, probabilities)
+
+
+def _token_input(model: ModelProto) -> str:
+    constants = {tensor.name for tensor in model.graph.initializer}
+    names = [
+        value.name
+        for value in model.graph.input
+        if value.name not in constants
+        and value.type.tensor_type.elem_type in _INTEGERS
+        and len(value.type.tensor_type.shape.dim) == 2
+        and "mask" not in value.name.lower()
+        and "type" not in value.name.lower()
+    ]
+    return names[0] if names else ""
+
+
+@dataclass(frozen=True)
+class Task:
+    """The task of a model, and the outputs that show it.
+
+    Attributes:
+        name: one of ``TASKS``.
+        output: the output that is judged; of a detector, the boxes.
+        layout: how to read the outputs of a detector.
+    """
+
+    name: str
+    output: str
+    layout: DetectorLayout | None = None
+
+
+def find_task(
+    model: ModelProto,
+    feeds: Arrays,
+    outputs: Arrays,
+    asked: str = "auto",
+) -> Task:
+    """Return the task of a model.
+
+    Args:
+        model: the float model.
+        feeds: one sample.
+        outputs: the float model's outputs on it; sequences and maps left out.
+        asked: one of ``TASKS``, or ``auto``.
+    """
+    traits = Traits.of(model)
+    if asked in ("auto", "detector"):
+        layout = detector_layout(outputs, feeds)
+        if layout is not None:
+            return Task("detector", layout.boxes, layout)
+    for name, value in outputs.items():
+        found = asked if asked != "auto" else _kind(name, value, feeds, traits)
+        if found != "signal" and _readable(found, value):
+            return Task(found, name)
+    return Task("signal", next(iter(outputs), ""))
+
+
+def _readable(task: str, value: NDArray[Any]) -> bool:
+    """Return whether a judge of the task can read such an output."""
+    shape = squeezed(value)
+    if task in ("classifier", "embedding"):
+        return len(shape) in (2, 3) or (task == "classifier" and _is_label(value))
+    return {
+        "language": value.ndim == 3,
+        "segmentation": value.ndim == 4,
+        "image": value.ndim in (3, 4),
+    }.get(task, False)
+
+
+def squeezed(value: NDArray[Any]) -> tuple[int, ...]:
+    """Return a shape without sizes of 1 at its end, of which two dimensions are kept.
+
+    >>> squeezed(np.zeros((2, 10, 1, 1)))
+    (2, 10)
+    """
+    shape = value.shape
+    while len(shape) > 2 and shape[-1] == 1:
+        shape = shape[:-1]
+    return shape
+
+
+def _is_label(value: NDArray[Any]) -> bool:
+    return value.dtype.kind in "iu" and value.ndim in (1, 2) and value.shape[-1:] != ()
+
+
+def _kind(
+    name: str,
+    value: NDArray[Any],
+    feeds: Arrays,
+    traits: Traits,
+) -> str:
+    shape = squeezed(value)
+    if value.dtype.kind in "iu":
+        return "classifier" if _CLASS_NAMES.search(name) else "signal"
+    if value.dtype.kind != "f":
+        return "signal"
+    if len(shape) == 2:
+        return _vector_kind(name, value.reshape(shape), feeds, traits)
+    if len(shape) == 3 and traits.token_input:
+        tokens = feeds.get(traits.token_input)
+        per_token = tokens is not None and tokens.shape == shape[:2]
+        if per_token and shape[2] in traits.vocabulary:
+            return "language"
+        return "embedding" if per_token and shape[2] >= _VECTOR_WIDTH else "signal"
+    return _map_kind(value, feeds) if len(shape) == 4 else "signal"
+
+
+def _vector_kind(
+    name: str,
+    rows: NDArray[Any],
+    feeds: Arrays,
+    traits: Traits,
+) -> str:
+    """Tell a classifier from an embedding by one vector per sample."""
+    width = rows.shape[1]
+    if width < 2 or not np.isfinite(rows).all():
+        return "signal"
+    if name in traits.probabilities or _sums_to_one(rows):
+        return "classifier"
+    lengths = np.linalg.norm(rows.astype(np.float64), axis=1)
+    if np.allclose(lengths, 1, atol=1e-3) and width >= _VECTOR_WIDTH // 2:
+        return "embedding"
+    if width in _COMMON_CLASSES or _CLASS_NAMES.search(name):
+        return "classifier"
+    wide = width >= _VECTOR_WIDTH and width % _VECTOR_DIVISOR == 0
+    if wide or _VECTOR_NAMES.search(name):
+        return "embedding" if wide else "signal"
+    senses = any(feed.ndim >= 3 for feed in feeds.values()) or traits.token_input
+    return "classifier" if senses else "signal"
+
+
+def _sums_to_one(rows: NDArray[Any]) -> bool:
+    return bool((rows >= 0).all() and np.allclose(rows.sum(axis=1), 1, atol=1e-3))
+
+
+def _map_kind(value: NDArray[Any], feeds: Arrays) -> str:
+    """Tell an image from a segmentation by a map with channels."""
+    maps = [feed for feed in feeds.values() if feed.ndim == 4]
+    if not maps:
+        return "signal"
+    channels, height = value.shape[1], value.shape[2]
+    pixels = maps[0].shape[2]
+    picture = maps[0].shape[1] in (1, 3)
+    if picture and channels in (1, 3) and height >= pixels:
+        return "image"
+    segmented = 2 <= channels <= _SEGMENTS and height * _SEGMENT_SCALE >= pixels
+    return "segmentation" if picture and segmented and height >= channels else "signal"

@@ -1,0 +1,135 @@
+"""Verdict: the quality of a quantized model in the terms of its task."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Band = Literal["good", "risky", "poor", "unknown"]
+BANDS: tuple[Band, ...] = ("good", "risky", "poor")
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One measured value.
+
+    Attributes:
+        name: a stable key, such as ``agreement``.
+        value: a share, a ratio, dB or nats; NaN where it could not be measured.
+        text: the value in words, with its unit.
+    """
+
+    name: str
+    value: float
+    text: str
+
+
+@dataclass(frozen=True)
+class NextStep:
+    """A command to try, and its expected effect.
+
+    Attributes:
+        options: options to append to the ``quark-onnx quantize`` command; empty where another
+            command is meant.
+        command: the whole command where it is not ``quantize``; else empty, for the caller to
+            complete.
+        effect: the expected effect.
+    """
+
+    options: str
+    effect: str
+    command: str = ""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The quality of a quantized model compared with its float model.
+
+    Attributes:
+        task: one of ``TASKS``.
+        band: ``good``, ``risky``, ``poor``, or ``unknown`` where no data was given.
+        sentence: the verdict in one sentence, without the band.
+        figures: the measured values; the first one decides the band.
+        samples: number of samples that were run.
+        held_out: how many of them were not used for calibration.
+        measured_on: the samples in words, and their bias if calibration used them.
+        next_steps: commands to try, the most promising one first; empty where the band is good.
+    """
+
+    task: str
+    band: Band
+    sentence: str
+    figures: tuple[Figure, ...]
+    samples: int
+    held_out: int
+    measured_on: str
+    next_steps: tuple[NextStep, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.band}: {self.sentence}"
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """The least (or greatest) value of a figure for the bands good and risky.
+
+    Attributes:
+        figure: name of the figure.
+        good: bound of the band good.
+        risky: bound of the band risky; beyond it, the band is poor.
+        rising: whether greater values are better.
+    """
+
+    figure: str
+    good: float
+    risky: float
+    rising: bool = True
+
+    def band(self, value: float) -> Band:
+        """Return the band of a value; ``unknown`` for NaN.
+
+        >>> Threshold("agreement", 0.95, 0.85).band(0.9)
+        'risky'
+        """
+        if math.isnan(value):
+            return "unknown"
+        sign = 1 if self.rising else -1
+        if sign * value >= sign * self.good:
+            return "good"
+        return "risky" if sign * value >= sign * self.risky else "poor"
+
+
+#: Thresholds of each task; all of a task's rows must hold for its band. docs/accuracy.md has the
+#: same table.
+THRESHOLDS: dict[str, tuple[Threshold, ...]] = {
+    "classifier": (Threshold("agreement", 0.95, 0.85),),
+    "segmentation": (Threshold("agreement", 0.97, 0.90),),
+    "detector": (Threshold("f1", 0.90, 0.70), Threshold("iou", 0.85, 0.70)),
+    "embedding": (Threshold("cosine", 0.98, 0.93), Threshold("rank", 0.95, 0.85)),
+    "language": (Threshold("divergence", 0.05, 0.20, rising=False),),
+    "image": (Threshold("psnr", 38.0, 30.0),),
+    "signal": (Threshold("sqnr", 20.0, 10.0), Threshold("equal", 0.99, 0.90)),
+}
+TASKS = tuple(THRESHOLDS)
+
+#: A model of each task in words; a signal can be anything.
+DESCRIPTIONS = {
+    "classifier": "a classifier",
+    "segmentation": "a segmentation model",
+    "detector": "a detector",
+    "embedding": "an embedding model",
+    "language": "a language model",
+    "image": "an image-to-image model",
+}
+
+
+def worst_band(bands: Sequence[Band]) -> Band:
+    """Return the worst of several bands; ``unknown`` ones do not count unless all are.
+
+    >>> worst_band(["good", "unknown", "risky"]), worst_band([])
+    ('risky', 'unknown')
+    """
+    known = [band for band in bands if band != "unknown"]
+    return max(known, key=BANDS.index) if known else "unknown"

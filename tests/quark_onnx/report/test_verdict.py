@@ -1,0 +1,310 @@
+"""The verdict: the task that is found, the figures of each, and the bands."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from onnx import ModelProto
+
+from quark_onnx.errors import ConfigError
+from quark_onnx.report import OutputError
+from quark_onnx.report.verdict import (
+    TASKS,
+    THRESHOLDS,
+    Settings,
+    Verdict,
+    VerdictCollector,
+    next_steps,
+)
+from tests.models import normal, parse, weight
+
+Arrays = dict[str, NDArray[Any]]
+
+SOFTMAX = parse("g (float[N, 3, 8, 8] x) => (float y) { y = Softmax (x) }")
+LINEAR = parse("g (float[N, 3, 8, 8] x) => (float y) { y = Relu (x) }")
+IMAGE = {"x": np.zeros((1, 3, 64, 64), np.float32)}
+SETTINGS = Settings(8, 8, per_channel=True, samples=100)
+
+
+def judged(
+    model: ModelProto,
+    feeds: Arrays,
+    before: Arrays,
+    after: Arrays,
+    *,
+    sqnr: float | None = 25.0,
+    **options: Any,
+) -> Verdict:
+    """The verdict on one sample."""
+    collector = VerdictCollector(model, options.pop("task", "auto"))
+    collector.add(feeds, before, after)
+    errors = [OutputError("y", sqnr, 1.0, 0.1, None if sqnr else 1.0)]
+    verdict = collector.verdict(errors, held_out=1, **options)
+    assert verdict is not None
+    return verdict
+
+
+def values(verdict: Verdict) -> dict[str, float]:
+    return {figure.name: figure.value for figure in verdict.figures}
+
+
+def probabilities(rows: int, classes: int, seed: int) -> NDArray[np.float32]:
+    powers = np.exp(3 * normal(rows, classes, seed=seed))
+    return np.asarray(powers / powers.sum(axis=1, keepdims=True), np.float32)
+
+
+def test_a_classifier_is_judged_by_its_classes() -> None:
+    before = probabilities(40, 7, 0)
+    after = before.copy()
+    after[:3] = np.roll(before[:3], 1, axis=1)
+    verdict = judged(
+        SOFTMAX, {"x": np.zeros((40, 3, 8, 8))}, {"y": before}, {"y": after}
+    )
+    assert (verdict.task, verdict.band) == ("classifier", "risky")
+    assert values(verdict)["agreement"] == 37 / 40
+    assert "37 of 40 predicted classes" in verdict.sentence
+
+
+@pytest.mark.parametrize(
+    ("shape", "task"),
+    [
+        ((1, 1000, 1, 1), "classifier"),
+        ((2, 10), "classifier"),
+        ((2, 512), "embedding"),
+        ((2, 1), "signal"),
+        ((2, 3, 64, 64), "image"),
+        ((2, 3, 128, 128), "image"),
+        ((2, 21, 64, 64), "segmentation"),
+        ((2, 256, 4, 4), "signal"),
+        ((5,), "signal"),
+    ],
+)
+def test_the_task_of_an_image_model(shape: tuple[int, ...], task: str) -> None:
+    output = normal(*shape)
+    assert judged(LINEAR, IMAGE, {"y": output}, {"y": output}).task == task
+
+
+def test_the_task_of_a_model_of_tokens() -> None:
+    table = weight(500, 64)
+    model = parse(
+        """g (int64[N, T] ids, int64[N, T] attention_mask) => (float y) {
+            y = Gather (table, ids)
+        }""",
+        table=table,
+    )
+    ids = np.ones((2, 9), np.int64)
+    feeds = {"ids": ids, "attention_mask": ids}
+    for width, task in (500, "language"), (64, "embedding"), (2, "signal"):
+        output = normal(2, 9, width)
+        assert judged(model, feeds, {"y": output}, {"y": output}).task == task
+
+
+def test_a_task_that_is_asked_for_is_taken() -> None:
+    output = normal(2, 512)
+    verdict = judged(LINEAR, IMAGE, {"y": output}, {"y": output}, task="classifier")
+    assert verdict.task == "classifier"
+    with pytest.raises(ConfigError, match=r"task is 'clasifier'.*classifier"):
+        VerdictCollector(LINEAR, "clasifier")
+
+
+def test_embeddings_are_pooled_under_the_mask() -> None:
+    model = parse(
+        "g (int64[N, T] ids, int64[N, T] mask) => (float y) { y = Cast (ids) }"
+    )
+    before, after = normal(6, 5, 64, seed=1), normal(6, 5, 64, seed=1)
+    mask = np.ones((6, 5), np.int64)
+    mask[:, 3:] = 0
+    after[:, 3:] += 100  # positions that do not count
+    feeds = {"ids": mask, "mask": mask}
+    verdict = judged(model, feeds, {"y": before}, {"y": after})
+    assert verdict.task == "embedding"
+    assert values(verdict)["cosine"] == pytest.approx(1)
+    assert values(verdict)["rank"] == pytest.approx(1)
+
+
+def test_divergence_of_tokens_against_its_definition() -> None:
+    before, after = normal(2, 4, 50, seed=1), normal(2, 4, 50, seed=2)
+    ids = {"ids": np.zeros((2, 4), np.int64)}
+    verdict = judged(LINEAR, ids, {"y": before}, {"y": after}, task="language")
+    p, q = (
+        np.exp(each.astype(np.float64))
+        / np.exp(each.astype(np.float64)).sum(-1)[..., None]
+        for each in (before, after)
+    )
+    expected = (p * np.log(p / q)).sum(-1).mean()
+    assert values(verdict)["divergence"] == pytest.approx(expected)
+    assert verdict.band == "poor"
+
+
+def test_psnr_of_images() -> None:
+    before = np.linspace(0, 1, 3 * 64 * 64, dtype=np.float32).reshape(1, 3, 64, 64)
+    verdict = judged(LINEAR, IMAGE, {"y": before}, {"y": before + np.float32(0.01)})
+    assert values(verdict)["psnr"] == pytest.approx(40, abs=0.01)
+
+
+def test_pixels_of_a_segmentation() -> None:
+    before = normal(1, 5, 64, 64)
+    after = before.copy()
+    after[:, :, :32] = np.roll(before[:, :, :32], 1, axis=1)
+    verdict = judged(LINEAR, IMAGE, {"y": before}, {"y": after})
+    assert values(verdict)["agreement"] == 0.5
+
+
+def rows_of_boxes(
+    boxes: list[tuple[float, ...]], anchors: int = 100
+) -> NDArray[np.float32]:
+    """A YOLO-like output (1, anchors, 4 + 1 + 3): centre, size, objectness, three classes."""
+    output = np.zeros((1, anchors, 8), np.float32)
+    output[..., :4] = 40, 40, 10, 10
+    for place, (x, y, width, height, score, label) in enumerate(boxes):
+        output[0, place, :5] = x, y, width, height, score
+        output[0, place, 5 + int(label)] = 1
+    return output
+
+
+def test_detections_are_matched_by_class_and_overlap() -> None:
+    before = rows_of_boxes(
+        [
+            (30, 30, 20, 20, 0.9, 0),
+            (80, 80, 20, 20, 0.8, 1),
+            (80, 82, 20, 20, 0.7, 1),  # suppressed by the box above
+            (150, 30, 20, 20, 0.6, 2),
+        ]
+    )
+    after = rows_of_boxes(
+        [
+            (32, 30, 20, 20, 0.8, 0),
+            (80, 80, 20, 20, 0.8, 2),  # another class
+            (150, 30, 20, 20, 0.6, 2),
+        ]
+    )
+    verdict = judged(LINEAR, IMAGE, {"y": before}, {"y": after})
+    assert (verdict.task, verdict.band) == ("detector", "poor")
+    found = values(verdict)
+    assert found["f1"] == pytest.approx(2 / 3)
+    assert found["iou"] == pytest.approx((18 / 22 + 1) / 2)
+    assert found["score_change"] == pytest.approx(0.05)
+    assert "2 of 3 detections found again" in verdict.sentence
+
+
+@pytest.mark.parametrize("form", ["columns", "pair", "selected"])
+def test_other_layouts_of_detectors(form: str) -> None:
+    rows = rows_of_boxes([(30, 30, 20, 20, 0.9, 0), (80, 80, 20, 20, 0.8, 1)])
+    scores = rows[..., 4:5] * rows[..., 5:]
+    corners = np.concatenate(
+        [rows[..., :2] - rows[..., 2:4] / 2, rows[..., :2] + rows[..., 2:4] / 2], axis=2
+    )
+    outputs = {
+        "columns": {
+            "y": np.concatenate([rows[..., :4], scores], axis=2).transpose(0, 2, 1)
+        },
+        "pair": {"boxes": corners / 64, "scores": scores},
+        "selected": {
+            "y": np.concatenate(
+                [corners, scores.max(2)[..., None], scores.argmax(2)[..., None]], axis=2
+            )
+        },
+    }[form]
+    verdict = judged(LINEAR, IMAGE, outputs, outputs)
+    assert (verdict.task, values(verdict)["f1"]) == ("detector", 1)
+    assert "2 of 2 detections" in verdict.sentence
+
+
+def test_cells_of_a_grid_are_decoded() -> None:
+    """The boxes of YOLOX: offsets in cells of 8, 16 and 32 pixels, logarithms of sizes."""
+    output = np.zeros((1, 64 + 16 + 4, 8), np.float32)
+    output[..., 2:4] = -1
+    output[0, 9] = [0.5, 0.5, math.log(2), math.log(3), 0.9, 1, 0, 0]
+    moved = output.copy()
+    moved[0, 9, 0] = 0.75  # by 2 of 16 pixels
+    verdict = judged(LINEAR, IMAGE, {"y": output}, {"y": moved})
+    assert values(verdict)["iou"] == pytest.approx(14 / 18)
+
+
+def test_values_that_are_finite_on_one_side_alone_are_poor() -> None:
+    collector = VerdictCollector(LINEAR)
+    before = normal(20, 10)
+    collector.add({"x": normal(20, 3, 8, 8)}, {"y": before}, {"y": before * np.inf})
+    error = OutputError("y", -math.inf, math.nan, math.inf, None, broken=200)
+    verdict = collector.verdict([error], held_out=1)
+    assert verdict is not None and verdict.band == "poor"
+
+
+def test_few_rows_do_not_outvote_the_noise() -> None:
+    before = probabilities(1, 7, 0)
+    feeds = {"x": np.zeros((1, 3, 8, 8))}
+    assert judged(SOFTMAX, feeds, {"y": before}, {"y": before}, sqnr=5.0).band == "poor"
+    assert (
+        judged(SOFTMAX, feeds, {"y": before}, {"y": before}, sqnr=25.0).band == "good"
+    )
+
+
+def test_the_samples_are_named() -> None:
+    before = probabilities(20, 7, 0)
+    collector = VerdictCollector(SOFTMAX)
+    for _ in range(3):
+        collector.add({"x": np.zeros((20, 3, 8, 8))}, {"y": before}, {"y": before})
+    texts = {}
+    for held_out in 0, 1, 3:
+        verdict = collector.verdict([], held_out=held_out)
+        assert verdict is not None
+        texts[held_out] = verdict.measured_on
+    assert texts[0].startswith("3 calibration samples, which is optimistic")
+    assert texts[1].startswith("1 held-out samples and 2 calibration samples")
+    assert texts[3] == "3 samples held out from calibration"
+    random = collector.verdict([], held_out=0, random=True)
+    assert random is not None and random.band == "unknown"
+
+
+def test_without_samples_there_is_no_verdict() -> None:
+    assert VerdictCollector(LINEAR).verdict([], held_out=0) is None
+
+
+def test_every_task_has_thresholds_in_order() -> None:
+    for task in TASKS:
+        for threshold in THRESHOLDS[task]:
+            assert (threshold.good > threshold.risky) is threshold.rising
+
+
+@pytest.mark.parametrize(
+    ("settings", "options"),
+    [
+        (SETTINGS, ["--config A16W8", "--auto-exclude 20"]),
+        (
+            Settings(8, 8, per_channel=False, samples=9),
+            ["--data MORE_SAMPLES", "--per-channel", "--config A16W8"],
+        ),
+        (
+            Settings(8, 8, per_channel=True, target="npu-cnn"),
+            ["--optimize adaround", "--auto-mixed 20"],
+        ),
+        (Settings(None, 4, per_channel=True), ["--config W8"]),
+        (Settings(16, 8, per_channel=True, samples=100), []),
+    ],
+)  # fmt: skip
+def test_advice(settings: Settings, options: list[str]) -> None:
+    model = parse(
+        "g (float[N, 3, 8, 8] x) => (float y) { y = Conv (x, w) }", w=weight(4, 3, 3, 3)
+    )
+    assert [
+        step.options for step in next_steps(model, settings, "classifier")
+    ] == options
+
+
+def test_advice_by_structure() -> None:
+    depthwise = parse(
+        "g (float[N, 4, 8, 8] x) => (float y) { y = Conv <group = 4> (x, w) }",
+        w=weight(4, 1, 3, 3),
+    )
+    attention = parse("g (float[N, 8, 8] x) => (float y) { y = MatMul (x, x) }")
+    assert next_steps(depthwise, SETTINGS, "classifier")[0].options.startswith(
+        "--optimize cle"
+    )
+    assert (
+        next_steps(attention, SETTINGS, "embedding")[0].options
+        == "--optimize smoothquant"
+    )
