@@ -43,7 +43,7 @@ from quark_onnx.refine import (
     refine,
 )
 from quark_onnx.registry import TARGETS
-from quark_onnx.report import Report, summarize, verdicts
+from quark_onnx.report import Report, kept_types, summarize, verdicts
 from quark_onnx.report.verdict import (
     MOST_SAMPLES,
     Settings,
@@ -591,6 +591,7 @@ class Job:
             notes=notes,
             outputs=done.errors,
             layers=layers,
+            kept_types=kept_types(*plans),
         )
         logger.debug("%s", report)
         return report

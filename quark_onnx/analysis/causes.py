@@ -1,4 +1,4 @@
-"""Why a tensor is noisy, in words with figures, and which option of the command line mends it.
+"""Why a tensor is noisy, in words with figures, and which option of the command line fixes it.
 
 Noise is a power relative to the float tensor's. What reaches a tensor adds up of what its inputs
 bring, what the weights of its operator cost, what the operator makes of both, and what its own grid
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from quark_onnx.analysis.findings import Cause, TensorError, WeightError
 from quark_onnx.analysis.reading import Grid
 from quark_onnx.analysis.statistics import TensorStatistic
+from quark_onnx.report.figures import percentage
 from quark_onnx.report.measure import decibels
 
 #: A part of the noise below this share is no cause.
@@ -41,7 +42,7 @@ DELICATE = frozenset(
         "HardSigmoid",
     },
 )
-_MORE_BITS = ("--config", "A16W8")
+_MORE_BITS = ("--preset", "A16W8")
 
 
 @dataclass(frozen=True)
@@ -160,8 +161,8 @@ def causes_of(evidence: Evidence) -> list[Cause]:
         return []
     if evidence.error.rescaled:
         text = (
-            "its channels have other scales in the quantized model; without them, parts"
-            " of its noise cannot be told"
+            "the channels were rescaled in the quantized model, so the noise cannot be"
+            " split into parts"
         )
         return [
             Cause(
@@ -223,7 +224,9 @@ def _of_grid(evidence: Evidence, least: float) -> Iterator[Cause]:
             f"operator {error.op_type} at {grid.bits} bits ({grid.format}): its small"
             " values matter"
         )
-        yield Cause("operator", text, rest, "leave the operator float", _exclude(error))
+        yield Cause(
+            "operator", text, rest, "keep the operator in float", _exclude(error)
+        )
     yield from particular
     if not particular and not delicate:
         yield Cause(
@@ -244,20 +247,20 @@ def _clipping(error: TensorError, share: float) -> Cause:
     parts = []
     if error.clipped_high and error.grid_hi is not None:
         parts.append(
-            f"{_percent(error.clipped_high)} of the values lie above"
+            f"{percentage(error.clipped_high)} of the values lie above"
             f" {_figure(error.grid_hi)} (up to {_figure(error.hi)})",
         )
     if error.clipped_low and error.grid_lo is not None:
         parts.append(
-            f"{_percent(error.clipped_low)} lie below {_figure(error.grid_lo)} (down to"
+            f"{percentage(error.clipped_low)} lie below {_figure(error.grid_lo)} (down to"
             f" {_figure(error.lo)})",
         )
-    text = "range clipped: " + " and ".join(parts)
+    text = "clipping: " + " and ".join(parts)
     return Cause(
         "clipped",
         text,
         share,
-        "take a wider range",
+        "use a wider range",
         ("--calibrator", "minmax"),
     )
 
@@ -294,7 +297,7 @@ def _outlier_channel(evidence: Evidence, share: float) -> Cause | None:
         "BatchNormalization",
         "Gemm",
     )
-    remedy = "even out the channels" if conv else "give activations more bits"
+    remedy = "equalize the channels" if conv else "give activations more bits"
     return Cause(
         "outlier-channel",
         text,
@@ -327,8 +330,8 @@ def _spread(evidence: Evidence, share: float) -> Cause | None:
             f" {_figure(error.hi)}: they use {bits:.1f} of {grid.bits} bits"
         )
         remedy = (
-            "calibrate on data like this; a scale that is shared with a wider tensor is"
-            " freed by leaving this one out"
+            "calibrate on representative data; if the scale is shared with a wider"
+            " tensor, exclude this node"
         )
         return Cause("unused-range", text, share, remedy, _exclude(error))
     centres, counts = histogram.signed(0)
@@ -362,9 +365,7 @@ def _rounding_text(error: TensorError, grid: Grid) -> str:
         return f"rounding to {grid.format}"
     step = f"in steps of {_figure(error.step)}"
     if grid.granularity != "tensor":
-        return (
-            f"rounding to {grid.format}, one scale a {grid.granularity}, {step} at most"
-        )
+        return f"rounding to {grid.format}, one scale per {grid.granularity}, {step} at most"
     if not grid.uniform:
         return f"rounding to {grid.format}"
     return (
@@ -391,8 +392,8 @@ def _of_weights(evidence: Evidence, least: float) -> Iterator[Cause]:
             )
             if evidence.heavier >= _AMPLIFIED:
                 text = (
-                    f"{cause.text}; {evidence.error.op_type} makes its noise"
-                    f" {evidence.heavier:.0f} times as heavy"
+                    f"{cause.text}; its noise is amplified {evidence.heavier:.0f}x by"
+                    f" {evidence.error.op_type}"
                 )
                 cause = replace(cause, text=text)
             yield cause
@@ -407,14 +408,14 @@ def _dead_cause(weight: WeightError, share: float) -> Cause:
             "dead-channels",
             text,
             share,
-            "one scale a channel",
+            "use one scale per channel",
             ("--per-channel",),
         )
     return Cause(
         "dead-channels",
         text,
         share,
-        "leave the node float",
+        "keep the node in float",
         ("--exclude", weight.node),
     )
 
@@ -432,7 +433,7 @@ def _weight_cause(weight: WeightError, share: float) -> Cause:
             f" {weight.outlier_ratio:.0f} times"
         )
         remedy, options = (
-            "one scale a channel, or even out the channels",
+            "use one scale per channel, or equalize the channels",
             ("--per-channel",),
         )
     elif (
@@ -445,20 +446,20 @@ def _weight_cause(weight: WeightError, share: float) -> Cause:
             f" {weight.outlier_ratio:.0f} times the median channel under one scale"
             " for all"
         )
-        remedy, options = "one scale a channel", ("--per-channel",)
+        remedy, options = "use one scale per channel", ("--per-channel",)
     elif weight.clipped > 0.001:
         text = (
-            f"weight at {kind}: {_percent(weight.clipped)} of its values are clipped;"
+            f"weight at {kind}: {percentage(weight.clipped)} of its values are clipped;"
             f" {ratio}"
         )
-        remedy, options = "leave the node float", ("--exclude", weight.node)
+        remedy, options = "keep the node in float", ("--exclude", weight.node)
     elif weight.granularity == "tensor" and weight.channels > 1:
         text = f"weight at {kind} with one scale for all channels: {ratio}"
-        remedy, options = "one scale a channel", ("--per-channel",)
+        remedy, options = "use one scale per channel", ("--per-channel",)
     else:
         text = f"weight at {kind}: {ratio}"
         remedy, options = (
-            "leave the node float, or give its weights more bits",
+            "keep the node in float, or give its weights more bits",
             ("--exclude", weight.node),
         )
     return Cause("weight", text, share, remedy, options)
@@ -472,7 +473,7 @@ def _of_bias(weight: WeightError, evidence: Evidence, least: float) -> Iterator[
     )
     if weight.clipped:
         text = (
-            f"bias saturates: {_percent(weight.clipped)} of it lies beyond what"
+            f"bias saturates: {percentage(weight.clipped)} of it lies beyond what"
             f" {weight.format} holds"
         )
     if share > least or (weight.clipped and share > 0.01):
@@ -480,7 +481,7 @@ def _of_bias(weight: WeightError, evidence: Evidence, least: float) -> Iterator[
             "bias",
             text,
             share,
-            "leave the node float",
+            "keep the node in float",
             ("--exclude", weight.node),
         )
 
@@ -497,20 +498,17 @@ def _of_operator(evidence: Evidence, least: float) -> Iterator[Cause]:
     if error.sqnr_local is None or not brought or share <= least:
         return
     text, kind = (
-        f"rounding of what it reads ({decibels(1.0, brought):.1f} dB)",
+        f"input quantization noise ({decibels(1.0, brought):.1f} dB)",
         "inputs",
     )
     if times >= _AMPLIFIED:
         kind = "amplified"
-        text += (
-            f", which {error.op_type} makes {times:.0f} times as heavy: large values"
-            " cancel, or a small part is left"
-        )
+        text += f" is amplified {times:.0f}x by {error.op_type}"
     yield Cause(
         kind,
         text,
         share,
-        "leave the operator float, or give its inputs more bits",
+        "keep the operator in float, or give its inputs more bits",
         _exclude(error),
     )
 
@@ -519,14 +517,15 @@ def _of_shift(evidence: Evidence) -> Iterator[Cause]:
     error, shifted = evidence.error, evidence.statistic.shifted
     if shifted > 0.5 and error.place > 0 and evidence.inherited < 0.5 * evidence.noise:
         text = (
-            f"a constant shift of channels makes {_percent(shifted)} of its noise (mean"
+            f"a constant shift of channels makes {percentage(shifted)} of its noise (mean"
             f" error {error.mean_error:.2g})"
         )
         yield Cause(
             "shift",
             text,
             _LEAST / 2,
-            "no option corrects the bias yet; a wider range or more bits lessen it",
+            "correct the bias, or use more bits",
+            ("--optimize", "bias_correction"),
         )
 
 
@@ -534,11 +533,11 @@ def _from_upstream(evidence: Evidence) -> Iterator[Cause]:
     error, share = evidence.error, evidence.inherited / evidence.noise
     if share <= _LEAST or not error.source:
         return
-    text = f"fed by noise from {error.source} ({error.sqnr_inputs:.1f} dB)"
+    text = f"input noise from {error.source} ({error.sqnr_inputs:.1f} dB)"
     times = evidence.inherited / max(nsr(error.sqnr_inputs), 1e-30)
     if times >= _AMPLIFIED:
-        text += f", which {error.op_type} makes {times:.0f} times as heavy"
-    yield Cause("inherited", text, min(1.0, share), "mend that tensor first")
+        text += f" is amplified {times:.0f}x by {error.op_type}"
+    yield Cause("inherited", text, min(1.0, share), "improve that tensor first")
 
 
 def _exclude(error: TensorError) -> tuple[str, ...]:
@@ -558,12 +557,3 @@ def _figure(value: float | None) -> str:
         if abs(value) >= 1e3
         else f"{value:.3g}"
     )
-
-
-def _percent(share: float) -> str:
-    """A share as a reader wants it.
-
-    >>> _percent(0.0314), _percent(0.00012), _percent(1e-9)
-    ('3.1 %', '0.012 %', 'under 0.001 %')
-    """
-    return f"{100 * share:.2g} %" if share >= 1e-5 else "under 0.001 %"

@@ -1,14 +1,12 @@
-"""quark-onnx analyze: where a quantized model loses accuracy, tensor by tensor, and what mends it."""  # noqa: E501
+"""quark-onnx analyze: where a quantized model loses accuracy, and how to fix it."""
 
 from __future__ import annotations
 
-import argparse
 import math
 import shlex
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 
 from quark_onnx import analysis
 from quark_onnx.analysis import Analysis
@@ -16,11 +14,18 @@ from quark_onnx.analysis.findings import Cause, TensorError
 from quark_onnx.analysis.page import write_page
 from quark_onnx.cli.data import add_data_options, data_of
 from quark_onnx.cli.output import Answer, columns, entry
-from quark_onnx.cli.parsing import Parser, UsageError, add_common_options, count, path
-from quark_onnx.report import decibels, percent, size_change
+from quark_onnx.cli.parsing import (
+    Parser,
+    UsageError,
+    add_common_options,
+    add_html_option,
+    count,
+    path,
+)
+from quark_onnx.report import decibels, percentage, size_change
 
 NAME = "analyze"
-SUMMARY = "find where a quantized model, of any tool, loses accuracy, and why"
+SUMMARY = "find where a quantized model, from any tool, loses accuracy, and why"
 USAGE = (
     "%(prog)s FLOAT QUANT (--data PATH | --random-data [N]) [--html FILE] [OPTION ...]"
 )
@@ -36,27 +41,22 @@ _CAUSES = 3
 
 
 def add_arguments(parser: Parser) -> None:
-    parser.add_argument("reference", metavar="FLOAT", type=path, help="the float model")
+    parser.add_argument("reference", metavar="FLOAT", type=path, help="float model")
     parser.add_argument(
         "other",
         metavar="QUANT",
         type=path,
-        help="the quantized model; it has the same inputs and outputs",
+        help="quantized model with the same inputs and outputs",
     )
     add_data_options(parser)
     group = parser.add_argument_group("findings")
-    group.add_argument(
-        "--html",
-        metavar="FILE",
-        type=_page,
-        help="write a page with plots to FILE.html",
-    )
+    add_html_option(group, "write a page with plots")
     group.add_argument(
         "--top",
         metavar="N",
         type=count,
         default=_TOP,
-        help=f"rank so many tensors (default: {_TOP})",
+        help="number of tensors to rank",
     )
     add_common_options(parser)
 
@@ -86,20 +86,6 @@ def run(options: Namespace) -> Answer:
     return Answer("\n".join(lines), document)
 
 
-def _page(text: str) -> Path:
-    """Where the page goes.
-
-    No other name than *.html, lest ``--html model.onnx`` overwrites a model.
-    """
-    if not text.lower().endswith((".html", ".htm")):
-        raise argparse.ArgumentTypeError(f"{text!r} is not named *.html")
-    if not Path(text).parent.is_dir():
-        raise argparse.ArgumentTypeError(
-            f"there is no folder {str(Path(text).parent)!r}",
-        )
-    return Path(text)
-
-
 def _check_page(options: Namespace) -> None:
     for model in (options.reference, options.other):
         if options.html.exists() and model.exists() and options.html.samefile(model):
@@ -107,8 +93,6 @@ def _check_page(options: Namespace) -> None:
                 f"--html {options.html} is the model {model} itself, which is never"
                 " overwritten",
             )
-    if options.html.is_dir():
-        raise UsageError(f"--html {options.html} is a folder; name a file")
 
 
 def _outputs(found: Analysis) -> str:
@@ -116,7 +100,7 @@ def _outputs(found: Analysis) -> str:
         (
             f"{o.name} {decibels(o.sqnr)} dB"
             if o.sqnr is not None
-            else f"{o.name} {percent(o.agreement or 0.0)}% equal"
+            else f"{o.name} {percentage(o.agreement or 0.0)} equal"
         )
         for o in found.outputs[:_SHOWN]
     ]

@@ -14,13 +14,13 @@ from quark_onnx.errors import AccuracyError
 from quark_onnx.report import (
     OutputError,
     decibels,
-    percent,
+    percentage,
     size_change,
     verdict_lines,
 )
 
 NAME = "compare"
-SUMMARY = "compare a quantized model, of any tool, with its float original"
+SUMMARY = "compare a quantized model, from any tool, with its float original"
 USAGE = "%(prog)s FLOAT QUANT (--data PATH | --random-data [N]) [OPTION ...]"
 EXAMPLE = """\
 example:
@@ -30,16 +30,16 @@ exit codes: 0 done; 1 --min-sqnr missed; 2 bad input; 3 internal error; 128 + N 
 
 
 def add_arguments(parser: Parser) -> None:
-    parser.add_argument("reference", metavar="FLOAT", type=path, help="the float model")
+    parser.add_argument("reference", metavar="FLOAT", type=path, help="float model")
     parser.add_argument(
         "other",
         metavar="QUANT",
         type=path,
-        help="the quantized model; it has the same outputs",
+        help="quantized model with the same outputs",
     )
     add_data_options(parser)
     add_task_option(parser)
-    add_gate_option(parser, "an error names the outputs")
+    add_gate_option(parser, "an error names it")
     add_common_options(parser)
 
 
@@ -89,7 +89,7 @@ def _row(output: OutputError) -> tuple[str, str, str, str]:
             output.name,
             "-",
             "-",
-            f"{percent(output.agreement or 0.0)}% of the values agree",
+            f"{percentage(output.agreement or 0.0)} of the values agree",
         )
     return (
         output.name,

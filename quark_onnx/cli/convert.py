@@ -17,14 +17,10 @@ from quark_onnx.cli.parsing import (
     count,
     path,
 )
-from quark_onnx.registry import CONVERSIONS
-from quark_onnx.report import OutputError, decibels, percent
+from quark_onnx.report import OutputError, decibels, percentage
 
 NAME = "convert"
-SUMMARY = (
-    "convert a model: 16-bit floats, fixed shapes, another opset, without Q/DQ pairs,"
-    " operators on codes"
-)
+SUMMARY = "convert a model: float16, fixed shapes, opset, Q/DQ pairs, and more"
 USAGE = "%(prog)s MODEL -o OUT --to WHAT [WHAT ...] [OPTION ...]"
 EXAMPLE = """\
 examples:
@@ -32,8 +28,7 @@ examples:
   quark-onnx convert model.onnx -o fixed.onnx --to fixed-shapes opset --shape image=1,3,224,224 --opset 17
   quark-onnx convert quark.onnx -o plain.onnx --to standard-qdq shared-initializers
 
-Conversions are done in the order given. Those that keep the function of a model are verified by running it on random
-input; of the others the error is measured. 'quark-onnx list conversions' has them all.
+Conversions that keep the function of a model are verified on random input; of the others the error is measured.
 
 exit codes: 0 done; 1 the outputs changed; 2 bad input; 3 internal error; 128 + N ended by signal N"""  # noqa: E501
 
@@ -43,7 +38,7 @@ def add_arguments(parser: Parser) -> None:
         "model",
         metavar="MODEL",
         type=path,
-        help="an .onnx file, of any tool; it is not changed",
+        help="an .onnx file from any tool; it is not changed",
     )
     add_output_option(parser, "converted")
     parser.add_argument(
@@ -52,22 +47,22 @@ def add_arguments(parser: Parser) -> None:
         nargs="+",
         action="extend",
         required=True,
-        help=", ".join(CONVERSIONS),
+        help="conversions, in this order; see 'quark-onnx list conversions'",
     )
     add_shape_option(
         parser,
-        "for fixed-shapes: the shape of an input; without one its batch becomes 1",
+        "fixed-shapes: shape of an input; a batch without one becomes 1",
     )
     parser.add_argument(
         "--opset",
         metavar="N",
         type=count,
-        help="for opset: the version to convert to",
+        help="opset: the version to convert to",
     )
     parser.add_argument(
         "--io",
         action="store_true",
-        help="for float16 and bfloat16: inputs and outputs, too",
+        help="float16, bfloat16: convert inputs and outputs too",
     )
     add_common_options(parser)
 
@@ -114,7 +109,7 @@ def _row(output: OutputError) -> tuple[str, str, str]:
             (
                 "random"
                 if output.random
-                else f"{percent(output.agreement or 0.0)}% of the values are equal"
+                else f"{percentage(output.agreement or 0.0)} of the values are equal"
             ),
         )
     return (

@@ -4,67 +4,66 @@ from __future__ import annotations
 
 import re
 from argparse import Namespace
+from dataclasses import fields
 from functools import partial
 from typing import Any, get_args, get_origin, get_type_hints
 
 from calibrators.readers.files import ARRAY_SUFFIXES, find_files
 from calibrators.readers.images import IMAGE_SUFFIXES, ImageSpec
 from calibrators.readers.open import RandomData, Reader, open_reader
-from quark_onnx.cli.parsing import Parser, UsageError, count, dimension, number, path
+from quark_onnx.cli.parsing import (
+    Parser,
+    UsageError,
+    count,
+    dimension,
+    image_size,
+    number,
+    path,
+)
 
-_CHANNELS: dict[str, Any] = {"nargs": 3, "metavar": ("R", "G", "B"), "type": number}
+_DEFAULTS = {field.name: field.default for field in fields(ImageSpec)}
 #: Attribute of ImageSpec -> what its option takes and what its help says; those that have choices
 #: take these.
 _IMAGE: dict[str, tuple[dict[str, Any], str]] = {
     "size": (
-        {"nargs": 2, "metavar": ("H", "W"), "type": count},
-        "read image files, and resize them to this size",
+        {"metavar": "H[xW]", "type": image_size},
+        "--data is a folder of images; resize them to H x W pixels",
     ),
     "mean": (
-        _CHANNELS,
-        (
-            "subtracted per channel after --scale, in the order of --color (default: 0"
-            " 0 0)"
-        ),
+        {"nargs": 3, "metavar": ("R", "G", "B"), "type": number},
+        "subtracted per channel after --scale, in the order of --color",
     ),
-    "std": (_CHANNELS, "divided by per channel (default: 1 1 1)"),
+    "std": (
+        {"nargs": 3, "metavar": ("R", "G", "B"), "type": number},
+        "divisor per channel",
+    ),
     "scale": (
-        {"metavar": "X", "type": number},
-        "multiplied with the pixels, which are 0 to 255 (default: 1/255)",
+        {"metavar": "X", "type": number, "default": "1/255"},
+        "factor of the pixel values, which are 0 to 255",
     ),
-    "color": ({}, "order of the channels (default: rgb)"),
-    "layout": ({}, "what the model takes (default: nchw)"),
-    "resize": (
-        {},
-        "stretch, crop the centre, or pad to keep the proportions (default: stretch)",
-    ),
+    "color": ({}, "channel order that the model expects"),
+    "layout": ({}, "axis order that the model expects"),
+    "resize": ({}, "stretch, crop the centre, or letterbox (pad)"),
     "resize_to": (
         {"metavar": "N", "type": count},
         "shorter side before the crop, in pixels",
     ),
     "pad_value": (
         {"metavar": "N", "type": int},
-        "pixel value around a letterboxed image (default: 114)",
+        "pixel value of the letterbox, 0 to 255",
     ),
-    "interpolation": ({}, "(default: linear)"),
+    "interpolation": ({}, "resampling filter"),
 }
 
 
 def add_data_options(parser: Parser) -> None:
-    group = parser.add_argument_group(
-        "data",
-        "Samples as the model sees them in use; 100 or so are plenty.",
-    )
+    group = parser.add_argument_group("data", "About 100 samples as in deployment.")
     source = group.add_mutually_exclusive_group()
     source.add_argument(
         "--data",
         metavar="PATH",
         type=path,
-        help=(
-            "a .npz (keys are input names) or .npy file, a folder of them, a folder"
-            " with one sub-folder of .npy files per input, or, with --image-size, a"
-            " folder of images"
-        ),
+        help=".npz or .npy file, or a folder of them, or of images",
     )
     source.add_argument(
         "--random-data",
@@ -72,35 +71,29 @@ def add_data_options(parser: Parser) -> None:
         nargs="?",
         const=RandomData().samples,
         type=count,
-        help=(
-            f"N random samples (default: {RandomData().samples}), to try a model out;"
-            " not for use"
-        ),
+        help=f"N random samples, for a first try only ({RandomData().samples} without N)",
     )
     group.add_argument(
         "--dim",
         metavar="NAME=N",
         type=dimension,
         action="append",
-        help=(
-            "size of a symbolic dimension for --random-data (default: 1); may be"
-            " repeated"
-        ),
+        help="size of a symbolic dimension for --random-data; 1 unless given",
     )
     group.add_argument(
         "--limit",
         metavar="N",
         type=count,
-        help="use the first N samples only",
+        help="use only the first N samples",
     )
     group.add_argument(
         "--input-layout",
         choices=["nhwc"],
-        help="array data is NHWC and the model takes NCHW",
+        help="array data is NHWC and the model expects NCHW",
     )
     images = parser.add_argument_group(
         "images",
-        "(pixel * scale - mean) / std, after resizing.",
+        "input = (pixel * scale - mean) / std, after resizing.",
     )
     hints = get_type_hints(ImageSpec)
     for name, (settings, text) in _IMAGE.items():
@@ -110,6 +103,8 @@ def add_data_options(parser: Parser) -> None:
             and not settings
         ):
             settings = {"choices": choices}
+        if name != "size":
+            settings = {"default": _DEFAULTS[name], **settings}
         images.add_argument(_flag(name), dest=f"image_{name}", help=text, **settings)
 
 
@@ -122,9 +117,10 @@ def data_of(options: Namespace, *, needed: bool = True) -> partial[Reader] | Non
         UsageError: options contradict each other; the message names both.
     """
     given: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value
+        name: _frozen(value)
         for name in _IMAGE
         if (value := getattr(options, f"image_{name}")) is not None
+        and _frozen(value) != _DEFAULTS[name]
     }
     if options.data is None and options.random_data is None:
         if needed or given:
@@ -144,7 +140,7 @@ def data_of(options: Namespace, *, needed: bool = True) -> partial[Reader] | Non
         ARRAY_SUFFIXES,
     ):
         raise UsageError(
-            f"{options.data} holds images; say how to read them: --image-size H W, and"
+            f"{options.data} holds images; say how to read them: --image-size 224, and"
             " --mean, --std, --scale, --color, --resize and --layout where the model"
             " was trained with others than their defaults",
         )
@@ -155,6 +151,10 @@ def data_of(options: Namespace, *, needed: bool = True) -> partial[Reader] | Non
         layout=options.input_layout,
         images=images,
     )
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _check(options: Namespace, images: dict[str, Any]) -> None:
@@ -168,7 +168,7 @@ def _check(options: Namespace, images: dict[str, Any]) -> None:
         raise UsageError("--dim does not go with --data; it is for --random-data")
     if images and "size" not in images:
         raise UsageError(
-            f"{flags[0]} needs --image-size H W, which is what makes --data a folder of"
+            f"{flags[0]} needs --image-size, which is what makes --data a folder of"
             " images",
         )
     if images and options.input_layout:

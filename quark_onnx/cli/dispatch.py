@@ -46,7 +46,13 @@ from quark_onnx.cli import (
 )
 from quark_onnx.cli.data import in_flags
 from quark_onnx.cli.output import Answer, error_document, say, to_json
-from quark_onnx.cli.parsing import STDOUT, Parser, UsageError
+from quark_onnx.cli.parsing import (
+    STDOUT,
+    Parser,
+    UsageError,
+    join_image_size,
+    rename_options,
+)
 from quark_onnx.errors import (
     AccuracyError,
     PlanError,
@@ -73,6 +79,7 @@ class Stopped(BaseException):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code; nothing is raised, whatever happens."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    arguments, deprecated = rename_options(arguments, _renamed(arguments))
     wants_json = any(argument.partition("=")[0] == "--json" for argument in arguments)
     command = next(
         (module.NAME for module in COMMANDS if arguments[:1] == [module.NAME]),
@@ -84,6 +91,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         command=command,
     )  # until they are parsed
     _occupy_standard_streams()
+    for warning in deprecated:
+        _complain(f"warning: {warning}")
     try:
         with _signals_raise():
             options = parse(arguments)
@@ -111,6 +120,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return BROKEN_PIPE
     except Exception as error:
         return _fail(error, options)
+
+
+def _renamed(arguments: list[str]) -> dict[str, str]:
+    """Return the deprecated names of the options of a command, or of an action of it."""
+    tables = {module.NAME: getattr(module, "RENAMED", {}) for module in COMMANDS}
+    table: dict[str, Any] = tables.get("".join(arguments[:1]), {})
+    names = {name: new for name, new in table.items() if isinstance(new, str)}
+    action: dict[str, str] = table.get("".join(arguments[1:2]), {})
+    return names | action
 
 
 def parse(arguments: list[str]) -> Namespace:
@@ -158,7 +176,7 @@ def parse(arguments: list[str]) -> Namespace:
     word = arguments[0]
     if not word.startswith("-") and word not in parsers:
         raise UsageError(f"unknown command {word!r}{nearest(word, parsers)}")
-    options, rest = parser.parse_known_args(arguments)
+    options, rest = parser.parse_known_args(join_image_size(arguments))
     if rest:
         name = rest[0].partition("=")[0]
         hint = (

@@ -1,4 +1,4 @@
-"""quark-onnx explain: what would become of each tensor, and why some stay float; needs no data."""
+"""quark-onnx explain: the quantization plan of a model; needs no data."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ from quark_onnx.plan import BiasOf, Keep, Plan, Quantize, SameAs, Use, explain
 from quark_onnx.report import summarize
 
 NAME = "explain"
-SUMMARY = "print the plan: what each tensor would become, and why not"
+SUMMARY = (
+    "print the quantization plan: the format of each tensor, and why some stay float"
+)
 USAGE = "%(prog)s MODEL [OPTION ...]"
 EXAMPLE = """\
 example:
-  quark-onnx explain model.onnx --config A16W8 --exclude '/head/*'
+  quark-onnx explain model.onnx --preset A16W8 --exclude '/head/*'
 
-Data may still change the plan: what calibration finds unfit, such as a join of very different ranges, stays float."""  # noqa: E501
+Calibration can change the plan: a Concat of very different ranges, for instance, stays float."""
 
 _DECISIONS = {Quantize: "quantize", SameAs: "same_as", BiasOf: "bias", Keep: "float"}
 
@@ -31,7 +33,7 @@ def add_arguments(parser: Parser) -> None:
         "model",
         metavar="MODEL",
         type=path,
-        help="the float model, an .onnx file",
+        help="float model, an .onnx file",
     )
     add_config_options(parser)
     add_common_options(parser)

@@ -34,15 +34,8 @@ from quark_onnx.torch.config.scheme_clients import SCHEME_CLIENTS, weight_bits
 from quark_onnx.torch.config.schemes import SCHEMES
 
 NAME = "list"
-SUMMARY = (
-    "list presets, operators, number formats, how they can be used, calibrators,"
-    " optimizers, schemes and algorithms for language models, targets, recipes, and"
-    " conversions"
-)
-USAGE = (
-    "%(prog)s [presets | operators | formats | matrix | calibrators | optimizers |"
-    " schemes | algorithms | targets | recipes | conversions] [OPTION ...]"
-)
+SUMMARY = "list presets, formats, calibrators, optimizers, schemes, targets, and more"
+USAGE = "%(prog)s [KIND] [OPTION ...]"
 EXAMPLE = """\
 example:
   quark-onnx list calibrators"""
@@ -58,7 +51,7 @@ def add_arguments(parser: Parser) -> None:
         nargs="?",
         choices=list(_KINDS),
         metavar="KIND",
-        help=", ".join(_KINDS) + "; or all",
+        help=", ".join(_KINDS) + "; all unless given",
     )
     add_common_options(parser)
 

@@ -11,20 +11,17 @@ from quark_onnx.cli.parsing import Parser, UsageError, add_common_options, path
 from quark_onnx.errors import ConstraintError
 
 NAME = "llm"
-SUMMARY = (
-    "quantize a language model, and see whether vLLM, transformers or llama.cpp loads a"
-    " checkpoint"
-)
+SUMMARY = "quantize language models, and validate checkpoints for vLLM and others"
 USAGE = "%(prog)s {ptq,oga,gguf,validate} DIR [OPTION ...]"
 EXAMPLE = """\
 examples:
   quark-onnx llm ptq llama/ -o llama-fp8/ --scheme fp8 --kv-cache fp8 --data text.txt
   quark-onnx llm ptq llama/ -o llama-int4/ --scheme uint4_wo_128 --evaluate held-out.txt
-  quark-onnx llm ptq llama/ -o llama-5/ --scheme mxfp4+mxfp6_e2m3+fp8 --bits 5 --data text.txt --report report/
+  quark-onnx llm ptq llama/ -o llama-5/ --scheme mxfp4+mxfp6_e2m3+fp8 --bits 5 --data text.txt --html report.html
   quark-onnx llm oga llama/ -o llama-oga/ --algorithm awq --data text.txt
   quark-onnx llm gguf llama/ -o llama.gguf --kind q4_1
   quark-onnx llm validate llama-fp8/ --for vllm
-  quark-onnx llm validate llama-fp8/ --for vllm --fix --output llama-mended/
+  quark-onnx llm validate llama-fp8/ --for vllm --fix --output llama-fixed/
   quark-onnx llm validate model.gguf --for llama.cpp --json
 
 'quark-onnx llm ACTION --help' has the options of an action."""  # noqa: E501
@@ -65,26 +62,26 @@ def _validate_options(parser: Parser) -> None:
         "model",
         metavar="DIR",
         type=path,
-        help="a checkpoint's folder, or a *.gguf file",
+        help="checkpoint folder, or a .gguf file",
     )
     parser.add_argument(
         "--for",
         dest="client",
         choices=_CLIENTS,
         required=True,
-        help="what is to load it",
+        help="program that will load the checkpoint",
     )
     parser.add_argument(
         "--fix",
         action="store_true",
-        help="write a copy in which is mended what can be, and check that",
+        help="write a repaired copy, and check that",
     )
     parser.add_argument(
         "-o",
         "--output",
         metavar="OUT",
         type=path,
-        help="where the copy goes (default: DIR-fixed, beside the other)",
+        help="folder of the repaired copy; DIR-fixed unless given",
     )
 
 
@@ -125,37 +122,28 @@ _Action = tuple[str, str, str, Callable[[Parser], None], Callable[[Namespace], A
 _ACTIONS: tuple[_Action, ...] = (
     (
         "ptq",
-        (
-            "quantize a model file to file, a block at a time, into a checkpoint that"
-            " vLLM and transformers load"
-        ),
+        "quantize a model, block by block, into a checkpoint for vLLM and others",
         "%(prog)s DIR -o OUT --scheme SCHEME [--data TEXT] [OPTION ...]",
         llm_ptq.ptq_options,
         llm_ptq.ptq,
     ),
     (
         "oga",
-        (
-            "quantize a model and build one of onnxruntime-genai of it, which is"
-            " checked by generating; the way to Ryzen AI"
-        ),
+        "quantize a model for onnxruntime-genai, also on Ryzen AI",
         "%(prog)s DIR -o OUT [--scheme SCHEME] [OPTION ...]",
         llm_oga.oga_options,
         llm_oga.oga,
     ),
     (
         "gguf",
-        "write a model as a GGUF file, which llama.cpp loads",
+        "write a model as a GGUF file for llama.cpp",
         "%(prog)s DIR -o OUT.gguf [--kind KIND]",
         llm_ptq.gguf_options,
         llm_ptq.gguf,
     ),
     (
         "validate",
-        (
-            "see from a checkpoint's headers whether a client loads it, and what it"
-            " would read wrongly; of any tool"
-        ),
+        "check whether vLLM, transformers or llama.cpp reads a checkpoint correctly",
         "%(prog)s DIR --for {vllm,transformers,llama.cpp} [OPTION ...]",
         _validate_options,
         _validate,

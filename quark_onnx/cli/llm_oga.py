@@ -24,7 +24,7 @@ def oga_options(parser: Parser) -> None:
         "model",
         metavar="DIR",
         type=path,
-        help="a float model, or a checkpoint of 'llm ptq --layout oga' (or awq)",
+        help="float model, or a checkpoint in the layout oga or awq",
     )
     parser.add_argument(
         "-o",
@@ -32,12 +32,12 @@ def oga_options(parser: Parser) -> None:
         metavar="OUT",
         type=path,
         required=True,
-        help="the folder of the result, with genai_config.json",
+        help="folder of the result",
     )
     parser.add_argument(
         "--scheme",
         metavar="SCHEME",
-        help=f"of a float model: int4_wo_... or uint4_wo_... (default: {_SCHEME})",
+        help=f"scheme of a float model; {_SCHEME} unless given",
     )
     parser.add_argument(
         "--algorithm",
@@ -45,24 +45,24 @@ def oga_options(parser: Parser) -> None:
         action="extend",
         default=[],
         metavar="NAME[:SETTING=VALUE,...]",
-        help="of a float model: algorithms, as of 'llm ptq'",
+        help="algorithms for a float model, as for 'llm ptq'",
     )
     parser.add_argument(
         "--data",
         metavar="TEXT",
-        help="to calibrate on, as of 'llm ptq'",
+        help="calibration data, as for 'llm ptq'",
     )
     parser.add_argument(
         "--tokens",
         type=count,
         default=32,
         metavar="N",
-        help="tokens that are generated for each of four prompts (default: 32)",
+        help="tokens to generate for each of four prompts",
     )
     parser.add_argument(
         "--trust-code",
         action="store_true",
-        help="run Python files that the model brings along",
+        help="run Python code that comes with the model",
     )
 
 

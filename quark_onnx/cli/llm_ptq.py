@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import sys
-from argparse import ArgumentTypeError, Namespace
+import warnings
+from argparse import SUPPRESS, ArgumentTypeError, Namespace
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from quark_onnx.cli.output import Answer, say, to_json
-from quark_onnx.cli.parsing import Parser, UsageError, count, number, path
+from quark_onnx.cli.parsing import (
+    Parser,
+    UsageError,
+    add_html_option,
+    count,
+    number,
+    path,
+)
 from quark_onnx.cli.torch_side import torch_side
 from quark_onnx.errors import ConfigError, ModelError, nearest
 from quark_onnx.page import write_whole
@@ -21,11 +29,8 @@ from quark_onnx.torch.config.schemes import scheme
 from quark_onnx.torch.config.torch_config import TorchConfig
 
 #: The options of both actions.
-_SOURCE = "a folder of a Hugging Face model, with safetensors"
-_TEXT = (
-    "a text file, a folder of them, .json or .jsonl, token ids (.npy, .npz), or the"
-    " name of a data set"
-)
+_SOURCE = "folder of a Hugging Face model with safetensors files"
+_TEXT = "text or .jsonl file, folder, token ids, or data set name"
 
 #: Windows of the data that schemes are chosen on.
 _MEASURED = 8
@@ -46,51 +51,42 @@ def ptq_options(parser: Parser) -> None:
         metavar="OUT",
         type=path,
         required=True,
-        help="the folder of the result",
+        help="folder of the result",
     )
     parser.add_argument(
         "--scheme",
         required=True,
         metavar="SCHEME[+SCHEME...]",
-        help=(
-            "fp8, int8, uint4_wo_128, mxfp4, ... ('quark-onnx list schemes'); several"
-            " with --bits"
-        ),
+        help="see 'quark-onnx list schemes'; several need --bits",
     )
     parser.add_argument(
         "--bits",
         type=number,
         metavar="X",
-        help=(
-            "for each weight, scales included, at most: layers get those of the schemes"
-            " that serve them best"
-        ),
+        help="average bits per weight, scales included, for a mix of schemes",
     )
     parser.add_argument(
         "--group-size",
         type=count,
         metavar="N",
-        help="values to a block, where the scheme leaves it open",
+        help="values per group, for schemes without a fixed group size",
     )
     parser.add_argument(
         "--kv-cache",
         choices=["fp8", "fp8-rope"],
-        help=(
-            "how keys and values are quantized: as they are projected, or keys after"
-            " they are rotated"
-        ),
+        help="quantize the KV cache; fp8-rope: keys after RoPE",
     )
     parser.add_argument(
         "--min-kv-scale",
         type=number,
         default=0.0,
         metavar="X",
-        help="their least scale (default: 0)",
+        help="lower bound for KV-cache scales",
     )
     parser.add_argument(
         "--attention",
         choices=["fp8"],
-        help="how queries and the probabilities of attention are quantized",
+        help="quantize queries and attention probabilities",
     )
     parser.add_argument(
         "--layer",
@@ -98,20 +94,14 @@ def ptq_options(parser: Parser) -> None:
         action="append",
         default=[],
         metavar="GLOB=SCHEME",
-        help=(
-            "another scheme for the layers whose names match, heads included; the first"
-            " that matches wins"
-        ),
+        help="scheme of the layers whose names match; the first match wins",
     )
     parser.add_argument(
         "--exclude",
         action="append",
         metavar="GLOB",
         default=[],
-        help=(
-            "layers that stay float, besides heads and parts for images, video and"
-            " sound"
-        ),
+        help="layers that stay float, besides lm_head and vision or audio parts",
     )
     parser.add_argument(
         "--algorithm",
@@ -119,25 +109,22 @@ def ptq_options(parser: Parser) -> None:
         action="extend",
         default=[],
         metavar="NAME[:SETTING=VALUE,...]",
-        help=(
-            "algorithms that choose better codes than rounding to nearest, in this"
-            " order ('quark-onnx list algorithms')"
-        ),
+        help="algorithms, in this order; see 'quark-onnx list algorithms'",
     )
-    parser.add_argument("--data", metavar="TEXT", help=f"to calibrate on: {_TEXT}")
+    parser.add_argument("--data", metavar="TEXT", help=f"calibration data: {_TEXT}")
     parser.add_argument(
         "--samples",
         type=count,
         default=128,
         metavar="N",
-        help="windows of it (default: 128)",
+        help="calibration samples",
     )
     parser.add_argument(
         "--length",
         type=count,
         default=512,
         metavar="N",
-        help="tokens of a window (default: 512)",
+        help="tokens per sample",
     )
     _evaluation_options(parser)
     _result_options(parser)
@@ -147,29 +134,26 @@ def _evaluation_options(parser: Parser) -> None:
     parser.add_argument(
         "--evaluate",
         metavar="TEXT",
-        help="compute the perplexity of this text before and after",
+        help="report the perplexity of this text, float and quantized",
     )
     parser.add_argument(
         "--tasks",
         type=lambda text: text.split(","),
         action="extend",
         metavar="A,B",
-        help=(
-            "score before and after on tasks of lm-eval, or on those in a folder of"
-            " definitions"
-        ),
+        help="report scores on lm-eval tasks, float and quantized",
     )
     parser.add_argument(
         "--shots",
         type=count,
         metavar="N",
-        help="examples in front of each question of a task",
+        help="few-shot examples per question of --tasks",
     )
     parser.add_argument(
         "--limit",
         type=count,
         metavar="N",
-        help="questions of each task, at most",
+        help="most questions per task",
     )
 
 
@@ -179,55 +163,50 @@ def _result_options(parser: Parser) -> None:
         nargs="+",
         action="extend",
         choices=["hf_format", "gguf", "onnx"],
-        help=(
-            "what OUT holds: a checkpoint (the default), model.gguf for llama.cpp,"
-            " model.onnx for onnxruntime"
-        ),
+        help="checkpoint (hf_format unless given), model.gguf, model.onnx",
     )
+    add_html_option(parser, "write a page with plots")
     parser.add_argument(
         "--report",
         type=path,
-        metavar="FOLDER",
-        help="write report.json and report.html there, a page of plots",
+        metavar="DIR",
+        help=SUPPRESS,
     )
     parser.add_argument(
         "--resume",
         type=path,
-        metavar="FOLDER",
-        help="keep what is done there, and go on from it",
+        metavar="DIR",
+        help="folder for finished blocks; the same command continues from it",
     )
     parser.add_argument(
         "--spill",
         type=path,
-        metavar="FOLDER",
-        help="keep hidden states there instead of in memory",
+        metavar="DIR",
+        help="keep hidden states in this folder instead of in memory",
     )
     parser.add_argument(
         "--layout",
         default="quark",
         metavar="NAME",
-        help=(
-            "how layers are stored: quark (the default), compressed-tensors, awq, fp8,"
-            " finegrained-fp8 or oga"
-        ),
+        help=", ".join(LAYOUT_NAMES),
     )
     parser.add_argument(
         "--pack",
         choices=["reorder", "order"],
         default="reorder",
-        help="the order of 4-bit codes in quark",
+        help="order of packed 4-bit codes in the layout quark",
     )
     parser.add_argument(
         "--shard",
         type=number,
         default=4.0,
         metavar="GB",
-        help="greatest size of a file (default: 4)",
+        help="largest size of one file, in GB",
     )
     parser.add_argument(
         "--trust-code",
         action="store_true",
-        help="run Python files that the model brings along",
+        help="run Python code that comes with the model",
     )
 
 
@@ -289,6 +268,10 @@ def ptq(options: Namespace) -> Answer:
     config = _config(options, source)
     tasks, scores = _tasks(options), {}
     if options.report is not None:
+        warnings.warn(
+            "--report is deprecated; write --html FILE and --json FILE",
+            stacklevel=2,
+        )
         options.report.mkdir(parents=True, exist_ok=True)
     mixture = _mixture(options, module, source, config)
     config = config if mixture is None else mixture.config
@@ -333,13 +316,10 @@ def ptq(options: Namespace) -> Answer:
             options.report / "report.json",
             to_json({"command": "llm", "action": "ptq", **answer.document}),
         )
+    pages = [options.html, options.report and options.report / "report.html"]
+    for file in filter(None, pages):
         name = f"{options.model} \N{RIGHTWARDS ARROW} {options.output}"
-        torch_side("quark_onnx.torch.page").write_page(
-            found,
-            options.report / "report.html",
-            name,
-            mixture,
-        )
+        torch_side("quark_onnx.torch.page").write_page(found, file, name, mixture)
     return answer
 
 
@@ -539,13 +519,13 @@ def gguf_options(parser: Parser) -> None:
         metavar="OUT.gguf",
         type=path,
         required=True,
-        help="the file of the result",
+        help="file of the result",
     )
     parser.add_argument(
         "--kind",
         choices=["q4_1", "q4_0", "q8_0", "mxfp4", "f16", "f32"],
         default="q4_1",
-        help="how the layers of the blocks are stored (default: q4_1)",
+        help="tensor type of the linear layers",
     )
 
 

@@ -1,4 +1,4 @@
-"""quark-onnx npu: what a Ryzen AI processor makes of a model."""
+"""quark-onnx npu: models on Ryzen AI NPUs."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from quark_onnx.cli.parsing import (
     Parser,
     UsageError,
     add_common_options,
+    add_html_option,
     add_output_option,
     add_shape_option,
-    page,
     path,
 )
 from quark_onnx.cli.settings import add_config_options, add_gate_option, config_of
@@ -28,26 +28,26 @@ from quark_onnx.npu.support import KINDS, RELEASE
 from quark_onnx.registry import RECIPES, TARGETS
 
 NAME = "npu"
-SUMMARY = (
-    "see what a Ryzen AI processor would make of a model, why, and bring the model into"
-    " a form that it takes"
-)
+SUMMARY = "check, legalize, forecast and deploy models for Ryzen AI NPUs"
 USAGE = "%(prog)s {check,legalize,preflight,cut,deploy} MODEL [OPTION ...]"
 EXAMPLE = """\
 examples:
   quark-onnx npu legalize model.onnx -o legal.onnx --shape input=1,3,224,224
-  quark-onnx npu preflight model.onnx --target stx --kind XINT8 --page forecast.html
+  quark-onnx npu preflight model.onnx --target stx --html forecast.html
   quark-onnx npu check quantized.onnx --target phx
   quark-onnx npu deploy model.onnx -o bundle --target stx --data samples/ --recipe classifier
 
 'quark-onnx npu ACTION --help' has the options of an action. No processor is needed."""
 
+#: Deprecated names of options, by action.
+RENAMED = {
+    "preflight": {"--page": "--html", "--kind": "--preset", "--report": "--ep-report"},
+}
 #: The least signal-to-noise ratio of a model that is deployed, in dB, unless it is told otherwise.
 _GATE = 10.0
 #: In place of a recipe.
 _AUTO = "auto"
-_SHAPE = "sizes of an input whose shape is dynamic; a batch without one becomes 1"
-_FORMAT = "float, or quantized by any tool"
+_SHAPE = "shape of a dynamic input; a batch without one becomes 1"
 
 
 def add_arguments(parser: Parser) -> None:
@@ -71,7 +71,7 @@ def add_arguments(parser: Parser) -> None:
             "model",
             metavar="MODEL",
             type=path,
-            help=f"an .onnx file, {_FORMAT}",
+            help="an .onnx file, float or quantized by any tool",
         )
         add(action)
         add_common_options(action)
@@ -90,11 +90,11 @@ def run(options: Namespace) -> Answer:
 
 
 def _add_target(parser: Parser) -> None:
-    rows = ", ".join(f"{name}: {TARGETS[name].summary}" for name in TARGETS)
     parser.add_argument(
         "--target",
+        metavar="NAME",
         default="npu",
-        help=f"what it is for; {rows} (default: npu)",
+        help=f"device: {', '.join(TARGETS)}; see 'quark-onnx list targets'",
     )
 
 
@@ -104,7 +104,7 @@ def _check_options(parser: Parser) -> None:
         "--fix",
         metavar="OUT.onnx",
         type=path,
-        help="mend what can be mended, and check the result",
+        help="write a copy with repairs, and check that",
     )
 
 
@@ -149,7 +149,7 @@ def _legalize_options(parser: Parser) -> None:
     parser.add_argument(
         "--nhwc",
         action="store_true",
-        help="inputs and outputs of four axes get their channels last",
+        help="make 4-D inputs and outputs channels-last",
     )
 
 
@@ -167,26 +167,22 @@ def _legalize(options: Namespace) -> Answer:
 def _preflight_options(parser: Parser) -> None:
     _add_target(parser)
     parser.add_argument(
-        "--kind",
+        "--preset",
         choices=list(KINDS),
-        help="what a float model will be quantized to",
+        help="format that a float model will be quantized to",
     )
     parser.add_argument(
         "--release",
+        metavar="VERSION",
         default=RELEASE,
-        help=f"of Ryzen AI (default: {RELEASE})",
+        help="Ryzen AI software release",
     )
+    add_html_option(parser, "write a page with a drawing of the partition")
     parser.add_argument(
-        "--page",
-        metavar="FILE.html",
-        type=page,
-        help="draw the model in pieces, on a page of its own",
-    )
-    parser.add_argument(
-        "--report",
-        metavar="vitisai_ep_report.json",
+        "--ep-report",
+        metavar="FILE",
         type=path,
-        help="what the processor itself reported, beside it",
+        help="vitisai_ep_report.json of a real run, to compare with",
     )
 
 
@@ -194,15 +190,15 @@ def _preflight(options: Namespace) -> Answer:
     found = npu.preflight(
         options.model,
         options.target,
-        kind=options.kind or "",
+        kind=options.preset or "",
         release=options.release,
     )
     text, document = str(found), _forecast(found)
-    if options.report is not None:
-        scored = npu.score(found, npu.read_report(options.report))
+    if options.ep_report is not None:
+        scored = npu.score(found, npu.read_report(options.ep_report))
         text, document = f"{text}\n{scored}", {**document, "reported": asdict(scored)}
-    if options.page is not None:
-        write_page(found, options.page, options.model.name)
+    if options.html is not None:
+        write_page(found, options.html, options.model.name)
     return Answer(text, document)
 
 
@@ -230,7 +226,7 @@ def _cut_options(parser: Parser) -> None:
         nargs=2,
         type=path,
         required=True,
-        help="the two models",
+        help="write the two models here",
     )
     parser.add_argument(
         "--at",
@@ -238,7 +234,7 @@ def _cut_options(parser: Parser) -> None:
         nargs="+",
         action="extend",
         default=[],
-        help="where to cut (default: behind the last products)",
+        help="tensors to cut at; after the last Conv or MatMul unless given",
     )
 
 
@@ -261,54 +257,50 @@ def _deploy_options(parser: Parser) -> None:
         metavar="DIR",
         type=path,
         required=True,
-        help="the folder to make",
+        help="folder of the bundle; an earlier bundle is replaced",
     )
     add_shape_option(parser, _SHAPE)
     add_data_options(parser)
-    add_config_options(parser)
+    add_config_options(parser, preset=None, note="; XINT8 without --recipe")
     parser.add_argument(
         "--recipe",
         choices=[_AUTO, *RECIPES],
-        help=(
-            "a configuration by the kind of model, see 'quark-onnx list recipes';"
-            f" {_AUTO}: the one that fits"
-        ),
+        help=f"settings by model type ({_AUTO} detects it), see 'quark-onnx list recipes'",
     )
-    add_gate_option(parser, f"(default here: {_GATE:g}) nothing is written")
+    add_gate_option(parser, f"nothing is written; {_GATE:g} unless given")
     behind = parser.add_mutually_exclusive_group()
     behind.add_argument(
         "--cut",
         metavar="TENSOR",
         nargs="*",
         action="extend",
-        help=(
-            "cut the model here, by default behind the last products; the second part"
-            " runs on the CPU"
-        ),
+        help="cut at these tensors; the second part runs on the CPU",
     )
     behind.add_argument(
         "--postprocess",
         metavar="TAIL.onnx",
         type=path,
-        help="a model that reads the outputs; it runs on the CPU",
+        help="model that reads the outputs; it runs on the CPU",
     )
-    parser.set_defaults(config=None, target="stx")
+    parser.set_defaults(target="stx")
 
 
 def _deploy(options: Namespace) -> Answer:
-    if options.recipe is not None and options.config is not None:
-        raise UsageError(
-            "--recipe and --config both name a configuration; give one of them",
-        )
+    for name in ("preset", "config"):
+        if options.recipe is not None and getattr(options, name) is not None:
+            raise UsageError(
+                f"--recipe and --{name} both name a configuration; give one of them",
+            )
     choice = (
         npu.choose(options.model, options.target) if options.recipe == _AUTO else None
     )
     if choice is not None:
-        options.config = choice.config
+        config = config_of(options, choice.config)
     elif options.recipe is not None:
-        options.config = RECIPES[options.recipe].config
-    options.config = options.config or "XINT8"
-    config = config_of(options)
+        config = config_of(options, RECIPES[options.recipe].config)
+    else:
+        options.preset = options.preset or "XINT8"
+        config = config_of(options)
     model: Path | npu.Parts = options.model
     if options.cut is not None:
         model = npu.cut(options.model, options.cut)
@@ -348,44 +340,35 @@ _Action = tuple[str, str, str, Callable[[Parser], None], Callable[[Namespace], A
 _ACTIONS: tuple[_Action, ...] = (
     (
         "check",
-        "see which rules a model breaks",
+        "list the NPU rules that a model breaks",
         "%(prog)s MODEL [OPTION ...]",
         _check_options,
         _check,
     ),
     (
         "legalize",
-        (
-            "rewrite a model in the words that the compiler takes, without changing"
-            " what it computes"
-        ),
+        "rewrite a model into the form that the NPU compiler accepts",
         "%(prog)s MODEL -o OUT.onnx [OPTION ...]",
         _legalize_options,
         _legalize,
     ),
     (
         "preflight",
-        (
-            "forecast which nodes the processor runs, in how many pieces, and why not"
-            " the others"
-        ),
+        "forecast which nodes run on the NPU, in how many subgraphs, and why",
         "%(prog)s MODEL [OPTION ...]",
         _preflight_options,
         _preflight,
     ),
     (
         "cut",
-        "split a model in two, for a tail that the processor does not take",
+        "split a model in two, for a tail that the NPU does not support",
         "%(prog)s MODEL -o FIRST.onnx SECOND.onnx [--at TENSOR ...] [OPTION ...]",
         _cut_options,
         _cut,
     ),
     (
         "deploy",
-        (
-            "legalize, quantize, check, and write the folder that an application ships:"
-            " for stx and XINT8 by default"
-        ),
+        "legalize, quantize, check, and write a deployment bundle",
         "%(prog)s MODEL -o DIR --data PATH [OPTION ...]",
         _deploy_options,
         _deploy,

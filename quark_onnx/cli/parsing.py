@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import re
+import shutil
+from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from math import isfinite
 from pathlib import Path
@@ -17,8 +19,60 @@ STDOUT = "-"
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
+#: Columns of the names of options in a help text, and of the whole text.
+_NAMES, _WIDTH = 32, 118
+
+
 class UsageError(ConfigError):
     """The command line itself is wrong."""
+
+
+class HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Format a help text with one line for each option: names, meaning, and default.
+
+    The default is the parser's own, so that the two cannot differ.
+    """
+
+    def __init__(self, prog: str) -> None:
+        columns = shutil.get_terminal_size((100, 24)).columns
+        super().__init__(prog, max_help_position=_NAMES, width=min(columns, _WIDTH) - 2)
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if not action.option_strings or action.nargs == 0:
+            return super()._format_action_invocation(action)
+        names = ", ".join(action.option_strings)
+        return f"{names} {self._format_args(action, action.dest.upper())}"
+
+    def _format_args(self, action: argparse.Action, default_metavar: str) -> str:
+        (name,) = self._metavar_formatter(action, default_metavar)(1)[:1]
+        if action.nargs == argparse.ONE_OR_MORE:
+            return f"{name} ..."
+        if action.nargs == argparse.ZERO_OR_MORE:
+            return f"[{name} ...]"
+        return super()._format_args(action, default_metavar)
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        default = shown_default(action)
+        if not default or "(default" in (action.help or ""):
+            return action.help
+        return f"{action.help} (default: {default})"
+
+
+def shown_default(action: argparse.Action) -> str:
+    """Return the default of an option as a user would write it; empty where there is none.
+
+    Switches have none worth showing: they are off.
+    """
+    value = action.default
+    if not action.option_strings or value == argparse.SUPPRESS:
+        return ""
+    if value is None or isinstance(value, bool):
+        return ""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, Iterable):
+        return " ".join(f"{item:g}" for item in value)
+    return f"{value:g}"
 
 
 class Parser(argparse.ArgumentParser):
@@ -38,7 +92,7 @@ class Parser(argparse.ArgumentParser):
             epilog=epilog,
             usage=usage,
             allow_abbrev=False,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            formatter_class=HelpFormatter,
         )
 
     def error(self, message: str) -> NoReturn:
@@ -68,32 +122,31 @@ def add_common_options(parser: Parser) -> None:
         nargs="?",
         const=STDOUT,
         type=_json_file,
-        help=(
-            "print JSON with a stable schema to stdout, and nothing else there; with"
-            " FILE.json, write it to that file"
-        ),
+        help="write the answer as JSON, to stdout or to FILE.json",
     )
     group.add_argument(
         "--no-isolation",
         dest="isolation",
         action="store_false",
-        help=(
-            "run onnxruntime in this process, which a native crash then ends; by"
-            " default it has one of its own"
-        ),
+        help="run onnxruntime in this process, which a native crash ends",
     )
     chatter = group.add_mutually_exclusive_group()
     chatter.add_argument(
         "--quiet",
         action="store_true",
-        help="print nothing but warnings, errors and JSON",
+        help="print only warnings, errors and JSON",
     )
     chatter.add_argument(
         "-v",
         "--verbose",
         action="store_true",
-        help="say more: complete lists, and the traceback of a defect",
+        help="print complete lists, and tracebacks of internal errors",
     )
+
+
+def add_html_option(parser: argparse._ActionsContainer, what: str) -> None:
+    """Add the option that writes a page."""
+    parser.add_argument("--html", metavar="FILE", type=page, help=what)
 
 
 def add_output_option(parser: Parser, what: str) -> None:
@@ -104,7 +157,7 @@ def add_output_option(parser: Parser, what: str) -> None:
         metavar="OUT",
         type=path,
         required=True,
-        help=f"the {what} model, written when it is verified",
+        help=f"write the {what} model here; an earlier file is replaced",
     )
 
 
@@ -191,10 +244,74 @@ def shape(text: str) -> tuple[str, tuple[int, ...]]:
     return name, tuple(count(size.strip()) for size in sizes.split(","))
 
 
+def image_size(text: str) -> tuple[int, int]:
+    """Height and width: one number for both, or HxW.
+
+    >>> image_size("224"), image_size("480x640")
+    ((224, 224), (480, 640))
+    """
+    height, cross, width = text.lower().partition("x")
+    try:
+        return count(height), count(width if cross else height)
+    except argparse.ArgumentTypeError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not an image size; write it as 224 or 480x640 (height x"
+            " width, in pixels)",
+        ) from None
+
+
+def join_image_size(arguments: list[str]) -> list[str]:
+    """Join the two numbers of ``--image-size H W`` into one word.
+
+    >>> join_image_size(["--image-size", "480", "640", "model.onnx"])
+    ['--image-size', '480x640', 'model.onnx']
+    """
+    joined = list[str]()
+    for word in arguments:
+        follows_height = joined[-2:-1] == ["--image-size"] and joined[-1].isdecimal()
+        if follows_height and word.isdecimal():
+            joined[-1] += f"x{word}"
+        else:
+            joined.append(word)
+    return joined
+
+
+def rename_options(
+    arguments: list[str],
+    renamed: Mapping[str, str],
+) -> tuple[list[str], list[str]]:
+    """Replace deprecated names of options.
+
+    Args:
+        arguments: the command line.
+        renamed: deprecated name -> name.
+
+    Returns:
+        The command line with today's names, and a warning for each deprecated one.
+
+    >>> rename_options(["--page=a.html", "x"], {"--page": "--html"})
+    (['--html=a.html', 'x'], ['--page is deprecated; write --html'])
+    """
+    changed, warnings = list[str](), list[str]()
+    for word in arguments:
+        name, equals, value = word.partition("=")
+        if name in renamed:
+            warnings.append(f"{name} is deprecated; write {renamed[name]}")
+            name = renamed[name]
+        changed.append(f"{name}{equals}{value}")
+    return changed, warnings
+
+
 def page(text: str) -> Path:
     """Where a page goes. No other name than *.html, lest it overwrites a model."""
     if not text.lower().endswith((".html", ".htm")):
         raise argparse.ArgumentTypeError(f"{text!r} is not named *.html")
+    if not Path(text).parent.is_dir():
+        raise argparse.ArgumentTypeError(
+            f"there is no folder {str(Path(text).parent)!r}",
+        )
+    if Path(text).is_dir():
+        raise argparse.ArgumentTypeError(f"{text!r} is a folder; name a file")
     return Path(text)
 
 

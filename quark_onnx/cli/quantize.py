@@ -36,17 +36,17 @@ from quark_onnx.errors import ModelError
 from quark_onnx.report import Report
 
 NAME = "quantize"
-SUMMARY = "quantize a model, with ranges measured on data"
+SUMMARY = "quantize a model with calibration data, and measure its error"
 USAGE = (
     "%(prog)s MODEL -o OUT (--data PATH | --random-data [N] | --weights-only |"
     " --dynamic) [OPTION ...]"
 )
 EXAMPLE = """\
 examples:
-  quark-onnx quantize model.onnx -o model_int8.onnx --data samples/ --config XINT8
-  quark-onnx quantize llm.onnx -o llm_int4.onnx --config INT4
+  quark-onnx quantize model.onnx -o model_int8.onnx --data samples/
+  quark-onnx quantize llm.onnx -o llm_int4.onnx --preset INT4
   quark-onnx quantize bert.onnx -o bert_int8.onnx --dynamic
-  quark-onnx quantize resnet.onnx -o resnet_int8.onnx --data images/ --image-size 224 224 --resize crop \\
+  quark-onnx quantize resnet.onnx -o resnet_int8.onnx --data images/ --image-size 224 --resize crop \\
       --resize-to 256 --mean 0.485 0.456 0.406 --std 0.229 0.224 0.225 --per-channel --min-sqnr 20
 
 exit codes: 0 done; 1 --min-sqnr missed; 2 bad input; 3 internal error; 128 + N ended by signal N"""  # noqa: E501
@@ -57,7 +57,7 @@ def add_arguments(parser: Parser) -> None:
         "model",
         metavar="MODEL",
         type=path,
-        help="the float model, an .onnx file; it is not changed",
+        help="float model, an .onnx file; it is not changed",
     )
     add_output_option(parser, "quantized")
     add_data_options(parser)
@@ -70,16 +70,13 @@ def add_arguments(parser: Parser) -> None:
         metavar="N",
         type=count,
         default=1,
-        help="processes that calibrate, with the same result (default: 1)",
+        help="calibration processes; the result does not depend on N",
     )
     parser.add_argument(
         "--resume",
         metavar="DIR",
         type=path,
-        help=(
-            "a folder where optimizers keep the layers that are done; the same command"
-            " goes on from there"
-        ),
+        help="folder for finished layers; the same command continues from it",
     )
     add_common_options(parser)
 

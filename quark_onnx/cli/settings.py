@@ -1,8 +1,10 @@
-"""The options that make a QConfig: a preset or a file, and what is changed of it."""
+"""The options that make a QConfig: a preset or a file, and changes to it."""
 
 from __future__ import annotations
 
+import warnings
 from argparse import Namespace
+from pathlib import Path
 from typing import Any
 
 from quark_onnx.cli.parsing import Parser, count, number
@@ -12,209 +14,174 @@ from quark_onnx.registry import TARGETS
 from quark_onnx.report.verdict import TASKS
 
 
-def add_config_options(parser: Parser) -> None:
+def add_config_options(
+    parser: Parser,
+    preset: str | None = "A8W8",
+    note: str = "",
+) -> None:
+    """Add the options of a configuration.
+
+    Args:
+        preset: the default of --preset; None leaves the choice to the command.
+        note: added to the help of --preset.
+    """
     group = parser.add_argument_group(
         "settings",
-        "What is not given stays as the preset or the file has it.",
+        "What is not given stays as in the preset or the file.",
     )
-    group.add_argument(
+    base = group.add_mutually_exclusive_group()
+    base.add_argument(
+        "--preset",
+        metavar="NAME",
+        default=preset,
+        help=f"preset, see 'quark-onnx list presets'{note}",
+    )
+    base.add_argument(
         "--config",
-        metavar="PRESET|FILE.yaml",
-        default="A8W8",
-        help="a preset, see 'quark-onnx list presets', or a YAML file (default: A8W8)",
+        metavar="FILE.yaml",
+        help="YAML file with all settings, in place of a preset",
     )
     group.add_argument(
         "--calibrator",
         metavar="NAME[:SETTING=VALUE,...]",
-        help=(
-            "how the ranges of activations are found, for instance"
-            " percentile:percentile=99.9; see 'quark-onnx list calibrators'"
-        ),
+        help="how activation ranges are found, see 'quark-onnx list calibrators'",
     )
     what = group.add_mutually_exclusive_group()
     what.add_argument(
         "--weights-only",
         action="store_true",
-        help="activations stay float; no data is needed",
+        help="activations stay float; needs no data",
     )
     what.add_argument(
         "--dynamic",
         action="store_true",
-        help=(
-            "activations become uint8 with scales that each run computes; no data is"
-            " needed"
-        ),
+        help="activation scales are computed at run time; needs no data",
     )
     granularity = group.add_mutually_exclusive_group()
     granularity.add_argument(
         "--per-channel",
         action="store_true",
         default=None,
-        help="one scale for each output channel of a weight: more accurate",
+        help="one scale per output channel of a weight (more accurate)",
     )
     granularity.add_argument(
         "--per-tensor",
         dest="per_channel",
         action="store_false",
         default=None,
-        help="one scale for a whole weight",
+        help="one scale per weight tensor",
     )
     group.add_argument(
         "--exclude",
         metavar="PATTERN",
         nargs="+",
         action="extend",
-        help=(
-            "nodes that stay float: names, globs ('/head/*') or regular expressions"
-            " ('re:^/head/'); added to those of a file"
-        ),
+        help="nodes that stay float: names, globs ('/head/*') or 're:REGEX'",
     )
     group.add_argument(
         "--op-types",
         metavar="TYPE",
         nargs="+",
         action="extend",
-        help="quantize these operators only: Conv MatMul",
+        help="quantize only these operator types, such as Conv MatMul",
     )
     group.add_argument(
         "--nodes",
         metavar="PATTERN",
         nargs="+",
         action="extend",
-        help="quantize these nodes only; patterns as above",
+        help="quantize only these nodes; patterns as for --exclude",
     )
     group.add_argument(
         "--optimize",
         metavar="NAME[:SETTING=VALUE,...]",
         nargs="+",
         action="extend",
-        help=(
-            "optimizers that make the result better, in this order; see 'quark-onnx"
-            " list optimizers'"
-        ),
+        help="accuracy optimizers, in this order; see 'quark-onnx list optimizers'",
     )
     group.add_argument(
         "--unsafe",
         action="store_true",
-        help=(
-            "quantize also what few bits are known to ruin, and what is left float"
-            " otherwise: the decoding of detectors, whose coordinates need more bits,"
-            " joins of very different ranges, and the residual stream around layer"
-            " normalizations"
-        ),
+        help="also quantize what 8 bits degrade: box decoding, unequal Concats, residuals",
     )
     _add_graph_options(parser)
 
 
 def _add_graph_options(parser: Parser) -> None:
-    group = parser.add_argument_group(
-        "graph",
-        "What is done to the graph, and how the result is written.",
-    )
+    group = parser.add_argument_group("graph", "Rewrites, and the form of the result.")
     group.add_argument(
         "--keep-existing",
         action="store_true",
-        help=(
-            "go on with a model that is quantized in part, and leave that part as it is"
-        ),
+        help="accept a partly quantized model and keep its Q/DQ pairs",
     )
     group.add_argument(
         "--keep-initializer-inputs",
         action="store_true",
-        help=(
-            "initializers that are also inputs stay inputs, and float (default: they"
-            " become constants)"
-        ),
+        help="initializers that are also inputs stay inputs, in float",
     )
     group.add_argument(
         "--form",
         metavar="FORM",
-        help=(
-            "how the result is written: qdq, Q/DQ pairs; operators, those that compute"
-            " on codes, where there are any; or vendor, AMD's own pairs"
-        ),
+        help="qdq (Q/DQ pairs), operators (integer operators) or vendor (AMD's pairs)",
     )
     group.add_argument(
         "--max-opset",
         metavar="N",
         type=count,
-        help="do not raise the model's opset beyond this one (default: no limit)",
+        help="highest opset of the result; no limit unless given",
     )
     group.add_argument(
         "--target",
         metavar="NAME",
-        help=(
-            f"what the result is for: {', '.join(TARGETS)}; XINT8 scales then meet its"
-            " rules (default: any runtime)"
-        ),
+        help=f"NPU whose rules the result meets: {', '.join(TARGETS)}",
     )
     group.add_argument(
         "--keep-sizes",
         action="store_true",
-        help=(
-            "with --target, a batch of any size stays one (default: it becomes 1, as"
-            " the target's compiler wants)"
-        ),
+        help="with --target: keep a dynamic batch, which becomes 1 otherwise",
     )
     group.add_argument(
         "--accuracy-level",
         metavar="N",
         type=count,
-        help=(
-            "the lowest precision that MatMulNBits may compute in: 1 float32, 2"
-            " float16, 3 bfloat16, 4 int8 (default: onnxruntime chooses)"
-        ),
+        help="least MatMulNBits precision: 1 float32, 2 float16, 3 bfloat16, 4 int8",
     )
     group.add_argument(
         "--no-functions",
         action="store_true",
-        help=(
-            "nodes of a vendor's domain carry no body of standard operators, for"
-            " targets that refuse one; such a model runs only where the vendor's"
-            " operators are known"
-        ),
+        help="vendor operators carry no ONNX function body",
     )
     group.add_argument(
         "--no-prepare",
         action="store_true",
-        help=(
-            "leave the float graph as it is: no constant folding, no BatchNormalization"
-            " into Conv"
-        ),
+        help="no constant folding and no BatchNormalization folding",
     )
 
 
 def add_mixing_options(parser: Parser) -> None:
     group = parser.add_argument_group(
         "mixed precision",
-        "As few nodes as possible are quantized less, so that every output has at least"
-        " DB dB of SQNR.",
+        "Raise every output to DB dB of SQNR by changing as few nodes as possible.",
     )
     either = group.add_mutually_exclusive_group()
-    for flag, kind, what in (
-        ("--auto-exclude", "float", "stay float"),
-        ("--auto-mixed", "16bit", "get 16 bits"),
+    for flag, what in (
+        ("--auto-exclude", "keep the most sensitive nodes in float"),
+        ("--auto-mixed", "give the most sensitive nodes 16 bits"),
     ):
-        either.add_argument(
-            flag,
-            metavar="DB",
-            type=number,
-            help=(
-                f"the nodes that few bits serve worst {what}; short for --optimize "
-                f"auto_mixed_precision:target=DB,to={kind} in front of other optimizers"
-            ),
-        )
+        either.add_argument(flag, metavar="DB", type=number, help=what)
 
 
-def add_gate_option(parser: Parser, consequence: str) -> None:
+def add_gate_option(
+    parser: Parser,
+    consequence: str,
+    default: float | None = None,
+) -> None:
     parser.add_argument(
         "--min-sqnr",
         metavar="DB",
         type=number,
-        help=(
-            "the least signal-to-noise ratio of any output, in dB; below it"
-            f" {consequence} and the exit code is 1"
-        ),
+        default=default,
+        help=f"minimum SQNR of any output in dB; below, {consequence}",
     )
 
 
@@ -223,17 +190,32 @@ def add_task_option(parser: Parser) -> None:
         "--task",
         choices=["auto", *TASKS],
         default="auto",
-        help="task of the model, for the verdict (default: auto, found from the outputs)",
+        help="task of the model, for the verdict; auto: detected from the outputs",
     )
 
 
-def config_of(options: Namespace) -> QConfig:  # noqa: C901
-    """The effective configuration.
+def _base(options: Namespace) -> str:
+    """Return the preset's name or the file that the other settings change."""
+    if options.config is None:
+        return str(options.preset)
+    if not Path(options.config).suffix:
+        warnings.warn(
+            f"--config takes a YAML file; write --preset {options.config}",
+            stacklevel=2,
+        )
+    return str(options.config)
+
+
+def config_of(options: Namespace, base: QConfig | None = None) -> QConfig:  # noqa: C901
+    """Return the effective configuration.
+
+    Args:
+        base: what the options change; by default what --preset or --config names.
 
     Raises:
         ConfigError: a name is unknown or a setting is wrong.
     """
-    config = QConfig.of(options.config)
+    config = QConfig.of(_base(options)) if base is None else base
     changes: dict[str, Any] = {
         name: value
         for name in (

@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING, Any
 from calibrators import Best
 from calibrators.base import is_number
 from calibrators.shown import short
-from quark_onnx.config.spec import QuantizationSpec, check_granularity, check_names
+from quark_onnx.config.spec import (
+    QuantizationSpec,
+    check_granularity,
+    check_names,
+    spec_of,
+)
 from quark_onnx.config.tensors import TensorOverride
 from quark_onnx.config.text import format_call, name_tuple, parse_call
 from quark_onnx.dtypes import INT8, UINT8
@@ -484,10 +489,20 @@ class QConfig:
         )
 
     def with_(self, **changes: Any) -> QConfig:
-        """A copy with some settings changed.
+        """Return a copy with some settings changed.
 
-        ``calibrator`` goes to the activations, ``per_channel`` to the weights.
+        ``calibrator`` goes to the activations, ``per_channel`` to the weights. ``activation``,
+        ``weight`` and ``embedding`` take what YAML takes: a ``QuantizationSpec``, the name of a
+        number format, or a dictionary of changes.
+
+        >>> str(QConfig.of("A8W8").with_(activation="uint16").activation)
+        'uint16 asymmetric best'
         """
+        for name in ("activation", "weight", "embedding"):
+            if name in changes and changes[name] != AUTO:
+                present = getattr(self, name)
+                base = present if isinstance(present, QuantizationSpec) else None
+                changes[name] = spec_of(changes[name], base, name)
         for name, target in _SHORT_CUTS.items():
             if name in changes:
                 spec = changes.get(target, getattr(self, target))

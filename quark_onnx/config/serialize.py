@@ -10,8 +10,13 @@ import yaml
 
 from calibrators.limits import read_text
 from calibrators.shown import short
-from quark_onnx.config.qconfig import AUTO, Override, QConfig
-from quark_onnx.config.spec import QuantizationSpec, check_names
+from quark_onnx.config.qconfig import Override, QConfig
+from quark_onnx.config.spec import (
+    QuantizationSpec,
+    check_names,
+    settings_of,
+    spec_of,
+)
 from quark_onnx.config.tensors import TensorOverride
 from quark_onnx.config.text import format_call
 from quark_onnx.errors import ConfigError, nearest
@@ -54,21 +59,13 @@ def from_dict(data: dict[str, Any]) -> QConfig:
     >>> from_dict({"preset": "S8S8", "per_channel": True}).weight.per_channel
     True
     """
-    changes = dict(_mapping(data, "the config"))
+    changes = settings_of(data, "the config")
     preset = changes.pop("preset", "A8W8")
     if not isinstance(preset, str | QConfig):
         raise ConfigError(
             f"preset is {short(preset)}; it must be a preset's name{nearest(str(preset), PRESETS)}",
         )
     base: QConfig = preset if isinstance(preset, QConfig) else PRESETS[preset.upper()]
-    for name in ("activation", "weight"):
-        if name in changes:
-            changes[name] = _spec(changes[name], getattr(base, name), name)
-    if changes.get("embedding", AUTO) != AUTO:
-        present = (
-            base.embedding if isinstance(base.embedding, QuantizationSpec) else None
-        )
-        changes["embedding"] = _spec(changes["embedding"], present, "embedding")
     if "overrides" in changes:
         if not isinstance(changes["overrides"], list | tuple):
             raise ConfigError(
@@ -87,7 +84,7 @@ def from_dict(data: dict[str, Any]) -> QConfig:
 def _tensor_override(data: Any) -> TensorOverride:
     if isinstance(data, TensorOverride):
         return data
-    settings = dict(_mapping(data, "an override of tensors"))
+    settings = settings_of(data, "an override of tensors")
     check_names(settings, TensorOverride)
     if "tensors" not in settings:
         raise ConfigError("an override of tensors names none; give tensors")
@@ -97,35 +94,12 @@ def _tensor_override(data: Any) -> TensorOverride:
 def _override(data: Any, base: QConfig) -> Override:
     if isinstance(data, Override):
         return data
-    settings = dict(_mapping(data, "an override"))
+    settings = settings_of(data, "an override")
     check_names(settings, Override)
     for name in ("activation", "weight"):
         if settings.get(name) is not None:
-            settings[name] = _spec(settings[name], getattr(base, name), name)
+            settings[name] = spec_of(settings[name], getattr(base, name), name)
     return Override(**settings)
-
-
-def _spec(
-    data: Any,
-    base: QuantizationSpec | None,
-    where: str,
-) -> QuantizationSpec | None:
-    """A spec from a dictionary of changes to ``base``, or from just the name of a number format."""
-    if data is None or isinstance(data, QuantizationSpec):
-        return data
-    settings = {"dtype": data} if isinstance(data, str) else dict(_mapping(data, where))
-    return (base or QuantizationSpec()).with_(**settings)
-
-
-def _mapping(data: Any, where: str) -> dict[str, Any]:
-    if not isinstance(data, dict):
-        raise ConfigError(f"{where} is {short(data)}; it must be a mapping of settings")
-    for name in data:
-        if not isinstance(name, str):
-            raise ConfigError(
-                f"{where} has no setting {short(name)}; settings have names",
-            )
-    return data
 
 
 class _Loader(yaml.SafeLoader):

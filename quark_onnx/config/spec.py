@@ -354,3 +354,40 @@ def check_granularity(
             f"weight{where}: the scale of a weight is known beforehand; dynamic belongs"
             " to the activation",
         )
+
+
+def spec_of(
+    data: Any,
+    base: QuantizationSpec | None,
+    where: str,
+) -> QuantizationSpec | None:
+    """Return a spec from changes to ``base``, or from just the name of a number format.
+
+    Args:
+        data: a dictionary of changes or a name; None and a spec are returned unchanged.
+        base: what the changes apply to; None for the default spec.
+        where: the setting's name, for error messages.
+
+    Raises:
+        ConfigError: ``data`` is none of these, or a change is wrong.
+    """
+    if data is None or isinstance(data, QuantizationSpec):
+        return data
+    settings = {"dtype": data} if isinstance(data, str) else settings_of(data, where)
+    return (base or QuantizationSpec()).with_(**settings)
+
+
+def settings_of(data: Any, where: str) -> dict[str, Any]:
+    """Return a copy of a dictionary whose keys are names of settings.
+
+    Raises:
+        ConfigError: ``data`` is no dictionary, or a key is no name.
+    """
+    if not isinstance(data, dict):
+        raise ConfigError(f"{where} is {short(data)}; it must be a mapping of settings")
+    for name in data:
+        if not isinstance(name, str):
+            raise ConfigError(
+                f"{where} has no setting {short(name)}; settings have names",
+            )
+    return dict(data)

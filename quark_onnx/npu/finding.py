@@ -30,7 +30,7 @@ class Rule:
     mend: str
 
 
-_AGAIN = "quark-onnx quantize FLOAT.onnx --config XINT8 --target TARGET"
+_AGAIN = "quark-onnx quantize FLOAT.onnx --preset XINT8 --target TARGET"
 _LEGALIZE = "quark-onnx npu legalize"
 
 #: Every rule by its name: C1 to C10 are positions, S scales, G the graph.
@@ -135,7 +135,7 @@ RULES: dict[str, Rule] = {
         "no tensor is bfloat16",
         f"{_ONNXSIM}; amd/RyzenAI-SW#390 has run some",
         False,
-        "quark-onnx npu deploy FLOAT.onnx --config BF16, or quark-onnx convert --to"
+        "quark-onnx npu deploy FLOAT.onnx --preset BF16, or quark-onnx convert --to"
         " float32",
     ),
     "G11": Rule(

@@ -11,7 +11,7 @@ from quark_onnx.npu.placement import ABORT, NPU, Verdict
 from quark_onnx.npu.preflight import Preflight
 from quark_onnx.page import document, facts, write_whole
 from quark_onnx.page.svg import drawing, tag
-from quark_onnx.report import percent
+from quark_onnx.report import percentage
 
 _WIDTH, _BOX, _ROW, _GAP = 960.0, 44.0, 74.0, 12.0
 #: The widest box, and what is left at the sides for lines.
@@ -46,7 +46,7 @@ def _header(found: Preflight, name: str) -> str:
     outside = sum(verdict.device != NPU for verdict in found.verdicts)
     total = sum(found.operations)
     rows = [
-        ("On the NPU", f"{percent(found.share, 1)} %", f"of {total / 1e9:.2f} GOPs"),
+        ("On the NPU", percentage(found.share), f"of {total / 1e9:.2f} GOPs"),
         ("Pieces", f"{found.subgraphs}", "each costs a transfer there and back"),
         ("Nodes elsewhere", f"{outside}", f"of {len(found.verdicts)} operators"),
         ("Ends the compiler", f"{len(found.aborts)}", "nodes"),

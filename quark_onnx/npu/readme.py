@@ -27,7 +27,7 @@ Format {kind}, made for Ryzen AI {release}.{quality}
 2. `python compare.py --device npu`: a model that is offloaded is not yet correct; its outputs must agree with the
    recorded ones.
 3. To see what was offloaded, set `XLNX_ONNX_EP_REPORT_FILE=vitisai_ep_report.json`, delete `cache`, and run once more;
-   the report lies in `cache`. `quark-onnx npu preflight model.onnx --target {target} --report REPORT` puts it beside
+   the report lies in `cache`. `quark-onnx npu preflight model.onnx --target {target} --ep-report REPORT` puts it beside
    the forecast.
 4. Ship this folder. The cache is made anew on each device at first use, and never used for another model or provider.
 

@@ -142,7 +142,7 @@ def matching(graph: Graph, override: Override, *, strict: bool) -> dict[Node, No
             and not _by_name(pattern, [node.name for node in inner_nodes(graph.nodes)])
         ):
             raise ConfigError(
-                f"no node of the model matches {pattern!r}{nearest(pattern, names)}",
+                f"no node of the model matches {pattern!r}{_hint(pattern, names)}",
             )
         found.update(dict.fromkeys(hits))
     kinds = {node.kind for node in graph.nodes}
@@ -167,6 +167,17 @@ def matching(graph: Graph, override: Override, *, strict: bool) -> dict[Node, No
             )
         found.update(dict.fromkeys(hits))
     return found
+
+
+def _hint(pattern: str, names: Iterable[str]) -> str:
+    """Suggest a glob if a pattern is part of a node's name, else the nearest name."""
+    names = list(names)
+    plain = not pattern.startswith("re:") and not any(sign in pattern for sign in "*?[")
+    hits = [name for name in names if pattern in name] if plain else []
+    if not hits or (len(hits) == 1 and "did you mean" in nearest(pattern, hits)):
+        return nearest(pattern, names)
+    nodes = "1 node" if len(hits) == 1 else f"{len(hits)} nodes"
+    return f"; did you mean '*{pattern}*' ({nodes})?"
 
 
 def _by_name(pattern: str, names: Iterable[str]) -> list[str]:

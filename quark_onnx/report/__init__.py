@@ -1,17 +1,19 @@
 """What a run did and how good its result is."""
 
-from quark_onnx.report.figures import decibels, percent, size_change
+from quark_onnx.report.figures import decibels, percent, percentage, size_change
 from quark_onnx.report.loop import measure_loop, verdicts
 from quark_onnx.report.measure import OutputError, measure
-from quark_onnx.report.report import Report, summarize, verdict_lines
+from quark_onnx.report.report import Report, kept_types, summarize, verdict_lines
 
 __all__ = [
     "OutputError",
     "Report",
     "decibels",
+    "kept_types",
     "measure",
     "measure_loop",
     "percent",
+    "percentage",
     "size_change",
     "summarize",
     "verdict_lines",

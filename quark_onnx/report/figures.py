@@ -32,6 +32,25 @@ def percent(share: float, digits: int = 2) -> str:
     return text.removeprefix("-") if float(text) == 0 else text
 
 
+def percentage(share: float) -> str:
+    """Return a share with its sign and about two digits, never in scientific notation.
+
+    >>> percentage(1.0), percentage(0.9999), percentage(0.0314), percentage(0.00012)
+    ('100 %', '>99.9 %', '3.1 %', '0.012 %')
+    >>> percentage(0.995), percentage(0.25), percentage(1e-9), percentage(0.0)
+    ('99.5 %', '25 %', '<0.001 %', '0 %')
+    """
+    if share in (0, 1):
+        return f"{100 * share:.0f} %"
+    size = 100 * abs(share)
+    if size >= 99:
+        return f"{percent(share, 1)} %"
+    digits = next(
+        digits for digits in range(4) if size >= 9.5 / 10**digits or digits == 3
+    )
+    return f"{percent(share, digits)} %"
+
+
 def decibels(value: float, below: float | None = None) -> str:
     """Return a ratio in dB with two decimals, or with as many as show that it is below a bound.
 

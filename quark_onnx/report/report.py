@@ -10,13 +10,15 @@ from typing import Any
 from calibrators.shown import printable
 from quark_onnx.optimizers.problem import LayerResult
 from quark_onnx.plan import Keep, Plan
-from quark_onnx.report.figures import decibels, percent, size_change
+from quark_onnx.report.figures import decibels, percentage, size_change
 from quark_onnx.report.measure import OutputError, least_sqnr
 from quark_onnx.report.verdict.verdict import Verdict
 
 #: Version of the dictionary form.
 SCHEMA = 1
 _SHOWN = 12
+#: Operator types that are named for one reason.
+_KINDS = 5
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ class Report:
         could have been quantized but stayed float, and why. notes: rewrites, rolled- back passes,
         raised scales, findings of the guard. outputs: the error at each output. layers: what
         optimizers made of each layer. verdict: the quality in the terms of the task; None where
-        nothing was measured.
+        nothing was measured. kept_types: operator types of ``kept_nodes``, by node.
     """
 
     config: str
@@ -47,6 +49,7 @@ class Report:
     outputs: list[OutputError] = field(default_factory=list)
     layers: list[LayerResult] = field(default_factory=list)
     verdict: Verdict | None = None
+    kept_types: dict[str, str] = field(default_factory=dict)
 
     @property
     def quantized(self) -> int:
@@ -87,11 +90,7 @@ class Report:
                 f"error     on {where}:",
                 *(f"  {_output(o)}" for o in self.outputs),
             ]
-        if self.kept_nodes:
-            lines.append(
-                "float     "
-                + "; ".join(f"{n} {why}" for why, n in _grouped(self.kept_nodes)),
-            )
+        lines += _section("float", group_kept(self.kept_nodes, self.kept_types))
         lines += _section(
             "kept",
             [f"{name}: {why}" for name, why in self.kept_tensors.items()],
@@ -147,11 +146,47 @@ def summarize(
     )
 
 
+def group_kept(reasons: dict[str, str], types: dict[str, str]) -> list[str]:
+    """Return a line for each reason why nodes stay float, with their operator types.
+
+    Args:
+        reasons: of each node, by its name.
+        types: operator type of each node, by its name.
+
+    >>> group_kept({"a": "excluded", "b": "excluded"}, {"a": "Conv", "b": "Gemm"})
+    ['2 nodes (1 Conv, 1 Gemm): excluded']
+    """
+    groups = dict[str, Counter[str]]()
+    for name, reason in reasons.items():
+        groups.setdefault(reason, Counter())[types.get(name, "other")] += 1
+    lines = list[str]()
+    for reason, kinds in sorted(groups.items(), key=lambda group: -group[1].total()):
+        if kinds.total() == 1:
+            lines.append(f"1 node ({next(iter(kinds))}): {reason}")
+            continue
+        shown = ", ".join(
+            f"{count} {kind}" for kind, count in kinds.most_common(_KINDS)
+        )
+        more = ", ..." if len(kinds) > _KINDS else ""
+        lines.append(f"{kinds.total()} nodes ({shown}{more}): {reason}")
+    return lines
+
+
+def kept_types(*plans: Plan) -> dict[str, str]:
+    """Return the operator types of the nodes that stay float, by their names."""
+    return {
+        node.name: node.kind
+        for plan in plans
+        for node in plan.graph.nodes
+        if node.name in plan.kept
+    }
+
+
 def _output(o: OutputError) -> str:
     if o.random:
         return f"{o.name}: random, another value each time the float model runs"
     if o.sqnr is None:
-        return f"{o.name}: {percent(o.agreement or 0.0)}% of the values agree"
+        return f"{o.name}: {percentage(o.agreement or 0.0)} of the values agree"
     broken = (
         f", {o.broken} values are finite in one of the models alone" if o.broken else ""
     )
@@ -161,10 +196,6 @@ def _output(o: OutputError) -> str:
         f" {o.max_error:.4g}"
     )
     return f"{o.name}{after}: {error}{broken}"
-
-
-def _grouped(reasons: dict[str, str]) -> list[tuple[str, int]]:
-    return Counter(reasons.values()).most_common(_SHOWN)
 
 
 def _section(title: str, lines: list[str]) -> list[str]:

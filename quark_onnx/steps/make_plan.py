@@ -31,6 +31,8 @@ from quark_onnx.rules.passthrough import HANDING_ON, REARRANGING
 from quark_onnx.steps.decoding import spare_decoding
 from quark_onnx.steps.states import spare_states
 
+_NO_RULE = "no quantization rule for this operator"
+
 
 def make_plan(  # noqa: C901
     graph: Graph,
@@ -79,7 +81,7 @@ def make_plan(  # noqa: C901
         elif node.float_reason and not plan.rounds_results(node):
             plan.keep_node(node, node.float_reason)
         elif rule is None:
-            plan.keep_node(node, "there is no rule for this operator")
+            plan.keep_node(node, _NO_RULE)
         elif why := plan.shapes.computed_by(node):
             plan.keep_node(node, why)
         else:

@@ -11,7 +11,7 @@ _CUSTOMARY = {"bfloat16": "BF16", "float16": "FP16"}
 #: What to do about the formats that the compiler for BF16 makes by itself.
 _OWN = (
     "bfloat16 and BFP16 are made of the float model by its compiler: quark-onnx npu"
-    " deploy --config BF16 ships that"
+    " deploy --preset BF16 ships that"
 )
 
 

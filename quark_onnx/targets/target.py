@@ -75,7 +75,7 @@ _ELSEWHERE = {
     "x2": "that is the compiler of stx and krk, whose provider options name it",
     "bfp16": (
         "the provider makes BFP16 itself of a float model: take --target stx and"
-        " --config BF16 of 'npu deploy'; 'quantize --config BFP16' without a target"
+        " --preset BF16 of 'npu deploy'; 'quantize --preset BFP16' without a target"
         " measures what it costs"
     ),
     "llm": (

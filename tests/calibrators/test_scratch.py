@@ -149,7 +149,7 @@ sys.exit(main(sys.argv[2:]))
                 "m.onnx",
                 "-o",
                 "out/q.onnx",
-                "--config",
+                "--preset",
                 "A16W8",
                 "--random-data",
                 "--no-isolation",

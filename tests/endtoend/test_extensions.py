@@ -276,7 +276,8 @@ def test_a_model_is_quantized_behind_the_operators_of_the_library(
     assert {kind: result.report.operators[kind] for kind in weighted} == weighted
     for node in custom_nodes(floats.model):
         assert (
-            result.report.kept_nodes[node.name] == "there is no rule for this operator"
+            result.report.kept_nodes[node.name]
+            == "no quantization rule for this operator"
         )
     check(tmp_path / "out.onnx", name, preset)
 
@@ -376,7 +377,7 @@ def test_bytes_that_are_no_image_are_not_made_up(tmp_path: Path) -> None:
         str(tmp_path / "model.onnx"),
         "-o",
         str(tmp_path / "out.onnx"),
-        "--config",
+        "--preset",
         "INT4",
     ]
     finished = subprocess.run(
@@ -431,7 +432,7 @@ def test_the_command_line_reads_bytes_and_texts_from_arrays(
         "--data",
         tmp_path / "data",
     ]
-    code = main([*map(str, arguments), "--config", preset, "--json"])
+    code = main([*map(str, arguments), "--preset", preset, "--json"])
     printed = capsys.readouterr()
     assert (
         code,

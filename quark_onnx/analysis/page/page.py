@@ -13,6 +13,7 @@ from quark_onnx.analysis.page.against_grid import against_grid
 from quark_onnx.analysis.page.along import along, family
 from quark_onnx.page import document, facts, write_whole
 from quark_onnx.page.svg import short
+from quark_onnx.report import percentage
 
 _TOP = 12
 _CAUSES = 4
@@ -190,7 +191,7 @@ def _activation_plot(tensor: TensorError) -> str:
     if tensor.step is not None:
         caption += f", step {short(tensor.step)}"
     if clipped:
-        caption += f"; <em>{100 * clipped:.2g} % beyond the grid</em>"
+        caption += f"; <em>{percentage(clipped)} clipped</em>"
     title = f"Histogram of {tensor.name} against its grid"
     plot = against_grid(
         title,
@@ -260,7 +261,7 @@ signal.</dd></div>
 <div><dt>inputs</dt><dd>The worst ratio among the tensors that this one is computed of.</dd></div>
 <div><dt>alone</dt><dd>The ratio if all tensors before it were float: its operator&rsquo;s weights, the grids of its
 inputs and its own grid are left.</dd></div>
-<div><dt>beyond the grid</dt><dd>Values more than half a step outside what the codes can represent. Histograms show
+<div><dt>clipped</dt><dd>Values more than half a step outside what the codes can represent. Histograms show
 float values, the shaded range is the grid, counts are on a logarithmic scale.</dd></div>
 </dl>
 </section>"""  # noqa: E501

@@ -6,6 +6,7 @@ from collections.abc import Collection, Container, Mapping
 from typing import Any
 
 from quark_onnx.errors import ConfigError
+from quark_onnx.report import percentage
 from quark_onnx.torch.config.torch_config import TorchConfig
 from quark_onnx.torch.models.mixtures import unknown_stacks_of
 from quark_onnx.torch.models.quantized_layer import unlike_its_base
@@ -72,7 +73,7 @@ def notes_on_stacks(model: Any) -> list[str]:
     )
     return [
         (
-            f"{first}{others} stay float, {100 * count / total:.0f} % of all weights:"
+            f"{first}{others} stay float, {percentage(count / total)} of all weights:"
             f" {type(model.get_submodule(first.rpartition('.')[0])).__name__} is no"
             " stack of experts that is known"
         ),

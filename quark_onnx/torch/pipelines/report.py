@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from quark_onnx.report import percentage
 from quark_onnx.torch.algorithms.base import UNREACHED, Outcome
 from quark_onnx.torch.config.spec import LayerSpec
 
@@ -30,7 +31,7 @@ class TorchReport:
         """What each algorithm has made better, in one line, by its name.
 
         >>> TorchReport(outcomes=[Outcome("q", "gptq", 0.2, 0.1), Outcome("k", "gptq", 0.0, 0.0)]).gains()
-        {'gptq': 'the error of 1 of 2 is less, by 50 % in the middle'}
+        {'gptq': 'the error of 1 of 2 is less, by 50 % (median)'}
         """  # noqa: E501
         found = dict[str, str]()
         for name in dict.fromkeys(each.algorithm for each in self.outcomes):
@@ -38,9 +39,7 @@ class TorchReport:
             less = sorted(
                 1 - each.after / each.before for each in own if each.after < each.before
             )
-            middle = (
-                f", by {100 * less[len(less) // 2]:.0f} % in the middle" if less else ""
-            )
+            middle = f", by {percentage(less[len(less) // 2])} (median)" if less else ""
             found[name] = f"the error of {len(less)} of {len(own)} is less{middle}"
         return found
 

@@ -26,7 +26,7 @@ def quantized(cli: Any, folder: Path) -> None:
         "out.onnx",
         "--data",
         "data",
-        "--config",
+        "--preset",
         "XINT8",
     )
     assert cli(*quantize).code == 0

@@ -87,7 +87,7 @@ def test_a_quantized_model(cli: Any) -> None:
             "int8.onnx",
             "--data",
             "data",
-            "--config",
+            "--preset",
             "A8W8",
         ).code
         == 0

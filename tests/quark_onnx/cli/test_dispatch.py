@@ -59,7 +59,7 @@ def test_version(cli: Any) -> None:
 
 
 CONFIG = (
-    "--config --calibrator --per-channel --per-tensor --exclude --op-types --nodes"
+    "--preset --config --calibrator --per-channel --per-tensor --exclude --op-types --nodes"
     " --unsafe --no-prepare"
 )
 DATA = (
@@ -91,10 +91,7 @@ DATA = (
         ("compare", f"FLOAT QUANT {DATA} --min-sqnr --json --quiet --verbose"),
         (
             "convert",
-            (
-                "MODEL --output --to --shape --opset --io float16 without-qdq --json"
-                " --quiet --verbose"
-            ),
+            ("MODEL --output --to --shape --opset --io --json --quiet --verbose"),
         ),
         ("list", "presets operators formats calibrators --json --quiet --verbose"),
     ],
@@ -111,7 +108,7 @@ def test_help_has_every_option_and_an_example(
 
 def test_unsafe_says_what_it_means(cli: Any) -> None:
     help_text = " ".join(cli("quantize", "--help").out.split())
-    assert "the decoding of detectors" in help_text.split("--unsafe", 2)[-1]
+    assert "box decoding" in help_text.split("--unsafe", 2)[-1]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ def test_text(cli: Any) -> None:
     finished = cli(
         "explain",
         "model.onnx",
-        "--config",
+        "--preset",
         "A16W8",
         "--per-tensor",
         "--exclude",
@@ -64,7 +64,7 @@ def test_tensors_nobody_asks_for_have_a_reason(cli: Any) -> None:
     text = "g (float[2,2] x, int64[2] i) => (float y, int64[2] j) { y = Det (x) \n j = Neg (i) }"
     onnx.save(parse(text), "float.onnx")
     determinant, negative = cli("explain", "float.onnx", "--json").json["nodes"]
-    assert determinant["float"] == "there is no rule for this operator"
+    assert determinant["float"] == "no quantization rule for this operator"
     assert determinant["inputs"] == [
         {"tensor": "x", "decision": "float", "detail": "nothing asks for it"}
     ]

@@ -34,7 +34,7 @@ def renamed() -> ModelProto:
 
 COMMANDS = {
     "quantize": "quantize m.onnx -o q.onnx --random-data --verbose",
-    "weights": "quantize m.onnx -o q.onnx --config W8",
+    "weights": "quantize m.onnx -o q.onnx --preset W8",
     "gate": "quantize m.onnx -o q.onnx --random-data --min-sqnr 200",
     "explain": "explain m.onnx",
     "compare": "compare m.onnx int8.onnx --random-data",
@@ -124,10 +124,10 @@ def test_values_in_errors_are_short(cli: CommandLine, folder: Path, text: str) -
     "command",
     [
         "explain /dev/zero",
-        "quantize /dev/zero -o q.onnx --config W8",
+        "quantize /dev/zero -o q.onnx --preset W8",
         "compare model.onnx /dev/zero --random-data",
         "explain model.onnx --config endless.yaml",
-        "npu preflight model.onnx --report /dev/zero",
+        "npu preflight model.onnx --ep-report /dev/zero",
         "quantize model.onnx -o q.onnx --data endless.npz",
         "quantize model.onnx -o q.onnx --data endless.png --image-size 8 8",
     ],

@@ -55,7 +55,7 @@ def test_what_quantize_makes_for_a_target_passes(cli: Any) -> None:
         "model.onnx",
         "-o",
         "out.onnx",
-        "--config",
+        "--preset",
         "XINT8",
         "--target",
         "stx",
@@ -151,9 +151,9 @@ def test_preflight(cli: Any) -> None:
         "legal.onnx",
         "--target",
         "stx",
-        "--kind",
+        "--preset",
         "A8W8",
-        "--page",
+        "--html",
         "page.html",
     )
     assert finished.code == 0 and finished.out.startswith(
@@ -177,11 +177,11 @@ def test_preflight_beside_a_report(cli: Any) -> None:
     Path("report.json").write_text(
         '{"deviceStat": [{"name": "CPU", "nodeNum": 3}]}', encoding="utf-8"
     )
-    finished = cli("npu", "preflight", "model.onnx", "--report", "report.json")
+    finished = cli("npu", "preflight", "model.onnx", "--ep-report", "report.json")
     assert (
         finished.code == 0 and "CPU: " in finished.out and "3 reported" in finished.out
     )
-    assert cli("npu", "preflight", "model.onnx", "--report", "none.json").code == 2
+    assert cli("npu", "preflight", "model.onnx", "--ep-report", "none.json").code == 2
 
 
 def test_cut(cli: Any) -> None:
@@ -249,12 +249,12 @@ def test_deploy(cli: Any) -> None:
         "4",
         "--recipe",
         "classifier",
-        "--config",
+        "--preset",
         "A8W8",
     )
     assert (
         both.code == 2
-        and "--recipe and --config" in both.err
+        and "--recipe and --preset" in both.err
         and not Path("b").exists()
     )
 
@@ -262,7 +262,7 @@ def test_deploy(cli: Any) -> None:
 @pytest.mark.parametrize("place", ["model.onnx", "report.json", "data"])
 def test_a_page_goes_to_html_files_alone(cli: Any, place: str) -> None:
     before = Path("model.onnx").read_bytes()
-    finished = cli("npu", "preflight", "model.onnx", "--page", place)
+    finished = cli("npu", "preflight", "model.onnx", "--html", place)
     assert (
         finished.code == 2
         and "is not named *.html" in finished.err

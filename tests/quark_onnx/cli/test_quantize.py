@@ -113,7 +113,7 @@ def test_quiet_and_verbose(cli: Any) -> None:
 @pytest.mark.parametrize(
     ("arguments", "change"),
     [
-        (["--config", "xint8"], None),
+        (["--preset", "xint8"], None),
         (
             ["--calibrator", "percentile:percentile=99.5"],
             {"calibrator": "percentile:percentile=99.5"},
@@ -152,7 +152,7 @@ def test_yaml_with_additions(config_of: Any) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--config", "XINT9"], ["XINT9", "did you mean 'XINT8'"]),
+        (["--preset", "XINT9"], ["XINT9", "did you mean 'XINT8'"]),
         (["--config", "missing.yaml"], ["missing.yaml", "cannot be read"]),
         (["--calibrator", "percentil"], ["percentil", "did you mean 'percentile'"]),
         (
@@ -378,15 +378,15 @@ def test_images_become_samples(cli: Any) -> None:
     finished = cli(*command)
     assert finished.code == 2
     assert (
-        "photos holds images; say how to read them: --image-size H W" in finished.error
+        "photos holds images; say how to read them: --image-size 224" in finished.error
     )
 
 
 def test_nodes_are_left_float_until_a_target_is_met(cli: Any, config_of: Any) -> None:
-    plain = cli(*MODEL, "--config", "S8S8", "--json").json
+    plain = cli(*MODEL, "--preset", "S8S8", "--json").json
     target = plain["worst_sqnr"] + 5
     document = cli(
-        *MODEL, "--config", "S8S8", "--auto-exclude", f"{target:.2f}", "--json"
+        *MODEL, "--preset", "S8S8", "--auto-exclude", f"{target:.2f}", "--json"
     ).json
     assert len(plain["kept_nodes"]) < len(document["kept_nodes"]) < 5
     assert document["worst_sqnr"] > plain["worst_sqnr"] + 3
@@ -399,9 +399,9 @@ def test_nodes_are_left_float_until_a_target_is_met(cli: Any, config_of: Any) ->
 
 
 def test_nodes_get_16_bits_until_a_target_is_met(cli: Any, config_of: Any) -> None:
-    plain = cli(*MODEL, "--config", "S8S8", "--json").json
+    plain = cli(*MODEL, "--preset", "S8S8", "--json").json
     document = cli(
-        *MODEL, "--config", "S8S8", "--auto-mixed", plain["worst_sqnr"] + 5, "--json"
+        *MODEL, "--preset", "S8S8", "--auto-mixed", plain["worst_sqnr"] + 5, "--json"
     ).json
     assert document["worst_sqnr"] > plain["worst_sqnr"] + 3
     assert document["kept_nodes"] == plain["kept_nodes"]

@@ -85,8 +85,8 @@ def test_one_name_is_a_list_of_one() -> None:
         ({"nodes": 3}, "nodes is 3; it must be a name or a list of names"),
         ({"op_types": "Convv"}, "unknown operator 'Convv'; did you mean 'Conv'?"),
         (
-            {"activation": "int8"},
-            "activation is 'int8'; it must be a QuantizationSpec or None",
+            {"activation": "int81"},
+            "unknown number format 'int81'; did you mean 'int8'?",
         ),
         (
             {"bias": None},

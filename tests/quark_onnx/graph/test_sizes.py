@@ -252,7 +252,7 @@ import resource, sys
 from quark_onnx.cli import main
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 codes = [main([*command.split(), sys.argv[1]]) for command in ("explain", "npu check", "npu preflight")]
-codes.append(main(["quantize", sys.argv[1], "-o", sys.argv[1] + ".q.onnx", "--config", "W8"]))
+codes.append(main(["quantize", sys.argv[1], "-o", sys.argv[1] + ".q.onnx", "--preset", "W8"]))
 codes.append(main(["compare", sys.argv[1], sys.argv[1], "--random-data"]))
 print(codes, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
 """  # noqa: E501

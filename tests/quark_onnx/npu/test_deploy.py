@@ -336,7 +336,7 @@ def test_an_earlier_bundle_is_replaced_and_another_folder_is_not(
         (
             {"config": "BFP16"},
             ConfigError,
-            "config is BFP16, but stx .* npu deploy --config BF16",
+            "config is BFP16, but stx .* npu deploy --preset BF16",
         ),
         ({"config": "DYNAMIC"}, ConfigError, "config is dynamic A8W8, but stx"),
         ({"min_sqnr": 90.0}, AccuracyError, "the minimum is 90 dB"),

@@ -790,7 +790,7 @@ def test_other_scales_are_an_error_that_says_what_to_do() -> None:
     with pytest.raises(
         ModelError,
         match=(
-            r"S1 at .*: a scale of 0\.3 .*quark-onnx quantize FLOAT.onnx --config XINT8"
+            r"S1 at .*: a scale of 0\.3 .*quark-onnx quantize FLOAT.onnx --preset XINT8"
         ),
     ):
         simulate(model, feeds)

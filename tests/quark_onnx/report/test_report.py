@@ -27,6 +27,7 @@ REPORT = Report(
     operators={"Conv": (2, 3), "TopK": (0, 1)},
     kept_nodes={"top": "it selects", "head": "excluded", "tail": "excluded"},
     kept_tensors={"x": "it was zero throughout"},
+    kept_types={"top": "TopK", "head": "Gemm", "tail": "Conv"},
     notes=["fold_batch_norm: 2"],
     outputs=[
         OutputError("y", 31.256, 0.9995, 0.125, None),
@@ -41,10 +42,11 @@ size      4,000 -> 1,000 bytes (4.00x smaller)
 quantized 2 of 4 nodes, calibrated on 96 samples
 error     on 4 held-out samples:
   y: SQNR 31.26 dB, cosine 0.999500, largest error 0.125
-  i: 75.00% of the values agree
+  i: 75 % of the values agree
   same: SQNR inf dB, cosine 1.000000, largest error 0
   r: random, another value each time the float model runs
-float     2 excluded; 1 it selects
+float     2 nodes (1 Gemm, 1 Conv): excluded
+          1 node (TopK): it selects
 kept      x: it was zero throughout
 notes     fold_batch_norm: 2"""
 
@@ -82,6 +84,7 @@ def test_dictionary() -> None:
         "outputs": "list",
         "layers": "list",
         "verdict": "NoneType",
+        "kept_types": "dict",
     }
     assert found["outputs"][2]["sqnr"] == "inf" and found["operators"]["Conv"] == [2, 3]
 

@@ -297,7 +297,7 @@ def test_masks_stay_float(call: str) -> None:
 def test_what_is_computed_from_integers_stays_float() -> None:
     check(
         """
-        cast (Cast)  float: there is no rule for this operator
+        cast (Cast)  float: no quantization rule for this operator
         mask (Mul)  float: 'f' is computed from integers alone: a mask or a position, not a signal
         """,
         "g (float[N,6] x, int64[N,6] m) => (float[N,6] y) { [cast] f = Cast <to = 1>"
@@ -551,7 +551,7 @@ UNKNOWN = (
 
 def test_an_operator_without_a_rule_stays_float_between_quantized_ones() -> None:
     text = plan_text(UNKNOWN)
-    assert "odd (Bernoulli)  float: there is no rule for this operator\n" in text
+    assert "odd (Bernoulli)  float: no quantization rule for this operator\n" in text
     assert (
         text.count("Q\n") == 3 + 3 + 2
     )  # both sums with all their tensors, and the tensors around Bernoulli

@@ -64,7 +64,7 @@ def test_what_a_target_does_not_take_is_a_warning(
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("BFP16", "--config BF16"),
+        ("BFP16", "--preset BF16"),
         ("llm", "--layout oga"),
         ("X1", "phx and hpt"),
         ("x2", "stx and krk"),
