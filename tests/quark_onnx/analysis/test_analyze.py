@@ -107,7 +107,7 @@ def test_what_is_clipped_is_named_first() -> None:
     tensor = of(analyze(plain(), pair(0.01, 128), data(scale=2.0)), "x")
     cause = tensor.causes[0]
     assert cause.kind == "clipped"
-    assert cause.text.startswith("range clipped: ")
+    assert cause.text.startswith("clipping: ")
     assert f"lie above {1.27:.3g}" in cause.text
     assert cause.options == ("--calibrator", "minmax")
 
