@@ -92,12 +92,12 @@ def test_every_remedy_is_an_option_of_quantize(cli: Any) -> None:
 
 def test_a_remedy_can_be_pasted() -> None:
     cause = Cause(
-        "weight", "", 1.0, "leave the node float", ("--exclude", "a node; rm")
+        "weight", "", 1.0, "keep the node in float", ("--exclude", "a node; rm")
     )
-    assert remedy(cause) == "leave the node float: --exclude 'a node; rm'"
+    assert remedy(cause) == "keep the node in float: --exclude 'a node; rm'"
     assert (
-        remedy(Cause("inherited", "", 1.0, "mend that tensor first"))
-        == "mend that tensor first"
+        remedy(Cause("inherited", "", 1.0, "improve that tensor first"))
+        == "improve that tensor first"
     )
 
 
