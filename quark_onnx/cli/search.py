@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
+import warnings
+from argparse import ArgumentTypeError, Namespace
 from collections.abc import Iterator
 from typing import Any
 
@@ -29,10 +30,19 @@ USAGE = "%(prog)s MODEL (--data PATH | --random-data [N]) [-o BEST] [OPTION ...]
 EXAMPLE = """\
 examples:
   quark-onnx search model.onnx --data samples/ --budget 10m -o model_int8.onnx
-  quark-onnx search model.onnx --data samples/ --presets A8W8 XINT8 --optimizers cle cle+adaquant --target 25 \\
+  quark-onnx search model.onnx --data samples/ --preset A8W8 XINT8 --optimize cle cle+adaquant --min-sqnr 25 \\
       --journal search.jsonl
 
-exit codes: 0 done; 1 --target missed; 2 bad input; 3 internal error; 128 + N ended by signal N"""  # noqa: E501
+exit codes: 0 done; 1 --min-sqnr missed; 2 bad input; 3 internal error; 128 + N ended by signal N"""  # noqa: E501
+
+
+#: Deprecated names of options.
+RENAMED = {
+    "--presets": "--preset",
+    "--calibrators": "--calibrator",
+    "--optimizers": "--optimize",
+    "--device": "--target",
+}
 
 
 def add_arguments(parser: Parser) -> None:
@@ -40,104 +50,101 @@ def add_arguments(parser: Parser) -> None:
         "model",
         metavar="MODEL",
         type=path,
-        help="the float model, an .onnx file; it is not changed",
+        help="float model, an .onnx file; it is not changed",
     )
     parser.add_argument(
         "-o",
         "--output",
         metavar="BEST",
         type=path,
-        help="write the best model, also where it misses --target",
+        help="write the best model here, even below --min-sqnr",
     )
     add_data_options(parser)
     default = Space()
     group = parser.add_argument_group(
         "space",
-        "Each choice is tried alone, the cheap and the promising first; then those that"
-        " served best are combined.",
+        "Each choice is tried alone, then the best are combined. Unless given, every list"
+        f" has\nentries; 'none' empties a list. Presets: {' '.join(default.presets or ())}.\n"
+        f"Calibrators: {' '.join(default.calibrators)}.\n"
+        f"Optimizers: {' '.join(default.optimizers)}.",
     )
-    for name, metavar, what in (
-        ("presets", "PRESET|FILE.yaml", "presets and YAML files"),
+    for flag, name, metavar, what in (
+        ("--preset", "presets", "NAME|FILE.yaml", "presets and YAML files to try"),
         (
+            "--calibrator",
             "calibrators",
             "NAME[:SETTING=VALUE,...]",
-            "calibrators of activations, beside that of the preset",
+            "calibrators to try, besides the preset's own",
         ),
         (
+            "--optimize",
             "optimizers",
             "NAME[+NAME ...]",
-            "optimizers, several in a row with a plus between them",
+            "optimizers to try; a plus runs several in a row",
         ),
     ):
-        shown = " ".join(getattr(default, name))
         group.add_argument(
-            f"--{name}",
+            flag,
+            dest=name,
             metavar=metavar,
             nargs="*",
             action="extend",
-            help=f"{what} (default: {shown}); none for none",
+            help=what,
         )
     group.add_argument(
         "--granularity",
         choices=list(_GRANULARITIES),
         nargs="+",
         action="extend",
-        help=(
-            "scales of weights to try, beside that of the preset (default: none other)"
-        ),
+        help="weight granularities to try, besides the preset's own",
     )
     group.add_argument(
-        "--device",
+        "--target",
         metavar="NAME",
-        help=(
-            f"what the result is for: {', '.join(TARGETS)}; the presets are those that"
-            " it takes (default: any runtime)"
-        ),
+        help=f"NPU whose rules the result meets: {', '.join(TARGETS)}",
     )
     group = parser.add_argument_group("end")
     group.add_argument(
         "--budget",
         metavar="TIME",
         type=duration,
-        help=(
-            "begin nothing that would not end within this time, of which a candidate"
-            " may take a quarter: 90s, 10m, 1.5h (default: no limit)"
-        ),
+        help="total time, such as 90s, 10m or 1.5h; no limit unless given",
     )
     group.add_argument(
         "--trials",
         metavar="N",
         type=count,
         default=TRIALS,
-        help=f"try so many candidates at most (default: {TRIALS})",
+        help="most configurations to try",
     )
     group.add_argument(
-        "--target",
+        "--min-sqnr",
         metavar="DB",
         type=number,
-        help=(
-            "stop as soon as the worst output has so many dB; the exit code is 1 if"
-            " none does"
-        ),
+        help="stop once every output has this SQNR in dB; else exit code 1",
     )
     group.add_argument(
         "--journal",
         metavar="FILE",
         type=path,
-        help=(
-            "keep what was measured in a file, and go on from it when run again;"
-            " processes with the same file share the work"
-        ),
+        help="file of measurements, to resume, or to share between processes",
     )
     add_common_options(parser)
 
 
+#: Setting of ``Space`` -> its option.
+_OPTIONS = {
+    "presets": "--preset",
+    "calibrators": "--calibrator",
+    "optimizers": "--optimize",
+}
 _GRANULARITIES = {"tensor": False, "channel": True}
 #: So many names of candidates that did not fit are printed; --json has all.
 _SHOWN = 12
 
 
 def run(options: Namespace) -> Answer:
+    _take_decibels(options)
     space = _space_of(options)
     data = data_of(options)
     _check_files(options)
@@ -145,7 +152,7 @@ def run(options: Namespace) -> Answer:
         options.model,
         data,
         space=space,
-        target=options.target,
+        target=options.min_sqnr,
         budget=options.budget,
         trials=options.trials,
         journal=options.journal,
@@ -184,11 +191,24 @@ def run(options: Namespace) -> Answer:
         "output": options.output,
         **found.to_dict(),
     }
-    return Answer("\n".join(lines), document, _missed(found, options.target))
+    return Answer("\n".join(lines), document, _missed(found, options.min_sqnr))
+
+
+def _take_decibels(options: Namespace) -> None:
+    """Take a number in --target, which meant decibels once, as --min-sqnr."""
+    try:
+        bound = number(options.target or "")
+    except ArgumentTypeError:
+        return
+    warnings.warn(
+        f"--target names a device; write --min-sqnr {options.target}",
+        stacklevel=2,
+    )
+    options.min_sqnr, options.target = bound, None
 
 
 def _space_of(options: Namespace) -> Space:
-    settings: dict[str, Any] = {"target": options.device or ""}
+    settings: dict[str, Any] = {"target": options.target or ""}
     for name in ("presets", "calibrators", "optimizers"):
         words = getattr(options, name)
         if words is not None:
@@ -198,10 +218,15 @@ def _space_of(options: Namespace) -> Space:
     try:
         return Space(**settings)
     except ConfigError as error:
-        text = str(error)
-        if text.startswith("unknown target"):
-            text = f"device: {text}"
-        raise UsageError(f"--{text}") from error  # it begins with the setting
+        raise UsageError(_in_options(str(error))) from error
+
+
+def _in_options(message: str) -> str:
+    """Return a message of ``Space``, which begins with a setting, in the words of the options."""
+    if message.startswith("unknown target"):
+        return f"--target: {message}"
+    setting, colon, text = message.partition(":")
+    return f"{_OPTIONS.get(setting, f'--{setting}')}{colon}{text}"
 
 
 def _check_files(options: Namespace) -> None:
@@ -259,6 +284,6 @@ def _missed(found: SearchResult, target: float | None) -> AccuracyError | None:
         return None
     score = decibels(found.best.score or 0.0, below=target)
     return AccuracyError(
-        f"the best candidate, {found.best.name}, has {score} dB: below --target"
+        f"the best candidate, {found.best.name}, has {score} dB: below --min-sqnr"
         f" {target:g}",
     )

@@ -134,7 +134,7 @@ def _smooth(
 def _wide(settings: Settings, _: _Structure, task: str) -> Iterator[NextStep]:
     if settings.activation == 8 and settings.target is None:
         yield NextStep(
-            "--config A16W8",
+            "--preset A16W8",
             "16-bit activations: what is left is the error of the weights, often 10 dB"
             " or more better; slower than 8 bits on most processors",
         )
@@ -152,7 +152,7 @@ def _learned(settings: Settings, _: _Structure, task: str) -> Iterator[NextStep]
         )
     if few_bits and not activations:
         yield NextStep(
-            "--config W8",
+            "--preset W8",
             "8-bit weights: nearly no error, twice the size",
         )
 

@@ -83,8 +83,8 @@ DATA = (
         (
             "search",
             (
-                f"MODEL --output {DATA} --presets --calibrators --optimizers"
-                " --granularity --refine --budget --target --journal --json --quiet"
+                f"MODEL --output {DATA} --preset --calibrator --optimize"
+                " --granularity --budget --min-sqnr --journal --json --quiet"
                 " --verbose"
             ),
         ),

@@ -28,8 +28,6 @@ def every_parser() -> list[argparse.ArgumentParser]:
     """Return the parser of each command and of each action."""
     found = list[argparse.ArgumentParser]()
     for module in COMMANDS:
-        if module.NAME == "search":
-            continue
         command = Parser(f"quark-onnx {module.NAME}", "")
         module.add_arguments(command)
         found += parsers_of(command)
@@ -112,6 +110,13 @@ def test_deprecated_names_still_work(cli: Any) -> None:
     assert (finished.code, finished.err) == (
         0,
         "quark-onnx: warning: --config takes a YAML file; write --preset S8S8\n",
+    )
+
+
+def test_a_number_as_target_of_a_search_means_decibels(cli: Any) -> None:
+    finished = cli("search", "model.onnx", "--data", "none", "--target", "25")
+    assert finished.err.startswith(
+        "quark-onnx: warning: --target names a device; write --min-sqnr 25\n"
     )
 
 

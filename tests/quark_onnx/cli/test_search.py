@@ -16,13 +16,13 @@ SEARCH = (
     "model.onnx",
     "--data",
     "data",
-    "--presets",
+    "--preset",
     "A8W8",
     "S8S8",
-    "--calibrators",
+    "--calibrator",
     "minmax",
 )
-SHORT = (*SEARCH, "--optimizers", "bias_correction")
+SHORT = (*SEARCH, "--optimize", "bias_correction")
 
 
 def test_table_and_model(cli: Any) -> None:
@@ -103,19 +103,19 @@ def test_few_trials(cli: Any) -> None:
 
 
 def test_a_device(cli: Any) -> None:
-    arguments = (*SEARCH[:4], "--calibrators", "none", "--optimizers", "none")
-    document = cli(*arguments, "--device", "phx", "--json").json
+    arguments = (*SEARCH[:4], "--calibrator", "none", "--optimize", "none")
+    document = cli(*arguments, "--target", "phx", "--json").json
     (row,) = document["candidates"]
     assert (row["name"], row["config"]["target"]) == ("XINT8", "phx")
 
 
 def test_a_missed_target_shows_what_there_is(cli: Any) -> None:
-    finished = cli(*SHORT, "--target", "200", "-o", "best.onnx", "--json")
+    finished = cli(*SHORT, "--min-sqnr", "200", "-o", "best.onnx", "--json")
     assert finished.code == 1
-    assert finished.error.endswith("dB: below --target 200")
+    assert finished.error.endswith("dB: below --min-sqnr 200")
     assert finished.json["error"]["kind"] == "AccuracyError"
     assert len(finished.json["candidates"]) == 8 and Path("best.onnx").exists()
-    document = cli(*SHORT, "--target", "1", "--json").json
+    document = cli(*SHORT, "--min-sqnr", "1", "--json").json
     assert document["reached"] and len(document["candidates"]) == 1
 
 
@@ -134,7 +134,7 @@ def test_what_fails_is_in_the_table(cli: Any) -> None:
         "model.onnx",
         "--data",
         "data",
-        "--presets",
+        "--preset",
         "bad.yaml",
         "A8W8",
         "--trials",
@@ -145,12 +145,12 @@ def test_what_fails_is_in_the_table(cli: Any) -> None:
     assert finished.json["candidates"][-1]["name"] == "bad.yaml"
     finished = cli(
         *SEARCH[:4],
-        "--presets",
+        "--preset",
         "bad.yaml",
         "A8W8",
-        "--calibrators",
+        "--calibrator",
         "none",
-        "--optimizers",
+        "--optimize",
         "none",
     )
     assert "failed    bad.yaml: " in finished.out
@@ -158,7 +158,7 @@ def test_what_fails_is_in_the_table(cli: Any) -> None:
         len([line for line in finished.out.splitlines() if line.startswith("  ")])
         == 3 + 2
     )
-    finished = cli(*SEARCH[:4], "--presets", "bad.yaml")
+    finished = cli(*SEARCH[:4], "--preset", "bad.yaml")
     assert (
         finished.code == 2
         and "every candidate of the search failed; bad.yaml: " in finished.error
@@ -168,12 +168,12 @@ def test_what_fails_is_in_the_table(cli: Any) -> None:
 def test_granularity(cli: Any) -> None:
     document = cli(
         *SEARCH[:4],
-        "--presets",
+        "--preset",
         "S8S8",
         "--granularity",
         "tensor",
         "channel",
-        "--optimizers",
+        "--optimize",
         "none",
         "--json",
     )
@@ -186,17 +186,17 @@ def test_granularity(cli: Any) -> None:
     ("arguments", "words"),
     [
         (
-            ["--presets", "A8W9"],
-            ["--presets: unknown preset 'A8W9'", "did you mean 'A8W8'"],
+            ["--preset", "A8W9"],
+            ["--preset: unknown preset 'A8W9'", "did you mean 'A8W8'"],
         ),
-        (["--presets"], ["--presets: there is none"]),
+        (["--preset"], ["--preset: there is none"]),
         (
-            ["--calibrators", "minmx"],
-            ["--calibrators: unknown calibrator 'minmx'", "did you mean 'minmax'"],
+            ["--calibrator", "minmx"],
+            ["--calibrator: unknown calibrator 'minmx'", "did you mean 'minmax'"],
         ),
         (
-            ["--optimizers", "cle+bias_corection"],
-            ["--optimizers: unknown optimizer", "did you mean 'bias_correction'"],
+            ["--optimize", "cle+bias_corection"],
+            ["--optimize: unknown optimizer", "did you mean 'bias_correction'"],
         ),
         (
             ["--budget", "10x"],
@@ -205,11 +205,11 @@ def test_granularity(cli: Any) -> None:
         (["--budget", "0"], ["--budget", "'0' is no time above 0"]),
         (["--budget=-5m"], ["--budget", "'-5m' is no time above 0"]),
         (["--budget", "m"], ["--budget", "'m' is no time above 0"]),
-        (["--target", "high"], ["--target", "'high' is not a number"]),
+        (["--min-sqnr", "high"], ["--min-sqnr", "'high' is not a number"]),
         (["--trials", "0"], ["--trials", "'0' is not a whole number of at least 1"]),
         (
-            ["--device", "phy"],
-            ["--device: unknown target 'phy'", "did you mean 'phx'"],
+            ["--target", "phy"],
+            ["--target: unknown target 'phy'", "did you mean 'phx'"],
         ),
         (["--granularity", "row"], ["--granularity", "'row'"]),
         (["--journal", "model.onnx"], ["model.onnx exists and is no journal"]),

@@ -273,16 +273,16 @@ def test_every_task_has_thresholds_in_order() -> None:
 @pytest.mark.parametrize(
     ("settings", "options"),
     [
-        (SETTINGS, ["--config A16W8", "--auto-exclude 20"]),
+        (SETTINGS, ["--preset A16W8", "--auto-exclude 20"]),
         (
             Settings(8, 8, per_channel=False, samples=9),
-            ["--data MORE_SAMPLES", "--per-channel", "--config A16W8"],
+            ["--data MORE_SAMPLES", "--per-channel", "--preset A16W8"],
         ),
         (
             Settings(8, 8, per_channel=True, target="npu-cnn"),
             ["--optimize adaround", "--auto-mixed 20"],
         ),
-        (Settings(None, 4, per_channel=True), ["--config W8"]),
+        (Settings(None, 4, per_channel=True), ["--preset W8"]),
         (Settings(16, 8, per_channel=True, samples=100), []),
     ],
 )  # fmt: skip
