@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from calibrators.errors import CalibrationError, nearest
 from calibrators.grid import Floats, Grid, Range
+from calibrators.registry import Registry
 
 
 class Statistic(Protocol):
@@ -62,16 +63,28 @@ def is_number(value: object, kind: type | tuple[type, ...] = (int, float)) -> bo
     return True
 
 
-CALIBRATORS: dict[str, type[Any]] = {}
+#: Calibrators: name -> a frozen dataclass.
+CALIBRATORS: Registry[type[Any]] = Registry(
+    "calibrator",
+    plugins="quark_onnx.calibrators",
+    spelling=str.lower,
+)
 T = TypeVar("T", bound=type[Any])
 
 
-def register(name: str) -> Callable[[T], T]:
-    """Class decorator: makes a calibrator known by ``name``."""
+def register(name: str, *, override: bool = False) -> Callable[[T], T]:
+    """Class decorator: register a calibrator by ``name``.
+
+    Args:
+        override: replace the calibrator that has this name.
+
+    Raises:
+        CalibrationError: the name is taken.
+    """
 
     def add(cls: T) -> T:
-        CALIBRATORS[name] = cls
-        cls.name = name
+        CALIBRATORS.add(name, cls, override=override)
+        cls.name = name.lower()
         return cls
 
     return add
@@ -86,16 +99,11 @@ def create(name: str, /, **settings: Any) -> Any:
     >>> create("percentile", percentile=99.9)
     Percentile(percentile=99.9)
     """
-    key = name.lower()
-    if key not in CALIBRATORS:
-        raise CalibrationError(
-            f"unknown calibrator {name!r}{nearest(key, CALIBRATORS)}",
-        )
-    cls = CALIBRATORS[key]
+    cls = CALIBRATORS[name]
     known = [field.name for field in dataclasses.fields(cls)]
     for setting in settings:
         if setting not in known:
             raise CalibrationError(
-                f"calibrator {key!r} has no setting {setting!r}{nearest(setting, known)}",
+                f"calibrator {name!r} has no setting {setting!r}{nearest(setting, known)}",
             )
     return cls(**settings)

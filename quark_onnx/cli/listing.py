@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from argparse import Namespace
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import quark_onnx.optimizers  # noqa: F401
 import quark_onnx.rules  # noqa: F401  (importing registers them)
 from calibrators import CALIBRATORS
+from calibrators.registry import Registry
 from quark_onnx.cli.output import Answer, columns
 from quark_onnx.cli.parsing import Parser, add_common_options
 from quark_onnx.cli.torch_side import torch_side
@@ -152,10 +153,11 @@ def _format(row: DType) -> Row:
     return (row.name, family, str(row.bits), codes, str(row.min_opset)), item
 
 
-def _classes(found: Mapping[str, type[Any]]) -> list[Row]:
+def _classes(found: Registry[type[Any]]) -> list[Row]:
     """Frozen dataclasses that are their own settings."""
     rows: list[Row] = []
-    for name, cls in sorted(found.items()):
+    for name in sorted(found):
+        cls = found[name]
         settings = {field.name: field.default for field in dataclasses.fields(cls)}
         text = ",".join(f"{key}={value}" for key, value in settings.items())
         rows.append(
@@ -173,7 +175,7 @@ def _algorithms() -> list[Row]:
         "quark_onnx.torch.algorithms.registered",
     )  # an error that names the extra, where torch is missing
     rows: list[Row] = []
-    for cells, item in _classes({name: ALGORITHMS[name] for name in ALGORITHMS}):
+    for cells, item in _classes(ALGORITHMS):
         name, settings, about = cells
         data = getattr(ALGORITHMS[name], "needs_data", False)
         needs = "if trained" if isinstance(data, property) else _YES_NO[bool(data)]
@@ -265,7 +267,7 @@ _KINDS: dict[str, tuple[tuple[str, ...], Callable[[], list[Row]]]] = {
     ),
     "optimizers": (
         ("name", "settings", "what it does"),
-        lambda: _classes({n: OPTIMIZERS[n] for n in OPTIMIZERS}),
+        lambda: _classes(OPTIMIZERS),
     ),
     "schemes": (
         ("name", "bits a weight", "activations", "needs data", "loaded by"),

@@ -73,7 +73,7 @@ def _optimizers(value: Any) -> tuple[Any, ...]:
 def parse_optimizer(text: str) -> Any:
     """The optimizer written as ``"name"`` or ``"name:setting=value,..."``."""
     name, settings = parse_call(text, "optimizer")
-    cls = OPTIMIZERS[name.lower()]
+    cls = OPTIMIZERS[name]
     check_names(settings, cls)
     return cls(**settings)
 
@@ -480,7 +480,7 @@ class QConfig:
                 " .yml file",
             )
         if isinstance(config, str):
-            preset = PRESETS[config.upper()]
+            preset = PRESETS[config]
             assert isinstance(preset, QConfig)
             return preset
         raise ConfigError(

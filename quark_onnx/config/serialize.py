@@ -65,7 +65,7 @@ def from_dict(data: dict[str, Any]) -> QConfig:
         raise ConfigError(
             f"preset is {short(preset)}; it must be a preset's name{nearest(str(preset), PRESETS)}",
         )
-    base: QConfig = preset if isinstance(preset, QConfig) else PRESETS[preset.upper()]
+    base: QConfig = preset if isinstance(preset, QConfig) else PRESETS[preset]
     if "overrides" in changes:
         if not isinstance(changes["overrides"], list | tuple):
             raise ConfigError(

@@ -94,7 +94,7 @@ class QuantizationSpec:
 
     def __post_init__(self) -> None:  # noqa: C901
         if isinstance(self.dtype, str):
-            object.__setattr__(self, "dtype", DTYPES[self.dtype.lower()])
+            object.__setattr__(self, "dtype", DTYPES[self.dtype])
         if isinstance(self.calibrator, str):
             object.__setattr__(self, "calibrator", parse_calibrator(self.calibrator))
         if not isinstance(self.dtype, DType):

@@ -150,7 +150,7 @@ class TensorOverride:
             )
 
     def _format(self, value: object) -> DType:
-        found = DTYPES[value.lower()] if isinstance(value, str) else value
+        found = DTYPES[value] if isinstance(value, str) else value
         if isinstance(found, DType):
             return found
         raise ConfigError(

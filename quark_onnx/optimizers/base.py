@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf, isfinite
-from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
+from typing import (
+    Any,
+    ClassVar,
+    Protocol,
+    TypeVar,
+    overload,
+    runtime_checkable,
+)
 
 from calibrators import Statistic
 from calibrators.base import is_number
@@ -175,7 +182,22 @@ def require_flag(optimizer: Any, *settings: str) -> None:
 C = TypeVar("C", bound=type[Any])
 
 
-def register(cls: C) -> C:
-    """Class decorator: registers an optimizer under its name."""
-    OPTIMIZERS.add(cls.name, cls)
-    return cls
+@overload
+def register(cls: C) -> C: ...
+@overload
+def register(*, override: bool = False) -> Callable[[C], C]: ...
+def register(cls: C | None = None, *, override: bool = False) -> Any:
+    """Class decorator, with arguments or without: register an optimizer by its ``name``.
+
+    Args:
+        override: replace the optimizer that has this name.
+
+    Raises:
+        ConfigError: the name is taken.
+    """
+
+    def add(optimizer: C) -> C:
+        OPTIMIZERS.add(optimizer.name, optimizer, override=override)
+        return optimizer
+
+    return add if cls is None else add(cls)

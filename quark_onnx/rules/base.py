@@ -37,9 +37,17 @@ NORMALIZING = frozenset(
 RESIDUAL = "the residual stream around a layer normalization is too wide for 8 bits"
 
 
-def rule(*op_types: str) -> Callable[[Rule], Rule]:
-    """Decorator: registers a rule for operator types."""
-    return RULES.register(*op_types)
+def rule(*op_types: str, override: bool = False) -> Callable[[Rule], Rule]:
+    """Decorator: register a rule for operator types.
+
+    Args:
+        op_types: types of the standard domain by their names, others as ``"domain::Type"``.
+        override: replace the rules that these types have.
+
+    Raises:
+        ConfigError: an operator type has a rule.
+    """
+    return RULES.register(*op_types, override=override)
 
 
 def kept_float(node: Node, plan: Plan, reason: str) -> bool:

@@ -5,8 +5,12 @@ The algorithms themselves need torch, whose import takes seconds. A command line
 
 from __future__ import annotations
 
+from dataclasses import fields
+from importlib.util import find_spec
+
 from quark_onnx.config.text import parse_call
 from quark_onnx.errors import ConfigError, nearest
+from quark_onnx.registry import ALGORITHMS
 
 _GPTQ = ("damping", "act_order", "fit", "polish", "rounds_activations")
 _ROTATION = ("r1", "r2", "r3", "r4", "size", "trained", "steps", "seed")
@@ -46,16 +50,23 @@ def check_algorithm(text: str) -> None:
     >>> check_algorithm("gptq:damping=0.02")
     """
     name, settings = parse_call(text, "algorithm")
-    known = ALGORITHM_SETTINGS.get(name.lower())
-    if known is None:
-        raise ConfigError(
-            f"unknown algorithm {name!r}{nearest(name, ALGORITHM_SETTINGS)}",
-        )
+    known = _settings_of(name)
     for setting in settings:
         if setting not in known:
             raise ConfigError(
                 f"{name} has no setting {setting!r}{nearest(setting, known)}",
             )
+
+
+def _settings_of(name: str) -> tuple[str, ...]:
+    """The settings of an algorithm. Those of plug-ins are known after torch is imported."""
+    if ALGORITHMS.plugins and find_spec("torch") is not None:
+        return tuple(field.name for field in fields(ALGORITHMS[name]))
+    if name.lower() not in ALGORITHM_SETTINGS:
+        raise ConfigError(
+            f"unknown algorithm {name!r}{nearest(name, ALGORITHM_SETTINGS)}",
+        )
+    return ALGORITHM_SETTINGS[name.lower()]
 
 
 def clients_of_algorithm(name: str) -> str:
@@ -64,6 +75,6 @@ def clients_of_algorithm(name: str) -> str:
     >>> clients_of_algorithm("gptq")
     'every client of the scheme'
     """
-    if ALGORITHM_SETTINGS[name] == _ROTATION:
+    if ALGORITHM_SETTINGS.get(name) == _ROTATION:
         return f"{_EVERY_CLIENT}; with r4=true none, the model has no checkpoint"
     return _EVERY_CLIENT

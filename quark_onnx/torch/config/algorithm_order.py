@@ -25,7 +25,7 @@ def algorithm(text: str) -> Any:
     GPTQ(damping=0.05, act_order=True, fit=True, polish=2, rounds_activations=False)
     """
     name, settings = parse_call(text, "algorithm")
-    cls = ALGORITHMS[name.lower()]
+    cls = ALGORITHMS[name]
     check_names(settings, cls)
     return cls(**settings)
 

@@ -1,0 +1,209 @@
+"""Registries: named values of one kind, from three sources.
+
+A name is registered by this project's own modules, by a user's script, or by a *plug-in*: a module
+of another distribution that an entry point names. Plug-ins are imported at the first look-up of
+their registry.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping, ValuesView
+from importlib import import_module
+from threading import RLock
+from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
+
+from calibrators.errors import CalibrationError, nearest
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+T = TypeVar("T")
+
+#: Warnings that were given already: plug-ins of one distribution often fail for the same reason.
+_warned: set[str] = set()
+
+
+class Registry(Generic[T]):
+    """Named values of one kind.
+
+    A name is registered once, unless ``override=True`` replaces its value. An unknown name is an
+    error with the nearest match. With a ``spelling``, names are the same in any case.
+
+    Args:
+        kind: the noun for error messages.
+        home: a module whose import registers the built-in values. It is imported at the first
+            look-up, as it may need an optional package.
+        plugins: the group of entry points whose modules register further values. They are imported
+            at the first look-up, after ``home``.
+        spelling: ``str.lower`` or ``str.upper``, which makes a registered name of what was written.
+    """
+
+    #: The exception that an unknown or a taken name raises.
+    error: ClassVar[type[Exception]] = CalibrationError
+
+    def __init__(
+        self,
+        kind: str,
+        home: str = "",
+        plugins: str = "",
+        spelling: Callable[[str], str] = str,
+    ) -> None:
+        self.kind = kind
+        self._spelling = spelling
+        self._home = home
+        self._plugins = plugins
+        self._plugins_loaded = not plugins
+        self._loading = False
+        self._lock = RLock()
+        self._registered: dict[str, T] = {}
+        self._replaced: set[str] = set()
+        self._elsewhere: dict[str, str] = {}
+
+    @property
+    def _values(self) -> dict[str, T]:
+        """All values; imports ``home`` and the plug-ins first."""
+        # other threads wait until all values are registered; the imports may look up values, too
+        with self._lock:
+            if not self._loading:
+                self._loading = True
+                try:
+                    self._load()
+                finally:
+                    self._loading = False
+        return self._registered
+
+    def _load(self) -> None:
+        if self._home:
+            import_module(self._home)
+            self._home = ""
+        if not self._plugins_loaded and _plugins_can_be_imported():
+            self._plugins_loaded = True
+            for entry in _entry_points(self._plugins):
+                self._load_plugin(entry)
+
+    def _load_plugin(self, entry: EntryPoint) -> None:
+        """Import a plug-in; one that fails registers nothing, and the others are loaded."""
+        before = dict(self._registered)
+        try:
+            entry.load()
+        except Exception as error:  # whatever the module of someone else raises
+            self._registered = before
+            warning = _failure(entry, error)
+            if warning not in _warned:
+                _warned.add(warning)
+                warnings.warn(warning, stacklevel=2)
+
+    def add(self, name: str, value: T, *, override: bool = False) -> T:
+        """Register a value, and return it.
+
+        Args:
+            override: replace the value that the name has. The replacement stays where ``home``,
+                imported later, registers the built-in value.
+
+        Raises:
+            CalibrationError: the name is taken (``ConfigError`` in quark_onnx).
+        """
+        name = self._spelling(name)
+        if override:
+            self._replaced.add(name)
+        elif name in self._registered:
+            if self._home and name in self._replaced:
+                return value
+            raise self.error(
+                f"{self.kind} {name!r} is registered twice:"
+                f" by {_origin(self._registered[name])} and {_origin(value)};"
+                " choose another name, or replace the first with override=True",
+            )
+        self._registered[name] = value
+        return value
+
+    def register(self, *names: str, override: bool = False) -> Callable[[T], T]:
+        """Decorator form of ``add``, for one or more names."""
+
+        def decorate(value: T) -> T:
+            for name in names:
+                self.add(name, value, override=override)
+            return value
+
+        return decorate
+
+    def decline(self, name: str, instead: str) -> None:
+        """Say what to use ``instead`` of a name that users may look for here, in any case."""
+        self._elsewhere[name.lower()] = instead
+
+    def __getitem__(self, name: str) -> T:
+        values, key = self._values, self._spelling(name)
+        if key not in values:
+            instead = self._elsewhere.get(str(name).lower())
+            hint = f"; {instead}" if instead else nearest(key, values)
+            raise self.error(f"unknown {self.kind} {name!r}{hint}")
+        return values[key]
+
+    def get(self, name: str) -> T | None:
+        return self._values.get(self._spelling(name))
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and self._spelling(name) in self._values
+
+    @property
+    def plugins(self) -> list[str]:
+        """The installed distributions with plug-ins for this registry; none is imported."""
+        found = _entry_points(self._plugins) if self._plugins else []
+        return sorted({_distribution(entry) for entry in found})
+
+    @property
+    def elsewhere(self) -> Mapping[str, str]:
+        """What to use instead of names that users may look for here."""
+        return self._elsewhere
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def values(self) -> ValuesView[T]:
+        return self._values.values()
+
+
+def _entry_points(group: str) -> list[EntryPoint]:
+    """Return the entry points of a group, in an order that is the same everywhere."""
+    from importlib.metadata import entry_points
+
+    found = entry_points(group=group)
+    return sorted(found, key=lambda entry: (_distribution(entry), entry.name))
+
+
+def _distribution(entry: EntryPoint) -> str:
+    """Return name and version of the distribution that an entry point belongs to."""
+    return f"{entry.dist.name} {entry.dist.version}" if entry.dist else entry.value
+
+
+def _plugins_can_be_imported() -> bool:
+    """Return whether the modules that plug-ins import are there.
+
+    While quark_onnx is being imported they are not. Its ``__all__`` is set after its imports.
+    """
+    package = sys.modules.get("quark_onnx")
+    return package is None or hasattr(package, "__all__")
+
+
+def _failure(entry: EntryPoint, error: Exception) -> str:
+    package = entry.dist.name if entry.dist else entry.module
+    return (
+        f"the plug-in {package} could not be loaded and is left out"
+        f" ({_distribution(entry)}, entry point {entry.name!r} of {entry.group}):"
+        f" {type(error).__name__}: {error}; update or uninstall {package}"
+    )
+
+
+def _origin(value: object) -> str:
+    """Return where a class or a function is defined, and of other values the type."""
+    name = getattr(value, "__qualname__", None)
+    return (
+        f"{value.__module__}.{name}"
+        if name
+        else f"a value of type {type(value).__name__}"
+    )
