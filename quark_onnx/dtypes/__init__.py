@@ -32,6 +32,7 @@ from quark_onnx.dtypes.integer import (
     UINT8,
     UINT16,
     UINT32,
+    integer,
 )
 
 __all__ = [
@@ -66,4 +67,5 @@ __all__ = [
     "Integer",
     "Minifloat",
     "Scaled",
+    "integer",
 ]

@@ -7,6 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
@@ -95,7 +96,16 @@ class Scaled(DType):
 
 @dataclass(frozen=True)
 class Integer(Scaled):
-    """Two's complement or unsigned integers."""
+    """Two's complement or unsigned integers.
+
+    The type that stores them may have more codes: int8 those of a format of 6 bits.
+    """
+
+    @property
+    def storable(self) -> tuple[int, int]:
+        """The least and the greatest code of the type that stores them."""
+        info = ml_dtypes.iinfo(self.numpy)  # type: ignore[no-untyped-call]
+        return int(info.min), int(info.max)
 
     def grid(
         self,

@@ -6,6 +6,7 @@ import numpy as np
 from onnx import TensorProto, helper
 
 from quark_onnx.dtypes.base import Integer
+from quark_onnx.errors import ConfigError
 from quark_onnx.registry import DTYPES
 
 
@@ -18,8 +19,24 @@ def integer(  # noqa: PLR0913
     *,
     emitted: bool = True,
     read: bool = True,
+    override: bool = False,
 ) -> Integer:
-    """Register an integer format."""
+    """Register an integer format.
+
+    Args:
+        name: how configurations call it.
+        onnx: the ``TensorProto.DataType`` that stores its codes; it may have more of them, where
+            ONNX has no type of so few bits.
+        bits: of a code.
+        signed: two's complement.
+        min_opset: first opset whose QuantizeLinear and DequantizeLinear have the type.
+        emitted: QuantizeLinear writes it.
+        read: DequantizeLinear reads it.
+        override: replace the format that has this name.
+
+    Raises:
+        ConfigError: the name is taken, or a code does not fit into the type.
+    """
     qmin = -(1 << (bits - 1)) if signed else 0
     storage = np.dtype(helper.tensor_dtype_to_np_dtype(onnx))
     row = Integer(
@@ -33,7 +50,14 @@ def integer(  # noqa: PLR0913
         emitted,
         read,
     )
-    DTYPES.add(name, row)
+    least, greatest = row.storable
+    if not (least <= row.qmin and row.qmax <= greatest):
+        stored = TensorProto.DataType.Name(onnx)
+        raise ConfigError(
+            f"{name}: codes from {row.qmin} to {row.qmax} do not fit into {stored},"
+            f" which stores {least} to {greatest}; choose a wider type",
+        )
+    DTYPES.add(name, row, override=override)
     return row
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 import calibrators
-from calibrators import QParams, quantize
+from calibrators import Grid, QParams, quantize
 from quark_onnx.config import QuantizationSpec
 from quark_onnx.dtypes import INT32, Block, Float4, Half, Integer, Scaled
 from quark_onnx.functions import DOMAIN, float4, mx
@@ -48,9 +48,10 @@ _AXIS_OPSET, _BLOCK_OPSET = 13, 21
 
 @dataclass(frozen=True)
 class _Scale:
-    """Scale and zero point as they stand in the graph."""
+    """Scale and zero point as they stand in the graph, and the codes that are used."""
 
     dtype: Scaled
+    grid: Grid
     params: QParams
     scale: str
     zero_point: str
@@ -210,7 +211,7 @@ class _Writer:
             or entry.axis is not None
         ):
             return False
-        grid = entry.spec.codes.grid(symmetric=entry.spec.symmetric)
+        grid = entry.spec.grid
         low, high = quantize(np.array(bounds), self.params.table[use], grid)
         return bool(low == grid.qmin and high == grid.qmax)
 
@@ -294,6 +295,7 @@ class _Writer:
             is_small(scale.dtype) or scale.params.axis is not None
         )  # which no operator on codes knows
         plain = self.graph.fresh(f"{use_name(use)}_plain") if apart else result
+        source = self._saturated(source, use, scale)
         producer = self.graph.producer(source)
         if (apart and moves_codes(producer)) or behind_softmax(
             self.plan.graph,
@@ -334,6 +336,56 @@ class _Writer:
         greatest = self.graph.add_constant(f"{use_name(use)}_greatest", end)
         self.graph.add("Min", [source, greatest], [result], name=f"{result}_Min")
         return result
+
+    def _saturated(self, source: str, use: Use, scale: _Scale) -> str:
+        """Limit a tensor to the reals that its codes stand for; the name of the result.
+
+        QuantizeLinear saturates at the ends of the type that stores the codes, and a grid may have
+        fewer: of a format that ONNX has no type for, with a bit left unused, without the least
+        code. Max and Min, unlike Clip, are not fused with a pair.
+        """
+        if not isinstance(scale.dtype, Integer):
+            return source
+        least, greatest = self._reached(source, scale, scale.dtype)
+        if least < scale.grid.qmin:
+            end = self._end(use, scale, scale.grid.qmin)
+            result = self.graph.fresh(f"{use_name(use)}_from_least")
+            self.graph.add("Max", [source, end], [result], name=f"{result}_Max")
+            source = result
+        if greatest > scale.grid.qmax:
+            end = self._end(use, scale, scale.grid.qmax)
+            result = self.graph.fresh(f"{use_name(use)}_to_greatest")
+            self.graph.add("Min", [source, end], [result], name=f"{result}_Min")
+            source = result
+        return source
+
+    def _reached(self, source: str, scale: _Scale, dtype: Integer) -> tuple[int, int]:
+        """The least and the greatest code that QuantizeLinear can write: of a constant, those that
+        it does write.
+        """
+        least, greatest = dtype.storable
+        array = self.graph.constant(source)
+        if array is None or not array.size:
+            return least, greatest
+        codes = quantize(array, scale.params, Grid(least, greatest))
+        return int(codes.min()), int(codes.max())
+
+    def _end(self, use: Use, scale: _Scale, code: int) -> str:
+        """Write the real that a code stands for, in each channel or block; its name."""
+        shape = self._shape(use, scale)
+        step, zero_point = scale.params.spread(shape)
+        with np.errstate(over="ignore"):
+            real = ((code - zero_point) * step.astype(np.float64)).astype(np.float32)
+        return self.graph.add_constant(f"{use_name(use)}_end", real)
+
+    def _shape(self, use: Use, scale: _Scale) -> tuple[int, ...]:
+        """The shape of a tensor, as far as the ends of its codes depend on it."""
+        params = scale.params
+        if params.axis is None:
+            return ()
+        sizes = self.graph.shape(use.tensor)
+        assert sizes is not None, f"{use.tensor}: channels of an unknown rank"
+        return tuple(size if isinstance(size, int) else 1 for size in sizes)
 
     def _dynamic(self, source: str) -> str:
         """Compute scale and codes of a tensor at each run, once for all who read them.
@@ -488,12 +540,7 @@ class _Writer:
         assert array is not None
         scale = self._scale(root)
         entry = self.plan.entries[root]
-        grid = (
-            entry.spec.grid
-            if isinstance(entry, Quantize)
-            else scale.dtype.grid(symmetric=True)
-        )
-        codes = scale.dtype.encode(array, scale.params, grid)
+        codes = scale.dtype.encode(array, scale.params, scale.grid)
         flat = isinstance(entry, Quantize) and entry.flat
         lines = (*array.shape[: scale.params.axis], -1)
         name = self.graph.add_constant(
@@ -536,14 +583,19 @@ class _Writer:
         if root not in self._scales:
             entry, params = self.plan.entries[root], self.params.table[root]
             assert isinstance(entry, Quantize | BiasOf)
-            dtype: Scaled = (
-                entry.dtype if isinstance(entry, BiasOf) else entry.spec.codes
-            )
+            dtype: Scaled
+            if isinstance(entry, BiasOf):
+                dtype = entry.dtype
+                grid = dtype.grid(symmetric=True)
+            else:
+                dtype = entry.spec.codes
+                grid = entry.spec.grid
             zero = self._parameter(
                 f"{use_name(root)}_zero_point",
                 params.zero_point.astype(dtype.numpy),
             )
-            self._scales[root] = _Scale(dtype, params, self._store(root, params), zero)
+            stored = self._store(root, params)
+            self._scales[root] = _Scale(dtype, grid, params, stored, zero)
         return self._scales[root]
 
     def _store(self, root: Use, params: QParams) -> str:
@@ -637,6 +689,23 @@ class _LiveWriter(_Writer):
             params.scale.shape,
         )
         return self.names[root]
+
+    def _reached(self, source: str, scale: _Scale, dtype: Integer) -> tuple[int, int]:
+        if scale.scale not in self.names.values():
+            return super()._reached(source, scale, dtype)
+        return dtype.storable
+
+    def _end(self, use: Use, scale: _Scale, code: int) -> str:
+        if scale.scale not in self.names.values():
+            return super()._end(use, scale, code)
+        steps = (code - scale.params.zero_point).astype(np.float32)
+        result = self.graph.fresh(f"{use_name(use)}_end")
+        inputs = [self.graph.add_constant(f"{use_name(use)}_steps", steps), scale.scale]
+        self.graph.add("Mul", inputs, [result], name=f"{result}_Mul")
+        if scale.params.axis is None:
+            return result
+        _, along = scale.params.spread(self._shape(use, scale))
+        return self._reshaped(result, along.shape)
 
     def _constant(self, tensor: str, use: Use, root: Use) -> str:
         if root not in self.names:
