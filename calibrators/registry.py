@@ -9,7 +9,14 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, ValuesView
+from collections.abc import (
+    Callable,
+    ItemsView,
+    Iterator,
+    KeysView,
+    Mapping,
+    ValuesView,
+)
 from importlib import import_module
 from threading import RLock
 from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
@@ -164,8 +171,14 @@ class Registry(Generic[T]):
     def __len__(self) -> int:
         return len(self._values)
 
+    def keys(self) -> KeysView[str]:
+        return self._values.keys()
+
     def values(self) -> ValuesView[T]:
         return self._values.values()
+
+    def items(self) -> ItemsView[str, T]:
+        return self._values.items()
 
 
 def _entry_points(group: str) -> list[EntryPoint]:
