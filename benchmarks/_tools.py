@@ -24,6 +24,7 @@ from _data import Feeds, Samples
 from _settings import Setting
 
 PEER = Path(__file__).parent / "peers" / "amd_quark.py"
+NNCF_PEER = PEER.with_name("nncf_peer.py")
 
 
 class Tool(Protocol):
@@ -236,13 +237,42 @@ class AmdQuark:
         )
 
     def _run(self, *arguments: str) -> dict[str, Any]:
-        command = [str(self.python), str(PEER), *arguments]
-        with TemporaryDirectory() as folder:  # it leaves files in the current folder
-            done = subprocess.run(command, cwd=folder, text=True, capture_output=True)
-        if done.returncode:
-            raise RuntimeError(f"amd-quark failed: {done.stderr.strip()[-400:]}")
-        answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-        return answer
+        return _run_peer(self.name, self.python, PEER, *arguments)
+
+
+@dataclass(frozen=True)
+class Nncf:
+    """NNCF at its defaults, run by the Python of its own virtual environment."""
+
+    python: Path
+    name = "nncf"
+    source = ""
+
+    @cached_property
+    def version(self) -> str:
+        return str(_run_peer(self.name, self.python, NNCF_PEER, "--version")["version"])
+
+    def canonical(self, setting: Setting) -> Setting | None:
+        """Return the preset whose types NNCF's default has: defaults beside defaults."""
+        return setting if setting == Setting("A8W8") else None
+
+    def quantize(
+        self, model: Path, samples: Samples, setting: Setting, output: Path
+    ) -> None:
+        folder = str(samples.files[0].parent)
+        paths = (str(model), folder, str(output))
+        _run_peer(self.name, self.python, NNCF_PEER, *paths)
+
+
+def _run_peer(name: str, python: Path, script: Path, *arguments: str) -> dict[str, Any]:
+    """Run a script by another Python; return the JSON of the last line that it prints."""
+    command = [str(python), str(script), *arguments]
+    with TemporaryDirectory() as folder:  # tools leave files in the current folder
+        done = subprocess.run(command, cwd=folder, text=True, capture_output=True)
+    if done.returncode:
+        raise RuntimeError(f"{name} failed: {done.stderr.strip()[-400:]}")
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return answer
 
 
 def tail(model: Path) -> list[str]:

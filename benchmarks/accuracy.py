@@ -1,8 +1,9 @@
-"""Accuracy of float and quantized models on real tasks, ours beside onnxruntime's and amd-quark's.
+"""Accuracy of float and quantized models on real tasks, compared with onnxruntime's, amd-quark's
+and NNCF's.
 
     QUARK_ONNX_DATA=DIR python benchmarks/accuracy.py [--tasks mobilenetv2 ...] [--tools ours
         'onnxruntime*'] [--settings 'A8W8-*-channel' XINT8 ...] [--amd-quark-python VENV/bin/python]
-        [--refresh ours] [--report]
+        [--nncf-python VENV/bin/python] [--refresh ours] [--report]
 
 All tools get the same 100 calibration samples (fewer where the task has fewer), and one procedure
 judges all. Each measurement is kept in OUT/accuracy.json as soon as it is made, so an interrupted
@@ -27,7 +28,7 @@ from tempfile import TemporaryDirectory
 from _data import Samples, Task, digest, load, session_of
 from _results import Row, Store, table
 from _settings import SETTINGS, Setting
-from _tools import AmdQuark, OnnxRuntime, Ours, Tool
+from _tools import AmdQuark, Nncf, OnnxRuntime, Ours, Tool
 
 TASKS = (
     "mobilenetv2",
@@ -236,6 +237,8 @@ def wanted(
         return False
     if isinstance(tool, AmdQuark) and not arguments.amd_quark_python:
         return False
+    if isinstance(tool, Nncf) and not arguments.nncf_python:
+        return False
     by_setting = any(fnmatch(str(setting), pattern) for pattern in arguments.settings)
     return by_setting and any(
         fnmatch(tool.name, pattern) for pattern in arguments.tools
@@ -269,6 +272,9 @@ def main() -> int:
         help="the Python of an environment with amd-quark",
     )
     parser.add_argument(
+        "--nncf-python", type=Path, help="the Python of an environment with NNCF"
+    )
+    parser.add_argument(
         "--refresh",
         choices=["ours"],
         help="measure ours again where our source has changed",
@@ -283,7 +289,8 @@ def main() -> int:
     store = Store(arguments.out / "accuracy.json")
     ours = installed()
     amd_quark = AmdQuark(arguments.amd_quark_python or Path())
-    peers: list[Tool] = [OnnxRuntime(), OnnxRuntime(exclude_tail=True), amd_quark]
+    nncf = Nncf(arguments.nncf_python or Path())
+    peers: list[Tool] = [OnnxRuntime(), OnnxRuntime(exclude_tail=True), amd_quark, nncf]
     tools = [*peers, ours] if ours else peers
     report: list[str] = []
     verdicts: list[tuple[str, str, str, bool]] = []
