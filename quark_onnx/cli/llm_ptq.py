@@ -137,6 +137,14 @@ def _evaluation_options(parser: Parser) -> None:
         help="report the perplexity of this text, float and quantized",
     )
     parser.add_argument(
+        "--no-verdict",
+        action="store_true",
+        help=(
+            "do not compare the result with the float model on text that is held out of"
+            " --data"
+        ),
+    )
+    parser.add_argument(
         "--tasks",
         type=lambda text: text.split(","),
         action="extend",
@@ -302,6 +310,7 @@ def ptq(options: Namespace) -> Answer:
             ),
             progress=False if options.quiet else None,
             announce=None if options.quiet else _announce,
+            verdict=not options.no_verdict,
         )
         if tasks is not None:
             scores = tasks.compared(
@@ -446,6 +455,8 @@ def _answer(
             f"{task}: {name} {was:.4f} float, {now:.4f} quantized"
             for name, (was, now) in metrics.items()
         ]
+    verdict = found.verdict
+    lines += [] if verdict is None else verdict.lines()
     document = {
         "model": options.model,
         "output": options.output,
@@ -458,6 +469,7 @@ def _answer(
         "exports": options.export or ["hf_format"],
         "algorithms": [asdict(outcome) for outcome in report.outcomes],
         "perplexity": {"before": found.before, "after": found.after},
+        "verdict": None if verdict is None else _verdict_document(verdict),
         "tasks": {
             task: {
                 name: {"before": was, "after": now}
@@ -473,6 +485,24 @@ def _answer(
         "mixture": None if mixture is None else _mixture_document(mixture),
     }
     return Answer("\n".join(lines), document)
+
+
+def _verdict_document(verdict: Any) -> dict[str, Any]:
+    return {
+        "sentence": verdict.sentence(),
+        "bytes": {"before": verdict.bytes_before, "after": verdict.bytes_after},
+        "bits": verdict.bits,
+        "text": verdict.text,
+        "tokens": verdict.tokens,
+        "divergence": verdict.divergence,
+        "perplexity": {
+            "before": verdict.perplexity_before,
+            "after": verdict.perplexity_after,
+        },
+        "worst": [{"layer": name, "error": error} for name, error in verdict.worst],
+        "skipped": verdict.skipped,
+        "advice": verdict.advice,
+    }
 
 
 def _spec(spec: Any) -> dict[str, str]:

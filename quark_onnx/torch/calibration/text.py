@@ -43,6 +43,7 @@ def read_windows(
     tokenizer: Any,
     length: int,
     count: int | None = None,
+    spare: int = 0,
 ) -> list[Any]:
     """Windows of tokens that do not overlap; int64 tensors of shape (length,).
 
@@ -55,6 +56,7 @@ def read_windows(
         tokenizer: of transformers; None where token ids are given.
         length: tokens of a window.
         count: windows, at most; all if None.
+        spare: windows behind these that are wanted too, if there are any.
 
     Raises:
         DataError: the file cannot be read, or has not enough text for a window.
@@ -70,7 +72,7 @@ def read_windows(
                 f"{source} is text, and the model has no tokenizer; give token ids as"
                 " .npy or .npz",
             )
-        enough = None if count is None else count * length
+        enough = None if count is None else (count + spare) * length
         found = windows_of(_tokens(_texts(source), tokenizer, enough), length)
     if not found:
         raise DataError(
@@ -85,7 +87,7 @@ def read_windows(
             length,
             count,
         )
-    return found[:count]
+    return found if count is None else found[: count + spare]
 
 
 def local_source(source: Path | str) -> Path | str:

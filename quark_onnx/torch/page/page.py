@@ -20,6 +20,7 @@ from quark_onnx.torch.pipelines.estimate import size
 from quark_onnx.torch.pipelines.mixed_precision import Mixture
 from quark_onnx.torch.pipelines.ptq import Outcome as Found
 from quark_onnx.torch.pipelines.report import TorchReport
+from quark_onnx.torch.pipelines.verdict import Verdict, file_size
 
 _STYLE = (
     STYLE
@@ -27,7 +28,7 @@ _STYLE = (
     " stroke-width: 1; }\n.key i.most { background: var(--accent); border-radius: 0;"
     " }\n.key i.bad { background: none; border: 1px solid var(--bad); border-radius:"
     " 0; }\nfigure svg + svg.wide { margin-top: 16px; }\ntable.layers { font-size:"
-    " 13px; min-width: 820px; } .layers .number { text-align: right; white-space:"
+    " 13px; width: 100%; } .layers .number { text-align: right; white-space:"
     " nowrap; }\n.layers .number + :not(.number) { padding-left: 12px; }\n.layers tr"
     " > :nth-child(1):not([colspan]), .layers tr > :nth-child(3) { white-space:"
     " nowrap; }\n.layers tr > :nth-child(6) { min-width: 90px; }\n.layers thead th {"
@@ -37,8 +38,30 @@ _STYLE = (
     " td.name { color: var(--ink); font: 12px/1.6 ui-monospace, SFMono-Regular,"
     " Menlo, Consolas, monospace; }\n.layers th[scope=rowgroup] { color: var(--ink);"
     " font-weight: 600; padding-top: 16px; }\n.layers b { color: var(--ink);"
-    " font-weight: 600; }\n"
+    " font-weight: 600; }\n.verdict { font-size: 17px; max-width: 60em; }\n"
+    "table.formats { font-size: 13px; width: 100%; }\n"
+    ".formats td, .formats th { overflow-wrap: anywhere; color: var(--soft);"
+    " padding: 4px 12px 4px 0; text-align: left; vertical-align: top; }\n"
+    ".formats tr > :nth-child(2) { overflow-wrap: normal; white-space: nowrap; }\n"
+    # on a phone a row becomes a block of lines, each with the name of its column
+    "@media (max-width: 680px) {\n"
+    "  table.layers, .layers tbody, .layers tr, .layers td, .layers th { display:"
+    " block; }\n"
+    "  .layers thead { display: none; }\n"
+    "  .layers td, .layers td.name, .layers .number, .layers tr > :nth-child(n), .layers .number +"
+    " :not(.number) {"
+    " white-space: normal; overflow-wrap: anywhere; text-align: left; min-width: 0;"
+    " border: 0; padding: 1px 0; }\n"
+    "  .layers td:empty { display: none; }\n"
+    '  .layers td[data-column]::before { content: attr(data-column) ": "; color:'
+    " var(--soft); }\n"
+    "  .layers tr { border-top: 1px solid var(--line); padding: 4px 0; }\n"
+    "}\n"
 )
+
+
+#: Names of layers that a format is shown with.
+_NAMED = 8
 
 
 def write_page(
@@ -69,7 +92,7 @@ def render(found: Found, name: str = "model", mixture: Mixture | None = None) ->
     ]
     return document(
         f"{name}: quantization report",
-        [*parts, _layers(found.report), _rest(found.report)],
+        [*parts, _formats(found.report), _layers(found.report), _rest(found.report)],
         _STYLE,
     )
 
@@ -92,7 +115,7 @@ def _header(found: Found, name: str, mixture: Mixture | None) -> str:
     if mixture is not None:
         more = f"{len(mixture.groups)} groups of layers"
         rows.append(("Bits for a weight", f"{mixture.bits:.3f}", more))
-    rows.append(("Size", size(found.estimate.disk), "of the checkpoint, as estimated"))
+    rows += _verdict_facts(found)
     names = f'<p class="names">{escape(name)}</p>'
     notes = "".join(f"<li>{escape(note)}</li>" for note in report.notes)
     noted = (
@@ -102,8 +125,35 @@ def _header(found: Found, name: str, mixture: Mixture | None) -> str:
     )
     return (
         "<header>\n<h1>Quantization"
-        f" report</h1>\n{names}\n{facts(rows)}\n{noted}</header>"
+        f" report</h1>\n{names}\n{_verdict(found.verdict)}{facts(rows)}\n{noted}</header>"
     )
+
+
+def _verdict_facts(found: Found) -> list[tuple[str, str, str]]:
+    """Sizes, and the figures of the comparison with the float model."""
+    verdict = found.verdict
+    if verdict is None:
+        return [("Size", size(found.estimate.disk), "of the checkpoint, as estimated")]
+    share = 100 * verdict.bytes_after / max(verdict.bytes_before, 1)
+    more = f"{share:.0f} % of {file_size(verdict.bytes_before)}"
+    rows = [
+        ("Size", file_size(verdict.bytes_after), more),
+        ("Bits for a weight", f"{verdict.bits:.2f}", "of the whole model"),
+    ]
+    if verdict.divergence is not None:
+        more = f"nats a token, on {verdict.tokens:,} tokens {verdict.text}"
+        rows.append(("Divergence", f"{verdict.divergence:.4f}", more))
+    return rows
+
+
+def _verdict(verdict: Verdict | None) -> str:
+    """The verdict in a sentence, the layers with the greatest errors and the next thing to try."""
+    if verdict is None:
+        return ""
+    lines = verdict.lines()
+    first = lines[0].removeprefix("verdict: ")
+    others = "".join(f"<li>{escape(line.strip())}</li>" for line in lines[1:])
+    return f'<p class="verdict">{escape(first)}</p>\n<ul>{others}</ul>\n'
 
 
 def _figure(
@@ -188,59 +238,103 @@ def _experts(report: TorchReport) -> str:
     )
 
 
+def _formats(report: TorchReport) -> str:
+    """A table of the formats, each with the layers that have it."""
+    named = dict[str, list[str]]()
+    for name, spec in report.quantized.items():
+        named.setdefault(_words(spec), []).append(name)
+    if not named:
+        return ""
+    rows = ""
+    for words, names in sorted(named.items(), key=lambda item: -len(item[1])):
+        locals_ = dict.fromkeys(_local(name) for name in names)
+        own = ", ".join(list(locals_)[:_NAMED])
+        own += f" and {len(locals_) - _NAMED} more" if len(locals_) > _NAMED else ""
+        rows += (
+            f"<tr><td>{escape(words)}</td><td>{len(names)}</td>"
+            f"<td>{escape(own)}</td></tr>"
+        )
+    head = "<th>format</th><th>layers</th><th>called</th>"
+    return (
+        '<section>\n<h2>Formats</h2>\n<div class="card"><table'
+        f' class="formats"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>\n'
+        "</section>"
+    )
+
+
 def _layers(report: TorchReport) -> str:
+    """A table of all layers; blocks that are alike in all cells share one entry."""
     found = dict[str, list[Outcome]]()
     for outcome in report.outcomes:
         found.setdefault(outcome.layer, []).append(outcome)
-    names = list(report.quantized)
+    words = Counter(_words(spec) for spec in report.quantized.values())
+    usual = words.most_common(1)[0][0] if words else ""
     whole = "".join(
-        _row("", None, each, place) for place, each in enumerate(found.get("", ()))
+        _row("the whole model", "", each, place)
+        for place, each in enumerate(found.get("", ()))
     )
     bodies = [f"<tbody>{whole}</tbody>"] if whole else []
-    for block, own in groupby(names, block_of):
+    entries = list[tuple[str, str]]()
+    for block, own in groupby(report.quantized, block_of):
         rows = "".join(
-            _row(block, None, each, place)
+            _row("the whole block", "", each, place)
             for place, each in enumerate(found.get(block, ()))
         )
         rows = "" if block in report.quantized else rows
         for name in own:
-            spec = report.quantized[name]
-            entries: list[Outcome | None] = list(found.get(name, ())) or [None]
+            own_words = _words(report.quantized[name])
+            shown_words = "" if own_words == usual else own_words
+            outcomes: list[Outcome | None] = list(found.get(name, ())) or [None]
             rows += "".join(
-                _row(name, spec, each, place) for place, each in enumerate(entries)
+                _row(_local(name), shown_words, each, place)
+                for place, each in enumerate(outcomes)
             )
+        entries.append((block, rows))
+    for rows, alike in groupby(entries, lambda entry: entry[1]):
+        blocks = [block for block, _ in alike]
+        title = blocks[0] if len(blocks) == 1 else f"{blocks[0]} to {blocks[-1]}"
         bodies.append(
             '<tbody><tr><th colspan="6"'
-            f' scope="rowgroup">{escape(block)}</th></tr>{rows}</tbody>',
+            f' scope="rowgroup">{escape(title)}</th></tr>{rows}</tbody>',
         )
-    head = "".join(f"<th>{each}</th>" for each in ("layer", "format", "algorithm"))
+    columns = ("layer", "other format", "algorithm")
+    head = "".join(f"<th>{each}</th>" for each in columns)
     head += '<th class="number">before</th><th class="number">after</th><th>note</th>'
     table = (
         f'<table class="layers"><thead><tr>{head}</tr></thead>{"".join(bodies)}</table>'
     )
     return (
-        '<section>\n<h2>Layers</h2>\n<div class="card'
-        f' scroll">{table}</div>\n</section>'
-        if names
+        '<section>\n<h2>Layers</h2>\n<p class="note">Layers without another format'
+        f" have the usual one: {escape(usual)}.</p>\n"
+        f'<div class="card scroll">{table}</div>\n</section>'
+        if report.quantized
         else ""
     )
 
 
-def _row(name: str, spec: LayerSpec | None, outcome: Outcome | None, place: int) -> str:
-    """A row of the table; what stands in the row above is left out."""
-    block = block_of(name)
-    local = (
-        name.removeprefix(f"{block}.")
-        if name != block
-        else "the whole block"
-        if spec is None
-        else name
-    )
-    local = local if name else "the whole model"
+def _local(name: str) -> str:
+    """The name of a layer within its block.
+
+    >>> _local("model.layers.3.mlp.up_proj"), _local("lm_head")
+    ('mlp.up_proj', 'lm_head')
+    """
+    return name.removeprefix(f"{block_of(name)}.")
+
+
+def _row(label: str, words: str, outcome: Outcome | None, place: int) -> str:
+    """A row of the table; what stands in the row above is left out.
+
+    Args:
+        label: the name of a layer within its block, or what else it is.
+        words: its format, if that is not the usual one.
+        outcome: what an algorithm has made of it.
+        place: of the outcome among those of the layer.
+    """
     start = "<tr class='more'><td></td><td></td>"
     if not place:
         start = (
-            f'<tr><td class="name">{escape(local)}</td><td>{escape(_words(spec))}</td>'
+            f'<tr><td class="name">{escape(label)}</td><td'
+            f' data-column="format">{escape(words)}</td>'
         )
     if outcome is None:
         return (
@@ -254,16 +348,15 @@ def _row(name: str, spec: LayerSpec | None, outcome: Outcome | None, place: int)
     ]
     better = "<b>{}</b>" if outcome.after < outcome.before else "{}"
     return (
-        f"{start}<td>{escape(outcome.algorithm)}</td><td"
-        f' class="number">{numbers[0]}</td>'
-        f'<td class="number">{better.format(numbers[1])}</td><td>{escape(outcome.note)}</td></tr>'
+        f'{start}<td data-column="algorithm">{escape(outcome.algorithm)}</td><td'
+        f' class="number" data-column="before">{numbers[0]}</td><td class="number"'
+        f' data-column="after">{better.format(numbers[1])}</td><td'
+        f">{escape(outcome.note)}</td></tr>"
     )
 
 
-def _words(spec: LayerSpec | None) -> str:
+def _words(spec: LayerSpec) -> str:
     """How a layer is quantized, its parts by their names but the weight."""
-    if spec is None:
-        return ""
     parts = [("", spec.weight), ("input ", spec.input), ("output ", spec.output)]
     parts.append(("probabilities ", spec.probabilities))
     return "; ".join(f"{name}{each}" for name, each in parts if each is not None)

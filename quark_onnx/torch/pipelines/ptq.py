@@ -23,6 +23,12 @@ from quark_onnx.torch.pipelines.estimate import AT_ONCE, Estimate, estimate
 from quark_onnx.torch.pipelines.file_to_file import Writing, quantize_checkpoint
 from quark_onnx.torch.pipelines.in_memory import chosen_layers
 from quark_onnx.torch.pipelines.report import TorchReport
+from quark_onnx.torch.pipelines.verdict import (
+    HELD_OUT,
+    Verdict,
+    judge,
+    split_held_out,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -50,12 +56,14 @@ class Outcome:
         report: what became of the layers.
         estimate: what it was expected to take. before, after: perplexity of the float model and of
         the checkpoint; None where nothing was evaluated.
+        verdict: how the checkpoint compares with the float model; None where nobody asked for it.
     """
 
     report: TorchReport
     estimate: Estimate
     before: float | None = None
     after: float | None = None
+    verdict: Verdict | None = None
 
 
 def ptq(  # noqa: PLR0913
@@ -68,6 +76,7 @@ def ptq(  # noqa: PLR0913
     writing: Writing | None = None,
     progress: bool | None = None,
     announce: Callable[[Estimate], object] | None = None,
+    verdict: bool = False,
 ) -> Outcome:
     """Quantize a checkpoint, and compare its perplexity with that of the float model.
 
@@ -79,6 +88,9 @@ def ptq(  # noqa: PLR0913
         writing: how the result is written; the defaults if None.
         progress: whether to show progress bars; None shows them if stderr is a terminal.
         announce: called with what the work is expected to take, before it starts.
+        verdict: compare the result with the float model on windows that are held out: behind those
+            to calibrate on, or else the last eighth of these; of ``evaluate`` where that is given.
+            Both models are in memory meanwhile; where they do not fit, the verdict says so.
 
     Raises:
         QuarkError: the model, the data or a setting is wrong; nothing is written then.
@@ -93,9 +105,17 @@ def ptq(  # noqa: PLR0913
             f"windows of {evaluate.length} token have nothing to foresee; evaluate with"
             " a greater length",
         )
-    if text is not None and config.needs_data:
-        windows = _windows(text, tokenizer, source.model)
+    held_out, where = list[Any](), ""
+    if text is not None and (config.needs_data or verdict):
+        spare = HELD_OUT if verdict else 0
+        windows = _windows(text, tokenizer, source.model, spare)
+        if verdict:
+            windows, held_out = split_held_out(windows, text.count or len(windows))
+            where = f"of {text.source} that are held out"
+        windows = windows if config.needs_data else []
     judges = [] if evaluate is None else _windows(evaluate, tokenizer, source.model)
+    if evaluate is not None:
+        held_out, where = judges, f"of {evaluate.source}"
     layers, tokens = chosen_layers(source.model, config)[0], sum(map(len, windows))
     spilled = writing.spill is not None
     expected = estimate(
@@ -117,22 +137,32 @@ def ptq(  # noqa: PLR0913
         writing=writing,
         progress=progress,
     )
+    judged = None
+    if verdict:
+        judged = judge(
+            source.folder,
+            output,
+            config,
+            held_out[:HELD_OUT],
+            where,
+            trust_code=source.trust_code,
+        )
     if not judges:
-        return Outcome(report, expected)
-    scores = [
+        return Outcome(report, expected, verdict=judged)
+    before, after = (
         perplexity(
             load_checkpoint(folder, trust_code=source.trust_code),
             judges,
             progress=progress,
         )
         for folder in (source.folder, output)
-    ]
-    return Outcome(report, expected, *scores)
+    )
+    return Outcome(report, expected, before, after, judged)
 
 
-def _windows(text: Text, tokenizer: Any, model: Any) -> list[Any]:
+def _windows(text: Text, tokenizer: Any, model: Any, spare: int = 0) -> list[Any]:
     """Tokens in windows; DataError where they are none of the model's."""
-    windows = read_windows(text.source, tokenizer, text.length, text.count)
+    windows = read_windows(text.source, tokenizer, text.length, text.count, spare)
     count = vocabulary_of(model)
     odd = (
         int(end)

@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-_STATUS = Path("/proc/self/statm")
+_STATUS, _SYSTEM = Path("/proc/self/statm"), Path("/proc/meminfo")
 #: Of a process with torch and transformers in it, where the system does not tell.
 _USUAL = 450 << 20
 #: Bytes that are large. Less would be asked for too often: each time the system hands out pages of
@@ -69,3 +69,13 @@ def _glibc() -> Any:
         if hasattr(library, "malloc_trim") and hasattr(library, "mallopt")
         else None
     )
+
+
+def available() -> int:
+    """Bytes that the system can give without swapping; 4 GiB where it does not tell."""
+    try:
+        lines = _SYSTEM.read_text(encoding="ascii").splitlines()
+        found = next(line for line in lines if line.startswith("MemAvailable:"))
+        return int(found.split()[1]) << 10
+    except (OSError, StopIteration):  # another system
+        return 4 << 30

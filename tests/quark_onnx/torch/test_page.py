@@ -23,6 +23,7 @@ from quark_onnx.torch.pipelines.in_memory import quantize_model
 from quark_onnx.torch.pipelines.mixed_precision import Mixture, mix
 from quark_onnx.torch.pipelines.ptq import Outcome as Found
 from quark_onnx.torch.pipelines.report import TorchReport
+from quark_onnx.torch.pipelines.verdict import Verdict
 from tests import torch_families
 from tests.browser import check_alone, laid_out
 from tests.torch_models import made, tokens
@@ -80,7 +81,8 @@ def test_it_says_what_the_report_says(run: Run) -> None:
         for each in own
     )
     # a row for each outcome, in the order of the model
-    rows = re.findall("<tr(?: class='more')?><td.*?</tr>", text)
+    table = text[text.index(">Layers</h2>") :]
+    rows = re.findall("<tr(?: class='more')?><td.*?</tr>", table)
     assert len(rows) == len(found.report.outcomes)
     assert (
         "the whole model" in rows[0]
@@ -173,6 +175,29 @@ def test_errors_below_zero_are_in_the_table() -> None:
         and "1 that are below 0" in text
         and ">–<" in text
     )
+
+
+def test_verdict_and_repeated_formats() -> None:
+    quantized = {
+        f"model.layers.{block}.mlp.{name}": scheme("int8" if name == "q" else "mxfp4")
+        for block in range(4)
+        for name in ("q", "up", "down")
+    }
+    verdict = Verdict(
+        4 << 20, 1 << 20, 2 << 20, "of text", 12, 0.2, 9.0, 9.5, advice="x"
+    )
+    text = render(
+        Found(TorchReport(quantized), Estimate(1, 1, 1.0), verdict=verdict), "model"
+    )
+    assert "4.0 MiB before, 1.0 MiB after: 4.00 bits for each weight; much is" in text
+    assert "next: x" in text and "25 % of 4.0 MiB" in text
+    # each format is there once among formats; the blocks are alike, so that one entry is enough
+    formats = text[text.index(">Formats</h2>") : text.index(">Layers</h2>")]
+    assert formats.count("<td>mlp.up, mlp.down</td>") == 1
+    assert "<td>8</td>" in formats and "<td>4</td>" in formats
+    assert text.count('scope="rowgroup"') == 1
+    assert "model.layers.0 to model.layers.3" in text
+    check_alone(text)
 
 
 def test_a_report_without_anything_to_show() -> None:

@@ -1,0 +1,102 @@
+"""llm ptq ends with a verdict: sizes, divergence on held-out text, the worst layers, advice."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from quark_onnx.cli.dispatch import main
+from quark_onnx.torch.checkpoints.load import load_checkpoint
+from quark_onnx.torch.config.language import config_for
+from quark_onnx.torch.pipelines import verdict as module
+from quark_onnx.torch.pipelines.ptq import Text, ptq
+from tests.torch_models import llama, logits, made, saved, tokens
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    np.save(tmp_path / "tokens.npy", torch.cat(tokens(6)).numpy())
+    return saved(made(llama()), tmp_path / "float")
+
+
+def test_figures_are_those_of_both_models(source: Path, tmp_path: Path) -> None:
+    text = Text(str(tmp_path / "tokens.npy"), 4, 12)
+    config = config_for("uint4_wo_32")
+    found = ptq(
+        source, tmp_path / "out", config, text=text, progress=False, verdict=True
+    ).verdict
+    assert found is not None
+    # four windows to calibrate on; the two behind them are held out
+    held_out = torch.cat(tokens(6)[4:])
+    pair = [
+        logits(load_checkpoint(folder), held_out)[:, :-1].double().log_softmax(-1)
+        for folder in (source, tmp_path / "out")
+    ]
+    divergence = (pair[0].exp() * (pair[0] - pair[1])).sum(-1).mean()
+    wanted = held_out[:, 1:, None]
+    perplexities = [float(-each.gather(2, wanted).mean()) for each in pair]
+    assert found.tokens == held_out.numel()
+    assert found.divergence == pytest.approx(float(divergence), rel=1e-6)
+    assert (found.perplexity_before, found.perplexity_after) == pytest.approx(
+        tuple(np.exp(perplexities)), rel=1e-6
+    )
+    after = sum(path.stat().st_size for path in (tmp_path / "out").glob("*.safe*"))
+    assert found.bytes_after == after
+    assert found.bits == pytest.approx(8 * after / found.weights)
+
+
+def test_worst_layers(source: Path, tmp_path: Path) -> None:
+    worst = "model.layers.1.mlp.up_proj"
+    config = config_for("int8_per_channel", layers=((worst, "uint2_wo_32"),))
+    found = ptq(source, tmp_path / "out", config, progress=False, verdict=True).verdict
+    assert found is not None and len(found.worst) == 3
+    assert found.worst[0][0] == worst
+    model, quantized = load_checkpoint(source), load_checkpoint(tmp_path / "out")
+    inputs: list[Any] = []
+    model.get_submodule(worst).register_forward_hook(
+        lambda _, given, output: inputs.append((given[0], output))
+    )
+    assert found.text == "that the float model has written" and found.tokens == 4 * 64
+    logits(model, tokens()[0])
+    x, y = inputs[0]
+    error = (quantized.get_submodule(worst)(x) - y).square().mean() / y.square().mean()
+    assert found.worst[0][1] == pytest.approx(float(error), rel=0.5)  # on other text
+    assert found.worst[0][1] > 10 * found.worst[1][1]
+    assert worst in found.advice
+
+
+def test_models_that_do_not_fit_are_not_compared(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "available", lambda: 1 << 10)
+    config = config_for("mxfp4_weight_only")
+    found = ptq(source, tmp_path / "out", config, progress=False, verdict=True).verdict
+    assert found is not None and found.divergence is None
+    assert "0.0 MiB are free" in found.skipped and found.bytes_after > 0
+    assert len(found.lines()) == 3
+
+
+def test_command(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    command = ["llm", "ptq", str(source), "-o", str(out), "--scheme", "uint2_wo_32"]
+    assert main(command) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].startswith("verdict: 0.3 MiB before, 0.1 MiB after: 8.54 bits")
+    assert "much is lost" in lines[1]
+    assert lines[-1] == "  next: --algorithm awq gptq --data TEXT"
+    command[4] = str(tmp_path / "gptq")
+    data = ["--data", str(tmp_path / "tokens.npy"), "--samples", "4", "--length", "12"]
+    assert main([*command, *data, "--algorithm", "gptq", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["verdict"]
+    assert found["tokens"] == 24 and len(found["worst"]) == 3
+    assert "autoround" in found["advice"]
+    command[4] = str(tmp_path / "none")
+    assert main([*command, "--no-verdict", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["verdict"] is None
