@@ -24,7 +24,7 @@ from quark_onnx.torch.pipelines.in_memory import chosen_layers
 #: By the names of AMD Quark's script: a checkpoint in the layout of Hugging Face, ``model.gguf``,
 #: ``model.onnx``.
 EXPORTS = ("hf_format", "gguf", "onnx")
-#: Tokens that an ONNX model is traced with, and run on for the comparison.
+#: Tokens that an ONNX model without a cache is traced with, and run on for the comparison.
 _TOKENS = 16
 
 
@@ -127,10 +127,15 @@ def _write(
 
 
 def _write_onnx(model: Any, output: Path, notes: list[str]) -> None:
-    from quark_onnx.torch.exports.onnx import export_onnx
+    """Write an ONNX model with a cache of keys and values, if its attention can have one."""
+    from quark_onnx.torch.exports.onnx import export_decoder, export_onnx
 
-    tokens = torch.arange(2 * _TOKENS).reshape(2, _TOKENS) % vocabulary_of(model)
-    found = export_onnx(model, output, {"input_ids": tokens})
+    try:
+        found = export_decoder(model, output)
+    except ConfigError as error:
+        notes.append(f"model.onnx has no inputs for keys and values: {error}")
+        tokens = torch.arange(2 * _TOKENS).reshape(2, _TOKENS) % vocabulary_of(model)
+        found = export_onnx(model, output, {"input_ids": tokens})
     notes += found.notes
     notes.append(
         "onnxruntime's outputs of model.onnx differ from torch's by"

@@ -85,7 +85,13 @@ def test_all_at_once(
         tensors["blk.1.ffn_down.weight"][1], block.mlp.down_proj.weight.half().float()
     )
     session = onnxruntime.InferenceSession(out / "model.onnx")
-    found = session.run(None, {"input_ids": tokens()[0].numpy()})[0]
+    ids = tokens()[0].numpy()
+    past = {
+        each.name: np.zeros((1, 2, 0, 16), np.float32)
+        for each in session.get_inputs()[2:]
+    }
+    inputs = {"input_ids": ids, "attention_mask": np.ones_like(ids), **past}
+    found = session.run(["logits"], inputs)[0]
     torch.testing.assert_close(
         torch.tensor(found), logits(model, tokens()[0]), atol=1e-3, rtol=1e-3
     )

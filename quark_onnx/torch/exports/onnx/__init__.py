@@ -5,6 +5,7 @@ operators of ONNX then take the place of these nodes (``write``, ``weights``, ``
 onnxruntime runs the result against torch (``verify``).
 """
 
+from quark_onnx.torch.exports.onnx.decoder import export_decoder
 from quark_onnx.torch.exports.onnx.export import Exported, export_onnx
 
-__all__ = ["Exported", "export_onnx"]
+__all__ = ["Exported", "export_decoder", "export_onnx"]

@@ -115,7 +115,7 @@ def export_onnx(  # noqa: PLR0913
     batch = named(copied, inputs)
     batch = batch.in_type(floats)
     axes = axes_of(batch, dynamic)
-    store = Store(path) if _weight_bytes(layers) > LARGE_MODEL else None
+    store = store_for(path, layers)
     try:
         with inference(copied):
             flat = Flat(copied, batch)
@@ -123,7 +123,7 @@ def export_onnx(  # noqa: PLR0913
                 graph = Graph.of(traced, store)
                 became = write(graph, layers, between, form, int(kind))
                 with staged(graph.to_model(), path, external=external) as temporary:
-                    _check(temporary)
+                    checked(temporary)
                     difference = verify(
                         temporary,
                         flat,
@@ -152,15 +152,18 @@ def _integers_alone(layer: QuantizedLayer) -> bool:
     )
 
 
-def _weight_bytes(layers: Mapping[str, QuantizedLayer]) -> int:
-    return sum(
+def store_for(path: Path, layers: Mapping[str, QuantizedLayer]) -> Store | None:
+    """Return a place on disk for the weights of a large model; None for a small one."""
+    count = sum(
         layer.quantized.codes.numel()
         for layer in layers.values()
         if layer.quantized is not None
     )
+    return Store(path) if count > LARGE_MODEL else None
 
 
-def _check(path: Path) -> None:
+def checked(path: Path) -> None:
+    """Raise ModelError for a model that does not pass onnx's check."""
     try:
         onnx.checker.check_model(str(path), full_check=True)
     except Exception as error:  # checker and shape inference raise unrelated types

@@ -79,7 +79,7 @@ def verify(  # noqa: PLR0913
                 TOLERANCE[dtype],
             )
             if difference > allowed and not noisy:
-                with _noise(flat, dtype):
+                with noise(flat, dtype):
                     noisy = [_run(flat, tensors) for _ in range(DRAWS)]
             allowed = max(
                 allowed,
@@ -168,8 +168,8 @@ def _shapes(tensors: Mapping[str, Any]) -> str:
 
 
 @contextmanager
-def _noise(flat: Flat, dtype: Any) -> Iterator[None]:
-    """While it lasts, what each quantized layer reads is off by some units in the last place."""
+def noise(flat: Flat, dtype: Any) -> Iterator[None]:
+    """Context manager: what each quantized layer reads is off by some units in the last place."""
     generator = torch.Generator().manual_seed(0)
     share = UNITS * torch.finfo(dtype).eps
 
@@ -177,8 +177,8 @@ def _noise(flat: Flat, dtype: Any) -> Iterator[None]:
         x, *more = operands
         if not x.is_floating_point():
             return operands
-        noise = torch.randn(x.shape, generator=generator).to(x.dtype)
-        return (x + share * x.abs().max() * noise, *more)
+        drawn = torch.randn(x.shape, generator=generator).to(x.dtype)
+        return (x + share * x.abs().max() * drawn, *more)
 
     handles = [
         module.register_forward_pre_hook(disturb)

@@ -1,0 +1,377 @@
+"""export_decoder: a language model as ONNX with inputs and outputs for keys and values.
+
+Each attention becomes a GroupQueryAttention of onnxruntime, which appends new keys and values to
+past ones, as onnxruntime-genai's models have it. Inputs are ``input_ids`` (batch, sequence),
+``attention_mask`` (batch, past + sequence) and ``past_key_values.N.key`` and ``.value`` (batch,
+heads of keys, past, size of a head); outputs are ``logits`` and ``present.N.key`` and ``.value``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from onnx import TensorProto
+from torch import nn
+
+from calibrators.onnx_runtime.session import open_session
+from quark_onnx.errors import ConfigError, ModelError
+from quark_onnx.graph import Graph, Store
+from quark_onnx.graph.io import staged
+from quark_onnx.torch.calibration.block_stream import inference
+from quark_onnx.torch.exports.onnx.export import Exported, checked, store_for
+from quark_onnx.torch.exports.onnx.stand_in import standing_in
+from quark_onnx.torch.exports.onnx.trace import Batch, Flat, trace
+from quark_onnx.torch.exports.onnx.verify import DRAWS, TIMES, distance, noise
+from quark_onnx.torch.exports.onnx.write import write
+from quark_onnx.torch.models.structure import vocabulary_of
+
+#: What transformers calls the attention that is traced.
+_NAME = "quark_onnx_group_query"
+_OPERATOR = "com.microsoft::GroupQueryAttention"
+#: Tokens of the traced prompt, of the past before it, and those that the check generates.
+_SEQUENCE, _PAST, _GENERATED = 3, 2, 8
+#: The largest relative difference (L2) of logits that is taken for noise.
+_TOLERANCE = 1e-3
+
+
+@dataclass
+class _Keys:
+    """Past keys and values of all layers, and those that a run leaves."""
+
+    past: dict[int, tuple[Any, Any]] = field(default_factory=dict)
+    present: dict[int, tuple[Any, Any]] = field(default_factory=dict)
+    mask: Any = None
+
+
+class _Decoder(nn.Module):
+    """A language model as a function of tokens, a mask, and past keys and values."""
+
+    def __init__(self, model: Any, keys: _Keys) -> None:
+        super().__init__()
+        self.model, self._keys = model, keys
+
+    def forward(self, input_ids: Any, attention_mask: Any, **past: Any) -> Any:
+        """Logits, and present keys and values, by the names of outputs."""
+        keys = self._keys
+        keys.past = {
+            layer: (past[_past(layer, "key")], past[_past(layer, "value")])
+            for layer in range(len(past) // 2)
+        }
+        keys.present, keys.mask = {}, attention_mask
+        before = attention_mask.shape[1] - input_ids.shape[1]
+        positions = torch.arange(input_ids.shape[1]) + before
+        found = self.model(
+            input_ids=input_ids,
+            position_ids=positions[None],
+            use_cache=False,
+        )
+        outputs = {"logits": found.logits}
+        for layer, (key, value) in sorted(keys.present.items()):
+            outputs[f"present.{layer}.key"] = key
+            outputs[f"present.{layer}.value"] = value
+        return outputs
+
+
+def _past(layer: int, side: str) -> str:
+    return f"past_key_values.{layer}.{side}"
+
+
+def export_decoder(
+    model: Any,
+    output: Path | str,
+    *,
+    form: str = "auto",
+) -> Exported:
+    """Write a language model as an ONNX model that generates with onnxruntime.
+
+    Prompts of one batch have one length, or are padded behind their tokens. Computed in float32.
+
+    Args:
+        model: a causal language model, quantized or not; it is not changed.
+        output: the file.
+        form: how weights are written, see ``export_onnx``.
+
+    Raises:
+        ConfigError: attention is none that a GroupQueryAttention computes.
+        ModelError: torch cannot export the model, or onnxruntime generates other tokens than
+            transformers does; nothing is written then.
+    """
+    path = Path(output)
+    copied, layers, between = standing_in(model, torch.float32)
+    keys = _Keys()
+    store: Store | None = store_for(path, layers)
+    try:
+        with inference(copied), _group_query(copied, keys):
+            shapes = _shapes(copied, keys)
+            batch = _batch(copied, shapes)
+            flat = Flat(_Decoder(copied, keys), batch)
+            with trace(flat, batch, _axes(batch), path) as traced:
+                graph = Graph.of(traced, store)
+                became = write(graph, layers, between, form, int(TensorProto.FLOAT))
+                with staged(graph.to_model(), path, external=False) as temporary:
+                    checked(temporary)
+                    difference = _generate(temporary, flat, shapes, copied)
+    finally:
+        if store is not None:
+            store.close()
+    return Exported(path, became, difference)
+
+
+def _shapes(model: Any, keys: _Keys) -> list[tuple[int, int]]:
+    """Heads of keys, and the size of each, by layer."""
+    model(input_ids=torch.zeros(1, 2, dtype=torch.int64), use_cache=False)
+    found = [
+        (int(key.shape[1]), int(key.shape[3]))
+        for _, (key, _) in sorted(keys.present.items())
+    ]
+    if not found or sorted(keys.present) != list(range(len(found))):
+        raise ConfigError(
+            f"a {type(model).__name__} computes attention by itself, and not by the"
+            " attention functions of transformers, so that its keys and values cannot"
+            " be kept; export it without a cache",
+        )
+    return found
+
+
+def _batch(model: Any, shapes: Sequence[tuple[int, int]]) -> Batch:
+    """The inputs that the model is traced on."""
+    ids = torch.arange(2 * _SEQUENCE).reshape(2, _SEQUENCE) % vocabulary_of(model)
+    tensors = {
+        "input_ids": ids,
+        "attention_mask": torch.ones(2, _PAST + _SEQUENCE, dtype=torch.int64),
+    }
+    generator = torch.Generator().manual_seed(0)
+    for layer, (heads, size) in enumerate(shapes):
+        for side in ("key", "value"):
+            tensors[_past(layer, side)] = torch.randn(
+                (2, heads, _PAST, size),
+                generator=generator,
+            )
+    return Batch(tensors, {})
+
+
+def _axes(batch: Batch) -> dict[str, dict[int, str]]:
+    axes = {name: {0: "batch", 2: "past_sequence_length"} for name in batch.tensors}
+    axes["input_ids"] = {0: "batch", 1: "sequence_length"}
+    axes["attention_mask"] = {0: "batch", 1: "total_sequence_length"}
+    return axes
+
+
+def _generate(
+    path: Path,
+    flat: Flat,
+    shapes: Sequence[tuple[int, int]],
+    model: Any,
+) -> float:
+    """Generate with onnxruntime from its own present keys, and compare the logits of each step.
+
+    Returns:
+        The largest relative difference (L2) from what torch computes of all tokens at once.
+
+    Raises:
+        ModelError: it is more than noise.
+    """
+    session = open_session(path)
+    tokens = torch.arange(_SEQUENCE)[None] % vocabulary_of(model)
+    past = {
+        _past(layer, side): np.zeros((1, heads, 0, size), np.float32)
+        for layer, (heads, size) in enumerate(shapes)
+        for side in ("key", "value")
+    }
+    names = [each.name for each in session.get_outputs()]
+    given, worst = tokens, 0.0
+    empty = {name: torch.from_numpy(value) for name, value in past.items()}
+
+    def expected() -> NDArray[np.float32]:
+        """Logits behind the tokens, of a run of torch on all of them."""
+        found: NDArray[np.float32] = flat.model(
+            input_ids=tokens,
+            attention_mask=torch.ones_like(tokens),
+            **empty,
+        )["logits"][0, -1].numpy()
+        return found
+
+    for _ in range(_GENERATED):
+        mask = np.ones((1, tokens.shape[1]), np.int64)
+        inputs = {"input_ids": given.numpy(), "attention_mask": mask, **past}
+        outputs = dict(zip(names, session.run(None, inputs), strict=True))
+        logits = outputs.pop("logits")[0, -1]
+        past = {
+            name.replace("present", "past_key_values"): value
+            for name, value in outputs.items()
+        }
+        wanted = expected()
+        difference, allowed = distance(logits, wanted), _TOLERANCE
+        if difference > allowed:
+            with noise(flat, torch.float32):
+                allowed = max(distance(expected(), wanted) for _ in range(DRAWS))
+        if not difference <= max(_TOLERANCE, TIMES * allowed):
+            raise ModelError(
+                f"logits of onnxruntime differ from torch's by {difference:.2g},"
+                f" relative, behind {tokens.shape[1]} tokens; nothing was written",
+            )
+        worst = max(worst, difference)
+        given = torch.tensor([[int(logits.argmax())]])
+        tokens = torch.cat([tokens, given], 1)
+    return worst
+
+
+@contextmanager
+def _group_query(model: Any, keys: _Keys) -> Iterator[None]:
+    """Have all attention of a model keep keys and values, and be a node in an export."""
+    from transformers import AttentionInterface
+
+    def attention(  # noqa: PLR0913  # the signature of transformers
+        module: Any,
+        query: Any,
+        key: Any,
+        value: Any,
+        attention_mask: Any,
+        scaling: float | None = None,
+        **settings: Any,
+    ) -> tuple[Any, None]:
+        own = _Attention.of(module, query, key, scaling, settings)
+        past = keys.past.get(module.layer_idx)
+        if past is None:
+            empty = key.new_zeros(key.shape[0], key.shape[1], 0, key.shape[3])
+            past = (empty, empty)
+        run = own.node if torch.compiler.is_exporting() else own.compute
+        output, present = run(query, key, value, past, keys.mask)
+        keys.present[module.layer_idx] = present
+        return output, None
+
+    AttentionInterface.register(_NAME, attention)
+    configs = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
+    own = {place: each._attn_implementation for place, each in configs.items()}
+    for each in configs.values():
+        each._attn_implementation = _NAME
+    try:
+        yield
+    finally:
+        for place, each in configs.items():
+            each._attn_implementation = own[place]
+
+
+@dataclass(frozen=True)
+class _Attention:
+    """The settings of one attention.
+
+    Attributes:
+        heads, key_heads: how many there are.
+        scale: of products of queries and keys.
+        window: tokens that a token sees, itself included; -1 for all before it.
+        softcap: the bound of products; 0 for none.
+    """
+
+    heads: int
+    key_heads: int
+    scale: float
+    window: int
+    softcap: float
+
+    @classmethod
+    def of(
+        cls,
+        module: Any,
+        query: Any,
+        key: Any,
+        scaling: float | None,
+        settings: dict[str, Any],
+    ) -> _Attention:
+        """Those that transformers calls an attention function with."""
+        if settings.get("s_aux") is not None:
+            raise ConfigError(
+                "attention has sinks, for which this export has no input; export"
+                " without a cache",
+            )
+        if not getattr(module, "is_causal", True):
+            raise ConfigError(
+                f"{type(module).__name__} is not causal, and GroupQueryAttention is;"
+                " export without a cache",
+            )
+        return cls(
+            query.shape[1],
+            key.shape[1],
+            query.shape[3] ** -0.5 if scaling is None else float(scaling),
+            int(settings.get("sliding_window") or -1),
+            float(settings.get("softcap") or 0.0),
+        )
+
+    def node(
+        self,
+        query: Any,
+        key: Any,
+        value: Any,
+        past: tuple[Any, Any],
+        mask: Any,
+    ) -> tuple[Any, tuple[Any, Any]]:
+        """The operator of onnxruntime; shapes as of ``compute``."""
+        batch, _, length, size = query.shape
+        total = past[0].shape[2] + length
+        last = (mask.sum(1) - 1).to(torch.int32)
+        count = torch.full((1,), mask.shape[1], dtype=torch.int32)
+        flat = [each.transpose(1, 2).flatten(2) for each in (query, key, value)]
+        kept = (batch, self.key_heads, total, size)
+        attributes = {
+            "num_heads": self.heads,
+            "kv_num_heads": self.key_heads,
+            "scale": self.scale,
+            "local_window_size": self.window,
+            "softcap": self.softcap,
+            "do_rotary": 0,
+        }
+        output, keys, values = torch.onnx.ops.symbolic_multi_out(
+            _OPERATOR,
+            (*flat, *past, last, count),
+            attributes,
+            dtypes=(query.dtype,) * 3,
+            shapes=((batch, length, self.heads * size), kept, kept),
+            version=1,
+        )
+        return output.reshape(batch, length, self.heads, size), (keys, values)
+
+    def compute(
+        self,
+        query: Any,
+        key: Any,
+        value: Any,
+        past: tuple[Any, Any],
+        mask: Any,
+    ) -> tuple[Any, tuple[Any, Any]]:
+        """The same in torch.
+
+        Args:
+            query: (batch, heads, tokens, size).
+            key, value: (batch, heads of keys, tokens, size).
+            past: keys and values of tokens before.
+            mask: not read; padding is behind the tokens.
+
+        Returns:
+            What attention computes, (batch, tokens, heads, size), and all keys and values.
+        """
+        keys, values = (
+            torch.cat(pair, 2) for pair in zip(past, (key, value), strict=True)
+        )
+        wide = [
+            each.repeat_interleave(self.heads // self.key_heads, 1)
+            for each in (keys, values)
+        ]
+        products = query @ wide[0].transpose(2, 3) * self.scale
+        if self.softcap:
+            products = self.softcap * torch.tanh(products / self.softcap)
+        length, total = query.shape[2], keys.shape[2]
+        apart = torch.arange(total - length, total)[:, None] - torch.arange(total)
+        seen = apart >= 0
+        if self.window > 0:
+            seen &= apart < self.window
+        products = products.masked_fill(~seen, -math.inf)
+        found = products.softmax(-1) @ wide[1]
+        return found.transpose(1, 2), (keys, values)
