@@ -166,6 +166,7 @@ def _legalize(options: Namespace) -> Answer:
 
 def _preflight_options(parser: Parser) -> None:
     _add_target(parser)
+    add_shape_option(parser, _SHAPE)
     parser.add_argument(
         "--preset",
         choices=list(KINDS),
@@ -187,15 +188,19 @@ def _preflight_options(parser: Parser) -> None:
 
 
 def _preflight(options: Namespace) -> Answer:
-    found = npu.preflight(
+    both = npu.deploy_forecast(
         options.model,
         options.target,
         kind=options.preset or "",
         release=options.release,
+        shapes=dict(options.shape),
     )
-    text, document = str(found), _forecast(found)
+    found, text = both.best, str(both)
+    document = {**_forecast(both.as_is), "problem": both.problem or None}
+    if both.legalized is not None:
+        document["legalized"] = {**_forecast(both.legalized), "notes": both.notes}
     if options.ep_report is not None:
-        scored = npu.score(found, npu.read_report(options.ep_report))
+        scored = npu.score(both.as_is, npu.read_report(options.ep_report))
         text, document = f"{text}\n{scored}", {**document, "reported": asdict(scored)}
     if options.html is not None:
         write_page(found, options.html, options.model.name)

@@ -7,6 +7,7 @@ from quark_onnx.npu.check import Check, check
 from quark_onnx.npu.choose import Choice, choose
 from quark_onnx.npu.cut import Parts, cut
 from quark_onnx.npu.deploy import Bundle, deploy
+from quark_onnx.npu.deploy_forecast import DeployForecast, deploy_forecast
 from quark_onnx.npu.ep_report import EPReport, Scored, read_report, score
 from quark_onnx.npu.finding import RULES, Finding, Rule
 from quark_onnx.npu.legalize import Legalized, legalize
@@ -20,6 +21,7 @@ __all__ = [
     "Bundle",
     "Check",
     "Choice",
+    "DeployForecast",
     "EPReport",
     "Finding",
     "Legalized",
@@ -34,6 +36,7 @@ __all__ = [
     "choose",
     "cut",
     "deploy",
+    "deploy_forecast",
     "legalize",
     "preflight",
     "read_report",

@@ -8,16 +8,15 @@ from html import escape
 from pathlib import Path
 
 from quark_onnx.npu.placement import ABORT, NPU, Verdict
-from quark_onnx.npu.preflight import Preflight
-from quark_onnx.page import document, facts, write_whole
+from quark_onnx.npu.preflight import Group, Preflight
+from quark_onnx.page import Action, document, facts, scrolling, verdict, write_whole
 from quark_onnx.page.svg import drawing, tag
 from quark_onnx.report import percentage
 
-_WIDTH, _BOX, _ROW, _GAP = 960.0, 44.0, 74.0, 12.0
-#: The widest box, and what is left at the sides for lines.
-_WIDEST, _MARGIN = 300.0, 60.0
-#: Boxes side by side, and rows of them, that are drawn.
-_SIDE, _ROWS = 5, 60
+#: Heights of a box and of a row, the gap between two boxes, and the widest box.
+_BOX, _ROW, _GAP, _WIDEST = 44.0, 74.0, 12.0, 300.0
+#: Rows of boxes that are drawn.
+_ROWS = 60
 _STYLE = """
 svg .npu { fill: var(--arithmetic); opacity: 0.16; } svg .cpu { fill: var(--activation); opacity: 0.2; }
 svg .ground { fill: var(--card); } .facts + .note { margin-top: 12px; }
@@ -43,24 +42,52 @@ def render(found: Preflight, name: str = "model") -> str:
 
 
 def _header(found: Preflight, name: str) -> str:
-    outside = sum(verdict.device != NPU for verdict in found.verdicts)
-    total = sum(found.operations)
+    outside = sum(each.device not in (NPU, ABORT) for each in found.verdicts)
     rows = [
-        ("On the NPU", percentage(found.share), f"of {total / 1e9:.2f} GOPs"),
-        ("Pieces", f"{found.subgraphs}", "each costs a transfer there and back"),
-        ("Nodes elsewhere", f"{outside}", f"of {len(found.verdicts)} operators"),
-        ("Ends the compiler", f"{len(found.aborts)}", "nodes"),
+        ("On the NPU", percentage(found.share), f"of {found.amount}"),
+        ("Subgraphs", f"{found.subgraphs}", "each costs two transfers"),
+        ("On the CPU", f"{outside}", f"of {len(found.verdicts)} operators"),
+        ("Compiler crashes", f"{len(found.aborts)}", "nodes"),
     ]
     what = f"{found.target.summary}, {found.kind}, Ryzen AI {found.release}"
     names = f'<p class="names">{escape(name)} on {escape(what)}</p>'
     note = (
-        '<p class="note">A forecast from documentation, published sources and logs: no'
-        " processor was asked.</p>"
+        '<p class="note">A forecast from documentation, published sources and logs; nothing'
+        " was run on a processor.</p>"
     )
+    actions = [_action(mend, effect) for mend, effect in found.actions]
+    judged = verdict(found.band, found.sentence, actions)
     return (
         "<header>\n<h1>What the NPU will"
-        f" run</h1>\n{names}\n{facts(rows)}\n{note}</header>"
+        f" run</h1>\n{names}\n{judged}\n{facts(rows)}\n{note}</header>"
     )
+
+
+def _action(mend: str, effect: str) -> Action:
+    """Return an action; a fix that is a command is set as one."""
+    if mend.startswith("quark-onnx "):
+        return Action("run", mend, effect)
+    return Action(mend, effect=effect)
+
+
+@dataclass(frozen=True)
+class _Canvas:
+    """The measures of a drawing.
+
+    Attributes:
+        width: of the drawing.
+        margin: what is left at the sides for lines.
+        side: boxes side by side that are drawn.
+        class_: of the drawing, by which the style sheet shows it.
+    """
+
+    width: float
+    margin: float
+    side: int
+    class_: str
+
+
+_WIDE, _NARROW = _Canvas(960.0, 60.0, 5, "wide"), _Canvas(380.0, 36.0, 2, "narrow")
 
 
 @dataclass(frozen=True)
@@ -117,19 +144,35 @@ def _boxes(found: Preflight) -> list[_Box]:
 
 def _drawing(found: Preflight) -> str:
     boxes = _boxes(found)
+    pictures = [_picture(found, boxes, canvas) for canvas in (_WIDE, _NARROW)]
+    drawn = "".join(picture for picture, _ in pictures)
+    notes = "".join(
+        f'<p class="note {canvas.class_}">{rest} more subgraphs are not drawn.</p>'
+        for canvas, (_, rest) in zip((_WIDE, _NARROW), pictures, strict=True)
+        if rest
+    )
+    return (
+        "<h2>Subgraphs</h2>\n<p>Green runs on the NPU, orange on the CPU, red"
+        " crashes the compiler. Inputs are "
+        f'at the top.</p>\n<div class="card">{drawn}</div>{notes}'
+    )
+
+
+def _picture(found: Preflight, boxes: list[_Box], canvas: _Canvas) -> tuple[str, int]:
+    """Return a drawing, and how many boxes it leaves out."""
     shown = [box for box in boxes if box.row < _ROWS]
     at, parts, links = dict[int, tuple[float, float, float]](), list[str](), list[str]()
     for row in sorted({box.row for box in shown}):
-        side = [box for box in shown if box.row == row][:_SIDE]
+        side = [box for box in shown if box.row == row][: canvas.side]
         width = min(
             _WIDEST,
-            (_WIDTH - _GAP * (len(side) - 1) - 2 * _MARGIN) / len(side),
+            (canvas.width - _GAP * (len(side) - 1) - 2 * canvas.margin) / len(side),
         )
-        left = (_WIDTH - len(side) * width - (len(side) - 1) * _GAP) / 2
+        left = (canvas.width - len(side) * width - (len(side) - 1) * _GAP) / 2
         for place, box in enumerate(side):
             x, y = left + place * (width + _GAP), row * _ROW + 2
             at[box.number] = (x + width / 2, y, width)
-            head, what = (escape(text[: int(width / 6.4)]) for text in box.lines)
+            head, what = (escape(text[: int((width - 16) / 6.4)]) for text in box.lines)
             for kind in ("ground", box.device.lower()):
                 parts.append(
                     tag("rect", x=x, y=y, width=width, height=_BOX, rx=8, class_=kind),
@@ -137,22 +180,21 @@ def _drawing(found: Preflight) -> str:
             parts.append(tag("text", head, x=x + 12, y=y + 18, class_="name"))
             parts.append(tag("text", what, x=x + 12, y=y + 35))
     links += [
-        _link(at[first], at[second])
+        _link(at[first], at[second], canvas.width)
         for first, second in found.links
         if first in at and second in at
     ]
     rows = 1 + max((box.row for box in shown), default=0)
-    rest = len(boxes) - len(at)
-    note = f'<p class="note">{rest} more pieces are not drawn.</p>' if rest else ""
-    picture = drawing(_WIDTH, rows * _ROW, "the model in pieces", [*links, *parts])
-    return (
-        "<h2>The model in pieces</h2>\n<p>Green runs on the NPU, orange on the CPU, red"
-        " ends the compiler. Inputs are "
-        f'above.</p>\n<div class="card">{picture}</div>{note}'
-    )
+    title = "the subgraphs of the model"
+    picture = drawing(canvas.width, rows * _ROW, title, [*links, *parts], canvas.class_)
+    return picture, len(boxes) - len(at)
 
 
-def _link(first: tuple[float, float, float], second: tuple[float, float, float]) -> str:
+def _link(
+    first: tuple[float, float, float],
+    second: tuple[float, float, float],
+    right: float,
+) -> str:
     """A line from a box to one below; around those between, from edge to edge on the right."""
     (x0, y0, width0), (x1, y1, width1) = first, second
     if y1 - y0 <= _ROW:
@@ -163,7 +205,7 @@ def _link(first: tuple[float, float, float], second: tuple[float, float, float])
         )
         return tag("path", d=path, class_="link")
     start, end, half = x0 + width0 / 2, x1 + width1 / 2, _BOX / 2
-    out = max(start, end) + min(90.0, 14 + 0.16 * (y1 - y0))
+    out = min(right, max(start, end) + min(90.0, 14 + 0.16 * (y1 - y0)))
     path = (
         f"M{start:.1f} {y0 + half:.1f} C{out:.1f} {y0 + half:.1f}, {out:.1f}"
         f" {y1 + half:.1f}, {end:.1f} {y1 + half:.1f}"
@@ -172,41 +214,28 @@ def _link(first: tuple[float, float, float], second: tuple[float, float, float])
 
 
 def _reasons(found: Preflight) -> str:
-    outside = [verdict for verdict in found.verdicts if verdict.device != NPU]
-    if not outside:
+    groups = found.groups
+    if not groups:
         return "<h2>Why not</h2>\n<p>Every operator is forecast to run on the NPU.</p>"
-    groups = dict[tuple[str, ...], list[str]]()
-    for each in outside:
-        key = (
-            each.device,
-            each.op_type,
-            each.reason,
-            each.mend,
-            each.confidence,
-            each.source,
-        )
-        groups.setdefault(key, []).append(each.node)
-    rows = []
-    for (device, kind, reason, mend, confidence, source), names in sorted(
-        groups.items(),
-        key=lambda g: -len(g[1]),
-    ):
-        where = escape(names[0]) + (
-            f" and {len(names) - 1} more" if len(names) > 1 else ""
-        )
-        cells = (
-            device,
-            f"{escape(kind)}<br>{where}",
-            escape(reason),
-            escape(mend),
-            f"{confidence}<br>{escape(source)}",
-        )
-        rows.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
-    head = "".join(
-        f"<th>{title}</th>"
-        for title in ("device", "nodes", "why", "what to do", "known from")
+    titles = ("device", "nodes", "why", "what to do", "known from")
+    head = "".join(f"<th>{title}</th>" for title in titles)
+    rows = "".join(_row(group) for group in groups)
+    return f"<h2>Why not</h2>\n{scrolling(f'<table><tr>{head}</tr>{rows}</table>')}"
+
+
+def _row(group: Group) -> str:
+    """Return a row for nodes with the same reason; their names can be unfolded."""
+    names = "".join(f"<li>{escape(each.node)}</li>" for each in group.verdicts)
+    count = len(group.verdicts)
+    listed = f"<details><summary>names</summary><ul>{names}</ul></details>"
+    if count == 1:
+        listed = f"<br>{escape(group.verdicts[0].node)}"
+    sources = dict.fromkeys(escape(each.source) for each in group.verdicts)
+    cells = (
+        "crash" if group.device == ABORT else escape(group.device),
+        f"{escape(group.kinds)}{listed}",
+        escape(group.cause),
+        escape(group.mend),
+        f"{escape(group.confidence)}<br>{'<br>'.join(sources)}",
     )
-    return (
-        '<h2>Why not</h2>\n<div class="card'
-        f' scroll"><table><tr>{head}</tr>{"".join(rows)}</table></div>'
-    )
+    return "<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"

@@ -57,6 +57,8 @@ class Verdict:
         confidence: "documented"; "measured" on a device by AMD or others; "read" in source code;
             "inferred".
         source: where that is written, with its date.
+        cause: the reason without the names of tensors, by which nodes are grouped; empty where
+            ``reason`` has none.
     """
 
     node: str
@@ -67,6 +69,7 @@ class Verdict:
     mend: str
     confidence: str
     source: str
+    cause: str = ""
 
 
 def verdict(  # noqa: PLR0913
@@ -76,6 +79,7 @@ def verdict(  # noqa: PLR0913
     mend: str = "",
     confidence: str = "documented",
     source: str = SOURCE,
+    cause: str = "",
 ) -> Verdict:
     """A verdict on a node."""
     return Verdict(
@@ -87,6 +91,7 @@ def verdict(  # noqa: PLR0913
         mend,
         confidence,
         source,
+        cause,
     )
 
 
@@ -145,7 +150,7 @@ def verdict_of(case: Case, node: Node) -> Verdict:
         for preset in case.target.presets
         if preset != case.kind and listed(kind, preset)
     ]
-    mend = f"it is listed for {' and '.join(others)}" if others else ""
+    mend = f"quantize to {' or '.join(others)}, which list it" if others else ""
     return verdict(node, CPU, f"not listed for {case.kind}", mend)
 
 
@@ -203,7 +208,9 @@ def whole_model(case: Case) -> tuple[str, str, str, str] | None:
 def _ends_the_process(case: Case, node: Node) -> Verdict | None:
     if node.kind == "LSTM":
         mend = "run this model on the CPU, or cut it in front of the LSTM"
-        return verdict(node, ABORT, "its compiler crashes", mend, "measured", _ONNXSIM)
+        return verdict(
+            node, ABORT, "the compiler crashes at it", mend, "measured", _ONNXSIM
+        )
     if node.kind == "If" and any(_dynamic(case, name) for name in case.around(node)):
         mend = "fix the shapes, or run this model on the CPU"
         return verdict(
@@ -220,7 +227,7 @@ def _ends_the_process(case: Case, node: Node) -> Verdict | None:
         if not _has(node, name)
     ]
     if node.kind == "Conv" and missing:
-        reason = f"{', '.join(missing)} missing"
+        reason = f"attributes missing: {', '.join(missing)}"
         return verdict(node, ABORT, reason, _LEGALIZE, "measured", _ONNXSIM)
     if node.kind in ("MaxPool", "AveragePool") and node.attribute(
         "auto_pad",
@@ -231,8 +238,11 @@ def _ends_the_process(case: Case, node: Node) -> Verdict | None:
     return None
 
 
-_LEGALIZE = "quark-onnx npu legalize"
-_ONE = f"export the model with a batch of 1, or of no size, which {_LEGALIZE} makes 1"
+_LEGALIZE = "quark-onnx npu legalize MODEL -o OUT"
+_ONE = (
+    "export the model with a batch of 1, or with a dynamic batch, which"
+    " 'quark-onnx npu legalize' makes 1"
+)
 
 
 def _has(node: Node, name: str) -> bool:
@@ -259,9 +269,10 @@ def _shape(case: Case, node: Node) -> Verdict | None:
                 node,
                 CPU,
                 reason,
-                f"{_LEGALIZE} --shape",
+                f"{_LEGALIZE} --shape NAME=SIZES",
                 "read",
                 f"{_VAIP}; amd/RyzenAI-SW#312",
+                cause="a tensor has a dynamic shape",
             )
     return None
 
@@ -350,7 +361,8 @@ def _beside_moving(case: Case, node: Node) -> Verdict | None:
     if found is None:
         return None
     reason = f"it stands beside {found.node}, which {found.reason.removeprefix('it ')}"
-    return verdict(node, CPU, reason, found.mend, "inferred", found.source)
+    cause = "it is connected to a node that moves data in more than 4 dimensions"
+    return verdict(node, CPU, reason, found.mend, "inferred", found.source, cause)
 
 
 def _depthwise(case: Case, node: Node) -> Verdict | None:

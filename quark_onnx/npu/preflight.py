@@ -36,10 +36,67 @@ from quark_onnx.npu.placement import (
 )
 from quark_onnx.npu.support import KINDS, RELEASE, RELEASES
 from quark_onnx.registry import TARGETS
-from quark_onnx.report import percent
+from quark_onnx.report import percentage
 from quark_onnx.targets import Target
 
 _WIDE = frozenset({TensorProto.INT16, TensorProto.UINT16})
+
+
+#: Shares of operations on the processor, and a number of subgraphs, for the bands of a forecast.
+_GOOD, _POOR, _FEW = 0.95, 0.5, 3
+#: Operator types that are named for one group.
+_SHOWN = 5
+
+
+@dataclass(frozen=True)
+class Group:
+    """Nodes that stay off the processor for the same reason.
+
+    Attributes:
+        device: "CPU" or "abort".
+        cause: the reason, in words.
+        mend: what brings them to the processor; empty if nothing is known.
+        verdicts: of the nodes.
+    """
+
+    device: str
+    cause: str
+    mend: str
+    verdicts: tuple[Verdict, ...]
+
+    @property
+    def kinds(self) -> str:
+        """The operator types with their numbers of nodes."""
+        counts = Counter(each.op_type for each in self.verdicts).most_common()
+        shown = ", ".join(f"{count} {kind}" for kind, count in counts[:_SHOWN])
+        return shown + (", ..." if len(counts) > _SHOWN else "")
+
+    @property
+    def confidence(self) -> str:
+        """How the verdicts are known, such as "measured"."""
+        return ", ".join(dict.fromkeys(each.confidence for each in self.verdicts))
+
+    def __str__(self) -> str:
+        return (
+            f"{_nodes(len(self.verdicts))} ({self.kinds}): {self.cause}"
+            f" ({self.confidence}), such as {self.verdicts[0].node}"
+        )
+
+
+def _amount(operations: int) -> str:
+    """Return a number of operations in words.
+
+    >>> _amount(1_070_000_000), _amount(2_500_000), _amount(640)
+    ('1.07 GOPs', '2.50 MOPs', '640 operations')
+    """
+    for unit, scale in (("GOPs", 1e9), ("MOPs", 1e6)):
+        if operations >= scale:
+            return f"{operations / scale:.2f} {unit}"
+    return f"{operations} operations"
+
+
+def _nodes(count: int) -> str:
+    return "1 node" if count == 1 else f"{count} nodes"
 
 
 @dataclass(frozen=True)
@@ -56,6 +113,7 @@ class Preflight:
         links: the pieces that read from each other, writer and reader.
         counts: nodes of the quantized model on "NPU", "CPU", and "VITIS_EP_CPU" (Q and DQ nodes
             around the others).
+        quantized: whether the model has Q/DQ pairs.
     """
 
     target: Target
@@ -66,6 +124,7 @@ class Preflight:
     pieces: tuple[int, ...]
     links: tuple[tuple[int, int], ...]
     counts: dict[str, int]
+    quantized: bool = False
 
     @property
     def subgraphs(self) -> int:
@@ -89,38 +148,74 @@ class Preflight:
         return there / max(1, sum(self.operations))
 
     @property
+    def amount(self) -> str:
+        """All operations, with their unit."""
+        return _amount(sum(self.operations))
+
+    @property
     def aborts(self) -> list[Verdict]:
         """The nodes that end the process which compiles the model."""
         return [each for each in self.verdicts if each.device == ABORT]
+
+    @property
+    def groups(self) -> list[Group]:
+        """The nodes that are not on the processor, grouped by reason; crashes come first."""
+        found = dict[tuple[str, str, str], list[Verdict]]()
+        for each in self.verdicts:
+            if each.device != NPU:
+                key = (each.device, each.cause or each.reason, each.mend)
+                found.setdefault(key, []).append(each)
+        groups = [Group(*key, tuple(verdicts)) for key, verdicts in found.items()]
+        return sorted(
+            groups, key=lambda group: (group.device != ABORT, -len(group.verdicts))
+        )
+
+    @property
+    def sentence(self) -> str:
+        """The forecast in one sentence."""
+        if self.aborts:
+            return (
+                f"the compiler would crash at {_nodes(len(self.aborts))}, such as"
+                f" {self.aborts[0].op_type} {self.aborts[0].node}"
+            )
+        pieces = "1 subgraph" if self.subgraphs == 1 else f"{self.subgraphs} subgraphs"
+        return f"{percentage(self.share)} of {self.amount} on the NPU, in {pieces}"
+
+    @property
+    def band(self) -> str:
+        """``good``: 95 % of the operations in 3 subgraphs at most; ``poor``: less than half, or a
+        crash; ``risky``: between them.
+        """
+        if self.aborts or self.share < _POOR:
+            return "poor"
+        return "good" if self.share >= _GOOD and self.subgraphs <= _FEW else "risky"
+
+    @property
+    def actions(self) -> list[tuple[str, str]]:
+        """What to do about the largest groups, and its effect."""
+        counts = dict[str, int]()
+        for group in self.groups:
+            if group.mend:
+                counts[group.mend] = counts.get(group.mend, 0) + len(group.verdicts)
+        return [(mend, f"affects {_nodes(count)}") for mend, count in counts.items()]
 
     def __str__(self) -> str:
         counts = ", ".join(
             f"{count} on {device}" for device, count in self.counts.items()
         )
-        head = [
+        lines = [
             (
                 f"forecast for {self.target.name} ({self.kind}, Ryzen AI"
-                f" {self.release}): {counts}; {self.subgraphs} pieces with"
-                f" {percent(self.share, 1)} % of {sum(self.operations) / 1e9:.2f} GOPs"
+                f" {self.release}): {self.sentence}"
             ),
+            f"nodes     {counts}",
         ]
-        reasons = Counter(
-            (v.device, v.op_type, v.reason, v.mend, v.confidence)
-            for v in self.verdicts
-            if v.device != NPU
-        )
-        for (device, op_type, reason, mend, confidence), count in reasons.most_common():
-            first = next(
-                v.node
-                for v in self.verdicts
-                if (v.op_type, v.reason) == (op_type, reason)
-            )
-            advice = f"; {mend}" if mend else ""
-            more = f" and {count - 1} more" if count > 1 else ""
-            head.append(
-                f"{device}: {op_type} {first}{more}: {reason} ({confidence}){advice}",
-            )
-        return "\n".join(map(printable, head))
+        for group in self.groups:
+            title = "crash" if group.device == ABORT else group.device
+            lines.append(f"{title:<9} {group}")
+            if group.mend:
+                lines.append(f"{'':<9} fix: {group.mend}")
+        return "\n".join(map(printable, lines))
 
 
 def preflight(
@@ -191,6 +286,7 @@ def preflight(
             for device in (NPU, CPU, EDGE, ABORT)
             if counts[device] or device == NPU
         },
+        bool(known),
     )
 
 

@@ -38,6 +38,14 @@ def facts(rows: Iterable[tuple[str, str, str]]) -> str:
     return f'<dl class="facts">{cells}</dl>'
 
 
+def scrolling(table: str) -> str:
+    """Return a table in a card that scrolls sideways, with a shadow where more of it is hidden."""
+    return (
+        '<div class="card scroll" tabindex="0" role="region" aria-label="table">'
+        f"{table}</div>"
+    )
+
+
 def write_whole(path: Path, text: str) -> None:
     """Write to a temporary file beside ``path`` first, so that ``path`` is the whole text or what
     it was.

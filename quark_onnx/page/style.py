@@ -6,14 +6,16 @@ CSS = """
   --ground: #fbfbfa; --card: #ffffff; --ink: #1d2126; --soft: #5b636d; --faint: #8a929c; --line: #e3e5e8;
   --band: #eef3f8; --bad: #c2410c; --badsoft: #fdeee6; --accent: #2563a8; --code: #f1f2f4;
   --product: #2563a8; --activation: #c77800; --normal: #8b3fa0; --arithmetic: #2f855a; --reduce: #b83280;
-  --move: #707884; --input: #0e8a9c;
+  --move: #707884; --input: #0e8a9c; --good: #2f855a; --risky: #b7791f; --poor: #c2410c; --unknown: #707884;
+  --shade: rgba(0, 0, 0, 0.16);
 }
 @media (prefers-color-scheme: dark) {
   :root {
     --ground: #14171b; --card: #1b1f24; --ink: #e6e8eb; --soft: #a6aeb8; --faint: #7b848f; --line: #2d333b;
     --band: #212b37; --bad: #fb8a55; --badsoft: #3a241a; --accent: #6fa8e8; --code: #262b32;
     --product: #6fa8e8; --activation: #f0b042; --normal: #c78ad9; --arithmetic: #6cc495; --reduce: #ee86b9;
-    --move: #9aa3ae; --input: #4fc3d4;
+    --move: #9aa3ae; --input: #4fc3d4; --good: #6cc495; --risky: #f0b042; --poor: #fb8a55; --unknown: #9aa3ae;
+    --shade: rgba(0, 0, 0, 0.6);
   }
 }
 * { box-sizing: border-box; }
@@ -95,7 +97,22 @@ table { border-collapse: collapse; width: 100%; font-size: 14px; }
 td, th { text-align: left; padding: 6px 10px 6px 0; border-bottom: 1px solid var(--line); vertical-align: top;
   overflow-wrap: anywhere; }
 th { color: var(--soft); font-weight: 500; }
-.scroll { overflow-x: auto; }
+/* A shadow at each end of a table that scrolls, covered by the card's own colour where the table ends. */
+.scroll { overflow-x: auto; background:
+  linear-gradient(to right, var(--card) 30%, transparent) left / 40px 100% no-repeat local,
+  linear-gradient(to left, var(--card) 30%, transparent) right / 40px 100% no-repeat local,
+  linear-gradient(to right, var(--shade), transparent) left / 12px 100% no-repeat scroll,
+  linear-gradient(to left, var(--shade), transparent) right / 12px 100% no-repeat scroll, var(--card); }
+.scroll table { min-width: 640px; }
+.scroll td, .scroll th { overflow-wrap: normal; }
+.verdict { margin: 0 0 20px; padding: 14px 18px; border-radius: 10px; background: var(--card);
+  border: 1px solid var(--line); border-left: 5px solid var(--own); }
+.verdict.good { --own: var(--good); } .verdict.risky { --own: var(--risky); }
+.verdict.poor { --own: var(--poor); } .verdict.unknown { --own: var(--unknown); }
+.verdict p { margin: 0; font-size: 17px; color: var(--ink); } .verdict b { color: var(--own); margin-right: 4px; }
+.verdict h2 { font-size: 13px; font-weight: 500; color: var(--soft); margin: 12px 0 4px; }
+.verdict ol { margin: 0; padding-left: 20px; display: grid; gap: 4px; }
+.verdict small { color: var(--soft); font-size: 13px; }
 details { margin-top: 12px; }
 summary { cursor: pointer; color: var(--soft); }
 details ul { margin: 8px 0 0; padding-left: 20px; font-size: 13px; color: var(--soft); overflow-wrap: anywhere; }

@@ -15,7 +15,7 @@ from quark_onnx import QConfig, quantize
 from quark_onnx.errors import ConfigError
 from quark_onnx.graph import Graph
 from quark_onnx.graph.cost import operations
-from quark_onnx.npu import Preflight, Verdict, legalize, preflight
+from quark_onnx.npu import Preflight, Verdict, deploy_forecast, legalize, preflight
 from quark_onnx.npu.partition import _root, pieces
 from quark_onnx.npu.placement import NPU
 from quark_onnx.npu.support import KINDS, listed
@@ -169,7 +169,7 @@ def test_a_convolution_without_attributes_ends_the_process() -> None:
     )
     [verdict] = preflight(model, "stx").aborts
     assert (
-        "strides, pads, dilations, kernel_shape, group missing" in verdict.reason
+        "missing: strides, pads, dilations, kernel_shape, group" in verdict.reason
         and "legalize" in verdict.mend
     )
 
@@ -296,7 +296,7 @@ def test_a_weight_that_is_an_input_too_is_mended_by_legalizing() -> None:
     )
     result = preflight(model, "stx")
     assert "an input of the model, too" in only(result, "Conv").reason
-    assert only(result, "Conv").mend == "quark-onnx npu legalize"
+    assert only(result, "Conv").mend == "quark-onnx npu legalize MODEL -o OUT"
     assert only(preflight(legalize(model).model, "stx"), "Conv").device == "NPU"
 
 
@@ -381,6 +381,51 @@ def test_text_names_what_is_not_there() -> None:
     text = str(found("y = Sigmoid (b)"))
     assert (
         text.startswith("forecast for stx (XINT8, Ryzen AI 1.8): ")
-        and "CPU: Sigmoid" in text
+        and "CPU       1 node (1 Sigmoid): a gate with power-of-two scales" in text
+        and "\n          fix: quantize to A8W8 or A16W8" in text
     )
     assert json.dumps(text) and NPU in text
+
+
+def chain(length: int, batch: str = "N") -> onnx.ModelProto:
+    """A chain of convolutions without their optional attributes, with a batch of any size."""
+    steps = "".join(f"x{i + 1} = Conv (x{i}, w) " for i in range(length))
+    return parse(
+        f"g (float[{batch},4,32,32] x0) => (float[{batch},4,m,n] x{length}) {{ {steps} }}",
+        w=weight(4, 4, 3, 3),
+    )
+
+
+def test_nodes_with_the_same_reason_are_one_group() -> None:
+    """Shapes and names of tensors differ from node to node; the reason does not."""
+    forecast = preflight(parse("""g (float[N,4] x) => (float[N,4] y) {
+        a = Relu (x) b = Sigmoid (a) y = Relu (b) }"""), "stx", kind="A8W8")  # fmt: skip
+    (group,) = forecast.groups
+    assert group.cause == "a tensor has a dynamic shape"
+    assert group.kinds == "2 Relu, 1 Sigmoid"
+    assert len(str(forecast).splitlines()) == 4
+
+
+def test_the_forecast_of_deploy_is_that_of_the_legalized_model() -> None:
+    both = deploy_forecast(chain(4), "stx", kind="XINT8")
+    assert len(both.as_is.aborts) == 4 and both.as_is.band == "poor"
+    assert both.legalized is not None and both.best is both.legalized
+    assert (both.legalized.share, both.legalized.band) == (1.0, "good")
+    assert both.best.counts == preflight(legalize(chain(4), "stx").model, "stx").counts
+    first, *_, last = str(both).splitlines()
+    assert first == "with 'quark-onnx npu deploy', which legalizes the model:"
+    assert last.startswith("the file as it is: the compiler would crash at 4 nodes")
+
+
+def test_a_model_that_cannot_be_legalized_has_its_own_forecast() -> None:
+    both = deploy_forecast(chain(20), "stx", kind="XINT8")
+    assert both.legalized is None and both.best is both.as_is
+    assert "the model cannot be legalized: " in str(both)
+
+
+def test_the_fix_for_most_nodes_comes_first() -> None:
+    forecast = preflight(chain(4), "stx", kind="XINT8")
+    assert forecast.actions[0] == (
+        "quark-onnx npu legalize MODEL -o OUT",
+        "affects 4 nodes",
+    )

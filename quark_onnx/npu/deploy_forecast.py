@@ -1,0 +1,82 @@
+"""deploy_forecast: where the nodes of a float model will run, as it is and after legalization."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from onnx import ModelProto
+
+from calibrators.shown import printable
+from quark_onnx.errors import QuarkError
+from quark_onnx.graph.io import load
+from quark_onnx.npu.legalize import legalize
+from quark_onnx.npu.preflight import Preflight, preflight
+from quark_onnx.npu.support import RELEASE
+
+
+@dataclass(frozen=True)
+class DeployForecast:
+    """Forecasts of a model, without and with the legalization that ``deploy`` begins with.
+
+    Attributes:
+        as_is: forecast of the model as it is.
+        legalized: forecast of the legalized model; None for a quantized model, which ``deploy``
+            does not take, and where legalization failed.
+        notes: rewrites of the legalization.
+        problem: why the model could not be legalized; empty if it could.
+    """
+
+    as_is: Preflight
+    legalized: Preflight | None
+    notes: tuple[str, ...] = ()
+    problem: str = ""
+
+    @property
+    def best(self) -> Preflight:
+        """The forecast that ``deploy`` will reach."""
+        return self.as_is if self.legalized is None else self.legalized
+
+    def __str__(self) -> str:
+        lines = [str(self.best)]
+        if self.legalized is not None and self.legalized.counts != self.as_is.counts:
+            lines[0] = (
+                f"with 'quark-onnx npu deploy', which legalizes the model:\n{lines[0]}"
+            )
+            lines.append(f"the file as it is: {self.as_is.sentence}")
+        if self.problem:
+            lines.append(printable(f"the model cannot be legalized: {self.problem}"))
+        return "\n".join(lines)
+
+
+def deploy_forecast(
+    model: str | Path | ModelProto,
+    target: str = "stx",
+    *,
+    kind: str = "",
+    release: str = RELEASE,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+) -> DeployForecast:
+    """Forecast where the nodes of a model run as it is, and after legalization.
+
+    Args:
+        model, target, kind, release: as for ``preflight``.
+        shapes: sizes of dynamic dimensions, by the name of an input, as for ``legalize``.
+
+    Raises:
+        ConfigError: there is no such device, number format, release or input.
+        ModelError: the model cannot be read.
+    """
+    loaded = load(model)
+    as_is = preflight(loaded, target, kind=kind, release=release)
+    if as_is.quantized:
+        return DeployForecast(as_is, None)
+    try:
+        legal = legalize(loaded, target, shapes=shapes)
+    except QuarkError as error:
+        if shapes:
+            raise
+        return DeployForecast(as_is, None, problem=str(error))
+    forecast = preflight(legal.model, target, kind=kind, release=release)
+    return DeployForecast(as_is, forecast, legal.notes)

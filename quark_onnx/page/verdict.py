@@ -1,0 +1,54 @@
+"""The beginning of a page: a verdict in one sentence, and what to do next."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from itertools import islice
+
+#: Actions that a page begins with.
+_SHOWN = 3
+_WORDS = {"good": "Good", "risky": "Risky", "poor": "Poor", "unknown": "Not measured"}
+
+
+@dataclass(frozen=True)
+class Action:
+    """Something to do.
+
+    Attributes:
+        text: what, in words.
+        code: a command or options to copy; empty for none.
+        effect: the expected effect; empty where nothing is known.
+    """
+
+    text: str
+    code: str = ""
+    effect: str = ""
+
+
+def verdict(band: str, sentence: str, actions: Sequence[Action] = ()) -> str:
+    """Return the verdict of a page with its first three actions.
+
+    Args:
+        band: "good", "risky", "poor" or "unknown".
+        sentence: the verdict, as text.
+        actions: the most promising one first.
+    """
+    items = "".join(_item(action) for action in islice(actions, _SHOWN))
+    listed = f"<h2>What to do next</h2><ol>{items}</ol>" if items else ""
+    return (
+        f'<section class="verdict {escape(band)}"><p><b>{_WORDS[band]}</b>'
+        f" {escape(_capital(sentence))}.</p>{listed}</section>"
+    )
+
+
+def _item(action: Action) -> str:
+    code = f" <code>{escape(action.code)}</code>" if action.code else ""
+    effect = f" <small>{escape(action.effect)}</small>" if action.effect else ""
+    return f"<li>{escape(_capital(action.text))}{code}{effect}</li>"
+
+
+def _capital(text: str) -> str:
+    """Return a sentence with its first letter in upper case."""
+    return text[:1].upper() + text[1:]
