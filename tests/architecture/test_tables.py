@@ -1,4 +1,4 @@
-"""Tables of README and docs/ equal those that follow from the code and from benchmarks/results."""
+"""Tables and pictures of README and docs/ equal those that follow from code and results."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ PAGES = [
 ]
 
 
-def tables() -> ModuleType:
-    spec = importlib.util.spec_from_file_location(
-        "tables", ROOT / "scripts" / "tables.py"
-    )
+def script(name: str) -> ModuleType:
+    """Import a script by its path."""
+    path = ROOT / "scripts" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -30,9 +30,19 @@ def tables() -> ModuleType:
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
 def test_tables_are_up_to_date(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
-    assert text == tables().updated(text), "run: python scripts/tables.py"
+    assert text == script("tables").updated(text), "run: python scripts/tables.py"
 
 
 def test_every_table_stands_in_a_page() -> None:
     text = "".join(path.read_text(encoding="utf-8") for path in PAGES)
-    assert all(f"<!-- table: {name} -->" in text for name in tables().TABLES)
+    assert all(f"<!-- table: {name} -->" in text for name in script("tables").TABLES)
+
+
+def test_pictures_are_up_to_date() -> None:
+    diagrams = script("diagrams")
+    differ = [
+        name
+        for name, draw in diagrams.PICTURES.items()
+        if (diagrams.ASSETS / name).read_text(encoding="utf-8") != draw()
+    ]
+    assert differ == [], "run: python scripts/diagrams.py"
