@@ -16,6 +16,7 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
+import notebooks  # noqa: E402
 import reference  # noqa: E402
 
 #: Pages of the site that are files of the project outside of docs/.
@@ -28,14 +29,18 @@ COPIES = {
         for path in sorted((ROOT / "benchmarks" / "results").glob("*.md"))
     },
 }
+#: Pages that are made from the scripts of tutorials.
+TUTORIALS = {f"tutorials/{name}.md": name for name in notebooks.NAMES}
 _LINK = re.compile(r"\]\((?!https?://|#|mailto:)([^)#\s]*)(#[^)\s]*)?\)")
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add the copies."""
+    """Add the copies and the tutorials."""
     for page, source in COPIES.items():
         text = (ROOT / source).read_text(encoding="utf-8")
         files.append(File.generated(config, page, content=text))
+    for page, name in TUTORIALS.items():
+        files.append(File.generated(config, page, content=notebooks.page(name)))
     return files
 
 
@@ -43,6 +48,9 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Fill in the reference parts, and turn links to copied files into links to their pages."""
     source = COPIES.get(page.file.src_uri, f"docs/{page.file.src_uri}")
     pages = {path: copy for copy, path in COPIES.items()}
+    pages |= {
+        f"examples/tutorials/{name}.ipynb": page for page, name in TUTORIALS.items()
+    }
     depth = page.file.src_uri.count("/")
 
     def relinked(match: re.Match[str]) -> str:
