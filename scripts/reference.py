@@ -20,6 +20,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import causes
+
 import quark_onnx.optimizers  # noqa: F401  (importing registers them)
 import quark_onnx.rules  # noqa: F401  (importing registers them)
 from calibrators import CALIBRATORS
@@ -284,13 +286,42 @@ def error_messages() -> dict[str, list[tuple[str, str]]]:
 BUILT_IN = frozenset([*dir(builtins), "ArgumentTypeError"])
 
 
+def explained(name: str, text: str) -> causes.Rule:
+    """Return cause and cure of a message: of the first rule for its text, or of its class."""
+    own = causes.Rule("", *causes.CLASSES[name])
+    if name not in GENERAL:
+        return own
+    matching = (rule for rule in causes.RULES if re.search(rule.pattern, text))
+    return next(matching, own)
+
+
+#: Classes of errors whose messages have different causes.
+GENERAL = (
+    "AccuracyError",
+    "CalibrationError",
+    "ConfigError",
+    "DataError",
+    "ModelError",
+)
+
+
 def errors() -> str:
-    """Return every error message of the source, by the class of the error."""
+    """Return every error message of the source with cause and cure, by class and cause."""
     parts = []
-    for name, messages in sorted(error_messages().items()):
-        rows = sorted({(text, place) for text, place in messages})
-        cells = ((code(text), f"`{place}`") for text, place in rows)
-        parts.append(f"### {name}\n\n" + table(("message", "raised in"), cells))
+    messages_by_class = error_messages()
+    for name, (cause, cure) in causes.CLASSES.items():
+        parts.append(f"### {name}\n\n{cause} {cure}")
+        by_rule: dict[causes.Rule, set[str]] = defaultdict(set)
+        for text, place in messages_by_class.get(name, []):
+            by_rule[explained(name, text)].add(f"{code(text)} <small>{place}</small>")
+        for rule in (*causes.RULES, causes.Rule("", cause, cure)):
+            found = by_rule.get(rule)
+            if found:
+                count = f"{len(found)} message{'s' if len(found) > 1 else ''}"
+                items = "\n".join(f"    - {item}" for item in sorted(found))
+                title = f"{count}: {rule.cause}" if rule.pattern else f"{count}"
+                body = f"    {rule.cure}\n\n" if rule.pattern else ""
+                parts.append(f'??? note "{title}"\n\n{body}{items}')
     return "\n\n".join(parts)
 
 

@@ -5,6 +5,7 @@
 # 'quark-onnx[llm]'`. The model is a small Llama that `tiny_llama.py` trains in seconds.
 
 # %%
+import shutil
 import sys
 from pathlib import Path
 
@@ -16,7 +17,8 @@ from gguf import GGUFReader
 
 from quark_onnx.torch.exports.gguf.export import write_gguf
 
-OUT = Path("out/tutorials/llm")
+OUT = Path("out/tutorials/gguf")
+shutil.rmtree(OUT, ignore_errors=True)
 FOLDER = OUT / "llama"
 tiny_llama.make(FOLDER)
 

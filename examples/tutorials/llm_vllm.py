@@ -7,6 +7,7 @@
 # `FOLDER` by a folder of Hugging Face, and the rest stays the same.
 
 # %%
+import shutil
 import sys
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from quark_onnx.torch.pipelines.ptq import Text, config_for, ptq
 from quark_onnx.torch.validate.clients import validate
 
 OUT = Path("out/tutorials/llm")
+shutil.rmtree(OUT, ignore_errors=True)
 FOLDER = OUT / "llama"
 tiny_llama.make(FOLDER)
 

@@ -8,14 +8,22 @@ import ast
 import importlib
 import re
 import shlex
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+import calibrators.errors
+import quark_onnx.errors
 from quark_onnx.cli.dispatch import parse
 
 ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
+
+import causes  # noqa: E402
+import reference  # noqa: E402
+
 PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
@@ -95,3 +103,56 @@ def test_links_lead_somewhere(path: Path) -> None:
         elif anchor and file.suffix == ".md" and anchor not in anchors(file):
             broken.append(f"{target}#{anchor}")
     assert broken == []
+
+
+def subclasses(cls: type[Exception]) -> set[str]:
+    """Return the names of a class of errors and of all its subclasses."""
+    names = {cls.__name__}
+    for child in cls.__subclasses__():
+        names |= subclasses(child)
+    return names
+
+
+def test_every_kind_of_error_has_cause_and_cure() -> None:
+    kinds = subclasses(quark_onnx.errors.QuarkError)
+    kinds |= subclasses(calibrators.errors.CalibrationError)
+    kinds -= {"QuarkError"}  # only ever a subclass of it is raised
+    own = {kind for kind in kinds if not kind.startswith("_")}
+    assert own - set(causes.CLASSES) == set()
+
+
+def test_every_rule_for_messages_applies_to_one() -> None:
+    texts = {
+        text
+        for name, messages in reference.error_messages().items()
+        if name in reference.GENERAL
+        for text, _ in messages
+    }
+    idle = [
+        rule.pattern
+        for rule in causes.RULES
+        if not any(re.search(rule.pattern, text) for text in texts)
+    ]
+    assert idle == []
+
+
+def test_the_page_of_errors_has_every_message() -> None:
+    page = reference.errors()
+    missing = [
+        text
+        for name, messages in reference.error_messages().items()
+        for text, _ in messages
+        if name in causes.CLASSES and reference.code(text) not in page
+    ]
+    assert missing == []
+
+
+@pytest.mark.parametrize(
+    "name", sorted(set(reference.PARTS) - {"schemes", "algorithms", "errors"})
+)
+def test_reference_parts_stand_in_a_page(name: str) -> None:
+    assert any(
+        f"<!-- reference: {name} -->" in path.read_text(encoding="utf-8")
+        for path in PAGES
+    )
+    assert len(reference.PARTS[name]().splitlines()) >= 3
