@@ -21,8 +21,8 @@ from quark_onnx.cli.dispatch import parse
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
-import causes  # noqa: E402
-import reference  # noqa: E402
+import causes
+import reference
 
 PAGES = [
     ROOT / "README.md",
