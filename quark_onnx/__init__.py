@@ -17,7 +17,13 @@ from quark_onnx.analysis import (
     compare,
     search,
 )
-from quark_onnx.api import quantize, quantize_dynamic, quantize_static, quantize_weights
+from quark_onnx.api import (
+    calibrate,
+    quantize,
+    quantize_dynamic,
+    quantize_static,
+    quantize_weights,
+)
 from quark_onnx.config import Override, QConfig, QuantizationSpec, TensorOverride
 from quark_onnx.convert import Converted, convert
 from quark_onnx.errors import QuarkError
@@ -39,6 +45,7 @@ from quark_onnx.optimizers import (
     QuaRot,
     SmoothQuant,
 )
+from quark_onnx.steps import Calibration
 from quark_onnx.torch.exports.quantize_module import quantize_module
 from quark_onnx.version import __version__ as __version__
 
@@ -51,6 +58,7 @@ __all__ = [
     "AutoMixedPrecision",
     "BiasAbsorption",
     "BiasCorrection",
+    "Calibration",
     "CalibrationDataReader",
     "CalibrationMethod",
     "Comparison",
@@ -68,6 +76,7 @@ __all__ = [
     "Space",
     "TensorOverride",
     "analyze",
+    "calibrate",
     "compare",
     "convert",
     "quantize",

@@ -19,7 +19,7 @@ from quark_onnx.config import QConfig
 from quark_onnx.errors import ConfigError, crash_errors, nearest
 from quark_onnx.graph import Graph, gather_constants, inlined, upcast_to_float32
 from quark_onnx.graph.io import load
-from quark_onnx.job import Job, Result, run
+from quark_onnx.job import Job, Result, measure_ranges, run
 from quark_onnx.onnxruntime_spelling import (
     Call,
     CallError,
@@ -32,7 +32,15 @@ from quark_onnx.onnxruntime_spelling import (
 from quark_onnx.passes import CLEANING
 from quark_onnx.plan import Plan, select
 from quark_onnx.report.verdict import check_task
-from quark_onnx.steps import clean, make_plan
+from quark_onnx.steps import (
+    FORMATS,
+    Calibration,
+    GivenRanges,
+    clean,
+    load_ranges,
+    make_plan,
+    save_ranges,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +62,7 @@ class _Quantize(Protocol):
         progress: bool | None = False,
         external: bool = False,
         resume: str | Path | None = None,
+        ranges: Calibration | str | Path | None = None,
         task: str = "auto",
         isolate: bool = False,
     ) -> Result: ...
@@ -94,6 +103,7 @@ def quantize(  # noqa: PLR0913
     progress: bool | None = False,
     external: bool = False,
     resume: str | Path | None = None,
+    ranges: Calibration | str | Path | None = None,
     task: str = "auto",
 ) -> Result:
     """Quantize a model and say what was done.
@@ -108,6 +118,9 @@ def quantize(  # noqa: PLR0913
         resume: a folder in which optimizers keep each layer that is done; the same call, after it
             was interrupted, finds them there and goes on. The result is that of a run without
             interruption.
+        ranges: what ``calibrate`` measured, or its file, or a calibration cache of TensorRT or
+            onnxruntime. What is known is not measured again; with all known no data is needed. A
+            ``Calibration`` gets what this run measures.
         task: of the model, in whose terms ``report.verdict`` is given: ``classifier``,
             ``segmentation``, ``detector``, ``embedding``, ``language``, ``image`` or ``signal``;
             ``auto`` finds it from the outputs.
@@ -136,11 +149,81 @@ def quantize(  # noqa: PLR0913
         output,
         external,
         None if resume is None else Path(resume),
+        _ranges_of(ranges),
     )
     try:
         return run(replace(job, task=task), data, executor, progress)
     finally:
         job.close()
+
+
+def _ranges_of(ranges: object) -> Calibration | GivenRanges | None:
+    """Return ranges from what a user may write."""
+    if ranges is None or isinstance(ranges, Calibration):
+        return ranges
+    if not _names_folder(ranges):
+        raise ConfigError(
+            f"ranges is {short(ranges)}; it must be a Calibration or the path of a file",
+        )
+    return load_ranges(str(ranges))
+
+
+def calibrate(  # noqa: PLR0913
+    model: str | Path | ModelProto,
+    data: Any,
+    output: str | Path | None = None,
+    *,
+    config: Config = "A8W8",
+    format: str = "quark",
+    executor: Executor | None = None,
+    progress: bool | None = False,
+) -> Calibration:
+    """Measure the ranges of a model's activations once, for many runs of ``quantize``.
+
+    Statistics serve every calibrator but moving averages, and every configuration that quantizes
+    the same tensors. They are known by what a tensor is computed of, so that an optimizer that
+    changes a tensor has it measured anew.
+
+    Args:
+        model: path of the float model, or a ModelProto, which is not changed.
+        data: as for ``quantize_static``; all samples are measured.
+        output: a file that ``quantize`` takes as ``ranges``.
+        config: decides which tensors are measured; its calibrator finds the ranges where the format
+            holds nothing else.
+        format: of the file: "quark", or "tensorrt" or "onnxruntime" for their calibration caches,
+            which have one range for each tensor.
+        executor, progress: as for ``quantize_static``.
+
+    Raises:
+        QuarkError: see ``quark_onnx.errors``; nothing is written.
+
+    >>> from onnx import parser
+    >>> dense = parser.parse_model('''<ir_version: 8, opset_import: ["" : 17]>
+    ...     g (float[N, 2] x) => (float[N, 2] y) <float[2, 2] w = {1, 2, 3, 4}> { y = MatMul (x, w) }''')
+    >>> ranges = calibrate(dense, [{"x": [[0.5, -1.0]]}, {"x": [[0.25, 2.0]]}])
+    >>> [entry.name for _, entry in ranges.entries()]
+    ['x', 'y']
+    >>> quantized = quantize(dense, None, "A8W8", ranges=ranges).model
+    """  # noqa: E501
+    if format not in FORMATS:
+        raise ConfigError(
+            f"unknown format of ranges {format!r}{nearest(format, FORMATS)}"
+        )
+    settings = QConfig.of(config).with_(optimizers=(), search=0)
+    if settings.activation is None or not settings.activation.measured:
+        raise ConfigError(
+            "config measures no activation, so there are no ranges; name a preset that"
+            " does, such as A8W8",
+        )
+    with crash_errors(model):
+        job = Job.open(model, settings, None, False, ranges=Calibration(""))
+        try:
+            found = measure_ranges(job, data, executor, progress)
+        finally:
+            job.close()
+        if output is not None:
+            save_ranges(found, output, format, settings.activation.calibrator)
+    return found
 
 
 def _names_folder(value: object) -> bool:

@@ -13,8 +13,9 @@ from onnx import ModelProto
 from calibrators.onnx_runtime.isolation import current, start
 from calibrators.onnx_runtime.session import model_bytes
 from calibrators.readers.spool import Spool
+from calibrators.shown import short
 from quark_onnx.config import QConfig
-from quark_onnx.errors import crash_behind, data_errors
+from quark_onnx.errors import ConfigError, crash_behind, data_errors
 from quark_onnx.fusions.nbits import set_accuracy_level
 from quark_onnx.graph import (
     Graph,
@@ -23,7 +24,9 @@ from quark_onnx.graph import (
     fixed,
     gather_constants,
     inlined,
+    model_key,
     store_for,
+    tensor_keys,
     upcast_to_float32,
 )
 from quark_onnx.graph.io import load
@@ -50,8 +53,11 @@ from quark_onnx.report.verdict import (
     VerdictCollector,
 )
 from quark_onnx.steps import (
+    Calibration,
     Finished,
+    GivenRanges,
     HoldOut,
+    Keyed,
     Limits,
     Params,
     Planned,
@@ -76,6 +82,7 @@ from quark_onnx.steps import (
     keeps_weights_beside,
     lower_opset,
     make_plan,
+    missing,
     mix,
     plan_insides,
     prepare,
@@ -137,10 +144,37 @@ def run(
                 planned.plan,
                 spool if config.rereads else held,
                 planned.insides,
+                keyed=planned.keyed,
                 executor=executor,
                 progress=bar.update,
             )
         return _finished(job, planned, ranges, run_data, progress)
+
+
+def _known_ranges(planned: Planned) -> Ranges:
+    """Return ranges that were measured before, as there is no data.
+
+    Raises:
+        ConfigError: they do not suffice.
+    """
+    if planned.keyed is None:
+        return {}
+    unknown = missing(planned.graph, planned.plan, planned.keyed)
+    if not unknown and not planned.insides:
+        return calibrate(planned.graph, planned.plan, (), keyed=planned.keyed)
+    calibration = planned.keyed.calibration
+    source = f"ranges {calibration.source}".strip()
+    if not unknown:
+        raise ConfigError(
+            f"{source}: the model has bodies (If, Loop or Scan), whose tensors are"
+            " measured in each run; give data",
+        )
+    names = short([observation.tensor for observation in unknown])
+    raise ConfigError(
+        f"{source}: {len(unknown)} tensors lack a statistic that this configuration"
+        f" needs ({names}); there are {', '.join(calibration.kinds) or 'none'} of"
+        f" {len(calibration)} tensors; give data, or measure anew",
+    )
 
 
 def _finished(
@@ -236,6 +270,7 @@ class Job:
         closed: inputs of the float model that are constants of the result, as they are
             initializers.
         task: of the model, for the verdict; ``auto`` finds it out.
+        calibration: what was measured before; None for nothing.
     """
 
     config: QConfig
@@ -250,17 +285,23 @@ class Job:
     source: Path | None = None
     closed: tuple[str, ...] = ()
     task: str = "auto"
+    calibration: Calibration | None = None
 
     @classmethod
-    def open(
+    def open(  # noqa: PLR0913
         cls,
         model: str | Path | ModelProto,
         config: QConfig,
         output: str | Path | None,
         external: bool,
         resume: Path | None = None,
+        ranges: Calibration | GivenRanges | None = None,
     ) -> Job:
-        """Load the model, hold the settings against it, and see that the output can be written."""
+        """Load the model, hold the settings against it, and see that the output can be written.
+
+        Raises:
+            ConfigError: ranges are of another model.
+        """
         check_folder(resume)
         target = destination(model, output)
         start()
@@ -268,6 +309,10 @@ class Job:
         external |= keeps_weights_beside(model, target)
         narrow = inlined(original)
         graph = Graph.of(narrow)
+        if isinstance(ranges, GivenRanges):
+            config = ranges.override(config, graph)
+        elif ranges is not None:
+            _check_model(ranges, original)
         select(graph, config)  # patterns are held against the graph that the user knows
         store = store_for(original, target)
         plain, narrowing = upcast_to_float32(narrow, store)
@@ -297,6 +342,7 @@ class Job:
             tuple(notes),
             source,
             closed,
+            calibration=ranges if isinstance(ranges, Calibration) else None,
         )
 
     def close(self) -> None:
@@ -319,6 +365,7 @@ class Job:
             show=progress,
         )
         rewrites, notes = [*prepared, *lowered, *improved], list[str]()
+        keyed = self._keyed(graph)
         if len(samples):  # without them no bias moves
             give_biases(graph, self.config)
         config, early = self.config, list[str]()
@@ -332,7 +379,7 @@ class Job:
                 self.reference,
                 sample,
             )
-        config, found = mix(graph, config, samples, show=progress)
+        config, found = mix(graph, config, samples, keyed=keyed, show=progress)
         for settings in (each for each in config.optimizers if each.stage == "plan"):
             notes += describe(found, settings, len(graph.nodes)) if found else []
         plan, insides = (
@@ -365,7 +412,18 @@ class Job:
             insides,
             [*notes, *early, *raised],
             rewrites,
+            keyed,
         )
+
+    def _keyed(self, graph: Graph) -> Keyed | None:
+        """Return what was measured before, where it may serve tensors of the float graph."""
+        calibration = self.calibration
+        mixing = any(each.stage == "plan" for each in self.config.optimizers)
+        if calibration is None and mixing:  # which measures before the run does
+            calibration = Calibration("")
+        if calibration is None:
+            return None
+        return Keyed(calibration, tensor_keys(graph))
 
     def finish(
         self,
@@ -595,3 +653,45 @@ class Job:
         )
         logger.debug("%s", report)
         return report
+
+
+def _check_model(calibration: Calibration, model: ModelProto) -> None:
+    """Raise ConfigError where ranges are of another model; give those of none this one."""
+    key = model_key(model)
+    if not calibration.model:
+        calibration.model = key
+    if calibration.model != key:
+        raise ConfigError(
+            f"ranges {calibration.source or 'given'} were measured on another model;"
+            " measure anew with quark-onnx calibrate",
+        )
+
+
+def measure_ranges(
+    job: Job,
+    data: Any,
+    executor: Executor | None,
+    progress: bool | None,
+) -> Calibration:
+    """Measure statistics for every calibrator, on all samples of the data.
+
+    Returns:
+        The calibration of the job.
+
+    Raises:
+        DataError: the data does not fit the model.
+    """
+    assert job.calibration is not None
+    reader = reader_for(job.graph, data, job.config)
+    first = first_sample(reader)
+    planned = job.plan(RunData(first), progress)
+    with Progress(progress, reader.length, "calibrating", "sample") as bar:
+        calibrate(
+            planned.graph,
+            planned.plan,
+            reader,
+            keyed=planned.keyed,
+            executor=executor,
+            progress=bar.update,
+        )
+    return job.calibration

@@ -39,7 +39,13 @@ from quark_onnx.graph.io import load, staged
 from quark_onnx.patterns.channel_pairs import Passed, pairs_of
 from quark_onnx.progress import Progress, time_limit
 from quark_onnx.refine import sample_key
-from quark_onnx.steps import Reference, destination, keeps_weights_beside, reader_for
+from quark_onnx.steps import (
+    Calibration,
+    Reference,
+    destination,
+    keeps_weights_beside,
+    reader_for,
+)
 from quark_onnx.version import __version__
 
 if TYPE_CHECKING:
@@ -232,6 +238,7 @@ class Search:
         self._target, self._budget = target, budget
         self._progress = progress
         self._best: tuple[str, ModelProto] | None = None
+        self._ranges = Calibration("")
         original = load(model)
         graph = Graph.of(inlined(original))
         gather_constants(graph)
@@ -305,7 +312,13 @@ class Search:
             ModelError: it cannot be written; nothing is left behind.
         """
         if self._best is None or self._best[0] != config_key(candidate.config):
-            quantize(self._model, self._calibration, candidate.config, output)
+            quantize(
+                self._model,
+                self._calibration,
+                candidate.config,
+                output,
+                ranges=self._ranges,
+            )
             return
         target = destination(self._model, output)
         assert target is not None
@@ -459,7 +472,12 @@ class Search:
         judged, pruned = 0, False
         try:
             config = asked.trial.config
-            model = quantize(self._model, self._calibration, config).model
+            model = quantize(
+                self._model,
+                self._calibration,
+                config,
+                ranges=self._ranges,
+            ).model
             if self._judge is None:
                 assert self._metric is not None
                 score = self._metric(model)

@@ -22,6 +22,7 @@ from quark_onnx.graph.parameters import add_parameter
 from quark_onnx.graph.shape_arithmetic import ShapeArithmetic
 from quark_onnx.graph.static_shapes import fixed
 from quark_onnx.graph.store import Store, store_for
+from quark_onnx.graph.tensor_keys import tensor_keys
 from quark_onnx.graph.traversal import reach
 
 __all__ = [
@@ -44,5 +45,6 @@ __all__ = [
     "reach",
     "store_constants",
     "store_for",
+    "tensor_keys",
     "upcast_to_float32",
 ]

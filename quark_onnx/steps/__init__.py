@@ -1,7 +1,15 @@
 """quantize_static in reading order, one file a step."""
 
 from quark_onnx.steps.apply_target_constraints import Limits, apply_target_constraints
-from quark_onnx.steps.calibrate import HoldOut, Ranges, calibrate, stretch, unmeasured
+from quark_onnx.steps.calibrate import (
+    HoldOut,
+    Ranges,
+    calibrate,
+    missing,
+    stretch,
+    unmeasured,
+)
+from quark_onnx.steps.calibration import Calibration, Keyed
 from quark_onnx.steps.compute_qparams import (
     Params,
     compute_bias_qparams,
@@ -27,6 +35,7 @@ from quark_onnx.steps.open_data import first_sample, input_specs, reader_for
 from quark_onnx.steps.opsets import lower_opset, raise_opset_for
 from quark_onnx.steps.prepare import clean, prepare, rewritten
 from quark_onnx.steps.random_sample import random_sample
+from quark_onnx.steps.range_files import FORMATS, GivenRanges, load_ranges, save_ranges
 from quark_onnx.steps.run import Reference, Sample
 from quark_onnx.steps.run_data import Planned, RunData
 from quark_onnx.steps.scale_search import search
@@ -41,11 +50,15 @@ from quark_onnx.steps.subgraph_plans import (
 from quark_onnx.steps.tie_transposed_weights import tie_transposed_weights
 
 __all__ = [
+    "FORMATS",
     "OLD_DOMAIN",
     "RENAMED",
     "Agreement",
+    "Calibration",
     "Finished",
+    "GivenRanges",
     "HoldOut",
+    "Keyed",
     "Limits",
     "Params",
     "Planned",
@@ -74,8 +87,10 @@ __all__ = [
     "insert",
     "keep_sensitive_ops_float",
     "keeps_weights_beside",
+    "load_ranges",
     "lower_opset",
     "make_plan",
+    "missing",
     "mix",
     "plan_insides",
     "prepare",
@@ -86,6 +101,7 @@ __all__ = [
     "read_floats",
     "reader_for",
     "rewritten",
+    "save_ranges",
     "search",
     "spare_movers",
     "stretch",

@@ -20,6 +20,7 @@ from quark_onnx.errors import data_errors
 from quark_onnx.graph import Graph
 from quark_onnx.plan import Plan, Quantize, Use
 from quark_onnx.steps import bounded
+from quark_onnx.steps.calibration import Keyed
 from quark_onnx.steps.run import Sample
 from quark_onnx.steps.subgraph_plans import SubgraphPlan, controls, shapeless
 
@@ -46,6 +47,7 @@ def calibrate(  # noqa: PLR0913
     samples: Iterable[Sample],
     insides: Sequence[SubgraphPlan] = (),
     *,
+    keyed: Keyed | None = None,
     executor: Executor | None = None,
     progress: Progress | None = None,
 ) -> Ranges:
@@ -55,21 +57,42 @@ def calibrate(  # noqa: PLR0913
 
     Args:
         insides: bodies of the graph's nodes; they get ranges of their own.
+        keyed: what was measured before, which is not measured again; what is measured now is added,
+            as statistics that serve every calibrator.
 
     Raises:
         DataError: a sample that does not fit or cannot be run.
     """
-    scope = _scope(ModelProto(), graph, plan, insides)
+    wanted = _wanted(graph, plan)
+    known = {} if keyed is None else keyed.known(wanted)
+    watched = _watched(graph, wanted, known)
+    if keyed is not None:
+        watched = keyed.richer(watched)
+        samples = keyed.counted(samples)
+    scope = _scope(ModelProto(), watched, insides)
     with data_errors():
-        found = collect(
-            graph.to_model,
-            scope.observations,
-            samples,
-            controls=scope.controls,
-            executor=executor,
-            progress=progress,
-        )
-    return _ranges(graph, plan, insides, iter(found))
+        if known and not any(True for _ in scope.flat()):
+            found = _read_through(samples)
+        else:
+            found = collect(
+                graph.to_model,
+                scope.observations,
+                samples,
+                controls=scope.controls,
+                executor=executor,
+                progress=progress,
+            )
+    if keyed is not None:
+        keyed.keep(watched, found[: len(watched)])
+        known, found = keyed.known(wanted), found[len(watched) :]
+    return _ranges(graph, plan, insides, iter(found), known)
+
+
+def _read_through(samples: Iterable[Sample]) -> list[Statistic]:
+    """Read all samples, of which some are held out on the way, and measure nothing."""
+    for _ in samples:
+        pass
+    return []
 
 
 def calibrate_each(
@@ -77,47 +100,64 @@ def calibrate_each(
     plans: Sequence[Plan],
     samples: Iterable[Sample],
     progress: Progress | None = None,
+    *,
+    keyed: Keyed | None = None,
 ) -> list[Ranges]:
-    """The ranges of several plans of one graph, from a single run over the samples.
+    """Return the ranges of several plans of one graph, from a single run over the samples.
 
     Bodies are not looked into.
+
+    Args:
+        keyed: as for ``calibrate``.
 
     Raises:
         DataError: a sample that does not fit or cannot be run.
     """
-    observations = list(
+    wanted = [_wanted(graph, plan) for plan in plans]
+    every = list(dict.fromkeys(each for group in wanted for each in group))
+    known = {} if keyed is None else keyed.known(every)
+    watched = list(
         dict.fromkeys(
-            each for plan in plans for each in _watched(graph, _wanted(graph, plan))
+            each for group in wanted for each in _watched(graph, group, known)
         ),
     )
-    with data_errors():
-        found = collect(graph.to_model, observations, samples, progress=progress)
-    known = dict(zip(observations, found, strict=True))
-    return [
-        _ranges(
-            graph,
-            plan,
-            (),
-            iter([known[each] for each in _watched(graph, _wanted(graph, plan))]),
-        )
-        for plan in plans
-    ]
+    if keyed is not None:
+        watched = keyed.richer(watched)
+    found = list[Statistic]()
+    if watched:
+        with data_errors():
+            found = collect(graph.to_model, watched, samples, progress=progress)
+    if keyed is not None:
+        keyed.keep(watched, found)
+        known = keyed.known(every)
+    else:
+        known = dict(zip(watched, found, strict=True))
+    return [_ranges(graph, plan, (), iter(()), known) for plan in plans]
+
+
+def missing(graph: Graph, plan: Plan, keyed: Keyed) -> list[Observation]:
+    """Return what would have to be measured, as no statistic of it is known."""
+    wanted = _wanted(graph, plan)
+    return _watched(graph, wanted, keyed.known(wanted))
 
 
 def _scope(
     model: ModelProto,
-    graph: Graph,
-    plan: Plan,
+    watched: Sequence[Observation],
     insides: Sequence[SubgraphPlan],
     borrowed: frozenset[str] = frozenset(),
 ) -> Scope:
     """What is to be watched in a graph and in the bodies in it."""
     scopes = [
-        _scope(shapeless(i), i.graph, i.plan, i.insides, i.body.borrowed)
+        _scope(
+            shapeless(i),
+            _watched(i.graph, _wanted(i.graph, i.plan)),
+            i.insides,
+            i.body.borrowed,
+        )
         for i in insides
     ]
     inputs = frozenset(value.name for value in model.graph.input)
-    watched = _watched(graph, _wanted(graph, plan))
     return Scope(model, tuple(watched), controls(insides, scopes), borrowed & inputs)
 
 
@@ -138,12 +178,19 @@ def _wanted(graph: Graph, plan: Plan) -> dict[Observation, list[Use]]:
     return wanted
 
 
-def _watched(graph: Graph, wanted: Collection[Observation]) -> list[Observation]:
-    """What is to be watched of that: a join of tensors that are known holds nothing but their
-    values.
+def _watched(
+    graph: Graph,
+    wanted: Collection[Observation],
+    known: Collection[Observation] = (),
+) -> list[Observation]:
+    """Return what is to be watched of that, less what is known.
+
+    A join of tensors that are watched holds nothing but their values.
     """
     return [
-        observation for observation in wanted if not _parts(graph, observation, wanted)
+        observation
+        for observation in wanted
+        if observation not in known and not _parts(graph, observation, wanted)
     ]
 
 
@@ -173,9 +220,12 @@ def _statistics(
     graph: Graph,
     wanted: Collection[Observation],
     found: Iterator[Statistic],
+    before: Mapping[Observation, Statistic],
 ) -> dict[Observation, Statistic]:
-    """What is known of each, from what was found of those that were watched."""
-    known = {observation: next(found) for observation in _watched(graph, wanted)}
+    """What is known of each, from what was found of those that were watched, and before."""
+    known = dict(before)
+    for observation in _watched(graph, wanted, before):
+        known[observation] = next(found)
     todo = [observation for observation in wanted if observation not in known]
     while todo:
         observation = todo.pop()
@@ -199,11 +249,12 @@ def _ranges(
     plan: Plan,
     insides: Sequence[SubgraphPlan],
     found: Iterator[Statistic],
+    known: Mapping[Observation, Statistic] | None = None,
 ) -> Ranges:
     """What was found, by use; in the order in which a scope lists what it watches."""
     ranges: Ranges = {}
     wanted = _wanted(graph, plan)
-    statistics = _statistics(graph, wanted, found)
+    statistics = _statistics(graph, wanted, found, known or {})
     for observation, readers in wanted.items():
         statistic = statistics[observation]
         for use in readers:

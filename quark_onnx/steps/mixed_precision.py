@@ -19,6 +19,7 @@ from quark_onnx.plan import Keep, Plan, Quantize, Use, matching
 from quark_onnx.progress import Progress
 from quark_onnx.report.measure import least_sqnr, measure
 from quark_onnx.steps.calibrate import Ranges, calibrate_each
+from quark_onnx.steps.calibration import Keyed
 from quark_onnx.steps.compute_qparams import (
     Params,
     compute_bias_qparams,
@@ -61,12 +62,16 @@ def mix(
     config: QConfig,
     samples: Samples,
     *,
+    keyed: Keyed | None = None,
     show: bool | None = False,
 ) -> tuple[QConfig, Sensitivity | None]:
-    """The configuration with an override for the nodes that need more bits, or fewer, and what was
+    """Return the configuration with an override for the nodes that need other bits, and what was
     found.
 
     Without the optimizer in the configuration, that is returned as it is.
+
+    Args:
+        keyed: what was measured before; what is measured now is added.
     """
     found = [
         optimizer
@@ -85,16 +90,17 @@ def mix(
             " does to the outputs",
         )
     found[0].check(config)
-    return _Search(graph, config, found[0], samples, show).run()
+    return _Search(graph, config, found[0], samples, keyed, show).run()
 
 
 class _Search:
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         graph: Graph,
         config: QConfig,
         settings: AutoMixedPrecision,
         samples: Samples,
+        keyed: Keyed | None,
         show: bool | None,
     ) -> None:
         self._graph, self._config, self._settings, self._show = (
@@ -113,7 +119,7 @@ class _Search:
         either = (config,) if settings.of_weights else (config, self._with(every))
         plans = [make_plan(graph, each, strict=False) for each in either]
         with Progress(show, len(samples), "measuring ranges", "sample") as bar:
-            measured = calibrate_each(graph, plans, samples, bar.update)
+            measured = calibrate_each(graph, plans, samples, bar.update, keyed=keyed)
         self._ranges: list[Ranges] = measured
         self._plans = plans
         self._solved: dict[tuple[Use, Quantize], Params] = {}

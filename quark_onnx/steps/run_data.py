@@ -9,6 +9,7 @@ from quark_onnx.graph import Graph
 from quark_onnx.optimizers import Samples
 from quark_onnx.plan import Plan
 from quark_onnx.steps.calibrate import HoldOut
+from quark_onnx.steps.calibration import Keyed
 from quark_onnx.steps.run import Sample
 from quark_onnx.steps.subgraph_plans import SubgraphPlan
 
@@ -66,7 +67,7 @@ class Planned:
 
     The configuration has an override for each node that an optimizer has raised. The notes on
     rewrites of the float graph stand by themselves: they do not hold where the float model is the
-    result.
+    result. ``keyed`` is what was measured before, with the keys of the graph's tensors.
     """
 
     config: QConfig
@@ -75,3 +76,4 @@ class Planned:
     insides: list[SubgraphPlan]
     notes: list[str]
     rewrites: list[str]
+    keyed: Keyed | None = None

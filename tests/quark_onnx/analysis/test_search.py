@@ -56,13 +56,15 @@ class Workshop:
         self.costs = dict[str, float]()
         self.data: Any = None
 
-    def quantize(self, model: Any, data: Any, config: QConfig, *rest: Any) -> Any:
+    def quantize(
+        self, model: Any, data: Any, config: QConfig, *rest: Any, **more: Any
+    ) -> Any:
         self.data = list(data)
         self.done.append(config)
         self.now += 10.0 + sum(
             self.costs.get(optimizer.name, 0.0) for optimizer in config.optimizers
         )
-        return quantize(model, data, config, *rest)
+        return quantize(model, data, config, *rest, **more)
 
 
 @pytest.fixture

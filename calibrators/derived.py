@@ -1,0 +1,44 @@
+"""derived: a statistic of one kind read off a richer one, as if it had been measured itself."""
+
+from __future__ import annotations
+
+import numpy as np  # noqa: F401 (the example)
+
+from calibrators.base import Statistic
+from calibrators.extremes import Extremes, MeanExtremes, MovingExtremes
+from calibrators.grouped import GroupedHistogram
+from calibrators.histogram import Histogram
+
+
+def derived(statistic: Statistic, wanted: Statistic) -> Statistic | None:
+    """Return what another statistic of the same values would have been; None if that is not known.
+
+    Args:
+        statistic: what was measured.
+        wanted: an empty statistic of the kind that is needed.
+
+    >>> measured = GroupedHistogram()
+    >>> measured.observe(np.float32([[1, 2]]))
+    >>> measured.observe(np.float32([[-3, 4]]))
+    >>> derived(measured, Extremes())
+    Extremes(lo=array([-3.]), hi=array([4.]), nonfinite=0)
+    """
+    if isinstance(wanted, MovingExtremes):
+        same = isinstance(statistic, MovingExtremes)
+        return statistic if same and statistic.constant == wanted.constant else None
+    if type(statistic) is type(wanted):
+        return statistic
+    found: Statistic | None = None
+    if type(wanted) is Extremes and isinstance(statistic, Extremes | Histogram):
+        found = Extremes(statistic.lo, statistic.hi, statistic.nonfinite)
+    elif type(wanted) is MeanExtremes and isinstance(statistic, MeanExtremes):
+        found = MeanExtremes(
+            statistic.lo,
+            statistic.hi,
+            statistic.nonfinite,
+            statistic.sums,
+            statistic.batches,
+        )
+    elif type(wanted) is Histogram and isinstance(statistic, GroupedHistogram):
+        found = statistic.whole() if statistic.lo.size else Histogram()
+    return found

@@ -1,0 +1,62 @@
+"""tensor_keys: a hash of what each tensor of a graph is computed of."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+
+from quark_onnx.graph.graph import Graph
+from quark_onnx.graph.node import Node
+
+
+def tensor_keys(graph: Graph) -> dict[str, str]:
+    """Return a key for each input and each result of a node.
+
+    Tensors with the same key have the same values on the same inputs: the key is a hash of the
+    operators and the constants that the tensor is computed of, whatever their names.
+    """
+    keys = {value.name: f"input {value.name}" for value in graph.inputs}
+    constants: dict[str, str] = {}
+    for node in graph.nodes:
+        read = []
+        for name in (*node.inputs, *node.captures):
+            if name and name not in keys and name not in constants:
+                constants[name] = _constant_key(graph, name)
+            read.append(keys.get(name) or constants.get(name, ""))
+        text = _node_text(node)
+        for place, name in enumerate(node.outputs):
+            if name:
+                keys[name] = _digest(
+                    text, *(key.encode() for key in (*read, str(place)))
+                )
+    return keys
+
+
+def _node_text(node: Node) -> bytes:
+    """Return the operator of a node and its attributes."""
+    proto = node.to_proto()
+    proto.name = proto.doc_string = ""
+    del proto.input[:], proto.output[:], proto.metadata_props[:]
+    attributes = sorted(proto.attribute, key=lambda attribute: attribute.name)
+    del proto.attribute[:]
+    proto.attribute.extend(attributes)
+    return proto.SerializeToString(deterministic=True)
+
+
+def _constant_key(graph: Graph, name: str) -> str:
+    array = graph.constant(name)
+    if array is None:  # a value from around the graph of a body
+        return f"name {name}"
+    header = f"{array.dtype} {array.shape}".encode()
+    if array.dtype == np.object_:
+        return _digest(header, repr(array.tolist()).encode())
+    return _digest(header, np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+
+
+def _digest(*parts: bytes | memoryview) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        digest.update(f"{len(part)} ".encode())
+        digest.update(part)
+    return digest.hexdigest()

@@ -1,0 +1,258 @@
+"""Calibration: statistics of a model's activations, measured once and used by many runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+from calibrators import (
+    CalibrationError,
+    Grid,
+    GroupedHistogram,
+    MovingExtremes,
+    Range,
+    Statistic,
+)
+from calibrators.derived import derived
+from calibrators.onnx_runtime.control_flow import Observation
+from calibrators.shown import short
+from calibrators.stored import from_plain, kind_of, to_plain
+from quark_onnx.errors import ConfigError
+from quark_onnx.page.document import write_whole
+from quark_onnx.version import __version__
+
+#: The first name in a file, and the version of its layout.
+TITLE, _FORMAT = "quark_onnx_ranges", 1
+
+
+@dataclass
+class Measured:
+    """The statistics of one tensor.
+
+    Attributes:
+        name: of the tensor, for people.
+        axis: of the channels that have a row each; None for one row.
+        statistics: of different kinds, none of which can be read off another.
+    """
+
+    name: str
+    axis: int | None
+    statistics: list[Statistic] = field(default_factory=list)
+
+
+class Calibration:
+    """Statistics of the activations of one model on some samples.
+
+    A tensor is known by what it is computed of (``tensor_keys``), so that statistics serve every
+    configuration, and an optimizer that changes a tensor has it measured anew.
+
+    Args:
+        model: the key of the float model.
+        samples: how many samples were measured.
+        source: the file that it came from, for messages.
+    """
+
+    def __init__(self, model: str, samples: int = 0, source: str = "") -> None:
+        self.model = model
+        self.samples = samples
+        self.source = source
+        self._tensors: dict[tuple[str, int | None], Measured] = {}
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def entries(self) -> Iterator[tuple[str, Measured]]:
+        """Return the key and the statistics of each tensor, in the order of the graph."""
+        for (key, _), entry in self._tensors.items():
+            yield key, entry
+
+    @property
+    def kinds(self) -> list[str]:
+        """The kinds of statistics that there are."""
+        entries = self._tensors.values()
+        return sorted({kind_of(each) for entry in entries for each in entry.statistics})
+
+    def find(self, key: str, axis: int | None, wanted: Statistic) -> Statistic | None:
+        """Return the statistic of a tensor; None if it was not measured.
+
+        Args:
+            key: of the tensor.
+            axis: of the channels that have a row each.
+            wanted: an empty statistic of the kind that is needed.
+        """
+        entry = self._tensors.get((key, axis))
+        for statistic in entry.statistics if entry is not None else ():
+            found = derived(statistic, wanted)
+            if found is not None:
+                return found
+        return None
+
+    def add(self, name: str, key: str, axis: int | None, statistic: Statistic) -> None:
+        """Keep a statistic, unless it can be read off one that is there."""
+        if not kind_of(statistic) or self.find(key, axis, statistic) is not None:
+            return
+        entry = self._tensors.setdefault((key, axis), Measured(name, axis))
+        kept = [each for each in entry.statistics if derived(statistic, each) is None]
+        entry.statistics = [*kept, statistic]
+
+    def save(self, path: str | Path) -> None:
+        """Write a file that ``load_ranges`` reads; all or nothing is written.
+
+        Raises:
+            ConfigError: it cannot be written.
+        """
+        tensors = [
+            {
+                "name": entry.name,
+                "key": key,
+                "axis": axis,
+                "statistics": [to_plain(each) for each in entry.statistics],
+            }
+            for (key, axis), entry in self._tensors.items()
+        ]
+        document = {
+            TITLE: _FORMAT,
+            "version": __version__,
+            "model": self.model,
+            "samples": self.samples,
+            "tensors": tensors,
+        }
+        text = json.dumps(document, allow_nan=False, separators=(",", ":"))
+        write_ranges(path, text)
+
+    @classmethod
+    def of_document(cls, document: Any, source: str) -> Calibration:
+        """Return what a file holds that was written by ``save``.
+
+        Raises:
+            ConfigError: it is damaged, or of a later version.
+        """
+        if not isinstance(document, dict) or document.get(TITLE) != _FORMAT:
+            raise ConfigError(
+                f"ranges {source}: the file is not of this version of the package;"
+                " measure anew with quark-onnx calibrate",
+            )
+        try:
+            result = cls(str(document["model"]), int(document["samples"]), source)
+            for row in document["tensors"]:
+                axis = None if row["axis"] is None else int(row["axis"])
+                for values in row["statistics"]:
+                    statistic = from_plain(values)
+                    result.add(str(row["name"]), str(row["key"]), axis, statistic)
+        except (KeyError, TypeError, ValueError, CalibrationError) as error:
+            raise ConfigError(
+                f"ranges {source}: the file is damaged ({short(str(error))}); measure"
+                " anew with quark-onnx calibrate",
+            ) from error
+        return result
+
+
+def write_ranges(path: str | Path, text: str) -> None:
+    """Write a file of ranges; all or nothing is written.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
+    try:
+        write_whole(Path(path), text)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"ranges {path} cannot be written: {reason}") from error
+
+
+@dataclass(frozen=True)
+class Everything:
+    """A calibrator that asks for the statistic which all others but moving averages can be read off.
+
+    Attributes:
+        by_sample: the statistic depends on where a sample ends and the next one begins.
+    """  # noqa: E501
+
+    by_sample: ClassVar[bool] = True
+
+    def statistic(self) -> GroupedHistogram:
+        return GroupedHistogram()
+
+    def range(self, statistic: GroupedHistogram, grid: Grid) -> Range:
+        """Return all that was seen."""
+        return Range(statistic.lo, statistic.hi)
+
+
+class Keyed:
+    """A calibration, and the keys of the tensors of one graph.
+
+    Args:
+        calibration: what is known; what a run measures is added.
+        keys: of the tensors, by name, as ``tensor_keys`` computes them.
+    """
+
+    def __init__(self, calibration: Calibration, keys: Mapping[str, str]) -> None:
+        self.calibration = calibration
+        self._keys = keys
+        # of tensors that have no key, for one run alone
+        self._others = Calibration("")
+
+    def known(
+        self, observations: Iterable[Observation]
+    ) -> dict[Observation, Statistic]:
+        """Return the statistics of those observations that were made before."""
+        found = {}
+        for observation in observations:
+            store, key = self._place(observation)
+            wanted = observation.calibrator.statistic()
+            statistic = store.find(key, observation.axis, wanted)
+            if statistic is not None:
+                found[observation] = statistic
+        return found
+
+    def richer(self, observations: Iterable[Observation]) -> list[Observation]:
+        """Return observations that serve all calibrators in place of those for one."""
+        found = dict[Observation, None]()
+        for observation in observations:
+            moving = isinstance(observation.calibrator.statistic(), MovingExtremes)
+            rich = observation
+            if not moving:
+                rich = replace(observation, calibrator=Everything())
+            found[rich] = None
+        return list(found)
+
+    def keep(
+        self,
+        observations: Sequence[Observation],
+        statistics: Sequence[Statistic],
+    ) -> None:
+        """Add what was measured."""
+        for observation, statistic in zip(observations, statistics, strict=True):
+            store, key = self._place(observation)
+            store.add(observation.tensor, key, observation.axis, statistic)
+
+    def counted(self, samples: Iterable[Any]) -> Iterator[Any]:
+        """Return samples, and note how many were measured."""
+        count = 0
+        for sample in samples:
+            yield sample
+            count += 1
+        self.calibration.samples = max(self.calibration.samples, count)
+
+    def _place(self, observation: Observation) -> tuple[Calibration, str]:
+        key = self._keys.get(observation.tensor)
+        if key is None:
+            return self._others, observation.tensor
+        return self.calibration, key
+
+
+def read_json(path: str | Path) -> Any:
+    """Return the content of a JSON file.
+
+    Raises:
+        ConfigError: it cannot be read, or is no JSON.
+    """
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"ranges {path} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"ranges {path} is no JSON: {short(str(error))}") from error

@@ -1,0 +1,226 @@
+"""Ranges in files: those of this package, and the calibration caches of TensorRT and onnxruntime.
+
+TensorRT's cache is text: a first line ``TRT-VERSION-CALIBRATOR``, then ``TENSOR: SCALE`` with the bits of
+a float32 in hexadecimal, most significant first; 127 times the scale is the greatest magnitude
+(NVIDIA TensorRT, IInt8Calibrator::readCalibrationCache). onnxruntime's are JSON with ``lowest`` and
+``highest`` of each tensor (onnxruntime/quantization/calibrate.py, save_tensors_data), and text with a
+greatest value for each (quant_utils.py, write_calibration_table).
+"""  # noqa: E501
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from calibrators import Calibrator, Grid
+from calibrators.shown import short
+from quark_onnx.config import QConfig, TensorOverride
+from quark_onnx.errors import ConfigError, nearest
+from quark_onnx.graph import Graph
+from quark_onnx.steps.calibration import TITLE, Calibration, write_ranges
+
+#: Formats of files, by the name that users give, and what they are.
+FORMATS = {
+    "quark": "statistics for every calibrator (the default)",
+    "tensorrt": "TensorRT's calibration cache",
+    "onnxruntime": "onnxruntime's calibration cache, JSON",
+}
+_TENSORRT = re.compile(r"TRT-[^\n]*\n")
+_LARGEST_CODE = 127.0
+
+
+@dataclass(frozen=True)
+class GivenRanges:
+    """Ranges of tensors by name, of which nothing else is known.
+
+    Attributes:
+        source: the file that they come from.
+        ends: least and greatest value of each tensor.
+    """
+
+    source: str
+    ends: Mapping[str, tuple[float, float]]
+
+    def override(self, config: QConfig, graph: Graph) -> QConfig:
+        """Return a configuration with these ranges in place of measured ones.
+
+        Raises:
+            ConfigError: no tensor of the graph has one of the names.
+        """
+        names = graph.names
+        found = [
+            TensorOverride(name, low=low, high=high)
+            for name, (low, high) in self.ends.items()
+            if name in names
+        ]
+        if not found:
+            raise ConfigError(
+                f"ranges {self.source}: none of its {len(self.ends)} tensors is in the"
+                f" model (it begins with {short(next(iter(self.ends)))}); was it"
+                " written for another one?",
+            )
+        # what the user says of a tensor wins
+        return config.with_(tensors=(*found, *config.tensors))
+
+
+def load_ranges(path: str | Path) -> Calibration | GivenRanges:
+    """Read a file of ranges in any of the formats, which its content tells apart.
+
+    Raises:
+        ConfigError: it cannot be read, is damaged, or holds no ranges.
+    """
+    try:
+        text = Path(path).read_bytes().decode("utf-8")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"ranges {path} cannot be read: {reason}") from error
+    if _TENSORRT.match(text):
+        return _given(path, _read_tensorrt(path, text))
+    if not text.lstrip().startswith("{"):
+        return _given(path, _read_table(path, text))
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _damaged(path, str(error)) from error
+    if TITLE in document:
+        return Calibration.of_document(document, str(path))
+    return _given(path, _read_onnxruntime(path, document))
+
+
+def save_ranges(
+    calibration: Calibration,
+    path: str | Path,
+    kind: str,
+    calibrator: Calibrator,
+) -> None:
+    """Write a file of ranges in one of the ``FORMATS``.
+
+    Args:
+        calibration: what was measured.
+        path: the file.
+        kind: the format; those of other tools hold one range for each tensor.
+        calibrator: reads the range off the statistic, where one is asked for.
+
+    Raises:
+        ConfigError: the format is unknown, or the file cannot be written.
+    """
+    if kind not in FORMATS:
+        raise ConfigError(f"unknown format of ranges {kind!r}{nearest(kind, FORMATS)}")
+    if kind == "quark":
+        calibration.save(path)
+        return
+    ends = _ends(calibration, calibrator)
+    if kind == "tensorrt":
+        rows = [
+            f"{name}: {_scale_bits(low, high)}" for name, (low, high) in ends.items()
+        ]
+        write_ranges(path, "\n".join(["TRT-8601-EntropyCalibration2", *rows]) + "\n")
+        return
+    document = {
+        "CLS": "TensorsData",
+        "data": {
+            name: {"lowest": low, "highest": high, "CLS": "TensorData"}
+            for name, (low, high) in ends.items()
+        },
+        "calibration_method": {
+            "CLS": "CalibrationMethod",
+            "value": "CalibrationMethod.MinMax",
+        },
+        "smooth_quant": False,
+    }
+    write_ranges(path, json.dumps(document))
+
+
+def _ends(
+    calibration: Calibration,
+    calibrator: Calibrator,
+) -> dict[str, tuple[float, float]]:
+    """Return the range of each tensor that has one for all its values."""
+    grid = Grid(-127, 127, symmetric=True)
+    found = {}
+    for key, entry in calibration.entries():
+        if entry.axis is not None:
+            continue
+        statistic = calibration.find(key, None, calibrator.statistic())
+        if statistic is None or not statistic.lo.size:
+            continue
+        ends = calibrator.range(statistic, grid)
+        low, high = np.float32(ends.lo.item()), np.float32(ends.hi.item())
+        found[entry.name] = (float(low), float(high))
+    return found
+
+
+def _scale_bits(low: float, high: float) -> str:
+    return struct.pack(">f", max(-low, high) / _LARGEST_CODE).hex()
+
+
+def _read_tensorrt(path: str | Path, text: str) -> dict[str, tuple[float, float]]:
+    found = {}
+    for number, line in enumerate(text.splitlines()[1:], 2):
+        if not line.strip():
+            continue
+        name, _, bits = line.rpartition(": ")
+        try:
+            (scale,) = struct.unpack(">f", bytes.fromhex(bits.strip()))
+        except (ValueError, struct.error) as error:
+            raise _damaged(path, f"line {number} is {short(line)}") from error
+        found[name] = (-_LARGEST_CODE * scale, _LARGEST_CODE * scale)
+    return found
+
+
+def _read_table(path: str | Path, text: str) -> dict[str, tuple[float, float]]:
+    found = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        name, _, value = line.rpartition(" ")
+        try:
+            greatest = abs(float(value))
+        except ValueError as error:
+            raise _damaged(path, f"line {number} is {short(line)}") from error
+        found[name] = (-greatest, greatest)
+    return found
+
+
+def _read_onnxruntime(
+    path: str | Path,
+    document: Any,
+) -> dict[str, tuple[float, float]]:
+    entries = document.get("data", document)
+    try:
+        return {
+            str(name): (_number(entry["lowest"]), _number(entry["highest"]))
+            for name, entry in entries.items()
+            if isinstance(entry, dict)
+        }
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise _damaged(path, f"{type(error).__name__}: {error}") from error
+
+
+def _number(value: Any) -> float:
+    """Return a number, also where onnxruntime wrote it as an array of one."""
+    if isinstance(value, dict):
+        value = value["data"]
+    while isinstance(value, list):
+        (value,) = value
+    return float(value)
+
+
+def _given(path: str | Path, ends: dict[str, tuple[float, float]]) -> GivenRanges:
+    bad = [name for name, pair in ends.items() if not np.isfinite(pair).all()]
+    if not ends or bad:
+        what = f"the range of {short(bad[0])} is not finite" if bad else "it is empty"
+        raise _damaged(path, what)
+    return GivenRanges(str(path), ends)
+
+
+def _damaged(path: str | Path, reason: str) -> ConfigError:
+    return ConfigError(
+        f"ranges {path}: the file is none of quark-onnx calibrate, TensorRT or"
+        f" onnxruntime, or is damaged ({short(reason)})",
+    )
