@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np  # noqa: F401 (the example)
-
 from calibrators.base import Statistic
 from calibrators.extremes import Extremes, MeanExtremes, MovingExtremes
 from calibrators.grouped import GroupedHistogram
@@ -17,6 +15,7 @@ def derived(statistic: Statistic, wanted: Statistic) -> Statistic | None:
         statistic: what was measured.
         wanted: an empty statistic of the kind that is needed.
 
+    >>> import numpy as np
     >>> measured = GroupedHistogram()
     >>> measured.observe(np.float32([[1, 2]]))
     >>> measured.observe(np.float32([[-3, 4]]))
@@ -24,8 +23,9 @@ def derived(statistic: Statistic, wanted: Statistic) -> Statistic | None:
     Extremes(lo=array([-3.]), hi=array([4.]), nonfinite=0)
     """
     if isinstance(wanted, MovingExtremes):
-        same = isinstance(statistic, MovingExtremes)
-        return statistic if same and statistic.constant == wanted.constant else None
+        if not isinstance(statistic, MovingExtremes):
+            return None
+        return statistic if statistic.constant == wanted.constant else None
     if type(statistic) is type(wanted):
         return statistic
     found: Statistic | None = None

@@ -121,11 +121,12 @@ def run(
 ) -> Result:
     """From the data to the finished model."""
     config = job.config
-    if data is None and (not config.measures or config.tensors):
+    known_before = config.tensors or job.calibration is not None
+    if data is None and (not config.measures or known_before):
         made_up = RunData(random_sample(job.graph, job.reference), random=True)
         known = job.plan(made_up, progress)
-        if not unmeasured(known.graph, known.plan):
-            return job.finish(known, {}, made_up, progress)
+        if job.calibration is not None or not unmeasured(known.graph, known.plan):
+            return job.finish(known, _known_ranges(known), made_up, progress)
     reader = reader_for(job.graph, data, config)
     first = first_sample(reader)
     least = (
@@ -685,12 +686,15 @@ def measure_ranges(
     reader = reader_for(job.graph, data, job.config)
     first = first_sample(reader)
     planned = job.plan(RunData(first), progress)
+    # the preset that quantizes most tensors, outputs among them
+    most = make_plan(planned.graph, QConfig.of("XINT8"), strict=False)
     with Progress(progress, reader.length, "calibrating", "sample") as bar:
         calibrate(
             planned.graph,
             planned.plan,
             reader,
             keyed=planned.keyed,
+            others=(most,),
             executor=executor,
             progress=bar.update,
         )

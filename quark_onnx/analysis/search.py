@@ -137,7 +137,8 @@ class SearchResult:
         return {
             "calibrated": self.calibrated,
             "judged": self.judged,
-            "left": self.left,
+            "left": len(self.left),
+            "left_names": self.left,
             "total": self.total,
             "reached": self.reached,
             "candidates": [

@@ -35,6 +35,7 @@ from calibrators.shown import clipped, printable
 from quark_onnx import __version__
 from quark_onnx.cli import (
     analyze,
+    calibrate,
     compare,
     convert,
     explain,
@@ -64,7 +65,18 @@ from quark_onnx.errors import (
 PROGRAM = "quark-onnx"
 #: Each is a module with NAME, SUMMARY, USAGE, EXAMPLE, add_arguments(parser) and run(options) ->
 #: Answer.
-COMMANDS = (quantize, search, explain, compare, analyze, convert, npu, llm, listing)
+COMMANDS = (
+    quantize,
+    calibrate,
+    search,
+    explain,
+    compare,
+    analyze,
+    convert,
+    npu,
+    llm,
+    listing,
+)
 
 OK, GATE, BAD_INPUT, INTERNAL, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 3, 130, 141
 

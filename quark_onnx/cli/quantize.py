@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import threading
 from argparse import Namespace
 from collections.abc import Iterator
-from concurrent.futures import Executor, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
-from multiprocessing import connection, get_context, parent_process
 from time import perf_counter
 
-from calibrators.onnx_runtime.interrupt import stop_all
 from quark_onnx import api
 from quark_onnx.cli.data import add_data_options, data_of
 from quark_onnx.cli.output import Answer, entry
@@ -31,15 +23,15 @@ from quark_onnx.cli.settings import (
     add_task_option,
     config_of,
 )
+from quark_onnx.cli.workers import workers
 from quark_onnx.config import to_dict
-from quark_onnx.errors import ModelError
 from quark_onnx.report import Report
 
 NAME = "quantize"
 SUMMARY = "quantize a model with calibration data, and measure its error"
 USAGE = (
-    "%(prog)s MODEL -o OUT (--data PATH | --random-data [N] | --weights-only |"
-    " --dynamic) [OPTION ...]"
+    "%(prog)s MODEL -o OUT (--data PATH | --random-data [N] | --ranges FILE |"
+    " --weights-only | --dynamic) [OPTION ...]"
 )
 EXAMPLE = """\
 examples:
@@ -66,6 +58,15 @@ def add_arguments(parser: Parser) -> None:
     add_gate_option(parser, "nothing is written")
     add_task_option(parser)
     parser.add_argument(
+        "--ranges",
+        metavar="FILE",
+        type=path,
+        help=(
+            "take ranges from a file of 'quark-onnx calibrate', or a calibration cache"
+            " of TensorRT or onnxruntime; --data then measures the error alone"
+        ),
+    )
+    parser.add_argument(
         "--workers",
         metavar="N",
         type=count,
@@ -83,9 +84,9 @@ def add_arguments(parser: Parser) -> None:
 
 def run(options: Namespace) -> Answer:
     config = config_of(options)
-    data = data_of(options, needed=config.measures)
+    data = data_of(options, needed=config.measures and options.ranges is None)
     start = perf_counter()
-    with _workers(options.workers) as executor:
+    with workers(options.workers) as executor:
         result = api.quantize(
             options.model,
             data,
@@ -94,6 +95,7 @@ def run(options: Namespace) -> Answer:
             executor=executor,
             progress=False if options.quiet else None,
             resume=options.resume,
+            ranges=options.ranges,
             task=options.task,
         )
     seconds = perf_counter() - start
@@ -134,55 +136,3 @@ def _complete(report: Report) -> Iterator[str]:
         if lines:
             yield f"{len(lines)} {title}:"
         yield from (f"  {line}" for line in lines)
-
-
-@contextmanager
-def _workers(number: int) -> Iterator[Executor | None]:
-    """Processes to calibrate in, none for a single worker."""
-    if number == 1:
-        yield None
-        return
-    context = get_context("spawn")
-    ended, end = context.Pipe(duplex=False)
-    with (
-        end,
-        ended,
-        ProcessPoolExecutor(
-            number,
-            context,
-            initializer=_start_worker,
-            initargs=(ended,),
-        ) as pool,
-    ):
-        try:
-            yield pool
-        except BrokenProcessPool as error:
-            raise ModelError(
-                f"one of the {number} calibrating processes ended unexpectedly; if"
-                " memory ran out, try fewer --workers",
-            ) from error
-        except BaseException as error:
-            if not isinstance(error, Exception):
-                end.close()  # a signal; the pool would wait for what they run
-            raise
-
-
-def _start_worker(ended: connection.Connection) -> None:
-    """Ctrl-C is for the process that this one works for, which stops it.
-
-    And with that process it ends, however.
-
-    Args:
-        ended: has an end of file once nobody wants what this process computes.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_follow_parent, args=(ended,), daemon=True).start()
-
-
-def _follow_parent(ended: connection.Connection) -> None:
-    parent = parent_process()
-    if parent is not None:
-        if parent.sentinel not in connection.wait([parent.sentinel, ended]):
-            stop_all()  # the pool ends the process once its work has ended
-            connection.wait([parent.sentinel])
-        os._exit(1)

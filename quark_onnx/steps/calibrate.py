@@ -48,6 +48,7 @@ def calibrate(  # noqa: PLR0913
     insides: Sequence[SubgraphPlan] = (),
     *,
     keyed: Keyed | None = None,
+    others: Sequence[Plan] = (),
     executor: Executor | None = None,
     progress: Progress | None = None,
 ) -> Ranges:
@@ -59,6 +60,7 @@ def calibrate(  # noqa: PLR0913
         insides: bodies of the graph's nodes; they get ranges of their own.
         keyed: what was measured before, which is not measured again; what is measured now is added,
             as statistics that serve every calibrator.
+        others: plans of the same graph whose tensors are measured as well, for ``keyed`` alone.
 
     Raises:
         DataError: a sample that does not fit or cannot be run.
@@ -67,6 +69,8 @@ def calibrate(  # noqa: PLR0913
     known = {} if keyed is None else keyed.known(wanted)
     watched = _watched(graph, wanted, known)
     if keyed is not None:
+        for other in others:
+            watched += _watched(graph, _wanted(graph, other), known)
         watched = keyed.richer(watched)
         samples = keyed.counted(samples)
     scope = _scope(ModelProto(), watched, insides)

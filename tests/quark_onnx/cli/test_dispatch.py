@@ -71,7 +71,7 @@ DATA = (
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        ("", "quantize search explain compare analyze list --version"),
+        ("", "quantize calibrate search explain compare analyze list --version"),
         (
             "quantize",
             (

@@ -56,6 +56,7 @@ def test_json(cli: Any) -> None:
         "calibrated",
         "judged",
         "left",
+        "left_names",
         "total",
         "reached",
         "candidates",

@@ -1,0 +1,118 @@
+"""quark-onnx calibrate: measure the ranges of a model once, for many runs of quantize."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from time import perf_counter
+
+from quark_onnx import api
+from quark_onnx.cli.data import add_data_options, data_of
+from quark_onnx.cli.output import Answer, entry
+from quark_onnx.cli.parsing import (
+    Parser,
+    UsageError,
+    add_common_options,
+    count,
+    path,
+)
+from quark_onnx.cli.workers import workers
+from quark_onnx.config import QConfig
+from quark_onnx.steps import FORMATS
+
+NAME = "calibrate"
+SUMMARY = "measure the ranges of a model once, for many runs of quantize"
+USAGE = "%(prog)s MODEL -o RANGES (--data PATH | --random-data [N]) [OPTION ...]"
+EXAMPLE = """\
+examples:
+  quark-onnx calibrate model.onnx --data samples/ -o ranges.json
+  quark-onnx quantize model.onnx -o model_int8.onnx --ranges ranges.json --calibrator percentile
+  quark-onnx calibrate model.onnx --data samples/ -o model.cache --format tensorrt --calibrator entropy
+
+exit codes: 0 done; 2 bad input; 3 internal error; 128 + N ended by signal N"""  # noqa: E501
+
+
+def add_arguments(parser: Parser) -> None:
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        type=path,
+        help="the float model, an .onnx file; it is not changed",
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="RANGES",
+        type=path,
+        required=True,
+        help="the file to write",
+    )
+    add_data_options(parser)
+    group = parser.add_argument_group("ranges")
+    group.add_argument(
+        "--config",
+        metavar="PRESET|FILE.yaml",
+        default="A8W8",
+        help="the preset whose tensors are measured (default: A8W8)",
+    )
+    group.add_argument(
+        "--format",
+        choices=list(FORMATS),
+        default="quark",
+        help=(
+            "quark has statistics for every calibrator, the others one range for each"
+            " tensor (default: quark)"
+        ),
+    )
+    group.add_argument(
+        "--calibrator",
+        metavar="NAME[:SETTING=VALUE,...]",
+        help="finds the ranges for the other formats (default: that of the preset)",
+    )
+    parser.add_argument(
+        "--workers",
+        metavar="N",
+        type=count,
+        default=1,
+        help="processes that calibrate, with the same result (default: 1)",
+    )
+    add_common_options(parser)
+
+
+def run(options: Namespace) -> Answer:
+    config = QConfig.of(options.config)
+    if options.calibrator is not None:
+        config = config.with_(calibrator=options.calibrator)
+    data = data_of(options)
+    if options.output.resolve() == options.model.resolve():
+        raise UsageError(f"--output is the model, {options.model}; name another file")
+    start = perf_counter()
+    with workers(options.workers) as executor:
+        found = api.calibrate(
+            options.model,
+            data,
+            options.output,
+            config=config,
+            format=options.format,
+            executor=executor,
+            progress=False if options.quiet else None,
+        )
+    seconds = perf_counter() - start
+    lines = [
+        entry("model", [f"{options.model} -> {options.output}, in {seconds:.1f} s"]),
+        entry("ranges", [f"{len(found)} tensors, {found.samples} samples"]),
+        entry(
+            "next", [f"quark-onnx quantize {options.model} --ranges {options.output}"]
+        ),
+    ]
+    if options.format != "quark":
+        del lines[-1]
+    document = {
+        "command": NAME,
+        "model": options.model,
+        "output": options.output,
+        "format": options.format,
+        "seconds": round(seconds, 3),
+        "samples": found.samples,
+        "tensors": len(found),
+    }
+    return Answer("\n".join(lines), document)

@@ -1,0 +1,67 @@
+"""Processes that calibrate for a command, and end with it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Executor, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from multiprocessing import connection, get_context, parent_process
+
+from calibrators.onnx_runtime.interrupt import stop_all
+from quark_onnx.errors import ModelError
+
+
+@contextmanager
+def workers(number: int) -> Iterator[Executor | None]:
+    """Start processes to calibrate in, none for a single worker."""
+    if number == 1:
+        yield None
+        return
+    context = get_context("spawn")
+    ended, end = context.Pipe(duplex=False)
+    with (
+        end,
+        ended,
+        ProcessPoolExecutor(
+            number,
+            context,
+            initializer=_start_worker,
+            initargs=(ended,),
+        ) as pool,
+    ):
+        try:
+            yield pool
+        except BrokenProcessPool as error:
+            raise ModelError(
+                f"one of the {number} calibrating processes ended unexpectedly; if"
+                " memory ran out, try fewer --workers",
+            ) from error
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                end.close()  # a signal; the pool would wait for what they run
+            raise
+
+
+def _start_worker(ended: connection.Connection) -> None:
+    """Ctrl-C is for the process that this one works for, which stops it.
+
+    And with that process it ends, however.
+
+    Args:
+        ended: has an end of file once nobody wants what this process computes.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_follow_parent, args=(ended,), daemon=True).start()
+
+
+def _follow_parent(ended: connection.Connection) -> None:
+    parent = parent_process()
+    if parent is not None:
+        if parent.sentinel not in connection.wait([parent.sentinel, ended]):
+            stop_all()  # the pool ends the process once its work has ended
+            connection.wait([parent.sentinel])
+        os._exit(1)
