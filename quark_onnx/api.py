@@ -401,6 +401,15 @@ def quantize_static(*arguments: Any, **keywords: Any) -> ModelProto:
     return quantize(*arguments, **call).model
 
 
+# help() and editors show the native parameters; onnxruntime's are translated
+quantize_static.__signature__ = inspect.signature(  # type: ignore[attr-defined]
+    quantize,
+).replace(return_annotation="ModelProto")
+quantize_dynamic.__signature__ = inspect.signature(  # type: ignore[attr-defined]
+    _quantize_dynamic,
+)
+
+
 def _checked(
     function: Callable[..., Any],
     name: str,
