@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 from quark_onnx import analysis
 from quark_onnx.cli.data import add_data_options, data_of
-from quark_onnx.cli.output import Answer, columns, entry
+from quark_onnx.cli.output import Answer, Table, entry
 from quark_onnx.cli.parsing import Parser, add_common_options, path
 from quark_onnx.cli.settings import add_gate_option, add_task_option
 from quark_onnx.errors import AccuracyError
@@ -54,7 +54,7 @@ def run(options: Namespace) -> Answer:
         entry("models", [f"{options.reference}, {options.other}"]),
         entry("size", [size_change(found.bytes_before, found.bytes_after)]),
         entry("error", [f"on {found.samples} samples:"]),
-        columns(
+        Table(
             [
                 ("output", "SQNR dB", "cosine", "largest error"),
                 *map(_row, found.outputs),
@@ -73,7 +73,7 @@ def run(options: Namespace) -> Answer:
         "outputs": [asdict(output) for output in found.outputs],
         "verdict": None if found.verdict is None else asdict(found.verdict),
     }
-    return Answer("\n".join(lines), document, _missed(found.outputs, options.min_sqnr))
+    return Answer(lines, document, _missed(found.outputs, options.min_sqnr))
 
 
 def _row(output: OutputError) -> tuple[str, str, str, str]:

@@ -8,15 +8,17 @@ from argparse import Namespace
 from dataclasses import asdict
 
 import quark_onnx
-from quark_onnx.cli.output import Answer, columns, entry
+from quark_onnx.cli.output import Answer, Table, entry
 from quark_onnx.cli.parsing import (
     Parser,
     add_common_options,
     add_output_option,
     add_shape_option,
+    complete,
     count,
     path,
 )
+from quark_onnx.registry import CONVERSIONS
 from quark_onnx.report import OutputError, decibels, percentage
 
 NAME = "convert"
@@ -41,7 +43,7 @@ def add_arguments(parser: Parser) -> None:
         help="an .onnx file from any tool; it is not changed",
     )
     add_output_option(parser, "converted")
-    parser.add_argument(
+    wanted = parser.add_argument(
         "--to",
         metavar="WHAT",
         nargs="+",
@@ -49,6 +51,7 @@ def add_arguments(parser: Parser) -> None:
         required=True,
         help="conversions, in this order; see 'quark-onnx list conversions'",
     )
+    complete(wanted, CONVERSIONS)
     add_shape_option(
         parser,
         "fixed-shapes: shape of an input; a batch without one becomes 1",
@@ -76,7 +79,7 @@ def run(options: Namespace) -> Answer:
         opset=options.opset,
         io=options.io,
     )
-    lines = [
+    lines: list[str | Table] = [
         entry("model", [f"{options.model} -> {options.output}"]),
         entry("size", [f"{done.bytes_before:,} -> {done.bytes_after:,} bytes"]),
     ]
@@ -86,7 +89,7 @@ def run(options: Namespace) -> Answer:
         )
         if step.outputs:
             lines.append(
-                columns(
+                Table(
                     [("output", "SQNR dB", "largest change"), *map(_row, step.outputs)],
                 ),
             )
@@ -98,7 +101,7 @@ def run(options: Namespace) -> Answer:
         "bytes_after": done.bytes_after,
         "steps": [asdict(step) for step in done.steps],
     }
-    return Answer("\n".join(lines), document)
+    return Answer(lines, document)
 
 
 def _row(output: OutputError) -> tuple[str, str, str]:

@@ -54,6 +54,7 @@ from quark_onnx.cli.parsing import (
     join_image_size,
     rename_options,
 )
+from quark_onnx.cli.terminal import complain, show
 from quark_onnx.errors import (
     AccuracyError,
     PlanError,
@@ -143,12 +144,8 @@ def _renamed(arguments: list[str]) -> dict[str, str]:
     return names | action
 
 
-def parse(arguments: list[str]) -> Namespace:
-    """The options of a command, and its ``run``.
-
-    Raises:
-        UsageError: an option or a command is unknown, malformed or missing.
-    """
+def build_parser() -> tuple[Parser, dict[str, Parser]]:
+    """Return the parser of the command line, and those of its commands by name."""
     parser = Parser(
         PROGRAM,
         "Quantize ONNX models: a float model and calibration data in, a measured and"
@@ -169,7 +166,7 @@ def parse(arguments: list[str]) -> Namespace:
         required=True,
         parser_class=Parser,
     )
-    parsers = {}
+    parsers = dict[str, Parser]()
     for module in COMMANDS:
         summary = module.SUMMARY
         command = commands.add_parser(
@@ -182,6 +179,28 @@ def parse(arguments: list[str]) -> Namespace:
         module.add_arguments(command)
         command.set_defaults(run=module.run)
         parsers[module.NAME] = command
+    return parser, parsers
+
+
+def _complete(parser: Parser) -> None:
+    """Answer a shell that asks for completions, where argcomplete is installed, and exit."""
+    if "_ARGCOMPLETE" not in os.environ:
+        return
+    try:
+        import argcomplete
+    except ImportError:
+        return
+    argcomplete.autocomplete(parser)
+
+
+def parse(arguments: list[str]) -> Namespace:
+    """Return the options of a command, and its ``run``.
+
+    Raises:
+        UsageError: an option or a command is unknown, malformed or missing.
+    """
+    parser, parsers = build_parser()
+    _complete(parser)
     if not arguments:
         say(parser.format_help(), sys.stderr)
         raise SystemExit(BAD_INPUT)
@@ -213,7 +232,7 @@ def _publish(answer: Answer, options: Namespace) -> int:
         }
     _deliver(document, options.json)
     if options.json != STDOUT and not options.quiet:
-        say(answer.text, sys.stdout)
+        show(answer.blocks, sys.stdout)
     if answer.failure is not None:
         _complain(f"error: {answer.failure}")
         return GATE
@@ -268,7 +287,7 @@ def _fail(error: Exception, options: Namespace) -> int:
 
 def _complain(text: str) -> None:
     with suppress(OSError):  # a stderr that nobody reads changes nothing
-        say(f"{PROGRAM}: {clipped(text)}", sys.stderr)
+        complain(f"{PROGRAM}: {clipped(text)}")
 
 
 def _occupy_standard_streams() -> None:

@@ -12,7 +12,7 @@ import quark_onnx.optimizers  # noqa: F401
 import quark_onnx.rules  # noqa: F401  (importing registers them)
 from calibrators import CALIBRATORS
 from calibrators.registry import Registry
-from quark_onnx.cli.output import Answer, columns
+from quark_onnx.cli.output import Answer, Table
 from quark_onnx.cli.parsing import Parser, add_common_options
 from quark_onnx.cli.torch_side import torch_side
 from quark_onnx.config import QConfig, to_dict
@@ -59,27 +59,24 @@ def add_arguments(parser: Parser) -> None:
 
 def run(options: Namespace) -> Answer:
     chosen = {kind: _KINDS[kind] for kind in _KINDS if options.kind in (None, kind)}
-    sections, document = [], dict[str, Any]({"command": NAME})
+    body, document = list[str | Table](), dict[str, Any]({"command": NAME})
     for kind, (header, rows_of) in chosen.items():
         try:
             rows = rows_of()
         except MissingDependency as error:
             if options.kind is not None:
                 raise
-            sections.append(f"{kind}\n  {error}")
+            body += [kind, f"  {error}", ""]
             document[kind] = []
             continue
         elsewhere = TARGETS.elsewhere if kind == "targets" else {}
         notes = [
-            f"\n  {name} is no target: {instead}" for name, instead in elsewhere.items()
+            f"  {name} is no target: {instead}" for name, instead in elsewhere.items()
         ]
-        sections.append(
-            f"{kind}\n"
-            + columns([header, *(cells for cells, _ in rows)])
-            + "".join(notes),
-        )
+        table = Table([header, *(cells for cells, _ in rows)])
+        body += [kind, table, *notes, ""]
         document[kind] = [item for _, item in rows]
-    return Answer("\n\n".join(sections), document)
+    return Answer(body[:-1], document)
 
 
 def _presets() -> list[Row]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Callable
+from pathlib import Path
 
 from quark_onnx.cli import llm_oga, llm_ptq
 from quark_onnx.cli.output import Answer
+from quark_onnx.cli.overwrite import overwriting
 from quark_onnx.cli.parsing import Parser, UsageError, add_common_options, path
 from quark_onnx.errors import ConstraintError
 
@@ -52,9 +54,11 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(options: Namespace) -> Answer:
-    answer: Answer = options.perform(options)
+    wanted = getattr(options, "overwrite", False)
+    with overwriting(options.output or Path(), options.model, wanted=wanted):
+        answer: Answer = options.perform(options)
     document = {"command": NAME, "action": options.action, **answer.document}
-    return Answer(answer.text, document, answer.failure)
+    return Answer(answer.body, document, answer.failure)
 
 
 def _validate_options(parser: Parser) -> None:

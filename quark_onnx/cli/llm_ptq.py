@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from quark_onnx.cli.output import Answer, say, to_json
+from quark_onnx.cli.overwrite import add_overwrite_option
 from quark_onnx.cli.parsing import (
     Parser,
     UsageError,
@@ -53,6 +54,7 @@ def ptq_options(parser: Parser) -> None:
         required=True,
         help="folder of the result",
     )
+    add_overwrite_option(parser)
     parser.add_argument(
         "--scheme",
         required=True,
@@ -139,10 +141,7 @@ def _evaluation_options(parser: Parser) -> None:
     parser.add_argument(
         "--no-verdict",
         action="store_true",
-        help=(
-            "do not compare the result with the float model on text that is held out of"
-            " --data"
-        ),
+        help="skip the comparison with the float model on held-out text",
     )
     parser.add_argument(
         "--tasks",

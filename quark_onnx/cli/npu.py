@@ -86,7 +86,7 @@ def run(options: Namespace) -> Answer:
         "model": options.model,
         **answer.document,
     }
-    return Answer(answer.text, document, answer.failure)
+    return Answer(answer.body, document, answer.failure)
 
 
 def _add_target(parser: Parser) -> None:

@@ -18,18 +18,38 @@ SCHEMA = 1
 
 
 @dataclass(frozen=True)
+class Table:
+    """Rows of text in columns; the first row is the header.
+
+    >>> print(Table((("name", "bits"), ("uint16", "16"))))
+      name    bits
+      uint16  16
+    """
+
+    rows: Sequence[Sequence[str]]
+
+    def __str__(self) -> str:
+        return columns(self.rows)
+
+
+@dataclass(frozen=True)
 class Answer:
     """What a command found out.
 
     Attributes:
-        text: for a person.
+        body: for a person: a text, or lines and tables from top to bottom.
         document: the same for a program; anything that JSON has, and infinities.
         failure: the gate that was missed, if the answer is worth showing nevertheless.
     """
 
-    text: str
+    body: str | Sequence[str | Table]
     document: dict[str, Any]
     failure: QuarkError | None = None
+
+    @property
+    def blocks(self) -> list[str | Table]:
+        """The body as a list."""
+        return [self.body] if isinstance(self.body, str) else list(self.body)
 
 
 def say(text: str, stream: TextIO | None) -> None:

@@ -113,6 +113,16 @@ class Parser(argparse.ArgumentParser):
         )
 
 
+def complete(action: argparse.Action, names: Iterable[str]) -> None:
+    """Let shells complete the values of an option from names; argcomplete reads the attribute."""
+    known = list(names)
+
+    def completer(**_: object) -> list[str]:
+        return known
+
+    setattr(action, "completer", completer)  # noqa: B010  (argparse does not declare it)
+
+
 def add_common_options(parser: Parser) -> None:
     """What every command takes."""
     group = parser.add_argument_group("output")

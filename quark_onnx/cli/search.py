@@ -9,7 +9,7 @@ from typing import Any
 
 from quark_onnx.analysis import TRIALS, Candidate, Search, SearchResult, Space
 from quark_onnx.cli.data import add_data_options, data_of
-from quark_onnx.cli.output import Answer, columns, entry
+from quark_onnx.cli.output import Answer, Table, entry
 from quark_onnx.cli.parsing import (
     Parser,
     UsageError,
@@ -162,7 +162,7 @@ def run(options: Namespace) -> Answer:
         if options.output is not None:
             running.write(found.best, options.output)
     failed = [each for each in found.candidates if each.error]
-    lines = [
+    lines: list[str | Table] = [
         entry(
             "model",
             [str(options.model) + (f" -> {options.output}" if options.output else "")],
@@ -175,7 +175,7 @@ def run(options: Namespace) -> Answer:
             "tried",
             [f"{len(found.candidates)} of {found.total} configurations"],
         ),
-        columns([("configuration", "SQNR dB", "seconds", "bytes", ""), *_rows(found)]),
+        Table([("configuration", "SQNR dB", "seconds", "bytes", ""), *_rows(found)]),
         entry("front", ["* none of the others is both smaller and better"]),
         *_left_out(found),
         *(
@@ -191,7 +191,7 @@ def run(options: Namespace) -> Answer:
         "output": options.output,
         **found.to_dict(),
     }
-    return Answer("\n".join(lines), document, _missed(found, options.min_sqnr))
+    return Answer(lines, document, _missed(found, options.min_sqnr))
 
 
 def _take_decibels(options: Namespace) -> None:

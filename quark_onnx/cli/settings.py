@@ -7,10 +7,11 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-from quark_onnx.cli.parsing import Parser, count, number
+from calibrators import CALIBRATORS
+from quark_onnx.cli.parsing import Parser, complete, count, number
 from quark_onnx.config import QConfig
 from quark_onnx.optimizers import AutoMixedPrecision
-from quark_onnx.registry import TARGETS
+from quark_onnx.registry import OPTIMIZERS, PRESETS, TARGETS
 from quark_onnx.report.verdict import TASKS
 
 
@@ -30,22 +31,24 @@ def add_config_options(
         "What is not given stays as in the preset or the file.",
     )
     base = group.add_mutually_exclusive_group()
-    base.add_argument(
+    named = base.add_argument(
         "--preset",
         metavar="NAME",
         default=preset,
         help=f"preset, see 'quark-onnx list presets'{note}",
     )
+    complete(named, PRESETS)
     base.add_argument(
         "--config",
         metavar="FILE.yaml",
         help="YAML file with all settings, in place of a preset",
     )
-    group.add_argument(
+    calibrator = group.add_argument(
         "--calibrator",
         metavar="NAME[:SETTING=VALUE,...]",
         help="how activation ranges are found, see 'quark-onnx list calibrators'",
     )
+    complete(calibrator, CALIBRATORS)
     what = group.add_mutually_exclusive_group()
     what.add_argument(
         "--weights-only",
@@ -92,13 +95,14 @@ def add_config_options(
         action="extend",
         help="quantize only these nodes; patterns as for --exclude",
     )
-    group.add_argument(
+    optimize = group.add_argument(
         "--optimize",
         metavar="NAME[:SETTING=VALUE,...]",
         nargs="+",
         action="extend",
         help="accuracy optimizers, in this order; see 'quark-onnx list optimizers'",
     )
+    complete(optimize, OPTIMIZERS)
     group.add_argument(
         "--unsafe",
         action="store_true",
@@ -130,11 +134,12 @@ def _add_graph_options(parser: Parser) -> None:
         type=count,
         help="highest opset of the result; no limit unless given",
     )
-    group.add_argument(
+    target = group.add_argument(
         "--target",
         metavar="NAME",
         help=f"NPU whose rules the result meets: {', '.join(TARGETS)}",
     )
+    complete(target, TARGETS)
     group.add_argument(
         "--keep-sizes",
         action="store_true",

@@ -1,0 +1,60 @@
+"""--overwrite: a new result takes the place of an earlier one's folder."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from quark_onnx.cli.parsing import Parser, UsageError
+
+#: Files by which a folder is known to be an earlier result.
+_MARKS = ("config.json", "genai_config.json", "model.gguf", "model.onnx")
+
+
+def add_overwrite_option(parser: Parser) -> None:
+    """Add the option of commands that write a folder."""
+    parser.add_argument(
+        "--overwrite",
+        action="store_true",
+        help="replace an earlier result in the output folder",
+    )
+
+
+@contextmanager
+def overwriting(folder: Path, source: Path, *, wanted: bool) -> Iterator[None]:
+    """Context manager: move an earlier result aside; an error puts it back.
+
+    Args:
+        folder: of the result.
+        source: the model that is read, which is never moved.
+        wanted: whether --overwrite was given; without it nothing is done.
+
+    Raises:
+        UsageError: the folder holds something else than an earlier result.
+    """
+    if not wanted or not folder.is_dir() or not any(folder.iterdir()):
+        yield
+        return
+    if source.exists() and folder.samefile(source):
+        raise UsageError(f"--overwrite: {folder} is the model that is quantized")
+    if not any((folder / name).is_file() for name in _MARKS):
+        raise UsageError(
+            f"--overwrite: {folder} holds no earlier result, as it has none of"
+            f" {', '.join(_MARKS)}; name another folder",
+        )
+    aside = folder.with_name(f".{folder.name}.before")
+    if aside.exists():
+        raise UsageError(
+            f"--overwrite: {aside} holds the result that a killed run has moved aside;"
+            " move it back or remove it",
+        )
+    folder.replace(aside)
+    try:
+        yield
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        aside.replace(folder)
+        raise
+    shutil.rmtree(aside)

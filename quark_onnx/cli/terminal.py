@@ -1,0 +1,122 @@
+"""Colour and tables on a terminal; pipes and files get plain text."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TextIO
+
+from calibrators.shown import printable
+from quark_onnx.cli.output import Table, say
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+#: The first word of a line of a report and the blanks up to its text, as ``output.entry`` writes
+#: them.
+_TITLE = re.compile(r"^[a-z][a-z ]{0,8}(?= )")
+_TITLE_WIDTH = 10
+#: The band of a verdict, and its style.
+_BANDS = {"good": "bold green", "risky": "bold yellow", "poor": "bold red"}
+_BAND = re.compile(rf"\b({'|'.join(_BANDS)})(?=:)")
+#: What to do, at the beginning of a line below a finding.
+_REMEDY = re.compile(r"^ +(-> |fix: |try: )")
+_COMPLAINT = re.compile(r"^quark-onnx: (error|warning)(?=:)")
+_NUMBER = re.compile(r"^[-+<>]?[\d.,]+( ?%)?$|^(-|inf|failed|)$")
+
+
+def show(blocks: Sequence[str | Table], stream: TextIO | None) -> None:
+    """Print text and tables: with colour on a terminal, else as plain text.
+
+    Args:
+        blocks: texts of one or more lines, and tables.
+        stream: None where the process was started without one.
+    """
+    console = _console(stream)
+    if console is None:
+        say("\n".join(map(str, blocks)), stream)
+        return
+    for block in blocks:
+        if isinstance(block, Table):
+            console.print(_table(block))
+        else:
+            console.print(_styled(_safe(block, stream)), soft_wrap=True)
+
+
+def complain(text: str) -> None:
+    """Print an error or a warning to stderr, in colour where that is a terminal."""
+    console = _console(sys.stderr)
+    if console is None:
+        say(text, sys.stderr)
+    else:
+        console.print(_styled(_safe(text, sys.stderr)), soft_wrap=True)
+
+
+def _console(stream: TextIO | None) -> Console | None:
+    """Return a console of rich for a terminal; None for anything else, or without rich."""
+    if stream is None or not stream.isatty():
+        return None
+    try:
+        from rich.console import Console
+    except ImportError:
+        return None
+    console = Console(file=stream, highlight=False, markup=False, emoji=False)
+    return None if console.is_dumb_terminal else console
+
+
+def _safe(text: str, stream: TextIO | None) -> str:
+    """Return a text without what a terminal acts on or its encoding lacks."""
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    shown = printable(text, lines=True)
+    return shown.encode(encoding, "backslashreplace").decode(encoding)
+
+
+def _styled(text: str) -> Text:
+    from rich.text import Text
+
+    styled = Text()
+    for place, line in enumerate(text.split("\n")):
+        styled.append_text(Text("\n" if place else ""))
+        styled.append_text(_styled_line(line))
+    return styled
+
+
+def _styled_line(line: str) -> Text:
+    from rich.text import Text
+
+    styled = Text(line)
+    title = _TITLE.match(line)
+    if title is not None and line[title.end() : _TITLE_WIDTH].isspace():
+        styled.stylize("bold cyan", 0, title.end())
+        if title[0].strip() == "verdict":
+            for band in _BAND.finditer(line):
+                styled.stylize(_BANDS[band[1]], *band.span(1))
+    if remedy := _REMEDY.match(line):
+        styled.stylize("green", *remedy.span(1))
+    if complaint := _COMPLAINT.match(line):
+        style = "bold red" if complaint[1] == "error" else "bold yellow"
+        styled.stylize(style, *complaint.span(1))
+    return styled
+
+
+def _table(table: Table) -> RichTable:
+    from rich import box
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    header, *rows = table.rows
+    drawn = RichTable(box=box.SIMPLE_HEAD, header_style="bold", show_edge=False)
+    for place, title in enumerate(header):
+        cells = [row[place] for row in rows]
+        numeric = bool(cells) and all(_NUMBER.match(cell) for cell in cells)
+        drawn.add_column(
+            Text(printable(title)),
+            justify="right" if numeric else "left",
+            overflow="fold",
+        )
+    for row in rows:
+        drawn.add_row(*(Text(printable(cell)) for cell in row))
+    return drawn
