@@ -4,7 +4,7 @@ name.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from calibrators import (
@@ -109,6 +109,36 @@ def pattern(name: str) -> str:
     ('/head/conv', 're:^/head/.*')
     """
     return f"re:{name}" if name.startswith("^") else name
+
+
+def single_names(selected: Sequence[Any]) -> list[str]:
+    """Return the names and regular expressions among what a script selects."""
+    return [each for each in selected if isinstance(each, str)]
+
+
+def pairs_of_ends(selected: Sequence[Any]) -> list[tuple[Sequence[str], Sequence[str]]]:
+    """Return the pairs of start and end nodes among what a script selects.
+
+    A list of pairs counts as its pairs.
+
+    Raises:
+        ConfigError: an entry is neither a name nor a pair.
+    """
+    pairs: list[tuple[Sequence[str], Sequence[str]]] = []
+    for each in selected:
+        if isinstance(each, str):
+            continue
+        if isinstance(each, list) and all(isinstance(inner, tuple) for inner in each):
+            pairs += pairs_of_ends(each)
+            continue
+        if not isinstance(each, tuple | list) or len(each) != 2:
+            raise ConfigError(
+                f"{each!r} selects no nodes; it must be a name or a pair ([start nodes],"
+                " [end nodes])",
+            )
+        starts, ends = ([end] if isinstance(end, str) else list(end) for end in each)
+        pairs.append((starts, ends))
+    return pairs
 
 
 def narrowed(spec: QuantizationSpec) -> QuantizationSpec:

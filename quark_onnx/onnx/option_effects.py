@@ -8,9 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from onnx import ModelProto
+
 from calibrators import CalibrationError, LayerwisePercentile, MinMSE
 from quark_onnx.config import QuantizationSpec
 from quark_onnx.errors import ConfigError, nearest
+from quark_onnx.graph.io import load
 from quark_onnx.onnx.draft import Draft
 from quark_onnx.onnx.quantization.config.algorithm import (
     AdaQuantConfig,
@@ -106,6 +109,20 @@ def parse_shapes(text: str) -> dict[str, tuple[int, ...]]:
         if not colon or not name:
             raise ConfigError(f"{part!r} is no shape; write name:[1,3,224,224]")
     return shapes
+
+
+def input_shapes(
+    shapes: Mapping[str, tuple[int, ...]],
+    model: str | Path | ModelProto,
+) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of inputs; those of outputs, which scripts give as well, follow from them.
+
+    Args:
+        shapes: by the names of inputs and outputs.
+        model: whose inputs and outputs they are.
+    """
+    outputs = {value.name for value in load(model).graph.output}
+    return {name: shape for name, shape in shapes.items() if name not in outputs}
 
 
 def percentiles(draft: Draft, candidates: Any) -> None:

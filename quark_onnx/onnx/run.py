@@ -21,6 +21,7 @@ from quark_onnx.graph.io import load
 from quark_onnx.job import Result
 from quark_onnx.onnx import legacy
 from quark_onnx.onnx.draft import Draft
+from quark_onnx.onnx.option_effects import input_shapes
 from quark_onnx.onnx.quantization.config.algorithm import AlgoConfig
 from quark_onnx.onnxruntime_spelling.overrides import tensor_overrides
 from quark_onnx.onnxruntime_spelling.selection import (
@@ -113,11 +114,11 @@ def native(draft: Draft, model: str | Path | ModelProto) -> QConfig:
     )
     overrides = [
         Override(each, keep=True)
-        for each in names.known(map(legacy.pattern, _single(draft.exclude)))
+        for each in names.known(map(legacy.pattern, legacy.single_names(draft.exclude)))
     ]
     overrides += [
         Override(between=ends, keep=True)
-        for ends in map(names.known_ends, _pairs(draft.exclude))
+        for ends in map(names.known_ends, legacy.pairs_of_ends(draft.exclude))
         if ends is not None
     ]
     overrides += [
@@ -198,6 +199,9 @@ class _Names:
 
     def known_override(self, override: Override) -> Override | None:
         """The part of an override that matches something."""
+        if override.between:
+            ends = self.known_ends(override.between)
+            return None if ends is None else replace(override, between=ends)
         nodes = self.known(override.nodes)
         kinds = {node.kind for node in self.graph.nodes}
         op_types = tuple(
@@ -216,7 +220,7 @@ class _Names:
 
     def known_ends(
         self,
-        ends: tuple[Sequence[str], Sequence[str]],
+        ends: Sequence[Sequence[str]],
     ) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
         """Start and end nodes of a subgraph; None if nothing lies between them."""
         tensors = {
@@ -333,34 +337,6 @@ def _beyond(
     return {node: None for node in reach(nodes, step) if node not in nodes}
 
 
-def _single(exclude: Sequence[Any]) -> list[str]:
-    """Names and regular expressions among what is excluded."""
-    return [each for each in exclude if isinstance(each, str)]
-
-
-def _pairs(exclude: Sequence[Any]) -> list[tuple[Sequence[str], Sequence[str]]]:
-    """Pairs of start and end nodes among what is excluded; a list of pairs counts as its pairs.
-
-    Raises:
-        ConfigError: an entry is neither a name nor a pair.
-    """
-    pairs: list[tuple[Sequence[str], Sequence[str]]] = []
-    for each in exclude:
-        if isinstance(each, str):
-            continue
-        if isinstance(each, list) and all(isinstance(inner, tuple) for inner in each):
-            pairs += _pairs(each)
-            continue
-        if not isinstance(each, tuple | list) or len(each) != 2:
-            raise ConfigError(
-                f"exclude holds {each!r}; it must be a name or a pair ([start nodes],"
-                " [end nodes])",
-            )
-        starts, ends = ([end] if isinstance(end, str) else list(end) for end in each)
-        pairs.append((starts, ends))
-    return pairs
-
-
 def _pow2(draft: Draft) -> bool:
     return draft.activation is not None and draft.activation.pow2
 
@@ -376,7 +352,8 @@ def _converted(draft: Draft, model: Any) -> Any:
         names.append("fixed-shapes")
     if not names:
         return model
-    return convert(model, names, shapes=dict(draft.shapes), opset=draft.opset).model
+    shapes = input_shapes(draft.shapes, model) if draft.shapes else {}
+    return convert(model, names, shapes=shapes, opset=draft.opset).model
 
 
 def _data(draft: Draft, data: Any) -> Any:

@@ -11,8 +11,9 @@ from quark_onnx.graph.node import inner_nodes
 from quark_onnx.onnxruntime_spelling.request import Request, logger, names
 from quark_onnx.registry import RULES
 
-#: Operators whose activations may have a scale that each run computes.
-_DYNAMIC = frozenset({"MatMul", "Gemm", "Conv"})
+#: Operators whose activations may have a scale that each run computes, or that look rows up in a
+#: table of codes.
+_DYNAMIC = frozenset({"MatMul", "Gemm", "Conv", "Gather"})
 
 
 def choose(request: Request) -> None:

@@ -28,6 +28,7 @@ from transformers.utils.quantization_config import (
 )
 
 from quark_onnx.errors import ModelError
+from quark_onnx.torch.checkpoints.export import tensors_of
 from quark_onnx.torch.checkpoints.layouts.quark import QuarkLayout
 from quark_onnx.torch.checkpoints.load import quantized_layers, read_layer
 from quark_onnx.torch.checkpoints.meta_model import dtype_of
@@ -35,7 +36,9 @@ from quark_onnx.torch.checkpoints.parameter_sources import Sources, fill, missin
 from quark_onnx.torch.checkpoints.safetensors_io import Reader
 from quark_onnx.torch.config.spec import LayerSpec
 from quark_onnx.torch.models.attention import reinstall_attention_hooks
+from quark_onnx.torch.models.checkpoint_names import DiskNames
 from quark_onnx.torch.models.experts import UNFUSED, unfuse_experts
+from quark_onnx.torch.models.quantized_layer import QuantizedLayer
 from quark_onnx.torch.models.structure import set_module, within
 
 __all__ = [
@@ -74,7 +77,8 @@ class QuarkCheckpointQuantizer(HfQuantizer):
 
     Before transformers reads the weights, the layers to quantize are taken out of the model, so
     that it reads the float tensors alone. Afterwards they are put back with their codes, as
-    ``load_checkpoint`` reads them.
+    ``load_checkpoint`` reads them. ``model.dequantize()`` puts float layers in their place,
+    ``model.save_pretrained`` writes the codes as they were read.
 
     Args:
         quantization_config: of the checkpoint.
@@ -97,6 +101,7 @@ class QuarkCheckpointQuantizer(HfQuantizer):
         self._sources: Sources | None = None
         self._layers = dict[str, LayerSpec]()
         self._waiting = dict[str, _Waiting]()
+        self._floats = dict[str, Any]()
 
     def _process_model_before_weight_loading(
         self,
@@ -146,6 +151,7 @@ class QuarkCheckpointQuantizer(HfQuantizer):
         for name, spec in self._layers.items():
             module = model.get_submodule(name)
             layer = read_layer(module, name, spec, sources, dtype, self._layout)
+            self._floats[name] = module  # on the device "meta"
             fill(layer, name, sources)
             owner = next(
                 place for place in devices if within(name, place) or name == place
@@ -159,11 +165,64 @@ class QuarkCheckpointQuantizer(HfQuantizer):
             waiting.hook_again(module.to(devices[name]))
         reinstall_attention_hooks(model)
         self._sources, self._waiting = None, {}
+        # quark_onnx.torch.export_safetensors asks for it
+        model.quantized_by = self._config
         return model.eval()
 
-    def is_serializable(self) -> bool:
-        """Return False: ``quark_onnx.torch.export_safetensors`` writes quantized models."""
-        return False
+    def _dequantize(self, model: Any, dtype: Any = None) -> Any:
+        """Put a float layer with the dequantized weight in the place of each quantized one.
+
+        Nothing is rounded as the model runs: not what layers read, and not what attention reads.
+
+        Raises:
+            ModelError: the model has experts, which are apart here and one tensor in transformers.
+        """
+        for name, module in model.named_modules():
+            if isinstance(module, UNFUSED):
+                raise ModelError(
+                    f"{name} holds experts one by one, and transformers would not find"
+                    " them in what it saves; write them with"
+                    " quark_onnx.torch.export_safetensors(model, folder,"
+                    ' weight_format="fake_quantized")',
+                )
+        dtype = dtype or model.dtype
+        for name, module in self._floats.items():
+            layer = model.get_submodule(name)
+            _fill_from(module, layer, dtype)
+            set_module(model, name, module)
+            _copy_hook(layer, module)
+        self._floats = {}
+        for parameter in model.parameters():
+            if parameter.is_floating_point():
+                parameter.data = parameter.data.to(dtype)
+        reinstall_attention_hooks(model)
+        return model
+
+    def is_serializable(self, **_: Any) -> bool:
+        """Return True: ``save_pretrained`` writes the codes in the layout of the checkpoint."""
+        return True
+
+    def get_state_dict_and_metadata(
+        self,
+        model: Any,
+        **_: Any,
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the tensors of the checkpoint, under the names that they have in files.
+
+        Raises:
+            ModelError: weights lie on the disk, where they cannot be saved from.
+        """
+        names = DiskNames(model)
+        found = dict[str, Any]()
+        for name, tensor in tensors_of(model, self._layout):
+            if tensor.is_meta:
+                raise ModelError(
+                    f"{name} is offloaded; load the model without offloading to save it",
+                )
+            found[self._layout.key(names(name))] = tensor
+        # transformers would rename them once more
+        model._weight_conversions = []
+        return found, {}
 
     @property
     def is_trainable(self) -> bool:
@@ -224,16 +283,7 @@ class _Waiting(nn.Module):
         """Attach a hook of accelerate to a module that moves inputs as the hook of this placeholder
         does.
         """
-        hook = self.__dict__.get("_hf_hook")
-        if hook is None:
-            return
-        from accelerate.hooks import AlignDevicesHook, add_hook_to_module
-
-        settings = {"io_same_device": hook.io_same_device, "skip_keys": hook.skip_keys}
-        add_hook_to_module(
-            module,
-            AlignDevicesHook(hook.execution_device, place_submodules=True, **settings),
-        )
+        _copy_hook(self, module)
 
 
 def _compute_buffers(module: Any, model: Any) -> None:
@@ -262,6 +312,35 @@ def _compute_buffers(module: Any, model: Any) -> None:
                 tensor,
                 persistent=name not in owner._non_persistent_buffers_set,
             )
+
+
+def _fill_from(module: Any, layer: QuantizedLayer, dtype: Any) -> None:
+    """Give a float layer what is left of the weight of a quantized one, and its bias.
+
+    Args:
+        module: on the device "meta".
+        layer: the quantized layer.
+        dtype: of the weight and the bias.
+    """
+    weight = layer.weight.t() if layer.origin == "Conv1D" else layer.weight
+    for name, tensor in (("weight", weight), ("bias", layer.bias)):
+        if tensor is not None:
+            value = tensor.detach().to(dtype).contiguous()
+            setattr(module, name, nn.Parameter(value, requires_grad=False))
+
+
+def _copy_hook(layer: Any, module: Any) -> None:
+    """Attach a hook of accelerate that a layer has to the one that takes its place."""
+    hook = layer.__dict__.get("_hf_hook")
+    if hook is None:
+        return
+    from accelerate.hooks import AlignDevicesHook, add_hook_to_module
+
+    settings = {"io_same_device": hook.io_same_device, "skip_keys": hook.skip_keys}
+    add_hook_to_module(
+        module,
+        AlignDevicesHook(hook.execution_device, place_submodules=True, **settings),
+    )
 
 
 def _folder_of(files: Any, model: Any) -> Path:

@@ -162,9 +162,26 @@ def test_dynamic_products_that_there_are_not_are_warned_of(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     translate_dynamic(
-        (networks.embedding(), "q"), {"op_types_to_quantize": ["Gather", "MatMul"]}
+        (networks.convolutions(), "q"), {"op_types_to_quantize": ["MaxPool", "Conv"]}
     )
-    assert "quantize_dynamic has no products of codes for Gather" in caplog.text
+    assert "quantize_dynamic has no products of codes for MaxPool" in caplog.text
+
+
+def test_dynamic_tables_are_quantized(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    networks.save(networks.embedding(), tmp_path)
+    output = tmp_path / "q.onnx"
+    quark_onnx.compat_onnxruntime.quantize_dynamic(
+        tmp_path / "float.onnx", output, op_types_to_quantize=["Gather", "MatMul"]
+    )
+    assert "stay float" not in caplog.text
+    tables = [
+        each
+        for each in onnx.load(output).graph.initializer
+        if each.name.startswith("table")
+    ]
+    assert TensorProto.INT8 in {each.data_type for each in tables}
 
 
 def test_fixed_scales_of_sigmoids() -> None:

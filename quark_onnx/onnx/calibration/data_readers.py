@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from onnx import ModelProto
 
 from calibrators.readers.open import RandomData
@@ -117,14 +118,27 @@ class CachedDataReader(CalibrationDataReader):
     Args:
         dr: the other reader.
         data_size: keep so many at most; None keeps all.
+        convert_nchw_to_nhwc: turn images of four axes, as for a model that has been converted.
+        quantize_fp16: give float32 arrays as float16.
     """
 
-    def __init__(self, dr: Any, data_size: int | None = None) -> None:
+    def __init__(
+        self,
+        dr: Any,
+        data_size: int | None = None,
+        convert_nchw_to_nhwc: bool = False,
+        quantize_fp16: bool = False,
+    ) -> None:
         self._samples: list[dict[str, Any]] = []
         while (data_size is None or len(self._samples) < data_size) and (
             sample := dr.get_next()
         ) is not None:
-            self._samples.append(sample)
+            kept = {name: np.asarray(array) for name, array in sample.items()}
+            if convert_nchw_to_nhwc:
+                kept = {name: _turned(array) for name, array in kept.items()}
+            if quantize_fp16:
+                kept = {name: _halved(array) for name, array in kept.items()}
+            self._samples.append(kept)
         self._next = 0
 
     def __len__(self) -> int:
@@ -141,6 +155,16 @@ class CachedDataReader(CalibrationDataReader):
         self._next = 0
 
     rewind = reset_iter
+
+
+def _turned(array: NDArray[Any]) -> NDArray[Any]:
+    """Return images of shape (N, C, H, W) with the channels last; others as they are."""
+    return array.transpose(0, 2, 3, 1) if array.ndim == 4 else array
+
+
+def _halved(array: NDArray[Any]) -> NDArray[Any]:
+    """Return float32 arrays as float16; others as they are."""
+    return array.astype(np.float16) if array.dtype == np.float32 else array
 
 
 def _inputs(model: str | Path | ModelProto) -> list[InputSpec]:

@@ -21,7 +21,7 @@ from quark_onnx.convert import convert
 from quark_onnx.errors import ConfigError, DataError, QuarkError
 from quark_onnx.graph import Graph
 from quark_onnx.graph.io import load
-from quark_onnx.onnx.option_effects import parse_shapes
+from quark_onnx.onnx.option_effects import input_shapes, parse_shapes
 from quark_onnx.onnx.quantization.config.config import QConfig
 from quark_onnx.onnx.run import run
 
@@ -149,7 +149,7 @@ def _shapes(options: argparse.Namespace) -> None:
         source,
         "fixed-shapes",
         target,
-        shapes=parse_shapes(options.fix_shapes),
+        shapes=input_shapes(parse_shapes(options.fix_shapes), source),
         external=options.external,
     )
 

@@ -227,8 +227,107 @@ def test_the_configuration_is_kept(tmp_path: Path) -> None:
         json.loads(model.config.to_json_string(use_diff=False))["quantization_config"]
         == content
     )
-    with pytest.raises(ValueError, match="is not serializable"):
-        model.save_pretrained(tmp_path / "again")
+
+
+def tensors(folder: Path) -> dict[str, torch.Tensor]:
+    """All tensors of a checkpoint."""
+    from safetensors.torch import load_file
+
+    files = sorted(folder.glob("*.safetensors"))
+    return {name: value for file in files for name, value in load_file(file).items()}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_what_was_loaded_is_saved_as_it_was(name: str, tmp_path: Path) -> None:
+    model = made(llama(hidden_size=128, intermediate_size=256), torch.bfloat16)
+    folder = quantized(tmp_path, config_for(name), model)
+    loaded(folder).save_pretrained(tmp_path / "again", max_shard_size="40KB")
+    before, after = tensors(folder), tensors(tmp_path / "again")
+    assert before.keys() == after.keys()
+    for key, value in before.items():
+        assert value.dtype == after[key].dtype
+        pair = [each.reshape(-1).view(torch.uint8) for each in (value, after[key])]
+        assert torch.equal(*pair), key
+    assert torch.equal(
+        logits(loaded(tmp_path / "again"), tokens()[0]),
+        logits(load_checkpoint(folder), tokens()[0]),
+    )
+
+
+@pytest.mark.parametrize("family", torch_families.FAMILIES)
+def test_a_family_is_saved_as_it_was(family: str, tmp_path: Path) -> None:
+    """Under the names of files, whatever transformers calls the tensors."""
+    config = TorchConfig(
+        scheme("uint4_wo_32"), exclude=(torch_families.head_of(family),)
+    )
+    folder = quantized(tmp_path, config, made(torch_families.config_of(family)))
+    loaded(folder, trust_remote_code=True).save_pretrained(tmp_path / "again")
+    before, after = tensors(folder), tensors(tmp_path / "again")
+    assert before.keys() == after.keys()
+    assert all(torch.equal(value, after[key]) for key, value in before.items())
+
+
+@pytest.mark.parametrize("name", ["uint4_wo_32", "fp8", "mxfp4", "nvfp4"])
+def test_a_dequantized_model_is_a_float_one(name: str, tmp_path: Path) -> None:
+    """Weights are those that the codes stand for; nothing is rounded as it runs."""
+    settings = ROUNDED["attention"] if name == "fp8" else {}
+    folder = quantized(tmp_path, config_for(name, **settings), made(llama()))
+    expected = made(llama())
+    for place, layer in loaded(folder).named_modules():
+        if isinstance(layer, QuantizedLayer):
+            with torch.no_grad():
+                expected.get_submodule(place).weight.copy_(layer.weight)
+    model = loaded(folder)
+    found = model.dequantize()
+    assert not any(isinstance(each, QuantizedLayer) for each in found.modules())
+    assert {type(each) for each in found.modules()} == {
+        type(each) for each in expected.modules()
+    }
+    # attention whose probabilities were rounded stays eager
+    wanted = logits(expected, tokens()[0])
+    torch.testing.assert_close(logits(found, tokens()[0]), wanted, rtol=1e-5, atol=1e-5)
+    found.save_pretrained(tmp_path / "plain")
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "plain")
+    assert not hasattr(again.config, "quantization_config")
+    assert torch.equal(logits(again, tokens()[0]), wanted)
+
+
+def test_a_dequantized_model_in_another_type(tmp_path: Path) -> None:
+    folder = quantized(tmp_path, config_for("int8"), made(llama(), torch.bfloat16))
+    model = loaded(folder).dequantize(dtype=torch.float32)
+    assert {each.dtype for each in model.parameters()} == {torch.float32}
+    assert logits(model, tokens()[0]).isfinite().all()
+
+
+def test_layers_of_other_kinds_are_dequantized(tmp_path: Path) -> None:
+    """GPT-2's Conv1D has inputs first, Gemma multiplies what it looks up."""
+    weight = LayerSpec(TensorSpec("int8", per_channel=True))
+    config = TorchConfig(weight, types=(("Embedding", weight),), exclude=())
+    for family in ("gpt2", "gemma3"):
+        source = made(torch_families.config_of(family))
+        folder = quantized(tmp_path / family, config, source)
+        model = loaded(folder)
+        expected = logits(model, tokens()[0])  # weights alone are quantized
+        found = logits(model.dequantize(), tokens()[0])
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_experts_are_not_dequantized(tmp_path: Path) -> None:
+    config = TorchConfig(scheme("int8"), exclude=("lm_head",))
+    folder = quantized(tmp_path, config, made(torch_families.config_of("mixtral")))
+    with pytest.raises(ModelError, match="holds experts one by one"):
+        loaded(folder).dequantize()
+
+
+def test_a_loaded_model_is_exported_by_amd_names(tmp_path: Path) -> None:
+    from quark_onnx.torch import export_safetensors
+
+    folder = quantized(tmp_path, config_for("fp8"), made(llama()))
+    export_safetensors(loaded(folder), tmp_path / "again")
+    assert torch.equal(
+        logits(load_checkpoint(tmp_path / "again"), tokens()[0]),
+        logits(load_checkpoint(folder), tokens()[0]),
+    )
 
 
 def test_a_missing_tensor_is_an_error(tmp_path: Path) -> None:

@@ -129,9 +129,13 @@ class QConfig:
             external=self.use_external_data_format,
         )
         for config, names in self.specific_layer_config.items():
-            draft.overrides.append(
-                _override(config, nodes=[legacy.pattern(name) for name in names]),
-            )
+            selected = [names] if isinstance(names, str) else list(names)
+            single = legacy.single_names(selected)
+            if single:
+                nodes = [legacy.pattern(name) for name in single]
+                draft.overrides.append(_override(config, nodes=nodes))
+            for ends in legacy.pairs_of_ends(selected):
+                draft.overrides.append(_override(config, between=ends))
         for config, op_types in self.layer_type_config.items():
             draft.overrides.append(_override(config, op_types=op_types))
         apply_options(draft, options)
