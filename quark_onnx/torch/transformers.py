@@ -185,6 +185,8 @@ class QuarkCheckpointQuantizer(HfQuantizer):
                     " quark_onnx.torch.export_safetensors(model, folder,"
                     ' weight_format="fake_quantized")',
                 )
+        if isinstance(dtype, str):  # as save_pretrained leaves it in the configuration
+            dtype = getattr(torch, dtype)
         dtype = dtype or model.dtype
         for name, module in self._floats.items():
             layer = model.get_submodule(name)

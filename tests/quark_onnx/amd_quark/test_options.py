@@ -18,8 +18,10 @@ from calibrators.readers.open import RandomData
 from quark_onnx import QConfig as Native
 from quark_onnx.errors import ConfigError, QuarkError
 from quark_onnx.onnx import (
+    CachedDataReader,
     CalibMethod,
     Int8Spec,
+    Int16Spec,
     ModelQuantizer,
     PathDataReader,
     QConfig,
@@ -284,7 +286,7 @@ def test_conversions_come_first(tmp_path: Path) -> None:
     model = classifier()
     config = QConfig(
         QLayerConfig(Int8Spec(), weight=Int8Spec()),
-        extra_options={"FixShapes": "x:[2,4,8,8]", "ConvertOpsetVersion": 19},
+        extra_options={"FixShapes": "x:[2,4,8,8];y:[2,10]", "ConvertOpsetVersion": 19},
     )
     result = ModelQuantizer(config).quantize_model(model, None, Reader(model))
     assert result is not None
@@ -307,3 +309,63 @@ def test_a_config_survives_its_dictionary() -> None:
     again = QConfig.from_dict(config.to_dict())
     assert native(again.draft(), model) == native(config.draft(), model)
     assert again.to_dict() == config.to_dict()
+
+
+def test_a_configuration_of_the_layers_between_two_nodes() -> None:
+    """By names, regular expressions and pairs of start and end nodes, as in ``exclude``."""
+    narrow, wide = Int8Spec(), Int16Spec()
+    config = QConfig(
+        QLayerConfig(narrow, weight=narrow),
+        specific_layer_config={
+            QLayerConfig(wide, weight=narrow): [(["conv2"], ["pool"]), "^fc.*"],
+        },
+    )
+    found = native(config.draft(), classifier()).overrides
+    assert [(each.nodes, each.between) for each in found] == [
+        (("re:^fc.*",), ()),
+        ((), (("conv2",), ("pool",))),
+    ]
+    model = ModelQuantizer(config).quantize_model(
+        classifier(), None, Reader(classifier())
+    )
+    assert model is not None
+    constants = {each.name: each.data_type for each in model.graph.initializer}
+    types = {
+        node.input[0]: onnx.TensorProto.DataType.Name(constants[node.input[2]])
+        for node in model.graph.node
+        if node.op_type == "QuantizeLinear"
+    }
+    assert types["x"] == "INT8" and types["s"] == "INT16"
+
+
+def test_a_pair_that_is_none() -> None:
+    config = QConfig(
+        QLayerConfig(Int8Spec(), weight=Int8Spec()),
+        specific_layer_config={QLayerConfig(Int8Spec()): [("conv1", "a", "b")]},
+    )
+    with pytest.raises(ConfigError, match="it must be a name or a pair"):
+        config.draft()
+
+
+def test_a_reader_that_keeps_samples() -> None:
+    """Its arguments are those of AMD Quark, in their order."""
+    images = {
+        "x": np.arange(24, dtype=np.float32).reshape(1, 2, 3, 4),
+        "n": np.arange(2),
+    }
+
+    class One:
+        def __init__(self) -> None:
+            self.left = [images, images, images]
+
+        def get_next(self) -> Any:
+            return self.left.pop() if self.left else None
+
+    reader = CachedDataReader(One(), 2, True, True)
+    assert len(reader) == 2
+    sample = reader.get_next()
+    assert sample is not None and sample["x"].dtype == np.float16
+    assert sample["x"].shape == (1, 3, 4, 2) and sample["n"].dtype == np.int64
+    assert reader.get_next() is not None and reader.get_next() is None
+    reader.reset_iter()
+    assert reader.get_next() is not None

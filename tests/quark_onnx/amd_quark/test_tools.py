@@ -115,7 +115,10 @@ def test_shapes_text_and_inputs(tmp_path: Path) -> None:
         str(tmp_path / name) for name in ("f.onnx", "t.onnxtxt", "g.onnx", "p.onnx")
     )
     assert (
-        main("convert_dynamic_to_fixed", ["--fix_shapes", "x:[2,4,8,8]", source, fixed])
+        main(
+            "convert_dynamic_to_fixed",
+            ["--fix_shapes", "x:[2,4,8,8];y:[2,10]", source, fixed],
+        )
         == 0
     )
     assert [

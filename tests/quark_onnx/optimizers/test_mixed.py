@@ -180,6 +180,56 @@ def test_a_metric_that_gives_no_number(answer: Any) -> None:
         quantize(model, data, mixed(target=0.05, metric=lambda candidate: answer))
 
 
+def test_a_distance_between_outputs() -> None:
+    """The greatest that is allowed is the target."""
+    model, data = broken()
+    seen = list[int]()
+
+    def distance(expected: Any, found: Any) -> float:
+        seen.append(len(expected))
+        pairs = zip(expected, found, strict=True)
+        return float(np.mean([np.abs(one - other).mean() for [one], [other] in pairs]))
+
+    def measured(candidate: ModelProto) -> float:
+        return distance(
+            [run(model, s) for s in data], [run(candidate, s) for s in data]
+        )
+
+    plain = measured(quantize(model, data, QConfig.of("A8W8").with_(safe=False)).model)
+    result = quantize(model, data, mixed(target=plain / 4, distance=distance))
+    assert measured(result.model) <= plain / 4 * 1.2
+    assert seen[1] == 8 and 0 < len(raised(result)) < 5
+    assert "dB" not in headline(result) and "missed" not in headline(result)
+
+
+def test_only_some_nodes_may_be_changed() -> None:
+    model, data = broken()
+    settings = {"target": 90.0, "to": "float"}
+    some = raised(quantize(model, data, mixed(**settings, op_types=["Gemm"])))
+    assert some and set(some) <= {"a", "b", "d"}
+    rest = raised(quantize(model, data, mixed(**settings, exclude=["[ac]"])))
+    assert rest and not {"a", "c"} & set(rest)
+    named = raised(quantize(model, data, mixed(**settings, nodes="relu")))
+    assert named == ["relu"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"nodes": "b0"}, "no node of the model is one of b0"),
+        ({"op_types": "Conv"}, "no node of the model is one of Conv"),
+        ({"exclude": 3}, "exclude of auto_mixed_precision is 3"),
+        ({"distance": 3}, "distance of auto_mixed_precision is 3"),
+        ({"distance": min, "metric": min}, "has a metric and a distance"),
+        ({"distance": lambda a, b: "far"}, "distance of auto_mixed_precision returned"),
+    ],
+)
+def test_wrong_distances_and_candidates(settings: Any, message: str) -> None:
+    model, data = broken()
+    with pytest.raises(ConfigError, match=message):
+        quantize(model, data, mixed(target=0.05, **settings))
+
+
 @pytest.mark.parametrize(
     "preset", ["A8W4", "INT4", "XINT8", "FP8E4M3", "FP4E2M1", "DYNAMIC", "A16W8"]
 )

@@ -180,6 +180,14 @@ def test_devices(name: str, tmp_path: Path) -> None:
     assert torch.equal(
         logits(model, tokens()[0]), logits(load_checkpoint(folder), tokens()[0])
     )
+    if name == "offloaded":
+        with pytest.raises(ModelError, match="is offloaded; load the model without"):
+            model.save_pretrained(tmp_path / "again")
+    else:
+        model.save_pretrained(tmp_path / "again")
+        assert tensors(folder).keys() == tensors(tmp_path / "again").keys()
+    found = model.dequantize()
+    assert logits(found, tokens()[0]).isfinite().all()
 
 
 def test_another_type_and_attention(tmp_path: Path) -> None:
