@@ -30,6 +30,8 @@ class Draft:
         input_nodes, output_nodes: nothing before the first and behind the last is quantized.
         float_results: operator types whose results are not quantized for their own sake.
         float_nodes: nodes whose results stay float.
+        everywhere: what is said of all tensors, as arguments of ``TensorOverride``.
+        contrib: Q/DQ pairs are in the domain com.microsoft.
         tensors: what is said of single tensors, as onnxruntime's TensorQuantOverrides.
         options: the extra options, as the script gives them.
         constant_matmul: a MatMul without a constant factor stays float.
@@ -59,6 +61,8 @@ class Draft:
     constant_matmul: bool = False
     float_results: Sequence[str] = ()
     float_nodes: Sequence[str] = ()
+    everywhere: dict[str, Any] = field(default_factory=dict)
+    contrib: bool = False
     tensors: dict[str, Any] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict, compare=False)
     algorithms: list[AlgoConfig] = field(default_factory=list)

@@ -309,6 +309,18 @@ def float_nodes(draft: Draft, names: Any) -> None:
     draft.float_nodes = tuple(names or ())
 
 
+def pair_for_weights(draft: Draft, wanted: Any) -> None:
+    """Leave weights float, with a Q/DQ pair behind each; those without a scale are cast anyway."""
+    if wanted and draft.weight is not None and draft.weight.dtype.scaled:
+        draft.everywhere["stored"] = False
+
+
+def dedicated_pairs(draft: Draft, wanted: Any) -> None:
+    """Give each reader of a tensor a Q/DQ pair of its own."""
+    if wanted:
+        draft.everywhere["dedicated"] = True
+
+
 def tensor_overrides(draft: Draft, overrides: Any) -> None:
     """Add what is said of single tensors.
 

@@ -505,14 +505,22 @@ ROWS: tuple[Option, ...] = (
     *(
         _not_needed(name, _ANY, _PAIRS)
         for name in (
-            "AddQDQPairToWeight",
-            "DedicatedQDQPair",
             "DedicateDQNode",
             "EnableDualQuantNodePairs",
-            "UseQDQContribOps",
             "UseQDQVitisCustomOps",
         )
     ),
+    _obeyed(
+        "AddQDQPairToWeight",
+        effects.pair_for_weights,
+        '`TensorOverride("*", stored=False)`, for formats with a scale',
+    ),
+    _obeyed(
+        "DedicatedQDQPair",
+        effects.dedicated_pairs,
+        '`TensorOverride("*", dedicated=True)`',
+    ),
+    _obeyed("UseQDQContribOps", effects.setter("contrib"), "`contrib`"),
     _not_needed(
         "QDQOpTypePerChannelSupportToAxis",
         ({}, None),

@@ -98,6 +98,7 @@ def native(draft: Draft, model: str | Path | ModelProto) -> QConfig:
         weight=draft.weight,
         bias=draft.bias,
         form="operators" if draft.dynamic else draft.form,
+        contrib=bool(draft.contrib),
         accuracy_level=draft.accuracy_level,
         target=draft.target,
         fix_sizes=False,  # AMD Quark leaves the batch as it is; FixShapes fixes it
@@ -248,8 +249,11 @@ class _Names:
 
     def tensor_overrides(self, draft: Draft) -> tuple[TensorOverride, ...]:
         """Overrides of tensors that the model has, and those that keep the results of nodes float."""  # noqa: E501
+        everywhere = list[TensorOverride]()
+        if draft.everywhere:
+            everywhere.append(TensorOverride("*", **draft.everywhere))
         if not draft.tensors and not draft.float_nodes:
-            return ()
+            return tuple(everywhere)
         known = {
             name for node in self.graph.nodes for name in (*node.inputs, *node.outputs)
         }
@@ -277,7 +281,7 @@ class _Names:
         ]
         if results:
             found.append(TensorOverride(results, keep=True))
-        return tuple(found)
+        return (*everywhere, *found)
 
     def outside(self, inputs: Sequence[str], outputs: Sequence[str]) -> list[str]:
         """Nodes before the input nodes and behind the output nodes."""

@@ -369,3 +369,38 @@ def test_a_reader_that_keeps_samples() -> None:
     assert reader.get_next() is not None and reader.get_next() is None
     reader.reset_iter()
     assert reader.get_next() is not None
+
+
+def test_pairs_that_a_script_asks_for() -> None:
+    """A float weight with a pair, a pair for each reader, and onnxruntime's own domain."""
+    options = {
+        "AddQDQPairToWeight": True,
+        "DedicatedQDQPair": True,
+        "UseQDQContribOps": True,
+    }
+    spec = QLayerConfig(Int8Spec(), weight=Int8Spec())
+    plain, asked = (
+        ModelQuantizer(QConfig(spec, extra_options=each)).quantize_model(
+            transformer(), None, Reader(transformer())
+        )
+        for each in ({}, options)
+    )
+    assert plain is not None and asked is not None
+    pairs = {"QuantizeLinear", "DequantizeLinear"}
+    for model, domain in ((plain, ""), (asked, "com.microsoft")):
+        nodes = [node for node in model.graph.node if node.op_type in pairs]
+        assert {node.domain for node in nodes} == {domain}
+    stored = [
+        {each.data_type for each in model.graph.initializer if each.dims == [64, 128]}
+        for model in (plain, asked)
+    ]
+    assert stored == [{onnx.TensorProto.INT8}, {onnx.TensorProto.FLOAT}]
+    # the normalized tensor has three readers
+    counts = [
+        sum(
+            node.op_type == "QuantizeLinear" and node.input[0] == "n"
+            for node in model.graph.node
+        )
+        for model in (plain, asked)
+    ]
+    assert counts[0] <= 1 < counts[1]
