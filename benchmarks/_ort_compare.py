@@ -4,6 +4,7 @@ accuracy of both.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
 import itertools
@@ -31,6 +32,9 @@ _TYPES = {
     "tensor(float)": np.float32,
     "tensor(float16)": np.float16,
     "tensor(double)": np.float64,
+    "tensor(int32)": np.int32,
+    "tensor(int64)": np.int64,
+    "tensor(bool)": np.bool_,
 }
 
 
@@ -76,9 +80,14 @@ def _with(given: dict[str, Any], reader: Any) -> dict[str, Any]:
 
 def _copies(reader: Any) -> tuple[Any, Any]:
     """A reader and a copy of what it holds; one that can start again is left as it is."""
-    if hasattr(reader, "rewind") or hasattr(reader, "set_range"):
+    strided = getattr(type(reader), "set_range", None)
+    base = theirs.CalibrationDataReader.set_range
+    if hasattr(reader, "rewind") or strided not in (None, base):
         return reader, _Rewound(reader)
-    samples = list(iter(reader.get_next, None))
+    samples = []
+    with contextlib.suppress(StopIteration):  # how some end
+        while (sample := reader.get_next()) is not None:
+            samples.append(sample)
     return _Replay(samples), _Replay(samples)
 
 
@@ -144,12 +153,9 @@ def _draw(before: Any, after: Any, free: int, seed: int) -> float:
         shape = [
             size if isinstance(size, int) and size > 0 else free for size in value.shape
         ]
-        kind = _TYPES.get(value.type)
-        feeds[value.name] = (
-            np.zeros(shape, np.int32)
-            if kind is None
-            else random.uniform(-1, 1, shape).astype(kind)
-        )
+        kind = _TYPES[value.type]
+        drawn = random.uniform(-1, 1, shape)
+        feeds[value.name] = drawn > 0 if kind is np.bool_ else drawn.astype(kind)
     worst = float("inf")
     for wanted, found in zip(
         before.run(None, feeds), after.run(None, feeds), strict=True

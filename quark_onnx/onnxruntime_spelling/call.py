@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from quark_onnx.config import QConfig, QuantizationSpec
+from quark_onnx.dtypes import INT8
 from quark_onnx.errors import nearest
 from quark_onnx.onnxruntime_spelling.cache import read_cache
 from quark_onnx.onnxruntime_spelling.names import (
@@ -128,6 +129,10 @@ def translate_dynamic(positional: tuple[Any, ...], keywords: Mapping[str, Any]) 
         _weight(a),
     )
     request.changes |= {"form": "operators", "bodies": False, "keep_existing": True}
+    if request.weight.dtype.bits == INT8.bits:
+        # a row is the input of everything behind it, and no sum averages its errors out
+        rows = QuantizationSpec(INT8, per_channel=True, narrow=True)
+        request.changes["embedding"] = rows
     choose(request)
     apply(request)
     return _call(request)

@@ -133,6 +133,30 @@ def embedding() -> ModelProto:
     return _model(nodes, ("N", 7), ("N", 7, 16), weights, kind=TensorProto.INT64)
 
 
+def words() -> ModelProto:
+    """EmbedLayerNormalization and a product: words to features, as BERT begins."""
+    node = helper.make_node
+    nodes = [
+        node("Cast", ["x"], ["i"], "narrow", to=TensorProto.INT32),
+        node(
+            "EmbedLayerNormalization",
+            ["i", "", "table", "positions", "", "gain", "shift"],
+            ["e", "m"],
+            "embed",
+            domain="com.microsoft",
+        ),
+        node("MatMul", ["e", "w"], ["y"], "head"),
+    ]
+    weights = {
+        "table": _normal(50, 32, seed=1),
+        "positions": _normal(7, 32, seed=2),
+        "gain": np.ones(32, "f"),
+        "shift": np.zeros(32, "f"),
+        "w": _normal(32, 16, seed=3, scale=0.18),
+    }
+    return _model(nodes, ("N", 7), ("N", 7, 16), weights, kind=TensorProto.INT64)
+
+
 def branches() -> ModelProto:
     """Two Add and a Softmax, and an If one of whose branches multiplies."""
     node, w = helper.make_node, _normal(16, 16, seed=9, scale=0.25)

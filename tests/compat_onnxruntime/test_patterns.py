@@ -274,3 +274,23 @@ def test_float8_is_as_accurate_as_theirs(tmp_path: Path) -> None:
             quantizer.quantize_static(source, output, data, **settings)
             ratios.append(sqnr(tmp_path, networks.samples(model, 8, seed=seed + 100)))
     assert np.mean(found[ours]) > np.mean(found[theirs])
+
+
+@pytest.mark.parametrize("make", [networks.embedding, networks.words])
+def test_tables_are_as_accurate_as_theirs(make: Any, tmp_path: Path) -> None:
+    """Those that Gather looks up, and those of EmbedLayerNormalization."""
+    model = make()
+    networks.save(model, tmp_path)
+    found = []
+    for quantizer in (theirs, ours):
+        quantizer.quantize_dynamic(
+            str(tmp_path / "float.onnx"), str(tmp_path / "quantized.onnx")
+        )
+        found.append(sqnr(tmp_path, networks.samples(model, 8, seed=1)))
+    assert found[1] >= found[0] - MARGIN
+    types = {
+        tensor.data_type
+        for tensor in onnx.load(tmp_path / "quantized.onnx").graph.initializer
+        if tensor.name == "table_quantized"
+    }
+    assert types == {TensorProto.INT8}

@@ -34,7 +34,7 @@ class QConfig:
     Args:
         global_config: how layers are quantized that nothing else is said of; it has
             ``input_tensors`` and ``weight``.
-        specific_layer_config: configurations, and the names of the nodes that have them.
+        specific_layer_config: configurations, and the nodes that have them, as in ``exclude``.
         layer_type_config: configurations, and the operator types that have them; None leaves them
             float.
         exclude: nodes that stay float: names, regular expressions that begin with ``^``, and pairs
@@ -47,7 +47,7 @@ class QConfig:
     def __init__(  # noqa: PLR0913
         self,
         global_config: QLayerConfig,
-        specific_layer_config: dict[Any, list[str]] | None = None,
+        specific_layer_config: dict[Any, list[Any]] | None = None,
         layer_type_config: dict[Any, list[str]] | None = None,
         exclude: list[Any] | None = None,
         algo_config: list[AlgoConfig] | None = None,
@@ -129,12 +129,11 @@ class QConfig:
             external=self.use_external_data_format,
         )
         for config, names in self.specific_layer_config.items():
-            selected = [names] if isinstance(names, str) else list(names)
-            single = legacy.single_names(selected)
+            single = legacy.single_names(names)
             if single:
                 nodes = [legacy.pattern(name) for name in single]
                 draft.overrides.append(_override(config, nodes=nodes))
-            for ends in legacy.pairs_of_ends(selected):
+            for ends in legacy.pairs_of_ends(names):
                 draft.overrides.append(_override(config, between=ends))
         for config, op_types in self.layer_type_config.items():
             draft.overrides.append(_override(config, op_types=op_types))
