@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -24,7 +25,7 @@ from quark_onnx.onnx.quantization.config.config import (
     QuantizationConfig,
 )
 from quark_onnx.onnx.quantization.config.data_type import parse_data_type
-from quark_onnx.onnx.run import native
+from quark_onnx.onnx.run import native, run
 
 logger = logging.getLogger(__name__)
 
@@ -94,6 +95,32 @@ class AutoSearchConfig:
         "include_cle": [False, True],
     }
     search_evaluator: ClassVar[Callable[[str], float] | None] = None
+    search_output_dir: ClassVar[str] = "./"
+    search_stop_condition: ClassVar[dict[str, float]] = {}
+
+
+#: Settings of the two searches that have no effect, with the values that ask for nothing, and why.
+_UNUSED: dict[str, tuple[tuple[Any, ...], str]] = {
+    "search_metric": ((None, "L2"), "the noise at the outputs decides"),
+    "search_metric_tolerance": ((None, 2e4), "the best candidate is written"),
+    "search_algo": (
+        (None, "grid_search", "grid", "Grid", "TPE"),
+        "every combination is tried, or as many as n_trials says",
+    ),
+    "n_jobs": ((None, 1, 2), "candidates are tried one after another"),
+    "search_devices": ((None, "", "cuda:0,1"), "candidates run on the CPU"),
+    "advanced_fastft_search": (
+        (None, False),
+        "put the parameters of AdaRound or AdaQuant into the space",
+    ),
+}
+
+
+def _warn(settings: Mapping[str, Any]) -> None:
+    """Name the settings that have no effect and ask for something."""
+    for name, (harmless, why) in _UNUSED.items():
+        if settings.get(name) not in harmless:
+            logger.warning("%s=%r has no effect here: %s", name, settings[name], why)
 
 
 class AutoSearch:
@@ -128,6 +155,8 @@ class AutoSearch:
             calibration_data_path,
         )
         self.all_configs: list[QuantizationConfig] = []
+        self.result: SearchResult | None = None
+        _warn(_attributes(self.auto_search_config))
         if eval_dataloader is not None:
             logger.warning(
                 "eval_dataloader has no effect: calibration samples are held out to judge by",
@@ -143,19 +172,37 @@ class AutoSearch:
             for combination in generate_all_configs(search_space_config)
         ]
 
-    def search_model(self) -> SearchResult:
-        """Try all configurations; the best come first in ``candidates`` of the result."""
-        self.all_configs = self.build_all_configs(self.auto_search_config.search_space)
+    def search_model(self) -> list[dict[str, Any]]:
+        """Try all configurations, and write the best model.
+
+        Returns:
+            The best candidate, with its place in ``all_configs``, the noise at its outputs in dB
+            (or the negative number of the evaluator), and the path of its model. The ranking is in
+            ``result``.
+        """
+        settings = _attributes(self.auto_search_config)
+        configs = self.build_all_configs(settings["search_space"])
+        limit = (settings.get("search_stop_condition") or {}).get("iteration_limit")
+        self.all_configs = configs if limit is None else configs[: int(limit)]
         drafts = [config.draft() for config in self.all_configs]
-        evaluator = getattr(self.auto_search_config, "search_evaluator", None)
-        result, _ = _search(
+        data = _kept(self.data)
+        self.result, best = _search(
             self.model_input,
             drafts,
-            self.data,
-            evaluator,
-            maximize=True,
+            data,
+            _metric(settings.get("search_evaluator"), 1.0),
         )
-        return result
+        folder = Path(settings.get("search_output_dir") or ".")
+        folder.mkdir(parents=True, exist_ok=True)
+        path = str(folder / f"iter_{best}.onnx")
+        run(drafts[best], self.model_input, data, path)
+        score = self.result.best.score
+        found = {
+            "config_index": best,
+            "difference": None if score is None else -score,
+            "model_path": path,
+        }
+        return [found]
 
 
 class AutoSearchPro:
@@ -174,9 +221,15 @@ class AutoSearchPro:
             if name not in config:
                 raise ConfigError(f"the configuration of a search has no {name}")
         self.config = config
+        _warn(config)
 
     def run(self) -> dict[str, Any]:
-        """Try all combinations of the space; return the values of the best."""
+        """Try the combinations of the space, ``n_trials`` of them at most.
+
+        Returns:
+            The values of the best; ``best_params.json`` in ``output_dir`` has them, too, where that
+            is given.
+        """
         combinations = generate_all_configs(self.config["search_space"])
         drafts = [_newer(combination).draft() for combination in combinations]
         maximize = self.config.get("direction", "minimize") == "maximize"
@@ -184,10 +237,26 @@ class AutoSearchPro:
             self.config["model_input"],
             drafts,
             self.config["calib_data_reader"],
-            self.config.get("search_evaluator"),
-            maximize=maximize,
+            _metric(self.config.get("search_evaluator"), 1.0 if maximize else -1.0),
+            self.config.get("n_trials"),
         )
+        if self.config.get("output_dir"):
+            folder = Path(self.config["output_dir"])
+            folder.mkdir(parents=True, exist_ok=True)
+            text = json.dumps(combinations[best], indent=2, default=str)
+            (folder / "best_params.json").write_text(text, encoding="utf-8")
         return combinations[best]
+
+
+def _attributes(settings: Any) -> dict[str, Any]:
+    """Return the attributes of an object, those of its class included."""
+    names = (name for name in dir(settings) if not name.startswith("_"))
+    return {name: getattr(settings, name) for name in names}
+
+
+def _kept(data: Any) -> Any:
+    """Return calibration data that can be read twice."""
+    return list(iter(data.get_next, None)) if hasattr(data, "get_next") else data
 
 
 def get_auto_search_config(config_name: str) -> dict[str, Any]:
@@ -231,27 +300,27 @@ def _search(
     model: Any,
     drafts: list[Draft],
     data: Any,
-    evaluator: Callable[[str], float] | None,
-    *,
-    maximize: bool,
+    metric: Callable[[ModelProto], float] | None,
+    trials: int | None = None,
 ) -> tuple[SearchResult, int]:
     """Rank the drafts; return the result, and the place of the best draft."""
     configs: list[Native] = [native(draft, model) for draft in drafts]
     space = {"presets": configs, "calibrators": [], "optimizers": []}
-    metric = (
-        None if evaluator is None else _metric(evaluator, 1.0 if maximize else -1.0)
-    )
-    found = search(model, data, space=space, metric=metric, trials=None)
+    found = search(model, data, space=space, metric=metric, trials=trials)
     return found, configs.index(found.best.config)
 
 
 def _metric(
-    evaluator: Callable[[str], float],
+    evaluator: Callable[[str], float] | None,
     sign: float,
-) -> Callable[[ModelProto], float]:
-    """The evaluator of a script, which takes the path of a model, as a metric: the higher, the
-    better.
+) -> Callable[[ModelProto], float] | None:
+    """Return the evaluator of a script, which takes the path of a model, as a metric: the higher,
+    the better.
+
+    None where there is none.
     """
+    if evaluator is None:
+        return None
 
     def metric(candidate: ModelProto) -> float:
         with TemporaryDirectory() as folder:
