@@ -142,7 +142,7 @@ DIFFERENT: dict[str, str] = {
     "TestOpTranspose.test_quantize_transpose": _RESULT,
     "TestOpTranspose.test_quantize_transpose_s8s8": _RESULT,
     "TestWhereModel.test_quantize_where_u8u8": _CODES,
-    "TestWhereModel.test_quantize_where_u8u8_no_force_quantize_no_input_check": _CODES,
+    "TestWhereModel.test_quantize_where_u8u8_no_force_quantize_no_input_check": _ALONE,
     "TestQDQ4bit.test_int4_qdq_conv": _ORDER,
     "TestQDQExtraOptions.test_qdq_extra_options_2": _ORDER,
     "TestQDQExtraOptions.test_qdq_keep_removable_activations_option": _CLIP,
