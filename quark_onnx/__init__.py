@@ -8,6 +8,7 @@ model out.
 ``compare`` for the error.
 """
 
+from calibrators.onnx_runtime.installed import require_onnxruntime
 from quark_onnx.analysis import (
     Analysis,
     Comparison,
@@ -48,6 +49,9 @@ from quark_onnx.optimizers import (
 from quark_onnx.steps import Calibration
 from quark_onnx.torch.exports.quantize_module import quantize_module
 from quark_onnx.version import __version__ as __version__
+
+require_onnxruntime()
+del require_onnxruntime
 
 __all__ = [
     "CLE",

@@ -7,6 +7,12 @@ import os
 #: The domains of its operators.
 DOMAINS = frozenset({"ai.onnx.contrib", "com.microsoft.extensions"})
 
+_MODULE = "onnxruntime_extensions"
+_MISSING = (
+    "onnxruntime-extensions decodes images and splits texts, and is not installed: pip"
+    " install onnxruntime-extensions. Python 3.14 has no wheel of it: pass arrays (.npy,"
+    " .npz) there"
+)
 _PROTOBUF = "PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION"
 
 
@@ -23,6 +29,8 @@ def library() -> str:
     before = os.environ.get(_PROTOBUF)
     try:
         import onnxruntime_extensions
+    except ImportError as error:
+        raise ImportError(f"{_MISSING} ({error})", name=_MODULE) from error
     finally:
         if before is None:
             os.environ.pop(_PROTOBUF, None)

@@ -130,9 +130,9 @@ def read_images(
 
         session = open_session(image_model(spec))
     except ImportError as error:
-        raise CalibrationError(
-            "to read images: pip install onnxruntime-extensions",
-        ) from error
+        if error.name != "onnxruntime_extensions":
+            raise
+        raise CalibrationError(f"to read image files: {error}") from error
     for file in files:
         encoded = _read_encoded(file)
         try:
