@@ -23,6 +23,7 @@ import reference  # noqa: E402
 COPIES = {
     "contributing.md": "CONTRIBUTING.md",
     "changelog.md": "CHANGELOG.md",
+    "examples/plugin.md": "examples/plugin/README.md",
     "results/index.md": "benchmarks/README.md",
     **{
         f"results/{path.name}": f"benchmarks/results/{path.name}"
