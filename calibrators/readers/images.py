@@ -132,7 +132,10 @@ def read_images(
     except ImportError as error:
         if error.name != "onnxruntime_extensions":
             raise
-        raise CalibrationError(f"to read image files: {error}") from error
+        raise CalibrationError(
+            "to read image files: pip install onnxruntime-extensions. Python 3.14 has no"
+            " wheel of it: pass arrays (.npy, .npz) there",
+        ) from error
     for file in files:
         encoded = _read_encoded(file)
         try:
