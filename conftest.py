@@ -50,7 +50,14 @@ def pytest_report_header() -> str:
 def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> None:
-    """Leave out what a run without the extras tests as well, with ``--extras``."""
+    """Skip what needs a package that is missing; with ``--extras``, leave out what a run without
+    the extras tests as well.
+    """
+    if find_spec("onnxruntime_extensions") is None:
+        skip = pytest.mark.skip(reason="onnxruntime-extensions is not installed")
+        for item in items:
+            if item.get_closest_marker("images"):
+                item.add_marker(skip)
     if not config.getoption("--extras"):
         return
     if MISSING:

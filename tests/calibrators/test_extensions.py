@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.images
+
 VARIABLE = "PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION"
 
 

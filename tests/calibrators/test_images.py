@@ -19,6 +19,7 @@ from calibrators.readers.images import ImageSpec, read_images
 from calibrators.readers.open import InputSpec, open_reader
 
 Image = pytest.importorskip("PIL.Image")
+pytestmark = pytest.mark.images
 
 PIXELS = {"scale": 1.0, "layout": "nhwc"}  # leaves the levels 0 to 255 to be compared
 

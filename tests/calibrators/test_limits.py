@@ -152,6 +152,7 @@ def test_an_archive_that_ends_early(
         list(open_reader(tmp_path / "x.npz", [FIXED]))
 
 
+@pytest.mark.images
 def test_an_image_is_measured_by_its_header(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,6 +177,7 @@ def test_an_image_is_measured_by_its_header(
         open_reader(tmp_path, [IMAGE], images=spec).first()
 
 
+@pytest.mark.images
 def test_the_frame_of_a_jpeg_is_measured(tmp_path: Path) -> None:
     pillow = pytest.importorskip("PIL.Image")
     pillow.new("RGB", (64, 48)).save(tmp_path / "x.jpg")

@@ -72,6 +72,7 @@ def test_a_model_above_the_limit_goes_through_a_file(
     assert not list(Path("temporary").iterdir())
 
 
+@pytest.mark.images
 def test_operators_of_onnxruntime_extensions() -> None:
     model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17, "ai.onnx.contrib": 1]>
     g (string[n] x) => (string[n] y) { y = ai.onnx.contrib.StringUpper (x) }""")

@@ -39,6 +39,8 @@ from quark_onnx.cli import main
 from quark_onnx.errors import AccuracyError, ModelError
 from tests.models import Feeds, interface, normal, parse, weight
 
+pytestmark = pytest.mark.images
+
 #: A preset, and the least signal-to-noise ratio in dB: that of one rounding (41 with 8 bits, 35
 #: with powers of two, 21 with 4 bits in blocks, 42 with bfp16), less what some eight roundings add
 #: up to (9) or two or three (5), less 4.

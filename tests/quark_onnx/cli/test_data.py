@@ -63,7 +63,9 @@ MEAN = ("--mean", "1", "2", "3")
             ["--scale", "'1/0' is not a number"],
         ),
         (["--data", "data", *SIZE, "--color", "grey"], ["--color", "grey"]),
-        (["--data", "data", *SIZE], ["no image in data"]),
+        pytest.param(
+            ["--data", "data", *SIZE], ["no image in data"], marks=pytest.mark.images
+        ),
         (
             ["--data", "data", "--limit", "0"],
             ["--limit", "'0' is not a whole number of at least 1"],

@@ -81,6 +81,7 @@ def test_a_name_stands_for_one_thing() -> None:
     assert {"analyze", "npu preflight", "llm ptq"} <= pages
 
 
+@pytest.mark.images
 @pytest.mark.parametrize(
     ("sizes", "word"),
     [

@@ -39,6 +39,7 @@ def test_report_and_model(cli: Any) -> None:
     assert "DequantizeLinear" in kinds(onnx.load("out.onnx"))
 
 
+@pytest.mark.images
 def test_json_is_all_there_is_on_stdout(cli: Any) -> None:
     document = cli(*MODEL, "--json").json
     assert list(document) == [
@@ -333,6 +334,7 @@ def test_the_input_is_not_touched(cli: Any) -> None:
     assert not [path for path in Path().iterdir() if path.name.startswith(".")]
 
 
+@pytest.mark.images
 def test_images_become_samples(cli: Any) -> None:
     image = pytest.importorskip("PIL.Image")
     Path("photos").mkdir()

@@ -246,6 +246,7 @@ int main() {
 """
 
 
+@pytest.mark.images
 def test_the_cpp_loader_opens_what_there_is(bundle: npu.Bundle, tmp_path: Path) -> None:
     """Against a stand-in for the part of onnxruntime's interface that it uses."""
     compiler = shutil.which("g++") or shutil.which("clang++")
@@ -442,6 +443,7 @@ def test_every_recipe_makes_a_bundle(name: str, tmp_path: Path) -> None:
     assert made.kind == recipe.preset and recipe.source and recipe.advice
 
 
+@pytest.mark.images
 def test_images_are_read_as_the_calibration_data_was(tmp_path: Path) -> None:
     from PIL import Image
 
@@ -560,6 +562,7 @@ def scores_behind(kind: str = "y", elem: str = "float") -> ModelProto:
     return model
 
 
+@pytest.mark.images
 def test_what_stands_behind_is_shipped_and_run(tmp_path: Path) -> None:
     made = npu.deploy(
         npu.Parts(network(), scores_behind(), (), False), data(), tmp_path / "bundle"
@@ -724,6 +727,7 @@ def test_what_does_not_fit_behind_leaves_nothing(
     assert not any(tmp_path.iterdir())
 
 
+@pytest.mark.images
 def test_operators_that_are_not_installed_are_named(tmp_path: Path) -> None:
     made = npu.deploy(
         npu.Parts(network(), scores_behind(), (), False), data(), tmp_path / "bundle"
