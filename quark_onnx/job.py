@@ -15,7 +15,7 @@ from calibrators.onnx_runtime.session import model_bytes
 from calibrators.readers.spool import Spool
 from calibrators.shown import short
 from quark_onnx.config import QConfig
-from quark_onnx.errors import ConfigError, crash_behind, data_errors
+from quark_onnx.errors import AccuracyError, ConfigError, crash_behind, data_errors
 from quark_onnx.fusions.nbits import set_accuracy_level
 from quark_onnx.graph import (
     Graph,
@@ -34,6 +34,7 @@ from quark_onnx.graph.states import states
 from quark_onnx.optimizers.problem import LayerResult
 from quark_onnx.plan import Plan, Quantize, select
 from quark_onnx.plan.blocks import describe_blocks
+from quark_onnx.preprocessing import Finding, PreprocessingCheck
 from quark_onnx.progress import Progress
 from quark_onnx.refine import (
     Snapshot,
@@ -57,6 +58,7 @@ from quark_onnx.steps import (
     Finished,
     GivenRanges,
     HoldOut,
+    Judging,
     Keyed,
     Limits,
     Params,
@@ -518,12 +520,21 @@ class Job:
                 "nothing was quantized: the result is the float model, prepared for"
                 f" {config.target}",
             )
-        collector = VerdictCollector(self.reference.model, self.task)
         more, late = data.verdict_samples(
             min(MOST_SAMPLES - len(data.judges), _affordable(self.original)),
         )
-        advice = _settings(config, data.count)
-        done = finish(
+        judging = Judging(
+            VerdictCollector(self.reference.model, self.task),
+            (
+                None
+                if data.random
+                else PreprocessingCheck(self.reference.model, self.task)
+            ),
+            _settings(config, data.count),
+            more,
+        )
+        done = self._written(
+            judging,
             result,
             self.reference,
             data.judges,
@@ -534,19 +545,37 @@ class Job:
             external=self.external,
             narrowing=self.narrowing,
             functions=config.functions,
-            collector=collector,
-            verdict_samples=more,
-            advice=advice,
         )
-        verdict = collector.verdict(
+        verdict = judging.collector.verdict(
             done.errors,
             held_out=len(data.held_out) + late,
             random=data.random,
-            settings=advice,
+            settings=judging.advice,
         )
+        findings = self._findings(judging)
+        if findings and verdict is not None:
+            verdict = verdict.doubted(findings[0].advice)
         notes += verdicts(done.errors, states(result)) if done.errors else []
         report = self._report(plans, done, notes, data, layers)
-        return Result(done.model, plan, replace(report, verdict=verdict))
+        report = replace(report, verdict=verdict, warnings=[*map(str, findings)])
+        return Result(done.model, plan, report)
+
+    def _written(self, judging: Judging, *arguments: Any, **settings: Any) -> Finished:
+        """Finish the model. Where it misses the gate, wrong preprocessing may be the cause."""
+        try:
+            return finish(*arguments, judging=judging, **settings)
+        except AccuracyError:
+            self._findings(judging)
+            raise
+
+    def _findings(self, judging: Judging) -> list[Finding]:
+        """Signs of wrong preprocessing, which are logged."""
+        if judging.check is None:
+            return []
+        findings = judging.check.findings(self.reference.session)
+        for finding in findings:
+            logger.warning("%s", finding)
+        return findings
 
     def _refine(
         self,

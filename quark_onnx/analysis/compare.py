@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from numbers import Integral
@@ -19,6 +19,7 @@ from calibrators.onnx_runtime.session import model_bytes, open_session
 from quark_onnx.errors import ConfigError, DataError, ModelError, crash_errors
 from quark_onnx.graph import Graph
 from quark_onnx.graph.io import load
+from quark_onnx.preprocessing import PreprocessingCheck
 from quark_onnx.report.measure import OutputError, least_sqnr, measure
 from quark_onnx.report.shapes import require_same_shapes, sized_by_data
 from quark_onnx.report.verdict import Verdict, VerdictCollector
@@ -34,6 +35,7 @@ class Comparison:
         outputs: the error of each output.
         bytes_before, bytes_after: sizes of the two models.
         verdict: the quality in the terms of the task; None where no sample was run.
+        warnings: signs of wrong preprocessing of the data.
     """
 
     samples: int
@@ -41,6 +43,7 @@ class Comparison:
     bytes_before: int
     bytes_after: int
     verdict: Verdict | None = None
+    warnings: list[str] = field(default_factory=list)
 
     @property
     def sqnr(self) -> float:
@@ -87,7 +90,7 @@ def _compared(
     limit: int | None,
     task: str,
 ) -> Comparison:
-    collector = VerdictCollector(before, task)
+    collector, check = VerdictCollector(before, task), PreprocessingCheck(before, task)
     sessions = []
     for name, model in (("reference", before), ("other", after)):
         try:
@@ -105,8 +108,14 @@ def _compared(
         )
     reader = reader_for(Graph.of(before), data)
     counter = _Counter(islice(iter(reader), limit))
+
+    def observe(feeds: Any, expected: Any, found: Any) -> None:
+        collector.add(feeds, expected, found)
+        if not reader.random:
+            check.add(feeds, expected)
+
     try:
-        outputs = measure(sessions[0], sessions[1], counter, collector.add)
+        outputs = measure(sessions[0], sessions[1], counter, observe)
     except calibrators.CalibrationError as error:
         raise DataError(str(error)) from error
     except Exception as error:  # onnxruntime raises several unrelated types
@@ -120,12 +129,16 @@ def _compared(
         calibrated=False,
         random=reader.random,
     )
+    findings = check.findings(sessions[0])
+    if findings and verdict is not None:
+        verdict = verdict.doubted(findings[0].advice)
     return Comparison(
         counter.count,
         outputs,
         model_bytes(before),
         model_bytes(after),
         verdict,
+        [str(finding) for finding in findings],
     )
 
 

@@ -60,6 +60,7 @@ def run(options: Namespace) -> Answer:
                 *map(_row, found.outputs),
             ],
         ),
+        *([entry("warning", found.warnings)] if found.warnings else ()),
         *(verdict_lines(found.verdict) if found.verdict else ()),
     ]
     document = {
@@ -72,6 +73,7 @@ def run(options: Namespace) -> Answer:
         "worst_sqnr": found.sqnr,
         "outputs": [asdict(output) for output in found.outputs],
         "verdict": None if found.verdict is None else asdict(found.verdict),
+        "warnings": found.warnings,
     }
     return Answer(lines, document, _missed(found.outputs, options.min_sqnr))
 

@@ -34,7 +34,8 @@ class Report:
         could have been quantized but stayed float, and why. notes: rewrites, rolled- back passes,
         raised scales, findings of the guard. outputs: the error at each output. layers: what
         optimizers made of each layer. verdict: the quality in the terms of the task; None where
-        nothing was measured. kept_types: operator types of ``kept_nodes``, by node.
+        nothing was measured. kept_types: operator types of ``kept_nodes``, by node. warnings: signs
+        of wrong preprocessing of the data.
     """
 
     config: str
@@ -50,6 +51,7 @@ class Report:
     layers: list[LayerResult] = field(default_factory=list)
     verdict: Verdict | None = None
     kept_types: dict[str, str] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
 
     @property
     def quantized(self) -> int:
@@ -96,6 +98,7 @@ class Report:
             [f"{name}: {why}" for name, why in self.kept_tensors.items()],
         )
         lines += _section("notes", self.notes)
+        lines += _section("warning", self.warnings)
         if self.verdict is not None:
             lines += verdict_lines(self.verdict)
         return "\n".join(map(printable, lines))

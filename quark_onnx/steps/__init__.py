@@ -17,7 +17,7 @@ from quark_onnx.steps.compute_qparams import (
 )
 from quark_onnx.steps.destination import destination, keeps_weights_beside
 from quark_onnx.steps.dynamic import quantized_before, read_floats
-from quark_onnx.steps.finish import Finished, check, finish, hand_back
+from quark_onnx.steps.finish import Finished, Judging, check, finish, hand_back
 from quark_onnx.steps.function_bodies import (
     OLD_DOMAIN,
     RENAMED,
@@ -58,6 +58,7 @@ __all__ = [
     "Finished",
     "GivenRanges",
     "HoldOut",
+    "Judging",
     "Keyed",
     "Limits",
     "Params",

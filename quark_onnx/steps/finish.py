@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -28,9 +28,15 @@ from quark_onnx.graph.io import external_files, loaded, read_stored, staged
 from quark_onnx.graph.node import QUANTIZE
 from quark_onnx.graph.states import State, states
 from quark_onnx.graph.traces import drop_traces
+from quark_onnx.preprocessing import PreprocessingCheck
 from quark_onnx.report.figures import decibels, percent
 from quark_onnx.report.loop import measure_loop
-from quark_onnx.report.measure import OutputError, measure, observe_runs
+from quark_onnx.report.measure import (
+    Observe,
+    OutputError,
+    measure,
+    observe_runs,
+)
 from quark_onnx.report.shapes import require_same_shapes, sized_by_data
 from quark_onnx.report.verdict import (
     DESCRIPTIONS,
@@ -71,9 +77,7 @@ def finish(  # noqa: PLR0913
     external: bool = False,
     narrowing: OriginalDtypes | None = None,
     functions: bool = True,
-    collector: VerdictCollector | None = None,
-    verdict_samples: Sequence[Sample] = (),
-    advice: Settings | None = None,
+    judging: Judging | None = None,
 ) -> Finished:
     """The finished model, which has been checked, loaded and run, and its error at each output on
     the samples.
@@ -87,9 +91,7 @@ def finish(  # noqa: PLR0913
         narrowing: the types that inputs and outputs get back, after the error was measured.
         functions: the model keeps the bodies of operators that onnxruntime does not know; without
             them it is measured before it loses them, and runs only where the operators are known.
-        collector: takes in the outputs of both models on the samples, and on the next ones.
-        verdict_samples: more samples for the collector, which count for no gate.
-        advice: settings of the run, from which an error proposes what to try.
+        judging: takes in the outputs of both models.
 
     Raises:
         AccuracyError: an output is worse than ``min_sqnr``; nothing is written.
@@ -110,9 +112,7 @@ def finish(  # noqa: PLR0913
         lean,
         codes,
         states(graph),
-        collector,
-        verdict_samples,
-        advice,
+        judging,
     )
     found: tuple[list[OutputError], list[str]] | None = None
     bare = bool(model.functions) and not functions
@@ -184,6 +184,34 @@ def hand_back(
 
 
 @dataclass(frozen=True)
+class Judging:
+    """What takes in the outputs of both models beside the gate.
+
+    Attributes:
+        collector: makes the verdict.
+        check: looks for wrong preprocessing; None where data is random.
+        advice: settings of the run, from which an error proposes what to try.
+        samples: more samples, which count for no gate.
+    """
+
+    collector: VerdictCollector
+    check: PreprocessingCheck | None
+    advice: Settings
+    samples: Sequence[Sample] = ()
+
+    def add(
+        self,
+        feeds: Mapping[str, Any],
+        expected: Mapping[str, Any],
+        found: Mapping[str, Any],
+    ) -> None:
+        """Take in one sample, and the outputs of the float and of the quantized model."""
+        self.collector.add(feeds, expected, found)
+        if self.check is not None:
+            self.check.add(feeds, expected)
+
+
+@dataclass(frozen=True)
 class _Gate:
     """What a model has to pass; the arguments of `finish`."""
 
@@ -193,9 +221,7 @@ class _Gate:
     lean: bool
     codes: bool  # activations are rounded, so that there may be sums of 8-bit products
     states: Sequence[State] = ()
-    collector: VerdictCollector | None = None
-    verdict_samples: Sequence[Sample] = ()
-    advice: Settings | None = None
+    judging: Judging | None = None
 
     def passed(self, model: ModelProto | Path) -> tuple[list[OutputError], list[str]]:
         """The error at each output where sums do not saturate, and what is to be said of this
@@ -203,15 +229,16 @@ class _Gate:
         """
         check(model, self.reference.model)
         session = _load(model, lean=self.lean)
-        errors = self._measured(session, self.collector)
+        judging = self.judging
+        errors = self._measured(session, judging.add if judging is not None else None)
         self._require(errors)
-        if self.collector is not None and errors:
+        if judging is not None and errors:
             with self._measuring():
                 observe_runs(
                     self.reference.session,
                     session,
-                    self.verdict_samples,
-                    self.collector.add,
+                    judging.samples,
+                    judging.add,
                 )
         if not self.codes or not saturates():
             return errors, []
@@ -250,14 +277,14 @@ class _Gate:
     def _measured(
         self,
         session: Any,
-        collector: VerdictCollector | None = None,
+        observe: Observe | None = None,
     ) -> list[OutputError]:
         with self._measuring():
             errors = measure(
                 self.reference.session,
                 session,
                 self.samples,
-                collector.add if collector is not None else None,
+                observe,
             )
             if not any(error.shapes for error in errors):
                 errors += measure_loop(
@@ -300,10 +327,10 @@ class _Gate:
 
     def _advice(self) -> str:
         """What to try where the gate was missed."""
-        task = self.collector.task if self.collector is not None else None
-        if task is None or self.advice is None:
+        task = self.judging.collector.task if self.judging is not None else None
+        if self.judging is None or task is None:
             return ""
-        steps = next_steps(self.reference.model, self.advice, task.name)
+        steps = next_steps(self.reference.model, self.judging.advice, task.name)
         options = [step.options for step in steps if step.options]
         kind = DESCRIPTIONS.get(task.name)
         sentences = [f"This looks like {kind}."] if kind else []

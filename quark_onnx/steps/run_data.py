@@ -51,7 +51,13 @@ class RunData:
         if self.held is None or most <= 0:
             return [], 0
         late = self.held.late[:most]
-        rest = self.held.calibrated[: most - len(late)]
+        known = self.judges
+        rest = [
+            sample
+            for sample in self.held.calibrated
+            if not any(sample is each for each in known)
+        ]
+        rest = rest[: most - len(late)]
         return [*late, *rest], len(late)
 
     @property

@@ -30,6 +30,7 @@ patterns
 plan
 rules passes fusions optimizers targets
 report onnxruntime_spelling
+preprocessing
 steps
 refine
 job

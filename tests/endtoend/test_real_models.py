@@ -13,7 +13,7 @@ import pytest
 from onnx import numpy_helper
 
 from calibrators.onnx_runtime.session import open_session
-from quark_onnx import QConfig, analyze, compare, quantize_static
+from quark_onnx import QConfig, analyze, compare, quantize, quantize_static
 
 VARIABLE = "QUARK_ONNX_DATA"
 SAMPLES = 100
@@ -111,3 +111,30 @@ def test_the_analysis_finds_what_was_spoilt(realdata: Any, tmp_path: Path) -> No
             )
     first = analyze(task.path, quantized, task.calibration(4)).ranking[0]
     assert (first.name, first.causes[0].kind) == (name, "clipped")
+
+
+def test_wrong_preprocessing_is_found(realdata: Any) -> None:
+    """ResNet-20: as it was trained, scaled to [0, 1], with swapped channels, and interleaved."""
+    task = realdata.load("resnet20")
+    right = [sample["input"] for sample in task.calibration(60)]
+    mean = np.float32([0.485, 0.456, 0.406]).reshape(3, 1, 1)
+    std = np.float32([0.229, 0.224, 0.225]).reshape(3, 1, 1)
+    pixels = [each * std + mean for each in right]
+    variants = {
+        "": right,
+        "(scaling)": pixels,
+        "(color)": [(each[:, ::-1] - mean) / std for each in pixels],
+        "(layout)": [
+            each.transpose(0, 2, 3, 1).copy().reshape(each.shape) for each in right
+        ],
+    }
+    for cause, arrays in variants.items():
+        samples = [{"input": np.ascontiguousarray(each)} for each in arrays]
+        report = quantize(task.path, samples, "A8W8").report
+        assert report.verdict is not None and report.verdict.task == "classifier"
+        if cause:
+            (warning,) = report.warnings
+            assert cause in warning
+            assert report.verdict.band != "good"
+        else:
+            assert report.warnings == [] and report.verdict.band == "good"

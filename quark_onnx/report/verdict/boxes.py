@@ -37,6 +37,7 @@ class DetectorLayout:
         scores: the output with the scores; that with the boxes where it is one.
         labels: the output with the classes; empty where there is none.
         size: (height, width) of the input image.
+        width: number of values of a box in its output.
     """
 
     form: Literal["pair", "rows", "columns", "selected"]
@@ -44,6 +45,31 @@ class DetectorLayout:
     scores: str
     labels: str
     size: tuple[int, int]
+    width: int
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The outputs that are read."""
+        return tuple(dict.fromkeys((self.boxes, self.scores, self.labels)))
+
+    def fits(self, outputs: Arrays) -> bool:
+        """Return whether outputs have the layout, with any number of boxes."""
+        boxes = outputs[self.boxes]
+        if boxes.shape[_width_axis(self.form)] != self.width:
+            return False
+        if self.form != "pair":
+            return True
+        count = boxes.size // 4
+        whole = not self.labels or outputs[self.labels].size == count
+        scores = outputs[self.scores].size
+        return whole and (
+            scores == count if self.labels or not count else not scores % count
+        )
+
+
+def _width_axis(form: str) -> int:
+    """The axis along which an output of boxes has its coordinates."""
+    return 1 if form == "columns" else -1
 
 
 def detector_layout(outputs: Arrays, feeds: Arrays) -> DetectorLayout | None:
@@ -62,11 +88,12 @@ def detector_layout(outputs: Arrays, feeds: Arrays) -> DetectorLayout | None:
         ):
             scores, labels = _companions(name, value, outputs)
             if scores:
-                return DetectorLayout("pair", name, scores, labels, size)
+                return DetectorLayout("pair", name, scores, labels, size, 4)
     for name, value in outputs.items():
         form = _single_form(value)
         if form is not None:
-            return DetectorLayout(form, name, name, "", size)
+            width = value.shape[_width_axis(form)]
+            return DetectorLayout(form, name, name, "", size, width)
     return None
 
 
@@ -161,6 +188,9 @@ def _paired(
     outputs: Arrays,
 ) -> list[tuple[Floats, Floats, Floats]]:
     scores = outputs[layout.scores].astype(np.float64)
+    if not boxes.size:
+        empty = np.zeros(0)
+        return [(np.zeros((0, 4)), empty, empty) for _ in range(len(boxes))]
     scores = scores.reshape(len(boxes), boxes.shape[1], -1)
     if layout.labels:
         labels = outputs[layout.labels].astype(np.float64)

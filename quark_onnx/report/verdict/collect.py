@@ -79,7 +79,9 @@ class VerdictCollector:
             if self.task is None:
                 self.task = find_task(self._model, given, before, self._asked)
                 self._judge = judge_for(self.task)
-            if self._judge is not None and self.task.output in after:
+            if self._judge is None or not self.task.reads(before):
+                return
+            if self.task.reads(after):
                 self._judge.add(given, before, after)
 
     def verdict(

@@ -173,11 +173,15 @@ class Vectors:
         self._after: list[Floats] = []
 
     def add(self, feeds: Arrays, expected: Arrays, found: Arrays) -> None:
-        self._before += list(pooled(feeds, expected[self._output]))
-        self._after += list(pooled(feeds, found[self._output]))
+        before = pooled(feeds, expected[self._output])
+        after = pooled(feeds, found[self._output])
+        width = len(self._before[0]) if self._before else before.shape[1]
+        if before.shape == after.shape and before.shape[1] == width:
+            self._before += list(before)
+            self._after += list(after)
 
     def figures(self) -> tuple[Figure, ...]:
-        if not self._before or len(self._before) != len(self._after):
+        if not self._before:
             return ()
         before, after = unit(np.array(self._before)), unit(np.array(self._after))
         cosine = float((before * after).sum(axis=1).mean())

@@ -89,11 +89,38 @@ class Task:
         name: one of ``TASKS``.
         output: the output that is judged; of a detector, the boxes.
         layout: how to read the outputs of a detector.
+        ranks: the number of dimensions and the kind of type of each output that is read.
     """
 
     name: str
     output: str
     layout: DetectorLayout | None = None
+    ranks: tuple[tuple[str, int, str], ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        output: str,
+        outputs: Arrays,
+        layout: DetectorLayout | None = None,
+    ) -> Task:
+        """Return a task whose outputs look like these."""
+        read = [output]
+        if layout is not None:
+            read = [each for each in layout.outputs if each]
+        ranks = [(each, outputs[each].ndim, outputs[each].dtype.kind) for each in read]
+        return cls(name, output, layout, tuple(ranks))
+
+    def reads(self, outputs: Arrays) -> bool:
+        """Return whether outputs can be read as those on the first sample could."""
+        for name, rank, kind in self.ranks:
+            value = outputs.get(name)
+            if value is None or value.ndim != rank or value.dtype.kind != kind:
+                return False
+            if self.layout is None and not value.size:
+                return False
+        return self.layout is None or self.layout.fits(outputs)
 
 
 def find_task(
@@ -114,19 +141,23 @@ def find_task(
     if asked in ("auto", "detector"):
         layout = detector_layout(outputs, feeds)
         if layout is not None:
-            return Task("detector", layout.boxes, layout)
+            return Task.of("detector", layout.boxes, outputs, layout)
     for name, value in outputs.items():
         found = asked if asked != "auto" else _kind(name, value, feeds, traits)
         if found != "signal" and _readable(found, value):
-            return Task(found, name)
+            return Task.of(found, name, outputs)
     return Task("signal", next(iter(outputs), ""))
 
 
 def _readable(task: str, value: NDArray[Any]) -> bool:
     """Return whether a judge of the task can read such an output."""
     shape = squeezed(value)
+    if not value.size or value.dtype.kind not in "fiu":
+        return False
+    if value.dtype.kind in "iu":
+        return task == "classifier" and value.ndim in (1, 2)
     if task in ("classifier", "embedding"):
-        return len(shape) in (2, 3) or (task == "classifier" and _is_label(value))
+        return len(shape) in (2, 3)
     return {
         "language": value.ndim == 3,
         "segmentation": value.ndim == 4,
@@ -146,10 +177,6 @@ def squeezed(value: NDArray[Any]) -> tuple[int, ...]:
     return shape
 
 
-def _is_label(value: NDArray[Any]) -> bool:
-    return value.dtype.kind in "iu" and value.ndim in (1, 2) and value.shape[-1:] != ()
-
-
 def _kind(
     name: str,
     value: NDArray[Any],
@@ -157,9 +184,9 @@ def _kind(
     traits: Traits,
 ) -> str:
     shape = squeezed(value)
-    if value.dtype.kind in "iu":
-        return "classifier" if _CLASS_NAMES.search(name) else "signal"
-    if value.dtype.kind != "f":
+    if value.dtype.kind in "iu" and _CLASS_NAMES.search(name):
+        return "classifier"
+    if not value.size or value.dtype.kind != "f":
         return "signal"
     if len(shape) == 2:
         return _vector_kind(name, value.reshape(shape), feeds, traits)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 Band = Literal["good", "risky", "poor", "unknown"]
@@ -69,6 +69,21 @@ class Verdict:
 
     def __str__(self) -> str:
         return f"{self.band}: {self.sentence}"
+
+    def doubted(self, advice: str) -> Verdict:
+        """Return the verdict on data that are not to be trusted: at best risky.
+
+        Args:
+            advice: what to change of the data.
+        """
+        band: Band = "risky" if self.band == "good" else self.band
+        step = NextStep("", "the figures hold for data like those in use only", advice)
+        return replace(
+            self,
+            band=band,
+            sentence=f"the preprocessing of the data looks wrong; {self.sentence}",
+            next_steps=(step, *self.next_steps),
+        )
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,7 @@ def test_json(cli: Any) -> None:
         "worst_sqnr",
         "outputs",
         "verdict",
+        "warnings",
     ]
     assert document["samples"] == 3
     assert document["outputs"][0]["name"] == "scores"

@@ -62,6 +62,8 @@ def test_json_is_all_there_is_on_stdout(cli: Any) -> None:
         "outputs",
         "layers",
         "verdict",
+        "kept_types",
+        "warnings",
     ]
     assert (document["schema"], document["command"], document["samples"]) == (
         1,

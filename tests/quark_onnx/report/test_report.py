@@ -85,6 +85,7 @@ def test_dictionary() -> None:
         "layers": "list",
         "verdict": "NoneType",
         "kept_types": "dict",
+        "warnings": "list",
     }
     assert found["outputs"][2]["sqnr"] == "inf" and found["operators"]["Conv"] == [2, 3]
 

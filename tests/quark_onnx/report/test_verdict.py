@@ -308,3 +308,47 @@ def test_advice_by_structure() -> None:
         next_steps(attention, SETTINGS, "embedding")[0].options
         == "--optimize smoothquant"
     )
+
+
+ODD: list[Any] = [
+    np.float32(3),
+    *(
+        np.zeros(shape, np.float32)
+        for shape in (
+            (0,),
+            (0, 10),
+            (2, 0),
+            (1, 0, 4),
+            (1, 60, 6),
+            (1, 60, 85),
+            (1, 0, 6),
+            (2, 1, 1, 1),
+            (1, 3, 0, 0),
+            (1, 2, 3, 4, 5),
+        )
+    ),
+    np.full((2, 10), np.nan, np.float32),
+    np.full((2, 10), np.inf, np.float32),
+    np.full((1, 60, 6), np.nan, np.float32),
+    np.zeros((2, 3), np.int64),
+    np.zeros((2, 3), bool),
+    np.array(["a", "b"]),
+    np.zeros((1, 5, 64, 64), np.float16),
+    [1, 2],
+    {"a": 1},
+    None,
+]
+
+
+@pytest.mark.parametrize("task", ["auto", *TASKS])
+@pytest.mark.parametrize("first", range(len(ODD)))
+def test_odd_outputs_of_any_shape_and_type_are_taken(task: str, first: int) -> None:
+    """Also such that change from sample to sample, and differ between the models."""
+    collector = VerdictCollector(LINEAR, task)
+    for before in (ODD[first], *ODD[:6]):
+        for after in (before, ODD[(first + 1) % len(ODD)]):
+            collector.add(IMAGE, {"y": before, "z": before}, {"y": after, "z": after})
+    assert (
+        collector.verdict([OutputError("y", 20.0, 1.0, 0.0, None)], held_out=0)
+        is not None
+    )

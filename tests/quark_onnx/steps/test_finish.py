@@ -126,7 +126,7 @@ def test_the_gate(tmp_path: Path) -> None:
     (error,) = finish(graph, Reference(model), samples(model), None).errors
     assert error.sqnr is not None
     finish(graph, Reference(model), samples(model), None, min_sqnr=error.sqnr - 0.1)
-    with pytest.raises(AccuracyError, match="nothing was written"):
+    with pytest.raises(AccuracyError, match="Nothing was written"):
         finish(
             graph,
             Reference(model),

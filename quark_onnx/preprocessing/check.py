@@ -1,0 +1,402 @@
+"""Check the preprocessing of data by what the float model makes of it.
+
+The outputs that the verdict computes anyway are the basis. Other scalings and the other order of
+channels are tried on the first 8 rows, and those that come close on up to 32: some two or three
+more passes of the float model over so many rows, whatever the amount of data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import ModelProto
+
+from calibrators.onnx_runtime.session import estimate_bytes
+from quark_onnx.preprocessing.evidence import (
+    Classified,
+    Detected,
+    Evidence,
+    evidence_for,
+)
+from quark_onnx.preprocessing.finding import Cause, Finding
+from quark_onnx.preprocessing.first_layers import (
+    FirstLayers,
+    Responses,
+    fits,
+    other_data,
+    too_large,
+)
+from quark_onnx.preprocessing.pixels import (
+    SCALINGS,
+    Scaling,
+    picture_axis,
+    scaling_of,
+    smoothness,
+)
+from quark_onnx.preprocessing.tokens import token_findings
+from quark_onnx.report.verdict.task import Task, find_task
+
+Feeds = Mapping[str, NDArray[Any]]
+
+#: Rows that are looked at, and bytes of their inputs that are kept.
+_ROWS, _BYTES = 32, 1 << 27
+#: Bytes of weights of the largest model on which alternatives are tried.
+_LARGEST = 1 << 30
+#: Rows on which alternatives are tried first, and how many of them go on.
+_FIRST, _CONFIRMED = 8, 3
+#: Rows from which a collapse of predictions says something, the share of rows that are different
+#: classes, and the mean top probability below which it is one.
+_COLLAPSE_ROWS, _COLLAPSE_CLASSES, _COLLAPSE_CONFIDENCE = 16, 0.15, 0.5
+#: Share of the greatest scores that a detector keeps where inputs were too large.
+_KEPT = 0.5
+_RGB = "use the other order of channels: --color bgr instead of rgb, or the reverse"
+
+
+@dataclass(frozen=True)
+class _Alternative:
+    """Another preprocessing of the same pictures."""
+
+    cause: Cause
+    name: str
+    advice: str
+    feeds: tuple[Feeds, ...]
+
+
+class PreprocessingCheck:
+    """Take in inputs and outputs of a float model, and say whether the inputs look wrong."""
+
+    def __init__(self, model: ModelProto, task: str = "auto") -> None:
+        """Start with nothing.
+
+        Args:
+            model: the float model.
+            task: one of ``report.verdict.TASKS``, or ``auto``.
+        """
+        self._model = model
+        self._asked = task
+        self._task: Task | None = None
+        self._given: Evidence | None = None
+        self._feeds: list[Feeds] = []
+        self._rows = self._bytes = 0
+        self._first_output: NDArray[Any] | None = None
+        self._varies = False
+
+    def add(
+        self,
+        feeds: Mapping[str, Any],
+        expected: Mapping[str, Any],
+    ) -> None:
+        """Take in one sample, with the outputs of the float model."""
+        given, outputs = _arrays(feeds), _arrays(expected)
+        size = sum(value.nbytes for value in given.values())
+        if self._rows >= _ROWS or self._bytes + size > _BYTES or not outputs:
+            return
+        with np.errstate(all="ignore"):
+            if self._task is None:
+                self._task = find_task(self._model, given, outputs, self._asked)
+                self._given = evidence_for(self._task)
+            self._watch(outputs)
+            if self._given is not None and self._task.reads(outputs):
+                self._given.add(outputs)
+        self._feeds.append(given)
+        self._rows += max(
+            (len(value) for value in given.values() if value.ndim), default=1
+        )
+        self._bytes += size
+
+    def _watch(self, outputs: Mapping[str, NDArray[Any]]) -> None:
+        """See whether the output ever differs."""
+        assert self._task is not None
+        value = np.atleast_1d(outputs.get(self._task.output, np.zeros(0)))
+        if self._first_output is None:
+            self._first_output = value[:1].copy()
+        same = value.shape[1:] == self._first_output.shape[1:]
+        self._varies |= not same or not (value == self._first_output).all()
+
+    def findings(self, session: Any) -> list[Finding]:
+        """Return the signs of wrong preprocessing; none where all looks well.
+
+        Args:
+            session: of the float model, on which alternatives are tried.
+        """
+        if self._task is None or not self._feeds:
+            return []
+        with np.errstate(all="ignore"):
+            return list(self._found(session))
+
+    def _found(self, session: Any) -> Iterator[Finding]:
+        yield from token_findings(self._model, self._feeds)
+        if self._constant():
+            yield Finding(
+                "outputs",
+                f"the float model computes the same for all {self._rows} inputs",
+                "look at the inputs: scaling, mean and standard deviation, layout",
+            )
+        pictures = self._pictures()
+        if pictures is None:
+            return
+        name, axis, images = pictures
+        smooth = smoothness(images)
+        if smooth.interleaved:
+            yield Finding(
+                "layout",
+                f"neighbouring rows of input {name!r} are unrelated (correlation"
+                f" {smooth.down:.2f}), and every third value of a row is alike"
+                f" ({smooth.third:.2f})",
+                "the pixels are (height, width, channel) read as (channel, height,"
+                " width): --layout nchw for image files, --input-layout nhwc for arrays",
+            )
+        elif smooth.natural and estimate_bytes(self._model) <= _LARGEST:
+            yield from self._picture_findings(session, name, axis, images)
+
+    def _constant(self) -> bool:
+        """Whether the output never changes though the inputs do."""
+        first = self._feeds[0]
+        alike = all(
+            feed.keys() == first.keys()
+            and all(np.array_equal(value, first[name]) for name, value in feed.items())
+            for feed in self._feeds
+        )
+        return self._rows >= _FIRST and not self._varies and not alike
+
+    def _pictures(self) -> tuple[str, int, list[NDArray[Any]]] | None:
+        """Return the input with pictures, its axis of channels, and its batches as NCHW."""
+        found = []
+        for name, value in self._feeds[0].items():
+            axis = picture_axis(value.shape)
+            if axis is not None and value.dtype.kind == "f":
+                found.append((name, axis))
+        if len(found) != 1:
+            return None
+        name, axis = found[0]
+        images = [np.moveaxis(feed[name], axis, 1) for feed in self._feeds]
+        if any(picture_axis(image.shape) != 1 for image in images):
+            return None
+        return name, axis, images
+
+    def _picture_findings(
+        self,
+        session: Any,
+        name: str,
+        axis: int,
+        images: list[NDArray[Any]],
+    ) -> Iterator[Finding]:
+        scaling = scaling_of(images)
+        alternatives = list(self._alternatives(name, axis, images, scaling))
+        layers = FirstLayers(self._model)
+        few = self._feeds[: self._count(_FIRST)]
+        responses = layers.responses(few) if layers else []
+        distance = layers.batch_norm_distance(responses)
+        if distance is not None and other_data(distance):
+            yield _batch_norm_finding(layers, alternatives, distance, len(few))
+            return
+        if distance is not None:  # the scaling is that of the training
+            alternatives = [each for each in alternatives if each.cause == "color"]
+        elif too_large(layers.ratios(responses)) and isinstance(self._given, Detected):
+            finding = self._too_large(session, layers, responses, alternatives)
+            if finding is not None:
+                yield finding
+                return
+        if self._given is None or len(self._given) < _FIRST:
+            return
+        finding = self._better(session, alternatives, scaling)
+        if finding is not None:
+            yield finding
+        elif distance is None and self._collapsed():
+            yield Finding(
+                "outputs",
+                f"the float model finds {self._given}",
+                "look at scaling, mean, standard deviation, color and layout of the data",
+            )
+
+    def _alternatives(
+        self,
+        name: str,
+        axis: int,
+        images: list[NDArray[Any]],
+        scaling: Scaling | None,
+    ) -> Iterator[_Alternative]:
+        pixels = [_pixels(image, scaling) for image in images]
+
+        def feeds(batches: Sequence[NDArray[Any]]) -> tuple[Feeds, ...]:
+            return tuple(
+                {
+                    **feed,
+                    name: np.ascontiguousarray(np.moveaxis(batch, 1, axis), np.float32),
+                }
+                for feed, batch in zip(self._feeds, batches, strict=True)
+            )
+
+        for other in SCALINGS:
+            if other is not scaling:
+                yield _Alternative(
+                    "scaling",
+                    other.name,
+                    f"try {other.options}",
+                    feeds([other.of_pixels(each) for each in pixels]),
+                )
+        if images[0].shape[1] == 3:
+            swapped = [each[:, ::-1] for each in pixels]
+            if scaling is not None:
+                swapped = [scaling.of_pixels(each) for each in swapped]
+            else:
+                swapped = [each[:, ::-1] for each in images]
+            yield _Alternative(
+                "color", "the other order of channels", _RGB, feeds(swapped)
+            )
+
+    def _too_large(
+        self,
+        session: Any,
+        layers: FirstLayers,
+        responses: Responses,
+        alternatives: Sequence[_Alternative],
+    ) -> Finding | None:
+        """Find the scaling with which the biases of a detector's first layers have a say."""
+        assert isinstance(self._given, Detected)
+        few = self._count(_FIRST)
+        for other in alternatives:
+            if not fits(layers.ratios(layers.responses(other.feeds[:few]))):
+                continue
+            found = self._run(session, other.feeds[: self._count(_ROWS)])
+            if found.strongest > _KEPT * self._given.strongest:  # type: ignore[attr-defined]
+                return Finding(
+                    other.cause,
+                    "the first layers respond far beyond their biases (median"
+                    f" {min(layers.ratios(responses)):.0f} times), and like those of a"
+                    f" trained model with {other.name}",
+                    other.advice,
+                )
+        return None
+
+    def _better(
+        self,
+        session: Any,
+        alternatives: Sequence[_Alternative],
+        scaling: Scaling | None,
+    ) -> Finding | None:
+        """Find a preprocessing that the model makes clearly more of."""
+        assert self._given is not None
+        few = self._count(_FIRST)
+        admissible = self._admissible(alternatives, few)
+        tried: list[tuple[_Alternative, Evidence]] = []
+        for other in admissible:
+            found = self._run(session, other.feeds[:few])
+            if not self._given.head(len(found)).hopeless(found):
+                tried.append((other, found))
+        tried.sort(key=lambda each: -each[1].strength)
+        confirmed: list[tuple[_Alternative, Evidence]] = []
+        for other, found in tried[:_CONFIRMED]:
+            for feed in other.feeds[few : self._count(_ROWS)]:
+                found.add(_run(session, feed))
+            if self._given.beaten_by(found):
+                confirmed.append((other, found))
+        if not confirmed:
+            return None
+        other, found = max(confirmed, key=lambda each: each[1].strength)
+        now = f" with {scaling.name}" if scaling is not None else ""
+        return Finding(
+            other.cause,
+            f"the float model finds {self._given}{now}, and {found} with {other.name}",
+            other.advice,
+        )
+
+    def _admissible(
+        self,
+        alternatives: Sequence[_Alternative],
+        few: int,
+    ) -> list[_Alternative]:
+        """Leave out inputs so large that a detector finds things in noise."""
+        layers = FirstLayers(self._model) if isinstance(self._given, Detected) else None
+        if not layers or too_large(layers.ratios(layers.responses(self._feeds[:few]))):
+            return list(alternatives)
+        return [
+            other
+            for other in alternatives
+            if not too_large(layers.ratios(layers.responses(other.feeds[:few])))
+        ]
+
+    def _collapsed(self) -> bool:
+        given = self._given
+        return (
+            isinstance(given, Classified)
+            and len(given) >= _COLLAPSE_ROWS
+            and given.classes <= _COLLAPSE_CLASSES * len(given)
+            and given.confidence < _COLLAPSE_CONFIDENCE
+        )
+
+    def _count(self, rows: int) -> int:
+        """Number of samples that hold so many rows."""
+        total = 0
+        for place, feed in enumerate(self._feeds):
+            if total >= rows:
+                return place
+            total += max(
+                (len(value) for value in feed.values() if value.ndim), default=1
+            )
+        return len(self._feeds)
+
+    def _run(self, session: Any, feeds: Sequence[Feeds]) -> Evidence:
+        assert self._task is not None
+        found = evidence_for(self._task)
+        assert found is not None
+        for feed in feeds:
+            found.add(_run(session, feed))
+        return found
+
+
+def _batch_norm_finding(
+    layers: FirstLayers,
+    alternatives: Sequence[_Alternative],
+    distance: tuple[float, float],
+    few: int,
+) -> Finding:
+    """Describe inputs that BatchNormalization has not seen, with the alternative that it has."""
+    evidence = (
+        "the first BatchNormalization was trained on other values: the mean deviates by"
+        f" {distance[0]:.2g} standard deviations, the variance {distance[1]:.2g} times"
+    )
+    best: tuple[float, _Alternative] | None = None
+    for other in alternatives:
+        found = layers.batch_norm_distance(layers.responses(other.feeds[:few]))
+        if found is None or other_data(found):
+            continue
+        total = found[0] + float(np.log(found[1]))
+        if best is None or total < best[0]:
+            best = (total, other)
+    if best is None:
+        return Finding(
+            "scaling", evidence, "look at scale, mean and standard deviation"
+        )
+    return Finding(
+        best[1].cause,
+        f"{evidence}; they agree with {best[1].name}",
+        best[1].advice,
+    )
+
+
+def _pixels(image: NDArray[Any], scaling: Scaling | None) -> NDArray[np.float64]:
+    """Return pixels from 0 to 255; of an unknown scaling, as if the range were all of it."""
+    if scaling is not None:
+        return np.asarray(scaling.pixels(image.astype(np.float64)))
+    least, greatest = float(image.min()), float(image.max())
+    return np.asarray(
+        (image - least) * (255.0 / ((greatest - least) or 1.0)), np.float64
+    )
+
+
+def _run(session: Any, feed: Feeds) -> dict[str, NDArray[Any]]:
+    names = [value.name for value in session.get_outputs()]
+    inputs = {value.name for value in session.get_inputs()}
+    given = {name: value for name, value in feed.items() if name in inputs}
+    return _arrays(dict(zip(names, session.run(names, given), strict=True)))
+
+
+def _arrays(values: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
+    return {
+        name: value for name, value in values.items() if isinstance(value, np.ndarray)
+    }

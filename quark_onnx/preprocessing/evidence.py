@@ -1,0 +1,179 @@
+"""What a float model makes of its inputs: information in its classes, or boxes that it finds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quark_onnx.report.verdict.boxes import detections
+from quark_onnx.report.verdict.task import Task, squeezed
+
+Outputs = Mapping[str, NDArray[Any]]
+Floats = NDArray[np.float64]
+
+#: Nats of information by which one preprocessing is better than another without further proof.
+_CLEAR = 0.25
+#: Student's t of the paired difference, rows that it needs, and the least gain in nats or shares.
+_SIGNIFICANT, _ROWS, _LEAST_GAIN = 1.6, 16, 0.015
+#: A share of the evidence that a preprocessing keeps of a better one on a few rows.
+_HOPELESS = 0.6
+
+
+class Evidence(Protocol):
+    """What a model makes of some rows."""
+
+    def add(self, outputs: Outputs) -> None:
+        """Take in the outputs on one sample."""
+
+    def head(self, rows: int) -> Evidence:
+        """Return the evidence of the first rows."""
+
+    def hopeless(self, other: Evidence) -> bool:
+        """Return whether another evidence on the same rows is far below this one."""
+
+    def beaten_by(self, other: Evidence) -> bool:
+        """Return whether another evidence on the same rows is better beyond chance."""
+
+    @property
+    def strength(self) -> float:
+        """A number by which evidence of one model on the same rows is compared."""
+
+    def __len__(self) -> int: ...
+
+    def __str__(self) -> str: ...
+
+
+def evidence_for(task: Task) -> Evidence | None:
+    """Return empty evidence of a task; None where confidence says nothing."""
+    if task.name == "classifier":
+        return Classified(task.output)
+    if task.name == "detector" and task.layout is not None:
+        return Detected(task)
+    return None
+
+
+def _student(differences: Floats) -> float:
+    """Student's t of a mean difference from zero."""
+    spread = differences.std(ddof=1) / len(differences) ** 0.5
+    return float(differences.mean() / spread) if spread else 0.0
+
+
+@dataclass
+class Classified:
+    """Predicted distributions of a classifier.
+
+    Their mutual information with the inputs is high where the model is certain and predicts
+    different classes for different inputs: the entropy of the mean less the mean of the entropies.
+    """
+
+    output: str
+    rows: list[Floats] = field(default_factory=list)
+
+    def add(self, outputs: Outputs) -> None:
+        value = outputs[self.output]
+        if value.dtype.kind != "f":
+            return
+        rows = _probabilities(value.reshape(squeezed(value)))
+        if not self.rows or rows.shape[1] == len(self.rows[0]):
+            self.rows += list(rows)
+
+    def head(self, rows: int) -> Classified:
+        return Classified(self.output, self.rows[:rows])
+
+    @property
+    def strength(self) -> float:
+        table = np.array(self.rows)
+        return float(_entropy(table.mean(axis=0)) - _entropy(table).mean())
+
+    @property
+    def classes(self) -> int:
+        """Number of different classes that are predicted."""
+        return len(np.unique(np.array(self.rows).argmax(axis=1)))
+
+    @property
+    def confidence(self) -> float:
+        """Mean probability of the predicted class."""
+        return float(np.array(self.rows).max(axis=1).mean())
+
+    def hopeless(self, other: Evidence) -> bool:
+        return other.strength < self.strength - 0.1
+
+    def beaten_by(self, other: Evidence) -> bool:
+        assert isinstance(other, Classified)
+        gain = other.strength - self.strength
+        if gain >= _CLEAR:
+            return True
+        entropies = _entropy(np.array(self.rows)) - _entropy(np.array(other.rows))
+        certain = len(self) >= _ROWS and _student(entropies) >= _SIGNIFICANT
+        return bool(certain and gain >= _LEAST_GAIN)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.classes} classes for {len(self)} inputs, mean top probability"
+            f" {self.confidence:.2f}"
+        )
+
+
+def _probabilities(rows: NDArray[Any]) -> Floats:
+    rows = rows.reshape(-1, rows.shape[-1]).astype(np.float64)
+    if (rows >= 0).all() and np.allclose(rows.sum(axis=1), 1, atol=1e-3):
+        return rows
+    powers = np.exp(rows - rows.max(axis=1, keepdims=True))
+    return np.asarray(powers / powers.sum(axis=1, keepdims=True))
+
+
+def _entropy(rows: Floats) -> Floats:
+    return np.asarray(-(rows * np.log(np.maximum(rows, 1e-12))).sum(axis=-1))
+
+
+@dataclass
+class Detected:
+    """Scores of the boxes that a detector finds in each image."""
+
+    task: Task
+    scores: list[Floats] = field(default_factory=list)
+
+    def add(self, outputs: Outputs) -> None:
+        assert self.task.layout is not None
+        self.scores += [boxes[:, 4] for boxes in detections(self.task.layout, outputs)]
+
+    def head(self, rows: int) -> Detected:
+        return Detected(self.task, self.scores[:rows])
+
+    @property
+    def squares(self) -> Floats:
+        """Sum of the squared scores of each image."""
+        return np.array([float(np.square(scores).sum()) for scores in self.scores])
+
+    @property
+    def strength(self) -> float:
+        return float(self.squares.mean())
+
+    @property
+    def strongest(self) -> float:
+        """Mean of the greatest score of each image."""
+        return float(np.mean([scores.max(initial=0.0) for scores in self.scores]))
+
+    def hopeless(self, other: Evidence) -> bool:
+        return other.strength < _HOPELESS * self.strength
+
+    def beaten_by(self, other: Evidence) -> bool:
+        assert isinstance(other, Detected)
+        gain = other.squares - self.squares
+        enough = other.strength > 0.1 and gain.mean() > 0.1 * self.strength
+        certain = len(self) >= _ROWS // 2 and _student(gain) >= _SIGNIFICANT
+        return bool(enough and certain)
+
+    def __len__(self) -> int:
+        return len(self.scores)
+
+    def __str__(self) -> str:
+        count = np.mean([(scores >= 0.25).sum() for scores in self.scores])
+        return f"{count:.1f} detections per image, mean greatest score {self.strongest:.2f}"

@@ -1,0 +1,187 @@
+"""Statistics of the first convolutions on data, compared with those of the training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import ModelProto, helper
+
+from calibrators.onnx_runtime.external_tensors import values
+from calibrators.onnx_runtime.session import open_session
+
+Feeds = Mapping[str, NDArray[Any]]
+Floats = NDArray[np.float64]
+
+#: Mean and variance of each channel, layer by layer.
+Responses = list[tuple[Floats, Floats]]
+
+#: Number of first convolutions that are looked at.
+_LAYERS = 3
+#: Ratio of responses to biases above which inputs are too large, and that of inputs that fit.
+_TOO_LARGE, _FITS = 20.0, 8.0
+#: Deviation of means, in running standard deviations, and ratio of variances, beyond which
+#: BatchNormalization saw other data.
+_OTHER_MEAN, _OTHER_VARIANCE = 1.0, 4.0
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """A convolution: its output, its bias, and its BatchNormalization's running statistics."""
+
+    output: str
+    bias: Floats | None
+    mean: Floats | None
+    variance: Floats | None
+
+
+class FirstLayers:
+    """The first convolutions of a model, which run without the rest of it."""
+
+    def __init__(self, model: ModelProto) -> None:
+        """Cut the first convolutions off the model, which is not changed."""
+        self._layers = _first(model)
+        self._session: Any = None
+        if self._layers:
+            self._session = open_session(
+                _cut(model, self._layers), what="a first layer"
+            )
+
+    def __bool__(self) -> bool:
+        return bool(self._layers)
+
+    def responses(self, feeds: Sequence[Feeds]) -> Responses:
+        """Return the mean and the variance of each channel of each layer."""
+        names = [layer.output for layer in self._layers]
+        known = {value.name for value in self._session.get_inputs()}
+        sums: list[list[Floats]] = []
+        for feed in feeds:
+            given = {name: value for name, value in feed.items() if name in known}
+            outputs = self._session.run(names, given)
+            sums.append([_moments(output) for output in outputs])
+        totals = [sum(each) for each in zip(*sums, strict=True)]
+        found = []
+        for count, first, second in totals:
+            mean = first / count
+            found.append((mean, np.maximum(second / count - mean * mean, 0)))
+        return found
+
+    def ratios(self, responses: Responses) -> list[float]:
+        """Return the median over channels of standard deviation by bias, of each layer with a bias.
+
+        About 1 where BatchNormalization was folded into the layer and the inputs are those of the
+        training.
+        """
+        found = []
+        for layer, (_, variance) in zip(self._layers, responses, strict=True):
+            if layer.bias is not None and layer.mean is None:
+                ratio = np.sqrt(variance) / np.maximum(np.abs(layer.bias), 1e-9)
+                found.append(float(np.median(ratio)))
+        return found
+
+    def batch_norm_distance(
+        self,
+        responses: Responses,
+    ) -> tuple[float, float] | None:
+        """Return how far the first BatchNormalization's statistics are from those of the data.
+
+        Returns:
+            The median over channels of the deviation of the mean in running standard deviations,
+            and that of the ratio of variances, at least 1; None without a BatchNormalization.
+        """
+        for layer, (mean, variance) in zip(self._layers, responses, strict=True):
+            if layer.mean is None or layer.variance is None:
+                continue
+            known = np.maximum(layer.variance, 1e-12)
+            off = np.abs(mean - layer.mean) / np.sqrt(known)
+            ratio = np.abs(np.log(np.maximum(variance, 1e-12) / known))
+            return float(np.median(off)), float(np.exp(np.median(ratio)))
+        return None
+
+
+def too_large(ratios: Sequence[float]) -> bool:
+    """Return whether all of the first layers respond far beyond their biases."""
+    return len(ratios) == _LAYERS and min(ratios) > _TOO_LARGE
+
+
+def fits(ratios: Sequence[float]) -> bool:
+    """Return whether the first layers respond as if the inputs were those of the training."""
+    return len(ratios) == _LAYERS and max(ratios) < _FITS
+
+
+def other_data(distance: tuple[float, float]) -> bool:
+    """Return whether a BatchNormalization has seen other data."""
+    return distance[0] > _OTHER_MEAN or distance[1] > _OTHER_VARIANCE
+
+
+def _first(model: ModelProto) -> list[_Layer]:
+    graph = model.graph
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+
+    def constant(name: str) -> Floats | None:
+        tensor = constants.get(name)
+        return None if tensor is None else values(tensor).astype(np.float64)
+
+    norms = {
+        node.input[0]: node
+        for node in graph.node
+        if node.op_type == "BatchNormalization" and len(node.input) == 5
+    }
+    layers: list[_Layer] = []
+    for node in graph.node:
+        if node.op_type != "Conv" or node.input[1] not in constants:
+            continue
+        norm = norms.get(node.output[0])
+        layers.append(
+            _Layer(
+                node.output[0],
+                constant(node.input[2]) if len(node.input) > 2 else None,
+                None if norm is None else constant(norm.input[3]),
+                None if norm is None else constant(norm.input[4]),
+            ),
+        )
+        if len(layers) == _LAYERS:
+            break
+    return layers
+
+
+def _cut(model: ModelProto, layers: Sequence[_Layer]) -> ModelProto:
+    """Return the part of a model that computes the layers."""
+    makers = {name: node for node in model.graph.node for name in node.output}
+    wanted = [layer.output for layer in layers]
+    needed: set[str] = set()
+    while wanted:
+        name = wanted.pop()
+        if name in needed:
+            continue
+        needed.add(name)
+        if name in makers:
+            wanted += [each for each in makers[name].input if each]
+    part = ModelProto()
+    part.ir_version = model.ir_version
+    part.opset_import.extend(model.opset_import)
+    part.functions.extend(model.functions)
+    part.graph.name = "first_layers"
+    part.graph.node.extend(
+        node for node in model.graph.node if needed.intersection(node.output)
+    )
+    part.graph.initializer.extend(
+        tensor for tensor in model.graph.initializer if tensor.name in needed
+    )
+    part.graph.input.extend(
+        value for value in model.graph.input if value.name in needed
+    )
+    part.graph.output.extend(
+        helper.make_empty_tensor_value_info(layer.output) for layer in layers
+    )
+    return part
+
+
+def _moments(output: NDArray[Any]) -> Floats:
+    """Return count, sum and sum of squares by channel, stacked."""
+    rows = np.moveaxis(output.astype(np.float64), 1, 0).reshape(output.shape[1], -1)
+    count = np.full(len(rows), float(rows.shape[1]))
+    return np.stack([count, rows.sum(axis=1), np.square(rows).sum(axis=1)])

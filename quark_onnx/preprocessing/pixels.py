@@ -1,0 +1,155 @@
+"""Common scalings of pixels, and properties of natural images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Images = NDArray[Any]
+
+#: Channels of pictures.
+_CHANNELS = (1, 3)
+#: Greatest deviation of a channel's range from that of a scaling, as a share of it.
+_UNLIKE = 0.3
+#: Correlation of neighbouring pixels above which an input counts as a natural image, and below
+#: which its rows are unrelated.
+_SMOOTH, _UNRELATED = 0.5, 0.3
+#: Least pixels along each side of an image whose smoothness says something.
+_LEAST_SIDE = 16
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """A map from pixels, 0 to 255, to inputs: ``(pixel * scale - mean) / std`` by channel.
+
+    Attributes:
+        name: for messages.
+        options: options of the command line that ask for it.
+        scale: factor of pixels.
+        mean: by channel.
+        std: by channel.
+    """
+
+    name: str
+    options: str
+    scale: float
+    mean: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    std: tuple[float, float, float] = (1.0, 1.0, 1.0)
+
+    def of_pixels(self, pixels: Images) -> Images:
+        """Return inputs, channels on axis 1."""
+        return (pixels * self.scale - _column(self.mean, pixels)) / _column(
+            self.std,
+            pixels,
+        )
+
+    def pixels(self, inputs: Images) -> Images:
+        """Return the pixels of inputs, channels on axis 1."""
+        mean, std = _column(self.mean, inputs), _column(self.std, inputs)
+        return (inputs * std + mean) / self.scale
+
+
+def _column(values: Sequence[float], like: Images) -> NDArray[np.float64]:
+    return np.asarray(values[: like.shape[1]], np.float64).reshape(1, -1, 1, 1)
+
+
+#: Scalings that models are trained with, by how common they are.
+SCALINGS = (
+    Scaling("pixels from 0 to 1", "--scale 1/255", 1 / 255),
+    Scaling(
+        "ImageNet's mean and standard deviation",
+        "--mean 0.485 0.456 0.406 --std 0.229 0.224 0.225",
+        1 / 255,
+        (0.485, 0.456, 0.406),
+        (0.229, 0.224, 0.225),
+    ),
+    Scaling(
+        "pixels from -1 to 1",
+        "--mean 0.5 0.5 0.5 --std 0.5 0.5 0.5",
+        1 / 255,
+        (0.5, 0.5, 0.5),
+        (0.5, 0.5, 0.5),
+    ),
+    Scaling("pixels from 0 to 255", "--scale 1", 1.0),
+    Scaling(
+        "pixels from 0 to 255 less Caffe's mean",
+        "--scale 1 --mean 103.939 116.779 123.68",
+        1.0,
+        (103.939, 116.779, 123.68),
+    ),
+)
+
+
+def picture_axis(shape: tuple[int, ...]) -> int | None:
+    """Return the axis of the channels of a batch of pictures; None for anything else."""
+    if len(shape) != 4:
+        return None
+    if shape[1] in _CHANNELS and min(shape[2:]) >= _LEAST_SIDE:
+        return 1
+    return 3 if shape[3] in _CHANNELS and min(shape[1:3]) >= _LEAST_SIDE else None
+
+
+def scaling_of(images: Sequence[Images]) -> Scaling | None:
+    """Return the scaling whose range the values have, channel by channel; None if none fits.
+
+    Args:
+        images: batches with the channels on axis 1.
+    """
+    least = np.min([batch.min(axis=(0, 2, 3)) for batch in images], axis=0)
+    greatest = np.max([batch.max(axis=(0, 2, 3)) for batch in images], axis=0)
+    shape = (1, len(least), 1, 1)
+    errors = []
+    for scaling in SCALINGS:
+        black = scaling.of_pixels(np.zeros(shape)).ravel()
+        white = scaling.of_pixels(np.full(shape, 255.0)).ravel()
+        off = np.maximum(np.abs(least - black), np.abs(greatest - white))
+        errors.append(float((off / (white - black)).max()))
+    best = int(np.argmin(errors))
+    return SCALINGS[best] if errors[best] <= _UNLIKE else None
+
+
+@dataclass(frozen=True)
+class Smoothness:
+    """Correlation of a pixel with others of its channel.
+
+    Attributes:
+        across: with the next one in its row.
+        third: with the third one in its row.
+        down: with the one below.
+    """
+
+    across: float
+    third: float
+    down: float
+
+    @property
+    def natural(self) -> bool:
+        """Whether the arrays look like pictures."""
+        return self.across > _SMOOTH and self.down > _SMOOTH
+
+    @property
+    def interleaved(self) -> bool:
+        """Whether the arrays look like (height, width, channel) read as (channel, height, width).
+
+        Every third value is then of the same channel, and the next row is of another place.
+        """
+        return self.down < _UNRELATED and self.third > max(self.across, _SMOOTH) + 0.05
+
+
+def smoothness(images: Sequence[Images]) -> Smoothness:
+    """Return the mean smoothness of batches with the channels on axis 1."""
+    found = []
+    for batch in images:
+        centred = batch.astype(np.float64)
+        centred = centred - centred.mean(axis=(2, 3), keepdims=True)
+        energy = float(np.square(centred).mean()) or 1.0
+        across = (centred[..., 1:] * centred[..., :-1]).mean()
+        third = (centred[..., 3:] * centred[..., :-3]).mean()
+        down = (centred[..., 1:, :] * centred[..., :-1, :]).mean()
+        found.append((across / energy, third / energy, down / energy))
+    across, third, down = np.mean(found, axis=0)
+    return Smoothness(float(across), float(third), float(down))

@@ -1,0 +1,131 @@
+"""Signs of a wrong tokenizer or mask in the inputs of a model of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import ModelProto, TensorProto
+
+from calibrators.onnx_runtime.external_tensors import values
+from quark_onnx.preprocessing.finding import Finding
+
+Feeds = Mapping[str, NDArray[Any]]
+
+#: A row of an embedding is untrained if its norm is this share of the median or less; so many
+#: tokens, and such a share of all, have to show untrained rows.
+_UNTRAINED, _LEAST_TOKENS, _LEAST_SHARE = 0.6, 5, 0.01
+#: Share of one token among all from which something is wrong.
+_ONE_TOKEN = 0.4
+#: Samples and tokens from which frequencies say something.
+_SAMPLES, _TOKENS = 8, 64
+#: Rows from which an embedding is a vocabulary, and the largest one that is looked at, in bytes.
+_VOCABULARY, _LARGEST = 1000, 1 << 30
+
+
+def token_findings(model: ModelProto, feeds: Sequence[Feeds]) -> Iterator[Finding]:
+    """Yield what is odd about token identifiers and masks.
+
+    Args:
+        model: the float model.
+        feeds: samples.
+    """
+    table = _embedding(model)
+    if table is None:
+        return
+    identifiers, tensor = table
+    masks = [name for name in feeds[0] if "mask" in name.lower()]
+    for name in masks:
+        if not any(feed[name].any() for feed in feeds):
+            yield Finding(
+                "mask",
+                f"input {name!r} is 0 throughout, so that no token counts",
+                "set it to 1 where there are tokens",
+            )
+            return
+    rows = [row for feed in feeds for row in _rows(feed, identifiers, masks)]
+    rows = [row for row in rows if len(row)]
+    if len(rows) < _SAMPLES:
+        return
+    tokens = np.concatenate(rows)
+    yield from _repeated(tokens)
+    yield from _untrained(rows, tokens, tensor)
+    if any("type" in name.lower() for name in feeds[0]):
+        yield from _without_special(rows)
+
+
+def _embedding(model: ModelProto) -> tuple[str, TensorProto] | None:
+    """Return the input of token identifiers, and the table that it reads rows of."""
+    constants = {tensor.name: tensor for tensor in model.graph.initializer}
+    inputs = {value.name for value in model.graph.input} - constants.keys()
+    for node in model.graph.node:
+        if node.op_type != "Gather" or node.input[1] not in inputs:
+            continue
+        table = constants.get(node.input[0])
+        if table is None or len(table.dims) != 2 or table.dims[0] < _VOCABULARY:
+            continue
+        if table.dims[0] * table.dims[1] * 4 <= _LARGEST:
+            return node.input[1], table
+    return None
+
+
+def _rows(feed: Feeds, identifiers: str, masks: list[str]) -> Iterator[NDArray[Any]]:
+    """Yield the identifiers of each sequence that the mask lets through."""
+    tokens = feed[identifiers]
+    if tokens.ndim != 2:
+        return
+    mask = next(
+        (feed[name] for name in masks if feed[name].shape == tokens.shape), None
+    )
+    for place, row in enumerate(tokens):
+        yield row if mask is None else row[mask[place] != 0]
+
+
+def _repeated(tokens: NDArray[Any]) -> Iterator[Finding]:
+    found, counts = np.unique(tokens, return_counts=True)
+    share = counts.max() / len(tokens)
+    if len(tokens) >= _TOKENS and share >= _ONE_TOKEN:
+        token = int(found[counts.argmax()])
+        yield Finding(
+            "tokens",
+            f"{100 * share:.0f} % of all tokens that count are {token}",
+            "if it is the padding, mask it with attention_mask; if it stands for unknown"
+            " words, the vocabulary or its case (lower, upper) is that of another model",
+        )
+
+
+def _untrained(
+    rows: Sequence[NDArray[Any]],
+    tokens: NDArray[Any],
+    tensor: TensorProto,
+) -> Iterator[Finding]:
+    """Find tokens whose embedding was never trained, as that of reserved tokens."""
+    if tokens.min() < 0 or tokens.max() >= tensor.dims[0]:
+        return  # the model does not run on them
+    norms = np.linalg.norm(values(tensor).astype(np.float32), axis=1)
+    weak = norms <= _UNTRAINED * np.median(norms)
+    if weak.mean() > 0.25:  # of a table like that nothing can be said
+        return
+    count = int(weak[tokens].sum())
+    if count >= max(_LEAST_TOKENS, _LEAST_SHARE * len(tokens)):
+        yield Finding(
+            "tokens",
+            f"{count} of {len(tokens)} tokens have an embedding that looks untrained,"
+            " as that of reserved tokens",
+            "the vocabulary is another one, or identifiers are shifted: use the model's"
+            " own tokenizer",
+        )
+
+
+def _without_special(rows: Sequence[NDArray[Any]]) -> Iterator[Finding]:
+    """Find sequences that do not begin with the same token, as those of BERT do with [CLS]."""
+    first, counts = np.unique([row[0] for row in rows], return_counts=True)
+    if len(first) > 1 and counts.max() < 0.9 * len(rows):
+        yield Finding(
+            "tokens",
+            f"{len(rows)} sequences begin with {len(first)} different tokens",
+            "models with token types, as BERT, expect [CLS] first and [SEP] last: have"
+            " the tokenizer add special tokens",
+        )

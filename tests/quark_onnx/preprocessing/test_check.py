@@ -1,0 +1,249 @@
+"""The check of preprocessing: what it says of right and of wrong inputs."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from onnx import ModelProto
+
+from quark_onnx import compare, quantize
+from quark_onnx.preprocessing import Finding, PreprocessingCheck
+from quark_onnx.preprocessing.pixels import (
+    SCALINGS,
+    Scaling,
+    picture_axis,
+    scaling_of,
+    smoothness,
+)
+from quark_onnx.steps.run import Reference
+from tests.models import normal, parse, weight
+
+Images = NDArray[Any]
+
+
+def pictures(count: int, size: int = 24) -> list[Images]:
+    """Smooth pictures in pixels, (1, 3, size, size), each with a black and a white corner."""
+    generator = np.random.default_rng(0)
+    y, x = np.mgrid[:size, :size] / size
+    found = []
+    for _ in range(count):
+        image = np.zeros((1, 3, size, size))
+        for channel in range(3):
+            a, b, c, d = generator.normal(size=4)
+            wave = np.sin(4 * (a * x + b * y) + c) + d * x
+            image[0, channel] = wave - wave.min()
+            image[0, channel] *= 255 / image[0, channel].max()
+        image[..., 0, 0], image[..., -1, -1] = 0, 255
+        found.append(image)
+    return found
+
+
+def findings(
+    model: ModelProto, samples: list[Images], name: str = "x"
+) -> list[Finding]:
+    """What the check says of samples of one input."""
+    session = Reference(model).session
+    names = [value.name for value in session.get_outputs()]
+    check = PreprocessingCheck(model)
+    for sample in samples:
+        feeds = {name: sample.astype(np.float32)}
+        check.add(feeds, dict(zip(names, session.run(names, feeds), strict=True)))
+    return check.findings(session)
+
+
+def trained(scaling: Scaling) -> ModelProto:
+    """A classifier whose BatchNormalization has the statistics of pictures in a scaling."""
+    filters = weight(8, 3, 3, 3)
+    first = parse("g (float[N, 3, H, W] x) => (float y) { y = Conv (x, w) }", w=filters)
+    session = Reference(first).session
+    outputs = [
+        session.run(None, {"x": scaling.of_pixels(each).astype(np.float32)})[0]
+        for each in pictures(40)
+    ]
+    values = np.concatenate(outputs)
+    return parse(
+        """g (float[N, 3, H, W] x) => (float y) {
+            a = Conv (x, w)
+            b = BatchNormalization (a, gamma, beta, mean, variance)
+            c = Relu (b)
+            d = GlobalAveragePool (c)
+            e = Flatten (d)
+            y = Gemm (e, v)
+        }""",
+        w=filters,
+        gamma=np.ones(8, np.float32),
+        beta=np.zeros(8, np.float32),
+        mean=values.mean(axis=(0, 2, 3)),
+        variance=values.var(axis=(0, 2, 3)),
+        v=weight(8, 10),
+    )
+
+
+@pytest.mark.parametrize("right", SCALINGS, ids=lambda each: each.name)
+def test_batch_normalization_tells_the_scaling(right: Scaling) -> None:
+    model = trained(right)
+    for given in SCALINGS:
+        found = findings(model, [given.of_pixels(each) for each in pictures(16)])
+        like = {given.scale / given.std[0], right.scale / right.std[0]}
+        if given is right:
+            assert not found
+        elif max(like) / min(like) > 4:
+            (finding,) = found
+            assert (
+                finding.cause == "scaling" and "BatchNormalization" in finding.evidence
+            )
+
+
+def test_the_advice_names_the_options() -> None:
+    model = trained(SCALINGS[1])
+    (finding,) = findings(model, pictures(16))
+    assert "--mean 0.485 0.456 0.406 --std 0.229 0.224 0.225" in finding.advice
+
+
+def test_a_wrong_layout_is_seen_in_the_inputs() -> None:
+    images = [each / 255 for each in pictures(16)]
+    rows = [each.transpose(0, 2, 3, 1).copy().reshape(each.shape) for each in images]
+    (finding,) = findings(trained(SCALINGS[0]), rows)
+    assert finding.cause == "layout" and "--input-layout nhwc" in finding.advice
+
+
+def test_noise_is_no_picture() -> None:
+    noise = [normal(2, 3, 24, 24, seed=seed) for seed in range(16)]
+    assert findings(trained(SCALINGS[0]), noise) == []
+
+
+def test_an_output_that_never_changes() -> None:
+    model = parse(
+        "g (float[N, 4] x) => (float y) { a = Sub (x, x)  y = Add (a, b) }", b=normal(4)
+    )
+    samples = [normal(1, 4, seed=seed) for seed in range(10)]
+    (finding,) = findings(model, samples)
+    assert (
+        finding.cause == "outputs" and "the same for all 10 inputs" in finding.evidence
+    )
+    assert findings(model, samples[:1] * 10) == [], "the inputs do not change either"
+
+
+def test_without_samples_nothing_is_found() -> None:
+    model = trained(SCALINGS[0])
+    assert PreprocessingCheck(model).findings(Reference(model).session) == []
+
+
+@pytest.mark.parametrize("scaling", SCALINGS, ids=lambda each: each.name)
+def test_a_scaling_is_known_by_its_range(scaling: Scaling) -> None:
+    pixels = np.concatenate(pictures(4))
+    inputs = scaling.of_pixels(pixels)
+    assert scaling_of([inputs]) is scaling
+    assert np.allclose(scaling.pixels(inputs), pixels)
+
+
+def test_a_range_of_no_scaling() -> None:
+    assert scaling_of([np.concatenate(pictures(4)) * 17]) is None
+
+
+def test_channels_and_smoothness() -> None:
+    assert picture_axis((1, 3, 32, 32)) == 1
+    assert picture_axis((1, 32, 32, 3)) == 3
+    assert picture_axis((1, 64, 32, 32)) is None and picture_axis((1, 3)) is None
+    smooth = smoothness(pictures(4))
+    assert smooth.natural and not smooth.interleaved
+
+
+def test_odd_outputs_are_taken() -> None:
+    model = trained(SCALINGS[0])
+    session = Reference(model).session
+    for task in "auto", "classifier", "detector", "language":
+        check = PreprocessingCheck(model, task)
+        for value in (np.float32(1), np.zeros((0, 10)), np.zeros((2, 0)), [1], None):
+            check.add({"x": pictures(1)[0].astype(np.float32)}, {"y": value})
+        assert all(finding.cause != "layout" for finding in check.findings(session))
+
+
+# Tokens
+
+BERT = """g (int64[N, T] ids, int64[N, T] mask, int64[N, T] types) => (float y) {
+    y = Gather (table, ids)
+}"""
+
+
+@pytest.fixture(scope="module")
+def bert() -> ModelProto:
+    """A table of 2,000 rows, of which the first hundred were never trained."""
+    table = normal(2000, 64).astype(np.float32)
+    table[:100] *= 0.1
+    return parse(BERT, table=table)
+
+
+def token_findings(
+    model: ModelProto, ids: list[NDArray[Any]], mask: int = 1
+) -> list[Finding]:
+    session = Reference(model).session
+    check = PreprocessingCheck(model)
+    for row in ids:
+        row = row.astype(np.int64)
+        feeds = {
+            "ids": row,
+            "mask": np.full_like(row, mask),
+            "types": np.zeros_like(row),
+        }
+        check.add(feeds, {"y": session.run(None, feeds)[0]})
+    return check.findings(session)
+
+
+def sentences(count: int = 12) -> list[NDArray[Any]]:
+    generator = np.random.default_rng(1)
+    rows = [generator.integers(200, 2000, (1, 12 + place)) for place in range(count)]
+    for row in rows:
+        row[0, 0], row[0, -1] = 101, 102
+    return rows
+
+
+def test_right_tokens(bert: ModelProto) -> None:
+    assert token_findings(bert, sentences()) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "mask", "cause", "text"),
+    [
+        (lambda row: row, 0, "mask", "'mask' is 0 throughout"),
+        (lambda row: np.pad(row, ((0, 0), (0, 60))), 1, "tokens", "of all tokens that count are 0"),
+        (lambda row: row[:, 1:-1], 1, "tokens", "begin with 12 different tokens"),
+        (lambda row: row % 90, 1, "tokens", "looks untrained"),
+    ],
+)  # fmt: skip
+def test_wrong_tokens(
+    bert: ModelProto, change: Any, mask: int, cause: str, text: str
+) -> None:
+    found = token_findings(bert, [change(row) for row in sentences()], mask)
+    assert found[0].cause == cause
+    assert text in " ".join(finding.evidence for finding in found)
+
+
+# In the reports
+
+
+def test_reports_and_verdicts_say_it(caplog: pytest.LogCaptureFixture) -> None:
+    model = trained(SCALINGS[1])
+    samples = [{"x": each.astype(np.float32)} for each in pictures(40)]
+    with caplog.at_level(logging.WARNING):
+        result = quantize(model, samples)
+    (warning,) = result.report.warnings
+    assert warning in caplog.text and warning in str(result.report)
+    verdict = result.report.verdict
+    assert verdict is not None and verdict.band in ("risky", "poor")
+    assert verdict.sentence.startswith("the preprocessing of the data looks wrong")
+    found = compare(model, result.model, samples)
+    assert found.warnings == [warning] or "scaling" in found.warnings[0]
+
+
+def test_right_data_raise_no_warning() -> None:
+    scaling = SCALINGS[1]
+    samples = [
+        {"x": scaling.of_pixels(each).astype(np.float32)} for each in pictures(40)
+    ]
+    report = quantize(trained(scaling), samples).report
+    assert report.warnings == [] and report.verdict is not None
