@@ -16,6 +16,7 @@ from quark_onnx.analysis import (
     Space,
     analyze,
     compare,
+    quantize_to_accuracy,
     search,
 )
 from quark_onnx.api import (
@@ -87,6 +88,7 @@ __all__ = [
     "quantize_dynamic",
     "quantize_module",
     "quantize_static",
+    "quantize_to_accuracy",
     "quantize_weights",
     "search",
 ]

@@ -55,4 +55,6 @@ TARGETS: Registry[Any] = Registry("target")
 #: What a model can be converted to: name -> Conversion.
 CONVERSIONS: Registry[Any] = Registry("conversion")
 #: Which configuration for which kind of model: name -> Recipe.
-RECIPES: Registry[Any] = Registry("recipe")
+RECIPES: Registry[Any] = Registry("recipe", "quark_onnx.recipes.recipe")
+#: The same for Ryzen AI processors.
+NPU_RECIPES: Registry[Any] = Registry("NPU recipe", "quark_onnx.npu.recipes")

@@ -32,6 +32,7 @@ from quark_onnx.registry import (
     ALGORITHMS,
     CONVERSIONS,
     DTYPES,
+    NPU_RECIPES,
     OPTIMIZERS,
     PRESETS,
     RECIPES,
@@ -216,9 +217,18 @@ def targets() -> str:
 
 def recipes() -> str:
     """Return each recipe: a preset and optimizers for a kind of model."""
+    return _recipe_table(RECIPES)
+
+
+def npu_recipes() -> str:
+    """Return each recipe for Ryzen AI processors."""
+    return _recipe_table(NPU_RECIPES)
+
+
+def _recipe_table(registry: Any) -> str:
     rows = []
-    for name in RECIPES:
-        recipe = RECIPES[name]
+    for name in registry:
+        recipe = registry[name]
         how = " ".join([recipe.preset, *recipe.optimizers])
         rows.append((f"`{name}`", recipe.models, f"`{how}`", recipe.advice))
     return table(("recipe", "models", "configuration", "advice"), rows)
@@ -343,6 +353,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "presets": presets,
     "qconfig": lambda: settings_of(QConfig),
     "recipes": recipes,
+    "npu-recipes": npu_recipes,
     "schemes": schemes,
     "spec": lambda: settings_of(QuantizationSpec),
     "targets": targets,

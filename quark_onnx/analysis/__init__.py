@@ -1,5 +1,6 @@
 """Knowing how good a quantized model is, and why."""
 
+from quark_onnx.analysis.accuracy import AccuracyResult, quantize_to_accuracy
 from quark_onnx.analysis.analyze import analyze
 from quark_onnx.analysis.compare import Comparison, compare
 from quark_onnx.analysis.findings import Analysis
@@ -14,6 +15,7 @@ from quark_onnx.analysis.space import Space
 
 __all__ = [
     "TRIALS",
+    "AccuracyResult",
     "Analysis",
     "Candidate",
     "Comparison",
@@ -22,5 +24,6 @@ __all__ = [
     "Space",
     "analyze",
     "compare",
+    "quantize_to_accuracy",
     "search",
 ]

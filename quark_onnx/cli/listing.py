@@ -23,6 +23,7 @@ from quark_onnx.registry import (
     ALGORITHMS,
     CONVERSIONS,
     DTYPES,
+    NPU_RECIPES,
     OPTIMIZERS,
     PRESETS,
     RECIPES,
@@ -222,8 +223,16 @@ def _targets() -> list[Row]:
 
 
 def _recipes() -> list[Row]:
+    return _rows_of_recipes(RECIPES)
+
+
+def _npu_recipes() -> list[Row]:
+    return _rows_of_recipes(NPU_RECIPES)
+
+
+def _rows_of_recipes(registry: Registry[Any]) -> list[Row]:
     rows: list[Row] = []
-    for recipe in map(RECIPES.__getitem__, RECIPES):
+    for recipe in map(registry.__getitem__, registry):
         item = dataclasses.asdict(recipe)
         how = " ".join([recipe.preset, *recipe.optimizers])
         rows.append(((recipe.name, recipe.models, how, recipe.advice), item))
@@ -276,5 +285,6 @@ _KINDS: dict[str, tuple[tuple[str, ...], Callable[[], list[Row]]]] = {
     ),
     "targets": (("name", "processors", "presets", "source"), _targets),
     "recipes": (("name", "models", "configuration", "advice"), _recipes),
+    "npu-recipes": (("name", "models", "configuration", "advice"), _npu_recipes),
     "conversions": (("name", "function kept", "what it does"), _conversions),
 }

@@ -25,7 +25,7 @@ from quark_onnx.errors import ConstraintError
 from quark_onnx.graph.io import load
 from quark_onnx.npu.page import write_page
 from quark_onnx.npu.support import KINDS, RELEASE
-from quark_onnx.registry import RECIPES, TARGETS
+from quark_onnx.registry import NPU_RECIPES, TARGETS
 
 NAME = "npu"
 SUMMARY = "check, legalize, forecast and deploy models for Ryzen AI NPUs"
@@ -269,8 +269,8 @@ def _deploy_options(parser: Parser) -> None:
     add_config_options(parser, preset=None, note="; XINT8 without --recipe")
     parser.add_argument(
         "--recipe",
-        choices=[_AUTO, *RECIPES],
-        help=f"settings by model type ({_AUTO} detects it), see 'quark-onnx list recipes'",
+        choices=[_AUTO, *NPU_RECIPES],
+        help=f"settings by model type ({_AUTO} detects it), see 'quark-onnx list npu-recipes'",
     )
     add_gate_option(parser, f"nothing is written; {_GATE:g} unless given")
     behind = parser.add_mutually_exclusive_group()
@@ -302,7 +302,7 @@ def _deploy(options: Namespace) -> Answer:
     if choice is not None:
         config = config_of(options, choice.config)
     elif options.recipe is not None:
-        config = config_of(options, RECIPES[options.recipe].config)
+        config = config_of(options, NPU_RECIPES[options.recipe].config)
     else:
         options.preset = options.preset or "XINT8"
         config = config_of(options)

@@ -7,16 +7,19 @@ from collections.abc import Iterator
 from time import perf_counter
 
 from quark_onnx import api
+from quark_onnx.cli.accuracy import add_accuracy_options, run_to_accuracy
 from quark_onnx.cli.data import add_data_options, data_of
 from quark_onnx.cli.output import Answer, entry
 from quark_onnx.cli.parsing import (
     Parser,
+    UsageError,
     add_common_options,
     add_output_option,
     count,
     path,
 )
 from quark_onnx.cli.settings import (
+    AUTO,
     add_config_options,
     add_gate_option,
     add_mixing_options,
@@ -25,6 +28,8 @@ from quark_onnx.cli.settings import (
 )
 from quark_onnx.cli.workers import workers
 from quark_onnx.config import to_dict
+from quark_onnx.recipes import Choice, choose
+from quark_onnx.registry import RECIPES
 from quark_onnx.report import Report
 
 NAME = "quantize"
@@ -36,12 +41,14 @@ USAGE = (
 EXAMPLE = """\
 examples:
   quark-onnx quantize model.onnx -o model_int8.onnx --data samples/
+  quark-onnx quantize model.onnx -o model_int8.onnx --data samples/ --recipe auto
+  quark-onnx quantize model.onnx -o model_int8.onnx --data samples/ --accuracy 1%% --budget 10m
   quark-onnx quantize llm.onnx -o llm_int4.onnx --preset INT4
   quark-onnx quantize bert.onnx -o bert_int8.onnx --dynamic
   quark-onnx quantize resnet.onnx -o resnet_int8.onnx --data images/ --image-size 224 --resize crop \\
       --resize-to 256 --mean 0.485 0.456 0.406 --std 0.229 0.224 0.225 --per-channel --min-sqnr 20
 
-exit codes: 0 done; 1 --min-sqnr missed; 2 bad input; 3 internal error; 128 + N ended by signal N"""  # noqa: E501
+exit codes: 0 done; 1 --min-sqnr or --accuracy missed; 2 bad input; 3 internal error; 128 + N ended by signal N"""  # noqa: E501
 
 
 def add_arguments(parser: Parser) -> None:
@@ -53,10 +60,11 @@ def add_arguments(parser: Parser) -> None:
     )
     add_output_option(parser, "quantized")
     add_data_options(parser)
-    add_config_options(parser)
+    add_config_options(parser, recipes=RECIPES)
     add_mixing_options(parser)
     add_gate_option(parser, "nothing is written")
     add_task_option(parser)
+    add_accuracy_options(parser)
     parser.add_argument(
         "--ranges",
         metavar="FILE",
@@ -83,7 +91,12 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(options: Namespace) -> Answer:
-    config = config_of(options)
+    if options.accuracy is not None:
+        return run_to_accuracy(options)
+    if options.budget is not None:
+        raise UsageError("--budget is for --accuracy; a single run has no limit")
+    choice = _choice(options)
+    config = config_of(options, None if choice is None else choice.config)
     data = data_of(options, needed=config.measures and options.ranges is None)
     start = perf_counter()
     with workers(options.workers) as executor:
@@ -102,6 +115,7 @@ def run(options: Namespace) -> Answer:
     report = result.report
     lines = [
         entry("model", [f"{options.model} -> {options.output}, in {seconds:.1f} s"]),
+        *([] if choice is None else [entry("recipe", [_described(choice)])]),
         entry("config", str(config).splitlines()),
         str(report),
         *(_complete(report) if options.verbose else ()),
@@ -114,8 +128,27 @@ def run(options: Namespace) -> Answer:
         "worst_sqnr": report.worst_sqnr,
         **report.to_dict(),
         "config": to_dict(config),
+        **({} if choice is None else {"recipe": choice.recipe.name}),
     }
     return Answer("\n".join(lines), document)
+
+
+def _choice(options: Namespace) -> Choice | None:
+    """Return the recipe that is asked for; None for none."""
+    if options.recipe is None:
+        return None
+    if options.recipe == AUTO:
+        return choose(options.model)
+    recipe = RECIPES[options.recipe]
+    return Choice(recipe, recipe.config, "")
+
+
+def _described(choice: Choice) -> str:
+    return (
+        f"{choice.recipe.name}: {choice.reason}"
+        if choice.reason
+        else choice.recipe.name
+    )
 
 
 def _complete(report: Report) -> Iterator[str]:

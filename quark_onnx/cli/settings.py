@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from argparse import Namespace
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +15,22 @@ from quark_onnx.optimizers import AutoMixedPrecision
 from quark_onnx.registry import OPTIMIZERS, PRESETS, TARGETS
 from quark_onnx.report.verdict import TASKS
 
+#: In place of the name of a recipe.
+AUTO = "auto"
+
 
 def add_config_options(
     parser: Parser,
     preset: str | None = "A8W8",
     note: str = "",
+    recipes: Iterable[str] = (),
 ) -> None:
     """Add the options of a configuration.
 
     Args:
         preset: the default of --preset; None leaves the choice to the command.
         note: added to the help of --preset.
+        recipes: names that --recipe takes besides "auto"; there is no such option without one.
     """
     group = parser.add_argument_group(
         "settings",
@@ -43,6 +49,13 @@ def add_config_options(
         metavar="FILE.yaml",
         help="YAML file with all settings, in place of a preset",
     )
+    if recipes:
+        base.add_argument(
+            "--recipe",
+            choices=[AUTO, *recipes],
+            help="preset and optimizers by model type (auto detects it), see 'quark-onnx list"
+            " recipes'",
+        )
     calibrator = group.add_argument(
         "--calibrator",
         metavar="NAME[:SETTING=VALUE,...]",

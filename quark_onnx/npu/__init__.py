@@ -4,7 +4,7 @@ And what it computes there, to the bit.
 """
 
 from quark_onnx.npu.check import Check, check
-from quark_onnx.npu.choose import Choice, choose
+from quark_onnx.npu.choose import choose
 from quark_onnx.npu.cut import Parts, cut
 from quark_onnx.npu.deploy import Bundle, deploy
 from quark_onnx.npu.deploy_forecast import DeployForecast, deploy_forecast
@@ -13,8 +13,8 @@ from quark_onnx.npu.finding import RULES, Finding, Rule
 from quark_onnx.npu.legalize import Legalized, legalize
 from quark_onnx.npu.placement import Verdict
 from quark_onnx.npu.preflight import Preflight, preflight
-from quark_onnx.npu.recipes import Recipe
 from quark_onnx.npu.simulate import Simulation, simulate
+from quark_onnx.recipes import Choice, Recipe
 
 __all__ = [
     "RULES",

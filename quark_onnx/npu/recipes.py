@@ -2,40 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from quark_onnx.config import QConfig
-from quark_onnx.registry import RECIPES
+from quark_onnx.recipes import Recipe
+from quark_onnx.registry import NPU_RECIPES
 
 _LADDER = "AMD Quark, ryzen_ai_best_practice.rst (0.11)"
 _MODELS = "RyzenAI-SW, advanced quantization and object detection examples (2026-02)"
 _DOCS = "Ryzen AI documentation 1.8 (2026-07-23), model_quantization.rst"
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """A configuration for a kind of model.
-
-    Attributes:
-        name: as in ``--recipe``.
-        models: what it is for, in words.
-        preset: its formats.
-        optimizers: what makes it better, as texts.
-        advice: what the vendor says, and what was measured here.
-        source: of the advice.
-    """
-
-    name: str
-    models: str
-    preset: str
-    optimizers: tuple[str, ...]
-    advice: str
-    source: str
-
-    @property
-    def config(self) -> QConfig:
-        """The configuration; its target is still to be set."""
-        return QConfig.of(self.preset).with_(optimizers=self.optimizers)
 
 
 _ROWS = (
@@ -77,4 +49,4 @@ _ROWS = (
     ),
 )
 for _row in _ROWS:
-    RECIPES.add(_row.name, _row)
+    NPU_RECIPES.add(_row.name, _row)

@@ -29,7 +29,7 @@ config graph
 patterns
 plan
 rules passes fusions optimizers targets
-report onnxruntime_spelling
+report onnxruntime_spelling recipes
 preprocessing
 steps
 refine

@@ -17,6 +17,7 @@ from quark_onnx.registry import (
     ALGORITHMS,
     CONVERSIONS,
     DTYPES,
+    NPU_RECIPES,
     OPTIMIZERS,
     PRESETS,
     RECIPES,
@@ -39,6 +40,7 @@ REGISTRIES: dict[str, Collection[str]] = {
     **({"algorithms": list(ALGORITHMS)} if TORCH else {}),
     "targets": list(TARGETS),
     "recipes": list(RECIPES),
+    "npu-recipes": list(NPU_RECIPES),
     "conversions": list(CONVERSIONS),
 }
 
@@ -104,6 +106,7 @@ def test_json(cli: Any) -> None:
         "algorithms": ["name", "settings", "description", "needs_data", "loaded_by"],
         "targets": [field.name for field in dataclasses.fields(Target)],
         "recipes": [field.name for field in dataclasses.fields(Recipe)],
+        "npu-recipes": [field.name for field in dataclasses.fields(Recipe)],
         "conversions": ["name", "keeps_function", "description"],
     }
     assert all(

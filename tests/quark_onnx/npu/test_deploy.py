@@ -22,7 +22,7 @@ from calibrators.readers.open import ImageSpec, open_reader
 from quark_onnx import npu
 from quark_onnx.cli import main
 from quark_onnx.errors import AccuracyError, ConfigError, ModelError
-from quark_onnx.registry import RECIPES
+from quark_onnx.registry import NPU_RECIPES
 from tests.models import normal, parse, run, weight
 
 
@@ -436,9 +436,9 @@ def test_a_machine_that_computes_no_numbers_is_found_out(bundle: npu.Bundle) -> 
     assert called(bundle.folder, "-c", script).stdout == "[inf, -inf, -inf] True\n"
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", NPU_RECIPES)
 def test_every_recipe_makes_a_bundle(name: str, tmp_path: Path) -> None:
-    recipe = RECIPES[name]
+    recipe = NPU_RECIPES[name]
     made = npu.deploy(network(), data(24), tmp_path / "bundle", "stx", recipe.config)
     assert made.kind == recipe.preset and recipe.source and recipe.advice
 

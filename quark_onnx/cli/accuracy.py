@@ -1,0 +1,140 @@
+"""quantize --accuracy: the cheapest configuration that keeps the accuracy asked for."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Iterator
+
+from quark_onnx.analysis import AccuracyResult, quantize_to_accuracy
+from quark_onnx.analysis.accuracy import Target
+from quark_onnx.cli.data import data_of
+from quark_onnx.cli.output import Answer, columns, entry
+from quark_onnx.cli.parsing import Parser, UsageError, duration
+from quark_onnx.config import to_dict
+from quark_onnx.errors import AccuracyError, ConfigError
+
+#: Settings that a single configuration has, which --accuracy chooses by itself.
+_CHOSEN = (
+    "config",
+    "calibrator",
+    "optimize",
+    "weights_only",
+    "dynamic",
+    "exclude",
+    "op_types",
+    "nodes",
+    "auto_exclude",
+    "auto_mixed",
+    "min_sqnr",
+    "target",
+    "form",
+    "max_opset",
+    "accuracy_level",
+    "ranges",
+    "resume",
+)
+
+
+def add_accuracy_options(parser: Parser) -> None:
+    group = parser.add_argument_group(
+        "accuracy",
+        "Configurations are tried, those with the fastest results first, until one is"
+        " accurate enough.",
+    )
+    group.add_argument(
+        "--accuracy",
+        metavar="LOSS%|DB",
+        help="accepted loss, such as 1%%, or least SQNR, such as 25dB; else exit code 1",
+    )
+    group.add_argument(
+        "--budget",
+        metavar="TIME",
+        type=duration,
+        help="total time for --accuracy, such as 90s or 10m; no limit unless given",
+    )
+
+
+def run_to_accuracy(options: Namespace) -> Answer:
+    """Quantize as ``--accuracy`` asks for.
+
+    Raises:
+        UsageError: another option names a configuration.
+    """
+    try:
+        Target.of(options.accuracy)
+    except ConfigError as error:
+        raise UsageError(f"--{error}") from error
+    given = [name for name in _CHOSEN if getattr(options, name) not in (None, False)]
+    if options.preset != "A8W8":
+        given.insert(0, "preset")
+    if options.per_channel is not None:
+        given.append("per_channel" if options.per_channel else "per_tensor")
+    if given:
+        flag = given[0].replace("_", "-")
+        raise UsageError(f"--accuracy chooses the configuration; leave out --{flag}")
+    found = quantize_to_accuracy(
+        options.model,
+        data_of(options),
+        options.accuracy,
+        options.output,
+        recipe=options.recipe or "auto",
+        task=options.task,
+        budget=options.budget,
+        progress=False if options.quiet else None,
+    )
+    report = found.result.report
+    lines = [
+        entry("model", [f"{options.model} -> {options.output}"]),
+        entry("target", [str(found.target)]),
+        entry("samples", [_samples(found)]),
+        entry("recipe", [f"{found.choice.recipe.name}: {found.choice.reason}"]),
+        columns([("tried", "SQNR dB", "loss", "seconds", ""), *_rows(found)]),
+        *(
+            [entry("left", ["did not fit into --budget:", *found.left])]
+            if found.left
+            else []
+        ),
+        entry("config", [found.best.name, *str(found.best.config).splitlines()]),
+        str(report),
+    ]
+    document = {
+        "command": "quantize",
+        "model": options.model,
+        "output": options.output,
+        "accuracy": found.to_dict(),
+        "worst_sqnr": report.worst_sqnr,
+        **report.to_dict(),
+        "config": to_dict(found.best.config),
+    }
+    return Answer("\n".join(lines), document, _missed(found))
+
+
+def _samples(found: AccuracyResult) -> str:
+    text = f"{found.judged} judge, and calibrate nothing"
+    if found.target.percent and found.resolution > found.target.value:
+        text += f"; they resolve losses of {found.resolution:.2g} % at best"
+    return text
+
+
+def _rows(found: AccuracyResult) -> Iterator[tuple[str, str, str, str, str]]:
+    for each in found.attempts:
+        yield (
+            each.name,
+            "failed" if each.sqnr is None else f"{each.sqnr:.2f}",
+            "-" if each.loss is None else f"{each.loss:.2f} %",
+            f"{each.seconds:.1f}",
+            each.error or ("met" if each.met else "missed"),
+        )
+
+
+def _missed(found: AccuracyResult) -> AccuracyError | None:
+    if found.reached:
+        return None
+    best = found.best
+    reached = (
+        f"{best.sqnr:.2f} dB" if best.loss is None else f"a loss of {best.loss:.2f} %"
+    )
+    return AccuracyError(
+        f"no configuration reaches {found.target}; the nearest, {best.name}, has"
+        f" {reached} and was written",
+    )

@@ -1,0 +1,58 @@
+"""choose: the recipe for a model, by what it is made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from onnx import ModelProto
+
+from quark_onnx.config import QConfig
+from quark_onnx.graph import Graph, gather_constants, inlined
+from quark_onnx.graph.io import load
+from quark_onnx.recipes.kind import kind_of
+from quark_onnx.recipes.recipe import Recipe
+from quark_onnx.registry import RECIPES
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A recipe, and why.
+
+    Attributes:
+        recipe: for models of that kind.
+        config: its configuration, in a format that the target takes; a target itself is still to be
+            set.
+        reason: what the model has, and what follows, in words.
+    """
+
+    recipe: Recipe
+    config: QConfig
+    reason: str
+
+    def __str__(self) -> str:
+        return f"recipe {self.recipe.name}: {self.reason}"
+
+
+def structure(model: str | Path | ModelProto) -> Graph:
+    """Return the graph of a model file as the choice of a recipe looks at it.
+
+    Raises:
+        ModelError: the model cannot be read.
+    """
+    graph = Graph.of(inlined(load(model)))
+    gather_constants(graph)
+    graph.infer()
+    return graph
+
+
+def choose(model: str | Path | ModelProto) -> Choice:
+    """Return the recipe for a float model that runs on a CPU.
+
+    Raises:
+        ModelError: the model cannot be read.
+    """
+    kind, reason = kind_of(structure(model))
+    name = "classifier" if kind == "depthwise" else kind
+    recipe = RECIPES[name]
+    return Choice(recipe, recipe.config, reason)

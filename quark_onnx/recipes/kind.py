@@ -1,0 +1,134 @@
+"""kind_of: the kind of a model, by its structure."""
+
+from __future__ import annotations
+
+from quark_onnx.graph import Graph, Node, reach
+from quark_onnx.patterns.conv_and_gemm import LAYERS
+
+#: Kinds of models, those that need the clearest signs first.
+KINDS = ("transformer", "superres", "speech", "detector", "depthwise", "classifier")
+
+_ATTENTION = frozenset(
+    {
+        "Attention",
+        "MultiHeadAttention",
+        "GroupQueryAttention",
+        "EmbedLayerNormalization",
+    },
+)
+_RECURRENT = frozenset({"LSTM", "GRU", "RNN"})
+_SPECTRA = frozenset({"STFT", "DFT", "MelWeightMatrix"})
+#: Operators whose results are larger images than what they read.
+_UPSAMPLING = frozenset({"DepthToSpace", "Resize", "Upsample", "ConvTranspose"})
+#: So many last products have detectors, which predict boxes and scores at several sizes, and
+#: nothing else has.
+_HEADS = 3
+#: The share of a network's convolutions that are depthwise from which on it is called one of those.
+_SHARE = 0.25
+#: Of an image, (batch, channels, height, width); of the weight of a 1-D convolution; and the most
+#: channels of an image that people look at.
+_IMAGE_RANK, _SEQUENCE_RANK, _COLORS = 4, 3, 4
+
+
+def kind_of(graph: Graph) -> tuple[str, str]:
+    """Return one of ``KINDS``, and what speaks for it.
+
+    >>> from onnx import parser
+    >>> text = "g (float[1,3,9,9] x) => (float[1,8,7,7] y) <float[8,3,3,3] w> { y = Conv (x, w) }"
+    >>> model = parser.parse_model(f'<ir_version: 9, opset_import: ["": 17]> {text}')
+    >>> kind_of(Graph.of(model))
+    ('classifier', '1 convolutions, 0 of them depthwise')
+    """
+    attention = [node for node in graph.nodes if _attends(graph, node)]
+    if attention:
+        return (
+            "transformer",
+            f"{len(attention)} products of activations, as attention has them",
+        )
+    if reason := _is_superres(graph):
+        return "superres", reason
+    if reason := _is_speech(graph):
+        return "speech", reason
+    products = [node for node in graph.nodes if node.kind in LAYERS]
+    convolutions = [node for node in products if node.kind == "Conv"]
+    last = _last(graph, products)
+    if len(last) >= _HEADS and convolutions:
+        return (
+            "detector",
+            f"{len(last)} last products in parallel, as the heads of a detector",
+        )
+    depthwise = [node for node in convolutions if _is_depthwise(graph, node)]
+    reason = f"{len(convolutions)} convolutions, {len(depthwise)} of them depthwise"
+    if depthwise and len(depthwise) >= _SHARE * len(convolutions):
+        return "depthwise", reason
+    return "classifier", reason
+
+
+def _attends(graph: Graph, node: Node) -> bool:
+    return node.kind in _ATTENTION or (
+        node.kind == "MatMul" and not any(map(graph.is_constant, node.inputs))
+    )
+
+
+def _is_superres(graph: Graph) -> str:
+    """Return what speaks for an image-to-image model; empty where nothing does."""
+    images = [
+        shape
+        for value in graph.inputs
+        if not graph.is_constant(value.name)
+        and (shape := graph.shape(value.name)) is not None
+        and len(shape) == _IMAGE_RANK
+    ]
+    results = [graph.shape(value.name) for value in graph.outputs]
+    if len(images) != 1 or len(results) != 1:
+        return ""
+    before, after = images[0], results[0]
+    if after is None or len(after) != _IMAGE_RANK:
+        return ""
+    channels = after[1]
+    if not isinstance(channels, int) or not 0 < channels <= _COLORS:
+        return ""
+    if before[1] != channels and channels not in (1, 3):
+        return ""
+    sizes = (before[2], after[2])
+    known = [size for size in sizes if isinstance(size, int)]
+    grows = len(known) == len(sizes) and known[1] >= known[0]
+    upsampling = any(node.kind in _UPSAMPLING for node in graph.nodes)
+    if grows or (len(known) < len(sizes) and upsampling):
+        return f"an image of {channels} channels from an image"
+    return ""
+
+
+def _is_speech(graph: Graph) -> str:
+    """Return what speaks for a model of sound; empty where nothing does."""
+    for node in graph.nodes:
+        if node.kind in _SPECTRA:
+            return f"{node.kind}, as spectra of sound are computed by"
+    layers = [node for node in graph.nodes if node.kind in LAYERS]
+    one_dimensional = [
+        node
+        for node in layers
+        if node.kind == "Conv"
+        and len(graph.shape(node.input(1)) or ()) == _SEQUENCE_RANK
+    ]
+    convolutions = [node for node in layers if node.kind == "Conv"]
+    if one_dimensional and len(one_dimensional) == len(convolutions):
+        return f"{len(one_dimensional)} convolutions along one axis"
+    recurrent = [node for node in graph.nodes if node.kind in _RECURRENT]
+    return f"{len(recurrent)} recurrent layers" if recurrent else ""
+
+
+def _last(graph: Graph, products: list[Node]) -> list[Node]:
+    """Products that no other one reads, in however many steps."""
+    behind = set(
+        reach(
+            [leader for node in products for leader in graph.leaders(node)],
+            graph.leaders,
+        ),
+    )
+    return [node for node in products if node not in behind]
+
+
+def _is_depthwise(graph: Graph, node: Node) -> bool:
+    weight = graph.shape(node.input(1)) or ()
+    return len(weight) > 2 and weight[1] == 1 and weight[0] not in (1, None)

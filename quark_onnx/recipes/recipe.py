@@ -1,0 +1,92 @@
+"""Recipe: a configuration for a kind of model; those for runtimes on a CPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quark_onnx.config import QConfig
+from quark_onnx.registry import RECIPES
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A configuration for a kind of model.
+
+    Attributes:
+        name: as in ``--recipe``.
+        models: what it is for, in words.
+        preset: its formats.
+        optimizers: what makes it better, as texts.
+        advice: what speaks for it, and what was measured here.
+        source: of the advice.
+        op_types: only these operators are quantized; empty for all.
+    """
+
+    name: str
+    models: str
+    preset: str
+    optimizers: tuple[str, ...]
+    advice: str
+    source: str
+    op_types: tuple[str, ...] = ()
+
+    @property
+    def config(self) -> QConfig:
+        """The configuration."""
+        return QConfig.of(self.preset).with_(
+            optimizers=self.optimizers,
+            op_types=self.op_types,
+        )
+
+
+_HERE = "docs/accuracy.md"
+
+_ROWS = (
+    Recipe(
+        "classifier",
+        "convolutional classifiers: ResNet, MobileNet, EfficientNet",
+        "A8W8",
+        ("bias_correction",),
+        "8-bit weights shift the mean of what a layer computes; correcting it helps"
+        " classifiers most",
+        _HERE,
+    ),
+    Recipe(
+        "detector",
+        "detectors: YOLO, SSD",
+        "A8W8",
+        ("cle", "bias_correction"),
+        "equalization across SiLU and Relu6; the decoding of boxes stays float."
+        " YOLOX-nano: 32.1 of 33.7 mAP, 25.6 without",
+        _HERE,
+    ),
+    Recipe(
+        "transformer",
+        "encoders: BERT, ViT",
+        "A8W8",
+        ("smoothquant",),
+        "products alone run on integers, the rest stays float; outlier channels are"
+        " smoothed where that lowers the error",
+        _HERE,
+        ("MatMul", "Gemm", "Conv"),
+    ),
+    Recipe(
+        "speech",
+        "audio: 1-D convolutions, recurrent networks, spectra",
+        "A8W8",
+        ("cle", "bias_correction"),
+        "small networks with wide activations; where 20 dB are missed, A16W8 is next",
+        _HERE,
+    ),
+    Recipe(
+        "superres",
+        "image to image: super resolution, denoising",
+        "A8W8",
+        ("cle", "bias_correction"),
+        "every output value counts: no mean may shift, and 16 bits are next where the"
+        " PSNR is too low",
+        _HERE,
+    ),
+)
+for _row in _ROWS:
+    RECIPES.add(_row.name, _row)
