@@ -42,7 +42,6 @@ def structure(model: str | Path | ModelProto) -> Graph:
     """
     graph = Graph.of(inlined(load(model)))
     gather_constants(graph)
-    graph.infer()
     return graph
 
 

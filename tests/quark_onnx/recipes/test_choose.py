@@ -68,7 +68,9 @@ def model_of(name: str) -> ModelProto:
         for key, value in CONSTANTS.items()
         if f" {key})" in body or f" {key}," in body
     }
-    model = parse(f"g ({given}) => (y) {{ {body} }}", **used)
+    size = {"denoising": 8, "upsampling": 16}.get(name)
+    result = f"float[1,3,{size},{size}] y" if size else "y"
+    model = parse(f"g ({given}) => ({result}) {{ {body} }}", **used)
     model.graph.output[0].type.tensor_type.elem_type = 1
     return model
 
