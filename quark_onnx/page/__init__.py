@@ -1,6 +1,14 @@
 """Pages to look at: self-contained HTML with drawings in it, light and dark, wide and narrow."""
 
-from quark_onnx.page.document import document, facts, scrolling, write_whole
+from quark_onnx.page.document import document, facts, grouped, scrolling, write_whole
 from quark_onnx.page.verdict import Action, verdict
 
-__all__ = ["Action", "document", "facts", "scrolling", "verdict", "write_whole"]
+__all__ = [
+    "Action",
+    "document",
+    "facts",
+    "grouped",
+    "scrolling",
+    "verdict",
+    "write_whole",
+]

@@ -38,6 +38,27 @@ def facts(rows: Iterable[tuple[str, str, str]]) -> str:
     return f'<dl class="facts">{cells}</dl>'
 
 
+def grouped(reasons: Iterable[tuple[str, str]], one: str, many: str) -> str:
+    """Return names with the same reason as one line, which unfolds to the names.
+
+    Args:
+        reasons: a name and its reason, each as text.
+        one, many: the noun for one name and for several.
+    """
+    groups = dict[str, list[str]]()
+    for name, reason in reasons:
+        groups.setdefault(reason, []).append(name)
+    parts = list[str]()
+    for reason, names in sorted(groups.items(), key=lambda group: -len(group[1])):
+        noun = one if len(names) == 1 else many
+        items = "".join(f"<li>{escape(name)}</li>" for name in names)
+        parts.append(
+            f"<details><summary>{len(names)} {noun}: {escape(reason)}</summary>"
+            f"<ul>{items}</ul></details>",
+        )
+    return "".join(parts)
+
+
 def scrolling(table: str) -> str:
     """Return a table in a card that scrolls sideways, with a shadow where more of it is hidden."""
     return (

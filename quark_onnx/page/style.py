@@ -112,6 +112,8 @@ th { color: var(--soft); font-weight: 500; }
 .verdict p { margin: 0; font-size: 17px; color: var(--ink); } .verdict b { color: var(--own); margin-right: 4px; }
 .verdict h2 { font-size: 13px; font-weight: 500; color: var(--soft); margin: 12px 0 4px; }
 .verdict ol { margin: 0; padding-left: 20px; display: grid; gap: 4px; }
+.verdict code span { white-space: nowrap; }
+.verdict li { overflow-wrap: anywhere; }
 .verdict small { color: var(--soft); font-size: 13px; }
 details { margin-top: 12px; }
 summary { cursor: pointer; color: var(--soft); }

@@ -9,6 +9,8 @@ from itertools import islice
 
 #: Actions that a page begins with.
 _SHOWN = 3
+#: Letters of a word that fits into a line of a phone.
+_UNBROKEN = 28
 _WORDS = {"good": "Good", "risky": "Risky", "poor": "Poor", "unknown": "Not measured"}
 
 
@@ -39,14 +41,23 @@ def verdict(band: str, sentence: str, actions: Sequence[Action] = ()) -> str:
     listed = f"<h2>What to do next</h2><ol>{items}</ol>" if items else ""
     return (
         f'<section class="verdict {escape(band)}"><p><b>{_WORDS[band]}</b>'
-        f" {escape(_capital(sentence))}.</p>{listed}</section>"
+        f" {escape(_capital(sentence.rstrip('.')))}.</p>{listed}</section>"
     )
 
 
 def _item(action: Action) -> str:
-    code = f" <code>{escape(action.code)}</code>" if action.code else ""
+    code = f" <code>{_words(action.code)}</code>" if action.code else ""
     effect = f" <small>{escape(action.effect)}</small>" if action.effect else ""
     return f"<li>{escape(_capital(action.text))}{code}{effect}</li>"
+
+
+def _words(code: str) -> str:
+    """Return a command whose short words are not broken at the end of a line."""
+    words = code.split(" ")
+    return " ".join(
+        f"<span>{escape(word)}</span>" if len(word) <= _UNBROKEN else escape(word)
+        for word in words
+    )
 
 
 def _capital(text: str) -> str:

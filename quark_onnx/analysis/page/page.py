@@ -11,9 +11,10 @@ from pathlib import Path
 from quark_onnx.analysis.findings import Analysis, Cause, TensorError, WeightError
 from quark_onnx.analysis.page.against_grid import against_grid
 from quark_onnx.analysis.page.along import along, family
-from quark_onnx.page import document, facts, write_whole
+from quark_onnx.page import Action, document, facts, grouped, verdict, write_whole
 from quark_onnx.page.svg import short
-from quark_onnx.report import percentage
+from quark_onnx.report import decibels, percentage
+from quark_onnx.report.verdict.verdict import THRESHOLDS
 
 _TOP = 12
 _CAUSES = 4
@@ -77,7 +78,7 @@ def _header(found: Analysis, before: str, after: str) -> str:
     ]
     return (
         f'<header>\n<h1>Quantization analysis</h1>\n<p class="names">{escape(before)} →'
-        f" {escape(after)}</p>\n{facts(figures)}\n</header>"
+        f" {escape(after)}</p>\n{_verdict(found)}\n{facts(figures)}\n</header>"
     )
 
 
@@ -227,15 +228,58 @@ def _weight_plot(weight: WeightError) -> str:
 def _rest(found: Analysis) -> str:
     if not found.unmatched:
         return ""
-    entries = "".join(
-        f"<li>{escape(e.name)}: {escape(e.reason)}</li>" for e in found.unmatched
-    )
-    count = len(found.unmatched)
-    return (
-        f"<section>\n<h2>Not compared</h2>\n<details><summary>{count}"
-        f" tensor{'s' * (count > 1)} and constants without a"
-        f" counterpart</summary><ul>{entries}</ul></details>\n</section>"
-    )
+    reasons = [(entry.name, entry.reason) for entry in found.unmatched]
+    listed = grouped(reasons, "tensor or constant", "tensors and constants")
+    return f"<section>\n<h2>Not compared</h2>\n{listed}\n</section>"
+
+
+def _verdict(found: Analysis) -> str:
+    """Return the verdict: the worst output, and the fixes of the tensors that add most noise."""
+    measured = [output for output in found.outputs if output.sqnr is not None]
+    if not measured:
+        return verdict("unknown", "the models have no float output to compare")
+    worst = min(measured, key=lambda output: output.sqnr or 0.0)
+    ratio = worst.sqnr or 0.0
+    if math.isinf(ratio) and ratio > 0:
+        return verdict("good", "both models compute the same outputs")
+    sentence = f"output {worst.name} has {decibels(ratio)} dB SQNR"
+    if found.ranking:
+        first = found.ranking[0]
+        sentence += (
+            f"; {first.op_type} {first.node or first.name} adds most of the noise"
+        )
+    band = THRESHOLDS["signal"][0].band(ratio)
+    return verdict(band, sentence, [] if band == "good" else actions(found))
+
+
+def actions(found: Analysis) -> list[Action]:
+    """Return what to do about the tensors that add most noise, the greatest effect first.
+
+    Tensors with the same fix are one action.
+    """
+    effects = dict[tuple[str, str], float]()
+    nodes = dict[tuple[str, str], list[str]]()
+    for tensor in found.ranking[:_TOP]:
+        for cause in tensor.causes:
+            if cause.options:
+                excluding = cause.options[0] == "--exclude"
+                options = "--exclude" if excluding else shlex.join(cause.options)
+                key = (cause.remedy, options)
+                effects[key] = effects.get(key, 0.0) + cause.share * tensor.added
+                node = cause.options[1] if excluding else tensor.node or tensor.name
+                if node not in nodes.setdefault(key, []):
+                    nodes[key].append(node)
+    found_actions = list[Action]()
+    for key in sorted(effects, key=lambda key: -effects[key]):
+        remedy, options = key
+        if options == "--exclude":
+            options = shlex.join(["--exclude", *nodes[key][:_CAUSES]])
+        count = len(nodes[key])
+        effect = f"concerns {nodes[key][0]}"
+        if count > 1:
+            effect += f" and {count - 1} more"
+        found_actions.append(Action(f"{remedy}:", options, effect))
+    return found_actions
 
 
 def _ratio(ratio: float | None) -> str:

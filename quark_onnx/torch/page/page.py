@@ -8,8 +8,10 @@ from html import escape
 from itertools import groupby
 from pathlib import Path
 
-from quark_onnx.page import document, facts, write_whole
+from quark_onnx.page import Action, document, facts, grouped, verdict, write_whole
 from quark_onnx.page.svg import short
+from quark_onnx.report import percentage
+from quark_onnx.report.verdict.verdict import THRESHOLDS
 from quark_onnx.torch.algorithms.base import Outcome
 from quark_onnx.torch.config.spec import LayerSpec
 from quark_onnx.torch.page import mixture as mixed
@@ -38,7 +40,8 @@ _STYLE = (
     " td.name { color: var(--ink); font: 12px/1.6 ui-monospace, SFMono-Regular,"
     " Menlo, Consolas, monospace; }\n.layers th[scope=rowgroup] { color: var(--ink);"
     " font-weight: 600; padding-top: 16px; }\n.layers b { color: var(--ink);"
-    " font-weight: 600; }\n.verdict { font-size: 17px; max-width: 60em; }\n"
+    " font-weight: 600; }\n"
+    "table.layers, table.formats { min-width: 0; }\n"
     "table.formats { font-size: 13px; width: 100%; }\n"
     ".formats td, .formats th { overflow-wrap: anywhere; color: var(--soft);"
     " padding: 4px 12px 4px 0; text-align: left; vertical-align: top; }\n"
@@ -125,35 +128,46 @@ def _header(found: Found, name: str, mixture: Mixture | None) -> str:
     )
     return (
         "<header>\n<h1>Quantization"
-        f" report</h1>\n{names}\n{_verdict(found.verdict)}{facts(rows)}\n{noted}</header>"
+        f" report</h1>\n{names}\n{_verdict(found)}\n{facts(rows)}\n{noted}</header>"
     )
 
 
 def _verdict_facts(found: Found) -> list[tuple[str, str, str]]:
     """Sizes, and the figures of the comparison with the float model."""
-    verdict = found.verdict
-    if verdict is None:
+    judged = found.verdict
+    if judged is None:
         return [("Size", size(found.estimate.disk), "of the checkpoint, as estimated")]
-    share = 100 * verdict.bytes_after / max(verdict.bytes_before, 1)
-    more = f"{share:.0f} % of {file_size(verdict.bytes_before)}"
+    share = 100 * judged.bytes_after / max(judged.bytes_before, 1)
+    more = f"{share:.0f} % of {file_size(judged.bytes_before)}"
     rows = [
-        ("Size", file_size(verdict.bytes_after), more),
-        ("Bits for a weight", f"{verdict.bits:.2f}", "of the whole model"),
+        ("Size", file_size(judged.bytes_after), more),
+        ("Bits for a weight", f"{judged.bits:.2f}", "of the whole model"),
     ]
-    if verdict.divergence is not None:
-        more = f"nats a token, on {verdict.tokens:,} tokens {verdict.text}"
-        rows.append(("Divergence", f"{verdict.divergence:.4f}", more))
+    if judged.divergence is not None:
+        more = f"nats a token, on {judged.tokens:,} tokens {judged.text}"
+        rows.append(("Divergence", f"{judged.divergence:.4f}", more))
     return rows
 
 
-def _verdict(verdict: Verdict | None) -> str:
-    """The verdict in a sentence, the layers with the greatest errors and the next thing to try."""
-    if verdict is None:
+def _verdict(found: Found) -> str:
+    """Return the verdict: sizes and divergence, what to try next, and the largest errors."""
+    judged = found.verdict
+    if judged is None:
         return ""
-    lines = verdict.lines()
-    first = lines[0].removeprefix("verdict: ")
-    others = "".join(f"<li>{escape(line.strip())}</li>" for line in lines[1:])
-    return f'<p class="verdict">{escape(first)}</p>\n<ul>{others}</ul>\n'
+    band: str = "unknown"
+    if judged.divergence is not None:
+        band = THRESHOLDS["language"][0].band(judged.divergence)
+    actions = [Action(judged.advice)] if judged.advice else []
+    actions += [
+        Action("use another scheme for a layer:", f"--layer {name}=SCHEME", effect)
+        for name, effect in _worst(judged)
+    ]
+    return verdict(band, judged.sentence(), [] if band == "good" else actions)
+
+
+def _worst(judged: Verdict) -> list[tuple[str, str]]:
+    """Return the layers with the largest errors, and the error of each in words."""
+    return [(name, f"error {percentage(error)}") for name, error in judged.worst]
 
 
 def _figure(
@@ -365,13 +379,5 @@ def _words(spec: LayerSpec) -> str:
 def _rest(report: TorchReport) -> str:
     if not report.kept:
         return ""
-    entries = "".join(
-        f"<li>{escape(name)}: {escape(reason)}</li>"
-        for name, reason in report.kept.items()
-    )
-    count = len(report.kept)
-    return (
-        f"<section>\n<h2>Stays float</h2>\n<details><summary>{count}"
-        f" layer{'s' * (count > 1)}, each with the"
-        f" reason</summary><ul>{entries}</ul></details>\n</section>"
-    )
+    listed = grouped(report.kept.items(), "layer", "layers")
+    return f"<section>\n<h2>Stays float</h2>\n{listed}\n</section>"

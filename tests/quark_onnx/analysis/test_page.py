@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from quark_onnx import Analysis, QConfig, analyze, quantize_static
+from quark_onnx.analysis.findings import Unmatched
 from quark_onnx.analysis.page import render, write_page
 from quark_onnx.analysis.weights import bins
 from quark_onnx.page.svg import short, ticks
@@ -114,3 +115,22 @@ def test_bins_of_an_empty_histogram() -> None:
     constant.observe(np.full((1, 5), 2.0, np.float32))
     one = bins(constant)
     assert one is not None and sum(one.counts) == 5
+
+
+def test_it_begins_with_a_verdict_and_what_to_do(found: Analysis) -> None:
+    """The verdict names the worst output; a fix for several tensors is one action."""
+    text = render(found)
+    start = text[: text.index("<h2>Error along the graph")]
+    (worst,) = [output for output in found.outputs if output.sqnr == found.sqnr]
+    assert f"Output {worst.name} has {found.sqnr:.2f} dB SQNR" in start
+    assert re.search(r'class="verdict (good|risky|poor)"', start)
+    shown = re.findall(r"<li>.*?</li>", start)
+    assert len(shown) <= 3 and len(set(shown)) == len(shown)
+    assert all("<code>" in action for action in shown)
+
+
+def test_tensors_without_a_counterpart_are_grouped_by_reason(found: Analysis) -> None:
+    entries = [Unmatched(name, "fused") for name in "abc"] + [Unmatched("d", "lost")]
+    text = render(replace(found, unmatched=entries))
+    assert "3 tensors and constants: fused" in text
+    assert "1 tensor or constant: lost" in text
