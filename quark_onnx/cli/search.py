@@ -8,12 +8,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from quark_onnx.analysis import TRIALS, Candidate, Search, SearchResult, Space
+from quark_onnx.analysis.page import write_search_page
 from quark_onnx.cli.data import add_data_options, data_of
 from quark_onnx.cli.output import Answer, Table, entry
 from quark_onnx.cli.parsing import (
     Parser,
     UsageError,
     add_common_options,
+    add_html_option,
     count,
     duration,
     number,
@@ -129,6 +131,7 @@ def add_arguments(parser: Parser) -> None:
         type=path,
         help="file of measurements, to resume, or to share between processes",
     )
+    add_html_option(parser, "write a page with the candidates and plots")
     add_common_options(parser)
 
 
@@ -161,6 +164,8 @@ def run(options: Namespace) -> Answer:
         found = running.run()
         if options.output is not None:
             running.write(found.best, options.output)
+    if options.html is not None:
+        write_search_page(found, options.html, options.model.name)
     failed = [each for each in found.candidates if each.error]
     lines: list[str | Table] = [
         entry(

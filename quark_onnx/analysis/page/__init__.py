@@ -1,5 +1,6 @@
 """The analysis as a page to look at: one HTML file with its plots in it."""
 
+from quark_onnx.analysis.page.candidates import render_search, write_search_page
 from quark_onnx.analysis.page.page import render, write_page
 
-__all__ = ["render", "write_page"]
+__all__ = ["render", "render_search", "write_page", "write_search_page"]

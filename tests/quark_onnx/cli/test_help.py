@@ -78,7 +78,7 @@ def test_a_name_stands_for_one_thing() -> None:
     pages = {
         name.removeprefix("quark-onnx ") for name, flag in named if flag == "--html"
     }
-    assert {"analyze", "npu preflight", "llm ptq"} <= pages
+    assert {"analyze", "search", "npu preflight", "llm ptq"} <= pages
 
 
 @pytest.mark.images

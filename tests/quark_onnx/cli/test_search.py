@@ -251,3 +251,10 @@ def test_models_and_data_that_do_not_serve(cli: Any) -> None:
     ):
         finished = cli("search", *arguments)
         assert finished.code == 2 and words in finished.error
+
+
+def test_a_page_is_written(cli: Any) -> None:
+    finished = cli(*SHORT, "--html", "found.html")
+    assert finished.code == 0
+    text = Path("found.html").read_text(encoding="utf-8")
+    assert "<h1>Search for a configuration</h1>" in text and "<td>front</td>" in text

@@ -1,0 +1,300 @@
+"""A search as one self-contained HTML page: candidates, plots, and the best of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from html import escape
+from itertools import pairwise
+from math import isfinite
+from pathlib import Path
+
+from quark_onnx.analysis.search import Candidate, SearchResult
+from quark_onnx.page import (
+    Action,
+    document,
+    facts,
+    grouped,
+    scrolling,
+    verdict,
+    write_whole,
+)
+from quark_onnx.page.svg import Scale, drawing, linear, short, tag, ticks
+from quark_onnx.report import decibels
+from quark_onnx.report.verdict.verdict import THRESHOLDS
+
+_WIDTH, _HEIGHT = 460.0, 320.0
+_LEFT, _RIGHT, _TOP, _BOTTOM = 44.0, 16.0, 28.0, 44.0
+#: Pixels between two labels of points, at least.
+_APART = 16.0
+#: A smaller candidate is worth a look if it loses no more than so many dB.
+_LOSS = 2.0
+_STYLE = """
+.pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 340px), 1fr)); gap: 20px 28px; }
+svg .point { fill: var(--card); stroke: var(--faint); stroke-width: 1.4; }
+svg .front { fill: var(--accent); stroke: var(--accent); } svg .best { fill: var(--good); stroke: var(--good); }
+svg .steps { fill: none; stroke: var(--accent); stroke-width: 1.2; opacity: 0.6; }
+.key i.front { background: var(--accent); } .key i.best { background: var(--good); }
+.key i.point { background: none; border: 1.4px solid var(--faint); }
+.number { text-align: right; white-space: nowrap; padding-right: 16px; }
+.candidates td:nth-child(2) { overflow-wrap: anywhere; min-width: 200px; } pre { margin: 0; overflow-x: auto; font-size: 13px; }
+"""  # noqa: E501
+
+
+def write_search_page(found: SearchResult, path: Path, name: str = "model") -> None:
+    """Write the page; ``path`` is the whole page or what it was.
+
+    Args:
+        name: what the model is called.
+
+    Raises:
+        OSError: the folder cannot be written to.
+    """
+    write_whole(path, render_search(found, name))
+
+
+def render_search(found: SearchResult, name: str = "model") -> str:
+    """Return the text of the page; ``name`` is what the model is called."""
+    parts = [
+        _header(found, name),
+        _plots(found),
+        _table(found),
+        _rest(found),
+        _best(found),
+    ]
+    return document(f"{name}: search", parts, _STYLE)
+
+
+def _header(found: SearchResult, name: str) -> str:
+    best = found.best
+    seconds = sum(candidate.seconds for candidate in found.candidates)
+    rows = [
+        ("SQNR of the best", f"{_score(best)} dB", "of the worst output"),
+        ("Size of the best", _size(best.bytes), f"of {_span(found)}"),
+        ("Tried", f"{len(found.candidates)}", f"of {found.total} configurations"),
+        ("Time", _time(seconds), "quantizing and judging"),
+        (
+            "Samples",
+            f"{found.calibrated} + {found.judged}",
+            "for calibration and for judging",
+        ),
+    ]
+    return (
+        "<header>\n<h1>Search for a configuration</h1>\n"
+        f'<p class="names">{escape(name)}</p>\n{_verdict(found)}\n{facts(rows)}\n</header>'
+    )
+
+
+def _verdict(found: SearchResult) -> str:
+    best = found.best
+    if best.score is None:
+        return verdict("poor", "every candidate failed", [])
+    sentence = f"{best.name} is best: {_score(best)} dB SQNR in {_size(best.bytes)}"
+    if not found.reached:
+        return verdict("poor", f"{sentence}, which misses the target", _actions(found))
+    return verdict(THRESHOLDS["signal"][0].band(best.score), sentence, _actions(found))
+
+
+def _actions(found: SearchResult) -> list[Action]:
+    """Return what to do: write the best, look at a smaller one, try what was left out."""
+    actions = [Action("write the best model:", "quark-onnx search ... -o best.onnx")]
+    best = found.best
+    for candidate in reversed(found.front):
+        if candidate is best or candidate.score is None or best.score is None:
+            continue
+        if best.score - candidate.score <= _LOSS:
+            loss = best.score - candidate.score
+            effect = f"{_size(candidate.bytes)}, {loss:.1f} dB less"
+            actions.append(
+                Action(f"or a smaller model: {candidate.name}", effect=effect)
+            )
+            break
+    if found.left:
+        count = len(found.left)
+        noun = "configuration" if count == 1 else "configurations"
+        text = f"raise --budget: {count} {noun} did not fit"
+        actions.append(Action(text))
+    return actions
+
+
+def _plots(found: SearchResult) -> str:
+    sized = [each for each in found.candidates if each.score is not None and each.bytes]
+    sized = [each for each in sized if isfinite(each.score or 0.0)]
+    if len(sized) < 2:
+        return ""
+    best, front = found.best, found.front
+    by_size = _plot("SQNR against size", "size, MB", sized, _megabytes, best, front)
+    by_time = _plot("SQNR against time", "time, s", sized, _seconds, best, [])
+    key = (
+        '<li><i class="best"></i>the best</li><li><i class="front"></i>front: no other'
+        ' is both smaller and better</li><li><i class="point"></i>other candidates</li>'
+    )
+    return (
+        "<section>\n<h2>Accuracy against size and time</h2>\n"
+        '<p class="note">Up and to the left is better. Numbers are places in the table'
+        f' below.</p>\n<div class="card"><div class="pair">{by_size}{by_time}</div>'
+        f'<ul class="key">{key}</ul></div>\n</section>'
+    )
+
+
+def _megabytes(candidate: Candidate) -> float:
+    return (candidate.bytes or 0) / 1e6
+
+
+def _seconds(candidate: Candidate) -> float:
+    return candidate.seconds
+
+
+def _plot(  # noqa: PLR0913
+    title: str,
+    unit: str,
+    candidates: Sequence[Candidate],
+    measure: Callable[[Candidate], float],
+    best: Candidate,
+    front: Sequence[Candidate],
+) -> str:
+    """Return a plot of the scores against another measure, with the Pareto front as steps."""
+    xs = [measure(candidate) for candidate in candidates]
+    scores = [candidate.score or 0.0 for candidate in candidates]
+    x = _scale(xs, _LEFT, _WIDTH - _RIGHT)
+    y = _scale(scores, _HEIGHT - _BOTTOM, _TOP)
+    parts = [*_axes(xs, scores, x, y, unit)]
+    if len(front) > 1:
+        points = sorted((x(measure(each)), y(each.score or 0.0)) for each in front)
+        steps = "".join(
+            f" H{right:.1f} V{high:.1f}" for _, (right, high) in pairwise(points)
+        )
+        parts.append(
+            tag(
+                "path",
+                d=f"M{points[0][0]:.1f} {points[0][1]:.1f}{steps}",
+                class_="steps",
+            ),
+        )
+    labels = list[tuple[float, float]]()
+    for place, candidate in reversed(list(enumerate(candidates, 1))):
+        cx, cy = x(measure(candidate)), y(candidate.score or 0.0)
+        kind = "best" if candidate is best else "front" if candidate in front else ""
+        parts.append(tag("circle", cx=cx, cy=cy, r=4.5, class_=f"point {kind}".strip()))
+        apart = all(abs(cx - u) > _APART or abs(cy - v) > _APART for u, v in labels)
+        if apart and (kind or len(candidates) <= len(_PLACES)):
+            labels.append((cx, cy))
+            anchor = "end" if cx > _WIDTH - _RIGHT - _APART else "start"
+            shift = -8.0 if anchor == "end" else 8.0
+            parts.append(
+                tag("text", str(place), x=cx + shift, y=cy - 6, text_anchor=anchor),
+            )
+    return drawing(_WIDTH, _HEIGHT, title, parts)
+
+
+#: Up to so many candidates, each has its place written next to it.
+_PLACES = range(12)
+
+
+def _scale(values: Sequence[float], start: float, end: float) -> Scale:
+    """Return a scale with a margin of 8 % around the values."""
+    lo, hi = _bounds(values)
+    return linear(lo, hi, start, end)
+
+
+def _bounds(values: Sequence[float]) -> tuple[float, float]:
+    margin = 0.08 * (max(values) - min(values)) or max(1e-6, 0.1 * abs(max(values)))
+    return min(values) - margin, max(values) + margin
+
+
+def _axes(
+    xs: Sequence[float],
+    scores: Sequence[float],
+    x: Scale,
+    y: Scale,
+    unit: str,
+) -> list[str]:
+    right, bottom = _WIDTH - _RIGHT, _HEIGHT - _BOTTOM
+    parts = [tag("text", "SQNR, dB", x=0, y=12)]
+    for value in ticks(*_bounds(scores), 5):
+        parts.append(
+            tag("line", x1=_LEFT, x2=right, y1=y(value), y2=y(value), class_="grid")
+        )
+        parts.append(
+            tag("text", short(value), x=_LEFT - 8, y=y(value) + 4, text_anchor="end"),
+        )
+    parts.append(tag("line", x1=_LEFT, x2=right, y1=bottom, y2=bottom, class_="axis"))
+    for value in ticks(*_bounds(xs), 5):
+        place = x(value)
+        parts.append(
+            tag("text", short(value), x=place, y=bottom + 18, text_anchor="middle"),
+        )
+    middle = (_LEFT + right) / 2
+    parts.append(tag("text", unit, x=middle, y=_HEIGHT - 6, text_anchor="middle"))
+    return parts
+
+
+def _table(found: SearchResult) -> str:
+    front = found.front
+    shown = [candidate for candidate in found.candidates if not candidate.error]
+    head = "<th>#</th><th>configuration</th>"
+    for title in ("SQNR, dB", "size", "time"):
+        head += f'<th class="number">{title}</th>'
+    head += "<th></th>"
+    rows = "".join(
+        _row(place, candidate, candidate in front)
+        for place, candidate in enumerate(shown, 1)
+    )
+    table = scrolling(f'<table class="candidates"><tr>{head}</tr>{rows}</table>')
+    return f"<section>\n<h2>Candidates</h2>\n{table}\n</section>"
+
+
+def _row(place: int, candidate: Candidate, on_front: bool) -> str:
+    remark = "front" if on_front else ""
+    if candidate.pruned:
+        remark = f"ended early, after {candidate.judged} samples"
+    name = f"<b>{escape(candidate.name)}</b>" if place == 1 else escape(candidate.name)
+    return (
+        f'<tr><td>{place}</td><td>{name}</td><td class="number">{_score(candidate)}</td>'
+        f'<td class="number">{_size(candidate.bytes)}</td>'
+        f'<td class="number">{_time(candidate.seconds)}</td><td>{remark}</td></tr>'
+    )
+
+
+def _rest(found: SearchResult) -> str:
+    """Return what failed and what did not fit into the budget, grouped by reason."""
+    reasons = [(each.name, each.error) for each in found.candidates if each.error]
+    reasons += [(name, "did not fit into --budget") for name in found.left]
+    if not reasons:
+        return ""
+    listed = grouped(reasons, "configuration", "configurations")
+    return f"<section>\n<h2>Not measured</h2>\n{listed}\n</section>"
+
+
+def _best(found: SearchResult) -> str:
+    settings = escape(str(found.best.config))
+    return (
+        "<section>\n<h2>Settings of the best</h2>\n"
+        f'<div class="card"><pre>{settings}</pre></div>\n</section>'
+    )
+
+
+def _score(candidate: Candidate) -> str:
+    return "–" if candidate.score is None else decibels(candidate.score)
+
+
+def _span(found: SearchResult) -> str:
+    """Return the range of sizes of all candidates."""
+    sizes = [each.bytes for each in found.candidates if each.bytes is not None]
+    if not sizes:
+        return "no other"
+    return f"{_size(min(sizes))} to {_size(max(sizes))}"
+
+
+def _size(count: int | None) -> str:
+    if count is None:
+        return "–"
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= scale:
+            return f"{count / scale:.3g} {unit}"
+    return f"{count} bytes"
+
+
+def _time(seconds: float) -> str:
+    if seconds >= 120:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"

@@ -1,0 +1,77 @@
+"""The page of a search stands alone, says what was found, and a browser lays it out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("optuna")
+
+from quark_onnx import QConfig
+from quark_onnx.analysis import Candidate, SearchResult
+from quark_onnx.analysis.page import render_search, write_search_page
+from tests.browser import check_alone, laid_out
+
+A8W8 = QConfig.of("A8W8")
+
+
+def candidate(name: str, score: float | None, size: int, seconds: float) -> Candidate:
+    return Candidate(name, A8W8, score, seconds, size if score is not None else None)
+
+
+@pytest.fixture
+def found() -> SearchResult:
+    """Seven candidates, of which three are on the front, one failed and one was pruned."""
+    import optuna
+
+    candidates = [
+        candidate("A16W8 cle", 41.5, 1_400_000, 12.0),
+        candidate("A16W8", 40.9, 1_300_000, 4.0),
+        candidate("A8W8 <cle>", 27.25, 1_350_000, 6.5),
+        candidate("A8W8", 25.0, 1_290_000, 3.0),
+        candidate("XINT8", 18.0, 1_295_000, 30.0),
+        replace(candidate("S8S8", 17.0, 1_280_000, 2.0), pruned=True, judged=8),
+        replace(candidate("BAD", None, 0, 1.0), error="out of <luck>"),
+    ]
+    study = optuna.create_study()
+    return SearchResult(candidates, 30, 10, ["A8W8 adaquant"], 24, True, study)
+
+
+def test_it_says_what_was_found(found: SearchResult) -> None:
+    text = render_search(found, "net.onnx")
+    assert "A16W8 cle is best: 41.50 dB SQNR in 1.4 MB" in text
+    assert "Or a smaller model: A16W8 <small>1.3 MB, 0.6 dB less" in text
+    assert "Raise --budget: 1 configuration did not fit" in text
+    assert text.count("<td>front</td>") == 3
+    assert "ended early, after 8 samples" in text
+    assert "1 configuration: out of &lt;luck&gt;" in text and "<cle>" not in text
+    assert "activation: " in text
+    check_alone(text)
+
+
+def test_a_missed_target_is_poor(found: SearchResult) -> None:
+    text = render_search(replace(found, reached=False))
+    assert 'class="verdict poor"' in text and "which misses the target" in text
+
+
+def test_a_single_candidate_has_no_plot(found: SearchResult) -> None:
+    text = render_search(replace(found, candidates=found.candidates[:1]))
+    assert "<svg" not in text
+
+
+def test_every_candidate_failed(found: SearchResult) -> None:
+    text = render_search(replace(found, candidates=found.candidates[-1:]))
+    assert "Every candidate failed" in text
+
+
+@pytest.mark.parametrize(
+    ("width", "dark"), [(1280, False), (768, True), (390, False), (390, True)]
+)
+def test_a_browser_lays_it_out(
+    found: SearchResult, tmp_path: Path, width: int, dark: bool
+) -> None:
+    write_search_page(found, tmp_path / "page.html", "net.onnx")
+    page = laid_out(tmp_path / "page.html", width, dark=dark)
+    assert len(page["plots"]) == 2
