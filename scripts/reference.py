@@ -256,6 +256,17 @@ def algorithms() -> str:
     return classes({name: ALGORITHMS[name] for name in ALGORITHMS})
 
 
+def torch_api() -> str:
+    """Return a directive of mkdocstrings for each name of ``quark_onnx.torch``."""
+    from quark_onnx.torch import NATIVE
+
+    directives = []
+    for name, (module, attribute) in NATIVE.items():
+        options = f"    options: {{ heading: {name} }}"
+        directives.append(f"::: quark_onnx.torch.{module}.{attribute}\n{options}")
+    return "\n\n".join(directives)
+
+
 def message_template(node: ast.expr) -> str:
     """Return the text of an error message; computed parts become names in braces."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
@@ -357,6 +368,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "schemes": schemes,
     "spec": lambda: settings_of(QuantizationSpec),
     "targets": targets,
+    "torch-api": torch_api,
     "tensor-override": lambda: settings_of(TensorOverride),
 }
 

@@ -15,7 +15,7 @@ sys.path.insert(0, str(HERE))
 import tiny_llama
 from gguf import GGUFReader
 
-from quark_onnx.torch.exports.gguf.export import write_gguf
+from quark_onnx.torch import write_gguf
 
 OUT = Path("out/tutorials/gguf")
 shutil.rmtree(OUT, ignore_errors=True)

@@ -16,8 +16,7 @@ sys.path.insert(0, str(HERE))
 
 import tiny_llama
 
-from quark_onnx.torch.pipelines.ptq import Text, config_for, ptq
-from quark_onnx.torch.validate.clients import validate
+from quark_onnx.torch import Text, config_for, ptq, validate_checkpoint
 
 OUT = Path("out/tutorials/llm")
 shutil.rmtree(OUT, ignore_errors=True)
@@ -51,11 +50,11 @@ print(f"float {found.before:.4f}, 4 bits with GPTQ {found.after:.4f}")
 # %% [markdown]
 # ## Will vLLM load it?
 #
-# `validate` knows vLLM's rules: names, shapes, schemes, kernels. It needs neither vLLM nor a
+# `validate_checkpoint` knows vLLM's rules: names, shapes, schemes, kernels. It needs neither vLLM nor a
 # GPU.
 
 # %%
-verdict = validate(OUT / "llama-gptq", "vllm")
+verdict = validate_checkpoint(OUT / "llama-gptq", "vllm")
 print(verdict)
 
 # %% [markdown]
