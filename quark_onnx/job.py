@@ -382,7 +382,14 @@ class Job:
                 self.reference,
                 sample,
             )
-        config, found = mix(graph, config, samples, keyed=keyed, show=progress)
+        config, found = mix(
+            graph,
+            config,
+            samples,
+            held_out=data.held_out,
+            keyed=keyed,
+            show=progress,
+        )
         for settings in (each for each in config.optimizers if each.stage == "plan"):
             notes += describe(found, settings, len(graph.nodes)) if found else []
         plan, insides = (

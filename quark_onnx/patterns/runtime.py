@@ -16,6 +16,8 @@ from quark_onnx.patterns.conv_and_gemm import LAYERS
 #: Nanoseconds of one core for a multiply-add of an int8 layer, and for one value of an operator
 #: between quantized tensors (onnxruntime 1.32 on an x86 processor with VNNI).
 _MULTIPLY_ADD, _VALUE = 0.02, 1.0
+#: The same for a multiply-add of a float layer.
+_FLOAT_MULTIPLY_ADD = 0.06
 #: Operators that onnxruntime absorbs into the layer before them.
 _ABSORBED = frozenset({"Relu", "Clip"})
 #: Operators that compute nothing and copy nothing.
@@ -34,14 +36,31 @@ def unfused_runtime(graph: Graph, tensors: Sequence[str]) -> float:
     return sum(_elements(graph, name) * _VALUE for name in tensors)
 
 
+def raised_runtime(graph: Graph, node: Node) -> float:
+    """Return by how many nanoseconds a node runs longer where it leaves 8-bit integers.
+
+    Its arithmetic is that of floats, and its inputs and results are converted.
+    """
+    slower = (_FLOAT_MULTIPLY_ADD - _MULTIPLY_ADD) * _multiply_adds(graph, node)
+    tensors = [*node.inputs, *node.outputs]
+    converted = [name for name in tensors if name and not graph.is_constant(name)]
+    return slower + unfused_runtime(graph, converted)
+
+
+def _multiply_adds(graph: Graph, node: Node) -> float:
+    """Return the number of multiply-adds of a layer with a constant weight; 0 of any other node."""
+    if node.kind not in LAYERS or not graph.is_constant(node.input(1)):
+        return 0.0
+    weight = graph.shape(node.input(1)) or ()
+    # of a Conv's weight (M, C/group, ...), a matrix (K, N), or its transpose
+    sizes = [size for size in weight if isinstance(size, int)]
+    results = _elements(graph, node.outputs[0])
+    return results * prod(sizes) / max(_channels(graph, node, sizes), 1)
+
+
 def _node_runtime(graph: Graph, node: Node) -> float:
     if node.kind in LAYERS and graph.is_constant(node.input(1)):
-        weight = graph.shape(node.input(1)) or ()
-        sizes = [size for size in weight if isinstance(size, int)]
-        # of a Conv's weight (M, C/group, ...), a matrix (K, N), or its transpose
-        results = _elements(graph, node.outputs[0])
-        channels = _channels(graph, node, sizes)
-        return results * prod(sizes) / max(channels, 1) * _MULTIPLY_ADD
+        return _multiply_adds(graph, node) * _MULTIPLY_ADD
     producer = graph.producer(node.input(0)) if node.inputs else None
     absorbed = (
         node.kind in _ABSORBED

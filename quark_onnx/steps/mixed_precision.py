@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from statistics import median
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -15,6 +18,7 @@ from quark_onnx.config import Override, QConfig
 from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.graph import Graph, Node
 from quark_onnx.optimizers import AutoMixedPrecision, Samples
+from quark_onnx.patterns.runtime import raised_runtime
 from quark_onnx.plan import Keep, Plan, Quantize, Use, matching
 from quark_onnx.progress import Progress
 from quark_onnx.report.measure import least_sqnr, measure
@@ -34,6 +38,11 @@ from quark_onnx.steps.run import Sample
 #: At most so many changed nodes are tried to be changed back; so many others, to be lowered as
 #: well.
 _TRIES = 24
+#: So many samples besides those that rank nodes decide or check, at most.
+_OTHERS = 48
+#: Runs of which a runtime is the median, the least runtime in seconds that tells anything, and how
+#: much longer than the float model a result may take before the report says so.
+_RUNS, _LEAST_RUNTIME, _SLOWER = 5, 1e-3, 1.05
 
 
 @dataclass
@@ -44,9 +53,16 @@ class Sensitivity:
         noise: the error at the outputs that each node causes when it alone is quantized, or
             lowered; in dB of SQNR, by the user's metric, or as a negative distance.
         changed: the nodes that get more bits, the worst first; or fewer, the least harmful first.
-        before, after: the goal without changed nodes, and with them.
+        before, after: the goal without changed nodes, and with them, on the samples that decided.
         reached: whether that meets the target.
         into: what becomes of a changed node.
+        decided: number of samples that decided which nodes are changed; those by which nodes were
+            ranked are others where there are enough.
+        held_out: the goal with the changed nodes on samples that nothing was decided by; None where
+            there are none.
+        checked: the number of these.
+        slowdown: runtime of the result relative to that of the float model, measured here; 0 where
+            it was not measured.
     """
 
     noise: dict[str, float] = field(default_factory=dict)
@@ -55,13 +71,18 @@ class Sensitivity:
     after: float = np.inf
     reached: bool = True
     into: str = "float"
+    decided: int = 0
+    held_out: float | None = None
+    checked: int = 0
+    slowdown: float = 0.0
 
 
-def mix(
+def mix(  # noqa: PLR0913
     graph: Graph,
     config: QConfig,
     samples: Samples,
     *,
+    held_out: Sequence[Sample] = (),
     keyed: Keyed | None = None,
     show: bool | None = False,
 ) -> tuple[QConfig, Sensitivity | None]:
@@ -71,6 +92,8 @@ def mix(
     Without the optimizer in the configuration, that is returned as it is.
 
     Args:
+        samples: calibration data. Nodes are ranked by the first few; others decide.
+        held_out: samples that nothing is decided by.
         keyed: what was measured before; what is measured now is added.
     """
     found = [
@@ -90,7 +113,8 @@ def mix(
             " does to the outputs",
         )
     found[0].check(config)
-    return _Search(graph, config, found[0], samples, keyed, show).run()
+    search = _Search(graph, config, found[0], samples, held_out, keyed, show)
+    return search.run()
 
 
 class _Search:
@@ -100,6 +124,7 @@ class _Search:
         config: QConfig,
         settings: AutoMixedPrecision,
         samples: Samples,
+        held_out: Sequence[Sample],
         keyed: Keyed | None,
         show: bool | None,
     ) -> None:
@@ -109,11 +134,13 @@ class _Search:
             settings,
             show,
         )
-        self._few: list[Sample] = list(islice(iter(samples), settings.samples))
+        self._few, self._deciding, self._checking = _split(
+            samples,
+            settings.samples,
+            held_out,
+        )
         self._float = open_session(graph.to_model())
-        self._expected: list[list[Any]] = []
-        if settings.distance is not None:
-            self._expected = self._outputs(self._float)
+        self._expected: dict[int, list[list[Any]]] = {}
         self._candidates = _candidates(graph, settings)
         every = tuple(node.name for node in graph.nodes)
         either = (config,) if settings.of_weights else (config, self._with(every))
@@ -141,9 +168,7 @@ class _Search:
             return self._config, result
         with Progress(self._show, len(names), "measuring nodes", "node") as bar:
             for done, name in enumerate(names, 1):
-                result.noise[name] = (
-                    self._goal((name,)) if settings.lowers else self._alone(name)
-                )
+                result.noise[name] = self._alone(name)
                 bar.update(done)
         # those alike in the order of the graph
         order = sorted(names, key=result.noise.__getitem__, reverse=settings.lowers)
@@ -152,10 +177,64 @@ class _Search:
         if settings.lowers:
             chosen = self._most(order, bound, most)
         else:
-            chosen = self._needed(self._fewest(order[:most], bound), bound)
+            chosen = self._raised(order, result.noise, bound, most)
         result.changed, result.after = chosen, self._goal(tuple(chosen))
         result.reached = result.after >= bound
+        self._check(result)
         return self._with(tuple(chosen)), result
+
+    def _raised(
+        self,
+        order: list[str],
+        noise: dict[str, float],
+        bound: float,
+        most: int,
+    ) -> list[str]:
+        """Return the nodes to raise, of two choices the one with the shorter estimated runtime.
+
+        One takes the noisiest nodes, the other those with the most noise for their runtime.
+
+        Args:
+            order: nodes, the noisiest first.
+            noise: the goal where each node alone is quantized.
+            bound: the least goal.
+            most: no more nodes than this.
+        """
+        plain = self._needed(self._fewest(order[:most], bound), bound)
+        settings = self._settings
+        if settings.metric or settings.distance or settings.of_weights:
+            return plain  # noise is no energy there, or runtime does not change
+        nodes = {node.name: node for node in self._graph.nodes}
+        costs = {name: raised_runtime(self._graph, nodes[name]) for name in order}
+
+        def worth(name: str) -> float:
+            return float(10 ** (-noise[name] / 10) / max(costs[name], 1.0))
+
+        by_worth = sorted(order, key=worth, reverse=True)[:most]
+        other = self._needed(self._fewest(by_worth, bound), bound)
+        if self._goal(tuple(other)) < bound:
+            return plain
+        if self._goal(tuple(plain)) < bound:
+            return other
+        shorter = sum(map(costs.__getitem__, other)) < sum(
+            map(costs.__getitem__, plain),
+        )
+        return other if shorter else plain
+
+    def _check(self, result: Sensitivity) -> None:
+        """Measure the chosen model on samples that nothing was decided by, and its runtime."""
+        result.decided = len(self._deciding)
+        settings = self._settings
+        model = self._built(self._plan_of(self._with(tuple(result.changed))))
+        if self._checking and settings.metric is None:
+            result.held_out = self._compared(model, self._checking)
+            result.checked = len(self._checking)
+        if result.changed and not settings.lowers and not settings.of_weights:
+            result.slowdown = _slowdown(
+                self._float,
+                open_session(model),
+                self._deciding[0],
+            )
 
     def _most(self, order: list[str], bound: float, most: int) -> list[str]:
         """The longest beginning of a list with which the bound is met, by bisection.
@@ -213,10 +292,15 @@ class _Search:
         )
 
     def _alone(self, name: str) -> float:
-        """The goal where one node alone is quantized; of weights, where its weight alone is."""
+        """Return the goal where one node alone is quantized, or lowered, on the first samples.
+
+        Of weights, where its weight alone is.
+        """
+        if self._settings.lowers:
+            return self._measured(self._plan_of(self._with((name,))), self._few)
         config = self._config.with_(nodes=(name,))
         config = config.with_(activation=None) if self._settings.of_weights else config
-        return self._measured(self._plan_of(config))
+        return self._measured(self._plan_of(config), self._few)
 
     def _changeable(self, node: Node) -> bool:
         """Whether a node has something to be changed."""
@@ -238,7 +322,8 @@ class _Search:
     def _goal(self, names: tuple[str, ...]) -> float:
         """The goal where these nodes are changed."""
         if names not in self._goals:
-            self._goals[names] = self._measured(self._plan_of(self._with(names)))
+            plan = self._plan_of(self._with(names))
+            self._goals[names] = self._measured(plan, self._deciding)
         return self._goals[names]
 
     def _plan_of(self, config: QConfig) -> Plan:
@@ -249,30 +334,29 @@ class _Search:
             shapes=self._plans[0].shapes,
         )
 
-    def _measured(self, plan: Plan) -> float:
+    def _measured(self, plan: Plan, samples: Sequence[Sample]) -> float:
         model = self._built(plan)
         if self._settings.metric is not None:
             return self._metric(model)
+        return self._compared(model, samples)
+
+    def _compared(self, model: ModelProto, samples: Sequence[Sample]) -> float:
+        """Return the goal of a model by its outputs on some samples."""
+        session = open_session(model)
         if self._settings.distance is not None:
+            key = id(samples)  # of a list that lives as long as this
+            if key not in self._expected:
+                self._expected[key] = _outputs(self._float, samples)
             found = self._settings.distance(
-                self._expected,
-                self._outputs(open_session(model)),
+                self._expected[key],
+                _outputs(session, samples),
             )
             return -_number(found, "distance")
-        errors = measure(self._float, open_session(model), self._few)
-        return least_sqnr(errors, np.inf)
+        return least_sqnr(measure(self._float, session, samples), np.inf)
 
     def _metric(self, model: ModelProto) -> float:
         assert self._settings.metric is not None
         return _number(self._settings.metric(model), "metric")
-
-    def _outputs(self, session: Any) -> list[list[Any]]:
-        """Return the outputs of a model for each sample."""
-        names = [value.name for value in session.get_inputs()]
-        return [
-            session.run(None, {name: sample[name] for name in names if name in sample})
-            for sample in self._few
-        ]
 
     def _built(self, plan: Plan) -> ModelProto:
         ranges: Ranges = {}
@@ -334,6 +418,50 @@ class _Search:
         return params
 
 
+def _split(
+    samples: Samples,
+    few: int,
+    held_out: Sequence[Sample],
+) -> tuple[list[Sample], list[Sample], list[Sample]]:
+    """Return the samples that rank nodes, those that decide, and those that nothing is decided by.
+
+    The first ones rank. Of the others two of three decide; if there are too few of them, the first
+    ones decide as well.
+    """
+    every = iter(samples)
+    ranking = list(islice(every, few))
+    others = list(islice(every, _OTHERS))
+    deciding = [sample for place, sample in enumerate(others) if place % 3 != 2]
+    checking = [sample for place, sample in enumerate(others) if place % 3 == 2]
+    if len(deciding) < len(ranking):
+        deciding = [*ranking, *deciding]
+    return ranking, deciding, [*checking, *held_out]
+
+
+def _outputs(session: Any, samples: Sequence[Sample]) -> list[list[Any]]:
+    """Return the outputs of a model for each sample."""
+    names = [value.name for value in session.get_inputs()]
+    return [
+        session.run(None, {name: sample[name] for name in names if name in sample})
+        for sample in samples
+    ]
+
+
+def _slowdown(reference: Any, other: Any, sample: Sample) -> float:
+    """Return the runtime of a session relative to another, as medians of a few runs in turn.
+
+    0 where the reference is too fast for a clock.
+    """
+    times: dict[int, list[float]] = {0: [], 1: []}
+    for _ in range(_RUNS):
+        for place, session in enumerate((reference, other)):
+            start = perf_counter()
+            _outputs(session, [sample])
+            times[place].append(perf_counter() - start)
+    before, after = median(times[0]), median(times[1])
+    return after / before if before > _LEAST_RUNTIME else 0.0
+
+
 def _candidates(graph: Graph, settings: AutoMixedPrecision) -> dict[Node, None]:
     """Return the nodes that may be changed.
 
@@ -389,6 +517,19 @@ def describe(found: Sensitivity, settings: AutoMixedPrecision, nodes: int) -> li
             f" {settings.target:g}{unit}{missed})"
         ),
     ]
+    if found.held_out is not None:
+        sign = -1 if settings.distance is not None else 1
+        lines.append(
+            f"auto_mixed_precision: {sign * found.held_out:.2f}{unit} on {found.checked}"
+            f" samples that nothing was decided by; {found.decided} decided",
+        )
+    if found.slowdown > _SLOWER:
+        lines.append(
+            f"auto_mixed_precision: the model with {found.into} takes about"
+            f" {found.slowdown:.1f} times as long as the float model on this CPU; 16-bit"
+            " nodes run on floats there, and pay on processors with 16-bit integers"
+            " alone",
+        )
     lines += [
         f"{verb} to {found.into}: {name} (alone {found.noise[name]:.2f}{unit})"
         for name in found.changed
