@@ -100,6 +100,7 @@ from quark_onnx.steps import (
     tie_transposed_weights,
     unmeasured,
     wanted,
+    write_provenance,
 )
 from quark_onnx.targets import unfit
 
@@ -527,6 +528,7 @@ class Job:
                 "nothing was quantized: the result is the float model, prepared for"
                 f" {config.target}",
             )
+        write_provenance(result, self.config)
         more, late = data.verdict_samples(
             min(MOST_SAMPLES - len(data.judges), _affordable(self.original)),
         )

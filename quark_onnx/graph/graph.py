@@ -426,7 +426,18 @@ class Graph:
         del self._shell.functions[:]
         self._shell.functions.extend(functions)
 
+    @property
+    def producer_info(self) -> tuple[str, str]:
+        """Name and version of the tool that made the model."""
+        return self._shell.producer_name, self._shell.producer_version
+
+    def set_producer(self, name: str, version: str) -> None:
+        """Name the tool that made the model."""
+        self._shell.producer_name = name
+        self._shell.producer_version = version
+
     def set_metadata(self, key: str, value: str) -> None:
+        """Let the model carry a text under a key, in place of the one that it had."""
         kept = [entry for entry in self._shell.metadata_props if entry.key != key]
         del self._shell.metadata_props[:]
         self._shell.metadata_props.extend(

@@ -34,6 +34,7 @@ from quark_onnx.steps.nonfinite_inputs import allowed_nonfinite
 from quark_onnx.steps.open_data import first_sample, input_specs, reader_for
 from quark_onnx.steps.opsets import lower_opset, raise_opset_for
 from quark_onnx.steps.prepare import clean, prepare, rewritten
+from quark_onnx.steps.provenance import write_provenance
 from quark_onnx.steps.random_sample import random_sample
 from quark_onnx.steps.range_files import FORMATS, GivenRanges, load_ranges, save_ranges
 from quark_onnx.steps.run import Reference, Sample
@@ -110,4 +111,5 @@ __all__ = [
     "unmeasured",
     "wanted",
     "with_bodies",
+    "write_provenance",
 ]

@@ -1,0 +1,69 @@
+"""provenance: what a quantized model says of itself, in its metadata.
+
+Tools that show models (Netron, ``onnxruntime.InferenceSession.get_modelmeta``) show it too. It has
+no date, no path and no host, so that the same input gives the same bytes.
+"""
+
+from __future__ import annotations
+
+from quark_onnx.config import QConfig, QuantizationSpec
+from quark_onnx.config.spec import format_calibrator
+from quark_onnx.config.text import format_call
+from quark_onnx.graph import Graph
+from quark_onnx.registry import PRESETS
+from quark_onnx.version import __version__
+
+PRODUCER = "quark_onnx"
+
+
+def write_provenance(graph: Graph, config: QConfig) -> None:
+    """Name the producer and the settings in the metadata of a model.
+
+    Metadata of the float model stays. Its producer moves to ``quark_onnx.float_producer``.
+
+    Args:
+        graph: of the quantized model.
+        config: the settings as they were asked for.
+    """
+    before = " ".join(part for part in graph.producer_info if part)
+    if before and graph.producer_info[0] != PRODUCER:
+        graph.set_metadata(f"{PRODUCER}.float_producer", before)
+    graph.set_producer(PRODUCER, __version__)
+    for key, value in described(config).items():
+        graph.set_metadata(f"{PRODUCER}.{key}", value)
+
+
+def described(config: QConfig) -> dict[str, str]:
+    """Return the settings that tell one quantized model from another, as texts.
+
+    >>> described(QConfig.of("S8S8"))["preset"], described(QConfig.of("S8S8"))["calibrator"]
+    ('S8S8', 'percentile')
+    """
+    activation = config.activation
+    texts = {
+        "version": __version__,
+        "preset": preset_of(config),
+        "activation": str(activation or "float"),
+        "weight": str(config.weight or "float"),
+        "calibrator": _calibrator(activation) if activation else "",
+        "optimizers": " ".join(map(format_call, config.optimizers)),
+        "target": config.target,
+    }
+    return {key: text for key, text in texts.items() if text}
+
+
+def preset_of(config: QConfig) -> str:
+    """Return the first preset with the same formats and form; empty where there is none.
+
+    >>> preset_of(QConfig.of("A8W8").with_(exclude="head")), preset_of(QConfig.of("INT4"))
+    ('A8W8', 'INT4')
+    """
+    own = (config.activation, config.weight, config.form)
+    for name, preset in PRESETS.items():
+        if own == (preset.activation, preset.weight, preset.form):
+            return name
+    return ""
+
+
+def _calibrator(spec: QuantizationSpec) -> str:
+    return format_calibrator(spec.calibrator) if spec.measured else ""
