@@ -82,6 +82,7 @@ class PreprocessingCheck:
         self._given: Evidence | None = None
         self._feeds: list[Feeds] = []
         self._rows = self._bytes = 0
+        self._unknown: list[Mapping[str, Any]] = []
         self._first_output: NDArray[Any] | None = None
         self._varies = False
 
@@ -108,6 +109,10 @@ class PreprocessingCheck:
         )
         self._bytes += size
 
+    def remember(self, feeds: Mapping[str, Any]) -> None:
+        """Take in one sample whose outputs are not known; the float model runs on it if need be."""
+        self._unknown.append(feeds)
+
     def _watch(self, outputs: Mapping[str, NDArray[Any]]) -> None:
         """See whether the output ever differs."""
         assert self._task is not None
@@ -129,6 +134,9 @@ class PreprocessingCheck:
             return list(self._found(session))
 
     def _found(self, session: Any) -> Iterator[Finding]:
+        if self._given is not None and self._pictures() is not None:
+            for feeds in self._unknown:
+                self.add(feeds, _run(session, feeds))
         yield from token_findings(self._model, self._feeds)
         if self._constant():
             yield Finding(

@@ -48,6 +48,8 @@ from quark_onnx.steps.run import Reference, Sample
 
 logger = logging.getLogger(__name__)
 
+#: Samples that are enough for a band that is not between two others.
+_ENOUGH = 16
 #: A model that this processor makes worse by so many dB is told of, or by such a share of values
 #: that are no floats.
 _WORSE, _OTHER = 1.0, 0.01
@@ -234,18 +236,29 @@ class _Gate:
         self._require(errors)
         if judging is not None and errors:
             with self._measuring():
-                observe_runs(
-                    self.reference.session,
-                    session,
-                    judging.samples,
-                    judging.add,
-                )
+                self._judge(session, judging, errors)
         if not self.codes or not saturates():
             return errors, []
         note = _unmeasured() if self.lean else self._saturated(model, session, errors)
         for each in note:
             logger.warning(each)
         return errors, note
+
+    def _judge(
+        self,
+        session: Any,
+        judging: Judging,
+        errors: list[OutputError],
+    ) -> None:
+        """Run both models on more samples: on few, and on all where the band is uncertain."""
+        few = max(0, _ENOUGH - judging.collector.samples)
+        first, rest = judging.samples[:few], judging.samples[few:]
+        observe_runs(self.reference.session, session, first, judging.add)
+        if rest and judging.collector.band(errors) == "risky":
+            observe_runs(self.reference.session, session, rest, judging.add)
+        elif judging.check is not None:
+            for sample in rest:
+                judging.check.remember(sample)
 
     def _saturated(
         self,

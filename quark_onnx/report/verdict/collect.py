@@ -104,11 +104,7 @@ class VerdictCollector:
         """
         if self.task is None:
             return None
-        with np.errstate(all="ignore"):
-            figures = self._judge.figures() if self._judge is not None else ()
-        task = self.task.name if figures else "signal"
-        sqnr = least_sqnr(errors, math.nan)
-        shown = (*figures, *_other_figures(errors, sqnr))
+        task, shown = self._shown(errors)
         band: Band = "unknown" if random else self._band(task, shown, errors)
         advice = settings is not None and band in ("risky", "poor")
         return Verdict(
@@ -125,6 +121,21 @@ class VerdictCollector:
             ),
             next_steps(self._model, settings, task) if advice and settings else (),
         )
+
+    def band(self, errors: Sequence[OutputError]) -> Band:
+        """Return the band that the samples so far give."""
+        return self._band(*self._shown(errors), errors)
+
+    def _shown(
+        self,
+        errors: Sequence[OutputError],
+    ) -> tuple[str, tuple[Figure, ...]]:
+        """The task, a signal where nothing else could be compared, and all figures."""
+        with np.errstate(all="ignore"):
+            figures = self._judge.figures() if self._judge is not None else ()
+        task = self.task.name if self.task is not None and figures else "signal"
+        sqnr = least_sqnr(errors, math.nan)
+        return task, (*figures, *_other_figures(errors, sqnr))
 
     def _band(
         self,

@@ -247,3 +247,14 @@ def test_right_data_raise_no_warning() -> None:
     ]
     report = quantize(trained(scaling), samples).report
     assert report.warnings == [] and report.verdict is not None
+
+
+def test_samples_without_outputs_are_run_when_they_are_needed() -> None:
+    model = trained(SCALINGS[1])
+    samples = [each.astype(np.float32) for each in pictures(16)]
+    session = Reference(model).session
+    check = PreprocessingCheck(model)
+    check.add({"x": samples[0]}, {"y": session.run(None, {"x": samples[0]})[0]})
+    for sample in samples[1:]:
+        check.remember({"x": sample})
+    assert check.findings(session) == findings(model, samples)
