@@ -278,6 +278,13 @@ class IsolatedSession:
         process = self.open()
         return self._ask(process, "running", "run", self._recipe[0], names, dict(feeds))
 
+    def seconds(self, feeds: Mapping[str, Any], runs: int) -> list[float]:
+        """Return the seconds that each run takes in the other process, transfers not counted."""
+        process = self.open()
+        number = self._recipe[0]
+        found = self._ask(process, "running", "time", number, dict(feeds), runs)
+        return cast("list[float]", found)
+
     def open(self) -> _Process:
         """Return the process, in which the session is open: it may be another one than before."""
         with self._lock:

@@ -29,7 +29,12 @@ from calibrators.onnx_runtime.external_tensors import (
 )
 from calibrators.onnx_runtime.interrupt import interruptible
 from calibrators.onnx_runtime.isolation import current
-from calibrators.onnx_runtime.worker import Settings, native_session, session_options
+from calibrators.onnx_runtime.worker import (
+    Settings,
+    native_session,
+    seconds_of_runs,
+    session_options,
+)
 from calibrators.scratch import ScratchFolder
 
 #: A protobuf message ends at 2 GiB; above this estimate a model travels through a file with
@@ -127,6 +132,13 @@ class _Session:
         return interruptible(
             lambda: self._session.run(names, feeds, options),
             lambda: setattr(options, "terminate", True),
+        )
+
+    def seconds(self, feeds: Mapping[str, Any], runs: int) -> list[float]:
+        """Return the seconds that each run takes."""
+        return interruptible(
+            lambda: seconds_of_runs(self._session, feeds, runs),
+            lambda: None,
         )
 
     def __getattr__(self, name: str) -> Any:

@@ -22,6 +22,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from time import perf_counter
 from typing import Any, NamedTuple, NoReturn, Protocol
 
 #: Two numbers of the header, and the size of one array.
@@ -106,6 +107,21 @@ def native_session(source: str | bytes, options: Any) -> Any:
         # kept for opening it once more on other providers, which nobody asks for
         session._model_bytes = None
     return session
+
+
+def seconds_of_runs(
+    session: Any,
+    feeds: Mapping[str, Any],
+    runs: int,
+) -> list[float]:
+    """Return the seconds that each of some runs takes, after one that does not count."""
+    session.run(None, feeds)
+    found = []
+    for _ in range(runs):
+        start = perf_counter()
+        session.run(None, feeds)
+        found.append(perf_counter() - start)
+    return found
 
 
 def interface(session: Any) -> tuple[list[Value], list[Value]]:
@@ -199,6 +215,7 @@ class _Server:
         self._actions: dict[str, Callable[..., Any]] = {
             "open": self._open,
             "run": self._run,
+            "time": self._time,
             "release": lambda: None,
         }
 
@@ -236,6 +253,9 @@ class _Server:
         feeds: Mapping[str, Any],
     ) -> Any:
         return self._sessions[number].run(names, feeds)
+
+    def _time(self, number: int, feeds: Mapping[str, Any], runs: int) -> list[float]:
+        return seconds_of_runs(self._sessions[number], feeds, runs)
 
 
 def _portable(error: Exception) -> Exception:

@@ -4,6 +4,7 @@ from quark_onnx.analysis.accuracy import AccuracyResult, quantize_to_accuracy
 from quark_onnx.analysis.analyze import analyze
 from quark_onnx.analysis.compare import Comparison, compare
 from quark_onnx.analysis.findings import Analysis
+from quark_onnx.analysis.latency import Latency, measure_latency
 from quark_onnx.analysis.search import (
     TRIALS,
     Candidate,
@@ -19,11 +20,13 @@ __all__ = [
     "Analysis",
     "Candidate",
     "Comparison",
+    "Latency",
     "Search",
     "SearchResult",
     "Space",
     "analyze",
     "compare",
+    "measure_latency",
     "quantize_to_accuracy",
     "search",
 ]

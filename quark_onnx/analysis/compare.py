@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from numbers import Integral
@@ -16,6 +16,7 @@ import calibrators
 from calibrators.base import is_number
 from calibrators.onnx_runtime.isolation import isolated
 from calibrators.onnx_runtime.session import model_bytes, open_session
+from quark_onnx.analysis.latency import Latency, measure_latency
 from quark_onnx.errors import ConfigError, DataError, ModelError, crash_errors
 from quark_onnx.graph import Graph
 from quark_onnx.graph.io import load
@@ -36,6 +37,7 @@ class Comparison:
         bytes_before, bytes_after: sizes of the two models.
         verdict: the quality in the terms of the task; None where no sample was run.
         warnings: signs of wrong preprocessing of the data.
+        latency: of both models on this machine; None where it was not asked for.
     """
 
     samples: int
@@ -44,6 +46,7 @@ class Comparison:
     bytes_after: int
     verdict: Verdict | None = None
     warnings: list[str] = field(default_factory=list)
+    latency: Latency | None = None
 
     @property
     def sqnr(self) -> float:
@@ -58,6 +61,8 @@ def compare(  # noqa: PLR0913
     *,
     limit: int | None = None,
     task: str = "auto",
+    time: bool = False,
+    threads: int = 0,
     isolate: bool = False,
 ) -> Comparison:
     """Run two models on the same data and compare their outputs.
@@ -68,6 +73,8 @@ def compare(  # noqa: PLR0913
         data: anything that ``quantize_static`` takes as data.
         limit: use at most so many samples.
         task: of the models, as for ``quantize``.
+        time: measure the latency of both models, too, on the first sample.
+        threads: for the latency; 0 takes all cores.
         isolate: run onnxruntime in another process, as for ``quantize``.
 
     Raises:
@@ -80,7 +87,12 @@ def compare(  # noqa: PLR0913
             f"limit is {limit!r}; it must be a whole number of at least 1",
         )
     with crash_errors(reference, other), isolated(isolate):
-        return _compared(load(reference), load(other), data, limit, task)
+        before, after = load(reference), load(other)
+        found, sample = _compared(before, after, data, limit, task)
+        if not time or sample is None:
+            return found
+        latency = measure_latency(before, after, sample, threads=threads)
+        return replace(found, latency=latency)
 
 
 def _compared(
@@ -89,7 +101,8 @@ def _compared(
     data: Any,
     limit: int | None,
     task: str,
-) -> Comparison:
+) -> tuple[Comparison, Any]:
+    """The comparison, and the first sample."""
     collector, check = VerdictCollector(before, task), PreprocessingCheck(before, task)
     sessions = []
     for name, model in (("reference", before), ("other", after)):
@@ -132,7 +145,7 @@ def _compared(
     findings = check.findings(sessions[0])
     if findings and verdict is not None:
         verdict = verdict.doubted(findings[0].advice)
-    return Comparison(
+    comparison = Comparison(
         counter.count,
         outputs,
         model_bytes(before),
@@ -140,14 +153,17 @@ def _compared(
         verdict,
         [str(finding) for finding in findings],
     )
+    return comparison, counter.first
 
 
 class _Counter:
     def __init__(self, samples: Iterator[Any]) -> None:
         self._samples = samples
         self.count = 0
+        self.first: Any = None
 
     def __iter__(self) -> Iterator[Any]:
         for sample in self._samples:
             self.count += 1
+            self.first = sample if self.first is None else self.first
             yield sample

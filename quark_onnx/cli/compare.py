@@ -6,9 +6,10 @@ from argparse import Namespace
 from dataclasses import asdict
 
 from quark_onnx import analysis
+from quark_onnx.analysis import Latency
 from quark_onnx.cli.data import add_data_options, data_of
 from quark_onnx.cli.output import Answer, Table, entry
-from quark_onnx.cli.parsing import Parser, add_common_options, path
+from quark_onnx.cli.parsing import Parser, add_common_options, count, path
 from quark_onnx.cli.settings import add_gate_option, add_task_option
 from quark_onnx.errors import AccuracyError
 from quark_onnx.report import (
@@ -39,6 +40,18 @@ def add_arguments(parser: Parser) -> None:
     )
     add_data_options(parser)
     add_task_option(parser)
+    parser.add_argument(
+        "--time",
+        action="store_true",
+        help="measure the median latency of both models on this machine",
+    )
+    parser.add_argument(
+        "--threads",
+        metavar="N",
+        type=count,
+        default=0,
+        help="threads for --time (default: all cores)",
+    )
     add_gate_option(parser, "an error names it")
     add_common_options(parser)
 
@@ -49,6 +62,8 @@ def run(options: Namespace) -> Answer:
         options.other,
         data_of(options),
         task=options.task,
+        time=options.time,
+        threads=options.threads,
     )
     lines = [
         entry("models", [f"{options.reference}, {options.other}"]),
@@ -60,6 +75,7 @@ def run(options: Namespace) -> Answer:
                 *map(_row, found.outputs),
             ],
         ),
+        *(latency_lines(found.latency) if found.latency else ()),
         *([entry("warning", found.warnings)] if found.warnings else ()),
         *(verdict_lines(found.verdict) if found.verdict else ()),
     ]
@@ -74,8 +90,14 @@ def run(options: Namespace) -> Answer:
         "outputs": [asdict(output) for output in found.outputs],
         "verdict": None if found.verdict is None else asdict(found.verdict),
         "warnings": found.warnings,
+        "latency": None if found.latency is None else asdict(found.latency),
     }
     return Answer(lines, document, _missed(found.outputs, options.min_sqnr))
+
+
+def latency_lines(latency: Latency) -> list[str]:
+    """Return a latency as lines of a report."""
+    return [entry("time", [str(latency), *latency.reasons])]
 
 
 def _row(output: OutputError) -> tuple[str, str, str, str]:

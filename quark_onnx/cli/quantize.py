@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import logging
+import warnings
 from argparse import Namespace
 from collections.abc import Iterator
+from dataclasses import asdict
 from time import perf_counter
+from typing import Any
 
 from quark_onnx import api
+from quark_onnx.analysis import Latency, measure_latency
 from quark_onnx.cli.accuracy import add_accuracy_options, run_to_accuracy
+from quark_onnx.cli.compare import latency_lines
 from quark_onnx.cli.data import add_data_options, data_of
 from quark_onnx.cli.output import Answer, entry
 from quark_onnx.cli.parsing import (
@@ -28,9 +34,15 @@ from quark_onnx.cli.settings import (
 )
 from quark_onnx.cli.workers import workers
 from quark_onnx.config import to_dict
+from quark_onnx.errors import ModelError
+from quark_onnx.graph import Graph
+from quark_onnx.graph.io import load
 from quark_onnx.recipes import Choice, choose
 from quark_onnx.registry import RECIPES
 from quark_onnx.report import Report
+from quark_onnx.steps import first_sample, reader_for
+
+logger = logging.getLogger(__name__)
 
 NAME = "quantize"
 SUMMARY = "quantize a model with calibration data, and measure its error"
@@ -64,6 +76,12 @@ def add_arguments(parser: Parser) -> None:
     add_mixing_options(parser)
     add_gate_option(parser, "nothing is written")
     add_task_option(parser)
+    parser.add_argument(
+        "--no-time",
+        dest="time",
+        action="store_false",
+        help="do not measure the latency of both models after quantization",
+    )
     add_accuracy_options(parser)
     parser.add_argument(
         "--ranges",
@@ -113,10 +131,12 @@ def run(options: Namespace) -> Answer:
         )
     seconds = perf_counter() - start
     report = result.report
+    latency = _latency(options, data)
     lines = [
         entry("model", [f"{options.model} -> {options.output}, in {seconds:.1f} s"]),
         *([] if choice is None else [entry("recipe", [_described(choice)])]),
         entry("config", str(config).splitlines()),
+        *(latency_lines(latency) if latency is not None else ()),
         str(report),
         *(_complete(report) if options.verbose else ()),
     ]
@@ -128,9 +148,24 @@ def run(options: Namespace) -> Answer:
         "worst_sqnr": report.worst_sqnr,
         **report.to_dict(),
         "config": to_dict(config),
+        "latency": None if latency is None else asdict(latency),
         **({} if choice is None else {"recipe": choice.recipe.name}),
     }
     return Answer("\n".join(lines), document)
+
+
+def _latency(options: Namespace, data: Any) -> Latency | None:
+    """Return the latency of both models; None without data, or where they cannot be timed."""
+    if data is None or not options.time:
+        return None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what the data warn of has been said
+        sample = first_sample(reader_for(Graph.of(load(options.model)), data))
+    try:
+        return measure_latency(options.model, options.output, sample)
+    except ModelError as error:
+        logger.debug("%s", error)
+        return None
 
 
 def _choice(options: Namespace) -> Choice | None:

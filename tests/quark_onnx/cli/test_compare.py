@@ -44,6 +44,7 @@ def test_json(cli: Any) -> None:
         "outputs",
         "verdict",
         "warnings",
+        "latency",
     ]
     assert document["samples"] == 3
     assert document["outputs"][0]["name"] == "scores"

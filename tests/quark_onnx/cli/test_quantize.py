@@ -64,6 +64,7 @@ def test_json_is_all_there_is_on_stdout(cli: Any) -> None:
         "verdict",
         "kept_types",
         "warnings",
+        "latency",
     ]
     assert (document["schema"], document["command"], document["samples"]) == (
         1,
@@ -259,7 +260,10 @@ def test_gate(cli: Any, folder: Path) -> None:
     finished = cli(*MODEL, "--min-sqnr", "200", "--json")
     assert finished.code == 1
     assert "the minimum is 200 dB (change with --min-sqnr)" in finished.error
-    assert "This looks like a classifier. Try --preset A16W8" in finished.error
+    assert (
+        "This looks like a classifier. Try --recipe classifier or --preset A16W8"
+        in finished.error
+    )
     assert finished.json["error"]["kind"] == "AccuracyError"
     assert sorted(folder.iterdir()) == files
     assert cli(*MODEL, "--min-sqnr", "20").code == 0

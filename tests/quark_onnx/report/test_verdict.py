@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto
 
 from quark_onnx.errors import ConfigError
+from quark_onnx.registry import RECIPES
 from quark_onnx.report import OutputError
 from quark_onnx.report.verdict import (
     TASKS,
@@ -273,10 +275,10 @@ def test_every_task_has_thresholds_in_order() -> None:
 @pytest.mark.parametrize(
     ("settings", "options"),
     [
-        (SETTINGS, ["--preset A16W8", "--auto-exclude 20"]),
+        (SETTINGS, ["--recipe classifier", "--preset A16W8", "--auto-exclude 20"]),
         (
             Settings(8, 8, per_channel=False, samples=9),
-            ["--data MORE_SAMPLES", "--per-channel", "--preset A16W8"],
+            ["--data MORE_SAMPLES", "--per-channel", "--recipe classifier"],
         ),
         (
             Settings(8, 8, per_channel=True, target="npu-cnn"),
@@ -306,7 +308,7 @@ def test_advice_by_structure() -> None:
     )
     assert (
         next_steps(attention, SETTINGS, "embedding")[0].options
-        == "--optimize smoothquant"
+        == "--recipe transformer"
     )
 
 
@@ -352,3 +354,20 @@ def test_odd_outputs_of_any_shape_and_type_are_taken(task: str, first: int) -> N
         collector.verdict([OutputError("y", 20.0, 1.0, 0.0, None)], held_out=0)
         is not None
     )
+
+
+def test_advice_does_not_repeat_the_recipe_of_the_run() -> None:
+    model = parse("g (float[N, 3, 8, 8] x) => (float y) { y = Relu (x) }")
+    for task, recipe, optimizer in (
+        ("classifier", "classifier", "bias_correction"),
+        ("detector", "detector", "cle"),
+        ("image", "superres", "cle"),
+    ):
+        steps = next_steps(model, SETTINGS, task)
+        assert steps[0].options == f"--recipe {recipe}"
+        assert recipe in RECIPES and optimizer in {
+            each.name for each in RECIPES[recipe].config.optimizers
+        }
+        settings = replace(SETTINGS, optimizers=frozenset({optimizer}))
+        again = next_steps(model, settings, task)
+        assert all("--recipe" not in step.options for step in again)

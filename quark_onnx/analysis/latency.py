@@ -1,0 +1,251 @@
+"""Latency of a float and a quantized model on this machine, and why integers may be slower."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from numpy.typing import NDArray
+from onnx import ModelProto, NodeProto, TensorProto
+
+from calibrators.errors import RuntimeCrash
+from calibrators.onnx_runtime.cpu_features import saturates
+from calibrators.onnx_runtime.session import open_session
+from quark_onnx.errors import ConfigError, ModelError
+from quark_onnx.graph.io import load
+from quark_onnx.steps import with_bodies
+
+#: Most runs of each model, and seconds that all of them may take.
+_RUNS, _SECONDS = 30, 1.0
+#: Turns in which the models run one after the other, so that what slows the machine for a while
+#: slows both.
+_TURNS = 5
+#: A ratio of latencies above which the quantized model is slower.
+_SLOWER = 1.05
+#: Milliseconds below which the overhead of a run, not the arithmetic, is what is measured.
+_TINY = 0.2
+#: SiLU activations from which they are named.
+_MANY_SILU = 3
+
+#: Operators that onnxruntime fuses with the Q/DQ pairs around them on the CPU, or that only move
+#: values (qdq_selector_action_transformer.cc and the kernels of com.microsoft).
+_FUSED = frozenset(
+    {
+        "Add",
+        "ArgMax",
+        "AveragePool",
+        "Clip",
+        "Concat",
+        "Conv",
+        "ConvTranspose",
+        "DepthToSpace",
+        "Dropout",
+        "Expand",
+        "Flatten",
+        "Gather",
+        "Gemm",
+        "GlobalAveragePool",
+        "Identity",
+        "LeakyRelu",
+        "MatMul",
+        "MaxPool",
+        "Mul",
+        "Pad",
+        "Relu",
+        "Reshape",
+        "Resize",
+        "Sigmoid",
+        "Slice",
+        "Softmax",
+        "SpaceToDepth",
+        "Split",
+        "Squeeze",
+        "Tile",
+        "Transpose",
+        "Unsqueeze",
+        "Where",
+    },
+)
+_WIDE = {TensorProto.UINT16, TensorProto.INT16}
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Median latency of two models on this machine.
+
+    Attributes:
+        reference_ms: of the float model, in milliseconds.
+        other_ms: of the quantized model, in milliseconds.
+        threads: threads inside an operator.
+        runs: number of runs of each model.
+        reasons: why the quantized model is slower, and what helps; empty where it is not.
+    """
+
+    reference_ms: float
+    other_ms: float
+    threads: int
+    runs: int
+    reasons: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        ratio = self.reference_ms / self.other_ms if self.other_ms else 1.0
+        change = f"{ratio:.2f}x faster" if ratio >= 1 else f"{1 / ratio:.2f}x slower"
+        threads = "1 thread" if self.threads == 1 else f"{self.threads} threads"
+        return (
+            f"float {self.reference_ms:.3g} ms, quantized {self.other_ms:.3g} ms"
+            f" ({change}; median of {self.runs} runs, {threads}, this CPU)"
+        )
+
+
+def measure_latency(
+    reference: str | Path | ModelProto,
+    other: str | Path | ModelProto,
+    sample: Mapping[str, NDArray[Any]],
+    *,
+    threads: int = 0,
+) -> Latency:
+    """Run two models in turn on one sample, as an application would with default sessions.
+
+    Args:
+        reference: the float model.
+        other: the quantized model.
+        sample: inputs by name.
+        threads: threads inside an operator; 0 takes all cores that this process may use.
+
+    Raises:
+        ConfigError: the number of threads is negative.
+        ModelError: a model cannot be loaded or run.
+    """
+    if threads < 0:
+        raise ConfigError(f"threads is {threads}; it must be 0 or more")
+    threads = threads or _cores()
+    quantized = load(other)
+    sessions: list[Any] = []
+    feeds: list[dict[str, Any]] = []
+    slowest = 1e-6
+    for name, model in (("reference", load(reference)), ("other", quantized)):
+        try:
+            session = open_session(
+                with_bodies(model),
+                threads=threads,
+                integers=True,
+                what=f"the {name} model",
+            )
+            names = {value.name for value in session.get_inputs()}
+            given = {key: value for key, value in sample.items() if key in names}
+            slowest = max(slowest, session.seconds(given, 1)[0])
+        except RuntimeCrash:
+            raise
+        except Exception as error:  # onnxruntime raises several unrelated types
+            raise ModelError(
+                f"the {name} model cannot be timed: onnxruntime says {error}",
+            ) from error
+        sessions.append(session)
+        feeds.append(given)
+    runs = min(_RUNS, int(_SECONDS / 2 / slowest))
+    each = max(1, runs // _TURNS)
+    found: list[list[float]] = [[], []]
+    for _ in range(min(_TURNS, max(1, runs))):
+        for place, session in enumerate(sessions):
+            found[place] += session.seconds(feeds[place], each)
+    before, after = (1000 * median(times) for times in found)
+    slower = after > _SLOWER * before
+    why = tuple(reasons(quantized, before)) if slower else ()
+    return Latency(before, after, threads, len(found[0]), why)
+
+
+def _cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def reasons(model: ModelProto, float_ms: float) -> Iterator[str]:
+    """Say why a quantized model is slower than its float model, and what helps."""
+    if _has_wide_activations(model):
+        yield (
+            "16-bit activations: onnxruntime has no integer kernels for them on the CPU,"
+            " so each operator runs in float between its Q/DQ pairs; use them on an NPU,"
+            " or --preset A8W8 here"
+        )
+    else:
+        unfused = _unfused(model)
+        if unfused:
+            kinds = ", ".join(
+                f"{count} {kind}" for kind, count in unfused.most_common(4)
+            )
+            yield (
+                f"Q/DQ pairs around operators without an integer kernel ({kinds}) are"
+                " not fused and cost time; leave these operators float with --exclude"
+                " or --op-types Conv MatMul Gemm"
+            )
+        silu = _silu(model)
+        if silu >= _MANY_SILU:
+            yield (
+                f"{silu} SiLU activations (Sigmoid and Mul) become two integer operators"
+                " with requantization each; leave them float with --op-types Conv, or"
+                " export the model with ReLU or HardSwish"
+            )
+    if saturates():
+        yield (
+            "this processor has no VNNI, so that 8-bit products are hardly faster than"
+            " float ones; time the model on the processor that it is for"
+        )
+    if float_ms < _TINY:
+        yield (
+            f"the float model takes {float_ms:.2g} ms, of which most is the overhead of a"
+            " run: integers cannot make that shorter"
+        )
+
+
+def _has_wide_activations(model: ModelProto) -> bool:
+    kinds = {tensor.name: tensor.data_type for tensor in model.graph.initializer}
+    return any(
+        kinds.get(node.input[2]) in _WIDE
+        for node in model.graph.node
+        if node.op_type == "QuantizeLinear" and len(node.input) > 2
+    )
+
+
+def _unfused(model: ModelProto) -> Counter[str]:
+    """Operators between Q/DQ pairs that onnxruntime computes in float, by type."""
+    makers = {name: node for node in model.graph.node for name in node.output}
+    readers: dict[str, list[NodeProto]] = {}
+    for node in model.graph.node:
+        for name in node.input:
+            readers.setdefault(name, []).append(node)
+    found: Counter[str] = Counter()
+    for node in model.graph.node:
+        if node.op_type in _FUSED or not node.input or not node.output:
+            continue
+        before = makers.get(node.input[0])
+        after = readers.get(node.output[0], [])
+        dequantized = before is not None and before.op_type == "DequantizeLinear"
+        if dequantized and any(each.op_type == "QuantizeLinear" for each in after):
+            found[node.op_type] += 1
+    return found
+
+
+def _silu(model: ModelProto) -> int:
+    """Number of products of a Sigmoid, also with a Q/DQ pair in between."""
+    makers = {name: node for node in model.graph.node for name in node.output}
+
+    def source(name: str) -> str:
+        node = makers.get(name)
+        while node is not None and node.op_type in (
+            "QuantizeLinear",
+            "DequantizeLinear",
+        ):
+            node = makers.get(node.input[0])
+        return node.op_type if node is not None else ""
+
+    return sum(
+        node.op_type == "Mul" and any(source(name) == "Sigmoid" for name in node.input)
+        for node in model.graph.node
+    )

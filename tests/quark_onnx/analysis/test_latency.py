@@ -1,0 +1,88 @@
+"""Latency of two models, and the reasons that are named where integers are slower."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx import ModelProto
+
+from quark_onnx import QConfig, compare, quantize_static
+from quark_onnx.analysis import Latency, measure_latency
+from quark_onnx.analysis.latency import reasons
+from quark_onnx.errors import ConfigError, ModelError
+from tests.models import normal, parse, weight
+
+CONV = parse(
+    "g (float[N, 3, 8, 8] x) => (float y) { a = Conv (x, w)  y = Relu (a) }",
+    w=weight(4, 3, 3, 3),
+)
+SAMPLES = [{"x": normal(1, 3, 8, 8, seed=seed)} for seed in range(8)]
+
+
+def silu() -> ModelProto:
+    """Three convolutions with SiLU."""
+    return parse(
+        """g (float[N, 3, 8, 8] x) => (float y) {
+            a = Conv (x, w)  b = Sigmoid (a)  c = Mul (a, b)
+            d = Conv (c, v)  e = Sigmoid (d)  f = Mul (d, e)
+            h = Conv (f, v)  i = Sigmoid (h)  y = Mul (h, i)
+        }""",
+        w=weight(4, 3, 1, 1),
+        v=weight(4, 4, 1, 1),
+    )
+
+
+@pytest.mark.parametrize("isolate", [False, True])
+def test_both_models_are_timed(isolate: bool) -> None:
+    quantized = quantize_static(CONV, SAMPLES)
+    found = compare(
+        CONV, quantized, SAMPLES, time=True, threads=1, isolate=isolate
+    ).latency
+    assert found is not None
+    assert found.reference_ms > 0 and found.other_ms > 0
+    assert found.threads == 1 and 1 <= found.runs <= 30
+    assert compare(CONV, quantized, SAMPLES).latency is None
+
+
+def test_the_sentence() -> None:
+    assert str(Latency(3.0, 2.0, 1, 30)) == (
+        "float 3 ms, quantized 2 ms (1.50x faster; median of 30 runs, 1 thread, this CPU)"
+    )
+    assert "(2.00x slower; median of 5 runs, 4 threads" in str(Latency(10, 20, 4, 5))
+
+
+def test_16_bit_activations_are_a_reason() -> None:
+    found = " ".join(reasons(quantize_static(CONV, SAMPLES, "A16W8"), 1.0))
+    assert "16-bit activations" in found and "--preset A8W8" in found
+
+
+def test_silu_is_a_reason() -> None:
+    model = silu()
+    found = " ".join(reasons(quantize_static(model, SAMPLES), 1.0))
+    assert "3 SiLU activations" in found
+
+
+def test_pairs_that_are_not_fused_are_a_reason() -> None:
+    model = parse(
+        """g (float[N, 3, 8, 8] x) => (float y) {
+            a = Conv (x, w)  b = HardSwish (a)  y = Conv (b, v)
+        }""",
+        w=weight(4, 3, 1, 1),
+        v=weight(4, 4, 1, 1),
+    )
+    config = QConfig.of("A8W8").with_(safe=False)
+    found = " ".join(reasons(quantize_static(model, SAMPLES, config), 1.0))
+    assert "(1 HardSwish) are not fused" in found
+
+
+def test_a_tiny_model_is_a_reason() -> None:
+    assert "overhead" in " ".join(reasons(CONV, 0.01))
+
+
+def test_what_cannot_be_timed(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="threads is -1"):
+        measure_latency(CONV, CONV, SAMPLES[0], threads=-1)
+    with pytest.raises(ModelError, match="the reference model cannot be timed"):
+        measure_latency(CONV, CONV, {"x": np.zeros((1, 5, 8, 8), np.float32)})
