@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from pathlib import Path
 from types import ModuleType
 
@@ -46,3 +47,20 @@ def test_pictures_are_up_to_date() -> None:
         if (diagrams.ASSETS / name).read_text(encoding="utf-8") != draw()
     ]
     assert differ == [], "run: python scripts/diagrams.py"
+
+
+#: A figure with the unit of a measurement.
+FIGURE = re.compile(r"\d+\.\d+\s*(?:%|dB|mAP|points|MB|GB|MB/s|s|ms|x)(?!\w)")
+#: Constants of the code, which no benchmark measures.
+CONSTANTS = {"0.1 %", "0.5 %", "0.5 dB"}
+
+
+@pytest.mark.parametrize(
+    "path", [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))], ids=str
+)
+def test_figures_are_in_generated_tables_only(path: Path) -> None:
+    """A measured figure that is typed by hand would not follow the results."""
+    text = path.read_text(encoding="utf-8")
+    text = re.sub(r"<!-- table: .*?<!-- end -->", "", text, flags=re.DOTALL)
+    text = re.sub(r"```.*?```|`[^`]*`", "", text, flags=re.DOTALL)
+    assert set(FIGURE.findall(text)) - CONSTANTS == set()
