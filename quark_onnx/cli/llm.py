@@ -6,7 +6,7 @@ from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 
-from quark_onnx.cli import llm_oga, llm_ptq
+from quark_onnx.cli import llm_oga, llm_ptq, llm_search
 from quark_onnx.cli.output import Answer
 from quark_onnx.cli.overwrite import overwriting
 from quark_onnx.cli.parsing import Parser, UsageError, add_common_options, path
@@ -14,12 +14,14 @@ from quark_onnx.errors import ConstraintError
 
 NAME = "llm"
 SUMMARY = "quantize language models, and validate checkpoints for vLLM and others"
-USAGE = "%(prog)s {ptq,oga,gguf,validate} DIR [OPTION ...]"
+USAGE = "%(prog)s {ptq,search,oga,gguf,validate} DIR [OPTION ...]"
 EXAMPLE = """\
 examples:
   quark-onnx llm ptq llama/ -o llama-fp8/ --scheme fp8 --kv-cache fp8 --data text.txt
   quark-onnx llm ptq llama/ -o llama-int4/ --scheme uint4_wo_128 --evaluate held-out.txt
+  quark-onnx llm ptq llama/ -o llama-q4/ --recipe balanced --target llama.cpp --data text.txt
   quark-onnx llm ptq llama/ -o llama-5/ --scheme mxfp4+mxfp6_e2m3+fp8 --bits 5 --data text.txt --html report.html
+  quark-onnx llm search llama/ -o llama-best/ --for vllm --bits 5 --data text.txt --time 2h --report search/
   quark-onnx llm oga llama/ -o llama-oga/ --algorithm awq --data text.txt
   quark-onnx llm gguf llama/ -o llama.gguf --kind q4_1
   quark-onnx llm validate llama-fp8/ --for vllm
@@ -127,9 +129,22 @@ _ACTIONS: tuple[_Action, ...] = (
     (
         "ptq",
         "quantize a model, block by block, into a checkpoint for vLLM and others",
-        "%(prog)s DIR -o OUT --scheme SCHEME [--data TEXT] [OPTION ...]",
+        (
+            "%(prog)s DIR -o OUT {--scheme SCHEME | --recipe EFFORT --target TARGET}"
+            " [--data TEXT] [OPTION ...]"
+        ),
         llm_ptq.ptq_options,
         llm_ptq.ptq,
+    ),
+    (
+        "search",
+        (
+            "try schemes and algorithms within a budget of bits and time, and write the"
+            " one that is closest to the float model"
+        ),
+        "%(prog)s DIR -o OUT --for CLIENT --bits X --data TEXT --report FOLDER",
+        llm_search.search_options,
+        llm_search.search,
     ),
     (
         "oga",

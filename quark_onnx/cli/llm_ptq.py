@@ -25,6 +25,12 @@ from quark_onnx.errors import ConfigError, ModelError, nearest
 from quark_onnx.page import write_whole
 from quark_onnx.torch.config.algorithm_names import check_algorithm
 from quark_onnx.torch.config.language import config_for
+from quark_onnx.torch.config.language_recipes import (
+    EFFORTS,
+    RECIPES,
+    LanguageRecipe,
+    recipe_for,
+)
 from quark_onnx.torch.config.scheme_clients import LAYOUT_NAMES
 from quark_onnx.torch.config.schemes import scheme
 from quark_onnx.torch.config.torch_config import TorchConfig
@@ -56,8 +62,20 @@ def ptq_options(parser: Parser) -> None:
     )
     add_overwrite_option(parser)
     parser.add_argument(
+        "--recipe",
+        choices=EFFORTS,
+        help=(
+            "scheme, algorithms and layout for --target, in place of these options: fast"
+            " needs no data, balanced and best take longer"
+        ),
+    )
+    parser.add_argument(
+        "--target",
+        choices=list(RECIPES),
+        help="what is to run the model; belongs to --recipe",
+    )
+    parser.add_argument(
         "--scheme",
-        required=True,
         metavar="SCHEME[+SCHEME...]",
         help="see 'quark-onnx list schemes'; several need --bits",
     )
@@ -192,6 +210,15 @@ def _result_options(parser: Parser) -> None:
         help="keep hidden states in this folder instead of in memory",
     )
     parser.add_argument(
+        "--device",
+        default="auto",
+        metavar="NAME",
+        help=(
+            "where blocks are run and codes computed: auto (a GPU if there is one, the"
+            " default), cpu, cuda, cuda:N"
+        ),
+    )
+    parser.add_argument(
         "--layout",
         default="quark",
         metavar="NAME",
@@ -265,7 +292,45 @@ def _check_data(options: Namespace, config: TorchConfig) -> None:
         )
 
 
+def _apply_recipe(options: Namespace) -> LanguageRecipe | None:
+    """Set the options that a recipe stands for.
+
+    Raises:
+        UsageError: neither a recipe nor a scheme is named, or both are.
+    """
+    if (options.recipe is None) != (options.target is None):
+        raise UsageError(
+            "--recipe and --target belong together: --recipe balanced --target"
+            f" {next(iter(RECIPES))}; targets: {', '.join(RECIPES)}",
+        )
+    if options.recipe is None:
+        if options.scheme is None:
+            raise UsageError(
+                "name a scheme with --scheme ('quark-onnx list schemes'), or a recipe"
+                " and a target: --recipe fast --target vllm-cuda",
+            )
+        return None
+    fixed = {
+        "--scheme": options.scheme,
+        "--algorithm": options.algorithm,
+        "--kv-cache": options.kv_cache,
+        "--export": options.export,
+        "--layout": options.layout != "quark",
+    }
+    given = next((name for name, value in fixed.items() if value), None)
+    if given is not None:
+        raise UsageError(f"{given} is part of --recipe; leave out one of the two")
+    recipe = recipe_for(options.target, options.recipe)
+    options.scheme = recipe.scheme
+    options.algorithm = list(recipe.algorithms)
+    options.kv_cache = recipe.kv_cache
+    options.export = list(recipe.exports)
+    options.layout = recipe.layout
+    return recipe
+
+
 def ptq(options: Namespace) -> Answer:
+    recipe = _apply_recipe(options)
     _check(options)
     module = torch_side("quark_onnx.torch.pipelines.ptq")
     exports = options.export or ["hf_format"]
@@ -306,6 +371,7 @@ def ptq(options: Namespace) -> Answer:
                 resume=options.resume,
                 layout=options.layout,
                 spill=options.spill,
+                device=options.device,
             ),
             progress=False if options.quiet else None,
             announce=None if options.quiet else _announce,
@@ -319,6 +385,13 @@ def ptq(options: Namespace) -> Answer:
             )
     found.report.notes.extend(notes)
     answer = _answer(options, found, mixture, scores)
+    if recipe is not None:
+        picked = (
+            f"recipe {options.recipe} for {options.target}: {recipe.options}"
+            f" ({recipe.reason})"
+        )
+        document = {**answer.document, "recipe": recipe.options}
+        answer = Answer(f"{picked}\n{answer.text}", document)
     if options.report is not None:
         write_whole(
             options.report / "report.json",
@@ -443,6 +516,9 @@ def _answer(
         else []
     )
     lines += [f"{name}: {text}" for name, text in report.gains().items()]
+    if report.kept_codes:
+        count = len(report.kept_codes)
+        lines.append(f"{count} layers have the format already and keep their codes")
     lines += [] if mixture is None else [_mixed(mixture)]
     lines += [f"note: {note}" for note in report.notes]
     if found.before is not None:
@@ -465,6 +541,7 @@ def _answer(
         "specs": {name: _spec(spec) for name, spec in report.quantized.items()},
         "float": report.kept,
         "notes": report.notes,
+        "kept_codes": report.kept_codes,
         "exports": options.export or ["hf_format"],
         "algorithms": [asdict(outcome) for outcome in report.outcomes],
         "perplexity": {"before": found.before, "after": found.after},

@@ -144,6 +144,8 @@ class BlockStream:
         blocks: its blocks, by name, in their order.
         data: what the model is run on; read once.
         folder: where hidden states are kept; in memory if None.
+        room: bytes of hidden states that stay on the device of the model; those beyond are in host
+            memory while they are not used. None for no limit.
 
     Raises:
         DataError: there is no data, or the model cannot be run on it.
@@ -156,12 +158,13 @@ class BlockStream:
         blocks: Mapping[str, Any],
         data: Iterable[Any],
         folder: Path | None = None,
+        room: int | None = None,
     ) -> None:
         devices = (
             each.device for each in model.parameters() if each.device.type != "meta"
         )
         self._device = next(devices, torch.device("cpu"))
-        recorder = _Recorder(blocks, HiddenStates(folder))
+        recorder = _Recorder(blocks, HiddenStates(folder, room=room))
         self._first: Any = None
         for batch in batches(data):
             recorder.run(model, moved(batch, self._device))

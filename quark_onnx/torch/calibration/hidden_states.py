@@ -41,10 +41,19 @@ class HiddenStates:
     Args:
         folder: where each tensor has a file as long as it is in a list; None keeps them in memory.
         states: the tensors.
+        room: bytes of tensors that stay on their device; those behind are in host memory while they
+            are not used. None for no limit.
     """
 
-    def __init__(self, folder: Path | None = None, states: Iterable[Any] = ()) -> None:
-        self._folder = folder
+    def __init__(
+        self,
+        folder: Path | None = None,
+        states: Iterable[Any] = (),
+        *,
+        room: int | None = None,
+    ) -> None:
+        self._folder, self._room = folder, room
+        self._resident = 0
         self._kept: list[Any] = [self._keep(state) for state in states]
 
     def __len__(self) -> int:
@@ -63,6 +72,9 @@ class HiddenStates:
         )
 
     def __setitem__(self, place: int, state: Any) -> None:
+        before = self._kept[place]
+        if isinstance(before, torch.Tensor):
+            self._resident -= before.nbytes
         self._kept[place] = self._keep(state)
 
     def __iter__(self) -> Iterator[Any]:
@@ -74,16 +86,28 @@ class HiddenStates:
 
     def copy(self) -> HiddenStates:
         """The same tensors in a list of its own; files are shared."""
-        other = HiddenStates(self._folder)
+        other = HiddenStates(self._folder, room=self._room)
+        other._resident = self._resident
         other._kept = list(self._kept)
         return other
 
     def _keep(self, state: Any) -> Any:
-        return (
-            state
-            if self._folder is None or not state.numel()
-            else _File(self._folder, state)
-        )
+        if self._folder is not None and state.numel():
+            return _File(self._folder, state)
+        if self._room is not None and self._resident + state.nbytes > self._room:
+            return _Hosted(state)
+        self._resident += state.nbytes
+        return state
+
+
+class _Hosted:
+    """A tensor in host memory that is read to its device."""
+
+    def __init__(self, state: Any) -> None:
+        self._device, self._state = state.device, state.cpu()
+
+    def read(self) -> Any:
+        return self._state.to(self._device)
 
 
 class _File:
@@ -116,4 +140,4 @@ class _File:
 
 
 def _read(kept: Any) -> Any:
-    return kept.read() if isinstance(kept, _File) else kept
+    return kept.read() if isinstance(kept, _File | _Hosted) else kept

@@ -237,13 +237,14 @@ class Sources:
         return part.contiguous()
 
 
-def fill(
+def fill(  # noqa: PLR0913
     module: Any,
     prefix: str,
     sources: Sources,
     *,
     dtype: Any = None,
     recurse: bool = True,
+    device: Any = None,
 ) -> None:
     """Read the empty parameters of a module, those of its children included.
 
@@ -251,6 +252,7 @@ def fill(
         prefix: the module's name, empty for the model.
         dtype: what they become; None for what they are in the model, whatever the checkpoint has.
         recurse: whether to read those of its children.
+        device: where they go; None for the CPU.
 
     Raises:
         ModelError: one has another shape, or is no float.
@@ -273,13 +275,26 @@ def fill(
                     " weights",
                 )
             value = value.to(parameter.dtype if dtype is None else dtype)
-            setattr(owner, name, nn.Parameter(_aligned(value), requires_grad=False))
+            value = _aligned(value) if device is None else value.to(device)
+            setattr(owner, name, nn.Parameter(value, requires_grad=False))
         for name, _ in list(owner.named_buffers(recurse=False)):
             if (
                 name not in owner._non_persistent_buffers_set
                 and place + name in sources
             ):
-                setattr(owner, name, sources.get(place + name))
+                setattr(owner, name, sources.get(place + name).to(device))
+
+
+def move_filled(module: Any, device: Any) -> None:
+    """Move the parameters and buffers of a module that are not empty to a device."""
+    for owner in module.modules():
+        for name, parameter in owner.named_parameters(recurse=False):
+            if parameter.device.type != "meta":
+                moved = nn.Parameter(parameter.to(device), requires_grad=False)
+                setattr(owner, name, moved)
+        for name, buffer in owner.named_buffers(recurse=False):
+            if buffer.device.type != "meta":
+                setattr(owner, name, buffer.to(device))
 
 
 def _aligned(tensor: Any) -> Any:

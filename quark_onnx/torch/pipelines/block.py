@@ -199,6 +199,8 @@ def weight_of(
 ) -> Quantized | None:
     """The codes of a layer's weight, each rounded to the nearest; None where it stays float.
 
+    A layer of a quantized checkpoint that has the format already keeps its codes.
+
     Args:
         layers: this one, and its siblings.
         read: reads the weights of siblings whose modules are empty.
@@ -206,6 +208,9 @@ def weight_of(
     module, spec = layers[name]
     if spec.weight is None:
         return None
+    kept: Quantized | None = getattr(module, "kept_codes", None)
+    if kept is not None:
+        return kept
     weight = outputs_first(module.weight.detach(), kind_of(module))
     return quantize(
         weight,

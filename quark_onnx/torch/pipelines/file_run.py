@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from quark_onnx.torch.calibration.block_stream import (
     NotWalkable,
     batches,
     inference,
+    moved,
     run_whole,
 )
 from quark_onnx.torch.calibration.hidden_states import spilling
@@ -28,11 +29,12 @@ from quark_onnx.torch.checkpoints.parameter_sources import (
     empty,
     fill,
     missing_of,
+    move_filled,
 )
 from quark_onnx.torch.checkpoints.unsaved import compute_unsaved
-from quark_onnx.torch.config.spec import LayerSpec
+from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
 from quark_onnx.torch.config.torch_config import TorchConfig
-from quark_onnx.torch.formats.quantized_tensor import check_finite
+from quark_onnx.torch.formats.quantized_tensor import Quantized, check_finite
 from quark_onnx.torch.models.attention import install_attention_hooks
 from quark_onnx.torch.models.quantized_layer import (
     Layers,
@@ -51,8 +53,10 @@ from quark_onnx.torch.pipelines.block import (
 )
 from quark_onnx.torch.pipelines.report import TorchReport
 from quark_onnx.torch.pipelines.resume import BlockJournal, StoredBlock
+from quark_onnx.torch.runtime.devices import room_for_states
 from quark_onnx.torch.runtime.memory import release_memory
 
+_CPU = torch.device("cpu")
 #: Layers after which free memory is given back; it takes a while to get it again.
 _KEPT = 16
 
@@ -68,9 +72,20 @@ class FileRun:
     report: TorchReport
     layout: Layout
     spill: Path | None
+    device: Any = _CPU
+    #: The codes that a stored tensor is decoded from, where it is; they are kept where the format
+    #: is the one that is asked for.
+    codes_of: Callable[[str], Quantized | None] | None = None
 
     def __post_init__(self) -> None:
         compute_unsaved(self.model, self.sources)
+        if self.device != _CPU:
+            move_filled(self.model, self.device)
+
+    def _fill_module(self, module: Any, name: str, *, recurse: bool = True) -> None:
+        """Read the empty parameters of a module onto the device."""
+        device = None if self.device == _CPU else self.device
+        fill(module, name, self.sources, recurse=recurse, device=device)
 
     def check(self) -> None:
         """Raise an error for what would fail at the end only: layers without a weight, and codes
@@ -126,13 +141,14 @@ class FileRun:
         scales: Scales | None = None,
     ) -> Iterator[tuple[str, Any]]:
         spec = self.chosen[name][1]
-        fill(module, name, self.sources)
+        self._fill_module(module, name)
+        self._keep_codes(name, module)
         weight = quantize_data_free(
             name,
             self.chosen,
             self.config,
             self.report,
-            lambda each: self.sources.get(f"{each}.weight"),
+            lambda each: self.sources.get(f"{each}.weight").to(self.device),
         )
         layer = QuantizedLayer(module, weight, spec, **(scales or Scales()).of(name))
         prefix = self._key(name)
@@ -249,7 +265,13 @@ class FileRun:
         An error names the parameter that the checkpoint lacks, where this is why.
         """
         try:
-            return BlockStream(self.model, blocks, samples, folder)
+            return BlockStream(
+                self.model,
+                blocks,
+                samples,
+                folder,
+                room_for_states(self.device),
+            )
         except DataError as error:
             front = _outside(self.model, blocks)
             empty_ones = (
@@ -273,7 +295,7 @@ class FileRun:
         weights in memory.
         """
         self.report.notes.append(f"all weights were in memory at once: {why}")
-        fill(self.model, "", self.sources)
+        self._fill_module(self.model, "")
         if missing := missing_of(self.model):
             raise ModelError(
                 f"the checkpoint {self.sources.reader.folder} has no tensor for"
@@ -282,7 +304,7 @@ class FileRun:
         for name, (module, _) in self.chosen.items():
             check_finite(module.weight, name)
         with ActivationObservers(self.chosen) as watching:
-            run_whole(self.model, samples)
+            run_whole(self.model, [moved(each, self.device) for each in samples])
         scales = watching.scales(self.config.least_of)
         self.report.note_borrowing(watching.borrowing)
         modules = list(self.model.named_modules())
@@ -340,7 +362,7 @@ class FileRun:
         """Read all parameters outside of the blocks, except those of some modules."""
         for name, module in _outside(self.model, blocks).items():
             if name not in without:
-                fill(module, name, self.sources, recurse=False)
+                self._fill_module(module, name, recurse=False)
         embedding = embedding_of(self.model)
         if embedding is not None and missing_of(embedding):
             raise ModelError(
@@ -389,7 +411,8 @@ class FileRun:
                     tensors, kept = found
                     kept.tell(self.report)
                     self._mark(name, block)
-                    walk.states = journal.hidden(index, walk.states)
+                    states = journal.hidden(index, walk.states)
+                    walk.states = [state.to(self.device) for state in states]
                     bar.update((index + 1) * len(walk))
                 yield from sorted(
                     tensors.items(),
@@ -447,7 +470,7 @@ class FileRun:
 
     def _fill(self, name: str, layers: Layers) -> None:
         block = self.model.get_submodule(name)
-        fill(block, name, self.sources)
+        self._fill_module(block, name)
         self._mark(name, block)
         if missing := missing_of(block):
             raise ModelError(
@@ -457,6 +480,18 @@ class FileRun:
         for each, (module, spec) in layers.items():
             if spec.weight is not None:
                 check_finite(module.weight, each)
+                self._keep_codes(each, module)
+
+    def _keep_codes(self, name: str, module: Any) -> None:
+        """Have a layer keep its codes where the checkpoint has them in the format asked for."""
+        if self.codes_of is None:
+            return
+        codes = self.codes_of(self.sources.key_of(f"{name}.weight"))
+        wanted = self.chosen[name][1].weight
+        if codes is None or wanted is None or _format(codes.spec) != _format(wanted):
+            return
+        module.kept_codes = replace(codes, spec=wanted)
+        self.report.kept_codes.append(name)
 
     def _key(self, layer: str) -> str:
         """How the result calls a layer."""
@@ -471,6 +506,7 @@ class FileRun:
         """The tensors of a block by the names that the checkpoint has for them."""
         found = dict[str, Any]()
         for key, tensor in tensors:
+            tensor = tensor.cpu()
             owner, _, end = f"{block}.{key}".rpartition(".")
             if owner in layers:
                 key = f"{self._key(owner)}.{end}"
@@ -505,6 +541,11 @@ class FileRun:
         for key, _ in module.named_parameters():
             if f"{name}.{key}" in self.sources and not self._is_copied(f"{name}.{key}"):
                 self.sources.mark(f"{name}.{key}")
+
+
+def _format(spec: TensorSpec) -> tuple[Any, ...]:
+    """What two specifications share if codes of one are codes of the other."""
+    return (spec.dtype, spec.symmetric, spec.per_channel, spec.group)
 
 
 def _as_stored(tensor: Any, stored: Any) -> Any:

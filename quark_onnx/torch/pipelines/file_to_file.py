@@ -34,6 +34,7 @@ from quark_onnx.torch.pipelines.file_run import FileRun
 from quark_onnx.torch.pipelines.in_memory import chosen_layers
 from quark_onnx.torch.pipelines.report import TorchReport
 from quark_onnx.torch.pipelines.resume import BlockJournal
+from quark_onnx.torch.runtime.devices import device_named
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,8 @@ class Writing:
             memory.
         weight_format: "real_quantized" for codes, "fake_quantized" for floats that have been
             rounded.
+        device: where blocks are run and codes are computed, one block at a time: "cpu", "cuda",
+            "cuda:1", or "auto" for the first GPU, if there is one.
     """
 
     pack_method: str = "reorder"
@@ -60,6 +63,7 @@ class Writing:
     layout: str = "quark"
     spill: Path | None = None
     weight_format: str = "real_quantized"
+    device: str = "cpu"
 
     def __post_init__(self) -> None:
         _ = self.form
@@ -130,6 +134,8 @@ def quantize_checkpoint(  # noqa: PLR0913
         report,
         layout,
         writing.spill,
+        device_named(writing.device),
+        source.codes_of if source.decoded and not config.algorithms else None,
     )
     run.check()
     rotated = [
@@ -153,7 +159,7 @@ def quantize_checkpoint(  # noqa: PLR0913
             else run.unmeasured(progress)
         )
         for name, tensor in parts:
-            writer.add(layout.key(name), tensor)
+            writer.add(layout.key(name), tensor.cpu())
             del tensor  # before the next one is made
         for name in run.sources.rest():
             writer.add(name, reader.get(name))

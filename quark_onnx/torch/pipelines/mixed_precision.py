@@ -27,7 +27,6 @@ from quark_onnx.torch.calibration.block_stream import (
 from quark_onnx.torch.calibration.observers import ActivationObservers
 from quark_onnx.torch.calibration.text import read_windows
 from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
-from quark_onnx.torch.checkpoints.load import load_checkpoint
 from quark_onnx.torch.checkpoints.quark_tensors import stored
 from quark_onnx.torch.config.schemes import scheme
 from quark_onnx.torch.config.spec import LayerSpec
@@ -177,7 +176,7 @@ def mix_checkpoint(  # noqa: PLR0913
         text.length,
         text.count,
     )
-    model = load_checkpoint(source.folder, trust_code=source.trust_code)
+    model = source.load()
     try:
         return mix(
             model,

@@ -140,23 +140,17 @@ def ptq(  # noqa: PLR0913
     judged = None
     if verdict:
         judged = judge(
-            source.folder,
+            source,
             output,
             config,
             held_out[:HELD_OUT],
             where,
-            trust_code=source.trust_code,
         )
     if not judges:
         return Outcome(report, expected, verdict=judged)
-    before, after = (
-        perplexity(
-            load_checkpoint(folder, trust_code=source.trust_code),
-            judges,
-            progress=progress,
-        )
-        for folder in (source.folder, output)
-    )
+    before = perplexity(source.load(), judges, progress=progress)
+    quantized = load_checkpoint(output, trust_code=source.trust_code)
+    after = perplexity(quantized, judges, progress=progress)
     return Outcome(report, expected, before, after, judged)
 
 

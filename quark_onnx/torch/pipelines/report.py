@@ -20,12 +20,15 @@ class TorchReport:
         kept: names of the layers that stay float, each with the reason.
         notes: what a user should know.
         outcomes: what algorithms made of layers.
+        kept_codes: names of the layers whose codes are those of the checkpoint, which had the
+            format already.
     """
 
     quantized: dict[str, LayerSpec] = field(default_factory=dict)
     kept: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     outcomes: list[Outcome] = field(default_factory=list)
+    kept_codes: list[str] = field(default_factory=list)
 
     def gains(self) -> dict[str, str]:
         """What each algorithm has made better, in one line, by its name.

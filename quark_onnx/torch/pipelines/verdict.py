@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from quark_onnx.torch.calibration.block_stream import inference
+from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
 from quark_onnx.torch.checkpoints.load import load_checkpoint
 from quark_onnx.torch.checkpoints.safetensors_io import Reader
 from quark_onnx.torch.config.torch_config import TorchConfig
@@ -103,14 +104,12 @@ class Verdict:
         return found
 
 
-def judge(  # noqa: PLR0913
-    source: Path | str,
+def judge(
+    source: FloatCheckpoint,
     checkpoint: Path | str,
     config: TorchConfig,
     windows: Sequence[Any],
     text: str,
-    *,
-    trust_code: bool = False,
 ) -> Verdict:
     """Compare a quantized checkpoint with its float model.
 
@@ -121,22 +120,21 @@ def judge(  # noqa: PLR0913
         windows: token ids that calibration has not seen, each of shape (length,). Where there are
             none, a small model writes text itself.
         text: where they come from, in words.
-        trust_code: run Python files that the model brings along.
     """
-    before, after = Reader(Path(source)), Reader(Path(checkpoint))
+    before, after = source.reader, Reader(Path(checkpoint))
     sizes = (_bytes(before), _bytes(after), _weights(before))
     reason = _reason(sizes, windows)
     if reason:
         advice = "" if windows else "give text with --evaluate TEXT"
         return Verdict(*sizes, skipped=reason, advice=advice)
-    model = load_checkpoint(source, trust_code=trust_code)
+    model = source.load()
     if not windows:
         windows, text = _written(model), "that the float model has written"
     if not windows:
         return Verdict(
             *sizes, skipped="the model cannot write text, and none was given"
         )
-    quantized = load_checkpoint(checkpoint, trust_code=trust_code)
+    quantized = load_checkpoint(checkpoint, trust_code=source.trust_code)
     with inference(model), inference(quantized):
         scores = _scores(model, quantized, windows)
         errors = _errors(model, quantized, windows[0])

@@ -87,10 +87,9 @@ ROWS: tuple[Argument, ...] = (
     ),
     Argument(
         "--device",
-        "not needed",
-        "the model is quantized block by block on the CPU",
-        {},
-        ("cpu",),
+        "obeyed",
+        "blocks are quantized there, one at a time; the CPU where torch finds no GPU",
+        {"default": "auto"},
     ),
     Argument(
         "--multi_gpu",

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from calibrators.scratch import ScratchFolder
 from quark_onnx.errors import ConfigError, DataError, MissingDependency
 from quark_onnx.torch.calibration.eval_tasks import Tasks
@@ -206,6 +208,17 @@ def _source(args: Namespace) -> Iterator[FloatCheckpoint]:
         yield FloatCheckpoint(changed, trust_code=args.trust_remote_code)
 
 
+def _device(name: str, notes: list[str]) -> str:
+    """The device that is named; the CPU, with a note, where torch finds no GPU.
+
+    AMD's script has cuda as its default, and scripts name it.
+    """
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        notes.append(f"--device {name}: torch finds no GPU; the CPU is used")
+        return "cpu"
+    return name
+
+
 def _quantize(
     args: Namespace,
     source: FloatCheckpoint,
@@ -221,6 +234,7 @@ def _quantize(
         args.pack_method,
         layout=args.custom_mode,
         weight_format=args.export_weight_format,
+        device=_device(args.device, results.notes),
     )
     stored = args.custom_mode != "quark" or can_be_stored(writing.form, config)
     if kinds is None and (not stored or args.params_save):

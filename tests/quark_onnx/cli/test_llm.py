@@ -87,7 +87,7 @@ def test_nothing_to_fix(cli: CommandLine, folder: Path) -> None:
         (["validate", "data", "--for", "vllm", "--output", "x"], "it belongs to --fix"),
         (["oga", "data", "-o", "out", "--scheme", "fp8"], "builder of onnxruntime"),
         (["oga", "data", "-o", "out", "--scheme", "int4"], "'int4_wo_128'"),
-        ([], "{ptq,oga,gguf,validate}"),
+        ([], "{ptq,search,oga,gguf,validate}"),
     ],
 )
 def test_bad_input(cli: CommandLine, arguments: list[str], text: str) -> None:

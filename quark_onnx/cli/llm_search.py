@@ -1,0 +1,163 @@
+"""quark-onnx llm search: try schemes and algorithms within a budget of bits and time."""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from dataclasses import asdict
+from typing import Any
+
+from quark_onnx.cli.output import Answer, say
+from quark_onnx.cli.parsing import Parser, count, duration, number, path
+from quark_onnx.cli.torch_side import torch_side
+from quark_onnx.errors import AccuracyError
+from quark_onnx.torch.config.language import config_for
+from quark_onnx.torch.config.scheme_clients import CLIENTS, SCHEME_CLIENTS
+
+
+def search_options(parser: Parser) -> None:
+    parser.add_argument("model", metavar="DIR", type=path, help="a float model")
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="OUT",
+        type=path,
+        required=True,
+        help="the folder of the best result",
+    )
+    parser.add_argument(
+        "--for",
+        dest="client",
+        choices=CLIENTS,
+        required=True,
+        help="what is to load it; schemes that it refuses are not tried",
+    )
+    parser.add_argument(
+        "--bits",
+        type=number,
+        required=True,
+        metavar="X",
+        help="of the checkpoint for each weight of the model, at most",
+    )
+    parser.add_argument(
+        "--data",
+        metavar="TEXT",
+        required=True,
+        help="to calibrate on; a part is held out to judge by",
+    )
+    parser.add_argument(
+        "--time",
+        type=duration,
+        metavar="T",
+        help="for trials: 90s, 10m, 1.5h (default: until all are made)",
+    )
+    parser.add_argument(
+        "--samples",
+        type=count,
+        default=32,
+        metavar="N",
+        help="windows to calibrate on (default: 32)",
+    )
+    parser.add_argument(
+        "--length",
+        type=count,
+        default=512,
+        metavar="N",
+        help="tokens of a window (default: 512)",
+    )
+    parser.add_argument(
+        "--report",
+        metavar="FOLDER",
+        type=path,
+        required=True,
+        help="trials are kept there, and a search goes on from them; gets search.html",
+    )
+    parser.add_argument(
+        "--device",
+        default="auto",
+        metavar="NAME",
+        help="auto (the default), cpu, cuda, cuda:N",
+    )
+
+
+def search(options: Namespace) -> Answer:
+    module = torch_side("quark_onnx.torch.pipelines.scheme_search")
+    flow = torch_side("quark_onnx.torch.pipelines.ptq")
+    torch_side("quark_onnx.torch.checkpoints.safetensors_io").check_free(options.output)
+    source = torch_side(
+        "quark_onnx.torch.checkpoints.float_checkpoint",
+    ).FloatCheckpoint(options.model)
+    options.report.mkdir(parents=True, exist_ok=True)
+    found = module.search_schemes(
+        source,
+        module.candidates_for(options.client, options.bits),
+        flow.Text(options.data, options.samples, options.length),
+        options.report / "search.json",
+        bits=options.bits,
+        seconds=options.time,
+        device=options.device,
+        tell=None if options.quiet else _tell,
+    )
+    torch_side("quark_onnx.torch.page.pareto").write_search_page(
+        found,
+        options.report / "search.html",
+        f"{options.model} for {options.client}",
+        options.bits,
+    )
+    return _answer(options, found, source, flow)
+
+
+def _tell(trial: Any) -> None:
+    result = (
+        trial.error or f"{trial.bits:.2f} bits, {trial.divergence:.4f} nats a token"
+    )
+    say(f"quark-onnx: {trial.candidate}: {result}", sys.stderr)
+
+
+def _answer(options: Namespace, found: Any, source: Any, flow: Any) -> Answer:
+    page = options.report / "search.html"
+    lines = [
+        f"{trial.candidate}: {trial.bits:.2f} bits, {trial.divergence:.4f} nats a token"
+        for trial in found.pareto
+    ]
+    if found.untried:
+        lines.append(
+            f"{len(found.untried)} candidates were not tried; the same command goes on"
+        )
+    document = {
+        "model": options.model,
+        "output": options.output,
+        "best": None if found.best is None else str(found.best),
+        "pareto": [trial.candidate for trial in found.pareto],
+        "trials": [asdict(trial) for trial in found.trials],
+        "untried": [str(each) for each in found.untried],
+    }
+    if found.best is None:
+        smallest = min((trial.bits for trial in found.trials if trial.bits), default=0)
+        failure = AccuracyError(
+            f"none of {len(found.trials)} trials has at most {options.bits:g} bits a"
+            f" weight; the smallest has {smallest:.2f}. Layers that stay float count, too"
+        )
+        return Answer("\n".join(lines), document, failure)
+    _write_best(options, found.best, source, flow)
+    lines.append(f"{options.output}: {found.best}; {page} has the plot")
+    return Answer("\n".join(lines), document)
+
+
+def _write_best(options: Namespace, best: Any, source: Any, flow: Any) -> None:
+    """Quantize once more, into what the client reads."""
+    form = SCHEME_CLIENTS[best.scheme][options.client][0]
+    kinds = [form] if form in ("gguf", "onnx") else ["hf_format"]
+    config = config_for(best.scheme, exclude=source.usually_float())
+    config = config.with_(algorithms=best.algorithms)
+    exported = torch_side("quark_onnx.torch.exports.kinds").exported
+    with exported(kinds, source, config, options.output, list[str]()) as folder:
+        flow.ptq(
+            source,
+            folder,
+            config,
+            text=flow.Text(options.data, options.samples, options.length),
+            writing=flow.Writing(layout=best.layout, device=options.device),
+            progress=False,
+            verdict=True,  # the same windows are held out as in the trial
+        )

@@ -1,0 +1,309 @@
+"""decoded_reader: the float tensors of a checkpoint that another tool has quantized.
+
+Supported are FP8 weights with a scale for a tensor, an output or a block (DeepSeek's 128 x 128),
+GPTQ, AWQ, compressed-tensors, and the MXFP4 experts of GPT-OSS. A tensor is decoded when it is
+read. The others are in the reader unchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from quark_onnx.errors import ConfigError, ModelError
+from quark_onnx.torch.checkpoints.layouts import read_layout
+from quark_onnx.torch.checkpoints.safetensors_io import Reader, StoredTensor, read_json
+from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
+from quark_onnx.torch.formats.quantized_tensor import Quantized
+
+#: The values of FP4 (E2M1) by code.
+_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+_FP4 = torch.tensor([*_E2M1, *(-value for value in _E2M1)])
+_E4M3 = TensorSpec("fp8e4m3")
+#: What a scale of one byte (E8M0) is counted from.
+_BIAS = 127
+#: Methods whose checkpoints are decoded.
+METHODS = ("fp8", "gptq", "awq", "compressed-tensors", "mxfp4")
+
+
+@dataclass(frozen=True)
+class DecodedTensor(StoredTensor):
+    """A tensor that is computed of stored ones.
+
+    Attributes:
+        decode: computes it.
+        codes: the codes that it is computed of, where a format of this package has them.
+    """
+
+    decode: Callable[[], Any] = field(default=lambda: None, repr=False)
+    codes: Callable[[], Quantized] | None = field(default=None, repr=False)
+
+    def read(self) -> Any:
+        return self.decode()
+
+
+def decoded_reader(folder: Path, dtype: Any) -> Reader:
+    """The tensors of a quantized checkpoint, decoded.
+
+    Args:
+        folder: of the checkpoint.
+        dtype: of the decoded tensors.
+
+    Raises:
+        ModelError: the checkpoint is quantized by a method that is not known, or lacks a tensor.
+    """
+    reader = Reader(folder)
+    found = read_json(folder / "config.json").get("quantization_config")
+    found = found if isinstance(found, dict) else {}
+    method = found.get("quant_method")
+    if method not in METHODS:
+        raise ModelError(
+            f"{folder} is quantized already ({method}); give the folder of the float"
+            f" model. Checkpoints of {', '.join(METHODS)} are decoded",
+        )
+    try:
+        if method == "fp8":
+            made = _fp8(reader, found, dtype)
+        elif method == "gptq":
+            made = _gptq(reader, found, dtype)
+        elif method == "mxfp4":
+            made = _mxfp4(reader, dtype)
+        else:
+            made = _by_layout(reader, found, dtype)
+    except ConfigError as error:
+        raise ModelError(
+            f"{folder} is quantized already ({method}), and cannot be decoded: {error}"
+        ) from error
+    if not made:
+        raise ModelError(
+            f"{folder} is quantized already ({method}), but none of its tensors are",
+        )
+    used = {part for _, parts in made for part in parts}
+    kept = {name: each for name, each in reader.tensors.items() if name not in used}
+    reader.tensors = kept | {tensor.name: tensor for tensor, _ in made}
+    return reader
+
+
+#: Tensors, each with the names of those that it is computed of.
+_Made = list[tuple[DecodedTensor, tuple[str, ...]]]
+
+
+def _decoded(  # noqa: PLR0913
+    reader: Reader,
+    name: str,
+    parts: Mapping[str, str],
+    shape: tuple[int, ...],
+    dtype: Any,
+    decode: Callable[[dict[str, Any]], Any],
+) -> tuple[DecodedTensor, tuple[str, ...]]:
+    """A tensor of stored parts.
+
+    Args:
+        reader: of the stored tensors.
+        name: of the tensor.
+        parts: names of the stored tensors, by what ``decode`` calls them.
+        shape: of the tensor.
+        dtype: its type.
+        decode: computes it.
+    """
+    stored = {key: reader.tensors[each] for key, each in parts.items()}
+
+    def compute() -> Any:
+        tensors = {key: each.read() for key, each in stored.items()}
+        return decode(tensors).to(dtype).contiguous()
+
+    first = next(iter(stored.values()))
+    tensor = DecodedTensor(name, shape, str(dtype), first.path, compute)
+    return tensor, tuple(parts.values())
+
+
+def _fp8(reader: Reader, found: Mapping[str, Any], dtype: Any) -> _Made:
+    """Weights of E4M3 with ``weight_scale_inv`` or ``weight_scale``, which they are multiplied
+    with.
+    """
+    size = found.get("weight_block_size")
+    made: _Made = []
+    for name in list(reader):
+        if not name.endswith(".weight"):
+            continue
+        ends = (f"{name}_scale_inv", f"{name}_scale")
+        scale = next((each for each in ends if each in reader), None)
+        if scale is None:
+            continue
+
+        def decode(parts: dict[str, Any]) -> Any:
+            factors = parts["scale"].float()
+            if size is not None:
+                factors = _spread(factors, size, parts["weight"].shape)
+            elif factors.ndim == 1 and factors.numel() > 1:
+                factors = factors[:, None]
+            return parts["weight"].float() * factors
+
+        pair = (reader.tensors[name], reader.tensors[scale])
+
+        def codes(pair: tuple[StoredTensor, StoredTensor] = pair) -> Quantized:
+            weight, factor = pair[0].read(), pair[1].read().reshape(())
+            shape = tuple(weight.shape)
+            return Quantized(_E4M3, shape, weight, factor, None, None, dtype)
+
+        parts = {"weight": name, "scale": scale}
+        extra = [f"{name.removesuffix('weight')}{end}" for end in _INPUTS]
+        entry = _decoded(reader, name, parts, reader.shape(name), dtype, decode)
+        others = tuple(each for each in extra if each in reader)
+        tensor, used = entry
+        if size is None and prod(reader.shape(scale)) == 1:
+            tensor = replace(tensor, codes=codes)
+        made.append((tensor, (*used, *others)))
+    return made
+
+
+#: Scales of activations, which a decoded layer does not have.
+_INPUTS = ("input_scale", "activation_scale", "input_global_scale")
+
+
+def _spread(scale: Any, size: list[int], shape: tuple[int, ...]) -> Any:
+    """Scales of blocks, one for each value.
+
+    >>> _spread(torch.tensor([[1.0, 2.0]]), [2, 2], (2, 3))
+    tensor([[1., 1., 2.],
+            [1., 1., 2.]])
+    """
+    rows = scale.repeat_interleave(size[0], 0)[: shape[0]]
+    return rows.repeat_interleave(size[1], 1)[:, : shape[1]]
+
+
+def _gptq(reader: Reader, found: Mapping[str, Any], dtype: Any) -> _Made:
+    """Integers along the inputs, zero points less one (unless ``checkpoint_format`` is gptq_v2)."""
+    bits = found.get("bits")
+    if bits not in (2, 4, 8):
+        raise ConfigError(f"bits is {bits!r}; 2, 4 and 8 are decoded")
+    less = 0 if found.get("checkpoint_format") == "gptq_v2" else 1
+    made: _Made = []
+    for name in list(reader):
+        if not name.endswith(".qweight"):
+            continue
+        start = name.removesuffix("qweight")
+        ends = ("qweight", "qzeros", "scales", "g_idx")
+        parts = {end: start + end for end in ends if start + end in reader}
+        if lost := [end for end in ends[:3] if end not in parts]:
+            raise ModelError(f"{reader.folder} has {name} without {start}{lost[0]}")
+
+        def decode(parts: dict[str, Any]) -> Any:
+            codes = _unpacked(parts["qweight"], bits, 0)
+            zeros = _unpacked(parts["qzeros"], bits, 1) + less
+            scales = parts["scales"].float()
+            groups = parts.get("g_idx")
+            if groups is None:
+                groups = torch.arange(len(codes)) // -(-len(codes) // len(scales))
+            groups = groups.long()
+            return ((codes - zeros[groups]) * scales[groups]).T
+
+        rows, columns = reader.shape(name)
+        shape = (columns, rows * 32 // bits)
+        made.append(_decoded(reader, f"{start}weight", parts, shape, dtype, decode))
+    return made
+
+
+def _unpacked(packed: Any, bits: int, axis: int) -> Any:
+    """Unsigned integers of int32 words, the lowest bits first, along an axis of a matrix.
+
+    >>> _unpacked(torch.tensor([[0x21]], dtype=torch.int32), 4, 1)
+    tensor([[1, 2, 0, 0, 0, 0, 0, 0]], dtype=torch.int32)
+    """
+    shifts = torch.arange(0, 32, bits, dtype=torch.int32)
+    if axis == 0:
+        return _unpacked(packed.T, bits, 1).T
+    codes = (packed[..., None] >> shifts) & ((1 << bits) - 1)
+    return codes.reshape(packed.shape[0], -1)
+
+
+def _mxfp4(reader: Reader, dtype: Any) -> _Made:
+    """The experts of GPT-OSS: ``_blocks`` (experts, outputs, blocks, 16 bytes) and ``_scales``.
+
+    In a model they are (experts, inputs, outputs).
+    """
+    made: _Made = []
+    for name in list(reader):
+        scales = f"{name.removesuffix('_blocks')}_scales"
+        if not name.endswith("_blocks") or scales not in reader:
+            continue
+
+        def decode(parts: dict[str, Any]) -> Any:
+            packed = parts["blocks"].to(torch.int64)
+            codes = torch.stack([packed & 15, packed >> 4], -1).flatten(-2)
+            exponents = parts["scales"].to(torch.int32) - _BIAS
+            values = torch.ldexp(_FP4[codes], exponents[..., None])
+            return values.flatten(-2).transpose(1, 2)
+
+        experts, outputs, blocks, half = reader.shape(name)
+        shape = (experts, 2 * blocks * half, outputs)
+        parts = {"blocks": name, "scales": scales}
+        own = name.removesuffix("_blocks")
+        made.append(_decoded(reader, own, parts, shape, dtype, decode))
+    return made
+
+
+def _by_layout(reader: Reader, found: Mapping[str, Any], dtype: Any) -> _Made:
+    """Layers in a layout that this package reads itself."""
+    config, layout = read_layout(found)
+    made: _Made = []
+    names = dict.fromkeys(name.rpartition(".")[0] for name in reader)
+    for name in names:
+        spec = config.spec_of(name, "Linear")
+        keys = {part: f"{name}.{part}" for part in layout.parts}
+        parts = {part: key for part, key in keys.items() if key in reader}
+        if spec is None or spec.weight is None or not set(parts) - {"weight"}:
+            continue
+        shape = _shape(reader, parts, spec.weight)
+
+        def restored(
+            parts: dict[str, Any],
+            spec: LayerSpec = spec,
+            shape: tuple[int, ...] = shape,
+        ) -> Quantized:
+            return layout.restored(parts, spec, shape, dtype)
+
+        def decode(
+            parts: dict[str, Any],
+            restored: Callable[[dict[str, Any]], Quantized] = restored,
+        ) -> Any:
+            return restored(parts).dequantize()
+
+        stored = {part: reader.tensors[key] for part, key in parts.items()}
+
+        def codes(
+            stored: dict[str, StoredTensor] = stored,
+            restored: Callable[[dict[str, Any]], Quantized] = restored,
+        ) -> Quantized:
+            return restored({part: each.read() for part, each in stored.items()})
+
+        entry, used = _decoded(reader, f"{name}.weight", parts, shape, dtype, decode)
+        ends = (*_INPUTS, "weight_shape")
+        extra = tuple(f"{name}.{end}" for end in ends if f"{name}.{end}" in reader)
+        made.append((replace(entry, codes=codes), (*used, *extra)))
+    return made
+
+
+def _shape(
+    reader: Reader,
+    parts: Mapping[str, str],
+    spec: TensorSpec,
+) -> tuple[int, ...]:
+    """(outputs, inputs) of a weight from the shapes of what is stored."""
+    start = next(iter(parts.values())).rpartition(".")[0]
+    if f"{start}.weight_shape" in reader:
+        rows, columns = reader.get(f"{start}.weight_shape").tolist()
+        return (int(rows), int(columns))
+    if "qweight" in parts:  # AWQ: inputs by packed outputs
+        inputs, outputs = reader.shape(parts["qweight"])
+        return (outputs * 32 // spec.dtype.bits, inputs)
+    key = parts.get("weight_packed", parts.get("weight", ""))
+    shape = reader.shape(key)
+    if reader.tensors[key].dtype == "U8" and spec.dtype.bits == 4:
+        return (shape[0], 2 * prod(shape[1:]))
+    return tuple(shape)

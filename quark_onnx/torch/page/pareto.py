@@ -1,0 +1,129 @@
+"""The page of a search: size against divergence, and a table of all trials."""
+
+from __future__ import annotations
+
+import math
+from html import escape
+from pathlib import Path
+
+from quark_onnx.page import document, facts, write_whole
+from quark_onnx.page.svg import drawing, linear, logarithmic, power, short, tag, ticks
+from quark_onnx.torch.pipelines.scheme_search import Search, Trial
+from quark_onnx.torch.pipelines.verdict import file_size
+
+_LEFT, _RIGHT, _TOP, _BOTTOM = 56.0, 24.0, 32.0, 44.0
+_STYLE = (
+    "svg .point { fill: none; stroke: var(--soft); } svg .best { fill: var(--accent);"
+    " stroke: var(--accent); } svg .front { fill: none; stroke: var(--accent); }\n"
+    "table.trials { font-size: 13px; width: 100%; } .trials td, .trials th {"
+    " text-align: left; padding: 4px 12px 4px 0; overflow-wrap: anywhere; }\n"
+)
+
+
+def write_search_page(found: Search, path: Path, name: str, bits: float) -> None:
+    """Write the page of a search; ``path`` is the whole page or what it was.
+
+    Args:
+        found: the search.
+        path: the file.
+        name: what the model is called.
+        bits: the budget.
+    """
+    best = found.best
+    rows = [
+        (
+            "Best",
+            escape(str(best) if best else "none"),
+            f"within {bits:g} bits a weight",
+        ),
+        ("Trials", str(len(found.trials)), f"{len(found.untried)} not tried"),
+    ]
+    front = {trial.candidate for trial in found.pareto}
+    lines = "".join(
+        _row(trial, trial.candidate in front)
+        for trial in sorted(found.trials, key=lambda each: each.bytes)
+    )
+    cells = ("candidate", "bits", "size", "divergence", "seconds", "on the front")
+    head = "".join(f"<th>{cell}</th>" for cell in cells)
+    sizes = ((1000.0, 380.0, "wide"), (380.0, 320.0, "narrow"))
+    plots = ""
+    if any(trial.divergence for trial in found.trials):
+        plots = "".join(_plot(found, *size) for size in sizes)
+    figure = f'<figure class="card">{plots}</figure>' if plots else ""
+    parts = [
+        f'<header><h1>Search</h1><p class="names">{escape(name)}</p>{facts(rows)}'
+        "</header>",
+        f"<section><h2>Size against divergence</h2>{figure}</section>",
+        '<section><h2>Trials</h2><div class="card scroll"><table class="trials">'
+        f"<thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table></div></section>",
+    ]
+    write_whole(path, document(f"{name}: search", parts, _STYLE))
+
+
+def _row(trial: Trial, front: bool) -> str:
+    if trial.divergence is None:
+        return (
+            f'<tr><td>{escape(trial.candidate)}</td><td colspan="5">'
+            f"{escape(trial.error)}</td></tr>"
+        )
+    cells = (
+        escape(trial.candidate),
+        f"{trial.bits:.2f}",
+        file_size(trial.bytes),
+        f"{trial.divergence:.4f}",
+        f"{trial.seconds:.0f}",
+        "yes" if front else "",
+    )
+    return "<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
+
+
+def _plot(found: Search, width: float, height: float, class_: str) -> str:
+    """Bits from left to right, divergence on a logarithmic scale upwards."""
+    known = [each for each in found.trials if each.divergence]
+    bits = [each.bits for each in known]
+    values = [float(each.divergence or 0) for each in known]
+    lo, hi = 0.95 * min(bits), 1.05 * max(bits)
+    least = math.floor(math.log10(min(values)))
+    most = max(math.ceil(math.log10(max(values))), least + 1)
+    bottom = height - _BOTTOM
+    x = linear(lo, hi, _LEFT, width - _RIGHT)
+    y = logarithmic(10.0**least, 10.0**most, bottom, _TOP)
+    parts = [
+        tag("text", "divergence, nats a token", x=0, y=14),
+        tag(
+            "text",
+            "bits for each weight of the model",
+            x=(_LEFT + width - _RIGHT) / 2,
+            y=height - 4,
+            text_anchor="middle",
+        ),
+    ]
+    for exponent in range(least, most + 1):
+        place = y(10.0**exponent)
+        parts.append(
+            tag("line", class_="grid", x1=_LEFT, x2=width - _RIGHT, y1=place, y2=place)
+        )
+        parts.append(power(exponent, _LEFT - 8, place + 4))
+    for tick in ticks(lo, hi, 5):
+        parts.append(
+            tag("text", short(tick), x=x(tick), y=bottom + 18, text_anchor="middle")
+        )
+    front = [each for each in found.pareto if each.divergence]
+    path = " ".join(
+        f"{x(each.bits):.1f},{y(each.divergence or 0.0):.1f}" for each in front
+    )
+    parts.append(tag("polyline", class_="front", points=path))
+    best = str(found.best)
+    for each, value in zip(known, values, strict=True):
+        hover = f"{each.candidate}\n{each.bits:.2f} bits, {value:.4f} nats a token"
+        parts.append(
+            tag(
+                "circle",
+                tag("title", hover),
+                class_="best" if each.candidate == best else "point",
+                cx=x(each.bits),
+                cy=y(value),
+                r=5,
+            )
+        )
+    return drawing(width, height, "Size against divergence", parts, class_)

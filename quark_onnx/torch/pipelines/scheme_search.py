@@ -1,0 +1,265 @@
+"""search_schemes: quantize a language model in several ways, and keep the best within a budget.
+
+Each candidate is a scheme with algorithms. It is quantized file to file into a scratch folder and
+compared with the float model on held-out text (``verdict``). Results stand in a journal, so that a
+search that was stopped goes on where it was.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from calibrators.scratch import ScratchFolder, written
+from quark_onnx.errors import ConfigError, QuarkError
+from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
+from quark_onnx.torch.config.language import config_for
+from quark_onnx.torch.config.scheme_clients import (
+    LAYOUT_NAMES,
+    SCHEME_CLIENTS,
+    weight_bits,
+)
+from quark_onnx.torch.pipelines.file_to_file import Writing
+from quark_onnx.torch.pipelines.ptq import Text, ptq
+from quark_onnx.version import __version__
+
+#: Algorithms that are tried with schemes that only quantize weights, by ascending time.
+_WEIGHT_ONLY: tuple[tuple[str, ...], ...] = ((), ("gptq",), ("awq", "gptq"))
+#: Algorithms that are tried with schemes that quantize activations, too.
+_ACTIVATIONS: tuple[tuple[str, ...], ...] = ((), ("autosmoothquant",))
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A way to quantize a model.
+
+    Attributes:
+        scheme, algorithms: as of ``config_for``.
+        layout: of the checkpoint.
+    """
+
+    scheme: str
+    algorithms: tuple[str, ...] = ()
+    layout: str = "quark"
+
+    def __str__(self) -> str:
+        words = " ".join([self.scheme, *self.algorithms])
+        return words if self.layout == "quark" else f"{words} ({self.layout})"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What a candidate has come to.
+
+    Attributes:
+        candidate: the candidate, in words.
+        bits: of the checkpoint for each weight of the model.
+        bytes: of the checkpoint.
+        divergence: from the float model, in nats a token; None where it failed.
+        seconds: that it took.
+        error: why it failed.
+    """
+
+    candidate: str
+    bits: float = 0.0
+    bytes: int = 0
+    divergence: float | None = None
+    seconds: float = 0.0
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Search:
+    """The result of a search.
+
+    Attributes:
+        trials: in the order in which they were made.
+        best: the candidate with the least divergence within the budget of bits; None if there is
+            none.
+        untried: candidates that the budget of time did not reach.
+    """
+
+    trials: tuple[Trial, ...]
+    best: Candidate | None
+    untried: tuple[Candidate, ...] = ()
+
+    @property
+    def pareto(self) -> list[Trial]:
+        """Trials than which no other is both smaller and closer, by ascending size."""
+        return pareto(self.trials)
+
+
+def pareto(trials: Iterable[Trial]) -> list[Trial]:
+    """Trials than which no other is both smaller and closer to the float model.
+
+    >>> [t.candidate for t in pareto([Trial("a", 4, 1, 0.5), Trial("b", 5, 2, 0.6), Trial("c", 8, 3, 0.1)])]
+    ['a', 'c']
+    """  # noqa: E501
+    found = list[Trial]()
+    least = float("inf")
+    known = [each for each in trials if each.divergence is not None]
+    for trial in sorted(known, key=lambda each: (each.bytes, each.divergence)):
+        assert trial.divergence is not None
+        if trial.divergence < least:
+            found.append(trial)
+            least = trial.divergence
+    return found
+
+
+def candidates_for(client: str, bits: float) -> list[Candidate]:
+    """The candidates for a client, the quickest first.
+
+    Args:
+        client: one of ``CLIENTS`` of ``scheme_clients``.
+        bits: for each weight that is quantized, scales included, at most.
+
+    >>> [str(each) for each in candidates_for("onnxruntime-genai", 4.2)]
+    ['int4_wo_128 (oga)', 'uint4_wo_128 (oga)', 'int4_wo_128 gptq (oga)', 'uint4_wo_128 gptq (oga)', 'int4_wo_128 awq gptq (oga)', 'uint4_wo_128 awq gptq (oga)']
+    """  # noqa: E501
+    names = [
+        name
+        for name, clients in SCHEME_CLIENTS.items()
+        if client in clients and weight_bits(name) <= bits
+    ]
+    found = list[Candidate]()
+    for stage in range(len(_WEIGHT_ONLY)):
+        for name in names:
+            only = config_for(name).default.weight_only
+            ways = _WEIGHT_ONLY if only else _ACTIVATIONS
+            if stage < len(ways):
+                form = SCHEME_CLIENTS[name][client][0]
+                layout = form if form in LAYOUT_NAMES else "quark"
+                found.append(Candidate(name, ways[stage], layout))
+    return found
+
+
+def search_schemes(  # noqa: PLR0913
+    source: FloatCheckpoint,
+    candidates: Sequence[Candidate],
+    text: Text,
+    journal: Path,
+    *,
+    bits: float,
+    seconds: float | None = None,
+    device: str = "cpu",
+    tell: Callable[[Trial], object] | None = None,
+) -> Search:
+    """Try candidates one after the other, as long as the time lasts.
+
+    Args:
+        source: the float model.
+        candidates: in the order in which they are tried.
+        text: to calibrate on; the windows behind it are held out to judge by.
+        journal: a JSON file that keeps the trials; a search with the same model and text goes on.
+        bits: of the whole checkpoint for each weight of the model, at most.
+        seconds: for new trials; None for no limit. The trial that is running is finished.
+        device: see ``Writing``.
+        tell: called with each new trial.
+
+    Raises:
+        ConfigError: the journal belongs to another search, or there are no candidates.
+    """
+    if not candidates:
+        raise ConfigError(
+            f"no scheme that this client loads has at most {bits} bits a weight; give"
+            " more --bits",
+        )
+    start = time.monotonic()
+    mark = _mark(source, text)
+    trials = _read(journal, mark)
+    done = {trial.candidate for trial in trials}
+    untried = list[Candidate]()
+    for candidate in candidates:
+        if str(candidate) in done:
+            continue
+        if seconds is not None and time.monotonic() - start >= seconds:
+            untried.append(candidate)
+            continue
+        trials.append(_trial(source, candidate, text, journal, device))
+        _write(journal, mark, trials)
+        if tell is not None:
+            tell(trials[-1])
+    wanted = {str(each): each for each in candidates}
+    own = [each for each in trials if each.candidate in wanted]
+    within = [each for each in pareto(own) if each.bits <= bits]
+    best = wanted[within[-1].candidate] if within else None
+    return Search(tuple(own), best, tuple(untried))
+
+
+def _trial(
+    source: FloatCheckpoint,
+    candidate: Candidate,
+    text: Text,
+    journal: Path,
+    device: str,
+) -> Trial:
+    """Quantize into a scratch folder beside the journal, and judge."""
+    start = time.monotonic()
+    trial = Trial(str(candidate))
+    config = config_for(candidate.scheme, exclude=source.usually_float())
+    with ScratchFolder(journal.parent, "trial") as place:
+        try:
+            found = ptq(
+                source,
+                place / "checkpoint",
+                config.with_(algorithms=candidate.algorithms),
+                text=text,
+                writing=Writing(
+                    layout=candidate.layout,
+                    device=device,
+                    trust_code=source.trust_code,
+                ),
+                progress=False,
+                verdict=True,
+            ).verdict
+        except QuarkError as error:
+            return replace(
+                trial,
+                error=str(error),
+                seconds=time.monotonic() - start,
+            )
+    assert found is not None
+    return replace(
+        trial,
+        bits=found.bits,
+        bytes=found.bytes_after,
+        divergence=found.divergence,
+        seconds=time.monotonic() - start,
+        error=found.skipped,
+    )
+
+
+def _mark(source: FloatCheckpoint, text: Text) -> dict[str, object]:
+    """What tells a search from another."""
+    files = {tensor.path for tensor in source.reader.tensors.values()}
+    sizes = sorted((path.name, path.stat().st_size) for path in files)
+    return {
+        "version": __version__,
+        "model": [list(pair) for pair in sizes],
+        "text": [text.source, text.count, text.length],
+    }
+
+
+def _read(journal: Path, mark: dict[str, object]) -> list[Trial]:
+    if not journal.exists():
+        return []
+    try:
+        found = json.loads(journal.read_text(encoding="utf-8"))
+        trials = [Trial(**each) for each in found.pop("trials")]
+    except (ValueError, TypeError, KeyError, OSError) as error:
+        raise ConfigError(f"{journal} is no journal of a search: {error}") from error
+    other = next((key for key in mark if found.get(key) != mark[key]), None)
+    if other is not None:
+        raise ConfigError(
+            f"{journal} holds another search: its {other} differs; name another folder",
+        )
+    return trials
+
+
+def _write(journal: Path, mark: dict[str, object], trials: Sequence[Trial]) -> None:
+    document = {**mark, "trials": [asdict(each) for each in trials]}
+    with written(journal) as file:
+        file.write(json.dumps(document, indent=1).encode())

@@ -1,0 +1,209 @@
+"""Checkpoints that are quantized already are decoded; what has the format asked for is copied."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from quark_onnx.errors import ModelError
+from quark_onnx.torch.checkpoints.decoded import decoded_reader
+from quark_onnx.torch.checkpoints.export import export_safetensors
+from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
+from quark_onnx.torch.checkpoints.load import load_checkpoint
+from quark_onnx.torch.config.language import config_for
+from quark_onnx.torch.models.quantized_layer import QuantizedLayer
+from quark_onnx.torch.pipelines.file_to_file import Writing, quantize_checkpoint
+from quark_onnx.torch.pipelines.in_memory import quantize_model
+from tests.torch_models import llama, logits, made, saved, tokens
+
+LAYER = "model.layers.0.mlp.up_proj"
+
+
+def rewritten(folder: Path, quantization: Any, change: Any) -> Path:
+    """A float checkpoint whose weights of layers are replaced by what ``change`` makes of them."""
+    source = saved(made(llama()), folder)
+    tensors = load_file(folder / "model.safetensors")
+    for name in [name for name in tensors if name.endswith("_proj.weight")]:
+        tensors |= change(name.removesuffix(".weight"), tensors.pop(name))
+    save_file(
+        {name: tensor.contiguous() for name, tensor in tensors.items()},
+        folder / "model.safetensors",
+    )
+    path = folder / "config.json"
+    content = json.loads(path.read_text(encoding="utf-8"))
+    content["quantization_config"] = quantization
+    path.write_text(json.dumps(content), encoding="utf-8")
+    return source
+
+
+def fp8_blocks(name: str, weight: Any) -> dict[str, Any]:
+    """DeepSeek's: each block of 32 x 32 has a scale."""
+    rows, columns = (-(-size // 32) for size in weight.shape)
+    scale = torch.rand(rows, columns) / 100 + 0.001
+    return {
+        f"{name}.weight": (10 * weight).to(torch.float8_e4m3fn),
+        f"{name}.weight_scale_inv": scale,
+    }
+
+
+def gptq(name: str, weight: Any) -> dict[str, Any]:
+    """Random codes of 4 bits in groups of 32 inputs, in an order of their own."""
+    outputs, inputs = weight.shape
+    generator = torch.Generator().manual_seed(len(name))
+
+    def codes(*shape: int) -> Any:
+        return torch.randint(0, 16, shape, generator=generator)
+
+    def packed(values: Any) -> Any:
+        words = torch.zeros(values.shape[0] // 8, values.shape[1], dtype=torch.int64)
+        for place in range(8):
+            words |= values[place::8] << (4 * place)
+        return torch.where(words > 0x7FFFFFFF, words - (1 << 32), words).int()
+
+    order = torch.randperm(inputs, generator=generator) // 32
+    return {
+        f"{name}.qweight": packed(codes(inputs, outputs)),
+        f"{name}.qzeros": packed(codes(inputs // 32, outputs).T).T,
+        f"{name}.scales": torch.rand(inputs // 32, outputs, generator=generator) / 10,
+        f"{name}.g_idx": order.int(),
+    }
+
+
+def test_fp8_blocks(tmp_path: Path) -> None:
+    quantization = {"quant_method": "fp8", "weight_block_size": [32, 32]}
+    folder = rewritten(tmp_path / "fp8", quantization, fp8_blocks)
+    stored = load_file(folder / "model.safetensors")
+    weight = stored[f"{LAYER}.weight"].float()
+    expected = torch.empty_like(weight)
+    for row in range(weight.shape[0]):
+        for column in range(weight.shape[1]):
+            scale = stored[f"{LAYER}.weight_scale_inv"][row // 32, column // 32]
+            expected[row, column] = weight[row, column] * scale
+    reader = decoded_reader(folder, torch.float32)
+    assert torch.equal(reader.get(f"{LAYER}.weight"), expected)
+    assert f"{LAYER}.weight_scale_inv" not in reader
+
+
+@pytest.mark.parametrize("version", ["gptq", "gptq_v2"])
+def test_gptq(version: str, tmp_path: Path) -> None:
+    quantization = {"quant_method": "gptq", "bits": 4, "checkpoint_format": version}
+    folder = rewritten(tmp_path / "gptq", quantization, gptq)
+    stored = load_file(folder / "model.safetensors")
+    parts = {end: stored[f"{LAYER}.{end}"] for end in ("qweight", "qzeros", "scales")}
+    groups = stored[f"{LAYER}.g_idx"]
+    found = decoded_reader(folder, torch.float32).get(f"{LAYER}.weight")
+    less = 1 if version == "gptq" else 0
+    for i, o in ((0, 0), (9, 3), (63, 95), (17, 40)):
+        group = int(groups[i])
+        code = int(parts["qweight"][i // 8, o]) >> 4 * (i % 8) & 15
+        zero = (int(parts["qzeros"][group, o // 8]) >> 4 * (o % 8) & 15) + less
+        expected = (code - zero) * float(parts["scales"][group, o])
+        assert float(found[o, i]) == pytest.approx(expected, rel=1e-6)
+
+
+def test_mxfp4_of_gpt_oss(tmp_path: Path) -> None:
+    mxfp4 = pytest.importorskip("transformers.integrations.mxfp4")
+    generator = torch.Generator().manual_seed(0)
+    blocks, scales = (
+        torch.randint(0, 256, shape, generator=generator).to(torch.uint8)
+        for shape in ((2, 6, 3, 16), (2, 6, 3))
+    )
+    scales = scales // 8 + 112
+    name = "model.layers.0.mlp.experts.down_proj"
+    save_file(
+        {f"{name}_blocks": blocks, f"{name}_scales": scales},
+        tmp_path / "model.safetensors",
+    )
+    content = {"quantization_config": {"quant_method": "mxfp4"}}
+    (tmp_path / "config.json").write_text(json.dumps(content), encoding="utf-8")
+    reader = decoded_reader(tmp_path, torch.bfloat16)
+    found = reader.get(name)
+    expected = mxfp4.convert_moe_packed_tensors(blocks, scales, dtype=torch.bfloat16)
+    assert tuple(found.shape) == reader.shape(name) == (2, 96, 6)
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("layout", "scheme"),
+    [
+        ("compressed-tensors", "int4_wo_32"),
+        ("compressed-tensors", "uint4_wo_32"),
+        ("compressed-tensors", "int8_per_channel"),
+        ("compressed-tensors", "fp8"),
+        ("compressed-tensors", "mxfp4_weight_only"),
+        ("awq", "uint4_wo_32"),
+        ("fp8", "fp8"),
+    ],
+)
+def test_layouts_are_decoded_and_the_same_format_is_copied(
+    layout: str, scheme: str, tmp_path: Path
+) -> None:
+    model = made(llama(intermediate_size=128))
+    config = config_for(scheme)
+    quantize_model(model, config, tokens(), progress=False)
+    export_safetensors(model, tmp_path / "first", config, layout=layout)
+    first = load_checkpoint(tmp_path / "first")
+    source = FloatCheckpoint(tmp_path / "first")
+    floats = source.load()
+    layers = {
+        name: module
+        for name, module in first.named_modules()
+        if isinstance(module, QuantizedLayer)
+    }
+    for name, layer in layers.items():
+        weight = floats.get_submodule(name).weight
+        assert torch.equal(weight, layer.quantized.dequantize())
+    report = quantize_checkpoint(
+        source, tmp_path / "again", config, tokens(), progress=False
+    )
+    again = load_checkpoint(tmp_path / "again")
+    assert sorted(report.kept_codes) == sorted(layers)
+    for name, layer in layers.items():
+        other = again.get_submodule(name).quantized
+        assert torch.equal(other.dequantize(), layer.quantized.dequantize())
+    # another format is what the decoded weights are rounded to
+    report = quantize_checkpoint(
+        tmp_path / "first", tmp_path / "other", config_for("mxfp8"), progress=False
+    )
+    assert report.kept_codes == []
+    quantize_model(floats, config_for("mxfp8"), progress=False)
+    found = load_checkpoint(tmp_path / "other")
+    assert torch.equal(logits(found, tokens()[0]), logits(floats, tokens()[0]))
+
+
+def test_file_to_file_from_blocks(tmp_path: Path) -> None:
+    quantization = {"quant_method": "fp8", "weight_block_size": [32, 32]}
+    folder = rewritten(tmp_path / "fp8", quantization, fp8_blocks)
+    writing = Writing(layout="compressed-tensors")
+    config = config_for("int4_wo_32").with_(algorithms=("gptq",))
+    quantize_checkpoint(
+        folder, tmp_path / "out", config, tokens(), writing=writing, progress=False
+    )
+    content = json.loads((tmp_path / "out/config.json").read_text(encoding="utf-8"))
+    assert content["quantization_config"]["quant_method"] == "compressed-tensors"
+    names = load_file(tmp_path / "out" / "model.safetensors")
+    assert not [name for name in names if name.endswith("weight_scale_inv")]
+    floats = FloatCheckpoint(folder).load()
+    wanted = logits(floats, tokens()[0])
+    found = logits(load_checkpoint(tmp_path / "out"), tokens()[0])
+    assert float((found - wanted).norm() / wanted.norm()) < 0.5
+
+
+def test_what_cannot_be_decoded(tmp_path: Path) -> None:
+    folder = saved(made(llama()), tmp_path / "float")
+    path = folder / "config.json"
+    content = json.loads(path.read_text(encoding="utf-8"))
+    for quantization, message in (
+        ({"quant_method": "bitsandbytes"}, "bitsandbytes.*gptq, awq, compressed-ten"),
+        ({"quant_method": "gptq", "bits": 3}, "bits is 3; 2, 4 and 8 are decoded"),
+        ({"quant_method": "gptq", "bits": 4}, "but none of its tensors are"),
+    ):
+        content["quantization_config"] = quantization
+        path.write_text(json.dumps(content), encoding="utf-8")
+        with pytest.raises(ModelError, match=message):
+            FloatCheckpoint(folder)

@@ -1,0 +1,152 @@
+"""Recipes, and the search for schemes within a budget."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from quark_onnx.cli.dispatch import main
+from quark_onnx.errors import ConfigError
+from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
+from quark_onnx.torch.config.algorithm_names import check_algorithm
+from quark_onnx.torch.config.language_recipes import EFFORTS, RECIPES, recipe_for
+from quark_onnx.torch.config.scheme_clients import SCHEME_CLIENTS
+from quark_onnx.torch.pipelines.ptq import Text
+from quark_onnx.torch.pipelines.scheme_search import Candidate, Trial, search_schemes
+from tests.browser import check_alone, laid_out
+from tests.torch_models import llama, made, saved, tokens
+
+#: The client of each target of the recipes.
+CLIENTS = {
+    "vllm-mi300": "vllm",
+    "vllm-cuda": "vllm",
+    "llama.cpp": "llama.cpp",
+    "ryzen-ai": "onnxruntime-genai",
+    "cpu": "onnxruntime",
+}
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    np.save(tmp_path / "tokens.npy", torch.cat(tokens(10)).numpy())
+    return saved(made(llama()), tmp_path / "float")
+
+
+def test_recipes_are_for_clients_that_load_them() -> None:
+    assert list(RECIPES) == list(CLIENTS)
+    for target, efforts in RECIPES.items():
+        assert tuple(efforts) == EFFORTS
+        assert not efforts["fast"].algorithms and efforts["fast"].kv_cache is None
+        for recipe in efforts.values():
+            forms = SCHEME_CLIENTS[recipe.scheme][CLIENTS[target]]
+            kinds = [each for each in recipe.exports if each != "hf_format"]
+            assert (kinds[0] if kinds else recipe.layout) in forms
+            assert recipe.reason
+            for text in recipe.algorithms:
+                check_algorithm(text)
+    with pytest.raises(ConfigError, match="did you mean 'vllm-cuda'"):
+        recipe_for("vllm-cudda", "fast")
+
+
+def test_a_recipe_says_what_it_picked(
+    source: Path, tmp_path: Path, capsys: Any
+) -> None:
+    command = ["llm", "ptq", str(source), "-o", str(tmp_path / "out")]
+    assert main([*command, "--recipe", "fast", "--target", "vllm-mi300"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("recipe fast for vllm-mi300: --scheme ptpc_fp8 (MI300")
+    config = json.loads((tmp_path / "out" / "config.json").read_text(encoding="utf-8"))
+    weight = config["quantization_config"]["global_quant_config"]["weight"]
+    assert weight["dtype"] == "fp8_e4m3" and weight["qscheme"] == "per_channel"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ([], "name a scheme with --scheme"),
+        (["--recipe", "fast"], "--recipe and --target belong together"),
+        (
+            ["--target", "cpu", "--recipe", "fast", "--scheme", "fp8"],
+            "--scheme is part",
+        ),
+        (["--target", "ryzen-ai", "--recipe", "balanced"], "awq learns from data"),
+        (
+            ["--target", "vllm-mi300", "--recipe", "balanced"],
+            "--kv-cache fp8 has scales",
+        ),
+    ],
+)
+def test_wrong_recipes(
+    options: list[str], message: str, source: Path, tmp_path: Path, capsys: Any
+) -> None:
+    command = ["llm", "ptq", str(source), "-o", str(tmp_path / "out"), *options]
+    assert main(command) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_search_goes_on_and_finds_the_best(source: Path, tmp_path: Path) -> None:
+    candidates = [
+        Candidate("uint2_wo_32"),
+        Candidate("int8_per_channel"),
+        Candidate("uint4_wo_32"),
+        Candidate("uint4_wo_32", ("gptq",)),
+    ]
+    text = Text(str(tmp_path / "tokens.npy"), 6, 12)
+    told: list[Trial] = []
+
+    def search(**settings: Any) -> Any:
+        return search_schemes(
+            FloatCheckpoint(source),
+            candidates,
+            text,
+            tmp_path / "search.json",
+            tell=told.append,
+            **settings,
+        )
+
+    found = search(bits=12, seconds=1e-9)
+    assert found.trials == () and found.untried == tuple(candidates)
+    found = search(bits=12)
+    assert found.untried == () and len(told) == 4
+    assert [trial.error for trial in found.trials] == [""] * 4
+    by_name = {trial.candidate: trial for trial in found.trials}
+    assert by_name["uint2_wo_32"].bytes < by_name["uint4_wo_32"].bytes
+    within = [trial for trial in found.trials if trial.bits <= 12]
+    assert str(found.best) == min(within, key=lambda t: t.divergence).candidate
+    sizes = [trial.bytes for trial in found.pareto]
+    losses = [trial.divergence for trial in found.pareto]
+    assert sizes == sorted(sizes) and losses == sorted(losses, reverse=True)
+    again = search(bits=1)
+    assert again.trials == found.trials and len(told) == 4 and again.best is None
+    with pytest.raises(ConfigError, match="another search: its text differs"):
+        search_schemes(
+            FloatCheckpoint(source),
+            candidates,
+            Text(text.source, 5, 12),
+            tmp_path / "search.json",
+            bits=12,
+        )
+
+
+def test_command(source: Path, tmp_path: Path, capsys: Any) -> None:
+    command = ["llm", "search", str(source), "-o", str(tmp_path / "out")]
+    command += ["--for", "onnxruntime-genai", "--data", str(tmp_path / "tokens.npy")]
+    command += ["--samples", "6", "--length", "12", "--report", str(tmp_path / "kept")]
+    assert main([*command, "--bits", "4.5", "--quiet"]) == 1  # the head stays float
+    assert "the smallest has" in capsys.readouterr().err
+    assert main([*command, "--bits", "4.5", "--time", "1s"]) == 1
+    page = tmp_path / "kept" / "search.html"
+    check_alone(page.read_text(encoding="utf-8"))
+    for width in (1280, 390):
+        assert len(laid_out(page, width)["plots"]) == 1
+    capsys.readouterr()
+    assert main([*command, "--bits", "14", "--time", "1s", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["best"] in document["pareto"]
+    config = json.loads((tmp_path / "out" / "config.json").read_text(encoding="utf-8"))
+    assert config["quantization_config"]["quant_method"] == "quark"
