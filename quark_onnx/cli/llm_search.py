@@ -10,7 +10,7 @@ from typing import Any
 from quark_onnx.cli.output import Answer, say
 from quark_onnx.cli.parsing import Parser, count, duration, number, path
 from quark_onnx.cli.torch_side import torch_side
-from quark_onnx.errors import AccuracyError
+from quark_onnx.errors import AccuracyError, ConfigError
 from quark_onnx.torch.config.language import config_for
 from quark_onnx.torch.config.scheme_clients import CLIENTS, SCHEME_CLIENTS
 
@@ -133,7 +133,10 @@ def _answer(options: Namespace, found: Any, source: Any, flow: Any) -> Answer:
         "untried": [str(each) for each in found.untried],
     }
     if found.best is None:
-        smallest = min((trial.bits for trial in found.trials if trial.bits), default=0)
+        sizes = [trial.bits for trial in found.trials if trial.divergence is not None]
+        if found.trials and not sizes:
+            raise ConfigError(f"all trials failed; the first: {found.trials[0].error}")
+        smallest = min(sizes, default=0.0)
         failure = AccuracyError(
             f"none of {len(found.trials)} trials has at most {options.bits:g} bits a"
             f" weight; the smallest has {smallest:.2f}. Layers that stay float count, too"

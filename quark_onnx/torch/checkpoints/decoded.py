@@ -280,13 +280,31 @@ def _by_layout(reader: Reader, found: Mapping[str, Any], dtype: Any) -> _Made:
             stored: dict[str, StoredTensor] = stored,
             restored: Callable[[dict[str, Any]], Quantized] = restored,
         ) -> Quantized:
-            return restored({part: each.read() for part, each in stored.items()})
+            parts = {part: each.read() for part, each in stored.items()}
+            return _with_usual_sign(restored(parts))
 
         entry, used = _decoded(reader, f"{name}.weight", parts, shape, dtype, decode)
         ends = (*_INPUTS, "weight_shape")
         extra = tuple(f"{name}.{end}" for end in ends if f"{name}.{end}" in reader)
         made.append((replace(entry, codes=codes), (*used, *extra)))
     return made
+
+
+def _with_usual_sign(weight: Quantized) -> Quantized:
+    """Integers with zero points as unsigned ones, which schemes have; others unchanged.
+
+    compressed-tensors stores them with a sign.
+    """
+    spec = weight.spec
+    if spec.symmetric or weight.zero is None or spec.grid.qmin >= 0:
+        return weight
+    offset = -spec.grid.qmin
+    return replace(
+        weight,
+        spec=spec.with_(dtype=f"u{spec.dtype.name}"),
+        codes=(weight.codes.to(torch.int16) + offset).to(torch.uint8),
+        zero=weight.zero + offset,
+    )
 
 
 def _shape(

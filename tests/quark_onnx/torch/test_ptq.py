@@ -89,6 +89,7 @@ def test_the_command_makes_the_model_once_and_says_beforehand_what_it_takes(
         "6",
         "--length",
         "12",
+        "--no-verdict",  # which loads the float model once more
     ]
     assert main(command) == 0
     assert len(made_ones) == 1

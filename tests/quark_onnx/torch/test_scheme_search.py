@@ -137,9 +137,9 @@ def test_command(source: Path, tmp_path: Path, capsys: Any) -> None:
     command = ["llm", "search", str(source), "-o", str(tmp_path / "out")]
     command += ["--for", "onnxruntime-genai", "--data", str(tmp_path / "tokens.npy")]
     command += ["--samples", "6", "--length", "12", "--report", str(tmp_path / "kept")]
-    assert main([*command, "--bits", "4.5", "--quiet"]) == 1  # the head stays float
+    assert main([*command, "--bits", "5", "--quiet"]) == 1  # the head stays float
     assert "the smallest has" in capsys.readouterr().err
-    assert main([*command, "--bits", "4.5", "--time", "1s"]) == 1
+    assert main([*command, "--bits", "5", "--time", "1s"]) == 1
     page = tmp_path / "kept" / "search.html"
     check_alone(page.read_text(encoding="utf-8"))
     for width in (1280, 390):
