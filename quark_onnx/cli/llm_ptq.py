@@ -391,7 +391,7 @@ def ptq(options: Namespace) -> Answer:
             f" ({recipe.reason})"
         )
         document = {**answer.document, "recipe": recipe.options}
-        answer = Answer(f"{picked}\n{answer.text}", document)
+        answer = Answer([picked, *answer.blocks], document)
     if options.report is not None:
         write_whole(
             options.report / "report.json",
