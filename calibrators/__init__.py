@@ -1,4 +1,4 @@
-"""Calibration: streams of numbers in, quantization ranges, scales and zero points out.
+"""Turn streams of calibration data into quantization ranges, scales and zero points.
 
 The arithmetic needs numpy alone. ``calibrators.onnx_runtime.runner`` runs an ONNX model over data
 with onnxruntime, and ``calibrators.readers.open`` opens the data; both are imported only where they

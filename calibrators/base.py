@@ -1,8 +1,8 @@
-"""The two contracts of the package, and the table of calibrators by name.
+"""Define the contracts of statistics and calibrators, and register calibrators by name.
 
 A *statistic* is the mutable, mergeable, O(bins) summary of a tensor that grows while data streams
-by. A *calibrator* is a frozen value that says which statistic it needs and how a range is read off
-it: its fields are its settings.
+by. A *calibrator* is a frozen value whose fields are its settings: it names the statistic that it
+needs, and reads a range off it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from calibrators.registry import Registry
 
 
 class Statistic(Protocol):
-    """What is remembered of a tensor while its values stream by."""
+    """Summary of the values of a tensor, updated batch by batch."""
 
     lo: Floats
     hi: Floats
@@ -30,29 +30,29 @@ class Statistic(Protocol):
         """Take in values of shape (rows, n); the number of rows never changes."""
 
     def merge(self, other: Any) -> None:
-        """Take in what ``other``, a statistic of the same kind, has seen after this one."""
+        """Merge the values of ``other``, a later statistic."""
 
 
 class Calibrator(Protocol):
     """A frozen dataclass that turns a statistic into a range."""
 
     def statistic(self) -> Statistic:
-        """A new, empty statistic of the kind that ``range`` reads."""
+        """Return an empty statistic of the kind that ``range`` reads."""
 
     def range(self, statistic: Any, grid: Grid) -> Range:
-        """The interval that ``grid`` should cover, one entry per row of the statistic."""
+        """Return the interval for ``grid`` to cover, per row of the statistic."""
 
 
 def require(fits: bool, setting: str, value: object, wanted: str) -> None:
-    """Raise CalibrationError, with what is ``wanted`` of a setting, unless its value ``fits``."""
+    """Raise CalibrationError with the requirement ``wanted`` unless the setting ``fits``."""
     if not fits:
         raise CalibrationError(f"{setting} is {value!r}; it must be {wanted}")
 
 
 def is_number(value: object, kind: type | tuple[type, ...] = (int, float)) -> bool:
-    """Whether a setting is a number that a float holds.
+    """Return whether a setting is a number that a float holds.
 
-    True and False, which Python takes for integers, are none.
+    Booleans, which Python counts as integers, are not numbers here.
     """
     if not isinstance(value, kind) or isinstance(value, bool):
         return False
@@ -73,10 +73,11 @@ T = TypeVar("T", bound=type[Any])
 
 
 def register(name: str, *, override: bool = False) -> Callable[[T], T]:
-    """Class decorator: register a calibrator by ``name``.
+    """Return a class decorator that registers a calibrator under ``name``.
 
     Args:
-        override: replace the calibrator that has this name.
+        name: name of the calibrator.
+        override: replace the calibrator of this name.
 
     Raises:
         CalibrationError: the name is taken.
@@ -91,10 +92,14 @@ def register(name: str, *, override: bool = False) -> Callable[[T], T]:
 
 
 def create(name: str, /, **settings: Any) -> Any:
-    """The calibrator called ``name`` with these settings.
+    """Return the calibrator called ``name`` with the given settings.
+
+    Args:
+        name: registered name, in any case.
+        **settings: fields of the calibrator.
 
     Raises:
-        CalibrationError: the name or a setting is unknown; the message lists the nearest.
+        CalibrationError: the name or a setting is unknown; the message lists similar ones.
 
     >>> create("percentile", percentile=99.9)
     Percentile(percentile=99.9)

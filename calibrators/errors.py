@@ -1,14 +1,14 @@
-"""Everything that can go wrong in a calibration on purpose.
+"""Define the errors of calibration.
 
-CalibrationError              the calibration cannot be done as asked
+CalibrationError              the calibration cannot be done as requested
 ├── RuntimeCrash              onnxruntime has ended the process that it ran in
 └── DataError                 the calibration data cannot be used
-    ├── EmptyReader           it has no sample, or none left
-    ├── ReaderEndedEarly      it has fewer samples than were promised
+    ├── EmptyReader           no sample, or none left
+    ├── ReaderEndedEarly      fewer samples than expected
     ├── NonFiniteSample       a sample holds NaN or infinity
     └── SampleMismatch        a sample does not fit the model's inputs
 
-A message says what was found, where (sample, input, file), and what to do.
+A message names the object (sample, input, file), the value found, and the action to take.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from difflib import get_close_matches
 
 from calibrators.shown import printable
 
-#: How many known names a message lists at most.
+#: Most known names that a message lists.
 _LISTED = 12
 
 
 class CalibrationError(Exception):
-    """Base of all errors that this package raises on purpose.
+    """Base of the errors that the package raises on purpose.
 
-    Messages hold names out of files, and what other libraries say of them: what a terminal would
-    act on is escaped.
+    Messages hold names from files and texts of other libraries: terminal control characters are
+    escaped.
     """
 
     def __init__(self, message: object = "") -> None:
@@ -36,7 +36,7 @@ class CalibrationError(Exception):
 class RuntimeCrash(CalibrationError):  # noqa: N818
     """The process of onnxruntime ended.
 
-    Only ``calibrators.onnx_runtime.isolation`` can turn that into an error.
+    Only ``calibrators.onnx_runtime.isolation`` can turn a crash into an error.
     """
 
     def __init__(
@@ -46,9 +46,12 @@ class RuntimeCrash(CalibrationError):  # noqa: N818
         *,
         killed: bool = False,
     ) -> None:
-        """``printed``: the end of what the process has printed.
+        """Create the error.
 
-        ``killed``: another process or the system ended it.
+        Args:
+            message: describes the crash.
+            printed: the end of the output of the process.
+            killed: another process or the system ended the process.
         """
         super().__init__(f"{message}; it printed {printed!r}" if printed else message)
         self.killed = killed
@@ -59,11 +62,11 @@ class DataError(CalibrationError):
 
 
 class EmptyReader(DataError):  # noqa: N818
-    """The data has no sample, or was read before and cannot start again."""
+    """The data has no sample, or was read before and cannot restart."""
 
 
 class ReaderEndedEarly(DataError):  # noqa: N818
-    """The data has fewer samples than were promised."""
+    """The data has fewer samples than expected."""
 
 
 class NonFiniteSample(DataError):  # noqa: N818
@@ -71,13 +74,14 @@ class NonFiniteSample(DataError):  # noqa: N818
 
 
 class SampleMismatch(DataError):  # noqa: N818
-    """A sample does not fit the model's inputs: names, number, element types, ranks or fixed
-    dimensions.
+    """A sample does not fit the model's inputs.
+
+    Names, number, element types, ranks or fixed dimensions differ.
     """
 
 
 def nearest(word: object, known: Iterable[str]) -> str:
-    """The end of a message about an unknown word: the nearest known one, or all of them.
+    """Return the end of a message about an unknown word: similar known words.
 
     >>> nearest("imge", ["image", "mask"])
     "; did you mean 'image'?"
@@ -85,9 +89,10 @@ def nearest(word: object, known: Iterable[str]) -> str:
     '; known: image, mask'
     """
     names = sorted(map(str, known))
-    near = get_close_matches(str(word), names, n=1)
-    if near:
-        return f"; did you mean {near[0]!r}?"
-    return f"; known: {', '.join(names[:_LISTED]) or 'none'}" + (
-        ", ..." if len(names) > _LISTED else ""
-    )
+    similar = get_close_matches(str(word), names, n=1)
+    if similar:
+        return f"; did you mean {similar[0]!r}?"
+    listed = ", ".join(names[:_LISTED]) or "none"
+    if len(names) > _LISTED:
+        listed += ", ..."
+    return f"; known: {listed}"

@@ -1,5 +1,6 @@
-"""Least and greatest value of a stream, as they are, or averaged over batches, all alike or the
-newest most.
+"""Track the least and greatest value of a stream, exactly or averaged over batches.
+
+Averages weigh all batches alike, or the newest most.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ def _nothing() -> Floats:
 
 
 def bounds(rows: NDArray[np.float32]) -> tuple[Floats, Floats, int]:
-    """Finite minimum and maximum of each row, and how many values were not finite."""
+    """Return the finite minimum and maximum of each row, and the number of non-finite values."""
     if rows.shape[1] == 0:
         return np.zeros(len(rows)), np.zeros(len(rows)), 0
-    lo, hi = rows.min(axis=1).astype(np.float64), rows.max(axis=1).astype(np.float64)
+    lo = rows.min(axis=1).astype(np.float64)
+    hi = rows.max(axis=1).astype(np.float64)
     if np.isfinite(lo).all() and np.isfinite(hi).all():
         return lo, hi, 0
     finite = np.isfinite(rows)
@@ -33,7 +35,7 @@ def bounds(rows: NDArray[np.float32]) -> tuple[Floats, Floats, int]:
 
 @dataclass
 class Extremes:
-    """Exact minimum and maximum of everything seen.
+    """Exact minimum and maximum of a stream.
 
     Merging is exact, whatever the order or the split.
     """
@@ -43,93 +45,115 @@ class Extremes:
     nonfinite: int = 0
 
     def observe(self, rows: NDArray[np.float32]) -> None:
+        """Take in values of shape (rows, n)."""
         if rows.shape[1]:
             self.observe_bounds(*bounds(rows))
 
     def observe_bounds(self, lo: Floats, hi: Floats, nonfinite: int = 0) -> None:
-        """Take in a batch of which only the least and greatest values, shape (rows,), are known."""
+        """Take in the extremes of a batch.
+
+        Args:
+            lo: least values, shape (rows,).
+            hi: greatest values, shape (rows,).
+            nonfinite: number of non-finite values in the batch.
+        """
         if not (np.isfinite(lo).all() and np.isfinite(hi).all()):
             bad = ~(np.isfinite(lo) & np.isfinite(hi))
             nonfinite += int(bad.sum())
-            lo, hi = np.where(bad, 0.0, lo), np.where(bad, 0.0, hi)
+            lo = np.where(bad, 0.0, lo)
+            hi = np.where(bad, 0.0, hi)
         self.merge(
-            Extremes(np.asarray(lo, np.float64), np.asarray(hi, np.float64), nonfinite),
+            Extremes(
+                np.asarray(lo, np.float64),
+                np.asarray(hi, np.float64),
+                nonfinite,
+            ),
         )
 
     def merge(self, other: Extremes) -> None:
+        """Take in the values of another statistic."""
         self.nonfinite += other.nonfinite
         if not self.lo.size:
-            self.lo, self.hi = other.lo, other.hi
+            self.lo = other.lo
+            self.hi = other.hi
         elif other.lo.size:
-            self.lo, self.hi = (
-                np.minimum(self.lo, other.lo),
-                np.maximum(self.hi, other.hi),
-            )
+            self.lo = np.minimum(self.lo, other.lo)
+            self.hi = np.maximum(self.hi, other.hi)
 
 
-def _none() -> NDArray[np.object_]:
+def _no_sums() -> NDArray[np.object_]:
     return np.zeros((2, 0), np.object_)
 
 
-#: Multiplied by this, any float32 is a whole number.
-_WHOLE = 2.0**149
+#: Any float32 multiplied by this factor is an integer.
+_TO_INTEGER = 2.0**149
+
+
+def _as_integers(values: Floats) -> list[int]:
+    return [int(value * _TO_INTEGER) for value in values]
+
+
+def _averages(sums: NDArray[np.object_], counts: list[int]) -> Floats:
+    # Python rounds the quotient of two integers correctly, whatever their size.
+    means = [
+        total / count / _TO_INTEGER for total, count in zip(sums, counts, strict=True)
+    ]
+    return np.array(means, np.float64)
 
 
 @dataclass
 class MeanExtremes(Extremes):
-    """Minimum and maximum of everything seen, and sums over batches of those of each batch.
+    """Minimum and maximum of all values, and the sums over batches of the batches' extremes.
 
-    Sums are whole numbers of 2**-149, the least float32, so that they are exact: the mean is the
-    same number whatever the order.
+    Sums are integer multiples of 2**-149, the least float32. They are exact, so that the mean does
+    not depend on the order of the batches.
 
     Attributes:
-        sums: of the minima and of the maxima, shape (2, rows).
-        batches: with a finite value, for each row.
+        sums: sums of the minima and of the maxima, shape (2, rows).
+        batches: number of batches with a finite value, shape (rows,).
     """
 
-    sums: NDArray[np.object_] = field(default_factory=_none)
+    sums: NDArray[np.object_] = field(default_factory=_no_sums)
     batches: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
 
     def observe(self, rows: NDArray[np.float32]) -> None:
+        """Take in values of shape (rows, n)."""
         if not rows.shape[1]:
             return
         lo, hi, nonfinite = bounds(rows)
         seen = np.ones(len(rows), np.bool_)
         if nonfinite:
             seen &= np.isfinite(rows).any(axis=1)
-        sums = np.array(
-            [[int(value * _WHOLE) for value in end] for end in (lo, hi)],
-            np.object_,
-        )
+        sums = np.array([_as_integers(lo), _as_integers(hi)], np.object_)
         batches: NDArray[np.int64] = seen.astype(np.int64)
         self.merge(MeanExtremes(lo, hi, nonfinite, sums, batches))
 
     def merge(self, other: Extremes) -> None:
+        """Take in the values of another statistic."""
         super().merge(other)
-        if isinstance(other, MeanExtremes) and other.batches.size:
-            first = not self.batches.size
-            self.sums = other.sums if first else self.sums + other.sums
-            self.batches = other.batches if first else self.batches + other.batches
+        if not isinstance(other, MeanExtremes) or not other.batches.size:
+            return
+        if self.batches.size:
+            self.sums = self.sums + other.sums
+            self.batches = self.batches + other.batches
+        else:
+            self.sums = other.sums
+            self.batches = other.batches
 
     def means(self) -> tuple[Floats, Floats]:
-        """Mean minimum and mean maximum of each row; zeros for a row without a finite value."""
+        """Return the mean minimum and maximum of each row; zeros without a finite value."""
         counts = [max(1, int(count)) for count in self.batches]
-        # of two whole numbers Python rounds the quotient correctly
-        lo, hi = (
-            [whole / count / _WHOLE for whole, count in zip(end, counts, strict=True)]
-            for end in self.sums
-        )
-        return np.array(lo, np.float64), np.array(hi, np.float64)
+        lo, hi = self.sums
+        return _averages(lo, counts), _averages(hi, counts)
 
 
 @dataclass
 class MovingExtremes:
-    """Exponential moving average of the minimum and maximum of each batch, in the order of the
-    batches.
+    """Exponential moving average of the minimum and maximum of each batch, in batch order.
 
     ``average = (1 - constant) * average + constant * batch``, started at the first batch. A later
-    stretch of batches is merged exactly: its own average is corrected for having been started at
-    its first batch.
+    stretch of batches is merged exactly, by correcting its average for the start at its first
+    batch.
     """
 
     constant: float
@@ -139,11 +163,11 @@ class MovingExtremes:
     first: tuple[Floats, Floats] = field(
         default_factory=lambda: (_nothing(), _nothing()),
     )
-    batches: NDArray[np.int64] = field(
-        default_factory=lambda: np.zeros(0, np.int64),
-    )  # of each row
+    # number of batches with a finite value, shape (rows,)
+    batches: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
 
     def observe(self, rows: NDArray[np.float32]) -> None:
+        """Take in values of shape (rows, n)."""
         if rows.shape[1]:
             lo, hi, nonfinite = bounds(rows)
             seen = np.ones(len(rows), np.bool_)
@@ -152,7 +176,7 @@ class MovingExtremes:
             self._follow(lo, hi, seen, nonfinite)
 
     def observe_bounds(self, lo: Floats, hi: Floats, nonfinite: int = 0) -> None:
-        """Take in a batch of which only the least and greatest values, shape (rows,), are known."""
+        """Take in the extremes of a batch, of shape (rows,)."""
         seen = np.isfinite(lo) & np.isfinite(hi)
         self._follow(
             np.where(seen, lo, 0.0),
@@ -168,7 +192,7 @@ class MovingExtremes:
         seen: NDArray[np.bool_],
         nonfinite: int,
     ) -> None:
-        """Take in a batch; a row without a finite value, not ``seen``, keeps its average."""
+        """Take in the extremes of a batch; rows that are not ``seen`` stay unchanged."""
         self.merge(
             MovingExtremes(
                 self.constant,
@@ -181,25 +205,29 @@ class MovingExtremes:
         )
 
     def merge(self, other: MovingExtremes) -> None:
+        """Take in the values of another statistic."""
         self.nonfinite += other.nonfinite
         if not other.lo.size:
             return
         if not self.lo.size:
-            self.lo, self.hi, self.first, self.batches = (
-                other.lo,
-                other.hi,
-                other.first,
-                other.batches,
-            )
+            self.lo = other.lo
+            self.hi = other.hi
+            self.first = other.first
+            self.batches = other.batches
             return
-        # alone, other starts at its first batch with weight (1 - c)^(n-1); here that batch weighs c
-        # (1 - c)^(n-1), and the difference, (1 - c)^n, is exactly the weight that is left for what
-        # came before
-        kept, new = (1 - self.constant) ** other.batches, self.batches == 0
-        self.lo = np.where(new, other.lo, kept * (self.lo - other.first[0]) + other.lo)
-        self.hi = np.where(new, other.hi, kept * (self.hi - other.first[1]) + other.hi)
+        # On its own, ``other`` starts at its first batch with weight (1 - c)^(n-1). In the merged
+        # average this batch has weight c (1 - c)^(n-1), and the difference, (1 - c)^n, is exactly
+        # the weight of the average before.
+        decay = (1 - self.constant) ** other.batches
+        unseen = self.batches == 0
+        self.lo = np.where(
+            unseen, other.lo, decay * (self.lo - other.first[0]) + other.lo
+        )
+        self.hi = np.where(
+            unseen, other.hi, decay * (self.hi - other.first[1]) + other.hi
+        )
         self.first = (
-            np.where(new, other.first[0], self.first[0]),
-            np.where(new, other.first[1], self.first[1]),
+            np.where(unseen, other.first[0], self.first[0]),
+            np.where(unseen, other.first[1], self.first[1]),
         )
         self.batches = self.batches + other.batches

@@ -1,6 +1,4 @@
-"""The values that calibration speaks in: the codes of a format, a range of reals, a scale with its
-zero point.
-"""
+"""Define the values of calibration: integer grids, float ranges, scales with zero points."""
 
 from __future__ import annotations
 
@@ -12,23 +10,22 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-#: The smallest scale ever used: the least normal float32. Anything below is denormal and some
-#: kernels flush it to zero.
+#: The smallest scale: the least normal float32. Some kernels flush smaller, denormal numbers to 0.
 SMALLEST_SCALE = float(np.finfo(np.float32).tiny)
 
 
 @dataclass(frozen=True)
 class Grid:
-    """The integer codes of a format and the rule that places zero among them.
+    """The integer codes of a format and the rule for the zero point.
 
     Attributes:
-        qmin, qmax: the least and the greatest code that is used.
-        symmetric: the zero point is fixed in the middle (0 for signed codes), otherwise it is free.
+        qmin: least code that is used.
+        qmax: greatest code that is used.
+        symmetric: the zero point is fixed at the middle (0 for signed codes), otherwise free.
         pow2: the scale must be a power of two.
         half: scales are float16 numbers.
         even: on a symmetric grid all codes share the range evenly, so that the greatest magnitude
-        lies half a step
-            beyond the greatest code, instead of on it.
+            lies half a step beyond the greatest code instead of on it.
 
     >>> Grid(-128, 127).zero
     0
@@ -50,23 +47,29 @@ class Grid:
 
     @property
     def scales(self) -> tuple[float, float]:
-        """The least and the greatest scale, both powers of two: normal numbers of float32, or any
-        of float16.
+        """Least and greatest scale, powers of two.
+
+        Normal numbers of float32, or any of float16.
         """
-        return (2.0**-24, 2.0**15) if self.half else (SMALLEST_SCALE, 2.0**127)
+        if self.half:
+            return (2.0**-24, 2.0**15)
+        return (SMALLEST_SCALE, 2.0**127)
 
     @property
     def zero(self) -> int:
         """The zero point of a symmetric grid."""
-        return 0 if self.qmin < 0 else (self.qmin + self.qmax + 1) // 2
+        if self.qmin < 0:
+            return 0
+        return (self.qmin + self.qmax + 1) // 2
 
 
 @dataclass(frozen=True)
 class Range:
-    """The interval of reals that a grid has to cover, one entry per row; it always contains zero.
+    """The interval of real values for a grid to cover, per row, including zero.
 
     Attributes:
-        lo, hi: float64 arrays of shape (rows,), ``lo <= 0 <= hi``.
+        lo: float64 array of shape (rows,), ``lo <= 0``.
+        hi: float64 array of shape (rows,), ``hi >= 0``.
     """
 
     lo: Floats
@@ -76,12 +79,18 @@ class Range:
         object.__setattr__(
             self,
             "lo",
-            np.minimum(np.atleast_1d(np.asarray(self.lo, np.float64)), 0.0),
+            np.minimum(
+                np.atleast_1d(np.asarray(self.lo, np.float64)),
+                0.0,
+            ),
         )
         object.__setattr__(
             self,
             "hi",
-            np.maximum(np.atleast_1d(np.asarray(self.hi, np.float64)), 0.0),
+            np.maximum(
+                np.atleast_1d(np.asarray(self.hi, np.float64)),
+                0.0,
+            ),
         )
 
 
@@ -90,13 +99,12 @@ class QParams:
     """Scale and zero point of a tensor: ``real = (code - zero_point) * scale``.
 
     Attributes:
-        scale: float32 array, shape () per tensor, (channels,) per channel, or the tensor's own
-            shape with as many blocks along the axis as it takes to hold the values. Of fewer axes
-            than the tensor has where blocks run over all axes from ``axis`` on, as if these were
-            one.
+        scale: float32 array of shape () per tensor, (channels,) per channel, or per block the
+            tensor shape with the count of blocks along ``axis``. Fewer axes than the tensor's mean
+            that blocks run over all axes from ``axis`` on, flattened into one.
         zero_point: int64 array of the same shape.
-        axis: the axis of the channels or the blocks, None per tensor.
-        block_size: values to a block, 0 for no blocks.
+        axis: axis of the channels or of the blocks, None per tensor.
+        block_size: values in a block, 0 for no blocks.
     """
 
     scale: NDArray[np.float32]
@@ -105,8 +113,7 @@ class QParams:
     block_size: int = 0
 
     def in_blocks(self, shape: tuple[int, ...], axis: int, block_size: int) -> QParams:
-        """The parameters of a tensor of this shape, from one value per row of
-        ``calibrators.layout.rows``.
+        """Return the parameters of a tensor in blocks, from one value per row of ``layout.rows``.
 
         >>> flat = QParams(np.arange(9, dtype=np.float32), np.zeros(9, np.int64), 0)
         >>> flat.in_blocks((40, 3), axis=0, block_size=16).scale
@@ -116,10 +123,8 @@ class QParams:
         """
         axis %= len(shape)
         lines = (*shape[:axis], *shape[axis + 1 :], -(-shape[axis] // block_size))
-        scale, zero = (
-            np.moveaxis(v.reshape(lines), -1, axis)
-            for v in (self.scale, self.zero_point)
-        )
+        scale = np.moveaxis(self.scale.reshape(lines), -1, axis)
+        zero = np.moveaxis(self.zero_point.reshape(lines), -1, axis)
         return QParams(
             np.ascontiguousarray(scale),
             np.ascontiguousarray(zero),
@@ -131,7 +136,7 @@ class QParams:
         self,
         shape: tuple[int, ...],
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """Scale and zero point shaped to broadcast against a tensor of this shape.
+        """Return scale and zero point shaped to broadcast against a tensor of this shape.
 
         >>> QParams(np.float32([[1, 2, 3]]), np.int64([[0, 0, 0]]), 1, block_size=2).spread((1, 2, 3))[0]
         array([[[1., 1., 2.],
@@ -143,21 +148,22 @@ class QParams:
             flat = self.spread((*shape[: self.axis], prod(shape[self.axis :])))
             return flat[0].reshape(shape), flat[1].reshape(shape)
         if self.block_size:
-            length = shape[self.axis]
-            parts = [
-                np.repeat(v, self.block_size, self.axis)
-                for v in (self.scale, self.zero_point)
-            ]
-            scale, zero = (np.take(part, range(length), self.axis) for part in parts)
-            return scale, zero
+            # The last block of a line may be cut short by the end of the tensor.
+            places = range(shape[self.axis])
+            scale = np.repeat(self.scale, self.block_size, self.axis)
+            zero = np.repeat(self.zero_point, self.block_size, self.axis)
+            return (
+                np.take(scale, places, self.axis),
+                np.take(zero, places, self.axis),
+            )
         ones = [1] * len(shape)
         ones[self.axis] = -1
         return self.scale.reshape(ones), self.zero_point.reshape(ones)
 
     def part(self, rows: slice) -> QParams:
-        """The parameters of some rows (indices of the first axis) of the tensor.
+        """Return the parameters of some rows (indices of the first axis) of the tensor.
 
-        They start and end with a block.
+        Rows start and end with a block.
         """
         if self.axis is None or (self.axis != 0 and not self.block_size):
             return self
@@ -169,5 +175,5 @@ class QParams:
         return replace(self, scale=self.scale[rows], zero_point=self.zero_point[rows])
 
     def with_scale(self, scale: NDArray[np.float32]) -> QParams:
-        """The same zero point and axis under another scale of the same shape."""
+        """Return a copy with another scale of the same shape."""
         return replace(self, scale=np.asarray(scale, np.float32))

@@ -1,9 +1,8 @@
-"""Histograms of samples in groups: those that reach about equally far are counted together.
+"""Histograms of samples grouped by magnitude.
 
 A sample belongs to the octave of its greatest magnitude. The octaves below the greatest have a
-histogram each, whose bins are the finer the smaller its samples are; so a few samples with outliers
-can be told from all others at the price of a few histograms. What was seen as a whole is their sum,
-exactly.
+histogram each, whose bins are finer for smaller samples; so a few samples with outliers can be told
+from all others at the price of a few histograms. The histogram of all values is their exact sum.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 from calibrators.extremes import MeanExtremes
 from calibrators.histogram import BINS, LEAST_EXPONENT, Counts, Histogram, coarser
 
-#: Octaves that are told apart; what is smaller belongs to the last one.
+#: Octaves with a histogram of their own; smaller samples belong to the last one.
 GROUPS = 4
 
 
@@ -27,9 +26,10 @@ class GroupedHistogram(MeanExtremes):
     Merging is exact, whatever the order.
 
     Attributes:
-        exponent: log2 of the bin width of the first group, shape (rows,); that of group g is g
-        less. positive, negative: counts as in ``Histogram``, (rows, BINS) for each group; None for
-        one without samples. samples: with a value other than zero, shape (GROUPS, rows).
+        exponent: log2 of the bin width of the first group, shape (rows,); g less for group g.
+        positive: counts as in ``Histogram``, (rows, BINS) for each group; None for an empty group.
+        negative: counts of negative values, likewise.
+        samples: number of samples with a nonzero value, shape (GROUPS, rows).
     """
 
     exponent: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
@@ -56,6 +56,7 @@ class GroupedHistogram(MeanExtremes):
         )
 
     def merge(self, other: MeanExtremes) -> None:  # type: ignore[override]
+        """Take in the values of another statistic."""
         super().merge(other)
         if not isinstance(other, GroupedHistogram) or not other.exponent.size:
             return
@@ -68,8 +69,9 @@ class GroupedHistogram(MeanExtremes):
                 self._add(below, positive, negative, other.samples[place])
 
     def group(self, place: int, row: int) -> Histogram | None:
-        """The values of one row in the samples of one group; None if there are none."""
-        positive, negative = self.positive[place], self.negative[place]
+        """Return the histogram of a row in a group of samples; None if empty."""
+        positive = self.positive[place]
+        negative = self.negative[place]
         if positive is None or negative is None or not self.samples[place, row]:
             return None
         part = slice(row, row + 1)
@@ -83,11 +85,10 @@ class GroupedHistogram(MeanExtremes):
         )
 
     def whole(self) -> Histogram:
-        """All values, as if they had been counted together."""
+        """Return the histogram of the full stream."""
         result = Histogram(self.lo, self.hi, self.exponent, nonfinite=self.nonfinite)
-        result.positive, result.negative = (
-            np.zeros((len(self.lo), BINS), np.int64) for _ in range(2)
-        )
+        result.positive = np.zeros((len(self.lo), BINS), np.int64)
+        result.negative = np.zeros((len(self.lo), BINS), np.int64)
         for place, (positive, negative) in enumerate(
             zip(self.positive, self.negative, strict=True),
         ):
@@ -99,7 +100,7 @@ class GroupedHistogram(MeanExtremes):
         return result
 
     def _widen(self, exponent: NDArray[np.int64]) -> None:
-        """Move the groups, if need be, until the first one holds values of this exponent."""
+        """Shift the groups, if need be, until the first group holds the exponent."""
         if not self.exponent.size:
             self.exponent = np.full(exponent.shape, LEAST_EXPONENT)
             self.samples = np.zeros((GROUPS, len(exponent)), np.int64)
@@ -107,7 +108,8 @@ class GroupedHistogram(MeanExtremes):
         if not by.any():
             return
         before = list(zip(self.positive, self.negative, self.samples, strict=True))
-        self.positive, self.negative = [None] * GROUPS, [None] * GROUPS
+        self.positive = [None] * GROUPS
+        self.negative = [None] * GROUPS
         self.samples = np.zeros_like(self.samples)
         self.exponent = self.exponent + by
         for place, (positive, negative, samples) in enumerate(before):
@@ -121,20 +123,20 @@ class GroupedHistogram(MeanExtremes):
         negative: Counts,
         samples: NDArray[np.int64],
     ) -> None:
-        """Count in samples of a group so many octaves ``below`` the first one, for each row."""
+        """Add the samples of a group, ``below`` octaves below the first group, per row."""
         last = GROUPS - 1
         by = np.maximum(below - last, 0)
-        found = Histogram(
+        merged = Histogram(
             positive=coarser(positive, by),
             negative=coarser(negative, by),
         )
-        found.tidy()
+        merged.tidy()
         groups = np.minimum(below, last)
         for place in np.unique(groups):
             rows = groups == place
             for counts, more in (
-                (self.positive, found.positive),
-                (self.negative, found.negative),
+                (self.positive, merged.positive),
+                (self.negative, merged.negative),
             ):
                 total = counts[place]
                 if total is None:

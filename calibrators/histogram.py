@@ -1,9 +1,9 @@
-"""A streaming histogram whose range grows, and which merges exactly.
+"""A streaming histogram with a growing range and exact merging.
 
-Bins are ``2**exponent`` wide and hang on zero: value x falls into bin ``trunc(x / 2**exponent)``.
-When a larger value arrives, the exponent is raised and neighbouring bins are added up, which is
-exactly what counting with the wider bins from the start would have given. So the result depends on
-neither the order nor the batching of the data.
+Bins are ``2**exponent`` wide and start at zero: value x falls into bin ``trunc(x / 2**exponent)``.
+A larger value raises the exponent, and neighbouring bins are added up, which is exactly the result
+of counting with the wider bins from the start. The result depends on neither the order nor the
+batching of the data.
 """
 
 from __future__ import annotations
@@ -16,21 +16,24 @@ from numpy.typing import NDArray
 from calibrators.extremes import bounds
 from calibrators.grid import Floats
 
-#: Bins on each side of zero; between BINS/2 and BINS of them are in use on the side of the largest
-#: magnitude.
+#: Bins on each side of zero. The side of the largest magnitude uses BINS/2 to BINS of them.
 BINS = 2048
 _LOG2_BINS = BINS.bit_length() - 1
-#: Of bins.
-LEAST_EXPONENT = (
-    -120
-)  # 2**120 is still a float32: finer bins than 2**-120 are never needed
-_CHUNK = 1 << 16  # values counted at a time: the scratch arrays stay in the cache
-_COUNTERS = (
-    4 * BINS
-)  # of a row: two sets of bins for both signs, or four of those for one sign
-#: What is added to the bin of each value of a row, so that neighbours fall into different sets.
-_SIGNED = np.resize(np.arange(BINS, _COUNTERS, 2 * BINS, dtype=np.int32), _CHUNK)
-_UNSIGNED = np.resize(np.arange(0, _COUNTERS, BINS, dtype=np.int32), _CHUNK)
+#: Least exponent of bins. 2**120 is still a float32: finer bins than 2**-120 are never needed.
+LEAST_EXPONENT = -120
+#: Values counted at a time: the scratch arrays stay in the cache.
+_CHUNK = 1 << 16
+#: Counters of a row: two sets of bins for both signs, or four sets for one sign.
+_COUNTERS = 4 * BINS
+#: Offsets added to the bins of a row, so that neighbouring values use different sets of counters.
+_SIGNED = np.resize(
+    np.arange(BINS, _COUNTERS, 2 * BINS, dtype=np.int32),
+    _CHUNK,
+)
+_UNSIGNED = np.resize(
+    np.arange(0, _COUNTERS, BINS, dtype=np.int32),
+    _CHUNK,
+)
 
 Counts = NDArray[np.int64]
 
@@ -44,10 +47,13 @@ class Histogram:
     """Counts of values by magnitude and sign, one histogram per row.
 
     Attributes:
-        lo, hi: exact finite minimum and maximum, shape (rows,). exponent: log2 of the bin width,
-        shape (rows,). positive: counts of values in ``[i, i + 1) * width``, shape (rows, BINS). Bin
-        0 holds ``(-width, width)``. negative: counts of values in ``(-i - 1, -i] * width``, shape
-        (rows, BINS); bin 0 is empty. nonfinite: how many NaN and infinite values were left out.
+        lo: exact finite minimum, shape (rows,).
+        hi: exact finite maximum, shape (rows,).
+        exponent: log2 of the bin width, shape (rows,).
+        positive: counts of values in ``[i, i + 1) * width``, shape (rows, BINS). Bin 0 holds
+            ``(-width, width)``.
+        negative: counts of values in ``(-i - 1, -i] * width``, shape (rows, BINS); bin 0 is empty.
+        nonfinite: number of NaN and infinite values, which are not counted.
     """
 
     lo: Floats = field(default_factory=lambda: np.zeros(0))
@@ -59,9 +65,8 @@ class Histogram:
 
     def observe(self, rows: NDArray[np.float32]) -> None:
         """Take in a batch, shape (rows, n)."""
-        step = (
-            _CHUNK if len(rows) == 1 else max(1, rows.shape[1])
-        )  # of one row a part at a time, while it is cached
+        # A single long row is taken in chunks that stay in the cache.
+        step = _CHUNK if len(rows) == 1 else max(1, rows.shape[1])
         for start in range(0, rows.shape[1], step):
             self._take(rows[:, start : start + step])
 
@@ -69,9 +74,8 @@ class Histogram:
         lo, hi, nonfinite = bounds(rows)
         self._reserve(lo, hi)
         self.nonfinite += nonfinite
-        if (
-            rows.shape[1] >= _COUNTERS
-        ):  # of fewer values, the counters would take longer than the counting
+        # For shorter rows, clearing the counters would take longer than the counting.
+        if rows.shape[1] >= _COUNTERS:
             for index, row in enumerate(rows):
                 if nonfinite:
                     row = row[np.isfinite(row)]
@@ -82,7 +86,7 @@ class Histogram:
                         signed=lo[index] < 0,
                     )
         else:
-            # nothing of a value that is no number: counted as zero, taken out again below
+            # Non-finite values are counted as zeros, and subtracted again below.
             if nonfinite:
                 gone = np.count_nonzero(~np.isfinite(rows), axis=1)
                 rows = np.where(np.isfinite(rows), rows, np.float32(0))
@@ -99,17 +103,28 @@ class Histogram:
         *,
         signed: bool,
     ) -> None:
-        """Count neighbouring values into different counters.
+        """Count neighbouring values in different counters.
 
-        After a ReLU many neighbours are zero, and a processor that adds to one counter again and
-        again waits each time for what it has stored.
+        After a ReLU many neighbours are zero. A processor that increments one counter again and
+        again waits
+        each time for the previous store.
         """
         offsets = _SIGNED if signed else _UNSIGNED
         scaled = values * np.ldexp(np.float32(1), -self.exponent[row])
         index = scaled.astype(np.int32)  # truncates towards zero
         index += offsets[: len(index)]
-        bins = 2 * BINS if signed else BINS
-        counts = np.bincount(index, minlength=_COUNTERS).reshape(-1, bins).sum(axis=0)
+        if signed:
+            bins = 2 * BINS
+        else:
+            bins = BINS
+        counts = (
+            np.bincount(
+                index,
+                minlength=_COUNTERS,
+            )
+            .reshape(-1, bins)
+            .sum(axis=0)
+        )
         self.positive[row] += counts[-BINS:]
         if signed:
             self.negative[row, 1:] += counts[BINS - 1 : 0 : -1]
@@ -122,7 +137,10 @@ class Histogram:
         )
         index = scaled.astype(np.int64)  # truncates towards zero
         index += (np.arange(len(rows)) * (2 * BINS) + BINS)[:, None]
-        counts = np.bincount(index.reshape(-1), minlength=len(rows) * 2 * BINS).reshape(
+        counts = np.bincount(
+            index.reshape(-1),
+            minlength=len(rows) * 2 * BINS,
+        ).reshape(
             -1,
             2 * BINS,
         )
@@ -130,6 +148,7 @@ class Histogram:
         self.negative[span, 1:] += counts[:, BINS - 1 : 0 : -1]
 
     def merge(self, other: Histogram) -> None:
+        """Take in the values of another statistic."""
         self.nonfinite += other.nonfinite
         if not other.lo.size:
             return
@@ -150,45 +169,48 @@ class Histogram:
         exponent = np.maximum(exponent, LEAST_EXPONENT)
         exponent[(lo == 0) & (hi == 0)] = LEAST_EXPONENT
         if not self.lo.size:
-            self.lo, self.hi, self.exponent = lo, hi, exponent
-            self.positive, self.negative = (
-                np.zeros((len(lo), BINS), np.int64) for _ in range(2)
-            )
+            self.lo = lo
+            self.hi = hi
+            self.exponent = exponent
+            self.positive = np.zeros((len(lo), BINS), np.int64)
+            self.negative = np.zeros((len(lo), BINS), np.int64)
             return
-        self.lo, self.hi = np.minimum(self.lo, lo), np.maximum(self.hi, hi)
+        self.lo = np.minimum(self.lo, lo)
+        self.hi = np.maximum(self.hi, hi)
         wider = np.maximum(self.exponent, exponent)
         if (wider > self.exponent).any():
             shift = wider - self.exponent
-            self.positive, self.negative = (
-                coarser(self.positive, shift),
-                coarser(self.negative, shift),
-            )
+            self.positive = coarser(self.positive, shift)
+            self.negative = coarser(self.negative, shift)
             self.exponent = wider
             self.tidy()
 
     def tidy(self) -> None:
-        """Small negative values belong to the bin around zero."""
+        """Move small negative values to the bin around zero."""
         self.positive[:, 0] += self.negative[:, 0]
         self.negative[:, 0] = 0
 
     @property
     def width(self) -> Floats:
-        """Bin width of each row."""
+        """Bin width per row."""
         return np.ldexp(1.0, self.exponent)
 
     def magnitude(self) -> Counts:
-        """Counts by absolute value, shape (rows, BINS)."""
+        """Return counts by absolute value, shape (rows, BINS)."""
         return self.positive + self.negative
 
     def signed(self, row: int) -> tuple[Floats, NDArray[np.float64]]:
-        """Centres and counts of the occupied bins of one row, in rising order."""
+        """Return centres and counts of the occupied bins of one row, in rising order."""
         counts = np.concatenate([self.negative[row, :0:-1], self.positive[row]]).astype(
             np.float64,
         )
         index = np.arange(1 - BINS, BINS)
         centres = (index + 0.5 * np.sign(index)) * self.width[row]
         occupied = counts > 0
-        return centres[occupied].clip(self.lo[row], self.hi[row]), counts[occupied]
+        return centres[occupied].clip(
+            self.lo[row],
+            self.hi[row],
+        ), counts[occupied]
 
 
 def coarser(counts: Counts, shift: NDArray[np.int64]) -> Counts:

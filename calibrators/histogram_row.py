@@ -1,6 +1,4 @@
-"""One row of a histogram, and the squared error that quantization with a candidate range causes on
-it.
-"""
+"""Compute the squared error of candidate ranges on a row of a histogram."""
 
 from __future__ import annotations
 
@@ -13,17 +11,19 @@ from calibrators.histogram import Histogram
 
 
 class HistogramRow:
-    """The values of one row as weighted bin centres, and the error of candidate intervals on them."""  # noqa: E501
+    """The values of a row as weighted bin centres."""
 
     def __init__(self, statistic: Histogram, row: int, grid: Grid) -> None:
         self.grid = grid
-        self.lo, self.hi = float(statistic.lo[row]), float(statistic.hi[row])
-        self.lo, self.hi = min(self.lo, 0.0), max(self.hi, 0.0)
+        self.lo = float(statistic.lo[row])
+        self.hi = float(statistic.hi[row])
+        self.lo = min(self.lo, 0.0)
+        self.hi = max(self.hi, 0.0)
         self.width = float(statistic.width[row])
         self.centres, self.counts = statistic.signed(row)
 
     def best(self, lo: Floats, hi: Floats) -> int:
-        """Index of the interval with the least error."""
+        """Return the index of the interval with the least error."""
         params = params_for(Range(lo, hi), self.grid, axis=0)
         return self.best_params(
             params.scale.astype(np.float64),
@@ -31,17 +31,29 @@ class HistogramRow:
         )
 
     def best_params(self, scale: Floats, zero: NDArray[np.float64]) -> int:
-        """Index of the scale and zero point, shape (candidates,), with the least error."""
+        """Return the index of the candidate with the least error.
+
+        Args:
+            scale: shape (candidates,).
+            zero: zero points, shape (candidates,).
+        """
         return int(np.argmin(self.errors(scale, zero)))
 
     def errors(self, scale: Floats, zero: NDArray[np.float64]) -> Floats:
-        """Squared errors, summed over all values, of scales and zero points of shape (candidates,)."""  # noqa: E501
-        scale, zero = scale[:, None], zero[:, None]
+        """Return the squared errors of scales and zero points, summed over all values.
+
+        Args:
+            scale: shape (candidates,).
+            zero: zero points, shape (candidates,).
+        """
+        scale = scale[:, None]
+        zero = zero[:, None]
         centres = self.centres[None, :]
-        lo, hi = (self.grid.qmin - zero) * scale, (self.grid.qmax - zero) * scale
+        lo = (self.grid.qmin - zero) * scale
+        hi = (self.grid.qmax - zero) * scale
         rounded = np.rint(centres / scale) * scale
-        # steps finer than the bins: where in its bin a value lies is unknown, so its rounding error
-        # is the average one
+        # With steps finer than the bins, the position of a value within its bin is unknown: the
+        # rounding error is the expected one of a uniform distribution, scale^2 / 12.
         within = np.where(
             scale > self.width,
             np.square(rounded - centres),
@@ -53,5 +65,5 @@ class HistogramRow:
 
     @property
     def energy(self) -> float:
-        """Squares of all values, summed."""
+        """Sum of the squares of the values."""
         return float(np.square(self.centres) @ self.counts)

@@ -1,8 +1,8 @@
-"""LayerwisePercentile: each tensor gets the percentile that its own quantization error asks for.
+"""LayerwisePercentile: choose the percentile per tensor, by its quantization error.
 
-How rare a value has to be to be clipped differs from layer to layer: one percentile for all is too
-much for one layer and too little for another. Here several are tried on the histogram of each
-tensor, and the one with the least mean squared error is taken.
+The rarity of the values to clip differs from layer to layer: one percentile for all is too much for
+one layer and too little for another. Here several are tried on the histogram of each tensor, and
+the percentile with the least mean squared error is taken.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from calibrators.histogram import Histogram
 from calibrators.histogram_row import HistogramRow
 from calibrators.percentile import Percentile
 
-#: The least share that is cut off, in percent, unless it is nothing at all.
+#: Least share that is clipped, in percent, apart from none.
 _FINEST = 1e-5
-#: More percentiles than this differ by less than a bin.
-_MOST = 1000
+#: Most percentiles that are tried: more would differ by less than a bin.
+_MAX_COUNT = 1000
 
 
 @register("layerwise_percentile")
@@ -28,16 +28,17 @@ _MOST = 1000
 class LayerwisePercentile:
     """The interval of the percentile, among several, with the least mean squared error.
 
-    The shares that are cut off form a geometric series, as what matters is how rare the rarest
-    values are.
+    The clipped shares form a geometric series, as the order of magnitude of rarity counts.
 
     Attributes:
-        least, greatest: the percentiles at both ends of the series, in (0, 100].
-        count: how many are tried, these two among them.
+        least: lowest percentile of the series, in (0, 100].
+        greatest: highest percentile of the series, in (0, 100].
+        count: number of percentiles, including both ends.
 
-    >>> [round(each, 3) for each in LayerwisePercentile(least=99, greatest=99.99, count=3).percentiles]
+    >>> method = LayerwisePercentile(least=99, greatest=99.99, count=3)
+    >>> [round(percentile, 3) for percentile in method.percentiles]
     [99.99, 99.9, 99.0]
-    """  # noqa: E501
+    """
 
     least: float = 99.0
     greatest: float = 100.0
@@ -54,30 +55,28 @@ class LayerwisePercentile:
             self.least,
             f"at most greatest, which is {self.greatest!r}",
         )
-        fits = is_number(self.count, int) and 2 <= self.count <= _MOST
-        require(fits, "count", self.count, f"2 to {_MOST} percentiles")
+        fits = is_number(self.count, int) and 2 <= self.count <= _MAX_COUNT
+        require(fits, "count", self.count, f"2 to {_MAX_COUNT} percentiles")
 
     @property
     def percentiles(self) -> tuple[float, ...]:
-        """Those that are tried, in falling order: of two that are equally good, the one that clips
-        less wins.
-        """
+        """Percentiles to try, in falling order: of two equally good ones, the wider range wins."""
         first, last = (max(100 - end, _FINEST) for end in (self.greatest, self.least))
         between = 100 - np.geomspace(first, last, self.count)[1:-1]
         return (float(self.greatest), *map(float, between), float(self.least))
 
     def statistic(self) -> Histogram:
+        """Return an empty statistic of the kind that ``range`` reads."""
         return Histogram()
 
     def range(self, statistic: Histogram, grid: Grid) -> Range:
-        tried = [
-            _extended(Percentile(each).range(statistic, grid), statistic)
-            for each in self.percentiles
+        """Return the interval of the percentile with the least error, for each row."""
+        candidates = [
+            _extended(Percentile(percentile).range(statistic, grid), statistic)
+            for percentile in self.percentiles
         ]
-        lo, hi = (
-            np.stack([getattr(each, end) for each in tried], axis=1)
-            for end in ("lo", "hi")
-        )
+        lo = np.stack([candidate.lo for candidate in candidates], axis=1)
+        hi = np.stack([candidate.hi for candidate in candidates], axis=1)
         rows = range(len(statistic.lo))
         best = np.array(
             [HistogramRow(statistic, row, grid).best(lo[row], hi[row]) for row in rows],
@@ -86,8 +85,8 @@ class LayerwisePercentile:
         return Range(lo[rows, best], hi[rows, best])
 
 
-def _extended(found: Range, statistic: Histogram) -> Range:
-    """Everything seen, for rows where a percentile left nothing but zero."""
-    nothing = found.lo == found.hi
-    lo: Floats = np.where(nothing, statistic.lo, found.lo)
-    return Range(lo, np.where(nothing, statistic.hi, found.hi))
+def _extended(clipped: Range, statistic: Histogram) -> Range:
+    """Return the full range for rows where a percentile left nothing but zero."""
+    empty = clipped.lo == clipped.hi
+    lo: Floats = np.where(empty, statistic.lo, clipped.lo)
+    return Range(lo, np.where(empty, statistic.hi, clipped.hi))

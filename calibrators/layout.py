@@ -1,5 +1,6 @@
-"""One two-dimensional view of every tensor, so that per-tensor, per-channel and per-block are one
-case.
+"""View every tensor as a matrix of rows that share a scale.
+
+Per-tensor, per-channel and per-block quantization become one case.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-#: Rows and columns that are turned at a time.
+#: Rows and columns of the tiles that are transposed at a time.
 _TILE = 128
 
 
@@ -19,10 +20,16 @@ def rows(
     axis: int | None = None,
     block_size: int = 0,
 ) -> NDArray[Any]:
-    """``array`` as (rows, n): one row per tensor, one per index of ``axis``, or one per block of
-    values along ``axis``.
+    """Reshape an array to (rows, n), with a scale per row.
 
-    The last block of a line is filled up with zeros, which every range contains anyway.
+    One row per tensor, one per index of ``axis``, or one per block of values along ``axis``. The
+    last
+    block of a line is padded with zeros, which every range contains anyway.
+
+    Args:
+        array: any shape.
+        axis: channel axis, or axis of the blocks; None for one row.
+        block_size: values in a block, 0 for no blocks.
 
     >>> rows(np.zeros((2, 3, 4)), axis=1).shape
     (3, 8)
@@ -35,26 +42,27 @@ def rows(
     if axis is None:
         return array.reshape(1, -1)
     if block_size:
-        lines = (
-            turned(array)
-            if array.ndim == 2 and axis % 2 == 0
-            else np.moveaxis(array, axis, -1)
-        )
+        if array.ndim == 2 and axis % 2 == 0:
+            lines = turned(array)
+        else:
+            lines = np.moveaxis(array, axis, -1)
         fill = -lines.shape[-1] % block_size
         if fill:
-            lines = np.pad(lines, [(0, 0)] * (lines.ndim - 1) + [(0, fill)])
+            lines = np.pad(
+                lines,
+                [(0, 0)] * (lines.ndim - 1) + [(0, fill)],
+            )
         return lines.reshape(-1, block_size)
     moved = np.moveaxis(array, axis, 0)
-    return (
-        moved.reshape(moved.shape[0], -1)
-        if moved.size
-        else np.zeros((moved.shape[0], 0), array.dtype)
-    )
+    if moved.size:
+        return moved.reshape(moved.shape[0], -1)
+    return np.zeros((moved.shape[0], 0), array.dtype)
 
 
 def turned(matrix: NDArray[Any]) -> NDArray[Any]:
-    """The transpose as an array of its own, a tile at a time: twice as fast where a row is longer
-    than a cache.
+    """Return the transpose as a contiguous array, copied tile by tile.
+
+    Twice as fast as a plain copy where a row is longer than a cache.
 
     >>> turned(np.arange(6).reshape(2, 3))
     array([[0, 3],

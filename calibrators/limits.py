@@ -1,8 +1,8 @@
-"""How much a small file may ask for, in one place.
+"""Limit the memory requests of small files.
 
-A file of a few hundred bytes can stand for terabytes: a shape, a compressed array, the size of an
-image. What it asks for is estimated before anything is allocated, and refused above a limit that
-the user can raise.
+A file of a few hundred bytes can describe terabytes: a shape, a compressed array, the size of an
+image. The need is estimated before anything is allocated, and refused above a limit that the user
+can raise.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from calibrators.errors import CalibrationError
 
 #: Environment variable with the gigabytes that a single tensor, array or image may take.
 VARIABLE = "QUARK_ONNX_TENSOR_LIMIT_GB"
-#: Bytes without it.
+#: Limit in bytes where the variable is not set.
 DEFAULT = 1 << 30
 
-#: Bytes of a file of settings or of a report.
+#: Most bytes of a file of settings or of a report.
 TEXT = 1 << 26
 
 
 def tensor_limit() -> int:
-    """Bytes that a tensor may take which no file holds as it is.
+    """Return the limit in bytes of tensors beyond the size of their file.
 
     Raises:
-        CalibrationError: the environment variable is no number above 0.
+        CalibrationError: the environment variable is not a number above 0.
     """
     text = os.environ.get(VARIABLE, "")
     if not text:
@@ -43,7 +43,7 @@ def tensor_limit() -> int:
 
 
 def raise_it(size: int) -> str:
-    """The end of a message about something of that many bytes that is over the limit.
+    """Return the end of a message about an object of so many bytes over the limit.
 
     >>> raise_it(5 << 30)
     'that is 5.0 GB; set QUARK_ONNX_TENSOR_LIMIT_GB=6 if it is meant'
@@ -53,10 +53,10 @@ def raise_it(size: int) -> str:
 
 
 def regular_size(path: Path) -> int:
-    """Bytes of a regular file; a device or a pipe may never end.
+    """Return the bytes of a regular file; a device or a pipe may never end.
 
     Raises:
-        OSError: it is not there, or is another kind of file.
+        OSError: the file does not exist, or is not a regular file.
     """
     status = path.stat()
     if not S_ISREG(status.st_mode):
@@ -65,11 +65,15 @@ def regular_size(path: Path) -> int:
 
 
 def read_text(path: Path, most: int = TEXT) -> str:
-    """The text of a file of settings or of a report, in UTF-8.
+    """Read a file of settings or of a report, in UTF-8.
+
+    Args:
+        path: the file.
+        most: most bytes that are read.
 
     Raises:
-        OSError: it cannot be read, is no regular file, or is far larger than such files are.
-        ValueError: it is no text.
+        OSError: the file cannot be read, is not a regular file, or is too large.
+        ValueError: the file is not UTF-8 text.
     """
     size = regular_size(path)
     if size > most:

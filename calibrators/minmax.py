@@ -1,4 +1,4 @@
-"""MinMax: the range is what was seen, from the least to the greatest value."""
+"""MinMax: the range from the least to the greatest value."""
 
 from __future__ import annotations
 
@@ -33,7 +33,11 @@ class MinMax:
         require(fits, "constant", self.constant, "a weight from 0 to 1")
 
     def statistic(self) -> Extremes | MovingExtremes:
-        return MovingExtremes(self.constant) if self.moving_average else Extremes()
+        """Return an empty statistic of the kind that ``range`` reads."""
+        if self.moving_average:
+            return MovingExtremes(self.constant)
+        return Extremes()
 
     def range(self, statistic: Extremes | MovingExtremes, grid: Grid) -> Range:
+        """Return the interval for ``grid`` to cover, per row."""
         return Range(statistic.lo, statistic.hi)

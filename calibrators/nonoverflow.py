@@ -1,4 +1,4 @@
-"""NonOverflow: the smallest power-of-two scale that clips nothing that was seen."""
+"""NonOverflow: the smallest power-of-two scale without clipping."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ from calibrators.grid import Grid, Range
 @register("nonoverflow")
 @dataclass(frozen=True)
 class NonOverflow:
-    """The range that a power-of-two scale spans when it just covers all values, also on a grid with
-    float scales.
+    """The range of the smallest power-of-two scale without clipping.
+
+    The range is the same on a grid with float scales.
     """
 
     def statistic(self) -> Extremes:
+        """Return an empty statistic of the kind that ``range`` reads."""
         return Extremes()
 
     def range(self, statistic: Extremes, grid: Grid) -> Range:
+        """Return the interval for ``grid`` to cover, per row."""
         seen = Range(statistic.lo, statistic.hi)
         return covered(params_for(seen, replace(grid, pow2=True), axis=0), grid)

@@ -14,13 +14,13 @@ from calibrators.histogram import Counts, Histogram
 @register("percentile")
 @dataclass(frozen=True)
 class Percentile:
-    """The interval that holds ``percentile`` percent of the values.
+    """The interval of ``percentile`` percent of the values.
 
-    On a symmetric grid the percentile is of the magnitudes; otherwise half of the rest is cut off
-    at each end. Thresholds lie on bin edges, within the values seen.
+    On a symmetric grid the percentile applies to the magnitudes; otherwise half of the remainder is
+    clipped at each end. Thresholds lie on bin edges, within the range of the values.
 
     Attributes:
-        percentile: share of the values that is kept, in percent, in (0, 100].
+        percentile: share of the values that is not clipped, in percent, in (0, 100].
     """
 
     percentile: float = 99.999
@@ -35,9 +35,11 @@ class Percentile:
         )
 
     def statistic(self) -> Histogram:
+        """Return an empty statistic of the kind that ``range`` reads."""
         return Histogram()
 
     def range(self, statistic: Histogram, grid: Grid) -> Range:
+        """Return the interval for ``grid`` to cover, per row."""
         tail = 1 - self.percentile / 100
         total = statistic.magnitude().sum(axis=1)
         width = statistic.width
@@ -45,17 +47,26 @@ class Percentile:
             above = below = _threshold(statistic.magnitude(), tail * total) * width
         else:
             negative = statistic.negative.copy()
-            negative[:, 0] = statistic.positive[
-                :,
-                0,
-            ]  # the bin around zero belongs to both sides
+            # The bin around zero belongs to both signs.
+            negative[:, 0] = statistic.positive[:, 0]
             above = _threshold(statistic.positive, tail / 2 * total) * width
             below = _threshold(negative, tail / 2 * total) * width
-        return Range(np.maximum(statistic.lo, -below), np.minimum(statistic.hi, above))
+        return Range(
+            np.maximum(statistic.lo, -below),
+            np.minimum(statistic.hi, above),
+        )
 
 
 def _threshold(counts: Counts, allowed: Floats) -> Floats:
-    """Edge, in bins from zero, beyond which at most ``allowed`` values lie; one per row."""
+    """Return the edge, in bins from zero, beyond which at most ``allowed`` values lie.
+
+    Args:
+        counts: shape (rows, BINS).
+        allowed: shape (rows,).
+    """
     beyond = counts[:, ::-1].cumsum(axis=1)[:, ::-1]
-    edge: Floats = (beyond > allowed[:, None]).sum(axis=1, dtype=np.float64)
+    edge: Floats = (beyond > allowed[:, None]).sum(
+        axis=1,
+        dtype=np.float64,
+    )
     return edge

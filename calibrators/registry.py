@@ -70,7 +70,7 @@ class Registry(Generic[T]):
 
     @property
     def _values(self) -> dict[str, T]:
-        """All values; imports ``home`` and the plug-ins first."""
+        """The registered values; the first look-up imports ``home`` and the plug-ins."""
         # other threads wait until all values are registered; the imports may look up values, too
         with self._lock:
             if not self._loading:
@@ -91,7 +91,7 @@ class Registry(Generic[T]):
                 self._load_plugin(entry)
 
     def _load_plugin(self, entry: EntryPoint) -> None:
-        """Import a plug-in; one that fails registers nothing, and the others are loaded."""
+        """Import a plug-in; a failure is a warning, and leaves the registry unchanged."""
         before = dict(self._registered)
         try:
             entry.load()
@@ -106,6 +106,8 @@ class Registry(Generic[T]):
         """Register a value, and return it.
 
         Args:
+            name: the name to register, in any case where the registry has a ``spelling``.
+            value: the value of the name.
             override: replace the value that the name has. The replacement stays where ``home``,
                 imported later, registers the built-in value.
 
@@ -127,7 +129,12 @@ class Registry(Generic[T]):
         return value
 
     def register(self, *names: str, override: bool = False) -> Callable[[T], T]:
-        """Decorator form of ``add``, for one or more names."""
+        """Return a decorator that calls ``add`` for every name.
+
+        Args:
+            *names: the names of the decorated function or class.
+            override: replace the values that the names have.
+        """
 
         def decorate(value: T) -> T:
             for name in names:
@@ -137,7 +144,12 @@ class Registry(Generic[T]):
         return decorate
 
     def decline(self, name: str, instead: str) -> None:
-        """Say what to use ``instead`` of a name that users may look for here, in any case."""
+        """Record a hint for a name, in any case, that users may look for and that is missing.
+
+        Args:
+            name: the name that users may know from another tool.
+            instead: the hint, a clause of the error message.
+        """
         self._elsewhere[name.lower()] = instead
 
     def __getitem__(self, name: str) -> T:
@@ -149,6 +161,7 @@ class Registry(Generic[T]):
         return values[key]
 
     def get(self, name: str) -> T | None:
+        """Return the value of a name, or None."""
         return self._values.get(self._spelling(name))
 
     def __contains__(self, name: object) -> bool:
@@ -156,13 +169,13 @@ class Registry(Generic[T]):
 
     @property
     def plugins(self) -> list[str]:
-        """The installed distributions with plug-ins for this registry; none is imported."""
-        found = _entry_points(self._plugins) if self._plugins else []
-        return sorted({_distribution(entry) for entry in found})
+        """The installed distributions with plug-ins for the registry; nothing is imported."""
+        entries = _entry_points(self._plugins) if self._plugins else []
+        return sorted({_distribution(entry) for entry in entries})
 
     @property
     def elsewhere(self) -> Mapping[str, str]:
-        """What to use instead of names that users may look for here."""
+        """Hints for names that users may look for, by the name in lower case."""
         return self._elsewhere
 
     def __iter__(self) -> Iterator[str]:
@@ -172,12 +185,15 @@ class Registry(Generic[T]):
         return len(self._values)
 
     def keys(self) -> KeysView[str]:
+        """Return the registered names."""
         return self._values.keys()
 
     def values(self) -> ValuesView[T]:
+        """Return the registered values."""
         return self._values.values()
 
     def items(self) -> ItemsView[str, T]:
+        """Return the names with their values."""
         return self._values.items()
 
 
@@ -185,8 +201,8 @@ def _entry_points(group: str) -> list[EntryPoint]:
     """Return the entry points of a group, in an order that is the same everywhere."""
     from importlib.metadata import entry_points
 
-    found = entry_points(group=group)
-    return sorted(found, key=lambda entry: (_distribution(entry), entry.name))
+    entries = entry_points(group=group)
+    return sorted(entries, key=lambda entry: (_distribution(entry), entry.name))
 
 
 def _distribution(entry: EntryPoint) -> str:
@@ -195,9 +211,9 @@ def _distribution(entry: EntryPoint) -> str:
 
 
 def _plugins_can_be_imported() -> bool:
-    """Return whether the modules that plug-ins import are there.
+    """Return whether the modules that plug-ins import are complete.
 
-    While quark_onnx is being imported they are not. Its ``__all__`` is set after its imports.
+    While quark_onnx is being imported its modules are not. ``__all__`` is set after the imports.
     """
     package = sys.modules.get("quark_onnx")
     return package is None or hasattr(package, "__all__")
@@ -213,7 +229,7 @@ def _failure(entry: EntryPoint, error: Exception) -> str:
 
 
 def _origin(value: object) -> str:
-    """Return where a class or a function is defined, and of other values the type."""
+    """Return the place where a class or function is defined, or a value's type."""
     name = getattr(value, "__qualname__", None)
     return (
         f"{value.__module__}.{name}"

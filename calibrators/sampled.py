@@ -1,7 +1,6 @@
-"""A bounded sample of the vectors of a stream, the same in whatever order and split they come.
+"""Sample vectors of a stream with bounded memory, independent of their order and split.
 
-Of all vectors those are kept whose bits have the least hashes (bottom-k sampling, Cohen & Kaplan
-2007).
+The vectors whose bits have the least hashes are kept (bottom-k sampling, Cohen & Kaplan 2007).
 """
 
 from __future__ import annotations
@@ -14,18 +13,18 @@ from numpy.typing import NDArray
 from calibrators.extremes import Extremes
 from calibrators.grid import Grid, Range
 
-#: Values that are kept of one tensor, at most.
-_VALUES = 1 << 18
+#: Most values that are kept of one tensor.
+_MAX_VALUES = 1 << 18
 
 
 @dataclass
 class Sampled(Extremes):
-    """Extremes of each channel, and some of the vectors of one value for each channel.
+    """Extremes per channel, and a sample of vectors over the channels.
 
     Attributes:
-        limit: how many vectors are kept.
+        limit: number of vectors that are kept at most.
         vectors: shape (kept, channels), in the order of their hashes.
-        marks: the hashes.
+        marks: hashes of the vectors.
     """
 
     limit: int = 256
@@ -41,30 +40,34 @@ class Sampled(Extremes):
         self._take(vectors, _hashes(vectors))
 
     def merge(self, other: Extremes) -> None:
+        """Take in the values of another statistic."""
         super().merge(other)
         if isinstance(other, Sampled):
             self._take(other.vectors, other.marks)
 
     def _take(self, vectors: NDArray[np.float32], marks: NDArray[np.uint64]) -> None:
+        """Merge vectors into the sample, and keep those with the least hashes."""
         if not vectors.size:
             return
-        limit = max(1, min(self.limit, _VALUES // vectors.shape[1]))
-        least, places = np.unique(marks, return_index=True)
+        limit = max(1, min(self.limit, _MAX_VALUES // vectors.shape[1]))
+        hashes, places = np.unique(marks, return_index=True)
         places = places[:limit]
-        joined = np.concatenate([self.marks, least[:limit]])
-        chosen = (
-            np.concatenate([self.vectors, vectors[places]])
-            if len(self.marks)
-            else vectors[places]
-        )
-        least, order = np.unique(joined, return_index=True)
-        self.marks, self.vectors = least[:limit], chosen[order[:limit]]
+        joined = np.concatenate([self.marks, hashes[:limit]])
+        if len(self.marks):
+            chosen = np.concatenate([self.vectors, vectors[places]])
+        else:
+            chosen = vectors[places]
+        hashes, order = np.unique(joined, return_index=True)
+        self.marks = hashes[:limit]
+        self.vectors = chosen[order[:limit]]
 
 
 def _hashes(vectors: NDArray[np.float32]) -> NDArray[np.uint64]:
-    """A hash of the bits of each vector."""
+    """Return hashes of the bits of vectors."""
+    generator = np.random.default_rng(vectors.shape[1])
+    # Odd factors keep all bits of a value in the sum modulo 2**64.
     factors = (
-        np.random.default_rng(vectors.shape[1]).integers(
+        generator.integers(
             0,
             1 << 63,
             vectors.shape[1],
@@ -80,6 +83,7 @@ def _hashes(vectors: NDArray[np.float32]) -> NDArray[np.uint64]:
         dtype=np.uint64,
         casting="unsafe",
     )
+    # The finalizer of SplitMix64: each bit of the sum changes about half of the bits of the hash.
     marks ^= marks >> np.uint64(31)
     marks *= np.uint64(0x9E3779B97F4A7C15)
     marks ^= marks >> np.uint64(29)
@@ -88,13 +92,14 @@ def _hashes(vectors: NDArray[np.float32]) -> NDArray[np.uint64]:
 
 @dataclass(frozen=True)
 class Samples:
-    """What an observation asks for to have its tensor sampled; there is no range to read off."""
+    """Calibrator that requests a sample of vectors of a tensor."""
 
     limit: int = 256
 
     def statistic(self) -> Sampled:
+        """Return an empty statistic of the kind that ``range`` reads."""
         return Sampled(limit=self.limit)
 
     def range(self, statistic: Sampled, grid: Grid) -> Range:
-        """All that was seen."""
+        """Return the full range."""
         return Range(statistic.lo, statistic.hi)

@@ -1,9 +1,8 @@
-"""Temporary folders and files that do not outlive a killed process for long: the next one removes
-them.
+"""Create temporary folders and files that are removed even if the process is killed.
 
-Nothing runs in a process that is killed (SIGKILL, a machine that loses power). What it leaves is
-told from what a living process uses by a lock, which the operating system drops with the process,
-on this machine or another one.
+Nothing runs in a process that is killed (SIGKILL, a power failure). The next process removes the
+files that it left. A lock, which the operating system drops with the process, on this machine or
+another one, distinguishes such files from those of a living process.
 """
 
 from __future__ import annotations
@@ -23,25 +22,24 @@ from typing import IO
 
 #: File whose lock says that a temporary folder is in use.
 _LOCK = ".in-use"
-#: Seconds after which a folder or file without a lock is stale: between its making and its locking
-#: is next to no time.
+#: Seconds after which a folder without a lock is stale: a folder is locked right after its
+#: creation.
 _AGE = 24 * 3600.0
-#: What temporary names end with: of eight characters, as the tempfile module and this one make
-#: them.
+#: Pattern at the end of temporary names: eight characters, as in the tempfile module and here.
 _RANDOM = "[a-z0-9_]{8}"
 
 
 class ScratchFolder:
-    """A folder ``.NAME.RANDOM`` that is removed in the end.
+    """A folder ``.NAME.RANDOM`` that is removed by ``close``.
 
-    Those that killed processes have left are removed first.
+    Folders of the same name that killed processes have left are removed first.
 
     Args:
-        parent: the folder to make it in.
-        name: what it is for; the name of the file that is written, say.
+        parent: the folder to create it in.
+        name: purpose of the folder, such as the name of the file to write.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: the folder cannot be created.
     """
 
     def __init__(self, parent: Path, name: str) -> None:
@@ -56,8 +54,9 @@ class ScratchFolder:
         lock(self._lock)
 
     def close(self) -> None:
-        """Remove it, with all that is in it."""
-        self._lock.close()  # Windows removes no file that is open
+        """Remove the folder and the contents."""
+        # Windows cannot remove an open file.
+        self._lock.close()
         self._folder.cleanup()
 
     def __enter__(self) -> Path:
@@ -68,7 +67,7 @@ class ScratchFolder:
 
 
 def sweep_folders(parent: Path, name: str) -> None:
-    """Remove the temporary folders of that name that no process uses any more."""
+    """Remove the temporary folders of a name that no process uses."""
     pattern = re.compile(rf"\.{re.escape(name)}\.{_RANDOM}")
     with contextlib.suppress(OSError):
         for path in list(parent.iterdir()):
@@ -99,25 +98,29 @@ def _is_old(path: Path) -> bool:
 
 @contextmanager
 def written(path: Path) -> Iterator[IO[bytes]]:
-    """A file beside ``path`` that takes its place at the end of the body, whole and on the disk.
+    """Open a temporary file that replaces ``path`` atomically at the end of the body.
 
-    Else ``path`` stays.
+    The file is flushed to the disk first. If the body raises, ``path`` stays as it was. Permissions
+    follow the umask. Files that killed processes have left are removed first.
 
-    It gets the permissions that the umask leaves. Files of killed processes are removed first.
+    Args:
+        path: the file to replace.
+
+    Yields:
+        The temporary file, open for binary writing.
 
     Raises:
-        OSError: it cannot be written; the error names ``path``.
+        OSError: the file cannot be written; the error names ``path``.
     """
-    if (
-        path.exists() and not path.is_file()
-    ):  # a device or a pipe is written to, not replaced
+    # A device or a pipe is written to, not replaced.
+    if path.exists() and not path.is_file():
         with path.open("wb") as device:
             yield device
         return
     sweep_files(path.absolute().parent, path.name)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
-        # of mkstemp it would be its owner's alone, whatever the umask
+        # mkstemp would ignore the umask, and create a file that its owner alone can read.
         with os.fdopen(os.open(temporary, _FLAGS, 0o666), "wb") as file:
             lock(file)
             yield file
@@ -135,8 +138,11 @@ _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
 
 
 def sweep_files(folder: Path, name: str = "") -> None:
-    """Remove the temporary files of `written`, for a file of that name or of any, that no process
-    writes any more.
+    """Remove temporary files of `written` that no process writes.
+
+    Args:
+        folder: where to look.
+        name: remove files for this name only.
     """
     pattern = re.compile(rf"\.{re.escape(name) if name else '.+'}\.{_RANDOM}\.tmp")
     with contextlib.suppress(OSError):
@@ -146,8 +152,9 @@ def sweep_files(folder: Path, name: str = "") -> None:
 
 
 def _is_free(path: Path) -> bool:
-    """Whether no process writes a file: it can be locked, and was not made just now, before its
-    lock.
+    """Return whether no process writes a file.
+
+    A free file can be locked, and was not created just now by a process about to lock it.
     """
     try:
         with path.open("r+b") as file:
@@ -160,7 +167,7 @@ if sys.platform == "win32":
     import msvcrt
 
     def lock(file: IO[bytes]) -> bool:
-        """Lock a file until it is closed; False if another process has."""
+        """Lock a file until closed; return False if another process holds the lock."""
         try:
             msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
         except OSError:
@@ -171,10 +178,10 @@ else:
     import fcntl
 
     def lock(file: IO[bytes]) -> bool:
-        """Lock a file until it is closed; False if another process has."""
+        """Lock a file until closed; return False if another process holds the lock."""
         try:
             fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            # some network file systems have no locks: what cannot be locked is not removed
+            # Some network file systems have no locks: files that cannot be locked are not removed.
             return False
         return True

@@ -1,1 +1,1 @@
-"""Sessions of onnxruntime, and the runner that feeds them."""
+"""Open and run sessions of onnxruntime over calibration data."""

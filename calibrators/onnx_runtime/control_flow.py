@@ -1,12 +1,12 @@
-"""If, Loop and Scan played outside the runtime, so that the tensors inside their bodies can be
-watched.
+"""Interpret If, Loop and Scan outside the runtime, to observe tensors inside their bodies.
 
-The operators are those of ONNX: https://onnx.ai/onnx/operators/onnx__Loop.html and its neighbours.
+The operators follow https://onnx.ai/onnx/operators/onnx__Loop.html, onnx__If.html and
+onnx__Scan.html.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -16,17 +16,17 @@ import onnx
 
 from calibrators.base import Calibrator
 
-#: What a body is run on, and then what it has computed.
+#: Yields the attribute and the inputs of a body to run, and receives its outputs.
 Steps = Generator[tuple[str, list[Any]], list[Any], None]
 
 
 @dataclass(frozen=True)
 class Observation:
-    """A tensor to watch.
+    """A tensor to observe.
 
     Attributes:
-        tensor: its name in the model.
-        calibrator: decides which statistic is kept.
+        tensor: name of the tensor in the model.
+        calibrator: decides which statistic is updated.
         axis: channel axis of a per-channel statistic; None per tensor.
     """
 
@@ -37,13 +37,13 @@ class Observation:
 
 @dataclass(frozen=True)
 class Scope:
-    """A model, the main one or a body as a model of its own, and what to watch in it.
+    """A model (the main graph, or a body as a separate model) with observations.
 
     Attributes:
-        model: it; what a body reads from around it is an input, too, or a constant.
+        model: the model; tensors that a body captures are inputs or constants.
         observations: tensors and inputs of this graph.
-        controls: nodes whose bodies are watched, too.
-        borrowed: inputs that come from around a body.
+        controls: nodes whose bodies are observed, too.
+        borrowed: inputs that a body captures from outer graphs.
     """
 
     model: onnx.ModelProto
@@ -52,7 +52,7 @@ class Scope:
     borrowed: frozenset[str] = frozenset()
 
     def flat(self) -> Iterator[Observation]:
-        """The observations here, and then those in the bodies."""
+        """Yield the observations of the graph, then of the bodies."""
         yield from self.observations
         for control in self.controls:
             for body in control.bodies.values():
@@ -64,13 +64,13 @@ class Control:
     """A node with bodies.
 
     Attributes:
-        name: of the node, for messages.
+        name: name of the node, for messages.
         kind: If, Loop or Scan.
-        inputs: the tensors it reads, an empty name for one that is left out.
-        bodies: by the name of the attribute.
-        scanned: of a Scan: how many inputs are cut into slices; 0 of the others.
-        axes: of a Scan: the axis that each of them is cut along.
-        backwards: of a Scan: whether each of them is read from its end.
+        inputs: names of its inputs, empty for an omitted one.
+        bodies: scopes by attribute name.
+        scanned: number of inputs that a Scan slices; 0 for If and Loop.
+        axes: axis along which a Scan slices each of these inputs.
+        backwards: whether a Scan reads each of these inputs from its end.
     """
 
     name: str
@@ -83,15 +83,13 @@ class Control:
 
     @property
     def reads(self) -> set[str]:
-        """The tensors around it that it and its bodies need."""
+        """Names of the outer tensors for the node and the bodies."""
         return {name for name in self.inputs if name}.union(
             *(body.borrowed for body in self.bodies.values()),
         )
 
     def play(self, values: Mapping[str, Any]) -> Steps:
-        """Yields the attribute of each body to run, with its own inputs in order.
-
-        Wants what the body has computed.
+        """Yield the attribute and the inputs of each body to run; receive the body's outputs.
 
         Args:
             values: at least the inputs of the node, by name.
@@ -106,24 +104,37 @@ class Control:
 
     def _scan(self, given: list[Any]) -> Steps:
         states = given[: len(given) - self.scanned]
-        sliced = [
-            np.moveaxis(v, axis, 0)
-            for v, axis in zip(given[len(states) :], self.axes, strict=True)
+        sequences = [
+            np.moveaxis(value, axis, 0)
+            for value, axis in zip(
+                given[len(states) :],
+                self.axes,
+                strict=True,
+            )
         ]
-        for place in range(len(sliced[0])):
-            rows = [
-                v[~place if back else place]
-                for v, back in zip(sliced, self.backwards, strict=True)
-            ]
-            states = (yield "body", [*states, *map(np.ascontiguousarray, rows)])[
-                : len(states)
-            ]
+        for step in range(len(sequences[0])):
+            slices = []
+            for sequence, backwards in zip(sequences, self.backwards, strict=True):
+                # ~step counts from the end: -1, -2 ...
+                row = sequence[~step if backwards else step]
+                slices.append(np.ascontiguousarray(row))
+            outputs = yield "body", [*states, *slices]
+            states = outputs[: len(states)]
 
 
 def _loop(given: list[Any]) -> Steps:
-    times, go, carried = given[0], given[1] is None or bool(np.all(given[1])), given[2:]
-    for step in count() if times is None else range(int(np.asarray(times).reshape(()))):
-        if not go:
+    trip_count = given[0]
+    condition = given[1] is None or bool(np.all(given[1]))
+    carried = given[2:]
+    steps: Iterable[int] = count()
+    if trip_count is not None:
+        steps = range(int(np.asarray(trip_count).reshape(())))
+    for step in steps:
+        if not condition:
             return
-        found = yield "body", [np.array(step, np.int64), np.array(go), *carried]
-        go, carried = bool(np.all(found[0])), found[1 : 1 + len(carried)]
+        outputs = yield (
+            "body",
+            [np.array(step, np.int64), np.array(condition), *carried],
+        )
+        condition = bool(np.all(outputs[0]))
+        carried = outputs[1 : 1 + len(carried)]

@@ -1,9 +1,8 @@
-"""What this processor's kernels in onnxruntime make of 8-bit products.
+"""Detect processors with saturating 8-bit products in onnxruntime.
 
-Without instructions for them (VNNI on x64) onnxruntime adds two products of u8 and s8 in 16 bits,
-where they may not fit:
-https://onnxruntime.ai/docs/performance/model-optimizations/quantization.html, "When and why do I
-need to try U8U8?". A model then computes something else than on other processors.
+Without VNNI instructions (x64) onnxruntime adds two products of u8 and s8 in 16 bits, which can
+saturate: https://onnxruntime.ai/docs/performance/model-optimizations/quantization.html, "When and
+why do I need to try U8U8?". A model then computes other results than on other processors.
 """
 
 from __future__ import annotations
@@ -12,33 +11,36 @@ from functools import cache
 
 import numpy as np
 
-#: What to say where it matters, and what to do.
+#: Text of warnings about saturation, and the advice.
 SATURATION = (
     "on processors without VNNI, like this one, sums of 8-bit products saturate in"
     " onnxruntime"
 )
 ADVICE = "reduce_range for the weights avoids it"
-#: What to do where onnxruntime can.
+#: The advice where onnxruntime can avoid saturation itself.
 BETTER = (
     f"{ADVICE}, as does session.x64quantprecision=1 in the application's session,"
     " without a bit less"
 )
 
-#: Products that are added up, and sums side by side: enough for the kernels that are used for
-#: layers.
-_PRODUCTS, _SUMS = 64, 32
+#: Size of the trial product: large enough for the kernels that run layers.
+_PRODUCTS = 64
+_SUMS = 32
 
 
 @cache
 def saturates() -> bool:
-    """Whether sums of products of u8 and s8 are wrong here where the codes are large.
+    """Return whether sums of large u8 x s8 products are wrong on this processor.
 
-    Asked of onnxruntime once.
+    A small model is run once.
     """
     import onnxruntime as ort
     from onnx import TensorProto, helper, numpy_helper
 
-    codes = numpy_helper.from_array(np.full((_PRODUCTS, _SUMS), 127, np.int8), "codes")
+    codes = numpy_helper.from_array(
+        np.full((_PRODUCTS, _SUMS), 127, np.int8),
+        "codes",
+    )
     graph = helper.make_graph(
         [helper.make_node("MatMulInteger", ["x", "codes"], ["y"])],
         "products",
@@ -58,5 +60,8 @@ def saturates() -> bool:
         options,
         providers=["CPUExecutionProvider"],
     )
-    [found] = session.run(None, {"x": np.full((4, _PRODUCTS), 255, np.uint8)})
-    return bool((found != 255 * 127 * _PRODUCTS).any())
+    [sums] = session.run(
+        None,
+        {"x": np.full((4, _PRODUCTS), 255, np.uint8)},
+    )
+    return bool((sums != 255 * 127 * _PRODUCTS).any())

@@ -1,10 +1,10 @@
-"""The library of onnxruntime-extensions, whose operators decode images and text."""
+"""Locate the library of onnxruntime-extensions, whose operators decode images and text."""
 
 from __future__ import annotations
 
 import os
 
-#: The domains of its operators.
+#: Domains of the operators of onnxruntime-extensions.
 DOMAINS = frozenset({"ai.onnx.contrib", "com.microsoft.extensions"})
 
 _MODULE = "onnxruntime_extensions"
@@ -17,11 +17,12 @@ _PROTOBUF = "PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION"
 
 
 def library() -> str:
-    """The file that onnxruntime takes as a library of operators.
+    """Return the path of the shared library to register with onnxruntime.
 
-    Importing onnxruntime-extensions 0.15 asks, by the environment, for the implementation of
-    protobuf in Python, from which this process is safe, as it has loaded another, and its children
-    are not: models would take them several times as long. So the environment is put back.
+    Importing onnxruntime-extensions 0.15 sets the environment variable that selects protobuf's
+    Python
+    implementation. This process has loaded another implementation already, but its child processes
+    would parse models several times as slowly: the variable is restored.
 
     Raises:
         ImportError: onnxruntime-extensions is not installed.

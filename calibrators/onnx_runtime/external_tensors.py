@@ -1,7 +1,7 @@
-"""Tensors whose values lie in a file, by an absolute path, and are read as they are needed.
+"""Read external tensors: values in a file with an absolute path, loaded on demand.
 
-What a model file says of its data files is relative to it; ``locate`` makes it absolute, so that a
-tensor can be handed on without the model that it comes from.
+A model file names its data files relative to itself; ``locate`` makes the path absolute, so that a
+tensor can be used without the model that it comes from.
 """
 
 from __future__ import annotations
@@ -15,45 +15,45 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from onnx.external_data_helper import set_external_data
 
-#: Bytes that are copied at a time.
+#: Bytes copied at a time.
 _PART = 1 << 22
 
 
 def is_stored(tensor: TensorProto) -> bool:
-    """Whether the values lie in a file."""
+    """Return whether the values are external, in a file."""
     return bool(tensor.data_location == TensorProto.EXTERNAL)
 
 
 def locate(tensor: TensorProto, path: Path, offset: int, length: int) -> None:
-    """Let the values of a tensor be those bytes of a file."""
+    """Let a tensor refer to ``length`` bytes of a file by its absolute path."""
     place(tensor, str(path.absolute()), offset, length)
 
 
 def place(tensor: TensorProto, name: str, offset: int, length: int) -> None:
-    """Say that the values of a tensor are those bytes of a file, whatever ``name`` is relative to."""  # noqa: E501
-    tensor.raw_data = b""  # which onnx wants to see first
+    """Let a tensor refer to ``length`` bytes of a file called ``name``."""
+    # onnx refuses tensors that have no raw_data.
+    tensor.raw_data = b""
     set_external_data(tensor, name, offset, length)
     tensor.ClearField("raw_data")
 
 
 def location(tensor: TensorProto) -> tuple[Path, int, int]:
-    """File, offset and length in bytes of a stored tensor's values."""
+    """Return file, offset and length in bytes of an external tensor's values."""
     info = {entry.key: entry.value for entry in tensor.external_data}
     return Path(info["location"]), int(info["offset"]), int(info["length"])
 
 
 def values(tensor: TensorProto) -> NDArray[Any]:
-    """The values of a tensor, read-only.
+    """Return the values of a tensor, read-only.
 
-    Those of a stored one are mapped into memory, not loaded.
+    External values are mapped into memory, not loaded.
     """
     if not is_stored(tensor):
         return numpy_helper.to_array(tensor)
     path, offset, length = location(tensor)
     dtype = np.dtype(helper.tensor_dtype_to_np_dtype(tensor.data_type))
-    if (
-        length != math.prod(tensor.dims) * dtype.itemsize or not length
-    ):  # several to a byte, or none
+    # Packed types (several values to a byte) and empty tensors cannot be mapped.
+    if length != math.prod(tensor.dims) * dtype.itemsize or not length:
         with path.open("rb") as file:
             file.seek(offset)
             return numpy_helper.to_array(
@@ -68,22 +68,22 @@ def values(tensor: TensorProto) -> NDArray[Any]:
 
 
 def copy_values(tensor: TensorProto, file: IO[bytes]) -> int:
-    """Write the bytes of a stored tensor to a file, a part at a time; how many."""
+    """Copy the bytes of an external tensor to a file, and return their number."""
     path, offset, length = location(tensor)
     with path.open("rb") as source:
         source.seek(offset)
-        rest = length
-        while rest:
-            part = source.read(min(rest, _PART))
-            if not part:
+        remaining = length
+        while remaining:
+            chunk = source.read(min(remaining, _PART))
+            if not chunk:
                 raise OSError(f"{path} has become shorter than it was")
-            file.write(part)
-            rest -= len(part)
+            file.write(chunk)
+            remaining -= len(chunk)
     return length
 
 
 def load_values(tensor: TensorProto) -> None:
-    """Bring the values of a stored tensor into memory."""
+    """Load the values of an external tensor into memory."""
     path, offset, length = location(tensor)
     with path.open("rb") as file:
         file.seek(offset)

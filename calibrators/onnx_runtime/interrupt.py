@@ -1,9 +1,9 @@
-"""Let signals end native runs: in the main thread, and in threads that the main thread waits for.
+"""Let signals end native runs, in the main thread and in thread pools.
 
-Python runs a signal handler in the main thread, between two of its own instructions. While that
-thread is inside onnxruntime there are none, and Ctrl-C has no effect until the run ends, which a
-Loop without a condition never does. So the main thread lets another thread do native work and waits
-for it; if a handler raises, the work is stopped.
+Python runs a signal handler in the main thread, between two bytecode instructions. While the main
+thread is inside onnxruntime, Ctrl-C has no effect until the run ends, which a Loop without a
+condition never does. So another thread does the native work while the main thread waits; if a
+handler raises, the work is stopped.
 """
 
 from __future__ import annotations
@@ -17,54 +17,56 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-#: Seconds between two looks for signals; a wait without an end cannot be interrupted on Windows.
+#: Seconds between two checks for signals: on Windows a wait without a timeout is uninterruptible.
 _LOOK = 0.1
-#: Seconds that work gets to end after it was stopped: onnxruntime looks at RunOptions.terminate
-#: between two operators.
+#: Seconds until stopped work has to end: onnxruntime checks RunOptions.terminate between operators.
 _GRACE = 3.0
 
 
 class _Stops:
-    """What stops the native work of some threads."""
+    """Callbacks to stop the native work of threads."""
 
     def __init__(self) -> None:
         self._running: set[Callable[[], object]] = set()
         self._stopped = False
 
     def add(self, stop: Callable[[], object]) -> None:
-        """Take in what has begun; if all was stopped before, stop it at once."""
+        """Register the callback of starting work; after ``stop``, call the callback at once."""
         self._running.add(stop)
         if self._stopped:
             stop()
 
     def remove(self, stop: Callable[[], object]) -> None:
+        """Forget the callback of ended work."""
         self._running.discard(stop)
 
     def stop(self) -> None:
-        """Stop everything that runs or will begin."""
+        """Stop running and future work."""
         self._stopped = True
         for stop in list(self._running):
             stop()
 
 
-#: Of threads outside of pools.
+#: Callbacks of threads outside of pools.
 _outside = _Stops()
-#: Of the threads of a pool.
+#: Callbacks of the threads of a pool.
 _stops: ContextVar[_Stops] = ContextVar("stops", default=_outside)
 
 
 def stop_all() -> None:
-    """Stop all native work of this process that is not that of ``Lanes``, and all that will begin."""  # noqa: E501
+    """Stop running and future native work, except in ``Lanes``."""
     _outside.stop()
 
 
 def interruptible(work: Callable[[], T], stop: Callable[[], object]) -> T:
-    """Return the result of native work, which a signal handler that raises, or the pool of this
-    thread, can stop.
+    """Run native work interruptibly, by signal handlers and the thread pool.
 
     Args:
-        work: called once, in the main thread's place by another thread.
+        work: called once; in the main thread, by another thread instead.
         stop: makes ``work`` raise soon; called from any thread, perhaps before ``work`` begins.
+
+    Returns:
+        The result of ``work``.
     """
     if threading.current_thread() is threading.main_thread():
         future: Future[T] = Future()
@@ -77,9 +79,8 @@ def interruptible(work: Callable[[], T], stop: Callable[[], object]) -> T:
         try:
             thread.start()
             return waited(future, stop)
-        except (
-            BaseException
-        ):  # a signal before the wait; what work has raised has ended it
+        except BaseException:
+            # A signal before the wait began. After an error of ``work`` this has no effect.
             stop()
             raise
     stops = _stops.get()
@@ -93,9 +94,14 @@ def interruptible(work: Callable[[], T], stop: Callable[[], object]) -> T:
 def waited(future: Future[T], stop: Callable[[], object]) -> T:
     """Wait for a result.
 
-    If a signal handler raises meanwhile, ``stop`` the work, wait for its end, and raise that.
+    If a signal handler raises meanwhile, stop the work, wait for its end, and raise that error.
+
+    Args:
+        future: the result.
+        stop: stops the work.
     """
-    finished, stops = threading.Event(), _stops.get()
+    finished = threading.Event()
+    stops = _stops.get()
     future.add_done_callback(lambda _: finished.set())
     stops.add(stop)
     try:
@@ -120,9 +126,10 @@ def _fulfil(future: Future[T], work: Callable[[], T]) -> None:
 
 
 class Lanes(ThreadPoolExecutor):
-    """Threads that run sessions; leaving the ``with`` block by an interruption stops what they run.
+    """Threads for sessions; an interruption of the ``with`` block stops their runs.
 
-    They see the context variables of whoever submits. An ordinary pool would wait for the end of
+    The threads see the context variables of the submitter. An ordinary pool would wait for the end
+    of
     each run.
     """
 
@@ -137,7 +144,7 @@ class Lanes(ThreadPoolExecutor):
         *arguments: Any,
         **options: Any,
     ) -> Future[T]:
-        """Call a function in one of the threads."""
+        """Call a function in a thread."""
         context = copy_context()
         context.run(_stops.set, self._stops)
         return super().submit(context.run, function, *arguments, **options)

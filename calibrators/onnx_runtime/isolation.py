@@ -1,4 +1,4 @@
-"""Run onnxruntime in a process of its own, so that a native crash does not end this one.
+"""Run onnxruntime in a separate process, to survive native crashes.
 
     with isolated():
         session = open_session(model)  # opened and run by the other process
@@ -40,29 +40,29 @@ from calibrators.onnx_runtime.worker import (
 
 #: Seconds that the process gets to end by itself.
 _GRACE = 5.0
-#: How much of what it last printed becomes part of an error, in characters.
+#: Characters of the process's last output that an error quotes.
 _LAST_WORDS = 500
-#: Of Linux and macOS; Windows has none.
+#: Signal number on Linux and macOS; Windows has none.
 _SIGKILL = 9
 
 
 class _Died(Exception):  # noqa: N818
-    """The process has ended; the message says how.
+    """The process has ended; the message tells how.
 
     Attributes:
-        printed: the end of what it has printed.
-        killed: whether it was ended from outside, as systems do where memory runs out.
+        printed: the end of its output.
+        killed: ended from outside, as systems do when memory runs out.
     """
 
     def __init__(self, code: int, printed: str) -> None:
-        """``code``: the exit code, or minus the number of a signal."""
+        """Create the error from an exit code, or minus the number of a signal."""
         super().__init__(ending(code))
         self.printed = printed
         self.killed = code == -_SIGKILL
 
 
 class Isolation:
-    """The process that runs sessions, replaced by another one when it has died."""
+    """A process for sessions, restarted after a crash."""
 
     def __init__(self) -> None:
         self.number = next(_isolations)
@@ -76,15 +76,15 @@ class Isolation:
 
     @property
     def usable(self) -> bool:
-        """Whether this is the process that has started it.
+        """True in the process that has started the isolation.
 
-        A fork of it must not write into its pipes.
+        A fork must not write into its pipes.
         """
         return not self._closed and os.getpid() == self._owner
 
     @property
     def folder(self) -> Path:
-        """Where models lie that the other process reads."""
+        """Folder of the models for the isolated process."""
         with self._lock:
             if self._folder is None:
                 self._folder = Path(tempfile.mkdtemp(prefix="quark_onnx_"))
@@ -108,10 +108,10 @@ class Isolation:
             source: a file, or a serialized model.
             settings: options of the session.
             what: names the model in errors, as in "the quantized model".
-            temporary: a folder that goes with the session.
+            temporary: a folder to remove with the session.
 
         Raises:
-            RuntimeCrash: the process died of it.
+            RuntimeCrash: the process died while opening it.
         """
         number = next(self._numbers)
         if isinstance(source, bytes):
@@ -124,7 +124,10 @@ class Isolation:
                     "the model cannot be written to the temporary folder"
                     f" {self.folder.parent} (see TMPDIR): {reason}",
                 ) from error
-        path = temporary if isinstance(source, bytes) else Path(source).absolute()
+        if isinstance(source, bytes):
+            path = temporary
+        else:
+            path = Path(source).absolute()
         session = IsolatedSession(
             self,
             (number, str(path), isinstance(source, bytes), settings),
@@ -137,7 +140,7 @@ class Isolation:
     def _discard(self, number: int, temporary: Path | None) -> None:
         """Forget a session.
 
-        It is closed at the next request, as this may be called in the middle of anything.
+        The next request closes it, as this finalizer may run at any time.
         """
         if not self.usable:
             return
@@ -149,13 +152,13 @@ class Isolation:
             temporary.unlink(missing_ok=True)
 
     def release(self) -> None:
-        """Close the sessions that nobody has any more."""
+        """Close unreferenced sessions."""
         if self._process is not None and not self._process.dead:
             with suppress(_Died):
                 self._process.ask("release", ())
 
     def process(self) -> _Process:
-        """Return the process that runs, after starting one if none does."""
+        """Return the running process, started if need be."""
         with self._lock:
             if self._closed:
                 raise CalibrationError(
@@ -176,29 +179,28 @@ class Isolation:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def abandon(self) -> None:
-        """Close the pipes in a fork of this process, which would otherwise keep the other one
-        alive.
-        """
+        """Close the pipes in a fork: open pipes would keep the child process alive."""
         self._closed = True
         if self._process is not None:
             self._process.abandon()
 
 
-#: All of this process, for its forks.
+#: All isolations of this process, for its forks.
 _alive: weakref.WeakSet[Isolation] = weakref.WeakSet()
 _isolations = count()
 _current: ContextVar[Isolation | None] = ContextVar("isolation", default=None)
 
 
 def current() -> Isolation | None:
-    """Return what sessions are to be opened in; None for this process."""
+    """Return the active isolation; None to open sessions in-process."""
     isolation = _current.get()
     return isolation if isolation is not None and isolation.usable else None
 
 
 def start() -> None:
-    """Start the process that sessions will be opened in, if there is to be one: it loads
-    onnxruntime meanwhile.
+    """Start the isolated process ahead of its first session, to load onnxruntime meanwhile.
+
+    Without an active isolation, do nothing.
     """
     isolation = current()
     if isolation is not None:
@@ -206,9 +208,7 @@ def start() -> None:
 
 
 def release() -> None:
-    """Close sessions that nobody has any more, in the other process too: it may still map files of
-    theirs.
-    """
+    """Close unreferenced sessions of the isolated process, and unmap their files."""
     isolation = current()
     if isolation is not None:
         isolation.release()
@@ -216,9 +216,9 @@ def release() -> None:
 
 @contextmanager
 def isolated(wanted: bool = True) -> Iterator[None]:
-    """Open sessions in another process for as long as this lasts.
+    """Open sessions in another process inside the block.
 
-    Within another such block, in the process of that.
+    A nested block uses the process of the outer one.
 
     Args:
         wanted: if false, nothing is changed.
@@ -238,9 +238,7 @@ def isolated(wanted: bool = True) -> Iterator[None]:
 
 
 class IsolatedSession:
-    """A session in the other process, with the methods of ``onnxruntime.InferenceSession`` that are
-    used here.
-    """
+    """A session in another process, with the used methods of ``onnxruntime.InferenceSession``."""
 
     def __init__(
         self,
@@ -248,7 +246,13 @@ class IsolatedSession:
         recipe: tuple[int, str, bool, Settings],
         what: str,
     ) -> None:
-        """``recipe``: what the other process opens it by, once more in each that replaces another."""  # noqa: E501
+        """Create a session.
+
+        Args:
+            isolation: owns the process.
+            recipe: arguments with which each new process opens the session.
+            what: names the model in errors.
+        """
         self._isolation = isolation
         self._recipe = recipe
         self._what = what
@@ -258,7 +262,7 @@ class IsolatedSession:
 
     @property
     def settings(self) -> Settings:
-        """The options of the session."""
+        """Options of the session."""
         return self._recipe[-1]
 
     def get_inputs(self) -> list[Value]:
@@ -272,11 +276,22 @@ class IsolatedSession:
     def run(self, names: Sequence[str] | None, feeds: Mapping[str, Any]) -> Any:
         """Compute outputs.
 
+        Args:
+            names: outputs to return; None for all.
+            feeds: arrays by input name.
+
         Raises:
-            RuntimeCrash: the process died of it.
+            RuntimeCrash: the process died.
         """
         process = self.open()
-        return self._ask(process, "running", "run", self._recipe[0], names, dict(feeds))
+        return self._ask(
+            process,
+            "running",
+            "run",
+            self._recipe[0],
+            names,
+            dict(feeds),
+        )
 
     def seconds(self, feeds: Mapping[str, Any], runs: int) -> list[float]:
         """Return the seconds that each run takes in the other process, transfers not counted."""
@@ -286,7 +301,7 @@ class IsolatedSession:
         return cast("list[float]", found)
 
     def open(self) -> _Process:
-        """Return the process, in which the session is open: it may be another one than before."""
+        """Return the process of the session; a new process opens the session again."""
         with self._lock:
             process = self._isolation.process()
             if process is not self._process:
@@ -303,7 +318,7 @@ class IsolatedSession:
 
 
 class _Process:
-    """One process, from its start to its end."""
+    """A child process, from start to end."""
 
     def __init__(self, folder: Path) -> None:
         self.dead = False
@@ -312,16 +327,17 @@ class _Process:
         self._words = ""
         self._tickets = count()
         self._waiting: dict[int, Future[Any]] = {}
-        self._printed = tempfile.TemporaryFile("a+b")  # noqa: SIM115  (as long as the process)
+        # open as long as the process runs
+        self._printed = tempfile.TemporaryFile("a+b")  # noqa: SIM115
         path = [str(entry) for entry in sys.path]
-        serve = (
+        call = (
             f"from calibrators.onnx_runtime.worker import serve; serve({str(folder)!r})"
         )
-        program = f"import sys; sys.path[:] = {path!r}; {serve}"
+        program = f"import sys; sys.path[:] = {path!r}; {call}"
         # In a session of its own Ctrl-C reaches this process alone, which then ends the other one.
-        apart: dict[str, Any] = {"start_new_session": True}
+        flags: dict[str, Any] = {"start_new_session": True}
         if os.name == "nt":
-            apart = {
+            flags = {
                 "creationflags": getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
             }
         self._popen = subprocess.Popen(
@@ -330,7 +346,7 @@ class _Process:
             stdout=subprocess.PIPE,
             stderr=self._printed,
             bufsize=0,
-            **apart,
+            **flags,
         )
         self._requests = cast("Stream", self._popen.stdin)
         self._answers = cast("Stream", self._popen.stdout)
@@ -340,7 +356,11 @@ class _Process:
         self._listener.start()
 
     def ask(self, action: str, arguments: tuple[Any, ...]) -> Any:
-        """Return the answer to a request, or raise the error that it is.
+        """Send a request and return its answer, or raise the error in the answer.
+
+        Args:
+            action: what to do.
+            arguments: arguments of the action.
 
         Raises:
             _Died: the process has ended.
@@ -350,15 +370,16 @@ class _Process:
             with self._lock:
                 ticket = next(self._tickets)
                 self._waiting[ticket] = future
-                closed, self.closed = self.closed, []
+                closed = self.closed
+                self.closed = []
                 if self.dead:
                     self._fail()
                 else:
-                    with suppress(
-                        OSError,
-                    ):  # it has died, as the listener will find out
+                    # A broken pipe means that it has died, as the listener will find out.
+                    with suppress(OSError):
                         send(self._requests, (ticket, closed, action, arguments))
-        except BaseException:  # half a request may have been written
+        except BaseException:
+            # The pipe may hold half a request: the process cannot be used any more.
             self.kill()
             raise
         return waited(future, self.kill)
@@ -368,7 +389,7 @@ class _Process:
         self._popen.kill()
 
     def end(self, *, kill: bool) -> None:
-        """End the process, and wait until it has ended."""
+        """End the process, and wait for the end."""
         if kill:
             self._popen.kill()
         self._requests.close()
@@ -380,12 +401,12 @@ class _Process:
         self._listener.join()
 
     def abandon(self) -> None:
-        """Close this side of the pipes."""
+        """Close the pipes."""
         self._requests.close()
         self._answers.close()
 
     def _listen(self) -> None:
-        """Hand each answer to whoever waits for it, until the process ends."""
+        """Deliver answers to their futures, until the process ends."""
         try:
             while True:
                 ticket, worked, value = receive(self._answers)
@@ -396,7 +417,7 @@ class _Process:
                     future.set_exception(value)
                 del future, value
         except Exception:
-            # an end of file; or what a process that dies has written, which may be anything
+            # End of file, or the incomplete last message of a process that died.
             self._popen.kill()
         self._popen.wait()
         with self._lock:
@@ -410,14 +431,14 @@ class _Process:
             self._fail()
 
     def _fail(self) -> None:
-        """Tell everybody who waits; the lock is held."""
+        """Fail pending requests; the caller holds the lock."""
         while self._waiting:
             _, future = self._waiting.popitem()
             future.set_exception(_Died(self._popen.returncode, self._words))
 
 
 def ending(code: int) -> str:
-    """Return in words how a process has ended.
+    """Describe how a process has ended.
 
     >>> ending(-6)
     'was ended by SIGABRT (signal 6)'

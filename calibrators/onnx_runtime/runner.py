@@ -1,5 +1,4 @@
-"""Run a model over the calibration data, batch by batch, and let each observed tensor's statistic
-take it in.
+"""Run a model over the calibration data, and update the statistics of observed tensors.
 
 Only one batch and its activations are alive at a time, and a second one that is prefetched.
 """
@@ -46,13 +45,12 @@ from calibrators.onnx_runtime.session import (
 Sample = Mapping[str, NDArray[Any]]
 Progress = Callable[[int], None]
 
-#: Samples per task given to an executor, and tasks under way at once: what bounds the memory of a
-#: parallel run.
+#: Samples per task of an executor, and concurrent tasks: both bound the memory of a parallel run.
 _SHARD = 4
 _IN_FLIGHT = 8
 
 
-def collect(  # noqa: PLR0913
+def collect(  # noqa: PLR0913  one call carries all options of a pass
     model: onnx.ModelProto | Callable[[], onnx.ModelProto],
     observations: Sequence[Observation],
     samples: Iterable[Sample],
@@ -62,33 +60,30 @@ def collect(  # noqa: PLR0913
     threads: int = 0,
     progress: Progress | None = None,
 ) -> list[Statistic]:
-    """One pass over ``samples``.
+    """Run a pass over ``samples``, and return the statistics of the observations.
 
-    The statistic of each observation, in their order, and of those in ``controls``.
-
-    A tensor that is not float, or never had a value, leaves its statistic empty (``lo.size == 0``).
+    The statistics come in the order of ``observations``, followed by those of ``controls``. A
+    tensor
+    that is not float, or never had a value, leaves its statistic empty (``lo.size == 0``).
 
     Args:
-        model: the float model, which is not changed; or what makes it, so that it takes memory no
-            longer than needed.
-        observations: what to watch: tensors and inputs of the main graph.
+        model: the float model, which is not changed; or a function that creates it, so that it
+            takes memory no longer than needed.
+        observations: tensors and inputs of the main graph to observe.
         samples: batches of {input name: array}; shapes may differ from batch to batch.
-        controls: nodes whose bodies are watched, too.
-        executor: shards the samples over its workers; statistics merge to the serial result.
+        controls: nodes whose bodies are observed, too.
+        executor: distributes the samples over its workers; statistics merge to the serial result.
         threads: cores to use in this process, 0 for all; with an executor, threads of each worker's
             session, 0 for its share of the cores.
         progress: called with the number of samples done so far.
 
     Raises:
         CalibrationError: onnxruntime cannot open the model, or a tensor is unknown.
-        DataError: a batch that onnxruntime cannot run; the message names its index and the cause.
+        DataError: onnxruntime cannot run a batch; the message names its index and the cause.
     """
     if executor is not None and not threads:
-        workers = getattr(
-            executor,
-            "_max_workers",
-            1,
-        )  # of the executors of the standard library
+        # The executors of the standard library have this attribute.
+        workers = getattr(executor, "_max_workers", 1)
         threads = max(1, (os.cpu_count() or 1) // workers)
     scope = Scope(
         model if isinstance(model, onnx.ModelProto) else model(),
@@ -96,24 +91,29 @@ def collect(  # noqa: PLR0913
         tuple(controls),
     )
     watch = _Watch.on(scope, threads, named=executor is not None)
-    del scope  # the watch has the model as bytes
+    # Free the model: the watch has its bytes, and later the session its weights.
+    del scope
     if executor is not None:
         return watch.sharded(samples, executor, progress)
     lanes = watch.lanes()
-    session = _Session.on(watch, max(1, (threads or os.cpu_count() or 1) // len(lanes)))
-    del watch  # its weights are in the session now
+    session = _Session.on(
+        watch,
+        max(1, (threads or os.cpu_count() or 1) // len(lanes)),
+    )
+    del watch
     return _local(session, lanes, samples, progress)
 
 
 @dataclass(frozen=True)
 class _Watch:
-    """What to run and to watch; picklable, so that it can travel to a worker.
+    """The model to run and the observations; picklable, to be sent to a worker.
 
     Attributes:
         scope: the main graph, with its observed tensors among the outputs.
-        model: the same model, as bytes where they can hold it.
-        key: tells watches apart.
-        defaults: of inputs that a sample may leave out, where bodies read them.
+        model: the same model, as bytes where a protobuf message can hold it.
+        key: identifies the watch.
+        threads: threads of a session.
+        defaults: values of optional inputs that bodies read.
     """
 
     scope: Scope
@@ -124,14 +124,18 @@ class _Watch:
 
     @classmethod
     def on(cls, scope: Scope, threads: int, *, named: bool = True) -> _Watch:
-        """``named``: give it a key by which the workers of an executor know it again."""
-        model, extra = scope.model, _additions(scope)
+        """Prepare a scope; ``named``: compute the key by which workers recognize the watch."""
+        model = scope.model
+        extra = _additions(scope)
         data: bytes | onnx.ModelProto
         if estimate_bytes(model) < PROTOBUF_LIMIT and not any(
             map(is_stored, initializers(model.graph)),
         ):
             data = _joined(model, extra)
-            key = _key(data, scope) if named else ""
+            if named:
+                key = _key(data, scope)
+            else:
+                key = ""
         else:
             data = onnx.ModelProto()
             data.CopyFrom(model)
@@ -144,15 +148,17 @@ class _Watch:
             for tensor in model.graph.initializer
             if tensor.name in inputs
         }
-        bare = onnx.ModelProto()  # what the weights would double
+        # Without the weights, which ``data`` holds already.
+        bare = onnx.ModelProto()
         bare.graph.input.extend(model.graph.input)
         return cls(replace(scope, model=bare), data, key, threads, defaults)
 
     def empty(self) -> list[Statistic]:
+        """Return empty statistics, per observation."""
         return [observation.calibrator.statistic() for observation in self.scope.flat()]
 
     def lanes(self) -> list[list[Statistic]]:
-        """Empty statistics for each lane: see ``_local``."""
+        """Return empty statistics, per lane: see ``_local``."""
         cores = self.threads or os.cpu_count() or 1
         ordered = any(
             isinstance(statistic, MovingExtremes) for statistic in self.empty()
@@ -165,8 +171,11 @@ class _Watch:
         executor: Executor,
         progress: Progress | None,
     ) -> list[Statistic]:
-        """A few samples at a time go to the workers of an executor."""
-        total, iterator, sent, done = self.empty(), iter(samples), 0, 0
+        """Distribute the samples over the workers of an executor, a few at a time."""
+        total = self.empty()
+        iterator = iter(samples)
+        sent = 0
+        done = 0
         under_way: deque[tuple[int, Future[list[Statistic]]]] = deque()
         try:
             while True:
@@ -177,9 +186,8 @@ class _Watch:
                 if not under_way:
                     return total
                 if not shard or len(under_way) >= _IN_FLIGHT:
-                    count, future = (
-                        under_way.popleft()
-                    )  # in the order of the samples: moving averages depend on it
+                    # In the order of the samples, as moving averages depend on it.
+                    count, future = under_way.popleft()
                     _merge(total, future.result())
                     done += count
                     if progress:
@@ -190,7 +198,7 @@ class _Watch:
 
 
 def _joined(model: onnx.ModelProto, extra: onnx.ModelProto) -> bytes:
-    """The bytes of a model with more outputs; it is large, and not copied for them."""
+    """Serialize a model with additional outputs; the model is large, and not copied."""
     count = len(model.graph.output)
     model.graph.output.extend(extra.graph.output)
     try:
@@ -200,13 +208,13 @@ def _joined(model: onnx.ModelProto, extra: onnx.ModelProto) -> bytes:
 
 
 def _key(data: bytes, scope: Scope) -> str:
+    """Return a hash of the model, the observations and the isolation."""
     isolation = current()
-    where = (
-        "" if isolation is None else isolation.number
-    )  # as threads keep a session from call to call
-    found = hashlib.sha256(data)
-    found.update(repr((where, list(scope.flat()))).encode())
-    return found.hexdigest()
+    # Threads keep a session from call to call, which must not outlive its isolation.
+    where = "" if isolation is None else isolation.number
+    key = hashlib.sha256(data)
+    key.update(repr((where, list(scope.flat()))).encode())
+    return key.hexdigest()
 
 
 def _local(
@@ -215,13 +223,17 @@ def _local(
     samples: Iterable[Sample],
     progress: Progress | None,
 ) -> list[Statistic]:
-    """Two lanes in this process: one runs a batch while the other counts, each on its share of the
-    cores.
+    """Run the samples in-process, in lanes with a share of the cores.
 
-    A lane has statistics of its own; as they merge exactly, it does not matter which batch went
-    where. Averages, which depend on the order, and a single core get one lane.
+    Of two lanes one runs a batch while the other updates its statistics. A lane has statistics of
+    its
+    own; they merge exactly, so that the assignment of batches to lanes does not matter. Averages,
+    which
+    depend on the order, and a single core get one lane.
     """
-    iterator, sent, done = iter(samples), 0, 0
+    iterator = iter(samples)
+    sent = 0
+    done = 0
     busy: dict[Future[list[Any]], list[Statistic]] = {}
     with Lanes(len(idle)) as pool:
         while True:
@@ -254,9 +266,9 @@ def _submit(
     shard: list[Sample],
     first: int,
 ) -> Future[list[Statistic]]:
-    """Give a few samples to an executor.
+    """Submit a few samples to an executor.
 
-    A thread sees whether sessions are isolated; a process is apart already.
+    A thread must see whether sessions are isolated; a process is isolated already.
     """
     if isinstance(executor, ThreadPoolExecutor):
         return executor.submit(copy_context().run, _observe_shard, watch, shard, first)
@@ -269,7 +281,7 @@ def _merge(total: list[Statistic], more: list[Statistic]) -> None:
 
 
 class _Session:
-    """An open session on a scope; it may be used from several threads."""
+    """An open session on a scope, for use from several threads."""
 
     def __init__(
         self,
@@ -278,7 +290,7 @@ class _Session:
         threads: int,
         results: Sequence[str] = (),
     ) -> None:
-        """``results``: outputs of the model that ``run`` returns."""
+        """Open a session; ``results``: outputs of the model that ``observe`` returns."""
         try:
             self._session = open_session(
                 model,
@@ -301,19 +313,13 @@ class _Session:
             results,
         )
         types = {value.name: value.type for value in self._session.get_outputs()}
-        self._outputs = [
-            name
-            for name, kind in types.items()
-            if name not in self._inputs
-            and (
-                name in self._needed
-                or (name in self._readers and kind == "tensor(float)")
-            )
-        ]
-        self._bodies, first = (
-            list[tuple[Control, str, _Body]](),
-            len(scope.observations),
-        )
+        self._outputs = []
+        for name, kind in types.items():
+            observed = name in self._readers and kind == "tensor(float)"
+            if name not in self._inputs and (name in self._needed or observed):
+                self._outputs.append(name)
+        self._bodies = list[tuple[Control, str, _Body]]()
+        first = len(scope.observations)
         for control in scope.controls:
             for attribute, body in control.bodies.items():
                 self._bodies.append(
@@ -325,6 +331,7 @@ class _Session:
 
     @classmethod
     def on(cls, watch: _Watch, threads: int) -> _Session:
+        """Open a session on a watch."""
         session = cls(watch.scope, watch.model, threads)
         session._defaults = watch.defaults
         return session
@@ -335,13 +342,12 @@ class _Session:
         index: int,
         statistics: list[Any],
     ) -> list[Any]:
-        """Run one batch and let the statistics of the observed tensors take it in.
-
-        The results asked for.
-        """
+        """Run one batch, update the statistics of the observed tensors, and return ``results``."""
         values = {name: value for name, value in sample.items() if name in self._inputs}
         try:
-            found = self._session.run(self._outputs, values) if self._outputs else []
+            computed = []
+            if self._outputs:
+                computed = self._session.run(self._outputs, values)
         except Exception as error:  # onnxruntime raises several unrelated types
             raise DataError(
                 f"sample {index}: onnxruntime could not run the model on it: {error}",
@@ -349,16 +355,15 @@ class _Session:
         values = {
             **self._defaults,
             **values,
-            **dict(zip(self._outputs, found, strict=True)),
+            **dict(zip(self._outputs, computed, strict=True)),
         }
-        del found
+        del computed
         for tensor, readers in self._readers.items():
-            # not kept any longer than it is needed
-            value = (
-                values.get(tensor)
-                if tensor in self._needed
-                else values.pop(tensor, None)
-            )
+            # Tensors that no body needs are freed after they are counted.
+            if tensor in self._needed:
+                value = values.get(tensor)
+            else:
+                value = values.pop(tensor, None)
             if isinstance(value, np.ndarray) and value.dtype == np.float32:
                 for place, axis in readers:
                     statistics[place].observe(rows(value, axis))
@@ -379,13 +384,13 @@ class _Session:
         index: int,
         statistics: list[Any],
     ) -> None:
+        """Run the bodies of a node as its operator prescribes."""
         steps = control.play(values)
         try:
-            attribute, own = next(steps)
+            attribute, inputs = next(steps)
             while True:
-                attribute, own = steps.send(
-                    bodies[attribute].run(own, values, index, statistics),
-                )
+                outputs = bodies[attribute].run(inputs, values, index, statistics)
+                attribute, inputs = steps.send(outputs)
         except StopIteration:
             return
         except DataError as error:
@@ -396,38 +401,42 @@ class _Session:
 
 @dataclass(frozen=True)
 class _Body:
-    """A body that is run step by step."""
+    """A body, run step by step."""
 
     session: _Session
-    own: list[onnx.ValueInfoProto]
+    inputs: list[onnx.ValueInfoProto]
     borrowed: frozenset[str]
     places: slice
 
     @classmethod
     def on(cls, scope: Scope, first: int, threads: int) -> _Body:
+        """Open a session on a body, whose statistics start at index ``first``."""
         model = onnx.ModelProto()
         model.CopyFrom(scope.model)
         model.MergeFrom(_additions(scope))
         results = [value.name for value in scope.model.graph.output]
         count = len(list(scope.flat()))
-        own = [value for value in model.graph.input if value.name not in scope.borrowed]
+        inputs = [
+            value for value in model.graph.input if value.name not in scope.borrowed
+        ]
         return cls(
             _Session(scope, model, threads, results),
-            own,
+            inputs,
             scope.borrowed,
             slice(first, first + count),
         )
 
     def run(
         self,
-        own: list[Any],
-        around: Mapping[str, Any],
+        inputs: list[Any],
+        outer: Mapping[str, Any],
         index: int,
         statistics: list[Any],
     ) -> list[Any]:
-        """What it computes of its own inputs and of the values around it."""
-        feeds = {name: around[name] for name in self.borrowed}
-        for value, given in zip(self.own, own, strict=True):
+        """Run the body on its own inputs and on captured outer values."""
+        feeds = {name: outer[name] for name in self.borrowed}
+        for value, given in zip(self.inputs, inputs, strict=True):
+            # Scalars, such as a Loop's condition, may be declared with shape (1,).
             single = (
                 len(value.type.tensor_type.shape.dim) == 1
                 and isinstance(given, np.ndarray)
@@ -441,7 +450,7 @@ _open: dict[str, _Session] = {}
 
 
 def _observe_shard(watch: _Watch, shard: list[Sample], first: int) -> list[Statistic]:
-    """Runs in a worker: the session is opened once per process and model."""
+    """Observe samples in a worker, which opens a session once per process and model."""
     session = _open.get(watch.key)
     if session is None:
         _open.clear()
@@ -453,11 +462,12 @@ def _observe_shard(watch: _Watch, shard: list[Sample], first: int) -> list[Stati
 
 
 def _additions(scope: Scope) -> onnx.ModelProto:
-    """What has to be added to a model so that what is watched is an output.
+    """Return the missing outputs of a model for the observed tensors.
 
-    Onnxruntime infers the types.
+    onnxruntime infers their types.
     """
-    result, graph = onnx.ModelProto(), scope.model.graph
+    result = onnx.ModelProto()
+    graph = scope.model.graph
     exposed = {value.name for value in (*graph.input, *graph.output)}
     wanted = [observation.tensor for observation in scope.observations]
     for control in scope.controls:

@@ -1,7 +1,6 @@
-"""Open an onnxruntime session on a model in memory, whatever its size and whatever operators it
-embeds.
+"""Open onnxruntime sessions, also on models above 2 GiB.
 
-What does not fit into one protobuf message travels through files.
+Models that do not fit into one protobuf message travel through files.
 """
 
 from __future__ import annotations
@@ -37,25 +36,25 @@ from calibrators.onnx_runtime.worker import (
 )
 from calibrators.scratch import ScratchFolder
 
-#: A protobuf message ends at 2 GiB; above this estimate a model travels through a file with
-#: external data.
+#: A protobuf message ends at 2 GiB; larger models travel through a file with external data.
 PROTOBUF_LIMIT = 1_900_000_000
 
-#: Beside weights of this size the rest of a model does not count.
+#: With weights of this size, the other parts of a model are negligible.
 _LARGE = 100_000_000
 #: Tensors below this size stay inside the model file.
 _SMALL_TENSOR = 1024
 #: External tensors start at multiples of this, as ONNX advises.
 PAGE = 4096
 
-#: Entries of onnxruntime's options: int8 weights become uint8 ones, whose products are added up in
-#: 32 bits; and Q/DQ pairs and what stands between them are computed one by one.
-PRECISE, DEFINED = "session.x64quantprecision", "session.disable_quant_qdq"
+#: Session options of onnxruntime. With the first one int8 weights become uint8, whose products are
+#: summed in 32 bits; with the second one, Q/DQ pairs are not fused into integer operators.
+PRECISE = "session.x64quantprecision"
+DEFINED = "session.disable_quant_qdq"
 
 logger = logging.getLogger(__name__)
 
 
-def open_session(  # noqa: PLR0913
+def open_session(  # noqa: PLR0913  the options of a session are independent
     model: onnx.ModelProto | bytes | Path,
     *,
     threads: int = 0,
@@ -64,28 +63,27 @@ def open_session(  # noqa: PLR0913
     integers: bool | None = None,
     what: str = "a model",
 ) -> Any:
-    """Open a session on the CPU: ``run``, ``get_inputs`` and ``get_outputs`` of an
-    ``onnxruntime.InferenceSession``.
+    """Open a CPU session: ``run``, ``get_inputs``, ``get_outputs`` as in ``InferenceSession``.
 
-    It runs in another process within a block of ``calibrators.onnx_runtime.isolation.isolated``.
-    Elsewhere a signal handler that raises ends a run of the main thread.
+    Inside a block of ``calibrators.onnx_runtime.isolation.isolated`` the session runs in another
+    process. Elsewhere a signal handler that raises ends a run of the main thread.
 
     Args:
-        model: the model, its serialized bytes, or a file. What a ModelProto has of tensors in files
-            stays there.
+        model: the model, its serialized bytes, or a file. External tensors of a ModelProto are not
+            loaded.
         threads: threads inside an operator; 0 lets onnxruntime choose.
         optimize: apply onnxruntime's graph optimizations.
-        lean: leave weights where they are, in files that are mapped into memory, instead of packing
-            them for speed; always so for a ModelProto with tensors in files.
+        lean: leave weights in files that are mapped into memory, instead of packing them for speed;
+            always so for a ModelProto with external tensors.
         what: names the model in the error of a crash.
-        integers: let onnxruntime make integer operators of those between Q/DQ pairs; it then rounds
-            float weights there to 8 bits by scales of its own. True means with the kernels of this
-            processor; by default sums of products do not saturate whatever the processor, so that
-            all find the same. Where onnxruntime cannot do that, found out here or by the first run,
-            it is as with False: the model is computed as ONNX defines it.
+        integers: let onnxruntime fuse Q/DQ pairs into integer operators; float weights there are
+            then rounded to 8 bits by onnxruntime's own scales. True uses the kernels of this
+            processor. The default avoids saturating sums, so that all processors find the same.
+            Where onnxruntime cannot avoid saturation, at loading or in the first run, the default
+            acts as False: the model is computed as ONNX defines it.
 
     Raises:
-        RuntimeCrash: the other process died of the model.
+        RuntimeCrash: the other process died while loading the model.
     """
     stored = isinstance(model, onnx.ModelProto) and any(
         map(is_stored, initializers(model.graph)),
@@ -99,9 +97,8 @@ def open_session(  # noqa: PLR0913
     if integers is None and saturates():
         try:
             return _Unsaturated(opened(PRECISE), lambda: opened(DEFINED))
-        except (
-            RuntimeCrash
-        ):  # as applications would; that it loads in another way helps nobody
+        except RuntimeCrash:
+            # An application would crash, too: another way of loading would only hide that.
             raise
         except Exception as error:  # onnxruntime raises several unrelated types
             logger.debug(
@@ -113,11 +110,11 @@ def open_session(  # noqa: PLR0913
 
 
 class _Session:
-    """An ``onnxruntime.InferenceSession`` in this process, whose runs a signal can end."""
+    """An in-process ``onnxruntime.InferenceSession`` with interruptible runs."""
 
     def __init__(self, source: str | bytes, settings: Settings) -> None:
         options = session_options(settings)
-        # onnxruntime 1.20 cannot be told to stop loading
+        # onnxruntime 1.20 has no way to stop loading.
         stop = getattr(options, "set_load_cancellation_flag", lambda _: None)
         self._session = interruptible(
             lambda: native_session(source, options),
@@ -126,6 +123,7 @@ class _Session:
         self.settings = settings
 
     def run(self, names: Sequence[str] | None, feeds: Mapping[str, Any]) -> Any:
+        """Compute outputs; a signal handler that raises ends the run."""
         import onnxruntime as ort
 
         options = ort.RunOptions()
@@ -146,11 +144,11 @@ class _Session:
 
 
 class _Unsaturated:
-    """A session with uint8 weights, or, where its first run fails, the session that ``reopen``
-    makes.
+    """A session with uint8 weights; if its first run fails, the session of ``reopen``.
 
-    onnxruntime 1.32 loads weights per channel that it then cannot run: those without a zero point,
-    which gets one of the wrong shape, and those that are a MatMul's first input.
+    onnxruntime 1.32 loads models with per-channel weights that it then cannot run: weights without
+    a
+    zero point, which get one of the wrong shape, and weights that are a MatMul's first input.
     """
 
     def __init__(self, session: Any, reopen: Callable[[], Any]) -> None:
@@ -158,10 +156,10 @@ class _Unsaturated:
         self._reopen: Callable[[], Any] | None = reopen
 
     def run(self, *arguments: Any, **options: Any) -> Any:
-        reopen, self._reopen = (
-            self._reopen,
-            None,
-        )  # which keeps the model in memory no longer than until now
+        """Compute outputs, by the second session if the first one fails."""
+        # ``reopen`` keeps the model in memory: dropped after the first run.
+        reopen = self._reopen
+        self._reopen = None
         try:
             return self._session.run(*arguments, **options)
         except RuntimeCrash:
@@ -181,7 +179,7 @@ class _Unsaturated:
 
 
 def is_defined(session: Any) -> bool:
-    """Whether a session keeps Q/DQ pairs and what stands between them apart."""
+    """Return whether a session computes Q/DQ pairs unfused, as ONNX defines."""
     return bool(session.settings.entries.get(DEFINED) == "1")
 
 
@@ -208,8 +206,13 @@ def _open(
     *,
     temporary: Path | None = None,
 ) -> Any:
-    """``temporary``: a folder that the other process, if there is one, needs as long as the
-    session.
+    """Open a session, with the library of operators that the model needs.
+
+    Args:
+        source: a file, or a serialized model.
+        settings: options of the session.
+        what: names the model in errors.
+        temporary: a folder that an isolated session needs while it lives.
     """
     isolation = current()
 
@@ -227,22 +230,23 @@ def _open(
 
 
 def _open_stored(model: onnx.ModelProto, settings: Settings, what: str) -> Any:
-    """A session that maps the files of stored tensors, which onnxruntime wants by paths relative to
-    one folder.
+    """Open a session that maps the files of external tensors.
+
+    onnxruntime takes their paths relative to one folder.
     """
     light = onnx.ModelProto()
     light.CopyFrom(model)
     stored = [tensor for tensor in initializers(light.graph) if is_stored(tensor)]
-    rest = sum(
+    embedded = sum(
         tensor_bytes(tensor)
         for tensor in initializers(light.graph)
         if not is_stored(tensor)
     )
     try:
         root = os.path.commonpath([location(tensor)[0].parent for tensor in stored])
-    except ValueError:  # drives of their own
+    except ValueError:  # on different drives of Windows
         root = ""
-    if not root or rest > PROTOBUF_LIMIT:
+    if not root or embedded > PROTOBUF_LIMIT:
         return _open_large(model, settings, what)
     for tensor in stored:
         path, offset, length = location(tensor)
@@ -268,11 +272,15 @@ def _open_large(model: onnx.ModelProto, settings: Settings, what: str) -> Any:
 
 
 def write_external(model: onnx.ModelProto, path: Path, data: Path) -> None:
-    """Write a model, which is not changed, to ``path``, and its large initializers, if any, to
-    ``data`` beside it.
+    """Write a model to ``path``, and large initializers to ``data``.
 
-    onnx's own conversion refuses a name that a file in the current folder has, wherever the model
-    goes.
+    The model is not changed. onnx's own conversion refuses a name that a file in the current folder
+    has, wherever the model is written.
+
+    Args:
+        model: the model.
+        path: the model file.
+        data: the file of the external tensors, in the same folder.
     """
     stored = onnx.ModelProto()
     stored.CopyFrom(model)
@@ -283,17 +291,14 @@ def write_external(model: onnx.ModelProto, path: Path, data: Path) -> None:
                 place(tensor, data.name, file.tell(), copy_values(tensor, file))
             if is_stored(tensor) or tensor_bytes(tensor) < _SMALL_TENSOR:
                 continue
-            if (
-                not tensor.raw_data and tensor.data_type != onnx.TensorProto.STRING
-            ):  # as float_data, say
+            # The values may be in another field, such as float_data.
+            if not tensor.raw_data and tensor.data_type != onnx.TensorProto.STRING:
                 tensor.CopyFrom(
                     numpy_helper.from_array(numpy_helper.to_array(tensor), tensor.name),
                 )
             if len(values := tensor.raw_data) >= _SMALL_TENSOR:
-                file.seek(
-                    -file.tell() % PAGE,
-                    os.SEEK_CUR,
-                )  # where a runtime can map it into memory
+                # Aligned, so that a runtime can map the tensor into memory.
+                file.seek(-file.tell() % PAGE, os.SEEK_CUR)
                 place(tensor, data.name, file.tell(), file.write(values))
     if not data.stat().st_size:
         data.unlink()
@@ -301,7 +306,7 @@ def write_external(model: onnx.ModelProto, path: Path, data: Path) -> None:
 
 
 def initializers(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
-    """The initializers of a graph and its subgraphs."""
+    """Yield the initializers of a graph and of the subgraphs."""
     yield from graph.initializer
     for node in graph.node:
         for attribute in node.attribute:
@@ -310,25 +315,24 @@ def initializers(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
 
 
 def estimate_bytes(model: onnx.ModelProto) -> int:
-    """Size of a model's weights.
+    """Return the size of a model's weights.
 
-    Unlike ``ByteSize`` it does not serialize the model to learn it.
+    Unlike ``ByteSize``, this does not serialize the model.
     """
     return sum(map(tensor_bytes, initializers(model.graph)))
 
 
 def model_bytes(model: onnx.ModelProto) -> int:
-    """Size of a model.
-
-    Of a large one, which is slow or impossible to serialize, that of its weights.
-    """
+    """Return the size of a model; of the weights alone for large models."""
     estimate = estimate_bytes(model)
     stored = any(map(is_stored, initializers(model.graph)))
-    return estimate if stored or estimate > _LARGE else model.ByteSize()
+    if stored or estimate > _LARGE:
+        return estimate
+    return model.ByteSize()
 
 
 def tensor_bytes(tensor: onnx.TensorProto) -> int:
-    """Size of a tensor by its shape and type, an upper bound for types of less than a byte."""
+    """Return the size of a tensor, an upper bound for types of less than a byte."""
     try:
         width = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
     except KeyError:
@@ -337,7 +341,7 @@ def tensor_bytes(tensor: onnx.TensorProto) -> int:
 
 
 def tensor_size(tensor: onnx.TensorProto) -> int:
-    """Size of a tensor's values as they are stored, those of less than a byte packed."""
+    """Return the size of a tensor's stored values; types of less than a byte are packed."""
     try:
         dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
         packed = len(numpy_helper.from_array(np.zeros(8, dtype)).raw_data)

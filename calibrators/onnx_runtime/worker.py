@@ -1,9 +1,8 @@
-"""Open and run onnxruntime sessions, in this process or as a program that another process sends
-requests to.
+"""Run onnxruntime sessions, in this process or as the server of another process.
 
-As a program it is started by ``calibrators.onnx_runtime.isolation``. It imports numpy and
-onnxruntime, but not onnx, so that it starts quickly. It ends when its standard input does, which
-also happens when the other process is killed.
+``calibrators.onnx_runtime.isolation`` starts this module as a program, which imports numpy and
+onnxruntime, but not onnx, to start quickly. The program ends at the end of its standard input,
+which also comes when the other process is killed.
 
 A message is a pickle of protocol 5. Large arrays follow it as raw bytes, without another copy:
 
@@ -25,14 +24,15 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple, NoReturn, Protocol
 
-#: Two numbers of the header, and the size of one array.
-_HEADER, _SIZE = struct.Struct("<QQ"), struct.Struct("<Q")
+#: The two numbers of the header; the size of one array.
+_HEADER = struct.Struct("<QQ")
+_SIZE = struct.Struct("<Q")
 #: Bytes that one system call moves; some systems refuse more than 2 GiB.
 _CHUNK = 1 << 30
-#: Bytes that a pipe holds, where that can be set; the default of Linux makes large arrays half as
+#: Bytes that a pipe holds, where configurable; the default of Linux makes large arrays half as
 #: fast.
 _PIPE = 1 << 20
-#: Requests that are served at the same time; each waits for a thread of the other process.
+#: Concurrent requests at most; a thread of the other process waits for each.
 _THREADS = 64
 
 
@@ -65,13 +65,18 @@ class Value(NamedTuple):
 class Stream(Protocol):
     """An unbuffered binary file."""
 
-    def write(self, data: Any, /) -> int | None: ...
-    def readinto(self, data: Any, /) -> int | None: ...
-    def close(self) -> None: ...
+    def write(self, data: Any, /) -> int | None:
+        """Write some bytes, and return their number."""
+
+    def readinto(self, data: Any, /) -> int | None:
+        """Fill a buffer as far as possible, and return the number of bytes."""
+
+    def close(self) -> None:
+        """Close the stream."""
 
 
 def session_options(settings: Settings) -> Any:
-    """Return the ``onnxruntime.SessionOptions`` for some settings."""
+    """Return the ``onnxruntime.SessionOptions`` of settings."""
     import onnxruntime as ort
 
     options = ort.SessionOptions()
@@ -83,10 +88,10 @@ def session_options(settings: Settings) -> Any:
         options.add_session_config_entry(name, value)
     if settings.lean:
         options.add_session_config_entry("session.disable_prepacking", "1")
-        options.enable_cpu_mem_arena = False  # which keeps what it once held
-        options.execution_order = (
-            ort.ExecutionOrder.PRIORITY_BASED
-        )  # by default all constants are unpacked first
+        # The arena never returns memory to the system.
+        options.enable_cpu_mem_arena = False
+        # In the default order all constants are unpacked first.
+        options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
     if settings.library:
         options.register_custom_ops_library(settings.library)
     return options
@@ -104,7 +109,7 @@ def native_session(source: str | bytes, options: Any) -> Any:
     }
     session = ort.InferenceSession(source, options, **settings)
     if hasattr(session, "_model_bytes"):
-        # kept for opening it once more on other providers, which nobody asks for
+        # onnxruntime keeps the bytes to reopen the model on other providers.
         session._model_bytes = None
     return session
 
@@ -141,7 +146,7 @@ def send(stream: Stream, message: object) -> None:
     """Write a message.
 
     Raises:
-        OSError: nobody reads it any more.
+        OSError: the other side has closed the pipe.
     """
     buffers: list[pickle.PickleBuffer] = []
     body = pickle.dumps(message, protocol=5, buffer_callback=buffers.append)
@@ -165,7 +170,11 @@ def receive(stream: Stream) -> Any:
     body = _read(stream, bytearray(length))
     # Unlike a bytearray, an empty array is not filled with zeros before it is read into.
     arrays = [
-        _read(stream, np.empty(size, np.uint8)) for (size,) in _SIZE.iter_unpack(sizes)
+        _read(
+            stream,
+            np.empty(size, np.uint8),
+        )
+        for (size,) in _SIZE.iter_unpack(sizes)
     ]
     return pickle.loads(body, buffers=arrays)
 
@@ -177,7 +186,7 @@ def _write(stream: Stream, data: Any) -> None:
 
 
 def _read(stream: Stream, target: Any) -> Any:
-    """Fill a buffer, and return it."""
+    """Fill and return a buffer."""
     view = memoryview(target).cast("B")
     while len(view):
         count = stream.readinto(view[:_CHUNK])
@@ -193,11 +202,8 @@ def widen_pipe(stream: Any) -> None:
         import fcntl
 
         fcntl.fcntl(stream, fcntl.F_SETPIPE_SZ, _PIPE)
-    except (
-        ImportError,
-        AttributeError,
-        OSError,
-    ):  # Windows; macOS; a limit of the system
+    except (ImportError, AttributeError, OSError):
+        # On Windows, on macOS, or beyond a limit of the system: the default size works, too.
         pass
 
 
@@ -220,10 +226,12 @@ class _Server:
         }
 
     def close(self, numbers: Sequence[int]) -> None:
+        """Close sessions by number."""
         for number in numbers:
             self._sessions.pop(number, None)
 
     def answer(self, ticket: int, action: str, arguments: tuple[Any, ...]) -> None:
+        """Run an action, and send the result or the error."""
         try:
             answer = (ticket, True, self._actions[action](*arguments))
         except Exception as error:
@@ -238,7 +246,7 @@ class _Server:
         whole: bool,
         settings: Settings,
     ) -> tuple[list[Value], list[Value]]:
-        """Open a file; ``whole``: read it into memory first, as if it had never been one."""
+        """Open a file; ``whole``: from memory, as if there were no file."""
         model: str | bytes = source
         if whole:
             model = Path(source).read_bytes()
@@ -259,7 +267,7 @@ class _Server:
 
 
 def _portable(error: Exception) -> Exception:
-    """Return an error that the other process can read: itself, or its text."""
+    """Return a picklable error: the original, or a RuntimeError with the text."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:
@@ -268,7 +276,7 @@ def _portable(error: Exception) -> Exception:
 
 
 def _leave_no_core() -> None:
-    """A crash is reported; no core file is wanted."""
+    """Disable core files: a crash is reported by the other process."""
     try:
         import resource
 
@@ -281,23 +289,20 @@ def _leave_no_core() -> None:
 
 
 def serve(folder: str) -> NoReturn:
-    """Answer requests from standard input on standard output until the input ends, and then end
-    this process.
+    """Serve requests from standard input on standard output; exit at the end of the input.
 
     Args:
-        folder: holds the models; it is removed with this process, as the other process may not be
-            there any more.
+        folder: holds the models; removed at the end, as the other process may be gone.
     """
     requests = os.fdopen(os.dup(0), "rb", buffering=0)
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)  # libraries may print
+    # Libraries may print to standard output, which would corrupt the answers.
+    os.dup2(2, 1)
     _leave_no_core()
     server = _Server(answers)
     pool = ThreadPoolExecutor(_THREADS)
-    pool.submit(
-        importlib.import_module,
-        "onnxruntime",
-    )  # while the other process makes the first model ready
+    # Import onnxruntime while the other process prepares the first model.
+    pool.submit(importlib.import_module, "onnxruntime")
     try:
         while True:
             ticket, closed, action, arguments = receive(requests)
@@ -308,4 +313,5 @@ def serve(folder: str) -> NoReturn:
         pass
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-        os._exit(0)  # without waiting for what still runs
+        # Exit at once: a native run may never end.
+        os._exit(0)

@@ -1,1 +1,1 @@
-"""Readers of calibration data."""
+"""Read calibration data."""

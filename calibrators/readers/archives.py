@@ -1,6 +1,4 @@
-"""Arrays in a .npz file, read row by row where they are large: a small archive can hold gigabytes
-of zeros.
-"""
+"""Read large arrays in a .npz file row by row: a small archive can hold gigabytes of zeros."""
 
 from __future__ import annotations
 
@@ -20,20 +18,20 @@ from calibrators.limits import raise_it, tensor_limit
 from calibrators.readers.samples import Sample
 
 _SUFFIX = ".npy"
-#: Versions of the format whose header numpy reads by a public function.
+#: Public functions of numpy that read a header, by the version of the format.
 _READERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 
 
 @dataclass(frozen=True)
 class Header:
-    """What an archive says of one of its arrays.
+    """Description of an array in an archive.
 
     Attributes:
-        name: its key.
-        member: the name of its file in the archive.
-        shape: its dimensions; empty where they are not known.
-        dtype: its type; None where its values cannot be read row by row.
-        size: bytes that it takes, as far as that is known.
+        name: key of the array.
+        member: name of its file in the archive.
+        shape: its dimensions; empty if unknown.
+        dtype: its type; None if its values cannot be read row by row.
+        size: its size in bytes, as far as known.
     """
 
     name: str
@@ -44,7 +42,7 @@ class Header:
 
 
 def read_headers(file: IO[bytes]) -> list[Header]:
-    """The headers of all arrays in a .npz file, none of whose values is read."""
+    """Read the array headers in a .npz file, without values."""
     with zipfile.ZipFile(file) as archive:
         return [_header(archive, info) for info in archive.infolist()]
 
@@ -53,8 +51,12 @@ def _header(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Header:
     name = info.filename.removesuffix(_SUFFIX)
     with archive.open(info) as member:
         start = member.read(len(npy.magic(1, 0)))
-        version = (start[-2], start[-1]) if start.startswith(npy.MAGIC_PREFIX) else None
-        if version not in _READERS:  # no array, or one whose field names are no ASCII
+        if start.startswith(npy.MAGIC_PREFIX):
+            version = (start[-2], start[-1])
+        else:
+            version = None
+        # Not an array, or an array with field names outside ASCII.
+        if version not in _READERS:
             return Header(name, info.filename, (), None, info.file_size)
         shape, fortran, dtype = _READERS[version](member)
         needed = math.prod(shape) * dtype.itemsize
@@ -72,10 +74,10 @@ def _header(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Header:
 
 
 def require_size(path: Path, header: Header, size: int) -> None:
-    """Check the bytes that a part of an array takes which is read at once.
+    """Check the size of the part of an array that is read at once.
 
     Raises:
-        DataError: they are more than the limit.
+        DataError: the part is larger than the limit.
     """
     if size > tensor_limit():
         raise DataError(
@@ -91,16 +93,18 @@ def stream_rows(
     *,
     batch: bool,
 ) -> Iterator[Sample]:
-    """The rows of some arrays, one of each at a time; the file is open until the last one.
+    """Yield the rows of arrays in step.
+
+    The file is open until the last row.
 
     Args:
         path: the .npz file.
         headers: of arrays that can be read by row.
-        count: rows of each.
-        batch: a row is a batch of one, with the first axis.
+        count: number of rows of each array.
+        batch: yield rows as batches of one, with the first axis.
 
     Raises:
-        DataError: the archive holds less than it says, or a row takes more than the limit.
+        DataError: the archive holds less than its headers claim, or a row is larger than the limit.
     """
     with ExitStack() as stack:
         archive = stack.enter_context(zipfile.ZipFile(path))

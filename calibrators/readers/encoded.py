@@ -1,4 +1,4 @@
-"""Image files that onnxruntime-extensions decodes safely.
+"""Read image files after a check for safe decoding.
 
 Needs Python alone, to be shipped with a model.
 """
@@ -7,25 +7,26 @@ from __future__ import annotations
 
 from pathlib import Path
 
-#: Bytes of a pixel while an image is decoded and brought to its size.
+#: Bytes per pixel while an image is decoded and resized.
 PIXEL = 6
-#: Bytes that decoding an image may take, unless it is told otherwise: images of 178 million pixels.
+#: Default limit of the bytes for decoding an image: 178 million pixels.
 MOST = 1 << 30
 
 
 def read_encoded(file: Path, most: int = MOST) -> bytes:
-    """The bytes of a JPEG or PNG file, if DecodeImage is safe with them.
+    """Return the bytes of a JPEG or PNG file, if DecodeImage is safe with them.
 
-    Its libjpeg ends the process over anything else, and may never return from a JPEG cut short. A
-    file of 3 MB can hold an image of 30,000 times 30,000 pixels.
+    The libjpeg of onnxruntime-extensions ends the process on any other file, and may never return
+    from
+    a JPEG cut short. A file of 3 MB can hold an image of 30,000 times 30,000 pixels.
 
     Args:
         file: the file.
-        most: bytes that decoding it may take.
+        most: most bytes for decoding it.
 
     Raises:
-        OSError: it cannot be read.
-        ValueError: it is another file, is damaged, or holds an image that is too large.
+        OSError: the file cannot be read.
+        ValueError: the file is of another kind or damaged, or its image is too large.
     """
     if not file.is_file() and file.exists():
         raise ValueError(f"{file} is no regular file")
@@ -52,35 +53,34 @@ def read_encoded(file: Path, most: int = MOST) -> bytes:
 
 
 def _png_size(encoded: bytes) -> tuple[int, int] | None:
-    """Width and height, which stand first (ISO/IEC 15948, 11.2.2); None without an end."""
+    """Return width and height (ISO/IEC 15948, 11.2.2); None for a file without an end."""
     if b"IEND" not in encoded or encoded[12:16] != b"IHDR":
         return None
     return int.from_bytes(encoded[16:20], "big"), int.from_bytes(encoded[20:24], "big")
 
 
 def _jpeg_size(encoded: bytes) -> tuple[int, int] | None:
-    """Width and height, if its segments hold an RGB or grey frame, a scan, and the end (ITU-T T.81,
-    annex B).
+    """Return width and height of a complete RGB or grey JPEG; otherwise None.
+
+    The segments must hold a frame, a scan, and the end (ITU-T T.81, annex B).
     """
-    at, size = 2, None
+    at = 2
+    size = None
     while encoded[at : at + 1] == b"\xff":
-        marker, length = encoded[at + 1 : at + 2], encoded[at + 2 : at + 4]
+        marker = encoded[at + 1 : at + 2]
+        length = encoded[at + 2 : at + 4]
         if marker == b"\xff":  # fill
             at += 1
             continue
         if marker == b"\xda":  # start of scan: its data escapes 0xFF
             return size if encoded.find(b"\xff\xd9", at) > 0 else None
-        if marker in (
-            b"\xc0",
-            b"\xc1",
-            b"\xc2",
-        ):  # baseline, extended and progressive frames
+        # baseline, extended and progressive frames
+        if marker in (b"\xc0", b"\xc1", b"\xc2"):
             sides = encoded[at + 5 : at + 7], encoded[at + 7 : at + 9]
             height, width = (int.from_bytes(side, "big") for side in sides)
-            size = (
-                (width, height)
-                if encoded[at + 9 : at + 10] in (b"\x01", b"\x03")
-                else None
-            )
+            if encoded[at + 9 : at + 10] in (b"\x01", b"\x03"):
+                size = (width, height)
+            else:
+                size = None
         at += 2 + int.from_bytes(length, "big")
     return None

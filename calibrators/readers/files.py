@@ -1,10 +1,8 @@
-"""Read calibration samples from NumPy files: a .npz or .npy, a folder of them, or a sub-folder per
-input.
-"""
+"""Read samples from NumPy files: .npz, .npy, a folder of them, or a sub-folder per input."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,28 +14,32 @@ from calibrators.readers.archives import read_headers, require_size, stream_rows
 from calibrators.readers.samples import Array, InputSpec, Sample, is_empty, splittable
 
 ARRAY_SUFFIXES = frozenset({".npz", ".npy"})
-#: How the files begin; the latter, that of any zip archive, is also that of an empty one.
-#: Bytes of arrays up to which an archive is read whole.
-_WHOLE = 1 << 26
-_NPY, _ZIP = b"\x93NUMPY", b"PK"
+#: Size in bytes up to which an archive is loaded at once.
+_LOADED_AT_ONCE = 1 << 26
+#: First bytes of the files. "PK" begins any zip archive, also an empty one.
+_NPY = b"\x93NUMPY"
+_ZIP = b"PK"
 
 
 def find_files(path: Path, suffixes: frozenset[str]) -> list[Path]:
-    """The files directly in a folder, or the file itself, with one of these suffixes in any case,
-    by name.
+    """Return the files with given suffixes in a folder, sorted by name.
+
+    Args:
+        path: a folder, which is not searched recursively, or a single file.
+        suffixes: lower-case suffixes; files may have them in any case.
     """
-    files = path.iterdir() if path.is_dir() else [path]
+    files: Iterable[Path] = path.iterdir() if path.is_dir() else [path]
     return sorted(
         file for file in files if file.suffix.lower() in suffixes and file.is_file()
     )
 
 
 def read_arrays(path: Path, inputs: Sequence[InputSpec]) -> Iterator[Sample]:
-    """The samples, one by one; no file is open between two of them, unless it is a large .npz.
+    """Yield the samples; only a large .npz stays open between two of them.
 
     A file is one batch, which `open_reader` splits into samples, unless each array in it has one
     dimension more than its input: then the first axis counts batches. A .npy, and a large .npz, is
-    read row by row where it is a stack of batches, or a batch that is split.
+    read row by row if it is a stack of batches, or a batch that is split.
 
     Args:
         path: a .npz, whose keys are the input names; a .npy, if the model has one input; a folder
@@ -46,7 +48,7 @@ def read_arrays(path: Path, inputs: Sequence[InputSpec]) -> Iterator[Sample]:
         inputs: the model's inputs.
 
     Raises:
-        DataError: there is nothing that can be read.
+        DataError: no file can be read.
         SampleMismatch: the files or the rows of different inputs do not pair up.
     """
     for files in _files_by_sample(path, inputs):
@@ -61,7 +63,7 @@ def _files_by_sample(
     path: Path,
     inputs: Sequence[InputSpec],
 ) -> Sequence[Path | dict[str, Path]]:
-    """Where each sample lies: in one .npz, or in a .npy per input."""
+    """Return the file of each sample: a .npz, or a .npy per input."""
     files = find_files(path, ARRAY_SUFFIXES)
     if not files:
         return _pair(path, inputs)
@@ -75,7 +77,7 @@ def _files_by_sample(
 
 
 def _pair(path: Path, inputs: Sequence[InputSpec]) -> list[dict[str, Path]]:
-    """The .npy files of one sub-folder per input, put together by name."""
+    """Pair up the .npy files of one sub-folder per input, by name."""
     columns = {
         spec.name: find_files(path / spec.name, frozenset({".npy"})) for spec in inputs
     }
@@ -101,11 +103,11 @@ def _pair(path: Path, inputs: Sequence[InputSpec]) -> list[dict[str, Path]]:
 
 
 def _read_npz(path: Path, inputs: Sequence[InputSpec]) -> Iterator[Sample]:
-    # Opened here, because np.load leaves a broken archive open.
+    # Opened by Path, because np.load leaves a broken archive open.
     with _reading(path), path.open("rb") as file:
         _check_magic(path, file.read(len(_NPY)))
         headers = read_headers(file)
-    if sum(header.size for header in headers) > _WHOLE and all(
+    if sum(header.size for header in headers) > _LOADED_AT_ONCE and all(
         header.dtype is not None for header in headers
     ):
         rows = _split({header.name: header.shape for header in headers}, inputs, path)
@@ -138,9 +140,9 @@ def _split(
     inputs: Sequence[InputSpec],
     path: Path,
 ) -> tuple[int, bool] | None:
-    """How many samples arrays are cut into, and whether each is a batch of one.
+    """Return the number of samples in arrays, and whether samples are batches.
 
-    None for arrays that stay whole.
+    None for arrays that are not split.
     """
     rows = _rows(shapes, inputs, path)
     if isinstance(rows, range):
@@ -164,7 +166,8 @@ def _read_npy(
     # is mapped.
     shapes = {name: _map(file).shape for name, file in files.items()}
     path = next(iter(files.values()))
-    rows, split = _rows(shapes, inputs, path), _split(shapes, inputs, path)
+    rows = _rows(shapes, inputs, path)
+    split = _split(shapes, inputs, path)
     if split is not None and split[1]:
         rows = [slice(row, row + 1) for row in range(split[0])]
     for row in rows:
@@ -172,7 +175,7 @@ def _read_npy(
 
 
 def _map(path: Path) -> Array:
-    """The array in a .npy, read from the file only where it is looked at."""
+    """Map the array in a .npy file into memory."""
     with _reading(path):
         with path.open("rb") as file:
             _check_magic(path, file.read(len(_NPY)))
@@ -181,13 +184,14 @@ def _map(path: Path) -> Array:
 
 
 def _check_magic(path: Path, start: bytes) -> None:
-    """The name of a file says how it is read: np.load would go by the content instead, and hand out
-    something else.
+    """Refuse a file with a misleading suffix.
+
+    np.load would follow the content instead, and return another type.
     """
     archive = path.suffix.lower() == ".npz"
     if start.startswith(_NPY if archive else _ZIP):
-        is_, named = (".npy", ".npz") if archive else (".npz", ".npy")
-        raise DataError(f"{path} is a {is_} file that is named {named}; rename it")
+        content, suffix = (".npy", ".npz") if archive else (".npz", ".npy")
+        raise DataError(f"{path} is a {content} file that is named {suffix}; rename it")
 
 
 def _rows(
@@ -195,8 +199,9 @@ def _rows(
     inputs: Sequence[InputSpec],
     path: Path,
 ) -> Sequence[Any]:
-    """The indices that cut arrays into samples: one per row of a stack, else ``...``, which takes
-    all.
+    """Return the indices of the samples in arrays.
+
+    One index per row of a stack; otherwise ``...``, which selects the full array.
     """
     specs = {spec.name: spec for spec in inputs}
     if specs.keys() == shapes.keys() and all(
@@ -205,9 +210,8 @@ def _rows(
         return ()
     ranks = {spec.name: len(spec.shape) for spec in inputs if spec.shape is not None}
     if ranks.keys() != shapes.keys():
-        return (
-            ...,
-        )  # ranks that may be anything, or wrong names, which the check of the sample reports
+        # Open ranks, or wrong names, which the check of the sample reports.
+        return (...,)
     counts = {
         shape[0] if len(shape) == ranks[name] + 1 else None
         for name, shape in shapes.items()
@@ -217,7 +221,9 @@ def _rows(
             f"{path}: the arrays are not stacks of equally many samples: {dict(shapes)}",
         )
     count = counts.pop()
-    return (...,) if count is None else range(count)
+    if count is None:
+        return (...,)
+    return range(count)
 
 
 @contextmanager
@@ -226,8 +232,7 @@ def _reading(path: Path) -> Iterator[None]:
         yield
     except DataError:
         raise
-    except (
-        Exception
-    ) as error:  # over a damaged file NumPy and zipfile raise many unrelated types
+    except Exception as error:
+        # NumPy and zipfile raise many unrelated types over a damaged file.
         reason = str(error) or type(error).__name__
         raise DataError(f"{path} cannot be read as a NumPy file: {reason}") from error

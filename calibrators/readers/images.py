@@ -1,8 +1,8 @@
-"""Read image files into model inputs, with a small ONNX model that decodes, resizes and normalizes.
+"""Read image files into model inputs, by a small ONNX model.
 
-Decoding is DecodeImage of onnxruntime-extensions; the rest is standard ONNX. Resizing is
-antialiased, and within one of the 256 levels of Pillow's. An orientation in the EXIF data is not
-applied.
+The model decodes with DecodeImage of onnxruntime-extensions, then resizes and normalizes with
+standard operators. Resizing is antialiased, and within one of 256 levels of Pillow's results. The
+orientation in the EXIF data is not applied.
 """
 
 from __future__ import annotations
@@ -22,14 +22,13 @@ from calibrators.errors import CalibrationError, DataError
 from calibrators.limits import VARIABLE, tensor_limit
 from calibrators.readers.encoded import read_encoded
 
-#: What counts as an image. JPEG and PNG can be decoded on every system; others are reported, not
-#: passed over.
+#: Suffixes of images. JPEG and PNG can be decoded on every system; others are refused, not skipped.
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp"})
 
 
 @dataclass(frozen=True)
 class ImageSpec:
-    """How an image file becomes an array: decode, resize, then ``(pixel * scale - mean) / std``.
+    """Preprocessing of an image file: decode, resize, then ``(pixel * scale - mean) / std``.
 
     Attributes:
         size: (height, width) of the result, in pixels.
@@ -115,7 +114,7 @@ def read_images(
     files: Sequence[Path],
     spec: ImageSpec,
 ) -> Iterator[NDArray[np.float32]]:
-    """The images as arrays of shape (1, 3, height, width), or (1, height, width, 3), one by one.
+    """Yield images as arrays of shape (1, 3, height, width), or (1, height, width, 3).
 
     Args:
         files: JPEG or PNG files. Grey becomes three equal channels; transparency is dropped.
@@ -139,17 +138,21 @@ def read_images(
     for file in files:
         encoded = _read_encoded(file)
         try:
-            (image,) = session.run(None, {"encoded": np.frombuffer(encoded, np.uint8)})
+            (image,) = session.run(
+                None,
+                {"encoded": np.frombuffer(encoded, np.uint8)},
+            )
         except Exception as error:  # onnxruntime raises several unrelated types
             raise DataError(f"{file} cannot be decoded: {error}") from error
         yield image
-        del image  # before the next one is made
+        # Freed before the next one is decoded.
+        del image
 
 
 def image_model(spec: ImageSpec) -> Any:
-    """The ONNX model that makes an array of an encoded file.
+    """Return the ONNX model that decodes and preprocesses an image file.
 
-    It needs the operators of onnxruntime-extensions.
+    The model needs the operators of onnxruntime-extensions.
     """
     from onnx import parser
 
@@ -157,14 +160,17 @@ def image_model(spec: ImageSpec) -> Any:
 
 
 def _pipeline(spec: ImageSpec) -> str:
-    """The ONNX text of the model: an encoded file, shape (n), in; the image out.
+    """Return the ONNX text of the model: bytes of a file, shape (n), to an image.
 
-    DecodeImage gives a grey JPEG one channel, whose bytes it shuffles if it is asked for BGR.
+    DecodeImage returns one channel for a grey JPEG, whose bytes it shuffles if BGR is requested.
     """
     policy = {"stretch": "stretch", "crop": "not_smaller", "letterbox": "not_larger"}[
         spec.resize
     ]
-    box = (spec.resize_to, spec.resize_to) if spec.resize_to else spec.size
+    if spec.resize_to:
+        box = (spec.resize_to, spec.resize_to)
+    else:
+        box = spec.size
     return f"""
 <ir_version: 8, opset_import: ["" : 18, "com.microsoft.extensions" : 1]>
 read_image (uint8[n] encoded) => (float[1, d1, d2, d3] image)
@@ -194,16 +200,19 @@ read_image (uint8[n] encoded) => (float[1, d1, d2, d3] image)
 
 
 def _list(numbers: Iterable[float]) -> str:
-    """A list in ONNX text: {1, 2}."""
+    """Format a list in ONNX text: {1, 2}."""
     return f"{{{', '.join(map(str, numbers))}}}"
 
 
 def _read_encoded(file: Path) -> bytes:
-    """The bytes of a file, if DecodeImage is safe with them."""
+    """Return the bytes of a file, if DecodeImage is safe with them."""
     try:
         return read_encoded(file, tensor_limit())
     except OSError as error:
         raise DataError(f"{file} cannot be read: {error}") from error
     except ValueError as error:
-        hint = f"; set {VARIABLE} if it is meant" if "allowed" in str(error) else ""
+        if "allowed" in str(error):
+            hint = f"; set {VARIABLE} if it is meant"
+        else:
+            hint = ""
         raise DataError(f"{error}{hint}") from error

@@ -1,4 +1,4 @@
-"""Open calibration data of any kind as a stream of checked samples, with one batch alive at a time."""  # noqa: E501
+"""Open calibration data as a stream of checked samples."""
 
 from __future__ import annotations
 
@@ -53,17 +53,17 @@ __all__ = [
 
 @dataclass(frozen=True)
 class RandomData:
-    """Random samples, to try a model out without data: their ranges mean nothing.
+    """Random samples, to try out a model without data: the ranges are meaningless.
 
     Floats are uniform in [0, 1), integers 0 or 1; each pass repeats the same values.
 
     Attributes:
-        samples: how many.
-        seed: of the generator.
-        dims: sizes of symbolic dimensions, by name; all others are 1.
+        samples: number of samples.
+        seed: seed of the generator.
+        dims: sizes of symbolic dimensions, by name; others are 1.
         shapes: shapes of inputs, by name, where the model leaves sizes open.
         ranges: (least, greatest) of inputs, by name: floats are uniform in [least, greatest),
-            integers are any from the least to the greatest.
+            integers in [least, greatest].
     """
 
     samples: int = 8
@@ -93,7 +93,7 @@ class RandomData:
                 )
 
     def draw(self, inputs: Sequence[InputSpec]) -> Iterator[Sample]:
-        """The samples, for these inputs."""
+        """Yield the samples for the inputs."""
         symbols = [
             dim for spec in inputs for dim in spec.shape or () if isinstance(dim, str)
         ]
@@ -113,7 +113,10 @@ class RandomData:
             yield {spec.name: self._draw(spec, generator) for spec in inputs}
 
     def _draw(self, spec: InputSpec, generator: np.random.Generator) -> Array:
-        dtype = np.dtype(np.float32) if spec.dtype is None else spec.dtype
+        if spec.dtype is None:
+            dtype = np.dtype(np.float32)
+        else:
+            dtype = spec.dtype
         if spec.shape is None or not spec.tensor or dtype.kind not in "fiub":
             raise SampleMismatch(
                 f"input {spec.name!r}: no random data for {dtype} of shape"
@@ -131,10 +134,10 @@ class RandomData:
                 f" {list(spec.shape)}",
             )
         size = math.prod(shape) * dtype.itemsize
-        found = f"input {spec.name!r}: {math.prod(shape):,} values of shape {shape}"
+        described = f"input {spec.name!r}: {math.prod(shape):,} values of shape {shape}"
         if size > tensor_limit():
             raise DataError(
-                f"{found} are too many; choose smaller dims: {raise_it(size)}",
+                f"{described} are too many; choose smaller dims: {raise_it(size)}",
             )
         try:
             least, greatest = self.ranges.get(spec.name, (0, 1))
@@ -148,12 +151,10 @@ class RandomData:
                 shape,
                 endpoint=True,
             ).astype(dtype)
-        except (
-            MemoryError,
-            ValueError,
-        ) as error:  # the latter is of a size that no array has
+        except (MemoryError, ValueError) as error:
+            # numpy raises ValueError for a size that no array can have.
             raise DataError(
-                f"{found} do not fit into memory; choose smaller dims",
+                f"{described} do not fit into memory; choose smaller dims",
             ) from error
 
 
@@ -166,19 +167,17 @@ def _check_count(name: str, value: Any, least: int) -> None:
 
 @dataclass(frozen=True)
 class _Source:
-    """Raw batches, before any check.
+    """Raw, unchecked batches.
 
     Attributes:
-        open: starts a pass over them.
-        length: how many samples they hold, None if unknown.
-        restartable: whether there can be a second pass.
-        labelled: whether labels may follow the inputs in a batch.
-        stacked: whether a batch is a stack of samples, rather than what the caller wants to run at
-            once.
-        refilled: whether the arrays of a batch may be filled again for the next one, so that a
-            sample has to be a copy.
-        if_empty: why there may be no batch.
-        random: whether the batches are random numbers.
+        open: starts a pass over the batches.
+        length: number of samples, None if unknown.
+        restartable: a second pass is possible.
+        labelled: labels may follow the inputs in a batch.
+        stacked: a batch is a stack of samples, rather than an input of the model.
+        refilled: the source may overwrite the arrays of a batch, so that samples must be copies.
+        if_empty: reason for an empty pass, for the message.
+        random: the batches are random numbers.
     """
 
     open: Callable[[], Iterator[object]]
@@ -192,18 +191,18 @@ class _Source:
 
 
 class Reader:
-    """Checked samples, {input name: array} in the model's element types; made by `open_reader`.
+    """Checked samples, {input name: array} in the model's types; created by `open_reader`.
 
-    Each iteration is a pass over the data; samples are made when asked for, and forgotten when
-    handed out. It raises a `DataError` as soon as the data turns out not to be what it should be.
+    Each iteration is a pass over the data; samples are read on demand and not kept. Invalid data
+    raises a `DataError` when it is reached.
 
     Attributes:
-        restartable: whether there can be more than one pass; not for a generator.
-        length: how many samples a pass has, None if the data cannot tell.
-        random: whether the samples are random numbers, as those of `RandomData`.
+        restartable: several passes are possible; not for a generator.
+        length: number of samples in a pass, None if unknown.
+        random: the samples are random numbers, as those of `RandomData`.
     """
 
-    def __init__(  # noqa: PLR0913
+    def __init__(  # noqa: PLR0913  private: open_reader is the way to create one
         self,
         source: _Source,
         inputs: Sequence[InputSpec],
@@ -212,54 +211,62 @@ class Reader:
         layout: Layout | None,
         constants: Collection[str] = (),
     ) -> None:
-        self._source, self._inputs, self._layout = source, tuple(inputs), layout
+        self._source = source
+        self._inputs = tuple(inputs)
+        self._layout = layout
         self._constants = constants
-        self._limit, self._expected = limit, expected
+        self._limit = limit
+        self._expected = expected
         self._started: tuple[list[Sample], Iterator[Sample]] | None = None
         self.restartable = source.restartable
         self.random = source.random
         known = source.length
-        self.length = known if known is None or limit is None else min(known, limit)
+        if known is None or limit is None:
+            self.length = known
+        else:
+            self.length = min(known, limit)
 
     def first(self) -> Sample:
-        """The first sample, without taking it from the next pass: for checks before any work is
-        done.
+        """Return the first sample, without taking it from the next pass.
+
+        For checks before any work is done.
         """
         if self._started is None:
-            rest = self._samples()
-            self._started = [next(rest)], rest
+            samples = self._samples()
+            self._started = [next(samples)], samples
         return self._started[0][0]
 
     def __iter__(self) -> Iterator[Sample]:
         if self._started is None:
             return self._samples()
-        (head, rest), self._started = self._started, None
-        # chain keeps what it is given; the iterator it is given here lets go of the first sample in
-        # time
-        return chain(iter(head), rest)
+        head, samples = self._started
+        self._started = None
+        # chain keeps its arguments; an iterator as argument releases the first sample in time.
+        return chain(iter(head), samples)
 
     def _samples(self) -> Iterator[Sample]:
-        # A batch has to die before the next is made: no loop variable may hold it, and no zip or
+        # A batch must be freed before the next is read: no loop variable may hold it, nor zip or
         # enumerate.
         indices = count()
         samples = chain.from_iterable(
             map(partial(self._fit, indices), self._source.open()),
         )
         yield from islice(samples, self._limit)
-        found = next(indices)
-        if not found:
+        count_read = next(indices)
+        if not count_read:
             raise EmptyReader(f"sample 0: {self._source.if_empty}")
         if (
             self._expected is not None
-            and found < self._expected
-            and found != self._limit
+            and count_read < self._expected
+            and count_read != self._limit
         ):
             raise ReaderEndedEarly(
-                f"the data ended before sample {found}; {self._expected} were expected",
+                f"the data ended before sample {count_read}; {self._expected} were"
+                " expected",
             )
 
     def _fit(self, indices: Iterator[int], batch: object) -> Iterator[Sample]:
-        """The samples in a raw batch, each with the next index."""
+        """Yield the samples in a raw batch, each with the next index."""
         index = next(indices)
         sample = name_arrays(
             batch,
@@ -277,7 +284,7 @@ class Reader:
             yield conform(part, self._inputs, next(indices), self._layout)
 
 
-def open_reader(  # noqa: PLR0913
+def open_reader(  # noqa: PLR0913  one call carries all options of a reader
     data: object,
     inputs: Sequence[InputSpec],
     *,
@@ -287,14 +294,15 @@ def open_reader(  # noqa: PLR0913
     images: ImageSpec | None = None,
     constants: Collection[str] = (),
 ) -> Reader:
-    """A reader over calibration data of any of these kinds:
+    """Return a reader over calibration data.
+
+    The data is one of these kinds:
 
     - an iterable of batches: each {input name: array}, or a tuple or list of arrays in the order of
       the inputs, or the bare array for a model with one input; arrays may be torch tensors
-    - a torch DataLoader, or what has its ``dataset`` and ``batch_size``: the same, but what follows
-      the inputs in a tuple or list, the labels, is dropped
-    - an onnxruntime CalibrationDataReader: ``get_next()`` until None, after ``rewind()`` if it has
-      one
+    - a torch DataLoader, or any object with ``dataset`` and ``batch_size``: the same, but labels
+      that follow the inputs in a tuple or list are dropped
+    - an onnxruntime CalibrationDataReader: ``get_next()`` until None, after ``rewind()`` if present
     - one stack of samples: {input name: array}, or the bare array
     - a path to .npz or .npy files, see `calibrators.readers.files.read_arrays`
     - with ``images``, a path to an image, or to a folder of images, taken by name
@@ -306,16 +314,15 @@ def open_reader(  # noqa: PLR0913
     Args:
         data: the data.
         inputs: the model's inputs.
-        limit: take at most so many samples.
-        expected: raise `ReaderEndedEarly` if there are fewer samples, unless ``limit`` ends the
-            pass.
+        limit: read at most so many samples.
+        expected: raise `ReaderEndedEarly` for fewer samples, unless ``limit`` ends the pass.
         layout: ``"nhwc"`` transposes 4-D float arrays from NHWC to NCHW.
-        images: how to turn image files into arrays.
+        images: preprocessing of image files.
         constants: names of initializers: a sample that feeds one is refused with the reason.
 
     Raises:
-        DataError: the data is of no such kind, or an option is wrong or does not apply to it. The
-            samples themselves are checked when they are read.
+        DataError: the data is of another kind, or an option is wrong or does not apply. The samples
+            themselves are checked when they are read.
 
     >>> image = InputSpec("image", np.dtype("float32"), ("batch", 2))
     >>> reader = open_reader([np.zeros((4, 2)), np.ones((4, 2))], [image])
@@ -393,10 +400,9 @@ def _from_object(data: Any, inputs: Sequence[InputSpec]) -> _Source:
         return _Source(_once(data), restartable=False, refilled=True, if_empty=hint)
     if isinstance(data, Iterable):
         labelled = hasattr(data, "dataset") and hasattr(data, "batch_size")
-        # Whether a batch has to be split shows only when it comes.
+        # If batches may have to be split, the number of samples is not known ahead.
         length = None if splittable(inputs) else _length(data)
-        # Lists and tuples keep what they hold; what is derived from them may do anything when it is
-        # iterated.
+        # Lists and tuples keep their batches; iterating a subclass may refill them.
         return _Source(
             partial(iter, data),
             length,
@@ -412,7 +418,8 @@ def _pull(reader: Any) -> Iterator[object]:
     try:
         while (batch := reader.get_next()) is not None:
             yield batch
-            del batch  # before the next one is made
+            # Freed before the next one is read.
+            del batch
     except StopIteration as error:
         raise DataError(
             "get_next() raised StopIteration; at the end of the data it has to return"
@@ -426,16 +433,16 @@ def _rewound(reader: Any) -> Iterator[object]:
 
 
 def _once(batches: Iterator[object]) -> Callable[[], Iterator[object]]:
-    """Starts the only pass there can be; a second is an error instead of an empty pass."""
-    left = [batches]
+    """Return a function that starts the only pass; a second call raises EmptyReader."""
+    unread = [batches]
 
     def open_once() -> Iterator[object]:
-        if not left:
+        if not unread:
             raise EmptyReader(
                 "sample 0: the data was read already; for another pass, use a list or a"
                 " rewind()",
             )
-        return left.pop()
+        return unread.pop()
 
     return open_once
 
@@ -443,8 +450,6 @@ def _once(batches: Iterator[object]) -> Callable[[], Iterator[object]]:
 def _length(data: Any) -> int | None:
     try:
         return len(data)
-    except (
-        TypeError,
-        NotImplementedError,
-    ):  # how classes say no; the latter is onnxruntime's way
+    except (TypeError, NotImplementedError):
+        # onnxruntime's readers raise the latter.
         return None

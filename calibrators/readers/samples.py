@@ -1,6 +1,4 @@
-"""One sample of calibration data: what a model's inputs ask of it, and the checks that make it fit
-them.
-"""
+"""Check one sample of calibration data against the inputs of a model."""
 
 from __future__ import annotations
 
@@ -17,22 +15,21 @@ from calibrators.errors import NonFiniteSample, SampleMismatch, nearest
 Array = NDArray[Any]
 Sample = dict[str, Array]
 Layout = Literal["nhwc"]
-#: Which values a float input takes besides finite ones: none, minus infinity as masks hold it, or
-#: NaN and infinity.
+#: Non-finite values that a float input accepts: none, minus infinity as in masks, or all.
 Allowed = Literal["finite", "-inf", "anything"]
 
 
 @dataclass(frozen=True)
 class InputSpec:
-    """What a model asks of one of its inputs.
+    """Name, type, shape and values of one input of a model.
 
     Attributes:
-        name: its name in the model.
-        dtype: its element type; ``object`` for strings, None to leave the type unchecked.
-        shape: its dimensions: a number is fixed, a symbol or None takes any size; None instead of a
-            tuple leaves even the rank open.
-        values: which values a float input takes.
-        tensor: False for a sequence, an optional or a map, which is handed on as it comes.
+        name: name in the model.
+        dtype: element type; ``object`` for strings, None to leave the type unchecked.
+        shape: dimensions: a number is fixed, a symbol or None accepts any size; None instead of a
+            tuple leaves the rank open.
+        values: non-finite values that a float input accepts.
+        tensor: False for a sequence, an optional or a map, which is passed on unchecked.
     """
 
     name: str
@@ -42,7 +39,7 @@ class InputSpec:
     tensor: bool = True
 
     def fits(self, shape: Sequence[int]) -> bool:
-        """Whether an array of this shape may enter.
+        """Return whether the input accepts an array of this shape.
 
         >>> InputSpec("image", np.dtype("float32"), ("batch", 3, 8, 8)).fits((5, 3, 8, 8))
         True
@@ -58,15 +55,16 @@ class InputSpec:
 
 
 def is_array(value: object) -> bool:
-    """Whether ``value`` is an array or a tensor, rather than a container of them."""
+    """Return whether ``value`` is an array or a tensor, rather than a container of arrays."""
     return hasattr(value, "__array__") or hasattr(value, "detach")
 
 
 def is_empty(shape: Sequence[int], spec: InputSpec) -> bool:
-    """Whether an array of this shape is a batch of no samples, for an input that does not ask for
-    just that.
+    """Return whether an array of this shape is a batch of no samples.
 
-    Another dimension may well be 0, such as the past of a decoder's first step.
+    Not so for an input that requires an empty batch. Another dimension may well be 0, such as the
+    past
+    of a decoder's first step.
 
     >>> ids = InputSpec("ids", np.dtype("int64"), ("batch", "length"))
     >>> is_empty((0, 7), ids), is_empty((1, 0), ids)
@@ -87,20 +85,19 @@ def name_arrays(
     labelled: bool = False,
     constants: Collection[str] = (),
 ) -> Sample:
-    """What a source yields, as one array per input in the order of the inputs.
+    """Return a batch of a source as one array per input, in the order of the inputs.
 
     Args:
         batch: {input name: array}; a tuple or list of arrays in the order of the inputs; or, for a
-            model with one input, the array itself. What has torch's ``detach().cpu().numpy()``
-            counts as an array.
+            model with one input, the array itself. Objects with torch's ``detach().cpu().numpy()``
+            count as arrays.
         inputs: the model's inputs.
         index: position of the sample in the data, for messages.
-        labelled: drop what a tuple holds after the inputs, as a loader of (image, label) pairs
-            needs.
-        constants: names of tensors that have a value in the model, and are not fed for that reason.
+        labelled: drop the elements of a tuple after the inputs, as for (image, label) pairs.
+        constants: names of initializers of the model, which must not be fed.
 
     Raises:
-        SampleMismatch: the batch is none of these, or its names or their number are not the
+        SampleMismatch: the batch is of another kind, or its names or their number are not the
             model's.
 
     >>> name_arrays([[1, 2]], [InputSpec("ids", np.dtype("int64"), ("batch",))], index=0)
@@ -151,20 +148,19 @@ def name_arrays(
 
 
 def splittable(inputs: Sequence[InputSpec], *, stacked: bool = False) -> bool:
-    """Whether the batch of every input is fixed to 1, so that a larger one has to be split.
+    """Return whether the batch size of every input is 1, so that larger batches are split.
 
-    Where the data is ``stacked``, a batch that the model leaves open is split too: the arrays hold
-    all samples.
+    ``stacked`` data is split, too, if the model leaves the batch size open: the arrays hold all
+    samples.
     """
-    heads = [
-        (
-            spec.shape[0]
-            if spec.shape and (spec.shape[0] == 1 or len(spec.shape) > 1)
-            else 0
-        )
-        for spec in inputs
-    ]
-    return all(head == 1 or (stacked and not isinstance(head, int)) for head in heads)
+    for spec in inputs:
+        batch_size: int | str | None = 0
+        if spec.shape and (spec.shape[0] == 1 or len(spec.shape) > 1):
+            batch_size = spec.shape[0]
+        open_size = not isinstance(batch_size, int)
+        if batch_size != 1 and not (stacked and open_size):
+            return False
+    return True
 
 
 def split(
@@ -173,18 +169,16 @@ def split(
     *,
     stacked: bool = False,
 ) -> Iterator[Sample]:
-    """The N samples in a batch of N, if it is to be split; any other sample as it is."""
-    sizes = {np.shape(sample[spec.name])[:1] for spec in inputs if spec.tensor}
-    whole = all(
+    """Yield the N samples of a batch of N, if splittable; otherwise the sample unchanged."""
+    batch_sizes = {np.shape(sample[spec.name])[:1] for spec in inputs if spec.tensor}
+    same_rank = all(
         spec.shape and len(spec.shape) == sample[spec.name].ndim for spec in inputs
     )
-    if (
-        splittable(inputs, stacked=stacked)
-        and whole
-        and len(sizes) == 1
-        and (size := sizes.pop()[0]) > 1
-    ):
-        for row in range(size):
+    count = 1
+    if splittable(inputs, stacked=stacked) and same_rank and len(batch_sizes) == 1:
+        count = batch_sizes.pop()[0]
+    if count > 1:
+        for row in range(count):
             yield {name: array[row : row + 1] for name, array in sample.items()}
     else:
         yield sample
@@ -196,13 +190,11 @@ def conform(
     index: int,
     layout: Layout | None = None,
 ) -> Sample:
-    """The sample, checked against the inputs, in their element types.
+    """Check a sample against the inputs, and convert the element types.
 
-    The arrays handed in are never changed.
-
-    Types widen silently within their kind (int32 to int64), and floats narrow to float32, since
-    Python's own are float64. Nothing else is converted: it would hide mistakes, such as pixels that
-    were never normalized.
+    The given arrays are never changed. Types widen silently within their kind (int32 to int64), and
+    floats narrow to float32, since Python's floats are float64. Other conversions would hide
+    mistakes, such as pixels that were never normalized.
 
     Args:
         sample: one array per input, from `name_arrays`.
@@ -211,8 +203,8 @@ def conform(
         layout: ``"nhwc"`` transposes 4-D float arrays from NHWC to NCHW.
 
     Raises:
-        SampleMismatch: a type, a rank or a fixed dimension differs, or a batch holds nothing.
-        NonFiniteSample: a float array holds NaN or infinity that its input does not take.
+        SampleMismatch: a type, a rank or a fixed dimension differs, or a batch is empty.
+        NonFiniteSample: a float array holds NaN or infinity that its input does not accept.
     """
     return {
         spec.name: (
@@ -225,15 +217,15 @@ def conform(
 
 
 def _conform(array: Array, spec: InputSpec, place: str, layout: Layout | None) -> Array:
-    array = given = _cast(array, spec.dtype, place)
+    array = _cast(array, spec.dtype, place)
+    given = array
     if layout == "nhwc" and array.ndim == 4 and array.dtype.kind == "f":
         array = np.ascontiguousarray(array.transpose(0, 3, 1, 2))
     if spec.shape is not None and not spec.fits(array.shape):
-        hint = (
-            "; leave out layout='nhwc'"
-            if spec.fits(given.shape)
-            else _axes_hint(array, spec)
-        )
+        if spec.fits(given.shape):
+            hint = "; leave out layout='nhwc'"
+        else:
+            hint = _axes_hint(array, spec)
         raise SampleMismatch(
             f"{place}: got shape {_dims(array.shape)}, expected"
             f" {_dims(spec.shape)}{hint}",
@@ -248,7 +240,7 @@ def _conform(array: Array, spec: InputSpec, place: str, layout: Layout | None) -
 
 
 def _conform_items(value: Any, spec: InputSpec, place: str) -> Any:
-    """What is no tensor goes on as it came; the arrays in a sequence are looked at."""
+    """Check the arrays in a sequence; other values pass unchanged."""
     for position, item in enumerate(
         value if isinstance(value, list | tuple) else [value],
     ):
@@ -258,21 +250,22 @@ def _conform_items(value: Any, spec: InputSpec, place: str) -> Any:
 
 
 def _check_values(array: Array, spec: InputSpec, place: str) -> None:
-    if (
-        array.dtype.kind in "fc"
-        and spec.values != "anything"
-        and not (fine := np.isfinite(array)).all()
-    ):
-        fine |= (array == -np.inf) & (spec.values == "-inf")
-        if not fine.all():
-            first = np.argwhere(~fine)[0].tolist()
-            bad = (
-                f"{array.size - np.count_nonzero(fine)} of {array.size} values are NaN"
-                " or infinite"
-            )
-            raise NonFiniteSample(
-                f"{place}: {bad}, the first at {first} ({array[tuple(first)]})",
-            )
+    if array.dtype.kind not in "fc" or spec.values == "anything":
+        return
+    valid = np.isfinite(array)
+    if valid.all():
+        return
+    valid |= (array == -np.inf) & (spec.values == "-inf")
+    if valid.all():
+        return
+    first = np.argwhere(~valid)[0].tolist()
+    bad = (
+        f"{array.size - np.count_nonzero(valid)} of {array.size} values are NaN"
+        " or infinite"
+    )
+    raise NonFiniteSample(
+        f"{place}: {bad}, the first at {first} ({array[tuple(first)]})",
+    )
 
 
 def _place(index: int, name: str) -> str:
@@ -302,14 +295,12 @@ def _cast(array: Array, want: np.dtype[Any] | None, place: str) -> Array:
         return _text(array, place)
     if want is None or got == want:
         return array
-    if (
-        got.name == "bfloat16" and want.kind == "f"
-    ):  # of ml_dtypes, which numpy takes for no float
+    # ml_dtypes' bfloat16 has no float kind in numpy.
+    if got.name == "bfloat16" and want.kind == "f":
         return array.astype(want)
     if got.kind == want.kind and (np.can_cast(got, want) or want == np.float32):
-        with np.errstate(
-            over="ignore",
-        ):  # an overflow becomes infinite, and is reported as that
+        # An overflow becomes infinite, and is reported as such.
+        with np.errstate(over="ignore"):
             return array.astype(want)
     raise SampleMismatch(
         f"{place}: got {got}, expected {want}; convert it with .astype(np.{want.name})",
@@ -317,13 +308,14 @@ def _cast(array: Array, want: np.dtype[Any] | None, place: str) -> Array:
 
 
 def _text(array: Array, place: str) -> Array:
-    """Strings as onnxruntime takes them: Python's own, as it writes anything else out, bytes as
-    "b'...'" and so on.
+    """Return strings as onnxruntime takes them: Python's own, decoded from UTF-8.
+
+    onnxruntime would convert other types by str(), bytes to "b'...'".
     """
     try:
-        array = (
-            np.strings.decode(array, "utf-8") if array.dtype.kind == "S" else array
-        ).astype(object, copy=False)
+        if array.dtype.kind == "S":
+            array = np.strings.decode(array, "utf-8")
+        array = array.astype(object, copy=False)
     except UnicodeDecodeError as error:
         raise SampleMismatch(
             f"{place}: got bytes that are no UTF-8 text: {error}",
@@ -338,8 +330,9 @@ def _text(array: Array, place: str) -> Array:
 
 
 def _axes_hint(array: Array, spec: InputSpec) -> str:
-    """The end of a message about a shape: what would make it fit, if anything does."""
-    shape, rank = array.shape, array.ndim
+    """Return the end of a message about a shape: the change to make, if known."""
+    shape = array.shape
+    rank = array.ndim
     if spec.fits((1, *shape)):
         return "; add the batch axis with array[np.newaxis]"
     if not 3 <= rank <= 5:
@@ -355,8 +348,9 @@ def _axes_hint(array: Array, spec: InputSpec) -> str:
     }
     for axes in chain(usual, permutations(range(rank))):
         if spec.fits([shape[axis] for axis in axes]):
-            option = axes == (0, 3, 1, 2) and array.dtype.kind == "f"
-            remedy = "layout='nhwc'" if option else f"np.transpose(array, {axes})"
+            remedy = f"np.transpose(array, {axes})"
+            if axes == (0, 3, 1, 2) and array.dtype.kind == "f":
+                remedy = "layout='nhwc'"
             return (
                 f"; {usual.get(axes, 'its axes fit in another order')}; transpose it"
                 f" with {remedy}"

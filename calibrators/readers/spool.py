@@ -1,6 +1,4 @@
-"""Samples that can be read as often as needed: in memory up to a limit, the rest in temporary
-files.
-"""
+"""Store samples for repeated reading: in memory up to a limit, then in temporary files."""
 
 from __future__ import annotations
 
@@ -16,15 +14,15 @@ import numpy as np
 from calibrators.errors import DataError
 from calibrators.scratch import ScratchFolder
 
-#: Bytes of arrays that a spool keeps in memory, unless it is told otherwise.
+#: Default limit of the bytes that a spool keeps in memory.
 MEMORY = 1 << 29
 
 
 class Spool:
     """A sequence of samples, ``{name: array}``, with bounded memory.
 
-    Each of its readers gets arrays that must not be written to. The files go with ``close``, or
-    with the spool.
+    Arrays that readers get must not be written to. The files are removed by ``close``, or with the
+    spool.
 
     >>> with Spool([{"x": np.zeros(3)}, {"x": np.ones(3)}], memory=24) as spool:
     ...     [float(sample["x"].sum()) for sample in spool]
@@ -37,7 +35,7 @@ class Spool:
         *,
         memory: int = MEMORY,
     ) -> None:
-        """``memory``: bytes of arrays that stay in memory."""
+        """Store samples, of which ``memory`` bytes of arrays stay in memory."""
         self._left = memory
         self._samples: list[dict[str, Any] | Path] = []
         self._folder: Path | None = None
@@ -46,31 +44,30 @@ class Spool:
             self.append(sample)
 
     def append(self, sample: Mapping[str, Any]) -> None:
-        """Take in another sample, which must not be written to from then on."""
+        """Store another sample, which must not be written to from then on."""
         plain = all(
             isinstance(value, np.ndarray) and _stored_as_itself(value.dtype)
             for value in sample.values()
         )
+        # A sample that a .npz file cannot hold stays in memory, uncounted.
         size = sum(value.nbytes for value in sample.values()) if plain else 0
         if size <= self._left:
             self._left -= size
             self._samples.append(dict(sample))
             return
-        place = Path(tempfile.gettempdir())
+        parent = Path(tempfile.gettempdir())
         try:
             if self._folder is None:
-                folder = ScratchFolder(place, "quark_onnx")
-                self._folder, self._remove = (
-                    folder.path,
-                    weakref.finalize(self, folder.close),
-                )
+                folder = ScratchFolder(parent, "quark_onnx")
+                self._folder = folder.path
+                self._remove = weakref.finalize(self, folder.close)
             path = self._folder / f"{len(self._samples)}.npz"
             names = np.array(list(sample), dtype=str)
             np.savez(path, names, *sample.values(), allow_pickle=False)
         except OSError as error:
             reason = error.strerror or error
             raise DataError(
-                f"samples cannot be kept in the temporary folder {place} (see TMPDIR): {reason}",
+                f"samples cannot be kept in the temporary folder {parent} (see TMPDIR): {reason}",
             ) from error
         self._samples.append(path)
 
@@ -78,7 +75,7 @@ class Spool:
         return len(self._samples)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """One sample; of one in a file, arrays that were read just now."""
+        """Return one sample; from a file, with newly read arrays."""
         sample = self._samples[index]
         if isinstance(sample, dict):
             return sample
@@ -87,7 +84,7 @@ class Spool:
             return {name: stored[f"arr_{place}"] for place, name in enumerate(names, 1)}
 
     def value(self, index: int, name: str) -> Any:
-        """One array of a sample; of one in a file, that array alone is read."""
+        """Return a single array of a sample, without reading the others."""
         sample = self._samples[index]
         if isinstance(sample, dict):
             return sample[name]
@@ -115,7 +112,8 @@ class Spool:
 
 
 def _stored_as_itself(dtype: np.dtype[Any]) -> bool:
-    """Whether a .npy file has a name for the type: not for objects, and not for the narrow floats
-    of ml_dtypes.
+    """Return whether a .npy file can name the type.
+
+    Not so for objects, nor for the narrow floats of ml_dtypes.
     """
     return dtype.kind in "biufcSU" and dtype.isbuiltin != 2
