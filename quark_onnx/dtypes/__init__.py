@@ -1,4 +1,4 @@
-"""Number formats, one row each."""
+"""Define the number formats as rows of a table."""
 
 from quark_onnx.dtypes.base import (
     Block,

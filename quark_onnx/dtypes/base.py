@@ -1,6 +1,4 @@
-"""What the rest of the package knows about a number format: a row of a table, of one of three
-families.
-"""
+"""Define the families of number formats: scaled codes, 16-bit floats, and blocks."""
 
 from __future__ import annotations
 
@@ -19,12 +17,12 @@ _FLOAT4 = np.dtype(helper.tensor_dtype_to_np_dtype(TensorProto.FLOAT4E2M1))
 
 @dataclass(frozen=True)
 class DType:
-    """A row of the table of formats.
+    """A number format.
 
     Attributes:
-        name: how configurations call it.
-        bits: width of a value as it is stored, shared exponents not counted.
-        min_opset: first opset that can express it.
+        name: name in configurations.
+        bits: width of a stored value, without shared exponents.
+        min_opset: first opset that can express the format.
     """
 
     name: str
@@ -33,14 +31,12 @@ class DType:
 
     @property
     def scaled(self) -> bool:
-        """Whether it needs a scale that is found by calibration."""
+        """Whether the format needs a scale from calibration."""
         return isinstance(self, Scaled)
 
     @property
     def uniform(self) -> bool:
-        """Whether its steps are alike everywhere, so that a wide range leaves nothing for small
-        values.
-        """
+        """Whether steps are equal everywhere, so that a wide range rounds small values to 0."""
         return isinstance(self, Integer)
 
     def __str__(self) -> str:
@@ -52,10 +48,12 @@ class Scaled(DType):
     """Codes of QuantizeLinear and DequantizeLinear, with a scale.
 
     Attributes:
-        onnx: the ``TensorProto.DataType`` of the codes.
-        numpy: the type that stores them. qmin, qmax: the least and the greatest code. emitted,
-        read: whether QuantizeLinear writes it and DequantizeLinear reads it; otherwise a vendor's
-        does.
+        onnx: ``TensorProto.DataType`` of the codes.
+        numpy: type of the stored codes.
+        qmin: least code.
+        qmax: greatest code.
+        emitted: QuantizeLinear writes the codes; otherwise a vendor's operator does.
+        read: DequantizeLinear reads the codes; otherwise a vendor's operator does.
     """
 
     onnx: int
@@ -67,6 +65,7 @@ class Scaled(DType):
 
     @property
     def signed(self) -> bool:
+        """Whether the format has negative codes."""
         return self.qmin < 0
 
     def grid(
@@ -78,19 +77,19 @@ class Scaled(DType):
         bits: int = 0,
         half: bool = False,
     ) -> Grid:
-        """The codes as calibration sees them.
+        """Return the integer codes as calibration sees them.
 
         Args:
             symmetric: the zero point is fixed in the middle.
             pow2: the scale is a power of two.
-            narrow: leave out the least code of a signed format, so that codes are symmetric too.
-            bits: use only so many bits; 0 for all.
+            narrow: omit the least code of a signed format, so that codes are symmetric too.
+            bits: number of bits to use; 0 for all.
             half: scales are float16 numbers.
         """
         raise NotImplementedError
 
     def encode(self, array: NDArray[Any], params: QParams, grid: Grid) -> NDArray[Any]:
-        """The codes of an array, of type ``numpy`` and of the array's shape."""
+        """Quantize an array to codes of type ``numpy`` in its shape."""
         raise NotImplementedError
 
 
@@ -103,7 +102,7 @@ class Integer(Scaled):
 
     @property
     def storable(self) -> tuple[int, int]:
-        """The least and the greatest code of the type that stores them."""
+        """The least and the greatest code of the storage type."""
         info = ml_dtypes.iinfo(self.numpy)  # type: ignore[no-untyped-call]
         return int(info.min), int(info.max)
 
@@ -116,24 +115,27 @@ class Integer(Scaled):
         bits: int = 0,
         half: bool = False,
     ) -> Grid:
+        """Return the integer codes as calibration sees them."""
         spare = 1 << (self.bits - bits) if bits else 1
-        qmin, qmax = self.qmin // spare, (self.qmax + 1) // spare - 1
+        qmin = self.qmin // spare
+        qmax = (self.qmax + 1) // spare - 1
         return Grid(qmin + (narrow and self.signed), qmax, symmetric, pow2, half)
 
     def encode(self, array: NDArray[Any], params: QParams, grid: Grid) -> NDArray[Any]:
+        """Quantize an array to codes of type ``numpy``."""
         return quantize(array, params, grid, self.numpy)
 
 
 @dataclass(frozen=True)
 class Minifloat(Scaled):
-    """Floats of 8 bits and fewer.
+    """Floats of at most 8 bits.
 
-    The scale brings the greatest magnitude to the greatest code, zero stays zero.
+    The scale maps the greatest magnitude to the greatest code; zero stays zero.
     """
 
     @property
     def levels(self) -> NDArray[np.float32]:
-        """The finite values, in ascending order."""
+        """Finite values in ascending order."""
         values = (
             np.arange(1 << self.bits, dtype=np.uint8)
             .view(self._element)
@@ -154,9 +156,11 @@ class Minifloat(Scaled):
         bits: int = 0,
         half: bool = False,
     ) -> Grid:
+        """Return the integer codes as calibration sees them."""
         return Grid(self.qmin, self.qmax, True, pow2, half)
 
     def encode(self, array: NDArray[Any], params: QParams, grid: Grid) -> NDArray[Any]:
+        """Quantize an array to codes of type ``numpy``."""
         scale, _ = params.spread(array.shape)
         codes: NDArray[Any] = np.clip(
             np.asarray(array, np.float32) / scale,
@@ -168,29 +172,32 @@ class Minifloat(Scaled):
 
 @dataclass(frozen=True)
 class Float4(Minifloat):
-    """Floats of 4 bits, whose codes are stored as their bit patterns: onnxruntime has no operator
-    for the type.
-    """
+    """Floats of 4 bits, stored as bit patterns: onnxruntime has no operator for the type."""
 
     @property
     def _element(self) -> np.dtype[Any]:
         return _FLOAT4
 
     def encode(self, array: NDArray[Any], params: QParams, grid: Grid) -> NDArray[Any]:
+        """Quantize an array to codes of type ``numpy``."""
         scale, _ = params.spread(array.shape)
-        reals = np.clip(np.asarray(array, np.float32) / scale, self.qmin, self.qmax)
+        reals = np.clip(
+            np.asarray(array, np.float32) / scale,
+            self.qmin,
+            self.qmax,
+        )
         codes: NDArray[Any] = reals.astype(_FLOAT4).view(np.uint8).astype(self.numpy)
         return codes
 
 
 @dataclass(frozen=True)
 class Half(DType):
-    """Sixteen-bit floats: a cast there and back.
+    """16-bit floats: a cast there and back.
 
     Attributes:
-        onnx: the ``TensorProto.DataType``.
-        numpy: the type that stores it.
-        largest: the greatest finite value.
+        onnx: ``TensorProto.DataType`` of the format.
+        numpy: type of the stored values.
+        largest: greatest finite value.
     """
 
     onnx: int
@@ -200,12 +207,12 @@ class Half(DType):
 
 @dataclass(frozen=True)
 class Block(DType):
-    """Blocks of values that share an exponent, as one node of the vendor's domain.
+    """Blocks of values with a shared exponent, as a node of the vendor's domain.
 
     Attributes:
-        op_type: of the node, in the domain ``com.amd.quark``.
-        attributes: of the node; ``axis`` comes from the plan.
-        block_size: values to a block.
+        op_type: operator in the domain ``com.amd.quark``.
+        attributes: attributes of the node, except ``axis``, which comes from the plan.
+        block_size: values in a block.
     """
 
     op_type: str
@@ -214,8 +221,5 @@ class Block(DType):
 
     @property
     def element(self) -> str:
-        """The element type of a microscaling format, as the node calls it.
-
-        Empty for block floating point.
-        """
+        """Element type of a microscaling format as in the node; empty for block floating point."""
         return str(dict(self.attributes).get("element_dtype", ""))

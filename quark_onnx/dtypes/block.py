@@ -1,13 +1,13 @@
-"""The block formats: BFP16, the micro-exponents MX4, MX6 and MX9, and the OCP Microscaling formats.
+"""Define the block formats: BFP16, MX4, MX6 and MX9, and OCP Microscaling.
 
-Their nodes are those of AMD's domain, with the attributes that AMD's presets write, each of them
-spelled out because defaults differ between releases. Rounding mode 2 is half to even.
+The nodes are those of AMD's domain, with the attributes of AMD's presets. All attributes are set
+because defaults differ between releases. Rounding mode 2 is half to even.
 """
 
 from quark_onnx.dtypes.base import Block
 from quark_onnx.registry import DTYPES
 
-#: First opset whose operators the bodies of the nodes are made of.
+#: Opset of the operators in the function bodies of the nodes.
 BODY_OPSET = 17
 
 

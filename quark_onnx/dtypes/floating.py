@@ -1,6 +1,4 @@
-"""The floating formats: of 8 and 4 bits with a scale (OCP OFP8 and MX), and of 16 bits, which need
-none.
-"""
+"""Define the floating formats: 8 and 4 bits with a scale (OCP OFP8 and MX), 16 bits without."""
 
 import numpy as np
 from onnx import TensorProto, helper
@@ -38,7 +36,7 @@ def half(name: str, onnx: int, largest: float, min_opset: int) -> Half:
 
 
 def float4(name: str, largest: int) -> Float4:
-    """Register a floating format of 4 bits, which opset 23 brings."""
+    """Register a floating format of 4 bits, which needs opset 23."""
     storage = np.dtype(helper.tensor_dtype_to_np_dtype(TensorProto.UINT4))
     row = Float4(
         name,
@@ -59,5 +57,10 @@ FP8E4M3 = minifloat("fp8e4m3", TensorProto.FLOAT8E4M3FN, 8, 448, 19)
 FP8E5M2 = minifloat("fp8e5m2", TensorProto.FLOAT8E5M2, 8, 57344, 19)
 FP4E2M1 = float4("fp4e2m1", 6)
 FLOAT16 = half("float16", TensorProto.FLOAT16, 65504.0, 6)
-#: Its greatest finite value is 2^127 (2 - 2^-7). Cast knows it from opset 13 on.
-BFLOAT16 = half("bfloat16", TensorProto.BFLOAT16, 2.0**127 * (2 - 2.0**-7), 13)
+#: The greatest finite value is 2^127 (2 - 2^-7). Cast supports bfloat16 from opset 13 on.
+BFLOAT16 = half(
+    "bfloat16",
+    TensorProto.BFLOAT16,
+    2.0**127 * (2 - 2.0**-7),
+    13,
+)

@@ -1,6 +1,4 @@
-"""The integer formats: the types of QuantizeLinear and DequantizeLinear, and the opset that brought
-each.
-"""
+"""Define the integer formats of QuantizeLinear and DequantizeLinear, with their opsets."""
 
 import numpy as np
 from onnx import TensorProto, helper
@@ -10,7 +8,7 @@ from quark_onnx.errors import ConfigError
 from quark_onnx.registry import DTYPES
 
 
-def integer(  # noqa: PLR0913
+def integer(  # noqa: PLR0913  the columns of the table
     name: str,
     onnx: int,
     bits: int,
@@ -70,6 +68,14 @@ INT8 = integer("int8", TensorProto.INT8, 8, True, 10)
 UINT8 = integer("uint8", TensorProto.UINT8, 8, False, 10)
 INT16 = integer("int16", TensorProto.INT16, 16, True, 21)
 UINT16 = integer("uint16", TensorProto.UINT16, 16, False, 21)
-#: DequantizeLinear reads it, QuantizeLinear does not write it: it is for biases above all.
+#: DequantizeLinear reads int32, QuantizeLinear does not write it: the format of biases.
 INT32 = integer("int32", TensorProto.INT32, 32, True, 10, emitted=False)
-UINT32 = integer("uint32", TensorProto.UINT32, 32, False, 17, emitted=False, read=False)
+UINT32 = integer(
+    "uint32",
+    TensorProto.UINT32,
+    32,
+    False,
+    17,
+    emitted=False,
+    read=False,
+)

@@ -1,4 +1,4 @@
-"""What becomes of every tensor, decided before any node moves."""
+"""Decide the number format of every tensor before any node changes."""
 
 from quark_onnx.plan.entries import (
     BiasOf,

@@ -1,4 +1,4 @@
-"""What can become of a tensor: a closed sum of four decisions."""
+"""Define the four possible decisions for a tensor."""
 
 from __future__ import annotations
 
@@ -15,34 +15,36 @@ from quark_onnx.dtypes import BODY_OPSET, INT32, Block, Integer, Scaled
 
 @dataclass(frozen=True)
 class Use:
-    """A tensor as everybody reads it, or as one node reads it.
+    """A tensor as read by all nodes, or by a single node.
 
     Attributes:
-        tensor: its name.
-        node: name of the one reader; None stands for every reader without an entry of its own.
+        tensor: name of the tensor.
+        node: name of the reader; None stands for every reader without an entry of its own.
     """
 
     tensor: str
     node: str | None = None
 
     def __str__(self) -> str:
-        return self.tensor if self.node is None else f"{self.tensor} in {self.node}"
+        if self.node is None:
+            return self.tensor
+        return f"{self.tensor} in {self.node}"
 
 
 @dataclass(frozen=True)
 class Quantize:
-    """It is rounded to a number format.
+    """Quantize the tensor to a number format.
 
-    A scale, if the format has one, follows from its range, measured or known.
+    A scale, if the format has one, follows from the range, measured or known.
 
     Attributes:
-        spec: how.
-        axis: of the channels of a constant or of its blocks; None per tensor, or for blocks
-            wherever they usually run.
-        bounds: the range, where it is known without measuring.
-        flat: blocks run over all axes from ``axis`` on, as if these were one.
-        note: why it is not what was asked for, empty if it is.
-        given: what the user has said of this tensor.
+        spec: the number format and its settings.
+        axis: axis of the channels of a constant, or of its blocks; None per tensor, or for blocks
+            along their usual axis.
+        bounds: the range, if known without measuring.
+        flat: blocks run over all axes from ``axis`` on, flattened into one.
+        note: reason for a deviation from the request, empty if there is none.
+        given: the user's override for this tensor.
     """
 
     spec: QuantizationSpec
@@ -54,82 +56,86 @@ class Quantize:
 
     @property
     def min_opset(self) -> int:
-        """First opset whose own operators can write it."""
+        """Least opset for the format in standard operators."""
         spec = self.spec
-        vendor = isinstance(spec.dtype, Scaled) and not (
+        opset = spec.dtype.min_opset
+        if spec.dynamic or spec.saturate:
+            opset = max(opset, 11)  # DynamicQuantizeLinear; Clip with inputs
+        if self.axis is not None:
+            opset = max(opset, 13)  # the attribute axis
+        if isinstance(spec.dtype, Scaled) and not (
             spec.dtype.emitted and spec.dtype.read
-        )
-        least = {
-            spec.dtype.min_opset: True,
-            11: spec.dynamic or spec.saturate,
-            13: self.axis is not None,
-            BODY_OPSET: vendor,
-            21: spec.block_size > 0,
-        }
-        return max(
-            opset
-            for opset, needed in least.items()
-            if needed or opset == spec.dtype.min_opset
-        )
+        ):
+            opset = max(opset, BODY_OPSET)
+        if spec.block_size > 0:
+            opset = max(opset, 21)  # the attribute block_size
+        return opset
 
     @property
     def any_axis(self) -> Quantize:
-        """The same with blocks along whatever axis."""
-        return replace(self, axis=None) if isinstance(self.spec.dtype, Block) else self
+        """The decision with blocks along an open axis."""
+        if isinstance(self.spec.dtype, Block):
+            return replace(self, axis=None)
+        return self
 
     def rows(self, array: NDArray[Any]) -> NDArray[Any]:
-        """Return the values of a constant as (rows, n), one row for each scale.
+        """Return a constant as (rows, n), with a scale per row.
 
-        The last block is filled up.
+        The last block of a line is padded.
         """
-        flattened = array.reshape(*array.shape[: self.axis], -1) if self.flat else array
+        if self.flat:
+            flattened = array.reshape(*array.shape[: self.axis], -1)
+        else:
+            flattened = array
         return rows(flattened, self.axis, self.spec.block_size)
 
     def placed(self, params: QParams, shape: tuple[int, ...]) -> QParams:
-        """Return parameters with one value for each row of ``rows`` as those of a constant of this
-        shape.
-        """
+        """Convert parameters per row of ``rows`` to parameters of a constant of this shape."""
         if not self.spec.block_size or self.axis is None:
             return params
-        flattened = (
-            (*shape[: self.axis], prod(shape[self.axis :])) if self.flat else shape
-        )
+        if self.flat:
+            flattened = (*shape[: self.axis], prod(shape[self.axis :]))
+        else:
+            flattened = shape
         return params.in_blocks(flattened, self.axis, self.spec.block_size)
 
     def __str__(self) -> str:
-        return f"{self.form}, as {self.note}" if self.note else self.form
+        if self.note:
+            return f"{self.form}, as {self.note}"
+        return self.form
 
     @property
     def form(self) -> str:
-        """Format, zero point, granularity and range as a text."""
-        s = self.spec
-        words = ["quantize", s.dtype.name]
-        axis = (
-            [f"axes from {self.axis}," if self.flat else f"axis {self.axis}"]
-            if self.axis is not None
-            else []
-        )
-        if not s.dtype.scaled:
+        """Format, zero point, granularity and range as text."""
+        spec = self.spec
+        words = ["quantize", spec.dtype.name]
+        axis = []
+        if self.axis is not None:
+            axis = [f"axes from {self.axis}," if self.flat else f"axis {self.axis}"]
+        if not spec.dtype.scaled:
             return " ".join([*words, *axis])
-        words += ["symmetric" if s.symmetric else "asymmetric"]
-        words += ["pow2"] if s.pow2 else []
-        words += [*axis, f"blocks of {s.block_size}"] if s.block_size else axis
-        if s.dynamic:
-            return " ".join([*words, "dynamic"])
-        words += [
-            f"[{self.bounds[0]:g}, {self.bounds[1]:g}]"
-            if self.bounds
-            else format_calibrator(s.calibrator),
-        ]
-        words[-1:] = ["as given"] if self.given and self.given.known else words[-1:]
+        words.append("symmetric" if spec.symmetric else "asymmetric")
+        if spec.pow2:
+            words.append("pow2")
+        words += axis
+        if spec.block_size:
+            words.append(f"blocks of {spec.block_size}")
+        words.append(self._range_text())
         return " ".join(words)
+
+    def _range_text(self) -> str:
+        if self.spec.dynamic:
+            return "dynamic"
+        if self.given and self.given.known:
+            return "as given"
+        if self.bounds:
+            return f"[{self.bounds[0]:g}, {self.bounds[1]:g}]"
+        return format_calibrator(self.spec.calibrator)
 
 
 @dataclass(frozen=True)
 class SameAs:
-    """It has the scale of another tensor: its values are a selection or a rearrangement of that
-    one's.
-    """
+    """Use the scale of another tensor, whose values are selected or rearranged."""
 
     use: Use
 
@@ -139,17 +145,20 @@ class SameAs:
 
 @dataclass(frozen=True)
 class BiasOf:
-    """A bias in integers, added to the product of ``x`` and ``w``.
+    """Store a bias as integers, to be added to the product of ``x`` and ``w``.
 
-    Its scale is the product of theirs; one of 16 bits has that times a power of two, where its
-    values need it.
+    The scale is the product of both scales; for a 16-bit bias times a power of two, where the
+    values
+    need a wider range.
 
     Attributes:
+        x: the activation.
+        w: the weight.
         dtype: int32 or int16.
-        axis: the axis of the bias that runs over the channels of the weight.
-        repeat: how often the channel scales of the weight repeat along it (grouped ConvTranspose).
-        stored: whether it is stored as integers. If it stays float it has to fit all the same:
-            onnxruntime makes integers of it when it loads the model, and does not mind an overflow.
+        axis: axis of the bias that runs over the channels of the weight.
+        repeat: number of repetitions of the weight's channel scales (grouped ConvTranspose).
+        stored: store integers. A float bias must fit the integers all the same: onnxruntime
+            converts it when it loads the model, without a check for overflow.
     """
 
     x: Use
@@ -161,17 +170,20 @@ class BiasOf:
 
     @property
     def alone(self) -> Quantize:
-        """The same number format without the tie to other scales."""
+        """The number format with an independent scale."""
         return Quantize(QuantizationSpec(self.dtype), self.axis)
 
     def __str__(self) -> str:
-        kind = "" if self.dtype == INT32 else f"{self.dtype.name} "
+        if self.dtype == INT32:
+            kind = ""
+        else:
+            kind = f"{self.dtype.name} "
         return f"{kind if self.stored else 'float '}bias of {self.x} and {self.w}"
 
 
 @dataclass(frozen=True)
 class Keep:
-    """It stays float, and why."""
+    """Keep the tensor float, for a reason."""
 
     reason: str
 
@@ -180,7 +192,7 @@ class Keep:
 
 
 def fused_into(name: str, op_type: str) -> Keep:
-    """It is computed and clipped at once, by the node that rounds the result."""
+    """Return the decision for a result that the next, rounding node computes and clips."""
     return Keep(f"fused into {name} ({op_type})")
 
 

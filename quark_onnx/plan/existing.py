@@ -1,4 +1,4 @@
-"""What of a model is quantized already: refused, or left as it is."""
+"""Refuse, or leave, the quantized parts of a model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _VENDORS = frozenset({*DOMAINS, "com.vai.quantize"})
 
 
 def is_quantizing(node: Node) -> bool:
-    """Whether a node reads, writes or makes codes."""
+    """Return whether a node reads, writes or computes quantized values."""
     name = node.op_type
     integer = name.startswith("QLinear") or name in (
         "QGemm",
@@ -33,17 +33,18 @@ def is_quantizing(node: Node) -> bool:
 
 
 def existing(graph: Graph, *, keep: bool) -> dict[str, str]:
-    """Nodes that stay as they are because they touch codes already, with the reason.
+    """Return the nodes next to quantized values, with the reason to skip the nodes.
 
     Args:
-        keep: leave them, and quantize the rest.
+        graph: the model.
+        keep: leave such nodes, and quantize the others.
 
     Raises:
-        ModelError: there are some, and they are not to be kept.
+        ModelError: there are such nodes, also in subgraphs, and ``keep`` is false.
     """
-    found = [node for node in graph.nodes if is_quantizing(node)]
+    quantizing = [node for node in graph.nodes if is_quantizing(node)]
     everywhere = [
-        *found,
+        *quantizing,
         *(node for node in inner_nodes(graph.nodes) if is_quantizing(node)),
     ]
     if everywhere and not keep:
@@ -54,11 +55,8 @@ def existing(graph: Graph, *, keep: bool) -> dict[str, str]:
             f" {everywhere[0].name!r}; give the float model, or keep what is quantized"
             " and go on with the rest (keep_existing, --keep-existing)",
         )
-    touched = dict.fromkeys(node.name for node in found)
-    for node in found:
-        touched.update(
-            dict.fromkeys(
-                near.name for near in (*graph.leaders(node), *graph.followers(node))
-            ),
-        )
+    touched = dict.fromkeys(node.name for node in quantizing)
+    for node in quantizing:
+        for neighbour in (*graph.leaders(node), *graph.followers(node)):
+            touched[neighbour.name] = None
     return dict.fromkeys(touched, "it touches what is quantized already")

@@ -1,4 +1,4 @@
-"""The plan as text that a person reads: each node with what becomes of its tensors."""
+"""Print the plan: nodes with the decisions for their tensors."""
 
 from __future__ import annotations
 
@@ -9,26 +9,23 @@ from quark_onnx.plan.plan import Plan
 
 
 def explain(plan: Plan) -> str:
-    """One paragraph for each node: its name and type, then its inputs (<), outputs (>) and their
-    decisions.
-    """
+    """Return a paragraph per node: name and type, inputs (<), outputs (>), decisions."""
     return "\n".join(_paragraph(plan, node) for node in plan.graph.nodes)
 
 
 def _paragraph(plan: Plan, node: Node) -> str:
+    title = f"{printable(node.name)} ({printable(node.kind)})"
     reason = plan.kept.get(node.name)
-    lines = [
-        f"{printable(node.name)} ({printable(node.kind)})"
-        + (f"  float: {reason}" if reason else ""),
-    ]
-    for sign, tensors in (("<", node.inputs), (">", node.outputs)):
-        for tensor in filter(None, tensors):
-            use = plan.use(tensor, node) if sign == "<" else Use(tensor)
-            entry = plan.entries.get(use)
-            root = plan.entry(use)
-            if entry is not None:
-                lines.append(
-                    f"  {sign} {printable(tensor)}:"
-                    f" {printable(str(root if isinstance(root, Keep) else entry))}",
-                )
+    if reason:
+        title += f"  float: {reason}"
+    uses = [("<", tensor, plan.use(tensor, node)) for tensor in node.inputs if tensor]
+    uses += [(">", tensor, Use(tensor)) for tensor in node.outputs if tensor]
+    lines = [title]
+    for sign, tensor, use in uses:
+        entry = plan.entries.get(use)
+        if entry is None:
+            continue
+        root = plan.entry(use)
+        text = str(root if isinstance(root, Keep) else entry)
+        lines.append(f"  {sign} {printable(tensor)}: {printable(text)}")
     return "\n".join(lines)

@@ -1,6 +1,4 @@
-"""Integer products with dynamic activations: which layers can be written as MatMulInteger or
-ConvInteger.
-"""
+"""Find the layers with dynamic activations that MatMulInteger or ConvInteger can compute."""
 
 from __future__ import annotations
 
@@ -11,9 +9,9 @@ from quark_onnx.patterns.conv_and_gemm import plain_matrix
 
 
 def has_integer_product(graph: Graph, node: Node, weight: QuantizationSpec) -> bool:
-    """Return whether ``fusions.dynamic`` can write a layer as a product of integer codes.
+    """Return whether ``fusions.dynamic`` can write a layer as an integer product.
 
-    The weight is constant and gets 8-bit codes without blocks. The bias of a Conv has to be
+    The weight must be constant, with 8-bit codes and without blocks. The bias of a Conv must be
     constant to be reshaped.
     """
     if not graph.is_constant(node.input(1)) or weight.block_size or not _bytes(weight):
@@ -25,10 +23,11 @@ def has_integer_product(graph: Graph, node: Node, weight: QuantizationSpec) -> b
 
 
 def with_one_zero_point(node: Node, weight: QuantizationSpec) -> QuantizationSpec:
-    """Return how the weight of an integer product is quantized: ConvInteger of onnxruntime 1.32
-    reads one zero point.
+    """Return the weight's spec with a zero point that ConvInteger supports.
 
-    A kernel with a scale for each channel is symmetric, whose zero point is that of the format.
+    ConvInteger of onnxruntime 1.32 reads a single zero point, so that a kernel with per-channel
+    scales
+    must be symmetric.
     """
     if (
         node.kind == "Conv"

@@ -1,7 +1,4 @@
-"""Plan: what becomes of every tensor, as data, before any node moves.
-
-And the verbs with which rules write it.
-"""
+"""Record the decision for every tensor as data, and provide the verbs for rules."""
 
 from __future__ import annotations
 
@@ -19,10 +16,10 @@ from quark_onnx.plan.entries import BiasOf, Entry, Keep, Quantize, SameAs, Use
 from quark_onnx.plan.integer import has_integer_product, with_one_zero_point
 from quark_onnx.plan.select import EXCLUDED, NodeSpec
 
-#: Constants from here on mean "never", as in attention masks; a scale that spans them leaves
-#: nothing for real values.
+#: Larger constants mean "never", as in attention masks; a scale that spans them rounds signals to
+#: 0.
 HUGE = 1e4
-#: Why an initializer stays float that is an input as well.
+#: Reason to keep an initializer float that is an input as well.
 OVERRIDABLE = (
     "it is an input, whose stored value callers may override (keep_initializer_inputs)"
 )
@@ -30,12 +27,12 @@ OVERRIDABLE = (
 
 @dataclass(frozen=True)
 class Asked:
-    """What the user has said beyond nodes.
+    """The user's wishes beyond single nodes.
 
     Attributes:
-        tensors: of single tensors.
-        silent: operator types that do not ask for their results to be quantized.
-        clipping: a Relu or Clip may go where saturation does the same.
+        tensors: overrides for single tensors.
+        silent: operator types that do not request quantization of their results.
+        clipping: remove a Relu or Clip if saturation has the same effect.
     """
 
     tensors: TensorOverrides = field(default_factory=TensorOverrides)
@@ -44,23 +41,23 @@ class Asked:
 
 
 class Plan:
-    """Decisions by use, and the nodes that stay float.
+    """Decisions per use of a tensor, and the nodes that stay float.
 
     Attributes:
-        graph: what is planned; a plan never changes it.
-        specs: what the user asked for each node.
-        entries: decision for each use. A use that has none stays float.
-        kept: nodes that stay float by name, and why.
-        spoken: tensors whose producer has decided; a reader that wants another format gets what is
-            left of them.
-        safe: rules leave float what few bits are known to ruin.
-        fuses: operators that compute on codes will be written.
-        aligns: what is pooled has to keep its scale, as the integer engine of the target wants it.
-        shapes: which tensors are shape arithmetic and never quantized.
-        asked: what the user has said of single tensors, and of kinds of operators.
+        graph: the planned model, which a plan never changes.
+        specs: the settings of each node.
+        entries: decision for each use; a use without an entry stays float.
+        kept: nodes that stay float, with the reason.
+        spoken: tensors whose producer has decided; a reader that needs another format gets the
+            already rounded values.
+        safe: rules keep operators float that are known to degrade with few bits.
+        fuses: operators that compute on integer codes will be written.
+        aligns: pooling keeps its scale, as the integer engine of the target requires.
+        shapes: tensors of shape arithmetic, which are never quantized.
+        asked: overrides for single tensors and operator types.
     """
 
-    def __init__(  # noqa: PLR0913
+    def __init__(  # noqa: PLR0913  the settings of a plan are independent
         self,
         graph: Graph,
         specs: dict[Node, NodeSpec],
@@ -92,14 +89,16 @@ class Plan:
         bounds: tuple[float, float] | None = None,
         along: int | None = None,
     ) -> None:
-        """``node`` wants these tensors quantized as its activations; constants among them too.
+        """Request quantization of tensors as activations of ``node``; they may be constant.
 
-        The producer of a tensor speaks first. A reader that wants another format gets an entry of
+        The producer of a tensor decides first. A reader that needs another format gets an entry of
         its own.
 
         Args:
-            bounds: the range of their values, where it is known.
-            along: the axis over which ``node`` sums their products: the one that blocks run along.
+            node: the node that reads or computes the tensors.
+            *tensors: names; empty ones are ignored.
+            bounds: range of the values, if known.
+            along: axis over which ``node`` sums products of the values, along which blocks run.
         """
         spec = self.specs[node].activation
         if spec is not None and spec.dynamic:
@@ -110,11 +109,13 @@ class Plan:
                 continue
             if node.kind in self.asked.silent and tensor in node.outputs:
                 continue
-            axis = self._axis(tensor, along) if isinstance(spec.dtype, Block) else None
+            axis = None
             if spec.per_channel and bounds is None:
                 axis = self._channels(tensor)
+            elif isinstance(spec.dtype, Block):
+                axis = self._axis(tensor, along)
             if self.graph.is_constant(tensor):
-                # its values are known, so there is nothing to clip away
+                # The values are known: clipping would only lose information.
                 known = spec.with_(calibrator="minmse" if spec.pow2 else "minmax")
                 self._put(node, tensor, Quantize(known, axis))
             else:
@@ -127,38 +128,46 @@ class Plan:
         axis: int | None,
         along: int | None = None,
     ) -> None:
-        """``node`` wants a weight quantized; a computed weight is an activation.
+        """Request quantization of a weight; a computed weight is an activation.
 
         Args:
-            axis: of its output channels, for scales per channel; None where such scales cannot be
-                used.
-            along: the axis that ``node`` sums over, for blocks; None where blocks cannot be used.
+            node: the node that reads the weight.
+            tensor: name of the weight.
+            axis: axis of the output channels; None where per-channel scales are impossible.
+            along: axis that ``node`` sums over, for blocks; None where blocks are impossible.
         """
-        spec, activation = self.specs[node].weight, self.specs[node].activation
-        if spec is not None and activation is not None and activation.dynamic:
-            spec = with_one_zero_point(node, spec)
+        spec = self.specs[node].weight
+        activation = self.specs[node].activation
         if not self.graph.is_constant(tensor):
             self.activation(node, tensor, along=along)
-        elif (
-            spec is not None
-            and not self.ineligible(tensor)
-            and self._holds(tensor, spec)
-        ):
-            shape = tuple(self.graph.initializers[tensor].dims)
-            if along is None:
-                entry: Entry = Quantize(
-                    spec.with_(block_size=0, solver="nearest"),
-                    axis if spec.per_channel else None,
-                )
-            elif spec.block_size:
-                entry = in_blocks(spec, shape, axis, along, padded=self.fuses)
-            elif isinstance(spec.dtype, Block):
-                entry = Quantize(spec, along)
-            else:
-                entry = Quantize(spec, axis if spec.per_channel else None)
+            return
+        if spec is None or self.ineligible(tensor):
+            return
+        if activation is not None and activation.dynamic:
+            spec = with_one_zero_point(node, spec)
+        if self._holds(tensor, spec):
+            entry = self._weight_entry(tensor, spec, axis, along)
             self._put(node, tensor, entry)
 
-    def bias(  # noqa: PLR0913
+    def _weight_entry(
+        self,
+        tensor: str,
+        spec: QuantizationSpec,
+        axis: int | None,
+        along: int | None,
+    ) -> Entry:
+        channel_axis = axis if spec.per_channel else None
+        if along is None:
+            # Solvers that compensate errors along the sum need to know its axis.
+            return Quantize(spec.with_(block_size=0, solver="nearest"), channel_axis)
+        if spec.block_size:
+            shape = tuple(self.graph.initializers[tensor].dims)
+            return in_blocks(spec, shape, axis, along, padded=self.fuses)
+        if isinstance(spec.dtype, Block):
+            return Quantize(spec, along)
+        return Quantize(spec, channel_axis)
+
+    def bias(  # noqa: PLR0913  the parts of a product with a bias
         self,
         node: Node,
         tensor: str,
@@ -168,13 +177,22 @@ class Plan:
         axis: int = 0,
         repeat: int = 1,
     ) -> None:
-        """A constant that is added to the product of ``x`` and ``w``.
+        """Request quantization of a constant that is added to the product of ``x`` and ``w``.
 
-        Beside integers it gets the product of their scales, beside floats with a scale it stays
-        float, and in formats that need no scale it is rounded as the activations are.
+        Next to integers the bias gets the product of their scales, next to scaled floats it stays
+        float,
+        and in formats without a scale it is rounded like the activations.
+
+        Args:
+            node: the node that adds the bias.
+            tensor: name of the bias.
+            x: name of the activation.
+            w: name of the weight.
+            axis: axis of the bias over the channels of the weight.
+            repeat: number of repetitions of the weight's channel scales.
         """
         spec = self.specs[node].activation
-        both = [self.entry(self.use(tensor, node)) for tensor in (x, w)]
+        entries = [self.entry(self.use(tensor, node)) for tensor in (x, w)]
         if (
             not self.graph.is_constant(tensor)
             or self.ineligible(tensor)
@@ -182,14 +200,19 @@ class Plan:
             or not self._holds(tensor, spec)
         ):
             return
-        whole = isinstance(both[0], Quantize) and both[0].axis is None
-        if whole and all(
-            isinstance(entry, Quantize) and _multiplies(entry.spec) for entry in both
+        per_tensor = isinstance(entries[0], Quantize) and entries[0].axis is None
+        if per_tensor and all(
+            isinstance(entry, Quantize) and _multiplies(entry.spec) for entry in entries
         ):
             self._put(
                 node,
                 tensor,
-                BiasOf(self.use(x, node), self.use(w, node), axis, repeat),
+                BiasOf(
+                    self.use(x, node),
+                    self.use(w, node),
+                    axis,
+                    repeat,
+                ),
             )
         elif not spec.dtype.scaled and self.quantized(x, node):
             self._put(
@@ -199,16 +222,12 @@ class Plan:
             )
 
     def same_as(self, node: Node, result: str, source: str) -> None:
-        """``result`` holds nothing but values of ``source``: if that one is quantized, so is this
-        one, alike.
+        """Quantize ``result``, which holds values of ``source`` only, with the scale of ``source``.
 
-        Unless its reader has asked for it in another format already, or it was decided that it
-        stays float.
+        Not so if a reader has requested another format already, or if the result was kept float.
         """
-        origin, present = (
-            self.entry(self.use(source, node)),
-            self.entries.get(Use(result)),
-        )
+        origin = self.entry(self.use(source, node))
+        present = self.entries.get(Use(result))
         spec = self.specs[node].activation
         if (
             spec is None
@@ -217,21 +236,17 @@ class Plan:
             or node.kind in self.asked.silent
         ):
             return
-        given = self.asked.tensors.of(result)
-        if given is not None and (given.decides or given.keep):
+        override = self.asked.tensors.of(result)
+        if override is not None and (override.decides or override.keep):
             self._put(node, result, Quantize(origin.spec))
             return
         if not origin.spec.dtype.scaled:
+            # A format without a scale has no scale to share.
             if self._holds(result, origin.spec):
-                self._put(
-                    node,
-                    result,
-                    Quantize(origin.spec),
-                )  # a format without a scale has none to hand on
+                self._put(node, result, Quantize(origin.spec))
         elif origin.axis is not None:
-            if (
-                present is None and not spec.dynamic
-            ):  # its channels may lie elsewhere; a dynamic run measures none
+            # The channels may lie along another axis; a dynamic run measures no channels.
+            if present is None and not spec.dynamic:
                 self._put(node, result, Quantize(origin.spec, self._channels(result)))
         elif not origin.spec.dynamic and (
             present is None
@@ -240,27 +255,29 @@ class Plan:
             self.entries[Use(result)] = SameAs(self.use(source, node))
 
     def keep(self, tensor: str, reason: str) -> None:
-        """A tensor stays float, also for readers with an entry of their own."""
-        own = [Use(tensor, node.name) for node in self.graph.consumers(tensor)]
-        for use in (Use(tensor), *(use for use in own if use in self.entries)):
-            self.entries[use] = Keep(reason)
+        """Keep a tensor float, also for readers with an entry of their own."""
+        self.entries[Use(tensor)] = Keep(reason)
+        for node in self.graph.consumers(tensor):
+            use = Use(tensor, node.name)
+            if use in self.entries:
+                self.entries[use] = Keep(reason)
 
     def keep_for(self, node: Node, tensor: str, reason: str) -> None:
-        """``node`` reads the float value of a tensor, whatever others do."""
+        """Let ``node`` read the float value of a tensor, whatever other nodes read."""
         if self.static(node) and not self.ineligible(tensor):
             self.entries[Use(tensor, node.name)] = Keep(reason)
 
     def keep_exact(self, node: Node, tensor: str, reason: str) -> None:
-        """``node`` reads a tensor that others may read rounded, as it computes a shape of it."""
+        """Let ``node`` read the float value of a tensor to compute a shape from it."""
         if self.quantized(tensor, node):
             self.entries[Use(tensor, node.name)] = Keep(reason)
 
     def keep_node(self, node: Node, reason: str) -> None:
-        """A node stays float: it asks nothing of its tensors, though others may."""
+        """Keep a node float; other nodes may still request quantized tensors."""
         self.kept[node.name] = reason
 
     def without(self, kind: type[Entry]) -> Plan:
-        """A copy that lacks the entries of one kind: their tensors stay float."""
+        """Return a copy without the entries of a kind, whose tensors stay float."""
         copy = Plan(
             self.graph,
             self.specs,
@@ -275,19 +292,21 @@ class Plan:
             for use, entry in self.entries.items()
             if not isinstance(entry, kind)
         }
-        copy.kept, copy.spoken = dict(self.kept), set(self.spoken)
+        copy.kept = dict(self.kept)
+        copy.spoken = set(self.spoken)
         return copy
 
     # -- reading
     # ----------------------------------------------------------------------------------
 
     def use(self, tensor: str, node: Node | None = None) -> Use:
-        """The use under which ``node`` reads ``tensor``."""
-        own = Use(tensor, node.name) if node is not None else Use(tensor)
-        return own if own in self.entries else Use(tensor)
+        """Return the use of ``tensor`` by ``node``."""
+        if node is not None and Use(tensor, node.name) in self.entries:
+            return Use(tensor, node.name)
+        return Use(tensor)
 
     def root(self, use: Use) -> Use:
-        """The use whose scale this one has, itself unless it is the same as another."""
+        """Return the use that owns the scale: the end of a chain of SameAs entries."""
         for _ in range(len(self.entries) + 1):
             entry = self.entries.get(use)
             if not isinstance(entry, SameAs):
@@ -296,34 +315,36 @@ class Plan:
         raise PlanError(f"tensor {use} has its own scale as its origin")
 
     def entry(self, use: Use) -> Entry:
-        """The decision at the root of a use."""
+        """Return the decision at the root of a use."""
         return self.entries.get(self.root(use), Keep("nothing asks for it"))
 
     def quantized(self, tensor: str, node: Node | None = None) -> bool:
-        """Whether ``node`` reads ``tensor`` quantized."""
+        """Return whether ``node`` reads ``tensor`` quantized."""
         return isinstance(self.entry(self.use(tensor, node)), Quantize)
 
     def touches(self, node: Node) -> bool:
-        """Whether a node that does not stay float as a whole reads or computes something quantized."""  # noqa: E501
-        tensors = [
-            *((name, node) for name in node.inputs),
-            *((name, None) for name in node.outputs),
-        ]
-        return node.name not in self.kept and any(
-            self.quantized(name, reader) for name, reader in tensors if name
+        """Return whether a node that is not kept float reads or computes quantized tensors."""
+        if node.name in self.kept:
+            return False
+        inputs = [name for name in node.inputs if name]
+        outputs = [name for name in node.outputs if name]
+        return any(self.quantized(name, node) for name in inputs) or any(
+            self.quantized(name) for name in outputs
         )
 
-    def ineligible(self, tensor: str) -> str:  # noqa: PLR0911
-        """Why a tensor can never be quantized; empty if it can."""
+    def ineligible(self, tensor: str) -> str:
+        """Return the reason why a tensor can never be quantized; empty if it can."""
         if not tensor:
             return "omitted"
         kind = self.graph.elem_type(tensor)
         if kind not in (TensorProto.FLOAT, TensorProto.UNDEFINED):
-            known = kind in TensorProto.DataType.values()
-            return (
-                "its type is"
-                f" {TensorProto.DataType.Name(kind).lower() if known else kind}"
-            )
+            name: object = kind
+            if kind in TensorProto.DataType.values():
+                name = TensorProto.DataType.Name(kind).lower()
+            return f"its type is {name}"
+        return self._ineligible_value(tensor)
+
+    def _ineligible_value(self, tensor: str) -> str:
         if tensor in self.graph.sparse:
             return "it is sparse"
         if tensor in self.graph.initializers and self.graph.is_input(tensor):
@@ -337,7 +358,7 @@ class Plan:
         return f"it {why}" if why else ""
 
     def is_low_bit(self, node: Node) -> bool:
-        """Whether ``node`` is to be safe from too few bits: it is asked for less than 16."""
+        """Return whether ``node`` needs protection from too few bits: below 16, and ``safe``."""
         spec = self.specs[node].activation
         return (
             self.safe
@@ -348,26 +369,22 @@ class Plan:
         )
 
     def static(self, node: Node) -> bool:
-        """Whether ``node`` wants activations in a format whose scale, if any, is known before the
-        model runs.
-        """
+        """Return whether ``node``'s activation scales, if any, are known before inference."""
         spec = self.specs[node].activation
         return spec is not None and not spec.dynamic
 
     def integer_only(self, node: Node) -> bool:
-        """Whether what runs ``node`` has no float arithmetic at all, as power-of-two scales tell."""  # noqa: E501
+        """Return whether the engine has no float arithmetic, as power-of-two scales imply."""
         spec = self.specs[node].activation
         return spec is not None and spec.pow2
 
     def rounds_results(self, node: Node) -> bool:
-        """Whether what runs ``node`` has no float32 for its results: for want of float arithmetic,
-        or of float32.
-        """
+        """Return whether the engine rounds results for lack of float arithmetic or of float32."""
         spec = self.specs[node].activation
         return self.integer_only(node) or (spec is not None and not spec.dtype.scaled)
 
     def holds_mask_constants(self, tensor: str) -> bool:
-        """Whether a constant holds values that mean "never" rather than a number."""
+        """Return whether a constant holds values that mean "never" rather than a number."""
         array = self.graph.constant(tensor)
         return (
             array is not None
@@ -385,11 +402,11 @@ class Plan:
         tensors: tuple[str, ...],
         spec: QuantizationSpec,
     ) -> None:
-        """Quantize the activation of an integer product with the scale of each run, for this
-        product alone.
+        """Quantize the activation of an integer product with a scale per run.
 
-        Every other reader reads the float tensor: its arithmetic is float, so that rounding gains
-        nothing there. Constants stay float unless they are weights.
+        The scale serves the product alone. Other readers compute in float, where rounding gains
+        nothing.
+        Constants stay float unless they are weights.
         """
         weight = self.specs[node].weight
         if weight is None or not has_integer_product(self.graph, node, weight):
@@ -405,73 +422,68 @@ class Plan:
             self.entries[Use(tensor, node.name)] = Quantize(spec)
 
     def _given(self, entry: Quantize, tensor: str, reader: str) -> Entry:
-        """What the rules want of a tensor, changed by what the user has said of it, as a node reads
-        it.
-        """
-        given = self.asked.tensors.of(tensor, reader)
-        if given is None:
+        """Apply the user's override for a tensor, as read by a node, to the rules' decision."""
+        override = self.asked.tensors.of(tensor, reader)
+        if override is None:
             return entry
-        if given.keep:
+        if override.keep:
             return Keep(EXCLUDED)
-        axis = entry.axis if given.axis is None else self._axis(tensor, given.axis)
-        spec = given.applied(entry.spec)
+        if override.axis is None:
+            axis = entry.axis
+        else:
+            axis = self._axis(tensor, override.axis)
+        spec = override.applied(entry.spec)
         return replace(
             entry,
             spec=spec,
             axis=axis,
             flat=entry.flat and spec.block_size > 0,
-            given=given,
+            given=override,
         )
 
     def _put(self, node: Node, tensor: str, entry: Entry) -> None:
-        everybody = Use(tensor)
+        """Record a decision; after a different decision, for ``node`` alone."""
+        shared = Use(tensor)
         if isinstance(entry, Quantize) and self.asked.tensors:
-            plain, entry = (
-                self._given(entry, tensor, ""),
-                self._given(entry, tensor, node.name),
-            )
-            if (
-                everybody not in self.entries and plain != entry
-            ):  # another format, which starts from the first
-                self.entries[everybody] = plain
+            shared_entry = self._given(entry, tensor, "")
+            entry = self._given(entry, tensor, node.name)
+            # Another format for this reader, which gets the values rounded to the shared format.
+            if shared not in self.entries and shared_entry != entry:
+                self.entries[shared] = shared_entry
                 self.spoken.add(tensor)
-        present = self.entries.get(everybody)
+        present = self.entries.get(shared)
         if self.graph.producer(tensor) is node:
             self.spoken.add(tensor)
-        refined = (
-            isinstance(entry, Quantize) and present == entry.any_axis
-        )  # the axis of its blocks is known now
+        # A reader that knows the axis of the blocks refines a decision with an open axis.
+        refined = isinstance(entry, Quantize) and present == entry.any_axis
         if present is None or refined:
-            self.entries[everybody] = entry
-        elif not _alike(self.entry(everybody), entry):
+            self.entries[shared] = entry
+        elif not _alike(self.entry(shared), entry):
             self.entries[Use(tensor, node.name)] = entry
 
     def _holds(self, tensor: str, spec: QuantizationSpec) -> bool:
-        """Whether a tensor has the axis that blocks take: it is no scalar, and known not to be one."""  # noqa: E501
+        """Return whether a tensor has an axis for blocks; a known scalar has none."""
         return bool(self.graph.shape(tensor)) or not isinstance(spec.dtype, Block)
 
     def _channels(self, tensor: str) -> int | None:
-        """The axis of the channels of an activation, the second one.
-
-        None where their number is not known.
-        """
+        """Return the channel axis of an activation, 1; None for an unknown shape."""
         shape = self.graph.shape(tensor) or ()
-        return (
-            1 if len(shape) > 1 and isinstance(shape[1], int) and shape[1] > 0 else None
-        )
+        known = len(shape) > 1 and isinstance(shape[1], int) and shape[1] > 0
+        return 1 if known else None
 
     def _axis(self, tensor: str, axis: int | None) -> int | None:
-        """An axis counted from the front, where the rank is known."""
+        """Return an axis counted from the front, if the rank is known."""
         shape = self.graph.shape(tensor)
-        return axis if axis is None or axis >= 0 or shape is None else axis % len(shape)
+        if axis is None or axis >= 0 or shape is None:
+            return axis
+        return axis % len(shape)
 
 
 def _alike(present: Entry, wanted: Entry) -> bool:
-    """Whether a tensor that is quantized as ``present`` serves a reader that wants it as
-    ``wanted``.
-    """
+    """Return whether a tensor with decision ``present`` serves a reader that needs ``wanted``."""
+    # A tensor that is kept float is float for all readers.
     if isinstance(present, Keep):
-        return True  # it was decided that this tensor stays float, whoever reads it
+        return True
     if isinstance(present, Quantize) and isinstance(wanted, Quantize):
         any_axis = wanted.axis is None and isinstance(wanted.spec.dtype, Block)
         return present.spec.alike(wanted.spec) and (
@@ -481,9 +493,7 @@ def _alike(present: Entry, wanted: Entry) -> bool:
 
 
 def _multiplies(spec: QuantizationSpec) -> bool:
-    """Whether products of such codes are integers with a scale that is known beforehand, and per
-    channel at most.
-    """
+    """Return whether products of the codes are integers with a static scale."""
     return (
         isinstance(spec.dtype, Integer)
         and spec.dtype.bits <= 16

@@ -1,4 +1,4 @@
-"""Which decision of the configuration applies to which node."""
+"""Select the settings of nodes from the configuration."""
 
 from __future__ import annotations
 
@@ -13,19 +13,21 @@ from quark_onnx.graph import Graph, Node, reach
 from quark_onnx.graph.node import inner_nodes
 from quark_onnx.plan.existing import existing
 
-#: Why a node stays float that an override or ``exclude`` names.
+#: Reason to keep a node float that an override or ``exclude`` names.
 EXCLUDED = "excluded"
-_OTHER_TYPE, _OTHER_NODE = "its operator type was not asked for", "it was not asked for"
+_OTHER_TYPE = "its operator type was not asked for"
+_OTHER_NODE = "it was not asked for"
 
 
 @dataclass(frozen=True)
 class NodeSpec:
-    """What is asked for a node.
+    """The settings of a node.
 
     Attributes:
-        activation, weight: how its tensors are quantized, None for not at all.
-        keep: why the whole node stays float, empty if it does not.
-        overridden: whether an override speaks of its activations.
+        activation: quantization of its activations, None for float.
+        weight: quantization of its weights, None for float.
+        keep: reason to keep the node float, empty if it is quantized.
+        overridden: an override applies to its activations.
     """
 
     activation: QuantizationSpec | None
@@ -34,29 +36,49 @@ class NodeSpec:
     overridden: bool = False
 
 
-def select(  # noqa: C901, PLR0912
+def select(
     graph: Graph,
     config: QConfig,
     *,
     strict: bool = True,
 ) -> dict[Node, NodeSpec]:
-    """The settings of each node: the configuration's own, changed by the overrides that match, in
-    their order.
+    """Return the settings of each node: the configuration's, changed by matching overrides.
+
+    Later steps take precedence over earlier ones, except that overrides cannot quantize a node that
+    ``op_types``, ``nodes`` or existing quantization exclude.
 
     Args:
-        strict: a pattern has to match. The user's graph is held to it; what folding has left of it
-            is not.
+        graph: the model.
+        config: the user's configuration.
+        strict: every pattern must match: true for the user's graph, false after folding.
 
     Raises:
         ConfigError: a pattern matches nothing in the graph; the message has the nearest name.
     """
     if strict and config.tensors:
         _check_tensors(graph, config)
-    weights = {True: config.table, False: config.weight}
-    chosen = {
-        node: NodeSpec(config.activation, weights[looks_up(graph, node)])
-        for node in graph.nodes
-    }
+    excluded = _excluded(graph, config, strict)
+    specs = {}
+    for node in graph.nodes:
+        if node in excluded:
+            specs[node] = NodeSpec(None, None, excluded[node])
+        else:
+            weight = config.table if looks_up(graph, node) else config.weight
+            specs[node] = NodeSpec(config.activation, weight)
+    overrides = list(config.overrides)
+    if config.exclude:
+        overrides.append(Override(config.exclude, keep=True))
+    for override in overrides:
+        for node in matching(graph, override, strict=strict):
+            # An override sets the format of quantized nodes, and never quantizes excluded ones.
+            if node not in excluded:
+                specs[node] = _overridden(specs[node], override)
+    return {node: _settled(spec, config) for node, spec in specs.items()}
+
+
+def _excluded(graph: Graph, config: QConfig, strict: bool) -> dict[Node, str]:
+    """Return the nodes that stay float, with the reason."""
+    excluded: dict[Node, str] = {}
     if config.op_types:
         kinds = {node.kind for node in (*graph.nodes, *inner_nodes(graph.nodes))}
         if strict and kinds.isdisjoint(config.op_types):
@@ -66,38 +88,33 @@ def select(  # noqa: C901, PLR0912
             )
         for node in graph.nodes:
             if node.kind not in config.op_types:
-                chosen[node] = NodeSpec(None, None, _OTHER_TYPE)
+                excluded[node] = _OTHER_TYPE
     if config.nodes:
         wanted = matching(graph, Override(config.nodes, keep=True), strict=strict)
         for node in graph.nodes:
             if node not in wanted:
-                chosen[node] = NodeSpec(None, None, _OTHER_NODE)
+                excluded[node] = _OTHER_NODE
     present = existing(graph, keep=config.keep_existing)
     for node in graph.nodes:
         if node.name in present:
-            chosen[node] = NodeSpec(None, None, present[node.name])
-    overrides = list(config.overrides)
-    if config.exclude:
-        overrides.append(Override(config.exclude, keep=True))
-    for override in overrides:
-        for node in matching(graph, override, strict=strict):
-            if chosen[node].keep in (_OTHER_TYPE, _OTHER_NODE) or node.name in present:
-                continue  # an override says how, not whether
-            if override.keep:
-                chosen[node] = NodeSpec(None, None, EXCLUDED)
-            else:
-                current = chosen[node]
-                chosen[node] = NodeSpec(
-                    override.activation or current.activation,
-                    override.weight or current.weight,
-                    overridden=current.overridden or override.activation is not None,
-                )
-    return {node: _settled(spec, config) for node, spec in chosen.items()}
+            excluded[node] = present[node.name]
+    return excluded
+
+
+def _overridden(spec: NodeSpec, override: Override) -> NodeSpec:
+    if override.keep:
+        return NodeSpec(None, None, EXCLUDED)
+    return NodeSpec(
+        override.activation or spec.activation,
+        override.weight or spec.weight,
+        overridden=spec.overridden or override.activation is not None,
+    )
 
 
 def _settled(spec: NodeSpec, config: QConfig) -> NodeSpec:
-    """The settings of a node, with what they leave to the operators that will be written."""
-    activation, weight = spec.activation, spec.weight
+    """Resolve the settings that depend on the operators to be written."""
+    activation = spec.activation
+    weight = spec.weight
     if activation is not None:
         activation = activation.settled(weight=False, vendor=config.vendor_computes)
     if weight is not None:
@@ -106,20 +123,19 @@ def _settled(spec: NodeSpec, config: QConfig) -> NodeSpec:
 
 
 def looks_up(graph: Graph, node: Node) -> bool:
-    """Return whether a node picks rows of a constant table, as embeddings are."""
+    """Return whether a node gathers rows of a constant table, as embeddings do."""
     if node.kind == "Gather":
         return node.attribute("axis", 0) == 0 and graph.is_constant(node.inputs[0])
     return node.kind == "com.microsoft::EmbedLayerNormalization"
 
 
 def _check_tensors(graph: Graph, config: QConfig) -> None:
-    """Raise an error for the first override of tensors that names none of the graph."""
-    known = {
-        name
-        for node in (*graph.nodes, *inner_nodes(graph.nodes))
-        for name in (*node.inputs, *node.outputs)
-    }
-    if missing := TensorOverrides(config.tensors).unmatched(known):
+    """Raise an error for the first tensor override without a match in the graph."""
+    known = set[str]()
+    for node in (*graph.nodes, *inner_nodes(graph.nodes)):
+        known.update(node.inputs, node.outputs)
+    missing = TensorOverrides(config.tensors).unmatched(known)
+    if missing:
         raise ConfigError(
             "no tensor of the model matches"
             f" {missing[0]!r}{nearest(missing[0], known)}",
@@ -127,12 +143,17 @@ def _check_tensors(graph: Graph, config: QConfig) -> None:
 
 
 def matching(graph: Graph, override: Override, *, strict: bool) -> dict[Node, None]:
-    """Return the nodes that an override speaks of, as an ordered set.
+    """Return the nodes that an override matches, as an ordered set.
+
+    Args:
+        graph: the model.
+        override: patterns of names, operator types, or paths between nodes.
+        strict: every pattern must match.
 
     Raises:
         ConfigError: ``strict``, and a pattern matches nothing; the message has the nearest name.
     """
-    found: dict[Node, None] = {}
+    matched: dict[Node, None] = {}
     names = {node.name: node for node in graph.nodes}
     for pattern in override.nodes:
         hits = [names[name] for name in _by_name(pattern, names)]
@@ -144,7 +165,7 @@ def matching(graph: Graph, override: Override, *, strict: bool) -> dict[Node, No
             raise ConfigError(
                 f"no node of the model matches {pattern!r}{_hint(pattern, names)}",
             )
-        found.update(dict.fromkeys(hits))
+        matched.update(dict.fromkeys(hits))
     kinds = {node.kind for node in graph.nodes}
     for op_type in override.op_types:
         if strict and op_type not in kinds | {
@@ -154,7 +175,7 @@ def matching(graph: Graph, override: Override, *, strict: bool) -> dict[Node, No
                 "the model has no operator of type"
                 f" {op_type!r}{nearest(op_type, kinds)}",
             )
-        found.update(
+        matched.update(
             dict.fromkeys(node for node in graph.nodes if node.kind == op_type),
         )
     if override.between:
@@ -165,8 +186,8 @@ def matching(graph: Graph, override: Override, *, strict: bool) -> dict[Node, No
                 f"no node lies between {override.where}; is a start downstream of an"
                 " end?",
             )
-        found.update(dict.fromkeys(hits))
-    return found
+        matched.update(dict.fromkeys(hits))
+    return matched
 
 
 def _hint(pattern: str, names: Iterable[str]) -> str:
@@ -201,7 +222,7 @@ def _between(
     ends: tuple[str, ...],
     strict: bool,
 ) -> list[Node]:
-    """Nodes on the paths from ``starts`` to ``ends``."""
+    """Return the nodes on the paths from ``starts`` to ``ends``."""
     down = reach(_nodes_at(graph, starts, strict, reading=True), graph.followers)
     up = reach(_nodes_at(graph, ends, strict, reading=False), graph.leaders)
     return [node for node in graph.nodes if node in down and node in up]
@@ -214,8 +235,9 @@ def _nodes_at(
     *,
     reading: bool,
 ) -> list[Node]:
-    """Nodes by node name, or the readers or the producer of a tensor by tensor name."""
-    by_name, result = {node.name: node for node in graph.nodes}, list[Node]()
+    """Return nodes by name, or the readers or the producer of a tensor by its name."""
+    by_name = {node.name: node for node in graph.nodes}
+    result = list[Node]()
     for name in names:
         producer = graph.producer(name)
         if name in by_name:
@@ -225,11 +247,9 @@ def _nodes_at(
         elif not reading and producer is not None:
             result.append(producer)
         elif strict:
-            tensors = {
-                tensor
-                for node in graph.nodes
-                for tensor in (*node.inputs, *node.outputs)
-            }
+            tensors = set[str]()
+            for node in graph.nodes:
+                tensors.update(node.inputs, node.outputs)
             if name in tensors:
                 raise ConfigError(
                     f"between: no node {'reads' if reading else 'computes'} {name!r}",

@@ -1,6 +1,4 @@
-"""What each operator asks of its tensors: one small file per family, registered by being imported
-here.
-"""
+"""Plan the tensors of operators, in a file per family of operators."""
 
 from quark_onnx.rules import (
     activation,  # noqa: F401

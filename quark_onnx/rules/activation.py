@@ -1,4 +1,4 @@
-"""Activation functions."""
+"""Plan the tensors of activation functions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from quark_onnx.graph.node import softmax_axis
 from quark_onnx.plan import Plan, fused_into
 from quark_onnx.rules.base import is_control_tensor, rule, spare_masked
 
-#: Operators whose result need not be quantized before a Relu or Clip that alone reads it.
+#: Operators whose result is not quantized before a Relu or Clip that is the only reader.
 _FUSING = frozenset(
     {
         "Conv",
@@ -20,20 +20,20 @@ _FUSING = frozenset(
         "BatchNormalization",
     },
 )
-#: The same in the integer engine of a target.
+#: Further operators of this kind in the integer engine of a target.
 _POOLING = frozenset({"MaxPool", "AveragePool", "GlobalAveragePool"})
 
 
 @rule("Relu", "Clip")
 def clipping(node: Node, plan: Plan) -> None:
-    """The result alone if a producer can do the clipping within its own rounding.
+    """Quantize the result alone if the producer clips by its own rounding.
 
-    Else input and result.
-
-    It is then the producer's result, too, and an override that names the producer alone is meant
-    for it.
+    Otherwise quantize input and result. The clipped result is the producer's result, too: an
+    override
+    that names the producer alone applies to it.
     """
-    source, result = node.inputs[0], node.outputs[0]
+    source = node.inputs[0]
+    result = node.outputs[0]
     producer = _computing(node, plan)
     if producer is not None:
         plan.keep(source, fused_into(node.name, node.op_type).reason)
@@ -44,35 +44,32 @@ def clipping(node: Node, plan: Plan) -> None:
 
 
 def _computing(node: Node, plan: Plan) -> Node | None:
-    """What computes an activation together with its own result; None if it is computed apart."""
+    """Return the producer that computes the activation, too; otherwise None."""
     if not plan.asked.clipping:
         return None
     source = node.inputs[0]
     producer = plan.graph.producer(source)
-    alone = plan.graph.consumers(source) == [node] and not plan.graph.is_output(source)
+    only_reader = plan.graph.consumers(source) == [node]
+    if producer is None or not only_reader or plan.graph.is_output(source):
+        return None
     fusing = _FUSING | _POOLING if plan.aligns else _FUSING
-    return (
-        producer
-        if producer
-        and alone
-        and producer.kind in fusing
-        and producer.name not in plan.kept
-        else None
-    )
+    if producer.kind in fusing and producer.name not in plan.kept:
+        return producer
+    return None
 
 
 @rule("LeakyRelu")
 def leaky(node: Node, plan: Plan) -> None:
-    """Input and result.
-
-    The result alone where the engine of a target computes it with what is in front.
-    """
-    (clipping if plan.aligns else pointwise)(node, plan)
+    """Quantize input and result; the result alone where the target's engine fuses them."""
+    if plan.aligns:
+        clipping(node, plan)
+    else:
+        pointwise(node, plan)
 
 
 @rule("HardSwish", "Gelu", "com.microsoft::Gelu", "com.microsoft::FastGelu")
 def pointwise(node: Node, plan: Plan) -> None:
-    """Input and result; the bias that FastGelu may add stays float."""
+    """Quantize input and result; the bias that FastGelu may add stays float."""
     plan.activation(node, node.inputs[0], node.outputs[0])
 
 
@@ -83,7 +80,7 @@ _CONTRIBUTED = ("QuickGelu", "ScaledSiLU", "BiasGelu", "BiasSplitGelu")
 
 @rule(*_SMOOTH, *_PLAIN, *(f"com.microsoft::{name}" for name in _CONTRIBUTED))
 def smooth(node: Node, plan: Plan) -> None:
-    """Input and result, unless the input is a mask or a position.
+    """Quantize input and result, unless the input is a mask or a position.
 
     A bias that is added first stays float.
     """
@@ -93,10 +90,7 @@ def smooth(node: Node, plan: Plan) -> None:
 
 @rule("PRelu")
 def prelu(node: Node, plan: Plan) -> None:
-    """Input, slope and result.
-
-    No input where the engine of a target computes it with what is in front.
-    """
+    """Quantize input, slope and result; no input where the target's engine fuses them."""
     if plan.aligns and _computing(node, plan) is not None:
         clipping(node, plan)
         plan.activation(node, node.inputs[1])
@@ -106,11 +100,12 @@ def prelu(node: Node, plan: Plan) -> None:
 
 @rule("Softmax")
 def softmax(node: Node, plan: Plan) -> None:
-    """Input, and a result between 0 and 1.
+    """Quantize the input, and the result with the range 0 to 1.
 
-    Float over a single value, of which onnxruntime's 8-bit softmax makes 0.
+    Over a single value the result stays float: onnxruntime's 8-bit softmax computes 0 there.
     """
-    shape, result = plan.graph.shape(node.inputs[0]), node.outputs[0]
+    shape = plan.graph.shape(node.inputs[0])
+    result = node.outputs[0]
     if shape and shape[softmax_axis(node, plan.graph.opset)] == 1:
         plan.keep(result, "it is the softmax of a single value")
     unit_interval(node, plan)
@@ -119,13 +114,13 @@ def softmax(node: Node, plan: Plan) -> None:
 
 @rule("Sigmoid", "HardSigmoid")
 def unit_interval(node: Node, plan: Plan) -> None:
-    """Input, and a result that lies between 0 and 1 by definition."""
+    """Quantize the input, and the result with its mathematical range, 0 to 1."""
     plan.activation(node, node.inputs[0])
     plan.activation(node, node.outputs[0], bounds=(0.0, 1.0))
 
 
 @rule("Tanh", "Softsign")
 def tanh(node: Node, plan: Plan) -> None:
-    """Input, and a result that lies between -1 and 1 by definition."""
+    """Quantize the input, and the result with its mathematical range, -1 to 1."""
     plan.activation(node, node.inputs[0])
     plan.activation(node, node.outputs[0], bounds=(-1.0, 1.0))

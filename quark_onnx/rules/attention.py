@@ -1,4 +1,4 @@
-"""Attention as one operator."""
+"""Plan the tensors of attention operators."""
 
 from __future__ import annotations
 
@@ -11,31 +11,41 @@ _REASON = "no runtime has an integer form of it: its scores would have no scale"
 
 
 @rule(
-    *(
-        _MS + name
-        for name in (
-            "Attention",
-            "PackedAttention",
-            "DecoderMaskedSelfAttention",
-            "LongformerAttention",
-        )
-    ),
+    _MS + "Attention",
+    _MS + "PackedAttention",
+    _MS + "DecoderMaskedSelfAttention",
+    _MS + "LongformerAttention",
 )
 def projecting(node: Node, plan: Plan) -> None:
-    """Input, weight of the projection along its output axis and bias.
+    """Quantize input, projection weight along its output axis, and bias.
 
-    The result where there is no float32.
+    The result is quantized where the engine has no float32.
     """
-    _project(node, plan, node.input(0), node.input(1), node.input(2))
+    _project(
+        node,
+        plan,
+        node.input(0),
+        node.input(1),
+        node.input(2),
+    )
     if node.op_type == "LongformerAttention":
-        _project(node, plan, node.input(0), node.input(4), node.input(5))
+        _project(
+            node,
+            plan,
+            node.input(0),
+            node.input(4),
+            node.input(5),
+        )
     if plan.rounds_results(node):
         plan.activation(node, node.outputs[0])
 
 
 @rule(_MS + "DecoderAttention")
 def decoding(node: Node, plan: Plan) -> None:
-    """Query, key and the weights of their projections; the result where there is no float32."""
+    """Quantize query, key and the projection weights.
+
+    The result is quantized where the engine has no float32.
+    """
     _project(node, plan, node.input(0), node.input(2), "")
     _project(node, plan, node.input(1), node.input(3), "")
     if plan.rounds_results(node):
@@ -62,9 +72,9 @@ _CONTRIBUTED = (
 
 @rule(*_STANDARD, *(_MS + name for name in _CONTRIBUTED))
 def attention(node: Node, plan: Plan) -> None:
-    """Left float beside integers, which its scores would have no scale for.
+    """Quantize query, key, value and result; float next to integers.
 
-    Else query, key, value and result.
+    Integers have no scale for the scores inside.
     """
     if plan.safe and plan.integer_only(node):
         plan.keep_node(node, _REASON)
@@ -74,7 +84,7 @@ def attention(node: Node, plan: Plan) -> None:
 
 @rule("RotaryEmbedding", _MS + "RotaryEmbedding", _MS + "MRotaryEmbedding")
 def rotary(node: Node, plan: Plan) -> None:
-    """Left float where there is float arithmetic; else input and result.
+    """Keep float where possible; otherwise quantize input and result.
 
     Sines and cosines stay float.
     """
@@ -88,7 +98,7 @@ def rotary(node: Node, plan: Plan) -> None:
 
 @rule(_MS + "BiasSoftmax")
 def bias_softmax(node: Node, plan: Plan) -> None:
-    """Left float where there is float arithmetic, as the bias is a mask; else scores and result."""
+    """Keep float where possible, as the bias is a mask; otherwise quantize scores and result."""
     if not kept_float(node, plan, "it adds a mask before its softmax"):
         plan.activation(node, node.inputs[0])
         plan.activation(node, node.outputs[0], bounds=(0.0, 1.0))

@@ -1,4 +1,4 @@
-"""The contract of a rule, and the families of operators that several files speak of."""
+"""Define the contract of a rule, and predicates and operator families of several rules."""
 
 from __future__ import annotations
 
@@ -14,22 +14,27 @@ from quark_onnx.registry import RULES
 #: A rule reads the node and writes to the plan, nothing else.
 Rule = Callable[[Node, Plan], None]
 
-#: Operators that multiply by weights; what they read is worth being quantized, whatever it cost to
-#: join it.
+#: Operators that multiply by weights, whose inputs are worth being quantized in any case.
 WEIGHTED = frozenset(
-    {"Conv", "ConvTranspose", "DeformConv", "Gemm", "MatMul", "Einsum"}
-    | {
+    {
+        "Conv",
+        "ConvTranspose",
+        "DeformConv",
+        "Gemm",
+        "MatMul",
+        "Einsum",
         "com.microsoft::FusedConv",
         "com.microsoft::FusedGemm",
         "com.microsoft::FusedMatMul",
     },
 )
 
-#: Operators that normalize a residual stream, whose few outlier channels are many times larger than
-#: the rest.
+#: Operators that normalize a residual stream, which has a few outlier channels.
 NORMALIZING = frozenset(
-    {"LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization"}
-    | {
+    {
+        "LayerNormalization",
+        "RMSNormalization",
+        "SimplifiedLayerNormalization",
         "com.microsoft::SkipLayerNormalization",
         "com.microsoft::SkipSimplifiedLayerNormalization",
     },
@@ -38,11 +43,11 @@ RESIDUAL = "the residual stream around a layer normalization is too wide for 8 b
 
 
 def rule(*op_types: str, override: bool = False) -> Callable[[Rule], Rule]:
-    """Decorator: register a rule for operator types.
+    """Return a decorator that registers a rule for operator types.
 
     Args:
-        op_types: types of the standard domain by their names, others as ``"domain::Type"``.
-        override: replace the rules that these types have.
+        *op_types: types of the standard domain by name, others as ``"domain::Type"``.
+        override: replace the rules of these types.
 
     Raises:
         ConfigError: an operator type has a rule.
@@ -51,8 +56,9 @@ def rule(*op_types: str, override: bool = False) -> Callable[[Rule], Rule]:
 
 
 def kept_float(node: Node, plan: Plan, reason: str) -> bool:
-    """Whether a node is left float for this reason: what runs it has float arithmetic, and safety
-    was not waived.
+    """Keep a node float if the engine has float arithmetic; return the decision.
+
+    Without ``plan.safe``, the node is not kept.
     """
     asked = plan.specs[node].activation is not None and not all(
         map(plan.ineligible, node.inputs),
@@ -63,9 +69,7 @@ def kept_float(node: Node, plan: Plan, reason: str) -> bool:
 
 
 def is_control_tensor(node: Node, plan: Plan, *tensors: str) -> bool:
-    """Whether a node is left float because a mask, a position or a size is among these tensors,
-    which it reads.
-    """
+    """Keep readers of masks, positions and sizes float; return the decision."""
     for tensor in tensors:
         if plan.holds_mask_constants(tensor):
             plan.keep_node(
@@ -83,18 +87,20 @@ def is_control_tensor(node: Node, plan: Plan, *tensors: str) -> bool:
 
 
 def spare_masked(node: Node, plan: Plan) -> None:
-    """Keep float what an exponential reads, and what it is a sum of, where a mask may be part of
-    it, in block formats.
+    """Keep the input of an exponential float in block formats if a mask may be part of it.
 
-    A value that means "never" takes the common exponent of its block with it, and leaves nothing of
-    the others.
+    So are the operands of the sum that the input comes from. A value that means "never" sets the
+    common
+    exponent of its block, and the other values of the block round to 0.
     """
-    spec, tensor, way = plan.specs[node].activation, node.inputs[0], list[str]()
+    spec = plan.specs[node].activation
+    tensor = node.inputs[0]
+    path = list[str]()
     if not plan.safe or spec is None or not isinstance(spec.dtype, Block):
         return
     producer = plan.graph.producer(tensor)
     while producer is not None and producer.kind in _CARRYING:
-        way.append(tensor)
+        path.append(tensor)
         tensor = producer.inputs[0]
         producer = plan.graph.producer(tensor)
     if producer is None or producer.kind not in _MASKING:
@@ -103,13 +109,13 @@ def spare_masked(node: Node, plan: Plan) -> None:
         "a mask may be part of it, and would leave nothing of the other scores in its"
         f" blocks ({node.name})"
     )
-    for name in (*way, tensor):
+    for name in (*path, tensor):
         plan.keep(name, reason)
     for operand in producer.inputs:
         plan.keep_for(producer, operand, reason)
 
 
-#: What a mask comes in by, and what it passes on its way to an exponential.
+#: Operators that apply a mask, and operators between the mask and an exponential.
 _MASKING = frozenset({"Add", "Sub", "Sum", "Where", "Min", "Max"})
 _CARRYING = frozenset(
     {"Mul", "Div", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Identity", "Clip"},
@@ -117,12 +123,14 @@ _CARRYING = frozenset(
 
 
 def feeds_root_or_division(node: Node, plan: Plan) -> bool:
-    """Whether its result ends in a root, a logarithm or a denominator, shifted and bounded by
-    constants at most.
+    """Return whether a result ends in a root, a logarithm or a denominator.
 
-    There the smallest values matter most, and few codes tell them apart least.
+    Only shifts and bounds by constants may lie between. For such operators the smallest values
+    matter
+    most, which few codes represent worst.
     """
-    todo, seen = [node], {node}
+    todo = [node]
+    seen = {node}
     while todo:
         result = todo.pop().outputs[0]
         for reader in plan.graph.consumers(result):
@@ -173,41 +181,42 @@ DECIDING = (
 
 
 def control(graph: Graph, tensor: str) -> bool:
-    """Whether a float tensor is computed from integers and booleans alone: a mask, a position, a
-    size.
+    """Return whether a float tensor is computed from integers and booleans alone.
 
-    Such tensors steer; they do not carry the signal. Calibration data often shows only one of their
-    values (a mask of all ones), so that their range cannot be measured.
+    Such a mask, position or size controls the computation, and does not carry the signal.
+    Calibration
+    data often shows only one of its values (a mask of all ones), so that its range cannot be
+    measured.
     """
     producer = graph.producer(tensor)
-    if producer is None or producer.kind not in _STEERING:
+    if producer is None or producer.kind not in _CONTROL:
         return False
-    todo, seen = [producer], {producer}
-    found = False
+    todo = [producer]
+    seen = {producer}
+    reads_integers = False
     while todo:
         node = todo.pop()
-        if node.kind not in _STEERING:
+        if node.kind not in _CONTROL:
             return False
         for name in node.inputs:
             if not name or graph.is_constant(name):
                 continue
-            before = graph.producer(name)
+            source = graph.producer(name)
             if graph.elem_type(name) not in _FLOATS:
-                found = (
-                    True  # an integer or a boolean: what lies behind it does not matter
-                )
-            elif before is None:
+                # The origin of an integer or a boolean does not matter.
+                reads_integers = True
+            elif source is None:
                 return False  # a float input of the model
-            elif before not in seen:
-                seen.add(before)
-                todo.append(before)
-    return found
+            elif source not in seen:
+                seen.add(source)
+                todo.append(source)
+    return reads_integers
 
 
-_FLOATS = frozenset(
-    {0, 1, 10, 11, 16},
-)  # undefined (taken for float), float, float16, double, bfloat16
-_STEERING = frozenset(
+# undefined (taken for float), float, float16, double, bfloat16
+_FLOATS = frozenset({0, 1, 10, 11, 16})
+#: Operators that compute masks, positions and sizes.
+_CONTROL = frozenset(
     {
         "Cast",
         "Add",
@@ -221,8 +230,6 @@ _STEERING = frozenset(
         "Transpose",
         "Squeeze",
         "Unsqueeze",
-    }
-    | {
         "Slice",
         "Concat",
         "Identity",

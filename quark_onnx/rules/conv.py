@@ -1,4 +1,4 @@
-"""Convolutions."""
+"""Plan the tensors of convolutions."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from quark_onnx.rules.base import rule
 
 @rule("Conv")
 def conv(node: Node, plan: Plan) -> None:
-    """Input, weight along the output channels (M, C/group, ...), int32 bias, output."""
-    x, w, bias = node.input(0), node.input(1), node.input(2)
+    """Quantize input, weight (M, C/group, ...) per output channel, int32 bias, and result."""
+    x = node.input(0)
+    w = node.input(1)
+    bias = node.input(2)
     plan.activation(node, x, along=1)
     plan.weight(node, w, axis=0, along=1)
     plan.bias(node, bias, x, w)
@@ -19,10 +21,13 @@ def conv(node: Node, plan: Plan) -> None:
 
 @rule("ConvTranspose")
 def conv_transpose(node: Node, plan: Plan) -> None:
-    """Like Conv, but the weight is (C, M/group, ...): a channel scale serves that channel of every
-    group.
+    """Quantize like Conv, with a weight of shape (C, M/group, ...).
+
+    The scale of a channel serves this channel of every group.
     """
-    x, w, bias = node.input(0), node.input(1), node.input(2)
+    x = node.input(0)
+    w = node.input(1)
+    bias = node.input(2)
     plan.activation(node, x, along=1)
     plan.weight(node, w, axis=1, along=0)
     plan.bias(node, bias, x, w, repeat=node.attribute("group", 1))
@@ -31,8 +36,11 @@ def conv_transpose(node: Node, plan: Plan) -> None:
 
 @rule("com.microsoft::FusedConv")
 def fused_conv(node: Node, plan: Plan) -> None:
-    """Like Conv; what is added to the product and the result are quantized too."""
-    x, w, bias, added = (node.input(place) for place in range(4))
+    """Quantize like Conv, with the summand."""
+    x = node.input(0)
+    w = node.input(1)
+    bias = node.input(2)
+    added = node.input(3)
     plan.activation(node, x, along=1)
     plan.weight(node, w, axis=0, along=1)
     plan.bias(node, bias, x, w)
@@ -41,8 +49,10 @@ def fused_conv(node: Node, plan: Plan) -> None:
 
 @rule("DeformConv")
 def deform_conv(node: Node, plan: Plan) -> None:
-    """Like Conv; the offsets and their mask stay float, as they are positions."""
-    x, w, bias = node.input(0), node.input(1), node.input(3)
+    """Quantize like Conv; the offsets and their mask stay float, as positions."""
+    x = node.input(0)
+    w = node.input(1)
+    bias = node.input(3)
     plan.activation(node, x, along=1)
     plan.weight(node, w, axis=0, along=1)
     plan.bias(node, bias, x, w)
@@ -51,11 +61,10 @@ def deform_conv(node: Node, plan: Plan) -> None:
 
 @rule("CausalConvWithState", "com.microsoft::CausalConvWithState")
 def causal_conv(node: Node, plan: Plan) -> None:
-    """Input, weight along the channels (C, 1, ...), bias and result.
-
-    The state, which runs on, stays float.
-    """
-    x, w, bias = node.input(0), node.input(1), node.input(2)
+    """Quantize input, weight (C, 1, ...) per channel, bias and result; the state stays float."""
+    x = node.input(0)
+    w = node.input(1)
+    bias = node.input(2)
     plan.activation(node, x)
     plan.weight(node, w, axis=0, along=2)
     plan.bias(node, bias, x, w)

@@ -1,4 +1,4 @@
-"""Einsum: products and sums that an equation spells out."""
+"""Plan the tensors of Einsum."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from quark_onnx.rules.base import is_control_tensor, rule
 
 @rule("Einsum")
 def einsum(node: Node, plan: Plan) -> None:
-    """All operands, a constant one as a weight along an axis of the result.
+    """Quantize the operands, a constant one as a weight along an axis of the result.
 
-    The result where there is no float32.
+    The result is quantized where the engine has no float32.
     """
     if is_control_tensor(node, plan, *node.inputs):
         return
@@ -19,26 +19,18 @@ def einsum(node: Node, plan: Plan) -> None:
     for place, tensor in enumerate(node.inputs):
         term = terms[place] if place < len(terms) else ""
         others = "".join(terms[:place] + terms[place + 1 :])
-        shared = _axis(
-            term,
-            [letter for letter in term if letter in others and letter not in result],
-        )
-        if (
-            len(node.inputs) == 2
-            and plan.graph.is_constant(tensor)
-            and shared is not None
-        ):
-            own = _axis(
-                term,
-                [
-                    letter
-                    for letter in term
-                    if letter in result and letter not in others
-                ],
-            )
-            plan.weight(node, tensor, axis=own, along=shared)
+        summed = [
+            letter for letter in term if letter in others and letter not in result
+        ]
+        along = _axis(term, summed)
+        constant = plan.graph.is_constant(tensor)
+        if len(node.inputs) == 2 and constant and along is not None:
+            own = [
+                letter for letter in term if letter in result and letter not in others
+            ]
+            plan.weight(node, tensor, axis=_axis(term, own), along=along)
         else:
-            plan.activation(node, tensor, along=shared)
+            plan.activation(node, tensor, along=along)
     products = len(node.inputs) == 2 and any(
         letter not in result for letter in "".join(terms)
     )
@@ -47,26 +39,25 @@ def einsum(node: Node, plan: Plan) -> None:
 
 
 def _terms(node: Node) -> tuple[list[str], str]:
-    """The indices of each operand and of the result, which are those that occur once where the
-    equation has none.
+    """Return the indices of each operand and of the result.
+
+    Without an arrow, the result has the indices that occur once.
     """
-    left, arrow, right = (
-        str(node.attribute("equation", "")).replace(" ", "").partition("->")
-    )
+    equation = str(node.attribute("equation", "")).replace(" ", "")
+    operands, arrow, result = equation.partition("->")
     if not arrow:
-        right = "".join(
-            sorted(
-                letter for letter in set(left) - set(",.") if left.count(letter) == 1
-            ),
-        )
-    return left.split(","), right
+        letters = sorted(set(operands) - set(",."))
+        result = "".join(letter for letter in letters if operands.count(letter) == 1)
+    return operands.split(","), result
 
 
 def _axis(term: str, letters: list[str]) -> int | None:
-    """The axis of the last of some indices.
+    """Return the axis of the last index.
 
-    Unknown behind an ellipsis, which stands for any number of axes.
+    None after an ellipsis, which stands for any number of axes.
     """
     before = term.partition(".")[0]
     known = [letter for letter in letters if letter in before]
-    return before.index(known[-1]) if known else None
+    if known:
+        return before.index(known[-1])
+    return None

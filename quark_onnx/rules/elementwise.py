@@ -1,4 +1,4 @@
-"""Arithmetic between tensors."""
+"""Plan the tensors of arithmetic operators."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _PRODUCTS = frozenset({"MatMul", "Einsum", "com.microsoft::FusedMatMul"})
 
 @rule("Add")
 def add(node: Node, plan: Plan) -> None:
-    """Both operands and the result.
+    """Quantize operands and result.
 
-    Float where it adds a bias to a product or, in 8 bits, to a residual stream.
+    Float for a bias of an unrounded product and, in 8 bits, for a residual stream.
     """
     if any(
         reader.kind in NORMALIZING for reader in plan.graph.followers(node)
@@ -35,10 +35,9 @@ def add(node: Node, plan: Plan) -> None:
 
 
 def _is_bias(node: Node, plan: Plan, index: int) -> bool:
-    """Whether an operand is a constant vector and the other one a matrix product that nothing else
-    reads.
-    """
-    bias, product = node.inputs[index], node.inputs[1 - index]
+    """Return whether an operand is a constant vector added to an unshared matrix product."""
+    bias = node.inputs[index]
+    product = node.inputs[1 - index]
     layer = plan.graph.producer(product)
     vector = plan.graph.is_constant(bias) and len(plan.graph.shape(bias) or ()) <= 1
     return (
@@ -51,9 +50,9 @@ def _is_bias(node: Node, plan: Plan, index: int) -> bool:
 
 @rule("Div")
 def division(node: Node, plan: Plan) -> None:
-    """Numerator and result.
+    """Quantize numerator and result; the denominator only for engines without float.
 
-    The denominator too where there is no float, as its smallest values decide over all.
+    The smallest values of a denominator decide the largest results.
     """
     if plan.safe and not plan.integer_only(node):
         _operands(node, plan, node.inputs, quantized=node.inputs[:1])
@@ -69,27 +68,25 @@ def division(node: Node, plan: Plan) -> None:
 
 @rule("Sub", "Mul", "Sum", "Mean", "SwiGLU")
 def arithmetic(node: Node, plan: Plan) -> None:
-    """All operands and the result, unless one of them is a mask."""
+    """Quantize the operands and the result, unless an operand is a mask."""
     _operands(node, plan, node.inputs)
 
 
 @rule("Max", "Min")
 def extremes(node: Node, plan: Plan) -> None:
-    """All operands and the result, unless one of them is a mask or the result is to become a
-    denominator.
-    """
+    """Quantize operands and result, unless an operand is a mask or the result a denominator."""
     _operands(node, plan, node.inputs)
 
 
 @rule("com.microsoft::BiasAdd")
 def bias_add(node: Node, plan: Plan) -> None:
-    """Both summands and the result; the bias stays float."""
+    """Quantize both summands and the result; the bias stays float."""
     _operands(node, plan, (node.input(0), node.input(2)))
 
 
 @rule("Where")
 def where(node: Node, plan: Plan) -> None:
-    """The two alternatives and the result, unless one of them is a mask."""
+    """Quantize both alternatives and the result, unless an alternative is a mask."""
     _operands(node, plan, node.inputs[1:])
 
 
@@ -99,9 +96,9 @@ def _operands(
     operands: tuple[str, ...],
     quantized: tuple[str, ...] | None = None,
 ) -> None:
-    """Quantize operands, all of them unless it is said which, and the result.
+    """Quantize operands and the result, unless an operand is a mask.
 
-    Nothing where a mask is among them.
+    ``quantized``: the operands to quantize, if not all.
     """
     if is_control_tensor(node, plan, *operands):
         return

@@ -1,4 +1,4 @@
-"""Embeddings that are normalized at once."""
+"""Plan the tensors of embeddings with a normalization."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _TABLES = slice(2, 5)
 
 @rule("com.microsoft::EmbedLayerNormalization")
 def embedding(node: Node, plan: Plan) -> None:
-    """The three tables as weights, one scale for each entry.
+    """Quantize the three tables as weights with a scale per entry.
 
-    The result where the format holds a residual stream.
+    The result is quantized where the format can hold a residual stream.
     """
     for table in node.inputs[_TABLES]:
         if plan.graph.is_constant(table):

@@ -1,4 +1,4 @@
-"""Normalizations: input and result; their few parameters stay float, where they cost nothing."""
+"""Plan the tensors of normalizations; their few parameters stay float at no cost."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from quark_onnx.rules.base import NORMALIZING, RESIDUAL, rule
 )
 @rule("com.microsoft::GroupNorm")
 def normalization(node: Node, plan: Plan) -> None:
-    """Input and first result; the statistics that may follow it stay float."""
+    """Quantize input and first result; further results (statistics) stay float."""
     if node.kind in NORMALIZING and plan.is_low_bit(node):
         plan.keep_node(node, RESIDUAL)
     else:
@@ -26,7 +26,7 @@ def normalization(node: Node, plan: Plan) -> None:
 
 @rule("LpNormalization")
 def unit_length(node: Node, plan: Plan) -> None:
-    """Input, and a result that lies between -1 and 1 by definition."""
+    """Quantize the input, and the result with its mathematical range, -1 to 1."""
     plan.activation(node, node.inputs[0])
     plan.activation(node, node.outputs[0], bounds=(-1.0, 1.0))
 
@@ -36,7 +36,7 @@ def unit_length(node: Node, plan: Plan) -> None:
     "com.microsoft::SkipSimplifiedLayerNormalization",
 )
 def skip_normalization(node: Node, plan: Plan) -> None:
-    """Both summands, result and sum, where the format is wide enough for a residual stream."""
+    """Quantize both summands, result and sum, if the format can hold a residual stream."""
     if plan.is_low_bit(node):
         plan.keep_node(node, RESIDUAL)
     else:
@@ -51,5 +51,10 @@ def skip_normalization(node: Node, plan: Plan) -> None:
 
 @rule("com.microsoft::SkipGroupNorm")
 def skip_group_norm(node: Node, plan: Plan) -> None:
-    """Both summands, result and sum; the bias stays float."""
-    plan.activation(node, node.input(0), node.input(3), *node.outputs[:2])
+    """Quantize both summands, result and sum; the bias stays float."""
+    plan.activation(
+        node,
+        node.input(0),
+        node.input(3),
+        *node.outputs[:2],
+    )

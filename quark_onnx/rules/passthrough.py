@@ -1,4 +1,4 @@
-"""Operators whose results hold nothing but values of their input; they inherit its scale."""
+"""Plan the tensors of operators that only move values: results share the input's scale."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from quark_onnx.graph import Node
 from quark_onnx.plan import Plan, looks_up
 from quark_onnx.rules.base import rule
 
-#: Rearrangements: every value of the input appears in the result exactly once, so the scale may
-#: travel either way.
+#: Rearrangements: every input value appears in the result once, so both may share either scale.
 REARRANGING = frozenset(
     {
         "Reshape",
@@ -24,7 +23,7 @@ REARRANGING = frozenset(
     | {"ReverseSequence"},
 )
 
-#: Selections, repetitions, and those that fill up with zeros, which every scale has a code for.
+#: Selections, repetitions, and padding with zeros, for which every scale has a code.
 _SELECTING = frozenset(
     {
         "MaxPool",
@@ -45,7 +44,7 @@ _GATHERING = frozenset(
     {"Gather", "GatherElements", "GatherND", "com.microsoft::GatherND"},
 )
 
-#: Operators that hand the scale of their input on, at least under some of their attributes.
+#: Operators whose results share the scale of the input, at least for some attributes.
 HANDING_ON = (
     REARRANGING
     | _SELECTING
@@ -64,17 +63,16 @@ HANDING_ON = (
 
 @rule(*sorted(REARRANGING | _SELECTING))
 def passthrough(node: Node, plan: Plan) -> None:
-    """Every float result is the same as the first input."""
-    results = (
-        node.outputs[:1] if node.kind == "MaxPool" else node.outputs
-    )  # MaxPool's second result are indices
+    """Share the scale of the first input with every float result."""
+    # The second result of MaxPool holds indices.
+    results = node.outputs[:1] if node.kind == "MaxPool" else node.outputs
     for result in results:
         plan.same_as(node, result, node.inputs[0])
 
 
 @rule("Dropout")
 def dropout(node: Node, plan: Plan) -> None:
-    """The result is the same as the input, unless it is asked to train."""
+    """Share the input's scale with the result, unless the node may run in training mode."""
     training = plan.graph.constant(node.input(2)) if node.input(2) else np.False_
     if training is None or np.any(training):
         plan.keep_node(node, "it may be asked to drop values at random")
@@ -84,12 +82,12 @@ def dropout(node: Node, plan: Plan) -> None:
 
 @rule(*sorted(_GATHERING))
 def gather(node: Node, plan: Plan) -> None:
-    """A selection of the rows of a tensor, or of a constant table, which is then quantized like an
-    activation.
+    """Share the scale of a tensor with its selected rows; quantize a constant table first.
 
-    Where activations stay float, a table is a weight if its codes can be gathered: dequantizing all
-    of it at each run to pick a few rows would cost more than it saves. ``QConfig.embedding`` says
-    how.
+    Where activations stay float, a table is a weight if its codes can be gathered: dequantizing the
+    table at each run to pick a few rows would cost more than it saves. ``QConfig.embedding`` has
+    the
+    settings.
     """
     table = node.inputs[0]
     if plan.fuses and not plan.static(node) and looks_up(plan.graph, node):
@@ -104,12 +102,11 @@ def gather(node: Node, plan: Plan) -> None:
 
 @rule("Resize", "Upsample")
 def resize(node: Node, plan: Plan) -> None:
-    """The result has the input's scale, or one of its own where it is extrapolated.
+    """Share the input's scale; another scale for extrapolation, float for cubic interpolation.
 
-    Float where it is cubic.
-
-    onnxruntime has no integer cubic resize, and refuses the Q/DQ pairs around one that it moves to
-    another layout.
+    onnxruntime has no integer cubic resize, and refuses the Q/DQ pairs around one when it changes
+    the
+    layout.
     """
     if node.attribute("mode", "nearest") == "cubic":
         plan.keep_node(node, "onnxruntime has no integer cubic interpolation")

@@ -1,5 +1,6 @@
-"""Averages: they lie within the input's range but use little of it, so the result has a scale of
-its own.
+"""Plan the tensors of averages, with separate scales for the results.
+
+An average uses only a small part of the input's range.
 """
 
 from __future__ import annotations
@@ -10,15 +11,15 @@ from quark_onnx.plan import Plan
 from quark_onnx.rules.base import rule
 from quark_onnx.rules.passthrough import REARRANGING
 
-#: What turns scores into others, or reads nothing of them.
+#: Operators that convert scores, or do not read their values.
 _SCORES = frozenset({"Softmax", "LogSoftmax", "Sigmoid", "Shape"})
 
 
 @rule("AveragePool", "GlobalAveragePool")
 def average(node: Node, plan: Plan) -> None:
-    """Input and result.
+    """Quantize input and result, except where onnxruntime's integer operator differs.
 
-    Not with dilations, which onnxruntime's integer operator lacks, nor where it counts wrongly.
+    onnxruntime's integer operator has no dilations, and counts beyond the padding in ceil mode.
     """
     if node.attribute("dilations") is not None:
         plan.keep_node(
@@ -48,15 +49,15 @@ def average(node: Node, plan: Plan) -> None:
 
 
 def _makes_scores(graph: Graph, node: Node) -> bool:
-    """Whether nothing but the outputs of the model are made of a result, and only by moving its
-    values or a softmax.
-    """
-    behind = reach([node], graph.followers)
-    rest = [each for each in behind if each is not node]
-    return all(each.kind in REARRANGING or each.kind in _SCORES for each in rest)
+    """Return whether a result only reaches the outputs, by moves of values or a softmax."""
+    downstream = reach([node], graph.followers)
+    return all(
+        reader is node or reader.kind in REARRANGING or reader.kind in _SCORES
+        for reader in downstream
+    )
 
 
 @rule("LpPool", "GlobalLpPool")
 def power_average(node: Node, plan: Plan) -> None:
-    """Input and result."""
+    """Quantize input and result."""
     plan.activation(node, node.inputs[0], node.outputs[0])

@@ -1,6 +1,4 @@
-"""Sums, means and norms over axes: they gather many values in one, so the result has a scale of its
-own.
-"""
+"""Plan the tensors of sums, means and norms, with separate scales for the results."""
 
 from __future__ import annotations
 
@@ -17,9 +15,7 @@ from quark_onnx.rules.base import (
 
 @rule("ReduceMean", "ReduceSum", "ReduceL1", "ReduceL2", "ReduceSumSquare", "CumSum")
 def reduction(node: Node, plan: Plan) -> None:
-    """Input and result, unless it counts what a mask lets through or the result is to become a
-    denominator.
-    """
+    """Quantize input and result, unless the input is a mask or the result a denominator."""
     if is_control_tensor(node, plan, node.inputs[0]) or (
         feeds_root_or_division(node, plan) and kept_float(node, plan, DECIDING)
     ):

@@ -1,6 +1,4 @@
-"""Operators that read images at places of their own: grids and boxes stay float, as they are
-positions.
-"""
+"""Plan the tensors of operators that sample images; grids and boxes stay float."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ from quark_onnx.rules.base import rule
 
 @rule("GridSample", "com.microsoft::GridSample")
 def grid_sample(node: Node, plan: Plan) -> None:
-    """Nearest and linear samples have the image's scale, cubic ones a scale of their own.
+    """Share the image's scale with nearest and linear samples; cubic ones need another.
 
     The grid stays float.
     """
@@ -23,11 +21,11 @@ def grid_sample(node: Node, plan: Plan) -> None:
 
 @rule("RoiAlign", "com.microsoft::CropAndResize")
 def roi_align(node: Node, plan: Plan) -> None:
-    """Image and result; the boxes stay float."""
+    """Quantize image and result; the boxes stay float."""
     plan.activation(node, node.inputs[0], node.outputs[0])
 
 
 @rule("Col2Im")
 def col2im(node: Node, plan: Plan) -> None:
-    """Input, and a result in which overlapping blocks are added."""
+    """Quantize the input, and the result, in which overlapping blocks are added."""
     plan.activation(node, node.inputs[0], node.outputs[0])

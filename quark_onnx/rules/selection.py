@@ -1,4 +1,4 @@
-"""Operators that pick indices or the largest values."""
+"""Plan the tensors of operators that pick indices or the largest values."""
 
 from __future__ import annotations
 
@@ -11,22 +11,19 @@ _RANKING = "it ranks values, of which few codes make many equal"
 
 @rule("TopK")
 def top(node: Node, plan: Plan) -> None:
-    """Left float where there is float arithmetic, as rounding makes ties.
-
-    Else the values have the input's scale.
-    """
+    """Keep float where possible, as rounding creates ties; otherwise share the input's scale."""
     if not kept_float(node, plan, _RANKING):
         plan.same_as(node, node.outputs[0], node.inputs[0])
 
 
 @rule("ArgMax", "ArgMin")
 def position(node: Node, plan: Plan) -> None:
-    """Left float where there is float arithmetic, as rounding makes ties; else the input."""
+    """Keep float where possible, as rounding creates ties; otherwise quantize the input."""
     if not kept_float(node, plan, _RANKING):
         plan.activation(node, node.inputs[0])
 
 
 @rule("NonMaxSuppression")
 def suppression(node: Node, plan: Plan) -> None:
-    """Left float: boxes and scores decide by small differences, and the result are indices."""
+    """Keep float: boxes and scores decide by small differences, and the result holds indices."""
     plan.keep_node(node, "it selects boxes by small differences of overlaps and scores")

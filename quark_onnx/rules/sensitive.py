@@ -1,5 +1,6 @@
-"""Functions whose result a few codes of the input would ruin, and of which no runtime has an
-integer form.
+"""Plan the tensors of functions that degrade with few input codes.
+
+No runtime has an integer form of them.
 """
 
 from __future__ import annotations
@@ -42,29 +43,29 @@ _BOUNDS = {
 
 @rule(*_WHY)
 def sensitive(node: Node, plan: Plan) -> None:
-    """Left float where there is float arithmetic, as few codes of its input would ruin it.
-
-    Else input and result.
-    """
+    """Keep float where possible; otherwise quantize input and result."""
     if is_control_tensor(node, plan, node.inputs[0]) or kept_float(
         node,
         plan,
         _WHY[node.kind],
     ):
         return
+    # An exponent, a divisor or an axis stays float.
+    plan.activation(node, node.inputs[0])
     plan.activation(
         node,
-        node.inputs[0],
-    )  # an exponent, a divisor or an axis stays as it is
-    plan.activation(node, node.outputs[0], bounds=_BOUNDS.get(node.kind))
+        node.outputs[0],
+        bounds=_BOUNDS.get(node.kind),
+    )
     if node.kind in ("Exp", "LogSoftmax"):
         spare_masked(node, plan)
 
 
 @rule("Mod")
 def remainder(node: Node, plan: Plan) -> None:
-    """Round nothing for an engine that has no Mod: of those without float32, only the one for
-    bfloat16 has it.
+    """Quantize input and result for engines with a Mod; keep float elsewhere.
+
+    Of the engines without float32, only the one for bfloat16 has Mod.
     """
     spec = plan.specs[node].activation
     if (

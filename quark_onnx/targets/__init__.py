@@ -1,4 +1,4 @@
-"""What models are quantized for: devices as data, and what they ask of scales."""
+"""Describe target devices as data, and their constraints on scales."""
 
 from quark_onnx.targets.constraints import NAMES, Constraint, Constraints, Positions
 from quark_onnx.targets.formats import format_of, refusal, unfit

@@ -1,10 +1,9 @@
-"""What AMD's integer engine asks of power-of-two scales, as values: a position is the exponent p of
-a scale 2**-p.
+"""Express the constraints of AMD's integer engine on power-of-two scales.
 
-Rules C1 to C10 as amd-quark 0.13 (build 647cedc, onnx/postprocess/refinement/refine.py) states them
-for the NPU's convolution engine. The shifts behind them are what its hardware does between a
-product and the next tensor: a product of positions i and w becomes an output of position o by a
-shift of i + w - o bits, of which there are only so many.
+A position is the exponent p of a scale 2**-p. The rules C1 to C10 follow amd-quark 0.13 (build
+647cedc, onnx/postprocess/refinement/refine.py) for the NPU's convolution engine. The shifts in them
+are the hardware's steps between a product and the next tensor: a product of positions i and w
+becomes an output of position o by a shift of i + w - o bits, and the shifter has a limited range.
 
 Constraints do not know graphs: positions are looked up by keys of any kind.
 """
@@ -20,15 +19,17 @@ from quark_onnx.errors import ConstraintError
 Key = Hashable
 Positions = dict[Key, int]
 
-#: Positions of scales that are normal float32 numbers.
-LEAST, GREATEST = -126, 126
+#: Range of the positions whose scales are normal float32 numbers.
+LEAST = -126
+GREATEST = 126
 
-#: Rounds in which all comes to rest where constraints do not undo each other, and where they only
-#: go one way.
-_FEW, _MANY = 20, 400
-#: Where the rules come from.
+#: Rounds after which positions are stable if no constraint undoes another.
+_FEW = 20
+#: Rounds after which positions are stable if they move in one direction only.
+_MANY = 400
+#: Source of the rules.
 SOURCE = "amd-quark 0.13, onnx/postprocess/refinement/refine.py"
-#: What each rule is called there.
+#: Names of the rules in the source.
 NAMES = {
     "C1": "concat: all inputs and the output have one position",
     "C2": "pool: input and output have one position",
@@ -50,43 +51,44 @@ NAMES = {
 
 
 class Constraint(Protocol):
-    """One rule at one node."""
+    """A rule at a node."""
 
     @property
-    def rule(self) -> str: ...
+    def rule(self) -> str:
+        """Name of the rule, C1 to C10."""
+
     @property
-    def node(self) -> str: ...
+    def node(self) -> str:
+        """Name of the node."""
+
     @property
     def keys(self) -> tuple[Key, ...]:
-        """Whose positions it is about."""
+        """Keys of the constrained positions."""
 
     def broken(self, at: Positions) -> str:
-        """By which figures it is broken; empty if it holds."""
+        """Return the figures of a violation; empty if the constraint holds."""
 
     def settle(self, at: Positions) -> bool:
-        """Move the position that costs least, so that it holds; whether anything moved."""
+        """Satisfy the constraint by the cheapest move; return whether a position moved."""
 
     def lower(self, at: Positions) -> bool:
-        """The same by making scales coarser alone.
+        """Satisfy the constraint by coarser scales alone; return whether a position moved.
 
-        Those that have a least position are there already.
+        Assumes that positions with a lower bound are at their bounds already.
         """
 
     def lift(self, floors: Positions) -> bool:
-        """Raise least positions to what follows from those of others.
-
-        Whether anything was raised.
-        """
+        """Propagate lower bounds; return whether a bound moved."""
 
     def rise(self, at: Positions) -> bool:
-        """The same as ``lower`` by making scales finer alone."""
+        """Satisfy the constraint by finer scales alone; return whether a position moved."""
 
 
 @dataclass(frozen=True)
 class Equal:
-    """All positions are equal.
+    """Equality of positions.
 
-    The coarsest is taken, under which nothing is clipped that was not.
+    The coarsest scale is taken, which clips nothing more than before.
     """
 
     rule: str
@@ -94,15 +96,20 @@ class Equal:
     keys: tuple[Key, ...]
 
     def broken(self, at: Positions) -> str:
-        found = [at[key] for key in self.keys]
-        return f"positions {', '.join(map(str, found))}" if len(set(found)) > 1 else ""
+        """Return the figures of a violation; empty if the constraint holds."""
+        positions = [at[key] for key in self.keys]
+        if len(set(positions)) > 1:
+            return f"positions {', '.join(map(str, positions))}"
+        return ""
 
     def settle(self, at: Positions) -> bool:
+        """Satisfy the constraint by the cheapest move."""
         return _set(at, self.keys, min(at[key] for key in self.keys))
 
     lower = settle
 
     def lift(self, floors: Positions) -> bool:
+        """Raise lower bounds."""
         return _set(floors, self.keys, max(floors[key] for key in self.keys))
 
     rise = lift
@@ -110,7 +117,7 @@ class Equal:
 
 @dataclass(frozen=True)
 class Near:
-    """Positions differ by no more than ``most``; those that are too fine become coarser."""
+    """Bounded difference of positions, at most ``most``; finer positions become coarser."""
 
     rule: str
     node: str
@@ -118,37 +125,48 @@ class Near:
     most: int
 
     def broken(self, at: Positions) -> str:
-        found = [at[key] for key in self.keys]
-        return (
-            f"positions {', '.join(map(str, found))}"
-            if max(found) - min(found) > self.most
-            else ""
-        )
+        """Return the figures of a violation; empty if the constraint holds."""
+        positions = [at[key] for key in self.keys]
+        if max(positions) - min(positions) > self.most:
+            return f"positions {', '.join(map(str, positions))}"
+        return ""
 
     def settle(self, at: Positions) -> bool:
+        """Satisfy the constraint by the cheapest move."""
         limit = min(at[key] for key in self.keys) + self.most
-        return _set(at, [key for key in self.keys if at[key] > limit], limit)
+        return _set(
+            at,
+            [key for key in self.keys if at[key] > limit],
+            limit,
+        )
 
     lower = settle
 
     def lift(self, floors: Positions) -> bool:
+        """Raise lower bounds."""
         limit = max(floors[key] for key in self.keys) - self.most
-        return _set(floors, [key for key in self.keys if floors[key] < limit], limit)
+        return _set(
+            floors,
+            [key for key in self.keys if floors[key] < limit],
+            limit,
+        )
 
     rise = lift
 
 
 @dataclass(frozen=True)
 class Shift:
-    """The positions of some factors, less that of another, lie between two ends.
-
-    One of them moves where they do not.
+    """Bounds on a shift: the positions of factors minus the position of another tensor.
 
     Attributes:
-        plus, minus: keys that are added and taken off; one may stand there several times.
-        least, most: the ends; None for none.
-        mover: the key that moves, among ``plus`` or ``minus``.
-        smallest: of ``plus`` only the least position counts.
+        rule: name of the rule.
+        node: name of the node.
+        plus: keys that are added, possibly repeated.
+        minus: keys that are subtracted.
+        least: lower bound; None for none.
+        most: upper bound; None for none.
+        mover: key that moves, among ``plus`` or ``minus``.
+        smallest: only the least position of ``plus`` counts.
         free: nothing else depends on the mover, so that it may always move.
     """
 
@@ -164,94 +182,105 @@ class Shift:
 
     @property
     def keys(self) -> tuple[Key, ...]:
+        """Keys of the constrained positions."""
         return (*self.plus, *self.minus)
 
     def broken(self, at: Positions) -> str:
-        return (
-            f"a shift of {self._value(at)}, not {self._ends}"
-            if self._excess(at)
-            else ""
-        )
+        """Return the figures of a violation; empty if the constraint holds."""
+        if self._excess(at):
+            return f"a shift of {self._value(at)}, not {self._ends}"
+        return ""
 
     def settle(self, at: Positions) -> bool:
+        """Satisfy the constraint by the cheapest move."""
         excess = self._excess(at)
-        return _set(
-            at,
-            [self.mover],
-            at[self.mover] + (excess if self.mover in self.minus else -excess),
-        )
+        if self.mover not in self.minus:
+            excess = -excess
+        return _set(at, [self.mover], at[self.mover] + excess)
 
     def lower(self, at: Positions) -> bool:
+        """Satisfy the constraint by coarser scales alone."""
         excess = self._excess(at)
         if self.free or not excess:
             return self.settle(at)
         if excess < 0:
-            return bool(self.minus) and _set(at, self.minus, at[self.minus[0]] + excess)
-        # of several factors the finest gives way, but for a sum the coarsest, which alone counts
-        key = (min if self.smallest else max)(self.plus, key=at.__getitem__)
+            return bool(self.minus) and _set(
+                at,
+                self.minus,
+                at[self.minus[0]] + excess,
+            )
+        # Of several factors the finest one moves; for a sum the coarsest, the only one that counts.
+        if self.smallest:
+            key = min(self.plus, key=at.__getitem__)
+        else:
+            key = max(self.plus, key=at.__getitem__)
         return self._give(at, key, excess)
 
     def lift(self, floors: Positions) -> bool:
+        """Propagate lower bounds."""
         if self.free:
             return False
-        raised, plus = False, [floors[key] for key in self.plus]
+        raised = False
+        plus = [floors[key] for key in self.plus]
         base = floors[self.minus[0]] if self.minus else 0
-        if self.least is not None and (
-            self.smallest or len(plus) == 1
-        ):  # else it may be either of them
+        # With several factors either may move: no bound follows for a single one.
+        if self.least is not None and (self.smallest or len(plus) == 1):
             short = [key for key in self.plus if floors[key] < base + self.least]
             raised |= _set(floors, short, base + self.least)
         if self.most is not None and self.minus:
-            raised |= _set(
-                floors,
-                self.minus,
-                max(base, (min if self.smallest else sum)(plus) - self.most),
-            )
+            total = min(plus) if self.smallest else sum(plus)
+            raised |= _set(floors, self.minus, max(base, total - self.most))
         return raised
 
     def rise(self, at: Positions) -> bool:
+        """Satisfy the constraint by finer scales alone."""
         excess = self._excess(at)
         if self.free or not excess:
             return self.settle(at)
         if excess > 0:
-            return bool(self.minus) and _set(at, self.minus, at[self.minus[0]] + excess)
+            return bool(self.minus) and _set(
+                at,
+                self.minus,
+                at[self.minus[0]] + excess,
+            )
         return self._give(at, min(self.plus, key=at.__getitem__), excess)
 
     def _give(self, at: Positions, key: Key, excess: int) -> bool:
-        """Move a factor, which may stand there several times, until nothing is left of an excess."""  # noqa: E501
+        """Move a possibly repeated factor until no excess is left."""
         times = 1 if self.smallest else self.plus.count(key)
-        part = -(-abs(excess) // times)
-        return _set(at, [key], at[key] - (part if excess > 0 else -part))
+        distance = -(-abs(excess) // times)
+        if excess > 0:
+            distance = -distance
+        return _set(at, [key], at[key] + distance)
 
     @property
     def _ends(self) -> str:
         if self.least is None:
             return f"at most {self.most}"
-        return (
-            f"at least {self.least}"
-            if self.most is None
-            else f"{self.least} to {self.most}"
-        )
+        if self.most is None:
+            return f"at least {self.least}"
+        return f"{self.least} to {self.most}"
 
     def _value(self, at: Positions) -> int:
-        """The number of bits."""
+        """Return the shift in bits."""
         plus = [at[key] for key in self.plus]
-        return (min(plus) if self.smallest else sum(plus)) - sum(
-            at[key] for key in self.minus
-        )
+        minus = sum(at[key] for key in self.minus)
+        if self.smallest:
+            return min(plus) - minus
+        return sum(plus) - minus
 
     def _excess(self, at: Positions) -> int:
-        """How far the value is above the upper end, or, negative, below the lower one."""
+        """Return the distance above the upper bound, or, negative, below the lower bound."""
         value = self._value(at)
         if self.most is not None and value > self.most:
             return value - self.most
-        return (
-            value - self.least if self.least is not None and value < self.least else 0
-        )
+        if self.least is not None and value < self.least:
+            return value - self.least
+        return 0
 
 
 def _set(at: Positions, keys: Sequence[Key], position: int) -> bool:
-    """Put keys at a position; whether that moved one."""
+    """Set keys to a position; return whether a position moved."""
     moved = any(at[key] != position for key in keys)
     at.update(dict.fromkeys(keys, position))
     return moved
@@ -259,46 +288,55 @@ def _set(at: Positions, keys: Sequence[Key], position: int) -> bool:
 
 @dataclass
 class Constraints:
-    """All constraints of a model, in the order in which they are settled."""
+    """The constraints of a model, in the order of application.
+
+    Attributes:
+        found: the constraints.
+    """
 
     found: list[Constraint] = field(default_factory=list)
 
     @property
     def keys(self) -> list[Key]:
-        """Whose positions they are about."""
-        return list(dict.fromkeys(key for each in self.found for key in each.keys))
+        """Keys of the constrained positions, without repetition."""
+        keys: dict[Key, None] = {}
+        for constraint in self.found:
+            keys.update(dict.fromkeys(constraint.keys))
+        return list(keys)
 
     def tied(self) -> dict[Key, tuple[Key, ...]]:
-        """For each key that has to equal others: all of them, itself among them."""
-        group: dict[Key, tuple[Key, ...]] = {}
-        for each in self.found:
-            if isinstance(each, Equal):
-                joined = tuple(
-                    dict.fromkeys(
-                        other for key in each.keys for other in group.get(key, (key,))
-                    ),
-                )
-                group.update(dict.fromkeys(joined, joined))
-        return group
+        """Return the group of equal positions of each tied key, including the key."""
+        groups: dict[Key, tuple[Key, ...]] = {}
+        for constraint in self.found:
+            if isinstance(constraint, Equal):
+                joined: dict[Key, None] = {}
+                for key in constraint.keys:
+                    joined.update(dict.fromkeys(groups.get(key, (key,))))
+                groups.update(dict.fromkeys(joined, tuple(joined)))
+        return groups
 
     def broken(self, at: Positions) -> list[tuple[Constraint, str]]:
-        """Those that do not hold, with figures."""
-        return [(each, figures) for each in self.found if (figures := each.broken(at))]
+        """Return the violated constraints, with figures."""
+        violations = [(constraint, constraint.broken(at)) for constraint in self.found]
+        return [(constraint, figures) for constraint, figures in violations if figures]
 
     def settle(self, at: Positions) -> Positions:
-        """Positions near to these under which all hold.
+        """Return nearby positions that satisfy the constraints.
 
-        Each constraint moves what costs least, round by round. Where one undoes what another did,
-        all that has a least position is brought there, and from then on scales only become coarser,
-        which comes to an end. Where that does not suffice, as with products, of whose factors
-        either may give way, they only become finer instead, although more is clipped then.
+        Each constraint makes the cheapest move, round by round. If constraints undo each other's
+        moves, all
+        positions are raised to lower bounds, and from then on scales only become coarser, which
+        terminates.
+        If that fails, as with products, of whose factors either may move, scales only become finer
+        instead,
+        although more is clipped then.
 
         Raises:
-            ConstraintError: there are none, or a scale would leave the float32 numbers.
+            ConstraintError: no positions satisfy all constraints within the range of float32.
         """
-        for way in (self._nearest, self._coarser, self._finer):
-            settled = way(at)
-            broken = [each for each, _ in self.broken(settled)]
+        for strategy in (self._nearest, self._coarser, self._finer):
+            settled = strategy(at)
+            broken = [constraint for constraint, _ in self.broken(settled)]
             if not broken and all(
                 LEAST <= settled[key] <= GREATEST for key in self.keys
             ):
@@ -310,42 +348,65 @@ class Constraints:
 
     def _nearest(self, at: Positions) -> Positions:
         settled = dict(at)
-        _repeat(lambda: [each for each in self.found if each.settle(settled)], _FEW)
+        _repeat(
+            lambda: [
+                constraint for constraint in self.found if constraint.settle(settled)
+            ],
+            _FEW,
+        )
         return settled
 
     def _coarser(self, at: Positions) -> Positions:
         floors: Positions = dict.fromkeys(self.keys, LEAST)
-        _repeat(lambda: [each for each in self.found if each.lift(floors)], _MANY)
+        _repeat(
+            lambda: [
+                constraint for constraint in self.found if constraint.lift(floors)
+            ],
+            _MANY,
+        )
         settled = {
             key: max(position, floors.get(key, position))
             for key, position in at.items()
         }
-        _repeat(lambda: [each for each in self.found if each.lower(settled)], _MANY)
+        _repeat(
+            lambda: [
+                constraint for constraint in self.found if constraint.lower(settled)
+            ],
+            _MANY,
+        )
         return settled
 
     def _finer(self, at: Positions) -> Positions:
         settled = dict(at)
+        # Start from the coarsest position of each tied group.
         _repeat(
-            lambda: [each for each in self.found if each.lower(settled)],
+            lambda: [
+                constraint for constraint in self.found if constraint.lower(settled)
+            ],
             1,
-        )  # from the coarsest of what is tied
-        _repeat(lambda: [each for each in self.found if each.rise(settled)], _MANY)
+        )
+        _repeat(
+            lambda: [
+                constraint for constraint in self.found if constraint.rise(settled)
+            ],
+            _MANY,
+        )
         return settled
 
 
-def _repeat(turn: Callable[[], Sequence[Constraint]], rounds: int) -> None:
-    """Take turns until one comes to rest, but no more than so many."""
+def _repeat(take_round: Callable[[], Sequence[Constraint]], rounds: int) -> None:
+    """Repeat rounds until nothing moves, at most so many times."""
     for _ in range(rounds):
-        if not turn():
+        if not take_round():
             return
 
 
 def _listed(constraints: Sequence[Constraint]) -> str:
-    names = list(
-        dict.fromkeys(
-            f"{each.rule} at {each.node!r} ({NAMES[each.rule]})" for each in constraints
-        ),
-    )
-    return "; ".join(names[:6]) + (
-        f"; and {len(names) - 6} more" if len(names) > 6 else ""
-    )
+    names: dict[str, None] = {}
+    for constraint in constraints:
+        text = NAMES[constraint.rule]
+        names[f"{constraint.rule} at {constraint.node!r} ({text})"] = None
+    listed = "; ".join(list(names)[:6])
+    if len(names) > 6:
+        listed += f"; and {len(names) - 6} more"
+    return listed

@@ -1,4 +1,4 @@
-"""Target: what a model is quantized for, as data."""
+"""Describe the target devices."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ class Target:
     """A device, or a family of devices.
 
     Attributes:
-        name: as in ``--target``.
-        summary: what it is, in words.
+        name: name as in ``--target``.
+        summary: description in words.
         architecture: the engine, "XDNA1" or "XDNA2"; empty for any.
-        compiler: value of the provider option ``target``, "X1" or "X2"; empty where it is left out.
-        presets: those that run on it, the recommended one first.
-        integer_engine: whether power-of-two scales have to meet the constraints C1 to C10.
-        opset: the greatest one that is advised.
-        xclbin: whether the provider needs the path of an overlay.
-        source: where that comes from, with its date.
+        compiler: value of the provider option ``target``, "X1" or "X2"; empty if omitted.
+        presets: presets that run on the device, the recommended one first.
+        integer_engine: power-of-two scales have to satisfy the constraints C1 to C10.
+        opset: greatest recommended opset.
+        xclbin: the provider needs the path of an overlay.
+        source: source of the row, with its date.
     """
 
     name: str
@@ -40,8 +40,28 @@ _DOCS = (
 )
 _XDNA2 = ("XINT8", "A8W8", "A16W8", "BF16")
 _ROWS = (
-    Target("npu", "any Ryzen AI processor", "", "", ("XINT8",), True, 17, False, _DOCS),
-    Target("phx", "Phoenix (XDNA1)", "XDNA1", "X1", ("XINT8",), True, 17, True, _DOCS),
+    Target(
+        "npu",
+        "any Ryzen AI processor",
+        "",
+        "",
+        ("XINT8",),
+        True,
+        17,
+        False,
+        _DOCS,
+    ),
+    Target(
+        "phx",
+        "Phoenix (XDNA1)",
+        "XDNA1",
+        "X1",
+        ("XINT8",),
+        True,
+        17,
+        True,
+        _DOCS,
+    ),
     Target(
         "hpt",
         "Hawk Point (XDNA1)",
@@ -69,7 +89,7 @@ _ROWS = (
 for _row in _ROWS:
     TARGETS.add(_row.name, _row)
 
-#: What users of the vendor's tools may take for a target.
+#: Names that users of the vendor's tools may mistake for a target, with advice.
 _ELSEWHERE = {
     "x1": "that is the compiler of phx and hpt, whose provider options name it",
     "x2": "that is the compiler of stx and krk, whose provider options name it",
