@@ -1,4 +1,4 @@
-"""Operators that compute on codes, written in place of nodes between Q/DQ pairs."""
+"""Write operators that compute on integer codes in place of nodes between Q/DQ pairs."""
 
 from quark_onnx.fusions.base import Fusion
 from quark_onnx.fusions.dynamic import conv_integer, matmul_integer
@@ -25,7 +25,7 @@ from quark_onnx.fusions.qlinear import (
     qlinear_matmul,
 )
 
-#: What is tried for each operator type, in this order.
+#: Fusions to try for each operator type, in order.
 FUSIONS: dict[str, tuple[Fusion, ...]] = {
     **dict.fromkeys(MOVING, (move_codes,)),
     **dict.fromkeys(("Add", "Mul", "Sigmoid", "LeakyRelu"), (qlinear_elementwise,)),
@@ -45,8 +45,7 @@ FUSIONS: dict[str, tuple[Fusion, ...]] = {
     "QuantizeLinear": (drop_rounding_again,),
 }
 
-#: Operators that the fusions write for products of codes; codes of the first factor come first
-#: among their inputs.
+#: Integer products that fusions write; the codes of the first factor are the first input.
 INTEGER_PRODUCTS = frozenset(
     {"QLinearConv", "QLinearMatMul", "QGemm", "MatMulIntegerToFloat"},
 )

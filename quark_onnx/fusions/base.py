@@ -1,4 +1,4 @@
-"""The contract of a fusion, and how it looks at Q/DQ pairs."""
+"""Define the contract of a fusion, and access to Q/DQ pairs."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from onnx import TensorProto, helper
 
 from quark_onnx.graph import Graph, Node
 
-#: Writes an operator that computes on codes in place of a node between Q/DQ pairs; False if it has
-#: none for the node.
+#: Replaces a node between Q/DQ pairs by an operator on integer codes; returns False if impossible.
 Fusion = Callable[[Graph, Node], bool]
 
 CONTRIB = "com.microsoft"
@@ -23,11 +22,13 @@ BYTES = frozenset({TensorProto.INT8, TensorProto.UINT8})
 
 @dataclass(frozen=True)
 class Codes:
-    """What a DequantizeLinear reads, or a QuantizeLinear computes.
+    """Integer codes: the input of a DequantizeLinear, or the output of a QuantizeLinear.
 
     Attributes:
         node: the DequantizeLinear or QuantizeLinear.
-        codes, scale, zero_point: names; zero_point is empty where it is left out.
+        codes: name of the codes.
+        scale: name of the scale.
+        zero_point: name of the zero point, empty if omitted.
     """
 
     node: Node
@@ -37,31 +38,38 @@ class Codes:
 
     @property
     def axis(self) -> int:
+        """Axis of per-channel scales or of blocks."""
         return int(self.node.attribute("axis", 1))
 
     @property
     def block_size(self) -> int:
+        """Values in a block; 0 without blocks."""
         return int(self.node.attribute("block_size", 0))
 
 
 def codes_of(graph: Graph, tensor: str) -> Codes | None:
-    """The codes behind a tensor; None if it is not dequantized."""
+    """Return the codes of a dequantized tensor; None for a float tensor."""
     node = graph.producer(tensor)
     if node is None or node.op_type != "DequantizeLinear":
         return None
-    return Codes(node, node.input(0), node.input(1), node.input(2))
+    return Codes(
+        node,
+        node.input(0),
+        node.input(1),
+        node.input(2),
+    )
 
 
 def stored_codes(graph: Graph, tensor: str) -> Codes | None:
-    """The codes behind a constant; None if it is computed, or not dequantized."""
-    found = codes_of(graph, tensor)
-    return found if found is not None and graph.is_constant(found.codes) else None
+    """Return the codes of a constant; None if computed, or not dequantized."""
+    codes = codes_of(graph, tensor)
+    return codes if codes is not None and graph.is_constant(codes.codes) else None
 
 
 def value(graph: Graph, tensor: str) -> NDArray[Any]:
-    """A constant that is known to be one.
+    """Return the value of a known constant.
 
-    Scales may be stored in 16 bits, with a Cast behind them.
+    Scales may be stored in 16 bits, followed by a Cast.
     """
     cast = graph.producer(tensor)
     if cast is not None and cast.op_type == "Cast":
@@ -72,42 +80,50 @@ def value(graph: Graph, tensor: str) -> NDArray[Any]:
 
 
 def zero_points(graph: Graph, codes: Codes) -> NDArray[np.int64]:
-    """Zero points of constant codes, of the shape of their scale; zeros where they are left out."""
+    """Return the zero points of constant codes, in the shape of the scale; zeros if omitted."""
     if codes.zero_point:
         return value(graph, codes.zero_point).astype(np.int64)
     return np.zeros(value(graph, codes.scale).shape, np.int64)
 
 
 def read_bytes(graph: Graph, tensor: str) -> Codes | None:
-    """The codes behind a tensor.
+    """Return the codes of a dequantized tensor.
 
-    None unless they have 8 bits and a scale, for all or for channels, that is known.
+    None unless the codes have 8 bits and a constant scale, per tensor or per channel.
     """
-    found = codes_of(graph, tensor) if tensor else None
-    return found if found is not None and _known(graph, found) else None
+    codes = codes_of(graph, tensor) if tensor else None
+    if codes is None or not _known(graph, codes):
+        return None
+    return codes
 
 
 def written_bytes(graph: Graph, tensor: str) -> Codes | None:
-    """The codes that a result becomes.
+    """Return the codes of a quantized result.
 
-    None unless a QuantizeLinear to 8 bits with one known scale alone reads it.
+    None unless the only reader is a QuantizeLinear to 8 bits with a constant per-tensor scale.
     """
     readers = graph.consumers(tensor)
-    if graph.is_output(tensor) or [node.op_type for node in readers] != [
-        "QuantizeLinear",
-    ]:
+    if graph.is_output(tensor) or len(readers) != 1:
         return None
     node = readers[0]
-    found = Codes(node, node.outputs[0], node.inputs[1], node.input(2))
-    return (
-        found
-        if tensor == node.inputs[0] and _known(graph, found) and one_scale(graph, found)
-        else None
+    if node.op_type != "QuantizeLinear" or tensor != node.inputs[0]:
+        return None
+    codes = Codes(
+        node,
+        node.outputs[0],
+        node.inputs[1],
+        node.input(2),
     )
+    if _known(graph, codes) and one_scale(graph, codes):
+        return codes
+    return None
 
 
 def _known(graph: Graph, codes: Codes) -> bool:
-    parameters = [codes.scale, codes.zero_point] if codes.zero_point else [codes.scale]
+    if codes.zero_point:
+        parameters = [codes.scale, codes.zero_point]
+    else:
+        parameters = [codes.scale]
     constant = (
         all(map(graph.is_constant, parameters))
         and graph.elem_type(codes.scale) == TensorProto.FLOAT
@@ -116,17 +132,17 @@ def _known(graph: Graph, codes: Codes) -> bool:
 
 
 def code_type(graph: Graph, codes: Codes) -> int:
-    """``TensorProto.DataType`` of codes."""
+    """Return the ``TensorProto.DataType`` of codes."""
     return graph.elem_type(codes.zero_point or codes.codes)
 
 
 def one_scale(graph: Graph, *codes: Codes) -> bool:
-    """Whether all codes have one scale for the whole tensor each."""
+    """Return whether the codes have per-tensor scales."""
     return all(value(graph, one.scale).size == 1 for one in codes)
 
 
 def alike(graph: Graph, first: Codes, *others: Codes) -> bool:
-    """Whether codes of whole tensors mean the same numbers."""
+    """Return whether per-tensor codes represent the same values."""
     return one_scale(graph, first, *others) and all(
         code_type(graph, first) == code_type(graph, other)
         and value(graph, first.scale).item() == value(graph, other.scale).item()
@@ -136,7 +152,7 @@ def alike(graph: Graph, first: Codes, *others: Codes) -> bool:
 
 
 def grid(graph: Graph, codes: Codes) -> list[str]:
-    """Names of scale and zero point, which is written if it was left out."""
+    """Return the names of scale and zero point; add an omitted zero point."""
     if codes.zero_point:
         return [codes.scale, codes.zero_point]
     dtype = helper.tensor_dtype_to_np_dtype(code_type(graph, codes))
@@ -145,11 +161,11 @@ def grid(graph: Graph, codes: Codes) -> list[str]:
 
 
 def attributes(node: Node) -> dict[str, Any]:
-    """All attributes of a node."""
+    """Return the attributes of a node."""
     return {a.name: helper.get_attribute_value(a) for a in node.to_proto().attribute}
 
 
-def write(  # noqa: PLR0913
+def write(  # noqa: PLR0913  the parts of a node
     graph: Graph,
     node: Node,
     op_type: str,
@@ -158,22 +174,33 @@ def write(  # noqa: PLR0913
     domain: str = CONTRIB,
     **set_to: Any,
 ) -> bool:
-    """Let an operator take the place of a node, and of the QuantizeLinear behind it where codes are
-    the result; True.
+    """Replace a node, and the QuantizeLinear after it if the result is codes; return True.
 
     Args:
-        set_to: attributes of the operator.
+        graph: the model, changed in place.
+        node: the node to replace.
+        op_type: type of the operator.
+        inputs: names of its inputs.
+        result: codes, or the name of a float result.
+        domain: domain of the operator.
+        **set_to: attributes of the operator.
     """
     output = result.codes if isinstance(result, Codes) else result
     graph.remove([node, result.node] if isinstance(result, Codes) else [node])
     if domain:
         graph.import_domain(domain)
-    graph.add(op_type, inputs, [output], domain=domain, **set_to).name = node.name
+    graph.add(
+        op_type,
+        inputs,
+        [output],
+        domain=domain,
+        **set_to,
+    ).name = node.name
     return True
 
 
 def replace(graph: Graph, node: Node, result: str) -> None:
-    """Let ``result`` stand for the first output of ``node``, which goes."""
+    """Remove ``node``, and rename ``result`` to its first output."""
     output = node.outputs[0]
     graph.remove([node])
     producer = graph.producer(result)

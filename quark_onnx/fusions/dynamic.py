@@ -1,7 +1,6 @@
-"""Products with a scale that the model computes: MatMulInteger and ConvInteger, and one
-multiplication by both scales.
+"""Write products with dynamic scales: MatMulInteger or ConvInteger, Cast and two Muls.
 
-The shape Cast, Mul, Mul is the one that onnxruntime recognizes and runs as one operator.
+onnxruntime recognizes the pattern Cast, Mul, Mul and runs it as one operator.
 """
 
 from __future__ import annotations
@@ -23,12 +22,13 @@ from quark_onnx.patterns.conv_and_gemm import plain_matrix
 
 
 def matmul_integer(graph: Graph, node: Node) -> bool:
-    """MatMul and Gemm by a constant matrix with one scale, or one for each column."""
+    """Replace MatMul and Gemm by a constant matrix, with a scale per tensor or per column."""
     x, w = _operands(graph, node)
     if x is None or w is None:
         return False
     transposed = bool(node.attribute("transB", 0))
-    stored, scale = value(graph, w.codes), value(graph, w.scale)
+    stored = value(graph, w.codes)
+    scale = value(graph, w.scale)
     columns = 0 if transposed else stored.ndim - 1
     if not plain_matrix(node, stored.shape):
         return False
@@ -42,22 +42,33 @@ def matmul_integer(graph: Graph, node: Node) -> bool:
             lambda: [graph.add_constant(f"{w.codes}_transposed", turned(stored))],
         )
     zero_point = [w.zero_point] if zero_points(graph, w).any() else []
-    return _write(graph, node, "MatMulInteger", x, [weight, *zero_point], w.scale)
+    return _write(
+        graph,
+        node,
+        "MatMulInteger",
+        x,
+        [weight, *zero_point],
+        w.scale,
+    )
 
 
 def conv_integer(graph: Graph, node: Node) -> bool:
-    """Conv by a constant kernel with one scale, or one for each output channel, and one zero point."""  # noqa: E501
+    """Replace Conv by a constant kernel with a scale per tensor or channel and a zero point."""
     x, w = _operands(graph, node)
     if x is None or w is None:
         return False
-    stored, scale, zeros = (
-        value(graph, w.codes),
-        value(graph, w.scale),
-        zero_points(graph, w),
-    )
+    stored = value(graph, w.codes)
+    scale = value(graph, w.scale)
+    zeros = zero_points(graph, w)
     if (scale.ndim and w.axis % stored.ndim != 0) or (zeros != zeros.flat[0]).any():
         return False
-    by_channel = scale.reshape(-1, *[1] * (stored.ndim - 2)) if scale.ndim else scale
+    if scale.ndim:
+        by_channel = scale.reshape(
+            -1,
+            *[1] * (stored.ndim - 2),
+        )
+    else:
+        by_channel = scale
     [factor] = graph.once(
         ("by channel", w.scale),
         lambda: [graph.add_constant(f"{w.scale}_by_channel", by_channel)],
@@ -72,14 +83,20 @@ def conv_integer(graph: Graph, node: Node) -> bool:
 def _unsigned(graph: Graph, w: Codes) -> list[str]:
     """Write kernel codes and their zero point as uint8; return their names.
 
-    onnxruntime 1.32 multiplies the kernel, as the left factor, by the patches. Its fast products
-    have an unsigned left factor; a signed one takes a loop that is several times slower. Both have
+    onnxruntime 1.32 multiplies the kernel, as the left factor, by the im2col patches. Its fast
+    products
+    have an unsigned left factor; a signed one takes a loop that is several times slower. Both
+    compute
     the same sums.
     """
-    stored, zero_point = value(graph, w.codes), zero_points(graph, w).flat[0]
+    stored = value(graph, w.codes)
+    zero_point = zero_points(graph, w).flat[0]
     offset = 128 if stored.dtype == np.int8 else 0
     codes = (stored.astype(np.int16) + offset).astype(np.uint8)
-    name = graph.add_constant(f"{w.codes}_unsigned", codes) if offset else w.codes
+    if offset:
+        name = graph.add_constant(f"{w.codes}_unsigned", codes)
+    else:
+        name = w.codes
     return [
         name,
         graph.add_constant(f"{name}_zero_point", np.uint8(zero_point + offset)),
@@ -87,21 +104,31 @@ def _unsigned(graph: Graph, w: Codes) -> list[str]:
 
 
 def _operands(graph: Graph, node: Node) -> tuple[Codes | None, Codes | None]:
-    """Dynamic codes on the left and 8-bit constant ones on the right, where both are there."""
-    x, w = codes_of(graph, node.input(0)), stored_codes(graph, node.input(1))
-    producer = graph.producer(x.codes) if x is not None else None
-    if (
-        producer is None
-        or producer.op_type != "DynamicQuantizeLinear"
-        or w is None
-        or w.block_size
-    ):
+    """Return dynamic codes on the left and constant 8-bit codes on the right, or None."""
+    x = codes_of(graph, node.input(0))
+    w = stored_codes(graph, node.input(1))
+    if x is None or w is None or w.block_size:
         return None, None
-    bytes_ = graph.elem_type(w.codes) in (TensorProto.INT8, TensorProto.UINT8)
-    return (x, w) if bytes_ else (None, None)
+    producer = graph.producer(x.codes)
+    if producer is None or producer.op_type != "DynamicQuantizeLinear":
+        return None, None
+    if graph.elem_type(w.codes) not in (TensorProto.INT8, TensorProto.UINT8):
+        return None, None
+    return x, w
 
 
-def _write(  # noqa: PLR0913
+#: Attributes that a ConvInteger has in common with a Conv.
+_ATTRIBUTES = (
+    "auto_pad",
+    "dilations",
+    "group",
+    "kernel_shape",
+    "pads",
+    "strides",
+)
+
+
+def _write(  # noqa: PLR0913  the operands of a product
     graph: Graph,
     node: Node,
     op_type: str,
@@ -109,21 +136,14 @@ def _write(  # noqa: PLR0913
     weight: list[str],
     factor: str,
 ) -> bool:
-    """Write the product; ``weight`` names the codes and, unless it is 0, their zero point."""
+    """Write the product; ``weight`` names the codes and, unless it is 0, the zero point."""
     names = [
         graph.fresh(f"{node.name}_{part}")
         for part in ("sum", "float", "scale", "product")
     ]
     attributes = {
         name: node.attribute(name)
-        for name in (
-            "auto_pad",
-            "dilations",
-            "group",
-            "kernel_shape",
-            "pads",
-            "strides",
-        )
+        for name in _ATTRIBUTES
         if node.attribute(name) is not None
     }
     graph.add(
@@ -133,10 +153,16 @@ def _write(  # noqa: PLR0913
         name=node.name,
         **attributes,
     )
-    graph.add("Cast", names[:1], names[1:2], to=int(TensorProto.FLOAT))
+    graph.add(
+        "Cast",
+        names[:1],
+        names[1:2],
+        to=int(TensorProto.FLOAT),
+    )
     graph.add("Mul", [x.scale, factor], names[2:3])
     graph.add("Mul", names[1:3], names[3:])
-    result, bias = names[3], node.input(2)
+    result = names[3]
+    bias = node.input(2)
     if bias:
         if op_type == "ConvInteger":
             spatial = len(graph.shape(weight[0]) or ()) - 2
@@ -153,7 +179,6 @@ def _write(  # noqa: PLR0913
 
 
 def _undo(graph: Graph, results: list[str]) -> bool:
-    graph.remove(
-        [node for name in results if (node := graph.producer(name)) is not None],
-    )
+    producers = [graph.producer(name) for name in results]
+    graph.remove([node for node in producers if node is not None])
     return False

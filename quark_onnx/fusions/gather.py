@@ -1,4 +1,4 @@
-"""A look-up in a table of codes: rows are picked before they are dequantized."""
+"""Gather rows of a table of integer codes before they are dequantized."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from quark_onnx.graph import Graph, Node
 
 _NIBBLES = frozenset({TensorProto.INT4, TensorProto.UINT4})
 _BYTES = frozenset({TensorProto.INT8, TensorProto.UINT8})
-#: The block sizes that GatherBlockQuantized takes: powers of two from here on.
+#: GatherBlockQuantized supports block sizes that are powers of two, from here on.
 _LEAST_BLOCK = 16
 
 
 def gather_codes(graph: Graph, node: Node) -> bool:
-    """Gather from a matrix of 4 bits in blocks, or of 8 bits with a scale for each row or for all."""  # noqa: E501
+    """Gather from a matrix of 4-bit blocks, or of 8 bits with a scale per row or per tensor."""
     table = stored_codes(graph, node.inputs[0])
     if (
         table is None
@@ -22,7 +22,8 @@ def gather_codes(graph: Graph, node: Node) -> bool:
         or value(graph, table.codes).ndim != 2
     ):
         return False
-    kind, size = graph.elem_type(table.codes), table.block_size
+    kind = graph.elem_type(table.codes)
+    size = table.block_size
     result = graph.fresh(f"{node.name}_rows")
     if size:
         if (
@@ -58,10 +59,8 @@ def gather_codes(graph: Graph, node: Node) -> bool:
         or not (by_row or scale.ndim == 0)
     ):
         return False
-    codes, floats = (
-        graph.fresh(f"{node.name}_codes"),
-        graph.fresh(f"{node.name}_floats"),
-    )
+    codes = graph.fresh(f"{node.name}_codes")
+    floats = graph.fresh(f"{node.name}_floats")
     factor = table.scale
     if by_row:
         factor = graph.fresh(f"{node.name}_scales")
@@ -69,9 +68,25 @@ def gather_codes(graph: Graph, node: Node) -> bool:
             ("by row", table.scale),
             lambda: [graph.add_constant(f"{table.scale}_by_row", scale[:, None])],
         )
-        graph.add("Gather", [column, node.inputs[1]], [factor], axis=0)
-    graph.add("Gather", [table.codes, node.inputs[1]], [codes], name=node.name, axis=0)
-    graph.add("Cast", [codes], [floats], to=int(TensorProto.FLOAT))
+        graph.add(
+            "Gather",
+            [column, node.inputs[1]],
+            [factor],
+            axis=0,
+        )
+    graph.add(
+        "Gather",
+        [table.codes, node.inputs[1]],
+        [codes],
+        name=node.name,
+        axis=0,
+    )
+    graph.add(
+        "Cast",
+        [codes],
+        [floats],
+        to=int(TensorProto.FLOAT),
+    )
     graph.add("Mul", [floats, factor], [result])
     replace(graph, node, result)
     return True

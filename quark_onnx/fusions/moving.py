@@ -1,4 +1,4 @@
-"""Operators that move or limit values between Q/DQ pairs of one scale: they do the same with codes."""  # noqa: E501
+"""Let operators that move or clip values between equal Q/DQ pairs work on codes."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from quark_onnx.fusions.base import (
 )
 from quark_onnx.graph import Graph, Node
 
-#: The operators, and the first opset at which both onnx and the kernels of onnxruntime 1.31 for the
-#: CPU let them take uint8 and int8, which was tried for each. GlobalMaxPool takes floats only.
-#: Interpolation is not moving: onnxruntime truncates where it computes between codes.
+#: Operators, with the first opset at which both onnx and the CPU kernels of onnxruntime 1.31
+#: support uint8 and int8; each was tried. GlobalMaxPool supports floats only. Interpolation does
+#: not move values: onnxruntime truncates between codes.
 MOVING = {
     "Concat": 4,
     "DepthToSpace": 11,
@@ -47,26 +47,28 @@ MOVING = {
     "Where": 9,
 }
 
-#: First opset whose Clip takes codes; its bounds are inputs.
+#: First opset whose Clip supports integer codes; its bounds are inputs.
 _CLIP_OPSET = 12
 
 
 def move_codes(graph: Graph, node: Node) -> bool:
-    """An operator of ``MOVING`` whose inputs and results have one scale: it reads and computes
-    codes.
-    """
+    """Let an operator of ``MOVING`` read and compute codes with equal scales."""
     places = {"Concat": range(len(node.inputs)), "Where": (1, 2)}.get(node.kind, (0,))
     read = [read_bytes(graph, node.inputs[place]) for place in places]
     sources = [codes for codes in read if codes is not None]
-    idle = [
+    unread = [
         not graph.consumers(name) and not graph.is_output(name) for name in node.outputs
     ]
     written = [
-        None if unread else written_bytes(graph, name)
-        for name, unread in zip(node.outputs, idle, strict=True)
+        None if is_unread else written_bytes(graph, name)
+        for name, is_unread in zip(node.outputs, unread, strict=True)
     ]
     results = [codes for codes in written if codes is not None]
-    if len(sources) < len(read) or not results or len(results) < len(idle) - sum(idle):
+    if (
+        len(sources) < len(read)
+        or not results
+        or len(results) < len(unread) - sum(unread)
+    ):
         return False
     if (
         graph.opset < MOVING[node.kind]
@@ -86,9 +88,9 @@ def move_codes(graph: Graph, node: Node) -> bool:
 
 
 def _moves(graph: Graph, node: Node, codes: Codes) -> bool:
-    """Whether an operator moves values under its attributes.
+    """Return whether an operator moves values under its attributes.
 
-    A Pad is given the code of the value that it pads with.
+    A Pad gets the code of its padding value.
     """
     if node.kind in ("Resize", "Upsample"):
         outside = (
@@ -96,13 +98,11 @@ def _moves(graph: Graph, node: Node, codes: Codes) -> bool:
         )
         return node.attribute("mode", "nearest") == "nearest" and not outside
     if node.kind == "Pad":
-        number = (
-            value(graph, node.input(2))
-            if graph.is_constant(node.input(2))
-            else np.float32(0)
-        )
-        if node.input(2) and not graph.is_constant(node.input(2)):
-            return False
+        number: NDArray[Any] = np.asarray(np.float32(0))
+        if node.input(2):
+            if not graph.is_constant(node.input(2)):
+                return False
+            number = value(graph, node.input(2))
         code = graph.add_constant(
             f"{node.name}_code",
             _encoded(graph, codes, number.reshape(())),
@@ -115,12 +115,14 @@ def _moves(graph: Graph, node: Node, codes: Codes) -> bool:
 
 
 def clip_codes(graph: Graph, node: Node) -> bool:
-    """Relu and Clip: what is limited before it is rounded is the same as what is rounded and then
-    limited.
+    """Exchange Relu or Clip with the QuantizeLinear after it, and clip codes.
 
-    So the QuantizeLinear comes first, where it can become part of what computes the values.
+    Clipping and rounding commute, as rounding is monotonic. The QuantizeLinear comes first, where
+    it
+    can be fused with the operator that computes the values.
     """
-    y, source = written_bytes(graph, node.outputs[0]), node.inputs[0]
+    y = written_bytes(graph, node.outputs[0])
+    source = node.inputs[0]
     bounds = [""] if node.kind == "Relu" else [node.input(1), node.input(2)]
     if (
         y is None
@@ -128,26 +130,27 @@ def clip_codes(graph: Graph, node: Node) -> bool:
         or not all(graph.is_constant(name) for name in bounds if name)
     ):
         return False
-    numbers = (
-        [np.float32(0)]
-        if node.kind == "Relu"
-        else [value(graph, name) if name else None for name in bounds]
-    )
-    limits = [
-        ""
-        if number is None
-        else graph.add_constant(
-            f"{node.name}_code",
-            _encoded(graph, y, number.reshape(())),
-        )
-        for number in numbers
-    ]
+    limits = []
+    for name in bounds:
+        limit = ""
+        if name or node.kind == "Relu":
+            number = value(graph, name) if name else np.float32(0)
+            code = _encoded(graph, y, number.reshape(()))
+            limit = graph.add_constant(f"{node.name}_code", code)
+        limits.append(limit)
     x = read_bytes(graph, source)
     if x is not None and alike(graph, x, y):
-        return write(graph, node, "Clip", [x.codes, *limits], y, "")
-    alone = graph.consumers(source) == [node] and not graph.is_output(source)
+        return write(
+            graph,
+            node,
+            "Clip",
+            [x.codes, *limits],
+            y,
+            "",
+        )
+    only_reader = graph.consumers(source) == [node] and not graph.is_output(source)
     if (
-        not alone
+        not only_reader
         or graph.producer(source) is None
         or codes_of(graph, source) is not None
     ):
@@ -156,16 +159,29 @@ def clip_codes(graph: Graph, node: Node) -> bool:
     graph.remove([node])
     graph.set_input(y.node, 0, source)
     graph.set_output(y.node, 0, rounded)
-    graph.add("Clip", [rounded, *limits], [y.codes]).name = node.name
+    graph.add(
+        "Clip",
+        [rounded, *limits],
+        [y.codes],
+    ).name = node.name
     return True
 
 
 def drop_rounding_again(graph: Graph, node: Node) -> bool:
-    """A QuantizeLinear whose input is dequantized from the same codes."""
-    x, result = read_bytes(graph, node.inputs[0]), node.outputs[0]
-    y = Codes(node, result, node.inputs[1], node.input(2))
+    """Remove a QuantizeLinear after a DequantizeLinear of equal codes."""
+    x = read_bytes(graph, node.inputs[0])
+    result = node.outputs[0]
+    y = Codes(
+        node,
+        result,
+        node.inputs[1],
+        node.input(2),
+    )
     if x is None or not all(
-        map(graph.is_constant, filter(None, (y.scale, y.zero_point))),
+        map(
+            graph.is_constant,
+            filter(None, (y.scale, y.zero_point)),
+        ),
     ):
         return False
     if graph.is_output(result) or graph.captured(result) or not alike(graph, x, y):
@@ -176,8 +192,13 @@ def drop_rounding_again(graph: Graph, node: Node) -> bool:
 
 
 def _encoded(graph: Graph, codes: Codes, number: NDArray[Any]) -> NDArray[Any]:
-    """The code of a number, a scalar."""
+    """Return the code of a scalar."""
     dtype = helper.tensor_dtype_to_np_dtype(code_type(graph, codes))
-    ends, scale = np.iinfo(dtype), value(graph, codes.scale).reshape(())
+    ends = np.iinfo(dtype)
+    scale = value(graph, codes.scale).reshape(())
     params = QParams(scale, zero_points(graph, codes).reshape(()))
-    return quantize(number, params, Grid(ends.min, ends.max)).astype(dtype)
+    return quantize(
+        number,
+        params,
+        Grid(ends.min, ends.max),
+    ).astype(dtype)

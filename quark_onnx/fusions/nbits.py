@@ -1,6 +1,4 @@
-"""MatMul and Gemm by a weight in blocks: com.microsoft::MatMulNBits, which unpacks as it
-multiplies.
-"""
+"""Write MatMul and Gemm by a weight in blocks as com.microsoft::MatMulNBits."""
 
 from __future__ import annotations
 
@@ -27,9 +25,7 @@ _TYPES = {f"{sign}int{bits}": bits for bits in BITS for sign in ("", "u")}
 
 
 def matmul_nbits(graph: Graph, node: Node) -> bool:
-    """A matrix product whose right side is a constant of 2, 4 or 8 bits with scales for blocks of
-    its rows.
-    """
+    """Replace a product by a constant of 2, 4 or 8 bits with scales per block of its rows."""
     codes = stored_codes(graph, node.input(1))
     if (
         codes is None
@@ -46,27 +42,28 @@ def matmul_nbits(graph: Graph, node: Node) -> bool:
         or codes.axis % 2 != int(transposed)
     ):
         return False
-    bits, k, n = (
-        _TYPES[str(stored.dtype)],
-        *(stored.shape[::-1] if transposed else stored.shape),
-    )
+    bits = _TYPES[str(stored.dtype)]
+    k, n = stored.shape[::-1] if transposed else stored.shape
     inputs = graph.once(
         ("nbits", codes.codes, codes.scale, codes.zero_point, str(transposed)),
         lambda: _written(graph, codes, bits, transposed),
     )
     attributes = {"K": k, "N": n, "bits": bits, "block_size": codes.block_size}
-    bias, result = node.input(2), graph.fresh(f"{node.name}_product")
+    bias = node.input(2)
+    result = graph.fresh(f"{node.name}_product")
     graph.import_domain(CONTRIB)
     if bias and graph.is_constant(bias) and value(graph, bias).size == n:
         flat = graph.once(
             ("flat", bias),
-            lambda: [graph.add_constant(f"{bias}_flat", value(graph, bias).reshape(n))],
+            lambda: [
+                graph.add_constant(
+                    f"{bias}_flat",
+                    value(graph, bias).reshape(n),
+                )
+            ],
         )
-        inputs = [
-            *inputs,
-            *[""] * (4 - len(inputs)),
-            *flat,
-        ]  # zero points and the group index may be missing
+        # Zero points and the group index, which come before the bias, may be missing.
+        inputs = [*inputs, *[""] * (4 - len(inputs)), *flat]
         bias = ""
     graph.add(
         "MatMulNBits",
@@ -77,22 +74,21 @@ def matmul_nbits(graph: Graph, node: Node) -> bool:
         **attributes,
     )
     if bias:
-        product, result = result, graph.fresh(f"{node.name}_biased")
+        product = result
+        result = graph.fresh(f"{node.name}_biased")
         graph.add("Add", [product, bias], [result])
     replace(graph, node, result)
     return True
 
 
 def set_accuracy_level(graph: Graph, level: int, before: Collection[str]) -> int:
-    """Set the attribute ``accuracy_level`` of MatMulNBits nodes in a graph and its bodies.
-
-    Return how many.
+    """Set the attribute ``accuracy_level`` of MatMulNBits nodes; return their number.
 
     Args:
-        graph: changed in place.
-        level: the lowest precision that onnxruntime may compute in: 0 leaves it the choice, 1 is
-            float32, 2 float16, 3 bfloat16, 4 int8 activations.
-        before: names of nodes that are left as they are.
+        graph: changed in place, with its bodies.
+        level: lowest precision that onnxruntime may compute in: 0 leaves the choice to onnxruntime,
+            1 is float32, 2 float16, 3 bfloat16, 4 int8 activations.
+        before: names of nodes that are left unchanged.
     """
     if not level:
         return 0
@@ -108,7 +104,7 @@ def set_accuracy_level(graph: Graph, level: int, before: Collection[str]) -> int
 
 
 def _written(graph: Graph, codes: Codes, bits: int, transposed: bool) -> list[str]:
-    """The operator's constant inputs; many nodes may read them."""
+    """Add the operator's constant inputs, which many nodes may share."""
     weight = _packed(graph, codes, bits, transposed)
     names = ("packed", "scales", "zero_points")
     inputs = [
@@ -125,27 +121,36 @@ def _written(graph: Graph, codes: Codes, bits: int, transposed: bool) -> list[st
 
 
 def _packed(graph: Graph, codes: Codes, bits: int, transposed: bool) -> NBitsWeight:
-    """The same weight in the operator's layout: rows are columns, codes and zero points unsigned."""  # noqa: E501
-    stored, scales = (
-        value(graph, codes.codes),
-        value(graph, codes.scale).astype(np.float32),
-    )
+    """Return a weight in the operator's layout: columns as rows, unsigned codes."""
+    stored = value(graph, codes.codes)
+    scales = value(graph, codes.scale).astype(np.float32)
     zeros = zero_points(graph, codes)
-    offset = 0 if str(stored.dtype).startswith("u") else 1 << bits - 1
-    signed = (
-        stored.astype(np.int8)
-        if str(stored.dtype).startswith("int")
-        else stored.astype(np.uint8)
+    # Unsigned codes are two's complement ones shifted by half of their range.
+    if str(stored.dtype).startswith("u"):
+        offset = 0
+        codes_as_bytes = stored.astype(np.uint8)
+    else:
+        offset = 1 << bits - 1
+        codes_as_bytes = stored.astype(np.int8)
+    if transposed:
+        lines = codes_as_bytes
+    else:
+        lines = turned(codes_as_bytes)
+        scales = scales.T
+        zeros = zeros.T
+    k = lines.shape[1]
+    blocks = -(-lines.shape[1] // codes.block_size)
+    unsigned = np.full(
+        (len(lines), blocks * codes.block_size),
+        offset,
+        np.uint8,
     )
-    lines = signed if transposed else turned(signed)
-    k, blocks = lines.shape[1], -(-lines.shape[1] // codes.block_size)
-    unsigned = np.full((len(lines), blocks * codes.block_size), offset, np.uint8)
+    # Addition modulo 256, as in two's complement.
     np.add(
         lines.view(np.uint8),
         np.uint8(offset),
         out=unsigned[:, :k],
-    )  # modulo 256, as two's complement counts
-    scales, zeros = (scales, zeros) if transposed else (scales.T, zeros.T)
+    )
     zeros = zeros + offset
     middle = (zeros == 1 << bits - 1).all()
     return from_codes(

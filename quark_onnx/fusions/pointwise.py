@@ -1,8 +1,7 @@
-"""Arithmetic, activation functions, averages and joins between Q/DQ pairs: the QLinear operators of
-onnxruntime.
+"""Write pointwise operators, averages and joins between Q/DQ pairs as QLinear operators.
 
-The kernels of onnxruntime 1.31 for the CPU take uint8 throughout or int8 throughout, each
-combination tried: QLinearAdd, QLinearMul, QLinearSigmoid, QLinearLeakyRelu, QLinearSoftmax,
+The CPU kernels of onnxruntime 1.31 take uint8 throughout or int8 throughout, each combination
+tried: QLinearAdd, QLinearMul, QLinearSigmoid, QLinearLeakyRelu, QLinearSoftmax,
 QLinearAveragePool, QLinearGlobalAveragePool, QLinearConcat and QLinearWhere. QLinearReduceMean has
 a definition and no kernel; there is nothing for Sub, Div, Tanh, HardSwish, HardSigmoid, Gelu and
 PRelu.
@@ -31,56 +30,70 @@ from quark_onnx.graph.node import softmax_axis
 
 #: First opset whose ReduceMean has its axes as an input.
 _AXES_INPUT_OPSET = 18
-#: Steps of which 256 make up 1.
+#: Scale of which 256 steps cover the range 0 to 1.
 _LEAST_SOFTMAX_SCALE = 2.0**-8
-#: First version of Flatten that takes codes.
+#: First version of Flatten that supports integer codes.
 _FLATTEN_OPSET = 9
 
 
 def qlinear_elementwise(graph: Graph, node: Node) -> bool:
-    """Add, Mul, Sigmoid and LeakyRelu."""
-    found = _all_bytes(graph, node, *node.inputs)
-    if found is None:
+    """Replace Add, Mul, Sigmoid and LeakyRelu."""
+    codes = _all_bytes(graph, node, *node.inputs)
+    if codes is None:
         return False
-    *operands, y = found
-    inputs = [
-        name for operand in operands for name in (operand.codes, *grid(graph, operand))
-    ]
-    return write(
-        graph,
-        node,
-        f"QLinear{node.op_type}",
-        [*inputs, *grid(graph, y)],
-        y,
-        **attributes(node),
-    )
+    *operands, y = codes
+    inputs = [*_operand_inputs(graph, operands), *grid(graph, y)]
+    name = f"QLinear{node.op_type}"
+    return write(graph, node, name, inputs, y, **attributes(node))
+
+
+def _operand_inputs(graph: Graph, operands: list[Codes]) -> list[str]:
+    """Return codes, scale and zero point of operands, in a row."""
+    inputs = list[str]()
+    for operand in operands:
+        inputs += [operand.codes, *grid(graph, operand)]
+    return inputs
 
 
 def qlinear_softmax(graph: Graph, node: Node) -> bool:
-    """Softmax, where onnxruntime's is right.
+    """Replace Softmax, where onnxruntime's operator is correct.
 
-    It counts results in steps of ``1 / floor(1 / scale)``, which is 1/254 for the float32 next to
-    1/255; so the scale that it is given is one float less.
+    onnxruntime counts results in steps of ``1 / floor(1 / scale)``, which is 1/254 for the float32
+    next
+    to 1/255; so the operator gets the next smaller scale.
     """
-    found = _all_bytes(graph, node, node.inputs[0])
-    if found is None or softmax_fails(graph, node, value(graph, found[1].scale)):
+    codes = _all_bytes(graph, node, node.inputs[0])
+    if codes is None or softmax_fails(
+        graph,
+        node,
+        value(graph, codes[1].scale),
+    ):
         return False
-    x, y = found
+    x, y = codes
     scale, zero = grid(graph, y)
-    below = graph.add_constant(
+    smaller_scale = graph.add_constant(
         f"{scale}_below",
         np.nextafter(value(graph, scale), np.float32(0)),
     )
-    inputs = [x.codes, *grid(graph, x), below, zero]
+    inputs = [x.codes, *grid(graph, x), smaller_scale, zero]
     axis = softmax_axis(node, graph.opset)
-    return write(graph, node, "QLinearSoftmax", inputs, y, axis=axis, opset=graph.opset)
+    return write(
+        graph,
+        node,
+        "QLinearSoftmax",
+        inputs,
+        y,
+        axis=axis,
+        opset=graph.opset,
+    )
 
 
 def softmax_fails(graph: Graph, node: Node, scale: NDArray[Any]) -> bool:
-    """Whether onnxruntime's 8-bit softmax may be wrong.
+    """Return whether onnxruntime's 8-bit softmax may be wrong.
 
-    Of a single value it makes 0, an empty result it forgets, and where more than 256 steps make up
-    1 it wraps around to 0 where it should saturate (up to 1.31).
+    For a single value it computes 0, it skips empty results, and where more than 256 steps cover 0
+    to 1
+    it wraps around to 0 instead of saturating (up to 1.31).
     """
     shape = graph.shape(node.inputs[0])
     if shape is None or not all(isinstance(dim, int) and dim > 0 for dim in shape):
@@ -92,40 +105,38 @@ def softmax_fails(graph: Graph, node: Node, scale: NDArray[Any]) -> bool:
 
 
 def qlinear_average_pool(graph: Graph, node: Node) -> bool:
-    """AveragePool.
+    """Replace AveragePool without dilations, unless ceil_mode meets count_include_pad.
 
-    Without dilations, and where it counts its padding without rounding the size of its result up.
-
-    With both, onnxruntime divides the sums at the end by more than what is there.
+    With both, onnxruntime divides the last sums by a count beyond the padding.
     """
-    found = _all_bytes(graph, node, node.inputs[0])
-    own = attributes(node)
-    dilated = any(step != 1 for step in own.pop("dilations", ()))
+    codes = _all_bytes(graph, node, node.inputs[0])
+    settings = attributes(node)
+    dilated = any(step != 1 for step in settings.pop("dilations", ()))
     if (
-        found is None
+        codes is None
         or dilated
-        or (own.get("ceil_mode") and own.get("count_include_pad"))
+        or (settings.get("ceil_mode") and settings.get("count_include_pad"))
     ):
         return False
-    x, y = found
+    x, y = codes
     return write(
         graph,
         node,
         "QLinearAveragePool",
         [x.codes, *grid(graph, x), *grid(graph, y)],
         y,
-        **own,
+        **settings,
     )
 
 
 def qlinear_global_average_pool(graph: Graph, node: Node) -> bool:
-    """GlobalAveragePool, and a ReduceMean over all axes but the first two."""
-    found = _all_bytes(graph, node, node.inputs[0])
-    if found is None or (
+    """Replace GlobalAveragePool, and ReduceMean over all axes but the first two."""
+    codes = _all_bytes(graph, node, node.inputs[0])
+    if codes is None or (
         node.kind == "ReduceMean" and not _reduces_images(graph, node)
     ):
         return False
-    x, y = found
+    x, y = codes
     inputs = [x.codes, *grid(graph, x), *grid(graph, y)]
     if node.kind == "GlobalAveragePool" or node.attribute("keepdims", 1):
         return write(
@@ -152,54 +163,42 @@ def qlinear_global_average_pool(graph: Graph, node: Node) -> bool:
 
 
 def qlinear_concat(graph: Graph, node: Node) -> bool:
-    """Concat of codes with scales of their own."""
-    found = _all_bytes(graph, node, *node.inputs)
-    if found is None:
+    """Replace Concat of codes with different scales."""
+    codes = _all_bytes(graph, node, *node.inputs)
+    if codes is None:
         return False
-    *parts, y = found
-    inputs = [name for part in parts for name in (part.codes, *grid(graph, part))]
-    return write(
-        graph,
-        node,
-        "QLinearConcat",
-        [*grid(graph, y), *inputs],
-        y,
-        **attributes(node),
-    )
+    *operands, y = codes
+    inputs = _operand_inputs(graph, operands)
+    inputs = [*grid(graph, y), *inputs]
+    return write(graph, node, "QLinearConcat", inputs, y, **attributes(node))
 
 
 def qlinear_where(graph: Graph, node: Node) -> bool:
-    """Where, by a condition that nothing is done about."""
-    found = _all_bytes(graph, node, *node.inputs[1:])
-    if found is None:
+    """Replace Where; the condition stays unchanged."""
+    codes = _all_bytes(graph, node, *node.inputs[1:])
+    if codes is None:
         return False
-    inputs = [name for one in found[:2] for name in (one.codes, *grid(graph, one))]
-    return write(
-        graph,
-        node,
-        "QLinearWhere",
-        [node.inputs[0], *inputs, *grid(graph, found[2])],
-        found[2],
-    )
+    *operands, y = codes
+    inputs = [node.inputs[0], *_operand_inputs(graph, operands), *grid(graph, y)]
+    return write(graph, node, "QLinearWhere", inputs, y)
 
 
 def _all_bytes(graph: Graph, node: Node, *tensors: str) -> list[Codes] | None:
-    """The codes behind these tensors, then of the result.
+    """Return the codes of tensors, then of the result.
 
-    None unless all are of one type, with one scale each.
+    None unless all have the same type and per-tensor scales.
     """
-    found = [read_bytes(graph, tensor) for tensor in tensors] + [
-        written_bytes(graph, node.outputs[0]),
-    ]
-    codes = [one for one in found if one is not None]
-    same = (
-        len(codes) == len(found) and len({code_type(graph, one) for one in codes}) == 1
-    )
-    return codes if same and one_scale(graph, *codes) else None
+    candidates = [read_bytes(graph, tensor) for tensor in tensors]
+    candidates.append(written_bytes(graph, node.outputs[0]))
+    codes = [candidate for candidate in candidates if candidate is not None]
+    types = {code_type(graph, candidate) for candidate in codes}
+    if len(codes) < len(candidates) or len(types) != 1:
+        return None
+    return codes if one_scale(graph, *codes) else None
 
 
 def _reduces_images(graph: Graph, node: Node) -> bool:
-    """Whether a ReduceMean runs over all axes but the first two."""
+    """Return whether a ReduceMean runs over all axes but the first two."""
     rank = len(graph.shape(node.inputs[0]) or ())
     axes = node.attribute("axes")
     if graph.opset >= _AXES_INPUT_OPSET:

@@ -1,8 +1,7 @@
-"""Layers with weights between Q/DQ pairs: QLinearConv, QLinearMatMul, QGemm.
+"""Write layers between Q/DQ pairs as QLinearConv, QLinearMatMul and QGemm.
 
-With a float result MatMulIntegerToFloat.
-
-Which codes the kernels of onnxruntime 1.31 for the CPU take, each combination tried:
+Layers with a float result become MatMulIntegerToFloat or QGemm. Types that the CPU kernels of
+onnxruntime 1.31 support, each combination tried:
 
     x      weight         result   operators
     uint8  uint8 or int8  uint8    QLinearConv, QLinearMatMul, QGemm
@@ -10,11 +9,11 @@ Which codes the kernels of onnxruntime 1.31 for the CPU take, each combination t
     uint8  uint8 or int8  float    MatMulIntegerToFloat, QGemm
     int8   int8           float    MatMulIntegerToFloat, QGemm
 
-Scales may differ from channel to channel for the weight of a QLinearConv (output channels), and for
-a matrix on the right of the others (columns), not for a stack of matrices; on the left they may
-not. There is no kernel for a ConvTranspose on codes, nor for a float bias beside codes. On x86
-processors int8 activations are multiplied without vector instructions for it, several times slower
-than float ones; uint8 ones faster than those.
+Scales may be per channel for the weight of a QLinearConv (output channels), and for a matrix on the
+right of the others (columns), not for a stack of matrices; on the left they must be per tensor.
+There is no kernel for a ConvTranspose on codes, nor for a float bias next to codes. On x86
+processors int8 activations are multiplied without vector instructions, several times slower than
+float ones; uint8 ones are faster than float.
 """
 
 from __future__ import annotations
@@ -42,12 +41,10 @@ _QLINEAR_OPSET = 10
 
 
 def qlinear_conv(graph: Graph, node: Node) -> bool:
-    """Conv whose result is quantized, with a bias that counts in products of the scales."""
-    x, w, y = (
-        read_bytes(graph, node.input(0)),
-        read_bytes(graph, node.input(1)),
-        written_bytes(graph, node.outputs[0]),
-    )
+    """Replace Conv with a quantized result and a bias in products of the scales."""
+    x = read_bytes(graph, node.input(0))
+    w = read_bytes(graph, node.input(1))
+    y = written_bytes(graph, node.outputs[0])
     if x is None or w is None or y is None or graph.opset < _QLINEAR_OPSET:
         return False
     bias = _bias(graph, node, x, w)
@@ -69,8 +66,9 @@ def qlinear_conv(graph: Graph, node: Node) -> bool:
 
 
 def qlinear_matmul(graph: Graph, node: Node) -> bool:
-    """MatMul whose result is quantized."""
-    a, b = read_bytes(graph, node.inputs[0]), read_bytes(graph, node.inputs[1])
+    """Replace MatMul with a quantized result."""
+    a = read_bytes(graph, node.inputs[0])
+    b = read_bytes(graph, node.inputs[1])
     y = written_bytes(graph, node.outputs[0])
     if a is None or b is None or y is None or graph.opset < _QLINEAR_OPSET:
         return False
@@ -84,15 +82,15 @@ def qlinear_matmul(graph: Graph, node: Node) -> bool:
 
 
 def matmul_to_float(graph: Graph, node: Node) -> bool:
-    """MatMul whose result stays float, with the bias that may be added to it."""
-    a, b = read_bytes(graph, node.inputs[0]), read_bytes(graph, node.inputs[1])
+    """Replace MatMul with a float result, and the bias added to it."""
+    a = read_bytes(graph, node.inputs[0])
+    b = read_bytes(graph, node.inputs[1])
     if a is None or b is None or not _multiplied(graph, a, b, axis=1):
         return False
-    (a_scale, a_zero), (b_scale, b_zero) = grid(graph, a), grid(graph, b)
-    inputs, result = (
-        [a.codes, b.codes, a_scale, b_scale, a_zero, b_zero],
-        node.outputs[0],
-    )
+    a_scale, a_zero = grid(graph, a)
+    b_scale, b_zero = grid(graph, b)
+    inputs = [a.codes, b.codes, a_scale, b_scale, a_zero, b_zero]
+    result = node.outputs[0]
     added = _added_vector(graph, node, b)
     if added is not None:
         inputs += [name for name in added.inputs if name != result]
@@ -102,16 +100,19 @@ def matmul_to_float(graph: Graph, node: Node) -> bool:
 
 
 def qgemm(graph: Graph, node: Node) -> bool:
-    """Gemm, whether its result is quantized or stays float.
-
-    With a bias that counts in products of the scales.
-    """
-    a, b = read_bytes(graph, node.inputs[0]), read_bytes(graph, node.inputs[1])
+    """Replace Gemm with a quantized or float result, and a bias in products of the scales."""
+    a = read_bytes(graph, node.inputs[0])
+    b = read_bytes(graph, node.inputs[1])
     y = written_bytes(graph, node.outputs[0])
     if (
         a is None
         or b is None
-        or not _multiplied(graph, a, b, axis=0 if node.attribute("transB", 0) else 1)
+        or not _multiplied(
+            graph,
+            a,
+            b,
+            axis=0 if node.attribute("transB", 0) else 1,
+        )
     ):
         return False
     bias = _bias(graph, node, a, b)
@@ -126,18 +127,24 @@ def qgemm(graph: Graph, node: Node) -> bool:
     ):
         return False
     inputs = [a.codes, *grid(graph, a), b.codes, *grid(graph, b), *(bias or [""])]
-    own = {
-        name: setting for name, setting in attributes(node).items() if name != "beta"
-    }
+    settings = attributes(node)
+    settings.pop("beta", None)  # QGemm has no beta
     if y is not None:
-        return write(graph, node, "QGemm", [*inputs, *grid(graph, y)], y, **own)
-    return write(graph, node, "QGemm", inputs, node.outputs[0], **own)
+        return write(
+            graph,
+            node,
+            "QGemm",
+            [*inputs, *grid(graph, y)],
+            y,
+            **settings,
+        )
+    return write(graph, node, "QGemm", inputs, node.outputs[0], **settings)
 
 
 def _multiplied(graph: Graph, x: Codes, w: Codes, axis: int) -> bool:
-    """Whether the kernels multiply these codes.
+    """Return whether the kernels multiply the codes.
 
-    ``axis`` is that of the weight that may have scales of its own.
+    ``axis``: the weight's axis that may have per-channel scales.
     """
     if (
         code_type(graph, x) != TensorProto.UINT8
@@ -153,9 +160,9 @@ def _multiplied(graph: Graph, x: Codes, w: Codes, axis: int) -> bool:
 
 
 def _bias(graph: Graph, node: Node, x: Codes, w: Codes) -> list[str] | None:
-    """The codes of the third input, none if there is none.
+    """Return the codes of the bias, empty without a bias.
 
-    None if it does not count in products of the scales.
+    None if the bias does not count in products of the scales.
     """
     if not node.input(2):
         return []
@@ -174,12 +181,15 @@ def _bias(graph: Graph, node: Node, x: Codes, w: Codes) -> list[str] | None:
         rtol=1e-5,
         atol=0,
     )
-    return [bias.codes] if equal and not zero_points(graph, bias).any() else None
+    if equal and not zero_points(graph, bias).any():
+        return [bias.codes]
+    return None
 
 
 def _added_vector(graph: Graph, node: Node, w: Codes) -> Node | None:
-    """The Add of a constant for each column that alone reads a product."""
-    product, columns = node.outputs[0], (graph.shape(w.codes) or ())[-1:]
+    """Return the Add of a per-column constant that is the only reader of a product."""
+    product = node.outputs[0]
+    columns = (graph.shape(w.codes) or ())[-1:]
     readers = graph.consumers(product)
     if graph.is_output(product) or [reader.kind for reader in readers] != ["Add"]:
         return None
@@ -189,4 +199,6 @@ def _added_vector(graph: Graph, node: Node, w: Codes) -> Node | None:
         and graph.is_constant(others[0])
         and graph.shape(others[0]) == columns
     )
-    return readers[0] if vector and len(graph.shape(w.codes) or ()) == 2 else None
+    if vector and len(graph.shape(w.codes) or ()) == 2:
+        return readers[0]
+    return None

@@ -1,4 +1,4 @@
-"""Rewrites of a graph that keep its function; the tuples are the order in which they run."""
+"""Rewrite a graph without changing its function; the tuples give the order of the passes."""
 
 from quark_onnx.passes.base import Pass
 from quark_onnx.passes.batch_norm_to_conv import batch_norm_to_conv
@@ -19,16 +19,15 @@ from quark_onnx.passes.write_attributes import write_attributes
 from quark_onnx.passes.write_defaults import write_defaults
 from quark_onnx.passes.write_sizes import write_sizes
 
-#: Constants first: a weight may hide behind a Cast or a Transpose, and a BatchNormalization behind
-#: Constant nodes.
+#: Constants come first: a weight may be the result of a Cast or a Transpose, and the parameters of
+#: a BatchNormalization may be Constant nodes.
 CLEANING: tuple[Pass, ...] = (
     fold_constants,
     remove_identity,
     fold_batch_norm,
     pick_channels,
 )
-#: What the compiler of an accelerator takes of a graph, quantized or not, that says the same in
-#: other words.
+#: Equivalent forms for the compiler of an accelerator, for float and quantized graphs.
 CANONICALIZE: tuple[Pass, ...] = (
     fold_gemm_alpha_beta,
     unshare_initializers,
@@ -36,8 +35,8 @@ CANONICALIZE: tuple[Pass, ...] = (
     write_attributes,
     write_defaults,
 )
-#: Operators that stay off the accelerator as those that do not; in front of quantization, for they
-#: need scales. What comes in parts first: means in it are no pools.
+#: Replace operators that accelerators do not support; before quantization, as the new operators
+#: need scales. Decomposed operators come first: the means in them are not pools.
 LOWER: tuple[Pass, ...] = (
     fuse_gelu,
     fuse_layer_norm,
@@ -47,7 +46,7 @@ LOWER: tuple[Pass, ...] = (
     batch_norm_to_conv,
     split_large_pools,
 )
-#: All of them, for a float graph; sizes first, which reshapes are computed from.
+#: All passes, for a float graph; sizes come first, from which reshapes are computed.
 LEGALIZING: tuple[Pass, ...] = (fold_shapes, *CLEANING, *LOWER, *CANONICALIZE)
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""The contract of a pass."""
+"""Define the contract of a pass."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import TypeVar
 from quark_onnx.graph import Graph
 from quark_onnx.registry import PASSES
 
-#: A pass rewrites the graph in place, without changing what it computes, and says how many places
-#: it rewrote. The caller verifies the claim by running the model before and after.
+#: A pass rewrites the graph in place, without changing its function, and returns the number of
+#: rewrites. The caller verifies the function by running the model before and after.
 Pass = Callable[[Graph], int]
 P = TypeVar("P", bound=Pass)
 
 
 def register(function: P) -> P:
-    """Decorator: registers a pass under its own name."""
+    """Register a pass under the function's name."""
     PASSES.add(function.__name__, function)
     return function

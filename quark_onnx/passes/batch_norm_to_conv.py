@@ -1,4 +1,4 @@
-"""Write a BatchNormalization that could not be folded as a depthwise convolution of one tap.
+"""Replace a BatchNormalization that could not be folded by a depthwise 1x1 convolution.
 
 ``(x - mean) * gamma / sqrt(var + epsilon) + beta`` is ``x * factor + shift`` for each channel.
 """
@@ -16,7 +16,7 @@ _RANK = 4
 
 @register
 def batch_norm_to_conv(graph: Graph) -> int:
-    """Replace every BatchNormalization of an image in inference mode with constant parameters."""
+    """Replace BatchNormalization of images in inference mode with constant parameters."""
     return sum(
         _replace(graph, node)
         for node in graph.nodes

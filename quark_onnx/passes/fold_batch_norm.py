@@ -17,9 +17,7 @@ from quark_onnx.patterns.conv_and_gemm import Layer, unscaled
 
 @register
 def fold_batch_norm(graph: Graph) -> int:
-    """Fold every BatchNormalization in inference mode whose producer has constant weights and no
-    other reader.
-    """
+    """Fold BatchNormalization into a producer with constant weights and no other reader."""
     return sum(
         _fold(graph, node) for node in graph.nodes if node.kind == "BatchNormalization"
     )
@@ -28,34 +26,46 @@ def fold_batch_norm(graph: Graph) -> int:
 def _fold(graph: Graph, norm: Node) -> bool:
     source = norm.inputs[0]
     layer = graph.producer(source)
-    if layer is None or layer.kind not in ("Conv", "ConvTranspose", "Gemm"):
-        return False
-    alone = graph.consumers(source) == [norm] and not graph.is_output(source)
-    training = norm.attribute("training_mode", 0) or any(norm.outputs[1:])
-    if not alone or training or graph.elem_type(layer.input(1)) != TensorProto.FLOAT:
-        return False
     parameters = [graph.constant(name) for name in norm.inputs[1:5]]
-    weight = graph.constant(layer.input(1))
+    if layer is None or any(value is None for value in parameters):
+        return False
+    if layer.kind not in ("Conv", "ConvTranspose", "Gemm"):
+        return False
+    only_reader = graph.consumers(source) == [norm] and not graph.is_output(source)
+    training = norm.attribute("training_mode", 0) or any(norm.outputs[1:])
+    if (
+        not only_reader
+        or training
+        or graph.elem_type(layer.input(1)) != TensorProto.FLOAT
+    ):
+        return False
     bias = graph.constant(layer.input(2)) if layer.input(2) else np.zeros(1)
-    if weight is None or bias is None or any(value is None for value in parameters):
+    if graph.constant(layer.input(1)) is None or bias is None:
         return False
-    if layer.kind == "Gemm" and not (unscaled(layer) and bias.ndim == 1):
-        return False
+    scaled = layer.kind == "Gemm" and not (unscaled(layer) and bias.ndim == 1)
     gamma, beta, mean, variance = (
         np.asarray(value, np.float64) for value in parameters
     )
     factor = gamma / np.sqrt(variance + norm.attribute("epsilon", 1e-5))
-    if not np.isfinite(factor).all():
+    if scaled or not np.isfinite(factor).all():
         return False
 
     stored = Layer.stored(layer)
-    parts = stored.weight(graph)
+    weight = stored.weight(graph)
     stored.set_weight(
         graph,
-        parts * factor.reshape(*parts.shape[:2], *[1] * (parts.ndim - 2)),
+        weight
+        * factor.reshape(
+            *weight.shape[:2],
+            *[1] * (weight.ndim - 2),
+        ),
         "folded",
     )
-    stored.set_bias(graph, (bias.astype(np.float64) - mean) * factor + beta, "folded")
+    stored.set_bias(
+        graph,
+        (bias.astype(np.float64) - mean) * factor + beta,
+        "folded",
+    )
     graph.remove([norm])
     graph.set_output(layer, 0, norm.outputs[0])
     return True

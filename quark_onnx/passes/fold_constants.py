@@ -1,6 +1,4 @@
-"""Compute once what depends on no input: Constant nodes and whatever follows from constants become
-initializers.
-"""
+"""Fold constants: compute input-independent nodes once."""
 
 from __future__ import annotations
 
@@ -17,8 +15,8 @@ from quark_onnx.passes.base import register
 
 logger = logging.getLogger(__name__)
 
-#: A folded tensor above this many bytes must not have more elements than what it is computed from
-#: (as after Expand, Tile, ConstantOfShape; a Cast of half-precision weights only makes them wider).
+#: A larger folded tensor (in bytes) must not have more elements than its operands, as after Expand,
+#: Tile or ConstantOfShape; a Cast of half-precision weights only widens elements.
 _LARGE = 1 << 20
 _RANDOM = frozenset(
     {
@@ -31,27 +29,31 @@ _RANDOM = frozenset(
     },
 )
 _QUANTIZED = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
-#: Types that numpy and onnxruntime exchange; others are left to onnxruntime.
+#: Types that numpy and onnxruntime exchange; tensors of other types are not folded.
 _EXCHANGED = frozenset(
-    {TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BOOL}
-    | {TensorProto.INT8, TensorProto.INT16, TensorProto.INT32, TensorProto.INT64}
-    | {TensorProto.UINT8, TensorProto.UINT16, TensorProto.UINT32, TensorProto.UINT64},
+    {
+        TensorProto.FLOAT,
+        TensorProto.DOUBLE,
+        TensorProto.FLOAT16,
+        TensorProto.BOOL,
+        TensorProto.INT8,
+        TensorProto.INT16,
+        TensorProto.INT32,
+        TensorProto.INT64,
+        TensorProto.UINT8,
+        TensorProto.UINT16,
+        TensorProto.UINT32,
+        TensorProto.UINT64,
+    },
 )
 
 
 @register
 def fold_constants(graph: Graph) -> int:
-    """Fold every deterministic standard operator whose inputs are all constant."""
+    """Fold every deterministic standard operator with constant inputs."""
     count = store_constants(graph)
     foldable = _foldable(graph)
-    inside = set(foldable)
-    wanted = [
-        name
-        for node in foldable
-        for name in node.outputs
-        if graph.is_output(name)
-        or any(reader not in inside for reader in graph.consumers(name))
-    ]
+    wanted = _read_elsewhere(graph, foldable)
     values = _compute(graph, foldable, wanted)
     for name, value in values.items():
         graph.initializers[name] = numpy_helper.from_array(value, name)
@@ -60,15 +62,27 @@ def fold_constants(graph: Graph) -> int:
         for node in foldable
         if all(name in values or name not in wanted for name in node.outputs)
     ]
-    if len(done) < len(
-        foldable,
-    ):  # some result was left out: what it is computed from must stay
+    # If a result was too large to keep, the nodes that compute its operands must stay.
+    if len(done) < len(foldable):
         done = [node for node in done if any(name in values for name in node.outputs)]
     graph.remove(done)
     return count + len(done)
 
 
+def _read_elsewhere(graph: Graph, nodes: list[Node]) -> list[str]:
+    """Return the results of nodes for readers outside, and outputs."""
+    inside = set(nodes)
+    names = []
+    for node in nodes:
+        for name in node.outputs:
+            outside = any(reader not in inside for reader in graph.consumers(name))
+            if outside or graph.is_output(name):
+                names.append(name)
+    return names
+
+
 def _foldable(graph: Graph) -> list[Node]:
+    """Return the nodes to fold, in graph order."""
     known: set[str] = set()
     result = []
     budget = sum(math.prod(tensor.dims) for tensor in graph.initializers.values())
@@ -81,24 +95,23 @@ def _foldable(graph: Graph) -> list[Node]:
             or not node.inputs
         ):
             continue
-        if not all(
-            not name or name in known or graph.is_constant(name) for name in node.inputs
-        ):
+        inputs = [name for name in node.inputs if name]
+        if not all(name in known or graph.is_constant(name) for name in inputs):
             continue
+        # Too large results would be discarded after their computation.
         if any(_is_larger(graph, name, budget) for name in node.outputs):
-            continue  # the result would be thrown away
-        if all(
-            not name or graph.elem_type(name) in _EXCHANGED for name in node.outputs
-        ):
+            continue
+        outputs = [name for name in node.outputs if name]
+        if all(graph.elem_type(name) in _EXCHANGED for name in outputs):
             result.append(node)
             known.update(node.outputs)
     return result
 
 
 def _is_larger(graph: Graph, name: str, budget: int) -> bool:
-    """Whether a tensor is known to be too large to be kept, before it is computed."""
+    """Return whether a result is known to be too large, before its computation."""
     shape = graph.shape(name) or ()
-    size = math.prod(each for each in shape if isinstance(each, int))
+    size = math.prod(dim for dim in shape if isinstance(dim, int))
     width = tensor_bytes(TensorProto(data_type=graph.elem_type(name)))
     return size * width > _LARGE and size > budget
 
@@ -108,7 +121,7 @@ def _compute(
     nodes: list[Node],
     wanted: list[str],
 ) -> dict[str, np.ndarray]:
-    """Values of the wanted tensors, without those that would make the model much larger."""
+    """Return the values of the wanted tensors, except oversized ones."""
     if not wanted:
         return {}
     inputs = {name for node in nodes for name in node.inputs if graph.is_constant(name)}
@@ -127,13 +140,14 @@ def _compute(
     try:
         values = open_session(model, optimize=False).run(wanted, {})
     except Exception as error:
-        # onnxruntime raises several unrelated types; what it cannot run, it cannot fold
+        # onnxruntime raises several unrelated types. Nodes that it cannot run are not folded.
         logger.debug("constants are not folded: %s", error)
         return {}
     budget = sum(math.prod(graph.initializers[name].dims) for name in inputs)
-    return {
-        name: value
-        for name, value in zip(wanted, values, strict=True)
-        if isinstance(value, np.ndarray)
-        and (value.nbytes <= _LARGE or value.size <= budget)
-    }
+    kept = {}
+    for name, value in zip(wanted, values, strict=True):
+        if not isinstance(value, np.ndarray):
+            continue
+        if value.nbytes <= _LARGE or value.size <= budget:
+            kept[name] = value
+    return kept

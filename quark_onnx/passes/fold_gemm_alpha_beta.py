@@ -1,5 +1,6 @@
-"""Multiply the factors of a Gemm into its constants: compilers do not look at them
-(zmaychek84/vaip, 2025-03).
+"""Multiply alpha and beta of a Gemm into the constants.
+
+Compilers ignore alpha and beta (zmaychek84/vaip, 2025-03).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from quark_onnx.passes.base import register
 
 @register
 def fold_gemm_alpha_beta(graph: Graph) -> int:
-    """Make alpha and beta of every Gemm with constant parameters 1."""
+    """Set alpha and beta of every Gemm with constant parameters to 1."""
     return sum(_fold(graph, node) for node in graph.nodes if node.kind == "Gemm")
 
 

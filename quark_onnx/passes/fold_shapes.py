@@ -1,4 +1,4 @@
-"""Compute the sizes of tensors once, where they are static."""
+"""Fold the shapes of tensors with static sizes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from quark_onnx.passes.base import register
 
 @register
 def fold_shapes(graph: Graph) -> int:
-    """Make a constant of every Shape and Size whose result is known."""
+    """Replace every Shape and Size with a known result by a constant."""
     return sum(
         _fold(graph, node) for node in graph.nodes if node.kind in ("Shape", "Size")
     )
@@ -20,10 +20,11 @@ def _fold(graph: Graph, node: Node) -> bool:
     shape = graph.shape(node.inputs[0])
     if shape is None or graph.is_output(node.outputs[0]):
         return False
-    start, end = node.attribute("start", 0), node.attribute("end")
-    asked = shape[start:end] if node.kind == "Shape" else shape
-    sizes = [size for size in asked if isinstance(size, int)]
-    if len(sizes) < len(asked):
+    start = node.attribute("start", 0)
+    end = node.attribute("end")
+    dims = shape[start:end] if node.kind == "Shape" else shape
+    sizes = [size for size in dims if isinstance(size, int)]
+    if len(sizes) < len(dims):
         return False
     value = np.array(
         sizes if node.kind == "Shape" else np.prod(sizes, dtype=np.int64),

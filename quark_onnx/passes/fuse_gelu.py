@@ -1,5 +1,4 @@
-"""Write a Gelu that comes in parts as the one operator that it is, in the spelling that compilers
-read at any opset.
+"""Fuse a decomposed Gelu into com.microsoft::Gelu, which compilers read at any opset.
 
 Erf is not offloaded with 16-bit activations (documentation of Ryzen AI 1.8, ops_support.rst,
 2026-07-23; amd/RyzenAI-SW #127), and the converter of XDNA1 takes com.microsoft::Gelu
@@ -21,9 +20,7 @@ _CLOSE = 1e-4
 
 @register
 def fuse_gelu(graph: Graph) -> int:
-    """Make a Gelu of the domain com.microsoft of every one that is written with Erf, or is an
-    operator of ONNX.
-    """
+    """Replace decomposed Gelus (with Erf) and ONNX Gelus by com.microsoft::Gelu."""
     count = sum(_replace(graph, node) for node in graph.nodes if node.kind == "Erf")
     for node in graph.nodes:
         known = (
@@ -39,7 +36,7 @@ def fuse_gelu(graph: Graph) -> int:
 
 
 def _replace(graph: Graph, erf: Node) -> bool:
-    """x * (1 + erf(x / sqrt(2))) / 2, its factors in any order."""
+    """Replace x * (1 + erf(x / sqrt(2))) / 2, with the factors in any order."""
     source = _scaled(graph, erf.inputs[0], np.sqrt(0.5))
     shifted = _only(graph, erf.outputs[0], "Add")
     floats = graph.elem_type(source) == TensorProto.FLOAT
@@ -49,35 +46,45 @@ def _replace(graph: Graph, erf: Node) -> bool:
         or not _is(graph, _other(shifted, erf.outputs[0]), 1)
     ):
         return False
-    missing, tensor = {"half", "source"}, shifted.outputs[0]
+    missing = {"half", "source"}
+    tensor = shifted.outputs[0]
     last = shifted
     while missing:
         halved = _only(graph, tensor, "Div")
-        behind = halved or _only(graph, tensor, "Mul")
-        if behind is None or (halved is not None and behind.inputs[0] != tensor):
+        product = halved or _only(graph, tensor, "Mul")
+        if product is None or (halved is not None and product.inputs[0] != tensor):
             return False
-        factor = _other(behind, tensor)
+        factor = _other(product, tensor)
         if factor == source:
-            found = {"source"}
+            factors = {"source"}
         elif _is(graph, factor, 2 if halved else 0.5):
-            found = {"half"}
+            factors = {"half"}
         elif halved is None and _scaled(graph, factor, 0.5) == source:
-            found = {"half", "source"}
+            factors = {"half", "source"}
         else:
             return False
-        if not found <= missing or (halved is not None and found != {"half"}):
+        if not factors <= missing or (halved is not None and factors != {"half"}):
             return False
-        missing, last, tensor = missing - found, behind, behind.outputs[0]
+        missing = missing - factors
+        last = product
+        tensor = product.outputs[0]
     result = last.outputs[0]
-    if graph.shape(result) != graph.shape(source):  # a constant of more axes adds some
+    # A constant of higher rank would broadcast the result.
+    if graph.shape(result) != graph.shape(source):
         return False
     graph.remove([last])
-    graph.add("Gelu", [source], [result], name=erf.name, domain=_DOMAIN)
+    graph.add(
+        "Gelu",
+        [source],
+        [result],
+        name=erf.name,
+        domain=_DOMAIN,
+    )
     return True
 
 
 def _only(graph: Graph, tensor: str, kind: str) -> Node | None:
-    """The node of a kind that alone reads a tensor, once."""
+    """Return the only reader of a tensor, if it is of a kind and reads the tensor once."""
     readers = graph.consumers(tensor)
     if (
         len(readers) != 1
@@ -85,7 +92,9 @@ def _only(graph: Graph, tensor: str, kind: str) -> Node | None:
         or readers[0].inputs.count(tensor) != 1
     ):
         return None
-    return readers[0] if private(graph, tensor) else None
+    if private(graph, tensor):
+        return readers[0]
+    return None
 
 
 def _other(node: Node, tensor: str) -> str:
@@ -97,13 +106,20 @@ def _is(graph: Graph, tensor: str, value: float) -> bool:
 
 
 def _scaled(graph: Graph, tensor: str, factor: float) -> str:
-    """The tensor that is multiplied by a factor, or divided by its inverse, to get one that a
-    single node reads.
+    """Return the tensor that is multiplied by a factor to get an intermediate ``tensor``.
+
+    A division by the inverse of the factor counts, too. Empty if there is none, or if the
+    intermediate
+    tensor has other readers.
     """
     node = graph.producer(tensor)
     if node is None or not private(graph, tensor) or len(graph.consumers(tensor)) != 1:
         return ""
-    if node.kind == "Div" and _is(graph, node.inputs[1], 1 / factor):
+    if node.kind == "Div" and _is(
+        graph,
+        node.inputs[1],
+        1 / factor,
+    ):
         return node.inputs[0]
     for place in (0, 1) if node.kind == "Mul" else ():
         if _is(graph, node.inputs[place], factor):

@@ -1,9 +1,8 @@
-"""Write a normalization that comes in parts, over the last axis or over images, as the one operator
-that it is.
+"""Fuse a decomposed normalization, over the last axis or over images, into one operator.
 
-Its parts would be rounded one by one, the mean of squares among them, and each is a chance for a
-compiler to leave the rest of the model to the CPU: MobileViT falls into 49 pieces (XDNA1 study,
-2026-07).
+The decomposed operators would be rounded one by one, the mean of squares among them, and each may
+cause a compiler to leave the remaining model to the CPU: MobileViT falls into 49 subgraphs (XDNA1
+study, 2026-07).
 """
 
 from __future__ import annotations
@@ -24,9 +23,7 @@ _OPSET = 17
 
 @register
 def fuse_layer_norm(graph: Graph) -> int:
-    """Make a LayerNormalization of every one that is written with ReduceMean, Sub, Pow, Sqrt and
-    Div.
-    """
+    """Replace ReduceMean, Sub, Pow, Sqrt and Div by LayerNormalization."""
     if graph.opset < _OPSET:
         return 0
     return sum(
@@ -37,8 +34,9 @@ def fuse_layer_norm(graph: Graph) -> int:
 
 @register
 def whole_image_norms(graph: Graph) -> int:
-    """Make an InstanceNormalization of every one over images that is written so, as TensorFlow's
-    converters do.
+    """Replace decomposed normalizations over images by InstanceNormalization.
+
+    TensorFlow's converters write them.
     """
     return sum(
         _replace(graph, norm, "InstanceNormalization", 1) for norm in image_norms(graph)
@@ -52,15 +50,20 @@ def _replace(
     channels: int,
     **attributes: Any,
 ) -> bool:
-    """Put an operator in the place of the parts.
+    """Replace a decomposed normalization by an operator.
 
     Args:
-        channels: the axis along which scale and shift lie.
+        graph: the model.
+        norm: the normalization.
+        kind: type of the operator.
+        channels: axis of scale and shift.
+        **attributes: further attributes of the operator.
     """
     if not (norm.bare and norm.centered):
         return False
     [source] = norm.sources
-    last, shape = graph.producer(norm.result), graph.shape(source)
+    last = graph.producer(norm.result)
+    shape = graph.shape(source)
     width = shape[channels] if shape else None
     if (
         last is None
@@ -69,20 +72,18 @@ def _replace(
         or graph.elem_type(source) != TensorProto.FLOAT
     ):
         return False
-    if shape != graph.shape(norm.result):  # a constant of more axes adds some
+    # A constant of higher rank would broadcast the result.
+    if shape != graph.shape(norm.result):
         return False
-    if any(
-        each is not None and not _fits(graph, each, width)
-        for each in (norm.scale, norm.shift)
-    ):
-        return False
+    for vector in (norm.scale, norm.shift):
+        if vector is not None and not _fits(graph, vector, width):
+            return False
     inputs = [
         source,
         graph.add_constant(f"{norm.name}_scale", _vector(graph, norm.scale, width, 1)),
     ]
-    if (
-        norm.shift is not None or kind == "InstanceNormalization"
-    ):  # which has to have one
+    # InstanceNormalization requires a shift.
+    if norm.shift is not None or kind == "InstanceNormalization":
         inputs.append(
             graph.add_constant(
                 f"{norm.name}_shift",
@@ -102,9 +103,9 @@ def _replace(
 
 
 def _fits(graph: Graph, stored: ConstantInput, width: int) -> bool:
-    """Whether there is one value for each channel.
+    """Return whether a constant has a value per channel.
 
-    The shape of a result is what the model declares, right or wrong.
+    The shape of a result is what the model declares, which may be wrong.
     """
     return stored.spread(graph, width) and stored.value(graph).size in (1, width)
 
@@ -115,5 +116,8 @@ def _vector(
     width: int,
     default: float,
 ) -> np.ndarray:
-    found = np.full(1, default) if stored is None else stored.value(graph).reshape(-1)
-    return np.broadcast_to(found, (width,)).astype(np.float32)
+    if stored is None:
+        values = np.full(1, default)
+    else:
+        values = stored.value(graph).reshape(-1)
+    return np.broadcast_to(values, (width,)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Bring a model to another version of the standard operator set."""
+"""Convert a model to another version of the standard operator set."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from onnx import (
     ModelProto,
     NodeProto,
     OperatorSetIdProto,
+    TensorProto,
     defs,
     helper,
     version_converter,
@@ -22,15 +23,14 @@ from quark_onnx.graph.node import STANDARD_DOMAINS, inner_nodes, subgraphs
 
 logger = logging.getLogger(__name__)
 
-#: Initializers above this size in bytes travel around the converter, which serializes the model
-#: several times.
+#: Larger initializers (in bytes) bypass the converter, which serializes the model several times.
 _LARGE = 4096
-#: Where operators are during a conversion that onnx does not define.
+#: Domain of operators without an ONNX definition during a conversion.
 _HIDDEN = "quark_onnx.hidden"
 
 
 def raise_opset(model: ModelProto, opset: int) -> ModelProto | None:
-    """``model`` at a higher opset, None if onnx's converter cannot convert it."""
+    """Return ``model`` at a higher opset, None if onnx's converter fails."""
     try:
         return to_opset(model, opset)
     except ModelError as error:
@@ -39,18 +39,17 @@ def raise_opset(model: ModelProto, opset: int) -> ModelProto | None:
 
 
 def at_opset(graph: Graph, version: int) -> Graph:
-    """A graph at an opset, higher or lower.
+    """Return a graph at another opset, higher or lower.
 
     Raises:
-        ModelError: onnx's converter cannot convert it, and operators differ in more than the types
-            that they take.
+        ModelError: onnx's converter cannot convert it, and operators differ in more than their
+            types.
     """
     model = graph.to_model()
     try:
         converted = to_opset(model, version)
-    except (
-        ModelError
-    ):  # onnx has few adapters downwards, also where a version but added types
+    except ModelError:
+        # onnx has few adapters to lower versions, even if a version only added types.
         nodes = [
             node
             for node in (*graph.nodes, *inner_nodes(graph.nodes))
@@ -63,27 +62,14 @@ def at_opset(graph: Graph, version: int) -> Graph:
 
 
 def to_opset(model: ModelProto, opset: int) -> ModelProto:
-    """``model`` at a higher or a lower opset.
+    """Return ``model`` at another opset, higher or lower.
 
     Raises:
         ModelError: onnx's converter cannot convert it.
     """
     light = ModelProto()
     light.CopyFrom(model)
-    heavy = {
-        tensor.name: tensor
-        for tensor in model.graph.initializer
-        if tensor_bytes(tensor) > _LARGE
-    }
-    declared = {value.name for value in light.graph.input}
-    kept = [tensor for tensor in light.graph.initializer if tensor.name not in heavy]
-    del light.graph.initializer[:]
-    light.graph.initializer.extend(kept)
-    added = [name for name in heavy if name not in declared]
-    light.graph.input.extend(
-        helper.make_tensor_value_info(n, heavy[n].data_type, heavy[n].dims)
-        for n in added
-    )
+    large = _without_large(light, model)
     hidden = _hide_runtime_operators(light)
     try:
         converted = version_converter.convert_version(light, opset)
@@ -96,31 +82,48 @@ def to_opset(model: ModelProto, opset: int) -> ModelProto:
     result = ModelProto()
     result.CopyFrom(model)
     result.graph.CopyFrom(converted.graph)
-    del (
-        result.graph.input[:],
-        result.graph.output[:],
-    )  # the converter writes inferred shapes into them
+    # The converter writes inferred shapes into inputs and outputs: the originals return.
+    del result.graph.input[:]
+    del result.graph.output[:]
     result.graph.input.extend(model.graph.input)
     result.graph.output.extend(model.graph.output)
-    result.graph.initializer.extend(heavy.values())
-    del result.opset_import[
-        :
-    ]  # before types and shapes are inferred: rules differ from opset to opset
+    result.graph.initializer.extend(large)
+    # Declared before types and shapes are inferred, as the rules differ between opsets.
+    del result.opset_import[:]
     result.opset_import.extend(_raised(model.opset_import, opset))
     graph = Graph(result)
     graph.require(opset)
-    # What was an attribute, as the bounds of Clip, has become a Constant node.
+    # Former attributes, such as the bounds of Clip, have become Constant nodes.
     gather_constants(graph, keep_inputs=True)
     return graph.to_model()
 
 
+def _without_large(light: ModelProto, model: ModelProto) -> list[TensorProto]:
+    """Turn large initializers of a copy into inputs, and return the initializers."""
+    large = {
+        tensor.name: tensor
+        for tensor in model.graph.initializer
+        if tensor_bytes(tensor) > _LARGE
+    }
+    declared = {value.name for value in light.graph.input}
+    small = [tensor for tensor in light.graph.initializer if tensor.name not in large]
+    del light.graph.initializer[:]
+    light.graph.initializer.extend(small)
+    for name, tensor in large.items():
+        if name not in declared:
+            light.graph.input.append(
+                helper.make_tensor_value_info(name, tensor.data_type, tensor.dims),
+            )
+    return list(large.values())
+
+
 def _hide_runtime_operators(model: ModelProto) -> bool:
-    """Move operators that onnx does not define at the model's opset to a domain that its converter
-    leaves alone.
+    """Move operators without an ONNX definition to a domain that the converter ignores.
 
     onnxruntime has operators of its own in the standard domain, at every opset:
     SimplifiedLayerNormalization, and LayerNormalization before opset 17, as its transformer
-    optimizer and onnxruntime-genai's model builder write them.
+    optimizer
+    and onnxruntime-genai's model builder write them.
     """
     version = max(
         (
@@ -141,14 +144,14 @@ def _hide_runtime_operators(model: ModelProto) -> bool:
 
 
 def _show_runtime_operators(graph: GraphProto) -> None:
-    """Move the operators back that `_hide_runtime_operators` has moved."""
+    """Move operators back to the standard domain after a conversion."""
     for node in _nodes(graph):
         if node.domain == _HIDDEN:
             node.domain = ""
 
 
 def _nodes(graph: GraphProto) -> Iterator[NodeProto]:
-    """The nodes of a graph and of the bodies in it."""
+    """Yield the nodes of a graph and of its bodies."""
     for node in graph.node:
         yield node
         for body in subgraphs(node):
@@ -175,8 +178,9 @@ def _raised(
 
 
 def _alike(node: Node, *versions: int) -> bool:
-    """Whether an operator is defined alike at two opsets, but for types and for attributes that the
-    node leaves out.
+    """Return whether two opsets define an operator equally, apart from types.
+
+    Attributes that the node omits may differ, too.
     """
     try:
         old, new = (
@@ -185,26 +189,28 @@ def _alike(node: Node, *versions: int) -> bool:
     except defs.SchemaError:
         return False
     added = new.attributes.keys() - old.attributes.keys()
-    if (
-        any(node.attribute(name) is not None for name in added)
-        or old.attributes.keys() - new.attributes.keys()
-    ):
+    if any(node.attribute(name) is not None for name in added):
         return False
-    defaults = [
-        {name: str(each.attributes[name].default_value) for name in old.attributes}
-        for each in (old, new)
+    if old.attributes.keys() - new.attributes.keys():
+        return False
+    for name in old.attributes:
+        default = old.attributes[name].default_value
+        if str(default) != str(new.attributes[name].default_value):
+            return False
+    return _formals(old) == _formals(new)
+
+
+def _formals(schema: defs.OpSchema) -> list[tuple[str, object]]:
+    """Return names and options of inputs and outputs."""
+    return [
+        (formal.name, formal.option) for formal in (*schema.inputs, *schema.outputs)
     ]
-    formals = [
-        [(each.name, each.option) for each in (*schema.inputs, *schema.outputs)]
-        for schema in (old, new)
-    ]
-    return defaults[0] == defaults[1] and formals[0] == formals[1]
 
 
 def _declared(model: ModelProto, version: int) -> ModelProto:
-    """The model that declares another opset.
+    """Return the model with another declared opset.
 
-    Whether it has the types is seen when it is checked.
+    The types are checked when the model is checked.
     """
     result = ModelProto()
     result.CopyFrom(model)

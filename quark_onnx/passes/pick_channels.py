@@ -1,4 +1,4 @@
-"""A channel shuffle of which parts are picked one by one picks channels in place: one Gather each."""  # noqa: E501
+"""Replace a channel shuffle followed by a selection with a Gather of channels."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from quark_onnx.graph import Graph, Node
 from quark_onnx.passes.base import register
 
-#: Larger tensors are not followed value by value.
+#: Most values of a tensor that are traced one by one.
 _LARGEST = 1 << 24
 
 Indices = NDArray[np.int64]
@@ -18,11 +18,12 @@ Indices = NDArray[np.int64]
 
 @register
 def pick_channels(graph: Graph) -> int:
-    """Replace Reshape, Transpose, Reshape and Gather by one Gather along the channels.
+    """Replace Reshape, Transpose, Reshape and Gather by a Gather along the channels.
 
-    As ShuffleNet-like detectors have it (FastestDet): half of the channels of a tensor pass a block
-    by, every second one. The shuffle moves the whole tensor in memory, the Gather copies what is
-    read. A Slice with a step would say the same, and takes longer in onnxruntime 1.32.
+    ShuffleNet-like detectors (FastestDet) write this: half of the channels of a tensor bypass a
+    block,
+    every second one. The shuffle moves the full tensor in memory, the Gather copies what is read. A
+    Slice with a step would be equivalent, but takes longer in onnxruntime 1.32.
     """
     count = 0
     for node in list(graph.nodes):
@@ -34,7 +35,8 @@ def pick_channels(graph: Graph) -> int:
 
 
 def _pick(graph: Graph, node: Node) -> bool:
-    chain, index = _shuffle_before(graph, node), graph.constant(node.inputs[1])
+    chain = _shuffle_before(graph, node)
+    index = graph.constant(node.inputs[1])
     if not chain or index is None:
         return False
     source = chain[0].inputs[0]
@@ -42,22 +44,29 @@ def _pick(graph: Graph, node: Node) -> bool:
     places = _followed(graph, chain, shape)
     if places is None:
         return False
-    channels = _channels(places.take(index, axis=int(node.attribute("axis", 0))), shape)
+    channels = _channels(
+        places.take(index, axis=int(node.attribute("axis", 0))),
+        shape,
+    )
     if channels is None:
         return False
     result = node.outputs[0]
     name = graph.add_constant(f"{result}_channels", channels)
     graph.remove([node])
-    graph.add("Gather", [source, name], [result], name=node.name, axis=1)
+    graph.add(
+        "Gather",
+        [source, name],
+        [result],
+        name=node.name,
+        axis=1,
+    )
     return True
 
 
 def _shuffle_before(graph: Graph, node: Node) -> list[Node]:
-    """Return the Reshape, Transpose and Reshape that compute what a node reads.
-
-    None if it reads something else.
-    """
-    chain, tensor = list[Node](), node.inputs[0]
+    """Return the Reshape, Transpose and Reshape before a node; empty if absent."""
+    chain = list[Node]()
+    tensor = node.inputs[0]
     for kind in ("Reshape", "Transpose", "Reshape"):
         producer = graph.producer(tensor)
         if producer is None or producer.kind != kind:
@@ -68,7 +77,7 @@ def _shuffle_before(graph: Graph, node: Node) -> list[Node]:
 
 
 def _static(graph: Graph, tensor: str) -> tuple[int, ...]:
-    """Return the sizes of a tensor; none if one of them is open."""
+    """Return the sizes of a tensor; empty if a size is open."""
     shape = graph.shape(tensor) or ()
     sizes = tuple(size for size in shape if isinstance(size, int))
     return sizes if len(sizes) == len(shape) else ()
@@ -79,27 +88,32 @@ def _followed(
     chain: list[Node],
     shape: tuple[int, ...],
 ) -> Indices | None:
-    """Return where each value behind a shuffle comes from; None where sizes are open."""
+    """Return the origins of the values after a shuffle; None for open sizes."""
     if not shape or prod(shape) > _LARGEST:
         return None
-    places = np.arange(prod(shape)).reshape(shape)
+    origins = np.arange(prod(shape)).reshape(shape)
     for node in chain:
         if node.kind == "Transpose":
-            places = places.transpose(
-                node.attribute("perm", list(range(places.ndim))[::-1]),
+            origins = origins.transpose(
+                node.attribute(
+                    "perm",
+                    list(range(origins.ndim))[::-1],
+                ),
             )
             continue
         sizes = _static(graph, node.outputs[0])
-        if prod(sizes) != places.size:
+        if prod(sizes) != origins.size:
             return None
-        places = places.reshape(sizes)
-    return places
+        origins = origins.reshape(sizes)
+    return origins
 
 
 def _channels(picked: Indices, shape: tuple[int, ...]) -> Indices | None:
-    """Return the channels of which these are all places, in the layout of ``shape``.
+    """Return the channels that were picked completely; otherwise None.
 
-    None if they are none.
+    Args:
+        picked: origins of the picked values.
+        shape: layout of the origins.
     """
     if picked.ndim != len(shape) or picked.ndim < 2 or picked.size == 0:
         return None

@@ -1,6 +1,8 @@
-"""Remove operators that hand their input on unchanged."""
+"""Remove identity operators."""
 
 from __future__ import annotations
+
+import numpy as np
 
 from quark_onnx.graph import Graph, Node
 from quark_onnx.passes.base import register
@@ -8,17 +10,16 @@ from quark_onnx.passes.base import register
 
 @register
 def remove_identity(graph: Graph) -> int:
-    """Remove Identity, Dropout outside training, and Cast to the type that a tensor has already."""
-    return sum(graph.bypass(node) for node in graph.nodes if _hands_on(graph, node))
+    """Remove Identity, Dropout outside training, and Cast to the present type."""
+    return sum(graph.bypass(node) for node in graph.nodes if _is_identity(graph, node))
 
 
-def _hands_on(graph: Graph, node: Node) -> bool:
+def _is_identity(graph: Graph, node: Node) -> bool:
     if node.kind == "Identity":
-        return (
-            graph.elem_type(node.inputs[0]) != 0
-        )  # sequences and optionals have no element type: not ours to judge
+        # Sequences and optionals have no element type, and are left alone.
+        return graph.elem_type(node.inputs[0]) != 0
     if node.kind == "Dropout":
-        training = graph.constant(node.input(2)) if node.input(2) else False
+        training = graph.constant(node.input(2)) if node.input(2) else np.False_
         mask_read = any(
             name and (graph.consumers(name) or graph.is_output(name))
             for name in node.outputs[1:]

@@ -1,6 +1,6 @@
-"""Write a mean over a large image as the mean of means over equal parts.
+"""Replace a mean over a large image by a mean of means over equal parts.
 
-The engine's average takes at most 512 places: amd-quark 0.13, SplitLargeKernelPool.
+The engine averages at most 512 values: amd-quark 0.13, SplitLargeKernelPool.
 """
 
 from __future__ import annotations
@@ -14,9 +14,7 @@ _RANK = 4
 
 @register
 def split_large_pools(graph: Graph) -> int:
-    """Put an AveragePool in front of every GlobalAveragePool of more than 512 places, so that
-    neither has more.
-    """
+    """Insert an AveragePool before every GlobalAveragePool of more than 512 values."""
     return sum(
         _split(graph, node) for node in graph.nodes if node.kind == "GlobalAveragePool"
     )
@@ -50,15 +48,19 @@ def _split(graph: Graph, node: Node) -> bool:
 
 
 def _kernel(height: int, width: int) -> tuple[int, int] | None:
-    """The part, of at most 512 places, that leaves at most as many of them.
+    """Return the part, of at most 512 values, that yields at most as many parts.
 
-    The squarest, then the smallest.
+    The most square part is taken, then the smallest one.
     """
-    fits = [
-        (rows, columns)
-        for rows in range(1, height + 1)
-        for columns in range(1, width + 1)
-        if not height % rows and not width % columns
-        if rows * columns <= _MOST and (height // rows) * (width // columns) <= _MOST
-    ]
-    return min(fits, key=lambda part: (abs(part[0] - part[1]), part), default=None)
+    parts = []
+    for rows in range(1, height + 1):
+        for columns in range(1, width + 1):
+            even = not height % rows and not width % columns
+            count = (height // rows) * (width // columns)
+            if even and rows * columns <= _MOST and count <= _MOST:
+                parts.append((rows, columns))
+    return min(
+        parts,
+        key=lambda part: (abs(part[0] - part[1]), part),
+        default=None,
+    )

@@ -1,8 +1,7 @@
-"""Write a Split as a Slice for each of its results: an operator with several results stays on the
-CPU.
+"""Replace a Split by a Slice per result: operators with several results run on the CPU.
 
-amd-quark does the same in front of the engine (0.13, preprocess), and the engine's own converter
-does it where it can (zmaychek84/vaip, to_xir_ops_pass.cpp, 2025-03).
+amd-quark does the same before the engine (0.13, preprocess), and so does the engine's own converter
+where it can (zmaychek84/vaip, to_xir_ops_pass.cpp, 2025-03).
 """
 
 from __future__ import annotations
@@ -12,13 +11,13 @@ import numpy as np
 from quark_onnx.graph import Graph, Node
 from quark_onnx.passes.base import register
 
-#: First opset whose Slice has its bounds as inputs.
+#: First opset whose Slice reads its bounds from inputs.
 _INPUTS_OPSET = 10
 
 
 @register
 def split_to_slices(graph: Graph) -> int:
-    """Replace every Split along an axis of known size, in parts that are known."""
+    """Replace every Split with known sizes."""
     if graph.opset < _INPUTS_OPSET:
         return 0
     return sum(_replace(graph, node) for node in graph.nodes if node.kind == "Split")
@@ -35,15 +34,16 @@ def _replace(graph: Graph, node: Node) -> bool:
         return False
     graph.remove([node])
     ends = np.cumsum(sizes)
-    for output, start, end in zip(node.outputs, [0, *ends[:-1]], ends, strict=True):
+    for output, start, end in zip(
+        node.outputs,
+        [0, *ends[:-1]],
+        ends,
+        strict=True,
+    ):
+        values = {"start": start, "end": end, "axis": axis, "step": 1}
         bounds = [
             graph.add_constant(f"{output}_{name}", np.array([value], np.int64))
-            for name, value in (
-                ("start", start),
-                ("end", end),
-                ("axis", axis),
-                ("step", 1),
-            )
+            for name, value in values.items()
         ]
         graph.add("Slice", [source, *bounds], [output], name=f"{node.name}_{output}")
     return True
@@ -54,14 +54,19 @@ def sizes_of_parts(
     node: Node,
     size: int | str | None,
 ) -> list[int] | None:
-    """The sizes of the results of a Split along an axis of a size.
+    """Return the sizes of the results of a Split; None if unknown.
 
-    None where they are not known.
+    Args:
+        graph: the model.
+        node: the Split.
+        size: size of the split axis.
     """
     given = node.attribute("split")
     if node.input(1):
         value = graph.constant(node.input(1))
-        return None if value is None else [int(part) for part in value]
+        if value is None:
+            return None
+        return [int(part) for part in value]
     if given is not None:
         return [int(part) for part in given]
     if not isinstance(size, int):

@@ -1,11 +1,12 @@
-"""Write out the attributes of convolutions and pools that ONNX has defaults for, and the pads that
-auto_pad, ceil_mode and the output_shape of a ConvTranspose stand for.
+"""Make default attributes of convolutions and pools explicit, and resolve auto_pad.
 
-Compilers for accelerators read attributes without knowing the defaults: that of Ryzen AI ends the
-process where one is missing (onnxsim/onnxsim#1404, 2026-09-13), and ignores auto_pad of pools
-(amd/RyzenAI-SW#264). Where the last window of ceil_mode would begin behind the input, shape
-inference of onnx and onnxruntime do not even agree on the number of windows. Pads may differ on two
-sides: its converter takes all four (zmaychek84/vaip, to_xir_ops_pass.cpp, 2025-03).
+Pads replace auto_pad, ceil_mode and the output_shape of a ConvTranspose.
+
+Compilers for accelerators read attributes without knowing the defaults: Ryzen AI's ends the process
+if one is missing (onnxsim/onnxsim#1404, 2026-09-13), and ignores auto_pad of pools
+(amd/RyzenAI-SW#264). If the last window of ceil_mode begins beyond the input, shape inference of
+onnx and onnxruntime disagree on the number of windows. Pads may differ on both sides: the converter
+takes all four (zmaychek84/vaip, to_xir_ops_pass.cpp, 2025-03).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _SAME = ("SAME_UPPER", "SAME_LOWER")
 
 @register
 def write_attributes(graph: Graph) -> int:
-    """Write them out wherever the sizes that they depend on are known."""
+    """Make attributes explicit where the sizes are known."""
     return sum(_write(graph, node) for node in graph.nodes if node.kind in _WINDOWED)
 
 
@@ -39,11 +40,12 @@ def _write(graph: Graph, node: Node) -> bool:
     wanted = {
         name: value for name, value in defaults.items() if node.attribute(name) is None
     }
-    pads, instead = _pads(graph, node, kernel)
-    if pads is not None and (instead or node.attribute("pads") is None):
+    pads, replaced = _pads(graph, node, kernel)
+    if pads is not None and (replaced or node.attribute("pads") is None):
         wanted["pads"] = pads
-        wanted |= {"ceil_mode": 0} if "ceil_mode" in instead else {}
-        for name in instead:
+        if "ceil_mode" in replaced:
+            wanted["ceil_mode"] = 0
+        for name in replaced:
             node.drop_attribute(name)
     for name, value in wanted.items():
         node.set_attribute(name, value)
@@ -57,14 +59,19 @@ def _kernel(graph: Graph, node: Node) -> tuple[int, ...] | None:
     if shape is None or len(shape) < 3:
         return None
     sizes = [size for size in shape[2:] if isinstance(size, int)]
-    return tuple(sizes) if len(sizes) == len(shape) - 2 else None
+    if len(sizes) == len(shape) - 2:
+        return tuple(sizes)
+    return None
 
 
 @dataclass(frozen=True)
 class _Axis:
-    """How windows lie along an axis of the input.
+    """Positions of windows along an axis of the input.
 
-    ``reach`` is from the first to the last tap of one.
+    Attributes:
+        size: length of the axis.
+        reach: distance from the first to the last tap of a window, plus 1.
+        stride: distance between windows.
     """
 
     size: int
@@ -72,11 +79,11 @@ class _Axis:
     stride: int
 
     def same(self) -> int:
-        """What is to be padded so that there is a window for every stride."""
+        """Return the total padding for a window at every stride."""
         return (-(-self.size // self.stride) - 1) * self.stride + self.reach - self.size
 
     def covers(self, added: int) -> int:
-        """How many places the windows of a ConvTranspose cover."""
+        """Return the number of output positions that a ConvTranspose's windows cover."""
         return (self.size - 1) * self.stride + self.reach + added
 
 
@@ -85,70 +92,107 @@ def _pads(
     node: Node,
     kernel: tuple[int, ...],
 ) -> tuple[list[int] | None, list[str]]:
-    """All pads of a node, and the attributes that they stand for.
+    """Return the pads of a node, and the attributes to replace.
 
-    None where sizes are not known, or there are none.
+    None if the sizes are unknown, or no pads have the same effect.
     """
-    rank, mode = len(kernel), node.attribute("auto_pad", "NOTSET") or "NOTSET"
-    instead = ["auto_pad"] if mode != "NOTSET" else []
-    given = (
-        [0] * 2 * rank
-        if mode == "VALID"
-        else list(node.attribute("pads", [0] * 2 * rank))
-    )
-    rounds_up = node.attribute("ceil_mode", 0) and not node.attribute(
-        "count_include_pad",
-        0,
-    )
+    rank = len(kernel)
+    mode = node.attribute("auto_pad", "NOTSET") or "NOTSET"
+    replaced = [] if mode == "NOTSET" else ["auto_pad"]
+    pads = [0] * 2 * rank
+    if mode != "VALID":
+        pads = list(node.attribute("pads", pads))
+    # With count_include_pad, ceil_mode differs from padding.
+    rounds_up = bool(node.attribute("ceil_mode", 0))
+    rounds_up = rounds_up and not node.attribute("count_include_pad", 0)
     output = list(node.attribute("output_shape", ()))
     if not (mode in _SAME or rounds_up or output):
-        return given, instead
+        return pads, replaced
     axes = _axes(graph, node, kernel)
     if axes is None or len(output) not in (0, rank):
         return None, []
-    instead += (
-        ["ceil_mode"] if rounds_up and mode in _SAME else []
-    )  # for that it does nothing
     if rounds_up and mode not in _SAME:
-        after = [
-            end + overhang(axis.size, start, end, axis.reach, axis.stride)
-            for axis, start, end in zip(axes, given, given[rank:], strict=False)
-        ]
-        fits = all(
-            pad < taps for pad, taps in zip(after, kernel, strict=True)
-        )  # else it would be no padding
-        return (
-            ([*given[:rank], *after], [*instead, "ceil_mode"])
-            if fits
-            else (given, instead)
+        rounded = _pads_rounding_up(pads, axes, kernel)
+        return (rounded, [*replaced, "ceil_mode"]) if rounded else (pads, replaced)
+    if rounds_up:
+        # With SAME padding, ceil_mode has no effect.
+        replaced.append("ceil_mode")
+    totals = _same_totals(node, axes, output)
+    if totals is None:
+        return None, []
+    if output:
+        replaced.append("output_shape")
+    before = [total // 2 for total in totals]
+    after = [-(-total // 2) for total in totals]
+    if mode != "SAME_UPPER":
+        before, after = after, before
+    return [*before, *after], replaced
+
+
+def _pads_rounding_up(
+    pads: list[int],
+    axes: list[_Axis],
+    kernel: tuple[int, ...],
+) -> list[int] | None:
+    """Return the pads with the effect of ceil_mode; None if a pad would fill a window."""
+    rank = len(kernel)
+    after = []
+    for axis, start, end in zip(
+        axes,
+        pads,
+        pads[rank:],
+        strict=False,
+    ):
+        after.append(
+            end
+            + overhang(
+                axis.size,
+                start,
+                end,
+                axis.reach,
+                axis.stride,
+            )
         )
+    if all(
+        pad < taps
+        for pad, taps in zip(
+            after,
+            kernel,
+            strict=True,
+        )
+    ):
+        return [*pads[:rank], *after]
+    return None
+
+
+def _same_totals(
+    node: Node,
+    axes: list[_Axis],
+    output: list[int],
+) -> list[int] | None:
+    """Return the total padding per axis; None for an unreachable output shape."""
     totals = [axis.same() for axis in axes]
     if node.kind == "ConvTranspose":
-        asked = output or [axis.size * axis.stride for axis in axes]
-        added = node.attribute("output_padding", [0] * rank)
+        sizes = output or [axis.size * axis.stride for axis in axes]
+        added = node.attribute("output_padding", [0] * len(axes))
         totals = [
             axis.covers(more) - size
-            for axis, more, size in zip(axes, added, asked, strict=True)
+            for axis, more, size in zip(axes, added, sizes, strict=True)
         ]
-        if output and min(totals) < 0:  # more is asked for than windows cover
-            return None, []
-    halves = [(max(0, total) // 2, -(-max(0, total) // 2)) for total in totals]
-    before, after = (
-        [half[side] for half in halves]
-        for side in ((0, 1) if mode == "SAME_UPPER" else (1, 0))
-    )
-    return [*before, *after], [*instead, *(["output_shape"] if output else [])]
+        if output and min(totals) < 0:
+            return None
+    return [max(0, total) for total in totals]
 
 
 def _axes(graph: Graph, node: Node, kernel: tuple[int, ...]) -> list[_Axis] | None:
-    """The spatial axes of what a node reads; None where a size is not known."""
-    rank, shape = len(kernel), graph.shape(node.input(0)) or ()
+    """Return the spatial axes of a node's input; None if a size is unknown."""
+    rank = len(kernel)
+    shape = graph.shape(node.input(0)) or ()
     sizes = [size for size in shape[2:] if isinstance(size, int)]
     if len(sizes) != rank:
         return None
-    strides, dilations = (
-        node.attribute(name, [1] * rank) for name in ("strides", "dilations")
-    )
+    strides = node.attribute("strides", [1] * rank)
+    dilations = node.attribute("dilations", [1] * rank)
     rows = zip(sizes, kernel, strides, dilations, strict=True)
     return [
         _Axis(size, (taps - 1) * dilation + 1, stride)

@@ -1,8 +1,8 @@
-"""Write out attributes that ONNX has defaults for, so that a compiler need not know them.
+"""Make default attributes explicit, so that a compiler need not know the defaults.
 
-The converter of Ryzen AI copies them as they stand (zmaychek84/vaip, to_xir_ops_pass.cpp, 2025-03):
-axes of Softmax, Gather and Flatten, slopes, factors of Gemm, epsilons, what reductions keep, how
-pools round and count, and the modes of Pad, Resize and DepthToSpace.
+The converter of Ryzen AI copies attributes verbatim (zmaychek84/vaip, to_xir_ops_pass.cpp,
+2025-03): axes of Softmax, Gather and Flatten, slopes, factors of Gemm, epsilons, keepdims of
+reductions, rounding and counting of pools, and the modes of Pad, Resize and DepthToSpace.
 """
 
 from __future__ import annotations
@@ -27,19 +27,24 @@ _NAMES = frozenset(
         "count_include_pad",
         "epsilon",
         "keepdims",
-    }
-    | {"mode", "nearest_mode", "p", "transA", "transB"},
+        "mode",
+        "nearest_mode",
+        "p",
+        "transA",
+        "transB",
+    },
 )
 
 
 @register
 def write_defaults(graph: Graph) -> int:
-    """Write them out for every operator of the standard; how many operators lacked one."""
+    """Make defaults of standard operators explicit; return the number of changed nodes."""
     return sum(_write(graph, node) for node in graph.nodes if not node.domain)
 
 
 def _write(graph: Graph, node: Node) -> bool:
-    if node.op_type in QUANTIZE | DEQUANTIZE:  # with one scale they have no axis
+    # With a per-tensor scale, an axis would be invalid.
+    if node.op_type in QUANTIZE | DEQUANTIZE:
         return False
     missing = {
         k: v
@@ -53,7 +58,7 @@ def _write(graph: Graph, node: Node) -> bool:
 
 @cache
 def _defaults(op_type: str, opset: int) -> dict[str, Any]:
-    """Those of the attributes above that an operator has a default for at an opset."""
+    """Return the defaults of an operator's attributes among the names above."""
     try:
         schema = onnx.defs.get_schema(op_type, opset, "")
     except onnx.defs.SchemaError:

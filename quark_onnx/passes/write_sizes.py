@@ -1,5 +1,7 @@
-"""Write the sizes of a Split out, which opset 18 can leave to a number of parts: no other opset
-knows that number, and onnx has no adapter that brings such a Split to an earlier one.
+"""Replace the number of parts of a Split by their sizes.
+
+Only opset 18 has num_outputs, and onnx has no adapter that converts such a Split to an earlier
+opset.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from quark_onnx.passes.split_to_slices import sizes_of_parts
 
 @register
 def write_sizes(graph: Graph) -> int:
-    """Give every Split with a number of parts, along an axis of known size, their sizes instead."""
+    """Give the sizes of the parts to every Split along an axis of known size."""
     return sum(_write(graph, node) for node in graph.nodes if node.kind == "Split")
 
 
@@ -21,7 +23,11 @@ def _write(graph: Graph, node: Node) -> bool:
     shape = graph.shape(node.inputs[0])
     if node.attribute("num_outputs") is None or shape is None:
         return False
-    sizes = sizes_of_parts(graph, node, shape[node.attribute("axis", 0) % len(shape)])
+    sizes = sizes_of_parts(
+        graph,
+        node,
+        shape[node.attribute("axis", 0) % len(shape)],
+    )
     if sizes is None or len(sizes) != len(node.outputs):
         return False
     graph.append_input(
