@@ -1,1 +1,1 @@
-"""Structures that passes, rules and optimizers recognise in a graph."""
+"""Recognise structures in a graph, for passes, rules and optimizers."""

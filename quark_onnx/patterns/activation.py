@@ -1,4 +1,4 @@
-"""The function behind a layer, which decides how much an error of its result matters."""
+"""Recognise the activation function after a layer, for the weight of rounding errors."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ class Activation:
 
     Attributes:
         kind: "linear", "clip", "leaky", "silu", "hardswish" or "gelu".
-        low, high: the bounds of a clip.
-        slope: of a leaky Relu below zero.
+        low: lower bound of a clip.
+        high: upper bound of a clip.
+        slope: slope of a leaky Relu below zero.
     """
 
     kind: str = "linear"
@@ -28,19 +29,21 @@ class Activation:
     slope: float = 0.0
 
     def value(self, x: Any, xp: Any = np) -> Any:
-        """The function at arrays of numpy, or of another module with the same functions."""
+        """Return the function at arrays of numpy, or of a module ``xp`` with the same functions."""
         return _VALUES[self.kind](self, x, xp)
 
     def derivative(self, x: Any, xp: Any = np) -> Any:
-        """What to multiply by for its derivative: 1 for a linear one, booleans for a clip.
+        """Return a factor for the derivative: 1 for linear, booleans for a clip.
 
-        No choice between two values is made place by place: where it cannot be foretold, that takes
-        a processor ten times as long as a product.
+        The formulas have no choice per element: mispredicted branches take a processor ten times as
+        long as
+        a product.
         """
         return _DERIVATIVES[self.kind](self, x, xp)
 
     @property
     def linear(self) -> bool:
+        """Whether the function is the identity."""
         return self.kind == "linear"
 
 
@@ -68,7 +71,9 @@ def _gelu_slope(x: Any, xp: Any) -> Any:
 
 
 def _within(x: Any, low: float, high: float) -> Any:
-    return x > low if high == np.inf else (x > low) & (x < high)
+    if high == np.inf:
+        return x > low
+    return (x > low) & (x < high)
 
 
 _Formula = Callable[[Activation, Any, Any], Any]
@@ -91,48 +96,50 @@ _DERIVATIVES: dict[str, _Formula] = {
 
 
 def activation_behind(graph: Graph, tensor: str) -> Activation:
-    """What alone reads a tensor, if it is such a function; else the linear one."""
+    """Return the activation function after a tensor; linear without one."""
     readers = graph.consumers(tensor)
     if graph.is_output(tensor) or graph.captured(tensor):
         return Activation()
     if len(readers) == 2:
         return _gated(graph, tensor, readers)
-    return _single(graph, readers[0]) if len(readers) == 1 else Activation()
+    if len(readers) == 1:
+        return _single(graph, readers[0])
+    return Activation()
+
+
+_KINDS = {"HardSwish": "hardswish", "Gelu": "gelu", "Swish": "silu"}
 
 
 def _single(graph: Graph, node: Node) -> Activation:
     if node.kind in ("Relu", "Clip"):
         bounds = clip_bounds(graph, node)
-        return Activation() if bounds is None else Activation("clip", *bounds)
+        if bounds is None:
+            return Activation()
+        return Activation("clip", *bounds)
     if node.kind == "LeakyRelu":
-        return Activation("leaky", slope=float(node.attribute("alpha", 0.01)))
-    return Activation(
-        {"HardSwish": "hardswish", "Gelu": "gelu", "Swish": "silu"}.get(
-            node.kind,
-            "linear",
-        ),
-    )
+        return Activation(
+            "leaky",
+            slope=float(node.attribute("alpha", 0.01)),
+        )
+    return Activation(_KINDS.get(node.kind, "linear"))
 
 
 def _gated(graph: Graph, tensor: str, readers: list[Node]) -> Activation:
-    """x * sigmoid(x), and x * hardsigmoid(x), as two nodes."""
-    gate = next(
-        (node for node in readers if node.kind in ("Sigmoid", "HardSigmoid")),
-        None,
-    )
-    product = next((node for node in readers if node.kind == "Mul"), None)
-    if (
-        gate is None
-        or product is None
-        or set(product.inputs) != {tensor, gate.outputs[0]}
-    ):
+    """Recognise x * sigmoid(x) and x * hardsigmoid(x), decomposed into two nodes."""
+    by_kind = {node.kind: node for node in reversed(readers)}
+    gates = [node for node in readers if node.kind in ("Sigmoid", "HardSigmoid")]
+    product = by_kind.get("Mul")
+    if not gates or product is None:
+        return Activation()
+    gate = gates[0]
+    if set(product.inputs) != {tensor, gate.outputs[0]}:
         return Activation()
     if len(graph.consumers(gate.outputs[0])) != 1:
         return Activation()
     if gate.kind == "Sigmoid":
         return Activation("silu")
-    sixth = (
-        abs(gate.attribute("alpha", 0.2) - 1 / 6) < 1e-3
-        and gate.attribute("beta", 0.5) == 0.5
-    )
-    return Activation("hardswish") if sixth else Activation()
+    alpha = gate.attribute("alpha", 0.2)
+    beta = gate.attribute("beta", 0.5)
+    if abs(alpha - 1 / 6) < 1e-3 and beta == 0.5:
+        return Activation("hardswish")
+    return Activation()

@@ -1,7 +1,7 @@
-"""Attention values: the path of a head from the layer that projects its values to the layer that
-reads their sum.
+"""Trace the values of attention heads from their projection to the output projection.
 
-Weighing mixes tokens, not the channels of a head, so a rotation of these passes through.
+The weighted sum mixes tokens, not the channels of a head, so that a rotation of the channels
+commutes with it.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _MOVING = frozenset(
 
 @dataclass(frozen=True)
 class Heads:
-    """One attention.
+    """The value path of an attention.
 
     Attributes:
         size: channels of a head.
-        writers: weight and bias that values are projected with.
-        part: which of their channels are values, as first and last one; others may be queries and
-            keys.
-        reader: the layer behind the attention.
+        writers: weight and bias of the projection of the values.
+        part: first and last channel of the values in the projection, which may also compute queries
+            and keys.
+        reader: the output projection.
     """
 
     size: int
@@ -37,7 +37,7 @@ class Heads:
     reader: Linear
 
     def rotate(self, graph: Graph, rotation: Rotation, key: str) -> None:
-        """Rotate the channels of each head, and turn the weight that reads them."""
+        """Rotate the channels of the heads, and inversely the output projection."""
         for writer in self.writers:
             writer.change(
                 graph,
@@ -45,32 +45,51 @@ class Heads:
                 partial(self._turned, rotation, writer.axis),
             )
         side = self.reader.weight[0]
-        side.change(graph, key, lambda value: rotation.turn(value, side.axis))
+        side.change(
+            graph,
+            key,
+            lambda value: rotation.turn(value, side.axis),
+        )
 
     def _turned(self, rotation: Rotation, axis: int, value: Floats) -> Floats:
         (first, last) = self.part
         result: Floats = value.copy()
-        where = (..., slice(first, last)) if axis == -1 else (slice(first, last),)
-        result[where] = rotation.turn(value[where], axis)
+        channels = slice(first, last)
+        if axis == -1:
+            result[..., channels] = rotation.turn(
+                value[..., channels],
+                axis,
+            )
+        else:
+            result[channels] = rotation.turn(value[channels], axis)
         return result
 
 
 def heads(graph: Graph) -> list[Heads]:
-    """The attentions of a graph whose values nobody else reads."""
-    found = (_heads(graph, node) for node in graph.nodes if node.kind == "MatMul")
-    return [each for each in found if each is not None]
+    """Return the attentions of a graph with unshared values."""
+    products = [node for node in graph.nodes if node.kind == "MatMul"]
+    candidates = [_heads(graph, node) for node in products]
+    return [candidate for candidate in candidates if candidate is not None]
 
 
 def _heads(graph: Graph, node: Node) -> Heads | None:
     values = node.inputs[1]
     size = width(graph, values)
-    if size < 2 or any(map(graph.is_constant, node.inputs)):
+    if size < 2 or any(
+        map(
+            graph.is_constant,
+            node.inputs,
+        )
+    ):
         return None
     reader = _reader(graph, node.outputs[0], size)
-    written = _writers(graph, values, node, size) if reader is not None else None
-    if reader is None or written is None or reader.inputs % size:
+    if reader is None or reader.inputs % size:
         return None
-    return Heads(size, written[0], written[1], reader)
+    projection = _ValueTrace(graph, size).run(values, node)
+    if projection is None:
+        return None
+    writers, part = projection
+    return Heads(size, writers, part, reader)
 
 
 def _sole(graph: Graph, tensor: str, reader: Node) -> bool:
@@ -83,24 +102,105 @@ def _sole(graph: Graph, tensor: str, reader: Node) -> bool:
 
 
 def _passes(graph: Graph, node: Node, size: int) -> bool:
-    """Whether channels stay where they are within each head."""
-    if node.kind not in _MOVING or any(
-        width(graph, name) % size or not width(graph, name) for name in _ends(node)
-    ):
+    """Return whether a node leaves channels in place within each head."""
+    if node.kind not in _MOVING:
+        return False
+    widths = {width(graph, node.inputs[0]), width(graph, node.outputs[0])}
+    if any(not channels or channels % size for channels in widths):
         return False
     if node.kind == "Transpose":
         return last_stays(node)
-    return (
-        node.kind == "Reshape" or len({width(graph, name) for name in _ends(node)}) == 1
-    )
+    return node.kind == "Reshape" or len(widths) == 1
 
 
-def _ends(node: Node) -> tuple[str, str]:
-    return node.inputs[0], node.outputs[0]
+class _ValueTrace:
+    """Trace of values back to the projection."""
+
+    def __init__(self, graph: Graph, size: int) -> None:
+        self.graph = graph
+        self.size = size
+        self.biases = list[ConstantInput]()
+        self.part: tuple[int, int] | None = None
+
+    def run(
+        self,
+        tensor: str,
+        reader: Node,
+    ) -> tuple[tuple[ConstantInput, ...], tuple[int, int]] | None:
+        """Return the constants of the projection, and the part of the values.
+
+        None if another node reads the values, or an unknown operator computes them.
+        """
+        while True:
+            node = self.graph.producer(tensor)
+            if node is None or not self._private(tensor, reader, node):
+                return None
+            layer = Linear.of(self.graph, node)
+            if layer is not None:
+                return self._projection(layer)
+            source = self._source(tensor, node)
+            if not source:
+                return None
+            reader = node
+            tensor = source
+
+    def _private(self, tensor: str, reader: Node, node: Node) -> bool:
+        first = tensor == node.outputs[0] or node.kind == "Split"
+        even = width(self.graph, tensor) % self.size == 0
+        return first and even and _sole(self.graph, tensor, reader)
+
+    def _projection(
+        self,
+        layer: Linear,
+    ) -> tuple[tuple[ConstantInput, ...], tuple[int, int]] | None:
+        if layer.node.input(2):
+            self.biases.append(ConstantInput(layer.node, 2))
+        for bias in self.biases:
+            shape = self.graph.shape(bias.node.inputs[bias.index]) or (0,)
+            if shape[-1] != layer.outputs:
+                return None
+        part = self.part or (0, layer.outputs)
+        if any(end % self.size for end in part):
+            return None
+        return (layer.weight[1], *self.biases), part
+
+    def _source(self, tensor: str, node: Node) -> str:
+        """Return the input of a node to trace further; empty if the node is unknown."""
+        if not node.inputs:
+            return ""
+        channels = width(self.graph, node.inputs[0])
+        if node.kind == "Split" and not self.part and channels:
+            return self._split(tensor, node)
+        if node.kind == "Add" and any(
+            map(
+                self.graph.is_constant,
+                node.inputs,
+            )
+        ):
+            place = 0 if self.graph.is_constant(node.inputs[0]) else 1
+            self.biases.append(ConstantInput(node, place))
+            return node.inputs[1 - place]
+        unchanged = channels == width(self.graph, node.outputs[0])
+        if _passes(
+            self.graph,
+            node,
+            self.size,
+        ) and (not self.part or unchanged):
+            return node.inputs[0]
+        return ""
+
+    def _split(self, tensor: str, node: Node) -> str:
+        rank = len(self.graph.shape(node.inputs[0]) or ())
+        if node.attribute("axis", 0) not in (-1, rank - 1):
+            return ""
+        before = node.outputs[: node.outputs.index(tensor)]
+        first = sum(width(self.graph, name) for name in before)
+        self.part = (first, first + width(self.graph, tensor))
+        return node.inputs[0]
 
 
 def _reader(graph: Graph, tensor: str, size: int) -> Linear | None:
-    """The layer that reads weighted sums."""
+    """Return the layer after the weighted sums."""
     while True:
         nodes = [node for node in graph.consumers(tensor) if node.kind != "Shape"]
         if (
@@ -115,52 +215,3 @@ def _reader(graph: Graph, tensor: str, size: int) -> Linear | None:
         if not _passes(graph, nodes[0], size):
             return None
         tensor = nodes[0].outputs[0]
-
-
-def _writers(
-    graph: Graph,
-    tensor: str,
-    reader: Node,
-    size: int,
-) -> tuple[tuple[ConstantInput, ...], tuple[int, int]] | None:
-    """What values are computed with, and which part of it."""
-    biases, part = list[ConstantInput](), None
-    while True:
-        node = graph.producer(tensor)
-        alone = _sole(graph, tensor, reader) and width(graph, tensor) % size == 0
-        if (
-            node is None
-            or not alone
-            or (tensor != node.outputs[0] and node.kind != "Split")
-        ):
-            return None
-        reader, layer = node, Linear.of(graph, node)
-        if layer is not None:
-            biases += [ConstantInput(node, 2)] if node.input(2) else []
-            shapes = [
-                graph.shape(bias.node.inputs[bias.index]) or (0,) for bias in biases
-            ]
-            part = part or (0, layer.outputs)
-            fits = all(shape[-1] == layer.outputs for shape in shapes) and not any(
-                end % size for end in part
-            )
-            return ((layer.weight[1], *biases), part) if fits else None
-        if node.kind == "Split" and not part and width(graph, node.inputs[0]):
-            before = sum(
-                width(graph, name)
-                for name in node.outputs[: node.outputs.index(tensor)]
-            )
-            rank = len(graph.shape(node.inputs[0]) or ())
-            if node.attribute("axis", 0) not in (-1, rank - 1):
-                return None
-            part, tensor = (before, before + width(graph, tensor)), node.inputs[0]
-        elif node.kind == "Add" and any(map(graph.is_constant, node.inputs)):
-            place = 0 if graph.is_constant(node.inputs[0]) else 1
-            biases.append(ConstantInput(node, place))
-            tensor = node.inputs[1 - place]
-        elif _passes(graph, node, size) and (
-            not part or len({width(graph, name) for name in _ends(node)}) == 1
-        ):
-            tensor = node.inputs[0]
-        else:
-            return None

@@ -1,9 +1,8 @@
-"""Pairs of layers between which channels can be scaled: divided after the first and multiplied in
-the second.
+"""Find pairs of layers between which channels can be rescaled.
 
-Where what a layer computes reaches the next ones through operators that commute with a positive
-factor, a channel may be divided by any factor in the first and multiplied by it in the others; the
-model computes the same.
+If the result of a layer reaches the next layers through operators that commute with a positive
+factor, a channel may be divided by any factor in the first layer and multiplied by it in the
+others: the function stays the same.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from quark_onnx.patterns.conv_and_gemm import SPATIAL, Layer
 
 Doubles = NDArray[np.float64]
 
-#: Operators that commute with a positive factor for each channel: any axis may be that of the
-#: channels, or the second.
+#: Operators that commute with a positive factor per channel, along any axis.
 _ELEMENTWISE = frozenset(
     {"Relu", "LeakyRelu", "PRelu", "Identity", "Dropout", "Abs", "Neg"},
 )
+#: Operators that commute with a positive factor per channel, along the second axis.
 _COMMUTING = _ELEMENTWISE | {
     "MaxPool",
     "AveragePool",
@@ -37,7 +36,7 @@ _MATRIX = 2
 
 @dataclass(frozen=True)
 class Passed:
-    """Functions that factors may pass if something is added: clips with an upper bound, and gates."""  # noqa: E501
+    """Functions that factors may pass with a correction: clips with an upper bound, gates."""
 
     clips: bool
     gates: bool
@@ -45,26 +44,27 @@ class Passed:
 
 @dataclass(frozen=True)
 class Reader:
-    """A layer that reads channels: as its inputs from number ``offset`` on, ``repeat`` for each."""
+    """A layer that reads channels as inputs from ``offset`` on, repeated ``repeat`` times."""
 
     layer: Layer
     offset: int
     repeat: int
 
     def span(self, channels: int) -> slice:
-        """Those of the layer's inputs that are the channels."""
+        """Return the inputs of the layer that are the channels."""
         return slice(self.offset, self.offset + channels * self.repeat)
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A layer, those that alone read its channels, and what stands between them.
+    """A layer, the readers of the channels, and the functions between.
 
     Attributes:
         first: the layer that computes the channels.
-        channels: how many there are.
-        readers: the layers that read them. clips, gates: nodes between them that need something
-        added, and how often each channel is repeated there.
+        channels: number of channels.
+        readers: the layers that read the channels.
+        clips: clips with an upper bound between them, and the repetitions of the channels there.
+        gates: gates between them, and the repetitions of the channels there.
     """
 
     first: Layer
@@ -74,7 +74,7 @@ class Pair:
     gates: tuple[tuple[Node, int], ...] = ()
 
     def scale_weights(self, weights: dict[str, Doubles], factor: Doubles) -> None:
-        """Divide the channels by factors, in weights by the names of their nodes."""
+        """Divide the channels by factors, in weights by node name."""
         first = weights[self.first.node.name]
         weights[self.first.node.name] = first / factor.reshape(
             *first.shape[:2],
@@ -82,13 +82,13 @@ class Pair:
         )
         for reader in self.readers:
             weight = weights[reader.layer.node.name]
-            whole = np.ones(weight.shape[0] * weight.shape[2])
-            whole[reader.span(self.channels)] = np.repeat(factor, reader.repeat)
+            factors = np.ones(weight.shape[0] * weight.shape[2])
+            factors[reader.span(self.channels)] = np.repeat(factor, reader.repeat)
             shape = (weight.shape[0], 1, weight.shape[2], *[1] * (weight.ndim - 3))
-            weights[reader.layer.node.name] = weight * whole.reshape(shape)
+            weights[reader.layer.node.name] = weight * factors.reshape(shape)
 
     def rescale_rest(self, graph: Graph, factor: Doubles) -> None:
-        """Divide what stands beside the weights: the bias of the first layer, the bounds of clips."""  # noqa: E501
+        """Divide the bias of the first layer and the bounds of clips, and correct gates."""
         bias = self.first.bias(graph)
         if bias is not None and bias.any():
             self.first.set_bias(graph, bias / factor, "equalized")
@@ -99,89 +99,139 @@ class Pair:
 
 
 def pairs_of(graph: Graph, passed: Passed) -> list[Pair]:
-    """All pairs, in the order of the graph."""
-    return [
-        pair for node in graph.nodes if (pair := _pair(graph, node, passed)) is not None
-    ]
+    """Return the pairs in graph order."""
+    pairs = [_pair(graph, node, passed) for node in graph.nodes]
+    return [pair for pair in pairs if pair is not None]
 
 
 def layers_of(pairs: list[Pair]) -> dict[str, Layer]:
-    """Every layer of some pairs once, by the name of its node."""
-    return {
-        layer.node.name: layer
-        for pair in pairs
-        for layer in (pair.first, *(r.layer for r in pair.readers))
-    }
+    """Return the distinct layers of some pairs, by node name."""
+    layers = {}
+    for pair in pairs:
+        layers[pair.first.node.name] = pair.first
+        for reader in pair.readers:
+            layers[reader.layer.node.name] = reader.layer
+    return layers
 
 
-def _pair(graph: Graph, node: Node, passed: Passed) -> Pair | None:  # noqa: C901
-    """A layer and those that alone read it, through operators that factors pass."""
+def _pair(graph: Graph, node: Node, passed: Passed) -> Pair | None:
+    """Return the pair from a node on; None if factors cannot pass."""
     first = Layer.of(graph, node)
-    if (
-        first is None
-        or first.bias(graph) is None
-        or len(graph.consumers(node.input(1))) > 1
-    ):
+    if first is None or first.bias(graph) is None:
         return None
-    channels = first.outputs(graph)
-    spatial = node.kind in SPATIAL
-    readers = list[Reader]()
-    clips, gates = list[tuple[Node, int]](), list[tuple[Node, int]]()
-    todo = [(node.outputs[0], 0, 1)]
-    while todo:
-        tensor, offset, repeat = todo.pop()
+    if len(graph.consumers(node.input(1))) > 1:
+        return None
+    search = _PairSearch(graph, first, passed)
+    try:
+        return search.run()
+    except _BlockedError:
+        return None
+
+
+class _BlockedError(Exception):
+    """Factors cannot pass from a layer to the readers of the channels."""
+
+
+class _PairSearch:
+    """Search for the readers of a layer's channels, through operators that factors pass."""
+
+    def __init__(self, graph: Graph, first: Layer, passed: Passed) -> None:
+        self.graph = graph
+        self.first = first
+        self.passed = passed
+        self.channels = first.outputs(graph)
+        self.spatial = first.node.kind in SPATIAL
+        self.readers = list[Reader]()
+        self.clips = list[tuple[Node, int]]()
+        self.gates = list[tuple[Node, int]]()
+        #: tensors to visit, with the offset and the repetitions of the channels in them
+        self.todo = [(first.node.outputs[0], 0, 1)]
+
+    def run(self) -> Pair:
+        """Return the pair.
+
+        Raises:
+            _BlockedError: factors cannot pass.
+        """
+        while self.todo:
+            self._visit(*self.todo.pop())
+        return Pair(
+            self.first,
+            self.channels,
+            tuple(self.readers),
+            tuple(self.clips),
+            tuple(self.gates),
+        )
+
+    def _visit(self, tensor: str, offset: int, repeat: int) -> None:
+        graph = self.graph
         consumers = graph.consumers(tensor)
         if graph.is_output(tensor) or graph.captured(tensor) or not consumers:
-            return None
+            raise _BlockedError
         shape = graph.shape(tensor)
-        second = (
-            spatial or len(shape or ()) == _MATRIX
-        )  # the axis of the channels; else it is the last one
-        whole = second and _width(shape) == channels * repeat
-        gate = _gate(graph, tensor, consumers) if passed.gates and whole else None
+        # Channels lie along the second axis of images and matrices, otherwise along the last one.
+        second = self.spatial or len(shape or ()) == _MATRIX
+        complete = second and _width(shape) == self.channels * repeat
+        gate = None
+        if self.passed.gates and complete:
+            gate = _gate(graph, tensor, consumers)
         if gate is not None:
-            gates.append((gate[0], repeat))
-            todo.append((gate[1].outputs[0], offset, repeat))
-            continue
+            self.gates.append((gate[0], repeat))
+            self.todo.append((gate[1].outputs[0], offset, repeat))
+            return
         for reader in consumers:
             layer = Layer.of(graph, reader)
-            if (
-                layer is not None
-                and reader.inputs.count(tensor) == 1
-                and reader.input(0) == tensor
-            ):
-                alike = (
-                    spatial == (reader.kind in SPATIAL) or len(shape or ()) == _MATRIX
-                )
-                shared = len(graph.consumers(reader.input(1))) > 1
-                if (
-                    not alike
-                    or shared
-                    or not _fits(graph, layer, offset, channels * repeat)
-                ):
-                    return None
-                readers.append(Reader(layer, offset, repeat))
-                continue
-            if not second and reader.kind not in _ELEMENTWISE:
-                return None
-            after = _behind(graph, reader, tensor, offset, repeat)
-            if (
-                after is None
-                and passed.clips
-                and whole
-                and upper_bound(graph, reader) is not None
-            ):
-                clips.append((reader, repeat))
-                after = offset, repeat
-            if after is None:
-                return None
-            todo.append((reader.outputs[0], *after))
-    return Pair(first, channels, tuple(readers), tuple(clips), tuple(gates))
+            once = reader.inputs.count(tensor) == 1
+            if layer is not None and once and reader.input(0) == tensor:
+                self._read(layer, tensor, offset, repeat)
+            elif not second and reader.kind not in _ELEMENTWISE:
+                raise _BlockedError
+            else:
+                self._pass(reader, tensor, offset, repeat, complete=complete)
+
+    def _read(self, layer: Layer, tensor: str, offset: int, repeat: int) -> None:
+        node = layer.node
+        matrix = len(self.graph.shape(tensor) or ()) == _MATRIX
+        same_axis = self.spatial == (node.kind in SPATIAL) or matrix
+        shared = len(self.graph.consumers(node.input(1))) > 1
+        count = self.channels * repeat
+        if (
+            not same_axis
+            or shared
+            or not _fits(
+                self.graph,
+                layer,
+                offset,
+                count,
+            )
+        ):
+            raise _BlockedError
+        self.readers.append(Reader(layer, offset, repeat))
+
+    def _pass(
+        self,
+        node: Node,
+        tensor: str,
+        offset: int,
+        repeat: int,
+        *,
+        complete: bool,
+    ) -> None:
+        after = _behind(self.graph, node, tensor, offset, repeat)
+        if after is None:
+            clips = self.passed.clips and complete
+            if not clips or upper_bound(self.graph, node) is None:
+                raise _BlockedError
+            self.clips.append((node, repeat))
+            after = (offset, repeat)
+        self.todo.append((node.outputs[0], *after))
 
 
 def _width(shape: Sequence[int | str | None] | None) -> int | None:
-    """The size of the second axis, where it is known."""
-    size = shape[1] if shape is not None and len(shape) > 1 else None
+    """Return the size of the second axis, if known."""
+    if shape is None or len(shape) < 2:
+        return None
+    size = shape[1]
     return size if isinstance(size, int) else None
 
 
@@ -197,57 +247,62 @@ def _behind(
     offset: int,
     repeat: int,
 ) -> tuple[int, int] | None:
-    """Where the channels lie behind an operator, and how often each is repeated.
+    """Return offset and repetitions of the channels after an operator.
 
     None if factors do not pass.
     """
     if any(graph.consumers(name) for name in node.outputs[1:]):
         return None
     shape = graph.shape(tensor)
+    first_input = node.input(0) == tensor
+    place = None
     if (
         node.kind in _COMMUTING
         or _is_relu(graph, node)
         or _pads_zeros(graph, node, shape)
     ):
-        return (
-            (offset, repeat)
-            if node.kind != "PRelu" or node.input(0) == tensor
-            else None
-        )
-    if (
-        node.kind in ("Resize", "Upsample")
-        and node.input(0) == tensor
-        and shape is not None
-    ):
-        return (
-            (offset, repeat)
-            if _width(graph.shape(node.outputs[0])) == _width(shape) is not None
-            else None
-        )
-    if (
-        node.kind == "Concat"
-        and node.attribute("axis") == 1
-        and node.inputs.count(tensor) == 1
-    ):
-        widths = [
-            _width(graph.shape(name))
-            for name in node.inputs[: node.inputs.index(tensor)]
-        ]
-        known = [width for width in widths if width is not None]
-        if len(known) == len(widths):
-            return offset + sum(known), repeat
-    if node.kind == "Flatten" and node.attribute("axis", 1) == 1 and shape is not None:
-        area = shape[2:]
-        if all(isinstance(dim, int) for dim in area):
-            size = int(
-                np.prod([dim for dim in area if isinstance(dim, int)], initial=1),
-            )
-            return offset * size, repeat * size
-    return None
+        if node.kind != "PRelu" or first_input:
+            place = (offset, repeat)
+    elif node.kind in ("Resize", "Upsample") and first_input:
+        channels = _width(shape)
+        if channels is not None and channels == _width(graph.shape(node.outputs[0])):
+            place = (offset, repeat)
+    elif node.kind == "Concat" and node.attribute("axis") == 1:
+        before = _concat_offset(graph, node, tensor)
+        if before is not None:
+            place = (offset + before, repeat)
+    elif node.kind == "Flatten" and node.attribute("axis", 1) == 1:
+        area = _area(shape)
+        if area is not None:
+            place = (offset * area, repeat * area)
+    return place
+
+
+def _concat_offset(graph: Graph, node: Node, tensor: str) -> int | None:
+    """Return the number of channels before an input of a Concat, if known."""
+    if node.inputs.count(tensor) != 1:
+        return None
+    offset = 0
+    for name in node.inputs[: node.inputs.index(tensor)]:
+        width = _width(graph.shape(name))
+        if width is None:
+            return None
+        offset += width
+    return offset
+
+
+def _area(shape: Sequence[int | str | None] | None) -> int | None:
+    """Return the number of values of a channel, if known."""
+    if shape is None:
+        return None
+    sizes = [dim for dim in shape[2:] if isinstance(dim, int)]
+    if len(sizes) < len(shape[2:]):
+        return None
+    return int(np.prod(sizes, initial=1))
 
 
 def upper_bound(graph: Graph, node: Node) -> float | None:
-    """The upper bound of a Clip whose lower one is zero; None if it is none."""
+    """Return the upper bound of a Clip with lower bound zero; otherwise None."""
     if node.kind != "Clip" or graph.elem_type(node.outputs[0]) != TensorProto.FLOAT:
         return None
     low, high = clip_bounds(graph, node) or (-np.inf, np.inf)
@@ -255,10 +310,11 @@ def upper_bound(graph: Graph, node: Node) -> float | None:
 
 
 def _bound(graph: Graph, node: Node, factor: Doubles) -> None:
-    """Write a Clip as a Relu and a Min, its upper bound divided by a factor for each channel."""
+    """Replace a Clip by a Relu and a Min, with its upper bound divided by a factor per channel."""
     high = upper_bound(graph, node)
     assert high is not None
-    source, result = node.inputs[0], node.outputs[0]
+    source = node.inputs[0]
+    result = node.outputs[0]
     rank = len(graph.shape(source) or ())
     shape = (1, factor.size, *[1] * (rank - 2))
     bounds = graph.add_constant(
@@ -268,29 +324,30 @@ def _bound(graph: Graph, node: Node, factor: Doubles) -> None:
     positive = graph.fresh(f"{result}_positive")
     graph.remove([node])
     graph.add("Relu", [source], [positive], name=f"{node.name}_Relu")
-    graph.add("Min", [positive, bounds], [result], name=f"{node.name}_Min")
-
-
-def _gate(graph: Graph, tensor: str, consumers: list[Node]) -> tuple[Node, Node] | None:
-    """The Sigmoid and the Mul of x * sigmoid(x), if nothing else reads x."""
-    gates = [node for node in consumers if node.kind in ("Sigmoid", "HardSigmoid")]
-    products = [node for node in consumers if node.kind == "Mul"]
-    if (
-        len(consumers) != 2
-        or not gates
-        or not products
-        or graph.is_output(gates[0].outputs[0])
-    ):
-        return None
-    pair = {tensor, gates[0].outputs[0]}
-    alone = graph.consumers(gates[0].outputs[0]) == products
-    return (
-        (gates[0], products[0]) if alone and set(products[0].inputs) == pair else None
+    graph.add(
+        "Min",
+        [positive, bounds],
+        [result],
+        name=f"{node.name}_Min",
     )
 
 
+def _gate(graph: Graph, tensor: str, consumers: list[Node]) -> tuple[Node, Node] | None:
+    """Return the Sigmoid and the Mul of x * sigmoid(x), if x has no other reader."""
+    gates = [node for node in consumers if node.kind in ("Sigmoid", "HardSigmoid")]
+    products = [node for node in consumers if node.kind == "Mul"]
+    if len(consumers) != 2 or not gates or not products:
+        return None
+    gated = gates[0].outputs[0]
+    if graph.is_output(gated) or graph.consumers(gated) != products:
+        return None
+    if set(products[0].inputs) != {tensor, gated}:
+        return None
+    return gates[0], products[0]
+
+
 def _scale(graph: Graph, node: Node, factor: Doubles) -> None:
-    """Let a function read its input times a factor for each channel."""
+    """Insert a Mul by a factor per channel before a function."""
     source = node.input(0)
     shape = (1, factor.size, *[1] * (len(graph.shape(source) or ()) - 2))
     factors = graph.add_constant(
@@ -298,34 +355,37 @@ def _scale(graph: Graph, node: Node, factor: Doubles) -> None:
         factor.astype(np.float32).reshape(shape),
     )
     scaled = graph.fresh(f"{node.outputs[0]}_scaled")
-    graph.add("Mul", [source, factors], [scaled], name=f"{node.name}_Mul")
+    graph.add(
+        "Mul",
+        [source, factors],
+        [scaled],
+        name=f"{node.name}_Mul",
+    )
     graph.set_input(node, 0, scaled)
 
 
 def _is_relu(graph: Graph, node: Node) -> bool:
-    """Whether a Clip is a Relu."""
+    """Return whether a Clip is a Relu."""
     return node.kind == "Clip" and clip_bounds(graph, node) == (0.0, np.inf)
 
 
 def _pads_zeros(graph: Graph, node: Node, shape: object) -> bool:
-    """Whether a Pad fills up with zeros, or with values of the same channel."""
-    if node.kind != "Pad":
+    """Return whether a Pad adds zeros, or values of the same channel."""
+    if node.kind != "Pad" or node.input(3):
         return False
-    pads = (
-        graph.constant(node.input(1))
-        if node.input(1)
-        else np.asarray(node.attribute("pads", ()))
-    )
-    if pads is None or pads.size < 4 or node.input(3):
-        return False
+    pads = np.asarray(node.attribute("pads", ()))
+    if node.input(1):
+        constant = graph.constant(node.input(1))
+        if constant is None:
+            return False
+        pads = constant
     rank = pads.size // 2
-    if pads.reshape(2, rank)[:, :2].any():
+    # Padded channels would shift the others.
+    if pads.size < 4 or pads.reshape(2, rank)[:, :2].any():
         return False
-    value = (
-        graph.constant(node.input(2))
-        if node.input(2)
-        else np.asarray(node.attribute("value", 0.0))
-    )
-    return node.attribute("mode", "constant") != "constant" or (
-        value is not None and not value.any()
-    )
+    if node.attribute("mode", "constant") != "constant":
+        return True
+    if node.input(2):
+        value = graph.constant(node.input(2))
+        return value is not None and not value.any()
+    return not np.asarray(node.attribute("value", 0.0)).any()

@@ -1,4 +1,4 @@
-"""The interval that a Relu or Clip lets through."""
+"""Read the bounds of a Relu or Clip."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from quark_onnx.graph.node import Node
 
 
 def clip_bounds(graph: Graph, node: Node) -> tuple[float, float] | None:
-    """The least and the greatest value behind a Relu or Clip; None if they are not constant."""
+    """Return the least and the greatest result of a Relu or Clip; None if not constant."""
     if node.kind == "Relu":
         return 0.0, float("inf")
     bounds = [

@@ -1,5 +1,6 @@
-"""Layers that multiply by a constant weight, all seen alike: groups, then outputs, then inputs,
-then what is left.
+"""View the weights of Conv, ConvTranspose, Gemm and MatMul in a common layout.
+
+The axes are groups, outputs, inputs, and the kernel.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from quark_onnx.graph.node import Node
 
 T = TypeVar("T", bound=np.generic)
 
-#: Operators that are layers under the right attributes.
+#: Operators that are layers, depending on their attributes.
 LAYERS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
-#: Those whose channels are the second axis; those of the others are the last one.
+#: Layers with the channels along the second axis; otherwise along the last one.
 SPATIAL = frozenset({"Conv", "ConvTranspose"})
 
 
@@ -29,7 +30,7 @@ class Layer:
 
     Attributes:
         node: the operator.
-        groups: how many independent layers it consists of.
+        groups: number of independent groups.
         turned: inputs come before outputs in the stored weight.
     """
 
@@ -39,7 +40,7 @@ class Layer:
 
     @classmethod
     def of(cls, graph: Graph, node: Node) -> Layer | None:
-        """The layer that a node is; None if it is none."""
+        """Return the layer of a node; None if the node is not a layer."""
         if (
             node.kind not in LAYERS
             or graph.elem_type(node.input(1)) != TensorProto.FLOAT
@@ -52,43 +53,55 @@ class Layer:
         plain = node.kind != "Gemm" or (
             unscaled(node) and not node.attribute("transA", 0)
         )
-        return cls.stored(node) if spatial or (weight.ndim == 2 and plain) else None
+        if spatial or (weight.ndim == 2 and plain):
+            return cls.stored(node)
+        return None
 
     @classmethod
     def stored(cls, node: Node) -> Layer:
-        """How a node of one of these operators stores its weight, whatever else it does."""
+        """Return the layout of a node's weight, whatever else the node does."""
         if node.kind in SPATIAL:
-            return cls(node, node.attribute("group", 1), node.kind == "ConvTranspose")
-        return cls(node, 1, not (node.kind == "Gemm" and node.attribute("transB", 0)))
+            return cls(
+                node,
+                node.attribute("group", 1),
+                node.kind == "ConvTranspose",
+            )
+        return cls(
+            node,
+            1,
+            not (node.kind == "Gemm" and node.attribute("transB", 0)),
+        )
 
     def weight(self, graph: Graph) -> NDArray[np.float64]:
-        """The weight as float64 of shape (groups, outputs / groups, inputs / groups, ...)."""
+        """Return the weight as float64 (groups, outputs / groups, inputs / groups, ...)."""
         stored = graph.constant(self.node.input(1))
         assert stored is not None
         return self.arranged(stored.astype(np.float64))
 
     def shape(self, graph: Graph) -> tuple[int, ...]:
-        """That of ``weight``, which is not computed for it."""
+        """Return the shape of ``weight`` cheaply."""
         stored = graph.constant(self.node.input(1))
         assert stored is not None
         return self.arranged(stored).shape
 
     def outputs(self, graph: Graph) -> int:
-        """How many channels it computes."""
+        """Return the number of output channels."""
         groups, outputs = self.shape(graph)[:2]
         return groups * outputs
 
     def arranged(self, stored: NDArray[T]) -> NDArray[T]:
-        """An array that is stored as the weight is, as (groups, outputs / groups, inputs / groups,
-        ...).
-        """
-        grouped = stored.reshape(self.groups, -1, *stored.shape[1:])
+        """Arrange an array from the layout of the stored weight to that of ``weight``."""
+        grouped = stored.reshape(
+            self.groups,
+            -1,
+            *stored.shape[1:],
+        )
         return grouped.swapaxes(1, 2) if self.turned else grouped
 
     def as_stored(self, arranged: NDArray[T]) -> NDArray[T]:
-        """The reverse of ``arranged``."""
-        parts = arranged.swapaxes(1, 2) if self.turned else arranged
-        return np.ascontiguousarray(parts.reshape(-1, *parts.shape[2:]))
+        """Invert ``arranged``."""
+        grouped = arranged.swapaxes(1, 2) if self.turned else arranged
+        return np.ascontiguousarray(grouped.reshape(-1, *grouped.shape[2:]))
 
     def set_weight(
         self,
@@ -96,7 +109,7 @@ class Layer:
         weight: NDArray[np.float64],
         suffix: str,
     ) -> None:
-        """Store another weight, of the shape that ``weight`` has, for this node alone."""
+        """Store a new weight, in the layout of ``weight``, for the node alone."""
         stored = self.as_stored(weight).astype(np.float32)
         graph.set_input(
             self.node,
@@ -105,22 +118,20 @@ class Layer:
         )
 
     def bias(self, graph: Graph) -> NDArray[np.float64] | None:
-        """The constant bias, one value for each output, zeros where there is none.
+        """Return the constant bias, shape (outputs,); zeros without a bias.
 
-        None if it is of another kind.
+        None if the bias is computed, or of another shape.
         """
         outputs = self.outputs(graph)
         if not self.node.input(2) or self.node.kind == "MatMul":
             return np.zeros(outputs)
         stored = graph.constant(self.node.input(2))
-        return (
-            stored.astype(np.float64)
-            if stored is not None and stored.shape == (outputs,)
-            else None
-        )
+        if stored is not None and stored.shape == (outputs,):
+            return stored.astype(np.float64)
+        return None
 
     def set_bias(self, graph: Graph, bias: NDArray[np.float64], suffix: str) -> None:
-        """Store another bias, for this node alone; a MatMul cannot have one."""
+        """Store a new bias for the node alone; not for a MatMul."""
         name = graph.add_constant(
             f"{self.node.input(2) or self.node.name + '_bias'}_{suffix}",
             bias.astype(np.float32),
@@ -132,12 +143,11 @@ class Layer:
 
 
 def plain_matrix(node: Node, shape: Sequence[object]) -> bool:
-    """Return whether a node is a MatMul or an unscaled Gemm that multiplies rows by one matrix on
-    its right.
+    """Return whether a node multiplies rows by a matrix on the right, without factors.
 
     Args:
-        node: the operator.
-        shape: that of its second input.
+        node: a MatMul or Gemm.
+        shape: shape of the second input.
     """
     if node.kind == "Gemm":
         return unscaled(node) and not node.attribute("transA", 0)
@@ -145,5 +155,5 @@ def plain_matrix(node: Node, shape: Sequence[object]) -> bool:
 
 
 def unscaled(node: Node) -> bool:
-    """Whether a Gemm is a product and a sum, without factors."""
+    """Return whether a Gemm has no factors alpha and beta."""
     return bool(node.attribute("alpha", 1.0) == 1.0 == node.attribute("beta", 1.0))

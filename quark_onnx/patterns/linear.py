@@ -1,6 +1,4 @@
-"""MatMul and Gemm with a constant weight, seen as one: where weight and bias are stored, and how to
-change them.
-"""
+"""View MatMul and Gemm with a constant weight as linear layers."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ from quark_onnx.patterns.norms import SCALE
 
 Floats = NDArray[np.float64]
 _MATRIX = 2
-#: Operators whose result has the last axis of their input, or the longest of their inputs.
+#: Operators whose result has the last axis of their input.
 _KEEPING = frozenset(
     {
         "Identity",
@@ -32,18 +30,20 @@ _KEEPING = frozenset(
         "Sqrt",
     },
 )
+#: Operators whose result has the longest last axis of their inputs.
 _JOINING = frozenset({"Add", "Sub", "Mul", "Div", "Pow"})
 
 
 @dataclass(frozen=True)
 class Linear:
-    """A MatMul or Gemm that multiplies the last axis of its first input by a constant matrix.
+    """A MatMul or Gemm by a constant matrix on the right.
 
     Attributes:
         node: the product.
-        inputs, outputs: how many channels it reads and computes.
-        weight: its weight along the axis of the inputs, and along that of the outputs.
-        bias: the constant that is added, in the node or right behind it; None where there is none.
+        inputs: number of input channels.
+        outputs: number of output channels.
+        weight: the weight along the axis of the inputs, and along the axis of the outputs.
+        bias: the constant that is added, in the node or right after it; None without a bias.
     """
 
     node: Node
@@ -54,7 +54,7 @@ class Linear:
 
     @classmethod
     def of(cls, graph: Graph, node: Node) -> Linear | None:
-        """The layer that a node is; None if it is none, or adds something that is not constant."""
+        """Return the layer of a node; None for another node, or a computed bias."""
         weight = node.input(1)
         shape = graph.shape(weight) or ()
         plain = node.kind == "MatMul" or (
@@ -68,7 +68,9 @@ class Linear:
         ):
             return None
         first = -2 if Layer.stored(node).turned else -1
-        inputs, outputs = (int(shape[axis] or 0) for axis in (first, -3 - first))
+        second = -3 - first
+        inputs = int(shape[first] or 0)
+        outputs = int(shape[second] or 0)
         if not inputs or not outputs or graph.elem_type(weight) != TensorProto.FLOAT:
             return None
         bias = None
@@ -78,20 +80,20 @@ class Linear:
                 return None
         elif node.kind == "MatMul":
             bias = _added(graph, node, outputs)
-        sides = (ConstantInput(node, 1, first), ConstantInput(node, 1, -3 - first))
+        sides = (ConstantInput(node, 1, first), ConstantInput(node, 1, second))
         return cls(node, inputs, outputs, sides, bias)
 
     def matrix(self, graph: Graph) -> Floats:
-        """The weight, of shape (inputs, outputs)."""
+        """Return the weight, of shape (inputs, outputs)."""
         side = self.weight[0]
         return side.value(graph) if side.axis == -2 else side.value(graph).T
 
-    def add_to_bias(self, graph: Graph, key: str, more: Floats) -> None:
-        """Add to the bias; a product that has none gets one."""
+    def add_to_bias(self, graph: Graph, key: str, vector: Floats) -> None:
+        """Add a vector to the bias, which is created if need be."""
         if self.bias is not None:
-            self.bias.change(graph, key, lambda value: value + more)
+            self.bias.change(graph, key, lambda value: value + vector)
             return
-        name = graph.add_constant(f"{self.node.name}_{key}", more.astype(np.float32))
+        name = graph.add_constant(f"{self.node.name}_{key}", vector.astype(np.float32))
         if self.node.kind == "Gemm":
             if len(self.node.inputs) > 2:
                 graph.set_input(self.node, 2, name)
@@ -105,31 +107,24 @@ class Linear:
 
 
 def _added(graph: Graph, node: Node, size: int) -> ConstantInput | None:
-    """A constant vector that is added to a product before anything else reads it."""
+    """Return the constant vector that is added to a product, or None."""
     result = node.outputs[0]
     readers = graph.consumers(result)
-    if (
-        len(readers) != 1
-        or readers[0].kind != "Add"
-        or graph.is_output(result)
-        or graph.captured(result)
-    ):
+    if len(readers) != 1 or readers[0].kind != "Add":
+        return None
+    if graph.is_output(result) or graph.captured(result):
         return None
     place = 1 - readers[0].inputs.index(result)
     added = readers[0].inputs[place]
-    return (
-        ConstantInput(readers[0], place)
-        if graph.is_constant(added) and graph.shape(added) == (size,)
-        else None
-    )
+    if graph.is_constant(added) and graph.shape(added) == (size,):
+        return ConstantInput(readers[0], place)
+    return None
 
 
 def readers_of(graph: Graph, tensor: str) -> tuple[list[Linear], list[Node]]:
-    """The layers that read a tensor, and who reads it else.
-
-    Who asks for its shape does not count.
-    """
-    layers, others = list[Linear](), list[Node]()
+    """Return the layers after a tensor, and further readers except Shape."""
+    layers = list[Linear]()
+    others = list[Node]()
     for node in graph.consumers(tensor):
         layer = Linear.of(graph, node)
         if (
@@ -144,31 +139,25 @@ def readers_of(graph: Graph, tensor: str) -> tuple[list[Linear], list[Node]]:
 
 
 def sources(graph: Graph) -> list[str]:
-    """The tensors that layers read, each once, in graph order."""
-    found = (
-        node.input(0) for node in graph.nodes if Linear.of(graph, node) is not None
-    )
-    return [name for name in dict.fromkeys(found) if not graph.is_constant(name)]
+    """Return the distinct inputs of layers, in graph order."""
+    layers = [node for node in graph.nodes if Linear.of(graph, node) is not None]
+    names = dict.fromkeys(node.input(0) for node in layers)
+    return [name for name in names if not graph.is_constant(name)]
 
 
 def width(graph: Graph, tensor: str, depth: int = 8) -> int:
-    """The length of the last axis, 0 if it is not known.
+    """Return the length of the last axis, 0 if unknown.
 
-    Where shapes could not be inferred, as behind an operator that ONNX does not know, the weights
-    around may tell.
+    Where shape inference fails, as after an operator unknown to ONNX, weights nearby may tell.
     """
     shape = graph.shape(tensor)
-    if shape is not None:
-        return (
-            shape[-1]
-            if shape and isinstance(shape[-1], int)
-            else _told(graph, tensor, depth)
-        )
-    return _told(graph, tensor, depth)
+    if shape and isinstance(shape[-1], int):
+        return shape[-1]
+    return _width_nearby(graph, tensor, depth)
 
 
-def _told(graph: Graph, tensor: str, depth: int) -> int:  # noqa: PLR0911
-    """What a layer that reads a tensor, or the nodes that compute it, say about its last axis."""
+def _width_nearby(graph: Graph, tensor: str, depth: int) -> int:
+    """Return the length of the last axis according to readers and producers."""
     for reader in graph.consumers(tensor):
         layer = Linear.of(graph, reader)
         if layer is not None and reader.input(0) == tensor:
@@ -176,26 +165,35 @@ def _told(graph: Graph, tensor: str, depth: int) -> int:  # noqa: PLR0911
     node = graph.producer(tensor)
     if node is None or not depth:
         return 0
-    layer, shape = (
-        Linear.of(graph, node),
-        graph.constant(node.input(1)) if node.kind == "Reshape" else None,
-    )
+    layer = Linear.of(graph, node)
     if layer is not None:
         return layer.outputs
+    return _width_through(graph, tensor, node, depth)
+
+
+def _width_through(graph: Graph, tensor: str, node: Node, depth: int) -> int:
+    """Return the length of the last axis according to the inputs of a node."""
+    shape = graph.constant(node.input(1)) if node.kind == "Reshape" else None
+    result = 0
     if shape is not None and shape.size:
-        return max(0, int(shape[-1]))
-    if node.kind in SCALE and tensor in (*node.outputs[:1], *node.outputs[3:]):
-        return width(graph, node.input(SCALE[node.kind][0]), 0)
-    if node.kind in _JOINING:
-        return max(
-            width(graph, name, depth - 1) for name in node.inputs
-        )  # others are 1, and repeated
-    if node.kind in _KEEPING or (node.kind == "Transpose" and last_stays(node)):
-        return width(graph, node.inputs[0], depth - 1)
-    return width(graph, node.inputs[1], depth - 1) if node.kind == "MatMul" else 0
+        result = max(0, int(shape[-1]))
+    elif node.kind in SCALE and tensor in (*node.outputs[:1], *node.outputs[3:]):
+        result = width(
+            graph,
+            node.input(SCALE[node.kind][0]),
+            0,
+        )
+    elif node.kind in _JOINING:
+        # Shorter operands have length 1, and are repeated.
+        result = max(width(graph, name, depth - 1) for name in node.inputs)
+    elif node.kind in _KEEPING or (node.kind == "Transpose" and last_stays(node)):
+        result = width(graph, node.inputs[0], depth - 1)
+    elif node.kind == "MatMul":
+        result = width(graph, node.inputs[1], depth - 1)
+    return result
 
 
 def last_stays(node: Node) -> bool:
-    """Whether a Transpose leaves the last axis where it is."""
+    """Return whether a Transpose leaves the last axis in place."""
     order = node.attribute("perm")
     return order is not None and bool(order[-1] == len(order) - 1)

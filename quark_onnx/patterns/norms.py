@@ -1,6 +1,4 @@
-"""Normalizations over the last axis or over images, as one operator or in parts, as exporters write
-them.
-"""
+"""Recognise normalizations over the last axis or over images, fused or decomposed."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ from quark_onnx.graph.constant_input import ConstantInput, is_number, private
 from quark_onnx.graph.graph import Graph
 from quark_onnx.graph.node import Node
 
-#: Normalizations, where the scale stands among their inputs, and the shift, if they may have one.
+#: Normalizations, with the indices of scale and, if supported, shift among their inputs.
 SCALE = {
     "LayerNormalization": (1, 2),
     "RMSNormalization": (1,),
@@ -29,15 +27,17 @@ class Norm:
     """A normalization to unit variance or unit root mean square.
 
     Attributes:
-        name: of a node, for messages.
-        sources: what is normalized; of several tensors, their sum. The last one may be an output
-            that holds the sum.
+        name: name of a node, for messages.
+        sources: the normalized tensor; of several tensors, their sum is normalized. The last one
+            may be an output that holds the sum.
         result: the normalized tensor, scaled and shifted.
-        nodes: those that read the sources.
-        centered: the mean is subtracted first. scale, shift: the constants that it is multiplied
-        by, and that are added; None where there are none. bias: a constant that is added to the
-        sources. bare: the tensor before scale and shift, where it has a name. epsilon: what is
-        added to the mean of the squares.
+        nodes: the nodes that read the sources.
+        centered: the mean is subtracted first.
+        scale: constant factor, or None.
+        shift: constant summand, or None.
+        bias: constant that is added to the sources, or None.
+        bare: the tensor before scale and shift, if it has a name.
+        epsilon: summand of the mean of the squares.
     """
 
     name: str
@@ -54,18 +54,22 @@ class Norm:
 
 @dataclass(frozen=True)
 class _Axes:
-    """What a mean is over.
+    """The axes of a mean.
 
     Attributes:
-        of: the axes, of a tensor's rank; none where there is no such mean.
-        channels: whether a constant of a shape has a number for each channel of a tensor of a rank.
+        of: returns the axes for a rank; none if there is no such mean.
+        channels: returns whether a constant of a shape has a value per channel of a tensor of a
+            rank.
     """
 
     of: Callable[[int], tuple[int, ...]]
     channels: Callable[[Sequence[object], int], bool]
 
 
-_LAST = _Axes(lambda rank: (rank - 1,), lambda shape, rank: len(shape) == 1)
+_LAST = _Axes(
+    lambda rank: (rank - 1,),
+    lambda shape, rank: len(shape) == 1,
+)
 _IMAGE = _Axes(
     lambda rank: tuple(range(2, rank)) if rank > 3 else (),
     lambda shape, rank: (
@@ -76,21 +80,20 @@ _IMAGE = _Axes(
 
 
 def norms(graph: Graph) -> list[Norm]:
-    """The normalizations over the last axis of a graph."""
-    found = (
-        _operator(graph, node) if node.kind in SCALE else _parts(graph, node, _LAST)
-        for node in graph.nodes
-    )
-    return [norm for norm in found if norm is not None]
+    """Return the normalizations over the last axis of a graph."""
+    candidates = []
+    for node in graph.nodes:
+        if node.kind in SCALE:
+            candidates.append(_operator(graph, node))
+        else:
+            candidates.append(_parts(graph, node, _LAST))
+    return [norm for norm in candidates if norm is not None]
 
 
 def image_norms(graph: Graph) -> list[Norm]:
-    """The normalizations over images, channel by channel, that are written in parts."""
-    return [
-        norm
-        for node in graph.nodes
-        if (norm := _parts(graph, node, _IMAGE)) is not None
-    ]
+    """Return the decomposed normalizations over images, per channel."""
+    candidates = [_parts(graph, node, _IMAGE) for node in graph.nodes]
+    return [norm for norm in candidates if norm is not None]
 
 
 def _operator(graph: Graph, node: Node) -> Norm | None:
@@ -106,15 +109,15 @@ def _operator(graph: Graph, node: Node) -> Norm | None:
     ):
         return None
     stored = [ConstantInput(node, place) for place in places]
-    more = 4 if node.kind.endswith("SkipLayerNormalization") else 3
-    bias = ConstantInput(node, more) if skip and node.input(more) else None
-    if bias is not None and not graph.is_constant(node.input(more)):
-        return None
-    sources = (
-        (*node.inputs[:2], *filter(None, node.outputs[3:4]))
-        if skip
-        else node.inputs[:1]
-    )
+    bias = None
+    sources = node.inputs[:1]
+    if skip:
+        place = 4 if node.kind.endswith("SkipLayerNormalization") else 3
+        if node.input(place):
+            if not graph.is_constant(node.input(place)):
+                return None
+            bias = ConstantInput(node, place)
+        sources = (*node.inputs[:2], *filter(None, node.outputs[3:4]))
     centered = node.op_type in ("LayerNormalization", "SkipLayerNormalization")
     scale, shift = (*stored, None, None)[:2]
     epsilon = float(node.attribute("epsilon", 1e-5))
@@ -131,8 +134,8 @@ def _operator(graph: Graph, node: Node) -> Norm | None:
     )
 
 
-def _parts(graph: Graph, mean: Node, axes: _Axes) -> Norm | None:  # noqa: PLR0911
-    """The normalization whose mean of squares this node computes."""
+def _parts(graph: Graph, mean: Node, axes: _Axes) -> Norm | None:
+    """Return the decomposed normalization whose mean of squares a node computes."""
     if mean.kind != "ReduceMean" or not _is_over(graph, mean, axes):
         return None
     square = graph.producer(mean.inputs[0])
@@ -140,44 +143,27 @@ def _parts(graph: Graph, mean: Node, axes: _Axes) -> Norm | None:  # noqa: PLR09
         return None
     value = square.inputs[0]
     root, inner, epsilon = _root(graph, mean)
-    if root is None:
-        return None
-    result = next(
-        (
-            n
-            for n in graph.consumers(root.outputs[0])
-            if n.kind in ("Mul", "Div") and value in n.inputs
-        ),
-        None,
-    )
-    if (
-        result is None
-        or (result.kind == "Div") != (root.kind == "Sqrt")
-        or result.inputs.count(value) != 1
-    ):
-        return None
-    if result.kind == "Div" and result.inputs[0] != value:
+    result = _normalizing(graph, root, value)
+    if root is None or result is None:
         return None
     source, nodes, centered = _center(graph, value, axes)
-    inner = [*inner, square.outputs[0], root.outputs[0], *([value] if centered else [])]
-    members = {square, mean, result, *nodes}
-    if any(
-        reader not in members and not _between(graph, reader, inner)
-        for t in inner
-        for reader in graph.consumers(t)
+    inner = [*inner, square.outputs[0], root.outputs[0]]
+    if centered:
+        inner.append(value)
+    if not _is_closed(
+        graph,
+        inner,
+        {square, mean, result, *nodes},
     ):
-        return None
-    if not all(private(graph, tensor) for tensor in inner):
         return None
     bare = result.outputs[0]
     scale, scaled = _constant(graph, bare, "Mul", axes)
     shift, shifted = _constant(graph, scaled, "Add", axes)
-    own = frozenset(nodes) if centered else frozenset({square, result})
     return Norm(
         mean.name,
         (source,),
         shifted,
-        own,
+        frozenset(nodes) if centered else frozenset({square, result}),
         centered,
         scale,
         shift,
@@ -186,15 +172,45 @@ def _parts(graph: Graph, mean: Node, axes: _Axes) -> Norm | None:  # noqa: PLR09
     )
 
 
+def _normalizing(graph: Graph, root: Node | None, value: str) -> Node | None:
+    """Return the node that divides a tensor by a root, or None."""
+    if root is None:
+        return None
+    for node in graph.consumers(root.outputs[0]):
+        if node.kind in ("Mul", "Div") and value in node.inputs:
+            break
+    else:
+        return None
+    divides = node.kind == "Div"
+    if divides != (root.kind == "Sqrt") or node.inputs.count(value) != 1:
+        return None
+    if divides and node.inputs[0] != value:
+        return None
+    return node
+
+
+def _is_closed(graph: Graph, inner: list[str], members: set[Node]) -> bool:
+    """Return whether the nodes of a normalization are the only readers of its tensors."""
+    for tensor in inner:
+        for reader in graph.consumers(tensor):
+            if reader not in members and not _between(graph, reader, inner):
+                return False
+    return all(private(graph, tensor) for tensor in inner)
+
+
 def _is_over(graph: Graph, node: Node, axes: _Axes) -> bool:
-    given = graph.constant(node.input(1)) if node.input(1) else node.attribute("axes")
+    given = node.attribute("axes")
+    if node.input(1):
+        given = graph.constant(node.input(1))
     rank = len(graph.shape(node.inputs[0]) or ())
-    wanted, kept = axes.of(rank), bool(node.attribute("keepdims", 1))
-    if given is None or not kept or not wanted:
+    wanted = axes.of(rank)
+    keeps_axes = bool(node.attribute("keepdims", 1))
+    if given is None or not keeps_axes or not wanted:
         return False
-    return sorted(
-        axis % rank if rank else axis for axis in np.asarray(given).ravel().tolist()
-    ) == list(wanted)
+    positive = []
+    for axis in np.asarray(given).ravel().tolist():
+        positive.append(axis % rank if rank else axis)
+    return sorted(positive) == list(wanted)
 
 
 def _squares(graph: Graph, node: Node) -> bool:
@@ -204,40 +220,41 @@ def _squares(graph: Graph, node: Node) -> bool:
 
 
 def _root(graph: Graph, mean: Node) -> tuple[Node | None, list[str], float]:
-    """The node that computes the root of a mean plus epsilon, or one over it.
+    """Return the node that computes the root of a mean plus epsilon, or the inverse.
 
-    The tensors on the way; epsilon.
+    Further results are the tensors between, and epsilon. The node is None if there is none.
     """
-    way, node, reciprocal, epsilon = [mean.outputs[0]], mean, False, 0.0
+    path = [mean.outputs[0]]
+    node = mean
+    reciprocal = False
+    epsilon = 0.0
     for _ in range(3):
         readers = graph.consumers(node.outputs[0])
         if len(readers) != 1:
             break
         node = readers[0]
-        others = [name for name in node.inputs if name not in way]
-        known = graph.constant(others[0]) if len(others) == 1 else None
-        single = known is not None and known.size == 1
-        if node.kind == "Add" and single:
-            assert known is not None
-            way.append(node.outputs[0])
-            epsilon += float(known.reshape(()))
+        others = [name for name in node.inputs if name not in path]
+        summand = graph.constant(others[0]) if len(others) == 1 else None
+        if node.kind == "Add" and summand is not None and summand.size == 1:
+            path.append(node.outputs[0])
+            epsilon += float(summand.reshape(()))
         elif (
             node.kind == "Pow"
-            and node.inputs[0] == way[-1]
+            and node.inputs[0] == path[-1]
             and is_number(graph, node.inputs[1], -0.5)
         ):
-            return node, way, epsilon
+            return node, path, epsilon
         elif node.kind == "Sqrt":
-            way.append(node.outputs[0])
-            behind = graph.consumers(node.outputs[0])
-            inverse = behind[0] if len(behind) == 1 else None
+            path.append(node.outputs[0])
+            readers = graph.consumers(node.outputs[0])
+            inverse = readers[0] if len(readers) == 1 else None
             reciprocal = inverse is not None and (
-                inverse.kind == "Reciprocal" or _one_over(graph, inverse, way[-1])
+                inverse.kind == "Reciprocal" or _one_over(graph, inverse, path[-1])
             )
-            return (inverse if reciprocal else node), way, epsilon
+            return (inverse if reciprocal else node), path, epsilon
         else:
             break
-    return None, way, epsilon
+    return None, path, epsilon
 
 
 def _one_over(graph: Graph, node: Node, tensor: str) -> bool:
@@ -249,33 +266,26 @@ def _one_over(graph: Graph, node: Node, tensor: str) -> bool:
 
 
 def _center(graph: Graph, value: str, axes: _Axes) -> tuple[str, set[Node], bool]:
-    """What the mean is subtracted from to get a tensor, the nodes that read it, and whether there
-    is such a thing.
+    """Return the tensor before centering, the nodes that read the tensor, and True.
+
+    Without such a subtraction: the tensor itself, no nodes, and False.
     """
+    not_centered = (value, set[Node](), False)
     node = graph.producer(value)
-    mean = (
-        graph.producer(node.inputs[1])
-        if node is not None and node.kind == "Sub"
-        else None
-    )
-    if (
-        node is None
-        or mean is None
-        or mean.kind != "ReduceMean"
-        or not _is_over(graph, mean, axes)
-    ):
-        return value, set(), False
-    alone = graph.consumers(mean.outputs[0]) == [node] and private(
-        graph,
-        mean.outputs[0],
-    )
-    if mean.inputs[0] != node.inputs[0] or not alone:
-        return value, set(), False
+    if node is None or node.kind != "Sub":
+        return not_centered
+    mean = graph.producer(node.inputs[1])
+    if mean is None or mean.kind != "ReduceMean" or not _is_over(graph, mean, axes):
+        return not_centered
+    result = mean.outputs[0]
+    only_reader = graph.consumers(result) == [node] and private(graph, result)
+    if mean.inputs[0] != node.inputs[0] or not only_reader:
+        return not_centered
     return node.inputs[0], {node, mean}, True
 
 
 def _between(graph: Graph, reader: Node, inner: list[str]) -> bool:
-    """Whether a node computes nothing but one of the tensors on the way."""
+    """Return whether a node computes inner tensors only."""
     return all(name in inner for name in reader.outputs)
 
 
@@ -285,15 +295,20 @@ def _constant(
     kind: str,
     axes: _Axes,
 ) -> tuple[ConstantInput | None, str]:
-    """The constant vector that a tensor is combined with before anything else reads it, and the
-    result.
+    """Return the constant that the only reader combines with a tensor, and the result.
+
+    Without such a reader: None, and the tensor.
     """
     readers = graph.consumers(tensor)
     if len(readers) != 1 or readers[0].kind != kind or not private(graph, tensor):
         return None, tensor
     node = readers[0]
     stored = ConstantInput(node, 1 - node.inputs.index(tensor))
-    name, rank = node.inputs[stored.index], len(graph.shape(tensor) or ())
-    if not graph.is_constant(name) or not axes.channels(graph.shape(name) or (), rank):
+    name = node.inputs[stored.index]
+    rank = len(graph.shape(tensor) or ())
+    if not graph.is_constant(name) or not axes.channels(
+        graph.shape(name) or (),
+        rank,
+    ):
         return None, tensor
     return stored, node.outputs[0]

@@ -1,7 +1,7 @@
-"""The residual stream of a transformer: all that is added up between normalizations, and who writes
-and reads it.
+"""Find the residual streams of a transformer, with their writers and readers.
 
-It is found by the edges alone: what an Add joins belongs together, whatever the nodes are called.
+A residual stream is the sum of all tensors between normalizations. The search follows edges alone:
+operands of an Add belong together, whatever the nodes are called.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from quark_onnx.kernels.hadamard import Rotation
 from quark_onnx.patterns.linear import Floats, Linear, last_stays, width
 from quark_onnx.patterns.norms import Norm
 
-#: Rearrangements of vectors that leave each of them as it is.
+#: Rearrangements of vectors that leave the vectors unchanged.
 _MOVING = frozenset(
     {
         "Identity",
@@ -34,17 +34,19 @@ _MOVING = frozenset(
 
 
 class Unknown(Exception):  # noqa: N818
-    """What keeps a stream from being rotated."""
+    """The reason why a stream cannot be rotated."""
 
 
 @dataclass
 class Stream:
-    """Tensors that are added up, each with ``size`` channels along its last axis.
+    """Tensors to add up, with ``size`` channels along the last axis.
 
     Attributes:
-        writers: constants that make up what is added, along the axis of the channels.
-        readers: layers that read it, and the normalization in between, if there is one.
-        norms: the normalizations that read it.
+        size: number of channels.
+        tensors: names of the tensors.
+        writers: constants that compute the summands, along the axis of the channels.
+        readers: layers that read the stream, and the normalization between, if any.
+        norms: normalizations that read the stream.
     """
 
     size: int
@@ -55,16 +57,20 @@ class Stream:
 
     @property
     def centered(self) -> bool:
-        """Whether a mean is subtracted somewhere."""
+        """Whether a normalization subtracts the mean."""
         return any(norm.centered for norm in self.norms)
 
     def rotate(self, graph: Graph, rotation: Rotation, key: str) -> None:
-        """Rotate all that is written, and turn the weights of all that reads it.
+        """Rotate the writers, and inversely the weights of the readers.
 
-        Scales and shifts go into them.
+        Scales and shifts of normalizations are folded into the readers first.
         """
         for writer in self.writers.values():
-            writer.change(graph, key, partial(_turned, rotation, writer.axis))
+            writer.change(
+                graph,
+                key,
+                partial(_turned, rotation, writer.axis),
+            )
         for layer, norm in self.readers.values():
             if norm is not None:
                 _unfold(graph, layer, norm, self.size)
@@ -79,12 +85,15 @@ class Stream:
 
 def _turned(rotation: Rotation, axis: int, value: Floats) -> Floats:
     if value.ndim == 0 or value.shape[axis] == 1:
-        value = np.broadcast_to(value, (*value.shape[:-1], rotation.size))
+        value = np.broadcast_to(
+            value,
+            (*value.shape[:-1], rotation.size),
+        )
     return rotation.turn(value, axis)
 
 
 def _unfold(graph: Graph, layer: Linear, norm: Norm, size: int) -> None:
-    """Let a layer do what the scale and the shift of a normalization have done."""
+    """Fold the scale and the shift of a normalization into a layer."""
     if norm.shift is not None and norm.shift.value(graph).any():
         layer.add_to_bias(
             graph,
@@ -97,47 +106,64 @@ def _unfold(graph: Graph, layer: Linear, norm: Norm, size: int) -> None:
 
 
 def _strip(graph: Graph, norm: Norm) -> None:
-    """Take away scale and shift."""
+    """Remove scale and shift."""
     if norm.bare:
         graph.replace_uses(norm.result, norm.bare)
         return
     if norm.scale is not None:
-        norm.scale.change(graph, "ones", lambda value: value * 0 + 1)
+        norm.scale.change(
+            graph,
+            "ones",
+            lambda value: value * 0 + 1,
+        )
     if norm.shift is not None:
         norm.shift.change(graph, "zeros", lambda value: value * 0)
 
 
 def streams(graph: Graph, norms: list[Norm]) -> tuple[list[Stream], list[str]]:
-    """The streams that can be rotated, and why others cannot."""
-    found, refused, seen = list[Stream](), list[str](), set[str]()
+    """Return the streams to rotate, and notes on refused streams."""
+    result = list[Stream]()
+    refused = list[str]()
+    seen = set[str]()
     for norm in norms:
         if seen & {*norm.sources}:
             continue
-        search = _Search(graph, norms, Stream(width(graph, norm.sources[0])))
+        search = _Search(
+            graph,
+            norms,
+            Stream(width(graph, norm.sources[0])),
+        )
         try:
             search.run(norm.sources[0])
         except Unknown as reason:
             refused.append(f"{norm.name}: {reason}")
         else:
-            found.append(search.stream)
+            result.append(search.stream)
         seen |= search.stream.tensors
-    more = f" (and {len(refused) - 1} more like it)" if len(refused) > 1 else ""
-    return found, [
-        f"the residual stream is not rotated at {refused[0]}{more}",
-    ] if refused else []
+    if not refused:
+        return result, []
+    note = f"the residual stream is not rotated at {refused[0]}"
+    if len(refused) > 1:
+        note += f" (and {len(refused) - 1} more like it)"
+    return result, [note]
 
 
 class _Search:
-    """Follows the edges of a stream until all of it is known, or something that is not understood
-    is met.
-    """
+    """Search for the tensors of a stream along the edges."""
 
     def __init__(self, graph: Graph, norms: list[Norm], stream: Stream) -> None:
-        self.graph, self.stream, self.todo = graph, stream, list[str]()
+        self.graph = graph
+        self.stream = stream
+        self.todo = list[str]()
         self.by_node = {node: norm for norm in norms for node in norm.nodes}
         self.results = {norm.result: norm for norm in norms}
 
     def run(self, start: str) -> None:
+        """Find the stream of a tensor.
+
+        Raises:
+            Unknown: an operator or a shape is not supported.
+        """
         if self.stream.size < 2:
             raise Unknown("the number of its channels is not known")
         self.push(start)
@@ -156,12 +182,13 @@ class _Search:
             self.normalized(norm, norm.result)
 
     def push(self, tensor: str) -> None:
+        """Add a tensor to the stream."""
         if tensor not in self.stream.tensors:
             self.stream.tensors.add(tensor)
             self.todo.append(tensor)
 
     def operand(self, node: Node, place: int) -> None:
-        """What an Add reads: another part of the stream, or a constant."""
+        """Add an operand of a node: another tensor of the stream, or a constant."""
         name = node.inputs[place]
         if not self.graph.is_constant(name):
             self.push(name)
@@ -169,21 +196,21 @@ class _Search:
             self.constant(ConstantInput(node, place))
 
     def constant(self, stored: ConstantInput) -> None:
+        """Add a constant writer."""
         if not stored.spread(self.graph, self.stream.size):
             raise Unknown(
                 f"{stored.node.name} ({stored.node.kind}) adds a constant of another size or type",
             )
         self.stream.writers[stored.node, stored.index] = stored
 
-    def written(self, tensor: str) -> None:  # noqa: C901
-        """Who computes it."""
+    def written(self, tensor: str) -> None:
+        """Follow the producer of a tensor."""
         node = self.graph.producer(tensor)
         if tensor in self.results:
             raise Unknown("what a normalization computes is added up as well")
         if node is None:
             raise Unknown(f"{tensor!r} is an input of the model")
         layer = Linear.of(self.graph, node)
-        table = ConstantInput(node, 0)
         if layer is not None and layer.outputs == self.stream.size:
             self.stream.writers[node, 1] = layer.weight[1]
             if node.input(2):
@@ -192,16 +219,12 @@ class _Search:
             self.operand(node, 0)
             self.operand(node, 1)
         elif self.scales(node):
-            self.push(
-                next(name for name in node.inputs if not self.graph.is_constant(name)),
-            )
+            computed = [
+                name for name in node.inputs if not self.graph.is_constant(name)
+            ]
+            self.push(computed[0])
         elif node.kind == "Gather" and self.graph.is_constant(node.inputs[0]):
-            if (
-                node.attribute("axis", 0)
-                or len(self.graph.shape(node.inputs[0]) or ()) != 2
-            ):
-                raise Unknown(f"{node.name} (Gather) does not look up vectors")
-            self.constant(table)
+            self.lookup(node)
         elif self.moves(node):
             self.push(node.inputs[0])
         elif node in self.by_node and tensor == self.by_node[node].sources[-1]:
@@ -209,8 +232,15 @@ class _Search:
         else:
             raise Unknown(f"{node.name} ({node.kind}) writes to it")
 
+    def lookup(self, node: Node) -> None:
+        """Add a table of vectors."""
+        rank = len(self.graph.shape(node.inputs[0]) or ())
+        if node.attribute("axis", 0) or rank != 2:
+            raise Unknown(f"{node.name} (Gather) does not look up vectors")
+        self.constant(ConstantInput(node, 0))
+
     def read(self, tensor: str, node: Node) -> None:
-        """What a reader makes of it."""
+        """Follow a reader of a tensor."""
         norm = self.by_node.get(node)
         layer = Linear.of(self.graph, node)
         if norm is not None and tensor in norm.sources:
@@ -229,13 +259,14 @@ class _Search:
             raise Unknown(f"{node.name} ({node.kind}) reads it")
 
     def sum_of(self, norm: Norm) -> None:
+        """Add the sources of a normalization."""
         for name in norm.sources:
             self.push(name)
         if norm.bias is not None:
             self.constant(norm.bias)
 
     def normalized(self, norm: Norm, tensor: str) -> None:
-        """Who reads what a normalization has computed: layers alone."""
+        """Follow the readers of a normalized tensor, which must be layers."""
         size = self.stream.size
         if not private(self.graph, tensor):
             raise Unknown(
@@ -262,16 +293,20 @@ class _Search:
                 )
 
     def scales(self, node: Node) -> bool:
-        """Whether it multiplies all channels by one constant."""
+        """Return whether a node multiplies all channels by a common constant."""
         if node.kind not in ("Mul", "Div"):
             return False
-        known = [self.graph.constant(name) for name in node.inputs]
-        by = known[1] if known[1] is not None or node.kind == "Div" else known[0]
-        return by is not None and by.size == 1 and any(each is None for each in known)
+        left, right = (self.graph.constant(name) for name in node.inputs)
+        factor = right
+        if right is None and node.kind == "Mul":
+            factor = left
+        computed = left is None or right is None
+        return computed and factor is not None and factor.size == 1
 
     def moves(self, node: Node) -> bool:
-        """Whether it moves whole vectors."""
-        graph, size = self.graph, self.stream.size
+        """Return whether a node moves complete vectors."""
+        graph = self.graph
+        size = self.stream.size
         ends = {width(graph, node.inputs[0]), width(graph, node.outputs[0])}
         if node.kind not in _MOVING or not ends <= (
             {size} if node.kind == "Reshape" else {size, 0}
@@ -284,9 +319,7 @@ class _Search:
             return node.attribute("axis", 0) not in (-1, rank - 1)
         if node.kind == "Slice":
             axes = graph.constant(node.input(3)) if node.input(3) else None
-            return (
-                axes is not None
-                and rank > 0
-                and not {-1, rank - 1} & set(axes.ravel().tolist())
-            )
+            if axes is None or rank == 0:
+                return False
+            return not {-1, rank - 1} & set(axes.ravel().tolist())
         return True

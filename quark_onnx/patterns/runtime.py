@@ -1,8 +1,8 @@
-"""Estimate how long a quantized model runs on a processor, by the structure of its graph.
+"""Estimate the runtime of a quantized model on a processor from the structure of its graph.
 
-An estimate, not a measurement, so that the same model always gets the same decisions. Multiply-adds
-of layers run on integers; an operator that is not fused into a layer reads and writes each of its
-values at a cost that has nothing to do with arithmetic.
+An estimate is repeatable where a measurement is not, so that a model always gets equal decisions.
+Multiply-adds of layers run on integers; an operator that no layer absorbs costs memory traffic: a
+read and a write per value, whatever the arithmetic.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def estimated_runtime(graph: Graph) -> float:
 
 
 def unfused_runtime(graph: Graph, tensors: Sequence[str]) -> float:
-    """Return the runtime in nanoseconds of one more operator on each of these tensors."""
+    """Return the runtime in nanoseconds of an additional operator per tensor."""
     return sum(_elements(graph, name) * _VALUE for name in tensors)
 
 
@@ -74,7 +74,7 @@ def _node_runtime(graph: Graph, node: Node) -> float:
 
 
 def _channels(graph: Graph, node: Node, sizes: list[int]) -> int:
-    """Return how many outputs a weight has."""
+    """Return the number of outputs of a weight with the given dimensions."""
     if not sizes:
         return 1
     if node.kind in ("MatMul", "Gemm"):
