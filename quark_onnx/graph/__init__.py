@@ -1,4 +1,4 @@
-"""ONNX graphs: an index over protobuf, the verbs that edit it, and files."""
+"""Index, edit, read and write ONNX graphs."""
 
 from quark_onnx.graph.channels import channels_last
 from quark_onnx.graph.constants import (

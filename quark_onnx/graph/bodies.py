@@ -1,7 +1,7 @@
-"""The bodies of If, Loop and Scan, each taken out as a model of its own and put back.
+"""Extract the bodies of If, Loop and Scan as models, and put changed bodies back.
 
-What a body reads from around it is an input of that model, and a copy if it is constant, so that a
-weight which a body shares with its surroundings is a weight there, too.
+Tensors that a body captures from outer graphs are inputs of the model, or copies if they are
+constant, so that a captured weight is recognised as a weight.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from onnx import (
 
 from calibrators.onnx_runtime.session import tensor_bytes
 from quark_onnx.graph.graph import Graph
-from quark_onnx.graph.node import Node
+from quark_onnx.graph.node import Node, defined_names
 from quark_onnx.graph.shapes import LARGE, ir_version_for
 
 
@@ -30,10 +30,11 @@ class Body:
     """A subgraph among the attributes of a node.
 
     Attributes:
-        node: that has it.
-        attribute: its name; ``place`` counts where the attribute holds several.
-        model: it as a model.
-        borrowed: what the model has of the surroundings: names of inputs and of constants.
+        node: node with the body.
+        attribute: name of the attribute.
+        place: index of the body in an attribute that holds several.
+        model: the body as a model.
+        borrowed: names of captured inputs and constants of the model.
     """
 
     node: Node
@@ -44,20 +45,23 @@ class Body:
 
 
 def bodies(graph: Graph, *nodes: Node, weights: bool = True) -> Iterator[Body]:
-    """The subgraphs of a graph's nodes, or of some of them; not those inside them.
+    """Yield the subgraphs of nodes, not recursively.
 
     Args:
-        weights: large constants of the surroundings are copied; without them they are inputs of the
-            model.
+        graph: the graph.
+        *nodes: nodes of the graph; all of them by default.
+        weights: copy large captured constants; otherwise they are inputs of the model.
     """
     for node in nodes or graph.nodes:
-        for attribute in node.to_proto().attribute if node.has_subgraph else ():
+        if not node.has_subgraph:
+            continue
+        for attribute in node.to_proto().attribute:
             single = attribute.type == AttributeProto.GRAPH
             for place, body in enumerate([attribute.g] if single else attribute.graphs):
                 yield _taken_out(graph, node, attribute.name, place, body, weights)
 
 
-def _taken_out(  # noqa: PLR0913
+def _taken_out(  # noqa: PLR0913  the position of a body in a graph
     graph: Graph,
     node: Node,
     attribute: str,
@@ -68,10 +72,7 @@ def _taken_out(  # noqa: PLR0913
     proto = GraphProto()
     proto.CopyFrom(body)
     proto.name = proto.name or "body"
-    own = {value.name for value in proto.input} | {
-        tensor.name for tensor in proto.initializer
-    }
-    own |= {name for inner in proto.node for name in inner.output}
+    own = defined_names(proto)
     _declare(graph, node, proto)
     borrowed = set[str]()
     for name in node.captures:
@@ -91,7 +92,7 @@ def _taken_out(  # noqa: PLR0913
 
 
 def _declare(graph: Graph, node: Node, body: GraphProto) -> None:
-    """Give a body's own inputs the types of what the node reads, where they have none."""
+    """Declare missing types of a body's inputs, as the types of the node's inputs."""
     kinds = [graph.elem_type(name) for name in node.inputs]
     if node.kind == "Loop":
         kinds[:2] = [TensorProto.INT64, TensorProto.BOOL]
@@ -101,22 +102,25 @@ def _declare(graph: Graph, node: Node, body: GraphProto) -> None:
 
 
 def _reads(body: GraphProto, name: str) -> bool:
-    outputs = any(value.name == name for value in body.output)
-    return outputs or any(
-        name in Node(inner).inputs or name in Node(inner).captures
-        for inner in body.node
-    )
+    if any(value.name == name for value in body.output):
+        return True
+    for proto in body.node:
+        node = Node(proto)
+        if name in node.inputs or name in node.captures:
+            return True
+    return False
 
 
 def _value(graph: Graph, name: str) -> ValueInfoProto:
-    kind, shape = graph.elem_type(name), graph.shape(name)
+    kind = graph.elem_type(name)
+    shape = graph.shape(name)
     if not kind:
         return onnx.ValueInfoProto(name=name)
     return helper.make_tensor_value_info(name, kind, shape)
 
 
 def put_back(graph: Graph, body: Body, changed: Graph) -> None:
-    """Let ``changed``, made from ``body.model``, take the place of the body."""
+    """Replace a body by ``changed``, which was derived from ``body.model``."""
     model = changed.to_model()
     proto = GraphProto()
     proto.CopyFrom(model.graph)
@@ -124,7 +128,9 @@ def put_back(graph: Graph, body: Body, changed: Graph) -> None:
     initializers = [
         tensor for tensor in proto.initializer if tensor.name not in body.borrowed
     ]
-    del proto.input[:], proto.initializer[:], proto.value_info[:]
+    del proto.input[:]
+    del proto.initializer[:]
+    del proto.value_info[:]
     proto.input.extend(inputs)
     proto.initializer.extend(initializers)
     graph.set_body(body.node, body.attribute, body.place, proto)
@@ -133,13 +139,14 @@ def put_back(graph: Graph, body: Body, changed: Graph) -> None:
 
 
 def in_bodies(graph: Graph, rewrite: Callable[[Graph], int]) -> int:
-    """Rewrite the bodies of a graph's nodes in place, not those inside them.
-
-    Return how many places were rewritten.
+    """Rewrite the bodies of a graph's nodes in place, without nested ones.
 
     Args:
         graph: the graph.
-        rewrite: changes a body, taken out as a graph of its own, and returns at how many places.
+        rewrite: changes a body, extracted as a graph, and returns the number of rewrites.
+
+    Returns:
+        The number of rewrites.
     """
     count = 0
     for body in list(bodies(graph)):

@@ -1,8 +1,7 @@
-"""Calls of model-local functions: how many nodes they stand for, counted before anything writes
-them out.
+"""Count the nodes in calls of model-local functions, before inlining.
 
-Thirty functions that each call the one before twice stand for a billion nodes. onnx and onnxruntime
-write them out as they infer shapes or load the model, and no signal ends that.
+Thirty functions that each call the previous one twice expand to a billion nodes. onnx and
+onnxruntime expand them during shape inference or loading, and no signal ends that.
 """
 
 from __future__ import annotations
@@ -15,15 +14,16 @@ from onnx import FunctionProto, ModelProto, NodeProto
 from quark_onnx.errors import ModelError
 from quark_onnx.graph.node import subgraphs
 
-#: A model may stand for so many nodes, or for so many times as many as its file holds.
-_NODES, _TIMES = 1_000_000, 100
+#: A model may expand to so many nodes, or to so many times the number in its file.
+_NODES = 1_000_000
+_TIMES = 100
 
 #: Domain, name and overload of a function.
 _Key = tuple[str, str, str]
 
 
 def check_calls(model: ModelProto) -> None:
-    """Check that functions end, and stand for nodes that memory can hold.
+    """Check that functions are not recursive, and fit memory when inlined.
 
     Raises:
         ModelError: a function calls itself, or there would be too many nodes; the message names the
@@ -32,28 +32,29 @@ def check_calls(model: ModelProto) -> None:
     if not model.functions:
         return
     functions = {
-        (each.domain, each.name, each.overload): each for each in model.functions
+        (function.domain, function.name, function.overload): function
+        for function in model.functions
     }
     called = {
         key: Counter(map(_key, _all_nodes(function.node)))
         for key, function in functions.items()
     }
-    held = Counter(map(_key, _all_nodes(model.graph.node)))
+    graph_calls = Counter(map(_key, _all_nodes(model.graph.node)))
     limit = max(
         _NODES,
-        _TIMES * sum(count.total() for count in (held, *called.values())),
+        _TIMES * sum(calls.total() for calls in (graph_calls, *called.values())),
     )
     sizes = dict[_Key, int]()
     for key in _callees_first(functions, called):
         sizes[key] = sum(
-            count * sizes.get(callee, 1) for callee, count in called[key].items()
+            calls * sizes.get(callee, 1) for callee, calls in called[key].items()
         )
         if sizes[key] > limit:
             raise ModelError(
                 f"function {key[1]!r} stands for {sizes[key]:,} nodes; at most"
                 f" {limit:,} are written out",
             )
-    total = sum(count * sizes.get(key, 1) for key, count in held.items())
+    total = sum(calls * sizes.get(key, 1) for key, calls in graph_calls.items())
     if total > limit:
         raise ModelError(
             f"with its functions the model has {total:,} nodes; at most {limit:,} are"
@@ -65,8 +66,9 @@ def _callees_first(
     functions: dict[_Key, FunctionProto],
     called: dict[_Key, Counter[_Key]],
 ) -> Iterator[_Key]:
-    """Yield functions behind those that they call; chains may be deeper than Python's stack."""
-    done, open_ = set[_Key](), set[_Key]()
+    """Yield functions after their callees, without recursion: chains may be deep."""
+    done = set[_Key]()
+    open_ = set[_Key]()
     for first in functions:
         stack = [first]
         while stack:

@@ -1,4 +1,4 @@
-"""An interface with channels last, as images come from cameras and decoders."""
+"""Change the interface of a model to channels-last, as images come from cameras."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from onnx import ValueInfoProto, helper
 
 from quark_onnx.graph.graph import Graph
 
-#: (batch, channels, height, width) to (batch, height, width, channels), and back.
-LAST, FIRST = (0, 2, 3, 1), (0, 3, 1, 2)
+#: Permutations from NCHW to NHWC, and back.
+LAST = (0, 2, 3, 1)
+FIRST = (0, 3, 1, 2)
 
 
 def channels_last(graph: Graph) -> tuple[Graph, list[str]]:
-    """The graph whose inputs and outputs of four axes have their channels last, and the names of
-    those.
+    """Make the 4-D inputs and outputs channels-last, and return the graph with their names.
 
-    Each gets a Transpose, the only place where the order changes. What the body of a node reads
-    stays as it is.
+    Each gets a Transpose, the only change of layout. Tensors that bodies capture stay unchanged.
     """
-    result, names = graph.copy(), list[str]()
+    result = graph.copy()
+    names = list[str]()
     for place, value in enumerate(result.inputs):
         if _turns(graph, value) and not graph.is_output(value.name):
             inside = result.fresh(f"{value.name}_channels_first")
@@ -36,7 +36,9 @@ def channels_last(graph: Graph) -> tuple[Graph, list[str]]:
             result.add("Transpose", [inside], [value.name], perm=LAST)
             result.outputs[place] = _turned(graph, value)
             names.append(value.name)
-    return (Graph.of(result.to_model(), graph.store), names) if names else (graph, [])
+    if not names:
+        return graph, []
+    return Graph.of(result.to_model(), graph.store), names
 
 
 def _turns(graph: Graph, value: ValueInfoProto) -> bool:

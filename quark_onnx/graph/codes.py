@@ -1,4 +1,4 @@
-"""Constant codes: the numbers that they stand for, where they are read, and copies of them."""
+"""Locate, copy and dequantize constant integer codes."""
 
 from __future__ import annotations
 
@@ -14,24 +14,20 @@ from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE, Node
 
 
 def constant_behind(graph: Graph, tensor: str) -> str:
-    """The constant that a tensor is, or the codes of one that a DequantizeLinear makes it of.
+    """Return the constant of a tensor, or the codes that a DequantizeLinear dequantizes.
 
-    Empty if computed.
+    Empty if the tensor is computed.
     """
     producer = graph.producer(tensor)
-    name = (
-        producer.inputs[0]
-        if producer is not None and producer.op_type in DEQUANTIZE
-        else tensor
-    )
+    if producer is not None and producer.op_type in DEQUANTIZE:
+        name = producer.inputs[0]
+    else:
+        name = tensor
     return name if graph.is_constant(name) else ""
 
 
 def copied(graph: Graph, name: str, wish: str) -> str:
-    """Another constant of the same values, by the name that is wished for, or one like it.
-
-    Its name.
-    """
+    """Copy a constant under the name ``wish``, made unique; return the name."""
     tensor = TensorProto()
     tensor.CopyFrom(graph.initializers[name])
     tensor.name = graph.fresh(wish)
@@ -40,22 +36,25 @@ def copied(graph: Graph, name: str, wish: str) -> str:
 
 
 def beyond_pairs(node: Node, step: Callable[[Node], list[Node]]) -> list[Node]:
-    """What stands next to a node, Q and DQ nodes left out.
+    """Return the nodes next to a node, skipping Q and DQ nodes.
 
-    ``step`` is ``Graph.leaders`` or ``followers``.
+    Args:
+        node: the node.
+        step: ``Graph.leaders`` or ``Graph.followers``.
     """
-    found, todo = list[Node](), step(node)
+    neighbours = list[Node]()
+    todo = step(node)
     while todo:
-        each = todo.pop()
-        if each.op_type in QUANTIZE | DEQUANTIZE:
-            todo += step(each)
+        neighbour = todo.pop()
+        if neighbour.op_type in QUANTIZE | DEQUANTIZE:
+            todo += step(neighbour)
         else:
-            found.append(each)
-    return found
+            neighbours.append(neighbour)
+    return neighbours
 
 
 def dequantized(node: Node, values: list[NDArray[Any]]) -> NDArray[np.float32]:
-    """What a DequantizeLinear computes of codes, scale and zero point.
+    """Compute a DequantizeLinear of codes, scale and zero point.
 
     Codes may be integers or small floats.
 
@@ -65,10 +64,23 @@ def dequantized(node: Node, values: list[NDArray[Any]]) -> NDArray[np.float32]:
     array([[ 1.,  2.],
            [30., 40.]], dtype=float32)
     """
-    codes, scale = values[0].astype(np.float32), values[1].astype(np.float32)
-    zero = values[2].astype(np.float32) if len(values) > 2 else np.zeros_like(scale)
-    axis, block = int(node.attribute("axis", 1)), int(node.attribute("block_size", 0))
-    scale, zero = (spread(part, codes.shape, axis, block) for part in (scale, zero))
+    codes = values[0].astype(np.float32)
+    scale = values[1].astype(np.float32)
+    if len(values) > 2:
+        zero = values[2].astype(np.float32)
+    else:
+        zero = np.zeros_like(scale)
+    axis = int(node.attribute("axis", 1))
+    block = int(node.attribute("block_size", 0))
+    scale, zero = (
+        spread(
+            part,
+            codes.shape,
+            axis,
+            block,
+        )
+        for part in (scale, zero)
+    )
     result: NDArray[np.float32] = (codes - zero) * scale
     return result
 
@@ -79,8 +91,13 @@ def spread(
     axis: int | None,
     block: int = 0,
 ) -> NDArray[Any]:
-    """A scale or zero point shaped to broadcast against a tensor: one number, one a channel, or one
-    a block.
+    """Reshape a scale or zero point to broadcast against a tensor.
+
+    Args:
+        part: per-tensor, per-channel or per-block values.
+        shape: shape of the tensor.
+        axis: axis of the channels or blocks.
+        block: values in a block.
     """
     if part.size == 1 or axis is None:
         return part.reshape(())
@@ -92,4 +109,8 @@ def spread(
         return part
     length = shape[axis]
     block = block or -(-length // part.shape[axis])
-    return np.take(np.repeat(part, block, axis), range(length), axis)
+    return np.take(
+        np.repeat(part, block, axis),
+        range(length),
+        axis,
+    )

@@ -1,4 +1,4 @@
-"""Constants as inputs of nodes, and how to change them."""
+"""Read and change constant inputs of nodes."""
 
 from __future__ import annotations
 
@@ -16,23 +16,25 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class ConstantInput:
-    """A constant as an input of a node, and the axis along which its channels lie."""
+    """A constant input of a node, with the axis of its channels."""
 
     node: Node
     index: int
     axis: int = -1
 
     def value(self, graph: Graph) -> Floats:
-        found = graph.constant(self.node.input(self.index))
-        assert found is not None
-        return found.astype(np.float64)
+        """Return the constant as float64."""
+        array = graph.constant(self.node.input(self.index))
+        assert array is not None
+        return array.astype(np.float64)
 
     def change(self, graph: Graph, key: str, by: Callable[[Floats], Floats]) -> None:
         """Let the node read a changed constant.
 
-        Nodes that change the same one by the same ``key`` share the result.
+        Nodes that change the same constant under the same ``key`` share the result.
         """
-        name, value = self.node.input(self.index), self.value
+        name = self.node.input(self.index)
+        value = self.value
         [changed] = graph.once(
             (name, key),
             lambda: [
@@ -44,7 +46,7 @@ class ConstantInput:
         graph.set_input(self.node, self.index, changed)
 
     def scale(self, graph: Graph, key: str, factor: Floats) -> None:
-        """Multiply each channel; a constant that all channels share becomes one for each."""
+        """Multiply the channels; a scalar becomes a vector."""
         self.change(
             graph,
             key,
@@ -52,27 +54,25 @@ class ConstantInput:
         )
 
     def spread(self, graph: Graph, size: int) -> bool:
-        """Whether it is a float with one value for each of ``size`` channels, or one for all of
-        them.
-        """
-        found = graph.constant(self.node.input(self.index))
+        """Return whether the constant is float with a value per channel, or a single one."""
+        array = graph.constant(self.node.input(self.index))
         return (
-            found is not None
-            and found.dtype == np.float32
-            and (found.ndim == 0 or found.shape[-1] in (1, size))
+            array is not None
+            and array.dtype == np.float32
+            and (array.ndim == 0 or array.shape[-1] in (1, size))
         )
 
 
 def private(graph: Graph, tensor: str) -> bool:
-    """Whether nobody sees a tensor but the nodes of the graph itself."""
+    """Return whether a tensor is neither an output nor captured by a body."""
     return not graph.is_output(tensor) and not graph.captured(tensor)
 
 
 def is_number(graph: Graph, tensor: str, value: float, within: float = 0.0) -> bool:
-    """Whether a tensor is a constant that holds one number, this one or one no farther from it."""
-    found = graph.constant(tensor)
+    """Return whether a tensor is a constant scalar within ``within`` of ``value``."""
+    array = graph.constant(tensor)
     return (
-        found is not None
-        and found.size == 1
-        and abs(float(found.reshape(())) - value) <= within
+        array is not None
+        and array.size == 1
+        and abs(float(array.reshape(())) - value) <= within
     )

@@ -1,9 +1,9 @@
-"""Every constant of a model as an initializer, however the file spells it.
+"""Convert every constant of a model to an initializer.
 
-ONNX has three spellings of a constant: an initializer, an initializer that is also an input (IR
-version 4 and later: a caller may override its value), and a Constant node. Exporters use all of
-them, in the main graph and in the bodies of If, Loop and Scan. Whatever asks whether a tensor is a
-weight looks at initializers alone.
+ONNX has three forms of a constant: an initializer, an initializer that is also an input (IR version
+4 and later: a caller may override its value), and a Constant node. Exporters use all of them, in
+the main graph and in the bodies of If, Loop and Scan. Code that looks for weights looks at
+initializers alone.
 """
 
 from __future__ import annotations
@@ -17,36 +17,33 @@ from quark_onnx.graph.bodies import in_bodies
 from quark_onnx.graph.graph import Graph
 from quark_onnx.graph.node import Node
 
-#: So many names are listed in a note.
+#: Most names that a note lists.
 _LISTED = 3
 
 
 def gather_constants(graph: Graph, *, keep_inputs: bool = False) -> list[str]:
-    """Turn the constants of a graph and of its bodies into initializers, in place.
+    """Convert the constants of a graph and of its bodies to initializers, in place.
 
     Args:
         graph: the graph.
-        keep_inputs: leave initializers that are also inputs to the callers of the model.
+        keep_inputs: leave initializers that are also inputs overridable.
 
     Returns:
         The names of the inputs that became constants.
     """
     _store_everywhere(graph)
-    return [] if keep_inputs else graph.close_inputs()
+    if keep_inputs:
+        return []
+    return graph.close_inputs()
 
 
 def overridable(graph: Graph) -> list[str]:
-    """Return the names of the initializers that are also inputs, so that callers may override their
-    values.
-    """
+    """Return the names of overridable initializers, which are inputs, too."""
     return [value.name for value in graph.inputs if value.name in graph.initializers]
 
 
 def store_constants(graph: Graph) -> int:
-    """Turn the Constant nodes of a graph, those in bodies apart, into initializers.
-
-    Return how many.
-    """
+    """Convert the Constant nodes of a graph, without bodies, and return their number."""
     nodes = [node for node in graph.nodes if node.kind == "Constant"]
     done = []
     for node in nodes:
@@ -60,7 +57,7 @@ def store_constants(graph: Graph) -> int:
 
 
 def describe_closed(names: Sequence[str]) -> list[str]:
-    """Say in a line, or none, which inputs became constants.
+    """Return a note on the inputs that became constants.
 
     >>> describe_closed(["w"]), describe_closed(["a", "b", "c", "d"])
     (["input 'w' is a constant"], ["inputs 'a', 'b', 'c' and 1 more are constants"])

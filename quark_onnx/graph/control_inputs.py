@@ -1,8 +1,7 @@
-"""Inputs that an operator reads as a shape, a scale, a position or a condition rather than as a
-signal.
+"""Know the inputs that operators read as shapes, scales, positions or conditions.
 
-The ONNX schema tells most of them: an input that takes nothing but int32, int64 or bool is one.
-Those that may be float stand in a table.
+The ONNX schema tells most of them: an input of type int32, int64 or bool only. A table lists
+control inputs that may be float.
 """
 
 from __future__ import annotations
@@ -40,8 +39,7 @@ _TABLE = {
     "com.microsoft::QuantizeLinear": {1, 2},
     "com.microsoft::DequantizeLinear": {1, 2},
 }
-#: Operators whose control inputs say where values are taken from or put, and never how many there
-#: are.
+#: Operators whose control inputs decide the positions of values, and never their number.
 KEEPS_SIZE = frozenset(
     {
         "And",
@@ -73,7 +71,7 @@ KEEPS_SIZE = frozenset(
 
 
 def control_inputs(node: Node, opset: int) -> frozenset[int]:
-    """Return the indices of a node's control inputs, as far as its schema or the table tells them."""  # noqa: E501
+    """Return the indices of a node's control inputs, by its schema or the table."""
     count = len(node.inputs)
     return frozenset(
         index for index in _known(node.kind, opset, count) if node.inputs[index]
@@ -81,21 +79,18 @@ def control_inputs(node: Node, opset: int) -> frozenset[int]:
 
 
 def has_schema(node: Node) -> bool:
-    """Return whether ONNX describes the operator.
-
-    Of others the types of their inputs alone are known.
-    """
+    """Return whether ONNX defines the operator; of others only the input types are known."""
     return onnx.defs.has(node.op_type, node.domain) or node.kind in _TABLE
 
 
 @cache
 def integer_results(kind: str, opset: int) -> frozenset[int]:
-    """Return the indices of the outputs that are int32, int64 or bool whatever an operator reads."""  # noqa: E501
+    """Return the indices of the outputs that are always int32, int64 or bool."""
     schema = _schema(kind, opset)
     if schema is None:
         return frozenset()
     return frozenset(
-        index for index, formal in enumerate(schema.outputs) if _steers(formal)
+        index for index, formal in enumerate(schema.outputs) if _is_control(formal)
     )
 
 
@@ -106,11 +101,11 @@ def _known(kind: str, opset: int, count: int) -> frozenset[int]:
     if schema is not None and schema.inputs:
         formal = list(schema.inputs)
         formal += [formal[-1]] * (count - len(formal))  # the last one may be variadic
-        indices |= {index for index in range(count) if _steers(formal[index])}
+        indices |= {index for index in range(count) if _is_control(formal[index])}
     return frozenset(index for index in indices if index < count)
 
 
-def _steers(formal: OpSchema.FormalParameter) -> bool:
+def _is_control(formal: OpSchema.FormalParameter) -> bool:
     return bool(formal.types) and _CONTROL_TYPE_NAMES.issuperset(formal.types)
 
 

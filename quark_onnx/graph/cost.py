@@ -1,4 +1,4 @@
-"""How much a node computes: multiplications and additions, counted apart, where shapes are known."""  # noqa: E501
+"""Count the operations of a node, where shapes are known."""
 
 from __future__ import annotations
 
@@ -17,14 +17,22 @@ _MOVES = frozenset(
         "Identity",
         "Shape",
         "Size",
+        "Constant",
+        "Cast",
+        "Concat",
+        "Slice",
+        "Split",
+        "Gather",
     },
 )
-_MOVES |= {"Constant", "Cast", "Concat", "Slice", "Split", "Gather"}
 
 
 def operations(graph: Graph, node: Node) -> int:
-    """Operations of a node; two for each product of a Conv, Gemm or MatMul, one for each element of
-    what others compute, none for what only moves data. Dimensions that are not known count as 1.
+    """Return the number of operations of a node.
+
+    Two per product of a Conv, Gemm or MatMul, one per element of the results of other operators,
+    none
+    for moves of data. Unknown dimensions count as 1.
 
     >>> from onnx import parser
     >>> text = 'g (float[2,8] x) => (float[2,4] y) <float[8,4] w> { y = MatMul (x, w) }'
@@ -38,11 +46,9 @@ def operations(graph: Graph, node: Node) -> int:
     if node.kind in ("Conv", "Gemm", "MatMul", "ConvTranspose"):
         return 2 * _products(graph, node, results)
     if "Pool" in node.kind or node.kind.startswith("Reduce"):
-        return (
-            _size(graph, node.inputs[0])
-            if "Global" in node.kind or "Reduce" in node.kind
-            else _window(node, results)
-        )
+        if "Global" in node.kind or "Reduce" in node.kind:
+            return _size(graph, node.inputs[0])
+        return _window(node, results)
     return results
 
 
@@ -53,9 +59,9 @@ def _products(graph: Graph, node: Node, results: int) -> int:
     if node.kind == "ConvTranspose":
         return _size(graph, node.inputs[0]) * prod(weight[1:])
     shape = [_known(size) for size in graph.shape(node.inputs[0]) or (1,)]
-    return results * (
-        shape[0] if node.kind == "Gemm" and node.attribute("transA", 0) else shape[-1]
-    )
+    if node.kind == "Gemm" and node.attribute("transA", 0):
+        return results * shape[0]
+    return results * shape[-1]
 
 
 def _window(node: Node, results: int) -> int:

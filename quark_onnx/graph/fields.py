@@ -1,14 +1,14 @@
-"""Fields of a model that code relies on, checked once when the model is read.
+"""Check the fields of a model once, when it is read.
 
-Protobuf parses any bytes whose structure is right: nothing in it says that a tensor has as many
-values as its shape, that an attribute has the type that its operator takes, or that a version is a
-number that libraries can hold.
+Protobuf accepts any bytes of the right structure: nothing ensures that a tensor has as many values
+as its shape, that an attribute has the type that its operator requires, or that libraries can
+represent a version.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -31,12 +31,12 @@ from quark_onnx.errors import ModelError
 from quark_onnx.graph.calls import check_calls
 from quark_onnx.graph.node import STANDARD_DOMAINS, subgraphs
 
-#: onnx and onnxruntime hold the version of an operator set in 32 bits with a sign.
+#: onnx and onnxruntime store the version of an operator set in a signed 32-bit integer.
 _LARGEST_VERSION = 2**31 - 1
-#: Number of elements that 64 bits with a sign can count.
+#: Greatest number of elements in a signed 64-bit integer.
 _LARGEST_SIZE = 2**63 - 1
-#: Field that holds the values of a type where it is not raw_data, and entries per value
-#: (onnx.proto, TensorProto).
+#: Field of the values of a type other than raw_data, and entries per value (onnx.proto,
+#: TensorProto).
 _FIELDS: dict[int, tuple[str, float]] = {
     TensorProto.FLOAT: ("float_data", 1.0),
     TensorProto.COMPLEX64: ("float_data", 2.0),
@@ -47,9 +47,9 @@ _FIELDS: dict[int, tuple[str, float]] = {
     TensorProto.UINT64: ("uint64_data", 1.0),
     TensorProto.STRING: ("string_data", 1.0),
 }
-#: Field of all other types. Those of less than a byte are packed there as in raw_data.
+#: Field of all other types. Types of less than a byte are packed as in raw_data.
 _OTHERS = "int32_data"
-#: Field that holds the value of an attribute, by the type of the attribute; others are lists.
+#: Field of the value of an attribute, by the type of the attribute; other types are lists.
 _SINGLE = {
     AttributeProto.TENSOR: "t",
     AttributeProto.GRAPH: "g",
@@ -61,11 +61,11 @@ _Variadic = defs.OpSchema.FormalParameterOption.Variadic
 
 
 def check_fields(model: ModelProto) -> None:
-    """Check all that protobuf leaves open and that code takes for granted.
+    """Check the constraints that protobuf leaves open.
 
     Raises:
-        ModelError: a field does not hold what it must; the message names the tensor, node or
-            operator set.
+        ModelError: a field has an invalid value; the message names the tensor, node or operator
+            set.
     """
     check_text(model)
     versions = _versions(model.opset_import, "the model")
@@ -77,18 +77,16 @@ def check_fields(model: ModelProto) -> None:
 
 
 def check_text(message: Message) -> None:
-    """Names are UTF-8, or nothing that comes after can rely on them; protobuf parses any bytes.
+    """Check texts for UTF-8, as protobuf accepts invalid bytes.
 
     Raises:
-        ModelError: a text somewhere in the message, such as a node's name, is not.
+        ModelError: a text in the message, such as a node's name, is not UTF-8.
     """
     for field, value in message.ListFields():
         if field.type == field.TYPE_STRING:
             for text in [value] if isinstance(value, str | bytes) else value:
-                if isinstance(
-                    text,
-                    bytes,
-                ):  # which is how protobuf hands out what it cannot decode
+                # protobuf returns texts that it cannot decode as bytes
+                if isinstance(text, bytes):
                     kind = message.DESCRIPTOR.name.removesuffix("Proto")
                     raise ModelError(
                         f"the {field.name} of a {kind} is no UTF-8 text: {text[:80]!r}",
@@ -99,14 +97,14 @@ def check_text(message: Message) -> None:
 
 
 def check_tensor(tensor: TensorProto, where: str = "") -> None:
-    """Check that a tensor has a known type, a possible shape, and as many values as the shape says.
+    """Check that a tensor has a known type, a possible shape, and as many values as the shape.
 
     Args:
-        tensor: the tensor; values that lie in another file are not looked at.
-        where: what messages call it.
+        tensor: the tensor; values in another file are not checked.
+        where: name of the tensor in messages.
 
     Raises:
-        ModelError: it has not.
+        ModelError: a check failed.
     """
     where = where or f"tensor {tensor.name!r}"
     try:
@@ -123,26 +121,27 @@ def check_tensor(tensor: TensorProto, where: str = "") -> None:
             raise ModelError(
                 f"{where} holds strings as raw bytes; they belong into string_data",
             )
-        needed, found, unit = tensor_size(tensor), len(tensor.raw_data), "bytes"
+        needed = tensor_size(tensor)
+        present = len(tensor.raw_data)
+        unit = "bytes"
     else:
         field, factor = _FIELDS.get(tensor.data_type, (_OTHERS, 1.0))
         if tensor.data_type not in _FIELDS:
+            # Values of 4 bits and fewer share an entry.
             factor = tensor_size(TensorProto(data_type=tensor.data_type, dims=[8])) / 8
             factor = min(factor, 1.0)
-        needed, found, unit = (
-            math.ceil(count * factor),
-            len(getattr(tensor, field)),
-            f"entries in {field}",
-        )
-    if needed != found:
+        needed = math.ceil(count * factor)
+        present = len(getattr(tensor, field))
+        unit = f"entries in {field}"
+    if needed != present:
         raise ModelError(
-            f"{where} of shape {list(tensor.dims)} has {found:,} {unit}; it needs"
+            f"{where} of shape {list(tensor.dims)} has {present:,} {unit}; it needs"
             f" {needed:,}",
         )
 
 
 def _size(dims: Iterable[int], where: str) -> int:
-    """Number of elements of a shape."""
+    """Return the number of elements of a shape."""
     sizes = list(dims)
     count = math.prod(sizes)
     if any(size < 0 for size in sizes) or not 0 <= count <= _LARGEST_SIZE:
@@ -154,11 +153,9 @@ def _check_sparse(sparse: SparseTensorProto, where: str) -> None:
     check_tensor(sparse.values, f"{where}: its values")
     check_tensor(sparse.indices, f"{where}: its indices")
     _size(sparse.dims, where)
-    values, indices, rank = (
-        list(sparse.values.dims),
-        list(sparse.indices.dims),
-        len(sparse.dims),
-    )
+    values = list(sparse.values.dims)
+    indices = list(sparse.indices.dims)
+    rank = len(sparse.dims)
     if len(values) != 1 or indices not in (values, [*values, rank]):
         raise ModelError(
             f"{where}: values of shape {values} and indices of shape {indices} make no"
@@ -167,7 +164,7 @@ def _check_sparse(sparse: SparseTensorProto, where: str) -> None:
 
 
 def _versions(imports: Iterable[OperatorSetIdProto], where: str) -> dict[str, int]:
-    """Versions of operator sets by domain; the two spellings of the standard domain are one."""
+    """Return versions of operator sets by domain, with one key for the standard domain."""
     versions = dict[str, int]()
     for entry in imports:
         domain = "" if entry.domain in STANDARD_DOMAINS else entry.domain
@@ -210,10 +207,7 @@ def _check_nodes(nodes: Iterable[NodeProto], versions: Mapping[str, int]) -> Non
 
 @cache
 def _schema(op_type: str, version: int) -> defs.OpSchema | None:
-    """Definition of a standard operator.
-
-    None for one that the installed onnx does not know at that version.
-    """
+    """Return the definition of a standard operator; None if unknown to onnx."""
     try:
         return defs.get_schema(op_type, version, "")
     except defs.SchemaError:
@@ -221,7 +215,7 @@ def _schema(op_type: str, version: int) -> defs.OpSchema | None:
 
 
 def _check_attribute(attribute: AttributeProto, where: str) -> None:
-    """Check that an attribute holds what its type says, and the tensors in it."""
+    """Check the value of an attribute against the type, and check tensors in it."""
     field = _SINGLE.get(attribute.type)
     if (
         field is not None
@@ -249,42 +243,48 @@ def _tensors(attribute: AttributeProto) -> Iterator[TensorProto]:
 
 
 def _check_call(node: NodeProto, schema: defs.OpSchema, where: str) -> None:
-    """Check that a node has the inputs, outputs and attributes of its operator.
+    """Check the inputs, outputs and attributes of a node against the operator.
 
-    onnxruntime refuses one that has not. Rules and passes look at it before a session does.
+    onnxruntime refuses invalid nodes, but rules and passes look at them before a session does.
     """
-    for what, names, formal in (
-        ("inputs", node.input, schema.inputs),
-        ("outputs", node.output, schema.outputs),
-    ):
-        needed = [place for place, each in enumerate(formal) if each.option == _Single]
-        if any(place >= len(names) or not names[place] for place in needed):
-            found = f"{what} {list(names)}" if any(names) else f"no {what}"
-            raise ModelError(
-                f"{where} has {found}; it needs"
-                f" {[formal[place].name for place in needed]}",
-            )
-        if len(names) > len(formal) and not (formal and formal[-1].option == _Variadic):
-            raise ModelError(
-                f"{where} has {len(names)} {what}; it takes {len(formal)} at most",
-            )
+    _check_names(node.input, schema.inputs, f"{where} has", "inputs")
+    _check_names(node.output, schema.outputs, f"{where} has", "outputs")
     given = set[str]()
     for attribute in node.attribute:
-        known = schema.attributes.get(attribute.name)
-        if known is None:
-            continue  # onnxruntime names those that it does not know
-        wanted: Any = (
-            known.type
-        )  # an enumeration of nanobind, which onnx's stubs declare without its members
+        definition = schema.attributes.get(attribute.name)
+        if definition is None:
+            continue  # onnxruntime reports unknown attributes
+        # An enumeration of nanobind, which onnx's stubs declare without its members.
+        wanted: Any = definition.type
         if attribute.type != wanted.value:
-            found = AttributeProto.AttributeType.Name(attribute.type)
+            present = AttributeProto.AttributeType.Name(attribute.type)
             raise ModelError(
-                f"{where}: attribute {attribute.name!r} is of type {found}; it must be"
+                f"{where}: attribute {attribute.name!r} is of type {present}; it must be"
                 f" {wanted.name}",
             )
         if attribute.name in given:
             raise ModelError(f"{where}: attribute {attribute.name!r} is there twice")
         given.add(attribute.name)
-    for name, known in schema.attributes.items():
-        if known.required and name not in given:
+    for name, definition in schema.attributes.items():
+        if definition.required and name not in given:
             raise ModelError(f"{where} lacks the attribute {name!r}")
+
+
+def _check_names(
+    names: Sequence[str],
+    formals: Sequence[defs.OpSchema.FormalParameter],
+    where: str,
+    what: str,
+) -> None:
+    """Check that the names of inputs or outputs fit the operator's parameters."""
+    needed = [place for place, formal in enumerate(formals) if formal.option == _Single]
+    if any(place >= len(names) or not names[place] for place in needed):
+        present = f"{what} {list(names)}" if any(names) else f"no {what}"
+        raise ModelError(
+            f"{where} {present}; it needs {[formals[place].name for place in needed]}",
+        )
+    variadic = bool(formals) and formals[-1].option == _Variadic
+    if len(names) > len(formals) and not variadic:
+        raise ModelError(
+            f"{where} {len(names)} {what}; it takes {len(formals)} at most",
+        )

@@ -1,7 +1,7 @@
-"""Graph: an ONNX model with every look-up in constant time, and the only verbs that change it.
+"""Graph: an ONNX model with look-ups in constant time, and verbs for changes.
 
-Nodes and initializers live in Python containers; ``to_model`` writes them back into protobuf. Names
-that the model uses anywhere, subgraphs included, are never given out again.
+Nodes and initializers are in Python containers; ``to_model`` writes them back into protobuf. Names
+that the model uses anywhere, subgraphs included, are never reused.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from quark_onnx.graph.traversal import copy_fields, in_order
 
 Shape = tuple["int | str | None", ...]
 
-#: Constants above this size in bytes are not kept as arrays beside the model.
+#: Larger constants (in bytes) are not cached as arrays.
 _LARGE = 1 << 18
 
 
@@ -54,9 +54,10 @@ class Graph:
     Attributes:
         nodes: operators, in topological order when loaded.
         initializers: constant tensors by name.
-        inputs, outputs: the interface, as the model declares it.
+        inputs: inputs as the model declares them.
+        outputs: outputs as the model declares them.
         sparse: names of sparse constants.
-        store: where large constants go that are added, None for the memory.
+        store: takes large constants that are added, None for memory.
     """
 
     def __init__(
@@ -65,10 +66,10 @@ class Graph:
         initializers: Iterable[TensorProto] | None = None,
         store: Store | None = None,
     ) -> None:
-        """Takes over ``model``: hand in a copy (``Graph.of`` makes one).
+        """Take over ``model``, a copy (see ``Graph.of``).
 
         Args:
-            model: the model, with its initializers or without.
+            model: the model, with or without its initializers.
             initializers: the tensors that the model lacks. They may be shared: a tensor is
                 replaced, never written to.
             store: takes large constants that are added; None keeps them in memory.
@@ -76,9 +77,8 @@ class Graph:
         graph = model.graph
         self._shell = model
         self.store = store
-        graph.name = (
-            graph.name or "graph"
-        )  # onnx's checker wants one, onnxruntime does not
+        # onnx's checker requires a name, onnxruntime does not.
+        graph.name = graph.name or "graph"
         open_negative_sizes(graph)
         self.nodes: list[Node] = [Node(proto) for proto in graph.node]
         tensors = graph.initializer if initializers is None else initializers
@@ -97,9 +97,8 @@ class Graph:
         self._made: dict[tuple[str, ...], list[str]] = {}
         name_apart(self.nodes, self.fresh)
         self._index()
-        if (
-            model.ir_version < 4
-        ):  # which wants every initializer among the inputs, although nobody feeds it
+        # IR version 3 lists every initializer among the inputs, although nobody feeds it.
+        if model.ir_version < 4:
             self.close_inputs()
             model.ir_version = 4
         self._sort()
@@ -107,14 +106,14 @@ class Graph:
 
     @classmethod
     def of(cls, model: ModelProto, store: Store | None = None) -> Graph:
-        """The graph of a copy of ``model``; the weights are shared with it."""
+        """Return the graph of a copy of ``model`` with shared weights."""
         shell = ModelProto()
         copy_fields(model, shell, but="graph")
         copy_fields(model.graph, shell.graph, but="initializer")
         return cls(shell, model.graph.initializer, store)
 
     def copy(self) -> Graph:
-        """An independent graph; the weights are shared."""
+        """Return an independent graph with shared weights."""
         copy = Graph(self._skeleton(), self.initializers.values(), self.store)
         copy.reserve(self._names)
         return copy
@@ -123,45 +122,43 @@ class Graph:
     # ----------------------------------------------------------------------------------
 
     def producer(self, tensor: str) -> Node | None:
-        """The node that computes a tensor; None for inputs, initializers and unknown names."""
+        """Return the node that computes a tensor, or None."""
         return self._producers.get(tensor)
 
     def consumers(self, tensor: str) -> list[Node]:
-        """The nodes that read a tensor, also from inside their subgraphs.
-
-        In graph order, each once.
-        """
+        """Return the distinct readers of a tensor, also by subgraphs, in graph order."""
         return list(self._readers.of(tensor))
 
     def followers(self, node: Node) -> list[Node]:
-        """The nodes that read what a node computes."""
-        return list(
-            dict.fromkeys(
-                reader for output in node.outputs for reader in self.consumers(output)
-            ),
-        )
+        """Return the distinct nodes that read the results of a node."""
+        readers: dict[Node, None] = {}
+        for output in node.outputs:
+            readers.update(dict.fromkeys(self.consumers(output)))
+        return list(readers)
 
     def leaders(self, node: Node) -> list[Node]:
-        """The nodes that compute what a node reads."""
+        """Return the distinct nodes that compute the inputs of a node."""
         before = (self.producer(name) for name in (*node.inputs, *node.captures))
         return list(dict.fromkeys(node for node in before if node is not None))
 
     def captured(self, tensor: str) -> bool:
-        """Whether a subgraph reads the tensor."""
+        """Return whether a subgraph reads the tensor."""
         return any(tensor in node.captures for node in self._readers.of(tensor))
 
     def is_output(self, tensor: str) -> bool:
+        """Return whether a tensor is an output of the model."""
         return tensor in self._output_names
 
     def is_input(self, tensor: str) -> bool:
+        """Return whether a tensor is an input of the model."""
         return tensor in self._input_names
 
     def is_constant(self, tensor: str) -> bool:
-        """Whether the tensor is an initializer that no caller can override."""
+        """Return whether the tensor is an initializer that no caller can override."""
         return tensor in self.initializers and tensor not in self._input_names
 
     def constant(self, tensor: str) -> NDArray[Any] | None:
-        """Value of a constant tensor, None if it is not constant.
+        """Return the value of a constant, None if the tensor is not constant.
 
         The array must not be written to.
         """
@@ -174,9 +171,8 @@ class Graph:
                 raise ModelError(
                     f"initializer {tensor!r} cannot be read: {error}",
                 ) from error
-            if (
-                array.nbytes > _LARGE
-            ):  # no more than one of these is kept, which is read several times in a row
+            # Only the last large array is cached, as it is read several times in a row.
+            if array.nbytes > _LARGE:
                 self._arrays = {
                     name: kept
                     for name, kept in self._arrays.items()
@@ -186,21 +182,16 @@ class Graph:
         return self._arrays[tensor]
 
     def elem_type(self, tensor: str) -> int:
-        """``TensorProto.DataType`` of a tensor.
-
-        0 (UNDEFINED) if it is not known or not a tensor.
-        """
+        """Return the ``TensorProto.DataType`` of a tensor; 0 (UNDEFINED) if unknown."""
         if tensor in self.initializers:
             return self.initializers[tensor].data_type
         value = self._values.get(tensor)
-        return (
-            value.type.tensor_type.elem_type
-            if value is not None
-            else TensorProto.UNDEFINED
-        )
+        if value is None:
+            return TensorProto.UNDEFINED
+        return value.type.tensor_type.elem_type
 
     def shape(self, tensor: str) -> Shape | None:
-        """Dimensions, a name or None for the unknown ones; None if not even the rank is known."""
+        """Return the dimensions, a name or None if open; None for an unknown rank."""
         if tensor in self.initializers:
             return tuple(self.initializers[tensor].dims)
         value = self._values.get(tensor)
@@ -222,18 +213,19 @@ class Graph:
 
     @property
     def ir_version(self) -> int:
+        """Declared version of the ONNX IR."""
         return self._shell.ir_version
 
     @property
     def names(self) -> frozenset[str]:
-        """Every name that is taken."""
+        """All names in use."""
         return frozenset(self._names)
 
     # -- editing
     # ----------------------------------------------------------------------------------
 
     def fresh(self, name: str) -> str:
-        """A name that nothing in the model has, ``name`` itself if it is free."""
+        """Return an unused name: ``name``, with a number if need be."""
         candidate = name
         while candidate in self._names:
             self._counter[name] += 1
@@ -251,7 +243,7 @@ class Graph:
         domain: str = "",
         **attributes: Any,
     ) -> Node:
-        """Append a node; the order is mended by ``to_model``."""
+        """Append a node; ``to_model`` restores the topological order."""
         proto = helper.make_node(op_type, inputs, outputs, domain=domain, **attributes)
         proto.name = self.fresh(name or f"{outputs[0]}_{op_type}")
         node = Node(proto)
@@ -261,42 +253,35 @@ class Graph:
         return node
 
     def add_constant(self, name: str, array: NDArray[Any]) -> str:
-        """Add an initializer under a fresh name, which is returned."""
+        """Add an initializer under a fresh name, and return the name."""
         return self.set_constant(self.fresh(name), array)
 
     def set_constant(self, name: str, array: NDArray[Any]) -> str:
-        """Give an initializer a value, of the array's type, ml_dtypes included; its name."""
+        """Set the value of an initializer, of the array's type, and return the name."""
         array = np.ascontiguousarray(array).reshape(array.shape)
-        tensor = (
-            self.store.put(name, array)
-            if self.store
-            else numpy_helper.from_array(array, name)
-        )
+        if self.store:
+            tensor = self.store.put(name, array)
+        else:
+            tensor = numpy_helper.from_array(array, name)
         self._arrays.pop(name, None)
         self.initializers[name] = tensor
         return name
 
     def once(self, key: tuple[str, ...], make: Callable[[], list[str]]) -> list[str]:
-        """Names of constants that are made of others, so that nodes which read the same share them.
-
-        Made at first.
-        """
+        """Return the names of derived constants, created once per key and then shared."""
         if key not in self._made:
             self._made[key] = make()
         return list(self._made[key])
 
     def add_input(self, name: str, elem_type: int, shape: Sequence[int]) -> str:
-        """Add an input under a fresh name, which is returned."""
+        """Add an input under a fresh name, and return the name."""
         name = self.fresh(name)
         self.inputs.append(helper.make_tensor_value_info(name, elem_type, shape))
         self._input_names.add(name)
         return name
 
     def close_inputs(self) -> list[str]:
-        """Turn initializers that are also inputs, which callers may override, into constants.
-
-        Return their names.
-        """
+        """Turn overridable initializers into constants, and return the names."""
         names = [value.name for value in self.inputs if value.name in self.initializers]
         self.inputs = [
             value for value in self.inputs if value.name not in self.initializers
@@ -305,22 +290,25 @@ class Graph:
         return names
 
     def remove(self, nodes: Iterable[Node]) -> None:
-        """Take nodes out of the graph; what they read and computed stays."""
-        gone = set(nodes)
-        for node in gone:
+        """Remove nodes; inputs and outputs stay."""
+        removed = set(nodes)
+        for node in removed:
             self._unlink(node)
-        self.nodes = [node for node in self.nodes if node not in gone]
+        self.nodes = [node for node in self.nodes if node not in removed]
 
     def set_input(self, node: Node, index: int, tensor: str) -> None:
+        """Let a node read another tensor."""
         self._readers.remove(node, node.inputs[index])
         node.inputs = (*node.inputs[:index], tensor, *node.inputs[index + 1 :])
         self._readers.add(node, tensor)
 
     def append_input(self, node: Node, tensor: str) -> None:
+        """Add an input to a node."""
         node.inputs = (*node.inputs, tensor)
         self._readers.add(node, tensor)
 
     def set_output(self, node: Node, index: int, tensor: str) -> None:
+        """Rename an output of a node."""
         self._unlink(node)
         node.outputs = (*node.outputs[:index], tensor, *node.outputs[index + 1 :])
         self._link(node)
@@ -340,28 +328,29 @@ class Graph:
         self._names |= all_names(body)
 
     def reserve(self, names: Iterable[str]) -> None:
-        """Never give out these names: they are taken around this graph."""
+        """Reserve names of outer graphs."""
         self._names.update(names)
 
     def replace_uses(self, old: str, new: str) -> None:
         """Let every node that reads ``old`` as an input read ``new``.
 
-        Subgraphs and graph outputs are left alone.
+        Subgraphs and graph outputs are left unchanged.
         """
         for node in self.consumers(old):
             self.replace_input(node, old, new)
 
     def replace_input(self, node: Node, old: str, new: str) -> None:
-        """Let a node read ``new`` wherever it reads ``old``."""
+        """Let a node read ``new`` instead of ``old``."""
         for _ in range(node.inputs.count(old)):
             self.set_input(node, node.inputs.index(old), new)
 
     def bypass(self, node: Node) -> bool:
-        """Remove a node whose first output equals its first input.
+        """Remove a node with equal first input and output.
 
-        False if an output or subgraph pins both names.
+        Return False if an output or subgraph requires both names.
         """
-        source, result = node.inputs[0], node.outputs[0]
+        source = node.inputs[0]
+        result = node.outputs[0]
         if self.captured(result):
             return False
         if self.is_output(result):
@@ -377,8 +366,9 @@ class Graph:
         return True
 
     def drop_unused(self) -> None:
-        """Remove nodes that nothing reads, then initializers that nothing reads."""
-        needed, alive = [value.name for value in self.outputs], set()
+        """Remove unused nodes, then unused initializers."""
+        needed = [value.name for value in self.outputs]
+        alive = set()
         while needed:
             node = self.producer(needed.pop())
             if node is not None and node not in alive:
@@ -387,15 +377,13 @@ class Graph:
         self.remove([node for node in self.nodes if node not in alive])
         open_names = self._output_names | self._input_names
         self.initializers = {
-            name: each
-            for name, each in self.initializers.items()
+            name: tensor
+            for name, tensor in self.initializers.items()
             if name in open_names or self._readers.of(name)
         }
 
     def require(self, opset: int) -> None:
-        """Raise the declared version of the standard operator set, and the IR version that goes
-        with it.
-        """
+        """Raise the declared opset, and the IR version if need be."""
         for entry in self._shell.opset_import:
             if entry.domain in STANDARD_DOMAINS:
                 entry.version = max(entry.version, opset)
@@ -407,37 +395,42 @@ class Graph:
         self._shell.ir_version = max(self._shell.ir_version, ir)
 
     def import_domain(self, domain: str, version: int = 1) -> None:
-        """Declare an operator domain, if the model does not yet."""
-        taken = {
+        """Import an operator domain, if the model does not yet."""
+        imported = {
             "" if entry.domain in STANDARD_DOMAINS else entry.domain
             for entry in self._shell.opset_import
         }
-        if domain not in taken:
+        if domain not in imported:
             self._shell.opset_import.append(helper.make_opsetid(domain, version))
 
     def drop_domain(self, domain: str) -> None:
-        """No longer declare an operator domain, which no node is of."""
+        """Remove the import of an unused operator domain."""
         kept = [entry for entry in self._shell.opset_import if entry.domain != domain]
         del self._shell.opset_import[:]
         self._shell.opset_import.extend(kept)
 
     def set_functions(self, functions: Iterable[FunctionProto]) -> None:
-        """Let the model carry these functions, instead of those it had."""
+        """Replace the functions of the model."""
         del self._shell.functions[:]
         self._shell.functions.extend(functions)
 
     @property
     def producer_info(self) -> tuple[str, str]:
-        """Name and version of the tool that made the model."""
+        """The name and the version of the tool that wrote the model."""
         return self._shell.producer_name, self._shell.producer_version
 
     def set_producer(self, name: str, version: str) -> None:
-        """Name the tool that made the model."""
+        """Set the tool that wrote the model.
+
+        Args:
+            name: the tool.
+            version: the version of the tool.
+        """
         self._shell.producer_name = name
         self._shell.producer_version = version
 
     def set_metadata(self, key: str, value: str) -> None:
-        """Let the model carry a text under a key, in place of the one that it had."""
+        """Set an entry of the model's metadata."""
         kept = [entry for entry in self._shell.metadata_props if entry.key != key]
         del self._shell.metadata_props[:]
         self._shell.metadata_props.extend(
@@ -448,27 +441,30 @@ class Graph:
     # ----------------------------------------------------------------------------------
 
     def shell(self) -> ModelProto:
-        """All of the model but its graph."""
+        """Return the model without the graph."""
         result = ModelProto()
         copy_fields(self._shell, result, but="graph")
         return result
 
     def to_model(self) -> ModelProto:
-        """The model, with nodes in topological order; independent of this graph."""
+        """Return the model with nodes in topological order, independent of the graph."""
         model = self._skeleton()
         model.graph.initializer.extend(self.initializers.values())
         model.ir_version = ir_version_for(model)
         return model
 
     def _skeleton(self) -> ModelProto:
-        """The model without its initializers."""
+        """Return the model without initializers."""
         self._sort()
         model = ModelProto()
-        del self._shell.graph.node[:], self._shell.graph.initializer[:]
+        del self._shell.graph.node[:]
+        del self._shell.graph.initializer[:]
         model.CopyFrom(self._shell)
         graph = model.graph
         graph.node.extend(node.to_proto() for node in self.nodes)
-        del graph.input[:], graph.output[:], graph.value_info[:]
+        del graph.input[:]
+        del graph.output[:]
+        del graph.value_info[:]
         graph.input.extend(self.inputs)
         graph.output.extend(self.outputs)
         interface = self._input_names | self._output_names
@@ -482,7 +478,7 @@ class Graph:
         return model
 
     def infer(self) -> None:
-        """Learn the types and shapes of tensors; what cannot be inferred stays unknown."""
+        """Infer the types and shapes of tensors, as far as possible."""
         declared = {value.name: value for value in (*self.inputs, *self.outputs)}
         self._values = (
             self._values
@@ -516,5 +512,5 @@ class Graph:
             self._readers.remove(node, name)
 
     def _sort(self) -> None:
-        """Bring the nodes into topological order, as near to the present order as possible."""
+        """Sort the nodes topologically, as close to the present order as possible."""
         self.nodes = in_order(self.nodes, self.leaders)

@@ -1,10 +1,9 @@
-"""Models that compute in float16 or bfloat16, as a float32 graph with the same names, and back
-again at the interface.
+"""Convert float16 and bfloat16 models to float32 and back at the interface.
 
-Few kernels of a CPU runtime compute in 16 bits, and none calibrates in them; and the scale of a
-Q/DQ pair has the type of the tensor. So a graph is planned, measured and quantized in float32. In
-the end its inputs and outputs get their types back by a Cast each, and constants that stayed float
-are stored in 16 bits again.
+Few kernels of a CPU runtime compute in 16 bits, and no calibration runs in them; and the scale of a
+Q/DQ pair has the type of the tensor. So a graph is planned, measured and quantized in float32. At
+the end a Cast restores the type of each input and output, and constants that stayed float are
+stored in 16 bits again.
 """
 
 from __future__ import annotations
@@ -28,18 +27,19 @@ from onnx import (
 
 from calibrators.onnx_runtime.external_tensors import values
 from quark_onnx.graph.graph import Graph
-from quark_onnx.graph.node import subgraphs
+from quark_onnx.graph.node import defined_names, subgraphs
 from quark_onnx.graph.store import LEAST, Store
 
 HALVES = frozenset({TensorProto.FLOAT16, TensorProto.BFLOAT16})
-#: Attributes that name a type.
+#: Attributes whose value is a type.
 _TYPES = frozenset({"to", "dtype", "output_dtype", "stash_type"})
 
 
 @dataclass
 class OriginalDtypes:
-    """What was in 16 bits: names of inputs, outputs and constants, with their
-    ``TensorProto.DataType``.
+    """The original types of 16-bit inputs, outputs and constants, by name.
+
+    Types are ``TensorProto.DataType``.
     """
 
     inputs: dict[str, int] = field(default_factory=dict)
@@ -50,12 +50,12 @@ class OriginalDtypes:
         return bool(self.inputs or self.outputs or self.constants)
 
     def forget_inputs(self, names: Iterable[str]) -> None:
-        """Take inputs that became constants out of the interface."""
+        """Forget inputs after their change to constants."""
         for name in names:
             self.inputs.pop(name, None)
 
     def store_constants(self, graph: Graph) -> None:
-        """Store in 16 bits again what is left of the constants, with a Cast behind them."""
+        """Store remaining constants in 16 bits again, each followed by a Cast."""
         for name, kind in self.constants.items():
             tensor = graph.initializers.get(name)
             if (
@@ -67,9 +67,8 @@ class OriginalDtypes:
             if graph.is_output(name) or graph.is_input(name):
                 continue
             array = values(tensor).astype(helper.tensor_dtype_to_np_dtype(kind))
-            del graph.initializers[
-                name
-            ]  # the Cast takes its name: bodies may read it, too
+            # The Cast takes over the name: bodies may capture it, too.
+            del graph.initializers[name]
             graph.add(
                 "Cast",
                 [graph.add_constant(f"{name}_narrow", array)],
@@ -79,12 +78,11 @@ class OriginalDtypes:
         graph.drop_unused()
 
     def restore_interface(self, model: ModelProto) -> ModelProto:
-        """A copy of a model whose inputs and outputs have their types back."""
+        """Return a copy of a model with the original types of inputs and outputs."""
         result = cast_interface(model, self.inputs, self.outputs, TensorProto.FLOAT)
         for tensor in result.graph.initializer:
-            if (
-                tensor.name in self.inputs
-            ):  # the stored value of an input has the type of the input
+            # The default value of an input has the type of the input.
+            if tensor.name in self.inputs:
                 dtype = helper.tensor_dtype_to_np_dtype(self.inputs[tensor.name])
                 tensor.CopyFrom(
                     numpy_helper.from_array(values(tensor).astype(dtype), tensor.name),
@@ -98,28 +96,31 @@ def cast_interface(
     outputs: dict[str, int],
     inside: int,
 ) -> ModelProto:
-    """A copy of a model whose inputs and outputs get these types, by a Cast each from and to the
-    type inside.
+    """Return a copy of a model with a Cast at each input and output of another type.
 
     Args:
-        inputs, outputs: the ``TensorProto.DataType`` of those that are to change.
-        inside: in which the model computes them.
+        model: the model.
+        inputs: new ``TensorProto.DataType`` by input name.
+        outputs: new ``TensorProto.DataType`` by output name.
+        inside: the type in which the model computes them.
     """
     result = ModelProto()
     result.CopyFrom(model)
     graph = result.graph
-    taken = {name for node in graph.node for name in (*node.input, *node.output)} | {
-        t.name for t in graph.initializer
-    }
-    suffix = TensorProto.DataType.Name(inside).lower()
-    own = {name: _fresh(f"{name}_{suffix}", taken) for name in (*inputs, *outputs)}
+    taken = {tensor.name for tensor in graph.initializer}
     for node in graph.node:
-        _rename(node, own)
+        taken.update(node.input, node.output)
+    suffix = TensorProto.DataType.Name(inside).lower()
+    inner_names = {
+        name: _fresh(f"{name}_{suffix}", taken) for name in (*inputs, *outputs)
+    }
+    for node in graph.node:
+        _rename(node, inner_names)
     casts = [
         helper.make_node(
             "Cast",
             [name],
-            [own[name]],
+            [inner_names[name]],
             _fresh(f"{name}_Cast", taken),
             to=int(inside),
         )
@@ -129,7 +130,7 @@ def cast_interface(
     nodes += [
         helper.make_node(
             "Cast",
-            [own[name]],
+            [inner_names[name]],
             [name],
             _fresh(f"{name}_Cast", taken),
             to=kind,
@@ -140,9 +141,8 @@ def cast_interface(
     del graph.node[:]
     graph.node.extend(nodes)
     for tensor in graph.initializer:
-        tensor.name = (
-            own.get(tensor.name, tensor.name) if tensor.name in outputs else tensor.name
-        )
+        if tensor.name in outputs:
+            tensor.name = inner_names.get(tensor.name, tensor.name)
     for value in (*graph.input, *graph.output):
         kind = {**inputs, **outputs}.get(value.name)
         if kind is not None:
@@ -151,12 +151,15 @@ def cast_interface(
 
 
 def add_narrow(graph: Graph, name: str, array: NDArray[Any]) -> str:
-    """Add a constant of 16 bits with a Cast to float32 behind it.
-
-    The name of what the Cast computes.
-    """
-    narrow, wide = graph.add_constant(f"{name}_narrow", array), graph.fresh(name)
-    graph.add("Cast", [narrow], [wide], to=int(TensorProto.FLOAT))
+    """Add a 16-bit constant followed by a Cast to float32; return the name of its result."""
+    narrow = graph.add_constant(f"{name}_narrow", array)
+    wide = graph.fresh(name)
+    graph.add(
+        "Cast",
+        [narrow],
+        [wide],
+        to=int(TensorProto.FLOAT),
+    )
     return wide
 
 
@@ -164,31 +167,33 @@ def upcast_to_float32(
     model: ModelProto,
     store: Store | None = None,
 ) -> tuple[ModelProto, OriginalDtypes]:
-    """``model`` with float32 in place of every 16-bit float, and what was changed.
+    """Return ``model`` in float32 instead of 16-bit floats, and the original types.
 
-    ``model`` itself if it has none.
+    A model without 16-bit floats is returned uncopied.
 
     Args:
-        store: takes large tensors, which are then twice as large.
+        model: the model, which is not changed.
+        store: takes large tensors, whose size doubles.
     """
     if not _has_halves(model.graph):
         return model, OriginalDtypes()
-    result, narrowing = ModelProto(), OriginalDtypes()
+    result = ModelProto()
+    original = OriginalDtypes()
     result.CopyFrom(model)
     graph = result.graph
     for interface, names in (
-        (graph.input, narrowing.inputs),
-        (graph.output, narrowing.outputs),
+        (graph.input, original.inputs),
+        (graph.output, original.outputs),
     ):
         for value in interface:
             kind = value.type.tensor_type.elem_type
             if kind in HALVES:
                 names[value.name] = kind
-    narrowing.constants.update(
+    original.constants.update(
         {t.name: t.data_type for t in graph.initializer if t.data_type in HALVES},
     )
     _widen(graph, store)
-    return result, narrowing
+    return result, original
 
 
 def _has_halves(graph: GraphProto) -> bool:
@@ -220,12 +225,11 @@ def _widen(graph: GraphProto, store: Store | None) -> None:
         for attribute in node.attribute:
             if attribute.name in _TYPES and attribute.i in HALVES:
                 attribute.i = TensorProto.FLOAT
-            for tensor in (
-                [attribute.t]
-                if attribute.type == AttributeProto.TENSOR
-                else attribute.tensors
-            ):
-                _widen_tensor(tensor, None)
+            if attribute.type == AttributeProto.TENSOR:
+                _widen_tensor(attribute.t, None)
+            else:
+                for tensor in attribute.tensors:
+                    _widen_tensor(tensor, None)
         for inner in subgraphs(node):
             _widen(inner, store)
 
@@ -257,12 +261,10 @@ def _rename(node: NodeProto, names: dict[str, str]) -> None:
     for place, name in enumerate(node.output):
         node.output[place] = names.get(name, name)
     for inner in subgraphs(node):
-        own = {value.name for value in inner.input} | {
-            tensor.name for tensor in inner.initializer
-        }
-        own |= {name for child in inner.node for name in child.output}
+        defined = defined_names(inner)
+        captured = {old: new for old, new in names.items() if old not in defined}
         for child in inner.node:
-            _rename(child, {old: new for old, new in names.items() if old not in own})
+            _rename(child, captured)
 
 
 def _fresh(name: str, taken: set[str]) -> str:

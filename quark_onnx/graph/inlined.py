@@ -1,4 +1,4 @@
-"""Model-local functions, written out where they are called."""
+"""Inline model-local functions."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ logger = logging.getLogger(__name__)
 
 
 def inlined(model: ModelProto) -> ModelProto:
-    """``model`` without functions of its own; ``model`` itself if it has none.
+    """Return ``model`` without functions; uncopied if unchanged.
 
-    Those that stand for number formats stay: they are what tells that a model is quantized.
+    Functions of number formats stay: they identify a quantized model.
 
     Raises:
-        ModelError: a function cannot be written out, as one that calls itself.
+        ModelError: a function cannot be inlined, such as a recursive one.
     """
     formats = [
         (function.domain, function.name)
@@ -30,9 +30,8 @@ def inlined(model: ModelProto) -> ModelProto:
         return model
     light = ModelProto()
     light.CopyFrom(model)
-    del light.graph.initializer[
-        :
-    ]  # the inliner serializes the model, and has no use for weights
+    # The inliner serializes the model, and does not need weights.
+    del light.graph.initializer[:]
     try:
         result = inliner.inline_selected_functions(light, formats, exclude=True)
     except Exception as error:  # the inliner raises several unrelated types
@@ -40,5 +39,6 @@ def inlined(model: ModelProto) -> ModelProto:
             f"the functions of the model cannot be written out: {error}",
         ) from error
     result.graph.initializer.extend(model.graph.initializer)
-    check_fields(result)  # a call leaves out inputs that the body needs
+    # A call may omit inputs that the body needs.
+    check_fields(result)
     return result

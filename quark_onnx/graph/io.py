@@ -1,6 +1,4 @@
-"""Models from and to files: read with clear errors, written through a temporary file that is
-verified first.
-"""
+"""Read and write model files: clear errors, and verified atomic writes."""
 
 from __future__ import annotations
 
@@ -33,17 +31,17 @@ from quark_onnx.graph.node import subgraphs
 from quark_onnx.graph.sizes import check_sizes
 from quark_onnx.graph.variadic import check_variadic
 
-#: Bytes that a protobuf message can have.
+#: Most bytes of a protobuf message.
 _MESSAGE = 2**31 - 1
-#: A protobuf message ends at 2 GiB; above this size tensors go to a file beside the model.
+#: Larger models (in bytes) store tensors in a separate file, as a protobuf message ends at 2 GiB.
 EXTERNAL_DATA_LIMIT = 1_900_000_000
 
 
 def read(path: Path) -> ModelProto:
-    """The model in a file, external data included.
+    """Read a model file, with external data.
 
-    Large tensors of a large model stay in their files, by absolute paths, until somebody needs
-    their values.
+    Large tensors of a large model stay in their files, by absolute paths, until their values are
+    needed.
 
     Raises:
         ModelError: the file or its external data is missing or malformed; the message names the
@@ -52,24 +50,21 @@ def read(path: Path) -> ModelProto:
     model = read_stored(path)
     large = estimate_bytes(model) > store.LARGE_MODEL
     for tensor, initializer in _tensors(model):
-        if uses_external_data(tensor):
-            place = _find(tensor, path)
-            if (
-                large
-                and initializer
-                and tensor_bytes(tensor) >= store.LEAST
-                and place[2] == tensor_bytes(tensor)
-            ):
-                locate(tensor, *place)
-            else:
-                _load_external(tensor, *place)
-                check_tensor(tensor)
+        if not uses_external_data(tensor):
+            continue
+        file, offset, length = _find(tensor, path)
+        size = tensor_bytes(tensor)
+        if large and initializer and size >= store.LEAST and length == size:
+            locate(tensor, file, offset, length)
+        else:
+            _load_external(tensor, file, offset, length)
+            check_tensor(tensor)
     check_sizes(model)
     return model
 
 
 def loaded(model: ModelProto) -> ModelProto:
-    """The model with everything in memory; itself if it is."""
+    """Return the model with the tensors in memory; uncopied if unchanged."""
     if not any(map(uses_external_data, initializers(model.graph))):
         return model
     result = ModelProto()
@@ -81,9 +76,10 @@ def loaded(model: ModelProto) -> ModelProto:
 
 
 def load(model: str | Path | ModelProto) -> ModelProto:
-    """A model from a path, or the model itself, which is never changed."""
+    """Return a model from a path, or the checked model itself, which is never changed."""
     if isinstance(model, ModelProto):
-        if files := external_files(model):
+        files = external_files(model)
+        if files:
             raise ModelError(
                 f"the weights of the model are not loaded, they lie in {sorted(files)};"
                 " pass its path",
@@ -100,39 +96,21 @@ def load(model: str | Path | ModelProto) -> ModelProto:
 
 
 def read_stored(path: Path) -> ModelProto:
-    """The model in a file as it is stored there: what lies in other files is not loaded.
+    """Read a model file without external data.
 
-    It is protobuf, whatever the suffix of the file.
+    The file is protobuf, whatever its suffix.
 
     Raises:
         ModelError: the file is missing or malformed; the message names it.
     """
-    try:
-        if path.is_dir():
-            raise ModelError(f"{path} is a folder; give the .onnx file in it")
-        if (size := regular_size(path)) > _MESSAGE:
-            raise ModelError(
-                f"model file {path} has {size:,} bytes; a protobuf message ends at 2"
-                " GB: use external data",
-            )
-        data = path.read_bytes()
-    except (
-        OSError,
-        ValueError,
-    ) as error:  # a ValueError is a path that no file can have
-        raise ModelError(
-            f"model file {path} cannot be read:"
-            f" {getattr(error, 'strerror', None) or error}",
-        ) from error
+    data = _read_bytes(path)
     model = ModelProto()
     try:
         model.ParseFromString(data)
     except DecodeError as error:
-        kind = (
-            "a zip archive, unpack it first"
-            if data[:4] == b"PK\x03\x04"
-            else "truncated or not an ONNX model"
-        )
+        kind = "truncated or not an ONNX model"
+        if data[:4] == b"PK\x03\x04":
+            kind = "a zip archive, unpack it first"
         raise ModelError(f"model file {path} is {kind}") from error
     if not model.HasField("graph") or (not model.opset_import and not model.graph.node):
         raise ModelError(f"model file {path} holds no graph; is it an ONNX model?")
@@ -147,15 +125,31 @@ def read_stored(path: Path) -> ModelProto:
     return model
 
 
+def _read_bytes(path: Path) -> bytes:
+    try:
+        if path.is_dir():
+            raise ModelError(f"{path} is a folder; give the .onnx file in it")
+        size = regular_size(path)
+        if size > _MESSAGE:
+            raise ModelError(
+                f"model file {path} has {size:,} bytes; a protobuf message ends at 2"
+                " GB: use external data",
+            )
+        return path.read_bytes()
+    except (OSError, ValueError) as error:
+        # A ValueError is about a path that no file can have.
+        raise ModelError(
+            f"model file {path} cannot be read:"
+            f" {getattr(error, 'strerror', None) or error}",
+        ) from error
+
+
 def _tensors(model: ModelProto) -> Iterator[tuple[TensorProto, bool]]:
-    """Every tensor of a model, in subgraphs and functions too, and whether it is an initializer,
-    not an attribute.
-    """
+    """Yield the tensors of a model, also in subgraphs and functions; True for initializers."""
     yield from _graph_tensors(model.graph)
     for function in model.functions:
-        for node in (
-            function.node
-        ):  # whatever is in there, it is no initializer of the model's own graphs
+        # Initializers in functions are not those of the model's graphs.
+        for node in function.node:
             yield from ((tensor, False) for tensor, _ in _node_tensors(node))
 
 
@@ -179,11 +173,10 @@ def _node_tensors(node: NodeProto) -> Iterator[tuple[TensorProto, bool]]:
 
 
 def _find(tensor: TensorProto, model: Path) -> tuple[Path, int, int]:
-    """The file that holds the values of a tensor of the model in a file, and the offset and the
-    length there.
-    """
+    """Return file, offset and length of an external tensor's values."""
     info = {entry.key: entry.value for entry in tensor.external_data}
-    offset, length = _whole(tensor, info, "offset"), _whole(tensor, info, "length")
+    offset = _whole(tensor, info, "offset")
+    length = _whole(tensor, info, "length")
     path = _locate(tensor, info.get("location", ""), model)
     where = f"tensor {tensor.name!r}: external data file {path}"
     try:
@@ -196,10 +189,10 @@ def _find(tensor: TensorProto, model: Path) -> tuple[Path, int, int]:
                 " file of this machine under a harmless name (onnx refuses it, too);"
                 " replace it by a copy of itself",
             )
-        rest = max(0, status.st_size - (offset or 0))
-        if rest < (length or 0):
+        available = max(0, status.st_size - (offset or 0))
+        if available < (length or 0):
             raise ModelError(
-                f"{where} ends after {rest} of {length} bytes from offset"
+                f"{where} ends after {available} of {length} bytes from offset"
                 f" {offset or 0}",
             )
     except OSError as error:
@@ -211,15 +204,12 @@ def _find(tensor: TensorProto, model: Path) -> tuple[Path, int, int]:
             f"tensor {tensor.name!r} of shape {list(tensor.dims)} needs {size:,} bytes,"
             f" and its external data has the length {length:,}",
         )
-    return (
-        path,
-        min(offset or 0, status.st_size),
-        min(rest, size),
-    )  # a length need not be said
+    # The length is optional.
+    return path, min(offset or 0, status.st_size), min(available, size)
 
 
 def _load_external(tensor: TensorProto, path: Path, offset: int, length: int) -> None:
-    """Move the values of a tensor from where they lie into the tensor."""
+    """Load the values of an external tensor into the tensor."""
     try:
         with path.open("rb") as file:
             file.seek(offset)
@@ -235,9 +225,8 @@ def _whole(tensor: TensorProto, info: dict[str, str], key: str) -> int | None:
     text = info.get(key)
     if text is None:
         return None
-    if not (
-        text.isascii() and text.isdecimal() and len(text) < 20
-    ):  # of what 64 bits hold
+    # At most 19 digits fit 64 bits.
+    if not (text.isascii() and text.isdecimal() and len(text) < 20):
         raise ModelError(
             f"tensor {tensor.name!r}: the {key} of its external data is {text[:80]!r};"
             " it must be a number of bytes",
@@ -246,43 +235,44 @@ def _whole(tensor: TensorProto, info: dict[str, str], key: str) -> int | None:
 
 
 def _locate(tensor: TensorProto, location: str, model: Path) -> Path:
-    """The file that holds a tensor: in the folder of the model, or, where the model is a symbolic
-    link, in the folder of the file that it leads to, which is how caches lay models out. Anything
-    else may be an attack (CVE-2025-51480).
+    """Return the file of an external tensor, which must lie in the folder of the model.
+
+    If the model is a symbolic link, the file may also lie in the folder of the link's target, as in
+    download caches. Other locations may be an attack (CVE-2025-51480).
     """
-    written = f"tensor {tensor.name!r}: external data {location!r}"
+    where = f"tensor {tensor.name!r}: external data {location!r}"
     if "\0" in location:
-        raise ModelError(f"{written} is not the name of a file")
-    named = os.path.normpath(location)
+        raise ModelError(f"{where} is not the name of a file")
+    normalized = os.path.normpath(location)
     try:
         path = (model.parent / location).resolve()
-        homes = [model.parent.resolve(), model.resolve().parent]
-    except (OSError, RuntimeError) as error:  # links that lead in a circle
-        raise ModelError(f"{written} cannot be found: {error}") from error
-    climbs = Path(named).is_absolute() or ".." in Path(named).parts
-    if climbs or not any(map(path.is_relative_to, homes)):
-        raise ModelError(f"{written} lies outside the model's folder {model.parent}")
+        folders = [model.parent.resolve(), model.resolve().parent]
+    except (OSError, RuntimeError) as error:  # circular links
+        raise ModelError(f"{where} cannot be found: {error}") from error
+    climbs = Path(normalized).is_absolute() or ".." in Path(normalized).parts
+    if climbs or not any(map(path.is_relative_to, folders)):
+        raise ModelError(f"{where} lies outside the model's folder {model.parent}")
     return path
 
 
 def external_files(model: ModelProto) -> set[str]:
-    """The files, as the model names them, that hold tensors which are not loaded."""
-    entries = [
-        entry
-        for tensor, _ in _tensors(model)
-        if uses_external_data(tensor)
-        for entry in tensor.external_data
-    ]
-    return {entry.value for entry in entries if entry.key == "location"}
+    """Return the files of external tensors, as the model names them."""
+    files = set[str]()
+    for tensor, _ in _tensors(model):
+        if uses_external_data(tensor):
+            info = {entry.key: entry.value for entry in tensor.external_data}
+            if "location" in info:
+                files.add(info["location"])
+    return files
 
 
 def has_external_data(path: Path) -> bool:
-    """Whether any tensor of the model in a file lies in another file."""
+    """Return whether a model file has external tensors."""
     return bool(external_files(read_stored(path)))
 
 
 def data_file(path: Path) -> Path:
-    """Where the large tensors of a model that is written to ``path`` go."""
+    """Return the file for the large tensors of a model that is written to ``path``."""
     return path.with_name(path.name + ".data")
 
 
@@ -294,24 +284,27 @@ def staged(
     external: bool,
     source: Path | None = None,
 ) -> Iterator[Path]:
-    """Write ``model`` to ``path`` atomically: the body of the ``with`` gets the file to verify
-    before it is renamed.
+    """Write ``model`` to ``path`` atomically, after the ``with`` body has verified the file.
 
-    The files are written into a temporary folder beside ``path``. Whatever goes wrong, in the
-    writing or in the body, neither a half-written file nor the temporary folder is left behind. The
-    body must have closed the file at its end.
+    The files are written into a temporary folder next to ``path``, and renamed at the end. After an
+    error, in the writing or in the body, neither a partial file nor the temporary folder is left.
+    The
+    body must close the file.
 
     Args:
-        model: what to write; it is not changed.
-        path: the model file; external data goes to ``<name>.data`` beside it.
+        model: the model, which is not changed.
+        path: the model file; external data goes to ``<name>.data`` next to it.
         external: write external data even below the protobuf limit.
-        source: a file that holds just this model, whose bytes are copied where it needs no external
-            data.
+        source: a file of the same model, whose bytes are copied if no external data is needed.
+
+    Yields:
+        The temporary model file.
     """
-    check_fields(model)  # nothing is written that could not be read again
+    # A file that could not be read again is never written.
+    check_fields(model)
     data = data_file(path).name
-    beside = external or estimate_bytes(model) > EXTERNAL_DATA_LIMIT
-    if beside and data_file(path).exists() and not _is_own(path, data):
+    separate = external or estimate_bytes(model) > EXTERNAL_DATA_LIMIT
+    if separate and data_file(path).exists() and not _is_own(path, data):
         raise ModelError(
             f"{path} needs {data_file(path)} for its weights, which exists and is not"
             " an earlier output's",
@@ -322,7 +315,7 @@ def staged(
     with scratch as folder:
         temporary = folder / path.name
         with _writing(path):
-            if beside:
+            if separate:
                 write_external(model, temporary, temporary.with_name(data))
             elif source is not None:
                 shutil.copyfile(source, temporary)
@@ -342,26 +335,21 @@ def staged(
 def _writing(path: Path) -> Iterator[None]:
     try:
         yield
-    except (
-        OSError,
-        EncodeError,
-    ) as error:  # the latter is a message of more than 2 GiB
+    except (OSError, EncodeError) as error:
+        # An EncodeError is about a message of more than 2 GiB.
         raise ModelError(
             f"{path} cannot be written: {getattr(error, 'strerror', None) or error}",
         ) from error
 
 
 def _remove_stale(path: Path, data: Path) -> None:
-    """Data of an earlier version of the same output would only mislead."""
+    """Remove the data file of an earlier version of the same output."""
     if data.exists() and _is_own(path, data.name):
         data.unlink()
 
 
 def _is_own(path: Path, data: str) -> bool:
-    """Whether the model in a file keeps tensors in another file of that name.
-
-    Not if there is none.
-    """
+    """Return whether the model in a file, if any, has external tensors in a file."""
     with contextlib.suppress(ModelError):
         return path.exists() and data in external_files(read_stored(path))
     return False

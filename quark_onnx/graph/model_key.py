@@ -1,4 +1,4 @@
-"""model_key: a hash that tells a model from every other one."""
+"""Hash a model, to recognize a model that was measured before."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from calibrators.onnx_runtime.session import initializers
 
 
 def model_key(model: ModelProto) -> str:
-    """Return the hash of a model's bytes, those in other files included.
+    """Return the hash of a model's bytes and of its external data.
 
-    What says nothing of the computation (producer, metadata, documentation of the model) does not
-    count.
+    Fields that do not change the computation (producer, metadata, documentation) do not count.
     """
     digest = hashlib.blake2b(digest_size=16)
     graph = model.graph
@@ -28,7 +27,7 @@ def model_key(model: ModelProto) -> str:
         *graph.sparse_initializer,
     ]
     parts += [tensor for tensor in graph.initializer if not is_stored(tensor)]
-    # not the model as a whole, which may be larger than a message can be
+    # part by part: protobuf serializes no message larger than 2 GiB
     for part in parts:
         data = part.SerializeToString(deterministic=True)
         digest.update(f"{len(data)} ".encode())

@@ -1,4 +1,4 @@
-"""Q/DQ pairs on moved tensors, where onnxruntime would insert them and fail.
+"""Write Q/DQ pairs on moved tensors, where onnxruntime would insert invalid ones.
 
 onnxruntime propagates the scale of a DequantizeLinear through the operators of `PROPAGATED`: it
 inserts a Q/DQ pair on every edge after them. In 1.32 two of these insertions are wrong:
@@ -29,7 +29,7 @@ PROPAGATED = frozenset(
 )
 #: Operators that onnxruntime may remove as no-ops before it propagates.
 _REMOVED = frozenset({"Cast", "Dropout", "Identity"})
-#: Those of 4-bit floats become standard ones where a model is written without functions.
+#: Functions for 4-bit floats become standard operators in a model without functions.
 _DEQUANTIZE = DEQUANTIZE | {float4.DEQUANTIZE}
 _QUANTIZE = QUANTIZE | {float4.QUANTIZE}
 #: Types of integer codes that no QuantizeLinear writes.
@@ -39,11 +39,9 @@ _OUTPUT_DTYPE_OPSET = 21
 
 
 def pair_moved(graph: Graph) -> int:
-    """Write a Q/DQ pair after each data movement after which onnxruntime must not insert one.
+    """Write Q/DQ pairs after moves, to keep onnxruntime from doing so; return the number.
 
-    Return how many.
-
-    The pair has the scale of the DequantizeLinear before the movement, so it changes no value. Its
+    A pair has the scale of the DequantizeLinear before the movement, so that no value changes. Its
     result takes over the tensor's name, because bodies and users read it by name.
     """
     captured = dict.fromkeys(name for node in graph.nodes for name in node.captures)
@@ -62,9 +60,7 @@ def pair_moved(graph: Graph) -> int:
 
 
 def _retyped(graph: Graph, tensor: str, dequantize: Node) -> bool:
-    """Return whether onnxruntime would insert an int8 pair after a tensor, and make it uint8 in
-    part.
-    """
+    """Return whether onnxruntime would insert an int8 pair and retype it partially to uint8."""
     if (
         graph.opset < _OUTPUT_DTYPE_OPSET
         or _codes_type(graph, dequantize) != TensorProto.INT8
@@ -77,10 +73,7 @@ def _retyped(graph: Graph, tensor: str, dequantize: Node) -> bool:
 
 
 def _moved_from(graph: Graph, tensor: str) -> Node | None:
-    """Return the per-tensor DequantizeLinear whose values a tensor holds, moved.
-
-    None if there is none.
-    """
+    """Return the per-tensor DequantizeLinear before the movements of a tensor, or None."""
     moved = False
     node = graph.producer(tensor)
     while (
@@ -98,16 +91,17 @@ def _moved_from(graph: Graph, tensor: str) -> Node | None:
         or not _has_one_scale(graph, node)
     ):
         return None
-    return None if _codes_type(graph, node) in _NOT_WRITTEN else node
+    if _codes_type(graph, node) in _NOT_WRITTEN:
+        return None
+    return node
 
 
 def _has_one_scale(graph: Graph, dequantize: Node) -> bool:
-    """Whether the scale is a scalar that does not depend on the activations."""
+    """Return whether the scale is a constant scalar."""
     scale = dequantize.inputs[1]
     producer = graph.producer(scale)
-    if (
-        producer is not None and producer.kind == "Cast"
-    ):  # a scale that is stored in float16
+    # A scale may be stored in float16, followed by a Cast.
+    if producer is not None and producer.kind == "Cast":
         scale = producer.inputs[0]
         producer = graph.producer(scale)
     shape = graph.shape(scale)
@@ -115,14 +109,14 @@ def _has_one_scale(graph: Graph, dequantize: Node) -> bool:
 
 
 def _codes_type(graph: Graph, dequantize: Node) -> int:
-    """Return the type of the codes; 0 if it is not known."""
+    """Return the type of the codes; 0 if unknown."""
     return graph.elem_type(dequantize.input(2) or dequantize.inputs[0])
 
 
 def _write_pair(graph: Graph, tensor: str, dequantize: Node) -> None:
     """Let a Q/DQ pair with the scale of ``dequantize`` compute ``tensor``.
 
-    Reuse an equal QuantizeLinear behind it.
+    An equal QuantizeLinear after it is reused.
     """
     producer = graph.producer(tensor)
     assert producer is not None
@@ -169,12 +163,12 @@ def _write_pair(graph: Graph, tensor: str, dequantize: Node) -> None:
 
 
 def _parameters(graph: Graph, dequantize: Node) -> tuple[str, ...]:
-    """Return names of scale and zero point.
+    """Return the names of scale and zero point.
 
     A QuantizeLinear without a zero point would write uint8.
     """
     if dequantize.op_type == float4.DEQUANTIZE:
-        return dequantize.inputs[1:2]  # it takes no zero point
+        return dequantize.inputs[1:2]  # no zero point
     if dequantize.input(2):
         return dequantize.inputs[1:3]
     dtype = helper.tensor_dtype_to_np_dtype(

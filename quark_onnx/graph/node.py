@@ -1,4 +1,4 @@
-"""Node: one operator of the graph, with its attributes read like a dictionary."""
+"""Node: an operator of a graph, with dictionary-like attributes."""
 
 from __future__ import annotations
 
@@ -8,29 +8,27 @@ from typing import Any
 import onnx
 from onnx import AttributeProto, GraphProto, NodeProto, helper
 
-#: The two spellings of the standard operator set.
+#: The two names of the standard operator set.
 STANDARD_DOMAINS = ("", "ai.onnx")
 _SINGLE_AXIS_OPSET = 13
-#: Operators that write codes under a given scale, and that read them, as ONNX and the vendors call
-#: them.
+#: Operators of ONNX and of vendors that quantize with a given scale, and that dequantize.
 QUANTIZE = frozenset(
     {"QuantizeLinear", "ExtendedQuantizeLinear", "VitisQuantizeLinear"},
 )
 DEQUANTIZE = frozenset(
     {"DequantizeLinear", "ExtendedDequantizeLinear", "VitisDequantizeLinear"},
 )
-#: How the text of a node begins that a rewrite has made for float arithmetic.
+#: Prefix of the doc_string of a node that a rewrite has created for float arithmetic.
 _STAYS_FLOAT = "stays float: "
 
 
 class Node:
-    """An operator.
-
-    It is compared by identity; its edges are changed by the verbs of ``Graph`` alone.
+    """An operator, compared by identity; the verbs of ``Graph`` change its edges.
 
     Attributes:
-        inputs, outputs: tensor names; an empty name is an omitted optional one.
-        captures: names that subgraphs of this node read from the graphs around them.
+        inputs: tensor names; an empty name is an omitted optional input.
+        outputs: tensor names; an empty name is an omitted optional output.
+        captures: names that subgraphs of this node read from outer graphs.
     """
 
     __slots__ = ("_proto", "captures", "inputs", "name", "outputs")
@@ -44,37 +42,38 @@ class Node:
 
     @property
     def op_type(self) -> str:
+        """Type of the operator, without the domain."""
         return self._proto.op_type
 
     @property
     def domain(self) -> str:
+        """Domain of the operator, empty for the standard domain."""
         return "" if self._proto.domain in STANDARD_DOMAINS else self._proto.domain
 
     @property
     def kind(self) -> str:
-        """The operator type, with its domain where that is not the standard one.
-
-        The key of the rules.
-        """
-        return f"{self.domain}::{self.op_type}" if self.domain else self.op_type
+        """Type of the operator, with a non-standard domain: the key of the rules."""
+        if self.domain:
+            return f"{self.domain}::{self.op_type}"
+        return self.op_type
 
     def attribute(self, name: str, default: Any = None) -> Any:
-        """Value of an attribute, ``default`` if the node has none of that name."""
+        """Return the value of an attribute; ``default`` if absent."""
         for attribute in self._proto.attribute:
             if attribute.name == name:
                 value = helper.get_attribute_value(attribute)
-                return (
-                    value.decode(errors="backslashreplace")
-                    if isinstance(value, bytes)
-                    else value
-                )
+                if isinstance(value, bytes):
+                    return value.decode(errors="backslashreplace")
+                return value
         return default
 
     def set_attribute(self, name: str, value: Any) -> None:
+        """Set the value of an attribute."""
         self.drop_attribute(name)
         self._proto.attribute.append(helper.make_attribute(name, value))
 
     def drop_attribute(self, name: str) -> None:
+        """Remove an attribute, if present."""
         kept = [
             attribute for attribute in self._proto.attribute if attribute.name != name
         ]
@@ -82,48 +81,52 @@ class Node:
         self._proto.attribute.extend(kept)
 
     def rename(self, op_type: str, domain: str = "") -> None:
-        """Become an operator that takes the same inputs."""
-        self._proto.op_type, self._proto.domain = op_type, domain
+        """Become a different operator with equal inputs."""
+        self._proto.op_type = op_type
+        self._proto.domain = domain
 
     def set_body(self, attribute: str, place: int, body: GraphProto) -> None:
-        """Replace a subgraph; ``place`` counts where the attribute holds several."""
+        """Replace a subgraph; ``place`` is the index in an attribute with several."""
         for candidate in self._proto.attribute:
             if candidate.name == attribute:
                 single = candidate.type == AttributeProto.GRAPH
-                (candidate.g if single else candidate.graphs[place]).CopyFrom(body)
+                target = candidate.g if single else candidate.graphs[place]
+                target.CopyFrom(body)
         self.captures = tuple(dict.fromkeys(_captured(self._proto)))
 
     @property
     def has_subgraph(self) -> bool:
+        """Whether an attribute holds a graph."""
         return any(
-            a.type in (AttributeProto.GRAPH, AttributeProto.GRAPHS)
-            for a in self._proto.attribute
+            attribute.type in (AttributeProto.GRAPH, AttributeProto.GRAPHS)
+            for attribute in self._proto.attribute
         )
 
     def input(self, index: int) -> str:
-        """Name of an input, empty if it is omitted."""
-        return self.inputs[index] if index < len(self.inputs) else ""
+        """Return the name of an input, empty if omitted."""
+        if index < len(self.inputs):
+            return self.inputs[index]
+        return ""
 
     @property
     def float_reason(self) -> str:
-        """Why the node is to stay float where there is float arithmetic, if a rewrite says so.
-
-        Else empty.
-        """
+        """Reason of a rewrite to keep the node float where possible; otherwise empty."""
         text = self._proto.doc_string
-        return text.removeprefix(_STAYS_FLOAT) if text.startswith(_STAYS_FLOAT) else ""
+        if text.startswith(_STAYS_FLOAT):
+            return text.removeprefix(_STAYS_FLOAT)
+        return ""
 
     def stay_float(self, reason: str) -> None:
-        """Say that the node is to stay float, in the text that travels with it through copies and
-        converters.
-        """
+        """Mark the node to stay float, in the doc_string, which survives conversions."""
         self._proto.doc_string = _STAYS_FLOAT + reason
 
     def to_proto(self) -> NodeProto:
+        """Return the node as protobuf."""
         proto = onnx.NodeProto()
         proto.CopyFrom(self._proto)
         proto.name = self.name
-        del proto.input[:], proto.output[:]
+        del proto.input[:]
+        del proto.output[:]
         proto.input.extend(self.inputs)
         proto.output.extend(self.outputs)
         return proto
@@ -133,58 +136,65 @@ class Node:
 
 
 def softmax_axis(node: Node, opset: int) -> int:
-    """The axis of a Softmax.
+    """Return the axis of a Softmax.
 
-    Before opset 13 it ran over all axes from there on, the second one unless it is said.
+    Before opset 13 a Softmax ran over all axes from there on, by default from the second one.
     """
     return int(node.attribute("axis", -1 if opset >= _SINGLE_AXIS_OPSET else 1))
 
 
 def subgraphs(proto: NodeProto) -> list[GraphProto]:
-    """The graphs among a node's attributes."""
-    return [
-        graph
-        for attribute in proto.attribute
-        for graph in (
-            [attribute.g]
-            if attribute.type == AttributeProto.GRAPH
-            else attribute.graphs
-        )
-    ]
+    """Return the graphs among a node's attributes."""
+    graphs = list[GraphProto]()
+    for attribute in proto.attribute:
+        if attribute.type == AttributeProto.GRAPH:
+            graphs.append(attribute.g)
+        else:
+            graphs.extend(attribute.graphs)
+    return graphs
+
+
+def defined_names(graph: GraphProto) -> set[str]:
+    """Return the names of inputs, initializers and results of nodes."""
+    names = {value.name for value in graph.input}
+    names.update(tensor.name for tensor in graph.initializer)
+    for node in graph.node:
+        names.update(node.output)
+    return names
 
 
 def inner_nodes(nodes: Iterable[Node]) -> list[Node]:
-    """The nodes in the subgraphs of these, however deep.
+    """Return the nodes in the subgraphs of nodes, at any depth.
 
-    Those without a name get that which a graph gives them.
+    Nodes without a name get one, as in a graph.
     """
-    found, todo = list[Node](), [node.to_proto() for node in nodes if node.has_subgraph]
+    inner = list[Node]()
+    todo = [node.to_proto() for node in nodes if node.has_subgraph]
     while todo:
         for graph in subgraphs(todo.pop()):
             todo += graph.node
-            found += map(Node, graph.node)
-    for node in found:
+            inner += map(Node, graph.node)
+    for node in inner:
         node.name = node.name or f"{node.op_type}_{next(iter(node.outputs), '')}"
-    return found
+    return inner
 
 
 def _captured(proto: NodeProto) -> list[str]:
-    """Names read inside the subgraphs of a node but not defined there."""
+    """Return the names that subgraphs of a node read, but do not define."""
     names: list[str] = []
     for graph in subgraphs(proto):
-        known = {value.name for value in graph.input} | {
-            tensor.name for tensor in graph.initializer
-        }
-        known |= {sparse.values.name for sparse in graph.sparse_initializer}
-        known |= {name for node in graph.node for name in node.output}
-        used = [name for node in graph.node for name in (*node.input, *_captured(node))]
+        defined = defined_names(graph)
+        defined.update(sparse.values.name for sparse in graph.sparse_initializer)
+        used = list[str]()
+        for node in graph.node:
+            used += [*node.input, *_captured(node)]
         used += [value.name for value in graph.output]
-        names += [name for name in used if name and name not in known]
+        names += [name for name in used if name and name not in defined]
     return names
 
 
 def name_apart(nodes: Iterable[Node], fresh: Callable[[str], str]) -> None:
-    """Nodes are told apart by name, so each gets one of its own."""
+    """Give nodes unique names."""
     seen: set[str] = set()
     for node in nodes:
         if not node.name or node.name in seen:
@@ -195,7 +205,7 @@ def name_apart(nodes: Iterable[Node], fresh: Callable[[str], str]) -> None:
 
 
 def sparse_names(graph: GraphProto) -> frozenset[str]:
-    """The sparse constants of a graph: initializers, and what Constant nodes hold."""
+    """Return the names of the sparse constants of a graph."""
     names = {sparse.values.name for sparse in graph.sparse_initializer}
     for node in graph.node:
         if any(attribute.name == "sparse_value" for attribute in node.attribute):
@@ -204,16 +214,12 @@ def sparse_names(graph: GraphProto) -> frozenset[str]:
 
 
 def all_names(graph: GraphProto) -> set[str]:
-    """Every tensor and node name in a graph and its subgraphs."""
-    names = {
-        value.name
-        for part in (graph.input, graph.output, graph.value_info)
-        for value in part
-    }
-    names |= {tensor.name for tensor in graph.initializer}
-    names |= {sparse.values.name for sparse in graph.sparse_initializer}
+    """Return every tensor and node name in a graph and its subgraphs."""
+    names = defined_names(graph)
+    names.update(value.name for value in (*graph.output, *graph.value_info))
+    names.update(sparse.values.name for sparse in graph.sparse_initializer)
     for node in graph.node:
-        names |= {node.name, *node.input, *node.output}
+        names.update([node.name, *node.input])
         for inner in subgraphs(node):
             names |= all_names(inner)
     return names - {""}

@@ -1,8 +1,7 @@
-"""The operators of a graph and of the bodies in it as one flat list, in which values pass in and
-out of bodies.
+"""Flatten the operators of a graph and of the bodies into a list.
 
-An If, Loop or Scan is replaced by operations that join what its bodies are given and what they hand
-out, so that an analysis of the data flow need not know of bodies.
+An If, Loop or Scan is replaced by operations that connect the inputs and outputs of its bodies with
+the outer graph, so that data-flow analyses need not know bodies.
 """
 
 from __future__ import annotations
@@ -24,27 +23,27 @@ from quark_onnx.graph.control_inputs import (
 from quark_onnx.graph.graph import Graph
 from quark_onnx.graph.node import Node
 
-#: The way to a body: the first output of each control flow node, the attribute and its place.
+#: Path to a body: per control flow node its first output, the attribute, and the index in it.
 Path = tuple[tuple[str, str, int], ...]
-#: A tensor: the way to the graph that defines it, and its name there.
+#: A tensor: the path to the graph that defines it, and its name there.
 Tensor = tuple[Path, str]
 
-#: More values than a shape, the padding or the region of interest of any tensor has.
+#: Most values of the shape, padding or region of interest of a tensor.
 FEW = 16
 _CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})
-#: Before this opset a Scan had the lengths of its sequences as its first input.
+#: First opset at which a Scan no longer has the sequence lengths as its first input.
 _SCAN_OPSET = 9
 
 
 @dataclass(frozen=True)
 class Operation:
-    """An operator, or the joint between a body and what is around it.
+    """An operator, or a connection between a body and the outer graph.
 
     Attributes:
-        kind: the operator type, that of the control flow node for a joint.
+        kind: the operator type, that of the control flow node for a connection.
         inputs: without omitted ones.
         outputs: without omitted ones.
-        controls: those of its inputs that are read as shapes, scales, positions or conditions.
+        controls: inputs that are read as shapes, scales, positions or conditions.
     """
 
     kind: str
@@ -55,18 +54,18 @@ class Operation:
 
 @dataclass
 class Operations:
-    """The flat list, and what is known of its tensors.
+    """The flat list, with the known properties of its tensors.
 
     Attributes:
-        sequence: in an order in which most tensors are computed before they are read.
-        inputs: of the model.
-        constants: initializers, and what Constant nodes hold.
-        tables: those of them that are neither shapes nor positions.
-        learned: those of ``tables`` with more than a few values.
-        integers: tensors of int32, int64 or bool, or of another integer type.
+        sequence: operations, most of them after the producers of their inputs.
+        inputs: inputs of the model.
+        constants: initializers, and the values of Constant nodes.
+        tables: constants that are neither shapes nor positions.
+        learned: ``tables`` with more than a few values.
+        integers: tensors of integer types or bool.
         static: tensors whose shape is known.
-        small: tensors of a few values; ``flat`` is those of them without axes or with one.
-        flat: see ``small``.
+        small: tensors of a few values.
+        flat: ``small`` tensors of rank 0 or 1.
     """
 
     sequence: list[Operation] = field(default_factory=list)
@@ -81,14 +80,14 @@ class Operations:
 
     @classmethod
     def of(cls, graph: Graph, path: Path = ()) -> Operations:
-        """The operations of a graph and of its bodies."""
+        """Return the operations of a graph and of its bodies."""
         result = cls()
         result._add_graph(graph, path, {})
         result.inputs |= {(path, value.name) for value in graph.inputs}
         return result
 
     def _add_graph(self, graph: Graph, path: Path, outer: Mapping[str, Tensor]) -> None:
-        """Add the nodes of a graph; ``outer`` has the tensors that are defined around it."""
+        """Add the nodes of a graph; ``outer`` has the captured tensors."""
 
         def tensor(name: str) -> Tensor:
             return outer.get(name, (path, name))
@@ -109,7 +108,8 @@ class Operations:
                 self._add_node(graph, node, reads, path)
 
     def _describe(self, graph: Graph, name: str, tensor: Tensor) -> None:
-        elem_type, shape = graph.elem_type(name), graph.shape(name)
+        elem_type = graph.elem_type(name)
+        shape = graph.shape(name)
         if elem_type in _INTEGERS:
             self.integers.add(tensor)
         sizes = [size for size in shape or () if isinstance(size, int)]
@@ -128,7 +128,8 @@ class Operations:
             self.constants.add(tensor)
             if elem_type not in CONTROL_TYPES:
                 self.tables.add(tensor)
-                self.learned |= set() if few else {tensor}
+                if not few:
+                    self.learned.add(tensor)
 
     def _add_node(
         self,
@@ -137,16 +138,15 @@ class Operations:
         reads: Mapping[str, Tensor],
         path: Path,
     ) -> None:
-        """Add an operator; ``reads`` has the tensors that it and its bodies read, by name."""
+        """Add an operator; ``reads`` has the inputs of node and bodies, by name."""
         controls = {node.inputs[index] for index in control_inputs(node, graph.opset)}
         if not has_schema(node):
             controls |= {
                 name for name in reads if graph.elem_type(name) in CONTROL_TYPES
             }
         if node.kind == "Cast" and node.attribute("to") in CONTROL_TYPES:
-            controls |= (
-                reads.keys()
-            )  # it cuts off the fraction of what becomes a position
+            # The Cast truncates values that become positions.
+            controls |= reads.keys()
         self.integers |= {(path, name) for name in _integer_results(node, graph.opset)}
         outputs = tuple((path, name) for name in node.outputs if name)
         steering = tuple(reads[name] for name in reads if name in controls)
@@ -161,12 +161,13 @@ class Operations:
         reads: Mapping[str, Tensor],
         path: Path,
     ) -> None:
-        """Add the nodes of a node's bodies and what joins them with the tensors around them."""
+        """Add the nodes of a node's bodies, and connect them with the outer graph."""
         given = [reads.get(name) for name in node.inputs]
         for body in bodies(graph, node, weights=False):
-            inner, inside = Graph(body.model), (*path, step(body))
+            inner = Graph(body.model)
+            inside = (*path, step(body))
             borrowed = {name: reads[name] for name in body.borrowed}
-            own = [
+            body_inputs = [
                 (inside, value.name)
                 for value in inner.inputs
                 if value.name not in borrowed
@@ -175,7 +176,7 @@ class Operations:
                 borrowed.get(value.name, (inside, value.name))
                 for value in inner.outputs
             ]
-            self._join_inputs(graph, node, given, own, results)
+            self._join_inputs(graph, node, given, body_inputs, results)
             self._add_graph(inner, inside, borrowed)
             self._join_outputs(node, given, results, path)
 
@@ -184,29 +185,29 @@ class Operations:
         graph: Graph,
         node: Node,
         given: list[Tensor | None],
-        own: list[Tensor],
+        body_inputs: list[Tensor],
         results: list[Tensor],
     ) -> None:
-        """Let the inputs of a body hold what they are given at the first step, and what the step
-        before hands out.
-        """
-        later: list[Tensor | None] = []
+        """Connect the inputs of a body with the values of the first and of the previous step."""
+        carried: list[Tensor | None] = []
         if node.kind == "Loop":
-            later = [None, *results]
+            carried = [None, *results]
         elif node.kind == "Scan":
-            given = given[1:] if graph.opset < _SCAN_OPSET else given
-            later = list(
-                results[: len(own) - int(node.attribute("num_scan_inputs", 0))],
+            if graph.opset < _SCAN_OPSET:
+                given = given[1:]
+            carried = list(
+                results[: len(body_inputs) - int(node.attribute("num_scan_inputs", 0))],
             )
-        elif (
-            node.kind != "If"
-        ):  # it is not known which input is given to which input of the body
+        elif node.kind != "If":
+            # An unknown operator: any input may reach any input of the body.
             self.sequence += [
                 Operation(node.kind, tuple(filter(None, given)), (tensor,))
-                for tensor in own
+                for tensor in body_inputs
             ]
             return
-        for tensor, *sources in zip_longest(own, given[: len(own)], later[: len(own)]):
+        for tensor, *sources in zip_longest(
+            body_inputs, given[: len(body_inputs)], carried[: len(body_inputs)]
+        ):
             self.sequence.append(
                 Operation(node.kind, tuple(filter(None, sources)), (tensor,)),
             )
@@ -218,19 +219,17 @@ class Operations:
         results: list[Tensor],
         path: Path,
     ) -> None:
-        """Let the outputs of a node hold what its body hands out, or what it was given where no
-        step is run.
-        """
+        """Connect the outputs of node and body, or the initial values."""
         controls: list[Tensor | None] = []
-        first: list[Tensor | None] = []
+        initial: list[Tensor | None] = []
         if node.kind == "If":
             controls = given[:1]
         elif node.kind == "Loop":
             controls = [*given[:2], *results[:1]]
-            first = given[2:]
+            initial = given[2:]
             results = results[1:]
         steering = tuple(filter(None, controls))
-        sources = zip_longest(results, first[: len(results)])
+        sources = zip_longest(results, initial[: len(results)])
         for name, values in zip(node.outputs, sources, strict=False):
             if name:
                 reads = (*steering, *filter(None, values))
@@ -240,12 +239,19 @@ class Operations:
 
 
 def step(body: Body) -> tuple[str, str, int]:
-    """The last step of the way to a body."""
-    return next(filter(None, body.node.outputs), ""), body.attribute, body.place
+    """Return the last step of the path to a body."""
+    return (
+        next(
+            filter(None, body.node.outputs),
+            "",
+        ),
+        body.attribute,
+        body.place,
+    )
 
 
 def _integer_results(node: Node, opset: int) -> list[str]:
-    """The outputs whose type is an integer or bool by the operator alone."""
+    """Return the outputs whose type is an integer or bool by the operator alone."""
     indices = set(integer_results(node.kind, opset))
     if node.kind == "Cast" and node.attribute("to") in _INTEGERS:
         indices.add(0)

@@ -1,4 +1,7 @@
-"""Scales and zero points as initializers, stored where scripts for onnxruntime read them."""
+"""Store scales and zero points as initializers, in typed fields.
+
+Scripts for onnxruntime read them there.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,7 @@ from quark_onnx.graph.graph import Graph
 
 
 def add_parameter(graph: Graph, name: str, array: NDArray[Any]) -> str:
-    """Add an initializer in the field that belongs to its type (``float_data``, ``int32_data``).
-
-    Its name.
-    """
+    """Add an initializer in its type's field (``float_data``, ``int32_data``); return the name."""
     name = graph.fresh(name)
     kind = helper.np_dtype_to_tensor_dtype(array.dtype)
     graph.initializers[name] = helper.make_tensor(

@@ -1,4 +1,4 @@
-"""Ranks of what nodes read, and the axes that they name, checked before rules index shapes by them."""  # noqa: E501
+"""Check the ranks of inputs, and the axes in attributes, before rules index shapes."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _AXIS = frozenset(
     """ArgMax ArgMin Compress Concat Flatten Gather GatherElements Hardmax LayerNormalization LogSoftmax LpNormalization
     Scatter ScatterElements Softmax Split TopK""".split(),  # noqa: E501, SIM905
 )
-#: Operators whose attribute ``axes`` does.
+#: Operators whose attribute ``axes`` names axes of the first input.
 _AXES = frozenset(
     """ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum
     ReduceSumSquare Squeeze""".split(),  # noqa: E501, SIM905
 )
 
 
-#: Least and greatest rank of inputs, by place: those that hold weights.
+#: Least and greatest rank of inputs, by index, for inputs that hold weights.
 _ANY = 2**31
 _RANKS: dict[str, dict[int, tuple[int, int]]] = {
     "Conv": {1: (3, _ANY), 2: (1, 1)},
@@ -30,22 +30,24 @@ _RANKS: dict[str, dict[int, tuple[int, int]]] = {
     "Gemm": {0: (2, 2), 1: (2, 2), 2: (0, 2)},
     "MatMul": {0: (1, _ANY), 1: (1, _ANY)},
     "BatchNormalization": dict.fromkeys(range(1, 5), (1, 1)),
-    **dict.fromkeys(("GRU", "LSTM", "RNN"), dict.fromkeys(range(3), (3, 3))),
+    **dict.fromkeys(
+        ("GRU", "LSTM", "RNN"),
+        dict.fromkeys(range(3), (3, 3)),
+    ),
 }
 
 
 def check_ranks(graph: GraphProto, around: Mapping[str, int] | None = None) -> None:
-    """Check that what nodes read has a rank that they take, and the axes that they name, as far as
-    ranks are known.
+    """Check the known ranks of nodes' inputs, and the axes in attributes.
 
-    onnxruntime refuses what has not. Rules look at shapes before a session does.
+    onnxruntime refuses wrong ones, but rules look at shapes before a session does.
 
     Args:
-        graph: with inferred shapes.
-        around: ranks of the tensors that a body may read from the graphs around it.
+        graph: a graph with inferred shapes.
+        around: ranks of the tensors that a body may capture.
 
     Raises:
-        ModelError: the rank is another one, or there is no such axis; the message names the node.
+        ModelError: a rank is wrong, or there is no such axis; the message names the node.
     """
     ranks = dict(around or {})
     for tensor in graph.initializer:
@@ -66,13 +68,12 @@ def _check_inputs(node: NodeProto, ranks: Mapping[str, int]) -> None:
     for place, (least, greatest) in _RANKS.get(node.op_type, {}).items():
         name = node.input[place] if place < len(node.input) else ""
         if name in ranks and not least <= ranks[name] <= greatest:
-            takes = (
-                f"{least} or more"
-                if greatest == _ANY
-                else f"{least} to {greatest}"
-                if least < greatest
-                else least
-            )
+            if greatest == _ANY:
+                takes = f"{least} or more"
+            elif least < greatest:
+                takes = f"{least} to {greatest}"
+            else:
+                takes = str(least)
             raise ModelError(
                 f"{_called(node)}: its input {name!r} has the rank {ranks[name]}; it"
                 f" takes {takes}",
@@ -86,9 +87,8 @@ def _called(node: NodeProto) -> str:
 def _check_axes(node: NodeProto, rank: int) -> None:
     for attribute in node.attribute:
         named = _named(node.op_type, attribute)
-        end = (
-            rank + 1 if node.op_type == "Flatten" else rank
-        )  # which may put all axes into the first of two
+        # Flatten may put all axes into the first of two.
+        end = rank + 1 if node.op_type == "Flatten" else rank
         wrong = [axis for axis in named if not -rank <= axis < max(end, 1)]
         if wrong:
             raise ModelError(

@@ -1,4 +1,4 @@
-"""A part of a graph as a model of its own."""
+"""Extract a part of a graph as a model."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ def segment(
     *,
     sized: bool = False,
 ) -> ModelProto:
-    """The model that computes some tensors of a graph from others.
+    """Return the model between given tensors of a graph and results.
 
     Args:
-        nodes: what computes them.
-        given: the tensors that it starts from, with a value each; types and ranks are those of the
-            values.
-        results: the tensors to compute; onnxruntime infers their types.
-        sized: what is given has the sizes that the graph says, too, where its value has them.
+        graph: the graph.
+        nodes: the nodes that compute them.
+        given: inputs of the model, with a value each, which gives type and rank.
+        results: outputs of the model; onnxruntime infers their types.
+        sized: declare sizes of inputs, too, where graph and value agree.
     """
     model = graph.shell()
     part = model.graph
     part.name = "segment"
     part.node.extend(node.to_proto() for node in nodes)
-    read = dict.fromkeys(
-        name for node in nodes for name in (*node.inputs, *node.captures) if name
-    )
+    read: dict[str, None] = {}
+    for node in nodes:
+        names = [name for name in (*node.inputs, *node.captures) if name]
+        read.update(dict.fromkeys(names))
     for name in read:
         if name in given:
             part.input.append(_declared(graph, name, given[name], sized=sized))
         elif name in graph.initializers:
             part.initializer.append(graph.initializers[name])
-            part.input.extend(
-                value for value in graph.inputs if value.name == name
-            )  # a default is no constant
+            # An initializer that is also an input is only a default.
+            part.input.extend(value for value in graph.inputs if value.name == name)
     part.output.extend(ValueInfoProto(name=name) for name in results)
     model.ir_version = ir_version_for(model)
     return model
@@ -62,9 +62,10 @@ def _declared(
     if kind == TensorProto.UNDEFINED:
         kind = helper.np_dtype_to_tensor_dtype(np.asarray(value).dtype)
     sizes: list[int | str | None] = [None] * np.ndim(value)
-    if sized and len(said := graph.shape(name) or ()) == len(sizes):
+    shape = graph.shape(name) or ()
+    if sized and len(shape) == len(sizes):
         sizes = [
             dim if dim == size or isinstance(dim, str) else None
-            for dim, size in zip(said, value.shape, strict=True)
+            for dim, size in zip(shape, value.shape, strict=True)
         ]
     return helper.make_tensor_value_info(name, kind, sizes)

@@ -1,13 +1,12 @@
-"""Which tensors are shape arithmetic: values that say how large a tensor is or where its values
-lie.
+"""Find the tensors of shape arithmetic: values that are sizes or positions.
 
 Two properties decide, both of them for any operator:
 
 * *Origin*, forward: a tensor is computed from constants and sizes of tensors alone, from integers
   as well, or from a signal. Integers that meet a learned table or weight, such as the table of an
   embedding, become a signal.
-* *Use*, backward: a tensor is read as a shape, a scale, a position, a count or a condition, or
-  something is that is computed from it.
+* *Use*, backward: a tensor, or a tensor computed from it, is read as a shape, a scale, a position,
+  a count or a condition.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from quark_onnx.graph.operations import Operation, Operations, Path, Tensor, ste
 
 
 class Origin(IntEnum):
-    """What a tensor is computed from; the larger one decides where two of them meet."""
+    """The source of a tensor's values; of two sources the larger one decides."""
 
     CONSTANTS = 0
     SIZES = 1
@@ -32,7 +31,7 @@ class Origin(IntEnum):
 
 
 _SIZES = frozenset({"Shape", "Size", "SequenceLength"})
-#: Of a constant they read a table of a few values, too.
+#: Operators for which even a constant of a few values is a learned table.
 _LOOKING_UP = frozenset({"Gather", "GatherElements", "GatherND"})
 _RANDOM = frozenset(
     {
@@ -44,7 +43,7 @@ _RANDOM = frozenset(
         "RandomUniformLike",
     },
 )
-#: Operators of whose results the values decide how large they are.
+#: Operators whose result sizes depend on values.
 _COUNTING = frozenset(
     {
         "Compress",
@@ -52,14 +51,14 @@ _COUNTING = frozenset(
         "NonZero",
         "StringSplit",
         "Unique",
+        "com.microsoft::BeamSearch",
+        "com.microsoft::GreedySearch",
+        "com.microsoft::Sampling",
         "com.microsoft::Unique",
-    }
-    | {
-        f"com.microsoft::{name}"
-        for name in ("BeamSearch", "GreedySearch", "Sampling", "WhisperBeamSearch")
+        "com.microsoft::WhisperBeamSearch",
     },
 )
-#: Of operators of other domains it is not known whether they select values.
+#: Operators of other domains may select values.
 _KNOWN_DOMAINS = frozenset(
     {
         "",
@@ -82,8 +81,7 @@ _SIZE_ALONE = "is a few values computed from sizes of tensors alone"
 
 
 class ShapeArithmetic:
-    """The tensors of a graph that are shape arithmetic, and the outputs whose shape depends on
-    data.
+    """The tensors of shape arithmetic in a graph, and the outputs of data-dependent shape.
 
     Built once by `of` for a graph with its bodies; `inside` is the view of a body.
     """
@@ -102,11 +100,12 @@ class ShapeArithmetic:
 
     @classmethod
     def of(cls, graph: Graph) -> ShapeArithmetic:
-        """Analyze a graph and the bodies in it."""
+        """Analyze a graph with the bodies."""
         operations = Operations.of(graph)
         raw = _origins(operations, integers_stay_integers=False)
         origins = _origins(operations, integers_stay_integers=True)
-        reasons, shared = dict[Tensor, str](), set[Tensor]()
+        reasons = dict[Tensor, str]()
+        shared = set[Tensor]()
         for tensor in _read_as_shapes(operations, origins):
             origin = origins.get(tensor, Origin.SIGNAL)
             if tensor not in operations.integers | operations.constants:
@@ -119,7 +118,7 @@ class ShapeArithmetic:
         return cls(reasons, shared, _sized_by_data(operations, raw))
 
     def inside(self, body: Body) -> ShapeArithmetic:
-        """The same for a body of the graph."""
+        """Return the view of a body of the graph."""
         return ShapeArithmetic(
             self._reasons,
             self._shared,
@@ -128,35 +127,36 @@ class ShapeArithmetic:
         )
 
     def reason(self, tensor: str) -> str:
-        """Why a tensor is never quantized, whoever reads it; empty if it may be.
+        """Return the reason never to quantize a tensor; empty if quantizable.
 
-        Integers that are not only read as a shape may be a signal elsewhere, such as the pixels of
-        an image.
+        Integers that have other uses, too, may be a signal there, such as the pixels of an image.
         """
         key = (self._path, tensor)
-        return "" if key in self._shared else self._reasons.get(key, "")
+        if key in self._shared:
+            return ""
+        return self._reasons.get(key, "")
 
     def computed_by(self, node: Node) -> str:
-        """Why a node stays float as a part of shape arithmetic; empty if it is none."""
+        """Return why a node is part of shape arithmetic; empty if it is not."""
         for name in node.outputs:
-            if why := self._reasons.get((self._path, name), ""):
+            why = self._reasons.get((self._path, name), "")
+            if why:
                 return f"its result {why}"
         return ""
 
     def exact_inputs(self, node: Node, opset: int) -> dict[str, str]:
-        """The inputs that a node has to read unrounded, whatever others read of them, and why."""
+        """Return the inputs that a node has to read unrounded, with the reason."""
         names = {
             node.inputs[index]: f"its reader {node.name} reads it as a shape"
             for index in control_inputs(node, opset)
         }
-        if why := self.computed_by(node):
+        why = self.computed_by(node)
+        if why:
             names |= {name: why for name in node.inputs if name}
         return names
 
     def sized_by_data(self, tensor: str) -> bool:
-        """Whether values of a signal decide the shape of a tensor, as in a detector that selects
-        boxes.
-        """
+        """Return whether the shape of a tensor depends on signal values, as in box selection."""
         return (self._path, tensor) in self._sized
 
 
@@ -165,19 +165,21 @@ def _origins(
     *,
     integers_stay_integers: bool,
 ) -> dict[Tensor, Origin]:
-    """The origin of each tensor that is computed.
+    """Return the origins of computed tensors.
 
     Args:
+        operations: the operations.
         integers_stay_integers: an integer computed from a signal, such as the position of a
             maximum, counts as an integer and not as a signal.
     """
     origins = dict.fromkeys(operations.constants, Origin.CONSTANTS)
     for tensor in operations.inputs - operations.constants:
-        origins[tensor] = (
-            Origin.INTEGERS if tensor in operations.integers else Origin.SIGNAL
-        )
+        origins[tensor] = Origin.SIGNAL
+        if tensor in operations.integers:
+            origins[tensor] = Origin.INTEGERS
     changed = True
-    while changed:  # more than once only where a loop carries values to its next step
+    # Several rounds are needed only if a loop carries values to its next step.
+    while changed:
         changed = False
         for operation in operations.sequence:
             origin = _origin(operation, operations, origins)
@@ -208,41 +210,44 @@ def _origin(
     learned = not operations.learned.isdisjoint(operation.inputs)
     if operation.kind in _LOOKING_UP and operation.inputs[0] in operations.tables:
         learned = True
-    return Origin.SIGNAL if learned and origin > Origin.CONSTANTS else origin
+    if learned and origin > Origin.CONSTANTS:
+        return Origin.SIGNAL
+    return origin
 
 
 def _read_as_shapes(
     operations: Operations,
     origins: dict[Tensor, Origin],
 ) -> set[Tensor]:
-    """The tensors that are read as shapes and are no signal of many values, by way of any
-    operators.
+    """Return the tensors that are read as shapes, directly or indirectly.
+
+    Signals of many values are excluded.
     """
     producers = defaultdict[Tensor, list[Operation]](list)
     for operation in operations.sequence:
         for tensor in operation.outputs:
             producers[tensor].append(operation)
-    todo = [
-        tensor for operation in operations.sequence for tensor in operation.controls
-    ]
-    found = set[Tensor]()
+    todo = list[Tensor]()
+    for operation in operations.sequence:
+        todo += operation.controls
+    shapes = set[Tensor]()
     while todo:
         tensor = todo.pop()
         exact = (
             origins.get(tensor, Origin.CONSTANTS) < Origin.SIGNAL
             or tensor in operations.flat
         )
-        if tensor in found or not exact:
+        if tensor in shapes or not exact:
             continue
-        found.add(tensor)
+        shapes.add(tensor)
         for operation in producers[tensor]:
             if operation.kind not in _SIZES:
                 todo += operation.inputs
-    return found
+    return shapes
 
 
 def _sized_by_data(operations: Operations, raw: dict[Tensor, Origin]) -> set[Tensor]:
-    """The tensors whose shape depends on values of a signal."""
+    """Return the tensors whose shape depends on values of a signal."""
     sized = set[Tensor]()
     changed = True
     while changed:
@@ -250,16 +255,16 @@ def _sized_by_data(operations: Operations, raw: dict[Tensor, Origin]) -> set[Ten
         for operation in operations.sequence:
             if sized.issuperset(operation.outputs):
                 continue
-            counted = operation.controls
+            deciding = operation.controls
             if (
                 operation.kind in _COUNTING
                 or operation.kind.rpartition("::")[0] not in _KNOWN_DOMAINS
             ):
-                counted = operation.inputs
+                deciding = operation.inputs
             elif operation.kind in KEEPS_SIZE:
-                counted = ()
+                deciding = ()
             if any(
-                raw.get(tensor) is Origin.SIGNAL for tensor in counted
+                raw.get(tensor) is Origin.SIGNAL for tensor in deciding
             ) or not sized.isdisjoint(operation.inputs):
                 sized.update(operation.outputs)
                 changed = True

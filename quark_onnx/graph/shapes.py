@@ -1,4 +1,4 @@
-"""Types and shapes of tensors, as far as they can be inferred.
+"""Infer types and shapes of tensors, as far as possible.
 
 Failing to infer is never an error.
 """
@@ -17,13 +17,11 @@ from quark_onnx.graph.pool_windows import POOLS, without_those_in_padding
 
 logger = logging.getLogger(__name__)
 
-#: The contents of initializers above this size in bytes do not matter for shapes; leaving them out
-#: makes large models cheap.
+#: Larger initializers (in bytes) do not determine shapes; omitting them makes large models cheap.
 LARGE = 4096
-#: Elements of a vector beyond which onnx's data propagation is left out.
+#: Length of a vector beyond which onnx's data propagation is skipped.
 _LONG = 1 << 20
-#: Operators of com.microsoft and of AMD's domains, and those that onnx infers alike and knows at
-#: any opset.
+#: Operators of com.microsoft and of AMD's domains, with standard operators of equal shape rules.
 _TWINS = {
     "QuantizeLinear": "QuantizeLinear",
     "DequantizeLinear": "DequantizeLinear",
@@ -44,7 +42,7 @@ _DOMAINS = frozenset(
 
 
 def is_static(shape: Sequence[int | str | None] | None) -> bool:
-    """Whether every size of a shape is known.
+    """Return whether every size of a shape is known.
 
     >>> is_static((1, 3)), is_static(("N", 3)), is_static(()), is_static(None)
     (True, False, True, False)
@@ -56,11 +54,11 @@ def infer_values(
     skeleton: ModelProto,
     initializers: Iterable[TensorProto],
 ) -> dict[str, ValueInfoProto]:
-    """Types and shapes of the tensors that a model's nodes compute, by name.
+    """Return types and shapes of the results of a model's nodes, by name.
 
     Args:
-        skeleton: the model without its initializers; it is consumed.
-        initializers: what it lacks.
+        skeleton: the model without its initializers, which is consumed.
+        initializers: the missing initializers.
     """
     declared = {value.name for value in skeleton.graph.input}
     for tensor in initializers:
@@ -75,29 +73,30 @@ def infer_values(
             skeleton.graph.input.append(value)
     for node in skeleton.graph.node:
         if node.domain in _DOMAINS and node.op_type in _TWINS:
-            node.domain, node.op_type = "", _TWINS[node.op_type]
+            node.domain = ""
+            node.op_type = _TWINS[node.op_type]
     import_all(skeleton)
     values = _inferred(skeleton)
     while _has_too_many_windows(skeleton, values):
-        del skeleton.graph.value_info[:]  # what follows from it
+        # Shapes that follow from the changed pool.
+        del skeleton.graph.value_info[:]
         values = _inferred(skeleton)
     return values
 
 
 def import_all(model: ModelProto) -> None:
-    """Import the domains of all nodes: inference gives up on the whole model over one that is
-    missing.
-    """
+    """Import the domains of the nodes: inference fails on a missing domain."""
     known = {
         "" if entry.domain in STANDARD_DOMAINS else entry.domain
         for entry in model.opset_import
     }
-    todo, found = [model.graph], set[str]()
+    todo = [model.graph]
+    used = set[str]()
     while todo:
         for node in todo.pop().node:
-            found.add("" if node.domain in STANDARD_DOMAINS else node.domain)
+            used.add("" if node.domain in STANDARD_DOMAINS else node.domain)
             todo += subgraphs(node)
-    for domain in sorted(found - known):
+    for domain in sorted(used - known):
         version = 1 if domain else onnx.defs.onnx_opset_version()
         model.opset_import.append(helper.make_opsetid(domain, version))
 
@@ -109,9 +108,8 @@ def _inferred(model: ModelProto) -> dict[str, ValueInfoProto]:
             break
         try:
             inferred = onnx.shape_inference.infer_shapes(model, data_prop=propagate)
-        except (
-            Exception
-        ) as error:  # several unrelated types, and custom operators may raise anything
+        except Exception as error:
+            # onnx raises several unrelated types, and custom operators may raise anything.
             logger.debug("shape inference (data_prop=%s) failed: %s", propagate, error)
         else:
             values = {
@@ -122,17 +120,15 @@ def _inferred(model: ModelProto) -> dict[str, ValueInfoProto]:
 
 
 def open_negative_sizes(graph: GraphProto) -> None:
-    """Leave negative dimensions open, in bodies too; some exporters declare unknown ones as -1.
+    """Make negative dimensions unknown, also in bodies; exporters write -1.
 
     onnx 1.23 infers the shape of a Slice of such a tensor by ``std::clamp`` between 0 and -1, which
     ends the process.
     """
     for value in (*graph.input, *graph.output, *graph.value_info):
-        for dim in (
-            value.type.tensor_type.shape.dim
-            if value.type.HasField("tensor_type")
-            else ()
-        ):
+        if not value.type.HasField("tensor_type"):
+            continue
+        for dim in value.type.tensor_type.shape.dim:
             if dim.dim_value < 0:
                 dim.Clear()
     for node in graph.node:
@@ -141,10 +137,10 @@ def open_negative_sizes(graph: GraphProto) -> None:
 
 
 def has_long_vector(values: Iterable[ValueInfoProto]) -> bool:
-    """Whether a tensor of one axis is so long that data propagation would exhaust memory.
+    """Return whether data propagation would exhaust memory on a long vector.
 
-    onnx 1.23 takes it for a shape, and allocates some 50 bytes for each of its elements, whatever
-    its type.
+    onnx 1.23 takes a vector for a shape, and allocates some 50 bytes per element, whatever its
+    type.
     """
     shapes = (value.type.tensor_type.shape.dim for value in values)
     return any(len(dims) == 1 and dims[0].dim_value > _LONG for dims in shapes)
@@ -154,10 +150,7 @@ def _has_too_many_windows(
     model: ModelProto,
     values: Mapping[str, ValueInfoProto],
 ) -> bool:
-    """Whether there is a pool of which onnx counts windows that runtimes do not.
-
-    The first one is mended.
-    """
+    """Return whether onnx counts too many windows of a pool; fix the first pool."""
     pools = (
         node for node in model.graph.node if node.op_type in POOLS and not node.domain
     )
@@ -170,20 +163,17 @@ def _has_too_many_windows(
 
 
 def sizes_of(value: ValueInfoProto) -> tuple[int | str | None, ...]:
-    """The sizes of a tensor, those that are not known as their names or None.
-
-    None of an unknown shape.
-    """
-    dims = value.type.tensor_type.shape.dim
-    return tuple(
-        d.dim_value
-        if d.HasField("dim_value") and d.dim_value >= 0
-        else d.dim_param or None
-        for d in dims
-    )
+    """Return the sizes of a tensor, a name or None if open; empty if unknown."""
+    sizes = list[int | str | None]()
+    for dim in value.type.tensor_type.shape.dim:
+        if dim.HasField("dim_value") and dim.dim_value >= 0:
+            sizes.append(dim.dim_value)
+        else:
+            sizes.append(dim.dim_param or None)
+    return tuple(sizes)
 
 
-#: The IR version that brought a type.
+#: Types that an IR version introduced.
 _SINCE = {
     9: ("FLOAT8E4M3FN", "FLOAT8E4M3FNUZ", "FLOAT8E5M2", "FLOAT8E5M2FNUZ"),
     10: ("INT4", "UINT4"),
@@ -191,18 +181,16 @@ _SINCE = {
     12: ("FLOAT8E8M0",),
     13: ("INT2", "UINT2"),
 }
-_IR_VERSIONS = {
-    TensorProto.DataType.Value(name): version
-    for version, names in _SINCE.items()
-    for name in names
-    if name in TensorProto.DataType.keys()  # noqa: SIM118  (protobuf's enum is no container)
-}
+_IR_VERSIONS = {}
+for _version, _names in _SINCE.items():
+    for _name in _names:
+        # The installed onnx may lack newer types.
+        if _name in TensorProto.DataType.keys():  # noqa: SIM118  (protobuf's enum is no container)
+            _IR_VERSIONS[TensorProto.DataType.Value(_name)] = _version
 
 
 def ir_version_for(model: ModelProto) -> int:
-    """Return the IR version of a model, or the first one that has all types of its constants if
-    that is higher.
-    """
+    """Return the least IR version for a model's declared version and types of constants."""
     types = {tensor.data_type for tensor in initializers(model.graph)}
     return max(
         [model.ir_version, *(_IR_VERSIONS.get(elem_type, 1) for elem_type in types)],

@@ -1,7 +1,7 @@
-"""Sizes of the tensors that a model would compute, estimated before anything computes them.
+"""Estimate the sizes of a model's tensors before a run.
 
-A model of 600 bytes can ask for terabytes: ConstantOfShape, Expand, Tile, OneHot, Range, Resize and
-Pad take the size of their result from a number. Runtimes allocate it as soon as they load the
+A model of 600 bytes can request terabytes: ConstantOfShape, Expand, Tile, OneHot, Range, Resize and
+Pad read the size of their result from a number. Runtimes allocate it as soon as they load the
 model, since they fold constants.
 """
 
@@ -32,25 +32,25 @@ from calibrators.limits import raise_it, tensor_limit
 from calibrators.onnx_runtime.session import initializers, open_session, tensor_bytes
 from quark_onnx.errors import ModelError
 from quark_onnx.graph.inlined import inlined
-from quark_onnx.graph.node import STANDARD_DOMAINS, subgraphs
+from quark_onnx.graph.node import STANDARD_DOMAINS, defined_names, subgraphs
 from quark_onnx.graph.ranks import check_ranks
 from quark_onnx.graph.shapes import has_long_vector, import_all, open_negative_sizes
 
 logger = logging.getLogger(__name__)
 
-#: Bytes of a tensor for each weight of the model, quantized or not: what is large may ask for more
-#: than the limit.
+#: Bytes of a tensor per weight of the model, quantized or not: large models may exceed the limit.
 _PER_WEIGHT = 16
-#: Bytes of constants that are computed here, since shapes may follow from them.
+#: Most bytes of constants that are computed here, since shapes may depend on them.
 _SMALL = 1 << 16
-#: Initializers of more bytes decide no shape.
+#: Larger initializers (in bytes) determine no shape.
 _LARGE = 4096
-#: How often shapes are inferred with the constants that earlier shapes have shown to be small,
-#: without and with onnx's data propagation. That resolves a Reshape in each of a hundred layers at
-#: once, and itself allocates 50 bytes for each element of a vector, so that it comes last.
-_PLAIN, _PROPAGATED = 8, 4
+#: Rounds of shape inference with the small constants of earlier rounds, without and with onnx's
+#: data propagation. Propagation resolves a Reshape in each of a hundred layers at once, but
+#: allocates 50 bytes per element of a vector, so that it comes last.
+_PLAIN = 8
+_PROPAGATED = 4
 _IR_VERSION = 10
-#: Operators whose result is no constant although their inputs are.
+#: Operators whose result is not constant even for constant inputs.
 _RANDOM = frozenset(
     {
         "RandomNormal",
@@ -64,21 +64,17 @@ _RANDOM = frozenset(
 
 
 def check_sizes(model: ModelProto) -> None:
-    """Check that no tensor of a model is larger than the limit, as far as shapes and constants
-    tell; and the ranks.
+    """Check that no tensor of a model exceeds the size limit, as far as known; check ranks.
 
-    Dimensions that only the data tells count as 1, so that a size is a lower bound.
+    Data-dependent dimensions count as 1, so that a size is a lower bound.
 
     Raises:
-        ModelError: a tensor is larger; the message names it, its size and the limit. Or a node does
-            not take the rank of what it reads.
+        ModelError: a tensor is too large; the message names it, its size and the limit. Or a rank
+            is wrong.
     """
     try:
-        limit = max(
-            tensor_limit(),
-            _PER_WEIGHT
-            * sum(math.prod(each.dims) for each in initializers(model.graph)),
-        )
+        weights = sum(math.prod(tensor.dims) for tensor in initializers(model.graph))
+        limit = max(tensor_limit(), _PER_WEIGHT * weights)
     except CalibrationError as error:
         raise ModelError(str(error)) from error
     _check_sparse(model, limit)
@@ -94,20 +90,17 @@ def check_sizes(model: ModelProto) -> None:
 
 
 def _check_sparse(model: ModelProto, limit: int) -> None:
-    """Runtimes make dense tensors of sparse ones as they load a model."""
+    """Check the dense sizes of sparse tensors, which runtimes expand at loading."""
     for graph in _graphs(model.graph):
-        sparse = [(each.values.name, each) for each in graph.sparse_initializer]
-        sparse += [
-            (node.output[0], each)
-            for node in graph.node
-            for each in _attributes(node)
-            if node.output
-        ]
-        for name, each in sparse:
+        sparse = [(tensor.values.name, tensor) for tensor in graph.sparse_initializer]
+        for node in graph.node:
+            if node.output:
+                sparse += [(node.output[0], tensor) for tensor in _attributes(node)]
+        for name, tensor in sparse:
             _require(
                 f"sparse tensor {name!r}",
-                each.values.data_type,
-                list(each.dims),
+                tensor.values.data_type,
+                list(tensor.dims),
                 limit,
             )
 
@@ -127,15 +120,13 @@ def _graphs(graph: GraphProto) -> Iterator[GraphProto]:
 
 
 def _light(model: ModelProto) -> ModelProto:
-    """The model with open dimensions of 1, without declared shapes of what it computes, and without
-    large weights.
+    """Return the model with open dimensions of 1, without computed shapes and large weights.
 
-    Functions are written out: inference tells the shapes of their results alone, not of what they
-    compute inside.
+    Functions are inlined: inference tells the shapes of their results alone, not of their inner
+    tensors.
     """
-    light = ModelProto(
-        ir_version=_IR_VERSION,
-    )  # inference refuses old ones, and reads no field that is newer
+    # Inference refuses old IR versions, and reads no field of newer ones.
+    light = ModelProto(ir_version=_IR_VERSION)
     light.opset_import.extend(model.opset_import)
     light.functions.extend(model.functions)
     graph = light.graph
@@ -143,9 +134,8 @@ def _light(model: ModelProto) -> ModelProto:
     graph.node.extend(model.graph.node)
     fed = {value.name for value in model.graph.input}
     graph.input.extend(_closed(value) for value in model.graph.input)
-    graph.output.extend(
-        ValueInfoProto(name=value.name) for value in model.graph.output
-    )  # their shapes may be lies
+    # Declared shapes of outputs may be wrong.
+    graph.output.extend(ValueInfoProto(name=value.name) for value in model.graph.output)
     for tensor in model.graph.initializer:
         if tensor_bytes(tensor) <= _LARGE:
             graph.initializer.append(tensor)
@@ -159,9 +149,8 @@ def _light(model: ModelProto) -> ModelProto:
             )
     try:
         light = inlined(light)
-    except (
-        ModelError
-    ) as error:  # raised again, and told, where the functions have to be written out
+    except ModelError as error:
+        # Raised again, and reported, where the functions have to be inlined.
         logger.debug("sizes inside functions are not known: %s", error)
     open_negative_sizes(light.graph)
     _hand_down(light.graph, {})
@@ -170,21 +159,18 @@ def _light(model: ModelProto) -> ModelProto:
 
 
 def _hand_down(graph: GraphProto, around: Mapping[str, TensorProto]) -> None:
-    """Give bodies the small constants of the graphs around them, from which shapes in them may
-    follow.
-    """
-    own = {tensor.name for tensor in graph.initializer} | {
-        value.name for value in graph.input
-    }
-    own |= {name for node in graph.node for name in node.output}
-    read = {name for node in graph.node for name in node.input} - own
-    graph.initializer.extend(around[name] for name in sorted(read) if name in around)
-    known = {name: tensor for name, tensor in around.items() if name not in own}
-    known |= {
-        tensor.name: tensor
-        for tensor in graph.initializer
-        if tensor_bytes(tensor) <= _LARGE
-    }
+    """Copy small constants of outer graphs into bodies, where shapes may depend on them."""
+    defined = defined_names(graph)
+    read = set[str]()
+    for node in graph.node:
+        read.update(node.input)
+    for name in sorted(read - defined):
+        if name in around:
+            graph.initializer.append(around[name])
+    known = {name: tensor for name, tensor in around.items() if name not in defined}
+    for tensor in graph.initializer:
+        if tensor_bytes(tensor) <= _LARGE:
+            known[tensor.name] = tensor
     for node in graph.node:
         for body in subgraphs(node):
             _hand_down(body, known)
@@ -211,36 +197,39 @@ def _inferred(light: ModelProto, *, propagate: bool) -> ModelProto:
         if propagate and not has_long_vector(values):
             return onnx.shape_inference.infer_shapes(light, data_prop=True)
         return inferred
-    except (
-        Exception
-    ) as error:  # several unrelated types; what cannot be inferred stays unknown
+    except Exception as error:
+        # onnx raises several unrelated types; shapes stay unknown.
         logger.debug("sizes are not inferred: %s", error)
     return light
 
 
 def _check_graph(graph: GraphProto, limit: int) -> None:
-    makers = {name: node for node in graph.node for name in node.output}
+    producers = {}
+    for node in graph.node:
+        producers.update(dict.fromkeys(node.output, node))
     for value in (*graph.input, *graph.value_info, *graph.output):
         for kind in _tensor_types(value.type):
-            node = makers.get(value.name)
-            maker = (
-                f" of node {node.name or node.output[0]!r} ({node.op_type})"
-                if node
-                else ""
+            what = f"tensor {value.name!r}"
+            producer = producers.get(value.name)
+            if producer:
+                name = producer.name or producer.output[0]
+                what += f" of node {name!r} ({producer.op_type})"
+            dims = kind.shape.dim
+            empty = any(
+                dim.HasField("dim_value") and dim.dim_value == 0 for dim in dims
             )
-            sizes = [max(1, dim.dim_value) for dim in kind.shape.dim]
-            if all(
-                dim.dim_value != 0 or not dim.HasField("dim_value")
-                for dim in kind.shape.dim
-            ):
-                _require(f"tensor {value.name!r}{maker}", kind.elem_type, sizes, limit)
+            if not empty:
+                sizes = [max(1, dim.dim_value) for dim in dims]
+                _require(what, kind.elem_type, sizes, limit)
     for node in graph.node:
         for body in subgraphs(node):
             _check_graph(body, limit)
 
 
 def _tensor_types(kind: TypeProto) -> Iterable[TypeProto.Tensor]:
-    return [kind.tensor_type] if kind.WhichOneof("value") == "tensor_type" else []
+    if kind.WhichOneof("value") == "tensor_type":
+        return [kind.tensor_type]
+    return []
 
 
 def _require(what: str, elem_type: int, sizes: list[int], limit: int) -> None:
@@ -252,48 +241,58 @@ def _require(what: str, elem_type: int, sizes: list[int], limit: int) -> None:
 
 
 def _add_constants(light: ModelProto, graph: GraphProto, inferred: GraphProto) -> bool:
-    """Add the values of small constants that the shapes of other tensors follow from.
-
-    Whether there are new ones.
+    """Add the values of small constants that determine shapes.
 
     Args:
         light: the model.
         graph: its graph, or a body in it.
-        inferred: the same graph with what is known of its tensors.
+        inferred: the same graph with inferred shapes.
+
+    Returns:
+        Whether there are new constants.
     """
-    pairs = zip(graph.node, inferred.node, strict=True)
-    bodies = [
-        pair for nodes in pairs for pair in zip(*map(subgraphs, nodes), strict=True)
-    ]
-    inside = [_add_constants(light, body, known) for body, known in bodies]
+    added = False
+    for node, inferred_node in zip(graph.node, inferred.node, strict=True):
+        bodies = zip(subgraphs(node), subgraphs(inferred_node), strict=True)
+        for body, inferred_body in bodies:
+            added |= _add_constants(light, body, inferred_body)
     known = {value.name: value for value in (*inferred.value_info, *inferred.output)}
-    if not any(
-        _is_open(known.get(name)) for node in graph.node for name in node.output if name
-    ):
-        return any(inside)
+    if not _has_open_result(graph, known):
+        return added
     shapes = {value.name: value for value in (*known.values(), *inferred.input)}
-    constant = {tensor.name for tensor in graph.initializer} - {
-        value.name for value in graph.input
-    }
-    nodes, found = list[NodeProto](), dict[str, NDArray[Any]]()
+    constant = {tensor.name for tensor in graph.initializer}
+    constant -= {value.name for value in graph.input}
+    nodes = list[NodeProto]()
+    computed = dict[str, NDArray[Any]]()
     for node in graph.node:
         value = _measured(node, shapes)
         if value is not None:
-            found[node.output[0]] = value
+            computed[node.output[0]] = value
             constant.add(node.output[0])
         elif _is_computable(node, constant, known):
             nodes.append(node)
             constant.update(name for name in node.output if name)
-    found |= _values(light, graph, nodes, found)
+    computed |= _values(light, graph, nodes, computed)
     kept = [
-        node for node in graph.node if not any(name in found for name in node.output)
+        node for node in graph.node if not any(name in computed for name in node.output)
     ]
     del graph.node[:]
     graph.node.extend(kept)
     graph.initializer.extend(
-        numpy_helper.from_array(value, name) for name, value in found.items()
+        numpy_helper.from_array(value, name) for name, value in computed.items()
     )
-    return bool(found) or any(inside)
+    return bool(computed) or added
+
+
+def _has_open_result(
+    graph: GraphProto,
+    known: Mapping[str, ValueInfoProto],
+) -> bool:
+    for node in graph.node:
+        for name in node.output:
+            if name and _is_open(known.get(name)):
+                return True
+    return False
 
 
 def _is_open(value: ValueInfoProto | None) -> bool:
@@ -308,7 +307,7 @@ def _measured(
     node: NodeProto,
     shapes: Mapping[str, ValueInfoProto],
 ) -> NDArray[Any] | None:
-    """The result of a Shape or Size of a tensor whose shape is known; None for any other node."""
+    """Return the result of a Shape or Size of a known shape; otherwise None."""
     if (
         node.op_type not in ("Shape", "Size")
         or node.domain not in STANDARD_DOMAINS
@@ -320,9 +319,15 @@ def _measured(
         return None
     sizes = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
     if node.op_type == "Size":
-        return np.array(min(math.prod(sizes), 2**63 - 1), np.int64)
+        return np.array(
+            min(math.prod(sizes), 2**63 - 1),
+            np.int64,
+        )
     bounds = {attribute.name: attribute.i for attribute in node.attribute}
-    return np.array(sizes[bounds.get("start", 0) : bounds.get("end")], np.int64)
+    return np.array(
+        sizes[bounds.get("start", 0) : bounds.get("end")],
+        np.int64,
+    )
 
 
 def _is_computable(
@@ -330,7 +335,7 @@ def _is_computable(
     constant: set[str],
     known: dict[str, ValueInfoProto],
 ) -> bool:
-    """Whether a node makes small tensors, by its inferred shapes, of constants alone."""
+    """Return whether a node computes small tensors from constants alone."""
     if (
         node.domain not in STANDARD_DOMAINS
         or node.op_type in _RANDOM
@@ -359,7 +364,14 @@ def _values(
     nodes: list[NodeProto],
     found: dict[str, NDArray[Any]],
 ) -> dict[str, NDArray[Any]]:
-    """What nodes of a graph compute of its constants and of what was found already."""
+    """Compute nodes of a graph from its constants and from known values.
+
+    Args:
+        light: the model.
+        around: the graph.
+        nodes: the nodes.
+        found: known values by name.
+    """
     wanted = [name for node in nodes for name in node.output if name]
     if not wanted:
         return {}
@@ -383,7 +395,7 @@ def _values(
     try:
         values = open_session(model, optimize=False).run(wanted, {})
     except Exception as error:
-        # onnxruntime raises several unrelated types; what it cannot run decides no shape
+        # onnxruntime raises several unrelated types. Shapes then stay unknown.
         logger.debug("constants are not computed: %s", error)
         return {}
     return {

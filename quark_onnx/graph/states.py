@@ -1,7 +1,7 @@
-"""Recurrent state through the interface: outputs of one step that are inputs of the next one.
+"""Find recurrent state in the interface: outputs of a step that are inputs of the next.
 
-Names and declared shapes decide, as nothing in an ONNX file says it. A key-value cache that grows
-by a step (past: N, present: N + 1) is no state of this kind.
+Names and declared shapes decide, as an ONNX file does not tell. A key-value cache that grows by a
+step (past: N, present: N + 1) is not a state of this kind.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from onnx import TensorProto
 from quark_onnx.graph.graph import Graph
 from quark_onnx.graph.traversal import reach
 
-#: Words that name a state, and words that say which of both sides of a step a tensor is on.
+#: Words that name a state.
 _STATE = frozenset(
     {
         "state",
@@ -28,16 +28,26 @@ _STATE = frozenset(
         "carry",
         "context",
         "ctx",
-    }
-    | {"rnn", "lstm", "gru", "recurrent", "h", "c", "hx", "cx", "past", "present"},
+        "rnn",
+        "lstm",
+        "gru",
+        "recurrent",
+        "h",
+        "c",
+        "hx",
+        "cx",
+        "past",
+        "present",
+    },
 )
+#: Words for the sides of a step.
 _BEFORE = frozenset(
     {"in", "input", "past", "prev", "previous", "old", "last", "init", "initial", "i"},
 )
 _AFTER = frozenset(
     {"out", "output", "present", "next", "new", "n", "o", "cur", "current", "updated"},
 )
-#: A name and its side in one short word: h0 and hn, r1i and r1o.
+#: A name and its side in a short word: h0 and hn, r1i and r1o.
 _SHORT = re.compile(r"([a-z]\d*)(n|i|o|in|out|0)")
 
 
@@ -46,8 +56,8 @@ class State:
     """A recurrent state.
 
     Attributes:
-        input: name of the graph input that holds the state before a step.
-        output: name of the graph output that holds it after the step.
+        input: graph input of the state before a step.
+        output: graph output of the state after the step.
     """
 
     input: str
@@ -59,10 +69,11 @@ class _Words:
     """The words of a name.
 
     Attributes:
-        stem: what it is, without the words for a side.
-        before, after: it has a word for that side of a step.
-        state: one of its words names a state.
-        pure: no word of its stem says anything else, as in ``encoder_hidden_states``.
+        stem: words without those for a side.
+        before: a word means the side before a step.
+        after: a word means the side after a step.
+        state: a word names a state.
+        pure: all words of the stem name a state, unlike in ``encoder_hidden_states``.
     """
 
     stem: tuple[str, ...]
@@ -73,7 +84,9 @@ class _Words:
 
     @classmethod
     def of(cls, name: str) -> _Words:
-        stem, sides, state = list[str](), set[str](), False
+        stem = list[str]()
+        sides = set[str]()
+        state = False
         parted = (
             re.sub(r"([a-z])([A-Z])", r"\1_\2", name).lower().replace("key_values", "")
         )
@@ -102,66 +115,68 @@ class _Words:
 def states(graph: Graph) -> list[State]:
     """Return the recurrent states of a graph, in the order of its inputs.
 
-    An output is the next value of an input if it has its type and, as far as it is declared, its
-    shape, depends on it, and has its name but for words such as ``past`` and ``present``, ``in``
-    and ``out``, ``0`` and ``n``. Inputs that are named as states alone and have no such output go
-    with the last outputs that are left, in their order.
+    An output is the next value of an input if it has the same type and, as far as declared, the
+    same
+    shape, depends on the input, and has the same name apart from words such as ``past`` and
+    ``present``, ``in`` and ``out``, ``0`` and ``n``. Inputs whose names mean a state alone, without
+    such an output, are paired with the last remaining outputs, in order.
 
     A model whose only inputs are states has no steps, and so no states.
     """
     inputs = [value.name for value in graph.inputs if not graph.is_constant(value.name)]
     outputs = [value.name for value in graph.outputs]
     words = {name: _Words.of(name) for name in (*inputs, *outputs)}
-    found = dict[str, str]()
+    paired = dict[str, str]()
     for name in inputs:
-        free = (output for output in outputs if output not in found.values())
-        match = (
-            o
-            for o in free
-            if _named_alike(words[name], words[o]) and _follows(graph, name, o)
-        )
-        if (output := next(match, None)) is not None:
-            found[name] = output
-    rest = [
+        for output in outputs:
+            if output in paired.values() or not _named_alike(
+                words[name], words[output]
+            ):
+                continue
+            if _follows(graph, name, output):
+                paired[name] = output
+                break
+    free_inputs = [
         name
         for name in inputs
-        if name not in found and words[name].pure and not words[name].after
+        if name not in paired and words[name].pure and not words[name].after
     ]
-    left = [
+    free_outputs = [
         name
         for name in outputs
-        if name not in found.values() and not words[name].before
+        if name not in paired.values() and not words[name].before
     ]
-    left = left[-len(rest) :] if rest else []
-    if len(rest) == len(left) and all(
-        _follows(graph, *pair) for pair in zip(rest, left, strict=True)
-    ):
-        found |= dict(zip(rest, left, strict=True))
-    signals = set(inputs) - set(found)
-    return (
-        [State(name, found[name]) for name in inputs if name in found]
-        if signals
-        else []
-    )
+    # The last outputs; [-0:] would be all of them.
+    free_outputs = free_outputs[-len(free_inputs) :] if free_inputs else []
+    if len(free_inputs) == len(free_outputs):
+        pairs = list(zip(free_inputs, free_outputs, strict=True))
+        if all(_follows(graph, before, after) for before, after in pairs):
+            paired |= dict(pairs)
+    if not set(inputs) - set(paired):
+        return []
+    return [State(name, paired[name]) for name in inputs if name in paired]
 
 
 def _named_alike(before: _Words, after: _Words) -> bool:
-    """Return whether two names differ in the side of a step alone, and say that they are a state."""  # noqa: E501
+    """Return whether two names differ in the side of a step alone, and name a state."""
     if (before.after and not before.before) or (after.before and not after.after):
-        return False  # as last_hidden_state, which is no input of a next step
-    # numbers alone say nothing: "input.1" and "output.1" are what exporters call any tensor
+        # Such as last_hidden_state, which is not an input of the next step.
+        return False
+    # Numbers alone mean nothing: exporters call any tensor "input.1" and "output.1".
     named = any(not word.isdigit() for word in before.stem)
     paired = named and before.before and after.after
     return before.stem == after.stem and (before.state or after.state or paired)
 
 
 def _follows(graph: Graph, before: str, after: str) -> bool:
-    """Return whether an output may be the next value of an input: float, of its shape, and computed
-    from it.
+    """Return whether an output may be the next value of an input.
+
+    Both must be float and of the same shape, and the output must depend on the input.
     """
     if {graph.elem_type(before), graph.elem_type(after)} != {int(TensorProto.FLOAT)}:
         return False
-    old, new = graph.shape(before), graph.shape(after)
+    old = graph.shape(before)
+    new = graph.shape(after)
     if not old or (
         new is not None and not (len(old) == len(new) and all(map(_alike, old, new)))
     ):

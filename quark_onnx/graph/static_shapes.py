@@ -20,29 +20,29 @@ def fixed(
     *,
     batch: int = 1,
 ) -> tuple[Graph, list[str]]:
-    """The graph with static input shapes, those of everything behind them learned anew, of outputs
-    that are declared with open ones, too; and what was fixed, in words.
+    """Return the graph with static input shapes and newly inferred ones, and notes.
 
-    A dimension with a name has the same size wherever the name stands. The first dimension of an
-    input of two or more is the batch; other dynamic dimensions that ``shapes`` does not tell stay
-    as they are. Initializers that are listed as inputs, too, become plain constants.
+    A dimension with a name has the same size wherever the name occurs. The first dimension of an
+    input of two or more is the batch; other dynamic dimensions that ``shapes`` does not give stay
+    open. Initializers that are also inputs become constants.
 
     Args:
-        shapes: sizes by the name of an input, one for each of its dimensions.
+        graph: the graph, which is not changed.
+        shapes: sizes by the name of an input, one per dimension.
         batch: the size of a dynamic batch.
 
     Raises:
-        ConfigError: there is no such input, or its shape is another one.
+        ConfigError: there is no such input, or its shape differs.
     """
     notes = list[str]()
     if overridable(graph):
         graph = graph.copy()
         notes += describe_closed(graph.close_inputs())
-    now = {value.name: graph.shape(value.name) for value in graph.inputs}
+    declared = {value.name: graph.shape(value.name) for value in graph.inputs}
     changed = {
         name: sizes
-        for name, sizes in _wanted(now, shapes or {}, batch).items()
-        if tuple(sizes) != now[name]
+        for name, sizes in _wanted(declared, shapes or {}, batch).items()
+        if tuple(sizes) != declared[name]
     }
     open_ = {
         value.name for value in graph.outputs if not is_static(graph.shape(value.name))
@@ -53,17 +53,19 @@ def fixed(
         f"input {name!r} has the shape {list(sizes)}" for name, sizes in changed.items()
     ]
     model = graph.to_model()
-    inner, outputs = model.graph, list(graph.outputs)
-    del inner.input[:], inner.output[:]
-    inner.input.extend(
+    proto = model.graph
+    outputs = list(graph.outputs)
+    del proto.input[:]
+    del proto.output[:]
+    proto.input.extend(
         _declared(value, changed.get(value.name)) for value in graph.inputs
     )
-    inner.output.extend(outputs)
+    proto.output.extend(outputs)
     if changed:
-        del inner.value_info[:]
+        del proto.value_info[:]
     if changed or open_:
-        del inner.output[:]
-        inner.output.extend(
+        del proto.output[:]
+        proto.output.extend(
             _declared(value, None, forget=bool(changed) or value.name in open_)
             for value in outputs
         )
@@ -82,9 +84,11 @@ def fixed(
                 f"output {name!r} has the shape {list(sizes_of(value))}"
                 for name, value in sorted(known.items())
             ]
-        del inner.output[:]
-        inner.output.extend(known.get(value.name, value) for value in outputs)
-    return (Graph(model, store=graph.store), notes) if notes else (graph, [])
+        del proto.output[:]
+        proto.output.extend(known.get(value.name, value) for value in outputs)
+    if not notes:
+        return graph, []
+    return Graph(model, store=graph.store), notes
 
 
 def _is_static(value: ValueInfoProto) -> bool:
@@ -92,32 +96,35 @@ def _is_static(value: ValueInfoProto) -> bool:
 
 
 def _wanted(
-    now: Mapping[str, Sizes | None],
+    declared: Mapping[str, Sizes | None],
     shapes: Mapping[str, Sequence[int]],
     batch: int,
 ) -> dict[str, Sizes]:
-    """The shape that each input is to have, where one is known."""
-    known, wanted = dict[str, int](), dict[str, Sizes]()
+    """Return the known new shapes of inputs."""
+    known = dict[str, int]()
+    wanted = dict[str, Sizes]()
     for name, sizes in shapes.items():
-        if name not in now:
+        if name not in declared:
             raise ConfigError(
-                f"shape: the model has no input {name!r}{nearest(name, now)}",
+                f"shape: the model has no input {name!r}{nearest(name, declared)}",
             )
-        _bind(known, name, now[name], sizes)
+        _bind(known, name, declared[name], sizes)
         wanted[name] = list(sizes)
-    rest = {
+    unset = {
         name: shape
-        for name, shape in now.items()
+        for name, shape in declared.items()
         if shape is not None and name not in wanted
     }
-    for shape in rest.values():
+    for shape in unset.values():
         if len(shape) > 1 and isinstance(shape[0], str):
             known.setdefault(shape[0], batch)
-    for name, shape in rest.items():
-        own = [
-            known.get(size, size) if isinstance(size, str) else size for size in shape
-        ]
-        wanted[name] = [batch, *own[1:]] if len(own) > 1 and own[0] is None else own
+    for name, shape in unset.items():
+        dims: list[int | str | None] = []
+        for dim in shape:
+            dims.append(known.get(dim, dim) if isinstance(dim, str) else dim)
+        if len(dims) > 1 and dims[0] is None:
+            dims[0] = batch
+        wanted[name] = dims
     return wanted
 
 
@@ -127,7 +134,7 @@ def _bind(
     shape: Sizes | None,
     sizes: Sequence[int],
 ) -> None:
-    """Hold sizes against a shape, and learn the names in it."""
+    """Check sizes against a shape, and record the sizes of named dimensions."""
     if any(type(size) is not int or size < 1 for size in sizes):
         raise ConfigError(
             f"shape of {name!r} is {list(sizes)}; it must be whole numbers of 1 or"
@@ -140,11 +147,13 @@ def _bind(
             f"shape of {name!r} has {len(sizes)} dimensions, the input has"
             f" {len(shape)}: {list(shape)}",
         )
-    for own, size in zip(shape, sizes, strict=True):
-        if (isinstance(own, int) and own != size) or (
-            isinstance(own, str) and known.setdefault(own, size) != size
-        ):
-            other = own if isinstance(own, int) else f"{own} = {known[own]}"
+    for dim, size in zip(shape, sizes, strict=True):
+        other = ""
+        if isinstance(dim, int) and dim != size:
+            other = str(dim)
+        elif isinstance(dim, str) and known.setdefault(dim, size) != size:
+            other = f"{dim} = {known[dim]}"
+        if other:
             raise ConfigError(
                 f"shape of {name!r} is {list(sizes)}, but the input has {other} for"
                 f" {size}",
@@ -157,9 +166,9 @@ def _declared(
     *,
     forget: bool = False,
 ) -> ValueInfoProto:
-    """A declaration of a tensor with another shape.
+    """Return a declaration of a tensor with another shape.
 
-    Itself without one, unless it is to forget its own.
+    Without a shape the declaration is unchanged, unless its shape is to be removed (``forget``).
     """
     if (not shape and not forget) or value.type.WhichOneof("value") != "tensor_type":
         return value

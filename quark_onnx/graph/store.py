@@ -1,4 +1,4 @@
-"""Store: a file that takes large tensors out of memory while a model is worked on."""
+"""Store: a file for large tensors while a model is processed."""
 
 from __future__ import annotations
 
@@ -19,20 +19,17 @@ from quark_onnx.errors import ModelError
 
 #: Tensors of fewer bytes stay in memory.
 LEAST = 1 << 16
-#: Models with more bytes of weights are worked on through a store.
+#: Models with more bytes of weights are processed through a store.
 LARGE_MODEL = 400_000_000
-#: Values that are converted at a time.
+#: Values converted at a time.
 _PART = 1 << 20
 
 
 class Store:
-    """A temporary file that grows; it lasts until ``close``."""
+    """A growing temporary file until ``close``."""
 
     def __init__(self, near: Path | None = None) -> None:
-        """``near``: a file that will be written.
-
-        Without it the system's folder for temporary files is used.
-        """
+        """Create the file in the folder of ``near``, or in the system's temporary folder."""
         folder = Path(gettempdir())
         if near is not None:
             folder = next(
@@ -44,7 +41,7 @@ class Store:
         self._path = self._folder.path / "weights.bin"
 
     def put(self, name: str, array: NDArray[Any]) -> TensorProto:
-        """A tensor whose values are in a file, or in memory if they are few."""
+        """Return a tensor with values in the file, or in memory if small."""
         if array.nbytes < LEAST:
             return numpy_helper.from_array(array, name)
         return self.put_parts(name, array.shape, [array])
@@ -55,16 +52,17 @@ class Store:
         shape: tuple[int, ...],
         parts: Iterable[NDArray[Any]],
     ) -> TensorProto:
-        """A tensor whose values come a part at a time, in the order of the array."""
-        length, kind = 0, int(TensorProto.FLOAT)
+        """Return a tensor whose values arrive in parts, in the order of the array."""
+        length = 0
+        kind = int(TensorProto.FLOAT)
         with self._writing(), self._path.open("ab") as file:
             offset = file.seek(0, os.SEEK_END)
             offset += file.write(bytes(-offset % PAGE))
             for part in parts:
-                proto = numpy_helper.from_array(
-                    part,
-                )  # which packs what is less than a byte
-                kind, length = proto.data_type, length + file.write(proto.raw_data)
+                # Packs types of less than a byte.
+                proto = numpy_helper.from_array(part)
+                kind = proto.data_type
+                length = length + file.write(proto.raw_data)
         tensor = TensorProto(name=name, data_type=kind, dims=shape)
         locate(tensor, self._path, offset, length)
         return tensor
@@ -75,8 +73,9 @@ class Store:
         source: NDArray[Any],
         dtype: type[Any],
     ) -> TensorProto:
-        """A tensor of another type, a part at a time."""
-        flat, step = source.reshape(-1), _PART
+        """Return a tensor converted to another type, a part at a time."""
+        flat = source.reshape(-1)
+        step = _PART
         parts = (
             flat[start : start + step].astype(dtype)
             for start in range(0, flat.size, step)
@@ -89,15 +88,14 @@ class Store:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Name the place that the user knows where it is full."""
+        """Convert errors, and name the folder as the user knows it."""
         try:
             yield
         except OSError as error:
-            place = (
-                f"the folder of {self._near}"
-                if self._near
-                else f"the temporary folder {gettempdir()} (see TMPDIR)"
-            )
+            if self._near:
+                place = f"the folder of {self._near}"
+            else:
+                place = f"the temporary folder {gettempdir()} (see TMPDIR)"
             reason = error.strerror or error
             raise ModelError(
                 f"weights cannot be worked on in {place}: {reason}",
@@ -105,5 +103,7 @@ class Store:
 
 
 def store_for(model: ModelProto, near: Path | None) -> Store | None:
-    """What a model of this size is worked on with; None for the memory alone."""
-    return Store(near) if estimate_bytes(model) > LARGE_MODEL else None
+    """Return a store for a large model; None for a small model."""
+    if estimate_bytes(model) > LARGE_MODEL:
+        return Store(near)
+    return None

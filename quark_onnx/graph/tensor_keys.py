@@ -1,4 +1,4 @@
-"""tensor_keys: a hash of what each tensor of a graph is computed of."""
+"""Hash the computation of each tensor, to recognize tensors of other versions of a graph."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from quark_onnx.graph.node import Node
 
 
 def tensor_keys(graph: Graph) -> dict[str, str]:
-    """Return a key for each input and each result of a node.
+    """Return a key for each input of the graph and each output of a node.
 
-    Tensors with the same key have the same values on the same inputs: the key is a hash of the
-    operators and the constants that the tensor is computed of, whatever their names.
+    Tensors with equal keys have equal values on equal inputs: the key is a hash of the operators
+    and the constants that the tensor depends on, independent of names.
     """
     keys = {value.name: f"input {value.name}" for value in graph.inputs}
     constants: dict[str, str] = {}
@@ -25,16 +25,16 @@ def tensor_keys(graph: Graph) -> dict[str, str]:
                 constants[name] = _constant_key(graph, name)
             read.append(keys.get(name) or constants.get(name, ""))
         text = _node_text(node)
-        for place, name in enumerate(node.outputs):
+        for position, name in enumerate(node.outputs):
             if name:
                 keys[name] = _digest(
-                    text, *(key.encode() for key in (*read, str(place)))
+                    text, *(key.encode() for key in (*read, str(position)))
                 )
     return keys
 
 
 def _node_text(node: Node) -> bytes:
-    """Return the operator of a node and its attributes."""
+    """Serialize the operator and the attributes of a node, without names."""
     proto = node.to_proto()
     proto.name = proto.doc_string = ""
     del proto.input[:], proto.output[:], proto.metadata_props[:]
@@ -46,7 +46,7 @@ def _node_text(node: Node) -> bytes:
 
 def _constant_key(graph: Graph, name: str) -> str:
     array = graph.constant(name)
-    if array is None:  # a value from around the graph of a body
+    if array is None:  # a value of the graph around a body
         return f"name {name}"
     header = f"{array.dtype} {array.shape}".encode()
     if array.dtype == np.object_:

@@ -1,4 +1,4 @@
-"""Metadata that an exporter left in a model: where in its source each node was traced."""
+"""Drop the metadata that exporters leave in a model: source positions of nodes."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from onnx import GraphProto, ModelProto
 
 from quark_onnx.graph.node import subgraphs
 
-#: What keys of torch's exporter, and of the rewriter that it runs, start with.
+#: Prefixes of the keys of torch's exporter, and of the rewriter that it runs.
 _TRACED = ("pkg.torch.", "pkg.onnxscript.")
-#: What torch's exporter writes beside them without a prefix. Alone it is the user's.
+#: Keys of torch's exporter without a prefix. Without prefixed keys, they are the user's.
 _BESIDE = frozenset({"namespace"})
 
 
 def drop_traces(model: ModelProto) -> int:
     """Drop stack traces, module names and signatures of torch's exporter in place.
 
-    Return how many bytes they were.
+    The metadata is in ``metadata_props`` of the model, graphs, functions, nodes, values and
+    tensors. Other keys stay.
 
-    They stand in ``metadata_props`` of the model, graphs, functions, nodes, values and tensors.
-    Other keys stay.
+    Returns:
+        The number of dropped bytes.
 
     >>> from onnx import helper
     >>> node = helper.make_node("Relu", ["x"], ["y"])
@@ -47,7 +48,7 @@ def drop_traces(model: ModelProto) -> int:
 
 
 def _owners(model: ModelProto) -> Iterator[Any]:
-    """Yield everything that may have metadata."""
+    """Yield every part of a model that may have metadata."""
     yield model
     yield from _in_graph(model.graph)
     for function in model.functions:

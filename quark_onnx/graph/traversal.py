@@ -1,4 +1,4 @@
-"""Steps from node to node, and from field to field."""
+"""Traverse nodes, and fields of messages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from quark_onnx.graph.node import Node
 
 
 def copy_fields(source: Message, target: Message, *, but: str) -> None:
-    """Copy all fields of a message that are set, except one."""
+    """Copy the fields of a message, except ``but``."""
     for field, value in source.ListFields():
         if field.name == but:
             continue
@@ -27,7 +27,7 @@ def reach(
     start: Iterable[Node],
     step: Callable[[Node], Iterable[Node]],
 ) -> dict[Node, None]:
-    """Every node that repeated steps lead to, ``start`` included, as an ordered set."""
+    """Return every node that repeated steps reach, including ``start``, as an ordered set."""
     seen = dict.fromkeys(start)
     todo = list(seen)
     while todo:
@@ -42,15 +42,16 @@ def in_order(
     nodes: Iterable[Node],
     leaders: Callable[[Node], Iterable[Node]],
 ) -> list[Node]:
-    """The nodes in topological order, as near to the present order as possible.
+    """Return the nodes in topological order, as close to the present order as possible.
 
     Raises:
-        ModelError: they form a cycle.
+        ModelError: the nodes form a cycle.
     """
     done: set[Node] = set()
     order: list[Node] = []
     for root in nodes:
-        stack, path = [(root, False)], set[Node]()
+        stack = [(root, False)]
+        path = set[Node]()
         while stack:
             node, ready = stack.pop()
             if node in done:

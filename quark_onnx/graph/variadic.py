@@ -1,8 +1,8 @@
-"""Variadic inputs and outputs, such as those of Max and Split: each must have a name.
+"""Check the names of variadic inputs and outputs, as of Max and Split.
 
-An empty name stands for an omitted optional input or output. A variadic one cannot be omitted, but
-no checker says so, and onnxruntime (seen in 1.32) reads the missing tensor of a Max, Einsum, Split,
-Loop or QLinearConcat and crashes.
+An empty name means an omitted optional input or output. A variadic one cannot be omitted, but no
+checker tells, and onnxruntime (seen in 1.32) reads the missing tensor of a Max, Einsum, Split, Loop
+or QLinearConcat and crashes.
 """
 
 from __future__ import annotations
@@ -16,24 +16,23 @@ from quark_onnx.errors import ModelError
 from quark_onnx.graph.node import STANDARD_DOMAINS, subgraphs
 
 _VARIADIC = onnx.defs.OpSchema.FormalParameterOption.Variadic
-#: The first variadic input of operators that onnx does not know, by domain and type: onnxruntime's
-#: ContribOperators.md.
+#: Index of the first variadic input of operators without an ONNX schema (onnxruntime's
+#: ContribOperators.md).
 _CONTRIBUTED = {
     ("com.microsoft", "QLinearConcat"): 2,
     ("com.microsoft", "IsAllFinite"): 0,
 }
-#: The largest version that onnx's look-up takes; it finds the newest schema up to it.
+#: The largest version for onnx's look-up, which finds the newest schema up to it.
 _NEWEST = 2**31 - 1
 
 Operator = tuple[str, str]
 
 
 def check_variadic(model: ModelProto) -> None:
-    """Check that every variadic input and output of a model has a name, also in subgraphs and
-    functions.
+    """Check that every variadic input and output of a model has a name.
 
     Raises:
-        ModelError: one has none; the message names node, operator and position.
+        ModelError: a name is empty; the message names node, operator and position.
     """
     functions = {
         (_domain(function.domain), function.name) for function in model.functions
@@ -48,7 +47,7 @@ def _check(
     imports: Sequence[OperatorSetIdProto],
     functions: set[Operator],
 ) -> None:
-    """Check some nodes and those in their subgraphs."""
+    """Check nodes, also in subgraphs."""
     opsets = {_domain(entry.domain): entry.version for entry in imports}
     todo = list(nodes)
     while todo:
@@ -88,9 +87,7 @@ def _first_variadic(
     node: NodeProto,
     opsets: Mapping[str, int],
 ) -> tuple[int | None, int | None]:
-    """Return the positions of the first variadic input and output of an operator, None where it has
-    none.
-    """
+    """Return the positions of the first variadic input and output, or None."""
     domain = _domain(node.domain)
     version = min(opsets.get(domain, _NEWEST), _NEWEST)
     try:
@@ -103,7 +100,7 @@ def _first_variadic(
 def _last_if_variadic(
     parameters: Sequence[onnx.defs.OpSchema.FormalParameter],
 ) -> int | None:
-    """Return the position of the last parameter if it is variadic: no other one may be."""
+    """Return the position of the last parameter if variadic, as only the last may be."""
     if not parameters or parameters[-1].option != _VARIADIC:
         return None
     return len(parameters) - 1
