@@ -1,6 +1,4 @@
-"""The vendor's operators as ONNX functions of standard operators, so that a stock runtime runs
-models that use them.
-"""
+"""Define the vendor's operators as ONNX functions of standard operators, for any runtime."""
 
 from collections.abc import Iterable, Mapping
 
@@ -11,7 +9,7 @@ from quark_onnx.functions.body import DOMAIN
 
 __all__ = ["DOMAIN", "DOMAINS", "definitions"]
 
-#: Whose operators are written as functions.
+#: Domains whose operators are written as functions.
 DOMAINS = (DOMAIN, float4.DOMAIN)
 
 
@@ -20,16 +18,15 @@ def definitions(
     opset: int,
     element_types: Mapping[str, int],
 ) -> list[FunctionProto]:
-    """One function for each operator of these domains that a model uses.
+    """Return the functions for the operators of a model.
 
     Args:
-        nodes: the model's nodes, those of subgraphs included; only those of these domains count.
-        opset: of the default domain, as the model imports it; 17 or later.
-        element_types: the ``TensorProto.DataType`` of each zero point, by the name of its tensor.
+        nodes: the model's nodes, including subgraphs; nodes of other domains are ignored.
+        opset: version of the default domain, 17 or later.
+        element_types: ``TensorProto.DataType`` of each zero point, by tensor name.
 
     Raises:
-        ModelError: a node cannot be computed, or the opset is too old or too new; the message says
-            why.
+        ModelError: a node cannot be computed, or the opset is not supported.
 
     >>> from onnx import helper
     >>> nodes = [helper.make_node("MXQuantizeDequantize", ["x"], ["y"], domain=DOMAIN)]
@@ -37,10 +34,10 @@ def definitions(
     ['MXQuantizeDequantize']
     """
     nodes = list(nodes)
-    own = [node for node in nodes if node.domain == DOMAIN]
+    vendor_nodes = [node for node in nodes if node.domain == DOMAIN]
     return [
-        *bfp.definitions(own, opset),
+        *bfp.definitions(vendor_nodes, opset),
         *mx.definitions(nodes, opset),
-        *extended.definitions(own, opset, element_types),
+        *extended.definitions(vendor_nodes, opset, element_types),
         *float4.definitions(nodes, opset),
     ]

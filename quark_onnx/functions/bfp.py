@@ -1,8 +1,7 @@
-"""BFPQuantizeDequantize as an ONNX function: block floating point, plain or with sub-blocks (MX4,
-MX6, MX9).
+"""Define BFPQuantizeDequantize as an ONNX function: block floating point, MX4, MX6, MX9.
 
-Computes what ``quark_onnx.kernels.blockfloat`` does, bit for bit, with operators of opset 17 that
-are the same up to opset 28.
+Computes the same as ``quark_onnx.kernels.blockfloat``, bit for bit, with operators of opset 17 that
+are unchanged up to opset 28.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from quark_onnx.kernels.blockfloat import BIT_WIDTHS, EXPONENT_AND_SIGN
 
 NAME = "BFPQuantizeDequantize"
 
-#: The attributes, as nodes that leave them out have them.
+#: Default values of the attributes.
 DEFAULTS: Settings = {
     "bfp_method": "to_bfp",
     "axis": 1,
@@ -49,7 +48,7 @@ DEFAULTS: Settings = {
     "use_compiler_version_cpu_kernel": 0,
 }
 
-#: The attributes that matter to each method, but for the axis.
+#: Relevant attributes of each method, apart from the axis.
 _PLAIN = ("bfp_method", "bit_width", "block_size", "rounding_mode")
 _KEYS = {
     "to_bfp": _PLAIN,
@@ -57,40 +56,45 @@ _KEYS = {
 }
 
 _LEAST_NORMAL_EXPONENT = -126
-#: Exponents of float32 do not differ by more.
+#: Greatest difference of exponents of float32.
 _GREATEST_SHIFT = 254
 
 
 def definitions(nodes: Iterable[NodeProto], opset: int) -> list[FunctionProto]:
-    """One function for all BFPQuantizeDequantize nodes of a model.
+    """Return a function for all BFPQuantizeDequantize nodes of a model.
 
-    The function holds a variant for each combination of attributes that occurs, and no other; the
-    axis is free. It takes float32 of any shape of rank 1 or more, static or dynamic. The model
-    needs opset 17 or later, IR version 8 or later and an import of the vendor's domain.
+    The function holds a variant for each combination of attributes in the model; the axis is free.
+    It
+    takes float32 of any shape of rank 1 or more, static or dynamic. The model needs opset 17 or
+    later,
+    IR version 8 or later and an import of the vendor's domain.
 
     Args:
-        nodes: the model's nodes; those of other operators are passed over.
-        opset: of the default domain, as the model imports it.
+        nodes: the model's nodes; other operators are ignored.
+        opset: version of the default domain.
 
     Returns:
         One function, or none without such nodes.
 
     Raises:
-        ModelError: an attribute has a value that cannot be computed, or the opset is too old or too
-            new.
+        ModelError: an attribute value is not supported, or the opset is not.
 
     >>> from onnx import helper
     >>> node = helper.make_node(NAME, ["x"], ["y"], domain="com.amd.quark", rounding_mode=2)
     >>> [function.name for function in definitions([node], 17)]
     ['BFPQuantizeDequantize']
     """
-    found = [_checked(node) for node in nodes if node.op_type == NAME]
-    if not found:
+    checked = [_checked(node) for node in nodes if node.op_type == NAME]
+    if not checked:
         return []
     variants: list[Settings] = []
     for method, keys in _KEYS.items():
         variants += distinct(
-            [each for each in found if each["bfp_method"] == method],
+            [
+                node_settings
+                for node_settings in checked
+                if node_settings["bfp_method"] == method
+            ],
             keys,
         )
     body = Body()
@@ -107,10 +111,10 @@ def _checked(node: NodeProto) -> Settings:
         "convert_to_bfloat_before_bfp": range(1),
         "use_compiler_version_cpu_kernel": range(1),
     }
-    found = settings(node, DEFAULTS, allowed)
-    if found["bfp_method"] == "to_bfp_prime":
+    values = settings(node, DEFAULTS, allowed)
+    if values["bfp_method"] == "to_bfp_prime":
         size, parts, bits = (
-            int(found[key])
+            int(values[key])
             for key in ("block_size", "sub_block_size", "sub_block_shift_bits")
         )
         if parts < 1 or size % parts or bits < 0:
@@ -118,22 +122,39 @@ def _checked(node: NodeProto) -> Settings:
                 f"{where(node)}: sub-blocks of {parts} do not divide blocks of {size},"
                 f" or a shift has {bits} bits",
             )
-    return found
+    return values
 
 
 def _variant(body: Body, variant: Settings) -> str:
     size = int(variant["block_size"])
     rows = to_rows(body, "x", size)
     if variant["bfp_method"] == "to_bfp":
-        bits, rounding = _bits(variant), int(variant["rounding_mode"])
+        bits = _bits(variant)
+        rounding = int(variant["rounding_mode"])
 
         def core(inner: Body, values: str, top: str) -> str:
             steps = step(inner, doubled_power(inner, top), 1 - bits)
-            return to_steps(inner, values, steps, (1 - 2**bits, 2**bits - 1), rounding)
+            return to_steps(
+                inner,
+                values,
+                steps,
+                (1 - 2**bits, 2**bits - 1),
+                rounding,
+            )
 
-        return from_rows(body, passing_on(body, rows.values, size, core), rows, size)
+        return from_rows(
+            body,
+            passing_on(body, rows.values, size, core),
+            rows,
+            size,
+        )
     parts = int(variant["sub_block_size"])
-    split = body.op("Concat", body.ints(size // parts, parts), rows.columns, axis=0)
+    split = body.op(
+        "Concat",
+        body.ints(size // parts, parts),
+        rows.columns,
+        axis=0,
+    )
     values = body.op("Reshape", rows.values, split, allowzero=1)
     return from_rows(body, _prime(body, values, variant), rows, size)
 
@@ -143,7 +164,7 @@ def _bits(variant: Settings) -> int:
 
 
 def _prime(body: Body, values: str, variant: Settings) -> str:
-    """What becomes of values (sub-blocks of a block, places in a sub-block, blocks)."""
+    """Quantize values of shape (sub-blocks of a block, places in a sub-block, blocks)."""
     sub_size = int(variant["sub_block_size"])
     subs = int(variant["block_size"]) // sub_size
     sub_top = body.largest(body.op("Abs", values), 1, sub_size)
@@ -164,21 +185,40 @@ def _prime(body: Body, values: str, variant: Settings) -> str:
             inner.constant(0),
         )
         sub = inner.largest(inner.op("Abs", clean), 1, sub_size)
-        result = _in_sub_blocks(inner, clean, sub, inner.largest(sub, 0, subs), variant)
-        broken = inner.op("Cast", inner.op("Not", finite), to=TensorProto.FLOAT)
+        result = _in_sub_blocks(
+            inner,
+            clean,
+            sub,
+            inner.largest(sub, 0, subs),
+            variant,
+        )
+        broken = inner.op(
+            "Cast",
+            inner.op("Not", finite),
+            to=TensorProto.FLOAT,
+        )
         broken = inner.largest(inner.largest(broken, 1, sub_size), 0, subs)
         broken = inner.op("Greater", broken, inner.constant(0))
         return inner.op("Where", broken, inner.constant(np.nan), result)
 
-    # in other blocks each step is more than twice a subnormal, which becomes zero by itself
+    # In other blocks a step exceeds twice any subnormal, which rounds to zero by itself.
     exponent = _LEAST_NORMAL_EXPONENT + 1 + _shift(variant) + _bits(variant) - 1
     regular = body.op(
         "GreaterOrEqual",
         top,
         body.constant(2.0**exponent if exponent < 128 else np.inf),
     )
-    regular = body.op("Or", regular, body.op("Equal", top, body.constant(0)))
-    odd = body.any(body.op("Not", body.op("And", regular, is_finite(body, top))))
+    regular = body.op(
+        "Or",
+        regular,
+        body.op("Equal", top, body.constant(0)),
+    )
+    odd = body.any(
+        body.op(
+            "Not",
+            body.op("And", regular, is_finite(body, top)),
+        )
+    )
     return body.choose(
         odd,
         cautious,
@@ -200,20 +240,32 @@ def _in_sub_blocks(
 ) -> str:
     bits = _bits(variant)
     block = doubled_power(body, top)
-    shifted = body.op("Mul", block, body.constant(2.0 ** -_shift(variant), np.float64))
-    # zeros have no exponent, and may lead to a step of zero neither in a sub-block nor in a whole
-    # block
+    shifted = body.op(
+        "Mul",
+        block,
+        body.constant(2.0 ** -_shift(variant), np.float64),
+    )
+    # Zeros have no exponent, and must not lead to a step of zero in a sub-block or a block.
     shifted = body.op(
         "Max",
         shifted,
         body.constant(2.0 ** (_LEAST_NORMAL_EXPONENT + 1), np.float64),
     )
     positive = body.op("Greater", block, body.constant(0, np.float64))
-    shifted = body.op("Where", positive, shifted, body.constant(2.0**bits, np.float64))
+    shifted = body.op(
+        "Where",
+        positive,
+        shifted,
+        body.constant(2.0**bits, np.float64),
+    )
     power = body.op("Max", doubled_power(body, sub_top), shifted)
     steps = body.op(
         "Cast",
-        body.op("Mul", power, body.constant(2.0**-bits, np.float64)),
+        body.op(
+            "Mul",
+            power,
+            body.constant(2.0**-bits, np.float64),
+        ),
         to=TensorProto.FLOAT,
     )
     return to_steps(

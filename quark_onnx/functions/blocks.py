@@ -1,12 +1,11 @@
-"""What the bodies of BFPQuantizeDequantize and MXQuantizeDequantize share: blocks, exponents and
-rounding.
+"""Build the common parts of block-format bodies: blocks, exponents and rounding.
 
-A tensor becomes a matrix with a row for each place in a block and a column for each block: runtimes
-broadcast a row of steps over whole rows many times faster than a step over eight neighbours.
+A tensor becomes a matrix with a row for each position in a block and a column for each block:
+runtimes broadcast a row of steps over rows many times faster than a step over eight neighbours.
 
-There is no operator for exponents in opset 17, so that sums that round do the work. With c = (2^53
-+ 2) x, c - (c - x) is 2^(floor(log2 x) + 1) in float64 for every float32 x; and adding 1.5 * 2^23
-leaves a float32 no bits for fractions.
+Opset 17 has no operator for exponents, so sums that round are used instead. With c = (2^53 + 2) x,
+c - (c - x) is 2^(floor(log2 x) + 1) in float64 for every float32 x; and adding 1.5 * 2^23 leaves a
+float32 no bits for fractions.
 """
 
 from __future__ import annotations
@@ -25,8 +24,7 @@ GREATEST = float(np.finfo(np.float32).max)
 
 _END = np.iinfo(np.int64).max
 _FLOOR = 2.0**53 + 2
-#: The widest codes that the sum in float32 rounds; a sum of two such numbers stays in the binade of
-#: the constant.
+#: Greatest width of codes that a sum in float32 rounds: the sum stays in the constant's binade.
 _NARROW = 22
 
 
@@ -36,11 +34,11 @@ class Rows:
 
     Attributes:
         values: float32 (block_size, columns).
-        columns: how many blocks there are, as int64 (1,).
-        grouped: the shape (blocks along the axis and before it, block_size, what comes after).
-        padded: the shape (before, the axis with its last block filled, after).
-        length: of the axis, as int64 (1,).
-        shape: of the tensor.
+        columns: number of blocks, as int64 (1,).
+        grouped: the shape (blocks along the axis and before it, block_size, axes after).
+        padded: the shape (axes before, the axis with its last block padded, axes after).
+        length: length of the axis, as int64 (1,).
+        shape: shape of the tensor.
     """
 
     values: str
@@ -52,13 +50,33 @@ class Rows:
 
 
 def to_rows(body: Body, x: str, block_size: int) -> Rows:
-    """The tensor as rows; the axis is the node's attribute ``axis``."""
-    before = body.op("ReduceProd", body.op("Shape", x, end=Ref("axis")))
-    rest = body.op("Shape", x, start=Ref("axis"))
-    length = body.op("Slice", rest, body.ints(0), body.ints(1))
-    after = body.op("ReduceProd", body.op("Slice", rest, body.ints(1), body.ints(_END)))
+    """Return the tensor as rows; the axis is the node's attribute ``axis``."""
+    before = body.op(
+        "ReduceProd",
+        body.op("Shape", x, end=Ref("axis")),
+    )
+    from_axis = body.op("Shape", x, start=Ref("axis"))
+    length = body.op(
+        "Slice",
+        from_axis,
+        body.ints(0),
+        body.ints(1),
+    )
+    after = body.op(
+        "ReduceProd",
+        body.op(
+            "Slice",
+            from_axis,
+            body.ints(1),
+            body.ints(_END),
+        ),
+    )
     size = body.ints(block_size)
-    count = body.op("Div", body.op("Add", length, body.ints(block_size - 1)), size)
+    count = body.op(
+        "Div",
+        body.op("Add", length, body.ints(block_size - 1)),
+        size,
+    )
     full = body.op("Mul", count, size)
     fill = body.op(
         "Concat",
@@ -69,12 +87,24 @@ def to_rows(body: Body, x: str, block_size: int) -> Rows:
     )
     blocks = body.op("Mul", before, count)
     columns = body.op("Mul", blocks, after)
-    # shapes are spelled out, as neither 0 nor -1 can be used for tensors without elements
-    solid = _reshape(body, x, body.op("Concat", before, length, after, axis=0))
+    # Shapes are explicit, as neither 0 nor -1 works for tensors without elements.
+    solid = _reshape(
+        body,
+        x,
+        body.op("Concat", before, length, after, axis=0),
+    )
     filled = body.op("Pad", solid, fill)
-    groups = _reshape(body, filled, body.op("Concat", blocks, size, after, axis=0))
-    turned = body.op("Transpose", groups, perm=[1, 0, 2])
-    values = _reshape(body, turned, body.op("Concat", size, columns, axis=0))
+    groups = _reshape(
+        body,
+        filled,
+        body.op("Concat", blocks, size, after, axis=0),
+    )
+    transposed = body.op("Transpose", groups, perm=[1, 0, 2])
+    values = _reshape(
+        body,
+        transposed,
+        body.op("Concat", size, columns, axis=0),
+    )
     return Rows(
         values,
         columns,
@@ -86,15 +116,35 @@ def to_rows(body: Body, x: str, block_size: int) -> Rows:
 
 
 def from_rows(body: Body, values: str, rows: Rows, block_size: int) -> str:
-    """The tensor that has become ``rows``, with other values."""
+    """Return the tensor of ``rows`` with other values."""
     blocks, after = rows.grouped
-    turned = _reshape(
+    transposed = _reshape(
         body,
         values,
-        body.op("Concat", body.ints(block_size), blocks, after, axis=0),
+        body.op(
+            "Concat",
+            body.ints(block_size),
+            blocks,
+            after,
+            axis=0,
+        ),
     )
-    filled = _reshape(body, body.op("Transpose", turned, perm=[1, 0, 2]), rows.padded)
-    solid = body.op("Slice", filled, body.ints(0), rows.length, body.ints(1))
+    filled = _reshape(
+        body,
+        body.op(
+            "Transpose",
+            transposed,
+            perm=[1, 0, 2],
+        ),
+        rows.padded,
+    )
+    solid = body.op(
+        "Slice",
+        filled,
+        body.ints(0),
+        rows.length,
+        body.ints(1),
+    )
     return _reshape(body, solid, rows.shape)
 
 
@@ -108,11 +158,9 @@ def passing_on(
     block_size: int,
     core: Callable[[Body, str, str], str],
 ) -> str:
-    """What ``core`` makes of rows and of their greatest magnitudes.
+    """Return ``core`` of rows and of their greatest magnitudes; NaN and infinities pass.
 
-    NaN and infinities stay and do not count.
-
-    Only tensors that hold any pay for it.
+    Only tensors with non-finite values take the slower branch.
     """
     top = body.largest(body.op("Abs", values), 0, block_size)
 
@@ -136,32 +184,39 @@ def passing_on(
 
 
 def is_finite(body: Body, magnitudes: str) -> str:
-    """False for NaN too."""
+    """Return a mask that is False for infinities and NaN."""
     return body.op("LessOrEqual", magnitudes, body.constant(GREATEST))
 
 
 def doubled_power(body: Body, magnitudes: str) -> str:
-    """2^(floor(log2) + 1) of finite float32 magnitudes, as float64; 0 of 0."""
+    """Return 2^(floor(log2) + 1) of finite float32 magnitudes, as float64; 0 of 0."""
     wide = body.op("Cast", magnitudes, to=TensorProto.DOUBLE)
     far = body.op("Mul", wide, body.constant(_FLOOR, np.float64))
     return body.op("Sub", far, body.op("Sub", far, wide))
 
 
 def step(body: Body, power: str, exponent: int) -> str:
-    """2^(E + exponent) as float32, given ``doubled_power`` of what has the exponent E.
+    """Return 2^(E + exponent) as float32, for a ``doubled_power`` of exponent E; 1 for 0.
 
-    1 for what is 0.
-
-    Dividing zeros by a subnormal step would be right too, but slow.
+    Dividing zeros by a subnormal step would be correct too, but slow.
     """
     least = body.constant(2.0 ** (LEAST_EXPONENT + exponent), np.float64)
     steps = body.op(
         "Max",
-        body.op("Mul", power, body.constant(2.0 ** (exponent - 1), np.float64)),
+        body.op(
+            "Mul",
+            power,
+            body.constant(2.0 ** (exponent - 1), np.float64),
+        ),
         least,
     )
     positive = body.op("Greater", power, body.constant(0, np.float64))
-    steps = body.op("Where", positive, steps, body.constant(1, np.float64))
+    steps = body.op(
+        "Where",
+        positive,
+        steps,
+        body.constant(1, np.float64),
+    )
     return body.op("Cast", steps, to=TensorProto.FLOAT)
 
 
@@ -172,35 +227,47 @@ def to_steps(
     bounds: tuple[int, int],
     rounding: int,
 ) -> str:
-    """Values rounded to whole steps, not fewer and not more than the bounds; zeros are positive."""
+    """Round values to multiples of steps within bounds; zeros are positive."""
     codes = _to_integer(
         body,
         body.op("Div", values, steps),
         max(bounds).bit_length(),
         rounding,
     )
-    clipped = body.op("Clip", codes, body.constant(bounds[0]), body.constant(bounds[1]))
+    clipped = body.op(
+        "Clip",
+        codes,
+        body.constant(bounds[0]),
+        body.constant(bounds[1]),
+    )
     return body.op("Mul", clipped, steps)
 
 
 def _to_integer(body: Body, v: str, bits: int, rounding: int) -> str:
-    """The nearest integers of what is less than 2^bits."""
+    """Round values below 2^bits to integers."""
     if rounding == HALF_EVEN and bits <= _NARROW:
         shift = body.constant(1.5 * 2**23)
         return body.op("Sub", body.op("Add", v, shift), shift)
     wide = body.op("Cast", v, to=TensorProto.DOUBLE)
-    # ties are moved to the side they shall go to, and nothing else: other float32 are farther from
-    # a tie
+    # Only ties are moved to the side they round to: other float32 values are farther from a tie.
     if rounding == HALF_AWAY:
-        # not a product with 1 + 2^-40: onnxruntime takes that for a product with 1, and optimizes
-        # it away
+        # Not a product with 1 + 2^-40: onnxruntime mistakes it for a product with 1, and removes
+        # it.
         wide = body.op(
             "Add",
             wide,
-            body.op("Mul", wide, body.constant(2.0**-40, np.float64)),
+            body.op(
+                "Mul",
+                wide,
+                body.constant(2.0**-40, np.float64),
+            ),
         )
     elif rounding != HALF_EVEN:
-        wide = body.op("Add", wide, body.constant(2.0**-27, np.float64))
+        wide = body.op(
+            "Add",
+            wide,
+            body.constant(2.0**-27, np.float64),
+        )
     shift = body.constant(1.5 * 2**52, np.float64)
     return body.op(
         "Cast",

@@ -1,7 +1,7 @@
-"""Builds the body of an ONNX function, operator by operator.
+"""Build the body of an ONNX function, operator by operator.
 
 Follows the ONNX IR specification, section Functions. onnxruntime 1.31 ignores the overload of a
-function (IR 10), so that one body has to serve all nodes of an operator: ``dispatch`` picks among
+function (IR 10), so that one body has to serve all nodes of an operator: ``dispatch`` selects among
 variants by the attributes of a node.
 """
 
@@ -25,12 +25,12 @@ from onnx import (
 
 from quark_onnx.errors import ModelError
 
-#: Where the vendor's operators live.
+#: Domain of the vendor's operators.
 DOMAIN = "com.amd.quark"
-#: First opset with all that the bodies use.
+#: First opset with all operators of the bodies.
 MIN_OPSET = 17
-#: Last opset at which they are tested. onnxruntime 1.32 runs the block formats there, but
-#: QuantizeLinear only up to 27.
+#: Last tested opset. onnxruntime 1.32 runs the block formats there, but QuantizeLinear only up to
+#: 27.
 MAX_OPSET = 28
 
 _END = np.iinfo(np.int64).max
@@ -41,7 +41,7 @@ Settings = Mapping[str, Value]
 
 @dataclass(frozen=True)
 class Ref:
-    """The value that a node gives to an attribute of the function."""
+    """A reference to a node's attribute of the function."""
 
     name: str
     kind: AttributeProto.AttributeType = AttributeProto.INT
@@ -49,19 +49,19 @@ class Ref:
 
 @dataclass
 class Body:
-    """Nodes so far. Every method that adds some returns the name of the tensor they compute.
+    """A growing list of nodes; methods return the names of the tensors that new nodes compute.
 
     Attributes:
-        nodes: in order of execution.
-        used: names given out, shared with the branches: a branch may not give a name of its
-            surroundings again.
+        nodes: nodes in order of execution.
+        used: names in use, shared with branches, which must not reuse an outer name
+            surroundings.
     """
 
     nodes: list[NodeProto] = field(default_factory=list)
     used: list[str] = field(default_factory=list)
 
     def name(self) -> str:
-        """A name that nothing has yet.
+        """Return an unused name.
 
         >>> body = Body()
         >>> body.name(), body.name()
@@ -71,7 +71,7 @@ class Body:
         return self.used[-1]
 
     def op(self, kind: str, *inputs: str, output: str = "", **attributes: Any) -> str:
-        """A node with one output; an attribute may be a ``Ref``.
+        """Add a node with one output; an attribute may be a ``Ref``.
 
         >>> body = Body()
         >>> body.op("Neg", body.op("Abs", "x"), output="y")
@@ -95,31 +95,36 @@ class Body:
         return output
 
     def constant(self, value: ArrayLike, dtype: DTypeLike = np.float32) -> str:
-        """A tensor that does not depend on anything."""
+        """Add a constant tensor."""
         return self.op(
             "Constant",
             value=numpy_helper.from_array(np.asarray(value, dtype)),
         )
 
     def ints(self, *values: int) -> str:
-        """A vector of int64, as shapes and positions are given."""
+        """Add a vector of int64, for shapes and positions."""
         return self.constant(values, np.int64)
 
     def largest(self, x: str, axis: int, count: int) -> str:
-        """The maximum along an axis of length ``count``, which is kept; NaN where there is a NaN.
+        """Compute the maximum along an axis of length ``count``, and keep the axis; NaN propagates.
 
-        ReduceMax may lose a NaN in onnxruntime, and is slower where ``count`` is small.
+        ReduceMax may lose a NaN in onnxruntime, and is slower for a small ``count``.
         """
         if count == 1:
             return x
         parts = [self.name() for _ in range(count)]
         self.nodes.append(
-            helper.make_node("Split", [x, self.ints(*[1] * count)], parts, axis=axis),
+            helper.make_node(
+                "Split",
+                [x, self.ints(*[1] * count)],
+                parts,
+                axis=axis,
+            ),
         )
         return self.op("Max", *parts)
 
     def any(self, flags: str) -> str:
-        """Whether a tensor of bool, which may be empty, has a true element; a scalar."""
+        """Compute whether a possibly empty bool tensor has a true element; a scalar."""
         count = self.op(
             "ReduceSum",
             self.op("Cast", flags, to=TensorProto.FLOAT),
@@ -134,10 +139,7 @@ class Body:
         no: Callable[[Body], str],
         dtype: int,
     ) -> str:
-        """What ``yes`` computes where the scalar ``condition`` holds, else what ``no`` computes.
-
-        Of type ``dtype``.
-        """
+        """Compute ``yes`` or ``no``, of type ``dtype``, by the scalar ``condition``."""
         return self.op(
             "If",
             condition,
@@ -149,10 +151,8 @@ class Body:
         inner = Body(used=self.used)
         output = build(inner)
         if not inner.nodes or inner.nodes[-1].output[0] != output:
-            output = inner.op(
-                "Identity",
-                output,
-            )  # a branch has to compute what it returns
+            # A branch must compute its result itself.
+            output = inner.op("Identity", output)
         return helper.make_graph(
             inner.nodes,
             self.name(),
@@ -161,15 +161,15 @@ class Body:
         )
 
     def is_value(self, attribute: str, value: Value) -> str:
-        """Whether a node gives ``value`` to an attribute; a scalar."""
+        """Compute whether a node sets ``value`` for an attribute; a scalar."""
         if isinstance(value, int):
             return self.op(
                 "Equal",
                 self.op("Constant", value_int=Ref(attribute)),
                 self.constant(value, np.int64),
             )
-        # Equal knows strings only since opset 19: of two strings, one is left if the first is a
-        # stop word
+        # Equal supports strings only since opset 19: StringNormalizer leaves one of two strings if
+        # the first one is a stop word.
         given = self.op("Constant", value_string=Ref(attribute, AttributeProto.STRING))
         both = self.op(
             "Concat",
@@ -177,8 +177,14 @@ class Body:
             self.op("Constant", value_strings=["-"]),
             axis=0,
         )
-        left = self.op("StringNormalizer", both, stopwords=[value], is_case_sensitive=1)
-        return self.op("Equal", self.op("Size", left), self.constant(1, np.int64))
+        remaining = self.op(
+            "StringNormalizer", both, stopwords=[value], is_case_sensitive=1
+        )
+        return self.op(
+            "Equal",
+            self.op("Size", remaining),
+            self.constant(1, np.int64),
+        )
 
 
 def dispatch(
@@ -187,13 +193,16 @@ def dispatch(
     build: Callable[[Body, Settings], str],
     dtype: int = TensorProto.FLOAT,
 ) -> str:
-    """What ``build`` makes of the variant that has the attributes of the node.
+    """Build the variant that has the attributes of the node.
 
     Args:
-        body: where to add nodes.
-        variants: the settings that occur; each has the keys that matter to it. At least one.
-        build: adds what one variant computes and returns its name.
-        dtype: the element type of the result.
+        body: receives the nodes.
+        variants: the occurring settings, at least one; each has its relevant keys.
+        build: adds the nodes of a variant, and returns the name of the result.
+        dtype: element type of the result.
+
+    Returns:
+        The name of the result.
     """
     variant, *others = variants
     if not others:
@@ -220,23 +229,25 @@ def settings(
     defaults: Settings,
     allowed: Mapping[str, Collection[Value]] | None = None,
 ) -> dict[str, Value]:
-    """The attributes of a vendor node, defaults included.
+    """Return the attributes of a vendor node, with defaults.
 
     Args:
-        allowed: the values that can be computed, by attribute; those of others are not looked at.
+        node: the node.
+        defaults: all known attributes with their defaults.
+        allowed: supported values by attribute; other attributes are not checked.
 
     Raises:
-        ModelError: the node has an attribute that is not among the defaults, of another type, or of
-            a value that cannot be computed.
+        ModelError: an attribute is unknown, of another type, or of an unsupported value.
 
     >>> node = helper.make_node("MXQuantizeDequantize", ["x"], ["y"], domain=DOMAIN, block_size=16)
     >>> settings(node, {"axis": 1, "block_size": 32})
     {'axis': 1, 'block_size': 16}
     """
-    found = dict(defaults)
+    values = dict(defaults)
     for attribute in node.attribute:
         value = helper.get_attribute_value(attribute)
-        value = value.decode() if isinstance(value, bytes) else value
+        if isinstance(value, bytes):
+            value = value.decode()
         if attribute.name not in defaults:
             raise ModelError(
                 f"{where(node)}: attribute {attribute.name!r} is unknown; known are"
@@ -247,25 +258,25 @@ def settings(
                 f"{where(node)}: attribute {attribute.name!r} has the value {value!r}"
                 " of another type",
             )
-        found[attribute.name] = value
-    for name, values in (allowed or {}).items():
-        if found[name] not in values:
+        values[attribute.name] = value
+    for name, supported in (allowed or {}).items():
+        if values[name] not in supported:
             raise ModelError(
-                f"{where(node)}: {name} = {found[name]!r} cannot be computed; allowed:"
-                f" {values}",
+                f"{where(node)}: {name} = {values[name]!r} cannot be computed; allowed:"
+                f" {supported}",
             )
-    return found
+    return values
 
 
 def where(node: NodeProto) -> str:
-    """How messages call a node."""
+    """Return the name of a node for messages."""
     if node.name:
         return f"{node.op_type} node {node.name!r}"
     return f"the {node.op_type} node that computes {', '.join(map(repr, node.output))}"
 
 
 def distinct(nodes: Iterable[Settings], keys: Iterable[str]) -> list[Settings]:
-    """The different values that nodes give to some attributes, in order.
+    """Return the distinct values of attributes of nodes, in order.
 
     >>> distinct([{"a": 1, "b": 2}, {"a": 1, "b": 3}], ["a"])
     [{'a': 1}]
@@ -276,20 +287,26 @@ def distinct(nodes: Iterable[Settings], keys: Iterable[str]) -> list[Settings]:
 
 
 def along(body: Body, vector: str, x: str = "x") -> str:
-    """One value, or one for each place along the attribute ``axis``, shaped to broadcast against
-    ``x``.
-    """
+    """Reshape a scalar or a vector along the attribute ``axis`` to broadcast against ``x``."""
     after = body.op(
         "Slice",
         body.op("Shape", x, start=Ref("axis")),
         body.ints(1),
         body.ints(_END),
     )
-    ones = body.op("Expand", body.ints(1), body.op("Shape", after))
-    return body.op("Reshape", vector, body.op("Concat", body.ints(-1), ones, axis=0))
+    ones = body.op(
+        "Expand",
+        body.ints(1),
+        body.op("Shape", after),
+    )
+    return body.op(
+        "Reshape",
+        vector,
+        body.op("Concat", body.ints(-1), ones, axis=0),
+    )
 
 
-def function(  # noqa: PLR0913
+def function(  # noqa: PLR0913  the parts of a function
     name: str,
     inputs: Sequence[str],
     body: Body,
@@ -298,10 +315,18 @@ def function(  # noqa: PLR0913
     *,
     domain: str = DOMAIN,
 ) -> FunctionProto:
-    """The function that returns what the last node of the body computes.
+    """Return the function whose result is the output of the body's last node.
+
+    Args:
+        name: name of the operator.
+        inputs: names of its inputs.
+        body: nodes of the function.
+        defaults: attributes with their defaults.
+        opset: version of the default domain.
+        domain: domain of the operator.
 
     Raises:
-        ModelError: the opset is too old or too new for the body.
+        ModelError: the opset is not supported.
     """
     if not MIN_OPSET <= opset <= MAX_OPSET:
         raise ModelError(
@@ -309,7 +334,7 @@ def function(  # noqa: PLR0913
             f" opset {opset}",
         )
     output = body.nodes[-1].output[0]
-    made = helper.make_function(
+    proto = helper.make_function(
         domain,
         name,
         inputs,
@@ -317,7 +342,7 @@ def function(  # noqa: PLR0913
         body.nodes,
         [helper.make_opsetid("", opset)],
     )
-    made.attribute_proto.extend(
+    proto.attribute_proto.extend(
         helper.make_attribute(key, value) for key, value in defaults.items()
     )
-    return made
+    return proto

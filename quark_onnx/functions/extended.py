@@ -1,9 +1,9 @@
-"""ExtendedQuantizeLinear and ExtendedDequantizeLinear as ONNX functions.
+"""Define ExtendedQuantizeLinear and ExtendedDequantizeLinear as ONNX functions.
 
-Follows the ONNX operators QuantizeLinear and DequantizeLinear, of which these are versions for more
-types: 32-bit codes saturate(round-half-even(x / scale) + zero_point), and x / scale + zero_point as
-float16, clipped to its range, or as bfloat16. The operators are those of opset 17, which are the
-same up to opset 27.
+Follows the ONNX operators QuantizeLinear and DequantizeLinear, which they extend to more types:
+32-bit codes saturate(round-half-even(x / scale) + zero_point), and x / scale + zero_point as
+float16, clipped to its range, or as bfloat16. The operators are those of opset 17, unchanged up to
+opset 27.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from quark_onnx.kernels.minifloat import FP16
 QUANTIZE = "ExtendedQuantizeLinear"
 DEQUANTIZE = "ExtendedDequantizeLinear"
 
-#: The attributes, as nodes that leave them out have them.
+#: Default values of the attributes.
 DEFAULTS: Settings = {"axis": 1}
 
 _BYTES = frozenset({TensorProto.INT8, TensorProto.UINT8})
@@ -38,7 +38,7 @@ _LONGS = frozenset({TensorProto.INT32, TensorProto.UINT32})
 _INTEGERS = _BYTES | _WORDS | _LONGS
 _FLOATS = frozenset({TensorProto.FLOAT16, TensorProto.BFLOAT16})
 
-#: What becomes of it when it is cast to one of the types is different for each of them.
+#: A value whose cast to the types gives a different result for each.
 _PROBE = 0xC0C0C0C0
 _PROBED_BFLOAT16 = float(0xC1000000)
 
@@ -48,32 +48,33 @@ def definitions(
     opset: int,
     element_types: Mapping[str, int],
 ) -> list[FunctionProto]:
-    """One function for all ExtendedQuantizeLinear nodes of a model, and one for all
-    ExtendedDequantizeLinear nodes.
+    """Return the functions for ExtendedQuantizeLinear and ExtendedDequantizeLinear.
 
-    They take any shape, static or dynamic, and one scale or a vector of scales for the axis. The
-    model needs opset 17 or later, IR version 8 or later and an import of the vendor's domain. The
-    types of the zero points that occur decide what is in the bodies: where they allow it that is
-    the standard operator alone, which runtimes know how to fuse, and where one body has to serve
-    different types it finds out by casting a probe to the type of the zero point.
+    They take any shape, static or dynamic, and a scalar scale or a vector along the axis. The model
+    needs opset 17 or later, IR version 8 or later and an import of the vendor's domain. The types
+    of
+    the zero points in the model decide the bodies: if possible, the standard operator alone, which
+    runtimes can fuse; if a body has to serve different types, it detects them by casting a probe to
+    the
+    type of the zero point.
 
     Args:
-        nodes: the model's nodes; those of other operators are passed over.
-        opset: of the default domain, as the model imports it.
-        element_types: the ``TensorProto.DataType`` of each zero point, by the name of its tensor.
+        nodes: the model's nodes; other operators are ignored.
+        opset: version of the default domain.
+        element_types: ``TensorProto.DataType`` of each zero point, by tensor name.
 
     Returns:
         At most two functions.
 
     Raises:
-        ModelError: a node has no zero point, one of unknown or unfit type, or an unknown attribute;
-            or the opset is too old or too new.
+        ModelError: a node has no zero point, one of unknown or unsupported type, or an unknown
+            attribute; or the opset is not supported.
 
     >>> node = helper.make_node(QUANTIZE, ["x", "scale", "zero"], ["y"], domain="com.amd.quark")
     >>> definitions([node], 17, {"zero": TensorProto.INT8})[0].node[0].op_type
     'QuantizeLinear'
     """
-    made = []
+    functions = []
     nodes = list(nodes)
     for name, build in ((QUANTIZE, _quantize), (DEQUANTIZE, _dequantize)):
         types = dict.fromkeys(
@@ -82,8 +83,10 @@ def definitions(
         if types:
             body = Body()
             build(body, list(types), opset)
-            made.append(function(name, ["x", "scale", "zero"], body, DEFAULTS, opset))
-    return made
+            functions.append(
+                function(name, ["x", "scale", "zero"], body, DEFAULTS, opset)
+            )
+    return functions
 
 
 def _type(node: NodeProto, element_types: Mapping[str, int]) -> int:
@@ -96,18 +99,18 @@ def _type(node: NodeProto, element_types: Mapping[str, int]) -> int:
         raise ModelError(
             f"{where(node)}: the type of its zero point {node.input[2]!r} is not known",
         )
-    found = element_types[node.input[2]]
-    if found not in _INTEGERS | _FLOATS:
+    zero_type = element_types[node.input[2]]
+    if zero_type not in _INTEGERS | _FLOATS:
         raise ModelError(
             f"{where(node)}: its zero point {node.input[2]!r} is"
-            f" {TensorProto.DataType.Name(found)}; it can be an integer of 8, 16 or 32"
+            f" {TensorProto.DataType.Name(zero_type)}; it can be an integer of 8, 16 or 32"
             " bits, FLOAT16 or BFLOAT16",
         )
-    return found
+    return zero_type
 
 
 def _standard(opset: int) -> frozenset[int]:
-    """The types that QuantizeLinear has in an opset and treats alike."""
+    """Return the types that QuantizeLinear treats alike in an opset."""
     return _BYTES | _WORDS if opset >= 21 else _BYTES
 
 
@@ -115,7 +118,11 @@ def _quantize(body: Body, types: Sequence[int], opset: int) -> None:
     if _standard(opset).issuperset(types):
         body.op("QuantizeLinear", "x", "scale", "zero", axis=Ref("axis"))
     elif len(types) == 1:
-        body.op("Cast", _quantize_to(body, types[0]), to=types[0])
+        body.op(
+            "Cast",
+            _quantize_to(body, types[0]),
+            to=types[0],
+        )
     else:
         probe = body.op("CastLike", body.constant(_PROBE, np.int64), "zero")
         found = body.op("Cast", probe, to=TensorProto.DOUBLE)
@@ -123,7 +130,7 @@ def _quantize(body: Body, types: Sequence[int], opset: int) -> None:
 
 
 def _quantize_mixed(body: Body, found: str, types: Sequence[int]) -> str:
-    """The result as float64, by the type that ``found`` betrays."""
+    """Return the result as float64, by the type of the cast probe ``found``."""
     first, *others = types
 
     def build(inner: Body) -> str:
@@ -131,7 +138,11 @@ def _quantize_mixed(body: Body, found: str, types: Sequence[int]) -> str:
 
     if not others:
         return build(body)
-    condition = body.op("Equal", found, body.constant(_probed(first), np.float64))
+    condition = body.op(
+        "Equal",
+        found,
+        body.constant(_probed(first), np.float64),
+    )
     return body.choose(
         condition,
         build,
@@ -149,9 +160,7 @@ def _probed(type_: int) -> float:
 
 
 def _quantize_to(body: Body, type_: int) -> str:
-    """What is to be cast to the type: in float64 where float32 is too narrow for the codes, else in
-    float32.
-    """
+    """Return the value to cast to a type: in float64 if float32 is too narrow, else in float32."""
     scaled = body.op("Div", "x", along(body, "scale"))
     if type_ in _FLOATS:
         shifted = _same_shape(
@@ -172,10 +181,15 @@ def _quantize_to(body: Body, type_: int) -> str:
         )
     wide, kind = _arithmetic([type_])
     steps = body.op("Round", scaled)
-    steps = body.op("Cast", steps, to=wide) if type_ in _LONGS else steps
+    if type_ in _LONGS:
+        steps = body.op("Cast", steps, to=wide)
     codes = _same_shape(
         body,
-        body.op("Add", steps, along(body, body.op("Cast", "zero", to=wide))),
+        body.op(
+            "Add",
+            steps,
+            along(body, body.op("Cast", "zero", to=wide)),
+        ),
     )
     limits = np.iinfo(helper.tensor_dtype_to_np_dtype(type_))
     return body.op(
@@ -192,19 +206,28 @@ def _dequantize(body: Body, types: Sequence[int], opset: int) -> None:
         return
     wide, _ = _arithmetic(types)
     zero = along(body, body.op("Cast", "zero", to=wide))
-    steps = body.op("Sub", body.op("Cast", "x", to=wide), zero)
+    steps = body.op(
+        "Sub",
+        body.op("Cast", "x", to=wide),
+        zero,
+    )
     if wide != TensorProto.FLOAT:
         steps = body.op("Cast", steps, to=TensorProto.FLOAT)
     _same_shape(body, body.op("Mul", steps, along(body, "scale")))
 
 
 def _arithmetic(types: Iterable[int]) -> tuple[int, DTypeLike]:
-    """The type in which sums and differences of codes are exact."""
+    """Return the type in which sums and differences of codes are exact."""
     if _LONGS.isdisjoint(types):
         return TensorProto.FLOAT, np.float32
     return TensorProto.DOUBLE, np.float64
 
 
 def _same_shape(body: Body, result: str) -> str:
-    """A scalar has become a vector of one element."""
-    return body.op("Reshape", result, body.op("Shape", "x"), allowzero=1)
+    """Restore the shape of a scalar, which became a vector of one element."""
+    return body.op(
+        "Reshape",
+        result,
+        body.op("Shape", "x"),
+        allowzero=1,
+    )

@@ -1,10 +1,9 @@
-"""Pairs of FLOAT4E2M1 as ONNX functions.
+"""Define Q/DQ pairs of FLOAT4E2M1 as ONNX functions.
 
-onnxruntime 1.31 can store the type and has no operator for it on a CPU: neither QuantizeLinear nor
-Cast. So the codes, the bit patterns of OCP Microscaling Formats 1.0 (sign, two bits of exponent,
-one of mantissa), are stored as uint4, and a pair of functions reads and writes them.
-``as_standard`` makes ONNX's own pairs of them (opset 23), for runtimes that have the type: the
-bytes are the same.
+onnxruntime 1.31 can store the type but has no CPU operator for it: neither QuantizeLinear nor Cast.
+So the codes, the bit patterns of OCP Microscaling Formats 1.0 (sign, two exponent bits, one
+mantissa bit), are stored as uint4, and a pair of functions reads and writes them. ``as_standard``
+converts them to ONNX's own pairs (opset 23), for runtimes with the type: the bytes are the same.
 """
 
 from __future__ import annotations
@@ -17,46 +16,52 @@ from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, 
 
 from quark_onnx.functions.body import Body, Settings, along, function, settings
 
-#: Where these operators live.
+#: Domain of the operators.
 DOMAIN = "quark_onnx"
-QUANTIZE, DEQUANTIZE = "Float4QuantizeLinear", "Float4DequantizeLinear"
+QUANTIZE = "Float4QuantizeLinear"
+DEQUANTIZE = "Float4DequantizeLinear"
 
-#: The attributes, as nodes that leave them out have them.
+#: Default values of the attributes.
 DEFAULTS: Settings = {"axis": 1}
-#: What the codes 0 to 7 stand for; 8 to 15 are their negatives.
+#: Values of the codes 0 to 7; 8 to 15 are their negatives.
 MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
 def definitions(nodes: Iterable[NodeProto], opset: int) -> list[FunctionProto]:
-    """The functions that the nodes of a model need.
+    """Return the functions that the nodes of a model need.
 
-    They take one scale, or a vector of scales for the axis.
+    They take a scalar scale, or a vector along the axis.
 
     Raises:
-        ModelError: a node has an unknown attribute; or the opset is too old or too new.
+        ModelError: a node has an unknown attribute; or the opset is not supported.
     """
-    made = []
+    functions = []
     nodes = [node for node in nodes if node.domain == DOMAIN]
     for name, build in ((QUANTIZE, _quantize), (DEQUANTIZE, _dequantize)):
-        own = [settings(node, DEFAULTS) for node in nodes if node.op_type == name]
-        if own:
+        node_settings = [
+            settings(node, DEFAULTS) for node in nodes if node.op_type == name
+        ]
+        if node_settings:
             body = Body()
             build(body)
-            made.append(
+            functions.append(
                 function(name, ["x", "scale"], body, DEFAULTS, opset, domain=DOMAIN),
             )
-    return made
+    return functions
 
 
 def _quantize(body: Body) -> None:
-    """The number of magnitudes that are passed: of two neighbours, a tie goes to the one with an
-    even code.
-    """
+    """Count the midpoints below the magnitude: of two neighbours, a tie rounds to the even code."""
     scaled = body.op("Div", "x", along(body, "scale"))
-    magnitude, code = body.op("Abs", scaled), ""
+    magnitude = body.op("Abs", scaled)
+    code = ""
     for place, (low, high) in enumerate(pairwise(MAGNITUDES)):
         compare = "GreaterOrEqual" if place % 2 else "Greater"
-        passed = body.op(compare, magnitude, body.constant((low + high) / 2))
+        passed = body.op(
+            compare,
+            magnitude,
+            body.constant((low + high) / 2),
+        )
         step = body.op("Cast", passed, to=TensorProto.INT32)
         code = body.op("Add", code, step) if code else step
     negative = body.op(
@@ -64,10 +69,19 @@ def _quantize(body: Body) -> None:
         body.op("Less", scaled, body.constant(0)),
         to=TensorProto.INT32,
     )
-    signed = body.op("Add", code, body.op("Mul", negative, body.constant(8, np.int32)))
+    signed = body.op(
+        "Add",
+        code,
+        body.op("Mul", negative, body.constant(8, np.int32)),
+    )
     body.op(
         "Cast",
-        body.op("Reshape", signed, body.op("Shape", "x"), allowzero=1),
+        body.op(
+            "Reshape",
+            signed,
+            body.op("Shape", "x"),
+            allowzero=1,
+        ),
         to=TensorProto.UINT4,
     )
 
@@ -84,18 +98,17 @@ def _dequantize(body: Body) -> None:
 
 
 def as_standard(model: ModelProto) -> None:
-    """Let ONNX's own operators and type take the place of these, in place."""
-    graphs, todo, codes = list[GraphProto](), [model.graph], set[str]()
+    """Replace these operators by ONNX's own operators and type, in place."""
+    graphs = list[GraphProto]()
+    todo = [model.graph]
+    codes = set[str]()
     while todo:
         graph = todo.pop()
         graphs.append(graph)
         for node in graph.node:
-            todo += [
-                inner
-                for attribute in node.attribute
-                for inner in (attribute.g, *attribute.graphs)
-                if inner.node
-            ]
+            for attribute in node.attribute:
+                inner_graphs = (attribute.g, *attribute.graphs)
+                todo += [inner for inner in inner_graphs if inner.node]
             if node.domain == DOMAIN:
                 codes.add(_made_standard(node))
     for graph in graphs:
@@ -111,11 +124,12 @@ def as_standard(model: ModelProto) -> None:
 
 
 def _made_standard(node: NodeProto) -> str:
-    """Change one node; the name of the codes that it reads or writes."""
-    node.domain, node.op_type = "", node.op_type.removeprefix("Float4")
+    """Convert a node; return the name of the codes."""
+    node.domain = ""
+    node.op_type = node.op_type.removeprefix("Float4")
     if node.op_type == "DequantizeLinear":
         return node.input[0]
-    # there is no zero point that would tell
+    # There is no zero point to imply the type.
     node.attribute.append(
         helper.make_attribute("output_dtype", int(TensorProto.FLOAT4E2M1)),
     )

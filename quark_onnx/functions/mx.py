@@ -1,10 +1,9 @@
-"""MXQuantizeDequantize as an ONNX function: the microscaling formats MXFP8, MXFP6, MXFP4 and
-MXINT8.
+"""Define MXQuantizeDequantize as an ONNX function: MXFP8, MXFP6, MXFP4 and MXINT8.
 
-Computes what ``quark_onnx.kernels.blockfloat`` does, bit for bit, with operators of opset 17 that
-are the same up to opset 28. In the vendor's domain the shared exponent is that of the
-specification, rounded down, as the vendor's operator has it. An operator of the same name in the
-project's own domain has the rule as an attribute.
+Computes the same as ``quark_onnx.kernels.blockfloat``, bit for bit, with operators of opset 17 that
+are unchanged up to opset 28. In the vendor's domain the shared exponent is rounded down as in the
+specification. An operator of the same name in the project's own domain has the rule as an
+attribute.
 """
 
 from __future__ import annotations
@@ -38,17 +37,17 @@ from quark_onnx.kernels.minifloat import HALF_EVEN, MiniFloat
 
 NAME = "MXQuantizeDequantize"
 
-#: Where the operator with a rule of its own lives.
+#: Domain of the operator with a rule as attribute.
 OWN = float4.DOMAIN
 
-#: The attributes, as nodes that leave them out have them.
+#: Default values of the attributes.
 DEFAULTS: Settings = {
     "element_dtype": "int8",
     "axis": 1,
     "block_size": 32,
     "rounding_mode": 0,
 }
-#: Those of the operator with a rule.
+#: Default values of the operator with a rule.
 _OWN_DEFAULTS: Settings = {**DEFAULTS, "rounding_mode": HALF_EVEN, "exponent": "even"}
 
 _ALLOWED: dict[str, Collection[Value]] = {
@@ -60,50 +59,51 @@ _ALLOWED: dict[str, Collection[Value]] = {
 
 
 def definitions(nodes: Iterable[NodeProto], opset: int) -> list[FunctionProto]:
-    """One function for all MXQuantizeDequantize nodes of a model in each of the two domains.
+    """Return a function for the MXQuantizeDequantize nodes of each domain.
 
-    A function holds a variant for each combination of attributes that occurs, and no other; the
-    axis is free. It takes float32 of any shape of rank 1 or more, static or dynamic. The model
-    needs opset 17 or later, IR version 8 or later and an import of the vendor's domain.
+    A function holds a variant for each combination of attributes in the model; the axis is free. It
+    takes float32 of any shape of rank 1 or more, static or dynamic. The model needs opset 17 or
+    later,
+    IR version 8 or later and an import of the vendor's domain.
 
     Args:
-        nodes: the model's nodes; those of other operators and domains are passed over.
-        opset: of the default domain, as the model imports it.
+        nodes: the model's nodes; other operators and domains are ignored.
+        opset: version of the default domain.
 
     Returns:
         The functions; none without such nodes.
 
     Raises:
-        ModelError: an attribute has a value that cannot be computed, or the opset is too old or too
-            new.
+        ModelError: an attribute value is not supported, or the opset is not.
 
     >>> from onnx import helper
     >>> node = helper.make_node(NAME, ["x"], ["y"], domain=DOMAIN, element_dtype="fp4_e2m1")
     >>> [function.name for function in definitions([node], 17)]
     ['MXQuantizeDequantize']
     """
-    made = []
+    functions = []
     nodes = [node for node in nodes if node.op_type == NAME]
     for domain, defaults in ((DOMAIN, DEFAULTS), (OWN, _OWN_DEFAULTS)):
         allowed = {
             name: values for name, values in _ALLOWED.items() if name in defaults
         }
-        found = [
+        node_settings = [
             settings(node, defaults, allowed) for node in nodes if node.domain == domain
         ]
-        if found:
+        if node_settings:
             body = Body()
-            dispatch(body, distinct(found, allowed), _variant)
-            made.append(function(NAME, ["x"], body, defaults, opset, domain=domain))
-    return made
+            dispatch(body, distinct(node_settings, allowed), _variant)
+            functions.append(
+                function(NAME, ["x"], body, defaults, opset, domain=domain)
+            )
+    return functions
 
 
 def _variant(body: Body, variant: Settings) -> str:
-    size, rounding = int(variant["block_size"]), int(variant["rounding_mode"])
-    element, rule = (
-        ELEMENTS.get(str(variant["element_dtype"])),
-        str(variant.get("exponent", "floor")),
-    )
+    size = int(variant["block_size"])
+    rounding = int(variant["rounding_mode"])
+    element = ELEMENTS.get(str(variant["element_dtype"]))
+    rule = str(variant.get("exponent", "floor"))
 
     def core(inner: Body, values: str, top: str) -> str:
         if rule != "floor":
@@ -125,10 +125,15 @@ def _variant(body: Body, variant: Settings) -> str:
         )
 
     rows = to_rows(body, "x", size)
-    return from_rows(body, passing_on(body, rows.values, size, core), rows, size)
+    return from_rows(
+        body,
+        passing_on(body, rows.values, size, core),
+        rows,
+        size,
+    )
 
 
-def in_blocks(  # noqa: PLR0913
+def in_blocks(  # noqa: PLR0913  the settings of a block format
     body: Body,
     values: str,
     top: str,
@@ -136,32 +141,45 @@ def in_blocks(  # noqa: PLR0913
     rule: str,
     rounding: int = HALF_EVEN,
 ) -> str:
-    """Return what is left of blocks, one a column, whose shared exponents E8M0 stores.
+    """Quantize and dequantize blocks, one per column, whose shared exponents E8M0 stores.
 
     Args:
-        body: where to add nodes.
+        body: receives the nodes.
         values: finite float32 (block size, columns).
-        top: their greatest magnitudes.
-        element: the element type, None for int8.
-        rule: how the shared exponent is chosen, see ``quark_onnx.kernels.blockfloat.threshold``.
-        rounding: of int8.
+        top: greatest magnitudes of the columns.
+        element: element type, None for int8.
+        rule: choice of the shared exponent, see ``quark_onnx.kernels.blockfloat.threshold``.
+        rounding: rounding mode of int8.
     """
     power = doubled_power(body, top)
     if rule != "floor":
         share, inclusive = threshold(rule, element)
-        # the exponent of a subnormal number is not raised
+        # The exponent of a subnormal number is never raised.
         bound = body.op("Mul", power, body.constant(share, np.float64))
-        bound = body.op("Max", bound, body.constant(2.0**-126, np.float64))
+        bound = body.op(
+            "Max",
+            bound,
+            body.constant(2.0**-126, np.float64),
+        )
         twice = body.op("Mul", power, body.constant(2, np.float64))
         wide = body.op("Cast", top, to=TensorProto.DOUBLE)
         raised = body.op("GreaterOrEqual" if inclusive else "Greater", wide, bound)
         power = body.op("Where", raised, twice, power)
     emax = 0 if element is None else element.emax
-    scale = body.op("Mul", power, body.constant(2.0 ** (-emax - 1), np.float64))
+    scale = body.op(
+        "Mul",
+        power,
+        body.constant(2.0 ** (-emax - 1), np.float64),
+    )
     ends = (body.constant(2.0**end, np.float64) for end in (-E8M0, E8M0))
     scale = body.op("Clip", scale, *ends)
     positive = body.op("Greater", power, body.constant(0, np.float64))
-    scale = body.op("Where", positive, scale, body.constant(1, np.float64))
+    scale = body.op(
+        "Where",
+        positive,
+        scale,
+        body.constant(1, np.float64),
+    )
     scale = body.op("Cast", scale, to=TensorProto.FLOAT)
     if element is None:
         steps = body.op("Mul", scale, body.constant(2.0**-FRACTION))
@@ -174,17 +192,23 @@ def in_blocks(  # noqa: PLR0913
 
 
 def to_minifloat(body: Body, v: str, format: MiniFloat) -> str:
-    """Values of less than 2^(emax + 1) rounded half to even, and saturated; zeros are positive.
+    """Round values below 2^(emax + 1) half to even, and saturate; zeros are positive.
 
-    With c = (2^s - 1) |v|, c - (c - v) is v rounded to 24 - s bits, after Dekker and Veltkamp; for each s that occurs
-    here this has been tried for all mantissas and both signs, ties included. Subnormals all have the c that the least
-    normal numbers have, or a little more, and so the same step.
-    """  # noqa: E501
+    With c = (2^s - 1) |v|, c - (c - v) is v rounded to 24 - s bits, after Dekker and Veltkamp;
+    verified
+    for each s in use with all mantissas and both signs, including ties. Subnormals have the c of
+    the
+    least normal number, or slightly more, and so the same step.
+    """
     bits = 23 - format.mantissa_bits
     subnormal = body.constant(1.5 * 2.0 ** (bits + format.emin))
     far = body.op(
         "Max",
-        body.op("Mul", body.op("Abs", v), body.constant(2**bits - 1)),
+        body.op(
+            "Mul",
+            body.op("Abs", v),
+            body.constant(2**bits - 1),
+        ),
         subnormal,
     )
     rounded = body.op("Sub", far, body.op("Sub", far, v))

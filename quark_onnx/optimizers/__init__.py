@@ -1,4 +1,4 @@
-"""What makes a quantized model better: rewrites of the float graph, and of what it becomes."""
+"""Improve quantized models: rewrites of the float graph, and choices of weights and formats."""
 
 from quark_onnx.optimizers.absorption import BiasAbsorption
 from quark_onnx.optimizers.adaquant import AdaQuant

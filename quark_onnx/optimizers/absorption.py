@@ -1,9 +1,10 @@
-"""BiasAbsorption: what a Relu always lets pass need not pass it (Nagel et al. 2019, "Data-Free
-Quantization Through Weight Equalization and Bias Correction", section 4.1.3).
+"""BiasAbsorption: lower the range of activations that a Relu never clips.
 
-Where a channel in front of a Relu never falls below c > 0, its bias may be lowered by c, and the
-layers behind, which read c less, get it back in their own biases: the range of the tensor between
-them is smaller by c.
+Nagel et al. 2019, "Data-Free Quantization Through Weight Equalization and Bias Correction", section
+4.1.3. If a channel before a Relu never falls below c > 0, its bias may be lowered by c, and the
+next
+layers, which read c less, get it back in their own biases: the range of the tensor between them
+shrinks by c.
 """
 
 from __future__ import annotations
@@ -27,15 +28,14 @@ _UNPADDED = ("NOTSET", "VALID")
 @register
 @dataclass(frozen=True)
 class BiasAbsorption:
-    """Moves what a Relu always lets pass into the biases behind it.
+    """Moves the constant part of positive activations into the biases of the next layers.
 
-    On the data the model computes the same.
-
-    It is for layers behind CLE, which leaves large biases to channels with small weights. Layers
-    that pad their input with zeros read less at the edges and are left alone.
+    On the calibration data the model computes the same. Useful after CLE, which leaves large biases
+    to
+    channels with small weights. Layers with zero padding read less at the edges and are left alone.
 
     Attributes:
-        margin: so much of the least value that was seen stays, for what other data may bring.
+        margin: share of the least observed value that stays, for other data.
     """
 
     name: ClassVar[str] = "bias_absorption"
@@ -56,29 +56,29 @@ class BiasAbsorption:
         samples: Samples = (),
         rounding: Rounding = EIGHT_BITS,
     ) -> int:
-        """Absorb in place; how many tensors between layers.
+        """Absorb biases in place; return the number of tensors between layers.
 
         Raises:
-            DataError: a sample that does not fit or cannot be run.
+            DataError: a sample does not fit or cannot be run.
         """
-        found = [
-            pair for node in graph.nodes if (pair := _pair(graph, node)) is not None
-        ]
-        if not found or not len(samples):
+        candidates = [_pair(graph, node) for node in graph.nodes]
+        pairs = [pair for pair in candidates if pair is not None]
+        if not pairs or not len(samples):
             return 0
         tensors = [
-            Observation(first.node.outputs[0], MinMax(), 1) for first, _ in found
-        ]  # channels come second
-        seen = watch(graph, tensors, samples)
-        return sum(
-            self._absorb(
-                graph,
-                first,
-                readers,
-                statistic.lo if not statistic.nonfinite else np.zeros(0),
+            Observation(
+                first.node.outputs[0],
+                MinMax(),
+                axis=1,
             )
-            for (first, readers), statistic in zip(found, seen, strict=True)
-        )
+            for first, _ in pairs
+        ]
+        statistics = watch(graph, tensors, samples)
+        count = 0
+        for (first, readers), statistic in zip(pairs, statistics, strict=True):
+            if not statistic.nonfinite:
+                count += self._absorb(graph, first, readers, statistic.lo)
+        return count
 
     def _absorb(
         self,
@@ -93,17 +93,23 @@ class BiasAbsorption:
         moved = np.maximum(least, 0.0) * (1 - self.margin)
         first.set_bias(graph, bias - moved, "absorbed")
         for reader in readers:
-            own, weight = reader.bias(graph), reader.weight(graph)
-            assert own is not None
-            taken = weight.reshape(*weight.shape[:3], -1).sum(axis=3)
-            back = np.einsum("goi,gi->go", taken, moved.reshape(weight.shape[0], -1))
-            reader.set_bias(graph, own + back.reshape(-1), "absorbed")
+            bias_after = reader.bias(graph)
+            weight = reader.weight(graph)
+            assert bias_after is not None
+            summed = weight.reshape(*weight.shape[:3], -1).sum(axis=3)
+            back = np.einsum(
+                "goi,gi->go",
+                summed,
+                moved.reshape(weight.shape[0], -1),
+            )
+            reader.set_bias(graph, bias_after + back.reshape(-1), "absorbed")
         return True
 
 
 def _pair(graph: Graph, node: Node) -> tuple[Layer, list[Layer]] | None:
-    """A layer, and the layers that alone read it through a Relu."""
-    first, result = Layer.of(graph, node), node.outputs[0]
+    """Return a layer, and the readers through a Relu; None with further readers."""
+    first = Layer.of(graph, node)
+    result = node.outputs[0]
     if (
         first is None
         or node.kind == "MatMul"
@@ -122,7 +128,9 @@ def _pair(graph: Graph, node: Node) -> tuple[Layer, list[Layer]] | None:
     known = [
         layer for layer in layers if layer is not None and _takes(graph, layer, passed)
     ]
-    return (first, known) if layers and len(known) == len(layers) else None
+    if layers and len(known) == len(layers):
+        return (first, known)
+    return None
 
 
 def _pinned(graph: Graph, tensor: str) -> bool:
@@ -130,7 +138,7 @@ def _pinned(graph: Graph, tensor: str) -> bool:
 
 
 def _takes(graph: Graph, layer: Layer, tensor: str) -> bool:
-    """Whether a layer reads a tensor without zeros around it, and has a place for a bias."""
+    """Return whether a layer reads a tensor without zero padding, and can have a bias."""
     node = layer.node
     if (
         node.kind not in ("Conv", "Gemm")

@@ -1,4 +1,4 @@
-"""AdaQuant: weights and biases move as far as it serves the layer (Hubara et al. 2020)."""
+"""AdaQuant: learn weights and biases through the rounding (Hubara et al. 2020)."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from quark_onnx.optimizers.base import register, require_flag, require_number
 from quark_onnx.optimizers.descent import check, descend, device_of
 from quark_onnx.optimizers.problem import Floats, Problem, Rows, Solution, loss_of
 
-#: Judgements without a gain after which a descent ends.
+#: Evaluations without a gain after which a descent ends.
 _PATIENCE = 2
-#: Factors of a scale that are tried.
+#: Candidate factors of a scale.
 _FACTORS = (0.6, 0.7, 0.8, 0.9, 1.1)
 
 
 @register
 @dataclass(frozen=True)
 class AdaQuant:
-    """Learns weights and biases through the rounding.
+    """Learns weights and biases by gradient descent through the rounding.
 
-    Every fifth of the way each output is judged on the rows held out; the best is kept, and a
-    descent that no longer helps ends.
+    After each fifth of the iterations every output is evaluated on the held-out rows; the best
+    solution
+    is kept, and a descent without further gain ends.
 
     Attributes:
-        iterations: steps of the descent for each layer, at most.
-        rows: places of the layer's output that a step looks at.
-        rate: learning rate of the weights, relative to the root mean square of those of an output.
+        iterations: most steps of the descent for each layer.
+        rows: rows of the layer's output in a step.
+        rate: learning rate of the weights, relative to the root mean square of an output's weights.
         bias_rate: learning rate of the biases, in units of the layer's error.
-        scales: choose the scale of each output, too, where it has one of its own that is no power
-            of two.
-        device: "cpu"; "cuda", a GPU that torch sees; or "auto", that where there is one.
+        scales: choose the scale of each output, too, if it is per output and not a power of two.
+        device: "cpu"; "cuda", a GPU that torch sees; or "auto", a GPU if present.
     """
 
     name: ClassVar[str] = "adaquant"
@@ -55,44 +55,49 @@ class AdaQuant:
         require_flag(self, "scales")
 
     def __call__(self, problem: Problem, present: Solution) -> Solution:
+        """Return a proposed weight and bias."""
         device = device_of(self)
-        factor = (
-            _factors(problem) if self.scales and problem.scalable else present.factor
-        )
+        factor = present.factor
+        if self.scales and problem.scalable:
+            factor = _factors(problem)
         lattice = problem.lattice_of(replace(present, factor=factor))
         settings = Descent(self.iterations, self.rows, self.rate)
         aim = problem.aim(present)
-        start = (aim / lattice.scale).astype(np.float32)
+        initial = (aim / lattice.scale).astype(np.float32)
         least, greatest = lattice.ends
         rate = self.bias_rate if problem.biased else 0.0
-        weight, bias, used = (
-            np.empty_like(present.weight),
-            present.bias.copy(),
-            present.factors.copy(),
-        )
+        weight = np.empty_like(present.weight)
+        bias = present.bias.copy()
+        factors = present.factors.copy()
 
-        def work(part: Part, own: tuple[slice, slice]) -> None:
+        def work(
+            part: Part, where: tuple[slice, slice]
+        ) -> None:  # one block of the weight
             units = Units(
-                lattice.scale[own],
-                least[own],
-                greatest[own],
+                lattice.scale[where],
+                least[where],
+                greatest[where],
                 lattice.levels,
             ).on(device)
-            first, offset = (device.put(array[own]) for array in (start, present.bias))
-            mesh, own_factor = (
-                lattice.part(own),
-                None if factor is None else factor[own],
+            first, offset = (
+                device.put(array[where]) for array in (initial, present.bias)
             )
+            mesh = lattice.part(where)
+            if factor is None:
+                own_factor = None
+            else:
+                own_factor = factor[where]
             held = Rows(
-                problem.held.inputs[own[0]],
-                problem.held.targets[own[0], :, own[1]],
+                problem.held.inputs[where[0]],
+                problem.held.targets[where[0], :, where[1]],
             )
             best = Solution(
-                present.weight[own],
-                present.bias[own],
-                present.factors[own],
+                present.weight[where],
+                present.bias[where],
+                present.factors[where],
             )
-            loss, idle = loss_of(problem.activation, held, best), 0
+            loss = loss_of(problem.activation, held, best)
+            idle = 0
             for found in adaquant(
                 part,
                 first,
@@ -110,30 +115,37 @@ class AdaQuant:
                 )
                 new = loss_of(problem.activation, held, trial)
                 better = new < loss
-                idle = 0 if better.any() else idle + 1
+                if better.any():
+                    idle = 0
+                else:
+                    idle = idle + 1
                 if idle == _PATIENCE:
                     break  # what was learned since does not hold for other samples
-                best, loss = best.chosen(trial, better), np.where(better, new, loss)
-            weight[own], bias[own], used[own] = best.weight, best.bias, best.factors
+                best = best.chosen(trial, better)
+                loss = np.where(better, new, loss)
+            weight[where], bias[where], factors[where] = (
+                best.weight,
+                best.bias,
+                best.factors,
+            )
 
         descend(problem, device, work)
-        return Solution(weight, bias, used if problem.scalable else None, aim)
+        return Solution(weight, bias, factors if problem.scalable else None, aim)
 
 
 def _factors(problem: Problem) -> Floats:
-    """For each output the factor of its scale that serves best where every weight is rounded to the
-    nearest.
-    """
+    """Return, per output, the factor of its scale with the least loss under RTN."""
     best = np.ones(problem.bias.shape)
     least = problem.loss(problem.nearest(), problem.train)
     for factor in _FACTORS:
-        tried = np.full(best.shape, factor)
+        candidate = np.full(best.shape, factor)
         loss = problem.loss(
             Solution(
-                problem.lattice.times(tried).nearest(problem.weight),
+                problem.lattice.times(candidate).nearest(problem.weight),
                 problem.bias.astype(np.float32),
             ),
             problem.train,
         )
-        best, least = np.where(loss < least, tried, best), np.minimum(loss, least)
+        best = np.where(loss < least, candidate, best)
+        least = np.minimum(loss, least)
     return best.astype(np.float32)

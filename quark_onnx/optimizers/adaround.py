@@ -1,4 +1,4 @@
-"""AdaRound: each weight is rounded up or down, whichever serves the layer (Nagel et al. 2020)."""
+"""AdaRound: round each weight up or down to minimize the layer's loss (Nagel et al. 2020)."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class AdaRound:
 
     Attributes:
         iterations: steps of the descent for each layer.
-        rows: places of the layer's output that a step looks at.
+        rows: rows of the layer's output in a step.
         rate: learning rate.
-        push: how strongly the rounding is pushed to either side.
-        warm: share of the iterations before that begins.
-        device: "cpu"; "cuda", a GPU that torch sees; or "auto", that where there is one.
+        push: weight of the regularizer that pushes the rounding to 0 or 1.
+        warm: share of the iterations without the regularizer.
+        device: "cpu"; "cuda", a GPU that torch sees; or "auto", a GPU if present.
     """
 
     name: ClassVar[str] = "adaround"
@@ -46,6 +46,7 @@ class AdaRound:
         require_number(self, "warm", least=0, most=1)
 
     def __call__(self, problem: Problem, present: Solution) -> Solution:
+        """Return a proposed weight and bias."""
         device = device_of(self)
         aim = problem.aim(present)
         below, above = problem.lattice_of(present).neighbours(aim)
@@ -64,7 +65,17 @@ class AdaRound:
             low, span, start, bias = (
                 device.put(array[own]) for array in (below, step, share, present.bias)
             )
-            up = device.get(adaround(part, low, span, start, bias, settings, device.xp))
+            up = device.get(
+                adaround(
+                    part,
+                    low,
+                    span,
+                    start,
+                    bias,
+                    settings,
+                    device.xp,
+                )
+            )
             weight[own] = np.where(up, above[own], below[own])
 
         descend(problem, device, work)

@@ -1,9 +1,8 @@
-"""Factors for the channels between layers that weigh the rounding of weights against that of
-activations.
+"""Choose factors between layers that balance the rounding noise of weights and activations.
 
-Equalization of the weights alone makes the most of the scales of weights, and may spread the
-channels of what stands between them over any range. Here the noise of both is modelled in each
-layer's result, relative to its signal, and the sum over all layers is made least.
+Equalization of the weights alone makes the best use of the scales of weights, but may spread the
+channels of the activations between them over any range. Here the noise of both is modelled in each
+layer's result, relative to its signal, and the sum over all layers is minimized.
 """
 
 from __future__ import annotations
@@ -23,16 +22,17 @@ from quark_onnx.patterns.activation import Activation, activation_behind
 from quark_onnx.patterns.channel_pairs import Doubles, Pair, layers_of
 from quark_onnx.patterns.conv_and_gemm import SPATIAL, Layer
 
-#: Vectors of a tensor that its moments are taken of.
+#: Sampled vectors of a tensor, from which its moments are computed.
 _VECTORS = 1024
-#: Results vary by more than this share of their squares, or are taken for constant; less than the
-#: other is no signal.
-_CONSTANT, _LEAST = 1e-6, 1e-60
+#: Results count as constant if their variance is a smaller share of their mean square, and as no
+#: signal below the second limit.
+_CONSTANT = 1e-6
+_LEAST = 1e-60
 
 
 @dataclass(frozen=True)
 class Balance:
-    """The factors of each pair, and the noise of all layers over their signal before and after."""
+    """Factors per pair, and the modelled noise-to-signal ratio of all layers before and after."""
 
     pairs: list[Pair]
     factors: list[Doubles]
@@ -46,10 +46,16 @@ def balance(
     samples: Samples,
     rounding: Rounding,
 ) -> Balance:
-    """Factors for the pairs of which all tensors could be watched.
+    """Return factors for the completely observed pairs.
+
+    Args:
+        graph: the float graph.
+        pairs: pairs of layers.
+        samples: calibration data.
+        rounding: rounding of weights and activations.
 
     Raises:
-        DataError: a sample that does not fit or cannot be run.
+        DataError: a sample does not fit or cannot be run.
     """
     seen = _observe(graph, layers_of(pairs), samples)
     pairs = [
@@ -57,7 +63,9 @@ def balance(
         for pair in pairs
         if all(_watched(graph, layer, seen) for layer in layers_of([pair]).values())
     ]
-    places, size = dict[str, slice](), 1  # place 0 is for what has no factor
+    # Place 0 is for channels without a factor.
+    places = dict[str, slice]()
+    size = 1
     for pair in pairs:
         places[pair.first.node.name] = slice(size, size + pair.channels)
         size += pair.channels
@@ -88,24 +96,24 @@ def _observe(
     layers: dict[str, Layer],
     samples: Samples,
 ) -> dict[str, Sampled]:
-    """Vectors and extremes of what the layers read and compute."""
+    """Return vectors and extremes of the inputs and outputs of layers."""
     axes = dict[str, int]()
     for layer in layers.values():
         axis = 1 if layer.node.kind in SPATIAL else -1
         axes |= {layer.node.input(0): axis, layer.node.outputs[0]: axis}
-    watched = [
+    observations = [
         Observation(tensor, Sampling(_VECTORS), axis) for tensor, axis in axes.items()
     ]
-    found = watch(graph, watched, samples)
+    statistics = watch(graph, observations, samples)
     return {
-        tensor: each
-        for tensor, each in zip(axes, found, strict=True)
-        if isinstance(each, Sampled)
+        tensor: statistic
+        for tensor, statistic in zip(axes, statistics, strict=True)
+        if isinstance(statistic, Sampled)
     }
 
 
 def _watched(graph: Graph, layer: Layer, seen: dict[str, Sampled]) -> bool:
-    """Whether all values that a layer reads and computes are known and finite."""
+    """Return whether all inputs and outputs of a layer are known and finite."""
     groups, outputs, inputs = layer.shape(graph)[:3]
     sizes = {
         layer.node.input(0): groups * inputs,
@@ -119,16 +127,17 @@ def _watched(graph: Graph, layer: Layer, seen: dict[str, Sampled]) -> bool:
 
 @dataclass(frozen=True)
 class _Known:
-    """What is known of a layer.
+    """Statistics of a layer.
 
     Attributes:
-        peak, square: the greatest absolute weight of each output and input, and the sum of squares;
-            (groups, outputs, inputs).
-        taps: how many weights there are for each of those.
-        low, high: how far each input reaches below and above zero.
-        energy: the mean square of each input.
-        rounded: how often each input is rounded: zero is a code of its own.
-        computed: its results, (vectors, outputs).
+        peak: greatest absolute weight per output and input, (groups, outputs, inputs).
+        square: sum of squared weights per output and input, (groups, outputs, inputs).
+        taps: number of weights per output and input.
+        low: range of each input below zero.
+        high: range of each input above zero.
+        energy: mean square of each input.
+        rounded: share of nonzero values of each input: zero is represented exactly.
+        computed: results, (vectors, outputs).
     """
 
     peak: Doubles
@@ -150,39 +159,40 @@ class _Known:
             taps=flat.shape[3],
             low=np.maximum(-read.lo, 0),
             high=np.maximum(read.hi, 0),
-            energy=np.square(read.vectors, dtype=np.float64).mean(axis=0),
+            energy=np.square(
+                read.vectors,
+                dtype=np.float64,
+            ).mean(axis=0),
             rounded=(read.vectors != 0).mean(axis=0),
             computed=computed.vectors.astype(np.float64),
         )
 
     @cached_property
     def share(self) -> float:
-        """A unit of noise over the signal: the variance of all results, or their squares if they do
-        not vary.
+        """Weight of noise relative to the signal: the inverse variance of all results.
+
+        Constant results count by their mean square instead.
         """
-        varied, squares = (
-            float(part.sum())
-            for part in (
-                self.computed.var(axis=0),
-                np.square(self.computed).mean(axis=0),
-            )
-        )
-        signal = varied if varied > _CONSTANT * squares else squares
-        return 1 / signal if signal > _LEAST else 0.0
+        variance = float(self.computed.var(axis=0).sum())
+        squares = float(np.square(self.computed).mean(axis=0).sum())
+        signal = variance if variance > _CONSTANT * squares else squares
+        if signal > _LEAST:
+            return 1 / signal
+        return 0.0
 
 
 def _by_channel(pair: Pair, known: dict[str, _Known]) -> list[tuple[_Known, Doubles]]:
-    """For each reader what is known of it, and its squared weights by the channels of the pair."""
-    found = []
+    """Return statistics and squared weights per channel, for the readers of a pair."""
+    result = []
     for reader in pair.readers:
         layer = known[reader.layer.node.name]
         inputs = layer.square.sum(axis=1).ravel()[reader.span(pair.channels)]
-        found.append((layer, inputs.reshape(pair.channels, -1).sum(axis=1)))
-    return found
+        result.append((layer, inputs.reshape(pair.channels, -1).sum(axis=1)))
+    return result
 
 
 def _dead(pair: Pair, known: dict[str, _Known]) -> np.ndarray:
-    """Channels without weights on one side, which are left alone."""
+    """Return the channels without weights on a side."""
     before = known[pair.first.node.name].square.sum(axis=2).ravel()
     behind = sum(squares for _, squares in _by_channel(pair, known))
     return np.asarray((before == 0) | (behind == 0))
@@ -194,41 +204,46 @@ def _terms(
     known: dict[str, _Known],
     places: dict[str, slice],
 ) -> list[Term]:
-    """The noise of every layer."""
+    """Return the noise terms of every layer."""
     firsts = {pair.first.node.name: pair for pair in pairs}
     sources = {
-        name: np.zeros(layer.energy.size, np.intp) for name, layer in known.items()
+        name: np.zeros(
+            layer.energy.size,
+            np.intp,
+        )
+        for name, layer in known.items()
     }
     for name, pair in firsts.items():
-        own = np.arange(places[name].start, places[name].stop)
+        channels = np.arange(places[name].start, places[name].stop)
         for reader in pair.readers:
             sources[reader.layer.node.name][reader.span(pair.channels)] = np.repeat(
-                own,
+                channels,
                 reader.repeat,
             )
     terms = []
     for name, layer in known.items():
-        shape, behind, place = layer.peak.shape[:2], firsts.get(name), places.get(name)
-        matter, gated = (
-            np.full(layer.computed.shape[1], layer.share),
-            tuple[Spread, ...](),
-        )
-        if behind is not None:
-            function = activation_behind(graph, behind.first.node.outputs[0])
-            share = np.sum(
-                [
-                    squares * reader.share
-                    for reader, squares in _by_channel(behind, known)
-                ],
-                axis=0,
-            )
+        shape = layer.peak.shape[:2]
+        pair_after = firsts.get(name)
+        place = places.get(name)
+        matter = np.full(layer.computed.shape[1], layer.share)
+        gated = tuple[Spread, ...]()
+        if pair_after is not None:
+            function = activation_behind(graph, pair_after.first.node.outputs[0])
+            shares = [
+                squares * reader.share
+                for reader, squares in _by_channel(pair_after, known)
+            ]
+            share = np.sum(shares, axis=0)
             matter = share * _gain(function, layer.computed)
-            gated = (
-                _gated(function, layer.computed, share, matter) if behind.gates else ()
-            )
+            if pair_after.gates:
+                gated = _gated(function, layer.computed, share, matter)
         read = (
             layer.rounded
-            * np.einsum("go,goi->gi", matter.reshape(shape), layer.square).ravel()
+            * np.einsum(
+                "go,goi->gi",
+                matter.reshape(shape),
+                layer.square,
+            ).ravel()
         )
         terms.append(
             Term(
@@ -246,10 +261,13 @@ def _terms(
 
 
 def _gain(function: Activation, x: Doubles) -> Doubles:
-    """What becomes of the variance of little noise in each channel on its way through the
-    activation.
-    """
-    gain: Doubles = np.square(np.broadcast_to(function.derivative(x), x.shape)).mean(
+    """Return the factor of an activation on the variance of small noise, per channel."""
+    gain: Doubles = np.square(
+        np.broadcast_to(
+            function.derivative(x),
+            x.shape,
+        )
+    ).mean(
         axis=0,
     )
     return gain
@@ -261,18 +279,22 @@ def _gated(
     share: Doubles,
     matter: Doubles,
 ) -> tuple[Spread, ...]:
-    """Of x * gate(x), x is rounded, too, and so are the factors that the gate's input is multiplied
-    by.
+    """Return the noise of x * gate(x): x is rounded, and so are the factors before the gate.
 
     Args:
-        share: what the variance of a channel's noise behind the activation counts.
-        matter: the same in front of it.
+        function: the gated activation.
+        x: samples of its input.
+        share: weight of a channel's noise variance after the activation.
+        matter: weight of a channel's noise variance before the activation.
     """
-    low, high = np.maximum(-x.min(axis=0), 0), np.maximum(x.max(axis=0), 0)
+    low = np.maximum(-x.min(axis=0), 0)
+    high = np.maximum(x.max(axis=0), 0)
+    # x^2 gate'(x)
     by_gate = np.square(x * function.derivative(x) - function.value(x)).mean(
         axis=0,
-    )  # x^2 gate'(x)
-    zero, one = np.zeros(share.size), np.ones(share.size)
+    )
+    zero = np.zeros(share.size)
+    one = np.ones(share.size)
     return (
         Spread(low, high, matter, outputs=True),
         Spread(zero, one, share * by_gate, outputs=True, inverse=True),

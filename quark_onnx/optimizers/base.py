@@ -1,4 +1,4 @@
-"""The contract of an optimizer: a frozen dataclass that is its own configuration."""
+"""Define the contract of an optimizer: a frozen dataclass with its own settings."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from quark_onnx.kernels.noise import Rounding
 from quark_onnx.optimizers.problem import Problem, Solution
 from quark_onnx.registry import OPTIMIZERS
 
-#: Calibration data that can be read several times; one sample is alive at a time.
+#: Calibration data for several passes; one sample is in memory at a time.
 Samples = Sequence[Mapping[str, Any]] | Spool
 
 
 class Rewrites(int):
-    """How many places were rewritten, with remarks for the report.
+    """Number of rewrites, with notes for the report.
 
     >>> Rewrites(2, ["one was left alone"]) == 2
     True
@@ -38,25 +38,24 @@ class Rewrites(int):
     notes: tuple[str, ...]
 
     def __new__(cls, count: int, notes: Iterable[str] = ()) -> Rewrites:
+        """Create a number with notes."""
         self = super().__new__(cls, count)
         self.notes = tuple(notes)
         return self
 
 
 class FloatOptimizer(Protocol):
-    """Rewrites the float graph in place before it is planned, without changing what it computes,
-    unless it says so.
+    """Rewrites the float graph in place before planning, without changing its function.
 
-    The caller verifies the claim by running the model before and after.
+    The caller verifies the function by running the model before and after, if it is ``exact``.
 
     Attributes:
-        name: by which configurations call it.
+        name: name in configurations.
         stage: "float".
-        needs_data: whether it does nothing without samples.
-        reads_data: whether it reads samples where there are some.
-        exact: whether it claims that the model computes the same afterwards.
-        judged: whether it is there for the accuracy alone, so that it is left out where it brings
-            none.
+        needs_data: does nothing without samples.
+        reads_data: reads samples if there are any.
+        exact: claims that the model computes the same afterwards.
+        judged: serves accuracy alone, so that the caller drops it without a gain.
     """
 
     name: ClassVar[str]
@@ -64,52 +63,54 @@ class FloatOptimizer(Protocol):
     judged: ClassVar[bool]
 
     @property
-    def needs_data(self) -> bool: ...
+    def needs_data(self) -> bool:
+        """Whether the optimizer does nothing without samples."""
 
     @property
-    def reads_data(self) -> bool: ...
+    def reads_data(self) -> bool:
+        """Whether the optimizer can use samples."""
 
     @property
-    def exact(self) -> bool: ...
+    def exact(self) -> bool:
+        """Whether the optimizer claims an unchanged function."""
 
     def __call__(self, graph: Graph, samples: Samples, rounding: Rounding) -> int:
-        """How many places were rewritten; ``Rewrites`` also says what was left alone, and why.
+        """Rewrite a graph, and return the number of rewrites, as ``Rewrites`` with notes.
 
         Args:
-            samples: calibration data, ``{input name: array}``; it may be read several times, and
-                may be empty.
-            rounding: how finely the configuration rounds what it says nothing special about.
+            graph: the float graph, changed in place.
+            samples: calibration data, ``{input name: array}``, for any number of passes; may be
+                empty.
+            rounding: the configuration's default rounding.
         """
         ...
 
 
 @runtime_checkable
 class Adaptive(Protocol):
-    """An optimizer of the float graph that has settings to be chosen by what they bring."""
+    """An optimizer of the float graph with settings that are chosen by their effect."""
 
     def variants(self, graph: Graph) -> list[tuple[Any, float]]:
-        """Return optimizers to try instead, in their order, and what each costs.
+        """Return optimizers to try in place of ``self``, in order, each with its cost.
 
-        The caller takes the first that brings enough for its cost: by how much it is estimated to
-        make the quantized model slower (0.2 for 20 %).
+        The cost is the estimated slowdown of the quantized model (0.2 for 20 %). The caller takes
+        the first variant whose gain in accuracy is worth the cost.
         """
         ...
 
 
 class LayerOptimizer(Protocol):
-    """Chooses the codes of a layer, and its bias, after scales are known.
+    """Chooses the weight and the bias of a layer, after scales are known.
 
-    Layer by layer, in the order of the graph.
-
-    The caller keeps what it proposes, output by output, where the loss on rows held out is less
-    than before.
+    Layers come in graph order. The caller accepts a proposal per output, where the loss on held-out
+    rows is less than before.
 
     Attributes:
-        name: by which configurations call it.
+        name: name in configurations.
         stage: "layer".
         reads_data: True.
-        moves_bias: whether it wants every layer to have a bias that may change.
-        reads_mean: whether it asks problems for the mean input of the float model.
+        moves_bias: needs every layer to have a variable bias.
+        reads_mean: reads the mean input of the float model from problems.
     """
 
     name: ClassVar[str]
@@ -118,10 +119,11 @@ class LayerOptimizer(Protocol):
     moves_bias: ClassVar[bool]
 
     @property
-    def reads_mean(self) -> bool: ...
+    def reads_mean(self) -> bool:
+        """Whether the optimizer reads the mean input of the float model."""
 
     def __call__(self, problem: Problem, present: Solution) -> Solution:
-        """A proposal, starting from what was found so far."""
+        """Return a proposal, starting from the present solution."""
         ...
 
 
@@ -130,17 +132,17 @@ def watch(
     tensors: Sequence[Observation],
     samples: Samples,
 ) -> list[Statistic]:
-    """The statistics of tensors of a graph in one pass over the data.
+    """Return the statistics of tensors in a pass over the data.
 
     Raises:
-        DataError: a sample that does not fit or cannot be run.
+        DataError: a sample does not fit or cannot be run.
     """
     with data_errors():
         return collect(graph.to_model(), tensors, iter(samples))
 
 
 def require_whole(optimizer: Any, *settings: str, least: int = 1) -> None:
-    """Raise ConfigError unless these settings are whole numbers, of at least ``least``."""
+    """Raise ConfigError unless the settings are integers, at least ``least``."""
     for setting in settings:
         value = getattr(optimizer, setting)
         if type(value) is not int or value < least:
@@ -156,13 +158,15 @@ def require_number(
     least: float = -inf,
     most: float = inf,
 ) -> None:
-    """Raise ConfigError unless these settings are numbers between two ends, and finite."""
+    """Raise ConfigError unless the settings are finite numbers between two ends."""
     for setting in settings:
         value = getattr(optimizer, setting)
         if not is_number(value) or not isfinite(value) or not least <= value <= most:
-            ends = [f" of at least {least:g}"] * (least > -inf) + [
-                f" of at most {most:g}",
-            ] * (most < inf)
+            ends = []
+            if least > -inf:
+                ends.append(f" of at least {least:g}")
+            if most < inf:
+                ends.append(f" of at most {most:g}")
             wanted = f"a number{' and'.join(ends)}"
             raise ConfigError(
                 f"{setting} of {optimizer.name} is {value!r}; it must be {wanted}",
@@ -170,12 +174,12 @@ def require_number(
 
 
 def require_flag(optimizer: Any, *settings: str) -> None:
-    """Raise ConfigError unless these settings are true or false."""
+    """Raise ConfigError unless the settings are booleans."""
     for setting in settings:
-        if not isinstance(getattr(optimizer, setting), bool):
-            found = getattr(optimizer, setting)
+        value = getattr(optimizer, setting)
+        if not isinstance(value, bool):
             raise ConfigError(
-                f"{setting} of {optimizer.name} is {found!r}; it must be true or false",
+                f"{setting} of {optimizer.name} is {value!r}; it must be true or false",
             )
 
 
@@ -187,10 +191,11 @@ def register(cls: C) -> C: ...
 @overload
 def register(*, override: bool = False) -> Callable[[C], C]: ...
 def register(cls: C | None = None, *, override: bool = False) -> Any:
-    """Class decorator, with arguments or without: register an optimizer by its ``name``.
+    """Register an optimizer by its ``name``: a class decorator with or without arguments.
 
     Args:
-        override: replace the optimizer that has this name.
+        cls: the optimizer, if used without arguments.
+        override: replace the optimizer of this name.
 
     Raises:
         ConfigError: the name is taken.

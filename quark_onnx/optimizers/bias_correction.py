@@ -1,5 +1,7 @@
-"""BiasCorrection: what quantization adds to the mean of each output is taken from the bias (Nagel
-et al. 2019, "Data-Free Quantization Through Weight Equalization and Bias Correction", section 4.2).
+"""BiasCorrection: subtract the mean quantization error of each output from the bias.
+
+Nagel et al. 2019, "Data-Free Quantization Through Weight Equalization and Bias Correction", section
+4.2.
 """
 
 from __future__ import annotations
@@ -13,22 +15,22 @@ from quark_onnx.errors import ConfigError
 from quark_onnx.optimizers.base import register
 from quark_onnx.optimizers.problem import Problem, Solution
 
-#: Newton's steps towards the mean behind an activation, and the least slope that one of them
-#: divides by.
-_STEPS, _LEAST_SLOPE = 8, 0.05
-#: Rows that a mean is taken of; they are in random order.
+#: Newton steps towards the mean after an activation, and the least slope to divide by.
+_STEPS = 8
+_LEAST_SLOPE = 0.05
+#: Rows of a mean; they are in random order.
 _ROWS = 8192
 
 
 @register
 @dataclass(frozen=True)
 class BiasCorrection:
-    """Takes the mean error of each output from its bias.
+    """Subtracts the mean errors of the outputs from the bias.
 
     Attributes:
-        method: "empirical" measures the error behind the activation, with layers before that are
-            quantized, and corrected, already; "analytic" computes it from the mean inputs of the
-            float model and the rounding of the weight alone.
+        method: "empirical" measures the error after the activation, with already quantized and
+            corrected layers before; "analytic" computes it from the mean inputs of the float model
+            and the rounding of the weight alone.
     """
 
     name: ClassVar[str] = "bias_correction"
@@ -46,18 +48,20 @@ class BiasCorrection:
 
     @property
     def reads_mean(self) -> bool:
-        """Only the analytic method does."""
+        """Whether the mean input of the float model is read: by the analytic method."""
         return self.method == "analytic"
 
     def __call__(self, problem: Problem, present: Solution) -> Solution:
+        """Return a proposed weight and bias."""
         if self.method == "analytic":
             rounding = present.weight - problem.weight
             shift = np.einsum("goi,gi->go", rounding, problem.mean())
-            return replace(present, bias=(problem.bias - shift).astype(np.float32))
-        inputs, targets = (
-            problem.train.inputs[:, :_ROWS],
-            problem.train.targets[:, :_ROWS],
-        )
+            return replace(
+                present,
+                bias=(problem.bias - shift).astype(np.float32),
+            )
+        inputs = problem.train.inputs[:, :_ROWS]
+        targets = problem.train.targets[:, :_ROWS]
         activation = problem.activation
         product = inputs @ present.weight.swapaxes(1, 2)
         wanted = activation.value(targets).mean(axis=1, dtype=np.float64)
@@ -67,7 +71,14 @@ class BiasCorrection:
         ).astype(np.float32)
         for _ in range(0 if activation.linear else _STEPS):
             shifted = product + bias[:, None]
-            missing = wanted - activation.value(shifted).mean(axis=1, dtype=np.float64)
-            slope = np.mean(activation.derivative(shifted), axis=1, dtype=np.float64)
+            missing = wanted - activation.value(shifted).mean(
+                axis=1,
+                dtype=np.float64,
+            )
+            slope = np.mean(
+                activation.derivative(shifted),
+                axis=1,
+                dtype=np.float64,
+            )
             bias = bias + (missing / np.maximum(slope, _LEAST_SLOPE)).astype(np.float32)
         return replace(present, bias=bias)

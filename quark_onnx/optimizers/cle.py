@@ -1,10 +1,10 @@
-"""CLE: cross-layer equalization (Nagel et al. 2019, "Data-Free Quantization Through Weight
-Equalization and Bias Correction", section 4.1).
+"""CLE: cross-layer equalization of weights.
 
-The factor sqrt(a / b), with a and b the greatest weights of a channel in the layer before and the
-layers behind, makes both alike, so that one scale serves all channels of a weight. It may spread
-the channels of what stands between the layers; where there is data, factors are those that leave
-the least noise of weights and activations together instead.
+Nagel et al. 2019, "Data-Free Quantization Through Weight Equalization and Bias Correction", section
+4.1. The factor sqrt(a / b), with a and b the greatest weights of a channel in the layer before and
+the layers after, makes both equal, so that a per-tensor scale serves all channels of a weight. It
+may spread the channels of the activations between the layers; with data, factors minimize the
+total noise of weights and activations instead.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from quark_onnx.patterns.runtime import estimated_runtime, unfused_runtime
 
 _RELU6 = ("auto", "keep", "bound", "replace")
 _SILU = ("auto", "keep", "scale")
-#: A rewrite that is estimated to make the quantized model slower by more than this is not tried
-#: unless it is asked for (MobileNetV2 with relu6=bound: twice the runtime).
+#: A rewrite with a greater estimated slowdown of the quantized model is only tried on request
+#: (MobileNetV2 with relu6=bound: twice the runtime).
 _MOST_SLOWDOWN = 0.5
-#: Sweeps end when no factor is further from 1 than this, or after so many.
-_CONVERGED, _MOST_SWEEPS = 1e-3, 100
-#: Channels without weights on one side are left alone; factors beyond this would leave float32 for
-#: nothing.
+#: Sweeps end when all factors are within this distance of 1, or after the greatest number.
+_CONVERGED = 1e-3
+_MOST_SWEEPS = 100
+#: Limit of factors, which would exceed float32 for no gain.
 _GREATEST_FACTOR = 1e4
 
 
@@ -54,22 +54,21 @@ _GREATEST_FACTOR = 1e4
 class CLE:
     """Cross-layer equalization of the float model.
 
-    It computes the same, unless ``relu6`` is "replace".
+    The function stays the same, unless ``relu6`` is "replace".
 
     Attributes:
-        sweeps: how often all pairs of layers are equalized where weights alone choose; 0 until
-            nothing changes.
-        relu6: what becomes of a Clip between 0 and an upper bound, which does not commute with
-            factors. "keep" leaves it and the layers around it alone; "bound" makes it a Relu and a
-            Min with a bound for each channel, which computes the same, and which runtimes do not
-            fuse into the layer before it; "replace" makes it a Relu, which does not. "auto" tries
-            "bound" where it is estimated to cost less than half the runtime, and keeps it if the
-            error on held-out samples falls by enough.
-        silu: what becomes of x * sigmoid(x), written as two nodes. "keep" leaves it and the layers
-            around it alone; "scale" puts a Mul with a factor for each channel before the Sigmoid,
+        sweeps: number of equalizations of all pairs by weights alone; 0 until convergence.
+        relu6: handling of a Clip between 0 and an upper bound, which does not commute with factors.
+            "keep" leaves it and the layers around it alone; "bound" replaces it by a Relu and a Min
+            with a bound per channel, which computes the same, and which runtimes do not fuse into
+            the layer before it; "replace" replaces it by a Relu, which does not. "auto" tries
+            "bound" if its estimated cost is less than half the runtime, and keeps it if the error
+            on held-out samples falls by enough.
+        silu: handling of x * sigmoid(x), written as two nodes. "keep" leaves it and the layers
+            around it alone; "scale" inserts a Mul with a factor per channel before the Sigmoid,
             which computes the same. "auto" tries "scale" under the same conditions.
-        activations: choose the factors by the rounding of activations, too; without data, and where
-            this is False, weights alone choose them, as in the paper.
+        activations: choose the factors by the rounding of activations, too; without data, and if
+            False, weights alone choose them, as in the paper.
     """
 
     name: ClassVar[str] = "cle"
@@ -102,16 +101,16 @@ class CLE:
 
     @property
     def exact(self) -> bool:
-        """Whether the model computes the same afterwards."""
+        """Whether the function of the model stays unchanged."""
         return self.relu6 != "replace"
 
     @property
     def reads_data(self) -> bool:
-        """Whether it reads samples where there are some."""
+        """Whether the optimizer can use samples."""
         return self.activations
 
     def variants(self, graph: Graph) -> list[tuple[CLE, float]]:
-        """Return settings to try in place of those that are "auto", and their estimated slowdown.
+        """Return settings to try in place of "auto", each with its estimated slowdown.
 
         A slowdown of 0.2 is a quantized model that runs 20 % longer. The settings with the most
         pairs of layers come first, those that keep all operators as they are last.
@@ -145,12 +144,12 @@ class CLE:
         samples: Samples = (),
         rounding: Rounding = EIGHT_BITS,
     ) -> Rewrites:
-        """Equalize in place; how many pairs of layers.
+        """Equalize in place; return the number of pairs of layers.
 
         Settings that are "auto" become the first of ``variants``; who calls this may judge them.
 
         Raises:
-            DataError: a sample that does not fit or cannot be run.
+            DataError: a sample does not fit or cannot be run.
         """
         if "auto" in (self.relu6, self.silu):
             return self.variants(graph)[0][0](graph, samples, rounding)
@@ -158,7 +157,8 @@ class CLE:
             for node in [
                 node for node in graph.nodes if upper_bound(graph, node) is not None
             ]:
-                source, result = node.inputs[0], node.outputs[0]
+                source = node.inputs[0]
+                result = node.outputs[0]
                 graph.remove([node])
                 graph.add("Relu", [source], [result], name=node.name)
         pairs = pairs_of(graph, Passed(self.relu6 == "bound", self.silu == "scale"))
@@ -173,25 +173,33 @@ class CLE:
             return Rewrites(_apply(graph, pairs, self._equalized(graph, pairs)))
         if not len(samples):
             note = "without calibration data weights alone chose the factors"
-            return Rewrites(_apply(graph, pairs, self._equalized(graph, pairs)), [note])
-        found = balance(graph, pairs, samples, rounding)
+            return Rewrites(
+                _apply(graph, pairs, self._equalized(graph, pairs)),
+                [note],
+            )
+        balanced = balance(graph, pairs, samples, rounding)
         note = (
-            f"modelled noise of the layers {found.before:.3g} before, {found.after:.3g}"
+            f"modelled noise of the layers {balanced.before:.3g} before, {balanced.after:.3g}"
             " after"
         )
-        return Rewrites(_apply(graph, found.pairs, found.factors), [note])
+        return Rewrites(_apply(graph, balanced.pairs, balanced.factors), [note])
 
     def _equalized(self, graph: Graph, pairs: list[Pair]) -> list[Doubles]:
-        """The factors that make weights alike."""
+        """Return the factors for equal weights."""
         weights = {
             name: layer.weight(graph) for name, layer in layers_of(pairs).items()
         }
         total = [np.ones(pair.channels) for pair in pairs]
         for _ in range(self.sweeps or _MOST_SWEEPS):
-            moved = [_equalize(pair, weights) for pair in pairs]
-            total = [whole * factor for whole, factor in zip(total, moved, strict=True)]
+            factors = [_equalize(pair, weights) for pair in pairs]
+            total = [
+                product * factor for product, factor in zip(total, factors, strict=True)
+            ]
             if (
-                max((np.abs(np.log(factor)).max() for factor in moved), default=0.0)
+                max(
+                    (np.abs(np.log(factor)).max() for factor in factors),
+                    default=0.0,
+                )
                 < _CONVERGED
             ):
                 break
@@ -199,7 +207,7 @@ class CLE:
 
 
 def _gated_tensors(graph: Graph, passed: Passed) -> set[str]:
-    """Return the tensors that get one more operator if factors pass clips and gates."""
+    """Return the tensors that get an operator if factors pass clips and gates."""
     return {
         node.inputs[0]
         for pair in pairs_of(graph, passed)
@@ -208,7 +216,7 @@ def _gated_tensors(graph: Graph, passed: Passed) -> set[str]:
 
 
 def _apply(graph: Graph, pairs: list[Pair], factors: list[Doubles]) -> int:
-    """Change the graph; by how many pairs."""
+    """Apply factors to the graph; return the number of changed pairs."""
     moved = [
         (pair, factor)
         for pair, factor in zip(pairs, factors, strict=True)
@@ -226,17 +234,17 @@ def _apply(graph: Graph, pairs: list[Pair], factors: list[Doubles]) -> int:
 
 
 def _equalize(pair: Pair, weights: dict[str, Doubles]) -> Doubles:
-    """Change the weights of a pair; the factors that its channels were divided by."""
+    """Equalize the weights of a pair, and return the factors of its channels."""
     first = weights[pair.first.node.name]
     before = np.abs(first).reshape(pair.channels, -1).max(axis=1)
-    behind = np.max(
+    after = np.max(
         [_reach(reader, weights, pair.channels) for reader in pair.readers],
         axis=0,
     )
-    alive = (before > 0) & (behind > 0)
+    alive = (before > 0) & (after > 0)
     factor = np.where(
         alive,
-        np.sqrt(np.where(alive, before, 1) / np.where(alive, behind, 1)),
+        np.sqrt(np.where(alive, before, 1) / np.where(alive, after, 1)),
         1.0,
     )
     factor = factor.clip(1 / _GREATEST_FACTOR, _GREATEST_FACTOR)
@@ -245,9 +253,16 @@ def _equalize(pair: Pair, weights: dict[str, Doubles]) -> Doubles:
 
 
 def _reach(reader: Reader, weights: dict[str, Doubles], channels: int) -> Doubles:
-    """The greatest weight that each channel is multiplied with."""
-    moved = np.moveaxis(np.abs(weights[reader.layer.node.name]), 2, 1)
-    rows = moved.reshape(moved.shape[0] * moved.shape[1], -1).max(axis=1)
+    """Return the greatest weight per channel."""
+    moved = np.moveaxis(
+        np.abs(weights[reader.layer.node.name]),
+        2,
+        1,
+    )
+    rows = moved.reshape(
+        moved.shape[0] * moved.shape[1],
+        -1,
+    ).max(axis=1)
     greatest: Doubles = (
         rows[reader.span(channels)].reshape(channels, reader.repeat).max(axis=1)
     )

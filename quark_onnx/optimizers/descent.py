@@ -1,6 +1,4 @@
-"""What optimizers that descend a gradient have in common: their settings, and a layer in the parts
-they work on.
-"""
+"""Share settings and partitioning between optimizers by gradient descent."""
 
 from __future__ import annotations
 
@@ -17,12 +15,12 @@ from quark_onnx.kernels.threads import one_thread
 from quark_onnx.optimizers.base import require_number, require_whole
 from quark_onnx.optimizers.problem import Problem
 
-#: Errors are divided by those of rounding to nearest, where there are any.
+#: Least error of RTN by which errors are divided.
 _LEAST_NORM = 1e-20
 
 
 def check(optimizer: Any) -> None:
-    """Raise ConfigError unless the common settings are right."""
+    """Raise ConfigError unless the common settings are valid."""
     require_whole(optimizer, "iterations", "rows")
     require_number(optimizer, "rate", least=0)
     if optimizer.device not in DEVICES:
@@ -34,10 +32,10 @@ def check(optimizer: Any) -> None:
 
 
 def device_of(optimizer: Any) -> Device:
-    """The device that an optimizer asks for.
+    """Return the requested device of an optimizer.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: the device is not available.
     """
     try:
         return device_for(optimizer.device)
@@ -53,21 +51,22 @@ def descend(
     device: Device,
     work: Callable[[Part, tuple[slice, slice]], None],
 ) -> None:
-    """Let ``work`` deal with all groups and outputs of a layer, each part of them on the device."""
-    activation, train = problem.activation, problem.train
+    """Call ``work`` for the blocks of groups and outputs of a layer, with rows on the device."""
+    activation = problem.activation
+    train = problem.train
     wanted = activation.value(train.targets)
     with one_thread():
-        norm = np.maximum(problem.loss(problem.nearest(), train), _LEAST_NORM).astype(
+        norm = np.maximum(
+            problem.loss(problem.nearest(), train),
+            _LEAST_NORM,
+        ).astype(
             np.float32,
         )
-    value, derivative = (
-        partial(f, xp=device.xp) for f in (activation.value, activation.derivative)
-    )
+    value = partial(activation.value, xp=device.xp)
+    derivative = partial(activation.derivative, xp=device.xp)
 
-    @np.errstate(
-        over="ignore",
-        invalid="ignore",
-    )  # a loss that is no number is not kept
+    # A loss of NaN is never accepted.
+    @np.errstate(over="ignore", invalid="ignore")
     def one(groups: slice, outputs: slice) -> None:
         part = Part(
             train.inputs[groups],

@@ -1,9 +1,7 @@
-"""DPU: compute in float what the integer engine of Ryzen AI processors computes, so that accuracy
-is that of it.
+"""DPU: imitate the integer engine of Ryzen AI processors in float, to measure its accuracy.
 
-amd-quark 0.13 does the same in front of XINT8 (postprocess/simulation/simulate_dpu.py). What the
-engine does with averages is in ``quark_onnx.npu.simulate`` instead: as a factor in the model it
-would be computed twice.
+amd-quark 0.13 does the same before XINT8 (postprocess/simulation/simulate_dpu.py). The engine's
+averages are in ``quark_onnx.npu.simulate`` instead: a factor in the model would apply twice.
 """
 
 from __future__ import annotations
@@ -15,15 +13,16 @@ from quark_onnx.graph import Graph, Node
 from quark_onnx.kernels.noise import EIGHT_BITS, Rounding
 from quark_onnx.optimizers.base import Samples, register, require_flag
 
-#: The engine multiplies by a slope of so many bits behind the point.
+#: Denominator of the engine's fixed-point slopes.
 _SLOPE = 256
-_SIXTH, _HALF = 1 / 6, 0.5
+_SIXTH = 1 / 6
+_HALF = 0.5
 
 
 @register
 @dataclass(frozen=True)
 class DPU:
-    """Slopes and gates as the engine has them; the float model becomes another one.
+    """Replaces slopes and gates by the engine's, which changes the float model.
 
     Attributes:
         slopes: the slope of a LeakyRelu becomes a multiple of 1/256.
@@ -49,7 +48,7 @@ class DPU:
         samples: Samples = (),
         rounding: Rounding = EIGHT_BITS,
     ) -> int:
-        """Rewrite in place; how many operators."""
+        """Rewrite in place; return the number of operators."""
         return sum(self._rewrite(graph, node) for node in graph.nodes)
 
     def _rewrite(self, graph: Graph, node: Node) -> bool:
@@ -59,7 +58,8 @@ class DPU:
             node.set_attribute("alpha", known)
             return known != slope
         if node.kind == "Sigmoid" and self.gates:
-            source, result = node.inputs[0], node.outputs[0]
+            source = node.inputs[0]
+            result = node.outputs[0]
             graph.remove([node])
             graph.add(
                 "HardSigmoid",

@@ -1,6 +1,6 @@
-"""GPTQ: what rounding a column of a weight did is made good by the columns behind (Frantar et al.
+"""GPTQ: compensate the rounding error of a column by the later columns.
 
-2023).
+Frantar et al. 2023.
 """
 
 from __future__ import annotations
@@ -15,30 +15,28 @@ from quark_onnx.kernels.gptq import Compensation
 from quark_onnx.optimizers.base import register, require_flag, require_number
 from quark_onnx.optimizers.problem import Doubles, Problem, Solution
 
-#: Damping of the regression, as shares of the mean of the diagonal; the one that serves the rows
-#: held out is taken.
+#: Candidate damping of the regression, as shares of the mean of the diagonal; the best one on the
+#: held-out rows is taken.
 _RIDGES = (0.01, 0.1, 1.0, 10.0)
-#: What "auto" chooses the damping of the compensation from.
+#: Candidate damping of "auto".
 _DAMPINGS = (0.01, 0.03, 0.1, 0.3, 1.0)
-#: Factors of a scale that are tried.
+#: Candidate factors of a scale.
 _FACTORS = (0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.05, 1.1, 1.15, 1.2)
 
 
 @register
 @dataclass(frozen=True)
 class GPTQ:
-    """Rounds weights so that their errors make up for each other on the inputs that the data
-    brings.
+    """Rounds weights with error compensation on the calibration data.
 
     Attributes:
-        damping: added to the diagonal of the matrix of inputs, as a share of its mean; it grows
-            where that does not suffice. "auto" chooses it for each layer by the rows held out: with
-            few samples, what makes up for an error on those alone is no use on others.
-        act_order: begin with the inputs that are largest.
-        asymmetric: aim at what the float model computes from its own inputs, not from those of the
-            quantized model.
-        scales: choose the scale of each output, too, where it has one of its own that is no power
-            of two.
+        damping: added to the diagonal of the Hessian, as a share of its mean; increased if it does
+            not suffice. "auto" chooses it per layer by the held-out rows: with few samples,
+            compensation that fits those alone does not generalize.
+        act_order: quantize columns in order of decreasing Hessian diagonal.
+        asymmetric: target the float model's output for its own inputs, instead of the quantized
+            model's.
+        scales: choose the scale of each output, too, if it is per output and not a power of two.
     """
 
     name: ClassVar[str] = "gptq"
@@ -64,29 +62,28 @@ class GPTQ:
         require_flag(self, "act_order", "asymmetric", "scales")
 
     def __call__(self, problem: Problem, present: Solution) -> Solution:
-        gram, count = (
-            (problem.learned or problem.gram)()
-            if self.damping == "auto"
-            else problem.gram()
-        )
-        if not np.isfinite(gram).all():
+        """Return a proposed weight and bias."""
+        # "auto" is judged by the held-out rows, which the Hessian must not contain.
+        if self.damping == "auto" and problem.learned is not None:
+            hessian, count = problem.learned()
+        else:
+            hessian, count = problem.gram()
+        if not np.isfinite(hessian).all():
             return present
-        weight = problem.weight + (
-            self._shift(problem, present, gram, count) if self.asymmetric else 0.0
-        )
+        weight = problem.weight
+        if self.asymmetric:
+            weight = weight + self._shift(problem, present, hessian, count)
         lattice = problem.lattice_of(present)
-        compensation = self._compensation(problem, present, gram, weight)
+        compensation = self._compensation(problem, present, hessian, weight)
         best, least = compensation.rounded(weight, lattice)
         factor = present.factors
-        for other in _FACTORS if self.scales and problem.scalable else ():
-            tried = np.full(factor.shape, other)
-            rounded, error = compensation.rounded(weight, lattice.times(tried))
+        for ratio in _FACTORS if self.scales and problem.scalable else ():
+            candidate = np.full(factor.shape, ratio)
+            rounded, error = compensation.rounded(weight, lattice.times(candidate))
             better = error < least
-            best, least = (
-                np.where(better[..., None], rounded, best),
-                np.where(better, error, least),
-            )
-            factor = np.where(better, present.factors * np.float32(other), factor)
+            best = np.where(better[..., None], rounded, best)
+            least = np.where(better, error, least)
+            factor = np.where(better, present.factors * np.float32(ratio), factor)
         return Solution(
             best,
             present.bias,
@@ -98,28 +95,25 @@ class GPTQ:
         self,
         problem: Problem,
         present: Solution,
-        gram: Doubles,
+        hessian: Doubles,
         weight: Doubles,
     ) -> Compensation:
-        """That of the damping asked for.
+        """Return the compensation for the requested damping.
 
-        Or the one under which the loss on the rows held out is least.
+        "auto" takes the damping with the least loss on the held-out rows.
         """
 
         def compensation(damping: float) -> Compensation:
-            return Compensation(gram, damping=damping, act_order=self.act_order)
+            return Compensation(hessian, damping=damping, act_order=self.act_order)
 
         if not isinstance(self.damping, str):
             return compensation(self.damping)
         lattice = problem.lattice_of(present)
 
-        def loss(other: Compensation) -> float:
-            found = float(
-                problem.loss(
-                    replace(present, weight=other.rounded(weight, lattice)[0]),
-                ).mean(),
-            )
-            return found if np.isfinite(found) else float("inf")
+        def loss(candidate: Compensation) -> float:
+            rounded, _ = candidate.rounded(weight, lattice)
+            mean = float(problem.loss(replace(present, weight=rounded)).mean())
+            return mean if np.isfinite(mean) else float("inf")
 
         return min(map(compensation, _DAMPINGS), key=loss)
 
@@ -127,31 +121,43 @@ class GPTQ:
         self,
         problem: Problem,
         present: Solution,
-        gram: Doubles,
+        hessian: Doubles,
         count: int,
     ) -> Doubles:
-        """What brings the products with the inputs of the quantized model nearest to the targets
-        (ridge regression).
+        """Return the weight change that fits the targets best on the quantized model's inputs.
+
+        Ridge regression.
         """
-        rows, size = problem.train, gram.shape[1]
-        missing = (
+        rows = problem.train
+        size = hessian.shape[1]
+        residual = (
             rows.targets
             - present.bias[:, None]
             - rows.inputs @ problem.weight.swapaxes(1, 2).astype(np.float32)
         )
-        cross = (missing.swapaxes(1, 2) @ rows.inputs).astype(np.float64) * (
+        cross = (residual.swapaxes(1, 2) @ rows.inputs).astype(np.float64) * (
             count / max(1, len(rows))
         )
-        mean = np.trace(gram, axis1=1, axis2=2) / size
+        mean = np.trace(hessian, axis1=1, axis2=2) / size
         best: Doubles = np.zeros_like(problem.weight)
         least = float("inf")
         for share in _RIDGES:
-            damped = gram + (share * mean + (mean == 0))[:, None, None] * np.eye(size)
-            shift = np.linalg.solve(damped, cross.swapaxes(1, 2)).swapaxes(1, 2)
-            moved = Solution((problem.weight + shift).astype(np.float32), present.bias)
-            if (loss := float(problem.loss(moved).mean())) < least:
-                best, least = shift, loss
+            damped = hessian + (share * mean + (mean == 0))[:, None, None] * np.eye(
+                size
+            )
+            shift = np.linalg.solve(
+                damped,
+                cross.swapaxes(1, 2),
+            ).swapaxes(1, 2)
+            moved = Solution(
+                (problem.weight + shift).astype(np.float32),
+                present.bias,
+            )
+            loss = float(problem.loss(moved).mean())
+            if loss < least:
+                best = shift
+                least = loss
         still = Solution(problem.weight.astype(np.float32), present.bias)
-        return (
-            best if least < float(problem.loss(still).mean()) else np.zeros_like(best)
-        )
+        if least < float(problem.loss(still).mean()):
+            return best
+        return np.zeros_like(best)

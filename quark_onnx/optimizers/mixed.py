@@ -1,6 +1,4 @@
-"""AutoMixedPrecision: some nodes get more bits, or fewer, so that the outputs are just as good as
-asked.
-"""
+"""AutoMixedPrecision: give nodes more or fewer bits, so that the outputs reach a target."""
 
 from __future__ import annotations
 
@@ -17,10 +15,10 @@ from quark_onnx.optimizers.base import register, require_number, require_whole
 
 #: Outputs of a model: a list of arrays for each sample.
 Outputs = Sequence[Sequence[Any]]
-#: How far outputs are from those of the float model.
+#: Distance of outputs from those of the float model.
 Distance = Callable[[Outputs, Outputs], float]
 
-#: What a changed node gets, in words, by the setting.
+#: Format of a changed node in words, by the setting ``to``.
 _WORDS = {
     "16bit": "16 bits",
     "float": "float",
@@ -40,23 +38,23 @@ class AutoMixedPrecision:
     alone, and as many nodes as the target allows are lowered, the least harmful first.
 
     Attributes:
-        target: the least signal-to-noise ratio of any output in dB; with a metric, the greatest
-            loss of it; with a distance, the greatest one.
+        target: the least signal-to-noise ratio of any output in dB; with a metric, its greatest
+            loss; with a distance, the greatest distance.
         to: "16bit" for activations of 16 bits, "float" to leave nodes float, "8bit_weights" for
-            weights of 8 bits where they have fewer; "8bit" to lower activations and weights of 16
-            bits.
-        samples: on how many samples the error is measured.
-        share: at most this share of the nodes (of those with such weights, where it is about
-            weights) is raised, also where the target is missed then; or lowered.
-        activation, weight: how changed nodes are quantized; None follows from the configuration and
+            weights of 8 bits instead of fewer; "8bit" to lower activations and weights of 16 bits.
+        samples: number of samples on which the error is measured.
+        share: greatest share of the nodes (with such weights, for "8bit_weights") to raise, even if
+            the target is missed then; or to lower.
+        activation: quantization of changed activations; None follows from the configuration and
             ``to``.
-        metric: takes a model and gives a number, the higher the better; None for the
-            signal-to-noise ratio.
-        distance: takes the outputs of the float model and those of the quantized one, a list of
-            arrays for each sample, and gives a number, the lower the better; instead of a metric.
-        nodes, op_types: patterns of names, and operator types, of the nodes that may be changed;
-            all may be where both are empty.
-        exclude: patterns of names of nodes that may not be changed.
+        weight: quantization of changed weights; None likewise.
+        metric: maps a model to a number, the higher the better; None for the signal-to-noise ratio.
+        distance: maps the outputs of the float model and those of the quantized one, a list of
+            arrays for each sample, to a number, the lower the better; instead of a metric.
+        nodes: name patterns of the nodes that may be changed; all nodes if ``op_types`` is empty,
+            too.
+        op_types: operator types of the nodes that may be changed.
+        exclude: name patterns of nodes that must not be changed.
     """
 
     name: ClassVar[str] = "auto_mixed_precision"
@@ -78,7 +76,8 @@ class AutoMixedPrecision:
     def __post_init__(self) -> None:
         require_number(self, "target")
         require_whole(self, "samples")
-        if self.to not in tuple(_WORDS):  # what is given may have no hash
+        # A tuple, as the value may be unhashable.
+        if self.to not in tuple(_WORDS):
             raise ConfigError(
                 f"to of {self.name} is {self.to!r}; it must be one of:"
                 f" {', '.join(_WORDS)}",
@@ -118,7 +117,7 @@ class AutoMixedPrecision:
 
     @property
     def of_weights(self) -> bool:
-        """Whether weights are what is raised."""
+        """Whether weights are raised."""
         return self.to == "8bit_weights"
 
     @property
@@ -127,7 +126,7 @@ class AutoMixedPrecision:
         return self.to == "8bit"
 
     def check(self, config: QConfig) -> None:
-        """Raise ConfigError where a configuration leaves nothing to be changed."""
+        """Raise ConfigError if a configuration leaves nothing to change."""
         if self.of_weights and not self.narrow(config.weight):
             raise ConfigError(
                 f"to of {self.name} is '8bit_weights', but no weights are integers of"
@@ -146,7 +145,7 @@ class AutoMixedPrecision:
             )
 
     def narrow(self, spec: QuantizationSpec | None) -> bool:
-        """Whether weights of this kind can be raised."""
+        """Return whether weights of this kind can be raised."""
         return (
             spec is not None
             and isinstance(spec.dtype, Integer)
@@ -154,7 +153,7 @@ class AutoMixedPrecision:
         )
 
     def override(self, nodes: tuple[str, ...], config: QConfig) -> Override:
-        """The decision for changed nodes."""
+        """Return the override for changed nodes."""
         if self.lowers:
             activation = self.activation or self._lowered(config.activation)
             return Override(
@@ -178,7 +177,7 @@ class AutoMixedPrecision:
         )
 
     def word(self, config: QConfig) -> str:
-        """What becomes of a changed node."""
+        """Return the format of a changed node in words."""
         if self.of_weights or self.to == "float":
             return _WORDS[self.to]
         if self.activation is not None:
@@ -187,9 +186,9 @@ class AutoMixedPrecision:
         return _WORDS["float" if stays else self.to]
 
     def _raised(self, spec: QuantizationSpec | None) -> QuantizationSpec | None:
-        """The activations of a raised node.
+        """Return the activations of a raised node.
 
-        None where they stay float, or have that many bits already.
+        None if they stay float, or have enough bits already.
         """
         if self.to == "16bit" and self.activation is not None:
             return self.activation
@@ -209,7 +208,7 @@ class AutoMixedPrecision:
         )
 
     def _lowered(self, spec: QuantizationSpec | None) -> QuantizationSpec | None:
-        """How a lowered node is quantized; None where there are no integers of 16 bits."""
+        """Return the quantization of a lowered node; None without integers of 16 bits."""
         if (
             spec is None
             or not isinstance(spec.dtype, Integer)
@@ -217,4 +216,7 @@ class AutoMixedPrecision:
         ):
             return None
         narrow = INT8 if spec.dtype.signed else UINT8
-        return spec.with_(dtype=narrow, calibrator=MinMSE() if spec.pow2 else Best())
+        return spec.with_(
+            dtype=narrow,
+            calibrator=MinMSE() if spec.pow2 else Best(),
+        )

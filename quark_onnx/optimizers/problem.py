@@ -1,7 +1,8 @@
-"""The problem that every optimizer of a layer solves: codes whose products with the inputs of the
-quantized model come close to what the float model computes.
+"""Define the problem of layer-wise optimization.
 
-Groups come first in every array: a grouped layer is as many small ones, side by side.
+Find weight values on the quantization grid whose products with the inputs of the quantized model
+are close to the results of the float model. Groups come first in every array: a grouped layer is
+many small layers.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from quark_onnx.patterns.activation import Activation
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
 
-#: Rows whose products are alive at a time.
+#: Rows whose products are in memory at a time.
 _SLAB = 2048
 
 
 @dataclass(frozen=True)
 class Rows:
-    """What a layer reads and should compute, at some places of its output.
+    """Inputs and targets of a layer, at sampled positions of the output.
 
     Attributes:
         inputs: (groups, rows, inputs of a group), from the quantized model.
@@ -44,12 +45,10 @@ class Solution:
     """A weight and a bias.
 
     Attributes:
-        weight: (groups, outputs, inputs), each a value that its codes can stand for.
+        weight: (groups, outputs, inputs), each a dequantized value.
         bias: (groups, outputs).
-        factor: what the scale of each output is multiplied by, (groups, outputs); None where it
-            stays.
-        aim: what the weight would be if it did not have to be rounded; None where that is the float
-            weight.
+        factor: factor on the scale of each output, (groups, outputs); None for unchanged scales.
+        aim: the weight before rounding; None for the float weight.
     """
 
     weight: Floats
@@ -59,20 +58,19 @@ class Solution:
 
     @property
     def factors(self) -> Floats:
-        """The factors, ones where there are none."""
-        return (
-            np.ones(self.bias.shape, np.float32) if self.factor is None else self.factor
-        )
+        """Factors, ones without any."""
+        if self.factor is None:
+            return np.ones(self.bias.shape, np.float32)
+        return self.factor
 
     def chosen(self, other: Solution, better: NDArray[np.bool_]) -> Solution:
-        """The other one where it is better; ``better`` is (groups, outputs)."""
+        """Combine solutions per output; ``better`` (groups, outputs) selects ``other``."""
         weight = np.where(better[..., None], other.weight, self.weight)
         bias = np.where(better, other.bias, self.bias)
-        factor = (
-            None
-            if self.factor is other.factor is None
-            else np.where(better, other.factors, self.factors)
-        )
+        if self.factor is other.factor is None:
+            factor = None
+        else:
+            factor = np.where(better, other.factors, self.factors)
         if self.aim is None or other.aim is None:
             return Solution(weight, bias, factor)
         return Solution(
@@ -88,23 +86,22 @@ class Problem:
     """A layer whose weight is to be rounded.
 
     Attributes:
-        name: of the node.
+        name: name of the node.
         weight: (groups, outputs, inputs) in float.
         bias: (groups, outputs) in float.
-        lattice: the values that the weight may take.
-        biased: whether the layer has a bias of its own that may change.
-        activation: what follows.
+        lattice: possible values of the weight.
+        biased: the layer has a variable bias.
+        activation: the function after the layer.
         train: rows to learn from.
-        held: rows of other samples, by which a solution is judged.
-        mean: makes the mean input of the float model, (groups, inputs); for optimizers that say so
-            by ``reads_mean``.
-        gram: makes the sum over all rows of products of two inputs, (groups, inputs, inputs), and
-            their number.
-        seed: of whatever is random.
-        bias_lattice: the values that the bias may take; None for any.
-        scalable: whether each output has a scale of its own that may be multiplied.
-        learned: the same as ``gram`` of the samples to learn from alone, so that those held out can
-            judge what was made of it; None where that is ``gram`` itself.
+        held: rows of other samples, to evaluate solutions.
+        mean: computes the mean input of the float model, (groups, inputs); for optimizers with
+            ``reads_mean``.
+        gram: computes the Hessian X X^T, (groups, inputs, inputs), and the number of rows.
+        seed: seed of random numbers.
+        bias_lattice: possible values of the bias; None for any.
+        scalable: each output has a scale of its own that may be multiplied.
+        learned: like ``gram``, of the samples to learn from alone, so that held-out samples can
+            judge the result; None if that is ``gram`` itself.
     """
 
     name: str
@@ -123,28 +120,28 @@ class Problem:
     learned: Callable[[], tuple[Doubles, int]] | None = None
 
     def nearest(self) -> Solution:
-        """Every weight and bias rounded to the nearest value."""
+        """Return the solution with every weight and bias rounded to nearest."""
         rounded = self.lattice.nearest(self.weight)
         return self.allowed(
-            Solution(rounded, self.bias.astype(np.float32), aim=self.weight),
+            Solution(
+                rounded,
+                self.bias.astype(np.float32),
+                aim=self.weight,
+            ),
         )
 
     def aim(self, solution: Solution) -> Doubles:
-        """What the weight of a solution would be if it did not have to be rounded."""
+        """Return the weight of a solution before rounding."""
         return self.weight if solution.aim is None else solution.aim
 
     def lattice_of(self, solution: Solution) -> Levels:
-        """The values that the weight may take under the scales of a solution."""
-        return (
-            self.lattice
-            if solution.factor is None
-            else self.lattice.times(solution.factors.astype(np.float64))
-        )
+        """Return the possible values of the weight under the scales of a solution."""
+        if solution.factor is None:
+            return self.lattice
+        return self.lattice.times(solution.factors.astype(np.float64))
 
     def allowed(self, solution: Solution) -> Solution:
-        """A solution with a bias that can be stored: that of the layer, where it has none of its
-        own.
-        """
+        """Return a solution with a storable bias: the layer's, if not variable."""
         bias = solution.bias if self.biased else self.bias
         if self.bias_lattice is not None:
             bias = self.bias_lattice.nearest(bias.astype(np.float64))
@@ -152,59 +149,68 @@ class Problem:
         return replace(solution, bias=bias.astype(np.float32), factor=factor)
 
     def loss(self, solution: Solution, rows: Rows | None = None) -> Doubles:
-        """Mean square of the error behind the activation, (groups, outputs).
+        """Return the mean square error after the activation, (groups, outputs).
 
-        On the rows held out by default.
+        On the held-out rows by default.
         """
-        known = rows or self.held
-        parts = slabs(len(known), _SLAB)
-        found = side_by_side(
-            lambda part: _squares(self.activation, known, part, solution),
+        evaluated = rows or self.held
+        parts = slabs(len(evaluated), _SLAB)
+        squares = side_by_side(
+            lambda part: _squares(self.activation, evaluated, part, solution),
             parts,
         )
-        return sum(found, np.zeros(solution.bias.shape)) / max(1, len(known))
+        return sum(
+            squares,
+            np.zeros(solution.bias.shape),
+        ) / max(1, len(evaluated))
 
 
 def loss_of(activation: Activation, rows: Rows, solution: Solution) -> Doubles:
-    """Mean square of the error behind the activation over some rows, (groups, outputs).
+    """Return the mean square error after the activation on some rows, (groups, outputs).
 
-    On one core.
+    Computed on a single core.
     """
-    found = (
-        _squares(activation, rows, part, solution) for part in slabs(len(rows), _SLAB)
+    squares = (
+        _squares(
+            activation,
+            rows,
+            part,
+            solution,
+        )
+        for part in slabs(len(rows), _SLAB)
     )
-    return sum(found, np.zeros(solution.bias.shape)) / max(1, len(rows))
+    return sum(
+        squares,
+        np.zeros(solution.bias.shape),
+    ) / max(1, len(rows))
 
 
-@np.errstate(
-    over="ignore",
-    invalid="ignore",
-)  # a loss that is no number is no better than another
+# A loss of NaN is never better than another.
+@np.errstate(over="ignore", invalid="ignore")
 def _squares(
     activation: Activation,
     rows: Rows,
     part: slice,
     solution: Solution,
 ) -> Doubles:
-    found = (
+    computed = (
         rows.inputs[:, part] @ solution.weight.swapaxes(1, 2) + solution.bias[:, None]
     )
-    error = activation.value(found) - activation.value(rows.targets[:, part])
+    error = activation.value(computed) - activation.value(rows.targets[:, part])
     total: Doubles = np.square(error, dtype=np.float64).sum(axis=1)
     return total
 
 
 @dataclass(frozen=True)
 class LayerResult:
-    """What became of a layer.
+    """Result of optimizing a layer.
 
     Attributes:
-        name: of the node.
-        before: mean square of its error on samples held out, every weight rounded to the nearest
-            code.
-        after: the same with what was kept.
-        outputs: how many outputs it has.
-        changed: for each optimizer, in how many of them its proposal was better and was kept.
+        name: name of the node.
+        before: mean square error on held-out samples under RTN.
+        after: mean square error of the accepted solution.
+        outputs: number of outputs.
+        changed: for each optimizer, the number of outputs with an accepted proposal.
     """
 
     name: str

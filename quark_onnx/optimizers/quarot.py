@@ -1,12 +1,12 @@
-"""QuaRot (Ashkboos et al. 2024, "QuaRot: Outlier-Free 4-Bit Inference in Rotated LLMs").
+"""QuaRot: rotate activations to spread outliers, and weights inversely.
 
-A rotation spreads an outlier over all channels, and its inverse in the next weight takes it back.
-Where all that writes to a tensor and all that reads it is linear, both are folded into weights: the
-residual stream of models that normalize in front of their layers, and the values of attention
-heads. Elsewhere the model has to rotate as it runs.
+Ashkboos et al. 2024, "QuaRot: Outlier-Free 4-Bit Inference in Rotated LLMs". A rotation spreads an
+outlier over all channels, and its inverse in the next weight reverts it. If all writers and readers
+of a tensor are linear, both are folded into weights: the residual stream of pre-norm models, and
+the values of attention heads. Elsewhere the model has to rotate at runtime.
 
-Root mean squares do not change under a rotation. Means do, so that where layer normalizations
-subtract one, a rotation is taken that keeps the vector of ones.
+Root mean squares are invariant under a rotation. Means are not, so that for layer normalizations
+that subtract a mean, the rotation keeps the vector of ones.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from quark_onnx.patterns.linear import readers_of, sources
 from quark_onnx.patterns.norms import norms
 from quark_onnx.patterns.residual_stream import streams
 
-#: From so many channels on, a rotation that is a Kronecker product runs as two small products.
+#: With more channels, a rotation that is a Kronecker product runs as two small products.
 _SMALL = 64
 _FLOAT = (
     "it rotates its input, so that no channel is much larger than the others when it is"
@@ -39,11 +39,11 @@ _FLOAT = (
 @register
 @dataclass(frozen=True)
 class QuaRot:
-    """Rotates residual streams and attention heads, so that outliers spread over all channels.
+    """Rotates residual streams and attention heads, to spread outliers over channels.
 
     Attributes:
-        online: also rotate, as the model runs, what is left of the inputs of MatMul and Gemm.
-        seed: of the random signs.
+        online: rotate the remaining inputs of MatMul and Gemm at runtime, too.
+        seed: seed of the random signs.
     """
 
     name: ClassVar[str] = "quarot"
@@ -73,10 +73,11 @@ class QuaRot:
         samples: Samples = (),
         rounding: Rounding = EIGHT_BITS,
     ) -> Rewrites:
-        """Rotate in place; how many streams, attentions and inputs of layers."""
-        found, notes = streams(graph, norms(graph))
-        attentions, done = heads(graph), set[Node]()
-        for place, stream in enumerate(found):
+        """Rotate in place; return the number of streams, attentions and layer inputs."""
+        rotated_streams, notes = streams(graph, norms(graph))
+        attentions = heads(graph)
+        done = set[Node]()
+        for place, stream in enumerate(rotated_streams):
             rotation = (balanced if stream.centered else random_hadamard)(
                 stream.size,
                 self.seed,
@@ -91,17 +92,13 @@ class QuaRot:
                     f"heads{attention.size}",
                 )
                 done.add(attention.reader.node)
-        count = (
-            sum(self._run(graph, tensor, done) for tensor in sources(graph))
-            if self.online
-            else 0
-        )
-        return Rewrites(len(found) + len(attentions) + count, notes)
+        count = 0
+        if self.online:
+            count = sum(self._run(graph, tensor, done) for tensor in sources(graph))
+        return Rewrites(len(rotated_streams) + len(attentions) + count, notes)
 
     def _run(self, graph: Graph, tensor: str, done: set[Node]) -> bool:
-        """Let the model rotate a tensor for the layers that read it, unless they read it rotated
-        already.
-        """
+        """Rotate a tensor at runtime, for layers with unrotated input."""
         layers = [
             layer for layer in readers_of(graph, tensor)[0] if layer.node not in done
         ]
@@ -118,7 +115,7 @@ class QuaRot:
 
 
 def _halves(size: int, seed: int) -> Rotation:
-    """A rotation of one or two factors, as even in size as can be, with random signs of their own."""  # noqa: E501
+    """Return a rotation of one or two factors of similar sizes, with independent random signs."""
     orders = [len(factor) for factor in random_hadamard(size, seed).factors]
     cuts = [int(np.prod(orders[:place])) for place in range(1, len(orders))]
     if size <= _SMALL or not cuts:
@@ -130,20 +127,27 @@ def _halves(size: int, seed: int) -> Rotation:
 
 
 def _insert(graph: Graph, tensor: str, rotation: Rotation) -> str:
-    """Nodes that rotate the last axis of a tensor; the name of the result."""
-    rank, result = len(graph.shape(tensor) or ()), graph.fresh(f"{tensor}_rotated")
+    """Insert nodes that rotate the last axis of a tensor; return the name of the result."""
+    rank = len(graph.shape(tensor) or ())
+    result = graph.fresh(f"{tensor}_rotated")
     if rank < 2 or len(rotation.factors) == 1:
         [matrix] = _constants(graph, "rotation", rotation.matrix())
         graph.add("MatMul", [tensor, matrix], [result]).stay_float(_FLOAT)
         return result
     left, right = rotation.factors
     kept = [0] * (rank - 1)
-    before = _constants(graph, "split", np.array([*kept, len(left), len(right)]))
-    after = _constants(graph, "joined", np.array([*kept, rotation.size]))
-    first, second = (
-        _constants(graph, "left", left.T),
-        _constants(graph, "rotation", right),
+    before = _constants(
+        graph,
+        "split",
+        np.array([*kept, len(left), len(right)]),
     )
+    after = _constants(
+        graph,
+        "joined",
+        np.array([*kept, rotation.size]),
+    )
+    first = _constants(graph, "left", left.T)
+    second = _constants(graph, "rotation", right)
     steps = (
         ("Reshape", [tensor, *before]),
         ("MatMul", ["", *second]),
@@ -152,17 +156,18 @@ def _insert(graph: Graph, tensor: str, rotation: Rotation) -> str:
     )
     name = tensor
     for place, (kind, inputs) in enumerate(steps):
-        output = (
-            result if place == len(steps) - 1 else graph.fresh(f"{tensor}_rotating")
-        )
-        graph.add(kind, [each or name for each in inputs], [output]).stay_float(_FLOAT)
+        output = result
+        if place < len(steps) - 1:
+            output = graph.fresh(f"{tensor}_rotating")
+        operands = [operand or name for operand in inputs]
+        graph.add(kind, operands, [output]).stay_float(_FLOAT)
         name = output
     return result
 
 
 def _constants(graph: Graph, kind: str, value: NDArray[Any]) -> list[str]:
-    """A shape, or a matrix that its size tells, as a constant that all rotations share."""
-    whole = value.dtype.kind == "i"
-    stored = value.astype(np.int64 if whole else np.float32)
-    key = ("quarot", kind, str(value.tolist() if whole else len(value)))
+    """Return a shape, or a matrix known by its size, as a shared constant."""
+    is_shape = value.dtype.kind == "i"
+    stored = value.astype(np.int64 if is_shape else np.float32)
+    key = ("quarot", kind, str(value.tolist() if is_shape else len(value)))
     return graph.once(key, lambda: [graph.add_constant(f"quarot_{kind}", stored)])

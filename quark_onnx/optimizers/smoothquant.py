@@ -1,10 +1,9 @@
-"""SmoothQuant (Xiao et al.
+"""SmoothQuant: move outliers from activations into weights.
 
-2023, "Accurate and Efficient Post-Training Quantization for Large Language Models").
-
-What a layer reads has one scale for all channels, and a few channels that are much larger than the
-others take most of it. They are divided by factors that the weight is multiplied by, which has a
-scale for each output; the division is folded into the constants that the tensor is computed with.
+Xiao et al. 2023, "Accurate and Efficient Post-Training Quantization for Large Language Models". The
+input of a layer has a per-tensor scale, and a few outlier channels take most of its range. They are
+divided by factors that the weight, with per-channel scales, is multiplied by; the division is
+folded into the constants that compute the tensor.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ from quark_onnx.optimizers.base import Rewrites, Samples, register, require_flag
 from quark_onnx.patterns.foldable_scales import Fold, absorb
 from quark_onnx.patterns.linear import Floats, Linear, readers_of, sources
 
-#: What "auto" chooses from.
+#: Candidates of "auto".
 _ALPHAS = tuple(round(0.05 * step, 2) for step in range(21))
-#: Factors beyond this, around their geometric mean, would leave float32 for nothing.
+#: Limit of factors around their geometric mean, which would exceed float32 for no gain.
 _GREATEST_FACTOR = 1e4
 _FLOAT = "it makes channels alike before they are rounded"
 
@@ -43,9 +42,9 @@ class SmoothQuant:
     The float model computes the same.
 
     Attributes:
-        alpha: how much of the activations' range moves into the weights, from 0 to 1; "auto"
-            searches it for each tensor, by the error of what is computed from it.
-        insert: where nothing in front of a layer can take the factors in, put a Mul there.
+        alpha: share of the activations' range that moves into the weights, from 0 to 1; "auto"
+            searches it per tensor, by the error of the layers' results.
+        insert: insert a Mul where no constant before a layer can take the factors.
     """
 
     name: ClassVar[str] = "smoothquant"
@@ -77,29 +76,26 @@ class SmoothQuant:
         samples: Samples = (),
         rounding: Rounding = EIGHT_BITS,
     ) -> Rewrites:
-        """Smooth in place; how many tensors.
+        """Smooth in place; return the number of tensors.
 
         Raises:
-            DataError: a sample that does not fit or cannot be run.
+            DataError: a sample does not fit or cannot be run.
         """
-        groups = [
-            group
-            for tensor in sources(graph)
-            if (group := _group(graph, tensor)) is not None
-        ]
+        candidates = [_group(graph, tensor) for tensor in sources(graph)]
+        groups = [group for group in candidates if group is not None]
         reachable = [
             group
             for group in groups
             if self.insert or group.absorbed(graph) is not None
         ]
         if not reachable or not len(samples):
-            return Rewrites(0, _left(len(groups) - len(reachable)))
-        seen = _observe(graph, reachable, samples, vectors=self.alpha == "auto")
+            return Rewrites(0, _notes(len(groups) - len(reachable)))
+        statistics = _observe(graph, reachable, samples, vectors=self.alpha == "auto")
         count = sum(
-            self._smooth(graph, group, found, rounding)
-            for group, found in zip(reachable, seen, strict=True)
+            self._smooth(graph, group, statistic, rounding)
+            for group, statistic in zip(reachable, statistics, strict=True)
         )
-        return Rewrites(count, _left(len(groups) - len(reachable)))
+        return Rewrites(count, _notes(len(groups) - len(reachable)))
 
     def _smooth(
         self,
@@ -108,12 +104,18 @@ class SmoothQuant:
         seen: Extremes,
         rounding: Rounding,
     ) -> bool:
-        """Whether a group was rewritten."""
+        """Rewrite a group; return whether the graph was changed."""
         if seen.lo.size != group.size or seen.nonfinite:
             return False
-        largest = np.maximum(np.abs(seen.lo), np.abs(seen.hi))
+        largest = np.maximum(
+            np.abs(seen.lo),
+            np.abs(seen.hi),
+        )
         weights = [layer.matrix(graph) for layer in group.layers]
-        reach = np.max([np.abs(weight).max(axis=1) for weight in weights], axis=0)
+        reach = np.max(
+            [np.abs(weight).max(axis=1) for weight in weights],
+            axis=0,
+        )
         if isinstance(seen, Sampled):
             factor = _search(seen, largest, reach, weights, rounding)
         else:
@@ -135,7 +137,7 @@ class SmoothQuant:
 
 @dataclass(frozen=True)
 class _Group:
-    """A tensor, and all of the layers that read it; they get the same factors."""
+    """A tensor with the readers, layers with shared factors."""
 
     tensor: str
     layers: tuple[Linear, ...]
@@ -143,18 +145,17 @@ class _Group:
 
     @property
     def size(self) -> int:
+        """Number of channels."""
         return self.layers[0].inputs
 
     def absorbed(self, graph: Graph) -> list[Fold] | None:
-        """Where the division is folded into; None if it cannot be."""
-        return (
-            absorb(graph, self.tensor, self.size, len(self.layers))
-            if self.alone
-            else None
-        )
+        """Return the constants for folding the division; None if impossible."""
+        if self.alone:
+            return absorb(graph, self.tensor, self.size, len(self.layers))
+        return None
 
     def insert(self, graph: Graph, by: Floats) -> None:
-        """A Mul in front of the layers."""
+        """Insert a Mul before the layers."""
         name = graph.add_constant(f"{self.tensor}_smooth", by.astype(np.float32))
         node = graph.add(
             "Mul",
@@ -167,9 +168,9 @@ class _Group:
 
 
 def _group(graph: Graph, tensor: str) -> _Group | None:
-    """The layers that read a tensor.
+    """Return the readers of a tensor as a group.
 
-    None if one of them shares its weight with a layer elsewhere.
+    None if one of them shares its weight with another layer.
     """
     layers, others = readers_of(graph, tensor)
     nodes = {layer.node for layer in layers}
@@ -177,21 +178,22 @@ def _group(graph: Graph, tensor: str) -> _Group | None:
         set(graph.consumers(layer.node.input(1))) - nodes for layer in layers
     ):
         return None
-    return _Group(tensor, tuple(layers), alone=not others and private(graph, tensor))
-
-
-def _left(count: int) -> list[str]:
-    what = "tensors have" if count > 1 else "tensor has"
-    return (
-        [
-            (
-                f"{count} {what} nothing in front to fold factors into; insert=true"
-                " puts a Mul there"
-            ),
-        ]
-        if count
-        else []
+    return _Group(
+        tensor,
+        tuple(layers),
+        alone=not others and private(graph, tensor),
     )
+
+
+def _notes(count: int) -> list[str]:
+    if not count:
+        return []
+    what = "tensors have" if count > 1 else "tensor has"
+    note = (
+        f"{count} {what} nothing in front to fold factors into; insert=true"
+        " puts a Mul there"
+    )
+    return [note]
 
 
 def _observe(
@@ -201,7 +203,7 @@ def _observe(
     *,
     vectors: bool,
 ) -> list[Extremes]:
-    """Extremes of each channel in one pass over the data, and some vectors where they are wanted."""  # noqa: E501
+    """Return extremes per channel in one pass over the data, with ``vectors`` as a sample."""
     wanted = Sampling() if vectors else calibrators.MinMax()
     observations = [Observation(group.tensor, wanted, axis=-1) for group in groups]
     found = watch(graph, observations, samples)
@@ -209,16 +211,15 @@ def _observe(
 
 
 def factors(largest: Floats, reach: Floats, alpha: float) -> Floats:
-    """What each channel of the activations is divided by, and of the weight multiplied by.
+    """Return the factors by which activations are divided and weights multiplied (eq. 4).
 
-    SmoothQuant, eq. 4.
-
-    A channel that is dead, or has no weights, is left alone. The geometric mean of the others is 1,
-    as a factor that all channels share changes nothing.
+    A channel that is dead, or has no weights, gets 1. The geometric mean of the others is 1, as a
+    common factor has no effect.
 
     Args:
-        largest: the greatest absolute value of each channel.
-        reach: the greatest absolute weight of each channel.
+        largest: greatest absolute value of each channel.
+        reach: greatest absolute weight of each channel.
+        alpha: share of the activations' range that moves into the weights.
 
     >>> factors(np.array([8.0, 2.0, 0.0]), np.array([0.5, 0.5, 0.5]), 0.5)
     array([1.41421356, 0.70710678, 1.        ])
@@ -240,32 +241,32 @@ def _search(
     weights: list[Floats],
     rounding: Rounding,
 ) -> Floats:
-    """The factors that leave the least error of the products of some vectors, none among them.
+    """Return the factors with the least error of the products of sampled vectors.
 
-    Activations are rounded with one scale and, unless they are symmetric, a zero point; weights
-    with a scale for each output, or one for each of them.
+    Activations are rounded with a per-tensor scale and, unless symmetric, a zero point; weights
+    with
+    per-tensor or per-channel scales. No factors are a candidate, too.
     """
     x = seen.vectors.astype(np.float64)
     x = x[np.isfinite(x).all(axis=1)]
-    exact, best, least = (
-        x @ np.concatenate(weights, axis=1),
-        np.ones(largest.size),
-        np.inf,
-    )
+    exact = x @ np.concatenate(weights, axis=1)
+    best = np.ones(largest.size)
+    least = np.inf
     for candidate in (best, *(factors(largest, reach, alpha) for alpha in _ALPHAS)):
-        low, high = (
-            min(0.0, (seen.lo / candidate).min()),
-            max(0.0, (seen.hi / candidate).max()),
-        )
+        low = min(0.0, (seen.lo / candidate).min())
+        high = max(0.0, (seen.hi / candidate).max())
         if rounding.symmetric:
             low, high = -max(-low, high), max(-low, high)
-        read = _rounded(x / candidate, low, high, rounding.activation)
+        quantized = _rounded(x / candidate, low, high, rounding.activation)
         rounded = [
             _symmetric(weight * candidate[:, None], rounding) for weight in weights
         ]
-        error = float(np.square(read @ np.concatenate(rounded, axis=1) - exact).sum())
+        error = float(
+            np.square(quantized @ np.concatenate(rounded, axis=1) - exact).sum()
+        )
         if error < least:
-            best, least = candidate, error
+            best = candidate
+            least = error
     return best
 
 
@@ -282,6 +283,10 @@ def _symmetric(weight: Floats, rounding: Rounding) -> Floats:
     if not rounding.weight:
         return weight
     largest = np.abs(weight).max(axis=0 if rounding.per_channel else None)
-    scale = np.where(largest > 0, largest, 1.0) / (rounding.weight // 2)
+    scale = np.where(
+        largest > 0,
+        largest,
+        1.0,
+    ) / (rounding.weight // 2)
     rounded: Floats = np.rint(weight / scale) * scale
     return rounded
