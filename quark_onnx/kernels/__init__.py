@@ -1,3 +1,1 @@
-"""Number formats that numpy has no type for, as exact numpy references that every other
-implementation is held to.
-"""
+"""Numpy arithmetic of number formats and learned rounding; exact references for other code."""

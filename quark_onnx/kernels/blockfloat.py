@@ -1,12 +1,10 @@
-"""Formats whose values share an exponent, block by block: block floating point (BFP) and
-microscaling (MX).
+"""Quantize to block formats: block floating point (BFP) and microscaling (MX).
 
 Follows the OCP Microscaling Formats (MX) Specification 1.0, section 6.3, and the operators
-BFPQuantizeDequantize and MXQuantizeDequantize of the domain ``com.amd.quark``: their results, bit
-for bit, but that a zero here is always +0.
+BFPQuantizeDequantize and MXQuantizeDequantize of the domain ``com.amd.quark``: bit for bit, except
+that a zero here is always +0.
 
-Everything is computed in float64, where scaling float32 values by powers of two and rounding them
-is exact.
+All arithmetic is in float64, where scaling float32 values by powers of two and rounding is exact.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ from quark_onnx.kernels.minifloat import (
     to_integer,
 )
 
-#: The element types of MX that are floats, as the vendor's attribute ``element_dtype`` calls them.
+#: Floating element types of MX, by the value of the vendor's attribute ``element_dtype``.
 ELEMENTS: dict[str, MiniFloat] = {
     "fp8_e5m2": E5M2,
     "fp8_e4m3": E4M3,
@@ -36,22 +34,20 @@ ELEMENTS: dict[str, MiniFloat] = {
     "fp6_e2m3": E2M3,
     "fp4_e2m1": E2M1,
 }
-#: The exponent of subnormal float32 as the operators read it: that of a stored exponent of zero.
+#: Exponent of subnormal float32 in the operators: a stored exponent of zero.
 LEAST_EXPONENT = -127
-#: Bits of a block floating-point format that are no mantissa: the shared exponent and the sign.
+#: Bits of a block floating-point format besides the mantissa: the shared exponent and the sign.
 EXPONENT_AND_SIGN = 9
-#: A mantissa has at most as many bits as that of a float32 and its hidden one, less one for the
-#: sign.
+#: A mantissa has at most 23 bits: a float32's with the hidden bit, minus the sign.
 BIT_WIDTHS = range(EXPONENT_AND_SIGN + 1, EXPONENT_AND_SIGN + 24)
 #: Exponents of the scales that E8M0 stores, from -127 to 127.
 E8M0 = 127
-#: How the shared exponent of a microscaling block follows from its greatest magnitude; see
-#: ``threshold``.
+#: Rules for the shared exponent of a microscaling block; see ``threshold``.
 EXPONENTS = ("floor", "even", "ceil", "rceil")
-#: The rule of least error for each element type. A float whose exponents reach far below the
-#: greatest loses nothing by one more, so that nothing is clipped; E4M3 has no value between 448 and
-#: 512, where "even" still clips. E2M3 and E2M1 lose small values by it, and are clipped where the
-#: greatest value is rounded to the last code anyway. The 64ths of int8 lose a bit for less than
+#: The rule of least error for each element type. A float with a wide exponent range loses nothing
+#: by a greater shared exponent, so that nothing is clipped; E4M3 has no value between 448 and 512,
+#: where "even" still clips. E2M3 and E2M1 lose small values by it, and are clipped where the
+#: greatest value is rounded to the last code anyway. The 64ths of int8 lose a bit to gain less than
 #: half a step.
 LEAST_ERROR = {
     "fp8_e4m3": "rceil",
@@ -63,7 +59,7 @@ LEAST_ERROR = {
 }
 #: Fraction bits of the element type int8.
 FRACTION = 6
-#: Values that are rounded at a time where the better of two exponents is looked for.
+#: Values rounded at a time in the search for the better of two exponents.
 _PART = 1 << 20
 
 
@@ -75,25 +71,25 @@ def bfp(
     block_size: int = 8,
     rounding_mode: int = HALF_EVEN,
 ) -> NDArray[np.float32]:
-    """What is left of ``x`` in block floating point: one exponent for each ``block_size`` values
-    along ``axis``.
+    """Quantize and dequantize to block floating point: an exponent per ``block_size`` values.
 
     A block's step is 2^(E - m + 1), with E the exponent of its greatest finite value and m =
-    bit_width - 9; values are rounded to whole steps and clipped to ±(2^m - 1) of them. NaN and
-    infinities are passed on and not looked at.
+    bit_width
+    - 9; values are rounded to multiples of the step and clipped to ±(2^m - 1) of them. NaN and
+    infinities pass unchanged and do not count.
 
     Args:
         x: float32 of any shape, rank 1 at least; the last block along the axis may be incomplete.
-        axis: where the blocks lie; negative counts from the end.
-        bit_width: 8 for the exponent, 1 for the sign, and those of the mantissa.
-        block_size: how many values share an exponent.
-        rounding_mode: where a tie goes: 0 away from zero, 1 up, 2 to the even integer.
+        axis: axis of the blocks; negative counts from the end.
+        bit_width: 8 for the exponent, 1 for the sign, plus the mantissa.
+        block_size: number of values that share an exponent.
+        rounding_mode: direction of ties: 0 away from zero, 1 up, 2 to the even integer.
 
     Returns:
         float32, of x's shape.
 
     Raises:
-        ConfigError: the axis, the sizes or the rounding mode make no sense.
+        ConfigError: the axis, a size or the rounding mode is invalid.
 
     >>> bfp(np.float32([64.5, 1.5, -2.5, 0.25]), 0)
     array([64.,  2., -2.,  0.], dtype=float32)
@@ -103,11 +99,15 @@ def bfp(
     finite = np.isfinite(blocks)
     clean = np.where(finite, blocks, 0.0)
     step = _power(_exponent(clean) - bits + 1)
-    codes = np.clip(to_integer(clean / step, rounding_mode), 1 - 2**bits, 2**bits - 1)
+    codes = np.clip(
+        to_integer(clean / step, rounding_mode),
+        1 - 2**bits,
+        2**bits - 1,
+    )
     return _restored(np.where(finite, codes * step, blocks), shape, axis)
 
 
-def bfp_prime(  # noqa: PLR0913
+def bfp_prime(  # noqa: PLR0913  the attributes of the operator
     x: ArrayLike,
     axis: int,
     *,
@@ -117,27 +117,28 @@ def bfp_prime(  # noqa: PLR0913
     sub_block_shift_bits: int = 1,
     rounding_mode: int = HALF_EVEN,
 ) -> NDArray[np.float32]:
-    """What is left of ``x`` in block floating point with finer steps for small sub-blocks: MX4, MX6
-    and MX9.
+    """Quantize and dequantize to MX4, MX6 and MX9: finer steps for small sub-blocks.
 
     A sub-block's step is that of its block (see ``bfp``), halved as often as its own greatest
-    exponent is smaller, but at most 2^sub_block_shift_bits - 1 times. Subnormal values become zero;
-    a block with a NaN or an infinity is NaN.
+    exponent
+    is smaller, but at most 2^sub_block_shift_bits - 1 times. Subnormal values become zero; a block
+    with
+    a NaN or an infinity becomes NaN.
 
     Args:
         x: float32 of any shape, rank 1 at least; the last block along the axis may be incomplete.
-        axis: where the blocks lie; negative counts from the end.
+        axis: axis of the blocks; negative counts from the end.
         bit_width: 11 for MX4, 13 for MX6, 16 for MX9.
-        block_size: how many values share an exponent.
-        sub_block_size: how many values share a shift; a divisor of the block size.
-        sub_block_shift_bits: the width of a shift.
-        rounding_mode: where a tie goes: 0 away from zero, 1 up, 2 to the even integer.
+        block_size: number of values that share an exponent.
+        sub_block_size: number of values that share a shift; a divisor of the block size.
+        sub_block_shift_bits: width of a shift.
+        rounding_mode: direction of ties: 0 away from zero, 1 up, 2 to the even integer.
 
     Returns:
         float32, of x's shape.
 
     Raises:
-        ConfigError: the axis, the sizes or the rounding mode make no sense.
+        ConfigError: the axis, a size or the rounding mode is invalid.
 
     >>> bfp_prime(np.float32([1.9, 1.2, 0.9, 0.3]), 0, bit_width=11)
     array([1.5 , 1.  , 0.75, 0.25], dtype=float32)
@@ -162,15 +163,23 @@ def bfp_prime(  # noqa: PLR0913
     block = _exponent(clean)[..., None]
     shift = np.minimum(block - _exponent(parts), 2**sub_block_shift_bits - 1)
     step = _power(block - shift - bits + 1)
-    codes = np.clip(to_integer(parts / step, rounding_mode), 1 - 2**bits, 2**bits - 1)
+    codes = np.clip(
+        to_integer(parts / step, rounding_mode),
+        1 - 2**bits,
+        2**bits - 1,
+    )
     return _restored(
-        np.where(broken, np.nan, (codes * step).reshape(clean.shape)),
+        np.where(
+            broken,
+            np.nan,
+            (codes * step).reshape(clean.shape),
+        ),
         shape,
         axis,
     )
 
 
-def mx(  # noqa: PLR0913
+def mx(  # noqa: PLR0913  the attributes of the operator
     x: ArrayLike,
     axis: int,
     element: str,
@@ -178,31 +187,28 @@ def mx(  # noqa: PLR0913
     rounding_mode: int = HALF_EVEN,
     exponent: str = "floor",
 ) -> NDArray[np.float32]:
-    """What is left of ``x`` in a microscaling format: one power-of-two scale for each
-    ``block_size`` values.
+    """Quantize and dequantize to microscaling: a power-of-two scale per ``block_size`` values.
 
-    The scale is 2^(E - emax), with E the exponent of the block's greatest finite value, as the
-    specification has it; or, by the other rules, twice that where this value is above a threshold.
-    Theirs are scales that E8M0 can store, from 2^-127 to 2^127; those of "floor" are not limited,
-    as in AMD's operator. The elements are rounded half to even and saturate. NaN and infinities are
-    passed on and not looked at.
+    The scale is 2^(E - emax), with E the exponent of the block's greatest finite value, as in the
+    specification; or, by the other rules, twice that if this value is above a threshold. Those
+    rules
+    limit scales to E8M0, 2^-127 to 2^127; "floor" does not, as in AMD's operator. The elements are
+    rounded half to even and saturate. NaN and infinities pass unchanged and do not count.
 
     Args:
         x: float32 of any shape, rank 1 at least; the last block along the axis may be incomplete.
-        axis: where the blocks lie; negative counts from the end.
-        element: fp8_e5m2, fp8_e4m3, fp6_e3m2, fp6_e2m3, fp4_e2m1 or int8 (64ths, from -128 to 127
-            of them).
-        block_size: how many values share a scale.
-        rounding_mode: for int8 only, where a tie goes: 0 away from zero, 1 up, 2 to the even
+        axis: axis of the blocks; negative counts from the end.
+        element: fp8_e5m2, fp8_e4m3, fp6_e3m2, fp6_e2m3, fp4_e2m1 or int8 (64ths, from -128 to 127).
+        block_size: number of values that share a scale.
+        rounding_mode: for int8 only, direction of ties: 0 away from zero, 1 up, 2 to the even
             integer.
-        exponent: the rule by which the shared exponent is chosen, one of ``EXPONENTS``.
+        exponent: rule for the shared exponent, one of ``EXPONENTS``.
 
     Returns:
         float32, of x's shape.
 
     Raises:
-        ConfigError: the element, a rule or the rounding mode is unknown, or the axis or the block
-            size makes no sense.
+        ConfigError: the element, a rule, the rounding mode, the axis or the block size is invalid.
 
     >>> mx(np.float32([5.0, 2.5, -0.7, 0.1]), 0, "fp4_e2m1")
     array([ 4. ,  2. , -0.5,  0. ], dtype=float32)
@@ -234,27 +240,27 @@ def better_mx(
     element: str,
     block_size: int = 32,
 ) -> NDArray[np.float32]:
-    """What is left of constants in a microscaling format, with the better of two scales for each
-    block.
+    """Quantize constants to microscaling with the better of two scales for each block.
 
-    The exponent of a block is that of the specification or one more, whichever leaves the smaller
-    squared error. The decoder stays the same, as ``mx`` with the rule "floor" finds the scale
-    again: it leaves the result as it is. For that the greatest magnitude of a block is a value of
-    the format or the next power of two: 480 of E4M3, which has 448 and the double of 240, would be
-    clipped.
+    The exponent of a block is that of the specification or one more, whichever has the smaller
+    squared
+    error. The decoder stays the same: ``mx`` with the rule "floor" derives the same scale from the
+    result. This requires the greatest magnitude of a block to be a value of the format or the next
+    power of two: 480 of E4M3, which has 448 and the double of 240, would be clipped.
 
     Args:
         x: float32 of any shape, rank 1 at least.
-        axis: where the blocks lie.
+        axis: axis of the blocks.
         element: a float, one of ``ELEMENTS``.
-        block_size: how many values share a scale.
+        block_size: number of values that share a scale.
 
     Returns:
         float32, of x's shape.
 
-    >>> better_mx(np.float32([500.0, 30.0]), 0, "fp8_e4m3"), mx(np.float32([500.0, 30.0]), 0, "fp8_e4m3")
+    >>> values = np.float32([500.0, 30.0])
+    >>> better_mx(values, 0, "fp8_e4m3"), mx(values, 0, "fp8_e4m3")
     (array([512.,  30.], dtype=float32), array([448.,  30.], dtype=float32))
-    """  # noqa: E501
+    """
     moved = np.moveaxis(np.asarray(x, np.float32), axis, -1)
     rows = moved.reshape(-1, moved.shape[-1])
     rounded = np.empty_like(rows)
@@ -268,15 +274,20 @@ def better_mx(
             shape,
             -1,
         )
-    return np.ascontiguousarray(np.moveaxis(rounded.reshape(moved.shape), -1, axis))
+    return np.ascontiguousarray(
+        np.moveaxis(
+            rounded.reshape(moved.shape),
+            -1,
+            axis,
+        )
+    )
 
 
 def _better(blocks: Floats, element: MiniFloat) -> Floats:
     plain = _exponent(blocks)
     power = _power(plain + 1)
     last = element.largest * _power(plain - element.emax)
-    # what the next scale leaves of values beyond the last code has to be one that the first scale
-    # or itself can keep
+    # Values beyond the last code must become values that either scale represents.
     kept = np.where(
         np.abs(blocks) > (last + power) / 2,
         power,
@@ -284,63 +295,63 @@ def _better(blocks: Floats, element: MiniFloat) -> Floats:
     )
     first = _in_elements(blocks, plain - element.emax, element)
     second = _in_elements(np.copysign(kept, blocks), plain - element.emax + 1, element)
-    errors = [
-        np.square(each - blocks).sum(axis=-1, keepdims=True) for each in (first, second)
-    ]
-    better: Floats = np.where(
-        (errors[1] < errors[0]) & (power <= 2.0**E8M0),
-        second,
-        first,
-    )
+    first_error = np.square(first - blocks).sum(axis=-1, keepdims=True)
+    second_error = np.square(second - blocks).sum(axis=-1, keepdims=True)
+    storable = power <= 2.0**E8M0
+    better: Floats = np.where((second_error < first_error) & storable, second, first)
     return better
 
 
 def threshold(rule: str, element: MiniFloat | None) -> tuple[float, bool]:
-    """Return above which share of 2^(E + 1) the greatest value of a block raises the shared
-    exponent E by one.
+    """Return the share of 2^(E + 1) above which a block's greatest value raises the exponent E.
 
-    "floor" never does (OCP MX Specification 1.0, section 6.3, and AMD's operator), "even" where the
+    "floor" never raises it (OCP MX Specification 1.0, section 6.3, and AMD's operator), "even" if
+    the
     value would be rounded to the next power of two with the mantissa of the element type (AMD
-    Quark, torchao), "ceil" above a power of two (both), and "rceil" where the value would be
-    clipped (torchao).
+    Quark,
+    torchao), "ceil" above a power of two (both), and "rceil" if the value would be clipped
+    (torchao).
 
     Args:
         rule: one of ``EXPONENTS``.
-        element: the element type, None for int8.
+        element: element type, None for int8.
 
     Returns:
-        The share, and whether the share itself raises it.
+        The share, and whether the share itself raises the exponent.
 
     >>> threshold("rceil", E4M3), threshold("even", E4M3)
     ((0.875, False), (0.96875, True))
     """
     if rule == "even":
-        return (
-            1 - 2.0 ** -((FRACTION if element is None else element.mantissa_bits) + 2),
-            True,
-        )
+        mantissa_bits = FRACTION if element is None else element.mantissa_bits
+        return 1 - 2.0 ** -(mantissa_bits + 2), True
     if rule == "rceil":
-        return (
-            (1 - 2.0 ** -(FRACTION + 1))
-            if element is None
-            else element.largest * 2.0 ** -(element.emax + 1)
-        ), False
+        if element is None:
+            return 1 - 2.0 ** -(FRACTION + 1), False
+        return element.largest * 2.0 ** -(element.emax + 1), False
     return {"floor": np.inf, "ceil": 0.5}[rule], False
 
 
 def _shared(blocks: Floats, element: MiniFloat | None, rule: str) -> NDArray[np.int64]:
-    """The exponents of the scales of blocks, whose last axis is kept with length 1."""
+    """Return the exponents of the scales of blocks, keeping the last axis with length 1."""
     exponent = _exponent(blocks)
     emax = 0 if element is None else element.emax
     if rule == "floor":
         return exponent - emax
     share, inclusive = threshold(rule, element)
     bound = share * _power(exponent + 1)
-    greatest = np.abs(blocks).max(axis=-1, keepdims=True, initial=0.0)
-    raised = (greatest >= bound if inclusive else greatest > bound) & (
-        greatest >= np.finfo(np.float32).tiny
+    greatest = np.abs(blocks).max(
+        axis=-1,
+        keepdims=True,
+        initial=0.0,
     )
-    shared: NDArray[np.int64] = np.clip(exponent + raised - emax, -E8M0, E8M0)
+    raised = greatest >= bound if inclusive else greatest > bound
+    raised &= greatest >= np.finfo(np.float32).tiny
+    shared: NDArray[np.int64] = np.clip(
+        exponent + raised - emax,
+        -E8M0,
+        E8M0,
+    )
     return shared
 
 
@@ -350,15 +361,14 @@ def _in_elements(
     element: MiniFloat | None,
     rounding: int = HALF_EVEN,
 ) -> Floats:
-    """What elements under scales of these exponents leave of finite blocks."""
+    """Quantize and dequantize finite blocks under scales of given exponents."""
     if element is None:
         step = _power(exponent - FRACTION)
         codes: Floats = np.clip(to_integer(blocks / step, rounding), -128, 127)
         return codes * step
     scale = _power(exponent)
-    with np.errstate(
-        under="ignore",
-    ):  # what is too small for a float32 is too small for the format
+    # Values too small for float32 are too small for the format.
+    with np.errstate(under="ignore"):
         return round_to(blocks / scale, element).astype(np.float64) * scale
 
 
@@ -371,9 +381,9 @@ def _mantissa_bits(bit_width: int) -> int:
 
 
 def _blocks(x: ArrayLike, axis: int, block_size: int) -> tuple[Floats, tuple[int, ...]]:
-    """The values as (..., blocks, block_size), ``axis`` last and filled with zeros.
+    """Return the values as (..., blocks, block_size), and their shape with ``axis`` last.
 
-    And their shape without blocks.
+    The last block is padded with zeros.
     """
     values = np.asarray(x, np.float32)
     if not -values.ndim <= axis < values.ndim:
@@ -391,22 +401,27 @@ def _blocks(x: ArrayLike, axis: int, block_size: int) -> tuple[Floats, tuple[int
 
 
 def _restored(blocks: Floats, shape: tuple[int, ...], axis: int) -> NDArray[np.float32]:
-    flat = blocks.reshape(*blocks.shape[:-2], blocks.shape[-2] * blocks.shape[-1])[
+    flat = blocks.reshape(
+        *blocks.shape[:-2],
+        blocks.shape[-2] * blocks.shape[-1],
+    )[
         ...,
         : shape[-1],
     ]
-    with np.errstate(
-        over="ignore",
-    ):  # of the element -128 in the greatest blocks: -2^128 is beyond float32
-        narrow = flat.astype(np.float32) + np.float32(
-            0,
-        )  # a negative zero becomes a positive one
+    # The element -128 of the greatest blocks is -2^128, beyond float32.
+    with np.errstate(over="ignore"):
+        # Adding 0 makes negative zeros positive.
+        narrow = flat.astype(np.float32) + np.float32(0)
     return np.ascontiguousarray(np.moveaxis(narrow, -1, axis))
 
 
 def _exponent(groups: Floats) -> NDArray[np.int64]:
-    """floor(log2) of the greatest magnitude along the last axis, which is kept with length 1."""
-    greatest = np.abs(groups).max(axis=-1, keepdims=True, initial=0.0)
+    """Return floor(log2) of the greatest magnitude along the last axis, which is kept."""
+    greatest = np.abs(groups).max(
+        axis=-1,
+        keepdims=True,
+        initial=0.0,
+    )
     exponent = np.where(
         greatest > 0,
         np.frexp(greatest)[1].astype(np.int64) - 1,

@@ -1,5 +1,6 @@
-"""Where arrays are worked on: numpy on the processor, or torch on a GPU. The one module that
-imports torch, and only where a GPU may be.
+"""Choose where arrays are processed: numpy on the CPU, or torch on a GPU.
+
+The only module outside ``quark_onnx.torch`` that imports torch, and only where a GPU may be.
 """
 
 from __future__ import annotations
@@ -13,20 +14,20 @@ from typing import Any
 
 import numpy as np
 
-#: How a device may be called.
+#: Names of devices.
 DEVICES = ("auto", "cpu", "cuda")
-#: Drivers of GPUs: libraries that can be loaded, and a file. Without one of them torch need not
-#: even be asked.
-_DRIVERS, _DRIVER_FILE = ("libcuda.so.1", "nvcuda.dll"), Path("/dev/kfd")
+#: Drivers of GPUs: loadable libraries, and a file. Without any, torch is not imported.
+_DRIVERS = ("libcuda.so.1", "nvcuda.dll")
+_DRIVER_FILE = Path("/dev/kfd")
 
 
 @dataclass(frozen=True)
 class Device:
-    """A module with the functions of numpy, and its arrays.
+    """A module with the functions of numpy, and the place of its arrays.
 
     Attributes:
         xp: numpy or torch.
-        place: what torch calls the device; empty for numpy.
+        place: torch's name of the device; empty for numpy.
     """
 
     xp: Any = np
@@ -34,24 +35,24 @@ class Device:
 
     @property
     def parallel(self) -> bool:
-        """Whether one operation occupies all of it, so that there is no sense in doing several at a
-        time.
-        """
+        """Whether a single operation occupies the full device."""
         return self.place not in ("", "cpu")
 
     def put(self, array: Any) -> Any:
-        """An array of numpy as one of the device."""
-        return (
-            self.xp.from_numpy(np.array(array)).to(self.place) if self.place else array
-        )
+        """Return a numpy array as an array of the device."""
+        if self.place:
+            return self.xp.from_numpy(np.array(array)).to(self.place)
+        return array
 
     def get(self, array: Any) -> Any:
-        """The reverse of ``put``."""
-        return array.cpu().numpy() if self.place else array
+        """Return an array of the device as a numpy array."""
+        if self.place:
+            return array.cpu().numpy()
+        return array
 
 
 def device_for(name: str) -> Device:
-    """The device that is called so; "auto" is a GPU where torch sees one.
+    """Return the device of a name; "auto" is a GPU if torch sees one.
 
     Raises:
         LookupError: there is no such device.
@@ -67,9 +68,9 @@ def device_for(name: str) -> Device:
 
 @cache
 def _driven() -> bool:
-    """Whether there is a driver of a GPU.
+    """Return whether a GPU driver is present.
 
-    To import torch only to hear that there is none would take seconds.
+    Importing torch only to find none would take seconds.
     """
     for library in _DRIVERS:
         try:

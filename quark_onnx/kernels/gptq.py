@@ -1,9 +1,8 @@
-"""GPTQ: column by column, what rounding did is made good by the columns that are still to be
-rounded.
+"""GPTQ: round column by column, and compensate the error by the remaining columns.
 
 Follows Frantar et al. 2023, "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained
-Transformers": Cholesky form, lazy batches, and the order of falling activation. Groups of a layer
-come first in every array.
+Transformers": Cholesky form, lazy batches, and activation order. Groups of a layer come first in
+every array. Names follow the paper: W, Q, H, Hinv, Err.
 """
 
 from __future__ import annotations
@@ -19,17 +18,18 @@ from quark_onnx.kernels.parallel import side_by_side, slabs
 Doubles = NDArray[np.float64]
 Floats = NDArray[np.float32]
 
-#: Columns whose effect on the columns behind is gathered before it is applied.
+#: Columns of a lazy batch: their errors are applied to later columns together (paper, section 3.3).
 _BATCH = 128
-#: Outputs that a core deals with at a time.
+#: Outputs that a core processes at a time.
 _ROWS = 256
-#: Damping grows by this factor until the matrix can be inverted, and no further than so often the
-#: mean of the diagonal.
-_ESCALATION, _MOST_DAMPING = 10.0, 1e4
+#: Factor by which damping grows until the Hessian is invertible, and its limit, as a multiple of
+#: the mean of the diagonal.
+_ESCALATION = 10.0
+_MOST_DAMPING = 1e4
 
 
 class Compensation:
-    """How an error in one column is made good by the columns behind it, for one matrix of inputs."""  # noqa: E501
+    """The error compensation of GPTQ for a Hessian."""
 
     def __init__(
         self,
@@ -38,60 +38,56 @@ class Compensation:
         damping: float = 0.01,
         act_order: bool = True,
     ) -> None:
-        """Invert the matrix.
+        """Compute Hinv.
 
         Args:
-            gram: (groups, inputs, inputs), sums of products of two inputs.
-            damping: added to the diagonal, as a share of its mean; it grows where that does not
+            gram: the Hessian H = X X^T, (groups, inputs, inputs).
+            damping: added to the diagonal, as a share of its mean; increased if it does not
                 suffice.
-            act_order: begin with the columns whose inputs are largest.
+            act_order: quantize columns in order of decreasing diagonal of H.
         """
         diagonal = np.diagonal(gram, axis1=1, axis2=2)
-        order = (
-            np.argsort(-diagonal, axis=1, kind="stable")
-            if act_order
-            else np.zeros(diagonal.shape, int)
-        )
-        self._order = order if act_order else order + np.arange(diagonal.shape[1])
+        if act_order:
+            self._order = np.argsort(-diagonal, axis=1, kind="stable")
+        else:
+            self._order = np.zeros(diagonal.shape, int) + np.arange(diagonal.shape[1])
         self._inverse = _inverse_root(gram, self._order, damping)
         self._gram = gram
 
     def rounded(self, weight: Doubles, lattice: Levels) -> tuple[Floats, Doubles]:
-        """The weight, rounded to values of the lattice, and the error of each output: none is worse
-        than to nearest.
+        """Round a weight, and return the squared error per output, never above RTN.
 
         Args:
             weight: (groups, outputs, inputs).
+            lattice: possible values of the weight.
+
+        Returns:
+            The rounded weight, and the error of each output, (groups, outputs).
         """
         nearest = lattice.nearest(weight)
-        along = self._order[:, None, :]
-        left = np.take_along_axis(weight, np.broadcast_to(along, weight.shape), 2)
-        turned = [
-            np.take_along_axis(v, np.broadcast_to(along, v.shape), 2)
-            for v in _fields(lattice)
+        order = self._order[:, None, :]
+        W = np.take_along_axis(weight, np.broadcast_to(order, weight.shape), 2)
+        fields = [
+            np.take_along_axis(field, np.broadcast_to(order, field.shape), 2)
+            for field in _fields(lattice)
         ]
-        swept = np.empty(left.shape, np.float32)
+        Q = np.empty(W.shape, np.float32)
 
         def sweep(part: slice) -> None:
-            scale, least, greatest = (field[:, part] for field in turned)
-            swept[:, part] = _sweep(
-                left[:, part],
-                self._inverse,
-                Levels(scale, lattice.levels, least, greatest),
-            )
+            scale, least, greatest = (field[:, part] for field in fields)
+            levels = Levels(scale, lattice.levels, least, greatest)
+            Q[:, part] = _sweep(W[:, part], self._inverse, levels)
 
-        for _ in side_by_side(sweep, slabs(left.shape[1], _ROWS)):
+        for _ in side_by_side(sweep, slabs(W.shape[1], _ROWS)):
             pass
         result = np.empty_like(nearest)
-        np.put_along_axis(result, np.broadcast_to(along, result.shape), swept, 2)
-        error, plain = (
-            error_of(weight, found, self._gram) for found in (result, nearest)
-        )
-        better = error < plain
-        return np.where(better[..., None], result, nearest), np.where(
-            better,
-            error,
-            plain,
+        np.put_along_axis(result, np.broadcast_to(order, result.shape), Q, 2)
+        error = error_of(weight, result, self._gram)
+        nearest_error = error_of(weight, nearest, self._gram)
+        better = error < nearest_error
+        return (
+            np.where(better[..., None], result, nearest),
+            np.where(better, error, nearest_error),
         )
 
 
@@ -103,11 +99,14 @@ def gptq(
     damping: float = 0.01,
     act_order: bool = True,
 ) -> Floats:
-    """The weight, rounded to values of the lattice; no output is worse than rounded to nearest.
+    """Round a weight by GPTQ; no output has a larger error than under RTN.
 
     Args:
         weight: (groups, outputs, inputs).
-        gram, damping, act_order: as ``Compensation`` takes them.
+        gram: the Hessian H = X X^T, (groups, inputs, inputs).
+        lattice: possible values of the weight.
+        damping: see ``Compensation``.
+        act_order: see ``Compensation``.
     """
     return Compensation(gram, damping=damping, act_order=act_order).rounded(
         weight,
@@ -116,53 +115,59 @@ def gptq(
 
 
 def error_of(weight: Doubles, rounded: Floats, gram: Doubles) -> Doubles:
-    """The sum over all rows of the squared error of each output, (groups, outputs)."""
-    off = rounded - weight
-    found: Doubles = np.maximum(((off @ gram) * off).sum(axis=2), 0.0)
-    return found
+    """Return the squared errors of the outputs, summed over rows, (groups, outputs)."""
+    difference = rounded - weight
+    error: Doubles = np.maximum(
+        ((difference @ gram) * difference).sum(axis=2),
+        0.0,
+    )
+    return error
 
 
 def _fields(lattice: Levels) -> tuple[Floats, Floats, Floats]:
     return lattice.scale, lattice.least, lattice.greatest
 
 
-def _sweep(left: Doubles, inverse: Doubles, lattice: Levels) -> Floats:
-    """Round all columns in their order; ``left`` is changed."""
-    count = left.shape[2]
-    rounded = np.empty(left.shape, np.float32)
+def _sweep(W: Doubles, Hinv: Doubles, lattice: Levels) -> Floats:
+    """Round the columns in order; ``W`` is overwritten."""
+    count = W.shape[2]
+    Q = np.empty(W.shape, np.float32)
     for start in range(0, count, _BATCH):
         stop = min(count, start + _BATCH)
-        errors = np.empty((*left.shape[:2], stop - start))
-        for place in range(start, stop):
-            scale, least, greatest = (field[:, :, place] for field in _fields(lattice))
-            column = Levels(scale, lattice.levels, least, greatest).nearest(
-                left[:, :, place],
-            )
-            rounded[:, :, place] = column
-            error = (left[:, :, place] - column) / inverse[:, None, place, place]
-            left[:, :, place:stop] -= (
-                error[:, :, None] * inverse[:, None, place, place:stop]
-            )
-            errors[:, :, place - start] = error
-        left[:, :, stop:] -= errors @ inverse[:, start:stop, stop:]
-    return rounded
+        Err = np.empty((*W.shape[:2], stop - start))
+        for j in range(start, stop):
+            scale, least, greatest = (field[:, :, j] for field in _fields(lattice))
+            column = Levels(
+                scale,
+                lattice.levels,
+                least,
+                greatest,
+            ).nearest(W[:, :, j])
+            Q[:, :, j] = column
+            error = (W[:, :, j] - column) / Hinv[:, None, j, j]
+            W[:, :, j:stop] -= error[:, :, None] * Hinv[:, None, j, j:stop]
+            Err[:, :, j - start] = error
+        W[:, :, stop:] -= Err @ Hinv[:, start:stop, stop:]
+    return Q
 
 
 def _inverse_root(gram: Doubles, order: NDArray[np.int64], damping: float) -> Doubles:
-    """The upper Cholesky factor of the inverse of the damped matrices, columns in their order.
+    """Return the upper Cholesky factors of the inverse damped Hessians, with columns in order.
 
-    Inputs that were always zero get a one on the diagonal: whatever their weights become, nothing
-    changes.
+    Inputs that are always zero get a one on the diagonal: their weights have no effect.
     """
-    turned = np.take_along_axis(
+    permuted = np.take_along_axis(
         np.take_along_axis(gram, order[:, :, None], 1),
         order[:, None, :],
         2,
     )
-    index = np.arange(turned.shape[1])
-    diagonal = turned[:, index, index]
-    mean = np.maximum(diagonal.mean(axis=1, keepdims=True), np.finfo(np.float64).tiny)
-    base = turned / mean[..., None]
+    index = np.arange(permuted.shape[1])
+    diagonal = permuted[:, index, index]
+    mean = np.maximum(
+        diagonal.mean(axis=1, keepdims=True),
+        np.finfo(np.float64).tiny,
+    )
+    base = permuted / mean[..., None]
     base[:, index, index] += np.where(diagonal == 0, 1.0, 0.0)
     return _escalate(lambda share: _factor(base, index, share), damping)
 
@@ -171,9 +176,9 @@ def _escalate(attempt: Callable[[float], Doubles], damping: float) -> Doubles:
     share = damping
     while True:
         try:
-            found = attempt(share)
-            if np.isfinite(found).all():
-                return found
+            factor = attempt(share)
+            if np.isfinite(factor).all():
+                return factor
         except np.linalg.LinAlgError:
             pass
         share = max(share, 1e-6) * _ESCALATION
@@ -185,6 +190,6 @@ def _factor(base: Doubles, index: NDArray[np.int64], share: float) -> Doubles:
     damped = base.copy()
     damped[:, index, index] += share
     inverse = np.linalg.inv(np.linalg.cholesky(damped))
-    whole = inverse.swapaxes(1, 2) @ inverse
-    upper: Doubles = np.linalg.cholesky(whole).swapaxes(1, 2)
+    full_inverse = inverse.swapaxes(1, 2) @ inverse
+    upper: Doubles = np.linalg.cholesky(full_inverse).swapaxes(1, 2)
     return upper

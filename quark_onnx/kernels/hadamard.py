@@ -1,9 +1,8 @@
-"""Orthogonal matrices whose entries are as even as can be: rotating by one spreads an outlier over
-all channels.
+"""Construct orthogonal matrices with entries of even magnitude, to spread outliers.
 
 Hadamard matrices of Sylvester, Paley (1933, both constructions) and Williamson (1944, circulants
 that are constant on the cosets of a group of multipliers), and their Kronecker products. A
-``Rotation`` keeps the factors apart, so that turning n channels costs n times the sum of their
+``Rotation`` keeps the factors apart, so that rotating n channels costs n times the sum of their
 sizes instead of n squared.
 """
 
@@ -18,16 +17,16 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-#: Powers of two are cut into factors of this size, and what is no power of two is sought in factors
-#: up to that one.
-_CHUNK, _LARGEST_CORE = 64, 512
-#: Of matrices that keep the ones, powers of four are cut into factors of this size: there, all
-#: entries can be alike.
+#: Greatest size of power-of-two factors, and greatest order of other factors.
+_CHUNK = 64
+_LARGEST_CORE = 512
+#: Greatest size of power-of-four factors that keep the ones: there, all entries can be equal.
 _BENT_CHUNK = 16
-#: So many choices of signs are tried, at most, for a matrix that keeps the ones, and for a large
-#: one so many products.
-_TRIALS, _STEPS = 1000, 1 << 28
-#: Circulants of signs are sought that are constant on no more cosets than this.
+#: Most random signs that are tried for a matrix that keeps the ones, and most products for a large
+#: one.
+_TRIALS = 1000
+_STEPS = 1 << 28
+#: Most cosets in the search for circulants of signs.
 _MOST_COSETS = 7
 
 
@@ -37,7 +36,7 @@ class Rotation:
 
     Attributes:
         factors: orthogonal matrices.
-        signs: of the channels before they are mixed; None for no change.
+        signs: signs of the channels before they are mixed; None for no change.
     """
 
     factors: tuple[Floats, ...]
@@ -45,13 +44,13 @@ class Rotation:
 
     @property
     def size(self) -> int:
-        """How many channels are mixed."""
+        """Number of channels."""
         return int(np.prod([len(factor) for factor in self.factors]))
 
     def turn(self, array: NDArray[np.floating], axis: int = -1) -> Floats:
-        """Every vector along an axis times the matrix, in float64; the shape stays.
+        """Multiply every vector along an axis by the matrix, in float64; the shape stays.
 
-        An axis that is several times as long is turned part by part.
+        An axis of several times the size is rotated part by part.
 
         >>> Rotation((hadamard(2),)).turn(np.array([1.0, 1.0, 0.0, 2.0])).round(3)
         array([ 1.414,  0.   ,  1.414, -1.414])
@@ -64,63 +63,66 @@ class Rotation:
         for factor in self.factors:
             inner //= len(factor)
             parts = result.reshape(-1, len(factor), inner)
-            result = (
-                parts[..., 0] @ factor if inner == 1 else np.matmul(factor.T, parts)
-            )
-        turned: Floats = np.moveaxis(result.reshape(moved.shape), -1, axis)
-        return turned
+            if inner == 1:
+                result = parts[..., 0] @ factor
+            else:
+                result = np.matmul(factor.T, parts)
+        rotated: Floats = np.moveaxis(result.reshape(moved.shape), -1, axis)
+        return rotated
 
     def matrix(self) -> Floats:
-        """The matrix, of shape (size, size)."""
+        """Return the matrix, of shape (size, size)."""
         return self.turn(np.eye(self.size))
 
 
 @cache
 def hadamard(order: int) -> Floats:
-    """A Hadamard matrix divided by the root of its order; its first row is constant.
+    """Return a normalized Hadamard matrix with a constant first row.
 
     Raises:
-        ValueError: of this order none is constructed here.
+        ValueError: no construction gives this order.
 
     >>> bool(np.allclose(hadamard(12) @ hadamard(12).T, np.eye(12)))
     True
     """
-    found = _signs(order)
-    if found is None:
+    signs = _signs(order)
+    if signs is None:
         raise ValueError(f"no Hadamard matrix of order {order} is constructed")
-    result: Floats = found * found[0] / np.sqrt(order)
+    result: Floats = signs * signs[0] / np.sqrt(order)
     result.setflags(write=False)
     return result
 
 
 def random_hadamard(size: int, seed: int) -> Rotation:
-    """A Hadamard matrix behind random signs.
-
-    Where there is none of this size, any orthogonal matrix.
+    """Return a Hadamard matrix after random signs, or a random orthogonal matrix.
 
     >>> [len(factor) for factor in random_hadamard(384, seed=0).factors]
     [12, 32]
     """
-    random, parts = np.random.default_rng((seed, size)), _parts(size)
+    random = np.random.default_rng((seed, size))
+    parts = _parts(size)
     if parts is None:
         return Rotation((_orthogonal(size, random),))
     core, power = parts
     orders = [*core, *_chunks(power, _CHUNK)] or [1]
-    return Rotation(tuple(map(hadamard, orders)), random.choice([-1.0, 1.0], size))
+    return Rotation(
+        tuple(map(hadamard, orders)),
+        random.choice([-1.0, 1.0], size),
+    )
 
 
 def balanced(size: int, seed: int) -> Rotation:
-    """A random rotation with the vector of ones as a fixed point: it keeps means, and so layer
-    normalizations.
+    """Return a random rotation that keeps the vector of ones, and so means.
 
-    A Hadamard matrix H with a constant first row gives ``H^T diag(1, signs) H``. The signs that
-    make its entries the most even are taken; where there are bent functions, for 4 and 16 channels,
-    all entries are alike.
+    A Hadamard matrix H with a constant first row gives ``H^T diag(1, signs) H``. The signs with the
+    most
+    even entries are taken; with bent functions, for 4 and 16 channels, all entries are equal.
 
     >>> bool(np.allclose(balanced(96, seed=0).turn(np.ones(96)), 1))
     True
     """
-    random, parts = np.random.default_rng((seed, size)), _parts(size)
+    random = np.random.default_rng((seed, size))
+    parts = _parts(size)
     if parts is None:
         basis = np.linalg.qr(
             np.column_stack([np.ones(size), random.normal(size=(size, size - 1))]),
@@ -130,7 +132,8 @@ def balanced(size: int, seed: int) -> Rotation:
         return Rotation((basis @ inner @ basis.T,))
     core, power = parts
     orders = list(core)
-    if power.bit_length() % 2 == 0:  # an odd power of two has no bent functions
+    # An odd power of two has no bent functions.
+    if power.bit_length() % 2 == 0:
         odd = 2 if core else min(power, 8)
         orders = [core[0] * odd] if core else [odd]
         power //= odd
@@ -139,36 +142,37 @@ def balanced(size: int, seed: int) -> Rotation:
 
 
 def _keeping_ones(order: int, random: np.random.Generator) -> Floats:
-    base, best = hadamard(order), np.eye(order)
+    base = hadamard(order)
+    best = np.eye(order)
     for _ in range(min(_TRIALS, _STEPS // order**3)):
         signs = random.choice([-1.0, 1.0], order)
         signs[0] = 1.0
-        found = base.T @ (signs[:, None] * base)
-        if np.abs(found).max() < np.abs(best).max() - 1e-12:
-            best = found
+        candidate = base.T @ (signs[:, None] * base)
+        if np.abs(candidate).max() < np.abs(best).max() - 1e-12:
+            best = candidate
     return best
 
 
 def _orthogonal(size: int, random: np.random.Generator) -> Floats:
-    """Uniform among the orthogonal matrices (Stewart 1980)."""
+    """Return a matrix uniformly distributed over the orthogonal ones (Stewart 1980)."""
     q, r = np.linalg.qr(random.normal(size=(size, size)))
     uniform: Floats = q * np.sign(np.diag(r))
     return uniform
 
 
 def _chunks(power: int, chunk: int) -> list[int]:
-    """A power of two as factors no larger than ``chunk``."""
-    found = []
+    """Return a power of two as factors up to ``chunk``."""
+    factors = []
     while power > 1:
-        found.append(min(power, chunk))
-        power //= found[-1]
-    return found
+        factors.append(min(power, chunk))
+        power //= factors[-1]
+    return factors
 
 
 def _parts(size: int) -> tuple[tuple[int, ...], int] | None:
-    """A size as the order of a matrix, if a power of two is not enough, times a power of two.
+    """Return a size as the order of a matrix, if not a power of two, times a power of two.
 
-    None if there is none.
+    None if there is no such matrix.
     """
     power = size & -size
     odd = size // power
@@ -184,18 +188,23 @@ def _parts(size: int) -> tuple[tuple[int, ...], int] | None:
 
 @cache
 def _signs(order: int) -> Floats | None:
-    """A matrix of signs with orthogonal rows; None if none of the constructions gives one."""
+    """Return a matrix of signs with orthogonal rows; None for an unknown order."""
     if order in (1, 2):
         return np.array([[1.0, 1.0], [1.0, -1.0]])[:order, :order]
     if order < 1 or order % 4:
         return None
     if order & (order - 1):
         for construct in (_paley_first, _paley_second, _williamson):
-            found = construct(order)
-            if found is not None:
-                return found
+            matrix = construct(order)
+            if matrix is not None:
+                return matrix
     half = _signs(order // 2)
-    return None if half is None else np.kron(np.array([[1.0, 1.0], [1.0, -1.0]]), half)
+    if half is None:
+        return None
+    return np.kron(
+        np.array([[1.0, 1.0], [1.0, -1.0]]),
+        half,
+    )
 
 
 def _is_prime(number: int) -> bool:
@@ -205,7 +214,7 @@ def _is_prime(number: int) -> bool:
 
 
 def _residues(prime: int) -> Floats:
-    """The Jacobsthal matrix: the Legendre symbol of the difference of row and column."""
+    """Return the Jacobsthal matrix: Legendre symbols of the differences of rows and columns."""
     symbol = np.full(prime, -1.0)
     symbol[np.arange(prime) ** 2 % prime] = 1.0
     symbol[0] = 0.0
@@ -215,38 +224,43 @@ def _residues(prime: int) -> Floats:
 
 
 def _paley_first(order: int) -> Floats | None:
-    """Of order q + 1, for a prime q = 3 modulo 4."""
+    """Construct order q + 1, for a prime q = 3 modulo 4."""
     q = order - 1
     if q % 4 != 3 or not _is_prime(q):
         return None
     skew = np.zeros((order, order))
-    skew[0, 1:], skew[1:, 0], skew[1:, 1:] = 1.0, -1.0, _residues(q)
+    skew[0, 1:] = 1.0
+    skew[1:, 0] = -1.0
+    skew[1:, 1:] = _residues(q)
     return skew + np.eye(order)
 
 
 def _paley_second(order: int) -> Floats | None:
-    """Of order 2 (q + 1), for a prime q = 1 modulo 4."""
+    """Construct order 2 (q + 1), for a prime q = 1 modulo 4."""
     q = order // 2 - 1
     if q % 4 != 1 or not _is_prime(q):
         return None
     symmetric = np.zeros((q + 1, q + 1))
     symmetric[0, 1:] = symmetric[1:, 0] = 1.0
     symmetric[1:, 1:] = _residues(q)
-    off, on = np.array([[1.0, 1.0], [1.0, -1.0]]), np.array([[1.0, -1.0], [-1.0, -1.0]])
+    off = np.array([[1.0, 1.0], [1.0, -1.0]])
+    on = np.array([[1.0, -1.0], [-1.0, -1.0]])
     return np.kron(symmetric, off) + np.kron(np.eye(q + 1), on)
 
 
 def _williamson(order: int) -> Floats | None:
-    """Of order 4 m, for some primes m: four symmetric circulants of order m whose squares add up to
-    4 m.
+    """Construct order 4 m, for some primes m, from four symmetric circulants of order m.
+
+    Their squares add up to 4 m.
     """
     m = order // 4
     if not _is_prime(m) or m == 2:
         return None
-    for size in (size for size in range(m - 1, 1, -2) if (m - 1) % size == 0):
-        if (m - 1) // size <= _MOST_COSETS and (
-            rows := _four_circulants(m, _cosets(m, size))
-        ) is not None:
+    for size in range(m - 1, 1, -2):
+        if (m - 1) % size or (m - 1) // size > _MOST_COSETS:
+            continue
+        rows = _four_circulants(m, _cosets(m, size))
+        if rows is not None:
             place = np.arange(m)
             a, b, c, d = (row[(place[:, None] - place) % m] for row in rows)
             return np.block(
@@ -256,23 +270,32 @@ def _williamson(order: int) -> Floats | None:
 
 
 def _cosets(prime: int, size: int) -> list[list[int]]:
-    """Of the group of multipliers of this size, in the multiplicative group of a prime."""
-    root = next(
-        g
-        for g in range(2, prime)
-        if len({pow(g, k, prime) for k in range(1, prime)}) == prime - 1
-    )
+    """Return the cosets of the group of ``size`` multipliers modulo a prime."""
+    root = _primitive_root(prime)
     index = (prime - 1) // size
-    return [
-        [pow(root, shift + index * k, prime) for k in range(size)]
-        for shift in range(index)
-    ]
+    cosets = []
+    for shift in range(index):
+        coset = [pow(root, shift + index * k, prime) for k in range(size)]
+        cosets.append(coset)
+    return cosets
+
+
+def _primitive_root(prime: int) -> int:
+    for candidate in range(2, prime):
+        powers = {pow(candidate, k, prime) for k in range(1, prime)}
+        if len(powers) == prime - 1:
+            return candidate
+    raise ValueError(f"{prime} has no primitive root: it is not an odd prime")
 
 
 def _four_circulants(m: int, cosets: list[list[int]]) -> list[Floats] | None:
-    """Signs, constant on cosets that are closed under negation, whose power spectra add up to 4 m."""  # noqa: E501
+    """Return four rows of signs, constant on cosets, whose power spectra add up to 4 m."""
     rows = np.ones((2 ** len(cosets), m))
-    for row, signs in zip(rows, product([1.0, -1.0], repeat=len(cosets)), strict=True):
+    for row, signs in zip(
+        rows,
+        product([1.0, -1.0], repeat=len(cosets)),
+        strict=True,
+    ):
         for coset, sign in zip(cosets, signs, strict=True):
             row[coset] = sign
     spectra = np.fft.fft(rows).real[:, [0, *(coset[0] for coset in cosets)]] ** 2
@@ -285,10 +308,12 @@ def _four_circulants(m: int, cosets: list[list[int]]) -> list[Floats] | None:
     for place, total in enumerate(sums):
         match = pairs.get(tuple(np.rint((4 * m - total) * 16).astype(int)))
         if match is not None:
-            found = [
+            circulants = [
                 rows[index]
                 for index in (one[place], other[place], one[match], other[match])
             ]
-            if np.allclose(sum(np.abs(np.fft.fft(row)) ** 2 for row in found), 4 * m):
-                return found
+            if np.allclose(
+                sum(np.abs(np.fft.fft(row)) ** 2 for row in circulants), 4 * m
+            ):
+                return circulants
     return None

@@ -1,27 +1,25 @@
-"""Half-Quadratic Quantization: zero points of a weight matrix that minimize a robust norm of the
-rounding error.
+"""Half-Quadratic Quantization: zero points that minimize a robust norm of the error.
 
 Badri & Shaji 2023, "Half-Quadratic Quantization of Large Machine Learning Models". No data is
 needed. The lp norm of the error, p < 1, is split by an auxiliary error W_e, and two steps
-alternate: W_e is the error shrunk by the general
-soft threshold ``e * max(1 - |e|^(p-2) / beta, 0)``; the zero point of a block is the mean of
+alternate: W_e is the error shrunk by the generalized soft threshold
+``e * max(1 - |e|^(p-2) / beta, 0)``; the zero point of a block is the mean of
 ``code - (W - W_e) / scale``. Each time, beta grows by kappa.
 
-Four things are done otherwise than in the paper:
+Four deviations from the paper:
 
-- Errors are measured in steps of the scale, not in units of W: what beta means then does not depend
-  on how large the weights are. (In units of W, beta = 10 shrinks all errors of weights about 0.02
-  to nothing, which is least squares.)
-- The scale is fitted as well, by least squares to ``W - W_e`` under the codes at hand. Integer zero
-  points need this: the paper's steps move them by less than half, and rounding takes that back: the
-  error was that of rounding to nearest to four digits on every matrix tried.
-- It starts from the better of the two ways of rounding to nearest in
-  :mod:`quark_onnx.kernels.nbits`; float zero points go on from where the codes span the block from
-  end to end, which takes another 1 to 5 % off the error.
-- Of all iterations, the start included, a block keeps that of the least squared error. This is the
-  error that counts: for inputs without correlation the squared error of the outputs is proportional
-  to it; the lp norm is the way there, since it moves zero points away from where least squares
-  would stay. So no block is worse than rounded to nearest.
+- Errors are measured in steps of the scale, not in units of W, so that beta does not depend on the
+  magnitude of the weights. (In units of W, beta = 10 shrinks all errors of weights about 0.02 to
+  nothing, which is least squares.)
+- The scale is fitted as well, by least squares to ``W - W_e`` under the present codes. Integer zero
+  points need this: the paper's steps move them by less than half, and rounding reverts that: the
+  error equalled that of RTN to four digits on every matrix tried.
+- The start is the better of the two RTN variants in :mod:`quark_onnx.kernels.nbits`; float zero
+  points continue from codes that span the full range of the block, which reduces the error by
+  another 1 to 5 %.
+- Of all iterations, including the start, a block takes the one with the least squared error: for
+  uncorrelated inputs the squared error of the outputs is proportional to it. The lp norm only moves
+  zero points out of the minima of least squares. So no block is worse than under RTN.
 
 Relative error sqrt(sum (W - W')^2 / sum W^2) on the weights of a sentence encoder (MiniLM-L6), in
 %:
@@ -56,14 +54,14 @@ _F32 = np.finfo(np.float32)
 
 @dataclass(frozen=True)
 class HalfQuadratic:
-    """How the error is minimized; the defaults are those of the authors' program.
+    """Settings of the minimization, with the defaults of the authors' program.
 
     Attributes:
         p: the norm, above 0 and at most 1.
         beta: weight of the split in the first iteration: errors (in steps) below about 1 / beta
             count as none.
-        kappa: the factor by which beta grows.
-        iterations: how often zero point and scale are solved for; 0 is rounding to nearest.
+        kappa: factor by which beta grows.
+        iterations: number of solutions for zero point and scale; 0 is RTN.
 
     >>> HalfQuadratic(p=2.0)
     Traceback (most recent call last):
@@ -97,7 +95,7 @@ def quantize_hqq(
     float_zero_points: bool = False,
     settings: HalfQuadratic | None = None,
 ) -> NBitsWeight:
-    """A weight matrix, quantized asymmetrically by half-quadratic splitting.
+    """Quantize a weight matrix asymmetrically by half-quadratic splitting.
 
     Args:
         weight: floats of shape (K, N).
@@ -108,16 +106,16 @@ def quantize_hqq(
         settings: the defaults, if None.
 
     Raises:
-        ConfigError: bits or block_size is not one of the above, or zero points of 8-bit codes shall
-            be floats, which onnxruntime refuses.
-        ModelError: the weight is not a matrix of floats, has no element, or holds NaN or an
-            infinity.
+        ConfigError: bits or block_size is invalid, or float zero points of 8-bit codes are
+            requested, which onnxruntime refuses.
+        ModelError: the weight is not a matrix of floats, is empty, or holds NaN or an infinity.
 
     >>> from quark_onnx.kernels.nbits import dequantize_nbits
     >>> weight = np.array([[-1.5], [-0.5], [0.5], [1.5]], np.float32)
-    >>> dequantize_nbits(quantize_hqq(weight, bits=2, block_size=16, float_zero_points=True)).ravel()
+    >>> hqq = quantize_hqq(weight, bits=2, block_size=16, float_zero_points=True)
+    >>> dequantize_nbits(hqq).ravel()
     array([-1.5, -0.5,  0.5,  1.5], dtype=float32)
-    """  # noqa: E501
+    """
     check(weight, bits, block_size)
     if float_zero_points and bits == 8:
         raise ConfigError(
@@ -125,9 +123,11 @@ def quantize_hqq(
             " float_zero_points=False",
         )
     settings = settings or HalfQuadratic()
-    n, count = weight.shape[1], -(-weight.shape[0] // block_size)
+    n = weight.shape[1]
+    count = -(-weight.shape[0] // block_size)
     packed = np.empty((n, count, packed_size(block_size, bits)), np.uint8)
-    scales, zeros = np.empty((n, count), np.float32), np.empty((n, count), np.float32)
+    scales = np.empty((n, count), np.float32)
+    zeros = np.empty((n, count), np.float32)
     short = weight.shape[0] % block_size
     for place, blocks in slabs(weight, block_size):
         params = round_to_nearest(
@@ -137,15 +137,15 @@ def quantize_hqq(
         )[1]
         scale = params.scale.reshape(blocks.shape[:2])
         zero = params.zero_point.reshape(blocks.shape[:2]).astype(np.float32)
-        # the padding of the last block is no part of the weight: no zero point should suit it
-        whole = blocks.shape[1] - (short > 0 and place[1].stop == count)
-        for some, length in (
-            (slice(0, whole), block_size),
-            (slice(whole, None), short),
+        # The padding of the last block is not part of the weight, and must not move its zero point.
+        full_blocks = blocks.shape[1] - (short > 0 and place[1].stop == count)
+        for part, length in (
+            (slice(0, full_blocks), block_size),
+            (slice(full_blocks, None), short),
         ):
-            values = blocks[:, some, :length]
+            values = blocks[:, part, :length]
             if values.size:
-                start = scale[:, some].ravel(), zero[:, some].ravel()
+                start = scale[:, part].ravel(), zero[:, part].ravel()
                 solved = _solve(
                     values.reshape(-1, length),
                     *start,
@@ -153,12 +153,16 @@ def quantize_hqq(
                     float_zero_points,
                     settings,
                 )
-                scale[:, some], zero[:, some] = (
+                scale[:, part], zero[:, part] = (
                     part.reshape(values.shape[:2]) for part in solved
                 )
         scales[place], zeros[place] = scale, zero
         packed[place] = pack(
-            _codes(blocks / scale[..., None], zero[..., None], bits).astype(np.uint8),
+            _codes(
+                blocks / scale[..., None],
+                zero[..., None],
+                bits,
+            ).astype(np.uint8),
             bits,
         )
     stored = zeros if float_zero_points else pack(zeros.astype(np.uint8), bits)
@@ -170,7 +174,7 @@ def half_quadratic(
     bits: int,
     settings: HalfQuadratic | None = None,
 ) -> QParams:
-    """Scale and integer zero point of each block, asymmetric.
+    """Return scale and integer zero point of each block, asymmetric.
 
     Args:
         blocks: finite values of shape (blocks, block_size).
@@ -196,7 +200,7 @@ def half_quadratic(
     return QParams(scale, zero.astype(np.int64), 0)
 
 
-def _solve(  # noqa: PLR0913
+def _solve(  # noqa: PLR0913  the state and the settings of the iteration
     values: Float32,
     scale: Float32,
     zero: Float32,
@@ -204,14 +208,15 @@ def _solve(  # noqa: PLR0913
     floating: bool,
     settings: HalfQuadratic,
 ) -> tuple[Float32, Float32]:
-    """Scale and zero point of each row of ``values`` with the least squared error on the way from
-    those given.
-    """
-    start, size, beta = scale, np.abs(scale), settings.beta
-    # next to the ends of float32 a fitted scale might leave it, or let the codes do so: there all
-    # stays as it is
+    """Return scale and zero point per row with the least squared error."""
+    start = scale
+    size = np.abs(scale)
+    beta = settings.beta
+    # Near the ends of float32 a fitted scale might overflow, or its products: the start is kept.
     free = (size > 2 * _F32.tiny) & (size < _F32.max / (2 << bits))
-    best_scale, best_zero, least = scale, zero, np.full(scale.shape, np.inf, np.float32)
+    best_scale = scale
+    best_zero = zero
+    least = np.full(scale.shape, np.inf, np.float32)
     for iteration in range(settings.iterations + 1):
         steps = values / scale[:, None]
         codes = _codes(steps, zero[:, None], bits)
@@ -219,10 +224,8 @@ def _solve(  # noqa: PLR0913
         squared = np.einsum("ij,ij->i", error, error) * np.square(scale / start)
         better = squared < least
         least = np.where(better, squared, least)
-        best_scale, best_zero = (
-            np.where(better, scale, best_scale),
-            np.where(better, zero, best_zero),
-        )
+        best_scale = np.where(better, scale, best_scale)
+        best_zero = np.where(better, zero, best_zero)
         if floating and iteration == 0:
             scale, zero = _tight(values, scale, zero, bits, free)
             continue
@@ -231,7 +234,13 @@ def _solve(  # noqa: PLR0913
         moved = (codes - target).mean(axis=1)
         zero = np.where(
             free,
-            moved if floating else np.clip(np.rint(moved), 0, (1 << bits) - 1),
+            moved
+            if floating
+            else np.clip(
+                np.rint(moved),
+                0,
+                (1 << bits) - 1,
+            ),
             zero,
         )
         centred = codes - zero[:, None]
@@ -252,28 +261,32 @@ def _tight(
     bits: int,
     free: NDArray[np.bool_],
 ) -> tuple[Float32, Float32]:
-    """Scales and float zero points with which the codes span each row from end to end.
+    """Return scales and float zero points for codes that span the rows completely.
 
-    What is given, if not free.
+    Rows that are not free keep the given ones.
     """
-    lo, top = np.where(free, values.min(axis=1), 0), (1 << bits) - 1
+    lo = np.where(free, values.min(axis=1), 0)
+    top = (1 << bits) - 1
     extent = np.where(free, values.max(axis=1), 0) - lo
-    # far from zero, code - zero_point would lose digits
+    # For ranges far from zero, code - zero_point would lose precision.
     spans = (extent > 2 * top * _F32.tiny) & (extent * 4 > np.abs(lo))
     step = np.where(spans, extent, 1) / np.float32(top)
     return np.where(spans, step, scale), np.where(spans, -lo / step, zero)
 
 
 def _codes(steps: Float32, zero: Float32, bits: int) -> Float32:
-    codes: Float32 = np.clip(np.rint(steps + zero), 0, (1 << bits) - 1)
+    codes: Float32 = np.clip(
+        np.rint(steps + zero),
+        0,
+        (1 << bits) - 1,
+    )
     return codes
 
 
 def _shrunk(error: Float32, beta: float, p: float) -> Float32:
-    """The auxiliary error: the generalized soft threshold of the error."""
-    with np.errstate(
-        divide="ignore",
-    ):  # no error has an infinite threshold, and stays none
+    """Return the auxiliary error: the generalized soft threshold of the error."""
+    # An error of zero has an infinite threshold, and stays zero.
+    with np.errstate(divide="ignore"):
         keep = 1 - np.abs(error) ** (p - 2) / beta
     shrunk: Float32 = error * np.maximum(keep, 0)
     return shrunk

@@ -1,4 +1,4 @@
-"""The values that a weight may take under a scale: the nearest one, and the two on either side."""
+"""Round weights to the values of a quantization grid, or to both neighbours."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Levels:
-    """Values are a level times a scale.
+    """Possible values of a weight: levels times a scale.
 
     Attributes:
-        scale: of each weight, float32, of the weight's shape.
-        levels: the levels in ascending order, where steps between them differ; empty where they are
-        the whole numbers. least, greatest: the ends, whole numbers of the weight's shape; unused
-        with ``levels``.
+        scale: scale of each weight, float32, of the weight's shape.
+        levels: levels in ascending order; empty for integers.
+        least: least integers, of the weight's shape; unused with ``levels``.
+        greatest: greatest integers, of the weight's shape; unused with ``levels``.
     """
 
     scale: Floats
@@ -28,7 +28,7 @@ class Levels:
 
     @property
     def ends(self) -> tuple[Floats, Floats]:
-        """The least and the greatest level, of the weight's shape."""
+        """Least and greatest level, of the weight's shape."""
         if not self.levels.size:
             return self.least, self.greatest
         return np.full_like(self.least, self.levels[0]), np.full_like(
@@ -37,11 +37,14 @@ class Levels:
         )
 
     def times(self, factor: NDArray[np.float64]) -> Levels:
-        """The same codes under another scale for each output; ``factor`` is (groups, outputs)."""
-        return replace(self, scale=(self.scale * factor[..., None].astype(np.float32)))
+        """Return the same codes under scales times a factor per output, (groups, outputs)."""
+        return replace(
+            self,
+            scale=(self.scale * factor[..., None].astype(np.float32)),
+        )
 
     def part(self, own: tuple[slice, slice]) -> Levels:
-        """That of some groups and outputs."""
+        """Return the levels of a part of groups and outputs."""
         return replace(
             self,
             scale=self.scale[own],
@@ -50,7 +53,7 @@ class Levels:
         )
 
     def nearest(self, weight: NDArray[np.float64]) -> Floats:
-        """The value nearest to each weight, as QuantizeLinear would choose it."""
+        """Round each weight to a level, as QuantizeLinear does."""
         units = weight.astype(np.float32) / self.scale
         if not self.levels.size:
             codes: Floats = np.clip(np.rint(units), self.least, self.greatest)
@@ -66,7 +69,7 @@ class Levels:
         return np.where(lower, below, above) * self.scale
 
     def neighbours(self, weight: NDArray[np.float64]) -> tuple[Floats, Floats]:
-        """The greatest value that is no greater, and the next one; the last two beyond the ends."""
+        """Return the values below and above each weight; the last two beyond the ends."""
         units = weight.astype(np.float32) / self.scale
         if self.levels.size:
             below, above = self._around(units)

@@ -1,4 +1,4 @@
-"""Floating-point formats of at most 16 bits: their parameters, and rounding to them.
+"""Define floating-point formats of at most 16 bits, and round to them.
 
 Follows the OCP 8-bit Floating Point Specification 1.0 (E4M3, E5M2), the OCP Microscaling Formats
 (MX) Specification 1.0 (E3M2, E2M3, E2M1) and IEEE 754 (FP16); BF16 is the upper half of a float32.
@@ -16,21 +16,24 @@ from quark_onnx.errors import ConfigError
 
 Floats = NDArray[np.float64]
 
-HALF_AWAY, HALF_UP, HALF_EVEN = 0, 1, 2
+HALF_AWAY = 0
+HALF_UP = 1
+HALF_EVEN = 2
 
 
 @dataclass(frozen=True)
 class MiniFloat:
-    """A sign, ``exponent_bits`` and ``mantissa_bits``.
+    """A format of a sign, ``exponent_bits`` and ``mantissa_bits``.
 
-    Subnormals, but infinities are never rounded to.
+    With subnormals; values are never rounded to infinities.
 
     Attributes:
-        name: as the specification calls it.
-        exponent_bits, mantissa_bits: the widths; the leading 1 of a normal number is not stored.
-        bias: what is subtracted from the stored exponent.
-        largest: the greatest finite value.
-        emax: the exponent of ``largest``.
+        name: name in the specification.
+        exponent_bits: width of the exponent.
+        mantissa_bits: width of the mantissa, without the leading 1 of normal numbers.
+        bias: difference between the stored and the actual exponent.
+        largest: greatest finite value.
+        emax: exponent of ``largest``.
     """
 
     name: str
@@ -42,7 +45,7 @@ class MiniFloat:
 
     @property
     def emin(self) -> int:
-        """The exponent of the least normal number, and of the subnormals.
+        """Exponent of the least normal number, and of the subnormals.
 
         >>> E4M3.emin
         -6
@@ -60,7 +63,10 @@ BF16 = MiniFloat("BF16", 8, 7, 127, 255 * 2.0**120, 127)
 
 
 def _half_away(v: Floats) -> Floats:
-    rounded: Floats = np.copysign(np.floor(np.abs(v) + 0.5), v)
+    rounded: Floats = np.copysign(
+        np.floor(np.abs(v) + 0.5),
+        v,
+    )
     return rounded
 
 
@@ -74,7 +80,7 @@ def _half_even(v: Floats) -> Floats:
     return rounded
 
 
-#: By the number that the vendor's attribute ``rounding_mode`` has for it.
+#: Rounding functions by the value of the vendor's attribute ``rounding_mode``.
 _ROUNDINGS: dict[int, Callable[[Floats], Floats]] = {
     HALF_AWAY: _half_away,
     HALF_UP: _half_up,
@@ -83,15 +89,15 @@ _ROUNDINGS: dict[int, Callable[[Floats], Floats]] = {
 
 
 def to_integer(v: Floats, rounding: int = HALF_EVEN) -> Floats:
-    """The nearest integers.
+    """Round to integers.
 
     Args:
-        v: float64 that hold float32 values times powers of two, so that adding a half is exact
-            where it matters.
-        rounding: where a tie goes: 0 away from zero, 1 up, 2 to the even integer.
+        v: float64 with float32 values times powers of two, so that adding a half is exact where
+            needed.
+        rounding: direction of ties: 0 away from zero, 1 up, 2 to the even integer.
 
     Raises:
-        ConfigError: there is no such rounding.
+        ConfigError: the rounding is unknown.
 
     >>> [to_integer(np.array([0.5, 1.5, -0.5]), rounding).tolist() for rounding in (0, 1, 2)]
     [[1.0, 2.0, -1.0], [1.0, 2.0, 0.0], [0.0, 2.0, -0.0]]
@@ -109,24 +115,28 @@ def round_to(
     format: MiniFloat,
     rounding: int = HALF_EVEN,
 ) -> NDArray[np.float32]:
-    """The nearest values that ``format`` has.
-
-    What is beyond its largest value becomes that, NaN stays NaN.
+    """Round to the values of ``format``; larger values saturate, NaN stays NaN.
 
     Args:
         x: float32, any shape.
-        format: what to round to.
-        rounding: where a tie goes: 0 away from zero, 1 up, 2 to the even mantissa.
+        format: the target format.
+        rounding: direction of ties: 0 away from zero, 1 up, 2 to the even mantissa.
 
     Raises:
-        ConfigError: there is no such rounding.
+        ConfigError: the rounding is unknown.
 
     >>> round_to(np.float32([0.24, 0.26, 2.5, 3.5, 100, -100]), E2M1)
     array([ 0. ,  0.5,  2. ,  4. ,  6. , -6. ], dtype=float32)
     """
     with np.errstate(invalid="ignore"):  # a signalling NaN is a NaN
         wide = np.asarray(x, np.float32).astype(np.float64)
-    exponent = np.maximum(np.frexp(wide)[1] - 1, format.emin) - format.mantissa_bits
+    exponent = (
+        np.maximum(
+            np.frexp(wide)[1] - 1,
+            format.emin,
+        )
+        - format.mantissa_bits
+    )
     rounded = np.ldexp(to_integer(np.ldexp(wide, -exponent), rounding), exponent)
     saturated: NDArray[np.float32] = np.clip(
         rounded,

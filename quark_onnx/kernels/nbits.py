@@ -1,5 +1,4 @@
-"""Weight matrices of 2, 4 and 8 bits with a scale per block of inputs, in the layout of
-com.microsoft::MatMulNBits.
+"""Quantize weight matrices to 2, 4 and 8 bits in the layout of com.microsoft::MatMulNBits.
 
 ``y = x @ W`` with W of shape (K, N). Each column of W is cut into blocks of ``block_size`` values
 along K; the last block is padded. ``W = (code - zero_point) * scale``, block by block; codes are
@@ -57,25 +56,24 @@ from quark_onnx.kernels.packing import BITS, pack, packed_size, unpack
 
 Float32 = NDArray[np.float32]
 
-#: The block sizes that onnxruntime takes.
+#: Block sizes that onnxruntime supports.
 BLOCK_SIZES = (16, 32, 64, 128, 256)
 
-#: Values that are worked on at once; the intermediate arrays take some twenty bytes each.
+#: Values processed at a time; the intermediate arrays take some twenty bytes each.
 _SLAB = 1 << 18
-#: Rows of W that are turned into columns at once: few enough for the processor's cache to hold all
-#: their lines.
+#: Rows of W transposed at a time: few enough for the cache to hold their lines.
 _HIGH = 64
 
 
 @dataclass(frozen=True, eq=False)
 class NBitsWeight:
-    """A quantized weight matrix: the constant inputs and the attributes of one MatMulNBits node.
+    """A quantized weight matrix: constant inputs and attributes of a MatMulNBits node.
 
     Attributes:
         packed: the input B, uint8 (N, blocks, block_size * bits / 8).
         scales: float32 (N, blocks).
-        zero_points: uint8 (N, ceil(blocks * bits / 8)) packed, or float32 (N, blocks); None stands
-            for 2^(bits-1).
+        zero_points: uint8 (N, ceil(blocks * bits / 8)) packed, or float32 (N, blocks); None for
+            2^(bits-1).
         bits: 2, 4 or 8.
         block_size: values of a column that share a scale.
         rows: K, the rows of the weight matrix without padding.
@@ -99,14 +97,10 @@ class NBitsWeight:
 
     @property
     def inputs(self) -> tuple[NDArray[Any], ...]:
-        """B, scales and, where there are any, zero_points: the node's inputs after x, in this
-        order.
-        """
-        return (
-            self.packed,
-            self.scales,
-            *(() if self.zero_points is None else (self.zero_points,)),
-        )
+        """The node's inputs after x: B, scales and, if any, zero_points."""
+        if self.zero_points is None:
+            return (self.packed, self.scales)
+        return (self.packed, self.scales, self.zero_points)
 
     @property
     def attributes(self) -> dict[str, int]:
@@ -120,7 +114,7 @@ class NBitsWeight:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the inputs take."""
+        """Size of the inputs in bytes."""
         return sum(array.nbytes for array in self.inputs)
 
 
@@ -131,7 +125,7 @@ def quantize_nbits(
     *,
     symmetric: bool = True,
 ) -> NBitsWeight:
-    """A weight matrix, rounded to nearest.
+    """Quantize a weight matrix by RTN.
 
     Args:
         weight: floats of shape (K, N).
@@ -141,8 +135,8 @@ def quantize_nbits(
 
     Raises:
         ConfigError: bits or block_size is not one of the above.
-        ModelError: the weight is not a matrix of floats, has no element, or holds NaN or an
-            infinity (as float32).
+        ModelError: the weight is not a matrix of floats, is empty, or holds NaN or an infinity (as
+            float32).
 
     >>> weight = np.array([[-8, 1], [7.1, -4], [0.4, 2]], np.float32)
     >>> dequantize_nbits(quantize_nbits(weight, bits=4, block_size=16))
@@ -151,12 +145,11 @@ def quantize_nbits(
            [ 0.,  2.]], dtype=float32)
     """
     check(weight, bits, block_size)
-    n, count = weight.shape[1], -(-weight.shape[0] // block_size)
+    n = weight.shape[1]
+    count = -(-weight.shape[0] // block_size)
     packed = np.empty((n, count, packed_size(block_size, bits)), np.uint8)
-    scales, zero_points = (
-        np.empty((n, count), np.float32),
-        np.empty((n, count), np.uint8),
-    )
+    scales = np.empty((n, count), np.float32)
+    zero_points = np.empty((n, count), np.uint8)
     for place, blocks in slabs(weight, block_size):
         codes, params = round_to_nearest(
             blocks.reshape(-1, block_size),
@@ -177,23 +170,23 @@ def from_codes(
     bits: int,
     rows: int,
 ) -> NBitsWeight:
-    """The weight that another algorithm found codes for.
+    """Return the weight for codes of another algorithm.
 
     Args:
         codes: integers 0..2^bits-1 of shape (N, blocks, block_size).
         scales: float32 (N, blocks).
-        zero_points: (N, blocks), integers 0..2^bits-1 to be packed, or floats; None stands for
-            2^(bits-1).
+        zero_points: (N, blocks), integers 0..2^bits-1 to be packed, or floats; None for 2^(bits-1).
         bits: 2, 4 or 8.
         rows: K, the rows of the weight matrix; codes beyond it are padding.
 
     Raises:
-        ConfigError: bits or the block size is not one that the operator takes.
-        PlanError: the shapes do not belong together, or a code does not fit.
+        ConfigError: bits or the block size is not supported by the operator.
+        PlanError: the shapes do not match, or a code does not fit.
 
-    >>> from_codes(np.full((1, 1, 16), 9), np.float32([[0.5]]), None, bits=4, rows=16).packed[0, 0, :2]
+    >>> weight = from_codes(np.full((1, 1, 16), 9), np.float32([[0.5]]), None, bits=4, rows=16)
+    >>> weight.packed[0, 0, :2]
     array([153, 153], dtype=uint8)
-    """  # noqa: E501
+    """
     if (
         codes.ndim != 3
         or scales.shape != codes.shape[:2]
@@ -211,9 +204,10 @@ def from_codes(
     _check_sizes(bits, codes.shape[2])
     if zero_points is not None:
         floating = zero_points.dtype.kind == "f"
-        zero_points = (
-            zero_points.astype(np.float32) if floating else pack(zero_points, bits)
-        )
+        if floating:
+            zero_points = zero_points.astype(np.float32)
+        else:
+            zero_points = pack(zero_points, bits)
     return NBitsWeight(
         pack(codes, bits),
         scales.astype(np.float32),
@@ -225,19 +219,24 @@ def from_codes(
 
 
 def dequantize_nbits(weight: NBitsWeight) -> Float32:
-    """The float32 matrix (K, N) that the codes stand for.
+    """Return the float32 matrix (K, N) of the codes.
 
     >>> dequantize_nbits(quantize_nbits(np.ones((2, 1), np.float32), bits=2, block_size=16))
     array([[1.],
            [1.]], dtype=float32)
     """
-    (k, n), count = weight.shape, weight.scales.shape[1]
+    k, n = weight.shape
+    count = weight.scales.shape[1]
     zero_points = zero_points_of(weight)
     real = np.empty((k, n), np.float32)
     high = max(weight.block_size, _HIGH)
-    some, wide = high // weight.block_size, _SLAB // high
-    for first, left in product(range(0, count, some), range(0, n, wide)):
-        place = slice(left, left + wide), slice(first, first + some)
+    blocks_at_once = high // weight.block_size
+    wide = _SLAB // high
+    for first, left in product(
+        range(0, count, blocks_at_once),
+        range(0, n, wide),
+    ):
+        place = slice(left, left + wide), slice(first, first + blocks_at_once)
         codes = unpack(weight.packed[place], weight.bits, weight.block_size)
         values = (codes - zero_points[place][..., None]) * weight.scales[place][
             ...,
@@ -249,7 +248,7 @@ def dequantize_nbits(weight: NBitsWeight) -> Float32:
 
 
 def zero_points_of(weight: NBitsWeight) -> Float32:
-    """The zero point of each block, unpacked: float32 (N, blocks).
+    """Return the zero point of each block, unpacked: float32 (N, blocks).
 
     >>> zero_points_of(quantize_nbits(np.ones((20, 1), np.float32), bits=8, block_size=16))
     array([[128., 128.]], dtype=float32)
@@ -271,7 +270,7 @@ def round_to_nearest(
     *,
     symmetric: bool,
 ) -> tuple[NDArray[np.uint8], QParams]:
-    """The codes of blocks and the better of two scales for each (see the module).
+    """Return the codes of blocks and the better of two scales for each (see the module).
 
     Args:
         blocks: finite values of shape (blocks, block_size).
@@ -289,49 +288,61 @@ def round_to_nearest(
     array([-2.,  1.], dtype=float32)
     """
     grid = Grid(0, (1 << bits) - 1, symmetric=symmetric)
-    lo, hi = blocks.min(axis=1), blocks.max(axis=1)
-    greatest, none = np.maximum(hi, -lo), np.zeros(lo.shape)
-    # as a negative extremum it becomes code 0; the sign of the scale then makes it what it is
+    lo = blocks.min(axis=1)
+    hi = blocks.max(axis=1)
+    greatest = np.maximum(hi, -lo)
+    none = np.zeros(lo.shape)
+    # As a negative number the extremum becomes code 0; the sign of the scale restores its sign.
     first = params_for(
         Range(-greatest, none),
         Grid(0, grid.qmax, symmetric=True),
         axis=0,
     )
-    first = first.with_scale(np.where(hi > -lo, -first.scale, first.scale))
+    first = first.with_scale(
+        np.where(
+            hi > -lo,
+            -first.scale,
+            first.scale,
+        )
+    )
     second = params_for(
         Range(none, greatest) if symmetric else Range(lo, hi),
         grid,
         axis=0,
     )
-    # compared as fractions of the extremum, whose square neither overflows nor vanishes
-    unit = np.float32(1) / np.maximum(greatest, np.finfo(np.float32).tiny)
+    # Errors are compared as fractions of the extremum, whose squares neither overflow nor vanish.
+    unit = np.float32(1) / np.maximum(
+        greatest,
+        np.finfo(np.float32).tiny,
+    )
     candidates = [
         (params, _codes(blocks, params, grid.qmax)) for params in (first, second)
     ]
-    with np.errstate(
-        over="ignore",
-    ):  # a scale whose codes leave float32 has an infinite error
+    # A scale whose values exceed float32 has an infinite error.
+    with np.errstate(over="ignore"):
         errors = [
             squared_error(blocks, _reals(codes, params), unit)
             for params, codes in candidates
         ]
     (first, codes), (second, others) = candidates
     other = errors[1] < errors[0]
-    scale, zero = (
-        np.where(other, second.scale, first.scale),
-        np.where(other, second.zero_point, first.zero_point),
-    )
-    chosen = np.where(other[:, None], others, codes).astype(np.uint8)
+    scale = np.where(other, second.scale, first.scale)
+    zero = np.where(other, second.zero_point, first.zero_point)
+    chosen = np.where(
+        other[:, None],
+        others,
+        codes,
+    ).astype(np.uint8)
     return chosen, QParams(scale, zero, 0)
 
 
 def _codes(blocks: Float32, params: QParams, qmax: int) -> Float32:
-    """The codes of ``calibrators.affine.quantize``, to the bit, in a tenth of the time: all fit
-    into float32.
+    """Compute ``calibrators.affine.quantize`` bit for bit, ten times as fast.
+
+    All codes fit into float32.
     """
-    with np.errstate(
-        over="ignore",
-    ):  # a tiny scale sends large values to infinity, which saturates
+    # A tiny scale sends large values to infinity, which saturates.
+    with np.errstate(over="ignore"):
         codes = blocks / params.scale[:, None]
     np.rint(codes, out=codes)
     codes += params.zero_point[:, None].astype(np.float32)
@@ -340,17 +351,14 @@ def _codes(blocks: Float32, params: QParams, qmax: int) -> Float32:
 
 
 def _reals(codes: Float32, params: QParams) -> Float32:
-    """The reals of ``calibrators.affine.dequantize``, to the bit, without a detour through wider
-    numbers.
-    """
+    """Compute ``calibrators.affine.dequantize`` bit for bit, without wider types."""
     reals: Float32 = codes - params.zero_point[:, None].astype(np.float32)
     reals *= params.scale[:, None]
     return reals
 
 
 def squared_error(blocks: Float32, real: Float32, unit: Float32) -> NDArray[np.float32]:
-    """Sum of the squared differences of each block, ``unit`` being what a block is multiplied by
-    first.
+    """Return the sum of squared differences of each block, multiplied by ``unit`` first.
 
     >>> squared_error(np.float32([[1, 2]]), np.float32([[1, 4]]), np.float32([0.5]))
     array([1.], dtype=float32)
@@ -364,10 +372,14 @@ def slabs(
     weight: NDArray[Any],
     block_size: int,
 ) -> Iterator[tuple[tuple[slice, slice], Float32]]:
-    """The blocks of a matrix (K, N), some at a time.
+    """Yield the blocks of a matrix (K, N), some at a time.
+
+    Args:
+        weight: the matrix.
+        block_size: values in a block.
 
     Yields:
-        The place of some blocks in an array of shape (N, blocks, ...), and their values: float32
+        The position of some blocks in an array of shape (N, blocks, ...), and their values: float32
         (columns, some blocks, block_size), padded with zeros.
 
     Raises:
@@ -379,13 +391,15 @@ def slabs(
     k, n = weight.shape
     high = max(block_size, _HIGH)
     wide = _SLAB // high
-    for top, left in product(range(0, k, high), range(0, n, wide)):
+    for top, left in product(
+        range(0, k, high),
+        range(0, n, wide),
+    ):
         part = weight[top : top + high, left : left + wide]
         count = -(-part.shape[0] // block_size)
         values = np.zeros((part.shape[1], count * block_size), np.float32)
-        with np.errstate(
-            over="ignore",
-        ):  # a float64 beyond float32 becomes infinite, which is refused below
+        # A float64 beyond float32 becomes infinite, which is refused below.
+        with np.errstate(over="ignore"):
             values[:, : part.shape[0]] = part.T
         if not np.isfinite(values).all():
             column, row = np.argwhere(~np.isfinite(values))[0]
@@ -395,15 +409,22 @@ def slabs(
                 " quantize",
             )
         first = top // block_size
-        place = slice(left, left + part.shape[1]), slice(first, first + count)
+        place = (
+            slice(
+                left,
+                left + part.shape[1],
+            ),
+            slice(first, first + count),
+        )
         yield place, values.reshape(-1, count, block_size)
 
 
 def check(weight: NDArray[Any], bits: int, block_size: int) -> None:
-    """Refuse what MatMulNBits cannot hold.
+    """Check a weight for MatMulNBits.
 
     Raises:
-        ConfigError, ModelError: as :func:`quantize_nbits`.
+        ConfigError: bits or block_size is not supported.
+        ModelError: the weight is not a nonempty matrix of floats.
 
     >>> check(np.ones((4, 4), np.float32), bits=4, block_size=48)
     Traceback (most recent call last):

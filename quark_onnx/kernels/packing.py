@@ -1,8 +1,8 @@
-"""Integer codes of 2, 4 and 8 bits to bytes and back, the first code in the lowest bits.
+"""Pack integer codes of 2, 4 and 8 bits into bytes and back, low bits first.
 
-The layout of ONNX's INT2, UINT2, INT4 and UINT4 tensors (there the whole tensor is one flat row)
-and of the inputs B and zero_points of com.microsoft::MatMulNBits (there the last axis is packed by
-itself). Signed codes are two's complement.
+The layout of ONNX's INT2, UINT2, INT4 and UINT4 tensors (flattened to one row) and of the inputs B
+and zero_points of com.microsoft::MatMulNBits (packed along the last axis). Signed codes are two's
+complement.
 """
 
 from __future__ import annotations
@@ -14,20 +14,19 @@ from numpy.typing import NDArray
 
 from quark_onnx.errors import ConfigError, PlanError
 
-#: The widths that fill a byte evenly.
+#: Supported widths, which divide a byte.
 BITS = (2, 4, 8)
 
-#: Bytes that are worked on at once: a few such buffers fit the nearest caches.
+#: Bytes processed at a time: a few such buffers fit the nearest caches.
 _CHUNK = 1 << 16
 
-# The codes of one byte lie side by side in one word: shifting the word onto itself moves all of
-# them at once.
+# The codes of a byte are adjacent in one word: shifting the word onto itself moves all of them.
 _WORDS: dict[int, np.dtype[Any]] = {2: np.dtype("<u4"), 4: np.dtype("<u2")}
 _MASKS = {2: 0x03030303, 4: 0x0F0F}
 
 
 def packed_size(count: int, bits: int) -> int:
-    """Bytes that ``count`` codes of ``bits`` bits take.
+    """Return the bytes of ``count`` codes of ``bits`` bits.
 
     >>> packed_size(5, 4)
     3
@@ -37,7 +36,7 @@ def packed_size(count: int, bits: int) -> int:
 
 
 def pack(codes: NDArray[Any], bits: int, *, signed: bool = False) -> NDArray[np.uint8]:
-    """The bytes of integer codes, packed along the last axis, the first code in the lowest bits.
+    """Pack integer codes along the last axis into bytes, the first code in the lowest bits.
 
     Args:
         codes: integers of shape (..., count).
@@ -62,26 +61,33 @@ def pack(codes: NDArray[Any], bits: int, *, signed: bool = False) -> NDArray[np.
             f"codes to pack are {codes.dtype} of shape {codes.shape}; they must be rows"
             " of integers",
         )
-    least, greatest = (
-        (-(1 << bits - 1), (1 << bits - 1) - 1) if signed else (0, (1 << bits) - 1)
-    )
+    if signed:
+        least = -(1 << bits - 1)
+        greatest = (1 << bits - 1) - 1
+    else:
+        least = 0
+        greatest = (1 << bits) - 1
     if codes.size and (int(codes.min()) < least or int(codes.max()) > greatest):
         raise PlanError(
             f"codes {codes.min()}..{codes.max()} do not fit {bits} bits:"
             f" {least}..{greatest}",
         )
-    # one byte a code; to uint8, negative codes wrap around to their two's complement
+    # A byte per code; in uint8, negative codes wrap around to their two's complement.
     plain = codes.astype(np.uint8)
     if bits == 8:
         return plain
     short = -codes.shape[-1] % (8 // bits)
     if short:
-        plain = np.pad(plain, [(0, 0)] * (codes.ndim - 1) + [(0, short)])
-    packed = np.empty((*plain.shape[:-1], plain.shape[-1] * bits // 8), np.uint8)
-    words, flat = (
-        np.ascontiguousarray(plain).reshape(-1).view(_WORDS[bits]),
-        packed.reshape(-1),
+        plain = np.pad(
+            plain,
+            [(0, 0)] * (codes.ndim - 1) + [(0, short)],
+        )
+    packed = np.empty(
+        (*plain.shape[:-1], plain.shape[-1] * bits // 8),
+        np.uint8,
     )
+    words = np.ascontiguousarray(plain).reshape(-1).view(_WORDS[bits])
+    flat = packed.reshape(-1)
     for start in range(0, flat.size, _CHUNK):
         part = words[start : start + _CHUNK] & _MASKS[bits]
         gap = 8 - bits
@@ -99,7 +105,7 @@ def unpack(
     *,
     signed: bool = False,
 ) -> NDArray[Any]:
-    """The codes that :func:`pack` packed.
+    """Unpack the codes of :func:`pack`.
 
     Args:
         packed: uint8 of shape (..., at least ceil(count * bits / 8)).
@@ -128,11 +134,12 @@ def unpack(
     packed = packed[..., :size]
     if bits == 8:
         return packed.astype(np.int8 if signed else np.uint8)
-    codes: NDArray[Any] = np.empty((*packed.shape[:-1], size * (8 // bits)), np.uint8)
-    flat, words = (
-        np.ascontiguousarray(packed).reshape(-1),
-        codes.reshape(-1).view(_WORDS[bits]),
+    codes: NDArray[Any] = np.empty(
+        (*packed.shape[:-1], size * (8 // bits)),
+        np.uint8,
     )
+    flat = np.ascontiguousarray(packed).reshape(-1)
+    words = codes.reshape(-1).view(_WORDS[bits])
     half = 1 << bits - 1
     for start in range(0, flat.size, _CHUNK):
         part = flat[start : start + _CHUNK].astype(_WORDS[bits])
@@ -142,15 +149,15 @@ def unpack(
         part |= part << gap
         part &= _MASKS[bits]
         words[start : start + _CHUNK] = part
-        if (
-            signed
-        ):  # flipping the sign bit and taking it off again extends it to the whole byte
+        # Flipping the sign bit and subtracting it extends it to the full byte.
+        if signed:
             place = codes.reshape(-1)[
                 start * (8 // bits) : (start + _CHUNK) * (8 // bits)
             ]
             place ^= half
             place -= half
-    codes = codes.view(np.int8) if signed else codes
+    if signed:
+        codes = codes.view(np.int8)
     return codes[..., :count]
 
 

@@ -1,5 +1,6 @@
-"""Work on all cores that gives the same on any number of them: in parts of fixed size, each on one
-core.
+"""Run work on all cores, with results independent of the number of cores.
+
+Parts have a fixed size, and each runs on a single core.
 """
 
 from __future__ import annotations
@@ -16,16 +17,22 @@ R = TypeVar("R")
 
 
 def slabs(count: int, size: int) -> list[slice]:
-    """Consecutive parts of ``count`` things.
+    """Return consecutive slices of ``count`` items.
 
     >>> slabs(5, 2)
     [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
     """
-    return [slice(start, min(count, start + size)) for start in range(0, count, size)]
+    return [
+        slice(
+            start,
+            min(count, start + size),
+        )
+        for start in range(0, count, size)
+    ]
 
 
 def side_by_side(work: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
-    """The results of some work, in order, made on all cores; few of them are alive at a time."""
+    """Yield the results of work on items in order, computed on all cores, few in memory."""
     cores = os.cpu_count() or 1
     if len(items) == 1:
         yield work(items[0])

@@ -1,13 +1,12 @@
-"""Learned rounding: weights are moved by gradient descent until what a layer computes is close to
-what it should.
+"""Learn the rounding of weights by gradient descent on the error of a layer's output.
 
 Follows Nagel et al. 2020, "Up or Down? Adaptive Rounding for Post-Training Quantization"
 (AdaRound), and Hubara et al. 2020, "Improving Post Training Neural Quantization: Layer-wise
 Calibration and Integer Programming" (AdaQuant).
 
-A layer is seen as rows of inputs and of wanted outputs. Its outputs do not depend on each other, so
-they are dealt with in parts of fixed size, side by side, each on one core: the result does not
-depend on how many there are. The same code runs on numpy arrays and on torch tensors.
+A layer is given as rows of inputs and of target outputs. Its outputs are independent, so they are
+processed in parts of fixed size, each on a single core: the result does not depend on the number of
+cores. The same code runs on numpy arrays and on torch tensors.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, product
 from math import cos, pi
 from os import cpu_count
 from typing import Any
@@ -25,33 +24,39 @@ import numpy as np
 from quark_onnx.kernels.device import Device
 from quark_onnx.kernels.threads import one_thread
 
-#: The stretched sigmoid of AdaRound, eq. 23: its ends.
-_GAMMA, _ZETA = -0.1, 1.1
+#: Ends of the stretched sigmoid of AdaRound, eq. 23.
+_GAMMA = -0.1
+_ZETA = 1.1
 #: Adam's factors.
-_BETA1, _BETA2, _EPSILON = 0.9, 0.999, 1e-8
-#: How often a descent stops to be judged.
+_BETA1 = 0.9
+_BETA2 = 0.999
+_EPSILON = 1e-8
+#: Number of evaluations during a descent.
 _STAGES = 5
-#: Weights that are dealt with at a time, and groups: as many as a core keeps near.
-_PART, _GROUPS = 1 << 17, 512
-#: Parts that there should be at least, as far as each of them has so many weights; an output counts
-#: as so many more.
-_PARTS, _LEAST, _ROW = 2, 1 << 15, 256
-#: Weights that a GPU deals with at a time.
+#: Weights and groups in a part: as many as fit a core's cache.
+_PART = 1 << 17
+_GROUPS = 512
+#: Least number of parts, if each has at least so many weights; an output counts as so many more.
+_PARTS = 2
+_LEAST = 1 << 15
+_ROW = 256
+#: Weights that a GPU processes at a time.
 _WHOLE = 1 << 24
 
 
 @dataclass(frozen=True)
 class Descent:
-    """How to descend.
+    """Settings of a descent.
 
     Attributes:
-        iterations: steps.
-        rows: of a step.
+        iterations: number of steps.
+        rows: rows in a step.
         rate: learning rate of the weights, relative to their root mean square, or of the sigmoid's
             argument.
-        warm: share of the iterations before the rounding is pushed to either side.
-        start, end: exponents of the push, from soft to hard.
-        push: its weight.
+        warm: share of the iterations before the regularizer is active.
+        start: first exponent of the regularizer (soft).
+        end: last exponent of the regularizer (hard).
+        push: weight of the regularizer.
     """
 
     iterations: int
@@ -69,9 +74,10 @@ class Part:
 
     Attributes:
         inputs: (groups, rows, inputs).
-        wanted: (groups, rows, outputs), behind the activation.
-        value, derivative: the activation.
-        norm: (groups, outputs), what the mean squares of errors are divided by.
+        wanted: target outputs after the activation, (groups, rows, outputs).
+        value: the activation.
+        derivative: its derivative.
+        norm: divisors of mean squared errors, (groups, outputs).
     """
 
     inputs: Any
@@ -81,15 +87,19 @@ class Part:
     norm: Any
 
     def on(self, device: Device) -> Part:
-        """The part on another device; its functions must be those of the device already."""
-        inputs, wanted, norm = map(device.put, (self.inputs, self.wanted, self.norm))
+        """Return the part on another device; its functions must be the device's already."""
+        inputs, wanted, norm = map(
+            device.put,
+            (self.inputs, self.wanted, self.norm),
+        )
         return Part(inputs, wanted, self.value, self.derivative, norm)
 
     def gradient(self, weight: Any, bias: Any, size: int, turn: int) -> tuple[Any, Any]:
-        """Of half the sum of squares on the next ``size`` rows, by the weight and by what is added.
+        """Return the gradient of half the squared error on the next rows, by weight and bias.
 
-        It is what ``share`` makes that of the mean square of: to multiply whatever it is multiplied
-        with anyway by that is cheaper than all errors.
+        ``share`` converts it to the gradient of the mean square: multiplying an existing factor by
+        it is
+        cheaper than scaling all errors.
         """
         count = self.wanted.shape[1]
         size = min(size, count)
@@ -102,13 +112,17 @@ class Part:
         return slope.swapaxes(-1, -2) @ x, slope.sum(1)
 
     def share(self, size: int) -> Any:
-        """(groups, outputs): what makes of ``gradient`` that of the mean square, divided by the
-        norm.
-        """
-        return (2 / max(1, min(size, self.wanted.shape[1]))) / self.norm
+        """Return the factor from ``gradient`` to the normalized mean square, (groups, outputs)."""
+        return (
+            2
+            / max(
+                1,
+                min(size, self.wanted.shape[1]),
+            )
+        ) / self.norm
 
 
-def in_parts(  # noqa: PLR0913
+def in_parts(  # noqa: PLR0913  the sizes of a weight
     work: Callable[[slice, slice], None],
     groups: int,
     outputs: int,
@@ -117,27 +131,31 @@ def in_parts(  # noqa: PLR0913
     threads: int = 0,
     whole: bool = False,
 ) -> None:
-    """Do some work for all groups and outputs, in parts of about equal size; each on one core.
+    """Call ``work`` for groups and outputs, split evenly over the cores.
 
     Args:
         work: takes slices of groups and of outputs.
-        threads: how many at a time; 0 for as many as there are cores.
-        whole: in parts that are as large as a GPU likes them, one after the other.
+        groups: number of groups.
+        outputs: number of outputs of a group.
+        inputs: number of inputs of a group.
+        threads: number of threads; 0 for the number of cores.
+        whole: use parts for a GPU, one after the other.
     """
-    largest, most = (_WHOLE, groups) if whole else (_PART, _GROUPS)
-    least = (
-        1
-        if whole
-        else max(1, min(_PARTS, groups * outputs * (inputs + _ROW) // _LEAST))
-    )
-    at_once = max(1, min(most, largest // (outputs * inputs)))
-    own = _split(groups, at_once, least)
-    each = _split(
-        outputs,
-        max(1, largest // inputs) if at_once == 1 else outputs,
-        -(-least // len(own)),
-    )
-    parts = [(group, output) for group in own for output in each]
+    if whole:
+        largest = _WHOLE
+        most = groups
+        least = 1
+    else:
+        largest = _PART
+        most = _GROUPS
+        least = max(1, min(_PARTS, groups * outputs * (inputs + _ROW) // _LEAST))
+    groups_at_once = max(1, min(most, largest // (outputs * inputs)))
+    outputs_at_once = outputs
+    if groups_at_once == 1:
+        outputs_at_once = max(1, largest // inputs)
+    group_slices = _split(groups, groups_at_once, least)
+    output_slices = _split(outputs, outputs_at_once, -(-least // len(group_slices)))
+    parts = list(product(group_slices, output_slices))
     with (
         one_thread(),
         ThreadPoolExecutor(1 if whole else threads or cpu_count() or 1) as pool,
@@ -147,8 +165,9 @@ def in_parts(  # noqa: PLR0913
 
 
 def _split(count: int, size: int, least: int) -> list[slice]:
-    """``count`` things in parts of about equal size, at most ``size``: at least so many parts, and
-    an even number.
+    """Split ``count`` items into parts of similar size, at most ``size``.
+
+    At least so many parts, and an even number.
     """
     parts = min(count, max(least, -(-count // size)))
     parts += parts % 2 if 1 < parts < count else 0
@@ -156,7 +175,7 @@ def _split(count: int, size: int, least: int) -> list[slice]:
     return [slice(*pair) for pair in pairwise(ends)]
 
 
-def adaround(  # noqa: PLR0913
+def adaround(  # noqa: PLR0913  the arrays of a layer
     part: Part,
     below: Any,
     step: Any,
@@ -165,24 +184,28 @@ def adaround(  # noqa: PLR0913
     settings: Descent,
     xp: Any = np,
 ) -> Any:
-    """Whether each weight is rounded up, as booleans of its shape.
+    """Return a mask of the weights to round up.
 
-    The sigmoid is written as a hyperbolic tangent of half its argument u, and stretched it is
-    ``2 h - 1``: where the weight lies between the middle of its two codes, at 0, and either of
-    them. Fewer passes over the weights than the formulas of the paper take are needed then.
+    The sigmoid is computed as a hyperbolic tangent of half its argument u, and stretched it is ``2
+    h -
+    1``: the position of the weight between its two codes, 0 in the middle. This needs fewer passes
+    over
+    the weights than the formulas of the paper.
 
     Args:
-        below: (groups, outputs, inputs), the value of the code below each weight.
-        step: from there to the code above.
-        share: where the weight lies between them, in [0, 1].
+        part: inputs and targets.
+        below: value of the code below each weight, (groups, outputs, inputs).
+        step: distance to the code above.
+        share: position of the weight between both codes, in [0, 1].
         bias: (groups, outputs).
+        settings: settings of the descent.
+        xp: numpy or torch.
     """
     stretch = _ZETA - _GAMMA
     half = step / 2
     middle = below + half
-    pull = (
-        half * part.share(settings.rows)[..., None] * (stretch / 2)
-    )  # the inner derivatives by u / 2
+    # Inner derivative by u / 2.
+    pull = half * part.share(settings.rows)[..., None] * (stretch / 2)
     u = xp.arctanh((xp.clip(share, 0.0, 1.0) * 2 - 1) / stretch)
     adam = _Adam(u, settings.rate / 2, xp)
     warm = int(settings.warm * settings.iterations)
@@ -212,17 +235,18 @@ def adaround(  # noqa: PLR0913
 
 
 class _Adam:
-    """Kingma and Ba 2015, with the learning rate as it is given."""
+    """Adam (Kingma and Ba 2015), without a schedule."""
 
     def __init__(self, like: Any, rate: float, xp: Any) -> None:
-        self._first, self._second = (
-            like * 0,
-            like * 0,
-        )  # each a constant times the moment of the paper
-        self._rate, self._turn, self._xp = rate, 0, xp
+        # The moments of the paper, up to constant factors.
+        self._first = like * 0
+        self._second = like * 0
+        self._rate = rate
+        self._turn = 0
+        self._xp = xp
 
     def moved(self, value: Any, gradient: Any, factor: Any = 1.0) -> Any:
-        """The value after a step against the gradient, which is overwritten."""
+        """Return the value after a step against the gradient, which is overwritten."""
         self._turn += 1
         self._first *= _BETA1
         self._first += gradient
@@ -241,12 +265,13 @@ class _Adam:
 
 @dataclass(frozen=True)
 class Units:
-    """The grid of a weight that is in units of its scale.
+    """The quantization grid of a weight in units of its scale.
 
     Attributes:
-        scale: (groups, outputs, inputs), or one number for all.
-        least, greatest: the ends of the grid, likewise.
-        levels: what there is between them, in ascending order; empty where it is the whole numbers.
+        scale: (groups, outputs, inputs), or a scalar.
+        least: lower end of the grid, likewise.
+        greatest: upper end of the grid, likewise.
+        levels: levels in ascending order; empty for integers.
     """
 
     scale: Any
@@ -255,7 +280,7 @@ class Units:
     levels: Any
 
     def rounded(self, weight: Any, xp: Any) -> Any:
-        """The nearest level."""
+        """Round to the nearest level."""
         if not len(self.levels):
             rounded = xp.round(weight)
             return xp.clip(rounded, self.least, self.greatest, out=rounded)
@@ -263,29 +288,30 @@ class Units:
         return self.levels[xp.searchsorted(middles, weight)]
 
     def inside(self, weight: Any) -> Any:
-        """Where a weight lies within the grid."""
-        found = weight >= self.least
-        found &= weight <= self.greatest
-        return found
+        """Return a mask of the weights within the grid."""
+        mask = weight >= self.least
+        mask &= weight <= self.greatest
+        return mask
 
     def on(self, device: Device) -> Units:
-        """The grid on another device.
-
-        What is the same for all weights as one number, which takes no time to read.
-        """
-        scale, least, greatest = (
-            _single(array) for array in (self.scale, self.least, self.greatest)
+        """Return the grid on another device, with constant arrays as scalars."""
+        return Units(
+            device.put(_single(self.scale)),
+            device.put(_single(self.least)),
+            device.put(_single(self.greatest)),
+            device.put(self.levels),
         )
-        return Units(*map(device.put, (scale, least, greatest, self.levels)))
 
 
 def _single(array: Any) -> Any:
-    """The number that all of an array are, else the array."""
+    """Return the scalar of a constant array, otherwise the array."""
     first = array.reshape(-1)[:1]
-    return first.reshape(()) if first.size and (array == first).all() else array
+    if first.size and (array == first).all():
+        return first.reshape(())
+    return array
 
 
-def adaquant(  # noqa: PLR0913
+def adaquant(  # noqa: PLR0913  the arrays of a layer
     part: Part,
     weight: Any,
     bias: Any,
@@ -294,15 +320,19 @@ def adaquant(  # noqa: PLR0913
     bias_rate: float,
     xp: Any = np,
 ) -> Iterator[tuple[Any, Any]]:
-    """The weight, in units of its scale and not yet rounded, and the bias, after each stage of the
-    descent.
+    """Yield the unrounded weight, in units of the scale, and the bias, per stage.
 
     Args:
-        weight: (groups, outputs, inputs), to start from, in units of its scale.
+        part: inputs and targets.
+        weight: start, (groups, outputs, inputs), in units of its scale.
         bias: (groups, outputs).
-        bias_rate: learning rate of the bias, relative to the spread of what is wanted.
+        units: the quantization grid.
+        settings: settings of the descent.
+        bias_rate: learning rate of the bias, relative to the spread of the targets.
+        xp: numpy or torch.
     """
-    adam, other = _Adam(weight, settings.rate, xp), _Adam(bias, bias_rate, xp)
+    adam = _Adam(weight, settings.rate, xp)
+    other = _Adam(bias, bias_rate, xp)
     spread = xp.sqrt(part.norm)
     share = part.share(settings.rows)
     pull = units.scale * share[..., None]
@@ -312,9 +342,8 @@ def adaquant(  # noqa: PLR0913
         rounded = units.rounded(weight, xp)
         rounded *= units.scale
         gradient, shift = part.gradient(rounded, bias, settings.rows, turn)
-        cooled = 0.5 * (
-            1 + cos(pi * turn / settings.iterations)
-        )  # a number of Python leaves float32 what it is
+        # A Python number, which does not widen float32.
+        cooled = 0.5 * (1 + cos(pi * turn / settings.iterations))
         gradient *= pull
         gradient *= units.inside(weight)
         weight = adam.moved(weight, gradient, cooled * reach)

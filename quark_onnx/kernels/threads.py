@@ -1,6 +1,4 @@
-"""Threads of the libraries that multiply matrices: one, where the sum must not depend on how many
-there are.
-"""
+"""Limit BLAS to one thread, where sums must not depend on the number of threads."""
 
 from __future__ import annotations
 
@@ -13,11 +11,11 @@ from typing import Any
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """While it is open, a product of numpy is computed on the core that asks for it.
+    """Compute numpy products on the calling core inside the block.
 
-    On several cores it is summed in another order, on some processors. The limit is one for the
-    whole process: whoever opens it first sets it, and the last one to close it takes it back, in
-    whatever order threads do so.
+    On several cores some processors sum in another order. The limit is one for the process: the
+    first
+    user sets it, and the last one resets it, in any order of threads.
     """
     _LIMIT.open()
     try:
@@ -27,7 +25,7 @@ def one_thread() -> Iterator[None]:
 
 
 class _Limit:
-    """The limit of the process, and how many rely on it."""
+    """The limit of the process, and its number of users."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -35,16 +33,16 @@ class _Limit:
         self._before: Any = None
 
     def open(self) -> None:
+        """Set the limit for the first user."""
         with self._lock:
             _let_anybody_set()
-            limit = _libraries().limit(
-                limits=1,
-                user_api="blas",
-            )  # of each: some libraries have one for each thread
+            # For every user: some libraries have a limit per thread.
+            limit = _libraries().limit(limits=1, user_api="blas")
             self._before = self._before if self._users else limit
             self._users += 1
 
     def close(self) -> None:
+        """Reset the limit after the last user."""
         with self._lock:
             self._users -= 1
             if not self._users:
@@ -57,9 +55,7 @@ _LIMIT = _Limit()
 
 
 def _let_anybody_set() -> None:
-    """Threadpoolctl 3.8 obeys the thread alone that has set a limit first, and does not tell the
-    others.
-    """
+    """Release the limit of threadpoolctl 3.8 from the first user's thread."""
     from threadpoolctl import OpenBLASController
 
     clear = getattr(OpenBLASController, "clear_controlling_thread", None)
@@ -67,7 +63,8 @@ def _let_anybody_set() -> None:
         clear(force=True)
 
 
-@cache  # to look for the libraries takes longer than most products
+# Cached, as the search for the libraries takes longer than most products.
+@cache
 def _libraries() -> Any:
     import numpy.linalg  # noqa: F401  loads the library that is to be found
     from threadpoolctl import ThreadpoolController
