@@ -1,4 +1,4 @@
-"""What a user decides, as frozen values that compose."""
+"""Hold the user's decisions as frozen, composable values."""
 
 from quark_onnx.config.presets import A8W8, A16W8, S8S8, XINT8
 from quark_onnx.config.qconfig import FORMS, Override, QConfig

@@ -1,4 +1,4 @@
-"""QConfig and Override: everything a user decides, as frozen values."""
+"""QConfig and Override: the user's decisions, as frozen values."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from calibrators import Best
 from calibrators.base import is_number
 from calibrators.shown import short
+from quark_onnx.config.checks import require_flags
 from quark_onnx.config.spec import (
     QuantizationSpec,
     check_granularity,
@@ -22,13 +23,13 @@ from quark_onnx.dtypes import INT8, UINT8
 from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.registry import OPTIMIZERS, PRESETS, RULES, TARGETS
 
-#: Attributes of a spec that ``QConfig.with_`` takes as a short cut, and the spec that they go to.
+#: Attributes of a spec that ``QConfig.with_`` accepts as shortcuts, and the spec that has them.
 _SHORT_CUTS = {"calibrator": "activation", "per_channel": "weight"}
 
 
-#: The first opset with the operators that every result has.
+#: First opset with the operators that every result has.
 _LEAST_OPSET = 11
-#: No two models are that near, or that far.
+#: Limit of signal-to-noise ratios in dB.
 _GREATEST_SQNR = 1e4
 #: The default of ``QConfig.embedding``.
 AUTO = "auto"
@@ -51,27 +52,27 @@ FORMS = ("qdq", "operators", "vendor")
 
 
 def _optimizers(value: Any) -> tuple[Any, ...]:
-    """Optimizers from what a user may write: one or several, texts among them."""
+    """Return optimizers from one or several, as objects or as texts."""
     given = (value,) if isinstance(value, str) or hasattr(value, "stage") else value
     if not isinstance(given, list | tuple):
         raise ConfigError(
             f"optimizers is {short(value)}; it must be a list of"
             f" optimizers{nearest('', OPTIMIZERS)}",
         )
-    found = tuple(
+    optimizers = tuple(
         parse_optimizer(item) if isinstance(item, str) else item for item in given
     )
-    for item in found:
+    for item in optimizers:
         if isinstance(item, type) or not hasattr(item, "stage"):
             raise ConfigError(
                 f"optimizers holds {short(item)}; it must be an optimizer or a"
                 f" name{nearest('', OPTIMIZERS)}",
             )
-    return found
+    return optimizers
 
 
 def parse_optimizer(text: str) -> Any:
-    """The optimizer written as ``"name"`` or ``"name:setting=value,..."``."""
+    """Return the optimizer of a text ``"name"`` or ``"name:setting=value,..."``."""
     name, settings = parse_call(text, "optimizer")
     cls = OPTIMIZERS[name]
     check_names(settings, cls)
@@ -80,7 +81,10 @@ def parse_optimizer(text: str) -> Any:
 
 @dataclass(frozen=True)
 class Override:
-    """Another decision for some of the nodes.
+    """A different decision for certain nodes.
+
+    A node matches if ``nodes``, ``op_types`` or ``between`` matches. An override without a match in
+    the model is an error.
 
     Attributes:
         nodes: node names, globs (``"/head/*"``) or regular expressions (``"re:^/head/.*"``).
@@ -88,12 +92,8 @@ class Override:
         between: two sets of tensor or node names; the nodes on the paths from the first to the
             second, both included.
         keep: leave these nodes float.
-        activation: how tensors that these nodes compute and read are quantized; None leaves it as
-            it is.
-        weight: how their weights are quantized; None leaves it as it is.
-
-    A node matches if any of the three matches. An override that matches no node of the model is an
-    error.
+        activation: quantization of the nodes' activations; None for no change.
+        weight: quantization of the nodes' weights; None for no change.
 
     >>> Override("/head/*", keep=True)
     Override(nodes=('/head/*',), op_types=(), between=(), keep=True, activation=None, weight=None)
@@ -106,9 +106,10 @@ class Override:
     activation: QuantizationSpec | None = None
     weight: QuantizationSpec | None = None
 
-    if TYPE_CHECKING:  # what may be written; what is stored are tuples
+    # The accepted types; the stored values are tuples.
+    if TYPE_CHECKING:
 
-        def __init__(  # noqa: PLR0913
+        def __init__(  # noqa: PLR0913  the fields
             self,
             nodes: str | Iterable[str] = (),
             op_types: str | Iterable[str] = (),
@@ -119,14 +120,9 @@ class Override:
         ) -> None: ...
 
     def __post_init__(self) -> None:
-        object.__setattr__(
-            self, "nodes", name_tuple(self.nodes, "nodes of an override")
-        )
-        object.__setattr__(
-            self,
-            "op_types",
-            name_tuple(self.op_types, "op_types of an override"),
-        )
+        for name in ("nodes", "op_types"):
+            names = name_tuple(getattr(self, name), f"{name} of an override")
+            object.__setattr__(self, name, names)
         if not isinstance(self.between, list | tuple):
             raise ConfigError(
                 f"between of an override is {short(self.between)}; it takes two sets of"
@@ -174,77 +170,74 @@ class Override:
     @property
     def where(self) -> str:
         """The patterns, for messages."""
-        ends = (
-            [" .. ".join(",".join(end) for end in self.between)] if self.between else []
-        )
-        return ", ".join([*self.nodes, *self.op_types, *ends])
+        patterns = [*self.nodes, *self.op_types]
+        if self.between:
+            patterns.append(" .. ".join(",".join(end) for end in self.between))
+        return ", ".join(patterns)
 
 
 @dataclass(frozen=True)
 class QConfig:
-    """What a user wants; frozen, and composed with ``with_``.
+    """The user's configuration; frozen, and composed with ``with_``.
 
     The defaults are those of the preset A8W8.
 
     Attributes:
-        activation: how activations are quantized; None keeps them float (weight-only).
-        weight: how weights are quantized; None keeps them float.
-        bias: biases become int32 with the scale activation x weight; "int16" stores them in 16
-            bits, with that scale times the least power of two that holds them; False keeps them
+        activation: quantization of activations; None keeps them float (weight-only).
+        weight: quantization of weights; None keeps them float.
+        bias: True converts biases to int32 with the scale activation x weight; "int16" stores them
+            in 16 bits, with that scale times the least sufficient power of two; False keeps them
             float.
-        embedding: how tables that are looked up are quantized where they count as weights. "auto"
-            is as weights, but int8 with a scale for each row where those have fewer bits, and float
-            where a layer that stays float has the same values; None keeps tables float.
-        overrides: other decisions for some nodes; a later one wins over an earlier one.
-        tensors: other decisions for some tensors, which win over those for nodes; see
-            ``TensorOverride``.
-        op_types: only these operators are quantized; empty means every operator that has a rule.
-        nodes: only these nodes (names, globs or regular expressions) are quantized; empty means
-            all.
-        exclude: node names, globs or regular expressions that stay float; short for an Override
+        embedding: quantization of lookup tables if they count as weights. "auto" is the weights'
+            quantization, but int8 with a scale per row if that has fewer bits, and float if a float
+            layer has the same values; None keeps tables float.
+        overrides: different decisions for some nodes; a later one takes precedence.
+        tensors: different decisions for some tensors, which take precedence over those for nodes;
+            see ``TensorOverride``.
+        op_types: quantize only these operators; empty for every operator with a rule.
+        nodes: quantize only these nodes (names, globs or regular expressions); empty for all.
+        exclude: nodes (names, globs or regular expressions) that stay float; short for an Override
             with ``keep``.
-        safe: leave float what few bits are known to ruin: the decoding of detectors, where
-            coordinates need more bits and boxes and scores would share one scale, and the residual
+        safe: keep operators float that degrade with few bits: the decoding of detectors, where
+            coordinates need more bits and boxes and scores would share a scale, and the residual
             stream around layer normalizations.
-        optimizers: what makes the result better, in this order; each is its own configuration, or a
-            text as ``"cle:relu6=bound"``.
-        search: on how many samples scales of activations are settled by the error in the layers
-            that read them, and biases by the mean error of rounded weights; 0 for not at all. As
-            the scales move by octaves, the error of a tensor alone does not tell which one serves
-            the model.
-        target: what the result is for ("npu", "phx", "stx", ...): its constraints on power-of-two
-            scales are met. Empty for none.
-        fix_sizes: with a target, a symbolic batch becomes 1, as the target's compiler wants all
-            sizes fixed.
-        keep_existing: leave what is quantized already as it is and go on with the rest, instead of
-            refusing the model.
+        optimizers: optimizers in order; each is its own configuration, or a text such as
+            ``"cle:relu6=bound"``.
+        search: number of samples on which activation scales are chosen by the error in the layers
+            that read them, and biases by the mean error of rounded weights; 0 for none. As
+            power-of-two scales move by octaves, the error of a tensor alone does not tell the best
+            one for the model.
+        target: device of the result ("npu", "phx", "stx", ...), whose constraints on power-of-two
+            scales are satisfied. Empty for none.
+        fix_sizes: with a target, a symbolic batch becomes 1, as the target's compiler requires
+            static sizes.
+        keep_existing: leave quantized parts of the model unchanged and quantize the others, instead
+            of refusing the model.
         keep_initializer_inputs: initializers that are also inputs stay inputs whose values callers
-            may override; they are not quantized then. By default they become constants, as no
-            caller overrides a weight.
+            may override, and float. By default they become constants, as no caller overrides a
+            weight.
         prepare: fold and clean the float graph first.
-        form: "qdq" leaves operators between Q/DQ pairs; "operators" writes those of ONNX and
-            onnxruntime that compute on codes (MatMulInteger, ConvInteger, MatMulNBits), where there
-            are any; "vendor" writes Q/DQ pairs, also those of 16-bit floats, as
-            ExtendedQuantizeLinear and ExtendedDequantizeLinear of AMD's domain.
-        contrib: write all pairs of integers in the com.microsoft domain, also where ONNX's own
-            would do.
-        float_results: operators of these types do not ask for their results to be quantized; their
+        form: "qdq" leaves operators between Q/DQ pairs; "operators" writes operators of ONNX and
+            onnxruntime on codes (MatMulInteger, ConvInteger, MatMulNBits), if there are any;
+            "vendor" writes Q/DQ pairs, also those of 16-bit floats, as ExtendedQuantizeLinear and
+            ExtendedDequantizeLinear of AMD's domain.
+        contrib: write all pairs of integers in the com.microsoft domain, even if ONNX's own would
+            suffice.
+        float_results: operators of these types do not request quantization of their results; their
             readers may.
-        movers: operators that only move values are quantized also where what they read would be
-            float.
-        clipping: a Relu or Clip goes where saturation does the same; False keeps it, with a pair in
-            front.
-        bodies: the bodies of If, Loop and Scan are quantized, too.
-        accuracy_level: attribute of the MatMulNBits nodes that the form "operators" writes: the
-            lowest precision that onnxruntime may compute in. 0 leaves the choice to it, 1 is
+        movers: quantize operators that only move values even if their input would be float.
+        clipping: remove a Relu or Clip if saturation has the same effect; False keeps it, with a
+            pair before it.
+        bodies: quantize the bodies of If, Loop and Scan, too.
+        accuracy_level: attribute of MatMulNBits nodes with the form "operators": the lowest
+            precision that onnxruntime may compute in. 0 leaves the choice to onnxruntime, 1 is
             float32, 2 float16, 3 bfloat16, 4 int8.
-        functions: nodes of a vendor's domain carry a body of standard operators, so that every
+        functions: give nodes of a vendor's domain a body of standard operators, so that every
             runtime runs them.
-        max_opset: the model's opset is not raised beyond this one, None for no limit. Q/DQ pairs of
-            4, 8 and 16 bits, and weights in blocks, are then written in the com.microsoft domain,
-            which has them at any opset.
-        min_sqnr: the least acceptable signal-to-noise ratio of any output, in dB; None asks for
-            none.
+        max_opset: limit for raising the model's opset, None for no limit. Q/DQ pairs of 4, 8 and 16
+            bits, and weights in blocks, are then written in the com.microsoft domain, which
+            supports them at any opset.
+        min_sqnr: least acceptable signal-to-noise ratio of any output, in dB; None for no check.
 
     >>> config = QConfig.of("A8W8").with_(calibrator="entropy", per_channel=True)
     >>> config.weight.per_channel, config.activation.calibrator
@@ -287,20 +280,35 @@ class QConfig:
     max_opset: int | None = None
     min_sqnr: float | None = None
 
-    def __post_init__(self) -> None:  # noqa: C901, PLR0912
+    def __post_init__(self) -> None:
         if not isinstance(self.overrides, list | tuple):
             raise ConfigError(
                 f"overrides is {short(self.overrides)}; it must be a list of Override",
             )
         object.__setattr__(self, "overrides", tuple(self.overrides))
-        object.__setattr__(self, "op_types", name_tuple(self.op_types, "op_types"))
-        object.__setattr__(
-            self,
-            "float_results",
-            name_tuple(self.float_results, "float_results"),
-        )
-        object.__setattr__(self, "nodes", name_tuple(self.nodes, "nodes"))
-        object.__setattr__(self, "exclude", name_tuple(self.exclude, "exclude"))
+        for name in ("op_types", "float_results", "nodes", "exclude"):
+            object.__setattr__(self, name, name_tuple(getattr(self, name), name))
+        self._check_specs()
+        object.__setattr__(self, "optimizers", _optimizers(self.optimizers))
+        if self.form not in FORMS:
+            raise ConfigError(
+                f"form is {short(self.form)}; it must be one of: {', '.join(FORMS)}",
+            )
+        require_flags(self, _SWITCHES)
+        self._check_overrides()
+        check_granularity(self.activation, self.weight)
+        self._check_dynamic()
+        self._check_saturation()
+        self._check_bias()
+        self._check_exponents()
+        self._check_numbers()
+        self._check_target()
+        # If the rules are not loaded yet, the plan checks the types.
+        if len(RULES):
+            for op_type in self.op_types:
+                RULES[op_type]
+
+    def _check_specs(self) -> None:
         for name in ("activation", "weight"):
             spec = getattr(self, name)
             if spec is not None and not isinstance(spec, QuantizationSpec):
@@ -316,16 +324,9 @@ class QConfig:
                 f"embedding is {short(self.embedding)}; it must be {AUTO!r}, a"
                 " QuantizationSpec or None",
             )
-        object.__setattr__(self, "optimizers", _optimizers(self.optimizers))
-        if self.form not in FORMS:
-            raise ConfigError(
-                f"form is {short(self.form)}; it must be one of: {', '.join(FORMS)}",
-            )
-        for name in _SWITCHES:
-            if not isinstance(getattr(self, name), bool):
-                raise ConfigError(
-                    f"{name} is {short(getattr(self, name))}; it must be true or false",
-                )
+
+    def _check_overrides(self) -> None:
+        """Check the overrides, and store those of tensors as a tuple."""
         for override in self.overrides:
             if not isinstance(override, Override):
                 raise ConfigError(
@@ -342,24 +343,24 @@ class QConfig:
                 raise ConfigError(
                     f"tensors holds {short(tensor)}, which is not a TensorOverride",
                 )
-        check_granularity(self.activation, self.weight)
-        if (
-            self.activation is not None
-            and self.activation.dynamic
-            and self.form == "operators"
-        ):
-            for spec in (
-                self.weight,
-                *(override.weight for override in self.overrides),
-            ):
-                if spec is not None and (
-                    spec.block_size or spec.dtype.name not in ("int8", "uint8")
-                ):
-                    raise ConfigError(
-                        f"weight is {spec}; what each run computes a scale for is"
-                        " multiplied with int8 or uint8 weights, with one scale for a"
-                        " tensor or a channel; for others there is quantize_weights",
-                    )
+
+    def _check_dynamic(self) -> None:
+        """Check that integer products with dynamic activations support the weights."""
+        dynamic = self.activation is not None and self.activation.dynamic
+        if not dynamic or self.form != "operators":
+            return
+        overrides = [override.weight for override in self.overrides]
+        for spec in (self.weight, *overrides):
+            if spec is None:
+                continue
+            if spec.block_size or spec.dtype.name not in ("int8", "uint8"):
+                raise ConfigError(
+                    f"weight is {spec}; what each run computes a scale for is"
+                    " multiplied with int8 or uint8 weights, with one scale for a"
+                    " tensor or a channel; for others there is quantize_weights",
+                )
+
+    def _check_saturation(self) -> None:
         for spec in (self.activation, self.weight):
             if (
                 self.form == "vendor"
@@ -371,16 +372,9 @@ class QConfig:
                     "saturate is false; the vendor's float16 saturates: set it to true,"
                     " or choose form qdq",
                 )
-        self._check_bias()
-        self._check_exponents()
-        self._check_numbers()
-        self._check_target()
-        for op_type in self.op_types:
-            if len(RULES):  # the rules may not be loaded yet; then the plan will look
-                RULES[op_type]
 
     def _check_numbers(self) -> None:
-        """Settings that are numbers are in their ranges."""
+        """Check the ranges of numeric settings."""
         if type(self.search) is not int or self.search < 0:
             raise ConfigError(
                 f"search is {short(self.search)}; it must be a number of samples, 0 or"
@@ -406,7 +400,7 @@ class QConfig:
             )
 
     def _check_bias(self) -> None:
-        """Biases have a format that exists, and that the other settings leave to the user."""
+        """Check the format of biases."""
         if self.bias not in (True, False, *_BIASES):
             choices = ", ".join(_BIASES)
             raise ConfigError(
@@ -415,13 +409,14 @@ class QConfig:
             )
 
     def _check_target(self) -> None:
-        """The target exists, and goes with the other settings."""
+        """Check the target, and settings that exclude a target."""
         if not isinstance(self.target, str):
             raise ConfigError(
                 f"target is {short(self.target)}; it must be the name of a target, or"
                 " empty",
             )
-        if self.target and len(TARGETS):  # they may not be loaded yet
+        # The targets may not be loaded yet.
+        if self.target and len(TARGETS):
             TARGETS[self.target]
         if self.target and self.keep_initializer_inputs:
             raise ConfigError(
@@ -430,7 +425,7 @@ class QConfig:
             )
 
     def _check_exponents(self) -> None:
-        """Rules for shared exponents that what will be written can compute."""
+        """Check that the operators to be written support the rules for shared exponents."""
         for change in (self, *self.overrides):
             for name, known in (
                 ("activation", ("auto", "floor")),
@@ -452,47 +447,45 @@ class QConfig:
 
     @property
     def vendor_computes(self) -> bool:
-        """Whether a vendor's operators compute what ONNX has none for, instead of functions of
-        standard operators.
-        """
+        """Whether vendor operators compute block formats, instead of functions."""
         return self.form == "vendor" or not self.functions
 
     @classmethod
     def of(cls, config: object) -> QConfig:
-        """A QConfig from what a user may write: a preset's name, a YAML file, a dictionary, or a
-        QConfig.
-        """
-        from quark_onnx.config.serialize import from_dict, load_yaml
+        """Return a QConfig from a preset's name, a YAML file, a dictionary, or a QConfig."""
+        from quark_onnx.config.serialize import from_dict
 
         if isinstance(config, QConfig):
             return config
         if isinstance(config, dict):
             return from_dict(config)
-        if isinstance(config, str | Path) and str(config).lower().endswith(
-            (".yaml", ".yml"),
-        ):
-            return load_yaml(Path(config))
-        if isinstance(config, Path) or (
-            isinstance(config, str) and Path(config).suffix
-        ):
-            raise ConfigError(
-                f"config {short(str(config))} is neither a preset's name nor a .yaml or"
-                " .yml file",
-            )
-        if isinstance(config, str):
-            preset = PRESETS[config]
-            assert isinstance(preset, QConfig)
-            return preset
+        if isinstance(config, str | Path):
+            return cls._named(config)
         raise ConfigError(
             f"config is a {type(config).__name__}; it must be a preset's name, a YAML"
             " file, a dict or a QConfig",
         )
 
-    def with_(self, **changes: Any) -> QConfig:
-        """Return a copy with some settings changed.
+    @classmethod
+    def _named(cls, config: str | Path) -> QConfig:
+        from quark_onnx.config.serialize import load_yaml
 
-        ``calibrator`` goes to the activations, ``per_channel`` to the weights. ``activation``,
-        ``weight`` and ``embedding`` take what YAML takes: a ``QuantizationSpec``, the name of a
+        if str(config).lower().endswith((".yaml", ".yml")):
+            return load_yaml(Path(config))
+        if isinstance(config, Path) or Path(config).suffix:
+            raise ConfigError(
+                f"config {short(str(config))} is neither a preset's name nor a .yaml or"
+                " .yml file",
+            )
+        preset = PRESETS[config]
+        assert isinstance(preset, QConfig)
+        return preset
+
+    def with_(self, **changes: Any) -> QConfig:
+        """Return a copy with changed settings.
+
+        ``calibrator`` applies to the activations, ``per_channel`` to the weights. ``activation``,
+        ``weight`` and ``embedding`` accept what YAML accepts: a ``QuantizationSpec``, the name of a
         number format, or a dictionary of changes.
 
         >>> str(QConfig.of("A8W8").with_(activation="uint16").activation)
@@ -517,21 +510,17 @@ class QConfig:
 
     @property
     def table(self) -> QuantizationSpec | None:
-        """How a table is quantized that is looked up, None for not at all.
+        """Quantization of a lookup table, None for float.
 
-        A row is the input of everything behind it, and no sum averages its errors out.
+        A row is the input of the following layers, and no sum averages its errors.
 
         >>> str(QConfig.of("INT4").table), str(QConfig.of("INT4").with_(embedding=None).table)
         ('int8 symmetric per_channel narrow minmax', 'None')
         """
-        if (
-            isinstance(self.embedding, QuantizationSpec)
-            or self.embedding is None
-            or self.weight is None
-        ):
-            return (
-                self.embedding if isinstance(self.embedding, QuantizationSpec) else None
-            )
+        if isinstance(self.embedding, QuantizationSpec):
+            return self.embedding
+        if self.embedding is None or self.weight is None:
+            return None
         if self.weight.dtype.scaled and self.weight.dtype.bits < INT8.bits:
             return QuantizationSpec(
                 INT8,
@@ -543,18 +532,18 @@ class QConfig:
 
     @property
     def pairs(self) -> str:
-        """How Q/DQ pairs are written: by the form, or "contrib"."""
+        """Form of Q/DQ pairs: ``form``, or "contrib"."""
         return "contrib" if self.contrib else self.form
 
     @property
     def measures(self) -> bool:
-        """Whether there are scales that only data can tell."""
+        """Whether calibration data is needed for scales."""
         specs = [self.activation, *(override.activation for override in self.overrides)]
         return any(spec is not None and spec.measured for spec in specs)
 
     @property
     def rereads(self) -> bool:
-        """Whether the data is read more than once: optimizers learn from it, or are judged on it."""  # noqa: E501
+        """Whether the data is read more than once, by optimizers or their evaluation."""
         return any(
             optimizer.reads_data or getattr(optimizer, "judged", False)
             for optimizer in self.optimizers
@@ -566,15 +555,10 @@ class QConfig:
             f"activation: {self.activation or 'float'}",
             f"weight: {self.weight or 'float'}",
         ]
-        lines += [
-            f"{f.name}: {getattr(self, f.name)}"
-            for f in fields(self)[2:]
-            if getattr(self, f.name) != getattr(default, f.name)
-            and f.name != "optimizers"
-        ]
-        lines += (
-            [f"optimizers: {' '.join(map(format_call, self.optimizers))}"]
-            if self.optimizers
-            else []
-        )
+        for field in fields(self)[2:]:
+            value = getattr(self, field.name)
+            if field.name != "optimizers" and value != getattr(default, field.name):
+                lines.append(f"{field.name}: {value}")
+        if self.optimizers:
+            lines.append(f"optimizers: {' '.join(map(format_call, self.optimizers))}")
         return "\n".join(lines)

@@ -1,4 +1,7 @@
-"""QConfig to and from dictionaries and YAML; an unknown key is an error with the nearest match."""
+"""Convert a QConfig to and from dictionaries and YAML.
+
+An unknown key is an error with the nearest match.
+"""
 
 from __future__ import annotations
 
@@ -22,17 +25,14 @@ from quark_onnx.config.text import format_call
 from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.registry import PRESETS
 
-#: Bytes of a file: one with an override for each of 10,000 nodes has a fifth of it.
+#: Most bytes of a file: five times a file with an override for each of 10,000 nodes.
 _BYTES = 1 << 22
-#: Values that a file may hold, with every alias written out: a hundred times those of the largest
-#: in use.
+#: Most values of a file with expanded aliases: a hundred times those of the largest in use.
 _VALUES = 100_000
 
 
 def to_dict(config: QConfig) -> dict[str, Any]:
-    """Plain dictionaries, lists, strings and numbers that ``from_dict`` reads back to an equal
-    config.
-    """
+    """Return plain dictionaries, lists, strings and numbers for ``from_dict``."""
     return _plain(config)  # type: ignore[no-any-return]
 
 
@@ -43,18 +43,16 @@ def _plain(value: Any) -> Any:
         return [_plain(item) for item in value]
     if value is None or isinstance(value, str | bool | int | float):
         return value
-    return (
-        format_call(value)
-        if hasattr(value, "statistic") or hasattr(value, "stage")
-        else str(value)
-    )
+    if hasattr(value, "statistic") or hasattr(value, "stage"):
+        return format_call(value)
+    return str(value)
 
 
 def from_dict(data: dict[str, Any]) -> QConfig:
-    """The config that a dictionary describes.
+    """Return the configuration of a dictionary.
 
-    ``preset`` names the config to start from (A8W8 if absent), the rest changes it. ``calibrator``
-    and ``per_channel`` are taken as by ``QConfig.with_``.
+    ``preset`` names the configuration to start from (A8W8 if absent), the other keys change it.
+    ``calibrator`` and ``per_channel`` are shortcuts as in ``QConfig.with_``.
 
     >>> from_dict({"preset": "S8S8", "per_channel": True}).weight.per_channel
     True
@@ -103,11 +101,13 @@ def _override(data: Any, base: QConfig) -> Override:
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a key that is given twice, of which YAML would take the last, and aliases that make
-    much of little.
+    """A YAML loader that refuses duplicate keys and excessive aliases.
+
+    YAML would take the last of duplicate keys.
     """
 
     def construct_document(self, node: yaml.Node) -> Any:
+        """Construct a document, unless the aliases expand too far."""
         if _expanded(node, {}) > _VALUES:
             raise yaml.constructor.ConstructorError(
                 None,
@@ -122,6 +122,7 @@ class _Loader(yaml.SafeLoader):
         node: yaml.MappingNode,
         deep: bool = False,
     ) -> dict[Any, Any]:
+        """Construct a mapping, unless a key is given twice."""
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
         for place, key in enumerate(keys):
             if key in keys[:place]:
@@ -135,17 +136,17 @@ class _Loader(yaml.SafeLoader):
 
 
 def _expanded(node: yaml.Node, known: dict[int, int]) -> int:
-    """How many values a node stands for, with every alias written out.
+    """Return the number of values of a node with expanded aliases.
 
-    Beyond the limit for one that holds itself.
+    A node that contains itself exceeds the limit.
     """
     if id(node) not in known:
-        known[id(node)] = (
-            _VALUES + 1
-        )  # until it is known: who meets it before that is inside of it
+        # Provisional: a node that is met again before its count is known contains itself.
+        known[id(node)] = _VALUES + 1
         parts: list[yaml.Node] = []
         if isinstance(node, yaml.MappingNode):
-            parts = [part for entry in node.value for part in entry]
+            for key, value in node.value:
+                parts += [key, value]
         elif isinstance(node, yaml.SequenceNode):
             parts = node.value
         known[id(node)] = 1 + sum(_expanded(part, known) for part in parts)
@@ -153,10 +154,11 @@ def _expanded(node: yaml.Node, known: dict[int, int]) -> int:
 
 
 def load_yaml(path: Path) -> QConfig:
-    """The config in a YAML file.
+    """Read a configuration from a YAML file.
 
     Raises:
-        ConfigError: the file is missing, is no YAML, or describes no config; the message names it.
+        ConfigError: the file is missing, is not YAML, or describes no configuration; the message
+            names it.
     """
     try:
         data = yaml.load(read_text(path, _BYTES), _Loader)
@@ -173,5 +175,5 @@ def load_yaml(path: Path) -> QConfig:
 
 
 def to_yaml(config: QConfig) -> str:
-    """The YAML text that ``load_yaml`` reads back to an equal config."""
+    """Return the YAML text of a configuration for ``load_yaml``."""
     return str(yaml.safe_dump(to_dict(config), sort_keys=False))

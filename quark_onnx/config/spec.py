@@ -1,4 +1,4 @@
-"""QuantizationSpec: how one kind of tensor is quantized."""
+"""QuantizationSpec: the quantization of a kind of tensor."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import calibrators
 from calibrators import CalibrationError, Calibrator, Grid, MinMax
 from calibrators.shown import short
+from quark_onnx.config.checks import require_flags
 from quark_onnx.config.text import format_call, parse_call
 from quark_onnx.dtypes import INT8, Block, DType, Float4, Integer, Scaled
 from quark_onnx.errors import ConfigError, nearest
@@ -17,42 +18,49 @@ from quark_onnx.registry import DTYPES
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-#: How scales of blocks are found.
+#: Algorithms for the scales of blocks.
 SOLVERS = ("nearest", "hqq")
+_FLAGS = (
+    "symmetric",
+    "per_channel",
+    "pow2",
+    "narrow",
+    "reduce_range",
+    "saturate",
+    "dynamic",
+)
 
 
 @dataclass(frozen=True)
 class QuantizationSpec:
-    """How a tensor is quantized; frozen, and composed with ``with_``.
+    """The quantization of a tensor; frozen, and composed with ``with_``.
 
     Attributes:
         dtype: the number format, or its name.
         symmetric: the zero point is fixed in the middle of the codes.
-        per_channel: one scale for each output channel of a weight, or channel (axis 1) of an
-            activation, instead of one for the tensor.
+        per_channel: a scale per output channel of a weight, or per channel (axis 1) of an
+            activation.
         pow2: scales are powers of two.
-        scale: the type that scales are stored in, float32 or float16.
-        narrow: a signed format leaves out its least code (-127..127 in 8 bits).
+        scale: type of stored scales, float32 or float16.
+        narrow: omit the least code of a signed format (-127..127 in 8 bits).
         reduce_range: leave one bit unused, for processors whose 8-bit products saturate.
-        block_size: one scale for so many values along the axis that an operator sums over (weights
-            only); 0 for none.
-        solver: how the scale of a block is found: "nearest", the better of two that the range
+        block_size: number of values with a common scale, along the axis that an operator sums over
+            (weights only); 0 for no blocks.
+        solver: algorithm for the scale of a block: "nearest", the better of two that the range
             suggests; or "hqq", which also moves the zero point (half-quadratic quantization, Badri
             and Shaji 2023).
-        saturate: a 16-bit float beyond the greatest finite one becomes that one instead of
-            infinity.
-        dynamic: the scale is computed as the model runs, from the values themselves (activations
-            only).
-        exponent: how the shared exponent of a microscaling block follows from its greatest value:
-            "floor", "even", "ceil" or "rceil" (``quark_onnx.kernels.blockfloat.threshold``); for
-            weights also "best", for each block whichever of two has the smaller error. "auto" is
-            "best" for weights, and for activations the rule of least error, but "floor" where AMD's
-            operator computes it.
-        calibrator: how the range is found; a calibrator, its name, or ``"name:setting=value,..."``.
+        saturate: a 16-bit float saturates at the greatest finite value instead of infinity.
+        dynamic: the scale is computed at runtime, from the values themselves (activations only).
+        exponent: rule for the shared exponent of a microscaling block: "floor", "even", "ceil" or
+            "rceil" (``quark_onnx.kernels.blockfloat.threshold``); for weights also "best", per
+            block the better of two. "auto" is "best" for weights, and for activations the rule of
+            least error, but "floor" where AMD's operator computes it.
+        calibrator: a calibrator, its name, or ``"name:setting=value,..."``.
 
-    >>> QuantizationSpec("uint8", symmetric=False).with_(calibrator="percentile:percentile=99.9").calibrator
+    >>> spec = QuantizationSpec("uint8", symmetric=False)
+    >>> spec.with_(calibrator="percentile:percentile=99.9").calibrator
     Percentile(percentile=99.9)
-    """  # noqa: E501
+    """
 
     #: Types of scales.
     SCALES: ClassVar[tuple[str, ...]] = ("float32", "float16")
@@ -73,9 +81,10 @@ class QuantizationSpec:
     exponent: str = "auto"
     calibrator: Calibrator = field(default_factory=MinMax)
 
-    if TYPE_CHECKING:  # what may be written; names are looked up
+    # The accepted types; names are looked up.
+    if TYPE_CHECKING:
 
-        def __init__(  # noqa: PLR0913
+        def __init__(  # noqa: PLR0913  the fields
             self,
             dtype: DType | str = INT8,
             symmetric: bool = True,
@@ -92,7 +101,29 @@ class QuantizationSpec:
             calibrator: Calibrator | str = ...,
         ) -> None: ...
 
-    def __post_init__(self) -> None:  # noqa: C901
+    def __post_init__(self) -> None:
+        self._resolve_names()
+        require_flags(self, _FLAGS)
+        self._check_blocks()
+        self._check_scale()
+        self._check_codes()
+        self._check_exponent()
+        if self.block_size and (
+            not self.dtype.scaled or isinstance(self.dtype, Float4)
+        ):
+            raise ConfigError(
+                f"block_size is {self.block_size}; it is for integers and fp8,"
+                f" {self.dtype.name} has no blocks, or blocks of its own",
+            )
+        known = hasattr(self.calibrator, "statistic")
+        if isinstance(self.calibrator, type) or not known:
+            raise ConfigError(
+                f"calibrator is {short(self.calibrator)}; it must be a calibrator or a"
+                f" name{nearest('', calibrators.CALIBRATORS)}",
+            )
+
+    def _resolve_names(self) -> None:
+        """Look up the number format and the calibrator by name."""
         if isinstance(self.dtype, str):
             object.__setattr__(self, "dtype", DTYPES[self.dtype])
         if isinstance(self.calibrator, str):
@@ -102,19 +133,8 @@ class QuantizationSpec:
                 f"dtype is {short(self.dtype)}; it must be a number"
                 f" format{nearest('', DTYPES)}",
             )
-        for name in (
-            "symmetric",
-            "per_channel",
-            "pow2",
-            "narrow",
-            "reduce_range",
-            "saturate",
-            "dynamic",
-        ):
-            if not isinstance(getattr(self, name), bool):
-                raise ConfigError(
-                    f"{name} is {short(getattr(self, name))}; it must be true or false",
-                )
+
+    def _check_blocks(self) -> None:
         if type(self.block_size) is not int or self.block_size < 0:
             raise ConfigError(
                 f"block_size is {short(self.block_size)}; it must be a number of"
@@ -125,6 +145,8 @@ class QuantizationSpec:
                 f"solver is {short(self.solver)}; it must be one of:"
                 f" {', '.join(SOLVERS)}",
             )
+
+    def _check_scale(self) -> None:
         if self.scale not in self.SCALES:
             raise ConfigError(
                 f"scale is {short(self.scale)}; it must be one of:"
@@ -142,26 +164,9 @@ class QuantizationSpec:
                 "solver hqq moves the zero points of blocks; set symmetric to false and"
                 " a block_size",
             )
-        self._check_codes()
-        self._check_exponent()
-        if self.block_size and (
-            not self.dtype.scaled or isinstance(self.dtype, Float4)
-        ):
-            raise ConfigError(
-                f"block_size is {self.block_size}; it is for integers and fp8,"
-                f" {self.dtype.name} has no blocks, or blocks of its own",
-            )
-        if isinstance(self.calibrator, type) or not hasattr(
-            self.calibrator,
-            "statistic",
-        ):
-            raise ConfigError(
-                f"calibrator is {short(self.calibrator)}; it must be a calibrator or a"
-                f" name{nearest('', calibrators.CALIBRATORS)}",
-            )
 
     def _check_codes(self) -> None:
-        """Settings that do not go together."""
+        """Check for contradictory settings of codes."""
         changed = [
             name for name in ("pow2", "reduce_range", "narrow") if getattr(self, name)
         ]
@@ -193,7 +198,7 @@ class QuantizationSpec:
             )
 
     def _check_exponent(self) -> None:
-        """A rule that is known, for a format whose blocks share an exponent."""
+        """Check the rule for shared exponents."""
         if self.exponent not in self.EXPONENTS:
             raise ConfigError(
                 f"exponent is {short(self.exponent)}; it must be one of:"
@@ -206,23 +211,23 @@ class QuantizationSpec:
             )
 
     def settled(self, *, weight: bool, vendor: bool) -> Self:
-        """The spec with its rule for shared exponents chosen.
+        """Return the spec with a chosen rule for shared exponents.
 
         Args:
-            weight: it is for constants, whose codes are chosen here.
-            vendor: AMD's operator computes it.
+            weight: the spec is for constants, whose codes are computed here.
+            vendor: AMD's operator computes the format.
         """
         element = _element(self.dtype)
         if not element or self.exponent != "auto":
             return self
-        return self.with_(
-            exponent="best" if weight else "floor" if vendor else LEAST_ERROR[element],
-        )
+        if weight:
+            return self.with_(exponent="best")
+        return self.with_(exponent="floor" if vendor else LEAST_ERROR[element])
 
     def with_(self, **changes: Any) -> Self:
-        """A copy with some attributes changed.
+        """Return a copy with changed attributes.
 
-        A rule for shared exponents belongs to its format.
+        A change of the format resets the rule for shared exponents.
         """
         check_names(changes, type(self))
         if "dtype" in changes:
@@ -231,10 +236,7 @@ class QuantizationSpec:
 
     @property
     def codes(self) -> Scaled:
-        """The number format, where it is one with a scale.
-
-        Others have no codes, and asking is a mistake.
-        """
+        """The number format with a scale; only for formats with a scale."""
         assert isinstance(self.dtype, Scaled), f"{self.dtype.name} has no scale"
         return self.dtype
 
@@ -245,7 +247,7 @@ class QuantizationSpec:
 
     @property
     def grid(self) -> Grid:
-        """The codes and the zero-point rule, as calibration sees them."""
+        """The integer codes and the zero-point rule, as calibration sees them."""
         bits = self.dtype.bits - self.reduce_range
         half = self.scale == "float16"
         return self.codes.grid(
@@ -257,7 +259,7 @@ class QuantizationSpec:
         )
 
     def alike(self, other: QuantizationSpec) -> bool:
-        """Whether tensors that are quantized by either have the same codes."""
+        """Return whether tensors of both specs have equal codes."""
         if self.dtype != other.dtype or (self.block_size, self.dynamic) != (
             other.block_size,
             other.dynamic,
@@ -272,27 +274,26 @@ class QuantizationSpec:
             return self.dtype.name + " saturating" * self.saturate
         symmetric = self.symmetric or not self.dtype.uniform
         parts = [self.dtype.name, "symmetric" if symmetric else "asymmetric"]
-        parts += [
-            word
-            for word in ("per_channel", "pow2", "narrow", "reduce_range", "dynamic")
-            if getattr(self, word)
-        ]
-        parts += [f"blocks of {self.block_size}"] if self.block_size else []
-        parts += [f"{self.scale} scales"] if self.scale != "float32" else []
+        flags = ("per_channel", "pow2", "narrow", "reduce_range", "dynamic")
+        parts += [flag for flag in flags if getattr(self, flag)]
         if self.block_size:
-            return " ".join([*parts, self.solver])
-        return " ".join(
-            parts if self.dynamic else [*parts, format_calibrator(self.calibrator)],
-        )
+            parts.append(f"blocks of {self.block_size}")
+        if self.scale != "float32":
+            parts.append(f"{self.scale} scales")
+        if self.block_size:
+            parts.append(self.solver)
+        elif not self.dynamic:
+            parts.append(format_calibrator(self.calibrator))
+        return " ".join(parts)
 
 
 def _element(dtype: DType) -> str:
-    """The element type of a microscaling format; empty for others."""
+    """Return the element type of a microscaling format; empty for other formats."""
     return dtype.element if isinstance(dtype, Block) else ""
 
 
 def check_names(given: Any, cls: type[Any]) -> None:
-    """Raise ConfigError for the first name in ``given`` that is no field of the dataclass ``cls``."""  # noqa: E501
+    """Raise ConfigError for the first of ``given`` names that is not a field of ``cls``."""
     known = [f.name for f in fields(cls)]
     for name in given:
         if name not in known:
@@ -303,7 +304,7 @@ def check_names(given: Any, cls: type[Any]) -> None:
 
 
 def parse_calibrator(text: str) -> Calibrator:
-    """The calibrator written as ``"name"`` or ``"name:setting=value,..."``.
+    """Return the calibrator of a text ``"name"`` or ``"name:setting=value,..."``.
 
     >>> parse_calibrator("minmax:moving_average=true")
     MinMax(moving_average=True, constant=0.01)
@@ -316,7 +317,7 @@ def parse_calibrator(text: str) -> Calibrator:
 
 
 def format_calibrator(calibrator: Any) -> str:
-    """The text form that ``parse_calibrator`` reads; settings at their defaults are left out.
+    """Return the text for ``parse_calibrator``, without default settings.
 
     >>> format_calibrator(parse_calibrator("percentile:percentile=99.9"))
     'percentile:percentile=99.9'
@@ -329,7 +330,7 @@ def check_granularity(
     weight: QuantizationSpec | None,
     where: str = "",
 ) -> None:
-    """Raise ConfigError where a granularity does not go with activations or weights."""
+    """Raise ConfigError for a granularity that activations or weights do not support."""
     if activation is not None:
         if activation.block_size:
             raise ConfigError(

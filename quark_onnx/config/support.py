@@ -1,6 +1,4 @@
-"""Which format can be used how: each cell of the table is a configuration, so that a test can run
-it.
-"""
+"""Tabulate the uses of number formats, as testable configurations."""
 
 from __future__ import annotations
 
@@ -16,12 +14,12 @@ _BLOCK = 16
 
 @dataclass(frozen=True)
 class Way:
-    """A way to use a number format.
+    """A use of a number format.
 
     Attributes:
         name: heading of the column.
-        about: what it means.
-        config: the configuration that uses a format so; None where it cannot be.
+        about: its meaning.
+        config: returns the configuration for a format; None if unsupported.
     """
 
     name: str
@@ -29,8 +27,8 @@ class Way:
     config: Callable[[DType], QConfig | None]
 
 
-#: Weights beside activations whose format is looked at. Float ones would not do: onnxruntime 1.31
-#: makes int8 of the float weights of a Conv or Gemm between Q/DQ pairs when it loads a model.
+#: Weights for tests of activation formats. Not float: onnxruntime 1.31 converts the float weights
+#: of a Conv or Gemm between Q/DQ pairs to int8 when it loads a model.
 _FINE = QuantizationSpec(INT16, per_channel=True)
 
 
@@ -42,44 +40,37 @@ def _activations(row: DType) -> QConfig:
 
 
 def _channels(row: DType) -> QConfig | None:
-    return (
-        QConfig(QuantizationSpec(row, per_channel=True), _FINE)
-        if isinstance(row, Scaled)
-        else None
-    )
+    if isinstance(row, Scaled):
+        return QConfig(QuantizationSpec(row, per_channel=True), _FINE)
+    return None
 
 
 def _asymmetric(row: DType) -> QConfig | None:
-    return (
-        QConfig(QuantizationSpec(row, symmetric=False), _FINE)
-        if isinstance(row, Integer)
-        else None
-    )
+    if isinstance(row, Integer):
+        return QConfig(QuantizationSpec(row, symmetric=False), _FINE)
+    return None
 
 
 def _pow2(row: DType) -> QConfig | None:
-    return (
-        QConfig(QuantizationSpec(row, pow2=True), QuantizationSpec(row, pow2=True))
-        if isinstance(row, Scaled)
-        else None
-    )
+    if isinstance(row, Scaled):
+        return QConfig(
+            QuantizationSpec(row, pow2=True), QuantizationSpec(row, pow2=True)
+        )
+    return None
 
 
 def _half_scales(row: DType) -> QConfig | None:
-    if (
-        not isinstance(row, Scaled) or row.bits > 16
-    ):  # whose scales are too small for it
+    # The scales of wider codes are too small for float16.
+    if not isinstance(row, Scaled) or row.bits > 16:
         return None
     spec = QuantizationSpec(row, scale="float16")
     return QConfig(spec, spec.with_(per_channel=True))
 
 
 def _per_channel(row: DType) -> QConfig | None:
-    return (
-        QConfig(None, QuantizationSpec(row, per_channel=True))
-        if isinstance(row, Scaled)
-        else None
-    )
+    if isinstance(row, Scaled):
+        return QConfig(None, QuantizationSpec(row, per_channel=True))
+    return None
 
 
 def _blocks(row: DType) -> QConfig | None:
@@ -89,14 +80,14 @@ def _blocks(row: DType) -> QConfig | None:
 
 
 def _nbits(row: DType) -> QConfig | None:
-    """MatMulNBits takes 2, 4 and 8 bits."""
+    """Configure MatMulNBits, for 2, 4 and 8 bits."""
     if not isinstance(row, Integer) or row.bits not in (2, 4, 8):
         return None
     return QConfig(None, QuantizationSpec(row, block_size=_BLOCK), form="operators")
 
 
 def _dynamic(row: DType) -> QConfig | None:
-    """DynamicQuantizeLinear writes uint8 alone."""
+    """Configure DynamicQuantizeLinear, for uint8."""
     if row.name != "uint8":
         return None
     return QConfig(

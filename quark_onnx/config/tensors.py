@@ -1,4 +1,4 @@
-"""TensorOverride: another decision for some of the tensors, and how to find those that match one."""  # noqa: E501
+"""TensorOverride: different decisions for certain tensors, by name."""
 
 from __future__ import annotations
 
@@ -24,27 +24,31 @@ _SWITCHES = ("keep", "dedicated", "stored", "raised", "snapped")
 
 @dataclass(frozen=True)
 class TensorOverride:
-    """How tensors are quantized that have these names.
+    """The quantization of tensors with given names.
 
-    What is left at its default stays as the rules want it.
+    Settings at their defaults follow the rules. Several overrides of a tensor are merged; later
+    ones take precedence.
 
     Attributes:
         tensors: tensor names or globs (``"/head/*"``).
-        readers: only for these nodes, by name; empty for every reader. Other readers get the other
-            format.
+        readers: apply to these nodes only, by name; empty for every reader. Other readers get the
+            other format.
         keep: leave these tensors float.
-        dtype: the number format, or its name. symmetric, reduce_range: as in a
-        ``QuantizationSpec``. axis: of the channels that have a scale each. low, high: ends of the
-        range, one number or one for each channel; they take the place of what is measured. scale,
-        zero_point: one number or one for each channel, both or none; no range is then needed.
-        min_range: the range is at least so wide; its upper end is moved. dedicated: each reader has
-        a Q/DQ pair of its own, instead of one that they share. stored: a constant is stored as
-        codes; False leaves it float, with a Q/DQ pair behind it. snapped: the zero point of an
-        activation is the least code where nothing is negative, and the middle elsewhere. raised:
-        the scale of a weight may be raised to hold a bias in int32; a bias stays float that does
-        not fit.
-
-    Several that match one tensor are merged; a later one wins.
+        dtype: the number format, or its name.
+        symmetric: as in a ``QuantizationSpec``.
+        reduce_range: as in a ``QuantizationSpec``.
+        axis: axis of per-channel scales.
+        low: lower end of the range, one number or one per channel, instead of a measured one.
+        high: upper end of the range, likewise.
+        scale: one number or one per channel, with ``zero_point``; no range is then needed.
+        zero_point: one number or one per channel, with ``scale``.
+        min_range: least width of the range; its upper end is moved.
+        dedicated: each reader has its own Q/DQ pair, instead of a shared one.
+        stored: store a constant as codes; False leaves it float, followed by a Q/DQ pair.
+        raised: the scale of a weight may be raised to hold a bias in int32; a bias that does not
+            fit stays float.
+        snapped: the zero point of an activation is the least code if nothing is negative, and the
+            middle otherwise.
 
     >>> TensorOverride("image", scale=1 / 255, zero_point=0).zero_point
     (0,)
@@ -67,9 +71,10 @@ class TensorOverride:
     raised: bool = True
     snapped: bool = False
 
-    if TYPE_CHECKING:  # what may be written; what is stored are tuples
+    # The accepted types; the stored values are tuples.
+    if TYPE_CHECKING:
 
-        def __init__(  # noqa: PLR0913
+        def __init__(  # noqa: PLR0913  the fields
             self,
             tensors: str | Iterable[str],
             readers: str | Iterable[str] = (),
@@ -89,7 +94,7 @@ class TensorOverride:
             snapped: bool = False,
         ) -> None: ...
 
-    def __post_init__(self) -> None:  # noqa: C901
+    def __post_init__(self) -> None:
         for name in ("tensors", "readers"):
             names = name_tuple(
                 getattr(self, name),
@@ -102,13 +107,12 @@ class TensorOverride:
             object.__setattr__(self, "dtype", self._format(self.dtype))
         for name in ("low", "high", "scale", "zero_point"):
             object.__setattr__(self, name, self._numbers(name))
-        for name in _FLAGS:
-            if getattr(self, name) not in (True, False, None):
-                raise ConfigError(
-                    f"{name} of {self.where} is {short(getattr(self, name))}; it must"
-                    " be true or false",
-                )
-        for name in _SWITCHES:
+        self._check_types()
+        self._check_together()
+
+    def _check_types(self) -> None:
+        optional = [name for name in _FLAGS if getattr(self, name) is not None]
+        for name in (*optional, *_SWITCHES):
             if getattr(self, name) not in (True, False):
                 raise ConfigError(
                     f"{name} of {self.where} is {short(getattr(self, name))}; it must"
@@ -124,10 +128,9 @@ class TensorOverride:
                 f"min_range of {self.where} is {short(self.min_range)}; it must be a"
                 " number, 0 or more",
             )
-        self._check_together()
 
     def _check_together(self) -> None:
-        """Raise an error for settings that contradict each other."""
+        """Raise an error for contradictory settings."""
         if bool(self.scale) != bool(self.zero_point):
             raise ConfigError(
                 f"{self.where} has a scale or a zero_point; both belong together",
@@ -150,9 +153,9 @@ class TensorOverride:
             )
 
     def _format(self, value: object) -> DType:
-        found = DTYPES[value] if isinstance(value, str) else value
-        if isinstance(found, DType):
-            return found
+        row = DTYPES[value] if isinstance(value, str) else value
+        if isinstance(row, DType):
+            return row
         raise ConfigError(
             f"dtype of {self.where} is {short(value)}; it must be a number"
             f" format{nearest('', DTYPES)}",
@@ -160,11 +163,9 @@ class TensorOverride:
 
     def _numbers(self, name: str) -> tuple[Any, ...]:
         value = getattr(self, name)
-        items = (
-            tuple(np.asarray(value).reshape(-1).tolist())
-            if not isinstance(value, str)
-            else (value,)
-        )
+        items = (value,)
+        if not isinstance(value, str):
+            items = tuple(np.asarray(value).reshape(-1).tolist())
         if not all(is_number(item) for item in items):
             raise ConfigError(
                 f"{name} of {self.where} is {short(value)}; it must be a number, or one"
@@ -186,9 +187,9 @@ class TensorOverride:
 
     @property
     def decides(self) -> bool:
-        """Whether a tensor has a scale of its own.
+        """Whether a tensor gets a separate scale.
 
-        A range alone does not part it from what it is moved from.
+        A range alone does not separate a moved tensor from its source.
         """
         settings = (self.dtype, self.symmetric, self.reduce_range, self.axis)
         return any(setting is not None for setting in settings) or bool(self.scale)
@@ -204,7 +205,7 @@ class TensorOverride:
         return bool(self.low or self.high or self.min_range or self.snapped)
 
     def applied(self, spec: QuantizationSpec) -> QuantizationSpec:
-        """The spec of the rules, changed.
+        """Apply the override to the rules' spec.
 
         Raises:
             ConfigError: the number format has no scale, and one is given.
@@ -232,21 +233,21 @@ class TensorOverride:
         low: NDArray[np.float64],
         high: NDArray[np.float64],
     ) -> tuple[Any, Any]:
-        """The range that takes the place of a measured one."""
-        low, high = (
-            np.asarray(self.low or low, np.float64),
-            np.asarray(self.high or high, np.float64),
-        )
-        return low, np.maximum(high, low + self.min_range) if self.min_range else high
+        """Return the range with given ends instead of measured ones."""
+        low = np.asarray(self.low or low, np.float64)
+        high = np.asarray(self.high or high, np.float64)
+        if self.min_range:
+            high = np.maximum(high, low + self.min_range)
+        return low, high
 
     def matches(self, tensor: str) -> bool:
-        """Whether a tensor is meant."""
+        """Return whether a tensor's name matches."""
         return any(
             tensor == name or fnmatch.fnmatchcase(tensor, name) for name in self.tensors
         )
 
     def merged(self, later: TensorOverride) -> TensorOverride:
-        """This one, with what a later one changes."""
+        """Return the override changed by a later override."""
         changes = {
             f.name: getattr(later, f.name)
             for f in fields(later)
@@ -257,10 +258,7 @@ class TensorOverride:
 
 
 class TensorOverrides:
-    """Finds what a configuration says of a tensor.
-
-    Names are looked up, and patterns held against each.
-    """
+    """The overrides of a configuration, looked up by tensor and reader."""
 
     def __init__(self, overrides: Iterable[TensorOverride] = ()) -> None:
         self._all = tuple(overrides)
@@ -270,30 +268,32 @@ class TensorOverrides:
         return bool(self._all)
 
     def of(self, tensor: str, reader: str = "") -> TensorOverride | None:
-        """What is said of a tensor, as a node reads it; None where nothing is.
+        """Return the merged override of a tensor as read by a node, if any.
 
         Args:
-            reader: the node's name; empty for the producer and everybody who is not named.
+            tensor: name of the tensor.
+            reader: name of the node; empty for the producer and all readers that are not named.
         """
         if not self._all:
             return None
         key = (tensor, reader)
         if key not in self._found:
-            found: TensorOverride | None = None
+            merged: TensorOverride | None = None
             for override in self._all:
-                if (
-                    not override.readers or reader in override.readers
-                ) and override.matches(tensor):
-                    found = override if found is None else found.merged(override)
-            self._found[key] = found
+                applies = not override.readers or reader in override.readers
+                if applies and override.matches(tensor):
+                    merged = merged.merged(override) if merged else override
+            self._found[key] = merged
         return self._found[key]
 
     def unmatched(self, tensors: Iterable[str]) -> list[str]:
-        """Patterns that match none of these tensors."""
+        """Return the patterns without a match among tensors."""
         known = set(tensors)
+        patterns = list[str]()
+        for override in self._all:
+            patterns += override.tensors
         return [
-            name
-            for override in self._all
-            for name in override.tensors
-            if name not in known and not fnmatch.filter(known, name)
+            pattern
+            for pattern in patterns
+            if pattern not in known and not fnmatch.filter(known, pattern)
         ]

@@ -1,6 +1,4 @@
-"""Calibrators and optimizers as text: ``"name"``, or ``"name:setting=value,..."``; and names in
-lists.
-"""
+"""Parse and format calibrators, optimizers (``"name:setting=value,..."``) and names."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ from quark_onnx.errors import ConfigError
 
 
 def name_tuple(value: Any, where: str) -> tuple[str, ...]:
-    """Return a tuple of names from one name or any collection of them.
+    """Return a tuple of names from a name or a collection of names.
 
     Args:
         value: what the user wrote.
@@ -40,18 +38,19 @@ def parse_call(
     *,
     words: bool = True,
 ) -> tuple[str, dict[str, Any]]:
-    """The name and the settings in a text.
+    """Return the name and the settings in a text.
 
     Args:
-        what: how messages call it.
-        words: a value may be anything else than a number, true or false.
+        text: the text.
+        what: kind of object, for messages.
+        words: accept values other than numbers, true and false.
 
     >>> parse_call("minmax:moving_average=true,constant=0.1", "calibrator")
     ('minmax', {'moving_average': True, 'constant': 0.1})
     """
-    name, _, rest = text.partition(":")
+    name, _, settings_text = text.partition(":")
     settings: dict[str, Any] = {}
-    for part in filter(None, rest.split(",")):
+    for part in filter(None, settings_text.split(",")):
         key, equals, value = part.partition("=")
         if not equals:
             raise ConfigError(
@@ -61,16 +60,16 @@ def parse_call(
             raise ConfigError(
                 f"{what} {short(text)}: {short(key.strip())} is given twice",
             )
-        settings[key.strip()] = found = _value(value.strip())
-        if isinstance(found, str) and not words:
+        settings[key.strip()] = parsed = _value(value.strip())
+        if isinstance(parsed, str) and not words:
             raise ConfigError(
-                f"{what} {short(text)}: {short(found)} is neither a number nor true or false",
+                f"{what} {short(text)}: {short(parsed)} is neither a number nor true or false",
             )
     return name.strip(), settings
 
 
 def _value(text: str) -> Any:
-    """A number, true or false; anything else is a word."""
+    """Parse a number, true or false; other texts are words."""
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     for kind in (int, float):
@@ -82,10 +81,12 @@ def _value(text: str) -> Any:
 
 
 def format_call(value: Any) -> str:
-    """The text form of something with a name; settings at their defaults are left out."""
+    """Return the text of an object with a name, without default settings."""
     changed = [
-        f"{f.name}={getattr(value, f.name)}"
-        for f in fields(value)
-        if getattr(value, f.name) != f.default
+        f"{field.name}={getattr(value, field.name)}"
+        for field in fields(value)
+        if getattr(value, field.name) != field.default
     ]
-    return str(value.name) + (":" + ",".join(changed) if changed else "")
+    if not changed:
+        return str(value.name)
+    return f"{value.name}:{','.join(changed)}"

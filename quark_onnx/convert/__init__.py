@@ -1,4 +1,4 @@
-"""Conversions of models: each is one file, the tuple is the order in which they are listed."""
+"""Convert models: one file per conversion, listed in the order of the tuple."""
 
 from quark_onnx.convert.base import Conversion, Settings
 from quark_onnx.convert.convert import Converted, Step, convert
@@ -16,17 +16,28 @@ from quark_onnx.convert.signs import s8s8, s16s8, u8s8, u16s8
 from quark_onnx.convert.without_qdq import without_qdq
 from quark_onnx.registry import CONVERSIONS
 
-for each in (
-    *(float16, bfloat16, float32),
+for _conversion in (
+    float16,
+    bfloat16,
+    float32,
     fixed_shapes,
     opset,
-    *(without_qdq, qdq_to_qoperator, qoperator_to_qdq),
-    *(s8s8, u8s8, s16s8, u16s8),
+    without_qdq,
+    qdq_to_qoperator,
+    qoperator_to_qdq,
+    s8s8,
+    u8s8,
+    s16s8,
+    u16s8,
     int16_biases,
-    *(unique_initializers, shared_initializers),
-    *(standard_qdq, microsoft_qdq, vendor_qdq),
-    *(quark_names, vitis_names),
+    unique_initializers,
+    shared_initializers,
+    standard_qdq,
+    microsoft_qdq,
+    vendor_qdq,
+    quark_names,
+    vitis_names,
 ):
-    CONVERSIONS.add(each.name, each)
+    CONVERSIONS.add(_conversion.name, _conversion)
 
 __all__ = ["Conversion", "Converted", "Settings", "Step", "convert"]

@@ -1,4 +1,4 @@
-"""The contract of a conversion."""
+"""Define the contract of a conversion."""
 
 from __future__ import annotations
 
@@ -11,21 +11,20 @@ from quark_onnx.graph import Graph
 from quark_onnx.graph.bodies import in_bodies
 from quark_onnx.steps import Sample
 
-#: Whether the converted model computes what the model did: in floats as in codes; but for codes
-#: that are rounded otherwise, which the conversion verifies itself; or something else, whose
-#: distance is measured.
+#: Whether the converted model computes the same: exactly; apart from the rounding of codes, which
+#: the conversion verifies itself; or not, and the difference is measured.
 Keeps = Literal["exactly", "but for rounding", "no"]
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What conversions are told.
+    """Settings of conversions.
 
     Attributes:
-        shapes: of inputs, by name.
-        opset: the version of the standard operator set to convert to; None for none.
-        io: inputs and outputs of the model are converted, too.
-        samples: random inputs that the model runs on; none if it runs on none.
+        shapes: shapes of inputs, by name.
+        opset: version of the standard operator set to convert to; None for no change.
+        io: convert inputs and outputs of the model, too.
+        samples: random inputs on which the model runs, if any.
     """
 
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
@@ -34,8 +33,7 @@ class Settings:
     samples: Sequence[Sample] = ()
 
 
-#: Converts a graph, which it may change, and says what it did, in a line each; nothing if there was
-#: nothing to convert.
+#: Converts a graph, possibly in place, and returns notes on the changes; none without any.
 Rewrite = Callable[[Graph, Settings], tuple[Graph, list[str]]]
 
 
@@ -44,10 +42,10 @@ class Conversion:
     """A conversion.
 
     Attributes:
-        name: by which users ask for it.
-        rewrite: what it does.
-        keeps: whether it keeps the function of the model.
-        reads: which of the settings it reads.
+        name: name for users.
+        rewrite: the function that converts.
+        keeps: whether the function of the model stays the same.
+        reads: settings that it reads.
     """
 
     name: str
@@ -57,7 +55,7 @@ class Conversion:
 
     @property
     def summary(self) -> str:
-        """What it does, in a line: the first one of the docstring of ``rewrite``."""
+        """First line of the docstring of ``rewrite``."""
         return " ".join(
             (inspect.getdoc(self.rewrite) or "").partition("\n\n")[0].split(),
         )
@@ -68,12 +66,12 @@ def conversion(
     keeps: Keeps,
     reads: Sequence[str] = (),
 ) -> Callable[[Rewrite], Conversion]:
-    """Decorator: makes a conversion of what does it."""
+    """Return a decorator that turns a function into a conversion."""
     return lambda rewrite: Conversion(name, rewrite, keeps, tuple(reads))
 
 
 def everywhere(graph: Graph, rewrite: Callable[[Graph], int]) -> int:
-    """Rewrite a graph in place, and the bodies of its nodes, however deep; how many places were."""
+    """Rewrite a graph and nested bodies in place; return the number of rewrites."""
     count = rewrite(graph)
     count += in_bodies(graph, lambda inner: everywhere(inner, rewrite))
     if count:
@@ -82,16 +80,18 @@ def everywhere(graph: Graph, rewrite: Callable[[Graph], int]) -> int:
 
 
 def reloaded(graph: Graph) -> Graph:
-    """A graph whose types and shapes are inferred anew, those of its inputs and outputs apart."""
+    """Return a graph with newly inferred types and shapes, except those of inputs and outputs."""
     model = graph.to_model()
     del model.graph.value_info[:]
     return Graph.of(model, graph.store)
 
 
 def counted(count: int, what: str) -> list[str]:
-    """What was done, as a line; no line for nothing.
+    """Return a note on a count, except for zero.
 
     >>> counted(2, "pair"), counted(1, "pair"), counted(0, "pair")
     (['2 pairs'], ['1 pair'], [])
     """
-    return [f"{count} {what}{'s' * (count != 1)}"] if count else []
+    if count:
+        return [f"{count} {what}{'s' * (count != 1)}"]
+    return []

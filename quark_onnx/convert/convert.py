@@ -1,4 +1,4 @@
-"""convert: a model to another form, conversion by conversion, each verified by running the model."""  # noqa: E501
+"""Convert a model step by step, and verify each conversion by running the model."""
 
 from __future__ import annotations
 
@@ -38,12 +38,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Step:
-    """What one conversion did.
+    """Result of a conversion.
 
     Attributes:
-        name, keeps: of the conversion. notes: what it did, a line each; none if there was nothing
-        to convert. outputs: how far each output is from what it was, on random input; none where
-        that could not be run.
+        name: name of the conversion.
+        keeps: whether the function of the model stays the same.
+        notes: descriptions of the changes; none if there was nothing to convert.
+        outputs: difference of each output, on random input; none if that could not be run.
     """
 
     name: str
@@ -54,12 +55,13 @@ class Step:
 
 @dataclass(frozen=True)
 class Converted:
-    """A model in another form, and how it came about.
+    """A converted model, with the steps of the conversion.
 
     Attributes:
         model: the model.
-        steps: one for each conversion.
-        bytes_before, bytes_after: sizes of the models.
+        steps: results of the conversions.
+        bytes_before: size of the original model.
+        bytes_after: size of the converted model.
     """
 
     model: ModelProto
@@ -68,7 +70,7 @@ class Converted:
     bytes_after: int
 
 
-def convert(  # noqa: PLR0913
+def convert(  # noqa: PLR0913  one call carries the settings of all conversions
     model: str | Path | ModelProto,
     to: str | Sequence[str],
     output: str | Path | None = None,
@@ -78,33 +80,33 @@ def convert(  # noqa: PLR0913
     io: bool = False,
     external: bool = False,
 ) -> Converted:
-    """Convert a model to other forms, one after the other.
+    """Convert a model to other forms, step by step.
 
     Args:
         model: a path or a model, which is not changed.
-        to: names of conversions; ``quark-onnx list conversions`` has them all.
+        to: names of conversions; ``quark-onnx list conversions`` lists them.
         output: where to write the model; None only returns it.
-        shapes: for ``fixed-shapes``, the shape of each input whose sizes are open beyond the batch.
+        shapes: for ``fixed-shapes``, the shape of each input with open sizes beyond the batch.
         opset: for ``opset``, the version to convert to.
-        io: for ``float16`` and ``bfloat16``, inputs and outputs get the type, too.
-        external: keep large tensors in a file beside the output, also where one file would hold
-            them.
+        io: for ``float16`` and ``bfloat16``, convert inputs and outputs, too.
+        external: store large tensors in a separate file, even if one file could hold them.
 
     Raises:
-        ConfigError: a name or a setting is unknown, missing, or does not fit.
-        ModelError: the model cannot be read or converted, or does not load after it.
-        AccuracyError: a conversion that keeps the function of a model has changed its outputs;
-            nothing is written.
+        ConfigError: a name or a setting is unknown, missing, or does not apply.
+        ModelError: the model cannot be read or converted, or the result does not load.
+        AccuracyError: a conversion that should keep the function changed an output; nothing is
+            written.
 
     >>> from onnx import parser
     >>> dense = parser.parse_model('''<ir_version: 8, opset_import: ["" : 17]>
-    ...     g (float[N, 2] x) => (float[N, 2] y) <float[2, 2] w = {1, 2, 3, 4}> { y = MatMul (x, w) }''')
+    ...     g (float[N, 2] x) => (float[N, 2] y)
+    ...     <float[2, 2] w = {1, 2, 3, 4}> { y = MatMul (x, w) }''')
     >>> converted = convert(dense, ["fixed-shapes", "float16"])
     >>> [node.op_type for node in converted.model.graph.node]
     ['Cast', 'MatMul', 'Cast']
     >>> converted.steps[0].notes
     ["input 'x' has the shape [1, 2]"]
-    """  # noqa: E501
+    """
     chosen = _chosen(to)
     settings = _settings(chosen, shapes, opset, io)
     target = destination(model, output)
@@ -113,9 +115,10 @@ def convert(  # noqa: PLR0913
     store = store_for(original, target)
     try:
         first = Stage(Graph.of(inlined(original), store))
-        stage, steps = first, list[Step]()
-        for each in chosen:
-            stage, step = _apply(each, stage, settings)
+        stage = first
+        steps = list[Step]()
+        for conversion in chosen:
+            stage, step = _apply(conversion, stage, settings)
             steps.append(step)
         if any(step.notes for step in steps):
             written = _finished(_tidied(stage.graph), first, target, external=external)
@@ -149,10 +152,10 @@ def _settings(
     opset: int | None,
     io: bool,
 ) -> Settings:
-    """The settings, each of which some conversion reads.
+    """Return the settings of conversions.
 
     Raises:
-        ConfigError: one is malformed, or nothing reads it.
+        ConfigError: a setting is malformed, or unused.
     """
     sizes = {name: tuple(shape) for name, shape in (shapes or {}).items()}
     for name, shape in sizes.items():
@@ -165,16 +168,17 @@ def _settings(
             )
     if opset is not None and not is_number(opset, Integral):
         raise ConfigError(f"opset is {opset!r}; it must be a whole number")
+    used = set[str]()
+    for conversion in chosen:
+        used.update(conversion.reads)
     given = {"shapes": bool(sizes), "opset": opset is not None, "io": bool(io)}
-    read_by_some = {setting for each in chosen for setting in each.reads}
-    for setting in (
-        name for name, there in given.items() if there and name not in read_by_some
-    ):
-        users = [name for name in CONVERSIONS if setting in CONVERSIONS[name].reads]
-        raise ConfigError(
-            f"{setting} is given, which only {' and '.join(users)} reads; add it to"
-            " what is converted to",
-        )
+    for setting, is_given in given.items():
+        if is_given and setting not in used:
+            users = [name for name in CONVERSIONS if setting in CONVERSIONS[name].reads]
+            raise ConfigError(
+                f"{setting} is given, which only {' and '.join(users)} reads; add it to"
+                " what is converted to",
+            )
     return Settings(
         {name: tuple(map(int, shape)) for name, shape in sizes.items()},
         None if opset is None else int(opset),
@@ -187,7 +191,9 @@ def _apply(
     before: Stage,
     settings: Settings,
 ) -> tuple[Stage, Step]:
-    sample = before.sample(before) if conversion.keeps == "but for rounding" else None
+    sample = None
+    if conversion.keeps == "but for rounding":
+        sample = before.sample(before)
     settings = replace(settings, samples=[] if sample is None else [sample])
     graph, notes = conversion.rewrite(before.graph.copy(), settings)
     if not notes:
@@ -203,9 +209,7 @@ def _apply(
 
 
 def _tidied(graph: Graph) -> ModelProto:
-    """The model, with bodies for operators of the vendors, and without domains that nothing is left
-    of.
-    """
+    """Return the model with function bodies for vendor operators, and without unused domains."""
     kinds = {node.domain for node in (*graph.nodes, *inner_nodes(graph.nodes))}
     try:
         define_functions(graph)
@@ -230,18 +234,23 @@ def _finished(
     external: bool,
     source: Path | None = None,
 ) -> ModelProto:
-    """The model, which has been checked and, with a target, written.
+    """Return the model after the final check and, with a target, the writing.
 
-    What lies in files is read from there.
+    A written model is read back, so that external tensors refer to the written files.
 
     Args:
-        source: the file that the model was read from, if nothing in it was converted.
+        model: the converted model.
+        first: the original model.
+        target: the file to write, or None.
+        external: store large tensors in a separate file.
+        source: file of the original model, if nothing was converted.
     """
     original = first.graph.to_model()
     if target is None:
         check(model, original, "converted")
         return loaded(model)
-    check_sizes(model)  # or it could not be read back
+    # A model beyond the size limit could not be read back.
+    check_sizes(model)
     with staged(model, target, external=external, source=source) as path:
         check(path, original, "converted")
         plain = Reference(original, optimize=False)

@@ -1,7 +1,7 @@
-"""standard-qdq, microsoft-qdq and vendor-qdq: Q/DQ nodes as operators of another domain.
+"""standard-qdq, microsoft-qdq and vendor-qdq: change the domain of Q/DQ nodes.
 
 The operators of com.microsoft and com.amd.quark are versions of ONNX's for more types, or for
-earlier opsets. Those of com.vai.quantize are what com.amd.quark had before.
+earlier opsets. com.vai.quantize is the former name of com.amd.quark.
 """
 
 from __future__ import annotations
@@ -23,81 +23,85 @@ from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE
 from quark_onnx.passes import at_opset
 from quark_onnx.registry import DTYPES
 
-#: First opset of Q/DQ nodes with a scale for each channel.
+#: First opset of Q/DQ nodes with per-channel scales.
 _PER_AXIS_OPSET = 13
 _BLOCKS_OPSET = 21
 
-#: The least opset at which a node can be one of another domain; None if it cannot.
+#: Returns the least opset at which a node can change its domain; None if it cannot.
 Need = Callable[[Graph, Node], "int | None"]
 
 
 @conversion("standard-qdq", keeps="exactly")
 def standard_qdq(graph: Graph, settings: Settings) -> tuple[Graph, list[str]]:
-    """Q/DQ nodes of com.microsoft, com.amd.quark and com.vai.quantize as those of ONNX.
+    """Convert Q/DQ nodes of com.microsoft, com.amd.quark and com.vai.quantize to those of ONNX.
 
-    The opset rises if need be.
+    The opset is raised if need be.
     """
     return _converted(graph, "", _standard)
 
 
 @conversion("microsoft-qdq", keeps="exactly")
 def microsoft_qdq(graph: Graph, settings: Settings) -> tuple[Graph, list[str]]:
-    """Q/DQ nodes as those of com.microsoft, which has 4 to 16 bits at any opset."""
+    """Convert Q/DQ nodes to com.microsoft, with 4 to 16 bits at every opset."""
     return _converted(graph, CONTRIB, _microsoft)
 
 
 @conversion("vendor-qdq", keeps="exactly")
 def vendor_qdq(graph: Graph, settings: Settings) -> tuple[Graph, list[str]]:
-    """Q/DQ nodes as ExtendedQuantizeLinear and ExtendedDequantizeLinear of com.amd.quark, with
-    bodies.
-    """
+    """Convert Q/DQ nodes to Extended(De)QuantizeLinear of com.amd.quark, with function bodies."""
     return _converted(graph, DOMAIN, _vendor)
 
 
 def _row(graph: Graph, node: Node) -> Scaled | None:
-    """The number format of a node's codes."""
+    """Return the number format of a node's codes."""
     kind = code_type(graph, node)
-    rows = (DTYPES[name] for name in DTYPES)
-    return next(
-        (
-            row
-            for row in rows
-            if isinstance(row, Scaled)
-            and row.onnx == kind
-            and not isinstance(row, Float4)
-        ),
-        None,
-    )
+    for name in DTYPES:
+        row = DTYPES[name]
+        # 4-bit floats are stored as uint4, and have operators of their own.
+        if isinstance(row, Scaled) and not isinstance(row, Float4) and row.onnx == kind:
+            return row
+    return None
 
 
 def _standard(graph: Graph, node: Node) -> int | None:
-    own, row = parameters(graph, node), _row(graph, node)
+    node_parameters = parameters(graph, node)
+    row = _row(graph, node)
     quantizes = node.op_type in QUANTIZE
     if row is None or not (row.emitted if quantizes else row.read):
         return None
-    if own is None or (row.onnx == TensorProto.INT32 and own.zero_point.any()):
+    if node_parameters is None or (
+        row.onnx == TensorProto.INT32 and node_parameters.zero_point.any()
+    ):
         return None
-    blocks = _BLOCKS_OPSET if own.block_size else 0
-    return max(row.min_opset, _PER_AXIS_OPSET if own.scale.ndim else 0, blocks)
+    blocks = _BLOCKS_OPSET if node_parameters.block_size else 0
+    return max(
+        row.min_opset, _PER_AXIS_OPSET if node_parameters.scale.ndim else 0, blocks
+    )
 
 
 def _microsoft(graph: Graph, node: Node) -> int | None:
-    own, row = parameters(graph, node), _row(graph, node)
+    node_parameters = parameters(graph, node)
+    row = _row(graph, node)
     known = (
         isinstance(row, Integer)
         and row.bits >= 4
         and (row.emitted if node.op_type in QUANTIZE else row.read)
     )
-    return 1 if known and own is not None and not own.block_size else None
+    return (
+        1
+        if known and node_parameters is not None and not node_parameters.block_size
+        else None
+    )
 
 
 def _vendor(graph: Graph, node: Node) -> int | None:
-    own, row = parameters(graph, node), _row(graph, node)
+    node_parameters = parameters(graph, node)
+    row = _row(graph, node)
     known = (
         isinstance(row, Integer)
         and row.bits >= 8
-        and own is not None
-        and not own.block_size
+        and node_parameters is not None
+        and not node_parameters.block_size
     )
     return BODY_OPSET if known else None
 
@@ -109,25 +113,24 @@ def _converted(graph: Graph, domain: str, need: Need) -> tuple[Graph, list[str]]
     if opsets and max(opsets) > graph.opset:
         try:
             raised = at_opset(graph, max(opsets))
-            graph, notes = raised, [f"opset {graph.opset} became {raised.opset}"]
+            notes = [f"opset {graph.opset} became {raised.opset}"]
+            graph = raised
         except ModelError as error:
             notes = [str(error)]
     count = everywhere(graph, lambda inner: _rename_all(inner, domain, need))
-    notes = [
-        *(f"{line} renamed" for line in counted(count, "node")),
-        *(notes if count else ()),
-    ]
-    left = len(needs) - count
-    if left:
+    renamed = [f"{line} renamed" for line in counted(count, "node")]
+    notes = [*renamed, *notes] if count else renamed
+    remaining = len(needs) - count
+    if remaining:
         notes.append(
-            f"{left} Q/DQ nodes stay as they are: {domain or 'ONNX'} has no such type,"
-            " or a scale is computed",
+            f"{remaining} Q/DQ nodes stay as they are: {domain or 'ONNX'} has no such"
+            " type, or a scale is computed",
         )
     return (reloaded(graph) if count else graph), notes
 
 
 def _needs(graph: Graph, domain: str, need: Need) -> Iterator[int | None]:
-    """What each Q/DQ node of another domain needs, those in bodies included."""
+    """Yield the needs of each Q/DQ node of another domain, also in bodies."""
     for node in graph.nodes:
         if node.op_type in QUANTIZE | DEQUANTIZE and node.domain != domain:
             yield need(graph, node)
@@ -156,10 +159,12 @@ def _rename(graph: Graph, node: Node, domain: str) -> None:
         write_zero_point(graph, node)
     for place, name in enumerate(node.inputs[1:3], 1):
         array = graph.constant(name)
-        if (
-            name and array is not None and array.ndim == 1 and array.size == 1
-        ):  # for ONNX that is a vector
-            [scalar] = graph.once(("scalar", name), partial(_scalar, graph, name))
+        # ONNX distinguishes a vector of one element from a scalar.
+        if name and array is not None and array.ndim == 1 and array.size == 1:
+            [scalar] = graph.once(
+                ("scalar", name),
+                partial(_scalar, graph, name),
+            )
             graph.set_input(node, place, scalar)
 
 

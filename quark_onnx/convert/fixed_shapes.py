@@ -1,7 +1,7 @@
-"""fixed-shapes: inputs of fixed sizes, and a graph in which no size is left to be computed.
+"""fixed-shapes: fix the sizes of inputs, and fold the shape computations.
 
-Compilers for accelerators ask for it. A dimension that several inputs share by its name is fixed
-for all of them.
+Compilers for accelerators require static shapes. A dimension that several inputs share by name is
+fixed for all of them.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from quark_onnx.passes import fold_constants, fold_shapes
 
 @conversion("fixed-shapes", keeps="exactly", reads=["shapes"])
 def fixed_shapes(graph: Graph, settings: Settings) -> tuple[Graph, list[str]]:
-    """Inputs of the sizes of --shape, a batch of 1 without one.
+    """Fix the sizes of inputs to --shape, with a batch of 1 by default.
 
-    What was computed of sizes becomes constant.
+    Values computed from sizes become constants.
     """
     graph, notes = fixed(graph, settings.shapes)
     for value in graph.inputs:
@@ -26,18 +26,18 @@ def fixed_shapes(graph: Graph, settings: Settings) -> tuple[Graph, list[str]]:
         ):
             raise ConfigError(_missing(value.name, graph.shape(value.name)))
     folded = 0
-    while count := everywhere(
-        graph,
-        lambda inner: fold_shapes(inner) + fold_constants(inner),
-    ):
-        graph, folded = reloaded(graph), folded + count
+    # Folded constants make further shapes static, which can be folded in turn.
+    while True:
+        count = everywhere(graph, _fold)
+        if not count:
+            break
+        graph = reloaded(graph)
+        folded += count
     notes += [f"{line} folded" for line in counted(folded, "node")]
-    dynamic = [
-        name
-        for node in graph.nodes
-        for name in node.outputs
-        if name and not is_static(graph.shape(name))
-    ]
+    dynamic = list[str]()
+    for node in graph.nodes:
+        names = [name for name in node.outputs if name]
+        dynamic += [name for name in names if not is_static(graph.shape(name))]
     if notes and dynamic:
         notes.append(
             f"{len(dynamic)} tensors have sizes that depend on values, {dynamic[0]!r}"
@@ -46,18 +46,21 @@ def fixed_shapes(graph: Graph, settings: Settings) -> tuple[Graph, list[str]]:
     return graph, notes
 
 
+def _fold(graph: Graph) -> int:
+    return fold_shapes(graph) + fold_constants(graph)
+
+
 def _missing(name: str, shape: tuple[int | str | None, ...] | None) -> str:
-    """What is missing of the shape of an input, and how to give it."""
+    """Return a message on the missing part of an input's shape, and how to give it."""
     if shape is None:
         return (
             f"nothing is known of the shape of input {name!r}; give it (--shape"
             f" {name}=1,3,224,224)"
         )
-    place, size = next(
-        (place, size) for place, size in enumerate(shape) if not isinstance(size, int)
-    )
-    example = ",".join(str(each) if isinstance(each, int) else "N" for each in shape)
-    what = f"dimension {size!r}" if size else f"dimension {place}"
+    open_dims = [place for place, size in enumerate(shape) if not isinstance(size, int)]
+    place = open_dims[0]
+    example = ",".join(str(size) if isinstance(size, int) else "N" for size in shape)
+    what = f"dimension {shape[place]!r}" if shape[place] else f"dimension {place}"
     return (
         f"{what} of input {name!r} has no size; give the shape (--shape"
         f" {name}={example})"

@@ -1,4 +1,4 @@
-"""float32: a float16 or bfloat16 model computes in float32, and has inputs and outputs of it."""
+"""float32: convert a float16 or bfloat16 model to float32, with its inputs and outputs."""
 
 from __future__ import annotations
 
@@ -10,27 +10,24 @@ from quark_onnx.graph import Graph, upcast_to_float32
 
 @conversion("float32", keeps="no")
 def float32(graph: Graph, settings: Settings) -> tuple[Graph, list[str]]:
-    """A float16 or bfloat16 model in float32, its inputs and outputs included."""
+    """Convert a float16 or bfloat16 model to float32, with its inputs and outputs."""
     model = graph.to_model()
-    wide, narrowing = upcast_to_float32(model, graph.store)
+    wide, original = upcast_to_float32(model, graph.store)
     if wide is model:
         return graph, []
     result = Graph.of(wide, graph.store)
     casts = everywhere(result, _drop_casts)
-    stored = counted(len(narrowing.constants), "constant")
-    inputs, outputs = (
-        counted(len(narrowing.inputs), "input"),
-        counted(len(narrowing.outputs), "output"),
-    )
+    stored = counted(len(original.constants), "constant")
+    inputs = counted(len(original.inputs), "input")
+    outputs = counted(len(original.outputs), "output")
     notes = [f"{', '.join((*stored, *inputs, *outputs)) or 'results'} became float32"]
-    return result, notes + [
-        f"{line} removed, which changed nothing any more"
-        for line in counted(casts, "Cast")
-    ]
+    for line in counted(casts, "Cast"):
+        notes.append(f"{line} removed, which changed nothing any more")
+    return result, notes
 
 
 def _drop_casts(graph: Graph) -> int:
-    """Remove each Cast of float32 to float32."""
+    """Remove the Casts of float32 to float32."""
     casts = [
         node
         for node in graph.nodes

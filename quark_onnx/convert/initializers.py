@@ -1,6 +1,4 @@
-"""unique-initializers and shared-initializers: one constant for each node that reads it, or one for
-all.
-"""
+"""unique-initializers and shared-initializers: unshare constants, or share equal ones."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ from quark_onnx.graph.node import DEQUANTIZE
 
 @conversion("unique-initializers", keeps="exactly")
 def unique_initializers(graph: Graph, settings: Settings) -> tuple[Graph, list[str]]:
-    """Each node reads constants of its own, the DequantizeLinear behind a shared weight included."""  # noqa: E501
+    """Give nodes unshared constants, with the DequantizeLinear of a shared weight."""
     pairs = everywhere(graph, _split_pairs)
     copies = everywhere(graph, _copy)
     return graph, [
@@ -29,49 +27,43 @@ def unique_initializers(graph: Graph, settings: Settings) -> tuple[Graph, list[s
 
 @conversion("shared-initializers", keeps="exactly")
 def shared_initializers(graph: Graph, settings: Settings) -> tuple[Graph, list[str]]:
-    """Initializers that are equal bit by bit are stored once."""
+    """Store bitwise equal initializers once."""
     return graph, [
         f"{line} removed" for line in counted(everywhere(graph, _share), "initializer")
     ]
 
 
 def _split_pairs(graph: Graph) -> int:
-    """Give each node that reads a dequantized constant a DequantizeLinear of its own.
-
-    How many were added.
-    """
+    """Copy the DequantizeLinear of a constant per reader; return the number of copies."""
     added = 0
-    for node in [
-        node
-        for node in graph.nodes
-        if node.op_type in DEQUANTIZE and graph.is_constant(node.inputs[0])
-    ]:
+    dequantizing = [node for node in graph.nodes if node.op_type in DEQUANTIZE]
+    for node in dequantizing:
         result = node.outputs[0]
-        for reader in (
-            []
-            if graph.captured(result)
-            else graph.consumers(result)[not graph.is_output(result) :]
-        ):
-            own = graph.fresh(f"{result}_of_{reader.name}")
+        if not graph.is_constant(node.inputs[0]) or graph.captured(result):
+            continue
+        readers = graph.consumers(result)
+        # The first reader keeps the node, unless the node's result is an output.
+        for reader in readers[not graph.is_output(result) :]:
+            copy = graph.fresh(f"{result}_of_{reader.name}")
             graph.add(
                 node.op_type,
                 node.inputs,
-                [own],
+                [copy],
                 name=f"{node.name}_of_{reader.name}",
                 domain=node.domain,
                 **attributes(node),
             )
-            _redirect(graph, reader, result, own)
+            _redirect(graph, reader, result, copy)
             added += 1
     return added
 
 
 def _copy(graph: Graph) -> int:
-    """Give each node but the first that reads a constant a copy of it; how many."""
+    """Copy a constant for each reader but the first; return the number of copies."""
     added = 0
     for name in [name for name in graph.initializers if graph.is_constant(name)]:
-        kept = graph.is_output(name) or graph.captured(name)
-        for reader in graph.consumers(name)[not kept :]:
+        read_elsewhere = graph.is_output(name) or graph.captured(name)
+        for reader in graph.consumers(name)[not read_elsewhere :]:
             if name in reader.inputs:
                 _redirect(
                     graph,
@@ -90,7 +82,7 @@ def _redirect(graph: Graph, node: Node, old: str, new: str) -> None:
 
 
 def _share(graph: Graph) -> int:
-    """Let nodes read the first of equal constants; how many others there were."""
+    """Let nodes read the first of equal constants; return the number of the others."""
     first: dict[tuple[object, ...], str] = {}
     count = 0
     for name, tensor in list(graph.initializers.items()):
@@ -104,7 +96,7 @@ def _share(graph: Graph) -> int:
 
 
 def _key(tensor: TensorProto) -> tuple[object, ...]:
-    """Equal for tensors that are equal bit by bit."""
+    """Return a key that is equal for bitwise equal tensors."""
     kind = (tensor.data_type, tuple(tensor.dims))
     if tensor.data_type == TensorProto.STRING:
         return (*kind, *tensor.string_data)

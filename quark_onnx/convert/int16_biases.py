@@ -16,7 +16,7 @@ from quark_onnx.graph.node import DEQUANTIZE
 
 @conversion("int16-biases", keeps="no")
 def int16_biases(graph: Graph, settings: Settings) -> tuple[Graph, list[str]]:
-    """Int32 biases as int16.
+    """Convert int32 biases to int16.
 
     A scale grows by the least power of two with which 16 bits hold the bias.
     """
@@ -26,19 +26,19 @@ def int16_biases(graph: Graph, settings: Settings) -> tuple[Graph, list[str]]:
 
 
 def _narrow_all(graph: Graph) -> int:
-    """Narrow the biases of a graph in place; return how many."""
+    """Convert the biases of a graph in place; return their number."""
     count = 0
     for node in list(graph.nodes):
-        codes = graph.constant(node.input(0)) if node.op_type in DEQUANTIZE else None
-        own = parameters(graph, node) if codes is not None else None
-        if (
-            codes is None
-            or own is None
-            or codes.dtype != np.int32
-            or own.zero_point.any()
-        ):
+        if node.op_type not in DEQUANTIZE:
             continue
-        if own.scale.ndim and codes.ndim != 1:  # blocks, or a weight
+        codes = graph.constant(node.input(0))
+        own = parameters(graph, node)
+        if codes is None or own is None:
+            continue
+        if codes.dtype != np.int32 or own.zero_point.any():
+            continue
+        # Per-channel scales of a matrix, or blocks, belong to a weight.
+        if own.scale.ndim and codes.ndim != 1:
             continue
         _narrow(graph, node, codes, own)
         count += 1
@@ -49,18 +49,22 @@ def _narrow(
     graph: Graph,
     node: Node,
     codes: NDArray[np.int32],
-    own: Parameters,
+    parameters_: Parameters,
 ) -> None:
-    """Store the codes of one bias in 16 bits, and write its scale and zero point."""
+    """Store the codes of a bias in 16 bits, with new scale and zero point."""
     magnitude = np.abs(codes.astype(np.float64))
     octaves = octaves_for(
-        magnitude if own.scale.ndim else magnitude.max(initial=0.0),
+        magnitude if parameters_.scale.ndim else magnitude.max(initial=0.0),
         INT16.qmax,
     )
-    narrow = np.clip(np.rint(codes / np.exp2(octaves)), INT16.qmin, INT16.qmax).astype(
+    narrow = np.clip(
+        np.rint(codes / np.exp2(octaves)),
+        INT16.qmin,
+        INT16.qmax,
+    ).astype(
         np.int16,
     )
-    scale = (own.scale * np.exp2(octaves)).astype(own.scale.dtype)
+    scale = (parameters_.scale * np.exp2(octaves)).astype(parameters_.scale.dtype)
     stem = node.inputs[0]
     graph.set_input(node, 0, graph.add_constant(f"{stem}_int16", narrow))
     graph.set_input(node, 1, graph.add_constant(f"{stem}_int16_scale", scale))

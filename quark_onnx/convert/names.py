@@ -1,8 +1,6 @@
-"""quark-names and vitis-names: AMD's operators in com.amd.quark, or under the names that they had
-in com.vai.quantize.
+"""quark-names and vitis-names: rename AMD's operators to com.amd.quark or com.vai.quantize.
 
-Converters of before the renaming know the earlier ones alone (zmaychek84/vaip, to_xir_ops_pass.cpp,
-2025-03).
+Older converters know the earlier names only (zmaychek84/vaip, to_xir_ops_pass.cpp, 2025-03).
 """
 
 from __future__ import annotations
@@ -15,7 +13,10 @@ from quark_onnx.steps import OLD_DOMAIN, RENAMED
 
 @conversion("quark-names", keeps="exactly")
 def quark_names(graph: Graph, settings: Settings) -> tuple[Graph, list[str]]:
-    """Operators of com.vai.quantize under their names of today, in com.amd.quark, with bodies."""
+    """Rename operators of com.vai.quantize to their present names in com.amd.quark.
+
+    With function bodies.
+    """
     return _renamed(
         graph,
         {(OLD_DOMAIN, old): (DOMAIN, new) for old, new in RENAMED.items()},
@@ -24,7 +25,10 @@ def quark_names(graph: Graph, settings: Settings) -> tuple[Graph, list[str]]:
 
 @conversion("vitis-names", keeps="exactly")
 def vitis_names(graph: Graph, settings: Settings) -> tuple[Graph, list[str]]:
-    """Operators of com.amd.quark under their earlier names, in com.vai.quantize, without bodies."""
+    """Rename operators of com.amd.quark to their earlier names in com.vai.quantize.
+
+    Without function bodies.
+    """
     return _renamed(
         graph,
         {(DOMAIN, new): (OLD_DOMAIN, old) for old, new in RENAMED.items()},
@@ -36,13 +40,13 @@ def _renamed(
     names: dict[tuple[str, str], tuple[str, str]],
 ) -> tuple[Graph, list[str]]:
     def rename(inner: Graph) -> int:
-        found = [node for node in inner.nodes if (node.domain, node.op_type) in names]
-        for node in found:
+        nodes = [node for node in inner.nodes if (node.domain, node.op_type) in names]
+        for node in nodes:
             domain, name = names[node.domain, node.op_type]
             node.rename(name, domain)
             graph.import_domain(domain)
             inner.import_domain(domain)
-        return len(found)
+        return len(nodes)
 
     return graph, [
         f"{line} renamed" for line in counted(everywhere(graph, rename), "node")

@@ -1,21 +1,21 @@
-"""float16 and bfloat16: a float32 model computes in 16 bits.
+"""float16 and bfloat16: convert a float32 model to 16 bits.
 
-Every float32 tensor gets the other type under the same name. What an operator's definition in ONNX
-does not have in 16 bits, as the scales of Resize, stays float32 with a Cast on each side; so do
-operators on codes, whose scales would be rounded, and operators of other domains, whose definitions
-are not at hand.
+Every float32 tensor gets the other type under the same name. Inputs for which an operator's ONNX
+definition has no 16-bit type, as the scales of Resize, stay float32 between Casts; so do operators
+on codes, whose scales would be rounded, and operators of other domains, whose definitions are
+unknown.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import TensorProto, TypeProto, defs, numpy_helper
+from onnx import TensorProto, TypeProto, ValueInfoProto, defs, numpy_helper
 
 from quark_onnx.convert.base import Settings, conversion
 from quark_onnx.dtypes import BFLOAT16, FLOAT16, Half
@@ -25,14 +25,14 @@ from quark_onnx.graph.bodies import bodies, put_back
 from quark_onnx.plan.existing import is_quantizing
 
 _TENSOR = {FLOAT16.onnx: "tensor(float16)", BFLOAT16.onnx: "tensor(bfloat16)"}
-#: Attributes that say of which type a result is.
+#: Attributes with the type of a result.
 _TYPES = ("to", "dtype", "output_dtype", "output_datatype")
 _FLOAT = int(TensorProto.FLOAT)
 
 
 @conversion("float16", keeps="no", reads=["io"])
 def float16(graph: Graph, settings: Settings) -> tuple[Graph, list[str]]:
-    """Weights and arithmetic of a float32 model in float16.
+    """Convert weights and arithmetic of a float32 model to float16.
 
     Inputs and outputs stay float32 without --io.
     """
@@ -41,7 +41,7 @@ def float16(graph: Graph, settings: Settings) -> tuple[Graph, list[str]]:
 
 @conversion("bfloat16", keeps="no", reads=["io"])
 def bfloat16(graph: Graph, settings: Settings) -> tuple[Graph, list[str]]:
-    """Weights and arithmetic of a float32 model in bfloat16.
+    """Convert weights and arithmetic of a float32 model to bfloat16.
 
     Inputs and outputs stay float32 without --io.
     """
@@ -55,41 +55,44 @@ def _narrowed(graph: Graph, half: Half, io: bool) -> tuple[Graph, list[str]]:
             f" convert that first (--to opset {half.name} --opset 22)",
         )
     narrow = _Narrow(half)
-    interface = [
-        {
-            value.name: _FLOAT
-            for value in values
-            if value.type.tensor_type.elem_type == _FLOAT
-        }
-        for values in (graph.inputs, graph.outputs)
-    ]
+    inputs = _float_values(graph.inputs)
+    outputs = _float_values(graph.outputs)
     defaults = {
-        name: graph.initializers[name]
-        for name in interface[0]
-        if name in graph.initializers
+        name: graph.initializers[name] for name in inputs if name in graph.initializers
     }
     narrow.graph(graph)
     if not narrow.count:
         return graph, []
     model = graph.to_model()
-    del model.graph.value_info[:]  # of the types that were
+    # The inferred types are those before the conversion.
+    del model.graph.value_info[:]
     if not io:
-        model = cast_interface(model, interface[0], interface[1], half.onnx)
+        model = cast_interface(model, inputs, outputs, half.onnx)
         for tensor in model.graph.initializer:
             tensor.CopyFrom(defaults.get(tensor.name, tensor))
     return Graph.of(model, graph.store), narrow.notes()
 
 
+def _float_values(values: Iterable[ValueInfoProto]) -> dict[str, int]:
+    return {
+        value.name: _FLOAT
+        for value in values
+        if value.type.tensor_type.elem_type == _FLOAT
+    }
+
+
 class _Narrow:
-    """Narrows a graph, and remembers what was done."""
+    """Converts a graph to 16 bits, and counts the changes."""
 
     def __init__(self, half: Half) -> None:
         self.half = half
-        self.count = self.clipped = self.raised = 0
+        self.count = 0
+        self.clipped = 0
+        self.raised = 0
         self.wide: Counter[str] = Counter()
 
     def notes(self) -> list[str]:
-        """What was done, a line each."""
+        """Return a line per kind of change."""
         name = self.half.name
         lines = [f"{self.count} tensors became {name}"]
         if self.wide:
@@ -110,9 +113,9 @@ class _Narrow:
         return lines
 
     def graph(self, graph: Graph, borrowed: Collection[str] = ()) -> None:
-        """Narrow a graph and the bodies of its nodes, in place.
+        """Convert a graph and the bodies in place.
 
-        What a body has borrowed is counted elsewhere.
+        ``borrowed``: captured constants of a body, which are counted elsewhere.
         """
         store_constants(graph)
         sparse = [
@@ -135,18 +138,12 @@ class _Narrow:
             inner.reserve(graph.names)
             self.graph(inner, body.borrowed)
             put_back(graph, body, inner)
-        kinds = {
-            name
-            for node in graph.nodes
-            for name in node.outputs
-            if graph.elem_type(name) == _FLOAT
-        }
+        kinds = set[str]()
+        for node in graph.nodes:
+            kinds |= {name for name in node.outputs if graph.elem_type(name) == _FLOAT}
         self.count += len(kinds)
-        kinds |= {
-            value.name
-            for value in graph.inputs
-            if graph.elem_type(value.name) == _FLOAT
-        }
+        names = [value.name for value in graph.inputs]
+        kinds |= {name for name in names if graph.elem_type(name) == _FLOAT}
         constants = {
             name: t for name, t in graph.initializers.items() if t.data_type == _FLOAT
         }
@@ -165,13 +162,13 @@ class _Narrow:
         self.count += len(constants.keys() & graph.initializers.keys() - set(borrowed))
 
     def _read_wide(self, graph: Graph, constants: dict[str, Any]) -> set[str]:
-        """Constants that an operator reads as float32."""
-        return {
-            name
-            for node in graph.nodes
-            for place, name in enumerate(node.inputs)
-            if name in constants and not self._takes(graph, node, place)
-        }
+        """Return the constants of float32 inputs."""
+        names = set[str]()
+        for node in graph.nodes:
+            for place, name in enumerate(node.inputs):
+                if name in constants and not self._takes(graph, node, place):
+                    names.add(name)
+        return names
 
     def _node(
         self,
@@ -180,7 +177,7 @@ class _Narrow:
         kinds: set[str],
         before: dict[str, Any],
     ) -> None:
-        """Let a node read and compute 16 bits, or put a Cast on each side."""
+        """Let a node read and compute 16 bits, or insert a Cast on each side."""
         wide = False
         schema = _schema(graph, node)
         if node.has_subgraph and not (
@@ -193,44 +190,53 @@ class _Narrow:
         for place, name in enumerate(node.inputs):
             if name in before and not self._takes(graph, node, place):
                 key = ("float32", name)
-                [kept] = graph.once(
+                [float_name] = graph.once(
                     key,
                     partial(_added, graph, f"{name}_float", before[name]),
                 )
-                graph.set_input(node, place, kept)
+                graph.set_input(node, place, float_name)
             elif name in kinds and not self._takes(graph, node, place):
                 wide = True
-                [kept] = graph.once(("cast", name), partial(_cast, graph, name))
-                graph.set_input(node, place, kept)
+                [float_name] = graph.once(
+                    ("cast", name),
+                    partial(_cast, graph, name),
+                )
+                graph.set_input(node, place, float_name)
         for place, name in enumerate(node.outputs):
             if name in kinds and not self._makes(graph, node, place):
                 wide = True
-                kept = graph.fresh(f"{name}_float")
-                graph.set_output(node, place, kept)
-                graph.add("Cast", [kept], [name], to=self.half.onnx)
+                float_name = graph.fresh(f"{name}_float")
+                graph.set_output(node, place, float_name)
+                graph.add(
+                    "Cast",
+                    [float_name],
+                    [name],
+                    to=self.half.onnx,
+                )
         self.wide[node.kind] += wide
-        self.wide += Counter()  # without those that were not
+        # Adding an empty counter drops the zeros.
+        self.wide += Counter()
 
     def _takes(self, graph: Graph, node: Node, place: int) -> bool:
-        """Whether an input may have 16 bits."""
+        """Return whether an input may have 16 bits."""
         schema = _schema(graph, node)
         return schema is not None and self._allowed(schema, schema.inputs, place)
 
     def _makes(self, graph: Graph, node: Node, place: int) -> bool:
-        """Whether a result has 16 bits if the inputs have.
+        """Return whether a result has 16 bits if the inputs have.
 
-        What a node says of its type is changed.
+        Attributes with the type of the result are changed.
         """
         schema = _schema(graph, node)
         if schema is None or not self._allowed(schema, schema.outputs, place):
             return False
         kind = _formal(schema.outputs, place).type_str
-        given = {
-            _formal(schema.inputs, at).type_str
-            for at, name in enumerate(node.inputs)
+        input_kinds = {
+            _formal(schema.inputs, index).type_str
+            for index, name in enumerate(node.inputs)
             if name
         }
-        if kind in given or node.has_subgraph:
+        if kind in input_kinds or node.has_subgraph:
             return True
         for name in _TYPES:
             if node.attribute(name) == _FLOAT:
@@ -238,35 +244,36 @@ class _Narrow:
                 return True
         value = node.attribute("value")
         if node.kind == "ConstantOfShape":
-            number = (
-                numpy_helper.to_array(value)
-                if value is not None
-                else np.zeros(1, np.float32)
-            )
+            number: NDArray[Any] = np.zeros(1, np.float32)
+            if value is not None:
+                number = numpy_helper.to_array(value)
             node.set_attribute("value", numpy_helper.from_array(self._fitted(number)))
             return True
         return False
 
     def _allowed(self, schema: Any, formals: Any, place: int) -> bool:
         kind = _formal(formals, place).type_str
-        types = {
-            each.type_param_str: each.allowed_type_strs
-            for each in schema.type_constraints
-        }.get(kind, [kind])
-        return _TENSOR[self.half.onnx] in types
+        constraints = {
+            constraint.type_param_str: constraint.allowed_type_strs
+            for constraint in schema.type_constraints
+        }
+        return _TENSOR[self.half.onnx] in constraints.get(kind, [kind])
 
     def _array(self, graph: Graph, name: str) -> NDArray[Any]:
         array = graph.constant(name)
         assert array is not None or graph.is_input(name), name
-        if array is None:  # the default of an input
+        if array is None:
+            # The default value of an input.
             array = numpy_helper.to_array(graph.initializers[name])
         return self._fitted(array)
 
     def _fitted(self, array: NDArray[Any]) -> NDArray[Any]:
-        """Values in 16 bits: clipped if they are finite, and a single one not zero if it was not,
-        as an epsilon.
+        """Convert values to 16 bits: finite ones are clipped, and a nonzero scalar stays nonzero.
+
+        A scalar is often an epsilon.
         """
-        largest, finite = self.half.largest, np.isfinite(array)
+        largest = self.half.largest
+        finite = np.isfinite(array)
         beyond = finite & (np.abs(array) > largest)
         self.clipped += bool(beyond.any())
         with np.errstate(over="ignore"):
@@ -296,13 +303,13 @@ def _added(graph: Graph, name: str, array: NDArray[Any]) -> list[str]:
 
 
 def _cast(graph: Graph, name: str) -> list[str]:
-    kept = graph.fresh(f"{name}_float")
-    graph.add("Cast", [name], [kept], to=_FLOAT)
-    return [kept]
+    float_name = graph.fresh(f"{name}_float")
+    graph.add("Cast", [name], [float_name], to=_FLOAT)
+    return [float_name]
 
 
 def _schema(graph: Graph, node: Node) -> Any:
-    """The definition of an operator; None for those that stay float32."""
+    """Return the definition of an operator; None for float32 operators."""
     if node.domain or is_quantizing(node) or not defs.has(node.op_type):
         return None
     try:
@@ -312,5 +319,5 @@ def _schema(graph: Graph, node: Node) -> Any:
 
 
 def _formal(formals: Any, place: int) -> Any:
-    """What a definition says of an input or output; the last one may stand for many."""
+    """Return the parameter of an input or output; the last one may be variadic."""
     return formals[min(place, len(formals) - 1)]

@@ -1,4 +1,4 @@
-"""qdq-to-qoperator: operators that compute on codes take the place of operators between Q/DQ pairs."""  # noqa: E501
+"""qdq-to-qoperator: replace operators between Q/DQ pairs by operators on codes."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from quark_onnx.steps import fuse
 
 @conversion("qdq-to-qoperator", keeps="but for rounding")
 def qdq_to_qoperator(graph: Graph, settings: Settings) -> tuple[Graph, list[str]]:
-    """QLinearConv, QLinearMatMul and their kin in place of operators between Q/DQ pairs."""
+    """Replace operators between Q/DQ pairs by QLinearConv, QLinearMatMul and similar ones."""
     return fuse(graph, settings.samples)

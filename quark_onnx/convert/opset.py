@@ -1,4 +1,4 @@
-"""opset: another version of the standard operator set."""
+"""opset: change the version of the standard operator set."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from quark_onnx.passes import at_opset
 
 @conversion("opset", keeps="exactly", reads=["opset"])
 def opset(graph: Graph, settings: Settings) -> tuple[Graph, list[str]]:
-    """The version of the standard operator set that --opset says, higher or lower."""
+    """Change the version of the standard operator set to --opset, higher or lower."""
     if settings.opset is None:
         raise ConfigError(
             "the conversion opset needs the version to convert to (--opset 17)",

@@ -1,6 +1,4 @@
-"""Q/DQ nodes of any tool: the type of their codes, their scales, and whether two of them mean the
-same.
-"""
+"""Read the parameters of Q/DQ nodes of any tool."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.codes import dequantized
 from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE
 
-#: The first and the last code of the integer types of QuantizeLinear.
+#: Ranges of the integer types of QuantizeLinear.
 ENDS = {
     int(kind): np.iinfo(helper.tensor_dtype_to_np_dtype(kind))
     for kind in (
@@ -29,12 +27,14 @@ ENDS = {
 
 
 def codes_of(node: Node) -> str:
-    """The codes that a node writes or reads."""
-    return node.outputs[0] if node.op_type in QUANTIZE else node.inputs[0]
+    """Return the codes of a node."""
+    if node.op_type in QUANTIZE:
+        return node.outputs[0]
+    return node.inputs[0]
 
 
 def code_type(graph: Graph, node: Node) -> int:
-    """``TensorProto.DataType`` of the codes; 0 where it is not known."""
+    """Return the ``TensorProto.DataType`` of the codes; 0 if unknown."""
     if node.input(2):
         return graph.elem_type(node.input(2))
     if node.op_type in QUANTIZE:
@@ -44,9 +44,7 @@ def code_type(graph: Graph, node: Node) -> int:
 
 @dataclass(frozen=True)
 class Parameters:
-    """Scale and zero point of a node, and along which axis, in blocks of what size, there is more
-    than one.
-    """
+    """Scale and zero point of a node, with the axis and the block size of several ones."""
 
     scale: NDArray[Any]
     zero_point: NDArray[Any]
@@ -66,18 +64,19 @@ class Parameters:
 
 
 def parameters(graph: Graph, node: Node) -> Parameters | None:
-    """What a node reads beside values or codes; None if that is computed."""
-    scale, zero = (
-        graph.constant(node.input(1)),
-        graph.constant(node.input(2)) if node.input(2) else None,
-    )
-    if scale is None or (zero is None and node.input(2)):
+    """Return the parameters of a node; None if computed."""
+    scale = graph.constant(node.input(1))
+    if scale is None:
         return None
-    zero = (
-        np.zeros(scale.shape, np.float32) if zero is None else zero.astype(np.float32)
-    )
+    zero: NDArray[Any] = np.zeros(scale.shape, np.float32)
+    if node.input(2):
+        stored = graph.constant(node.input(2))
+        if stored is None:
+            return None
+        zero = stored.astype(np.float32)
     if scale.size == 1:
-        scale, zero = scale.reshape(()), zero.reshape(())
+        scale = scale.reshape(())
+        zero = zero.reshape(())
     return Parameters(
         scale,
         zero,
@@ -87,12 +86,11 @@ def parameters(graph: Graph, node: Node) -> Parameters | None:
 
 
 def write_zero_point(graph: Graph, node: Node) -> None:
-    """Give a node that leaves its zero point out the one that it has: zeros of the type of its
-    codes.
-    """
+    """Add an omitted zero point: zeros of the type of the codes."""
     if node.input(2):
         return
-    kind, shape = code_type(graph, node), graph.shape(node.inputs[1])
+    kind = code_type(graph, node)
+    shape = graph.shape(node.inputs[1])
     assert kind and shape is not None
     sizes = [int(size or 0) for size in shape]
     key = ("zero point", str(kind), *map(str, sizes))
@@ -112,30 +110,27 @@ def write_zero_point(graph: Graph, node: Node) -> None:
 
 
 def readers(graph: Graph, node: Node) -> list[Node] | None:
-    """The DequantizeLinear nodes that undo a QuantizeLinear.
+    """Return the DequantizeLinear nodes after a QuantizeLinear.
 
-    None if anything else reads its codes.
+    None if another node reads its codes.
     """
-    result, own = node.outputs[0], parameters(graph, node)
-    found = graph.consumers(result)
-    alone = (
-        found
-        and own is not None
-        and not (graph.is_output(result) or graph.captured(result))
-    )
-    undone = all(
-        each.op_type in DEQUANTIZE and each.inputs[0] == result for each in found
-    )
-    if not alone or not undone or any(parameters(graph, each) != own for each in found):
+    result = node.outputs[0]
+    own = parameters(graph, node)
+    consumers = graph.consumers(result)
+    if not consumers or own is None:
         return None
-    return found
+    if graph.is_output(result) or graph.captured(result):
+        return None
+    for consumer in consumers:
+        if consumer.op_type not in DEQUANTIZE or consumer.inputs[0] != result:
+            return None
+        if parameters(graph, consumer) != own:
+            return None
+    return consumers
 
 
 def constant(graph: Graph, node: Node) -> NDArray[Any] | None:
-    """What a DequantizeLinear makes of constant codes.
-
-    None if anything that it reads is computed.
-    """
+    """Return the result of a DequantizeLinear of constants; None if an input is computed."""
     values = [graph.constant(name) for name in node.inputs if name]
     known = [value for value in values if value is not None]
     if len(known) < len(values):
@@ -144,15 +139,10 @@ def constant(graph: Graph, node: Node) -> NDArray[Any] | None:
 
 
 def rounded(graph: Graph, node: Node) -> NDArray[Any] | None:
-    """What a pair makes of a constant that its QuantizeLinear reads.
-
-    None where that is not known here.
-    """
-    array, own, kind = (
-        graph.constant(node.inputs[0]),
-        parameters(graph, node),
-        code_type(graph, node),
-    )
+    """Return the result of a pair for a constant; None if unknown."""
+    array = graph.constant(node.inputs[0])
+    own = parameters(graph, node)
+    kind = code_type(graph, node)
     if array is None or own is None or kind not in ENDS or own.block_size:
         return None
     axis = own.axis % array.ndim if own.scale.ndim else None
@@ -161,5 +151,12 @@ def rounded(graph: Graph, node: Node) -> NDArray[Any] | None:
         own.zero_point.astype(np.int64),
         axis,
     )
-    codes = quantize(array, params, Grid(int(ENDS[kind].min), int(ENDS[kind].max)))
-    return dequantized(node, [codes, own.scale, own.zero_point]).astype(array.dtype)
+    codes = quantize(
+        array,
+        params,
+        Grid(int(ENDS[kind].min), int(ENDS[kind].max)),
+    )
+    return dequantized(
+        node,
+        [codes, own.scale, own.zero_point],
+    ).astype(array.dtype)

@@ -1,12 +1,14 @@
-"""qoperator-to-qdq: operators between Q/DQ pairs take the place of operators that compute on codes.
+"""qoperator-to-qdq: replace operators on codes by operators between Q/DQ pairs.
 
-First the QLinear operators, whose definitions (ONNX, and onnxruntime's ContribOperators.md) say
-where scales and zero points stand among the inputs; then what moves codes, such as a MaxPool
-between two of them: as soon as its codes are written by a QuantizeLinear, their scale is known.
+First the QLinear operators, whose definitions (ONNX, and onnxruntime's ContribOperators.md) give
+the
+positions of scales and zero points; then operators that move codes, such as a MaxPool between two
+of them: once a QuantizeLinear writes its codes, their scale is known.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,15 +27,15 @@ from quark_onnx.steps import Agreement
 
 @dataclass(frozen=True)
 class Form:
-    """How an operator on codes is written.
+    """Layout of an operator on codes.
 
     Attributes:
-        op_type: what it computes, in floats.
-        operands: where codes, scale and zero point of each operand stand.
-        result: where scale and zero point of the result stand; none if it is float.
-        bias: where a bias stands, -1 for nowhere; ``own_axis``: the axis of the second operand that
-            may have scales of its own, from behind if it is negative.
-        dropped: attributes that the operator in floats does not have.
+        op_type: the float operator.
+        operands: indices of codes, scale and zero point of each operand.
+        result: indices of scale and zero point of the result; None for a float result.
+        bias: index of the bias, -1 for none.
+        own_axis: axis of the second operand with per-channel scales, from the end if negative.
+        dropped: attributes that the float operator does not have.
     """
 
     op_type: str
@@ -47,7 +49,13 @@ class Form:
 _TWO = ((0, 1, 2), (3, 4, 5))
 _ONE = ((0, 1, 2),)
 FORMS: dict[str, Form] = {
-    "QLinearConv": Form("Conv", _TWO, (6, 7), bias=8, own_axis=0),
+    "QLinearConv": Form(
+        "Conv",
+        _TWO,
+        (6, 7),
+        bias=8,
+        own_axis=0,
+    ),
     "QLinearMatMul": Form("MatMul", _TWO, (6, 7)),
     f"{CONTRIB}::QGemm": Form("Gemm", _TWO, (7, 8), bias=6),
     f"{CONTRIB}::MatMulIntegerToFloat": Form(
@@ -60,7 +68,12 @@ FORMS: dict[str, Form] = {
     f"{CONTRIB}::QLinearMul": Form("Mul", _TWO, (6, 7)),
     f"{CONTRIB}::QLinearSigmoid": Form("Sigmoid", _ONE, (3, 4)),
     f"{CONTRIB}::QLinearLeakyRelu": Form("LeakyRelu", _ONE, (3, 4)),
-    f"{CONTRIB}::QLinearSoftmax": Form("Softmax", _ONE, (3, 4), dropped=("opset",)),
+    f"{CONTRIB}::QLinearSoftmax": Form(
+        "Softmax",
+        _ONE,
+        (3, 4),
+        dropped=("opset",),
+    ),
     f"{CONTRIB}::QLinearAveragePool": Form(
         "AveragePool",
         _ONE,
@@ -73,14 +86,18 @@ FORMS: dict[str, Form] = {
         (3, 4),
         dropped=("channels_last",),
     ),
-    f"{CONTRIB}::QLinearWhere": Form("Where", ((1, 2, 3), (4, 5, 6)), (7, 8)),
+    f"{CONTRIB}::QLinearWhere": Form(
+        "Where",
+        ((1, 2, 3), (4, 5, 6)),
+        (7, 8),
+    ),
 }
 _CONCAT = f"{CONTRIB}::QLinearConcat"
 
 
 @conversion("qoperator-to-qdq", keeps="but for rounding")
 def qoperator_to_qdq(graph: Graph, settings: Settings) -> tuple[Graph, list[str]]:
-    """Operators between Q/DQ pairs in place of QLinearConv, QLinearMatMul and their kin."""
+    """Replace QLinearConv, QLinearMatMul and similar ones by operators between Q/DQ pairs."""
     before = graph.copy()
     count = everywhere(graph, _rewrite)
     if not count:
@@ -98,14 +115,15 @@ def qoperator_to_qdq(graph: Graph, settings: Settings) -> tuple[Graph, list[str]
 
 def _rewrite(graph: Graph) -> int:
     done = sum(_linear(graph, node) for node in list(graph.nodes))
-    if done:  # a Clip or a MaxPool of integers, without any of these, is what it says
-        graph.to_model()  # which brings the nodes into order
+    # Without QLinear operators, a Clip or a MaxPool of integers may mean integers.
+    if done:
+        graph.to_model()  # sorts the nodes
         done += sum(_moving(graph, node) for node in list(graph.nodes))
     return done
 
 
 def _linear(graph: Graph, node: Node) -> bool:
-    """Write a QLinear operator in floats, between pairs."""
+    """Replace a QLinear operator by a float operator between pairs."""
     form = _concat(node) if node.kind == _CONCAT else FORMS.get(node.kind)
     if (
         form is None
@@ -113,21 +131,28 @@ def _linear(graph: Graph, node: Node) -> bool:
         or not _known(graph, node, form)
     ):
         return False
-    operands = [_read(graph, node, form, place) for place in range(len(form.operands))]
+    operands = [
+        _read(
+            graph,
+            node,
+            form,
+            place,
+        )
+        for place in range(len(form.operands))
+    ]
     inputs = [node.inputs[0], *operands] if form.op_type == "Where" else operands
-    own = {
-        name: value
-        for name, value in attributes(node).items()
-        if name not in form.dropped
-    }
+    settings = attributes(node)
+    for name in form.dropped:
+        settings.pop(name, None)
     bias = node.input(form.bias) if form.bias >= 0 else ""
     if bias and graph.elem_type(bias) == TensorProto.INT32:
         bias = _bias(graph, node, form, bias)
+    # A MatMul has no bias: an Add follows.
     added = bias if form.op_type == "MatMul" else ""
-    inputs += [bias] if bias and not added else []
+    if bias and not added:
+        inputs.append(bias)
     graph.remove([node])
     result = node.outputs[0]
-    steps = [("Add", added)] if added else []
     if form.result and node.input(form.result[0]):
         computed = graph.fresh(f"{result}_float")
         graph.add(
@@ -137,11 +162,16 @@ def _linear(graph: Graph, node: Node) -> bool:
             name=f"{node.name}_Q",
         )
         result = computed
-    if steps:
+    if added:
         product = graph.fresh(f"{result}_product")
         graph.add("Add", [product, added], [result], name=f"{node.name}_bias")
         result = product
-    graph.add(form.op_type, inputs, [result], **own).name = node.name
+    graph.add(
+        form.op_type,
+        inputs,
+        [result],
+        **settings,
+    ).name = node.name
     return True
 
 
@@ -153,9 +183,7 @@ def _concat(node: Node) -> Form:
 
 
 def _known(graph: Graph, node: Node, form: Form) -> bool:
-    """Whether pairs can say the same: scales are constant, only the second operand has more than
-    one.
-    """
+    """Return whether pairs are equivalent: constant scales, several for the second operand only."""
     for place, (_, scale, zero) in enumerate(form.operands):
         array = graph.constant(node.input(scale))
         if array is None or (
@@ -175,18 +203,16 @@ def _known(graph: Graph, node: Node, form: Form) -> bool:
 
 
 def _read(graph: Graph, node: Node, form: Form, place: int) -> str:
-    """The DequantizeLinear of an operand."""
+    """Add the DequantizeLinear of an operand."""
     codes, scale, zero = form.operands[place]
     array = graph.constant(node.input(scale))
     axis = {}
     if array is not None and array.size > 1:
         rank = len(graph.shape(node.input(codes)) or (0, 0))
-        own = (
-            (0 if node.attribute("transB", 0) else 1)
-            if form.op_type == "Gemm"
-            else form.own_axis
-        )
-        axis = {"axis": own % rank}
+        channel_axis = form.own_axis
+        if form.op_type == "Gemm":
+            channel_axis = 0 if node.attribute("transB", 0) else 1
+        axis = {"axis": channel_axis % rank}
     return _dequantize(
         graph,
         [node.input(codes), *_present(node, scale, zero)],
@@ -202,7 +228,7 @@ def _dequantize(graph: Graph, inputs: list[str], name: str, **axis: Any) -> str:
 
 
 def _bias(graph: Graph, node: Node, form: Form, bias: str) -> str:
-    """The DequantizeLinear of a bias, which counts in products of the scales."""
+    """Add the DequantizeLinear of a bias, whose scale is the product of the operands' scales."""
     scales = [graph.constant(node.input(scale)) for _, scale, _ in form.operands]
     assert scales[0] is not None and scales[1] is not None
     scale = np.float32(node.attribute("alpha", 1.0)) * scales[0].reshape(()) * scales[1]
@@ -222,52 +248,34 @@ def _present(node: Node, *places: int) -> list[str]:
 
 
 def _moving(graph: Graph, node: Node) -> bool:
-    """Write an operator that moves or limits codes in floats, between pairs of the scale that its
-    codes have.
+    """Replace an operator that moves or clips codes by a float operator between pairs.
+
+    The pairs have the scale of its codes.
     """
+    if not _moves_codes(node):
+        return False
     places = {"Concat": range(len(node.inputs)), "Where": (1, 2)}.get(node.kind, (0,))
-    if node.kind not in MOVING and node.kind != "Clip":
+    scale_and_zero = _common_scale(graph, node, places)
+    if scale_and_zero is None:
         return False
-    if (
-        node.kind in ("Resize", "Upsample")
-        and node.attribute("mode", "nearest") != "nearest"
-    ):
-        return False  # which rounds
-    if (
-        node.kind == "Pad"
-        and node.attribute("mode", "constant") == "constant"
-        and not node.input(2)
-    ):
-        return False  # with the code 0, whatever it stands for
-    writers = [graph.producer(node.inputs[place]) for place in places]
-    first = writers[0]
-    if first is None or any(
-        w is None or w.kind != "QuantizeLinear" or w.inputs[1:] != first.inputs[1:]
-        for w in writers
-    ):
-        return False
-    limits = [2] if node.kind == "Pad" else [1, 2] if node.kind == "Clip" else []
-    bounds = [place for place in limits if node.input(place)]
-    scale_and_zero = list(first.inputs[1:])
+    # Bounds of a Clip and the value of a Pad are codes, too.
+    bounds = {"Pad": (2,), "Clip": (1, 2)}.get(node.kind, ())
     values = {
-        place: _decoded(graph, node.inputs[place], scale_and_zero) for place in bounds
+        place: _decoded(graph, node.inputs[place], scale_and_zero)
+        for place in bounds
+        if node.input(place)
     }
     if any(value is None for value in values.values()):
         return False
     for place in places:
-        graph.set_input(
-            node,
-            place,
-            _dequantize(
-                graph,
-                [node.inputs[place], *scale_and_zero],
-                f"{node.name}_{place}",
-            ),
-        )
+        inputs = [node.inputs[place], *scale_and_zero]
+        name = f"{node.name}_{place}"
+        graph.set_input(node, place, _dequantize(graph, inputs, name))
     for place, value in values.items():
         assert value is not None
         graph.set_input(node, place, value)
     for place, codes in enumerate(node.outputs):
+        # The second result of MaxPool holds indices.
         if codes and not (node.kind == "MaxPool" and place):
             computed = graph.fresh(f"{codes}_float")
             graph.set_output(node, place, computed)
@@ -280,8 +288,37 @@ def _moving(graph: Graph, node: Node) -> bool:
     return True
 
 
+def _moves_codes(node: Node) -> bool:
+    """Return whether an operator moves or clips codes, without other arithmetic."""
+    if node.kind not in MOVING and node.kind != "Clip":
+        return False
+    if node.kind in ("Resize", "Upsample"):
+        return bool(node.attribute("mode", "nearest") == "nearest")
+    if node.kind == "Pad" and node.attribute("mode", "constant") == "constant":
+        # The default padding is the code 0, whose value may differ from 0.
+        return bool(node.input(2))
+    return True
+
+
+def _common_scale(
+    graph: Graph,
+    node: Node,
+    places: Sequence[int],
+) -> list[str] | None:
+    """Return the common scale and zero point of operands, or None."""
+    parameters = list[tuple[str, ...]]()
+    for place in places:
+        writer = graph.producer(node.inputs[place])
+        if writer is None or writer.kind != "QuantizeLinear":
+            return None
+        parameters.append(writer.inputs[1:])
+    if len(set(parameters)) != 1:
+        return None
+    return list(parameters[0])
+
+
 def _decoded(graph: Graph, code: str, scale_and_zero: list[str]) -> str | None:
-    """The constant that a code stands for; None if it is computed."""
+    """Return the constant value of a code; None if computed."""
     if not graph.is_constant(code):
         return None
     result = _dequantize(graph, [code, *scale_and_zero], code)

@@ -1,11 +1,12 @@
-"""Run a model before and after a conversion on random input, and compare."""
+"""Compare a model before and after a conversion on random input."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from functools import cached_property, partial
 
-from onnx import ModelProto, TensorProto
+from onnx import ModelProto, TensorProto, ValueInfoProto
 
 from quark_onnx.convert.base import Conversion
 from quark_onnx.errors import AccuracyError, ModelError
@@ -19,11 +20,11 @@ logger = logging.getLogger(__name__)
 
 
 class Stage:
-    """A model between two conversions, as the CPU provider of onnxruntime runs it.
+    """A model between two conversions, run by onnxruntime's CPU provider.
 
-    It runs as it is written, without graph optimizations, which round otherwise. Where inputs and
-    outputs have 16 bits, samples are float32 all the same. What the provider has no kernels for, as
-    bfloat16, is computed in float32 and rounded.
+    It runs without graph optimizations, which round differently. Samples of 16-bit inputs are
+    float32
+    all the same. Types without kernels, such as bfloat16, are computed in float32 and rounded.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -37,7 +38,8 @@ class Stage:
             ModelError: onnxruntime cannot load it.
         """
         bare = self.graph.copy()
-        bare.set_functions([])  # of a converted model they may be for another opset
+        # The functions of a converted model may be for another opset.
+        bare.set_functions([])
         model = with_bodies(bare.to_model())
         try:
             reference = Reference(
@@ -56,7 +58,7 @@ class Stage:
 
     @property
     def loads(self) -> bool:
-        """Whether onnxruntime can load it."""
+        """Whether onnxruntime can load the model."""
         try:
             self.reference  # noqa: B018
         except ModelError as error:
@@ -65,64 +67,68 @@ class Stage:
         return True
 
     def sample(self, other: Stage) -> Sample | None:
-        """Random inputs that another stage runs on, of the shapes that this one has.
-
-        None if none are found.
-        """
-        return (
-            random_sample(Graph.of(self.reference.model), other.reference)
-            if self.loads and other.loads
-            else None
-        )
+        """Return random inputs that run on the other stage, too, or None."""
+        if self.loads and other.loads:
+            return random_sample(Graph.of(self.reference.model), other.reference)
+        return None
 
 
 def _rounded(model: ModelProto, graph: Graph) -> ModelProto:
-    """A model that computes in float32 and rounds each result to the 16 bits that it had.
+    """Return a model with 16-bit tensors computed in float32 and rounded.
 
-    Itself if none had.
+    Without such tensors, the model is returned uncopied.
     """
     wide, _ = upcast_to_float32(model, graph.store)
     if wide is model:
         return model
-    result, kinds = Graph.of(wide, graph.store), Graph.of(model, graph.store)
+    result = Graph.of(wide, graph.store)
+    kinds = Graph.of(model, graph.store)
     for node in list(result.nodes):
         for place, name in enumerate(node.outputs):
             if kinds.elem_type(name) in HALVES:
-                computed, narrow = (
-                    result.fresh(f"{name}_computed"),
-                    result.fresh(f"{name}_rounded"),
-                )
+                computed = result.fresh(f"{name}_computed")
+                narrow = result.fresh(f"{name}_rounded")
                 result.set_output(node, place, computed)
-                result.add("Cast", [computed], [narrow], to=kinds.elem_type(name))
-                result.add("Cast", [narrow], [name], to=int(TensorProto.FLOAT))
+                result.add(
+                    "Cast",
+                    [computed],
+                    [narrow],
+                    to=kinds.elem_type(name),
+                )
+                result.add(
+                    "Cast",
+                    [narrow],
+                    [name],
+                    to=int(TensorProto.FLOAT),
+                )
     return result.to_model()
 
 
 def _wide_interface(model: ModelProto) -> ModelProto:
-    found = [
-        {
-            value.name: int(TensorProto.FLOAT)
-            for value in values
-            if value.type.tensor_type.elem_type == TensorProto.FLOAT16
-        }
-        for values in (model.graph.input, model.graph.output)
-    ]
-    return (
-        cast_interface(model, found[0], found[1], TensorProto.FLOAT16)
-        if any(found)
-        else model
-    )
+    inputs = _float16_values(model.graph.input)
+    outputs = _float16_values(model.graph.output)
+    if inputs or outputs:
+        return cast_interface(model, inputs, outputs, TensorProto.FLOAT16)
+    return model
+
+
+def _float16_values(values: Iterable[ValueInfoProto]) -> dict[str, int]:
+    return {
+        value.name: int(TensorProto.FLOAT)
+        for value in values
+        if value.type.tensor_type.elem_type == TensorProto.FLOAT16
+    }
 
 
 def verify(conversion: Conversion, before: Stage, after: Stage) -> list[OutputError]:
-    """The error of each output on a random sample.
+    """Return the error of each output on a random sample.
 
-    None if the model runs on none, which is a warning.
+    Without a sample on which the model runs, warn and return none.
 
     Raises:
-        AccuracyError: a conversion that keeps the function has changed an output.
-        ModelError: onnxruntime could load the model, and cannot load what became of it; or an
-            output has another shape.
+        AccuracyError: a conversion that should keep the function changed an output.
+        ModelError: onnxruntime could load the model, but not the result; or an output has another
+            shape.
     """
     if not before.loads:
         logger.warning(
@@ -143,27 +149,27 @@ def verify(conversion: Conversion, before: Stage, after: Stage) -> list[OutputEr
             conversion.name,
         )
         return []
-    found = after.reference.outputs(sample)
+    outputs = after.reference.outputs(sample)
     errors = measure(before.reference.session, after.reference.session, [sample])
     if conversion.keeps == "exactly":
         for name, expected in before.reference.repeatable(sample).items():
-            if not agree(expected, found.get(name)):
-                [found_out] = [each for each in errors if each.name == name]
-                far = (
-                    f": it has {found_out.sqnr:.1f} dB SQNR"
-                    if found_out.sqnr is not None
-                    else ""
-                )
+            if not agree(expected, outputs.get(name)):
+                [changed] = [
+                    output_error for output_error in errors if output_error.name == name
+                ]
+                far = ""
+                if changed.sqnr is not None:
+                    far = f": it has {changed.sqnr:.1f} dB SQNR"
                 raise AccuracyError(
                     f"{conversion.name} changes output {name!r}{far}; nothing was"
                     " written",
                 )
     require_same_shapes(errors, partial(sized_by_data, before.reference.model))
-    for each in errors:
-        if each.broken:
+    for output_error in errors:
+        if output_error.broken:
             where = (
-                f"output {each.name!r} has {each.broken} values that are finite in one"
-                " of the models alone"
+                f"output {output_error.name!r} has {output_error.broken} values that"
+                " are finite in one of the models alone"
             )
             logger.warning("%s: %s, on random input", conversion.name, where)
     return errors

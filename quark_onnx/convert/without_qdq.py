@@ -1,9 +1,8 @@
-"""without-qdq: no Q/DQ pairs.
+"""without-qdq: remove Q/DQ pairs.
 
-Activations are float again, and weights the numbers that their codes stand for.
-
-Quantizers leave out a Relu, or a Clip from 0 to 6, whose work saturation does. So where the codes
-of a pair end at zero, what it reads gets one back, unless it is known to be nowhere negative.
+Activations become float, and weights their dequantized values. Quantizers remove a Relu, or a Clip
+from 0 to 6, if saturation has the same effect. So if the codes of a pair end at zero, its input
+gets a Relu or Clip back, unless it is known not to be negative.
 """
 
 from __future__ import annotations
@@ -24,8 +23,7 @@ from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE, inner_nodes
 from quark_onnx.passes import fold_constants
 from quark_onnx.patterns.clip_bounds import clip_bounds
 
-#: Operators whose results are nowhere negative, and those whose results are not if nothing that
-#: they read is.
+#: Operators without negative results.
 _POSITIVE = frozenset(
     {
         "Abs",
@@ -40,6 +38,7 @@ _POSITIVE = frozenset(
         "Sqrt",
     },
 )
+#: Operators without negative results for nonnegative inputs.
 _KEEPING = frozenset(
     {
         "Add",
@@ -51,8 +50,6 @@ _KEEPING = frozenset(
         "GlobalAveragePool",
         "GlobalMaxPool",
         "Identity",
-    }
-    | {
         "MaxPool",
         "Mul",
         "ReduceMax",
@@ -69,17 +66,17 @@ _KEEPING = frozenset(
 
 @conversion("without-qdq", keeps="no")
 def without_qdq(graph: Graph, settings: Settings) -> tuple[Graph, list[str]]:
-    """No Q/DQ pairs: activations float again, weights dequantized to float constants."""
+    """Remove Q/DQ pairs: activations become float, weights dequantized float constants."""
     count = everywhere(graph, _remove)
-    left = [
+    remaining = [
         node
         for node in (*graph.nodes, *inner_nodes(graph.nodes))
         if node.op_type in QUANTIZE | DEQUANTIZE
     ]
     notes = [f"{line} removed" for line in counted(count, "pair")]
-    if left:
+    if remaining:
         notes.append(
-            f"{len(left)} Q/DQ nodes stay, {left[0].name!r} the first of them: other"
+            f"{len(remaining)} Q/DQ nodes stay, {remaining[0].name!r} the first of them: other"
             " operators read or write their codes, or a scale is computed;"
             " qoperator-to-qdq may help before",
         )
@@ -87,10 +84,14 @@ def without_qdq(graph: Graph, settings: Settings) -> tuple[Graph, list[str]]:
 
 
 def _remove(graph: Graph) -> int:
-    """Remove all pairs of a graph; how many. A DequantizeLinear of a constant counts as one."""
+    """Remove the pairs of a graph; return the number of pairs.
+
+    A DequantizeLinear of a constant counts as a pair.
+    """
     if not any(node.op_type in QUANTIZE | DEQUANTIZE for node in graph.nodes):
         return 0
-    fold_constants(graph)  # a scale or codes may hide behind a Cast or a Transpose
+    # A scale or codes may be the result of a Cast or a Transpose.
+    fold_constants(graph)
     count = 0
     for node in list(graph.nodes):
         if node.op_type in DEQUANTIZE:
@@ -108,22 +109,25 @@ def _remove_pair(graph: Graph, node: Node) -> bool:
     undone = readers(graph, node)
     if undone is None:
         return False
-    array, source = rounded(graph, node), node.inputs[0]
+    array = rounded(graph, node)
+    source = node.inputs[0]
     if array is not None:
         source = graph.add_constant(f"{source}_rounded", array)
     elif not graph.is_constant(source):
         source = _clipped(graph, node)
     graph.remove([node, *undone])
-    for each in undone:
-        graph.bypass(
-            graph.add("Identity", [source], each.outputs, name=f"{each.name}_float"),
-        )
+    for dequantize in undone:
+        name = f"{dequantize.name}_float"
+        identity = graph.add("Identity", [source], dequantize.outputs, name=name)
+        graph.bypass(identity)
     return True
 
 
 def _clipped(graph: Graph, node: Node) -> str:
-    """What a QuantizeLinear reads, behind the Relu or Clip whose work it does."""
-    source, own, kind = node.inputs[0], parameters(graph, node), code_type(graph, node)
+    """Return the input of a QuantizeLinear, after a restored Relu or Clip."""
+    source = node.inputs[0]
+    own = parameters(graph, node)
+    kind = code_type(graph, node)
     if (
         own is None
         or own.scale.ndim
@@ -148,7 +152,7 @@ def _clipped(graph: Graph, node: Node) -> str:
 
 
 def _is_positive(graph: Graph, tensor: str) -> bool:
-    """Whether a tensor is known to be nowhere negative."""
+    """Return whether a tensor is known not to be negative."""
     array = graph.constant(tensor)
     if array is not None:
         return bool((array >= 0).all())
@@ -160,7 +164,7 @@ def _is_positive(graph: Graph, tensor: str) -> bool:
         return bounds is not None and bounds[0] >= 0
     if node.kind in _POSITIVE:
         return True
-    places = (
-        node.inputs[:1] if node.kind not in ("Add", "Concat", "Mul") else node.inputs
-    )
-    return node.kind in _KEEPING and all(_is_positive(graph, name) for name in places)
+    sources = node.inputs
+    if node.kind not in ("Add", "Concat", "Mul"):
+        sources = node.inputs[:1]
+    return node.kind in _KEEPING and all(_is_positive(graph, name) for name in sources)
