@@ -67,10 +67,12 @@ class HQQ:
         made: Mapping[str, Quantized],
     ) -> tuple[dict[str, Quantized], list[Outcome]]:
         """Choose scales, zero points and codes; no output of a layer is worse than it was."""
-        result, outcomes = dict(made), list[Outcome]()
+        result = dict(made)
+        outcomes = list[Outcome]()
         weights = {name: weight for name, weight, _ in job.weights()}
         for name, gram in _readers(job, result):
-            weight, start = weights[name], result[name]
+            weight = weights[name]
+            start = result[name]
             if not can_solve(start.spec):
                 note = (
                     "only asymmetric integers of blocks or outputs have zero points to"
@@ -122,7 +124,8 @@ def solved(matrix: Any, start: Quantized, settings: HalfQuadratic) -> Params:
     Args:
         matrix: (outputs, inputs), float32.
     """
-    spec, bits = start.spec, start.spec.dtype.bits
+    spec = start.spec
+    bits = start.spec.dtype.bits
     size = spec.group or matrix.shape[1]
     values = matrix.cpu().numpy()
     whole = values.shape[1] // size * size

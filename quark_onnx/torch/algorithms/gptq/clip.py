@@ -61,7 +61,8 @@ class Clip:
             and has_ranges(spec.weight)
             and kind_of(job.layers[name][0]) in ("Linear", "Conv1D")
         }
-        result, outcomes = dict(made), list[Outcome]()
+        result = dict(made)
+        outcomes = list[Outcome]()
         if not weights or not job.calls:
             return result, outcomes
         stages = stages_in(job, weights)

@@ -15,7 +15,8 @@ from quark_onnx.torch.runtime.threads import one_thread
 
 #: Columns whose effect on the columns behind is gathered before it is applied; and those of such a
 #: part.
-BLOCK, _PART = 256, 64
+BLOCK = 256
+_PART = 64
 
 
 class Columns:
@@ -28,14 +29,14 @@ class Columns:
 
     def __init__(self, steps: TensorLevels, order: Any) -> None:
         scale = steps.scale.t().contiguous()
-        zero = (
-            torch.zeros_like(scale)
-            if steps.zero is None
-            else steps.zero.t().contiguous()
-        )
+        if steps.zero is None:
+            zero = torch.zeros_like(scale)
+        else:
+            zero = steps.zero.t().contiguous()
         # a scale may be less than what has an inverse; what it belongs to is 0 then
         inverse = scale.reciprocal().clamp_(max=torch.finfo(torch.float32).max)
-        self._nearest, self._offset = steps.nearest, zero * scale
+        self._nearest = steps.nearest
+        self._offset = zero * scale
         self._rows = list(
             zip(
                 *(part.unbind(0) for part in (steps.base(zero), inverse, scale)),
@@ -72,11 +73,10 @@ class Turns:
     def __init__(self, columns: Columns, like: Any) -> None:
         rows = like.shape[1]
         self._columns = columns
-        self._left, self._beside = (
-            like.new_empty(BLOCK, rows),
-            like.new_empty(BLOCK, rows),
-        )
-        self._moves, self._level = like.new_empty(_PART, rows), like.new_empty(rows)
+        self._left = like.new_empty(BLOCK, rows)
+        self._beside = like.new_empty(BLOCK, rows)
+        self._moves = like.new_empty(_PART, rows)
+        self._level = like.new_empty(rows)
         self._shares = like.new_empty(BLOCK, BLOCK)
         # looking at parts of tensors takes time, too
         self._views = (
@@ -134,9 +134,11 @@ class Turns:
 
     def _part(self, start: int, part: int, stop: int, first: Any) -> None:
         lefts, besides, moves = self._views
-        level, move = self._level, self._columns.move
+        level = self._level
+        move = self._columns.move
         for place in range(part, stop):
-            left, index = lefts[place], place - part
+            left = lefts[place]
+            index = place - part
             if index:
                 left.addmv_(self._before[index], self._coefficients[place], alpha=-1)
             move(

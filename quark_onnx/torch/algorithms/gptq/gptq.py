@@ -155,7 +155,8 @@ class GPTQ:
         """Choose codes of layers that read the same."""
         if gram.own is None:
             return [Outcome(name, self.name, 0.0, 0.0, UNREACHED) for name in group]
-        own, gram.own = gram.own, None
+        own = gram.own
+        gram.own = None
         power = own.diagonal().clone()
         try:
             solver = Solver.of(own, self._damping(own), self.act_order, keep=False)
@@ -206,7 +207,9 @@ class GPTQ:
         power: Any,
         solver: Solver,
     ) -> _Search:
-        target, first, pull = weight, None, None
+        target = weight
+        first = None
+        pull = None
         if self._share and gram.off is not None:
             pull = self._share * (gram.off @ weight.t())
             target = weight + solver.solve(pull).t()
@@ -241,11 +244,10 @@ class GPTQ:
     def _outcome(self, search: _Search, gram: Gram) -> Outcome:
         weight = search.loss.weight
         scale = float(search.loss.power()) or 1.0
-        rest = (
-            0.0
-            if search.loss.pull is None
-            else self._share**2 * float(squares_of(gram.gap)(weight).sum())
-        )
+        if search.loss.pull is None:
+            rest = 0.0
+        else:
+            rest = self._share**2 * float(squares_of(gram.gap)(weight).sum())
         before, after = (
             max(float(each.sum()) + rest, 0.0) / scale
             for each in (search.plain, search.error)
@@ -274,13 +276,11 @@ class _Search:
         start: Quantized,
         solver: Solver,
     ) -> None:
-        self.name, self.loss, self.target, self.first, self.best = (
-            name,
-            loss,
-            target,
-            first,
-            start,
-        )
+        self.name = name
+        self.loss = loss
+        self.target = target
+        self.first = first
+        self.best = start
         self.plain = self.error = loss(start)
         self._solver = solver
 
@@ -339,12 +339,14 @@ def _together(tries: Iterable[_Try]) -> Iterator[list[_Try]]:
     """Those with the same levels, as many in a row as are swept at once: a step takes its time for
     few rows, too.
     """
-    batch, count = list[_Try](), 0
+    batch = list[_Try]()
+    count = 0
     for each in tries:
         size = each.search.target.numel() * len(each.starts)
         if batch and (each.kind != batch[0].kind or count + size > AT_ONCE):
             yield batch
-            batch, count = [], 0
+            batch = []
+            count = 0
         batch.append(each)
         count += size
     if batch:

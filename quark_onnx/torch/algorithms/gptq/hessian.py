@@ -153,7 +153,10 @@ def grams_of(
     reading = _Reading(job.block, leaders, stage.last)
     found = {name: Gram() for name in leaders}
     for index, (call, plain) in enumerate(zip(job.calls, job.floats, strict=True)):
-        wanted = reading.run(plain) if exact else {}
+        if exact:
+            wanted = reading.run(plain)
+        else:
+            wanted = {}
         if isinstance(before, Replay):
             seen = before.run(index, call, reading.run)
         else:
@@ -164,7 +167,10 @@ def grams_of(
             left = _rows(
                 reads if rounding[name] is None else map(rounding[name], reads),
             )
-            plain_rows = _rows(wanted[name]) if name in wanted else None
+            if name in wanted:
+                plain_rows = _rows(wanted[name])
+            else:
+                plain_rows = None
             aligned = plain_rows is not None and len(left) == len(plain_rows) == tokens
             found[name].add(left, plain_rows if aligned else None)
     weights = {

@@ -38,9 +38,9 @@ class Loss:
         """(outputs,); beside a pull it is up to a constant."""
         off = found.dequantize(torch.float32).reshape(self.weight.shape) - self.weight
         square = self.squares(off)
-        return (
-            square if self.pull is None else square - 2 * (off * self.pull.t()).sum(1)
-        )
+        if self.pull is None:
+            return square
+        return square - 2 * (off * self.pull.t()).sum(1)
 
     def power(self) -> Any:
         """The sum of squares of what the float weight computes.
@@ -84,7 +84,9 @@ def better(
 ) -> tuple[Quantized, Any]:
     """Row by row, what has less error; where a scale is the whole tensor's, all of either."""
     if best.scale.ndim == 0:
-        return (found, new) if new.sum() < error.sum() else (best, error)
+        if new.sum() < error.sum():
+            return (found, new)
+        return (best, error)
     wins = new < error
     return merged(best, found, wins), torch.where(wins, new, error)
 

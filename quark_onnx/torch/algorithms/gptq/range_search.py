@@ -63,10 +63,8 @@ def fitted(
     if not has_ranges(spec):
         return start
     size = spec.group or weight.shape[1]
-    view, counts = (
-        in_blocks(weight, size),
-        _blocks(power, size),
-    )  # (outputs, blocks, size)
+    # (outputs, blocks, size)
+    view, counts = (in_blocks(weight, size), _blocks(power, size))
     rows = max(1, _AT_ONCE // max(1, view[:1].numel()))
     parts = [
         _best_params(part, counts, start, shares, apart and not spec.grid.symmetric)
@@ -112,9 +110,11 @@ def _best_params(
 
     table = torch.tensor(shares, dtype=lo.dtype, device=lo.device)
     low = high = torch.ones_like(lo)
-    least, best = error_of(low, high), torch.zeros_like(lo, dtype=torch.int64)
+    least = error_of(low, high)
+    best = torch.zeros_like(lo, dtype=torch.int64)
     for ends in _passes(apart):
-        start_low, start_high = low, high
+        start_low = low
+        start_high = high
         for places in _places(best, len(shares)):
             tried = table[places]
             trial = (
@@ -124,10 +124,8 @@ def _best_params(
             error = error_of(*trial)
             less = error < least
             least = torch.where(less, error, least)
-            low, high = (
-                torch.where(less, trial[0], low),
-                torch.where(less, trial[1], high),
-            )
+            low = torch.where(less, trial[0], low)
+            high = torch.where(less, trial[1], high)
             torch.where(less, places, best, out=best)
     return params_of(low, high)
 
@@ -157,8 +155,6 @@ def _blocks(power: Any, size: int) -> Any:
     """
     if power.ndim == 1:
         return in_blocks(power[None], size)[0]
-    parts = in_blocks(
-        in_blocks(power, size).permute(1, 2, 0),
-        size,
-    )  # (blocks, size, blocks, size)
+    # (blocks, size, blocks, size)
+    parts = in_blocks(in_blocks(power, size).permute(1, 2, 0), size)
     return parts.diagonal(dim1=0, dim2=2).permute(2, 1, 0)

@@ -37,7 +37,8 @@ _JUDGED = 1 << 20
 _ALIKE = 16
 #: Damping grows by this factor until the matrix can be factored, and no further than so often the
 #: mean of the diagonal.
-_ESCALATION, _MOST_DAMPING = 10.0, 1e4
+_ESCALATION = 10.0
+_MOST_DAMPING = 1e4
 #: The exponent of the greatest power of two in float32.
 _GREATEST = 127
 
@@ -98,21 +99,19 @@ class Solver:
             keep: whether the sums are used any more; their memory is used if not.
         """
         diagonal = gram.diagonal().clone()
-        order = (
-            torch.argsort(diagonal, descending=True, stable=True)
-            if act_order
-            else torch.arange(len(gram))
-        )
+        if act_order:
+            order = torch.argsort(diagonal, descending=True, stable=True)
+        else:
+            order = torch.arange(len(gram))
         order = order.to(gram.device)
         mean = float(diagonal.mean(dtype=torch.float64)) or 1.0
         # a power of two, so that nothing is rounded: the least difference in sums may tip a code
         unit = 2.0 ** min(frexp(mean)[1], _GREATEST)
         work = turned(gram, order.flip(0)).div_(unit)
-        matrix = (
-            torch.empty_like(gram, dtype=torch.float32)
-            if keep or gram.dtype != torch.float32
-            else gram
-        )
+        if keep or gram.dtype != torch.float32:
+            matrix = torch.empty_like(gram, dtype=torch.float32)
+        else:
+            matrix = gram
         upside_down(work, matrix)
         power = matrix.diagonal().clone()
         # inputs that were always zero: whatever their weights become, nothing changes
@@ -179,7 +178,8 @@ class Solver:
                 from the target.
         """
         rows = self._rows(AT_ONCE // len(tries))
-        values, cost = torch.empty_like(target), target.new_empty(len(target))
+        values = torch.empty_like(target)
+        cost = target.new_empty(len(target))
         place = torch.argsort(self.order)
         picked = torch.zeros(len(target), dtype=torch.int64, device=target.device)
         for start in range(0, len(target), rows):
@@ -207,7 +207,10 @@ class Solver:
         """Of some rows: how far values are off, inputs first, in their order; which try is best;
         and the cost, divided by ``unit``.
         """
-        start = None if first is None else first[:, self.order[0]].repeat(len(tries))
+        if first is None:
+            start = None
+        else:
+            start = first[:, self.order[0]].repeat(len(tries))
         columns = Columns(TensorLevels.stacked(tries), self.order)
         off, seen, cost = self._sweep(
             target,
@@ -251,8 +254,12 @@ class Solver:
             seen: whether what T makes of it is asked for; it is of no use otherwise.
         """
         off = target.new_empty(target.shape[1], len(target) * count)
-        sight = torch.empty_like(off) if seen else off[:0]
-        cost, turns = off.new_zeros(off.shape[1]), Turns(columns, off)
+        if seen:
+            sight = torch.empty_like(off)
+        else:
+            sight = off[:0]
+        cost = off.new_zeros(off.shape[1])
+        turns = Turns(columns, off)
         for start, stop in panels(len(off), BLOCK):
             wanted = self._ordered(target, start, stop)
             if count > 1:
@@ -302,19 +309,19 @@ class Solver:
         Returns:
             (rows,): how much the cost falls, as a negative number.
         """
-        change, turns = off.new_zeros(off.shape[1]), Turns(columns, off)
+        change = off.new_zeros(off.shape[1])
+        turns = Turns(columns, off)
         power = self.power + self.ridge[self.order] / self.unit
         for start, stop in panels(len(off), BLOCK):
             diagonal = power[start:stop, None]
-            left, own = turns.left(stop - start), seen[start:stop]
+            left = turns.left(stop - start)
+            own = seen[start:stop]
             now = self._ordered(target, start, stop).add_(off[start:stop])
             # the damped matrix times what is off, of which columns before have changed a part
             torch.mm(self.matrix[start:stop, start:stop].tril().t(), own, out=left)
             left.addmm_(self.matrix[stop:, start:stop].t(), seen[stop:])
-            left.addmm_(
-                self.matrix[:start, start:stop].t(),
-                seen[:start],
-            )  # of these, how far they have moved
+            # of these, how far they have moved
+            left.addmm_(self.matrix[:start, start:stop].t(), seen[:start])
             left.div_(-diagonal).add_(now)
             shares = self.matrix[start:stop, start:stop].triu(1).t() / diagonal
             turns.take(start, now, shares, own)
@@ -337,7 +344,8 @@ def _least(
     (off, *others), (seen, *sights), (cost, *costs) = (
         each.split(rows, -1) for each in (off, seen, cost)
     )
-    steps, picked = tries[0], torch.zeros(rows, dtype=torch.int64, device=cost.device)
+    steps = tries[0]
+    picked = torch.zeros(rows, dtype=torch.int64, device=cost.device)
     for place, (other, sight, new, own) in enumerate(
         zip(others, sights, costs, tries[1:], strict=True),
         1,
@@ -345,7 +353,8 @@ def _least(
         wins = new < cost
         for own_part, others_part in ((off, other), (seen, sight), (cost, new)):
             torch.where(wins, others_part, own_part, out=own_part)
-        steps, picked = steps.merged(own, wins), torch.where(wins, place, picked)
+        steps = steps.merged(own, wins)
+        picked = torch.where(wins, place, picked)
     return off, seen, cost, steps, picked
 
 

@@ -98,7 +98,8 @@ class SignedRounding:
         Raises:
             DataError: what the float block computes is infinite or no number.
         """
-        trained, outcomes = dict[str, TrainableWeight](), list[Outcome]()
+        trained = dict[str, TrainableWeight]()
+        outcomes = list[Outcome]()
         for name, weight, _ in job.weights():
             if (steps := TensorLevels.of(made[name])) is not None:
                 trained[name] = TrainableWeight(weight, made[name], steps)
@@ -150,7 +151,10 @@ class SignedRounding:
         trained: Sequence[TrainableWeight],
     ) -> tuple[float, float]:
         """Move the leaves to the best that is found; the squared error before and after."""
-        lr = 1 / self.steps if self.lr is None else self.lr
+        if self.lr is None:
+            lr = 1 / self.steps
+        else:
+            lr = self.lr
         range_lr = lr if self.minmax_lr is None else self.minmax_lr
         descent = Descent(
             trained,
@@ -186,7 +190,8 @@ class Training(nn.Module):
 
     def __init__(self, layer: QuantizedLayer, trained: TrainableWeight | None) -> None:
         super().__init__()
-        self.layer, self.trained = layer, trained
+        self.layer = layer
+        self.trained = trained
         self.current: Any = None
 
     @property
@@ -205,7 +210,9 @@ class Training(nn.Module):
     def round_keys(self) -> Any:
         """What attention rounds rotated keys by; None where the layer computes none."""
         own = self.layer.round_keys
-        return None if own is None else lambda keys: through(keys, own(keys.detach()))
+        if own is None:
+            return None
+        return lambda keys: through(keys, own(keys.detach()))
 
     @property
     def round_probabilities(self) -> Any:
@@ -214,9 +221,9 @@ class Training(nn.Module):
         None where it is not this layer that has their scale.
         """
         own = self.layer.round_probabilities
-        return (
-            None if own is None else lambda found: through(found, own(found.detach()))
-        )
+        if own is None:
+            return None
+        return lambda found: through(found, own(found.detach()))
 
     def forward(self, input: Any, *more: Any, **named: Any) -> Any:
         """What the quantized layer computes."""
@@ -224,11 +231,9 @@ class Training(nn.Module):
         if layer.input is not None and layer.kind not in ("Embedding", "EmbeddingBag"):
             input = through(input, layer.input(input.detach()))
         found = layer.compute(input, self.weight, more, named)
-        return (
-            found
-            if layer.output is None
-            else through(found, layer.rounded(found.detach()))
-        )
+        if layer.output is None:
+            return found
+        return through(found, layer.rounded(found.detach()))
 
 
 def renew(layers: Iterable[Training]) -> None:
@@ -251,9 +256,8 @@ def descend(
             layer.current = weight.detach().requires_grad_(True)
         ends = [layer.current for layer in layers]
         for loss in losses:
-            if (
-                loss.requires_grad
-            ):  # it does not where the block runs none of the trained layers
+            # it does not where the block runs none of the trained layers
+            if loss.requires_grad:
                 loss.backward(inputs=ends)
         for leaf in leaves:
             leaf.grad = torch.zeros_like(leaf)
@@ -305,7 +309,9 @@ class _Block:
                 float(self._squares(index).sum(dtype=torch.float64))
                 for index in range(len(self))
             )
-        return total if total == total else float("inf")
+        if total == total:
+            return total
+        return float("inf")
 
     def descend(self, chosen: Sequence[int], leaves: Sequence[Any]) -> None:
         """Gradients of some samples, in the leaves."""

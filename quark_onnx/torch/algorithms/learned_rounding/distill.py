@@ -51,7 +51,8 @@ LOOKS = 20
 #: text.
 _OWN = ("done", "before", "written")
 #: Sequences that are written together; logits that are held at once.
-_WRITTEN, LOGITS = 64, 1 << 25
+_WRITTEN = 64
+LOGITS = 1 << 25
 
 
 @ALGORITHMS.register("distill")
@@ -118,7 +119,8 @@ class Distillation:
             ModelError: the model writes no text.
         """
         rows = [row for batch in data for row in _ids(batch)]
-        trained, outcomes = dict[str, Training](), list[Outcome]()
+        trained = dict[str, Training]()
+        outcomes = list[Outcome]()
         for name, (float_layer, _) in layers.items():
             layer = model.get_submodule(name)
             if not isinstance(layer, QuantizedLayer) or layer.quantized is None:
@@ -158,22 +160,17 @@ class Distillation:
         weights = [
             each.trained for each in pair.trained.values() if each.trained is not None
         ]
-        descent, found, done = (
-            Descent(weights, self.steps, self.lr, self.lr),
-            state.read(),
-            0,
-        )
-        if descent.fits(found) and all(
-            name in found for name in _OWN
-        ):  # begins anew where something is missing
+        descent = Descent(weights, self.steps, self.lr, self.lr)
+        found = state.read()
+        done = 0
+        # begins anew where something is missing
+        if descent.fits(found) and all(name in found for name in _OWN):
             descent.restore(
                 {name: tensor for name, tensor in found.items() if name not in _OWN},
             )
-            done, before, written = (
-                int(found["done"]),
-                float(found["before"]),
-                list(found["written"]),
-            )
+            done = int(found["done"])
+            before = float(found["before"])
+            written = list(found["written"])
         else:
             with pair.teacher():
                 written = _written(pair.model, rows, self)
@@ -189,9 +186,8 @@ class Distillation:
             pair.descend([written[index] for index in chosen], descent.leaves)
             descent.step(1 - step / self.steps)
             if step + 1 in looked_at:
-                descent.look_at_means(
-                    lambda: pair.divergence(rows),
-                )  # the rows are few, and one place's may be luck
+                # the rows are few, and one place's may be luck
+                descent.look_at_means(lambda: pair.divergence(rows))
                 own = (
                     torch.tensor(step + 1),
                     torch.tensor(before, dtype=torch.float64),
@@ -216,7 +212,9 @@ class _Pair:
         floats: Mapping[str, Any],
         trained: Mapping[str, Training],
     ) -> None:
-        self.model, self._floats, self.trained = model, floats, trained
+        self.model = model
+        self._floats = floats
+        self.trained = trained
 
     @contextlib.contextmanager
     def teacher(self) -> Iterator[None]:
@@ -279,7 +277,10 @@ def _logits(model: Any, ids: Any) -> Any:
 
 def _ids(batch: Any) -> Any:
     """Token ids of a batch, (samples, tokens)."""
-    found = batch.get("input_ids") if isinstance(batch, Mapping) else batch
+    if isinstance(batch, Mapping):
+        found = batch.get("input_ids")
+    else:
+        found = batch
     if (
         not isinstance(found, torch.Tensor)
         or found.ndim != 2

@@ -71,12 +71,11 @@ class TrainableWeight:
     """
 
     def __init__(self, weight: Any, start: Quantized, steps: TensorLevels) -> None:
-        self._start, self._spec = start, start.spec
-        self._element, self._qmin, self._qmax = (
-            steps.element,
-            steps.least,
-            steps.greatest,
-        )
+        self._start = start
+        self._spec = start.spec
+        self._element = steps.element
+        self._qmin = steps.least
+        self._qmax = steps.greatest
         self._reals = self._matrix(weight.detach().float())
         scale = start.scale.float()
         self._unit: Any = 1.0
@@ -93,7 +92,10 @@ class TrainableWeight:
             isinstance(self._spec.dtype, Integer) and not self._spec.grid.symmetric
         )
         self.high = torch.ones_like(self._scale)
-        self.low = torch.ones_like(self._scale) if asymmetric else None
+        if asymmetric:
+            self.low = torch.ones_like(self._scale)
+        else:
+            self.low = None
         self.shift = torch.zeros_like(self._reals)
         self._reach = self._reproduce()
         for leaf in self.leaves():
@@ -101,15 +103,15 @@ class TrainableWeight:
 
     def _matrix(self, weight: Any) -> Any:
         matrix = weight.reshape(len(weight), -1)
-        return in_blocks(matrix, self._spec.group) if self._spec.group else matrix
+        if self._spec.group:
+            return in_blocks(matrix, self._spec.group)
+        return matrix
 
     def _spread(self, each: Any) -> Any:
         """One number for a scale, shaped to broadcast against the values."""
-        return (
-            each.reshape(*each.shape, *[1] * (self._reals.ndim - each.ndim))
-            if each.ndim
-            else each
-        )
+        if each.ndim:
+            return each.reshape(*each.shape, *[1] * (self._reals.ndim - each.ndim))
+        return each
 
     def _reproduce(self) -> Any:
         """Shift values that are not at their nearest to where their codes are.
@@ -120,10 +122,8 @@ class TrainableWeight:
         those that an algorithm has moved for no lasting reason find back.
         """
         scale, zero = self._grid()
-        units, wanted = (
-            self._reals / scale,
-            self._matrix(self._start.dequantize(torch.float32)),
-        )
+        units = self._reals / scale
+        wanted = self._matrix(self._start.dequantize(torch.float32))
         other = self._values(units, zero) * scale != wanted
         if not other.any():
             return torch.full((), _REACH, device=units.device)
@@ -150,9 +150,8 @@ class TrainableWeight:
         """How little a range may change at once beside one of 15 steps, so that as many codes
         change: at most 1.
         """
-        if (
-            self._element is not None
-        ):  # as large a step beside the greatest value as 4 bits have, or a larger one
+        # as large a step beside the greatest value as 4 bits have, or a larger one
+        if self._element is not None:
             return 1.0
         return min(15 / (self._qmax - self._qmin), 1.0)
 
@@ -167,7 +166,8 @@ class TrainableWeight:
         """What the codes stand for: floats of the shape and the type of the weight, with gradients."""  # noqa: E501
         scale, zero = self._grid()
         values = self._values(self._reals / scale, zero) * scale
-        rows, columns = self._start.shape[0], prod(self._start.shape[1:])
+        rows = self._start.shape[0]
+        columns = prod(self._start.shape[1:])
         return (
             values.reshape(rows, -1)[:, :columns]
             .reshape(self._start.shape)
@@ -188,11 +188,10 @@ class TrainableWeight:
         if not isinstance(self._spec.dtype, Scaled):
             kept = block_formats.scale_codes(kept, self._spec.dtype)
         kept = kept.to(start.scale.dtype)
-        zero = (
-            None
-            if zero is None
-            else zero.reshape(start.scale.shape).to(start.zero.dtype)
-        )
+        if zero is None:
+            zero = None
+        else:
+            zero = zero.reshape(start.scale.shape).to(start.zero.dtype)
         return replace(start, codes=codes, scale=kept, zero=zero)
 
     def _grid(self) -> tuple[Any, Any]:
@@ -210,7 +209,8 @@ class TrainableWeight:
         """Scales as they are stored."""
         share = self.high
         if self.low is not None:
-            above, below = self._qmax - self._zero, self._zero - self._qmin
+            above = self._qmax - self._zero
+            below = self._zero - self._qmin
             share = (above * self.high + below * self.low) / (self._qmax - self._qmin)
         scale = self._scale * share
         if isinstance(self._spec.dtype, TwoLevel):
@@ -243,7 +243,9 @@ class TrainableWeight:
 
     def _spacing(self, units: Any) -> Any:
         """The distance between neighbours of a code, in units of the scale."""
-        return 1.0 if self._element is None else _spacing_of(units, self._element)
+        if self._element is None:
+            return 1.0
+        return _spacing_of(units, self._element)
 
 
 def _spacing_of(x: Any, format: MiniFloat) -> Any:

@@ -21,7 +21,8 @@ OPTIMIZERS = ("adam", "sign")
 #: Steps that running means go back, about, and the greatest share of all steps. Over more steps
 #: roundings wander together, each making good what others lose, and the means of many no longer fit
 #: each other.
-_MEMORY, _SHARE = 50, 0.05
+_MEMORY = 50
+_SHARE = 0.05
 
 
 class Descent:
@@ -48,7 +49,8 @@ class Descent:
         range_lr: float | None,
         optimizer: str = "adam",
     ) -> None:
-        self._weights, self._sign = weights, optimizer == "sign"
+        self._weights = weights
+        self._sign = optimizer == "sign"
         rates: list[tuple[float, list[Any]]] = [(lr, [each.shift for each in weights])]
         if range_lr is not None:
             rates += [(range_lr * each.fineness, each.leaves()[1:]) for each in weights]
@@ -83,10 +85,8 @@ class Descent:
         """The error where the descent is; the place is remembered if it is the least so far."""
         found = error()
         if found < self.best:
-            self.best, self._kept = (
-                found,
-                [leaf.detach().clone() for leaf in self.leaves],
-            )
+            self.best = found
+            self._kept = [leaf.detach().clone() for leaf in self.leaves]
         return found
 
     def look_at_means(self, error: Callable[[], float]) -> float:
@@ -142,7 +142,7 @@ class Descent:
                 for index, tensor in parts.pop(name).items():
                     leaves[index].copy_(tensor)
         own = self._optimizer.state_dict()
-        places = range(len(self.leaves)) if parts else ()
+        places = range(len(self.leaves) if parts else 0)
         own["state"] = {
             place: {name: part[place] for name, part in parts.items()}
             for place in places
@@ -179,7 +179,8 @@ def draws(count: int, batch: int, seed: int) -> Iterator[list[int]]:
     >>> sorted(next(found) + next(found)[:1])
     [0, 1, 2, 3]
     """
-    generator, order = torch.Generator().manual_seed(seed), list[int]()
+    generator = torch.Generator().manual_seed(seed)
+    order = list[int]()
     while True:
         while len(order) < min(batch, count):
             order += torch.randperm(count, generator=generator).tolist()

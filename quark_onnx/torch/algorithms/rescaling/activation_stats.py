@@ -68,7 +68,8 @@ class _Collector:
     """
 
     def __init__(self, share: int, products: bool) -> None:
-        self._share, self._products = share, products
+        self._share = share
+        self._products = products
         self.count = 0
         self._sum: Any = None
         self._ends: list[Any] = []
@@ -82,13 +83,18 @@ class _Collector:
             return
         self.count += len(x)
         total = x.abs().sum(0)
-        self._sum = total if self._sum is None else self._sum.add_(total)
+        if self._sum is None:
+            self._sum = total
+        else:
+            self._sum = self._sum.add_(total)
         lo, hi = torch.aminmax(x, dim=0)
-        self._ends = (
-            [torch.minimum(self._ends[0], lo), torch.maximum(self._ends[1], hi)]
-            if self._ends
-            else [lo, hi]
-        )
+        if self._ends:
+            self._ends = [
+                torch.minimum(self._ends[0], lo),
+                torch.maximum(self._ends[1], hi),
+            ]
+        else:
+            self._ends = [lo, hi]
         if self._products and x.shape[-1] <= _PRODUCTS:
             if self._second is None:
                 self._second = x.new_zeros((x.shape[1], x.shape[1]))
@@ -113,11 +119,10 @@ class _Collector:
         lo, hi = self._ends or [zeros + torch.inf, zeros - torch.inf]
         self._ends = [distributed.least(lo), distributed.greatest(hi)]
         if self._products and len(zeros) <= _PRODUCTS:
-            second = (
-                zeros.new_zeros((len(zeros), len(zeros)))
-                if self._second is None
-                else self._second
-            )
+            if self._second is None:
+                second = zeros.new_zeros((len(zeros), len(zeros)))
+            else:
+                second = self._second
             self._second = distributed.summed(second)
         else:
             self._tokens = [

@@ -88,11 +88,9 @@ def _multiply(tensor: Any, factors: Any, unit: float = 0.0) -> None:
 
 
 def _outputs_first(module: Any, parameter: Any) -> Any:
-    return (
-        outputs_first(parameter.detach(), kind_of(module))
-        if parameter.ndim > 1
-        else parameter.detach()
-    )
+    if parameter.ndim > 1:
+        return outputs_first(parameter.detach(), kind_of(module))
+    return parameter.detach()
 
 
 def matrix_of(module: Any) -> Any:
@@ -102,7 +100,9 @@ def matrix_of(module: Any) -> Any:
         for parameter in module.parameters(recurse=False)
         if parameter.ndim > 1
     ]
-    return found[0] if len(found) == 1 and found[0].ndim == 2 else None
+    if len(found) == 1 and found[0].ndim == 2:
+        return found[0]
+    return None
 
 
 def inputs_last(module: Any) -> Any:
@@ -150,7 +150,10 @@ def find_norms(probe: BlockProbe) -> list[Pair]:
         ):
             continue
         readers = _readers(probe, name, size)
-        gain = _gain(probe, name, probe.factors(size)) if readers else None
+        if readers:
+            gain = _gain(probe, name, probe.factors(size))
+        else:
+            gain = None
         if gain is not None:
             every = torch.arange(size, device=parameters[0].device)
             found.append(Pair(name, readers, every, every, *gain))
@@ -173,13 +176,16 @@ def _readers(probe: BlockProbe, source: str, size: int) -> tuple[str, ...]:
         ]
         new = [name for name in new if _linear(probe, name, factors)]
         if not new:
-            return tuple(_with_unreached(probe, readers)) if probe.same(trace) else ()
+            if probe.same(trace):
+                return tuple(_with_unreached(probe, readers))
+            return ()
         readers += new
 
 
 def _linear(probe: BlockProbe, name: str, factors: Any) -> bool:
     """Whether what a part reads may be multiplied in its weight instead."""
-    module, weight = probe.parts[name], matrix_of(probe.parts[name])
+    module = probe.parts[name]
+    weight = matrix_of(probe.parts[name])
     if weight is None or kind_of(module) == "Embedding":
         return False
     if kind_of(module) is not None:
@@ -189,12 +195,11 @@ def _linear(probe: BlockProbe, name: str, factors: Any) -> bool:
     key = next(
         key for key, parameter in module.named_parameters() if parameter is weight
     )
-    x, factors = probe.base.read[name], factors.to(weight.dtype)
+    x = probe.base.read[name]
+    factors = factors.to(weight.dtype)
     try:
-        before, after = (
-            module(x),
-            functional_call(module, {key: weight * factors}, (x / factors,)),
-        )
+        before = module(x)
+        after = functional_call(module, {key: weight * factors}, (x / factors,))
     except (RuntimeError, TypeError, ValueError):  # it takes more than this
         return False
     return _close(before, after)
@@ -243,11 +248,10 @@ def _matched(
     """The pairs of two groups of layers that belong together."""
     if len(sources) > 1 and sources.keys() != readers.keys():
         return []
-    names = (
-        dict(zip(sources.values(), readers.values(), strict=False))
-        if len(sources) == 1
-        else {}
-    )
+    if len(sources) == 1:
+        names = dict(zip(sources.values(), readers.values(), strict=False))
+    else:
+        names = {}
     names = names or {source: readers[numbers] for numbers, source in sources.items()}
     if len(names) != len(readers):
         return []
@@ -266,10 +270,8 @@ def _layouts(probe: BlockProbe, names: Mapping[str, str]) -> Iterator[tuple[Any,
     """
     source, reader = next(iter(names.items()))
     device = inputs_last(probe.parts[source]).device
-    outputs, inputs = (
-        len(inputs_last(probe.parts[source])),
-        inputs_last(probe.parts[reader]).shape[1],
-    )
+    outputs = len(inputs_last(probe.parts[source]))
+    inputs = inputs_last(probe.parts[reader]).shape[1]
     every = torch.arange(inputs, device=device)
     if outputs == inputs:
         yield every, every
@@ -297,7 +299,8 @@ def _values_of(probe: BlockProbe, source: str, reader: str, outputs: int) -> Any
         return None
     before = probe.base.read[reader][0].float()
     every = torch.arange(outputs, device=before.device)
-    places, step = torch.zeros_like(before), 1
+    places = torch.zeros_like(before)
+    step = 1
     while step < outputs:
         trace = probe.run({source: 2.0 ** -(every // step % 4)})
         digits = torch.log2(trace.read[reader][0].float() / before)
@@ -309,8 +312,11 @@ def _values_of(probe: BlockProbe, source: str, reader: str, outputs: int) -> Any
             or whole.max() > 3
         ):
             return None
-        places, step = places + whole * step, 4 * step
-    return places.long() if places.max() < outputs else None
+        places = places + whole * step
+        step = 4 * step
+    if places.max() < outputs:
+        return places.long()
+    return None
 
 
 def _confirmed(
@@ -365,7 +371,8 @@ def pattern_of(name: str) -> str:
 
 def _gain(probe: BlockProbe, name: str, factors: Any) -> tuple[str, float] | None:
     """Which parameter of a norm multiplies what it computes, and what is added to it before."""
-    module, x = probe.parts[name], probe.base.read[name].float()
+    module = probe.parts[name]
+    x = probe.base.read[name].float()
     parameters = {
         key: parameter.detach().float()
         for key, parameter in module.named_parameters(recurse=False)

@@ -54,8 +54,11 @@ class BlockProbe:
 
         All that it computes where its width is another.
         """
-        output, hidden = self.base.output, self._call.hidden
-        return output - hidden if output.shape == hidden.shape else output
+        output = self.base.output
+        hidden = self._call.hidden
+        if output.shape == hidden.shape:
+            return output - hidden
+        return output
 
     def run(
         self,
@@ -68,7 +71,8 @@ class BlockProbe:
             divide: by part, what each channel that it computes is divided by.
             multiply: by part, what each channel that it reads is multiplied by; recorded before.
         """
-        read, made = dict[str, list[Any]](), dict[str, list[Any]]()
+        read = dict[str, list[Any]]()
+        made = dict[str, list[Any]]()
         hooks = []
         for name, part in self.parts.items():
             reading = _reading(read, name, (multiply or {}).get(name))
@@ -99,7 +103,8 @@ class BlockProbe:
 
     def unscaled(self, trace: Trace, name: str, factors: Any) -> bool:
         """Whether a part reads what it reads without factors, divided by them."""
-        before, now = self.base.read.get(name), trace.read.get(name)
+        before = self.base.read.get(name)
+        now = trace.read.get(name)
         if (
             before is None
             or now is None
@@ -108,9 +113,8 @@ class BlockProbe:
         ):
             return False
         kind = torch.finfo(now.dtype)
-        least = (
-            4 * kind.smallest_normal * kind.eps
-        )  # below, powers of two do not commute with rounding
+        # below, powers of two do not commute with rounding
+        least = 4 * kind.smallest_normal * kind.eps
         return bool(before.any()) and torch.allclose(
             now * factors.to(now.dtype),
             before,
@@ -187,14 +191,22 @@ def _reading(record: dict[str, list[Any]], name: str, factors: Any) -> Any:
             (key for key, value in named.items() if isinstance(value, torch.Tensor)),
             None,
         )
-        x = args[0] if args else named[key] if key is not None else None
+        if args:
+            x = args[0]
+        else:
+            if key is not None:
+                x = named[key]
+            else:
+                x = None
         if not isinstance(x, torch.Tensor):
             return None
         record.setdefault(name, []).append(x.flatten(0, -2))
         if factors is None:
             return None
         x = x * factors.to(x.dtype)
-        return ((x, *args[1:]), named) if args else (args, named | {key: x})
+        if args:
+            return ((x, *args[1:]), named)
+        return (args, named | {key: x})
 
     return hook
 
@@ -204,6 +216,8 @@ def _computing(record: dict[str, list[Any]], name: str, factors: Any) -> Any:
         if not isinstance(found, torch.Tensor):
             return None
         record.setdefault(name, []).append(found.flatten(0, -2))
-        return None if factors is None else found / factors.to(found.dtype)
+        if factors is None:
+            return None
+        return found / factors.to(found.dtype)
 
     return hook

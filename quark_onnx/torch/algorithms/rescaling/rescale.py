@@ -25,7 +25,8 @@ from quark_onnx.torch.runtime import distributed
 
 #: The greatest change of what a block computes, as a share of it; and in models of 16 bits, whose
 #: weights and norms are rounded again once they are multiplied.
-_BOUND, _BOUND_SHORT = 1e-4, 2e-2
+_BOUND = 1e-4
+_BOUND_SHORT = 2e-2
 #: Scales beyond this, around their geometric mean, would leave a type of 16 bits for nothing.
 _GREATEST_SCALE = 1e4
 
@@ -94,7 +95,8 @@ def best_of(
     """
     plain = best = Trial(None, tuple(errors(first)))
     for scale in candidates:
-        found, most = list[float](), sum(best.errors)
+        found = list[float]()
+        most = sum(best.errors)
         for error in errors(scale):
             found.append(error)
             if not sum(found) < most:
@@ -147,9 +149,8 @@ def rescale(
     }
     everywhere = distributed.from_first(find_pairs(job.block, job.floats[0]))
     pairs = [pair for pair in everywhere if not quantized.isdisjoint(pair.readers)]
-    leaders = [
-        pair.readers[0] for pair in pairs
-    ]  # experts come behind what reads all tokens
+    # experts come behind what reads all tokens
+    leaders = [pair.readers[0] for pair in pairs]
     moments = moments_of(job.block, job.calls, leaders, products=products)
     outcomes = list[Outcome]()
     for _, group in groupby(pairs, key=lambda pair: pattern_of(pair.source)):
@@ -168,7 +169,8 @@ def _rescale_alike(
 
     Take it back if the block does not compute what it did.
     """
-    block, call = job.block, job.floats[0]
+    block = job.block
+    call = job.floats[0]
     kept = [
         (tensor, tensor.detach().clone())
         for pair in pairs

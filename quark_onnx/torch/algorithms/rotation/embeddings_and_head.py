@@ -48,12 +48,13 @@ class EmbeddingsAndHead:
 
         def stand_in(*args: Any, **kwargs: Any) -> Any:
             front.append(args[0] if args else kwargs["hidden_states"])
-            result = front[0] if hidden is None else hidden
-            return (
-                result
-                if isinstance(self.form, torch.Tensor)
-                else (result, *self.form[1:])
-            )
+            if hidden is None:
+                result = front[0]
+            else:
+                result = hidden
+            if isinstance(self.form, torch.Tensor):
+                return result
+            return (result, *self.form[1:])
 
         own = {name: vars(block).get("forward") for name, block in self.blocks.items()}
         tensors = self.tensors() | dict(changed or {})

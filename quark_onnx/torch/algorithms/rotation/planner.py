@@ -65,7 +65,8 @@ class Rotator:
         self._walk = BlockStream(model, self.blocks, [batch])
         self.rotations = dict[str, OrthogonalMatrix]()
         name = next(iter(self.blocks))
-        first, call = self.blocks[name], self.call(name)
+        first = self.blocks[name]
+        call = self.call(name)
         self._outside = EmbeddingsAndHead(
             model,
             self.blocks,
@@ -74,7 +75,10 @@ class Rotator:
         )
         self.hidden = call.hidden
         self._size = call.hidden.shape[-1]
-        self._back = self._outside.back().read(call.hidden) if settings.r1 else ()
+        if settings.r1:
+            self._back = self._outside.back().read(call.hidden)
+        else:
+            self._back = ()
         self.centered = any(
             each.centered
             for each in (*self._back, *_part(name, first, call).read(call.hidden))
@@ -106,7 +110,9 @@ class Rotator:
         if not self.settings.r1:
             return WeightRewrites(), 0.0
         self._outside.check_reached()
-        hidden, front, back = self.hidden, self._outside.front(), self._outside.back()
+        hidden = self.hidden
+        front = self._outside.front()
+        back = self._outside.back()
         behind = [
             name for each in self._back for name in (each.norm, *each.readers) if name
         ]
@@ -120,10 +126,8 @@ class Rotator:
         tensors = self._outside.tensors()
         changed = self._changed(plan, tensors.__getitem__)
         turn = self.rotation(STREAM, plan).turn
-        before, after = (
-            self._outside.run(hidden),
-            self._outside.run(turn(hidden), changed),
-        )
+        before = self._outside.run(hidden)
+        after = self._outside.run(turn(hidden), changed)
         errors = [_error(turn(before[0]), after[0]), _error(before[1], after[1])]
         return plan, _checked("what surrounds the blocks", max(errors))
 
@@ -159,23 +163,23 @@ class Rotator:
             for handle in handles:
                 handle.remove()
         odd = part.unknown()
-        why = (
-            f"; {odd[0]} belongs to no layer, perhaps it reads or writes the residual"
-            " stream"
-            if odd
-            else ""
-        )
+        if odd:
+            why = (
+                f"; {odd[0]} belongs to no layer, perhaps it reads or writes the residual"
+                " stream"
+            )
+        else:
+            why = ""
         return plan, _checked(name, _error(turn(before), after), why), before
 
     def _plan(self, part: Part, hidden: Any) -> WeightRewrites:
         readings = part.read(hidden)
         skipped = {name for each in readings for name in each.readers}
         writers = part.written(hidden, self._size, skipped, normed=not self.settings.r1)
-        plan = (
-            fold_stream(part, Stream(readings, writers), self._size)
-            if self.settings.r1
-            else WeightRewrites()
-        )
+        if self.settings.r1:
+            plan = fold_stream(part, Stream(readings, writers), self._size)
+        else:
+            plan = WeightRewrites()
         heads = part.heads(hidden, writers)
         for each in heads if self.settings.r2 else ():
             plan.update(fold_heads(part, each))
@@ -264,7 +268,9 @@ def _part(
     def run(hidden: Any) -> Any:
         with torch.no_grad():
             found = _raw(block, tensors, call, hidden)
-        return found if isinstance(found, torch.Tensor) else found[0]
+        if isinstance(found, torch.Tensor):
+            return found
+        return found[0]
 
     return Part(modules, run)
 

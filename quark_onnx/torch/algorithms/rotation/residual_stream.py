@@ -105,7 +105,8 @@ class Part:
         """Run it on hidden states of shape (..., features), and put others in the place of what
         modules compute.
         """
-        inputs, outputs = dict[str, list[Any]](), dict[str, list[Any]]()
+        inputs = dict[str, list[Any]]()
+        outputs = dict[str, list[Any]]()
         handles = []
         for name, module in self.modules.items():
             change = (replaced or {}).get(name)
@@ -155,9 +156,11 @@ class Part:
         size = hidden.shape[-1]
         direction = _direction(size, hidden)
         far = _LARGE * _magnitude(hidden) * direction
-        before, after = self.seen(hidden), self.seen(hidden + far)
+        before = self.seen(hidden)
+        after = self.seen(hidden + far)
         matrices = dict(self.weighted())
-        found, plain = list[Reading](), list[str]()
+        found = list[Reading]()
+        plain = list[str]()
         for name, module in self.modules.items():
             reads = [
                 (one, other)
@@ -174,7 +177,8 @@ class Part:
 
     def _behind(self, name: str, norm: Any, hidden: Any, before: Seen) -> Reading:
         """What reads a norm: there, the same vector for all tokens is seen."""
-        x, output = before.inputs[name][0], before.outputs[name][0]
+        x = before.inputs[name][0]
+        output = before.outputs[name][0]
         constant = _direction(output.shape[-1], output, seed=1) * _magnitude(output)
         seen = self.seen(hidden, {name: _constantly(constant)})
         patterns = {
@@ -213,18 +217,20 @@ class Part:
         groups = dict[str, list[str]]()
         base = self.seen(hidden)
         for name, weight in self.weighted():
-            wide = weight.shape[1] if is_table(self.modules[name]) else weight.shape[0]
+            if is_table(self.modules[name]):
+                wide = weight.shape[1]
+            else:
+                wide = weight.shape[0]
             if wide == size and name not in skipped:
                 groups.setdefault(pattern_of(name), []).append(name)
         found = list[str]()
         far = _LARGE * _magnitude(base.result) * _direction(size, base.result)
         for names in groups.values():
             seen = self.seen(hidden, dict.fromkeys(names, _plus(far)))
-            norm = (
-                None
-                if (adds := follows(base.result, seen.result, far))
-                else self._norm_behind(base, seen, far)
-            )
+            if adds := follows(base.result, seen.result, far):
+                norm = None
+            else:
+                norm = self._norm_behind(base, seen, far)
             if norm is not None and not normed:
                 raise ModelError(
                     f"{norm} normalizes what {names[0]} computes before it is added to"
@@ -251,7 +257,8 @@ class Part:
         """Values of attention that writers read: with the same values for all tokens, mixing them
         changes nothing.
         """
-        matrices, found = dict(self.weighted()), list[Heads]()
+        matrices = dict(self.weighted())
+        found = list[Heads]()
         base = self.seen(hidden)
         for reader in (name for name in writers if name in base.inputs):
             parent = reader.rpartition(".")[0]
@@ -316,7 +323,9 @@ class Part:
         rows = rows.reshape(-1, size)
         alike = (factors - factors[:, :1]).abs().max() <= 1e-3 * factors.abs().min()
         in_turn = (rows == rows[:, :1] + torch.arange(size, device=rows.device)).all()
-        return tuple(rows[:, 0].unique().tolist()) if bool(alike & in_turn) else ()
+        if bool(alike & in_turn):
+            return tuple(rows[:, 0].unique().tolist())
+        return ()
 
 
 def follows(before: Any, after: Any, far: Any) -> bool:
@@ -342,12 +351,14 @@ def floats_of(module: Any, recurse: bool = True) -> dict[str, Any]:
 def in_float32(value: Any) -> Any:
     """Tensors of floats in float32, wherever they lie in lists and mappings."""
     if isinstance(value, torch.Tensor):
-        return value.float() if value.is_floating_point() else value
+        if value.is_floating_point():
+            return value.float()
+        return value
     if isinstance(value, dict):
         return {key: in_float32(each) for key, each in value.items()}
-    return (
-        type(value)(map(in_float32, value)) if type(value) in (list, tuple) else value
-    )
+    if type(value) in (list, tuple):
+        return type(value)(map(in_float32, value))
+    return value
 
 
 def is_table(module: Any) -> bool:
@@ -459,7 +470,9 @@ def _keep_output(
     def hook(module: Any, args: tuple[Any, ...], found: Any) -> Any:
         if isinstance(found, torch.Tensor):
             record.setdefault(name, []).append(found)
-            return None if change is None else change(found)
+            if change is None:
+                return None
+            return change(found)
         return None
 
     return hook

@@ -131,7 +131,10 @@ def rotate(
         ModelError: the model cannot be rotated: its norms stand behind its layers, or a part of it
             computes something else when it is rotated.
     """
-    found = [] if data is None else list(batches(data))
+    if data is None:
+        found = []
+    else:
+        found = list(batches(data))
     if settings.trained and not (found and layers):
         raise DataError(
             "rotations are learned from data, for layers that are quantized; give both,"
@@ -233,7 +236,8 @@ def rotate_sources(model: Any, sources: Sources, settings: Rotation) -> Rotated:
         for name, module in outside:
             if not any(within(name, block) for block in blocks):
                 empty(module)
-    whole, rotations = planned.whole, rotator.rotations
+    whole = planned.whole
+    rotations = rotator.rotations
     sources.change(whole.rewrites, lambda name, get: whole.tensor(name, get, rotations))
     tie(model, sources.tied)
     return Rotated(
@@ -253,7 +257,8 @@ def _planned(
 ) -> _Planned:
     """Plan all parts; a block has its weights while something goes on ``at`` it."""
     first, worst = rotator.outside()
-    parts, hidden = [first], rotator.hidden
+    parts = [first]
+    hidden = rotator.hidden
     for name in rotator.blocks:
         with at(name):
             plan, error, hidden = rotator.block(name, hidden)
@@ -331,11 +336,9 @@ def _sample(model: Any) -> Any:
 def _short(batch: Any) -> Any:
     """The first tokens of the first sample, where a batch is token ids, and masks of their shape."""  # noqa: E501
     if isinstance(batch, torch.Tensor):
-        return (
-            batch[:1, :_TOKENS]
-            if batch.ndim == 2 and not batch.is_floating_point()
-            else batch
-        )
+        if batch.ndim == 2 and not batch.is_floating_point():
+            return batch[:1, :_TOKENS]
+        return batch
     if isinstance(batch, Mapping) and all(
         isinstance(each, torch.Tensor) and each.ndim == 2 for each in batch.values()
     ):

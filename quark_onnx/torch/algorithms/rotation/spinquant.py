@@ -83,7 +83,10 @@ class Trainee:
         layers: Layers,
         fixed: Mapping[str, OrthogonalMatrix],
     ) -> None:
-        self._model, self._plan, self._layers, self._fixed = model, plan, layers, fixed
+        self._model = model
+        self._plan = plan
+        self._layers = layers
+        self._fixed = fixed
         self.device = next(model.parameters()).device
         self._floats = {
             name: each.detach().float()
@@ -169,10 +172,8 @@ def learn(
     before = losses[0]
     least = min(losses)
     best = dict(starts[losses.index(least)])
-    now, moments = (
-        dict(best),
-        {name: torch.zeros_like(matrix) for name, matrix in best.items()},
-    )
+    now = dict(best)
+    moments = {name: torch.zeros_like(matrix) for name, matrix in best.items()}
     random = torch.Generator().manual_seed(how.seed)
     with Progress(how.progress, how.steps, "learning rotations", "step") as bar:
         for step in range(how.steps):
@@ -189,7 +190,8 @@ def learn(
             if (step + 1) % max(how.steps // _LOOKS, 1) == 0:
                 loss = _whole(trainee, now, rows, how.batch)
                 if loss < least:
-                    least, best = loss, dict(now)
+                    least = loss
+                    best = dict(now)
             bar.update(step + 1)
     return Learned(best, before, least)
 
@@ -216,10 +218,8 @@ def cayley_step(
         skew = skew - skew.mean(1, keepdim=True)
     tangent = skew @ matrix
     scale = angle * size**0.5 / skew.norm().clamp_min(1e-30)
-    one, half = (
-        torch.eye(size, dtype=matrix.dtype, device=matrix.device),
-        scale * skew / 2,
-    )
+    one = torch.eye(size, dtype=matrix.dtype, device=matrix.device)
+    half = scale * skew / 2
     return torch.linalg.solve(one - half, (one + half) @ matrix), tangent
 
 

@@ -73,7 +73,9 @@ class Gain:
         gain = gain.reshape(
             [-1 if place == self.axis % x.ndim else 1 for place in range(x.ndim)],
         )
-        return torch.where(x == 0, x, x / gain) if self.inverse else x * gain
+        if self.inverse:
+            return torch.where(x == 0, x, x / gain)
+        return x * gain
 
 
 @dataclass(frozen=True)
@@ -206,7 +208,8 @@ def _fold_norm(plan: WeightRewrites, part: Part, reading: Reading) -> Gain | Non
     """
     if reading.norm is None:
         return None
-    norm, gain = part.modules[reading.norm], None
+    norm = part.modules[reading.norm]
+    gain = None
     if reading.neutral is not None:
         plan.add(f"{reading.norm}.weight", fill=reading.neutral)
         gain = Gain(f"{reading.norm}.weight", reading.neutral, axis=0)
@@ -248,7 +251,8 @@ def fold_heads(part: Part, heads: Heads) -> WeightRewrites:
 
 def fold_online(part: Part, name: str, size: int) -> WeightRewrites:
     """The rotation of what a layer reads, which each run computes."""
-    rotation, axis = f"online {size}", inputs_of(part.modules[name])
+    rotation = f"online {size}"
+    axis = inputs_of(part.modules[name])
     return WeightRewrites(
         {f"{name}.weight": Rewrite(turns=(Turn(axis, rotation),))},
         {name: rotation},
@@ -263,7 +267,9 @@ def inputs_of(module: Any) -> int:
 
 def outputs_of(module: Any) -> int:
     """The axis of a module's weight that what it computes has."""
-    return 1 if is_table(module) else 1 - inputs_of(module)
+    if is_table(module):
+        return 1
+    return 1 - inputs_of(module)
 
 
 def _has_bias(module: Any) -> bool:

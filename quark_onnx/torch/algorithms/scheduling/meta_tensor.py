@@ -78,9 +78,8 @@ def _attended(query: Any, key: Any, value: Any, *others: Any, **named: Any) -> A
     Torch goes through all of it there, and takes milliseconds.
     """
     batch = torch.broadcast_shapes(*(each.shape[:-3] for each in (query, key, value)))
-    heads = max(
-        each.shape[-3:-2] for each in (query, key, value)
-    )  # queries may share keys and values
+    # queries may share keys and values
+    heads = max(each.shape[-3:-2] for each in (query, key, value))
     return torch.empty(
         *batch,
         *heads,
@@ -105,7 +104,10 @@ def _changed(
         or name == "__setitem__"
         or (name.endswith("_") and not name.endswith("__"))
     )
-    first = [args[0] if args else next(iter(kwargs.values()), None)] if changes else []
+    if changes:
+        first = [args[0] if args else next(iter(kwargs.values()), None)]
+    else:
+        first = []
     leaves: list[Any] = tree_leaves([*first, kwargs.get("out")])
     return leaves
 
@@ -114,4 +116,6 @@ def _without_numbers(value: Any) -> Any:
     """An argument as blanks take it: there are no numbers on any device."""
     if isinstance(value, torch.Tensor):
         return value.to("meta")
-    return torch.device("meta") if isinstance(value, torch.device) else value
+    if isinstance(value, torch.device):
+        return torch.device("meta")
+    return value

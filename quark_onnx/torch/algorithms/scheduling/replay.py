@@ -64,13 +64,18 @@ class Replay:
         stages: Sequence[Stage],
         made: Mapping[str, Quantized],
     ) -> None:
-        self._job, self._stages, self._made = job, stages, made
+        self._job = job
+        self._stages = stages
+        self._made = made
         self._kept = dict[int, _Kept]()
         size = sum(
             each.numel() * each.element_size() for each in job.block.parameters()
         )
         # layers that are run several times, or by chance, have not computed one thing
-        self._limit = max(LEAST, size) if all(stage.last for stage in stages) else 0
+        if all(stage.last for stage in stages):
+            self._limit = max(LEAST, size)
+        else:
+            self._limit = 0
         self.begin(0)
 
     def begin(self, place: int) -> None:
@@ -91,7 +96,7 @@ class Replay:
             run: runs it, and returns what is asked for: what layers read, each time that they are
                 run, by their names, or a tensor.
         """
-        kept = _Kept() if not self._place else self._kept.pop(index, None)
+        kept = self._kept.pop(index, None) if self._place else _Kept()
         if kept is None:
             return self._whole(call, run)
         new = _Kept(blanks=dict(kept.blanks))
@@ -103,9 +108,10 @@ class Replay:
                 Exception
             ):  # it has asked for the numbers of a blank, or fails in any case
                 found = None
-        reads = (
-            {"": [found]} if found is None or isinstance(found, torch.Tensor) else found
-        )
+        if found is None or isinstance(found, torch.Tensor):
+            reads = {"": [found]}
+        else:
+            reads = found
         if any(
             each is None or isinstance(each, MetaTensor)
             for parts in reads.values()
@@ -152,7 +158,8 @@ class Replay:
     @contextlib.contextmanager
     def _standing_in(self, kept: _Kept, new: _Kept) -> Iterator[None]:
         """Layers hand out what they have computed, or compute it of what was kept."""
-        modules, own = dict[str, Any](), dict[str, Any]()
+        modules = dict[str, Any]()
+        own = dict[str, Any]()
         for place, leader, name in self._before():
             module = modules[name] = self._job.block.get_submodule(
                 self._job.local(name),
@@ -197,9 +204,10 @@ class Replay:
         """
 
         def forward(*args: Any, **named: Any) -> Any:
-            found = (
-                self._layer(name)(*args, **named) if x is None else self._layer(name)(x)
-            )
+            if x is None:
+                found = self._layer(name)(*args, **named)
+            else:
+                found = self._layer(name)(x)
             if isinstance(found, MetaTensor):
                 return found
             if keep:

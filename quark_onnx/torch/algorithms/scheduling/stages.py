@@ -82,26 +82,23 @@ def stages_of(block: Any, layers: Layers, call: Call) -> list[Stage]:
             (trace.read.get(name, name), layers[name][1].input),
             [],
         ).append(name)
-    places = {
-        name: place for place, name in enumerate(trace.read)
-    }  # in the order of the run
+    # in the order of the run
+    places = {name: place for place, name in enumerate(trace.read)}
     tokens = call.hidden.shape[:-1].numel()
     stages = []
     for level in sorted(found):
         names = [name for group in found[level].values() for name in group]
         always = all(name in places and trace.once(name, tokens) for name in names)
         leaders = tuple(tuple(group) for group in found[level].values())
-        last = (
-            max((group[0] for group in leaders), key=places.__getitem__)
-            if always
-            else None
-        )
+        if always:
+            last = max((group[0] for group in leaders), key=places.__getitem__)
+        else:
+            last = None
         stages.append(
             Stage(leaders, last, {name: until.get(name, level) for name in names}),
         )
-    return list(
-        distributed.from_first(stages),
-    )  # another sample may reach other experts
+    # another sample may reach other experts
+    return list(distributed.from_first(stages))
 
 
 def stages_in(job: BlockJob, names: Iterable[str]) -> list[Stage]:
@@ -119,9 +116,8 @@ def stages_in(job: BlockJob, names: Iterable[str]) -> list[Stage]:
     )
     if alike not in job.known:
         found = stages_of(job.block, layers, job.calls[0])
-        if not all(
-            stage.last for stage in found
-        ):  # which experts are chosen is another matter in each block
+        # which experts are chosen is another matter in each block
+        if not all(stage.last for stage in found):
             return found
         job.known[alike] = (job.name, found)
     name, stages = job.known[alike]
@@ -141,7 +137,8 @@ def stages_in(job: BlockJob, names: Iterable[str]) -> list[Stage]:
 
 def _twins(name: str, other: str) -> bool:
     """Whether names differ in numbers alone, as those of experts do."""
-    one, two = name.split("."), other.split(".")
+    one = name.split(".")
+    two = other.split(".")
     return len(one) == len(two) and all(
         a == b or (a.isdigit() and b.isdigit()) for a, b in zip(one, two, strict=True)
     )
@@ -156,10 +153,8 @@ class _Trace:
         self._inputs: dict[str, Any] = {}
         self._own: dict[Any, str] = {}
         self._alive: list[Any] = []  # so that no tensor takes the place of another
-        self.read: dict[
-            str,
-            tuple[Any, ...],
-        ] = {}  # address and shape, for each time that it is run
+        # address and shape, for each time that it is run
+        self.read: dict[str, tuple[Any, ...]] = {}
 
     def __enter__(self) -> _Trace:
         for name, layer in self._layers.items():
@@ -184,11 +179,10 @@ class _Trace:
             self._inputs[name] = x.grad_fn
             self.read[name] = (*self.read.get(name, ()), (x.data_ptr(), x.shape))
             # a node of its own, as a layer without gradients has none
-            found = (
-                found.detach().requires_grad_().clone()
-                if found.grad_fn is None
-                else found.clone()
-            )
+            if found.grad_fn is None:
+                found = found.detach().requires_grad_().clone()
+            else:
+                found = found.clone()
             self._own[found.grad_fn] = name
             return found
 
@@ -201,9 +195,8 @@ class _Trace:
     def levels(self) -> dict[str, int]:
         """How many layers stand in front of each, one behind the other."""
         found: dict[str, int] = {}
-        for name in (
-            self._inputs
-        ):  # in the order of the run: what a layer reads has a level already
+        # in the order of the run: what a layer reads has a level already
+        for name in self._inputs:
             before = (
                 found[other]
                 for other in self._behind(self._inputs[name])
@@ -226,7 +219,8 @@ class _Trace:
 
     def _behind(self, node: Any) -> Iterator[str]:
         """Layers that a tensor is made of, as far as the first on each way."""
-        todo, seen = [node], {node}
+        todo = [node]
+        seen = {node}
         while todo:
             node = todo.pop()
             if node is None:
