@@ -44,7 +44,7 @@ def add_accuracy_options(parser: Parser) -> None:
     group.add_argument(
         "--accuracy",
         metavar="LOSS%|DB",
-        help="accepted loss, such as 1%%, or least SQNR, such as 25dB; else exit code 1",
+        help="accepted loss, such as 1%%, or least SQNR, such as 25dB",
     )
     group.add_argument(
         "--budget",

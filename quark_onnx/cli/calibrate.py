@@ -15,6 +15,7 @@ from quark_onnx.cli.parsing import (
     count,
     path,
 )
+from quark_onnx.cli.settings import config_base
 from quark_onnx.cli.workers import workers
 from quark_onnx.config import QConfig
 from quark_onnx.steps import FORMATS
@@ -36,7 +37,7 @@ def add_arguments(parser: Parser) -> None:
         "model",
         metavar="MODEL",
         type=path,
-        help="the float model, an .onnx file; it is not changed",
+        help="float model, an .onnx file; it is not changed",
     )
     parser.add_argument(
         "-o",
@@ -44,42 +45,45 @@ def add_arguments(parser: Parser) -> None:
         metavar="RANGES",
         type=path,
         required=True,
-        help="the file to write",
+        help="write the ranges here",
     )
     add_data_options(parser)
     group = parser.add_argument_group("ranges")
-    group.add_argument(
-        "--config",
-        metavar="PRESET|FILE.yaml",
+    base = group.add_mutually_exclusive_group()
+    base.add_argument(
+        "--preset",
+        metavar="NAME",
         default="A8W8",
-        help="the preset whose tensors are measured (default: A8W8)",
+        help="preset whose tensors are measured",
+    )
+    base.add_argument(
+        "--config",
+        metavar="FILE.yaml",
+        help="YAML file with all settings, in place of a preset",
     )
     group.add_argument(
         "--format",
         choices=list(FORMATS),
         default="quark",
-        help=(
-            "quark has statistics for every calibrator, the others one range for each"
-            " tensor (default: quark)"
-        ),
+        help="file format; only quark serves every calibrator",
     )
     group.add_argument(
         "--calibrator",
         metavar="NAME[:SETTING=VALUE,...]",
-        help="finds the ranges for the other formats (default: that of the preset)",
+        help="calibrator for the other formats; the preset's own unless given",
     )
     parser.add_argument(
         "--workers",
         metavar="N",
         type=count,
         default=1,
-        help="processes that calibrate, with the same result (default: 1)",
+        help="calibration processes; the result does not depend on N",
     )
     add_common_options(parser)
 
 
 def run(options: Namespace) -> Answer:
-    config = QConfig.of(options.config)
+    config = QConfig.of(config_base(options))
     if options.calibrator is not None:
         config = config.with_(calibrator=options.calibrator)
     data = data_of(options)

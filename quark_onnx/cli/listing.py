@@ -53,9 +53,10 @@ def add_arguments(parser: Parser) -> None:
         nargs="?",
         choices=list(_KINDS),
         metavar="KIND",
-        help=", ".join(_KINDS) + "; all unless given",
+        help="what to list; everything unless given",
     )
     add_common_options(parser)
+    parser.epilog = f"kinds: {', '.join(_KINDS)}\n\n{EXAMPLE}"
 
 
 def run(options: Namespace) -> Answer:

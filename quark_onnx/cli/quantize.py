@@ -87,10 +87,7 @@ def add_arguments(parser: Parser) -> None:
         "--ranges",
         metavar="FILE",
         type=path,
-        help=(
-            "take ranges from a file of 'quark-onnx calibrate', or a calibration cache"
-            " of TensorRT or onnxruntime; --data then measures the error alone"
-        ),
+        help="file of 'quark-onnx calibrate', or a TensorRT or onnxruntime cache",
     )
     parser.add_argument(
         "--workers",

@@ -53,8 +53,8 @@ def add_config_options(
         base.add_argument(
             "--recipe",
             choices=[AUTO, *recipes],
-            help="preset and optimizers by model type (auto detects it), see 'quark-onnx list"
-            " recipes'",
+            metavar="NAME",
+            help="settings by model type (auto detects it), see 'quark-onnx list recipes'",
         )
     calibrator = group.add_argument(
         "--calibrator",
@@ -212,7 +212,7 @@ def add_task_option(parser: Parser) -> None:
     )
 
 
-def _base(options: Namespace) -> str:
+def config_base(options: Namespace) -> str:
     """Return the preset's name or the file that the other settings change."""
     if options.config is None:
         return str(options.preset)
@@ -233,7 +233,7 @@ def config_of(options: Namespace, base: QConfig | None = None) -> QConfig:  # no
     Raises:
         ConfigError: a name is unknown or a setting is wrong.
     """
-    config = QConfig.of(_base(options)) if base is None else base
+    config = QConfig.of(config_base(options)) if base is None else base
     changes: dict[str, Any] = {
         name: value
         for name in (

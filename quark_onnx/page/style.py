@@ -30,8 +30,8 @@ h2 { font-size: 18px; font-weight: 650; letter-spacing: -0.005em; margin: 48px 0
 p { margin: 0 0 12px; max-width: 72ch; }
 .names { overflow-wrap: anywhere; margin-bottom: 24px; }
 .facts { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 1px; margin: 0;
-  background: var(--line); border: 1px solid var(--line); border-radius: 10px; overflow: hidden; }
-.facts div { background: var(--card); padding: 14px 16px; }
+  background: var(--card); border: 1px solid var(--line); border-radius: 10px; overflow: hidden; }
+.facts div { outline: 1px solid var(--line); padding: 14px 16px; }
 .facts dt { color: var(--soft); font-size: 13px; }
 .facts dd { margin: 2px 0 0; font-size: 22px; font-weight: 600; letter-spacing: -0.01em; }
 .facts small { display: block; font-size: 13px; font-weight: 400; letter-spacing: 0; color: var(--soft);

@@ -35,6 +35,7 @@ svg .front { fill: var(--accent); stroke: var(--accent); } svg .best { fill: var
 svg .steps { fill: none; stroke: var(--accent); stroke-width: 1.2; opacity: 0.6; }
 .key i.front { background: var(--accent); } .key i.best { background: var(--good); }
 .key i.point { background: none; border: 1.4px solid var(--faint); }
+.pair svg { max-width: 520px; }
 .number { text-align: right; white-space: nowrap; padding-right: 16px; }
 .candidates td:nth-child(2) { overflow-wrap: anywhere; min-width: 200px; } pre { margin: 0; overflow-x: auto; font-size: 13px; }
 """  # noqa: E501
