@@ -58,7 +58,7 @@ _EVERY, _AT_MOST = 4, 64
 #: A candidate may take this share of the budget.
 _SHARE = 0.25
 #: So many proposals of the sampler in a row may be known already.
-_DUPLICATES = 8
+_DUPLICATES = 4
 #: So many candidates are tried unless the user says otherwise.
 TRIALS = 24
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from re import split
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from quark_onnx.analysis.keys import config_key
 from quark_onnx.config import QConfig
 from quark_onnx.config.qconfig import parse_optimizer
 from quark_onnx.config.spec import check_names, parse_calibrator
@@ -211,7 +212,7 @@ class Space:
         return Trial(" ".join(name), config, tuple(choices.items()))
 
     def order(self, early: str = "") -> tuple[list[Trial], list[Trial]]:
-        """Return all configurations in the order of cost and promise.
+        """Return all configurations, each once, in the order of cost and promise.
 
         Args:
             early: an optimizer that promises much for the model; a candidate with it comes second.
@@ -222,8 +223,13 @@ class Space:
         """
         labels = {axis: list(choices) for axis, choices in self.axes.items()}
         probes, others = list[Trial](), list[Trial]()
+        seen = set[str]()  # a choice may be what a preset has anyway
         for combination in product(*labels.values()):
             trial = self.trial(dict(zip(labels, combination, strict=True)))
+            key = config_key(trial.config)
+            if key in seen:
+                continue
+            seen.add(key)
             changes = sum(label != labels[axis][0] for axis, label in trial.choices)
             (probes if changes <= 1 else others).append(trial)
         probes.sort(key=lambda trial: trial.relative_cost)

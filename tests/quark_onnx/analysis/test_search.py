@@ -25,7 +25,13 @@ from quark_onnx import (
     search,
 )
 from quark_onnx.analysis import Search
-from quark_onnx.errors import ConfigError, DataError, ModelError
+from quark_onnx.errors import (
+    ConfigError,
+    DataError,
+    MissingDependency,
+    ModelError,
+    TimeLimitError,
+)
 from tests.models import parse, residual, samples, weight
 
 MODULE = sys.modules["quark_onnx.analysis.search"]
@@ -174,6 +180,25 @@ def test_equalization_comes_second_where_layers_have_gates_between_them() -> Non
         assert names(found) == {"A8W8", second}
 
 
+def test_a_choice_that_a_preset_has_anyway_is_tried_once() -> None:
+    calibrator = QConfig.of("S8S8").activation.calibrator.name  # type: ignore[union-attr]
+    space = Space(["S8S8", "A8W8"], [calibrator], optimizers=[])
+    found = search(residual(), pixels(), space=space)
+    assert names(found) == {"S8S8", "A8W8", f"A8W8 {calibrator}"}
+    assert found.total == 3
+
+
+def test_without_optuna_it_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    with pytest.raises(
+        MissingDependency,
+        match=r"a search needs Optuna: pip install 'quark-onnx\[search\]'",
+    ):
+        search(residual(), pixels(), space=SMALL)
+
+
 def test_presets_of_a_target() -> None:
     assert "XINT8" not in Space().axes["preset"]
     presets = Space(target="phx").axes["preset"]
@@ -248,6 +273,25 @@ def test_what_is_slow_is_left_out_and_what_is_fast_is_not(workshop: Workshop) ->
     assert found.left == ["S8S8 bias_correction"]
     assert sum("bias_correction" in name for name in names(found)) == 1
     assert sum(name.endswith(" cle") for name in names(found)) == 2
+
+
+def test_a_candidate_whose_time_is_over_is_named_and_tried_again(
+    workshop: Workshop, monkeypatch: pytest.MonkeyPatch, journal: Path
+) -> None:
+    def quantize_in_time(model: Any, data: Any, config: QConfig, **more: Any) -> Any:
+        if config.optimizers:
+            workshop.now += 77.0
+            raise TimeLimitError("its time is over")
+        return workshop.quantize(model, data, config, **more)
+
+    space = {"presets": "A8W8", "calibrators": [], "optimizers": ["bias_correction"]}
+    with monkeypatch.context() as patch:
+        patch.setattr(MODULE, "quantize", quantize_in_time)
+        found = search(residual(), pixels(), space=space, budget=300, journal=journal)
+    assert names(found) == {"A8W8"}
+    assert found.left == ["A8W8 bias_correction (ended after 77 s)"]
+    found = search(residual(), pixels(), space=space, journal=journal)
+    assert names(found) == {"A8W8", "A8W8 bias_correction"}
 
 
 def test_reading_the_data_counts(workshop: Workshop) -> None:
@@ -619,7 +663,8 @@ def test_every_default_is_valid_and_the_names_tell_them_apart() -> None:
     probes, others = space.order("cle")
     assert [trial.name for trial in probes[:2]] == ["A8W8", "A8W8 cle+bias_correction"]
     trials = [*probes, *others]
-    assert len(trials) == 3 * 6 * 6
+    # two presets have one of the calibrators anyway
+    assert len(trials) == 3 * 6 * 6 - 2 * 6
     assert len({trial.name for trial in trials}) == len(trials)
     costs = [trial.relative_cost for trial in others]
     assert costs == sorted(costs)
