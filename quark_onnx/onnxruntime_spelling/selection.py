@@ -11,6 +11,45 @@ from quark_onnx.graph.node import inner_nodes
 from quark_onnx.onnxruntime_spelling.request import Request, logger, names
 from quark_onnx.registry import RULES
 
+#: Operators that onnxruntime quantizes where none are named: QDQRegistry and QLinearOpsRegistry of
+#: ``onnxruntime.quantization.registry`` 1.32.
+DEFAULT_TYPES = (
+    "Add",
+    "ArgMax",
+    "AveragePool",
+    "BatchNormalization",
+    "Clip",
+    "Concat",
+    "Conv",
+    "ConvTranspose",
+    "CumSum",
+    "EmbedLayerNormalization",
+    "Flatten",
+    "Gather",
+    "GatherElements",
+    "Gemm",
+    "GlobalAveragePool",
+    "InstanceNormalization",
+    "LayerNormalization",
+    "LeakyRelu",
+    "MatMul",
+    "MaxPool",
+    "Mul",
+    "Pad",
+    "Relu",
+    "Reshape",
+    "Resize",
+    "Sigmoid",
+    "Slice",
+    "Softmax",
+    "Split",
+    "Squeeze",
+    "TopK",
+    "Transpose",
+    "Unsqueeze",
+    "Where",
+)
+
 #: Operators whose activations may have a scale that each run computes, or that look rows up in a
 #: table of codes.
 _DYNAMIC = frozenset({"MatMul", "Gemm", "Conv", "Gather"})
@@ -28,6 +67,8 @@ def choose(request: Request) -> None:
     excluded = names(request.arguments, "nodes_to_exclude")
     if types:
         _choose_types(request, types)
+    elif not request.dynamic:
+        request.changes["op_types"] = tuple(sorted(ruled_kinds(DEFAULT_TYPES)))
     if nodes:
         known = known_nodes(request.graph, nodes, "nodes_to_quantize")
         if known:

@@ -178,6 +178,34 @@ def branches() -> ModelProto:
     return _model(nodes, ("N", 16), ("N", 16), weights)
 
 
+def detector() -> ModelProto:
+    """Two convolutions, and a decoding of boxes: corners from a grid and sizes, in pixels."""
+    node = helper.make_node
+    nodes = [
+        node("Conv", ["x", "w1", "b1"], ["c1"], "conv1", pads=[1, 1, 1, 1]),
+        node("Relu", ["c1"], ["r1"], "relu1"),
+        node("Conv", ["r1", "w2", "b2"], ["c2"], "conv2", pads=[1, 1, 1, 1]),
+        node("Reshape", ["c2", "flat"], ["f"], "flatten"),
+        node("Sigmoid", ["f"], ["s"], "sigmoid"),
+        node("Mul", ["s", "two"], ["m"], "double"),
+        node("Sub", ["m", "half"], ["o"], "offset"),
+        node("Add", ["o", "grid"], ["g"], "place"),
+        node("Mul", ["g", "stride"], ["y"], "pixels"),
+    ]
+    weights = {
+        "w1": _normal(8, 3, 3, 3, seed=1, scale=0.3),
+        "b1": _normal(8, seed=2, scale=0.1),
+        "w2": _normal(4, 8, 3, 3, seed=3, scale=0.2),
+        "b2": _normal(4, seed=4, scale=0.1),
+        "flat": np.array([0, 4, 64]),
+        "two": np.float32(2),
+        "half": np.float32(0.5),
+        "grid": np.tile(np.arange(8, dtype=np.float32), 8)[None, None],
+        "stride": np.float32(8),
+    }
+    return _model(nodes, ("N", 3, 8, 8), ("N", 4, 64), weights)
+
+
 def stream() -> ModelProto:
     """A residual stream into a LayerNormalization, which few bits are known to ruin."""
     node = helper.make_node

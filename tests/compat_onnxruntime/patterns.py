@@ -217,6 +217,16 @@ def without_the_head(q: Any, folder: Path, data: list[Feeds]) -> None:
     static(q, folder, data, nodes_to_exclude=["fc", "/model.22/dfl/conv/Conv"])
 
 
+@pattern(networks.detector)
+def detector_without_its_decoding(q: Any, folder: Path, data: list[Feeds]) -> None:
+    """A detector as tutorials exclude its head: the operators that onnxruntime would quantize."""
+    decoding = ("Sigmoid", "Mul", "Add", "Concat", "Split")
+    nodes = onnx.load(folder / "float.onnx").graph.node
+    excluded = [node.name for node in nodes if node.op_type in decoding]
+    kinds = {"activation_type": q.QuantType.QUInt8, "weight_type": q.QuantType.QInt8}
+    static(q, folder, data, nodes_to_exclude=excluded, **kinds)
+
+
 @pattern(networks.convolutions)
 def some_nodes(q: Any, folder: Path, data: list[Feeds]) -> None:
     static(q, folder, data, nodes_to_quantize=["conv1", "conv2"])

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import onnxruntime.quantization as theirs
 import pytest
 from onnx import TensorProto, numpy_helper, parser
@@ -234,3 +235,13 @@ def test_dynamic_options(caplog: pytest.LogCaptureFixture) -> None:
         True,
     )
     assert caplog.text.count("extra option") == 2
+
+
+def test_default_operators_are_those_of_onnxruntime() -> None:
+    from onnxruntime.quantization.registry import QDQRegistry, QLinearOpsRegistry
+
+    found = translate_static((networks.detector(), "q", None), {}).config.op_types
+    bare = {kind.rpartition("::")[2] for kind in found}
+    if onnxruntime.__version__.startswith("1.32"):
+        assert bare == {*QDQRegistry, *QLinearOpsRegistry}
+    assert "Conv" in bare and "Sub" not in bare
