@@ -54,7 +54,7 @@ EXAMPLE = """\
 examples:
   quark-onnx quantize model.onnx -o model_int8.onnx --data samples/
   quark-onnx quantize model.onnx -o model_int8.onnx --data samples/ --recipe auto
-  quark-onnx quantize model.onnx -o model_int8.onnx --data samples/ --accuracy 1%% --budget 10m
+  quark-onnx quantize model.onnx -o model_int8.onnx --data samples/ --accuracy 1% --budget 10m
   quark-onnx quantize llm.onnx -o llm_int4.onnx --preset INT4
   quark-onnx quantize bert.onnx -o bert_int8.onnx --dynamic
   quark-onnx quantize resnet.onnx -o resnet_int8.onnx --data images/ --image-size 224 --resize crop \\
