@@ -16,14 +16,21 @@ import calibrators
 from calibrators.base import is_number
 from calibrators.onnx_runtime.isolation import isolated
 from calibrators.onnx_runtime.session import model_bytes, open_session
+from quark_onnx.analysis.labelled import scorer_for
 from quark_onnx.analysis.latency import Latency, measure_latency
-from quark_onnx.errors import ConfigError, DataError, ModelError, crash_errors
+from quark_onnx.errors import (
+    ConfigError,
+    DataError,
+    ModelError,
+    QuarkError,
+    crash_errors,
+)
 from quark_onnx.graph import Graph
 from quark_onnx.graph.io import load
 from quark_onnx.preprocessing import PreprocessingCheck
 from quark_onnx.report.measure import OutputError, least_sqnr, measure
 from quark_onnx.report.shapes import require_same_shapes, sized_by_data
-from quark_onnx.report.verdict import Verdict, VerdictCollector
+from quark_onnx.report.verdict import Score, Scorer, Verdict, VerdictCollector
 from quark_onnx.steps import reader_for, with_bodies
 
 
@@ -38,6 +45,8 @@ class Comparison:
         verdict: the quality in the terms of the task; None where no sample was run.
         warnings: signs of wrong preprocessing of the data.
         latency: of both models on this machine; None where it was not asked for.
+        scores: metrics of both models on the labels; empty without labels.
+        labelled: number of samples that have a label.
     """
 
     samples: int
@@ -47,6 +56,8 @@ class Comparison:
     verdict: Verdict | None = None
     warnings: list[str] = field(default_factory=list)
     latency: Latency | None = None
+    scores: list[Score] = field(default_factory=list)
+    labelled: int = 0
 
     @property
     def sqnr(self) -> float:
@@ -61,6 +72,7 @@ def compare(  # noqa: PLR0913
     *,
     limit: int | None = None,
     task: str = "auto",
+    labels: str | Path | None = None,
     time: bool = False,
     threads: int = 0,
     isolate: bool = False,
@@ -73,6 +85,8 @@ def compare(  # noqa: PLR0913
         data: anything that ``quantize_static`` takes as data.
         limit: use at most so many samples.
         task: of the models, as for ``quantize``.
+        labels: a CSV file with the columns name and label, for classifiers, or a JSON file in
+            COCO's format, for detectors; both models are then scored on it.
         time: measure the latency of both models, too, on the first sample.
         threads: for the latency; 0 takes all cores.
         isolate: run onnxruntime in another process, as for ``quantize``.
@@ -88,47 +102,41 @@ def compare(  # noqa: PLR0913
         )
     with crash_errors(reference, other), isolated(isolate):
         before, after = load(reference), load(other)
-        found, sample = _compared(before, after, data, limit, task)
+        scorer = None if labels is None else scorer_for(labels, data)
+        found, sample = _compared(before, after, data, limit, task, scorer)
+        if scorer is not None:
+            found = replace(found, scores=scorer.scores(), labelled=scorer.count)
         if not time or sample is None:
             return found
         latency = measure_latency(before, after, sample, threads=threads)
         return replace(found, latency=latency)
 
 
-def _compared(
+def _compared(  # noqa: PLR0913
     before: ModelProto,
     after: ModelProto,
     data: Any,
     limit: int | None,
     task: str,
+    scorer: Scorer | None,
 ) -> tuple[Comparison, Any]:
     """The comparison, and the first sample."""
     collector, check = VerdictCollector(before, task), PreprocessingCheck(before, task)
-    sessions = []
-    for name, model in (("reference", before), ("other", after)):
-        try:
-            sessions.append(open_session(with_bodies(model), what=f"the {name} model"))
-        except Exception as error:
-            raise ModelError(
-                f"onnxruntime cannot load the {name} model: {error}",
-            ) from error
-    missing = {v.name for v in sessions[0].get_outputs()} - {
-        v.name for v in sessions[1].get_outputs()
-    }
-    if missing:
-        raise ModelError(
-            f"the other model lacks the output {sorted(missing)[0]!r} of the reference",
-        )
+    sessions = _opened(before, after)
     reader = reader_for(Graph.of(before), data)
     counter = _Counter(islice(iter(reader), limit))
 
     def observe(feeds: Any, expected: Any, found: Any) -> None:
         collector.add(feeds, expected, found)
+        if scorer is not None and collector.task is not None:
+            scorer.add(collector.task, expected, found)
         if not reader.random:
             check.add(feeds, expected)
 
     try:
         outputs = measure(sessions[0], sessions[1], counter, observe)
+    except QuarkError:  # of the labels
+        raise
     except calibrators.CalibrationError as error:
         raise DataError(str(error)) from error
     except Exception as error:  # onnxruntime raises several unrelated types
@@ -154,6 +162,26 @@ def _compared(
         [str(finding) for finding in findings],
     )
     return comparison, counter.first
+
+
+def _opened(before: ModelProto, after: ModelProto) -> list[Any]:
+    """A session on each model; the second one has all outputs of the first one."""
+    sessions = []
+    for name, model in (("reference", before), ("other", after)):
+        try:
+            sessions.append(open_session(with_bodies(model), what=f"the {name} model"))
+        except Exception as error:
+            raise ModelError(
+                f"onnxruntime cannot load the {name} model: {error}",
+            ) from error
+    missing = {v.name for v in sessions[0].get_outputs()} - {
+        v.name for v in sessions[1].get_outputs()
+    }
+    if missing:
+        raise ModelError(
+            f"the other model lacks the output {sorted(missing)[0]!r} of the reference",
+        )
+    return sessions
 
 
 class _Counter:

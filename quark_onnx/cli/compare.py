@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from argparse import Namespace
 from dataclasses import asdict
+from typing import Any
 
 from quark_onnx import analysis
-from quark_onnx.analysis import Latency
+from quark_onnx.analysis import Comparison, Latency
 from quark_onnx.cli.data import add_data_options, data_of
 from quark_onnx.cli.output import Answer, Table, entry
 from quark_onnx.cli.parsing import Parser, add_common_options, count, path
-from quark_onnx.cli.settings import add_gate_option, add_task_option
+from quark_onnx.cli.settings import (
+    add_gate_option,
+    add_labels_option,
+    add_task_option,
+)
 from quark_onnx.errors import AccuracyError
 from quark_onnx.report import (
     OutputError,
     decibels,
+    percent,
     percentage,
     size_change,
     verdict_lines,
@@ -40,6 +46,7 @@ def add_arguments(parser: Parser) -> None:
     )
     add_data_options(parser)
     add_task_option(parser)
+    add_labels_option(parser)
     parser.add_argument(
         "--time",
         action="store_true",
@@ -62,6 +69,7 @@ def run(options: Namespace) -> Answer:
         options.other,
         data_of(options),
         task=options.task,
+        labels=options.labels,
         time=options.time,
         threads=options.threads,
     )
@@ -75,6 +83,7 @@ def run(options: Namespace) -> Answer:
                 *map(_row, found.outputs),
             ],
         ),
+        *score_lines(found),
         *(latency_lines(found.latency) if found.latency else ()),
         *([entry("warning", found.warnings)] if found.warnings else ()),
         *(verdict_lines(found.verdict) if found.verdict else ()),
@@ -90,9 +99,37 @@ def run(options: Namespace) -> Answer:
         "outputs": [asdict(output) for output in found.outputs],
         "verdict": None if found.verdict is None else asdict(found.verdict),
         "warnings": found.warnings,
+        **score_document(found),
         "latency": None if found.latency is None else asdict(found.latency),
     }
     return Answer(lines, document, _missed(found.outputs, options.min_sqnr))
+
+
+#: Metrics in words.
+_METRICS = {
+    "top1": "top-1",
+    "top5": "top-5",
+    "map": "mAP (IoU 0.5 to 0.95)",
+    "map50": "mAP (IoU 0.5)",
+}
+
+
+def score_lines(found: Comparison) -> list[str]:
+    """Return the scores on labels as lines of a report; none without labels."""
+    lines = [
+        f"{_METRICS[score.name]}: float {percent(score.reference)} %, quantized"
+        f" {percent(score.other)} %, on {found.labelled} labelled samples"
+        for score in found.scores
+    ]
+    return [entry("labels", lines)] if lines else []
+
+
+def score_document(found: Comparison) -> dict[str, Any]:
+    """Return the scores on labels as part of a JSON document."""
+    return {
+        "labelled": found.labelled,
+        "scores": [asdict(score) for score in found.scores],
+    }
 
 
 def latency_lines(latency: Latency) -> list[str]:

@@ -11,9 +11,9 @@ from time import perf_counter
 from typing import Any
 
 from quark_onnx import api
-from quark_onnx.analysis import Latency, measure_latency
+from quark_onnx.analysis import Comparison, Latency, compare, measure_latency
 from quark_onnx.cli.accuracy import add_accuracy_options, run_to_accuracy
-from quark_onnx.cli.compare import latency_lines
+from quark_onnx.cli.compare import latency_lines, score_document, score_lines
 from quark_onnx.cli.data import add_data_options, data_of
 from quark_onnx.cli.output import Answer, entry
 from quark_onnx.cli.parsing import (
@@ -28,6 +28,7 @@ from quark_onnx.cli.settings import (
     AUTO,
     add_config_options,
     add_gate_option,
+    add_labels_option,
     add_mixing_options,
     add_task_option,
     config_of,
@@ -76,6 +77,7 @@ def add_arguments(parser: Parser) -> None:
     add_mixing_options(parser)
     add_gate_option(parser, "nothing is written")
     add_task_option(parser)
+    add_labels_option(parser)
     parser.add_argument(
         "--no-time",
         dest="time",
@@ -129,11 +131,13 @@ def run(options: Namespace) -> Answer:
     seconds = perf_counter() - start
     report = result.report
     latency = _latency(options, data)
+    scored = _scored(options, data)
     lines = [
         entry("model", [f"{options.model} -> {options.output}, in {seconds:.1f} s"]),
         *([] if choice is None else [entry("recipe", [_described(choice)])]),
         entry("config", str(config).splitlines()),
         *(latency_lines(latency) if latency is not None else ()),
+        *([] if scored is None else score_lines(scored)),
         str(report),
         *(_complete(report) if options.verbose else ()),
     ]
@@ -146,9 +150,23 @@ def run(options: Namespace) -> Answer:
         **report.to_dict(),
         "config": to_dict(config),
         "latency": None if latency is None else asdict(latency),
+        **({} if scored is None else score_document(scored)),
         **({} if choice is None else {"recipe": choice.recipe.name}),
     }
     return Answer("\n".join(lines), document)
+
+
+def _scored(options: Namespace, data: Any) -> Comparison | None:
+    """Return both models compared on all data, if there are labels."""
+    if options.labels is None:
+        return None
+    return compare(
+        options.model,
+        options.output,
+        data,
+        task=options.task,
+        labels=options.labels,
+    )
 
 
 def _latency(options: Namespace, data: Any) -> Latency | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from calibrators import CALIBRATORS
-from quark_onnx.cli.parsing import Parser, complete, count, number
+from quark_onnx.cli.parsing import Parser, complete, count, number, path
 from quark_onnx.config import QConfig
 from quark_onnx.optimizers import AutoMixedPrecision
 from quark_onnx.registry import OPTIMIZERS, PRESETS, TARGETS
@@ -222,6 +222,18 @@ def config_base(options: Namespace) -> str:
             stacklevel=2,
         )
     return str(options.config)
+
+
+def add_labels_option(parser: Parser) -> None:
+    parser.add_argument(
+        "--labels",
+        metavar="FILE",
+        type=path,
+        help=(
+            "labels of the data: CSV (name,label) adds top-1 and top-5 of both models,"
+            " COCO JSON adds mAP"
+        ),
+    )
 
 
 def config_of(options: Namespace, base: QConfig | None = None) -> QConfig:  # noqa: C901

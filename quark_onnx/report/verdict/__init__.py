@@ -6,6 +6,7 @@ from quark_onnx.report.verdict.collect import (
     VerdictCollector,
     check_task,
 )
+from quark_onnx.report.verdict.labels import Score, Scorer, read_labels
 from quark_onnx.report.verdict.verdict import (
     DESCRIPTIONS,
     TASKS,
@@ -22,9 +23,12 @@ __all__ = [
     "THRESHOLDS",
     "Figure",
     "NextStep",
+    "Score",
+    "Scorer",
     "Settings",
     "Verdict",
     "VerdictCollector",
     "check_task",
     "next_steps",
+    "read_labels",
 ]

@@ -212,8 +212,8 @@ def _foreground(scores: Floats) -> Floats:
             return np.asarray(1 / (1 + np.exp(-scores)))
         powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
         scores = powers / powers.sum(axis=-1, keepdims=True)
-    several = scores.shape[-1] > 1
-    if several and scores.size and np.allclose(scores.sum(axis=-1), 1, atol=1e-2):
+    several = scores.shape[-1] > 1 and scores.shape[-2] >= _ANCHORS
+    if several and np.allclose(scores.sum(axis=-1), 1, atol=1e-2):
         # a softmax over classes has one for the background, which most anchors show
         background = int(scores.reshape(-1, scores.shape[-1]).mean(axis=0).argmax())
         return np.delete(scores, background, axis=-1)

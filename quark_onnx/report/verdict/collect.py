@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto
 
 from quark_onnx.errors import ConfigError, nearest
-from quark_onnx.report.figures import decibels, percent
+from quark_onnx.report.figures import decibels, percentage
 from quark_onnx.report.measure import OutputError, least_sqnr
 from quark_onnx.report.verdict.advice import Settings, next_steps
 from quark_onnx.report.verdict.judges import Judge, judge_for
@@ -170,7 +170,7 @@ def _other_figures(errors: Sequence[OutputError], sqnr: float) -> list[Figure]:
     if not shares:
         return []
     least = min(shares)
-    return [Figure("equal", least, f"{percent(least, 1)} % of the values are equal")]
+    return [Figure("equal", least, f"{percentage(least)} of the values are equal")]
 
 
 _NAMES = {

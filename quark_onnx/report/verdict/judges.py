@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from quark_onnx.report.figures import decibels, percent
+from quark_onnx.report.figures import decibels, percentage
 from quark_onnx.report.verdict.boxes import LEAST_SCORE, detections, matched
 from quark_onnx.report.verdict.task import Task, squeezed
 from quark_onnx.report.verdict.verdict import Figure
@@ -71,7 +71,7 @@ class Classes:
         share = self._equal / self._rows
         text = (
             f"{self._equal} of {self._rows} predicted classes equal those of the float"
-            f" model ({percent(share, 1)} %)"
+            f" model ({percentage(share)})"
         )
         return (Figure("agreement", share, text),)
 
@@ -107,7 +107,7 @@ class Pixels:
         if not self._pixels:
             return ()
         share = self._equal / self._pixels
-        text = f"{percent(share, 1)} % of the pixels have the class of the float model"
+        text = f"{percentage(share)} of the pixels have the class of the float model"
         return (Figure("agreement", share, text),)
 
 
@@ -270,7 +270,7 @@ class Tokens:
             Figure(
                 "agreement",
                 share,
-                f"the likeliest token agrees in {percent(share, 1)} %",
+                f"the likeliest token agrees in {percentage(share)}",
             ),
         )
 

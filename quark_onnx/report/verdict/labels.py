@@ -1,0 +1,315 @@
+"""Labels of samples, and the scores of two models on them: top-1 and top-5, or COCO-style mAP."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quark_onnx.errors import ConfigError, DataError
+from quark_onnx.report.verdict.boxes import detections, overlaps
+from quark_onnx.report.verdict.task import Task, squeezed
+
+Outputs = Mapping[str, NDArray[Any]]
+Floats = NDArray[np.float64]
+#: From (width, height) of an image, and boxes x1, y1, x2, y2 in its pixels, to those of the input.
+Placement = Callable[[tuple[float, float], Floats], Floats]
+
+#: Overlaps at which COCO averages precision, and recalls at which it is read off.
+_OVERLAPS = np.arange(0.5, 1.0, 0.05)
+_RECALLS = np.linspace(0, 1, 101)
+
+
+@dataclass(frozen=True)
+class Score:
+    """One metric of both models, as a share.
+
+    Attributes:
+        name: ``top1``, ``top5``, ``map`` (IoU 0.5 to 0.95) or ``map50``.
+        reference: of the float model.
+        other: of the quantized model.
+    """
+
+    name: str
+    reference: float
+    other: float
+
+
+@dataclass(frozen=True)
+class _Image:
+    size: tuple[float, float]
+    boxes: Floats  # (n, 5): x1, y1, x2, y2, class
+
+
+@dataclass(frozen=True)
+class Labels:
+    """Labels by the name of a sample: classes, or boxes.
+
+    Attributes:
+        source: the file.
+        classes: class of each sample.
+        images: boxes of each image.
+    """
+
+    source: Path
+    classes: Mapping[str, int] = field(default_factory=dict)
+    images: Mapping[str, _Image] = field(default_factory=dict)
+
+    @property
+    def kind(self) -> str:
+        """The task that the labels are for."""
+        return "detector" if self.images else "classifier"
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the samples that have labels."""
+        return [*self.images, *self.classes]
+
+
+def read_labels(path: Path) -> Labels:
+    """Read labels: a CSV file with the columns name and label, or a JSON file in COCO's format.
+
+    Args:
+        path: ``*.csv``: one row per sample, the label is the index of the class. ``*.json``: the
+            keys ``images`` (``id``, ``file_name``, ``width``, ``height``), ``annotations``
+            (``image_id``, ``category_id``, ``bbox`` as x, y, width, height) and ``categories``
+            (``id``), whose sorted identifiers are the classes 0, 1, 2, ...
+
+    Raises:
+        DataError: the file cannot be read, or something in it is missing or no number.
+    """
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"labels {path} cannot be read: {error}") from error
+    labels = _coco(path, text) if path.suffix.lower() == ".json" else _csv(path, text)
+    if not labels.names:
+        raise DataError(f"labels {path}: there is no label in it")
+    return labels
+
+
+def _csv(path: Path, text: str) -> Labels:
+    rows = csv.DictReader(text.splitlines())
+    columns = rows.fieldnames or []
+    name = next((each for each in columns if each in ("name", "file")), None)
+    if name is None or "label" not in columns:
+        raise DataError(
+            f"labels {path}: the columns are {', '.join(columns) or 'none'}; they must"
+            " be name and label",
+        )
+    classes = {}
+    for number, row in enumerate(rows, 2):
+        try:
+            classes[row[name]] = int(row["label"])
+        except (TypeError, ValueError):
+            raise DataError(
+                f"labels {path}, line {number}: label {row['label']!r} is not the index"
+                " of a class",
+            ) from None
+    return Labels(path, classes=classes)
+
+
+def _coco(path: Path, text: str) -> Labels:
+    try:
+        document = json.loads(text)
+        order = sorted({int(each["id"]) for each in document["categories"]})
+        classes = {identifier: place for place, identifier in enumerate(order)}
+        boxes: dict[Any, list[list[float]]] = {}
+        for each in document["annotations"]:
+            if each.get("iscrowd"):
+                continue
+            x, y, width, height = map(float, each["bbox"])
+            label = classes[int(each["category_id"])]
+            row = [x, y, x + width, y + height, label]
+            boxes.setdefault(each["image_id"], []).append(row)
+        images = {
+            str(each["file_name"]): _Image(
+                (float(each["width"]), float(each["height"])),
+                np.array(boxes.get(each["id"], []), np.float64).reshape(-1, 5),
+            )
+            for each in document["images"]
+        }
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(
+            f"labels {path}: not in COCO's format ({type(error).__name__}: {error}); see"
+            " docs/accuracy.md",
+        ) from error
+    return Labels(path, images=images)
+
+
+class Scorer:
+    """Score two models on labelled samples."""
+
+    def __init__(
+        self,
+        labels: Labels,
+        names: Sequence[str] | None,
+        placement: Placement | None,
+    ) -> None:
+        """Start with nothing.
+
+        Args:
+            labels: of the samples.
+            names: names of the samples in their order; None: their indices, 0, 1, 2, ...
+            placement: where boxes of an image are in the model's input.
+
+        Raises:
+            ConfigError: boxes are given without image files.
+        """
+        if labels.images and (names is None or placement is None):
+            raise ConfigError(
+                f"labels {labels.source} are boxes of image files; the data must be a"
+                " folder of images, read with --image-size",
+            )
+        self._labels, self._names, self._placement = labels, names, placement
+        self._index = 0
+        self._ranks: list[tuple[int, int]] = []
+        self._found: list[tuple[Floats, Floats, Floats]] = []
+
+    def add(self, task: Task, expected: Outputs, found: Outputs) -> None:
+        """Take in the outputs of both models on the next sample.
+
+        Raises:
+            ConfigError: the labels are for another task.
+        """
+        if task.name != self._labels.kind:
+            raise ConfigError(
+                f"labels {self._labels.source} are for a {self._labels.kind}, and the"
+                f" outputs are those of: {task.name}; say --task {self._labels.kind} if"
+                " they are read wrongly",
+            )
+        if task.layout is not None:
+            self._add_boxes(task, expected, found)
+        else:
+            self._add_classes(task, expected, found)
+
+    def _name(self) -> str:
+        place = self._index
+        self._index += 1
+        if self._names is None:
+            return str(place)
+        return self._names[place] if place < len(self._names) else ""
+
+    def _add_classes(self, task: Task, expected: Outputs, found: Outputs) -> None:
+        before, after = (_rows(each[task.output]) for each in (expected, found))
+        for first, second in zip(before, after, strict=True):
+            label = self._labels.classes.get(self._name())
+            if label is not None:
+                self._ranks.append((_rank(first, label), _rank(second, label)))
+
+    def _add_boxes(self, task: Task, expected: Outputs, found: Outputs) -> None:
+        assert task.layout is not None and self._placement is not None
+        before = detections(task.layout, expected)
+        after = detections(task.layout, found)
+        for first, second in zip(before, after, strict=True):
+            image = self._labels.images.get(self._name())
+            if image is None:
+                continue
+            truth = image.boxes.copy()
+            truth[:, :4] = self._placement(image.size, truth[:, :4])
+            self._found.append((truth, first, second))
+
+    @property
+    def count(self) -> int:
+        """Number of samples that have a label."""
+        return len(self._found) or len(self._ranks)
+
+    def scores(self) -> list[Score]:
+        """Return the metrics of both models.
+
+        Raises:
+            DataError: no sample has a label.
+        """
+        if not self.count:
+            shown = self._names[0] if self._names else "0"
+            raise DataError(
+                f"labels {self._labels.source}: no sample has a label; samples are named"
+                f" like {shown!r}, labels like {self._labels.names[0]!r}",
+            )
+        if self._ranks:
+            ranks = np.array(self._ranks)
+            return [
+                Score(f"top{k}", *map(float, (ranks < k).mean(axis=0))) for k in (1, 5)
+            ]
+        truths = [truth for truth, _, _ in self._found]
+        both = [
+            mean_average_precision(truths, [row[place] for row in self._found])
+            for place in (1, 2)
+        ]
+        return [
+            Score("map", both[0][0], both[1][0]),
+            Score("map50", both[0][1], both[1][1]),
+        ]
+
+
+def _rows(value: NDArray[Any]) -> NDArray[Any]:
+    """Scores by row; classes that were predicted become one-hot."""
+    if value.dtype.kind in "iu":
+        predicted = value.reshape(-1).astype(np.int64)
+        rows = np.zeros((len(predicted), int(predicted.max(initial=0)) + 1))
+        rows[np.arange(len(predicted)), predicted] = 1
+        return rows
+    shape = squeezed(value)
+    return value.reshape(-1, shape[-1])
+
+
+def _rank(scores: NDArray[Any], label: int) -> int:
+    """Number of classes with a greater score than the right one; more than all for no class."""
+    if not 0 <= label < len(scores):
+        return len(scores) + 5
+    return int((scores > scores[label]).sum())
+
+
+def mean_average_precision(
+    truths: Sequence[Floats],
+    found: Sequence[Floats],
+) -> tuple[float, float]:
+    """Return COCO's mAP at IoU 0.5 to 0.95, and that at 0.5, without its rules of crowds and areas.
+
+    Args:
+        truths: for each image (n, 5): x1, y1, x2, y2, class.
+        found: for each image (n, 6): x1, y1, x2, y2, score, class.
+    """
+    labels = sorted({float(label) for truth in truths for label in truth[:, 4]})
+    table = np.array(
+        [
+            [_average_precision(truths, found, label, least) for least in _OVERLAPS]
+            for label in labels
+        ],
+    )
+    if not table.size:
+        return 0.0, 0.0
+    return float(table.mean()), float(table[:, 0].mean())
+
+
+def _average_precision(
+    truths: Sequence[Floats],
+    found: Sequence[Floats],
+    label: float,
+    least: float,
+) -> float:
+    """Average precision of one class: the best precision at each of 101 recalls."""
+    right = [truth[truth[:, 4] == label][:, :4] for truth in truths]
+    ranked: list[tuple[float, int, Floats]] = []
+    for place, rows in enumerate(found):
+        ranked += [(-row[4], place, row[:4]) for row in rows[rows[:, 5] == label]]
+    ranked.sort(key=lambda each: each[:2])
+    free = [np.ones(len(boxes), bool) for boxes in right]
+    hits = np.zeros(len(ranked))
+    for rank, (_, place, box) in enumerate(ranked):
+        overlap = overlaps(box, right[place]) * free[place]
+        if overlap.size and overlap.max() >= least:
+            free[place][overlap.argmax()] = False
+            hits[rank] = 1
+    recall = hits.cumsum() / sum(map(len, right))
+    precision = hits.cumsum() / np.arange(1, len(hits) + 1)
+    best = np.maximum.accumulate(precision[::-1])[::-1]
+    places = np.searchsorted(recall, _RECALLS - 1e-12)
+    reached = np.append(best, 0.0)
+    return float(reached[np.minimum(places, len(best))].mean())
