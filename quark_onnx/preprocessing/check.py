@@ -244,7 +244,7 @@ class PreprocessingCheck:
                 yield _Alternative(
                     "scaling",
                     other.name,
-                    f"try {other.options}",
+                    f"use {other.options}",
                     feeds([other.of_pixels(each) for each in pixels]),
                 )
         if images[0].shape[1] == 3:

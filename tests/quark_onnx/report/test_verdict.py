@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +26,7 @@ from quark_onnx.report.verdict import (
 )
 from tests.models import normal, parse, weight
 
+ROOT = Path(__file__).parents[3]
 Arrays = dict[str, NDArray[Any]]
 
 SOFTMAX = parse("g (float[N, 3, 8, 8] x) => (float y) { y = Softmax (x) }")
@@ -371,3 +374,24 @@ def test_advice_does_not_repeat_the_recipe_of_the_run() -> None:
         settings = replace(SETTINGS, optimizers=frozenset({optimizer}))
         again = next_steps(model, settings, task)
         assert all("--recipe" not in step.options for step in again)
+
+
+def test_thresholds_stand_in_the_documentation() -> None:
+    text = (ROOT / "docs" / "accuracy.md").read_text(encoding="utf-8")
+    section = text.split("## The verdict")[1].split("\n## ")[0]
+    rows = re.findall(
+        r"^\| `(\w+)` \|.*\| ([\d.]+)( %)? \| ([\d.]+)(?: %)? \|$", section, re.M
+    )
+    documented = [
+        (
+            task,
+            float(good) / (100 if share else 1),
+            float(risky) / (100 if share else 1),
+        )
+        for task, good, share, risky in rows
+    ]
+    assert documented == [
+        (task, threshold.good, threshold.risky)
+        for task in TASKS
+        for threshold in THRESHOLDS[task]
+    ]
