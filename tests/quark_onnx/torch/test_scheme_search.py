@@ -18,6 +18,7 @@ from quark_onnx.torch.config.language_recipes import EFFORTS, RECIPES, recipe_fo
 from quark_onnx.torch.config.scheme_clients import SCHEME_CLIENTS
 from quark_onnx.torch.pipelines.ptq import Text
 from quark_onnx.torch.pipelines.scheme_search import Candidate, Trial, search_schemes
+from tests.answers import check_described
 from tests.browser import check_alone, laid_out
 from tests.torch_models import llama, made, saved, tokens
 
@@ -147,6 +148,7 @@ def test_command(source: Path, tmp_path: Path, capsys: Any) -> None:
     capsys.readouterr()
     assert main([*command, "--bits", "14", "--time", "1s", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
+    check_described(document, "llm search")
     assert document["best"] in document["pareto"]
     config = json.loads((tmp_path / "out" / "config.json").read_text(encoding="utf-8"))
     assert config["quantization_config"]["quant_method"] == "quark"

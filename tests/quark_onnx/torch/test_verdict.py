@@ -15,6 +15,7 @@ from quark_onnx.torch.checkpoints.load import load_checkpoint
 from quark_onnx.torch.config.language import config_for
 from quark_onnx.torch.pipelines import verdict as module
 from quark_onnx.torch.pipelines.ptq import Text, ptq
+from tests.answers import check_described
 from tests.torch_models import llama, logits, made, saved, tokens
 
 
@@ -94,7 +95,9 @@ def test_command(
     command[4] = str(tmp_path / "gptq")
     data = ["--data", str(tmp_path / "tokens.npy"), "--samples", "4", "--length", "12"]
     assert main([*command, *data, "--algorithm", "gptq", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)["verdict"]
+    document = json.loads(capsys.readouterr().out)
+    check_described(document, "llm ptq")
+    found = document["verdict"]
     assert found["tokens"] == 24 and len(found["worst"]) == 3
     assert "autoround" in found["advice"]
     command[4] = str(tmp_path / "none")
