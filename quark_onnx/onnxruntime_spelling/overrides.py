@@ -151,6 +151,8 @@ def _settings(
         settings["dtype"] = formats(first["quant_type"])
     if "axis" in first:
         settings["axis"] = first["axis"]
+        if "scale" not in first:
+            settings["symmetric"] = True  # as onnxruntime has it for channels
     for key in ("symmetric", "reduce_range"):
         if key in first:
             settings[key] = flag(first[key], f"{key} of {tensor!r}")

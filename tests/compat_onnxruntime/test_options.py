@@ -245,3 +245,15 @@ def test_default_operators_are_those_of_onnxruntime() -> None:
     if onnxruntime.__version__.startswith("1.32"):
         assert bare == {*QDQRegistry, *QLinearOpsRegistry}
     assert "Conv" in bare and "Sub" not in bare
+
+
+def test_overrides_of_channels_are_symmetric() -> None:
+    """As in onnxruntime, also where the range lies on one side of zero."""
+    kind = theirs.QuantType.QUInt8
+    one = {"axis": 0, "quant_type": kind, "rmin": 0.0, "rmax": 1.0}
+    given = {"w1": [one, *({"rmin": 0.2, "rmax": 0.8, "quant_type": kind},) * 7]}
+    [override] = translate_static(
+        (networks.convolutions(), "q", None),
+        {"extra_options": {"TensorQuantOverrides": given}},
+    ).config.tensors
+    assert override.symmetric is True and override.axis == 0
