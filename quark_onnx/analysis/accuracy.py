@@ -28,6 +28,7 @@ from quark_onnx.errors import (
 from quark_onnx.graph import Graph, inlined
 from quark_onnx.graph.io import load, staged
 from quark_onnx.job import Result
+from quark_onnx.optimizers import AutoMixedPrecision
 from quark_onnx.progress import Progress, time_limit
 from quark_onnx.recipes import Choice, choose
 from quark_onnx.registry import RECIPES
@@ -35,6 +36,8 @@ from quark_onnx.steps import Calibration, destination, keeps_weights_beside, rea
 
 #: One sample in so many judges, the second of each group, and at most so many do in all.
 _EVERY, _AT_MOST = 4, 256
+#: At most this share of the nodes stays float before 16 bits are tried.
+_FLOAT_SHARE = 0.25
 #: Figures of verdicts that are shares, of which a loss in percent can be told.
 _SHARES = frozenset({"agreement", "f1", "cosine", "equal"})
 _TARGET = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*(%|dB)\s*", re.IGNORECASE)
@@ -164,7 +167,8 @@ def quantize_to_accuracy(  # noqa: PLR0913
     """Try configurations, those with the fastest results first, until one is accurate enough.
 
     Integers of 8 bits come first: plain, with bias correction, by the recipe for the kind of model,
-    and with learned codes; then a few nodes in float; then activations of 16 bits.
+    and with learned codes; then, for decibels, with some nodes in float; then activations of 16
+    bits, and weights alone.
 
     Args:
         model: the float model, a path or a ModelProto.
@@ -230,23 +234,34 @@ def _read(
         )
 
 
-def steps_of(choice: Choice) -> Iterator[tuple[str, QConfig]]:
-    """Return configurations in the order of what their results cost, with their names."""
+def steps_of(choice: Choice, target: Target) -> Iterator[tuple[str, QConfig]]:
+    """Return configurations in the order of what their results cost, with their names.
+
+    Which nodes to leave float is decided by decibels, so that only a target in decibels has such a
+    configuration.
+    """
     plain = QConfig.of("A8W8")
     corrected = ("bias_correction",)
     learned = ("cle", "adaquant", "bias_correction")
     wide = QConfig.of("A16W8")
+    some_float = AutoMixedPrecision(
+        target=target.value,
+        to="float",
+        share=_FLOAT_SHARE,
+    )
+    mixed = plain.with_(optimizers=(some_float, *corrected))
     tried = list[QConfig]()
     for name, config in (
         ("A8W8", plain),
         ("A8W8 bias_correction", plain.with_(optimizers=corrected)),
         (f"recipe {choice.recipe.name}", choice.config),
         (f"A8W8 {'+'.join(learned)}", plain.with_(optimizers=learned)),
+        ("A8W8, some nodes float", None if target.percent else mixed),
         ("A16W8", wide),
         ("A16W8 bias_correction", wide.with_(optimizers=corrected)),
         ("W8", QConfig.of("W8")),
     ):
-        if config not in tried:
+        if config is not None and config not in tried:
             tried.append(config)
             yield name, config
 
@@ -270,7 +285,7 @@ class _Ladder:
     def climb(self, choice: Choice, progress: bool | None) -> AccuracyResult:
         """Try one configuration after the other until one meets the target."""
         attempts, left = list[Attempt](), list[str]()
-        steps = list(steps_of(choice))
+        steps = list(steps_of(choice, self._target))
         with Progress(progress, len(steps), "trying", "configuration") as bar:
             for done, (name, config) in enumerate(steps, 1):
                 if not self._fits(attempts):

@@ -83,11 +83,11 @@ class Study:
         self._identity = dict(identity)
         text = json.dumps([self._identity, self._axes], sort_keys=True)
         name = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-        with self._quiet():
-            storage = None if journal is None else _open_journal(journal)
+        with self.quiet():
+            self._storage = None if journal is None else _open_journal(journal)
             self.optuna = self._optuna.create_study(
                 study_name=f"quark_onnx {name}",
-                storage=storage,
+                storage=self._storage,
                 direction="maximize",
                 pruner=self._optuna.pruners.MedianPruner(
                     n_startup_trials=_WARM_TRIALS,
@@ -131,7 +131,7 @@ class Study:
             wanted: the one to try; None leaves the choice to Optuna's sampler.
             make: returns the configuration that a choice on each axis stands for.
         """
-        with self._quiet():
+        with self.quiet():
             # seeded by what is known, so that an interrupted search goes on the same way
             self.optuna.sampler = self._optuna.samplers.TPESampler(
                 n_startup_trials=1,
@@ -154,7 +154,7 @@ class Study:
     def tell(self, asked: optuna.Trial, trial: Trial, record: Record) -> None:
         """Keep a record; it is on the disk when this returns."""
         states = self._optuna.trial.TrialState
-        with self._quiet():
+        with self.quiet():
             asked.set_user_attr("config", to_dict(trial.config))
             asked.set_user_attr(_RECORD, asdict(record))
             if record.score is None:
@@ -166,11 +166,11 @@ class Study:
 
     def drop(self, asked: optuna.Trial) -> None:
         """End a candidate of which nothing was measured."""
-        with self._quiet():
+        with self.quiet():
             self.optuna.tell(asked, state=self._optuna.trial.TrialState.FAIL)
 
     def _trials(self) -> list[optuna.trial.FrozenTrial]:
-        with self._quiet():
+        with self.quiet():
             trials: list[optuna.trial.FrozenTrial] = self.optuna.get_trials(
                 deepcopy=False,
             )
@@ -188,17 +188,16 @@ class Study:
 
     def _records_elsewhere(self) -> dict[str, Record]:
         """Return the records of other studies in the journal that are of the same identity."""
-        if self._journal is None:
+        if self._storage is None:
             return {}
-        storage = self.optuna._storage
         found: dict[str, Record] = {}
-        for summary in self._optuna.get_all_study_summaries(storage):
+        for summary in self._optuna.get_all_study_summaries(self._storage):
             same = summary.user_attrs.get(_IDENTITY) == self._identity
             if not same or summary.study_name == self.optuna.study_name:
                 continue
             other = self._optuna.load_study(
                 study_name=summary.study_name,
-                storage=storage,
+                storage=self._storage,
             )
             for trial in other.get_trials(deepcopy=False):
                 if _RECORD in trial.user_attrs:
@@ -207,7 +206,7 @@ class Study:
         return found
 
     @contextmanager
-    def _quiet(self) -> Iterator[None]:
+    def quiet(self) -> Iterator[None]:
         """Hide Optuna's messages, and name the journal in its errors."""
         logging = self._optuna.logging
         verbosity = logging.get_verbosity()
@@ -244,7 +243,7 @@ class Asked:
 
     def report(self, score: float, samples: int) -> bool:
         """Return whether to end the judging, after so many samples, as the score is hopeless."""
-        with self._study._quiet():
+        with self._study.quiet():
             self._asked.report(score, samples)
             return bool(self._asked.should_prune())
 

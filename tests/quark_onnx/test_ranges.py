@@ -21,7 +21,7 @@ from onnxruntime.quantization.quant_utils import write_calibration_table
 from quark_onnx import Calibration, QConfig, calibrate, quantize
 from quark_onnx.errors import ConfigError, DataError
 from quark_onnx.graph import Graph, tensor_keys
-from tests.models import conv_relu, parse, residual, samples
+from tests.models import MODELS, conv_relu, parse, residual, samples
 
 CALIBRATORS = ["best", "minmax", "mean_minmax", "percentile", "minmse", "entropy"]
 MOVING = "minmax:moving_average=true"
@@ -71,6 +71,25 @@ def test_a_run_with_what_others_measured_is_the_same_as_one_by_itself(
         with_shared = quantize(residual(), data, config, ranges=shared)
         assert with_shared.model == alone.model
         assert with_shared.report.outputs == alone.report.outputs
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_any_model_is_the_same_with_what_is_measured_for_all(name: str) -> None:
+    model = MODELS[name]()
+    data = samples(model, 12)
+    alone = quantize(model, data, "A8W8")
+    assert quantize(model, data, "A8W8", ranges=Calibration("")).model == alone.model
+
+
+def test_bodies_are_measured_in_each_run(tmp_path: Path) -> None:
+    model = MODELS["loop"]()
+    path = tmp_path / "ranges.json"
+    calibrate(model, samples(model, 12), path)
+    with pytest.raises(
+        ConfigError, match=r"has bodies \(If, Loop or Scan\).*give data"
+    ):
+        quantize(model, None, "A8W8", ranges=path)
+    quantize(model, samples(model, 12), "A8W8", ranges=path)
 
 
 def test_all_samples_of_calibrate_count(tmp_path: Path) -> None:

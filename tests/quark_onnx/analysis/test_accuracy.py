@@ -39,7 +39,8 @@ def test_what_is_missed_goes_on_to_the_next_and_ends_with_the_nearest(
     tmp_path: Path,
 ) -> None:
     found = quantize_to_accuracy(residual(), pixels(), 500, tmp_path / "out.onnx")
-    names = [name for name, _ in steps_of(choose(residual()))]
+    target = Target(500, False)
+    names = [name for name, _ in steps_of(choose(residual()), target)]
     assert [attempt.name for attempt in found.attempts] == names
     assert not found.reached and not any(each.met for each in found.attempts)
     assert found.best.sqnr == max(each.sqnr or 0.0 for each in found.attempts)
@@ -47,7 +48,9 @@ def test_what_is_missed_goes_on_to_the_next_and_ends_with_the_nearest(
 
 
 def test_the_order_is_that_of_what_results_cost() -> None:
-    steps = dict(steps_of(choose(residual())))
+    steps = dict(steps_of(choose(residual()), Target(20, False)))
+    percent = dict(steps_of(choose(residual()), Target(1, True)))
+    assert set(steps) - set(percent) == {"A8W8, some nodes float"}
     activations = [config.activation for config in steps.values()]
     bits = [32 if each is None else each.dtype.bits for each in activations]
     assert bits == sorted(bits) and next(iter(steps)) == "A8W8"
@@ -93,7 +96,8 @@ def test_a_recipe_is_chosen_or_named() -> None:
 def test_a_budget_leaves_some_out_and_the_first_is_always_tried() -> None:
     found = quantize_to_accuracy(residual(), pixels(), 500, budget=1e-6)
     assert [attempt.name for attempt in found.attempts] == ["A8W8"]
-    assert found.left == tuple(name for name, _ in steps_of(found.choice))[1:]
+    names = [name for name, _ in steps_of(found.choice, found.target)]
+    assert found.left == tuple(names[1:])
 
 
 @pytest.mark.parametrize(
