@@ -44,6 +44,8 @@ def test_json(cli: Any) -> None:
         "outputs",
         "verdict",
         "warnings",
+        "labelled",
+        "scores",
         "latency",
     ]
     assert document["samples"] == 3
@@ -93,3 +95,20 @@ def test_bad_input(cli: Any) -> None:
         assert finished.code == 2
         for word in words:
             assert word in finished.error
+
+
+def test_labels_and_latency(cli: Any) -> None:
+    rows = "".join(f"{index},{index % 4}\n" for index in range(20))
+    Path("labels.csv").write_text(f"name,label\n{rows}", encoding="utf-8")
+    options = ("--labels", "labels.csv")
+    finished = cli(*COMPARE, *options, "--time", "--threads", "1")
+    assert finished.code == 0
+    assert "top-1: float " in finished.out and "on 20 labelled samples" in finished.out
+    assert "time      float " in finished.out and "1 thread" in finished.out
+    document = cli(*COMPARE, *options, "--json").json
+    assert [score["name"] for score in document["scores"]] == ["top1", "top5"]
+    assert document["labelled"] == 20 and document["latency"] is None
+    written = ("quantize", "model.onnx", "-o", "labelled.onnx", "--data", "data")
+    document = cli(*written, *options, "--json").json
+    assert document["labelled"] == 20 and document["latency"]["runs"] >= 1
+    assert cli(*written, "--no-time", "--json").json["latency"] is None
