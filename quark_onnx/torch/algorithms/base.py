@@ -1,8 +1,7 @@
-"""What algorithms work on: a block of a model, what it is called with, and what it should compute.
+"""The interface of algorithms: blocks of a model with their inputs and targets, and outcomes.
 
-Two kinds of algorithms take part in a configuration, in its order. A ``Transform`` rewrites the
-float weights of a block so that they are easier to round; what the block computes stays. A
-``Rounder`` chooses codes.
+A configuration lists algorithms of two kinds. A ``Transform`` rewrites the float weights of a block
+to make rounding easier, without a change of the block's function. A ``Rounder`` chooses codes.
 """
 
 from __future__ import annotations
@@ -32,17 +31,16 @@ UNREACHED = "the data has not reached it"
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an algorithm made of a layer.
+    """The result of an algorithm for a layer.
 
     Attributes:
-        layer: its name in the model, or that of a block; empty for all of the model.
+        layer: the name of the layer or block in the model; empty for the whole model.
         algorithm: the name of the algorithm.
-        before, after: mean squared error of what the layer (or the block) computes, to the nearest
-        and now, as a share
-            of the mean square of what the float one computes, which of many outputs is estimated;
-            of all of the model,
-            the divergence of its predictions from those of the float one, in nats for each token.
-        note: what a user should know.
+        before: the error with round to nearest: the mean squared error of the outputs as a share of
+            the mean square of the float outputs, which is estimated for many outputs. For the whole
+            model, the divergence of predictions from the float model in nats per token.
+        after: the error with the new codes.
+        note: a remark for the user.
     """
 
     layer: str
@@ -54,20 +52,19 @@ class Outcome:
 
 @dataclass
 class BlockJob:
-    """One block on its way from weights to codes.
+    """A block on the way from weights to codes.
 
     Attributes:
-        name: of the block in the model.
-        block: the module, with its float layers.
-        layers: those of its layers that are quantized, by their names in the model.
-        floats: what it is called with in the float model.
-        calls: what it is called with in the model whose blocks before it are quantized; aligned
-            with ``floats``.
-        targets: the hidden states that it computes of ``floats``.
-        scales: of activations, that data has told.
-        known: what was found out about blocks of the same kind before, by what makes them the same.
-        replay: runs the block with the codes that the last rounder has chosen, if that knows how to
-            save work.
+        name: the name of the block in the model.
+        block: the module, with float layers.
+        layers: the quantized layers, by their names in the model.
+        floats: the calls of the block in the float model, one per sample.
+        calls: the calls in the model whose earlier blocks are quantized; aligned with ``floats``.
+        targets: the hidden states after the block in the float model.
+        scales: calibrated scales of activations.
+        known: results for earlier blocks of the same kind, by a key of the kind.
+        replay: runs the block with the codes of the last rounder from stored activations; None
+            where that rounder keeps none.
     """
 
     name: str
@@ -81,51 +78,46 @@ class BlockJob:
     replay: Any = None
 
     def weights(self) -> Iterator[tuple[str, Any, LayerSpec]]:
-        """Names, float weights with outputs first, and specs of the layers whose weights are
-        quantized.
-        """
+        """Yield name, float weight (outputs, inputs) and spec of layers with quantized weights."""
         for name, (module, spec) in self.layers.items():
             if spec.weight is not None:
                 yield name, outputs_first(module.weight.detach(), kind_of(module)), spec
 
     def quantized(
         self,
-        made: Mapping[str, Quantized],
+        quantized_weights: Mapping[str, Quantized],
         names: Iterable[str] | None = None,
     ) -> dict[str, QuantizedLayer]:
-        """Layers to run with these codes, their activations rounded as the specs say.
+        """Return layers that run with the given codes, their activations rounded as specified.
 
-        Weights are decoded once.
+        Weights are dequantized once.
 
         Args:
-            made: codes; the weights of other layers stay float.
-            names: of layers; None for all.
+            quantized_weights: the codes; weights of other layers stay float.
+            names: the layers to return; None for all.
         """
         chosen = {
             name: self.layers[name]
             for name in (self.layers if names is None else names)
         }
-        found = dict[str, QuantizedLayer]()
+        layers = dict[str, QuantizedLayer]()
         for name, (module, spec) in chosen.items():
-            own = spec.with_(weight=None)
-            layer = found[name] = QuantizedLayer(
+            layer = layers[name] = QuantizedLayer(
                 module,
                 None,
-                own,
+                spec.with_(weight=None),
                 **self.scales.of(name),
             )
-            if name in made:
-                left = outputs_first(made[name].dequantize(), kind_of(module))
-                layer.float_weight = nn.Parameter(left, requires_grad=False)
-        return found
+            if name in quantized_weights:
+                codes = quantized_weights[name]
+                weight = outputs_first(codes.dequantize(), kind_of(module))
+                layer.float_weight = nn.Parameter(weight, requires_grad=False)
+        return layers
 
     @contextlib.contextmanager
     def put(self, layers: Mapping[str, Any]) -> Iterator[None]:
-        """The block with modules in the place of layers, by their names in the model.
-
-        The layers come back.
-        """
-        own = {
+        """Replace layers of the block, by their names in the model, inside the context."""
+        originals = {
             self.local(name): self.block.get_submodule(self.local(name))
             for name in layers
         }
@@ -136,10 +128,10 @@ class BlockJob:
         try:
             yield
         finally:
-            put_modules(self.block, own)
+            put_modules(self.block, originals)
 
     def with_float_activations(self) -> BlockJob:
-        """Return the same job with weight-only layers: activations stay as the layers compute them."""  # noqa: E501
+        """Return the job with weight-only layers: activations stay float."""
         if all(spec.weight_only for _, spec in self.layers.values()):
             return self
         layers = {
@@ -149,21 +141,19 @@ class BlockJob:
         return replace(self, layers=layers)
 
     def local(self, name: str) -> str:
-        """The name of a layer as seen from the block."""
+        """Return the name of a layer inside of the block."""
         return name.removeprefix(f"{self.name}.")
 
 
 @runtime_checkable
 class Transform(Protocol):
-    """Rewrites float weights of a block in place, so that what it computes of ``job.floats`` stays
-    the same.
-    """
+    """Rewrites float weights of a block in place; the function of the block is unchanged."""
 
     name: ClassVar[str]
     stage: ClassVar[str]  # "block"
 
     def __call__(self, job: BlockJob) -> list[Outcome]:
-        """Rewrite; ``job.targets`` and the scales are not there yet."""
+        """Rewrite the weights; ``job.targets`` and the scales are not known yet."""
         ...
 
 
@@ -172,29 +162,32 @@ class Rounder(Protocol):
     """Chooses the codes of a block's weights.
 
     Attributes:
-        aims_at_float: whether it reads ``job.floats`` or ``job.targets``, and not what quantized
-            blocks leave alone.
-        rounds_activations: whether activations are quantized, as the specs say, while it chooses
-            codes.
+        aims_at_float: ``job.floats`` or ``job.targets`` are read.
+        rounds_activations: activations are quantized, as specified, while codes are chosen.
     """
 
     name: ClassVar[str]
     stage: ClassVar[str]  # "weights"
 
     @property
-    def aims_at_float(self) -> bool: ...
+    def aims_at_float(self) -> bool:
+        """Whether outputs or inputs of the float model are needed."""
+        ...
 
     @property
-    def rounds_activations(self) -> bool: ...
+    def rounds_activations(self) -> bool:
+        """Whether activations are quantized while codes are chosen."""
+        ...
 
     def __call__(
         self,
         job: BlockJob,
-        made: Mapping[str, Quantized],
+        quantized_weights: Mapping[str, Quantized],
     ) -> tuple[dict[str, Quantized], list[Outcome]]:
-        """Better codes.
+        """Return better codes.
 
         Args:
-            made: the codes so far, to the nearest or another algorithm's.
+            job: the block.
+            quantized_weights: the codes so far, rounded to nearest or by another algorithm.
         """
         ...

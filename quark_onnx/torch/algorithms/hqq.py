@@ -1,9 +1,7 @@
-"""HQQ: scales and zero points of weights, by half-quadratic splitting, without data.
+"""HQQ: scales and zero points by half-quadratic splitting, without data.
 
-See ``quark_onnx.kernels.hqq``.
-
-Where data is there all the same, it decides: an output keeps the codes with which the layer
-computes less wrong.
+See ``quark_onnx.kernels.hqq``. Calibration data, if there is any, decides for each output whether
+the new codes are kept.
 """
 
 from __future__ import annotations
@@ -20,29 +18,29 @@ from quark_onnx.kernels.hqq import HalfQuadratic, half_quadratic
 from quark_onnx.optimizers.base import require_number, require_whole
 from quark_onnx.registry import ALGORITHMS
 from quark_onnx.torch.algorithms.base import BlockJob, Outcome
-from quark_onnx.torch.algorithms.gptq.hessian import grams_of
-from quark_onnx.torch.algorithms.gptq.losses import Loss, better, squares_of
+from quark_onnx.torch.algorithms.gptq.hessian import collect_hessians
 from quark_onnx.torch.algorithms.scheduling.replay import Replay
 from quark_onnx.torch.algorithms.scheduling.stages import stages_in
+from quark_onnx.torch.algorithms.weight_rounding.losses import Loss, better, squares_of
 from quark_onnx.torch.config.spec import TensorSpec
 from quark_onnx.torch.formats.affine import Params, scale_type
 from quark_onnx.torch.formats.quantized_tensor import Quantized, quantize
 from quark_onnx.torch.models.quantized_layer import kind_of
 
-#: Values of a weight that are worked on at once.
+#: Elements of a weight that are processed at once.
 _SLAB = 1 << 20
 
 
 @ALGORITHMS.register("hqq")
 @dataclass(frozen=True)
 class HQQ:
-    """Solves for the scales and zero points of asymmetric integers, for each block or output.
+    """Solve for the scales and zero points of asymmetric integers, per group or per channel.
 
     Attributes:
-        p: the norm of the errors of weights that is made small, above 0 and at most 1.
-        beta: weight of the split in the first iteration.
-        kappa: the factor by which it grows.
-        iterations: how often zero point and scale are solved for.
+        p: the norm of the weight error to minimize, above 0 and at most 1.
+        beta: the weight of the split in the first iteration.
+        kappa: the growth of ``beta`` per iteration.
+        iterations: alternating solutions for zero point and scale.
     """
 
     name: ClassVar[str] = "hqq"
@@ -64,13 +62,13 @@ class HQQ:
     def __call__(
         self,
         job: BlockJob,
-        made: Mapping[str, Quantized],
+        quantized_weights: Mapping[str, Quantized],
     ) -> tuple[dict[str, Quantized], list[Outcome]]:
-        """Choose scales, zero points and codes; no output of a layer is worse than it was."""
-        result = dict(made)
+        """Choose scales, zero points and codes; no output of a layer gets worse."""
+        result = dict(quantized_weights)
         outcomes = list[Outcome]()
         weights = {name: weight for name, weight, _ in job.weights()}
-        for name, gram in _readers(job, result):
+        for name, hessian in _layer_hessians(job, result):
             weight = weights[name]
             start = result[name]
             if not can_solve(start.spec):
@@ -81,15 +79,15 @@ class HQQ:
                 outcomes.append(Outcome(name, self.name, 0.0, 0.0, note))
                 continue
             matrix = weight.reshape(len(weight), -1).float()
-            loss = Loss(matrix, squares_of(gram))
-            found = quantize(
+            loss = Loss(matrix, squares_of(hessian))
+            new = quantize(
                 weight,
                 start.spec,
                 name,
                 solved(matrix, start, HalfQuadratic(**asdict(self))),
             )
             before = loss(start)
-            result[name], after = better(start, before, found, loss(found))
+            result[name], after = better(start, before, new, loss(new))
             power = float(loss.power()) or 1.0
             outcomes.append(
                 Outcome(
@@ -103,11 +101,13 @@ class HQQ:
 
 
 def can_solve(spec: TensorSpec) -> bool:
-    """Whether a format has zero points of its own, for blocks or outputs.
+    """Return whether a format has zero points per group or per channel.
 
-    >>> can_solve(TensorSpec("uint4", symmetric=False, block_size=32)), can_solve(TensorSpec("int4", block_size=32))
-    (True, False)
-    """  # noqa: E501
+    >>> can_solve(TensorSpec("uint4", symmetric=False, block_size=32))
+    True
+    >>> can_solve(TensorSpec("int4", block_size=32))
+    False
+    """
     asymmetric = (
         isinstance(spec.dtype, Integer)
         and spec.dtype.bits <= 8
@@ -117,12 +117,14 @@ def can_solve(spec: TensorSpec) -> bool:
 
 
 def solved(matrix: Any, start: Quantized, settings: HalfQuadratic) -> Params:
-    """The scale and zero point of each block or output, shaped as ``start`` has them.
+    """Return the scales and zero points of a weight, shaped like the present ones.
 
     Scales are positive.
 
     Args:
-        matrix: (outputs, inputs), float32.
+        matrix: (outputs, inputs) float32.
+        start: the weight with its present scales.
+        settings: of the iterations.
     """
     spec = start.spec
     bits = start.spec.dtype.bits
@@ -135,47 +137,46 @@ def solved(matrix: Any, start: Quantized, settings: HalfQuadratic) -> Params:
     )
     rows = max(_SLAB // max(values.shape[1], 1), 1)
     for first in range(0, len(values), rows):
-        own = slice(first, first + rows)
-        # the padding of the last block is no part of the weight
-        for place, part in (
-            (slice(0, whole // size), values[own, :whole]),
-            (slice(-1, None), values[own, whole:]),
+        chunk = slice(first, first + rows)
+        # the last group may be shorter: padding would take part in the solution
+        for groups, part in (
+            (slice(0, whole // size), values[chunk, :whole]),
+            (slice(-1, None), values[chunk, whole:]),
         ):
             if part.size:
-                found = half_quadratic(
+                solution = half_quadratic(
                     part.reshape(-1, min(size, part.shape[1])),
                     bits,
                     settings,
                 )
-                scale[own, place] = found.scale.reshape(len(part), -1)
-                zero[own, place] = found.zero_point.reshape(len(part), -1)
+                scale[chunk, groups] = solution.scale.reshape(len(part), -1)
+                zero[chunk, groups] = solution.zero_point.reshape(len(part), -1)
     # a negative scale counts codes from the other end
     zero = np.where(scale < 0, spec.grid.levels - zero, zero) + spec.grid.qmin
-    kept = [
-        torch.from_numpy(each).to(start.scale.device).reshape(start.scale.shape)
-        for each in (np.abs(scale), zero)
+    tensors = [
+        torch.from_numpy(array).to(start.scale.device).reshape(start.scale.shape)
+        for array in (np.abs(scale), zero)
     ]
-    return Params(kept[0].to(scale_type(spec, start.dtype)), kept[1])
+    return Params(tensors[0].to(scale_type(spec, start.dtype)), tensors[1])
 
 
-def _readers(job: BlockJob, made: Mapping[str, Quantized]) -> Iterator[tuple[str, Any]]:
-    """Names of layers, each with the products of what it reads, (inputs, inputs).
-
-    None where no data tells.
-    """
-    known = [
+def _layer_hessians(
+    job: BlockJob, made: Mapping[str, Quantized]
+) -> Iterator[tuple[str, Any]]:
+    """Yield layers with the products of their inputs, (inputs, inputs), or None without data."""
+    matrices = [
         name for name in made if kind_of(job.layers[name][0]) in ("Linear", "Conv1D")
     ]
     done: list[str] = []
-    if job.calls and any(can_solve(made[name].spec) for name in known):
-        stages = stages_in(job, known)
+    if job.calls and any(can_solve(made[name].spec) for name in matrices):
+        stages = stages_in(job, matrices)
         job.replay = Replay(job, stages, made)
-        for place, stage in enumerate(stages):
-            job.replay.begin(place)
-            grams = grams_of(job, stage, job.replay, exact=False)
+        for index, stage in enumerate(stages):
+            job.replay.begin(index)
+            stats = collect_hessians(job, stage, job.replay, exact=False)
             for group in stage.groups:
-                gram = grams.pop(group[0]).own
-                yield from ((name, gram) for name in group)
+                hessian = stats.pop(group[0]).xx
+                yield from ((name, hessian) for name in group)
             done += [name for group in stage.groups for name in group]
         job.replay.begin(len(stages))
     yield from ((name, None) for name in made if name not in done)

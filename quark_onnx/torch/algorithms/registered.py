@@ -1,11 +1,11 @@
-"""Import every algorithm, which registers it: a new algorithm is one file and one line here."""
+"""Import all algorithms to register them: a new algorithm is a file and a line here."""
 
-from quark_onnx.torch.algorithms.gptq.clip import Clip
 from quark_onnx.torch.algorithms.gptq.gptq import GPTAQ, GPTQ, Qronos
 from quark_onnx.torch.algorithms.hqq import HQQ
 from quark_onnx.torch.algorithms.learned_rounding.autoround import SignedRounding
 from quark_onnx.torch.algorithms.learned_rounding.distill import Distillation
 from quark_onnx.torch.algorithms.rescaling.awq import AWQ
+from quark_onnx.torch.algorithms.rescaling.clip import Clip
 from quark_onnx.torch.algorithms.rescaling.smoothquant import (
     AutoSmoothQuant,
     SmoothQuant,

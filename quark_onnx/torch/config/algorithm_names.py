@@ -12,7 +12,13 @@ from quark_onnx.config.text import parse_call
 from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.registry import ALGORITHMS
 
-_GPTQ = ("damping", "act_order", "fit", "polish", "rounds_activations")
+_GPTQ = (
+    "damping",
+    "act_order",
+    "search_scales",
+    "coordinate_descent_passes",
+    "rounds_activations",
+)
 _ROTATION = ("r1", "r2", "r3", "r4", "size", "trained", "steps", "seed")
 _EVERY_CLIENT = "every client of the scheme"
 

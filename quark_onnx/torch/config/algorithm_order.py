@@ -1,4 +1,4 @@
-"""Algorithms by their names, and by their text: ``"gptq"``, or ``"gptq:damping=0.02,polish=2"``."""
+"""Algorithms by their names, and by their text: ``"gptq"``, or ``"gptq:damping=0.02"``."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def algorithm(text: str) -> Any:
     Raises:
         ConfigError: there is none of this name, or it has no such setting.
 
-    >>> algorithm("gptq:polish=2")
-    GPTQ(damping=0.05, act_order=True, fit=True, polish=2, rounds_activations=False)
+    >>> algorithm("clip:steps=10")
+    Clip(steps=10, shrink=0.5)
     """
     name, settings = parse_call(text, "algorithm")
     cls = ALGORITHMS[name]
@@ -36,8 +36,8 @@ def in_order(algorithms: tuple[Any, ...]) -> tuple[Any, ...]:
     Raises:
         ConfigError: one is unknown, or comes behind another that it has to come before.
 
-    >>> in_order(("gptq",))
-    (GPTQ(damping=0.05, act_order=True, fit=True, polish=1, rounds_activations=False),)
+    >>> in_order(("clip",))
+    (Clip(steps=20, shrink=0.5),)
     """
     found = tuple(
         algorithm(each) if isinstance(each, str) else each for each in algorithms

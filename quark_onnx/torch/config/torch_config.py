@@ -105,7 +105,7 @@ class TorchConfig:
         kv_cache: how keys and values are quantized; None leaves them as they are.
         attention: how queries and probabilities are quantized; None leaves them as they are.
         algorithms: what makes weights easier to round, or chooses better codes than the nearest, in
-            this order; by name (``"gptq"``, ``"gptq:polish=2"``) or as values.
+            this order; by name (``"gptq"``, ``"gptq:coordinate_descent_passes=2"``) or as values.
 
     A name or a glob that matches no layer of the model is an error, but for what is excluded by a
     ``DefaultExclude``.

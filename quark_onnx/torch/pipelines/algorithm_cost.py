@@ -9,9 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from quark_onnx.torch.algorithms.gptq.clip import Clip
 from quark_onnx.torch.algorithms.gptq.gptq import GPTAQ, GPTQ, Qronos
-from quark_onnx.torch.algorithms.gptq.range_search import SHARES, tries
 from quark_onnx.torch.algorithms.gptq.solver import AT_ONCE
 from quark_onnx.torch.algorithms.hqq import HQQ
 from quark_onnx.torch.algorithms.learned_rounding.autoround import SignedRounding
@@ -22,12 +20,14 @@ from quark_onnx.torch.algorithms.learned_rounding.distill import (
 )
 from quark_onnx.torch.algorithms.rescaling.awq import AWQ
 from quark_onnx.torch.algorithms.rescaling.channel_pairs import pattern_of
+from quark_onnx.torch.algorithms.rescaling.clip import Clip
 from quark_onnx.torch.algorithms.rescaling.smoothquant import (
     AutoSmoothQuant,
     SmoothQuant,
 )
 from quark_onnx.torch.algorithms.rotation.settings import Rotation
 from quark_onnx.torch.algorithms.scheduling.replay import LEAST
+from quark_onnx.torch.algorithms.weight_rounding.range_search import SHARES, tries
 
 #: Stages of a usual block; tokens that are kept in place of products of inputs.
 _STAGES, _KEPT = 4, 1024
@@ -154,13 +154,16 @@ def _of_gptq(each: Any, shapes: Shapes) -> Cost:
     # a sweep for each range, looks behind it, and what is said in the end: halves of symmetric
     # matrices, and triangles
     judged = (
-        (1 + each.fit) / 2 + max(0.0, 1.5 * each.polish - 0.5) + 1 + 2.5 * (both - 1)
+        (1 + each.search_scales) / 2
+        + max(0.0, 1.5 * each.coordinate_descent_passes - 0.5)
+        + 1
+        + 2.5 * (both - 1)
     )
     groups = shapes.groups.items()
     solved = sum(inputs**3 for (_, inputs), _ in groups) / 3
     most = max((inputs for _, inputs in shapes.layers.values()), default=0)
     widest = max(
-        (rows * (1 + each.fit) * inputs for (_, inputs), rows in groups),
+        (rows * (1 + each.search_scales) * inputs for (_, inputs), rows in groups),
         default=0,
     )
     # a stage runs the part of a block that is in front of it, but for samples of which is kept what
@@ -174,10 +177,10 @@ def _of_gptq(each: Any, shapes: Shapes) -> Cost:
         + 4 * both * shapes.widest
         + max(8 * most**2, _SWEPT * 4 * min(widest, AT_ONCE)),
         runs + (2 * both - 1.5) * _grams(shapes) + solved + judged * _judged(shapes),
-        tries(len(SHARES)) * each.fit * _count(shapes),
-        (1 + each.polish)
+        tries(len(SHARES)) * each.search_scales * _count(shapes),
+        (1 + each.coordinate_descent_passes)
         * sum(
-            _sweeps(rows * (1 + each.fit), inputs) * inputs
+            _sweeps(rows * (1 + each.search_scales), inputs) * inputs
             for (_, inputs), rows in groups
         ),
     )

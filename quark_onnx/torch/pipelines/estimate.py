@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from quark_onnx.torch.algorithms.gptq.levels import TensorLevels
 from quark_onnx.torch.algorithms.gptq.solver import Solver
+from quark_onnx.torch.algorithms.weight_rounding.levels import TensorLevels
 from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
 from quark_onnx.torch.checkpoints.meta_model import dtype_of
 from quark_onnx.torch.checkpoints.quark_tensors import stored
@@ -264,7 +264,7 @@ def _column_rate() -> float:
         Solver.of(torch.eye(_SWEPT)),
     )
     assert steps is not None
-    return _SWEPT / _seconds(lambda: solver.rounded(weight, [steps]))
+    return _SWEPT / _seconds(lambda: solver.quantize(weight, [steps]))
 
 
 def _reading_rate(source: FloatCheckpoint) -> float:

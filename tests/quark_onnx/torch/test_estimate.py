@@ -210,8 +210,8 @@ def test_what_algorithms_take_grows_with_their_settings() -> None:
 
     pairs = [
         ("gptq", "qronos"),
-        ("gptq:fit=false", "gptq"),
-        ("gptq", "gptq:polish=3"),
+        ("gptq:search_scales=false", "gptq"),
+        ("gptq", "gptq:coordinate_descent_passes=3"),
         ("awq", "awq:duo=true"),
     ]
     pairs += [

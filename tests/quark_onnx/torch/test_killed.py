@@ -61,7 +61,10 @@ def reached(state: Path) -> float:
 @pytest.mark.parametrize(
     ("name", "algorithms"),
     [
-        ("uint4_wo_32", "rotation awq:clip=false,steps=4 gptq:polish=0"),
+        (
+            "uint4_wo_32",
+            "rotation awq:clip=false,steps=4 gptq:coordinate_descent_passes=0",
+        ),
         ("mxfp4", "autosmoothquant:steps=4 autoround:steps=3"),
         ("int8", "smoothquant qronos"),
         ("mxfp4", "gptq distill:steps=40,sequences=16,lr=0.02"),

@@ -1,7 +1,7 @@
 """Round the columns of a weight in order, with error feedback to the columns that follow.
 
-All that is done for a column alone is done by few operations on tensors that are there already, in
-one thread: a column takes its time for each of them, however short it is.
+A column of a few thousand rows takes less time than the calls that round it. The loop over columns
+therefore does few operations, on preallocated tensors, in one thread.
 """
 
 from __future__ import annotations
@@ -10,141 +10,175 @@ from typing import Any
 
 import torch
 
-from quark_onnx.torch.algorithms.gptq.levels import TensorLevels
+from quark_onnx.torch.algorithms.weight_rounding.levels import TensorLevels
 from quark_onnx.torch.runtime.threads import one_thread
 
-#: Columns whose effect on the columns behind is gathered before it is applied; and those of such a
-#: part.
+#: Columns whose feedback to later columns is applied as one product ("lazy batch updates").
 BLOCK = 256
+#: Columns of a block whose feedback is applied column by column.
 _PART = 64
 
 
-class Columns:
-    """Steps of columns in their order, inputs first.
+class ColumnLevels:
+    """The levels of each column, in the order of rounding.
 
     Args:
-        steps: those of the weight.
-        order: of its columns.
+        levels: the levels of the weight.
+        order: (inputs,) int64, the columns of the weight in the order of rounding.
     """
 
-    def __init__(self, steps: TensorLevels, order: Any) -> None:
-        scale = steps.scale.t().contiguous()
-        if steps.zero is None:
+    def __init__(self, levels: TensorLevels, order: Any) -> None:
+        scale = levels.scale.t().contiguous()
+        if levels.zero is None:
             zero = torch.zeros_like(scale)
         else:
-            zero = steps.zero.t().contiguous()
-        # a scale may be less than what has an inverse; what it belongs to is 0 then
+            zero = levels.zero.t().contiguous()
+        # the reciprocal of a subnormal scale is infinite; inf * 0 would be no number
         inverse = scale.reciprocal().clamp_(max=torch.finfo(torch.float32).max)
-        self._nearest = steps.nearest
-        self._offset = zero * scale
-        self._rows = list(
+        self._nearest = levels.nearest
+        self._zero_values = zero * scale
+        self._rounding = list(
             zip(
-                *(part.unbind(0) for part in (steps.base(zero), inverse, scale)),
+                levels.base(zero).unbind(0),
+                inverse.unbind(0),
+                scale.unbind(0),
                 strict=True,
             ),
         )
-        self._place = order // steps.size
-        self._places: list[int] = self._place.tolist()
+        self._groups = order // levels.size
+        self._group_list: list[int] = self._groups.tolist()
 
-    def move(self, place: int, value: Any, beside: Any, level: Any, out: Any) -> None:
-        """Put how far a column moves to the level nearest to a value, all (rows,).
+    def round_column(
+        self,
+        position: int,
+        target: Any,
+        base: Any,
+        level: Any,
+        out: Any,
+    ) -> None:
+        """Round a column, and write the difference to the weight.
 
         Args:
-            beside: what level 0 stands for, less what the column is.
-            level: that of the column, afterwards.
+            position: the position of the column in the order.
+            target: (rows,), the values to round.
+            base: (rows,), the value of level 0 less the weight.
+            level: (rows,), receives the levels.
+            out: (rows,), receives Q - W.
         """
-        base, inverse, scale = self._rows[self._places[place]]
-        torch.addcmul(base, value, inverse, out=level)
-        torch.addcmul(beside, self._nearest(level), scale, out=out)
+        start, inverse, scale = self._rounding[self._group_list[position]]
+        torch.addcmul(start, target, inverse, out=level)
+        torch.addcmul(base, self._nearest(level), scale, out=out)
 
-    def offset(self, start: int, stop: int) -> Any:
-        """What level 0 stands for in some columns, negated: (columns, rows)."""
-        return self._offset.index_select(0, self._place[start:stop])
+    def zero_values(self, start: int, stop: int) -> Any:
+        """Return ``zero * scale`` of some columns: the value of level 0, negated.
+
+        Args:
+            start: the position of the first column.
+            stop: the position after the last column.
+
+        Returns:
+            (columns, rows).
+        """
+        return self._zero_values.index_select(0, self._groups[start:stop])
 
 
-class Turns:
-    """What is needed to round blocks of columns, one column after the other.
+class ColumnRounder:
+    """Round blocks of columns, column by column.
 
     Args:
-        columns: their steps.
-        like: (any, rows) float32.
+        levels: the levels of the columns.
+        like: (any, rows) float32, for the number of rows and the device.
     """
 
-    def __init__(self, columns: Columns, like: Any) -> None:
+    def __init__(self, levels: ColumnLevels, like: Any) -> None:
         rows = like.shape[1]
-        self._columns = columns
-        self._left = like.new_empty(BLOCK, rows)
-        self._beside = like.new_empty(BLOCK, rows)
-        self._moves = like.new_empty(_PART, rows)
+        self._levels = levels
+        self._target = like.new_empty(BLOCK, rows)
+        self._base = like.new_empty(BLOCK, rows)
+        self._E = like.new_empty(_PART, rows)
         self._level = like.new_empty(rows)
-        self._shares = like.new_empty(BLOCK, BLOCK)
-        # looking at parts of tensors takes time, too
-        self._views = (
-            self._left.unbind(0),
-            self._beside.unbind(0),
-            self._moves.unbind(0),
-        )
-        self._before = [self._moves[:count].t() for count in range(_PART)]
-        self._coefficients = [
-            self._shares[place, place - place % _PART : place] for place in range(BLOCK)
+        self._feedback = like.new_empty(BLOCK, BLOCK)
+        # views are made once: indexing a tensor takes as long as an operation on a short column
+        self._target_rows = self._target.unbind(0)
+        self._base_rows = self._base.unbind(0)
+        self._E_rows = self._E.unbind(0)
+        self._E_before = [self._E[:count].t() for count in range(_PART)]
+        self._feedback_rows = [
+            self._feedback[column, column - column % _PART : column]
+            for column in range(BLOCK)
         ]
 
-    def left(self, count: int) -> Any:
-        """(count, rows), where the caller puts what columns of a block would best be before they
-        are rounded, if none of the block moved.
-        """
-        return self._left[:count]
-
-    def take(
-        self,
-        start: int,
-        now: Any,
-        shares: Any,
-        moves: Any,
-        first: Any = None,
-    ) -> None:
-        """Round the columns of a block; ``left`` then holds what each of them would best have been.
+    def target(self, count: int) -> Any:
+        """Return the buffer for the targets of a block, which the caller fills.
 
         Args:
-            start: the first of the columns.
-            now: (count, rows) what they are.
-            shares: (count, count), below the diagonal: how much of the move of one column, along
-                the rows, the next best value of another is less by.
-            moves: (count, rows), how far each column moves away from what it is; changed.
-            first: (rows,) what the first column is rounded from; None for what is best.
+            count: columns of the block.
+
+        Returns:
+            (count, rows): the optimal values of the columns before any column of the block is
+            rounded. ``round_block`` adds the feedback of the block.
         """
-        count = len(now)
-        self._shares[:count, :count] = shares
+        return self._target[:count]
+
+    def round_block(
+        self,
+        start: int,
+        W: Any,
+        feedback: Any,
+        E: Any,
+        first: Any = None,
+    ) -> None:
+        """Round the columns of a block; the targets include all feedback afterwards.
+
+        Args:
+            start: the position of the block's first column.
+            W: (count, rows), the weight.
+            feedback: (count, count), below the diagonal: row i, column j is the share of column j's
+                error that column i compensates.
+            E: (count, rows), receives Q - W.
+            first: (rows,), the values to round in the first column; None for the target.
+        """
+        count = len(W)
+        self._feedback[:count, :count] = feedback
         torch.sub(
-            self._columns.offset(start, start + count).neg_(),
-            now,
-            out=self._beside[:count],
+            self._levels.zero_values(start, start + count).neg_(),
+            W,
+            out=self._base[:count],
         )
         for part in range(0, count, _PART):
             stop = min(count, part + _PART)
             if part:
-                self._left[part:stop].addmm_(
-                    self._shares[part:stop, :part],
-                    moves[:part],
+                self._target[part:stop].addmm_(
+                    self._feedback[part:stop, :part],
+                    E[:part],
                     alpha=-1,
                 )
+            # threads that wait for each other at each short operation take 100 times as long on a
+            # busy machine
             with one_thread():
-                self._part(start, part, stop, first if not part else None)
-            moves[part:stop] = self._moves[: stop - part]
+                self._round_part(start, part, stop, first if part == 0 else None)
+            E[part:stop] = self._E[: stop - part]
 
-    def _part(self, start: int, part: int, stop: int, first: Any) -> None:
-        lefts, besides, moves = self._views
+    def _round_part(self, start: int, part: int, stop: int, first: Any) -> None:
+        # local names: attribute look-ups count in this loop
+        targets = self._target_rows
+        bases = self._base_rows
+        errors = self._E_rows
         level = self._level
-        move = self._columns.move
-        for place in range(part, stop):
-            left = lefts[place]
-            index = place - part
+        round_column = self._levels.round_column
+        for column in range(part, stop):
+            target = targets[column]
+            index = column - part
             if index:
-                left.addmv_(self._before[index], self._coefficients[place], alpha=-1)
-            move(
-                start + place,
-                left if index or first is None else first,
-                besides[place],
+                target.addmv_(
+                    self._E_before[index],
+                    self._feedback_rows[column],
+                    alpha=-1,
+                )
+            round_column(
+                start + column,
+                target if index or first is None else first,
+                bases[column],
                 level,
-                moves[index],
+                errors[index],
             )

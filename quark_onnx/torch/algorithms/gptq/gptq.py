@@ -1,12 +1,14 @@
-"""GPTQ, GPTAQ and Qronos: choose codes by the output error of a layer instead of the distance to
-its weights.
+"""GPTQ, GPTAQ and Qronos: round weights by the output error of a layer.
 
 - GPTQ: Frantar et al. 2023, "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained
   Transformers".
 - GPTAQ: Li et al. 2025, "GPTAQ: Efficient Finetuning-Free Quantization for Asymmetric Calibration":
-  what the layers before have done wrong counts, too.
-- Qronos: Zhang et al. 2025, "Qronos: Correcting the Past by Shaping the Future": it is made good as
-  far as possible.
+  the error of quantized layers upstream counts, and is corrected in part.
+- Qronos: Zhang et al. 2025, "Qronos: Correcting the Past by Shaping the Future": the error upstream
+  is corrected as far as the inputs allow.
+
+The maths is in :mod:`quark_onnx.torch.algorithms.gptq.solver`. The classes here prepare Hessians
+and targets, form batches, and keep a result where the loss is less than before.
 """
 
 from __future__ import annotations
@@ -14,43 +16,52 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 
 from quark_onnx.errors import ConfigError, DataError
 from quark_onnx.registry import ALGORITHMS
 from quark_onnx.torch.algorithms.base import UNREACHED, BlockJob, Outcome
-from quark_onnx.torch.algorithms.gptq.hessian import Gram, grams_of
-from quark_onnx.torch.algorithms.gptq.levels import TensorLevels
-from quark_onnx.torch.algorithms.gptq.losses import Loss, better, merged, squares_of
-from quark_onnx.torch.algorithms.gptq.range_search import fitted, has_ranges
-from quark_onnx.torch.algorithms.gptq.solver import AT_ONCE, Solver, Swept
+from quark_onnx.torch.algorithms.gptq.hessian import HessianStats, collect_hessians
+from quark_onnx.torch.algorithms.gptq.solver import AT_ONCE, Rounded, Solver
 from quark_onnx.torch.algorithms.scheduling.replay import Replay
 from quark_onnx.torch.algorithms.scheduling.stages import stages_in
+from quark_onnx.torch.algorithms.weight_rounding.levels import TensorLevels
+from quark_onnx.torch.algorithms.weight_rounding.losses import (
+    Loss,
+    better,
+    merged,
+    squares_of,
+)
+from quark_onnx.torch.algorithms.weight_rounding.range_search import fitted, has_ranges
 from quark_onnx.torch.formats.quantized_tensor import Quantized, joined
 from quark_onnx.torch.models.quantized_layer import kind_of
 from quark_onnx.torch.runtime.memory import release_memory
+
+#: Iterations of the power method.
+_POWER_ITERATIONS = 30
+#: Above this damping, the cost of a sweep consists of damping, and the loss is lost in rounding.
+_MUCH_DAMPING = 10.0
+#: Layers whose weight is a matrix (outputs, inputs).
+_KINDS = ("Linear", "Conv1D")
 
 
 @ALGORITHMS.register("gptq")
 @dataclass(frozen=True)
 class GPTQ:
-    """Rounds the columns of a weight one after the other.
-
-    Those behind make good what was done wrong.
+    """Round a weight column by column, with error feedback to later columns.
 
     Attributes:
-        damping: added to the diagonal of the products of inputs, as a share of its mean; it grows
-            where that does not suffice.
-        act_order: begin with the columns whose inputs are largest; groups keep their places and
-            scales.
-        fit: choose ranges first by the error that they cause, in place of the least and greatest
-            value.
-        polish: how often each column is looked at again, all others as they are.
-        rounds_activations: whether activations are quantized, as the layers do it, while codes are
-            chosen. Rounding errors of 4 bits are noise on the inputs, to which the correction
-            answers by shrinking weights.
+        damping: added to the diagonal of the Hessian, in means of the diagonal; multiplied by 10
+            until the Hessian can be factored.
+        act_order: round columns in the order of decreasing activation energy; groups keep their
+            columns and scales.
+        search_scales: first choose scales by the error of rounding, in place of the extremes.
+        coordinate_descent_passes: passes after the sweep in which each column takes the best level
+            while all other columns stay.
+        rounds_activations: quantize activations while codes are chosen. Rounding errors of 4 bits
+            are noise on the inputs, and error feedback answers noise by shrinking weights.
     """
 
     name: ClassVar[str] = "gptq"
@@ -59,12 +70,12 @@ class GPTQ:
 
     damping: float = 0.05
     act_order: bool = True
-    fit: bool = True
-    polish: int = 1
+    search_scales: bool = True
+    coordinate_descent_passes: int = 1
     rounds_activations: bool = False
 
     def __post_init__(self) -> None:
-        for name, upper in self._shares().items():
+        for name, upper in self._upper_limits().items():
             value = getattr(self, name)
             if (
                 isinstance(value, bool)
@@ -75,72 +86,80 @@ class GPTQ:
                     f"{name} of {self.name} is {value!r}; it must be a number from 0 to"
                     f" {upper:g}",
                 )
-        for name in ("act_order", "fit", "rounds_activations"):
+        for name in ("act_order", "search_scales", "rounds_activations"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(
                     f"{name} of {self.name} is {getattr(self, name)!r}; it must be true"
                     " or false",
                 )
-        if type(self.polish) is not int or self.polish < 0:
+        passes = self.coordinate_descent_passes
+        if type(passes) is not int or passes < 0:
             raise ConfigError(
-                f"polish of {self.name} is {self.polish!r}; it must be a whole number,"
-                " 0 or more",
+                f"coordinate_descent_passes of {self.name} is {passes!r}; it must be a"
+                " whole number, 0 or more",
             )
 
-    def _shares(self) -> dict[str, float]:
+    def _upper_limits(self) -> dict[str, float]:
+        """Return the numeric settings with their greatest values."""
         return {"damping": 1e4}
 
     @property
-    def _share(self) -> float:
-        """How much of what the layers before have done wrong is made good."""
+    def _correction(self) -> float:
+        """The share of the error upstream that the weight corrects, 0 to 1."""
         return 0.0
 
     @property
     def aims_at_float(self) -> bool:
-        """Whether what the layers before have done wrong counts."""
-        return self._share > 0
+        """Whether the inputs of the float model are needed."""
+        return self._correction > 0
 
-    def _damping(self, gram: Any) -> float:
-        """As a share of the mean of the diagonal."""
+    def _damping_for(self, H: Any) -> float:
+        """Return the damping in means of the diagonal."""
         return self.damping
 
-    def _first(self, weight: Any, pull: Any, power: Any) -> Any:
-        """What the first column is rounded from, if not from the target."""
+    def _first_column(self, W: Any, pull: Any, diagonal: Any) -> Any:
+        """Return values to round in the first column, (rows, inputs); None for the target."""
         return None
 
     def __call__(
         self,
         job: BlockJob,
-        made: Mapping[str, Quantized],
+        quantized_weights: Mapping[str, Quantized],
     ) -> tuple[dict[str, Quantized], list[Outcome]]:
-        """Choose codes, stage after stage; no output of a layer is worse than it was."""
+        """Choose codes, stage after stage; no output of a layer gets worse.
+
+        Args:
+            job: the block.
+            quantized_weights: the codes so far.
+
+        Returns:
+            The codes, and an outcome for each layer.
+
+        Raises:
+            DataError: a layer's inputs are not finite.
+        """
         weights = {
             name: weight
             for name, weight, _ in job.weights()
             if kind_of(job.layers[name][0]) in _KINDS
         }
-        kinds = {
-            name: kind_of(module)
-            for name, (module, _) in job.layers.items()
-            if name in made
-        }
-        others = {name: kind for name, kind in kinds.items() if name not in weights}
-        result = dict(made)
-        outcomes = [
-            Outcome(name, self.name, 0.0, 0.0, f"{kind} layers keep their codes")
-            for name, kind in others.items()
-        ]
+        result = dict(quantized_weights)
+        outcomes = list[Outcome]()
+        for name, (module, _) in job.layers.items():
+            if name in quantized_weights and name not in weights:
+                note = f"{kind_of(module)} layers keep their codes"
+                outcomes.append(Outcome(name, self.name, 0.0, 0.0, note))
         if not weights or not job.calls:
             return result, outcomes
         stages = stages_in(job, weights)
         job.replay = Replay(job, stages, result)
-        for place, stage in enumerate(stages):
-            job.replay.begin(place)
-            grams = grams_of(job, stage, job.replay, exact=self.aims_at_float)
+        for index, stage in enumerate(stages):
+            job.replay.begin(index)
+            stats = collect_hessians(job, stage, job.replay, exact=self.aims_at_float)
             job.replay.rest()
             for group in stage.groups:
                 release_memory()
-                outcomes += self._group(group, weights, grams.pop(group[0]), result)
+                outcomes += self._group(group, weights, stats.pop(group[0]), result)
         release_memory()
         job.replay.begin(len(stages))
         return result, outcomes
@@ -149,125 +168,137 @@ class GPTQ:
         self,
         group: Sequence[str],
         weights: Mapping[str, Any],
-        gram: Gram,
+        stats: HessianStats,
         result: dict[str, Quantized],
     ) -> list[Outcome]:
-        """Choose codes of layers that read the same."""
-        if gram.own is None:
+        """Round the weights of layers with the same inputs; write them to ``result``."""
+        if stats.xx is None:
             return [Outcome(name, self.name, 0.0, 0.0, UNREACHED) for name in group]
-        own = gram.own
-        gram.own = None
-        power = own.diagonal().clone()
-        try:
-            solver = Solver.of(own, self._damping(own), self.act_order, keep=False)
-        except ArithmeticError as error:
-            raise DataError(
-                f"{self.name} cannot use what {group[0]} reads: {error}",
-            ) from error
-        del own
-        searches = [
-            self._search(name, weights[name].float(), result[name], gram, power, solver)
+        inputs = self._factor(group[0], stats)
+        searches = {
+            name: self._search(name, weights[name].float(), result[name], inputs)
             for name in group
             if TensorLevels.of(result[name]) is not None
-        ]
-        for batch in _together(self._try(each, power) for each in searches):
-            rows = [len(each.search.target) for each in batch]
-            swept = solver.rounded(
-                joined([each.search.target for each in batch]),
-                [
-                    TensorLevels.stacked(own)
-                    for own in zip(*(each.steps for each in batch), strict=True)
-                ],
-                self.polish,
-                joined([each.search.first for each in batch]),
-            )
-            for each, *own in zip(
-                batch,
-                *(part.split(rows) for part in swept),
-                strict=True,
-            ):
-                each.consider(Swept(*own))
-        found = {each.name: each for each in searches}
-        result.update({name: each.best for name, each in found.items()})
-        return [
-            (
-                self._outcome(found[each], gram)
-                if each in found
-                else self._plain(each, result)
-            )
-            for each in group
-        ]
+        }
+        # scales are searched batch by batch, as a batch needs memory for all of its candidates
+        candidates = (
+            self._candidates(search, inputs.diagonal) for search in searches.values()
+        )
+        for batch in _batches(candidates):
+            self._quantize(batch, inputs.solver)
+        result.update({name: search.best for name, search in searches.items()})
+        outcomes = list[Outcome]()
+        for name in group:
+            if name in searches:
+                outcomes.append(self._outcome(searches[name], stats))
+            else:
+                note = f"{result[name].spec.dtype.name} is rounded to the nearest"
+                outcomes.append(Outcome(name, self.name, 0.0, 0.0, note))
+        return outcomes
 
-    def _search(  # noqa: PLR0913
+    def _factor(self, name: str, stats: HessianStats) -> _GroupInputs:
+        """Factor the Hessian in place, and remove it from ``stats``."""
+        H = stats.xx
+        stats.xx = None
+        diagonal = H.diagonal().clone()
+        damping = self._damping_for(H)
+        try:
+            solver = Solver.of(H, damping, self.act_order, keep=False)
+        except ArithmeticError as error:
+            raise DataError(
+                f"{self.name} cannot use what {name} reads: {error}"
+            ) from error
+        return _GroupInputs(stats, diagonal, solver)
+
+    def _search(
         self,
         name: str,
-        weight: Any,
+        W: Any,
         start: Quantized,
-        gram: Gram,
-        power: Any,
-        solver: Solver,
-    ) -> _Search:
-        target = weight
-        first = None
-        pull = None
-        if self._share and gram.off is not None:
-            pull = self._share * (gram.off @ weight.t())
-            target = weight + solver.solve(pull).t()
-            first = self._first(weight, pull, power)
-        return _Search(
-            name,
-            Loss(weight, solver.losses, pull),
-            target,
-            first,
-            start,
-            solver,
-        )
+        inputs: _GroupInputs,
+    ) -> _LayerSearch:
+        """Return the target of a layer with the codes so far.
 
-    def _try(self, search: _Search, power: Any) -> _Try:
-        """Scales to sweep with."""
+        GPTAQ and Qronos aim at the outputs of the float model, W (x + d). The least squares
+        solution for the inputs x is W + W D^T X (H + ridge)^-1.
+        """
+        solver = inputs.solver
+        if not self._correction or inputs.stats.xd is None:
+            return _LayerSearch(name, Loss(W, solver.losses), W, None, start, solver)
+        pull = self._correction * (inputs.stats.xd @ W.t())
+        target = W + solver.solve(pull).t()
+        first = self._first_column(W, pull, inputs.diagonal)
+        loss = Loss(W, solver.losses, pull)
+        return _LayerSearch(name, loss, target, first, start, solver)
+
+    def _candidates(self, search: _LayerSearch, diagonal: Any) -> _Candidates:
+        """Return the scales to sweep with: the present ones, and the result of a search."""
         start = search.best
-        fit = self.fit and has_ranges(start.spec)
-        return _Try(
+        if not self.search_scales or not has_ranges(start.spec):
+            return _Candidates(search, (start,))
+        return _Candidates(
             search,
-            (start, fitted(search.loss.weight, start, power)) if fit else (start,),
+            (start, fitted(search.loss.weight, start, diagonal)),
         )
 
-    def _plain(self, name: str, made: Mapping[str, Quantized]) -> Outcome:
-        return Outcome(
-            name,
-            self.name,
-            0.0,
-            0.0,
-            f"{made[name].spec.dtype.name} is rounded to the nearest",
+    def _quantize(self, batch: Sequence[_Candidates], solver: Solver) -> None:
+        """Sweep the weights of a batch as a single matrix, and keep improved rows."""
+        searches = [candidates.search for candidates in batch]
+        stacked = [
+            TensorLevels.stacked(levels)
+            for levels in zip(*(each.levels for each in batch), strict=True)
+        ]
+        rounded = solver.quantize(
+            joined([search.target for search in searches]),
+            stacked,
+            self.coordinate_descent_passes,
+            joined([search.first for search in searches]),
         )
+        rows = [len(search.target) for search in searches]
+        parts = zip(*(part.split(rows) for part in rounded), strict=True)
+        for candidates, part in zip(batch, parts, strict=True):
+            candidates.consider(Rounded(*part))
 
-    def _outcome(self, search: _Search, gram: Gram) -> Outcome:
-        weight = search.loss.weight
-        scale = float(search.loss.power()) or 1.0
-        if search.loss.pull is None:
-            rest = 0.0
-        else:
-            rest = self._share**2 * float(squares_of(gram.gap)(weight).sum())
-        before, after = (
-            max(float(each.sum()) + rest, 0.0) / scale
-            for each in (search.plain, search.error)
-        )
-        return Outcome(search.name, self.name, before, after, f"{gram.count} tokens")
+    def _outcome(self, search: _LayerSearch, stats: HessianStats) -> Outcome:
+        W = search.loss.weight
+        power = float(search.loss.power()) or 1.0
+        # the loss leaves out a constant, the error of the float weight itself
+        constant = 0.0
+        if search.loss.pull is not None:
+            constant = self._correction**2 * float(squares_of(stats.dd)(W).sum())
+        before = max(float(search.start_error.sum()) + constant, 0.0) / power
+        after = max(float(search.error.sum()) + constant, 0.0) / power
+        return Outcome(search.name, self.name, before, after, f"{stats.count} tokens")
 
 
-class _Search:
-    """The best codes of one layer that were found.
+class _GroupInputs(NamedTuple):
+    """The common inputs of a group of layers.
 
-    Args:
-        name: of the layer.
-        loss: what codes cost.
-        target: float32 as the weight; what codes are to come near to.
-        first: as it, what the first column is rounded from; None for the target.
-        start: the codes so far.
-        solver: whose sweeps codes come from.
+    Attributes:
+        stats: the second moments; the Hessian is in ``solver``.
+        diagonal: (inputs,), the diagonal of the Hessian.
+        solver: the factored Hessian.
     """
 
-    def __init__(  # noqa: PLR0913
+    stats: HessianStats
+    diagonal: Any
+    solver: Solver
+
+
+class _LayerSearch:
+    """The best codes of a layer so far.
+
+    Attributes:
+        name: the layer.
+        loss: the output error of codes.
+        target: (outputs, inputs) float32, the values to approximate.
+        first: (outputs, inputs), the values to round in the first column; None for the target.
+        best: the codes.
+        error: (outputs,), the loss of ``best``.
+        start_error: (outputs,), the loss before the search.
+    """
+
+    def __init__(  # noqa: PLR0913 - the parts of the search are independent
         self,
         name: str,
         loss: Loss,
@@ -281,67 +312,69 @@ class _Search:
         self.target = target
         self.first = first
         self.best = start
-        self.plain = self.error = loss(start)
+        self.start_error = self.error = loss(start)
         self._solver = solver
 
-    def consider(self, found: Quantized, swept: Swept) -> None:
-        """Take it, row by row, where it costs less.
+    def consider(self, codes: Quantized, rounded: Rounded) -> None:
+        """Take the codes of a sweep, row by row, where the loss is less.
 
-        With G for the products, D for the ridge, p for the pull and (G + D)s = p, the target is w +
-        s, so that the damped cost (q - w - s)(G + D)(q - w - s) is the loss (q - w)G(q - w) - 2(q -
-        w)p and (q - w)D(q - w) + sp.
+        The loss follows from the cost of the sweep, without another product with H. With R for the
+        ridge, p for the pull, and (H + R) s = p, the target is w + s. The cost
+        (q - w - s) (H + R) (q - w - s) is the sum of the loss (q - w) H (q - w) - 2 (q - w) p, of
+        (q - w) R (q - w), and of s p.
         """
-        if self._solver.damping > _MUCH:  # next to nothing is left of the difference
-            error = self.loss(found)
+        W = self.loss.weight
+        if self._solver.damping > _MUCH_DAMPING:
+            error = self.loss(codes)
         else:
-            error = swept.cost - self._solver.ridged(swept.values, self.loss.weight)
+            error = rounded.cost - self._solver.damping_costs(rounded.Q, W)
             if self.loss.pull is not None:
-                error -= ((self.target - self.loss.weight) * self.loss.pull.t()).sum(1)
-        self.best, self.error = better(self.best, self.error, found, error)
+                error -= ((self.target - W) * self.loss.pull.t()).sum(1)
+        self.best, self.error = better(self.best, self.error, codes, error)
 
 
 @dataclass(frozen=True)
-class _Try:
+class _Candidates:
     """Scales to sweep with.
 
     Attributes:
-        starts: each has some.
+        search: the layer.
+        starts: weights with the scales.
     """
 
-    search: _Search
+    search: _LayerSearch
     starts: tuple[Quantized, ...]
 
     @cached_property
-    def steps(self) -> list[TensorLevels]:
-        """Those of each start."""
-        return [
-            steps
-            for each in self.starts
-            if (steps := TensorLevels.of(each)) is not None
-        ]
+    def levels(self) -> list[TensorLevels]:
+        """The levels of the starts."""
+        levels = (TensorLevels.of(start) for start in self.starts)
+        return [each for each in levels if each is not None]
 
     @property
     def kind(self) -> object:
-        """What is the same for all that are swept together."""
-        return self.steps[0].levels_of, self.steps[0].scale.shape[1], len(self.steps)
+        """A key that is equal for weights of a batch."""
+        first = self.levels[0]
+        return first.levels_of, first.scale.shape[1], len(self.levels)
 
-    def consider(self, swept: Swept) -> None:
-        """What the sweep has found, each row with the scales that were picked for it."""
-        found = self.starts[0]
-        for place, each in enumerate(self.starts[1:], 1):
-            found = merged(found, each, swept.picked == place)
-        steps = TensorLevels.of(found)
-        assert steps is not None
-        self.search.consider(steps.put(found, swept.values), swept)
+    def consider(self, rounded: Rounded) -> None:
+        """Offer the result of a sweep, each row with the chosen scales, to the search."""
+        codes = self.starts[0]
+        for index, start in enumerate(self.starts[1:], 1):
+            codes = merged(codes, start, rounded.choice == index)
+        levels = TensorLevels.of(codes)
+        assert levels is not None
+        self.search.consider(levels.put(codes, rounded.Q), rounded)
 
 
-def _together(tries: Iterable[_Try]) -> Iterator[list[_Try]]:
-    """Those with the same levels, as many in a row as are swept at once: a step takes its time for
-    few rows, too.
+def _batches(candidates: Iterable[_Candidates]) -> Iterator[list[_Candidates]]:
+    """Group consecutive weights with the same levels, up to ``AT_ONCE`` elements.
+
+    A column of few rows takes as long as a column of many.
     """
-    batch = list[_Try]()
+    batch = list[_Candidates]()
     count = 0
-    for each in tries:
+    for each in candidates:
         size = each.search.target.numel() * len(each.starts)
         if batch and (each.kind != batch[0].kind or count + size > AT_ONCE):
             yield batch
@@ -353,50 +386,42 @@ def _together(tries: Iterable[_Try]) -> Iterator[list[_Try]]:
         yield batch
 
 
-#: Steps of the power iteration.
-_POWERS = 30
-#: Damping that hides the loss in the cost of a sweep.
-_MUCH = 10.0
-#: What is a matrix of outputs by inputs.
-_KINDS = ("Linear", "Conv1D")
-
-
 @ALGORITHMS.register("gptaq")
 @dataclass(frozen=True)
 class GPTAQ(GPTQ):
-    """GPTQ that is aimed at what the float model computes, with its own inputs.
+    """GPTQ with the outputs of the float model, on its own inputs, as the target.
 
     Attributes:
-        alpha: how much of what the layers before have done wrong is made good, from 0 to 1.
+        alpha: the share of the error upstream that weights correct, 0 to 1.
     """
 
     name: ClassVar[str] = "gptaq"
 
     alpha: float = 0.5
 
-    def _shares(self) -> dict[str, float]:
-        return super()._shares() | {"alpha": 1.0}
+    def _upper_limits(self) -> dict[str, float]:
+        return super()._upper_limits() | {"alpha": 1.0}
 
     @property
-    def _share(self) -> float:
+    def _correction(self) -> float:
         return self.alpha
 
 
 @ALGORITHMS.register("qronos")
 @dataclass(frozen=True)
 class Qronos(GPTQ):
-    """All that the layers before have done wrong is made good, as far as the inputs allow it.
+    """GPTQ that corrects the error upstream as far as the inputs allow.
 
-    The first column takes the best level beside the others as they are, and all that follow those
-    beside the best others.
+    The first column takes the best level for the other columns as they are; each later column, for
+    the best values of the columns that follow.
 
     Attributes:
-        damping: as a share of what ``relative_to`` says. More than that of the others, as all that
-            is said about errors of layers before is believed; the paper's is 1e-3 of the greatest
+        damping: in units of ``relative_to``. The default is greater than GPTQ's, because the whole
+            error upstream is corrected, noise included; the paper has 1e-3 of the greatest
             eigenvalue.
-        relative_to: "mean" of the diagonal of the products of inputs, or their greatest
-            "eigenvalue". How much greater that is depends on the model: 1e-2 of it is too much for
-            one, and 1e-3 too little for another.
+        relative_to: "mean" of the Hessian's diagonal, or the greatest "eigenvalue". Their ratio
+            depends on the model: 1e-2 of the eigenvalue is too much for some models, and 1e-3 too
+            little for others.
     """
 
     name: ClassVar[str] = "qronos"
@@ -413,24 +438,24 @@ class Qronos(GPTQ):
             )
 
     @property
-    def _share(self) -> float:
+    def _correction(self) -> float:
         return 1.0
 
-    def _damping(self, gram: Any) -> float:
+    def _damping_for(self, H: Any) -> float:
         if self.relative_to == "mean":
             return self.damping
-        gram = gram.double()
-        # a random start: sums of rows, say, may be at right angles to what is looked for
+        H = H.double()
+        # a random start: a vector such as the row sums may be orthogonal to the eigenvector
         vector = torch.randn(
-            len(gram),
-            dtype=gram.dtype,
+            len(H),
+            dtype=H.dtype,
             generator=torch.Generator().manual_seed(0),
-        ).to(gram.device)
-        for _ in range(_POWERS):
-            vector = gram @ (vector / vector.norm().clamp(min=1e-300))
+        ).to(H.device)
+        for _ in range(_POWER_ITERATIONS):
+            vector = H @ (vector / vector.norm().clamp(min=1e-300))
         return self.damping * float(
-            vector.norm() / gram.diagonal().mean().clamp(min=1e-300),
+            vector.norm() / H.diagonal().mean().clamp(min=1e-300),
         )
 
-    def _first(self, weight: Any, pull: Any, power: Any) -> Any:
-        return weight + (pull / power.clamp(min=1e-30)[:, None]).t()
+    def _first_column(self, W: Any, pull: Any, diagonal: Any) -> Any:
+        return W + (pull / diagonal.clamp(min=1e-30)[:, None]).t()

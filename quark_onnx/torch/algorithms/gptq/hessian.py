@@ -1,4 +1,4 @@
-"""Accumulate the Hessians X X^T of the linear layers that run in one stage of a decoder block."""
+"""Collect the Hessians of the layers of one stage of a decoder block."""
 
 from __future__ import annotations
 
@@ -21,174 +21,177 @@ from quark_onnx.torch.runtime import distributed
 
 
 @dataclass
-class Gram:
-    """What a layer reads, as sums over tokens.
+class HessianStats:
+    """Second moments of the inputs of a layer, as sums over tokens.
+
+    x is an input of the quantized model, as the layer rounds it, and d the difference of the float
+    model's input to x. ``xd`` and ``dd`` are None where d is not known.
 
     Attributes:
-        own: (inputs, inputs) float32, products of two inputs, as they are rounded, in the quantized
-            model.
-        off: (inputs, inputs), products of such an input with how far another one is from that of
-            the float model, the second one along the rows; None where nothing is known of it.
-        gap: (inputs, inputs), products of how far two inputs are from those of the float model;
-            None as ``off``.
+        xx: (inputs, inputs) float32, the Hessian X^T X.
+        xd: (inputs, inputs), X^T D.
+        dd: (inputs, inputs), D^T D.
         count: tokens.
     """
 
-    own: Any = None
-    off: Any = None
-    gap: Any = None
+    xx: Any = None
+    xd: Any = None
+    dd: Any = None
     count: int = 0
 
     def add(self, x: Any, exact: Any = None) -> None:
-        """Take in what a run has shown; (tokens, inputs) each, ``exact`` of the float model. Of
-        symmetric matrices the upper half is summed up.
-        """
-        if self.own is None:
-            self.own = x.new_zeros((x.shape[1], x.shape[1]))
-        add_products(self.own, x)
-        self.count += len(x)
-        if exact is not None:
-            if self.off is None:
-                self.off, self.gap = (
-                    x.new_zeros((x.shape[1], x.shape[1])) for _ in range(2)
-                )
-            self.off.addmm_(x.t(), exact - x)
-            add_products(self.gap, exact - x)
+        """Add the inputs of a run; symmetric sums get their upper triangles only.
 
-    def whole(self) -> Gram:
-        """With both halves of symmetric matrices, of which one is summed up."""
-        for part in (self.own, self.gap):
-            if part is not None:
-                mirror(part)
+        Args:
+            x: (tokens, inputs), of the quantized model.
+            exact: (tokens, inputs), of the float model; None where tokens cannot be matched.
+        """
+        shape = (x.shape[1], x.shape[1])
+        if self.xx is None:
+            self.xx = x.new_zeros(shape)
+        add_products(self.xx, x)
+        self.count += len(x)
+        if exact is None:
+            return
+        if self.xd is None:
+            self.xd = x.new_zeros(shape)
+            self.dd = x.new_zeros(shape)
+        self.xd.addmm_(x.t(), exact - x)
+        add_products(self.dd, exact - x)
+
+    def completed(self) -> HessianStats:
+        """Fill the lower triangles of the symmetric sums, and return ``self``."""
+        for symmetric in (self.xx, self.dd):
+            if symmetric is not None:
+                mirror(symmetric)
         return self
 
-    def over_ranks(self, inputs: int, device: Any) -> Gram:
-        """The sums over all processes."""
+    def over_ranks(self, inputs: int, device: Any) -> HessianStats:
+        """Return the sums over all processes.
+
+        Args:
+            inputs: the inputs of the layer, which a rank without tokens cannot tell.
+            device: the device of the layer.
+        """
         if distributed.count() == 1:
             return self
         tokens = distributed.number(self.count)
         if not tokens:
-            return Gram()
-        known = distributed.number(int(self.off is not None))
-        own, off, gap = (
+            return HessianStats()
+        known = distributed.number(int(self.xd is not None))
+        # every rank takes part in each sum, with zeros where the rank has no tokens
+        sums = [
             torch.zeros(inputs, inputs, device=device) if part is None else part
-            for part in (self.own, self.off, self.gap)
-        )
+            for part in (self.xx, self.xd, self.dd)
+        ]
         if not known:
-            return Gram(distributed.summed(own), count=tokens)
-        return Gram(
-            distributed.summed(own),
-            distributed.summed(off),
-            distributed.summed(gap),
-            tokens,
-        )
+            return HessianStats(distributed.summed(sums[0]), count=tokens)
+        xx, xd, dd = map(distributed.summed, sums)
+        return HessianStats(xx, xd, dd, tokens)
 
 
-class _Enough(Exception):  # noqa: N818
-    """Ends a run of a block once all that is watched has been reached."""
+class _AllRead(Exception):  # noqa: N818
+    """Ends a run of a block once all watched layers have run."""
 
 
 @dataclass
-class _Reading:
-    """Context manager: what leaders of groups read in one run of a block."""
+class _InputReader:
+    """Runs a block and records the inputs of some layers.
+
+    Attributes:
+        block: the module.
+        layers: the watched layers, by their names in the model.
+        last: the layer after which the run may end; None for the end of the block.
+        inputs: the recorded inputs of the current run, by layer.
+    """
 
     block: Any
-    leaders: Mapping[str, Any]
+    layers: Mapping[str, Any]
     last: str | None
-    found: dict[str, list[Any]] = field(default_factory=dict)
+    inputs: dict[str, list[Any]] = field(default_factory=dict)
 
     def run(self, call: Call) -> dict[str, list[Any]]:
-        """What each layer that the call reaches reads, each time that it is run."""
-        self.found = {}
+        """Run the block, and return the inputs of each layer within reach."""
+        self.inputs = {}
         hooks = [
             layer.register_forward_pre_hook(self._hook(name), with_kwargs=True)
-            for name, layer in self.leaders.items()
+            for name, layer in self.layers.items()
         ]
         try:
-            with contextlib.suppress(_Enough):
+            with contextlib.suppress(_AllRead):
                 call.run(self.block)
         finally:
             for hook in hooks:
                 hook.remove()
-        return self.found
+        return self.inputs
 
     def _hook(self, name: str) -> Any:
         def hook(module: Any, args: tuple[Any, ...], named: dict[str, Any]) -> None:
             x = split_input(args, named)[0]
-            self.found.setdefault(name, []).append(x.detach())
+            self.inputs.setdefault(name, []).append(x.detach())
             if name == self.last:
-                raise _Enough
+                raise _AllRead
 
         return hook
 
 
-def grams_of(
+def collect_hessians(
     job: BlockJob,
     stage: Stage,
     before: Mapping[str, Any] | Replay,
     *,
     exact: bool,
-) -> dict[str, Gram]:
-    """Run the block on all samples.
+) -> dict[str, HessianStats]:
+    """Run a block on the samples, and sum the products of layers' inputs.
 
     Args:
-        stage: whose layers are watched.
-        before: quantized layers of the stages before it, by their names, or what runs the block
-            with them.
-        exact: whether to compare with the float model; where experts read, which may be others
-            there, it is not done.
+        job: the block.
+        stage: the layers to watch.
+        before: quantized layers of earlier stages, by their names, or the replay that runs them.
+        exact: compare with the float model. Experts are not compared: the router of the quantized
+            model may give them other tokens.
 
     Returns:
-        By the name of the first layer of each group.
+        The sums, by the name of the first layer of each group.
 
     Raises:
-        DataError: a layer reads numbers that are infinite or none.
+        DataError: an input is infinite or not a number.
     """
     leaders = {
         group[0]: job.block.get_submodule(job.local(group[0])) for group in stage.groups
     }
-    rounding: dict[str, Any] = {
+    roundings: dict[str, Any] = {
         name: layer.input for name, layer in job.quantized({}, leaders).items()
     }
-    reading = _Reading(job.block, leaders, stage.last)
-    found = {name: Gram() for name in leaders}
-    for index, (call, plain) in enumerate(zip(job.calls, job.floats, strict=True)):
-        if exact:
-            wanted = reading.run(plain)
-        else:
-            wanted = {}
+    reader = _InputReader(job.block, leaders, stage.last)
+    stats = {name: HessianStats() for name in leaders}
+    for index, (call, float_call) in enumerate(zip(job.calls, job.floats, strict=True)):
+        exact_inputs = reader.run(float_call) if exact else {}
         if isinstance(before, Replay):
-            seen = before.run(index, call, reading.run)
+            inputs = before.run(index, call, reader.run)
         else:
             with job.put(before):
-                seen = reading.run(call)
+                inputs = reader.run(call)
         tokens = call.hidden.numel() // call.hidden.shape[-1]
-        for name, reads in seen.items():
-            left = _rows(
-                reads if rounding[name] is None else map(rounding[name], reads),
-            )
-            if name in wanted:
-                plain_rows = _rows(wanted[name])
-            else:
-                plain_rows = None
-            aligned = plain_rows is not None and len(left) == len(plain_rows) == tokens
-            found[name].add(left, plain_rows if aligned else None)
-    weights = {
-        name: outputs_first(layer.weight, kind_of(layer))
-        for name, layer in leaders.items()
-    }
-    found = {
-        name: gram.over_ranks(weights[name].shape[1], weights[name].device)
-        for name, gram in found.items()
-    }
-    for name, gram in found.items():
-        if gram.own is not None and not torch.isfinite(gram.own.diagonal()).all():
+        for name, tensors in inputs.items():
+            rounding = roundings[name]
+            x = _rows(tensors if rounding is None else map(rounding, tensors))
+            exact_x = _rows(exact_inputs[name]) if name in exact_inputs else None
+            # a layer that sees each token once is comparable row by row; an expert is not
+            aligned = exact_x is not None and len(x) == len(exact_x) == tokens
+            stats[name].add(x, exact_x if aligned else None)
+    for name, layer in leaders.items():
+        weight = outputs_first(layer.weight, kind_of(layer))
+        stats[name] = stats[name].over_ranks(weight.shape[1], weight.device)
+    for name, layer_stats in stats.items():
+        H = layer_stats.xx
+        if H is not None and not torch.isfinite(H.diagonal()).all():
             raise DataError(
                 f"what {name} reads is infinite or no number on the calibration data",
             )
-    return {name: gram.whole() for name, gram in found.items()}
+    return {name: layer_stats.completed() for name, layer_stats in stats.items()}
 
 
-def _rows(reads: Iterable[Any]) -> Any:
-    """(tokens, inputs) float32, of all runs of a layer."""
-    return joined([x.reshape(-1, x.shape[-1]).float() for x in reads])
+def _rows(tensors: Iterable[Any]) -> Any:
+    """Return the inputs of all runs of a layer as rows, (tokens, inputs) float32."""
+    return joined([x.reshape(-1, x.shape[-1]).float() for x in tensors])

@@ -1,12 +1,21 @@
-"""GPTQ's column sweep in torch: later columns compensate the rounding error of earlier ones.
+"""GPTQ's maths: round a weight column by column, with error feedback to later columns.
 
-The counterpart of :mod:`quark_onnx.kernels.gptq` where the weights are, on a CPU or a GPU. Follows
-Frantar et al. 2023, "GPTQ", and for what happens behind the sweep Behdin et al. 2023, "QuantEase":
-one column after the other takes the level that is best while all others stay. The sweep is Babai's:
-with A = T^T T for the damped matrix and T lower
-triangular, errors e cost |T e|^2, whose terms are made small one after the other; the same as GPTQ's, which has the
-inverse of T, as Chen et al. 2025, "The Geometry of LLM Quantization: GPTQ as Babai's Nearest Plane Algorithm", show.
-"""  # noqa: E501
+For a weight W and inputs X, the rounded weight Q minimizes |(Q - W) X|^2 = tr(E H E^T), with
+E = Q - W and H = X^T X (X holds tokens as rows here). The letters are those of Frantar et al. 2023,
+"GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers", with two
+differences:
+
+- T takes the place of Hinv. The paper's Hinv is the upper Cholesky factor U of the inverse, H^-1 =
+  U^T U. T = U^-T is lower triangular with H = T^T T, and is computed without an inverse.
+- Err = T E, the paper's Err with the opposite sign. The loss is the sum of squares of Err, and the
+  sweep minimizes the squares one after the other: Babai's nearest plane algorithm (Chen et al.
+  2025, "The Geometry of LLM Quantization: GPTQ as Babai's Nearest Plane Algorithm").
+
+Coordinate descent after the sweep follows Behdin et al. 2023, "QuantEase": each column takes the
+best level while all other columns stay.
+
+:mod:`quark_onnx.kernels.gptq` is the counterpart in numpy, for ONNX models.
+"""
 
 from __future__ import annotations
 
@@ -17,64 +26,63 @@ from typing import Any, NamedTuple
 
 import torch
 
-from quark_onnx.torch.algorithms.gptq.columns import BLOCK, Columns, Turns
-from quark_onnx.torch.algorithms.gptq.levels import TensorLevels
+from quark_onnx.torch.algorithms.gptq.columns import BLOCK, ColumnLevels, ColumnRounder
 from quark_onnx.torch.algorithms.gptq.triangular import (
-    factored,
+    factor_flipped,
+    flip,
     panels,
-    put_below,
-    quadratic,
-    turned,
-    upside_down,
+    permute,
+    quadratic_form,
+    store_lower,
 )
+from quark_onnx.torch.algorithms.weight_rounding.levels import TensorLevels
 
-#: Values that are swept at once, in rows: so many that steps are few, and memory is bounded.
+#: Elements that are swept at once, in whole rows: steps are few, and memory is bounded.
 AT_ONCE = 1 << 22
-#: Values whose losses are taken at once.
-_JUDGED = 1 << 20
-#: A product has the same bits for each part of so many rows, or a multiple, whatever stands beside
-#: it.
-_ALIKE = 16
-#: Damping grows by this factor until the matrix can be factored, and no further than so often the
-#: mean of the diagonal.
+#: Elements whose losses are computed at once.
+_LOSSES_AT_ONCE = 1 << 20
+#: BLAS gives a row the same bits in any product whose number of rows is a multiple of 16.
+_ROW_MULTIPLE = 16
+#: Damping grows by this factor until the Hessian can be factored.
 _ESCALATION = 10.0
+#: The greatest damping that is tried, in means of the diagonal.
 _MOST_DAMPING = 1e4
 #: The exponent of the greatest power of two in float32.
-_GREATEST = 127
+_MAX_EXPONENT = 127
 
 
-class Swept(NamedTuple):
-    """A weight on the levels that were chosen.
+class Rounded(NamedTuple):
+    """A rounded weight.
 
     Attributes:
-        values: (rows, inputs) float32, what the levels stand for, as near as float32 tells: how far
-            it is off and what it was to reach, added up.
-        picked: (rows,) int64, which of the tries is best for each row.
-        cost: (rows,) float32, the squared error of each output as the damped matrix sees it.
+        Q: (rows, inputs) float32, the values of the chosen levels within a rounding error of
+            float32, as Q is the sum of target and error.
+        choice: (rows,) int64, the index of the candidate with the least loss.
+        cost: (rows,) float32, the squared error of each output with the damped Hessian.
     """
 
-    values: Any
-    picked: Any
+    Q: Any
+    choice: Any
     cost: Any
 
 
 @dataclass(frozen=True)
 class Solver:
-    """How an error in one column is made good by the others, for one matrix of products of inputs.
+    """The factored Hessian of a layer.
 
     Attributes:
-        matrix: (inputs, inputs) float32, columns in their order, divided by ``unit``: above its
-            diagonal the products, on and below it the lower factor T of A = T^T T, the damped
-            products.
-        power: (inputs,) float32, the diagonal of the products, in the order and divided likewise.
-        order: the columns in the order in which they are rounded.
-        damping: the share of the mean of the diagonal that was added to it.
-        ridge: (inputs,) float32, all that was added to the diagonal, as the weight has its columns.
+        HT: (inputs, inputs) float32, in the order of rounding, divided by ``unit``. H is stored
+            above the diagonal, and on and below the diagonal the lower factor T of the damped
+            Hessian, H + ridge = T^T T.
+        diagonal: (inputs,) float32, the diagonal of H, in that order and with that unit.
+        order: (inputs,) int64, the columns in the order of rounding.
+        damping: the damping that was used, in means of the diagonal.
+        ridge: (inputs,) float32, the addition to the diagonal, in the order of the weight.
         unit: a power of two.
     """
 
-    matrix: Any
-    power: Any
+    HT: Any
+    diagonal: Any
     order: Any
     damping: float
     ridge: Any
@@ -83,283 +91,330 @@ class Solver:
     @classmethod
     def of(
         cls,
-        gram: Any,
+        H: Any,
         damping: float = 0.01,
         act_order: bool = True,
         *,
         keep: bool = True,
     ) -> Solver:
-        """Factor the matrix.
+        """Factor a Hessian.
 
         Args:
-            gram: (inputs, inputs), sums of products of two inputs.
-            damping: added to the diagonal, as a share of its mean; it grows where that does not
-                suffice.
-            act_order: begin with the columns whose inputs are largest.
-            keep: whether the sums are used any more; their memory is used if not.
+            H: (inputs, inputs), X^T X.
+            damping: the addition to the diagonal, in means of the diagonal; multiplied by 10 until
+                the factorization succeeds.
+            act_order: round columns in the order of decreasing diagonal.
+            keep: False lets the solver overwrite H.
+
+        Raises:
+            ArithmeticError: H is not finite.
         """
-        diagonal = gram.diagonal().clone()
+        diagonal = H.diagonal().clone()
         if act_order:
             order = torch.argsort(diagonal, descending=True, stable=True)
         else:
-            order = torch.arange(len(gram))
-        order = order.to(gram.device)
+            order = torch.arange(len(H))
+        order = order.to(H.device)
         mean = float(diagonal.mean(dtype=torch.float64)) or 1.0
-        # a power of two, so that nothing is rounded: the least difference in sums may tip a code
-        unit = 2.0 ** min(frexp(mean)[1], _GREATEST)
-        work = turned(gram, order.flip(0)).div_(unit)
-        if keep or gram.dtype != torch.float32:
-            matrix = torch.empty_like(gram, dtype=torch.float32)
+        # a power of two divides without rounding; any other unit would change codes at ties
+        unit = 2.0 ** min(frexp(mean)[1], _MAX_EXPONENT)
+        flipped = permute(H, order.flip(0)).div_(unit)
+        if keep or H.dtype != torch.float32:
+            HT = torch.empty_like(H, dtype=torch.float32)
         else:
-            matrix = gram
-        upside_down(work, matrix)
-        power = matrix.diagonal().clone()
-        # inputs that were always zero: whatever their weights become, nothing changes
+            HT = H
+        flip(flipped, HT)
+        ordered = HT.diagonal().clone()
+        # inputs that are always zero: H stays singular without damping, and the weight is free
         dead = (diagonal == 0).float()
-        plain = power.double() + dead[order]
-        share = _escalate(
-            lambda share: _factor(work, matrix, plain + share * mean / unit),
+        undamped = ordered.double() + dead[order]
+        used = _escalate(
+            lambda share: _factor(flipped, HT, undamped + share * mean / unit),
             damping,
         )
-        put_below(work, matrix)
-        return cls(matrix, power, order, share, dead * unit + share * mean, unit)
+        store_lower(flipped, HT)
+        return cls(HT, ordered, order, used, dead * unit + used * mean, unit)
 
     def solve(self, columns: Any) -> Any:
-        """The damped matrix's inverse times columns; (inputs, any) in the order of the weight."""
-        lower = self.matrix.tril()
-        turned = torch.linalg.solve_triangular(
-            lower.t(),
+        """Multiply by the inverse of the damped Hessian.
+
+        Args:
+            columns: (inputs, any), in the order of the weight.
+
+        Returns:
+            The product, of the same shape.
+        """
+        T = self.HT.tril()
+        half_solved = torch.linalg.solve_triangular(
+            T.t(),
             columns[self.order] / self.unit,
             upper=True,
         )
-        found = torch.empty_like(columns)
-        found[self.order] = torch.linalg.solve_triangular(lower, turned, upper=False)
-        return found
+        solved = torch.empty_like(columns)
+        solved[self.order] = torch.linalg.solve_triangular(T, half_solved, upper=False)
+        return solved
 
-    def losses(self, off: Any) -> Any:
-        """The squared error of each output, (rows,), of a weight that is off by so much, (rows,
-        inputs), without damping.
-        """
-        parts = (
-            part.index_select(1, self.order) for part in off.split(self._rows(_JUDGED))
-        )
-        return torch.cat(
-            [quadratic(part, self.matrix, self.power) for part in parts],
-        ).mul_(self.unit)
-
-    def ridged(self, values: Any, weight: Any) -> Any:
-        """What damping adds to the squared error of each output, (rows,); (rows, inputs) each."""
-        pairs = zip(
-            *(each.split(self._rows(_JUDGED)) for each in (values, weight)),
-            strict=True,
-        )
-        return torch.cat(
-            [(own - wanted).square_() @ self.ridge for own, wanted in pairs],
-        )
-
-    def _rows(self, values: int) -> int:
-        """How many rows have so many values, about."""
-        return max(1, values // max(1, len(self.power)) // _ALIKE) * _ALIKE
-
-    def rounded(
-        self,
-        target: Any,
-        tries: Sequence[TensorLevels],
-        polish: int = 0,
-        first: Any = None,
-    ) -> Swept:
-        """A weight, (rows, inputs), on levels.
+    def losses(self, E: Any) -> Any:
+        """Return the squared error of each output, diag(E H E^T), without damping.
 
         Args:
-            target: float32 of that shape, what is to be reached.
-            tries: levels to choose from; each row takes those of one of them.
-            polish: how often every column is looked at again.
-            first: float32 of that shape; the column that comes first is rounded from here, and not
-                from the target.
-        """
-        rows = self._rows(AT_ONCE // len(tries))
-        values = torch.empty_like(target)
-        cost = target.new_empty(len(target))
-        place = torch.argsort(self.order)
-        picked = torch.zeros(len(target), dtype=torch.int64, device=target.device)
-        for start in range(0, len(target), rows):
-            own = slice(start, start + rows)
-            parts = [each.part(own) for each in tries]
-            off, picked[own], damped = self._swept(
-                target[own],
-                parts,
-                polish,
-                None if first is None else first[own],
-            )
-            for left, right in panels(len(place), BLOCK):  # no copy of all is made
-                moved = off.index_select(0, place[left:right]).t()
-                torch.add(moved, target[own, left:right], out=values[own, left:right])
-            cost[own] = damped * self.unit
-        return Swept(values, picked, cost)
+            E: (rows, inputs), Q - W.
 
-    def _swept(
+        Returns:
+            (rows,).
+        """
+        losses = [
+            quadratic_form(part.index_select(1, self.order), self.HT, self.diagonal)
+            for part in E.split(self._row_count(_LOSSES_AT_ONCE))
+        ]
+        return torch.cat(losses).mul_(self.unit)
+
+    def damping_costs(self, Q: Any, W: Any) -> Any:
+        """Return the share of damping in the cost of each output, diag(E ridge E^T).
+
+        Args:
+            Q: (rows, inputs).
+            W: (rows, inputs).
+
+        Returns:
+            (rows,).
+        """
+        count = self._row_count(_LOSSES_AT_ONCE)
+        pairs = zip(Q.split(count), W.split(count), strict=True)
+        return torch.cat(
+            [(rounded - weight).square_() @ self.ridge for rounded, weight in pairs],
+        )
+
+    def _row_count(self, elements: int) -> int:
+        """Return a number of rows, a multiple of 16, with about the given elements."""
+        return (
+            max(1, elements // max(1, len(self.diagonal)) // _ROW_MULTIPLE)
+            * _ROW_MULTIPLE
+        )
+
+    def quantize(
         self,
-        target: Any,
-        tries: Sequence[TensorLevels],
-        polish: int,
+        W: Any,
+        candidates: Sequence[TensorLevels],
+        descent_passes: int = 0,
+        first: Any = None,
+    ) -> Rounded:
+        """Round a weight.
+
+        Args:
+            W: (rows, inputs) float32, the values to approximate.
+            candidates: levels to choose from; each row takes the candidate with the least loss.
+            descent_passes: passes of coordinate descent after the sweep.
+            first: (rows, inputs) float32; the column that is first in the order is rounded from
+                here in place of W.
+        """
+        count = self._row_count(AT_ONCE // len(candidates))
+        Q = torch.empty_like(W)
+        cost = W.new_empty(len(W))
+        position = torch.argsort(self.order)
+        choice = torch.zeros(len(W), dtype=torch.int64, device=W.device)
+        for start in range(0, len(W), count):
+            rows = slice(start, start + count)
+            E, choice[rows], unscaled = self._quantize_rows(
+                W[rows],
+                [levels.part(rows) for levels in candidates],
+                descent_passes,
+                None if first is None else first[rows],
+            )
+            # block by block, to make no copy of the whole E in the order of the weight
+            for left, right in panels(len(position), BLOCK):
+                E_block = E.index_select(0, position[left:right]).t()
+                torch.add(E_block, W[rows, left:right], out=Q[rows, left:right])
+            cost[rows] = unscaled * self.unit
+        return Rounded(Q, choice, cost)
+
+    def _quantize_rows(
+        self,
+        W: Any,
+        candidates: Sequence[TensorLevels],
+        descent_passes: int,
         first: Any,
     ) -> tuple[Any, Any, Any]:
-        """Of some rows: how far values are off, inputs first, in their order; which try is best;
-        and the cost, divided by ``unit``.
+        """Round some rows.
+
+        Returns:
+            E, (inputs, rows) in the order of rounding; the choices, (rows,); and the costs, (rows,)
+            divided by ``unit``.
         """
-        if first is None:
-            start = None
-        else:
-            start = first[:, self.order[0]].repeat(len(tries))
-        columns = Columns(TensorLevels.stacked(tries), self.order)
-        off, seen, cost = self._sweep(
-            target,
-            len(tries),
+        start = None
+        if first is not None:
+            start = first[:, self.order[0]].repeat(len(candidates))
+        columns = ColumnLevels(TensorLevels.stacked(candidates), self.order)
+        E, Err, cost = self._sweep(
+            W,
+            len(candidates),
             columns,
             start,
-            seen=bool(polish),
+            keep_err=bool(descent_passes),
         )
-        off, seen, cost, steps, picked = _least(off, seen, cost, tries)
-        if len(tries) > 1:
-            columns = Columns(steps, self.order)
-        for again in range(polish):
-            cost = cost + self._descend(
-                target,
-                off,
-                self._seen(off) if again else seen,
-                columns,
-            )
-        return off, picked, cost
+        E, Err, cost, levels, choice = _choose(E, Err, cost, candidates)
+        if len(candidates) > 1:
+            columns = ColumnLevels(levels, self.order)
+        for descent_pass in range(descent_passes):
+            if descent_pass:
+                Err = self._project(E)
+            cost = cost + self._descend(W, E, Err, columns)
+        return E, choice, cost
 
-    def _ordered(self, target: Any, start: int, stop: int) -> Any:
-        """Some of the columns in their order, (columns, rows): no copy of all of them is ever made."""  # noqa: E501
-        return target.index_select(1, self.order[start:stop]).t().contiguous()
+    def _ordered(self, W: Any, start: int, stop: int) -> Any:
+        """Return some columns in the order of rounding, (columns, rows).
+
+        A copy of all columns would double the memory.
+        """
+        return W.index_select(1, self.order[start:stop]).t().contiguous()
 
     def _sweep(
         self,
-        target: Any,
+        W: Any,
         count: int,
-        columns: Columns,
+        columns: ColumnLevels,
         first: Any,
         *,
-        seen: bool,
+        keep_err: bool,
     ) -> tuple[Any, Any, Any]:
-        """How far values on levels are off, for all columns in their order, inputs first; what T
-        makes of it; and what it costs each row, as the damped matrix sees it. Each is that of the
-        tries side by side.
+        """Round all columns once, in order.
 
         Args:
-            target: (rows, inputs).
-            first: what the first column is rounded from, if not from the target.
-            seen: whether what T makes of it is asked for; it is of no use otherwise.
-        """
-        off = target.new_empty(target.shape[1], len(target) * count)
-        if seen:
-            sight = torch.empty_like(off)
-        else:
-            sight = off[:0]
-        cost = off.new_zeros(off.shape[1])
-        turns = Turns(columns, off)
-        for start, stop in panels(len(off), BLOCK):
-            wanted = self._ordered(target, start, stop)
-            if count > 1:
-                wanted = wanted.repeat(1, count)
-            diagonal = self.matrix.diagonal()[start:stop, None]
-            shares = self.matrix[start:stop, :stop] / diagonal
-            left = turns.left(stop - start)
-            if start:
-                torch.addmm(wanted, shares[:, :start], off[:start], alpha=-1, out=left)
-            else:
-                left.copy_(wanted)
-            turns.take(
-                start,
-                wanted,
-                shares[:, start:],
-                off[start:stop],
-                None if start else first,
-            )
-            left.sub_(wanted).sub_(off[start:stop]).mul_(-diagonal)
-            if seen:
-                sight[start:stop] = left
-            cost += left.square_().sum(0)
-        return off, sight, cost
-
-    def _seen(self, off: Any) -> Any:
-        """T times it."""
-        found = torch.empty_like(off)
-        for start, stop in panels(len(off)):
-            torch.mm(
-                self.matrix[start:stop, start:stop].tril(),
-                off[start:stop],
-                out=found[start:stop],
-            )
-            found[start:stop].addmm_(self.matrix[start:stop, :start], off[:start])
-        return found
-
-    def _descend(self, target: Any, off: Any, seen: Any, columns: Columns) -> Any:
-        """Let each column in turn take its best level while all others stay.
-
-        ``off`` and ``seen`` are changed.
-
-        Args:
-            target: (rows, inputs), what is to be reached.
-            off: inputs first, how far values are off.
-            seen: what T makes of ``off``.
+            W: (rows, inputs).
+            count: candidates, which are swept side by side.
+            columns: the levels of all candidates.
+            first: (count * rows,), the values to round in the first column; None for W.
+            keep_err: return Err, which takes as much memory as E.
 
         Returns:
-            (rows,): how much the cost falls, as a negative number.
+            E and Err, (inputs, count * rows), and the costs, (count * rows,).
         """
-        change = off.new_zeros(off.shape[1])
-        turns = Turns(columns, off)
-        power = self.power + self.ridge[self.order] / self.unit
-        for start, stop in panels(len(off), BLOCK):
-            diagonal = power[start:stop, None]
-            left = turns.left(stop - start)
-            own = seen[start:stop]
-            now = self._ordered(target, start, stop).add_(off[start:stop])
-            # the damped matrix times what is off, of which columns before have changed a part
-            torch.mm(self.matrix[start:stop, start:stop].tril().t(), own, out=left)
-            left.addmm_(self.matrix[stop:, start:stop].t(), seen[stop:])
-            # of these, how far they have moved
-            left.addmm_(self.matrix[:start, start:stop].t(), seen[:start])
-            left.div_(-diagonal).add_(now)
-            shares = self.matrix[start:stop, start:stop].triu(1).t() / diagonal
-            turns.take(start, now, shares, own)
-            off[start:stop] += own
-            change += now.sub_(left).mul_(2).add_(own).mul_(own).mul_(diagonal).sum(0)
+        E = W.new_empty(W.shape[1], len(W) * count)
+        Err = torch.empty_like(E) if keep_err else E[:0]
+        cost = E.new_zeros(E.shape[1])
+        rounder = ColumnRounder(columns, E)
+        for start, stop in panels(len(E), BLOCK):
+            W_block = self._ordered(W, start, stop)
+            if count > 1:
+                W_block = W_block.repeat(1, count)
+            diagonal = self.HT.diagonal()[start:stop, None]
+            # Err_i = T_ii (q_i - target_i), with target_i = w_i - sum_(j < i) T_ij / T_ii e_j
+            feedback = self.HT[start:stop, :stop] / diagonal
+            target = rounder.target(stop - start)
+            if start:
+                torch.addmm(
+                    W_block, feedback[:, :start], E[:start], alpha=-1, out=target
+                )
+            else:
+                target.copy_(W_block)
+            rounder.round_block(
+                start,
+                W_block,
+                feedback[:, start:],
+                E[start:stop],
+                None if start else first,
+            )
+            Err_block = target.sub_(W_block).sub_(E[start:stop]).mul_(-diagonal)
+            if keep_err:
+                Err[start:stop] = Err_block
+            cost += Err_block.square_().sum(0)
+        return E, Err, cost
+
+    def _project(self, E: Any) -> Any:
+        """Return Err = T E, (inputs, rows)."""
+        Err = torch.empty_like(E)
+        for start, stop in panels(len(E)):
+            torch.mm(
+                self.HT[start:stop, start:stop].tril(),
+                E[start:stop],
+                out=Err[start:stop],
+            )
+            Err[start:stop].addmm_(self.HT[start:stop, :start], E[:start])
+        return Err
+
+    def _descend(self, W: Any, E: Any, Err: Any, columns: ColumnLevels) -> Any:
+        """Move each column to the best level for fixed other columns.
+
+        Args:
+            W: (rows, inputs).
+            E: (inputs, rows), changed in place.
+            Err: (inputs, rows), T E; undefined afterwards.
+            columns: the levels.
+
+        Returns:
+            The change of the cost, (rows,), at most 0.
+        """
+        change = E.new_zeros(E.shape[1])
+        rounder = ColumnRounder(columns, E)
+        damped = self.diagonal + self.ridge[self.order] / self.unit
+        for start, stop in panels(len(E), BLOCK):
+            diagonal = damped[start:stop, None]
+            target = rounder.target(stop - start)
+            Err_block = Err[start:stop]
+            Q_block = self._ordered(W, start, stop).add_(E[start:stop])
+            # the gradient T^T Err of the block; rows before the block hold the moves of columns
+            # that have changed since Err was computed, and enter by H
+            torch.mm(self.HT[start:stop, start:stop].tril().t(), Err_block, out=target)
+            target.addmm_(self.HT[stop:, start:stop].t(), Err[stop:])
+            target.addmm_(self.HT[:start, start:stop].t(), Err[:start])
+            # the minimum of a parabola: q - gradient / curvature
+            target.div_(-diagonal).add_(Q_block)
+            feedback = self.HT[start:stop, start:stop].triu(1).t() / diagonal
+            # the moves of the block take the place of its Err
+            moves = Err_block
+            rounder.round_block(start, Q_block, feedback, moves)
+            E[start:stop] += moves
+            # the parabola at q + move less at q: diagonal * move * (2 (q - target) + move)
+            change += (
+                Q_block.sub_(target)
+                .mul_(2)
+                .add_(moves)
+                .mul_(moves)
+                .mul_(diagonal)
+                .sum(0)
+            )
         return change
 
 
-def _least(
-    off: Any,
-    seen: Any,
+def _choose(
+    E: Any,
+    Err: Any,
     cost: Any,
-    tries: Sequence[TensorLevels],
+    candidates: Sequence[TensorLevels],
 ) -> tuple[Any, Any, Any, TensorLevels, Any]:
-    """Of tries side by side, row by row the one whose sweep has cost least, put where the first is.
+    """Select the candidate with the least cost for each row.
 
-    And its place.
+    Args:
+        E: (inputs, candidates * rows).
+        Err: like E, or empty.
+        cost: (candidates * rows,).
+        candidates: the levels.
+
+    Returns:
+        E, Err, cost, levels and the index of the chosen candidate of each row. E, Err and cost are
+        views of the first candidate, which is overwritten.
     """
-    rows = len(cost) // len(tries)
-    (off, *others), (seen, *sights), (cost, *costs) = (
-        each.split(rows, -1) for each in (off, seen, cost)
-    )
-    steps = tries[0]
-    picked = torch.zeros(rows, dtype=torch.int64, device=cost.device)
-    for place, (other, sight, new, own) in enumerate(
-        zip(others, sights, costs, tries[1:], strict=True),
-        1,
-    ):
-        wins = new < cost
-        for own_part, others_part in ((off, other), (seen, sight), (cost, new)):
-            torch.where(wins, others_part, own_part, out=own_part)
-        steps = steps.merged(own, wins)
-        picked = torch.where(wins, place, picked)
-    return off, seen, cost, steps, picked
+    rows = len(cost) // len(candidates)
+    errors = E.split(rows, -1)
+    projections = Err.split(rows, -1)
+    costs = cost.split(rows, -1)
+    levels = candidates[0]
+    choice = torch.zeros(rows, dtype=torch.int64, device=cost.device)
+    for index in range(1, len(candidates)):
+        wins = costs[index] < costs[0]
+        for parts in (errors, projections, costs):
+            torch.where(wins, parts[index], parts[0], out=parts[0])
+        levels = levels.merged(candidates[index], wins)
+        choice = torch.where(wins, index, choice)
+    return errors[0], projections[0], costs[0], levels, choice
 
 
 def _escalate(attempt: Callable[[float], bool], damping: float) -> float:
-    """The least share that suffices."""
+    """Return the least damping for which an attempt succeeds.
+
+    Raises:
+        ArithmeticError: no damping suffices.
+    """
     share = damping
     while not attempt(share):
         share = max(share, 1e-6) * _ESCALATION
@@ -368,8 +423,8 @@ def _escalate(attempt: Callable[[float], bool], damping: float) -> float:
     return share
 
 
-def _factor(work: Any, matrix: Any, diagonal: Any) -> bool:
-    """Factor a matrix whose both halves are in another, with a diagonal of its own."""
-    upside_down(matrix, work)
-    work.diagonal().copy_(diagonal.flip(0))
-    return factored(work)
+def _factor(flipped: Any, H: Any, diagonal: Any) -> bool:
+    """Factor H with another diagonal into ``flipped``; return whether H is positive definite."""
+    flip(H, flipped)
+    flipped.diagonal().copy_(diagonal.flip(0))
+    return factor_flipped(flipped)

@@ -1,4 +1,8 @@
-"""Symmetric matrices stored as one triangle, and their factors; in place, panel by panel."""
+"""Cholesky factors of symmetric matrices in triangular storage, panel by panel.
+
+A Hessian of 16,384 inputs takes 1 GiB in float32. Each function therefore works in place, or with
+temporaries of a few panels.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +13,19 @@ import torch
 
 from quark_onnx.torch.runtime.threads import one_thread
 
-#: Columns of a panel: a product with so many is as fast as with all, and with so few, little is
-#: computed twice.
+#: Columns of a panel: wide enough for a product at full speed, and narrow enough that little below
+#: the diagonal is computed in vain.
 PANEL = 256
 #: Rows that are copied at once.
 _ROWS = 128
 
 
 def panels(count: int, width: int = PANEL) -> Iterator[tuple[int, int]]:
-    """Where panels start and stop.
+    """Iterate over the first index and the end of each panel.
+
+    Args:
+        count: rows or columns of the matrix.
+        width: rows or columns of a panel; the last panel may have fewer.
 
     >>> list(panels(5, 2))
     [(0, 2), (2, 4), (4, 5)]
@@ -26,12 +34,11 @@ def panels(count: int, width: int = PANEL) -> Iterator[tuple[int, int]]:
 
 
 def add_products(total: Any, x: Any) -> None:
-    """Add x^T x to the upper half of a matrix.
-
-    Below its diagonal, what is nearest to it changes, too.
+    """Add X^T X to the upper triangle of a matrix.
 
     Args:
-        total: (inputs, inputs); changed.
+        total: (inputs, inputs), changed in place. Elements below the diagonal are undefined
+            afterwards.
         x: (tokens, inputs).
     """
     for start, stop in panels(len(total)):
@@ -39,80 +46,98 @@ def add_products(total: Any, x: Any) -> None:
 
 
 def mirror(total: Any) -> None:
-    """Put the upper half of a matrix below its diagonal, too."""
+    """Copy the upper triangle of a matrix to the lower one.
+
+    Args:
+        total: (inputs, inputs), changed in place.
+    """
     for start, stop in panels(len(total), _ROWS):
-        own = total[start:stop, start:stop].triu_()
-        own.add_(own.triu(1).t())
+        square = total[start:stop, start:stop].triu_()
+        square.add_(square.triu(1).t())
         total[stop:, start:stop].copy_(total[start:stop, stop:].t())
 
 
-def quadratic(off: Any, matrix: Any, diagonal: Any) -> Any:
-    """The form x S x of each row x, (rows,), of a symmetric matrix S whose upper half is read.
+def quadratic_form(rows: Any, matrix: Any, diagonal: Any) -> Any:
+    """Return x^T S x for each row x and a symmetric matrix S.
 
     Args:
-        off: (rows, inputs).
-        matrix: (inputs, inputs), S above its diagonal.
-        diagonal: (inputs,), that of S.
+        rows: (rows, inputs).
+        matrix: (inputs, inputs), S above the diagonal; the other elements are not read.
+        diagonal: (inputs,), the diagonal of S.
 
-    >>> quadratic(torch.tensor([[1.0, 2.0]]), torch.tensor([[9.0, 3.0], [9.0, 9.0]]), torch.tensor([1.0, 1.0]))
+    Returns:
+        (rows,).
+
+    >>> S = torch.tensor([[9.0, 3.0], [9.0, 9.0]])
+    >>> quadratic_form(torch.tensor([[1.0, 2.0]]), S, torch.tensor([1.0, 1.0]))
     tensor([17.])
-    """  # noqa: E501
-    total = off.new_zeros(len(off))
+    """
+    total = rows.new_zeros(len(rows))
     for start, stop in panels(len(matrix)):
+        # x^T S x = 2 x^T U x, with U the upper triangle and half of the diagonal
         upper = matrix[start:stop, start:].triu(1)
         upper.diagonal().copy_(diagonal[start:stop] / 2)
-        total += (off[:, start:] @ upper.t()).mul_(off[:, start:stop]).sum(1)
+        total += (rows[:, start:] @ upper.t()).mul_(rows[:, start:stop]).sum(1)
     return total.mul_(2)
 
 
-def turned(matrix: Any, order: Any) -> Any:
-    """A symmetric matrix with its rows and columns in an order, in float32.
+def permute(matrix: Any, order: Any) -> Any:
+    """Return a symmetric matrix with rows and columns permuted, in float32.
 
     Args:
-        matrix: (inputs, inputs), both halves.
-        order: (inputs,) int64.
+        matrix: (inputs, inputs), both triangles.
+        order: (inputs,) int64, the old index of each new row and column.
     """
-    found = matrix.new_empty(matrix.shape, dtype=torch.float32)
+    permuted = matrix.new_empty(matrix.shape, dtype=torch.float32)
     for start, stop in panels(len(matrix), _ROWS):
-        found[start:stop] = matrix.index_select(0, order[start:stop]).index_select(
-            1,
-            order,
-        )
-    return found
+        rows = matrix.index_select(0, order[start:stop])
+        permuted[start:stop] = rows.index_select(1, order)
+    return permuted
 
 
-def upside_down(matrix: Any, out: Any) -> None:
-    """Put a matrix upside down, and its right side left, into another of any type."""
+def flip(matrix: Any, out: Any) -> None:
+    """Reverse the rows and the columns of a matrix.
+
+    Args:
+        matrix: (inputs, inputs).
+        out: (inputs, inputs) of any type, overwritten.
+    """
     count = len(matrix)
     for start, stop in panels(count, _ROWS):
         out[start:stop] = matrix[count - stop : count - start].flip(0, 1)
 
 
-def factored(work: Any) -> bool:
-    """Put the lower factor T of a symmetric matrix A = T^T T, upside down, in the place of A upside
-    down.
+def factor_flipped(flipped: Any) -> bool:
+    """Replace A by the lower triangular T with A = T^T T; both matrices are stored flipped.
 
-    It is the transposed Cholesky factor, and takes as long. One thread factors it: with several,
-    bits would depend on how many there are.
+    A Cholesky factorization gives A = L L^T. On the flipped matrix it gives T^T T, at the same
+    cost.
 
     Args:
-        work: (inputs, inputs) float32, contiguous; its upper half is read.
+        flipped: (inputs, inputs) float32, contiguous, overwritten; only the upper triangle is read.
 
     Returns:
-        Whether there is one; what is in the matrix is of no use otherwise.
+        False for a matrix that is not positive definite, or not finite; the matrix is undefined
+        then.
     """
-    columns = work.t()  # as LAPACK has matrices
-    failed = torch.empty((), dtype=torch.int32, device=work.device)
+    columns = flipped.t()  # LAPACK stores matrices by columns
+    info = torch.empty((), dtype=torch.int32, device=flipped.device)
+    # several threads would split sums by their number, and codes would depend on the machine
     with one_thread():
-        torch.linalg.cholesky_ex(columns, out=(columns, failed))
-    return not failed.item() and bool(torch.isfinite(work.diagonal()).all())
+        torch.linalg.cholesky_ex(columns, out=(columns, info))
+    return not info.item() and bool(torch.isfinite(flipped.diagonal()).all())
 
 
-def put_below(factor: Any, matrix: Any) -> None:
-    """Put a lower triangle that is upside down on and below the diagonal of a matrix."""
+def store_lower(flipped: Any, matrix: Any) -> None:
+    """Store a flipped lower triangle on and below the diagonal of a matrix.
+
+    Args:
+        flipped: (inputs, inputs), T as ``factor_flipped`` leaves it.
+        matrix: (inputs, inputs), changed in place; elements above the diagonal are kept.
+    """
     count = len(matrix)
     for start, stop in panels(count, _ROWS):
-        own = factor[count - stop : count - start].flip(0, 1)
-        matrix[start:stop, :start] = own[:, :start]
-        square = own[:, start:stop].to(matrix.dtype)
+        rows = flipped[count - stop : count - start].flip(0, 1)
+        matrix[start:stop, :start] = rows[:, :start]
+        square = rows[:, start:stop].to(matrix.dtype)
         matrix[start:stop, start:stop].triu_(1).add_(square.tril_())

@@ -17,7 +17,6 @@ from quark_onnx.errors import ConfigError, DataError
 from quark_onnx.optimizers.base import require_flag, require_number, require_whole
 from quark_onnx.registry import ALGORITHMS
 from quark_onnx.torch.algorithms.base import BlockJob, Outcome
-from quark_onnx.torch.algorithms.gptq.levels import TensorLevels
 from quark_onnx.torch.algorithms.learned_rounding.trainable_weight import (
     TrainableWeight,
     through,
@@ -28,6 +27,7 @@ from quark_onnx.torch.algorithms.learned_rounding.training_state import (
     draws,
     looks,
 )
+from quark_onnx.torch.algorithms.weight_rounding.levels import TensorLevels
 from quark_onnx.torch.formats.quantized_tensor import Quantized
 from quark_onnx.torch.models.quantized_layer import QuantizedLayer, outputs_first
 
@@ -38,8 +38,7 @@ _LOOKS = 10
 @ALGORITHMS.register("autoround")
 @dataclass(frozen=True)
 class SignedRounding:
-    """Trains how each weight of a block is rounded, and its ranges, by the error of what the block
-    computes.
+    """Train the rounding and the ranges of a block's weights on the output error of the block.
 
     Of all that is looked at on the way, the start and means of the descent's last steps among it,
     the best is kept.
@@ -93,7 +92,7 @@ class SignedRounding:
         job: BlockJob,
         made: Mapping[str, Quantized],
     ) -> tuple[dict[str, Quantized], list[Outcome]]:
-        """Choose codes; the block's error on all of the data is no greater than it was.
+        """Choose codes; the error of the block on the data does not grow.
 
         Raises:
             DataError: what the float block computes is infinite or no number.
@@ -150,7 +149,7 @@ class SignedRounding:
         block: _Block,
         trained: Sequence[TrainableWeight],
     ) -> tuple[float, float]:
-        """Move the leaves to the best that is found; the squared error before and after."""
+        """Train, restore the best state, and return the squared error before and after."""
         if self.lr is None:
             lr = 1 / self.steps
         else:
@@ -179,7 +178,7 @@ class SignedRounding:
 
 
 class Training(nn.Module):
-    """A layer that computes with a weight that is being trained.
+    """A layer that computes with a weight in training.
 
     Roundings of activations hand gradients through.
 
@@ -196,19 +195,17 @@ class Training(nn.Module):
 
     @property
     def weight(self) -> Any:
-        """What it computes with."""
+        """The present weight."""
         return self.layer.weight if self.current is None else self.current
 
     @property
     def bias(self) -> Any:
-        """The bias of the layer, for blocks that multiply by the weight themselves, as Mamba's
-        does.
-        """
+        """The bias of the layer, for blocks that multiply by the weight themselves (Mamba)."""
         return self.layer.bias
 
     @property
     def round_keys(self) -> Any:
-        """What attention rounds rotated keys by; None where the layer computes none."""
+        """The rounding of rotated keys; None for a layer that computes no keys."""
         own = self.layer.round_keys
         if own is None:
             return None
@@ -216,7 +213,7 @@ class Training(nn.Module):
 
     @property
     def round_probabilities(self) -> Any:
-        """What attention rounds probabilities by.
+        """The rounding of attention probabilities.
 
         None where it is not this layer that has their scale.
         """
@@ -226,7 +223,7 @@ class Training(nn.Module):
         return lambda found: through(found, own(found.detach()))
 
     def forward(self, input: Any, *more: Any, **named: Any) -> Any:
-        """What the quantized layer computes."""
+        """Compute the output of the quantized layer."""
         layer = self.layer
         if layer.input is not None and layer.kind not in ("Embedding", "EmbeddingBag"):
             input = through(input, layer.input(input.detach()))
@@ -237,7 +234,7 @@ class Training(nn.Module):
 
 
 def renew(layers: Iterable[Training]) -> None:
-    """Let layers compute with what their weights are now; all of them are trained."""
+    """Install the present weights in the layers."""
     for layer, weight in zip(layers, _weights(layers), strict=True):
         layer.current = weight
 
@@ -247,9 +244,7 @@ def descend(
     losses: Iterator[Any],
     leaves: Sequence[Any],
 ) -> None:
-    """Gradients of the sum of losses, in the leaves; one loss is computed at a time, so that no
-    other activations are alive, and weights are rounded once for all.
-    """
+    """Add the gradients of a sum of losses to the leaves, one loss at a time to save memory."""
     with torch.enable_grad():
         weights = _weights(layers)
         for layer, weight in zip(layers, weights, strict=True):
@@ -276,7 +271,7 @@ def _weights(layers: Iterable[Training]) -> list[Any]:
 
 
 class _Block:
-    """A block with layers that are being trained in it.
+    """A block with layers in training.
 
     Args:
         job: the block.
@@ -291,7 +286,7 @@ class _Block:
         return len(self._job.calls)
 
     def calls(self, samples: int) -> int:
-        """How many calls have so many samples; one or more."""
+        """Return the number of calls, at least 1, that hold the given samples."""
         known: int = sum(call.hidden.shape[0] for call in self._job.calls)
         return max(1, round(samples * len(self) / max(1, known)))
 
@@ -302,7 +297,7 @@ class _Block:
         ).square()
 
     def error(self) -> float:
-        """The sum of squares over all samples; infinite where it is no number."""
+        """Return the sum of squared errors over all samples; infinite for NaN."""
         with torch.no_grad():
             renew(self._layers)
             total = sum(
@@ -314,5 +309,5 @@ class _Block:
         return float("inf")
 
     def descend(self, chosen: Sequence[int], leaves: Sequence[Any]) -> None:
-        """Gradients of some samples, in the leaves."""
+        """Add the gradients of some samples to the leaves."""
         descend(self._layers, (self._squares(index).mean() for index in chosen), leaves)

@@ -1,5 +1,4 @@
-"""Distillation: train the rounding and the ranges of all weights on the predictions of the float
-model.
+"""Distillation: train the rounding of all weights on the predictions of the float model.
 
 Liu et al. 2023, "LLM-QAT: Data-Free Quantization Aware Training for Large Language Models": the
 float model is the teacher, and writes the text that is learned from. What is trained is that of
@@ -21,7 +20,6 @@ from quark_onnx.optimizers.base import require_number, require_whole
 from quark_onnx.progress import Progress
 from quark_onnx.registry import ALGORITHMS
 from quark_onnx.torch.algorithms.base import Outcome
-from quark_onnx.torch.algorithms.gptq.levels import TensorLevels
 from quark_onnx.torch.algorithms.learned_rounding.autoround import (
     Training,
     descend,
@@ -35,6 +33,7 @@ from quark_onnx.torch.algorithms.learned_rounding.training_state import (
     draws,
     looks,
 )
+from quark_onnx.torch.algorithms.weight_rounding.levels import TensorLevels
 from quark_onnx.torch.calibration.block_stream import call
 from quark_onnx.torch.checkpoints.atomic_file import State
 from quark_onnx.torch.models.quantized_layer import (
@@ -58,9 +57,7 @@ LOGITS = 1 << 25
 @ALGORITHMS.register("distill")
 @dataclass(frozen=True)
 class Distillation:
-    """Trains how all weights of a model are rounded, and their ranges, by how far the quantized
-    model's predictions are from those of the float one: the Kullback-Leibler divergence of the next
-    token.
+    """Train roundings and ranges of all weights on the divergence from the float model.
 
     The float model writes the text that is trained on, each sequence from the first token of a
     sample of the calibration data. That data itself is never trained on: of all that is looked at
@@ -104,7 +101,7 @@ class Distillation:
         progress: bool | None = None,
         state: State | None = None,
     ) -> list[Outcome]:
-        """Choose codes; the divergence on the data is no greater than it was.
+        """Choose codes; the divergence on the data does not grow.
 
         Args:
             model: with its quantized layers.
@@ -156,7 +153,7 @@ class Distillation:
         bar: Progress,
         state: State,
     ) -> tuple[float, float]:
-        """Move the leaves to the best that is found; the divergence before and after."""
+        """Train the leaves, restore the best state, and return the divergence before and after."""
         weights = [
             each.trained for each in pair.trained.values() if each.trained is not None
         ]
@@ -199,7 +196,7 @@ class Distillation:
 
 
 class _Pair:
-    """A quantized model and the float one, which have all else in common.
+    """A quantized model that shares everything but weights with the float model.
 
     Args:
         model: with its quantized layers; ends with them.
@@ -218,7 +215,7 @@ class _Pair:
 
     @contextlib.contextmanager
     def teacher(self) -> Iterator[None]:
-        """The model is the float one inside."""
+        """Run the model as the float model inside the context."""
         with self._put(self._floats):
             yield
 
@@ -234,7 +231,7 @@ class _Pair:
             )
 
     def divergence(self, rows: Sequence[Any]) -> float:
-        """The mean over all tokens, in nats; infinite where it is no number."""
+        """Return the mean divergence over all tokens in nats; infinite for NaN."""
         with torch.no_grad():
             renew(self.trained.values())
             parts = [(self._sum(part), part.numel()) for part in self._parts(rows)]
@@ -244,7 +241,7 @@ class _Pair:
         return total if total == total else float("inf")
 
     def descend(self, rows: Sequence[Any], leaves: Sequence[Any]) -> None:
-        """Gradients of some sequences, in the leaves."""
+        """Add the gradients of some sequences to the leaves."""
         count = sum(row.numel() for row in rows)
         descend(
             list(self.trained.values()),
@@ -253,7 +250,7 @@ class _Pair:
         )
 
     def _sum(self, ids: Any) -> Any:
-        """The sum over all tokens, of ids of shape (samples, tokens)."""
+        """Return the summed divergence over all tokens of ids, (samples, tokens)."""
         with torch.no_grad(), self.teacher():
             wanted = torch.log_softmax(_logits(self.model, ids), -1)
         with self._put(self.trained):
@@ -261,7 +258,7 @@ class _Pair:
         return F.kl_div(found, wanted, log_target=True, reduction="sum")
 
     def _parts(self, rows: Sequence[Any]) -> Iterator[Any]:
-        """Sequences of one length together, (samples, tokens), as many as may be at once."""
+        """Yield batches of sequences of equal length, (samples, tokens)."""
         by_length = dict[int, list[Any]]()
         for row in rows:
             by_length.setdefault(len(row), []).append(row)
@@ -276,7 +273,7 @@ def _logits(model: Any, ids: Any) -> Any:
 
 
 def _ids(batch: Any) -> Any:
-    """Token ids of a batch, (samples, tokens)."""
+    """Return the token ids of a batch, (samples, tokens)."""
     if isinstance(batch, Mapping):
         found = batch.get("input_ids")
     else:
@@ -295,7 +292,7 @@ def _ids(batch: Any) -> Any:
 
 @contextlib.contextmanager
 def _frozen(model: Any) -> Iterator[None]:
-    """Parameters have no gradients inside."""
+    """Disable the gradients of parameters inside the context."""
     moving = [parameter for parameter in model.parameters() if parameter.requires_grad]
     for parameter in moving:
         parameter.requires_grad_(False)
@@ -307,7 +304,7 @@ def _frozen(model: Any) -> Iterator[None]:
 
 
 def _written(model: Any, rows: Sequence[Any], how: Distillation) -> list[Any]:
-    """What the model writes, at its own probabilities: sequences of token ids, (tokens,)."""
+    """Sample sequences of token ids, (tokens,), from the model's own predictions."""
     if not hasattr(model, "generate"):
         raise ModelError(
             f"distill has the float model write text, which a {type(model).__name__}"

@@ -1,5 +1,4 @@
-"""A quantized weight whose roundings and scales gradients can move:
-``w = scale * round(w / scale + shift)``.
+"""A quantized weight whose roundings and scales gradient descent can change.
 
 Every rounding hands gradients straight through (Bengio et al. 2013, "Estimating or Propagating
 Gradients Through Stochastic Neurons for Conditional Computation"). What is computed on the way is,
@@ -17,7 +16,7 @@ import torch
 from calibrators.grid import SMALLEST_SCALE
 from quark_onnx.dtypes import Integer, Scaled
 from quark_onnx.kernels.minifloat import E4M3, MiniFloat
-from quark_onnx.torch.algorithms.gptq.levels import TensorLevels
+from quark_onnx.torch.algorithms.weight_rounding.levels import TensorLevels
 from quark_onnx.torch.config.number_formats import E5M3, FloatScaled, TwoLevel
 from quark_onnx.torch.formats import block_formats
 from quark_onnx.torch.formats.bit_packing import in_blocks
@@ -43,7 +42,7 @@ class _Through(torch.autograd.Function):
 
 
 def through(x: Any, rounded: Any) -> Any:
-    """``rounded``, with the gradients of ``x``.
+    """Return ``rounded``, with the gradients of ``x`` (straight-through estimator).
 
     >>> x = torch.tensor(1.2, requires_grad=True)
     >>> (3 * through(x, torch.round(x.detach()))).backward()
@@ -54,7 +53,7 @@ def through(x: Any, rounded: Any) -> Any:
 
 
 class TrainableWeight:
-    """A weight on its way from codes to better ones.
+    """A weight in training.
 
     Args:
         weight: floats of shape (outputs, ...).
@@ -108,13 +107,13 @@ class TrainableWeight:
         return matrix
 
     def _spread(self, each: Any) -> Any:
-        """One number for a scale, shaped to broadcast against the values."""
+        """Broadcast a parameter of each scale to the values."""
         if each.ndim:
             return each.reshape(*each.shape, *[1] * (self._reals.ndim - each.ndim))
         return each
 
     def _reproduce(self) -> Any:
-        """Shift values that are not at their nearest to where their codes are.
+        """Initialize the offsets of values whose codes are not the nearest.
 
         The greatest shift that is allowed.
 
@@ -139,7 +138,7 @@ class TrainableWeight:
         return self.shift.abs().clamp(min=_REACH)
 
     def leaves(self) -> list[Any]:
-        """What gradients move."""
+        """Return the tensors that gradient descent changes."""
         return [
             self.shift,
             *(each for each in (self.high, self.low) if each is not None),
@@ -147,8 +146,9 @@ class TrainableWeight:
 
     @property
     def fineness(self) -> float:
-        """How little a range may change at once beside one of 15 steps, so that as many codes
-        change: at most 1.
+        """The step size of ranges, relative to a range of 15 steps.
+
+        A finer grid has more codes that a change of the range moves.
         """
         # as large a step beside the greatest value as 4 bits have, or a larger one
         if self._element is not None:
@@ -156,14 +156,14 @@ class TrainableWeight:
         return min(15 / (self._qmax - self._qmin), 1.0)
 
     def hold(self) -> None:
-        """Bring leaves that have moved too far back to the ends of where they may be."""
+        """Clamp the leaves to their limits."""
         with torch.no_grad():
             self.shift.clamp_(-self._reach, self._reach)
             for each in self.leaves()[1:]:
                 each.clamp_(*_SHARES)
 
     def weight(self) -> Any:
-        """What the codes stand for: floats of the shape and the type of the weight, with gradients."""  # noqa: E501
+        """Return the dequantized weight, of the weight's shape and type, with gradients."""
         scale, zero = self._grid()
         values = self._values(self._reals / scale, zero) * scale
         rows = self._start.shape[0]
@@ -175,7 +175,7 @@ class TrainableWeight:
         )
 
     def made(self) -> Quantized:
-        """The codes and scales."""
+        """Return the codes and scales."""
         with torch.no_grad():
             kept, (scale, zero) = self._kept(), self._grid()
             values = self._values(self._reals / scale, zero)
@@ -195,7 +195,7 @@ class TrainableWeight:
         return replace(start, codes=codes, scale=kept, zero=zero)
 
     def _grid(self) -> tuple[Any, Any]:
-        """Scales and zero points."""
+        """Return scales and zero points."""
         kept = self._kept()
         if self.low is None:
             return kept * self._unit, self._zero
@@ -206,7 +206,7 @@ class TrainableWeight:
         )
 
     def _kept(self) -> Any:
-        """Scales as they are stored."""
+        """Return scales in their storage type."""
         share = self.high
         if self.low is not None:
             above = self._qmax - self._zero
@@ -231,7 +231,7 @@ class TrainableWeight:
         )
 
     def _values(self, units: Any, zero: Any) -> Any:
-        """What is left of values, in units of the scale."""
+        """Round values in units of the scale, with gradients."""
         moved = units + self.shift * self._spacing(units.detach())
         if self._element is not None:
             moved = moved.clamp(-self._element.largest, self._element.largest)
@@ -242,13 +242,13 @@ class TrainableWeight:
         return (steps + zero).clamp(self._qmin, self._qmax) - zero
 
     def _spacing(self, units: Any) -> Any:
-        """The distance between neighbours of a code, in units of the scale."""
+        """Return the distance between neighbouring codes, in units of the scale."""
         if self._element is None:
             return 1.0
         return _spacing_of(units, self._element)
 
 
 def _spacing_of(x: Any, format: MiniFloat) -> Any:
-    """The distance between neighbours of a small float where ``x`` is."""
+    """Return the distance between neighbouring values of a small float at ``x``."""
     power = (x.view(torch.int32) & 0x7F800000).view(torch.float32)
     return power.clamp(2.0**format.emin, 2.0**format.emax) * 2.0**-format.mantissa_bits

@@ -26,7 +26,7 @@ _SHARE = 0.05
 
 
 class Descent:
-    """Moves roundings and ranges of weights.
+    """Gradient descent on the roundings and ranges of weights.
 
     Args:
         weights: whose leaves move.
@@ -69,7 +69,7 @@ class Descent:
         self._share = 1 / max(1, min(_MEMORY, round(_SHARE * steps)))
 
     def step(self, share: float) -> None:
-        """Move along the gradients in the leaves, by a share of the first step's rates."""
+        """Update the leaves along their gradients; ``share`` scales the first learning rates."""
         for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
             group["lr"] = rate * share
         if self._sign:
@@ -82,7 +82,7 @@ class Descent:
             mean.lerp_(leaf.detach(), self._share)
 
     def look(self, error: Callable[[], float]) -> float:
-        """The error where the descent is; the place is remembered if it is the least so far."""
+        """Return the error of the present state, and keep a state with the least error."""
         found = error()
         if found < self.best:
             self.best = found
@@ -90,7 +90,7 @@ class Descent:
         return found
 
     def look_at_means(self, error: Callable[[], float]) -> float:
-        """The same where leaves are their running means."""
+        """Return the error of the running mean of the leaves, and keep it if least."""
         self._swap()
         try:
             return self.look(error)
@@ -98,7 +98,7 @@ class Descent:
             self._swap()
 
     def _swap(self) -> None:
-        """Leaves become their means, and means leaves."""
+        """Swap the leaves and their running means."""
         with torch.no_grad():
             for mean, leaf in zip(self._means, self.leaves, strict=True):
                 own = leaf.clone()
@@ -106,7 +106,7 @@ class Descent:
                 mean.copy_(own)
 
     def state(self) -> dict[str, Any]:
-        """Where the descent is, and has been: tensors by name."""
+        """Return the present and the best state as tensors by name."""
         found = {"best": torch.tensor(self.best, dtype=torch.float64)}
         found |= {f"leaf.{place}": leaf for place, leaf in enumerate(self.leaves)}
         found |= {f"kept.{place}": leaf for place, leaf in enumerate(self._kept)}
@@ -119,7 +119,7 @@ class Descent:
         }
 
     def fits(self, state: Mapping[str, Any]) -> bool:
-        """Whether a state has all that one of steps of Adam has, behind the first."""
+        """Return whether a state has the moments that Adam needs after the first step."""
         kinds = ("leaf", "kept", "mean", "step", "exp_avg", "exp_avg_sq")
         wanted = {"best"} | {
             f"{kind}.{place}" for kind in kinds for place in range(len(self.leaves))
@@ -127,7 +127,7 @@ class Descent:
         return wanted <= state.keys()
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go to where another one was."""
+        """Restore a state."""
         parts = dict[str, dict[int, Any]]()
         for name, tensor in state.items():
             kind, _, place = name.partition(".")
@@ -150,7 +150,7 @@ class Descent:
         self._optimizer.load_state_dict(own)
 
     def finish(self) -> float:
-        """Go to the best place; its error."""
+        """Restore the best state, and return its error."""
         with torch.no_grad():
             for leaf, value in zip(self.leaves, self._kept, strict=True):
                 leaf.copy_(value)
@@ -158,7 +158,7 @@ class Descent:
 
 
 def looks(steps: int, count: int) -> Iterator[int]:
-    """Behind how many steps a descent is looked at: the last one, and so many of all, or fewer.
+    """Return the steps after which a descent is evaluated: the last, and evenly spread ones.
 
     >>> list(looks(59, 20))[-3:]
     [54, 57, 59]
@@ -168,7 +168,7 @@ def looks(steps: int, count: int) -> Iterator[int]:
 
 
 def draws(count: int, batch: int, seed: int) -> Iterator[list[int]]:
-    """Which samples each step looks at, without end: all of them in one order after another.
+    """Yield the samples of each step without end, in one shuffled order after another.
 
     Args:
         count: of samples.

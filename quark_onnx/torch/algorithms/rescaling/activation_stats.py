@@ -9,26 +9,29 @@ from typing import Any
 import torch
 
 from quark_onnx.errors import DataError
-from quark_onnx.torch.algorithms.gptq.triangular import add_products, quadratic
+from quark_onnx.torch.algorithms.gptq.triangular import add_products, quadratic_form
 from quark_onnx.torch.algorithms.rescaling.channel_pairs import inputs_last
 from quark_onnx.torch.calibration.block_stream import Call
 from quark_onnx.torch.models.quantized_layer import split_input
 from quark_onnx.torch.runtime import distributed
 
-#: Layers with more inputs keep tokens in place of all products of inputs.
+#: Layers with more inputs keep tokens: products of inputs would take more memory.
 _PRODUCTS = 2048
-#: How many.
+#: Tokens of all calls together.
 _TOKENS = 1024
 
 
 @dataclass(frozen=True)
 class ActivationStats:
-    """Of the inputs x of a layer, over all tokens; float32.
+    """Statistics of the inputs x of a layer over all tokens, in float32.
 
     Attributes:
-        mean: (inputs,) of absolute values. lo, hi: (inputs,) the least and the greatest value.
-        second: (inputs, inputs), the mean of x^T x, of which the upper half counts; None where
-        there are tokens. tokens: (tokens, inputs), some of them, evenly spread.
+        mean: (inputs,), the mean absolute values.
+        lo: (inputs,), the least values.
+        hi: (inputs,), the greatest values.
+        second: (inputs, inputs), the mean of x^T x, valid above and on the diagonal; None if tokens
+            were collected.
+        tokens: (tokens, inputs), evenly spread samples; None if products were collected.
     """
 
     mean: Any
@@ -39,12 +42,14 @@ class ActivationStats:
 
     @property
     def largest(self) -> Any:
-        """(inputs,) the greatest absolute value."""
+        """The greatest absolute values, (inputs,)."""
         return torch.maximum(-self.lo, self.hi)
 
     def power(self, weight: Any) -> float:
-        """The mean square of what a weight, (outputs, inputs), makes of the inputs, summed over
-        outputs.
+        """Return the mean square of a weight's outputs, summed over outputs.
+
+        Args:
+            weight: (outputs, inputs).
 
         >>> x = torch.tensor([[1.0, 0.0], [1.0, 2.0]])
         >>> ActivationStats(None, None, None, x.t() @ x / 2).power(torch.tensor([[3.0, 1.0]]))
@@ -52,7 +57,7 @@ class ActivationStats:
         """
         if self.second is not None:
             return float(
-                quadratic(weight, self.second, self.second.diagonal())
+                quadratic_form(weight, self.second, self.second.diagonal())
                 .sum()
                 .clamp(min=0),
             )
@@ -60,11 +65,11 @@ class ActivationStats:
 
 
 class _Collector:
-    """Takes in what a layer reads.
+    """A collector of the statistics of a layer's inputs.
 
     Args:
-        share: how many tokens of each call are kept.
-        products: whether products of inputs are summed instead, where there are not too many.
+        share: tokens to keep of each call.
+        products: sum products of inputs instead, for layers that are not too wide.
     """
 
     def __init__(self, share: int, products: bool) -> None:
@@ -77,7 +82,7 @@ class _Collector:
         self._tokens = list[Any]()
 
     def observe(self, x: Any) -> None:
-        """Take in (..., tokens, inputs)."""
+        """Add inputs, (..., tokens, inputs)."""
         x = x.detach().flatten(0, -2).float()
         if not len(x):
             return
@@ -104,7 +109,7 @@ class _Collector:
             self._tokens.append(x[step // 2 :: step].clone())
 
     def over_ranks(self, like: Any) -> None:
-        """Take in what other processes have seen.
+        """Add the statistics of other processes.
 
         Args:
             like: (inputs,) floats on the device of the layer.
@@ -132,7 +137,7 @@ class _Collector:
             ]
 
     def moments(self, name: str) -> ActivationStats:
-        """What was seen.
+        """Return the statistics.
 
         Raises:
             DataError: numbers that are infinite or none.
@@ -154,39 +159,40 @@ def moments_of(
     *,
     products: bool = True,
 ) -> dict[str, ActivationStats]:
-    """The moments of what layers read; layers that no token reaches are missing.
+    """Collect the statistics of layers' inputs; layers that no token reaches are left out.
 
     Args:
-        block: runs once on each call.
-        names: of the layers, inside of the block.
-        products: whether products of inputs are wanted; tokens otherwise.
+        block: the block.
+        calls: one call of the block for each sample.
+        names: the layers, by their names inside of the block.
+        products: collect products of inputs; tokens otherwise.
 
     Raises:
         DataError: a layer reads numbers that are infinite or none.
     """
     share = -(-_TOKENS // max(len(calls), 1))
-    gathered = {name: _Collector(share, products) for name in dict.fromkeys(names)}
+    collectors = {name: _Collector(share, products) for name in dict.fromkeys(names)}
     hooks = [
         block.get_submodule(name).register_forward_pre_hook(
             _observing(each),
             with_kwargs=True,
         )
-        for name, each in gathered.items()
+        for name, each in collectors.items()
     ]
     try:
         with torch.no_grad():
-            for call in calls if gathered else ():
+            for call in calls if collectors else ():
                 call.run(block)
     finally:
         for hook in hooks:
             hook.remove()
-    for name, each in gathered.items():
+    for name, each in collectors.items():
         each.over_ranks(inputs_last(block.get_submodule(name))[0])
-    return {name: each.moments(name) for name, each in gathered.items() if each.count}
+    return {name: each.moments(name) for name, each in collectors.items() if each.count}
 
 
-def _observing(gathering: _Collector) -> Any:
+def _observing(collector: _Collector) -> Any:
     def hook(module: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> None:
-        gathering.observe(split_input(args, named)[0])
+        collector.observe(split_input(args, named)[0])
 
     return hook

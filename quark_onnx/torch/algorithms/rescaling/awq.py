@@ -1,6 +1,6 @@
-"""AWQ (Lin et al.
+"""AWQ: rescale channels by activation magnitude.
 
-2023, "Activation-aware Weight Quantization for LLM Compression and Acceleration").
+Lin et al. 2023, "Activation-aware Weight Quantization for LLM Compression and Acceleration".
 """
 
 from __future__ import annotations
@@ -27,17 +27,16 @@ from quark_onnx.torch.formats.quantized_tensor import quantize
 @ALGORITHMS.register("awq")
 @dataclass(frozen=True)
 class AWQ:
-    """Scales the weights of large inputs up, so that less of them is lost, and what computes these
-    inputs down.
+    """Scale the weights of large inputs up to protect them from rounding, and the inputs down.
 
-    Scales are powers of the mean size of each channel. The power is searched for each pair by the
-    error of what its layers compute of rounded weights; where none is better than no scales, there
-    are none. ``Clip`` is the other half of the paper.
+    Scales are powers of the mean magnitude of each channel. The exponent is searched for each pair
+    by the output error with rounded weights; a pair without improvement keeps its scales. ``Clip``
+    is the other half of the paper.
 
     Attributes:
-        steps: how many powers are tried, evenly spread up to 1.
-        duo: whether each is tried with a division by the mean size of the weights, too.
-        clip: whether ``Clip`` follows where no other algorithm chooses codes.
+        steps: exponents that are tried, evenly spread up to 1.
+        duo: try each exponent also divided by the mean magnitude of the weights.
+        clip: let ``Clip`` follow where no other algorithm chooses codes.
     """
 
     name: ClassVar[str] = "awq"
@@ -54,7 +53,7 @@ class AWQ:
 
     @property
     def follower(self) -> str:
-        """Name of the algorithm that runs next if no other one chooses codes."""
+        """The algorithm to run next unless another algorithm chooses codes."""
         return "clip" if self.clip else ""
 
     def __call__(self, job: BlockJob) -> list[Outcome]:
@@ -79,7 +78,7 @@ class AWQ:
 
 
 def _losses(readers: Readers, scale: Any) -> Iterator[Any]:
-    """How far each weight is off once it is rounded with these scales, (inputs,)."""
+    """Yield the rounding error of each weight with input scales, (inputs,)."""
     for name, weight, spec in zip(
         readers.names,
         readers.weights,
@@ -91,12 +90,12 @@ def _losses(readers: Readers, scale: Any) -> Iterator[Any]:
 
 
 def _floored(size: Any) -> Any:
-    """Sizes of channels, those of dead ones made small numbers."""
+    """Raise the magnitudes of dead channels to a small number."""
     return size.clamp(min=max(1e-4 * float(size.mean()), 1e-12))
 
 
 def _mean_share(weights: tuple[Any, ...]) -> Any:
-    """(inputs,) the mean size of weights, each as a share of the greatest one of its output."""
+    """Return the mean magnitude of weights relative to the greatest of the output, (inputs,)."""
     shares = [
         weight.abs() / weight.abs().amax(1, keepdim=True).clamp(min=1e-12)
         for weight in weights

@@ -21,7 +21,7 @@ from quark_onnx.torch.models.quantized_layer import kind_of, outputs_first
 
 @dataclass(frozen=True, eq=False)
 class Pair:
-    """Channels that one part of a block computes and that others read.
+    """Channels between a part of a block and the readers of its output.
 
     Names are those inside of the block.
 
@@ -43,16 +43,16 @@ class Pair:
     unit: float = 0.0
 
     def apply(self, block: Any, scale: Any) -> None:
-        """Divide what the source computes by a scale, and multiply by it what the readers make of
-        it; in place.
+        """Divide the source's outputs by a scale, and multiply the readers' weights, in place.
 
         Args:
-            scale: (channels,) of positive floats.
+            block: the block.
+            scale: (channels,), positive.
         """
         self._rescale(block, scale.float(), 1 / scale.float())
 
     def undo(self, block: Any, scale: Any) -> None:
-        """Take ``apply`` back, but for rounding."""
+        """Undo ``apply``, up to rounding."""
         self._rescale(block, 1 / scale.float(), scale.float())
 
     def _rescale(self, block: Any, up: Any, down: Any) -> None:
@@ -68,7 +68,7 @@ class Pair:
             _multiply(inputs_last(block.get_submodule(name)), up[self.columns])
 
     def _spread(self, source: Any, parameter: Any, values: Any) -> Any:
-        """The factors of all outputs of the source, shaped as its parameter needs them."""
+        """Spread factors of channels over all outputs of the source, in a parameter's shape."""
         weight = _outputs_first(source, parameter)
         spread = torch.ones(len(weight), device=values.device).index_copy_(
             0,
@@ -78,7 +78,7 @@ class Pair:
         return spread.reshape(-1, *[1] * (weight.ndim - 1))
 
     def tensors(self, block: Any) -> list[Any]:
-        """The parameters that are rewritten."""
+        """Return the parameters to rescale."""
         source = list(block.get_submodule(self.source).parameters(recurse=False))
         return source + [matrix_of(block.get_submodule(name)) for name in self.readers]
 
@@ -94,7 +94,7 @@ def _outputs_first(module: Any, parameter: Any) -> Any:
 
 
 def matrix_of(module: Any) -> Any:
-    """The one parameter of two axes that a part has; None if there is none, or more."""
+    """Return the only parameter with two axes of a part, or None."""
     found = [
         parameter
         for parameter in module.parameters(recurse=False)
@@ -106,12 +106,12 @@ def matrix_of(module: Any) -> Any:
 
 
 def inputs_last(module: Any) -> Any:
-    """The weight of a linear layer or of a router, (outputs, inputs); a view."""
+    """Return the weight of a linear layer or router as a view, (outputs, inputs)."""
     return outputs_first(matrix_of(module).detach(), kind_of(module))
 
 
 def find_pairs(block: Any, call: Call) -> list[Pair]:
-    """All pairs of a block, in the order in which it runs their readers.
+    """Find the pairs of a block, in the order of execution of their readers.
 
     Args:
         block: a decoder block, its experts taken apart; it stays as it is.
@@ -129,7 +129,7 @@ def find_pairs(block: Any, call: Call) -> list[Pair]:
 
 
 def norms_to_linears(block: Any, call: Call) -> list[Pair]:
-    """The norms of a block whose output is read by nothing but linear layers and routers.
+    """Find the norms of a block that only linear layers and routers read.
 
     Args:
         block: a decoder block; it stays as it is.
@@ -139,7 +139,7 @@ def norms_to_linears(block: Any, call: Call) -> list[Pair]:
 
 
 def find_norms(probe: BlockProbe) -> list[Pair]:
-    """The pairs whose source has a gain for each channel."""
+    """Find the pairs with a source that has a gain per channel."""
     found = []
     for name in probe.base.made:
         parameters = list(probe.parts[name].parameters(recurse=False))
@@ -161,7 +161,7 @@ def find_norms(probe: BlockProbe) -> list[Pair]:
 
 
 def _readers(probe: BlockProbe, source: str, size: int) -> tuple[str, ...]:
-    """What reads the channels of a part, if nothing else does.
+    """Return the readers of a part's channels, or nothing if another part reads them, too.
 
     Experts only do once their router reads what it did.
     """
@@ -183,7 +183,7 @@ def _readers(probe: BlockProbe, source: str, size: int) -> tuple[str, ...]:
 
 
 def _linear(probe: BlockProbe, name: str, factors: Any) -> bool:
-    """Whether what a part reads may be multiplied in its weight instead."""
+    """Return whether factors of a part's input can move into its weight."""
     module = probe.parts[name]
     weight = matrix_of(probe.parts[name])
     if weight is None or kind_of(module) == "Embedding":
@@ -206,7 +206,7 @@ def _linear(probe: BlockProbe, name: str, factors: Any) -> bool:
 
 
 def _find_linears(probe: BlockProbe, taken: set[str]) -> list[Pair]:
-    """The pairs whose source is a linear layer, for readers that no norm stands in front of."""
+    """Find the pairs whose source is a linear layer, for readers without a norm."""
     groups = _groups(probe)
     found = list[Pair]()
     for index, readers in enumerate(groups):
@@ -223,7 +223,7 @@ _BEFORE = 4
 
 
 def _groups(probe: BlockProbe) -> list[dict[tuple[str, ...], str]]:
-    """The linear layers in the order in which they are run.
+    """Return the linear layers in the order of execution.
 
     Those of all experts together, by their numbers.
     """
@@ -245,7 +245,7 @@ def _matched(
     sources: Mapping[Any, str],
     readers: Mapping[Any, str],
 ) -> list[Pair]:
-    """The pairs of two groups of layers that belong together."""
+    """Return the pairs of two groups of layers that belong together."""
     if len(sources) > 1 and sources.keys() != readers.keys():
         return []
     if len(sources) == 1:
@@ -265,9 +265,7 @@ def _matched(
 
 
 def _layouts(probe: BlockProbe, names: Mapping[str, str]) -> Iterator[tuple[Any, Any]]:
-    """Which rows of the first layer may be which columns of the second: all, a half of those that a
-    gate has with what it lets through, or what attention makes of values.
-    """
+    """Yield candidates for the rows of a source: all, or a half of a gated layer."""
     source, reader = next(iter(names.items()))
     device = inputs_last(probe.parts[source]).device
     outputs = len(inputs_last(probe.parts[source]))
@@ -287,9 +285,7 @@ def _layouts(probe: BlockProbe, names: Mapping[str, str]) -> Iterator[tuple[Any,
 
 
 def _values_of(probe: BlockProbe, source: str, reader: str, outputs: int) -> Any:
-    """Which output of one layer each input of another follows at the first token, which attends to
-    nothing but itself, so that queries and keys make no difference; None where one follows none, or
-    several.
+    """Return the source output for each input of a reader at the first token.
 
     The outputs are told apart by powers of two that stand for the digits of their places. A reader
     that the call does not reach follows none: cross attention without an encoder, and a layer whose
@@ -325,9 +321,7 @@ def _confirmed(
     rows: Any,
     columns: Any,
 ) -> bool:
-    """Whether factors go over from outputs of the first layers to inputs of the second, and change
-    nothing else.
-    """
+    """Return whether factors pass from sources to readers without a change of the block."""
     factors = probe.factors(len(rows))
     seen = {
         source: reader for source, reader in names.items() if reader in probe.base.read
@@ -350,7 +344,7 @@ def _close(first: Any, second: Any) -> bool:
 
 
 def _with_unreached(probe: BlockProbe, readers: list[str]) -> list[str]:
-    """Experts that no token has reached read what the others read."""
+    """Add experts without tokens to the readers of the experts with tokens."""
     kinds = {pattern_of(name) for name in readers}
     idle = [
         name
@@ -361,7 +355,7 @@ def _with_unreached(probe: BlockProbe, readers: list[str]) -> list[str]:
 
 
 def pattern_of(name: str) -> str:
-    """A name with a star for each number in it: what all experts share.
+    """Replace the numbers of a name by stars: the common pattern of experts.
 
     >>> pattern_of("experts.3.up_proj")
     'experts.*.up_proj'
@@ -370,7 +364,7 @@ def pattern_of(name: str) -> str:
 
 
 def _gain(probe: BlockProbe, name: str, factors: Any) -> tuple[str, float] | None:
-    """Which parameter of a norm multiplies what it computes, and what is added to it before."""
+    """Return the gain parameter of a norm, and the summand of the gain."""
     module = probe.parts[name]
     x = probe.base.read[name].float()
     parameters = {

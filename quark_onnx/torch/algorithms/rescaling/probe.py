@@ -1,4 +1,4 @@
-"""Probe a block with a short call, with some channels of inputs or outputs multiplied by factors."""  # noqa: E501
+"""Probe a block with a short call and random factors on channels of inputs or outputs."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ _TOKENS = 32
 
 @dataclass(frozen=True)
 class Trace:
-    """What one run has shown; by local names of the parts, in the order of their first run.
+    """The record of a run, by local names of the parts, in the order of their first run.
 
     Attributes:
-        output: the hidden states that the block computes. read, made: what parts read and compute,
-        (tokens, features); those of several runs one after the other.
+        output: the hidden states after the block.
+        read: the inputs of parts, (tokens, features); runs of a part are concatenated.
+        made: the outputs of parts, likewise.
     """
 
     output: Any
@@ -29,8 +30,10 @@ class Trace:
 
 
 class BlockProbe:
-    """A block that is run again and again. Factors are powers of two: they commute with rounding in
-    any type of floats, and results that should be equal are.
+    """A block that is run repeatedly with factors.
+
+    Factors are powers of two: multiplication by them is exact in any floating type, so that results
+    that should be equal are equal.
 
     Args:
         block: a decoder block; it stays as it is.
@@ -50,10 +53,7 @@ class BlockProbe:
         self._least = 1e-3 * self._change().float().abs().median()
 
     def _change(self) -> Any:
-        """Return what the block adds to the residual stream.
-
-        All that it computes where its width is another.
-        """
+        """Return the block's addition to the residual stream; the output if widths differ."""
         output = self.base.output
         hidden = self._call.hidden
         if output.shape == hidden.shape:
@@ -65,11 +65,11 @@ class BlockProbe:
         divide: Mapping[str, Any] | None = None,
         multiply: Mapping[str, Any] | None = None,
     ) -> Trace:
-        """What the block does where parts are changed.
+        """Run the block with factors on parts.
 
         Args:
-            divide: by part, what each channel that it computes is divided by.
-            multiply: by part, what each channel that it reads is multiplied by; recorded before.
+            divide: the divisors of each output channel, by part.
+            multiply: the factors of each input channel, by part; inputs are recorded before.
         """
         read = dict[str, list[Any]]()
         made = dict[str, list[Any]]()
@@ -97,12 +97,12 @@ class BlockProbe:
         )
 
     def same(self, trace: Trace) -> bool:
-        """Whether the block computes what it computes without factors."""
+        """Return whether a run has the output of the run without factors."""
         error = (trace.output - self.base.output).float().square().mean().sqrt()
         return bool(error <= self._least) and bool(self._least > 0)
 
     def unscaled(self, trace: Trace, name: str, factors: Any) -> bool:
-        """Whether a part reads what it reads without factors, divided by them."""
+        """Return whether a part reads its input of the run without factors, divided by them."""
         before = self.base.read.get(name)
         now = trace.read.get(name)
         if (
@@ -123,7 +123,7 @@ class BlockProbe:
         )
 
     def factors(self, count: int) -> Any:
-        """Random factors for so many channels: 1/2 and 2; the same in each run."""
+        """Return factors for channels, 1/2 or 2, from a fixed seed."""
         device = self.base.output.device
         bits = torch.randint(
             0,
@@ -135,7 +135,7 @@ class BlockProbe:
 
 
 def short(block: Any, call: Call, tokens: int = _TOKENS) -> Call:
-    """The first tokens of a call, or all of it where the block does not compute the same of them."""  # noqa: E501
+    """Return the first tokens of a call; the whole call if outputs depend on later tokens."""
     length = call.hidden.shape[1]
     if length <= tokens:
         return call
@@ -154,7 +154,7 @@ def short(block: Any, call: Call, tokens: int = _TOKENS) -> Call:
 
 
 def _first(value: Any, length: int, tokens: int) -> Any:
-    """Cut what has one entry for each token: positions, rotary embeddings, masks."""
+    """Truncate arguments with an entry per token: positions, rotary embeddings, masks."""
     if isinstance(value, Mapping):
         return {key: _first(each, length, tokens) for key, each in value.items()}
     if isinstance(value, list | tuple):

@@ -33,15 +33,15 @@ _GREATEST_SCALE = 1e4
 
 @dataclass(frozen=True)
 class Readers:
-    """The layers of a pair that are quantized.
+    """The quantized layers of a pair.
 
     Attributes:
-        names: in the model.
-        weights: (outputs, inputs) of each, float32; those of the block, which scales will change.
-        specs: how each is quantized.
-        columns: (inputs,) the channel of each input.
-        channels: how many there are.
-        moments: of what they read.
+        names: the names in the model.
+        weights: (outputs, inputs) float32 of each layer, before rescaling.
+        specs: the quantization of each layer.
+        columns: (inputs,), the channel of each input.
+        channels: the number of channels.
+        moments: the statistics of the inputs.
     """
 
     names: tuple[str, ...]
@@ -52,9 +52,7 @@ class Readers:
     moments: ActivationStats
 
     def channel(self, values: Any) -> Any:
-        """The greatest of the values of those inputs that are one channel: (inputs,) to
-        (channels,).
-        """
+        """Return the greatest value of each channel: (inputs,) to (channels,)."""
         return values.new_zeros(self.channels).scatter_reduce_(
             0,
             self.columns,
@@ -63,17 +61,17 @@ class Readers:
         )
 
     def powers(self) -> list[float]:
-        """The mean square of what each layer computes, summed over its outputs."""
+        """Return the mean square of each layer's outputs, summed over outputs."""
         return [self.moments.power(weight) or 1.0 for weight in self.weights]
 
 
 @dataclass(frozen=True)
 class Trial:
-    """Scales, and what they lead to.
+    """Scales with their errors.
 
     Attributes:
-        scale: (channels,); None for none.
-        errors: the squared error of each of the layers.
+        scale: (channels,); None for no scales.
+        errors: the squared error of each layer.
     """
 
     scale: Any
@@ -85,13 +83,13 @@ def best_of(
     candidates: Iterable[Any],
     errors: Callable[[Any], Iterable[float]],
 ) -> tuple[Trial, Trial]:
-    """What no scales lead to, and the best of all candidates, none among them.
+    """Return the trial without scales, and the best of all trials.
 
     Args:
-        first: ones.
-        candidates: scales, (channels,).
-        errors: those of the layers, 0 or more, with scales; no further ones are asked for once they
-            are too many.
+        first: (channels,), ones.
+        candidates: scales, (channels,) each.
+        errors: maps scales to the errors of the layers, each at least 0; iteration ends once their
+            sum exceeds the best.
     """
     plain = best = Trial(None, tuple(errors(first)))
     for scale in candidates:
@@ -107,8 +105,9 @@ def best_of(
 
 
 def centred(scale: Any) -> Any:
-    """Scales whose geometric mean is 1, as a factor that all have in common changes nothing, and
-    none is extreme.
+    """Normalize scales to a geometric mean of 1, and limit extremes.
+
+    A common factor of all scales has no effect.
 
     >>> centred(torch.tensor([8.0, 2.0]))
     tensor([2.0000, 0.5000])
@@ -133,12 +132,13 @@ def rescale(
     *,
     products: bool,
 ) -> list[Outcome]:
-    """Rescale the pairs of a block in place, in the order in which they are read.
+    """Rescale the pairs of a block in place, in the order of execution.
 
     Args:
-        algorithm: its name, for the outcomes.
-        choose: the scales of a pair.
-        products: whether it wants products of inputs; tokens otherwise.
+        job: the block.
+        algorithm: the name for the outcomes.
+        choose: chooses the scales of a pair.
+        products: collect products of inputs; tokens otherwise.
     """
     if not job.floats:
         return []
@@ -165,10 +165,7 @@ def _rescale_alike(
     pairs: list[Pair],
     moments: Mapping[str, ActivationStats],
 ) -> list[Outcome]:
-    """Rescale a pair, or that of all experts.
-
-    Take it back if the block does not compute what it did.
-    """
+    """Rescale a pair, or the equal pairs of all experts; undo where the block changes."""
     block = job.block
     call = job.floats[0]
     kept = [

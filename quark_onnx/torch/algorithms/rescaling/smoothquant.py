@@ -1,6 +1,6 @@
-"""SmoothQuant for language models (Xiao et al.
+"""SmoothQuant for language models.
 
-2023, "Accurate and Efficient Post-Training Quantization for LLMs").
+Xiao et al. 2023, "Accurate and Efficient Post-Training Quantization for LLMs".
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from quark_onnx.torch.formats.quantized_tensor import fake_quantize, quantize
 @ALGORITHMS.register("smoothquant")
 @dataclass(frozen=True)
 class SmoothQuant:
-    """Moves outliers of activations into the weights that read them.
+    """Move outliers of activations into weights.
 
-    Where this makes worse what the layers compute of rounded activations and weights, channels are
-    left as they are.
+    Channels stay as they are where rescaling increases the output error with rounded activations
+    and weights.
 
     Attributes:
-        alpha: how much of the activations' range moves into the weights, from 0 to 1.
+        alpha: the share of the activations' range that moves into weights, 0 to 1.
         scale_clamp_min: the least scale.
     """
 
@@ -61,10 +61,10 @@ class SmoothQuant:
 @ALGORITHMS.register("autosmoothquant")
 @dataclass(frozen=True)
 class AutoSmoothQuant:
-    """SmoothQuant with the alpha that is best for each pair.
+    """SmoothQuant with the best alpha per pair.
 
     Attributes:
-        steps: how many alphas are tried beside 0, evenly spread up to 1.
+        steps: alphas that are tried besides 0, evenly spread up to 1.
         scale_clamp_min: the least scale.
     """
 
@@ -89,15 +89,14 @@ class AutoSmoothQuant:
 
 
 def factors(largest: Any, reach: Any, alpha: float, least: float = 1e-3) -> Any:
-    """What each channel of the activations is divided by, and of the weights multiplied by.
+    """Return the factors that divide activations and multiply weights, (channels,).
 
-    SmoothQuant, eq. 4.
-
-    A channel that is dead, or has no weights, is left alone.
+    Equation 4 of SmoothQuant. Channels without activations or weights get the factor 1.
 
     Args:
-        largest: (channels,) the greatest absolute value of each.
-        reach: (channels,) the greatest absolute weight of each.
+        largest: (channels,), the greatest absolute activations.
+        reach: (channels,), the greatest absolute weights.
+        alpha: the share of the activations' range that moves into weights.
         least: the least factor.
 
     >>> factors(torch.tensor([8.0, 2.0, 0.0]), torch.tensor([0.5, 0.5, 0.5]), 0.5)
@@ -113,7 +112,7 @@ def _best(
     alphas: Iterable[float],
     least: float,
 ) -> tuple[Trial, Trial]:
-    """What no factors lead to, and those of the best alpha."""
+    """Return the trial without factors, and the trial of the best alpha."""
     largest = readers.channel(readers.moments.largest)
     reach = readers.channel(torch.cat(readers.weights).abs().amax(0))
     x = readers.moments.tokens
@@ -131,7 +130,7 @@ def _best(
 
 
 def _products(readers: Readers, scale: Any) -> Iterator[Any]:
-    """What layers compute of rounded activations and weights, with factors, (inputs,)."""
+    """Yield the outputs of layers with rounded activations and weights for factors, (inputs,)."""
     for name, weight, spec in zip(
         readers.names,
         readers.weights,
@@ -151,9 +150,9 @@ def _products(readers: Readers, scale: Any) -> Iterator[Any]:
 
 
 def _rounded(x: Any, lo: Any, hi: Any, spec: TensorSpec) -> Any:
-    """What is left of activations.
+    """Round activations.
 
-    A scale from data is that of the least and greatest value of all.
+    A calibrated scale is that of the extremes over all tokens.
     """
     if not spec.measured or not isinstance(spec.dtype, Scaled):
         return fake_quantize(x, spec)

@@ -1,6 +1,4 @@
-"""What surrounds the blocks of a language model: embeddings in front of them, the last norm and the
-head behind.
-"""
+"""The parts of a language model around the blocks: embeddings, last norm and head."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ from quark_onnx.torch.models.structure import within
 
 @dataclass(frozen=True)
 class EmbeddingsAndHead:
-    """A model whose blocks are skipped.
+    """A model without blocks: hidden states pass from the embeddings to the head.
 
     Attributes:
         model: the model.
@@ -38,7 +36,7 @@ class EmbeddingsAndHead:
         hidden: Any,
         changed: Mapping[str, Any] | None = None,
     ) -> tuple[Any, Any]:
-        """The hidden states in front of the blocks, and what the model computes.
+        """Return the hidden states before the blocks, and the output of the model.
 
         Args:
             hidden: what stands for the result of the blocks; None for what is in front of them.
@@ -81,7 +79,7 @@ class EmbeddingsAndHead:
         return front[0], found if isinstance(found, torch.Tensor) else found[0]
 
     def tensors(self) -> dict[str, Any]:
-        """Parameters and buffers that belong to no block, floats as float32."""
+        """Return parameters and buffers outside of blocks, floats as float32."""
         return {
             f"{name}.{key}" if name else key: tensor
             for name, module in self._modules().items()
@@ -89,16 +87,17 @@ class EmbeddingsAndHead:
         }
 
     def front(self) -> Part:
-        """What is in front of the blocks."""
+        """Return the part before the blocks."""
         return Part(self._modules(), lambda hidden: self.run(hidden)[0])
 
     def back(self) -> Part:
-        """What is behind the blocks."""
+        """Return the part after the blocks."""
         return Part(self._modules(), lambda hidden: self.run(hidden)[1])
 
     def check_reached(self) -> None:
-        """Raise ModelError for a module outside of the blocks that the text does not reach: it may
-        write to the stream.
+        """Raise ModelError for a module outside of the blocks that text does not reach.
+
+        Such a module may read or write the stream unseen.
         """
         seen = self.front().seen(None)
         for name, module in self._modules().items():

@@ -1,5 +1,4 @@
-"""Plan the rotation of each weight of a language model by probing, and verify the plan by running
-the model.
+"""Plan the rotation of each weight of a language model by probing, and verify the plan.
 
 Root mean squares do not change under a rotation. Means do, so that where a layer normalization
 subtracts one, a rotation is taken that keeps the vector of ones.
@@ -40,7 +39,7 @@ _TOLERANCE = 1e-4
 
 
 class Rotator:
-    """Finds out what becomes of each part of a model, and checks it; the model stays as it is.
+    """The planner of the rewrites of a model; the model is unchanged.
 
     Args:
         model: what surrounds its blocks, and the first one, have their weights; its head has one of
@@ -85,7 +84,7 @@ class Rotator:
         )
 
     def call(self, name: str) -> Call:
-        """What a block is called with for the sample, in float32.
+        """Return the call of a block for the sample, in float32.
 
         The hidden states are those in front of all blocks.
 
@@ -106,7 +105,7 @@ class Rotator:
         )
 
     def outside(self) -> tuple[WeightRewrites, float]:
-        """What becomes of embeddings, the last norm and the head; and the relative error."""
+        """Return the rewrites of embeddings, last norm and head, and the relative error."""
         if not self.settings.r1:
             return WeightRewrites(), 0.0
         self._outside.check_reached()
@@ -132,7 +131,7 @@ class Rotator:
         return plan, _checked("what surrounds the blocks", max(errors))
 
     def block(self, name: str, hidden: Any) -> tuple[WeightRewrites, float, Any]:
-        """What becomes of a block, whose weights are there.
+        """Return the rewrites of a block whose weights are loaded.
 
         Args:
             name: of the block.
@@ -191,7 +190,7 @@ class Rotator:
         return plan
 
     def rotation(self, name: str, plan: WeightRewrites) -> OrthogonalMatrix:
-        """The rotation of this name."""
+        """Return the rotation with a name."""
         if name not in self.rotations:
             size = plan.sizes[name]
             mixed = (
@@ -215,7 +214,7 @@ class Rotator:
 
 
 def stream_blocks(model: Any) -> dict[str, Any]:
-    """The blocks of a model, by name.
+    """Return the blocks of a model by name.
 
     Raises:
         ModelError: it has none.
@@ -233,9 +232,7 @@ def apply(
     model: Any,
     rotations: Mapping[str, OrthogonalMatrix],
 ) -> None:
-    """Rewrite the parameters of a model in place, and put rotations in front of layers that read
-    what is rotated.
-    """
+    """Rewrite the parameters of a model in place, and insert online rotations."""
 
     def get(name: str) -> Any:
         return model.get_parameter(name).detach()
@@ -256,7 +253,7 @@ def _part(
     call: Call,
     changed: Mapping[str, Any] | None = None,
 ) -> Part:
-    """A block in float32, with parameters that others stand for, by their names in the model."""
+    """Return a block in float32, with shared parameters by their names in the model."""
     tensors = floats_of(block) | {
         key.removeprefix(f"{name}."): tensor for key, tensor in (changed or {}).items()
     }

@@ -1,4 +1,4 @@
-"""The residual stream of a language model: what reads it, and what writes to it, found by probing.
+"""The residual stream of a language model: its readers and writers, found by probing.
 
 A part of a model is run on what it reads, and once more on that plus a large multiple of one
 direction. Norms bound what they compute, so that the direction is seen again, apart from a factor
@@ -28,7 +28,7 @@ _SMALL = 0.05
 
 @dataclass(frozen=True)
 class Reading:
-    """Layers that read the stream, through a norm or without one.
+    """Layers that read the stream, with or without a norm.
 
     Attributes:
         readers: names of modules with a weight.
@@ -46,8 +46,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class Heads:
-    """Values of attention heads: rows of one layer, which another one reads mixed over tokens
-    alone.
+    """Values of attention heads: outputs of a layer that another layer reads mixed over tokens.
 
     Attributes:
         source, reader: names of the layers.
@@ -63,7 +62,7 @@ class Heads:
 
 @dataclass(frozen=True)
 class Stream:
-    """What one part of a model has to do with the stream.
+    """The relation of a part of a model to the stream.
 
     Attributes:
         readings: what reads it.
@@ -78,7 +77,7 @@ class Stream:
 
 @dataclass(frozen=True)
 class Seen:
-    """What a run has shown: its result, and what modules have read and computed, call by call."""
+    """The record of a run: the result, and the inputs and outputs of modules, call by call."""
 
     result: Any
     inputs: dict[str, list[Any]] = field(default_factory=dict)
@@ -102,9 +101,7 @@ class Part:
         hidden: Any,
         replaced: Mapping[str, Callable[[Any], Any]] | None = None,
     ) -> Seen:
-        """Run it on hidden states of shape (..., features), and put others in the place of what
-        modules compute.
-        """
+        """Run the part on hidden states, (..., features), with outputs of modules replaced."""
         inputs = dict[str, list[Any]]()
         outputs = dict[str, list[Any]]()
         handles = []
@@ -128,16 +125,14 @@ class Part:
         return Seen(result, inputs, outputs)
 
     def weighted(self) -> Iterator[tuple[str, Any]]:
-        """The modules with a matrix of their own, and the matrix with outputs first, as (outputs,
-        inputs); the one of an embedding has rows for tokens.
-        """
+        """Return the modules with a matrix, and the matrix as (outputs, inputs)."""
         for name, module in self.modules.items():
             weight = module._parameters.get("weight")
             if weight is not None and weight.ndim == 2:
                 yield name, outputs_first(weight, kind_of(module))
 
     def unknown(self) -> list[str]:
-        """Names of parameters with several axes that belong to no module with a matrix."""
+        """Return the parameters with several axes that belong to no module with a matrix."""
         known = {f"{name}.weight" for name, _ in self.weighted()}
         names = (
             f"{name}.{key}"
@@ -148,7 +143,7 @@ class Part:
         return [name for name in names if name not in known]
 
     def read(self, hidden: Any) -> tuple[Reading, ...]:
-        """What reads the stream.
+        """Return the readers of the stream.
 
         Raises:
             ModelError: what a norm computes is read by nothing that has a weight.
@@ -176,7 +171,7 @@ class Part:
         return (*found, *([Reading(tuple(plain))] if plain else []))
 
     def _behind(self, name: str, norm: Any, hidden: Any, before: Seen) -> Reading:
-        """What reads a norm: there, the same vector for all tokens is seen."""
+        """Return the readers of a norm, by an equal vector for every token."""
         x = before.inputs[name][0]
         output = before.outputs[name][0]
         constant = _direction(output.shape[-1], output, seed=1) * _magnitude(output)
@@ -203,7 +198,7 @@ class Part:
         skipped: Collection[str],
         normed: bool = False,
     ) -> tuple[str, ...]:
-        """The modules that add to the stream.
+        """Return the writers of the stream.
 
         Args:
             hidden: what the part reads.
@@ -242,7 +237,7 @@ class Part:
         return tuple(found)
 
     def _norm_behind(self, base: Seen, seen: Seen, far: Any) -> str | None:
-        """The norm that reads what has moved; None if none does."""
+        """Return the norm that reads a changed tensor; None without a norm."""
         for name, module in self.modules.items():
             reads = [
                 after
@@ -254,9 +249,7 @@ class Part:
         return None
 
     def heads(self, hidden: Any, writers: Collection[str]) -> tuple[Heads, ...]:
-        """Values of attention that writers read: with the same values for all tokens, mixing them
-        changes nothing.
-        """
+        """Return the values of attention: equal values for all tokens make mixing the identity."""
         matrices = dict(self.weighted())
         found = list[Heads]()
         base = self.seen(hidden)
@@ -285,7 +278,7 @@ class Part:
         reader: str,
         size: int,
     ) -> tuple[int, ...]:
-        """Where heads start among the outputs of a layer.
+        """Return the first output of each head of a layer.
 
         Nothing where another layer reads something else than them.
 
@@ -329,7 +322,7 @@ class Part:
 
 
 def follows(before: Any, after: Any, far: Any) -> bool:
-    """Whether the difference is along one vector, but for what is small against it."""
+    """Return whether a difference is along a vector, up to rounding."""
     if before.shape != after.shape or before.shape[-1:] != far.shape:
         return False
     moved = (after.float() - before.float()).reshape(-1, len(far))
@@ -340,7 +333,7 @@ def follows(before: Any, after: Any, far: Any) -> bool:
 
 
 def floats_of(module: Any, recurse: bool = True) -> dict[str, Any]:
-    """Parameters and buffers of a module by their names, floats as float32."""
+    """Return parameters and buffers of a module by name, floats as float32."""
     named = (
         *module.named_parameters(recurse=recurse, remove_duplicate=False),
         *module.named_buffers(recurse=recurse, remove_duplicate=False),
@@ -349,7 +342,7 @@ def floats_of(module: Any, recurse: bool = True) -> dict[str, Any]:
 
 
 def in_float32(value: Any) -> Any:
-    """Tensors of floats in float32, wherever they lie in lists and mappings."""
+    """Convert floating tensors in nested lists and mappings to float32."""
     if isinstance(value, torch.Tensor):
         if value.is_floating_point():
             return value.float()
@@ -362,14 +355,12 @@ def in_float32(value: Any) -> Any:
 
 
 def is_table(module: Any) -> bool:
-    """Whether a module looks rows of its weight up."""
+    """Return whether a module looks up rows of its weight."""
     return isinstance(module, nn.Embedding)
 
 
 def _is_norm(module: Any, x: Any) -> bool:
-    """Whether what a module computes does not depend on the scale of what it reads, which is large
-    here.
-    """
+    """Return whether the output of a module is independent of the scale of a large input."""
     try:
         found, scaled = (
             functional_call(module, floats_of(module), (value.float(),))
@@ -394,7 +385,7 @@ def _is_centered(norm: Any, x: Any) -> bool:
 
 
 def _neutral(norm: Any, x: Any) -> float | None:
-    """The value of a norm's weight that stands for a gain of 1."""
+    """Return the value of a norm's weight that means a gain of 1."""
     tensors = floats_of(norm)
     if "weight" not in tensors:
         return None
@@ -419,13 +410,13 @@ def _is_constant(found: Any, constant: Any) -> bool:
 
 
 def _direction(size: int, like: Any, seed: int = 0) -> Any:
-    """Random numbers, the same in each run."""
+    """Return random numbers from a fixed seed."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(size, generator=generator).to(like.device)
 
 
 def _magnitude(x: Any) -> Any:
-    """The root mean square; 1 where it is 0."""
+    """Return the root mean square; 1 for zero."""
     found = x.float().square().mean().sqrt()
     return torch.where(found > 0, found, torch.ones_like(found))
 

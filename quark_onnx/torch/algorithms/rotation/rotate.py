@@ -1,4 +1,4 @@
-"""Rotate a language model without changing its function, in memory or while it is read from files."""  # noqa: E501
+"""Rotate a language model, in memory or file by file; its function is unchanged."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _TOKENS = 32
 
 @dataclass(frozen=True)
 class Rotated:
-    """What became of a model.
+    """The result of a rotation.
 
     Attributes:
         rewritten: how many parameters.
@@ -58,7 +58,7 @@ class Rotated:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a user should know."""
+        """The note for the user."""
         found = []
         if self.settings.r2 and not self.heads:
             found.append(
@@ -81,9 +81,7 @@ class Rotated:
         return tuple(found)
 
     def renamed(self, layers: Layers) -> dict[str, Any]:
-        """Layers by the names that they have now: those behind rotations that each run computes are
-        parts of those.
-        """
+        """Rename layers to their present names; a layer after an online rotation has a new name."""
         return {
             f"{name}.layer" if name in self.online else name: entry
             for name, entry in layers.items()
@@ -92,7 +90,7 @@ class Rotated:
 
 @dataclass(frozen=True)
 class _Planned:
-    """What becomes of each part of a model, and how far the worst is from what it was."""
+    """The rewrites of each part of a model, and the greatest relative error."""
 
     parts: tuple[WeightRewrites, ...]
     error: float
@@ -113,7 +111,7 @@ def rotate(
     *,
     progress: bool | None = None,
 ) -> Rotated:
-    """Rotate a float model in place, or leave its weights as they are if it cannot be rotated.
+    """Rotate a float model in place; a model that cannot be rotated keeps its weights.
 
     Stacks of experts are taken apart, and a head that shares its weight with the embedding of
     tokens gets its own.
@@ -183,7 +181,7 @@ def rotate(
 
 
 def rotate_sources(model: Any, sources: Sources, settings: Rotation) -> Rotated:
-    """Have the tensors of a checkpoint rotated as they are read.
+    """Rotate the tensors of a checkpoint as they are read.
 
     All of them are read once, a block of the model at a time, to be checked.
 
@@ -255,7 +253,7 @@ def _planned(
     rotator: Rotator,
     at: Callable[[str], AbstractContextManager[None]],
 ) -> _Planned:
-    """Plan all parts; a block has its weights while something goes on ``at`` it."""
+    """Plan all parts; ``at`` loads the weights of a block for its context."""
     first, worst = rotator.outside()
     parts = [first]
     hidden = rotator.hidden
@@ -271,9 +269,7 @@ def _starts(
     rotator: Rotator,
     plan: WeightRewrites,
 ) -> tuple[dict[str, OrthogonalMatrix], tuple[dict[str, Any], ...]]:
-    """The rotations that each run computes, which are not learned; and where learning of the others
-    may start: as they are, or with none.
-    """
+    """Return the online rotations, which are not learned, and the starts of learning."""
     fixed = {name: rotator.rotations[name] for name in plan.online.values()}
     ones = {
         name: torch.eye(size, dtype=torch.float64)
@@ -288,9 +284,7 @@ def _starts(
 
 @contextlib.contextmanager
 def _untied(model: Any, settings: Rotation) -> Iterator[bool]:
-    """Give the head a weight of its own where it has that of the embedding of tokens, and the
-    stream is rotated; say whether it had. What fails inside takes that back.
-    """
+    """Give the head a weight of its own if it shares the embedding's."""
     sides = (
         getattr(model, f"get_{side}_embeddings", None) for side in ("output", "input")
     )
@@ -314,9 +308,7 @@ def _untied(model: Any, settings: Rotation) -> Iterator[bool]:
 
 
 def _set_tied(model: Any, tied: bool) -> None:
-    """Say in the configuration of a model whether the head has the weight of the embedding of
-    tokens.
-    """
+    """Record in a model's configuration whether the head shares the embedding's weight."""
     for config in {
         id(each): each for each in (model.config, model.config.get_text_config())
     }.values():
@@ -334,7 +326,7 @@ def _sample(model: Any) -> Any:
 
 
 def _short(batch: Any) -> Any:
-    """The first tokens of the first sample, where a batch is token ids, and masks of their shape."""  # noqa: E501
+    """Return the first tokens of the first sample, with masks of that shape."""
     if isinstance(batch, torch.Tensor):
         if batch.ndim == 2 and not batch.is_floating_point():
             return batch[:1, :_TOKENS]

@@ -1,5 +1,6 @@
-"""Settings of the rotations of a language model, after QuaRot (Ashkboos 2024) and SpinQuant (Liu
-2024).
+"""Settings of the rotations of a language model.
+
+After QuaRot (Ashkboos 2024) and SpinQuant (Liu 2024).
 
 A rotation spreads an outlier over all channels, and its inverse in the next weight takes it back.
 That of the residual stream (R1 of SpinQuant) and that of the values of attention heads (R2) are
@@ -19,7 +20,7 @@ from quark_onnx.registry import ALGORITHMS
 @ALGORITHMS.register("rotation", "quarot", "spinquant")
 @dataclass(frozen=True)
 class Rotation:
-    """Rotates a model so that outliers spread over channels; what it computes stays.
+    """Rotate a model to spread outliers over channels; the function of the model is unchanged.
 
     Attributes:
         r1: rotate the residual stream.
@@ -80,5 +81,5 @@ class Rotation:
 
     @property
     def needs_data(self) -> bool:
-        """Whether it learns from data."""
+        """Whether rotations are learned from data."""
         return self.trained

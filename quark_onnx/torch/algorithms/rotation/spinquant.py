@@ -32,7 +32,7 @@ _LOOKS = 10
 
 @dataclass(frozen=True)
 class Training:
-    """How rotations are learned.
+    """Settings of the learning of rotations.
 
     Attributes:
         steps: of gradient descent.
@@ -54,7 +54,7 @@ class Training:
 
 @dataclass(frozen=True)
 class Learned:
-    """Rotations that were learned.
+    """Learned rotations.
 
     Attributes:
         matrices: by name.
@@ -67,7 +67,7 @@ class Learned:
 
 
 class Trainee:
-    """A model whose weights are rotated and rounded as it is run.
+    """A model with weights that are rotated and rounded in every run.
 
     Args:
         model: the float model, as it is.
@@ -94,8 +94,7 @@ class Trainee:
         }
 
     def loss(self, matrices: Mapping[str, Any], ids: Any) -> Any:
-        """The mean negative log likelihood of tokens, of shape (samples, length), but the first of
-        each sample.
+        """Return the mean negative log likelihood of tokens, (samples, length), without the first.
 
         Args:
             matrices: the rotations, by name.
@@ -130,7 +129,7 @@ class Trainee:
 
     @contextmanager
     def _rounding(self, rotations: Mapping[str, OrthogonalMatrix]) -> Iterator[None]:
-        """Layers read what is rotated where each run does that, and rounded."""
+        """Rotate and round the inputs of layers as the quantized model does."""
         with ExitStack() as stack:
             for name, key in self._plan.online.items():
                 module = self._model.get_submodule(name)
@@ -156,7 +155,7 @@ def learn(
     data: Sequence[Any],
     how: Training,
 ) -> Learned:
-    """Rotations that make the loss less, from the best of some starts; the best that was seen.
+    """Learn rotations from the best of several starts, and return the best that were seen.
 
     Args:
         trainee: computes the loss.
@@ -202,7 +201,7 @@ def cayley_step(
     angle: float,
     centered: bool = False,
 ) -> tuple[Any, Any]:
-    """A step on the orthogonal matrices, and the part of the direction that is tangent to them.
+    """Step on the orthogonal matrices; return the matrix and the tangent part of the direction.
 
     Args:
         matrix: orthogonal, of shape (n, n).

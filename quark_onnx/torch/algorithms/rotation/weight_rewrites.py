@@ -1,4 +1,4 @@
-"""What the parameters of a rotated model are, each as a function of parameters of the float model."""  # noqa: E501
+"""Rewrites of the parameters of a rotated model as functions of the float parameters."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Turn:
     starts: tuple[int, ...] | None = None
 
     def __call__(self, x: Any, turning: OrthogonalMatrix) -> Any:
-        """The parameter turned."""
+        """Return the rotated parameter."""
         if self.starts is None:
             return turning.turn(x, self.axis)
         place = torch.tensor(self.starts)[:, None] + torch.arange(turning.size)
@@ -53,7 +53,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Gain:
-    """What a norm multiplies by: its weight, which stands for 1 where it is ``neutral``.
+    """The gain of a norm: its weight, where ``neutral`` means a gain of 1.
 
     Attributes:
         weight: the name of the parameter.
@@ -68,7 +68,7 @@ class Gain:
     inverse: bool = False
 
     def __call__(self, x: Any, weight: Any) -> Any:
-        """The parameter with the gain in it."""
+        """Return the parameter times the gain."""
         gain = weight + (1 - self.neutral)
         gain = gain.reshape(
             [-1 if place == self.axis % x.ndim else 1 for place in range(x.ndim)],
@@ -80,7 +80,7 @@ class Gain:
 
 @dataclass(frozen=True)
 class Rewrite:
-    """What becomes of a parameter, in this order.
+    """The steps that rewrite a parameter, in order.
 
     Attributes:
         fill: a constant in its place; None keeps it.
@@ -101,7 +101,7 @@ class Rewrite:
         get: Callable[[str], Any],
         rotations: Mapping[str, OrthogonalMatrix],
     ) -> Any:
-        """The new parameter, in the type of ``x``.
+        """Return the new parameter, in the type of ``x``.
 
         Args:
             x: the float model's parameter.
@@ -122,7 +122,7 @@ class Rewrite:
 
 @dataclass
 class WeightRewrites:
-    """What a rotation makes of a model, or of a part of it.
+    """The rewrites of a model, or of a part of a model.
 
     Attributes:
         rewrites: of parameters, by name; all others stay.
@@ -135,7 +135,7 @@ class WeightRewrites:
     sizes: dict[str, int] = field(default_factory=dict)
 
     def update(self, other: WeightRewrites) -> None:
-        """Take in the plan of another part."""
+        """Add the rewrites of another part."""
         for name, rewrite in other.rewrites.items():
             own = {
                 key: value for key, value in vars(rewrite).items() if value is not None
@@ -146,7 +146,7 @@ class WeightRewrites:
 
     @property
     def heads(self) -> tuple[str, ...]:
-        """Names of the layers whose outputs are values of attention heads."""
+        """Return the layers whose outputs are values of attention heads."""
         return tuple(
             name.removeprefix(HEADS) for name in self.sizes if name.startswith(HEADS)
         )
@@ -157,8 +157,7 @@ class WeightRewrites:
         get: Callable[[str], Any],
         rotations: Mapping[str, OrthogonalMatrix],
     ) -> Any:
-        """A parameter of the rotated model, computed in float64, in the type that it has in the
-        float model.
+        """Return a parameter of the rotated model, computed in float64, in its type in the model.
 
         Args:
             name: of the parameter.
@@ -171,16 +170,14 @@ class WeightRewrites:
         return self.rewrites[name](x.double(), get, rotations).to(x.dtype)
 
     def add(self, name: str, **changes: Any) -> None:
-        """Add to what becomes of a parameter."""
+        """Add steps to the rewrite of a parameter."""
         now = self.rewrites.get(name, Rewrite())
         turns = (*now.turns, *changes.pop("turns", ()))
         self.rewrites[name] = replace(now, turns=turns, **changes)
 
 
 def fold_stream(part: Part, stream: Stream, size: int) -> WeightRewrites:
-    """The rotation of the residual stream, with gains and biases of norms folded into what reads
-    them.
-    """
+    """Return the rotation of the stream, with gains and biases of norms folded into readers."""
     plan = WeightRewrites(sizes={STREAM: size})
     for reading in stream.readings:
         gain = _fold_norm(plan, part, reading)
@@ -202,7 +199,7 @@ def fold_stream(part: Part, stream: Stream, size: int) -> WeightRewrites:
 
 
 def _fold_norm(plan: WeightRewrites, part: Part, reading: Reading) -> Gain | None:
-    """Make a norm neutral; its gain.
+    """Neutralize a norm, and return the gain.
 
     A bias goes into those of the readers, or stays, rotated, where they have none.
     """
@@ -232,7 +229,7 @@ def _fold_norm(plan: WeightRewrites, part: Part, reading: Reading) -> Gain | Non
 
 
 def fold_heads(part: Part, heads: Heads) -> WeightRewrites:
-    """The rotation of the values of attention heads."""
+    """Return the rotation of the values of attention heads."""
     rotation = HEADS + heads.source
     plan = WeightRewrites(sizes={rotation: heads.size})
     source = part.modules[heads.source]
@@ -250,7 +247,7 @@ def fold_heads(part: Part, heads: Heads) -> WeightRewrites:
 
 
 def fold_online(part: Part, name: str, size: int) -> WeightRewrites:
-    """The rotation of what a layer reads, which each run computes."""
+    """Return the online rotation of a layer's input."""
     rotation = f"online {size}"
     axis = inputs_of(part.modules[name])
     return WeightRewrites(
@@ -261,12 +258,12 @@ def fold_online(part: Part, name: str, size: int) -> WeightRewrites:
 
 
 def inputs_of(module: Any) -> int:
-    """The axis of a module's weight that is multiplied by what it reads."""
+    """Return the input axis of a module's weight."""
     return 0 if kind_of(module) == "Conv1D" else 1
 
 
 def outputs_of(module: Any) -> int:
-    """The axis of a module's weight that what it computes has."""
+    """Return the output axis of a module's weight."""
     if is_table(module):
         return 1
     return 1 - inputs_of(module)

@@ -11,11 +11,11 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 
 class MetaTensorError(RuntimeError):
-    """A tensor was to be changed by numbers that nobody has."""
+    """An operation would write unknown values into a tensor."""
 
 
 class MetaTensor(torch.Tensor):
-    """A tensor with a shape, a type and a device, and without numbers.
+    """A tensor with a shape, a type and a device, and without values.
 
     What it says of its device is where it would be: tensors that a model makes for it have numbers.
 
@@ -28,7 +28,7 @@ class MetaTensor(torch.Tensor):
 
     @classmethod
     def of(cls, like: Any, device: Any) -> MetaTensor:
-        """One of the shape and type of a tensor."""
+        """Return a meta tensor with the shape and type of a tensor."""
         blank: MetaTensor = like.to("meta").as_subclass(cls)
         blank._place = device
         return blank
@@ -41,7 +41,7 @@ class MetaTensor(torch.Tensor):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """What a function makes of tensors of which one is blank."""
+        """Return the meta result of a function with at least one meta argument."""
         kwargs = kwargs or {}
         device = next(
             each._place
@@ -73,7 +73,7 @@ class MetaTensor(torch.Tensor):
 
 
 def _attended(query: Any, key: Any, value: Any, *others: Any, **named: Any) -> Any:
-    """What attention computes, on the meta device.
+    """Return the output of attention on the meta device.
 
     Torch goes through all of it there, and takes milliseconds.
     """
@@ -95,9 +95,7 @@ def _changed(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
 ) -> list[Any]:
-    """What a function changes: what it puts its result into, and the first argument of those that
-    torch names so.
-    """
+    """Yield the tensors that a function changes: ``out``, and the first argument of ``f_``."""
     name = func.__name__.split(".")[0]
     changes = (
         name.startswith("__i")
@@ -113,7 +111,7 @@ def _changed(
 
 
 def _without_numbers(value: Any) -> Any:
-    """An argument as blanks take it: there are no numbers on any device."""
+    """Move an argument to the meta device."""
     if isinstance(value, torch.Tensor):
         return value.to("meta")
     if isinstance(value, torch.device):

@@ -1,4 +1,4 @@
-"""Run a block stage by stage, with the outputs of layers that have run before taken from memory.
+"""Run a block stage by stage, with the outputs of earlier layers from memory.
 
 A run that stops at a stage leaves what its layers read. The next one computes of it what these
 layers make of it with their codes; all layers before are not run again: what is still read of them
@@ -27,7 +27,7 @@ LEAST = 1 << 26
 
 @dataclass
 class _Kept:
-    """Of one sample.
+    """The stored tensors of a sample.
 
     Attributes:
         reads: what the first layers of the groups of a stage read, by their names.
@@ -41,7 +41,7 @@ class _Kept:
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """Memory in bytes."""
         return sum(
             each.numel() * each.element_size()
             for each in (*self.reads.values(), *self.results.values())
@@ -79,22 +79,22 @@ class Replay:
         self.begin(0)
 
     def begin(self, place: int) -> None:
-        """From now on, runs stop at this stage; behind the last one, they go to the end."""
+        """Let runs stop at a stage; after the last stage, runs go to the end."""
         self._place = place
         self.rest()
 
     def rest(self) -> None:
-        """Let go of layers until the next run makes them again."""
+        """Release the quantized layers until the next run."""
         self._layers = dict[str, Any]()
 
     def run(self, index: int, call: Call, run: Callable[[Call], Any]) -> Any:
         """Run the block on a sample.
 
         Args:
-            index: of the sample.
-            call: what the block is called with.
-            run: runs it, and returns what is asked for: what layers read, each time that they are
-                run, by their names, or a tensor.
+            index: the index of the sample.
+            call: the call of the block.
+            run: runs the block, and returns the inputs of layers by name, a list for the runs of
+                each layer, or a tensor.
         """
         kept = self._kept.pop(index, None) if self._place else _Kept()
         if kept is None:
@@ -129,7 +129,7 @@ class Replay:
         return found
 
     def result(self, index: int, call: Call) -> Any:
-        """The hidden states that the block computes of a sample, all of its layers quantized."""
+        """Return the hidden states of a sample after the block, with all layers quantized."""
         stages = {
             name for stage in self._stages for group in stage.groups for name in group
         }
@@ -144,7 +144,7 @@ class Replay:
             return run(call)
 
     def _before(self) -> Iterator[tuple[int, str, str]]:
-        """Layers of the stages before: place of the stage, leader of the group, and name."""
+        """Yield the layers of earlier stages: index of the stage, leader of the group, and name."""
         for place, stage in enumerate(self._stages[: self._place]):
             yield from (
                 (place, group[0], name) for group in stage.groups for name in group
@@ -157,7 +157,7 @@ class Replay:
 
     @contextlib.contextmanager
     def _standing_in(self, kept: _Kept, new: _Kept) -> Iterator[None]:
-        """Layers hand out what they have computed, or compute it of what was kept."""
+        """Let layers return their stored outputs, or compute them from stored inputs."""
         modules = dict[str, Any]()
         own = dict[str, Any]()
         for place, leader, name in self._before():
@@ -197,10 +197,13 @@ class Replay:
                     module.forward = own[name]
 
     def _computing(self, name: str, x: Any, new: _Kept, *, keep: bool) -> Any:
-        """Return a forward that computes with the codes of a layer, and keeps the result.
+        """Return a forward that computes with the codes of a layer, and stores the result.
 
         Args:
-            x: what the layer reads; None for what it is called with.
+            name: the layer.
+            x: the stored input; None for the input of the call.
+            new: the storage of the result.
+            keep: store the result; otherwise only its shape and type.
         """
 
         def forward(*args: Any, **named: Any) -> Any:

@@ -1,6 +1,4 @@
-"""Stages: sets of layers of a block that can be quantized together, as none reads the output of
-another.
-"""
+"""Stages: layers of a block that can be quantized together, as none reads another's output."""
 
 from __future__ import annotations
 
@@ -19,14 +17,14 @@ from quark_onnx.torch.runtime import distributed
 
 @dataclass(frozen=True)
 class Stage:
-    """Layers of a block none of which reads what another computes.
+    """Layers of a block without dependencies between them.
 
     Attributes:
-        groups: their names; layers of a group read the very same tensor, and round it alike.
-        last: that layer which is run last in every run; None where experts are chosen, so that
-            nobody knows, or a layer is run several times.
-        until: for each layer, the place of the last stage that reads what it computes, layers
-            between them aside; where the block hands it on, the place behind all stages.
+        groups: names; layers of a group read the same tensor, and round it equally.
+        last: the layer that runs last in every run; None for layers that run several times or, as
+            experts, for some tokens.
+        until: for each layer, the index of the last stage that reads its output, also through
+            operators; the number of stages if the block's output depends on it.
     """
 
     groups: tuple[tuple[str, ...], ...]
@@ -35,16 +33,16 @@ class Stage:
 
 
 def stages_of(block: Any, layers: Layers, call: Call) -> list[Stage]:
-    """Layers in the order in which a block depends on them.
+    """Return the layers of a block in the order of their dependencies.
 
     Args:
         block: a module.
-        layers: layers of it, by any names, and how they are quantized.
-        call: what it is called with; run once.
+        layers: layers of the block, by any names, with their quantization.
+        call: a call of the block, which runs once.
 
     Returns:
-        Layers that the call does not reach are groups of their own, in the stage of those that they
-        stand beside.
+        The stages. A layer that the call does not reach is a group by itself, in the stage of the
+        layers with a similar name.
 
     >>> from torch import nn
     >>> block = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))
@@ -102,10 +100,7 @@ def stages_of(block: Any, layers: Layers, call: Call) -> list[Stage]:
 
 
 def stages_in(job: BlockJob, names: Iterable[str]) -> list[Stage]:
-    """Some layers of a block that is on its way.
-
-    Of blocks of the same class with the same layers one is run.
-    """
+    """Return the stages of some layers of a block; blocks with equal layers are traced once."""
     layers = {name: job.layers[name] for name in names}
     alike = (
         type(job.block),
@@ -136,7 +131,7 @@ def stages_in(job: BlockJob, names: Iterable[str]) -> list[Stage]:
 
 
 def _twins(name: str, other: str) -> bool:
-    """Whether names differ in numbers alone, as those of experts do."""
+    """Return whether names differ only in numbers, as those of experts do."""
     one = name.split(".")
     two = other.split(".")
     return len(one) == len(two) and all(
@@ -145,7 +140,7 @@ def _twins(name: str, other: str) -> bool:
 
 
 class _Trace:
-    """Hooks that note where in the graph of gradients each layer stands."""
+    """Hooks that record the position of each layer in the autograd graph."""
 
     def __init__(self, layers: Mapping[str, Any]) -> None:
         self._layers = layers
@@ -189,11 +184,11 @@ class _Trace:
         return hook
 
     def once(self, name: str, tokens: int) -> bool:
-        """Whether a layer is run a single time, on all tokens."""
+        """Return whether a layer runs once, on all tokens."""
         return [shape[:-1].numel() for _, shape in self.read[name]] == [tokens]
 
     def levels(self) -> dict[str, int]:
-        """How many layers stand in front of each, one behind the other."""
+        """Return the number of layers on the longest path before each layer."""
         found: dict[str, int] = {}
         # in the order of the run: what a layer reads has a level already
         for name in self._inputs:
@@ -206,10 +201,7 @@ class _Trace:
         return found
 
     def until(self, levels: Mapping[str, int], result: Any) -> dict[str, int]:
-        """The greatest level of those that read what each layer computes.
-
-        Where the result does, one more than all.
-        """
+        """Return the greatest level that reads each layer's output; the result comes last."""
         found = dict[str, int]()
         ends = [(self._inputs[name], level) for name, level in levels.items()]
         for node, level in (*ends, (result, 1 + max(levels.values(), default=-1))):
@@ -218,7 +210,7 @@ class _Trace:
         return found
 
     def _behind(self, node: Any) -> Iterator[str]:
-        """Layers that a tensor is made of, as far as the first on each way."""
+        """Yield the nearest layers that a tensor depends on, along each path."""
         todo = [node]
         seen = {node}
         while todo:

@@ -12,10 +12,10 @@ from transformers import AutoModelForCausalLM
 
 from quark_onnx.errors import ConfigError, ModelError
 from quark_onnx.torch.algorithms.base import BlockJob
-from quark_onnx.torch.algorithms.gptq.clip import Clip
-from quark_onnx.torch.algorithms.gptq.range_search import SHARES, fitted
 from quark_onnx.torch.algorithms.rescaling import activation_stats
 from quark_onnx.torch.algorithms.rescaling.awq import AWQ
+from quark_onnx.torch.algorithms.rescaling.clip import Clip
+from quark_onnx.torch.algorithms.weight_rounding.range_search import SHARES, fitted
 from quark_onnx.torch.calibration.perplexity import perplexity
 from quark_onnx.torch.checkpoints.load import load_checkpoint
 from quark_onnx.torch.config.schemes import scheme

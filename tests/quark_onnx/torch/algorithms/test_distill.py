@@ -14,13 +14,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from quark_onnx.errors import ConfigError, DataError, ModelError
-from quark_onnx.torch.algorithms.gptq.levels import TensorLevels
 from quark_onnx.torch.algorithms.learned_rounding.autoround import SignedRounding
 from quark_onnx.torch.algorithms.learned_rounding.distill import Distillation
 from quark_onnx.torch.algorithms.learned_rounding.trainable_weight import (
     TrainableWeight,
 )
 from quark_onnx.torch.algorithms.learned_rounding.training_state import Descent
+from quark_onnx.torch.algorithms.weight_rounding.levels import TensorLevels
 from quark_onnx.torch.calibration.perplexity import perplexity
 from quark_onnx.torch.checkpoints.load import load_checkpoint
 from quark_onnx.torch.checkpoints.safetensors_io import Reader

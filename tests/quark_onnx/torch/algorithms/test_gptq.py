@@ -23,11 +23,11 @@ from quark_onnx.torch.algorithms.gptq import columns as column_module
 from quark_onnx.torch.algorithms.gptq import gptq
 from quark_onnx.torch.algorithms.gptq import solver as solver_module
 from quark_onnx.torch.algorithms.gptq.gptq import GPTAQ, GPTQ, Qronos
-from quark_onnx.torch.algorithms.gptq.hessian import Gram, grams_of
-from quark_onnx.torch.algorithms.gptq.levels import TensorLevels
+from quark_onnx.torch.algorithms.gptq.hessian import HessianStats, collect_hessians
 from quark_onnx.torch.algorithms.gptq.solver import Solver
 from quark_onnx.torch.algorithms.scheduling import stages
 from quark_onnx.torch.algorithms.scheduling.stages import stages_of
+from quark_onnx.torch.algorithms.weight_rounding.levels import TensorLevels
 from quark_onnx.torch.calibration.block_stream import BlockStream, Call, inference
 from quark_onnx.torch.config.algorithm_order import algorithm
 from quark_onnx.torch.config.schemes import scheme
@@ -84,14 +84,14 @@ def test_damping_of_qronos_is_a_share_of_what_it_says() -> None:
         -1.0,
         1.0,
     ):  # the sums of rows are at right angles to what is looked for, or are it
-        assert of_greatest._damping(
+        assert of_greatest._damping_for(
             torch.tensor([[2.0, across], [across, 2.0]])
         ) == pytest.approx(0.15)
     _, x = problem(1, 40, 4)
     gram = x.T @ x
     greatest = np.linalg.eigvalsh(gram.double().numpy())[-1]
     found = {
-        name: Solver.of(gram, Qronos(0.01, relative_to=name)._damping(gram))
+        name: Solver.of(gram, Qronos(0.01, relative_to=name)._damping_for(gram))
         for name in ("mean", "eigenvalue")
     }
     assert found["eigenvalue"].ridge.numpy() == pytest.approx(0.01 * greatest, rel=1e-3)
@@ -117,17 +117,17 @@ def test_rows_that_are_swept_apart_are_those_that_are_swept_together(
         TensorLevels(torch.full((96, 1), 0.2 + 0.1 * place), None, -7, 7, size=300)
         for place in range(tries)
     ]
-    whole = solver.rounded(weight, steps, polish)
-    off = weight - whole.values
-    losses, ridged = solver.losses(off), solver.ridged(whole.values, weight)
+    whole = solver.quantize(weight, steps, polish)
+    off = weight - whole.Q
+    losses, ridged = solver.losses(off), solver.damping_costs(whole.Q, weight)
     monkeypatch.setattr(solver_module, "AT_ONCE", 32 * 300 * tries)
-    monkeypatch.setattr(solver_module, "_JUDGED", 16 * 300)
-    parts = solver.rounded(weight, steps, polish)
+    monkeypatch.setattr(solver_module, "_LOSSES_AT_ONCE", 16 * 300)
+    parts = solver.quantize(weight, steps, polish)
     assert all(torch.equal(one, other) for one, other in zip(whole, parts, strict=True))
-    assert tries == 1 or len(set(whole.picked.tolist())) > 1
+    assert tries == 1 or len(set(whole.choice.tolist())) > 1
     assert torch.allclose(solver.losses(off), losses, rtol=1e-5)
-    assert torch.allclose(losses.double(), loss(weight, whole.values, x), rtol=1e-3)
-    assert torch.allclose(solver.ridged(whole.values, weight), ridged, rtol=1e-5)
+    assert torch.allclose(losses.double(), loss(weight, whole.Q, x), rtol=1e-3)
+    assert torch.allclose(solver.damping_costs(whole.Q, weight), ridged, rtol=1e-5)
     assert torch.allclose(
         ridged.double(),
         (off.double().square() * solver.ridge.double()).sum(1),
@@ -142,18 +142,20 @@ def test_what_is_done_for_a_column_stays_in_one_thread(
     beside other work.
     """
     weight, x = problem(5, 70)
-    own, move = set[int](), column_module.Columns.move
+    own, move = set[int](), column_module.ColumnLevels.round_column
 
     def moved(*args: Any) -> None:
         own.add(torch.get_num_threads())
         move(*args)
 
-    monkeypatch.setattr(column_module.Columns, "move", moved)
+    monkeypatch.setattr(column_module.ColumnLevels, "round_column", moved)
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
-        Solver.of(x.T @ x).rounded(
-            weight, [TensorLevels(torch.full_like(weight, 0.5), None, -3, 3)], polish=1
+        Solver.of(x.T @ x).quantize(
+            weight,
+            [TensorLevels(torch.full_like(weight, 0.5), None, -3, 3)],
+            descent_passes=1,
         )
         assert own == {1} and torch.get_num_threads() == 3
     finally:
@@ -165,7 +167,7 @@ def test_weights_without_inputs() -> None:
     empty = torch.zeros(4, 0)
     assert (
         solver.losses(empty).tolist()
-        == solver.ridged(empty, empty).tolist()
+        == solver.damping_costs(empty, empty).tolist()
         == [0.0] * 4
     )
 
@@ -173,7 +175,7 @@ def test_weights_without_inputs() -> None:
 def test_the_sweep_is_the_textbooks() -> None:
     weight, x = problem(5, 12)
     steps = TensorLevels(torch.full_like(weight, 0.5), None, -3, 3)
-    found = Solver.of(x.T @ x, 0.02, act_order=False).rounded(weight, [steps]).values
+    found = Solver.of(x.T @ x, 0.02, act_order=False).quantize(weight, [steps]).Q
     assert np.array_equal(found.numpy() / 0.5, brain_surgeon(weight, x, 0.5, 3, 0.02))
 
 
@@ -182,7 +184,7 @@ def test_the_sweep_is_that_of_numpy(act_order: bool) -> None:
     weight, x = problem(7, 300, 1)
     gram = (x.double().T @ x.double()) / 100
     steps = TensorLevels(torch.full_like(weight, 0.25), None, -7, 7)
-    found = Solver.of(gram, 0.01, act_order).rounded(weight, [steps]).values.numpy()
+    found = Solver.of(gram, 0.01, act_order).quantize(weight, [steps]).Q.numpy()
     field = np.ones((1, *weight.shape), np.float32)
     lattice = Levels(
         field * np.float32(0.25), np.zeros(0, np.float32), field * -7, field * 7
@@ -202,7 +204,7 @@ def test_a_second_look_comes_near_to_the_best_of_all() -> None:
     steps = TensorLevels(torch.full_like(weight, 0.7), None, -2, 1)
     solver = Solver.of(x.T @ x, 0.0, True)
     plain, polished = (
-        loss(weight, solver.rounded(weight, [steps], n).values, x) for n in (0, 8)
+        loss(weight, solver.quantize(weight, [steps], n).Q, x) for n in (0, 8)
     )
     every = torch.tensor(list(itertools.product(range(-2, 2), repeat=6))) * 0.7
     best = torch.stack(
@@ -226,9 +228,11 @@ def test_the_loss_of_a_sweep_is_that_of_its_codes(
     wrong = x + 0.2 * torch.randn(
         x.shape, generator=torch.Generator().manual_seed(6)
     ) * (x != 0)
-    gram = Gram()
+    gram = HessianStats()
     gram.add(wrong, x)
-    found = GPTAQ(damping, alpha=share, polish=polish, act_order=act_order)
+    found = GPTAQ(
+        damping, alpha=share, coordinate_descent_passes=polish, act_order=act_order
+    )
     start = quantize(weight, TensorSpec("uint3", symmetric=False, block_size=8))
     made = {"layer": start}
     (outcome,) = found._group(["layer"], {"layer": weight}, gram, made)
@@ -426,13 +430,13 @@ def test_grams_are_sums_over_what_layers_read() -> None:
             ("self_attn.q_proj", stages[0]),
             ("mlp.down_proj", stages[3]),
         ):
-            gram = grams_of(job, stage, {}, exact=True)[f"{job.name}.{name}"]
+            gram = collect_hessians(job, stage, {}, exact=True)[f"{job.name}.{name}"]
             rows = torch.cat([x.reshape(-1, x.shape[-1]) for x in seen[name]]).double()
             assert gram.count == 36
             torch.testing.assert_close(
-                gram.own.double(), rows.T @ rows, rtol=1e-4, atol=1e-4
+                gram.xx.double(), rows.T @ rows, rtol=1e-4, atol=1e-4
             )
-            assert not gram.off.any()  # the same calls in both streams
+            assert not gram.xd.any()  # the same calls in both streams
 
 
 @pytest.mark.parametrize(
@@ -654,14 +658,14 @@ def test_layers_that_are_run_twice() -> None:
         lambda module, args: seen.append(args[0][0].double())
     )
     with torch.no_grad():
-        found = grams_of(job, first, {}, exact=False)["0.again"]
+        found = collect_hessians(job, first, {}, exact=False)["0.again"]
         seen.clear()
         for call in calls:
             call.run(block)
     hook.remove()
     x = torch.cat(seen)
     assert found.count == len(x) == 48
-    assert torch.allclose(found.own.double(), x.T @ x, rtol=1e-4, atol=1e-4)
+    assert torch.allclose(found.xx.double(), x.T @ x, rtol=1e-4, atol=1e-4)
 
 
 def test_inputs_that_say_little_are_no_failure() -> None:
@@ -703,7 +707,10 @@ def test_inputs_that_are_no_numbers_are_named(name: str) -> None:
         ({"damping": -1}, "damping of gptq is -1; it must be a number from 0"),
         ({"damping": float("nan")}, "damping of gptq is nan"),
         ({"act_order": 1}, "act_order of gptq is 1; it must be true or false"),
-        ({"polish": 1.5}, "polish of gptq is 1.5; it must be a whole number"),
+        (
+            {"coordinate_descent_passes": 1.5},
+            "coordinate_descent_passes of gptq is 1.5; it must be a whole number",
+        ),
     ],
 )
 def test_settings_that_make_no_sense(settings: dict[str, Any], message: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quark_onnx.torch.algorithms.gptq.losses import Loss, squares_of
+from quark_onnx.torch.algorithms.weight_rounding.losses import Loss, squares_of
 
 
 @pytest.mark.parametrize(

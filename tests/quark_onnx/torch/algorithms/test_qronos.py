@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from quark_onnx.errors import ConfigError
-from quark_onnx.torch.algorithms.gptq.gptq import Qronos
-from quark_onnx.torch.algorithms.gptq.hessian import Gram
-from quark_onnx.torch.algorithms.gptq.levels import TensorLevels
+from quark_onnx.torch.algorithms.gptq.gptq import Qronos, _GroupInputs
+from quark_onnx.torch.algorithms.gptq.hessian import HessianStats
 from quark_onnx.torch.algorithms.gptq.solver import Solver
+from quark_onnx.torch.algorithms.weight_rounding.levels import TensorLevels
 from quark_onnx.torch.config.algorithm_order import algorithm
 from quark_onnx.torch.config.schemes import scheme
 from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
@@ -72,16 +72,16 @@ def test_codes_are_those_of_the_paper(rows: int, columns: int, act_order: bool) 
     x = torch.randn(6 * columns, columns, generator=generator) @ mix
     wrong = x + 0.3 * x.std() * torch.randn(x.shape, generator=generator)
     weight = torch.randn(rows, columns, generator=generator) * 0.6
-    gram = Gram()
+    gram = HessianStats()
     gram.add(wrong, x)
-    gram.whole()
-    power = gram.own.diagonal().clone()
-    make = Qronos(fit=False, polish=0, act_order=act_order)
-    solver = Solver.of(gram.own, make.damping, act_order)
+    gram.completed()
+    power = gram.xx.diagonal().clone()
+    make = Qronos(search_scales=False, coordinate_descent_passes=0, act_order=act_order)
+    solver = Solver.of(gram.xx, make.damping, act_order)
     steps = TensorLevels(torch.full((rows, 1), SCALE), None, -QMAX, QMAX, size=columns)
     start = quantize(weight, TensorSpec("int3", per_channel=True))
-    search = make._search("layer", weight, start, gram, power, solver)
-    found = solver.rounded(search.target, [steps], 0, search.first).values.numpy()
+    search = make._search("layer", weight, start, _GroupInputs(gram, power, solver))
+    found = solver.quantize(search.target, [steps], 0, search.first).Q.numpy()
     order = solver.order.numpy()
     aim, left, right = (each.double().numpy()[:, order] for each in (weight, x, wrong))
     wanted = by_the_paper(aim, left, right, float(solver.ridge[0]))

@@ -16,12 +16,12 @@ from torch import nn
 from quark_onnx.errors import ConfigError
 from quark_onnx.torch.algorithms.base import BlockJob
 from quark_onnx.torch.algorithms.gptq.gptq import GPTQ
-from quark_onnx.torch.algorithms.gptq.levels import TensorLevels
 from quark_onnx.torch.algorithms.learned_rounding import autoround
 from quark_onnx.torch.algorithms.learned_rounding.autoround import SignedRounding
 from quark_onnx.torch.algorithms.learned_rounding.trainable_weight import (
     TrainableWeight,
 )
+from quark_onnx.torch.algorithms.weight_rounding.levels import TensorLevels
 from quark_onnx.torch.calibration.block_stream import Call
 from quark_onnx.torch.config.algorithm_order import algorithm
 from quark_onnx.torch.config.schemes import scheme

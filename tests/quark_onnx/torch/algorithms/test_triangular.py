@@ -9,11 +9,11 @@ import torch
 from quark_onnx.torch.algorithms.gptq import triangular
 from quark_onnx.torch.algorithms.gptq.triangular import (
     add_products,
-    factored,
+    factor_flipped,
     mirror,
-    put_below,
-    quadratic,
-    turned,
+    permute,
+    quadratic_form,
+    store_lower,
 )
 
 
@@ -45,7 +45,7 @@ def test_products_are_those_of_all_parts(inputs: int) -> None:
 def test_a_form_reads_the_upper_half(inputs: int) -> None:
     x, off = tokens(50, inputs), tokens(4, inputs)
     gram = x.T @ x
-    found = quadratic(
+    found = quadratic_form(
         off, gram.triu(1) + torch.full_like(gram, torch.nan).tril(), gram.diagonal()
     )
     assert np.allclose(
@@ -58,11 +58,11 @@ def test_a_factor_is_that_of_the_matrix_in_its_order(inputs: int) -> None:
     x = tokens(50, inputs)
     order = torch.randperm(inputs, generator=torch.Generator().manual_seed(0))
     gram = (x.T @ x)[order][:, order]
-    work = turned(x.T @ x, order.flip(0))
+    work = permute(x.T @ x, order.flip(0))
     assert torch.equal(work.flip(0, 1), gram)
-    assert factored(work)
+    assert factor_flipped(work)
     matrix = gram.clone()
-    put_below(work, matrix)
+    store_lower(work, matrix)
     lower = matrix.tril().double()
     assert torch.equal(matrix.triu(1), gram.triu(1))
     size = float(gram.diagonal().max())
@@ -79,7 +79,7 @@ def test_a_factor_has_the_same_bits_on_any_number_of_threads() -> None:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
             work = gram.clone()
-            assert factored(work)
+            assert factor_flipped(work)
             found.append(work.triu())
     finally:
         torch.set_num_threads(before)
@@ -94,4 +94,4 @@ def test_a_factor_has_the_same_bits_on_any_number_of_threads() -> None:
 def test_what_has_no_factor_is_told(wrong: float) -> None:
     work = torch.eye(9)
     work[3, 3] = wrong
-    assert not factored(work)
+    assert not factor_flipped(work)

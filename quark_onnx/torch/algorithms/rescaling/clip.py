@@ -1,5 +1,4 @@
-"""Clip: narrow the ranges of weights where the clipping error is less than the rounding error it
-saves.
+"""Clip: narrow the ranges of weights where clipping costs less than a smaller scale saves.
 
 The second half of AWQ (Lin et al. 2023, "Activation-aware Weight Quantization").
 """
@@ -8,15 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, ClassVar
 
 from quark_onnx.optimizers.base import require_number, require_whole
 from quark_onnx.registry import ALGORITHMS
 from quark_onnx.torch.algorithms.base import UNREACHED, BlockJob, Outcome
-from quark_onnx.torch.algorithms.gptq.hessian import Gram, grams_of
-from quark_onnx.torch.algorithms.gptq.losses import Loss, better, squares_of
-from quark_onnx.torch.algorithms.gptq.range_search import fitted, has_ranges
+from quark_onnx.torch.algorithms.gptq.hessian import HessianStats, collect_hessians
 from quark_onnx.torch.algorithms.scheduling.stages import Stage, stages_in
+from quark_onnx.torch.algorithms.weight_rounding.losses import Loss, better, squares_of
+from quark_onnx.torch.algorithms.weight_rounding.range_search import fitted, has_ranges
 from quark_onnx.torch.formats.quantized_tensor import Quantized
 from quark_onnx.torch.models.quantized_layer import kind_of
 
@@ -24,15 +24,14 @@ from quark_onnx.torch.models.quantized_layer import kind_of
 @ALGORITHMS.register("clip")
 @dataclass(frozen=True)
 class Clip:
-    """Chooses the range of each row or group of a weight, by the error that rounding to the nearest
-    then causes.
+    """Choose the range of each row or group of a weight by the error of rounding to nearest.
 
-    Both ends are tried together, then one by one where they need not be alike. Only formats with
-    scales, for rows or groups, have such ranges; no row is worse than it was.
+    Both ends are searched together, then separately for asymmetric formats. Formats without
+    per-channel or per-group scales are left alone. No row gets worse.
 
     Attributes:
-        steps: how many ranges are tried in a pass, beside the whole one.
-        shrink: the share of the range that is left of the narrowest.
+        steps: ranges that are tried in a pass, besides the full range.
+        shrink: the narrowest range, as a share of the full range.
     """
 
     name: ClassVar[str] = "clip"
@@ -51,9 +50,17 @@ class Clip:
     def __call__(
         self,
         job: BlockJob,
-        made: Mapping[str, Quantized],
+        quantized_weights: Mapping[str, Quantized],
     ) -> tuple[dict[str, Quantized], list[Outcome]]:
-        """Choose ranges of the layers that the data reaches."""
+        """Choose the ranges of layers that the calibration data reaches.
+
+        Args:
+            job: the block.
+            quantized_weights: the codes so far.
+
+        Returns:
+            The codes, and an outcome for each layer.
+        """
         weights = {
             name: weight.float()
             for name, weight, spec in job.weights()
@@ -61,44 +68,41 @@ class Clip:
             and has_ranges(spec.weight)
             and kind_of(job.layers[name][0]) in ("Linear", "Conv1D")
         }
-        result = dict(made)
+        result = dict(quantized_weights)
         outcomes = list[Outcome]()
         if not weights or not job.calls:
             return result, outcomes
         stages = stages_in(job, weights)
-        whole = Stage(
-            tuple(group for stage in stages for group in stage.groups),
-            stages[-1].last,
-        )
-        grams = grams_of(job, whole, {}, exact=False)
-        for group in whole.groups:
+        # ranges depend on float inputs alone: one run of the block serves all stages
+        groups = tuple(chain.from_iterable(stage.groups for stage in stages))
+        stats = collect_hessians(job, Stage(groups, stages[-1].last), {}, exact=False)
+        for group in groups:
             for name in group:
-                outcomes.append(
-                    self._layer(name, weights[name], grams[group[0]], result),
-                )
+                outcome = self._layer(name, weights[name], stats[group[0]], result)
+                outcomes.append(outcome)
         return result, outcomes
 
     def _layer(
         self,
         name: str,
         weight: Any,
-        gram: Gram,
+        stats: HessianStats,
         result: dict[str, Quantized],
     ) -> Outcome:
-        if gram.own is None:
+        if stats.xx is None:
             return Outcome(name, self.name, 0.0, 0.0, UNREACHED)
-        loss = Loss(weight, squares_of(gram.own))
+        loss = Loss(weight, squares_of(stats.xx))
         shares = tuple(
             1 - step * (1 - self.shrink) / self.steps for step in range(self.steps + 1)
         )
         start = result[name]
-        plain = loss(start)
-        found = fitted(weight, start, gram.own, shares, apart=True)
-        result[name], error = better(start, plain, found, loss(found))
+        start_error = loss(start)
+        clipped = fitted(weight, start, stats.xx, shares, apart=True)
+        result[name], error = better(start, start_error, clipped, loss(clipped))
         power = float(loss.power()) or 1.0
         return Outcome(
             name,
             self.name,
-            float(plain.sum()) / power,
+            float(start_error.sum()) / power,
             float(error.sum()) / power,
         )

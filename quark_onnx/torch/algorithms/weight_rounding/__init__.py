@@ -1,0 +1,1 @@
+"""Levels, losses and range searches that several rounding algorithms share."""

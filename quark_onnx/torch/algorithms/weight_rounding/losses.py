@@ -1,0 +1,113 @@
+"""The output error of a layer for given codes of the weight."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from quark_onnx.torch.algorithms.gptq.triangular import quadratic_form
+from quark_onnx.torch.formats.quantized_tensor import Quantized
+
+#: Random sums of outputs that estimate the power of many outputs.
+_SUMS = 128
+#: torch.where (torch 2.13) knows no float8; integers of the same size are selected instead.
+_BITS = {torch.float8_e4m3fn: torch.uint8, torch.float8_e5m2: torch.uint8}
+
+
+@dataclass(frozen=True)
+class Loss:
+    """The squared error of each output, summed over tokens.
+
+    Attributes:
+        weight: (outputs, inputs), the float weight W.
+        squares: maps E = Q - W, (outputs, inputs), to the squared error of each output.
+        pull: (inputs, outputs), the products of the inputs and a correction that the layer should
+            add to its float outputs; None for no correction.
+    """
+
+    weight: Any
+    squares: Callable[[Any], Any]
+    pull: Any = None
+
+    def __call__(self, quantized: Quantized) -> Any:
+        """Return the loss of each output, (outputs,); up to a constant with a pull."""
+        E = quantized.dequantize(torch.float32).reshape(self.weight.shape) - self.weight
+        square = self.squares(E)
+        if self.pull is None:
+            return square
+        return square - 2 * (E * self.pull.t()).sum(1)
+
+    def power(self) -> Any:
+        """Return the sum of squares of the float outputs; an estimate for many outputs.
+
+        The mean square of sums of all outputs with random signs is an unbiased estimate (Hutchinson
+        1990). The standard deviation is an eighth of the power where all outputs are equal, and
+        less where outputs differ.
+        """
+        rows = len(self.weight)
+        if rows <= _SUMS:
+            return self.squares(self.weight).sum()
+        generator = torch.Generator().manual_seed(0)
+        signs = torch.randint(0, 2, (_SUMS, rows), generator=generator)
+        signs.mul_(2).sub_(1)
+        return self.squares(signs.to(self.weight) @ self.weight).sum() / _SUMS
+
+
+def squares_of(H: Any) -> Callable[[Any], Any]:
+    """Return the function ``squares`` of a loss.
+
+    Args:
+        H: (inputs, inputs), the products of inputs; None for uncorrelated inputs of power 1.
+    """
+    if H is None:
+        return lambda E: E.square().sum(1)
+    return lambda E: quadratic_form(E, H, H.diagonal())
+
+
+def better(
+    best: Quantized,
+    error: Any,
+    new: Quantized,
+    new_error: Any,
+) -> tuple[Quantized, Any]:
+    """Select the rows with less error; all rows at once for a per-tensor scale.
+
+    Args:
+        best: the present weight.
+        error: (rows,), the errors of ``best``.
+        new: the weight to compare.
+        new_error: (rows,), the errors of ``new``.
+
+    Returns:
+        The selected weight and errors.
+    """
+    if best.scale.ndim == 0:
+        if new_error.sum() < error.sum():
+            return new, new_error
+        return best, error
+    wins = new_error < error
+    return merged(best, new, wins), torch.where(wins, new_error, error)
+
+
+def merged(first: Quantized, second: Quantized, wins: Any) -> Quantized:
+    """Replace rows of a weight with scales per row.
+
+    Args:
+        first: the weight.
+        second: a weight of the same format.
+        wins: (rows,) bool, the rows to take from ``second``.
+    """
+    parts = dict[str, Any]()
+    for name in ("codes", "scale", "zero"):
+        old = getattr(first, name)
+        if old is not None:
+            bits = _BITS.get(old.dtype, old.dtype)
+            mask = wins.reshape(-1, *[1] * (old.ndim - 1))
+            selected = torch.where(
+                mask, getattr(second, name).view(bits), old.view(bits)
+            )
+            parts[name] = selected.view(old.dtype)
+    return replace(first, **parts)
