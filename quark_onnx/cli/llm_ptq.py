@@ -211,11 +211,11 @@ def _result_options(parser: Parser) -> None:
     )
     parser.add_argument(
         "--device",
-        default="auto",
+        default="cpu",
         metavar="NAME",
         help=(
-            "where blocks are run and codes computed: auto (a GPU if there is one, the"
-            " default), cpu, cuda, cuda:N"
+            "where blocks are run and codes computed: cpu (the default), cuda, cuda:N, or"
+            " auto for a GPU if there is one"
         ),
     )
     parser.add_argument(

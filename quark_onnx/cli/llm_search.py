@@ -74,9 +74,9 @@ def search_options(parser: Parser) -> None:
     )
     parser.add_argument(
         "--device",
-        default="auto",
+        default="cpu",
         metavar="NAME",
-        help="auto (the default), cpu, cuda, cuda:N",
+        help="cpu (the default), cuda, cuda:N, or auto for a GPU if there is one",
     )
 
 

@@ -127,13 +127,33 @@ def judge(
     if reason:
         advice = "" if windows else "give text with --evaluate TEXT"
         return Verdict(*sizes, skipped=reason, advice=advice)
+    try:
+        return _compared_models(source, checkpoint, config, windows, text, sizes)
+    except (
+        Exception
+    ) as error:  # the checkpoint is written; a model may not run by itself
+        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+        return Verdict(*sizes, skipped=reason)
+
+
+def _compared_models(  # noqa: PLR0913
+    source: FloatCheckpoint,
+    checkpoint: Path | str,
+    config: TorchConfig,
+    windows: Sequence[Any],
+    text: str,
+    sizes: tuple[int, int, int],
+) -> Verdict:
+    """Load both models and compare them; arguments as of ``judge``.
+
+    Args:
+        sizes: bytes before and after, and the weights of the float model.
+    """
     model = source.load()
     if not windows:
         windows, text = _written(model), "that the float model has written"
-    if not windows:
-        return Verdict(
-            *sizes, skipped="the model cannot write text, and none was given"
-        )
+    if not windows or len(windows[0]) < 2:
+        return Verdict(*sizes, skipped="there is no text of two tokens or more")
     quantized = load_checkpoint(checkpoint, trust_code=source.trust_code)
     with inference(model), inference(quantized):
         scores = _scores(model, quantized, windows)

@@ -88,8 +88,9 @@ ROWS: tuple[Argument, ...] = (
     Argument(
         "--device",
         "obeyed",
-        "blocks are quantized there, one at a time; the CPU where torch finds no GPU",
-        {"default": "auto"},
+        "blocks are quantized there, one at a time; the CPU if it is not named, or where"
+        " torch finds no GPU",
+        {"default": "cpu"},
     ),
     Argument(
         "--multi_gpu",

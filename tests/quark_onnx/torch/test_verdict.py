@@ -82,6 +82,19 @@ def test_models_that_do_not_fit_are_not_compared(
     assert len(found.lines()) == 3
 
 
+def test_a_model_that_cannot_be_compared_is_written(
+    source: Path, tmp_path: Path
+) -> None:
+    text = Text(str(tmp_path / "tokens.npy"), 4, 1)  # windows of one token
+    config = config_for("uint4_wo_32")
+    found = ptq(
+        source, tmp_path / "out", config, text=text, progress=False, verdict=True
+    ).verdict
+    assert found is not None and found.divergence is None
+    assert found.skipped == "there is no text of two tokens or more"
+    assert (tmp_path / "out" / "config.json").exists()
+
+
 def test_command(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
