@@ -102,30 +102,35 @@ def accuracy_short() -> str:
 
 
 def accuracy() -> str:
-    """Return accuracy of presets compared with onnxruntime and amd-quark."""
-    rows = []
-    for task, title in TASKS.items():
-        minmax = value("accuracy", f"{task}/onnxruntime/A8W8-minmax-channel")
-        percentile = value("accuracy", f"{task}/onnxruntime/A8W8-percentile-channel")
-        rows.append(
-            (
-                title,
-                value("accuracy", f"{task}/float/float"),
-                f"{minmax} / {percentile}",
-                preset_accuracy(task, "A8W8"),
-                preset_accuracy(task, "XINT8"),
-                value("accuracy", f"{task}/amd-quark/XINT8"),
-            )
-        )
-    head = (
-        "task",
-        "float",
-        "onnxruntime, minmax / percentile",
-        "`A8W8`",
-        "`XINT8`",
-        "amd-quark, XINT8",
-    )
-    return table(head, rows)
+    """Return accuracy of presets compared with onnxruntime, NNCF and amd-quark.
+
+    NNCF has a column as soon as it has been measured.
+    """
+    columns: dict[str, Callable[[str], str]] = {
+        "float": lambda task: value("accuracy", f"{task}/float/float"),
+        "onnxruntime, minmax / percentile": onnxruntime_pair,
+        "NNCF": lambda task: value("accuracy", f"{task}/nncf/A8W8"),
+        "`A8W8`": lambda task: preset_accuracy(task, "A8W8"),
+        "`XINT8`": lambda task: preset_accuracy(task, "XINT8"),
+        "amd-quark, XINT8": lambda task: value("accuracy", f"{task}/amd-quark/XINT8"),
+    }
+    measured = {
+        head: cell
+        for head, cell in columns.items()
+        if any(cell(task) for task in TASKS)
+    }
+    rows = [
+        (title, *(cell(task) for cell in measured.values()))
+        for task, title in TASKS.items()
+    ]
+    return table(("task", *measured), rows)
+
+
+def onnxruntime_pair(task: str) -> str:
+    """Return the metric of two calibrators of onnxruntime."""
+    minmax = value("accuracy", f"{task}/onnxruntime/A8W8-minmax-channel")
+    percentile = value("accuracy", f"{task}/onnxruntime/A8W8-percentile-channel")
+    return f"{minmax} / {percentile}"
 
 
 def optimizers() -> str:

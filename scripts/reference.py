@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 import inspect
 import io
+import json
 import os
 import re
 from collections import defaultdict
@@ -267,6 +268,45 @@ def torch_api() -> str:
     return "\n\n".join(directives)
 
 
+#: The schema of the documents that ``--json`` writes.
+SCHEMA = ROOT / "quark_onnx" / "cli" / "answers.schema.json"
+
+
+def type_text(schema: Mapping[str, Any]) -> str:
+    """Return the type of a value in a JSON schema, in words."""
+    if "$ref" in schema:
+        return f"`{schema['$ref'].rpartition('/')[2]}`"
+    if "enum" in schema:
+        return ", ".join(f"`{value}`" for value in schema["enum"])
+    if "const" in schema:
+        return f"`{schema['const']}`"
+    variants = schema.get("anyOf") or schema.get("oneOf")
+    if variants:
+        return " or ".join(type_text(variant) for variant in variants)
+    kind = schema.get("type", "any")
+    text = " or ".join(kind) if isinstance(kind, list) else str(kind)
+    items = schema.get("items")
+    return f"{text} of {type_text(items)}" if items else text
+
+
+def json_keys() -> str:
+    """Return the keys of each document, and of the objects in it."""
+    definitions = json.loads(SCHEMA.read_text(encoding="utf-8"))["$defs"]
+    parts = []
+    for name, schema in definitions.items():
+        required = schema.get("required", [])
+        rows = []
+        for key, value in schema.get("properties", {}).items():
+            always = "yes" if key in required else ""
+            rows.append(
+                (f"`{key}`", type_text(value), always, value.get("description", ""))
+            )
+        if rows:
+            head = ("key", "type", "always", "meaning")
+            parts.append(f"### {name}\n\n{table(head, rows)}")
+    return "\n\n".join(parts)
+
+
 def message_template(node: ast.expr) -> str:
     """Return the text of an error message; computed parts become names in braces."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
@@ -358,6 +398,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "conversions": conversions,
     "errors": errors,
     "formats": formats,
+    "json": json_keys,
     "operators": operators,
     "optimizers": lambda: classes({name: OPTIMIZERS[name] for name in OPTIMIZERS}),
     "override": lambda: settings_of(Override),
