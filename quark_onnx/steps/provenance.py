@@ -53,14 +53,14 @@ def described(config: QConfig) -> dict[str, str]:
 
 
 def preset_of(config: QConfig) -> str:
-    """Return the first preset with the same formats and form; empty where there is none.
+    """Return the first preset with the same formats; empty where there is none.
 
     >>> preset_of(QConfig.of("A8W8").with_(exclude="head")), preset_of(QConfig.of("INT4"))
     ('A8W8', 'INT4')
     """
-    own = (config.activation, config.weight, config.form)
+    own = (config.activation, config.weight)
     for name, preset in PRESETS.items():
-        if own == (preset.activation, preset.weight, preset.form):
+        if own == (preset.activation, preset.weight):
             return name
     return ""
 

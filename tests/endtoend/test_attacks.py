@@ -454,7 +454,7 @@ def test_a_gate_on_nothing_is_missed() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("preset: c.yaml", "unknown preset 'C.YAML'"),
+        ("preset: c.yaml", "unknown preset 'c.yaml'"),
         ("calibrator: minmax\ncalibrator: entropy", "'calibrator' is given twice"),
         ("min_sqnr: 2020-99-99", "is not valid YAML"),
         ("[" * 5000, "is not valid YAML"),

@@ -243,7 +243,7 @@ def test_formats_without_a_scale_are_left_alone_and_named(preset: str) -> None:
         quantize(make(), samples(4), QConfig.of(preset).with_(optimizers=chosen))
         for chosen in ((), (GPTQ(),))
     )
-    assert plain.model == result.model
+    assert plain.model.graph == result.model.graph
     assert (
         "not optimized: first (Conv): its format has no scale of its own"
         in result.report.notes
@@ -259,9 +259,9 @@ def test_without_data_they_are_left_out() -> None:
     assert (
         "gptq, adaround: left out, there is no calibration data" in result.report.notes
     )
-    assert quantize_weights(
-        make(), QConfig.of("INT4").with_(optimizers="gptq")
-    ) == quantize_weights(make(), "INT4")
+    with_gptq = QConfig.of("INT4").with_(optimizers="gptq")
+    result = quantize_weights(make(), with_gptq)
+    assert result.graph == quantize_weights(make(), "INT4").graph
 
 
 # Odd models
