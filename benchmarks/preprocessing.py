@@ -7,8 +7,8 @@ Seven models, each with its own preprocessing, which must raise no finding, and 
 each. Images: four other scalings with the right order of channels, the other order of channels with
 the right scaling, and pixels (height, width, channel) read as (channel, height, width). Sentences:
 a mask of zeros, padding that is not masked, no special tokens, identifiers shifted by one, words
-unknown to the vocabulary, and characters for tokens. 32 samples each, as the verdict of `quantize`
-has. The exit code is 1 when fewer than 90 % are found, or a right one is doubted.
+unknown to the vocabulary, and characters for tokens. 32 samples each. The exit code is 1 when fewer
+than 90 % are found, or a right one is doubted.
 """
 
 from __future__ import annotations

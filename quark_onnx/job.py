@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +16,13 @@ from calibrators.onnx_runtime.session import model_bytes
 from calibrators.readers.spool import Spool
 from calibrators.shown import short
 from quark_onnx.config import QConfig
-from quark_onnx.errors import AccuracyError, ConfigError, crash_behind, data_errors
+from quark_onnx.errors import (
+    AccuracyError,
+    ConfigError,
+    ModelError,
+    crash_behind,
+    data_errors,
+)
 from quark_onnx.fusions.nbits import set_accuracy_level
 from quark_onnx.graph import (
     Graph,
@@ -136,7 +143,8 @@ def run(
         len(data) if isinstance(data, list | tuple) else None
     )  # each may be a batch of several samples
     run = stretch(reader.length or least) if states(job.graph) else range(0)
-    held = HoldOut(reader, remember=config.search, run=run, verdict=True)
+    kept = not reader.random and job.has_task(first)
+    held = HoldOut(reader, remember=config.search, run=run, verdict=kept)
     with Spool() as spool:
         if config.rereads:
             _read(held, spool, reader.length, progress)
@@ -348,6 +356,16 @@ class Job:
             closed,
             calibration=ranges if isinstance(ranges, Calibration) else None,
         )
+
+    def has_task(self, sample: Mapping[str, Any]) -> bool:
+        """Return whether a verdict on the float model needs more than SQNR, as the outputs tell."""
+        try:
+            outputs = self.reference.outputs(sample)
+        except ModelError:  # calibration says where it fails
+            return False
+        collector = VerdictCollector(self.reference.model, self.task)
+        collector.add(sample, outputs, outputs)
+        return collector.task is not None and collector.task.name != "signal"
 
     def close(self) -> None:
         """Remove what was taken out of memory."""

@@ -337,9 +337,19 @@ class _Reservoir:
             if place < self._most:
                 self._kept.pop(sorted(self._kept)[place])
                 self._kept[index] = sample
+        self._bound()
+
+    def shrink(self, most: int) -> None:
+        """Keep at most so many samples from now on."""
+        self._most = min(self._most, most)
+        self._bound()
+
+    def _bound(self) -> None:
+        while len(self._kept) > self._most:
+            self._kept.popitem()
         while self._kept and _array_bytes(self._kept.values()) > self._size:
             self._kept.popitem()
-            self._most = max(1, len(self._kept))
+            self._most = min(self._most, max(1, len(self._kept)))
 
 
 def _array_bytes(samples: Iterable[Any]) -> int:
@@ -401,6 +411,7 @@ class HoldOut:
                 self.samples.append(sample)
             elif self._held_late(index, sample):
                 self.late.append(sample)
+                self._reservoir.shrink(_VERDICT_SAMPLES - len(self.late))
             else:
                 if self._verdict:
                     self._reservoir.add(sample)

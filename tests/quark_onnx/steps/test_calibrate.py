@@ -190,11 +190,19 @@ def test_of_many_samples_more_are_held_out_for_the_verdict() -> None:
     assert [int(sample["x"][0]) for sample in held.samples] == [10, 30, 50, 70]
     late = [int(sample["x"][0]) for sample in held.late]
     assert late == list(range(105, 385, 10))
-    drawn = [int(sample["x"][0]) for sample in held.calibrated]
-    assert (
-        len(drawn) == 28 and drawn == sorted(set(drawn)) and set(drawn) <= set(passed)
-    )
+    assert held.calibrated == [], "held-out samples take their place"
     assert len(passed) + len(late) + len(held.samples) == 500
+
+
+def test_calibration_samples_for_the_verdict_are_drawn_from_all() -> None:
+    for count, kept in ((10, 10), (60, 28), (126, 25)):
+        source = ({"x": np.float32([i])} for i in range(count))
+        held = HoldOut(source, verdict=True)
+        passed = [int(sample["x"][0]) for sample in held]
+        drawn = [int(sample["x"][0]) for sample in held.calibrated]
+        assert len(drawn) == kept and len(held.late) + kept <= 28
+        assert drawn == sorted(set(drawn)) and set(drawn) <= set(passed)
+    assert max(drawn) > 60 > 20 > min(drawn)
 
 
 def test_samples_for_the_verdict_stay_within_their_memory() -> None:
