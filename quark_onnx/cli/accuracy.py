@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Iterator
+from time import perf_counter
 
 from quark_onnx.analysis import AccuracyResult, quantize_to_accuracy
 from quark_onnx.analysis.accuracy import Target
@@ -72,6 +73,7 @@ def run_to_accuracy(options: Namespace) -> Answer:
     if given:
         flag = given[0].replace("_", "-")
         raise UsageError(f"--accuracy chooses the configuration; leave out --{flag}")
+    start = perf_counter()
     found = quantize_to_accuracy(
         options.model,
         data_of(options),
@@ -82,9 +84,10 @@ def run_to_accuracy(options: Namespace) -> Answer:
         budget=options.budget,
         progress=False if options.quiet else None,
     )
+    seconds = perf_counter() - start
     report = found.result.report
     lines = [
-        entry("model", [f"{options.model} -> {options.output}"]),
+        entry("model", [f"{options.model} -> {options.output}, in {seconds:.1f} s"]),
         entry("target", [str(found.target)]),
         entry("samples", [_samples(found)]),
         entry("recipe", [f"{found.choice.recipe.name}: {found.choice.reason}"]),
@@ -101,6 +104,7 @@ def run_to_accuracy(options: Namespace) -> Answer:
         "command": "quantize",
         "model": options.model,
         "output": options.output,
+        "seconds": round(seconds, 3),
         "accuracy": found.to_dict(),
         "worst_sqnr": report.worst_sqnr,
         **report.to_dict(),

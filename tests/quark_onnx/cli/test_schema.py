@@ -34,6 +34,7 @@ COMMANDS = {
     "npu cut model.onnx -o first.onnx second.onnx --at c": "",
     "npu deploy model.onnx -o bundle --random-data 16 --min-sqnr 0": "",
 }
+COMMANDS["quantize model.onnx -o q.onnx --data data --accuracy 10dB"] = ""
 if find_spec("optuna") is not None:
     COMMANDS["search model.onnx --data data --trials 2"] = ""
 FAILURES = (
