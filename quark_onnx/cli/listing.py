@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 from argparse import Namespace
 from collections.abc import Callable
+from textwrap import fill
 from typing import Any
 
 import quark_onnx.optimizers  # noqa: F401
@@ -56,7 +57,8 @@ def add_arguments(parser: Parser) -> None:
         help="what to list; everything unless given",
     )
     add_common_options(parser)
-    parser.epilog = f"kinds: {', '.join(_KINDS)}\n\n{EXAMPLE}"
+    kinds = fill(", ".join(_KINDS), 90, initial_indent="  ", subsequent_indent="  ")
+    parser.epilog = f"kinds:\n{kinds}\n\n{EXAMPLE}"
 
 
 def run(options: Namespace) -> Answer:

@@ -96,7 +96,7 @@ def _validate(options: Namespace) -> Answer:
 
     if options.output is not None and not options.fix:
         raise UsageError(
-            "--output says where the mended copy goes; it belongs to --fix",
+            "--output is the folder of the repaired copy; it needs --fix",
         )
     head, mended = list[str](), {}
     if options.fix:
@@ -105,12 +105,12 @@ def _validate(options: Namespace) -> Answer:
             result.verdict,
             {"output": result.folder, "mended": list(result.notes)},
         )
-        head = [f"mended: {note}" for note in result.notes]
+        head = [f"repaired: {note}" for note in result.notes]
         head += [
             (
                 f"written: {result.folder}"
                 if result.folder
-                else "nothing can be mended; nothing is written"
+                else "nothing can be repaired; nothing is written"
             ),
         ]
     else:

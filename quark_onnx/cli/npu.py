@@ -136,7 +136,7 @@ def _check(options: Namespace) -> Answer:
         else None
     )
     return Answer(
-        "\n".join([*(f"mended: {note}" for note in notes), str(found)]),
+        "\n".join([*(f"repaired: {note}" for note in notes), str(found)]),
         document,
         failure,
     )

@@ -15,21 +15,21 @@ Format {kind}, made for Ryzen AI {release}.{quality}
 | file | what it is |
 |---|---|
 | `model.onnx` | the model{float} |{others}
-| `provider_options.json`, `provider_options.hpp` | what the execution provider of each device is told |
-| `npu_session.py`, `npu_session.hpp` | open a session on the NPU, on the CPU where that is not possible, saying so |
-| `compare.py`, `samples/`, `outputs/` | compares what a machine computes with what was recorded here on a CPU |
-| `forecast.html`, `report.json` | what is forecast to run on the NPU and why not all; accuracy |
+| `provider_options.json`, `provider_options.hpp` | options of the execution provider, for each device |
+| `npu_session.py`, `npu_session.hpp` | open a session on the NPU; if that fails, on the CPU with a warning |
+| `compare.py`, `samples/`, `outputs/` | compare the outputs on this machine with outputs recorded on a CPU |
+| `forecast.html`, `report.json` | forecast of the nodes on the NPU, with reasons; accuracy |
 | `SHA256SUMS` | checksums: `sha256sum -c SHA256SUMS` |
 
 ## On the machine with the NPU
 
 1. Install Ryzen AI {release} and its driver, and use its Python environment.{overlay}
-2. `python compare.py --device npu`: a model that is offloaded is not yet correct; its outputs must agree with the
-   recorded ones.
+2. `python compare.py --device npu`. Running on the NPU does not guarantee correct results: the script compares the
+   outputs with the recorded ones.
 3. To see what was offloaded, set `XLNX_ONNX_EP_REPORT_FILE=vitisai_ep_report.json`, delete `cache`, and run once more;
-   the report lies in `cache`. `quark-onnx npu preflight model.onnx --target {target} --ep-report REPORT` puts it beside
-   the forecast.
-4. Ship this folder. The cache is made anew on each device at first use, and never used for another model or provider.
+   the report is in `cache`. `quark-onnx npu preflight model.onnx --target {target} --ep-report REPORT` compares it
+   with the forecast.
+4. Ship this folder. Each device makes its own cache at first use; it serves only this model and provider.
 
 Without an NPU `python npu_session.py samples/0000.npz` runs on the CPU, and says so.
 """

@@ -58,7 +58,7 @@ def test_fix(cli: CommandLine, folder: Path) -> None:
     draft.write(folder / "llama")
     assert cli("llm", "validate", "llama", "--for", "vllm").code == 1
     run = cli("llm", "validate", "llama", "--for", "vllm", "--fix")
-    assert run.code == 0 and "mended: 14 scales have the names of today" in run.out
+    assert run.code == 0 and "repaired: 14 scales have the names of today" in run.out
     assert cli("llm", "validate", "llama-fixed", "--for", "vllm").code == 0
     run = cli(
         "llm", "validate", "llama", "--for", "vllm", "--fix", "-o", "other", "--json"
@@ -84,7 +84,7 @@ def test_nothing_to_fix(cli: CommandLine, folder: Path) -> None:
         (["validate", "data", "--for", "vllm"], "no Hugging Face checkpoint"),
         (["validate", "data"], "--for"),
         (["validate", "data", "--for", "sglang"], "invalid choice: 'sglang'"),
-        (["validate", "data", "--for", "vllm", "--output", "x"], "it belongs to --fix"),
+        (["validate", "data", "--for", "vllm", "--output", "x"], "it needs --fix"),
         (["oga", "data", "-o", "out", "--scheme", "fp8"], "builder of onnxruntime"),
         (["oga", "data", "-o", "out", "--scheme", "int4"], "'int4_wo_128'"),
         ([], "{ptq,search,oga,gguf,validate}"),
