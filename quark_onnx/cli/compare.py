@@ -57,7 +57,7 @@ def add_arguments(parser: Parser) -> None:
         metavar="N",
         type=count,
         default=0,
-        help="threads for --time (default: all cores)",
+        help="threads for --time; 0: all cores",
     )
     add_gate_option(parser, "an error names it")
     add_common_options(parser)

@@ -13,6 +13,8 @@ from quark_onnx.cli.parsing import Parser, UsageError, add_common_options, path
 from quark_onnx.errors import ConstraintError
 
 NAME = "llm"
+#: Deprecated names of options, by action.
+RENAMED = {"search": {"--time": "--budget", "--report": "--journal"}}
 SUMMARY = "quantize language models, and validate checkpoints for vLLM and others"
 USAGE = "%(prog)s {ptq,search,oga,gguf,validate} DIR [OPTION ...]"
 EXAMPLE = """\
@@ -21,7 +23,7 @@ examples:
   quark-onnx llm ptq llama/ -o llama-int4/ --scheme uint4_wo_128 --evaluate held-out.txt
   quark-onnx llm ptq llama/ -o llama-q4/ --recipe balanced --target llama.cpp --data text.txt
   quark-onnx llm ptq llama/ -o llama-5/ --scheme mxfp4+mxfp6_e2m3+fp8 --bits 5 --data text.txt --html report.html
-  quark-onnx llm search llama/ -o llama-best/ --for vllm --bits 5 --data text.txt --time 2h --report search/
+  quark-onnx llm search llama/ -o llama-best/ --for vllm --bits 5 --data text.txt --budget 2h --journal search/
   quark-onnx llm oga llama/ -o llama-oga/ --algorithm awq --data text.txt
   quark-onnx llm gguf llama/ -o llama.gguf --kind q4_1
   quark-onnx llm validate llama-fp8/ --for vllm
@@ -142,7 +144,7 @@ _ACTIONS: tuple[_Action, ...] = (
             "try schemes and algorithms within a budget of bits and time, and write the"
             " one that is closest to the float model"
         ),
-        "%(prog)s DIR -o OUT --for CLIENT --bits X --data TEXT --report FOLDER",
+        "%(prog)s DIR -o OUT --for CLIENT --bits X --data TEXT --journal DIR",
         llm_search.search_options,
         llm_search.search,
     ),

@@ -64,15 +64,12 @@ def ptq_options(parser: Parser) -> None:
     parser.add_argument(
         "--recipe",
         choices=EFFORTS,
-        help=(
-            "scheme, algorithms and layout for --target, in place of these options: fast"
-            " needs no data, balanced and best take longer"
-        ),
+        help="scheme and algorithms for --target; fast needs no data",
     )
     parser.add_argument(
         "--target",
         choices=list(RECIPES),
-        help="what is to run the model; belongs to --recipe",
+        help="program that will run the model, for --recipe",
     )
     parser.add_argument(
         "--scheme",
@@ -213,10 +210,7 @@ def _result_options(parser: Parser) -> None:
         "--device",
         default="cpu",
         metavar="NAME",
-        help=(
-            "where blocks are run and codes computed: cpu (the default), cuda, cuda:N, or"
-            " auto for a GPU if there is one"
-        ),
+        help="device of the computation: cpu, cuda, cuda:N or auto",
     )
     parser.add_argument(
         "--layout",

@@ -16,67 +16,69 @@ from quark_onnx.torch.config.scheme_clients import CLIENTS, SCHEME_CLIENTS
 
 
 def search_options(parser: Parser) -> None:
-    parser.add_argument("model", metavar="DIR", type=path, help="a float model")
+    parser.add_argument(
+        "model", metavar="DIR", type=path, help="folder of a float model"
+    )
     parser.add_argument(
         "-o",
         "--output",
         metavar="OUT",
         type=path,
         required=True,
-        help="the folder of the best result",
+        help="folder of the best result",
     )
     parser.add_argument(
         "--for",
         dest="client",
         choices=CLIENTS,
         required=True,
-        help="what is to load it; schemes that it refuses are not tried",
+        help="program that will load the checkpoint",
     )
     parser.add_argument(
         "--bits",
         type=number,
         required=True,
         metavar="X",
-        help="of the checkpoint for each weight of the model, at most",
+        help="largest average bits per weight of the checkpoint",
     )
     parser.add_argument(
         "--data",
         metavar="TEXT",
         required=True,
-        help="to calibrate on; a part is held out to judge by",
+        help="calibration data; a part is held out for judging",
     )
     parser.add_argument(
-        "--time",
+        "--budget",
         type=duration,
-        metavar="T",
-        help="for trials: 90s, 10m, 1.5h (default: until all are made)",
+        metavar="TIME",
+        help="total time, such as 90s, 10m or 1.5h; no limit unless given",
     )
     parser.add_argument(
         "--samples",
         type=count,
         default=32,
         metavar="N",
-        help="windows to calibrate on (default: 32)",
+        help="calibration samples",
     )
     parser.add_argument(
         "--length",
         type=count,
         default=512,
         metavar="N",
-        help="tokens of a window (default: 512)",
+        help="tokens per sample",
     )
     parser.add_argument(
-        "--report",
-        metavar="FOLDER",
+        "--journal",
+        metavar="DIR",
         type=path,
         required=True,
-        help="trials are kept there, and a search goes on from them; gets search.html",
+        help="folder of measurements, to resume; gets the page search.html",
     )
     parser.add_argument(
         "--device",
         default="cpu",
         metavar="NAME",
-        help="cpu (the default), cuda, cuda:N, or auto for a GPU if there is one",
+        help="cpu, cuda, cuda:N or auto",
     )
 
 
@@ -87,20 +89,20 @@ def search(options: Namespace) -> Answer:
     source = torch_side(
         "quark_onnx.torch.checkpoints.float_checkpoint",
     ).FloatCheckpoint(options.model)
-    options.report.mkdir(parents=True, exist_ok=True)
+    options.journal.mkdir(parents=True, exist_ok=True)
     found = module.search_schemes(
         source,
         module.candidates_for(options.client, options.bits),
         flow.Text(options.data, options.samples, options.length),
-        options.report / "search.json",
+        options.journal / "search.json",
         bits=options.bits,
-        seconds=options.time,
+        seconds=options.budget,
         device=options.device,
         tell=None if options.quiet else _tell,
     )
     torch_side("quark_onnx.torch.page.pareto").write_search_page(
         found,
-        options.report / "search.html",
+        options.journal / "search.html",
         f"{options.model} for {options.client}",
         options.bits,
     )
@@ -115,7 +117,7 @@ def _tell(trial: Any) -> None:
 
 
 def _answer(options: Namespace, found: Any, source: Any, flow: Any) -> Answer:
-    page = options.report / "search.html"
+    page = options.journal / "search.html"
     lines = [
         f"{trial.candidate}: {trial.bits:.2f} bits, {trial.divergence:.4f} nats a token"
         for trial in found.pareto

@@ -137,16 +137,16 @@ def test_a_search_goes_on_and_finds_the_best(source: Path, tmp_path: Path) -> No
 def test_command(source: Path, tmp_path: Path, capsys: Any) -> None:
     command = ["llm", "search", str(source), "-o", str(tmp_path / "out")]
     command += ["--for", "onnxruntime-genai", "--data", str(tmp_path / "tokens.npy")]
-    command += ["--samples", "6", "--length", "12", "--report", str(tmp_path / "kept")]
+    command += ["--samples", "6", "--length", "12", "--journal", str(tmp_path / "kept")]
     assert main([*command, "--bits", "5", "--quiet"]) == 1  # the head stays float
     assert "the smallest has" in capsys.readouterr().err
-    assert main([*command, "--bits", "5", "--time", "1s"]) == 1
+    assert main([*command, "--bits", "5", "--budget", "1s"]) == 1
     page = tmp_path / "kept" / "search.html"
     check_alone(page.read_text(encoding="utf-8"))
     for width in (1280, 390):
         assert len(laid_out(page, width)["plots"]) == 1
     capsys.readouterr()
-    assert main([*command, "--bits", "14", "--time", "1s", "--json"]) == 0
+    assert main([*command, "--bits", "14", "--budget", "1s", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     check_described(document, "llm search")
     assert document["best"] in document["pareto"]
