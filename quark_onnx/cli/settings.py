@@ -229,10 +229,7 @@ def add_labels_option(parser: Parser) -> None:
         "--labels",
         metavar="FILE",
         type=path,
-        help=(
-            "labels of the data: CSV (name,label) adds top-1 and top-5 of both models,"
-            " COCO JSON adds mAP"
-        ),
+        help="labels: CSV (name,label) for top-1 and top-5, COCO JSON for mAP",
     )
 
 
