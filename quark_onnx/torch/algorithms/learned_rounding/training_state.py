@@ -1,13 +1,14 @@
 """Gradient descent on trainable weights, with the best state seen so far.
 
-Roundings swing about the middle between two codes, and the mean of the last steps tells on which
-side they are (Nagel et al. 2022, "Overcoming Oscillations in Quantization-Aware Training"): running
-means are looked at, too.
+Roundings oscillate around the middle between two codes, and the mean of the last steps tells the
+better side (Nagel et al. 2022, "Overcoming Oscillations in Quantization-Aware Training"). Running
+means are therefore evaluated, too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import product
 from typing import Any
 
 import torch
@@ -16,12 +17,12 @@ from quark_onnx.torch.algorithms.learned_rounding.trainable_weight import (
     TrainableWeight,
 )
 
-#: How a gradient becomes a step.
+#: Optimizers of a descent.
 OPTIMIZERS = ("adam", "sign")
-#: Steps that running means go back, about, and the greatest share of all steps. Over more steps
-#: roundings wander together, each making good what others lose, and the means of many no longer fit
-#: each other.
+#: The time constant of running means in steps. Roundings drift together over more steps, each
+#: compensating others, and the means of many no longer fit each other.
 _MEMORY = 50
+#: The greatest time constant as a share of all steps.
 _SHARE = 0.05
 
 
@@ -29,16 +30,16 @@ class Descent:
     """Gradient descent on the roundings and ranges of weights.
 
     Args:
-        weights: whose leaves move.
-        steps: that it will take.
-        lr: how far a rounding moves in the first step, as a share of the distance of two codes.
-        range_lr: how far an end of a range moves, as a share of it, and accordingly less where it
-            has more than 15 steps; None leaves ranges alone.
-        optimizer: "adam", or "sign", whose steps all have the same length.
+        weights: the weights in training.
+        steps: the number of steps.
+        lr: the learning rate of roundings in the first step, in distances of codes.
+        range_lr: the learning rate of the ends of ranges, relative to the range, and less for
+            ranges of more than 15 steps; None keeps ranges.
+        optimizer: "adam", or "sign" for steps of equal length.
 
     Attributes:
-        leaves: what moves.
-        best: the least error that was seen.
+        leaves: the trained tensors.
+        best: the least error so far.
     """
 
     def __init__(
@@ -57,7 +58,8 @@ class Descent:
         self._rates = [rate for rate, _ in rates]
         self.leaves = [leaf for _, part in rates for leaf in part]
         groups = [{"params": part} for _, part in rates]
-        # steps of Adam hardly depend on how large the error is; gradients of a good block are tiny
+        # Adam divides by the gradient's magnitude; the gradients of a good block are tiny beside
+        # the default eps of 1e-8
         self._optimizer: Any = (
             torch.optim.SGD(groups, lr)
             if self._sign
@@ -83,11 +85,11 @@ class Descent:
 
     def look(self, error: Callable[[], float]) -> float:
         """Return the error of the present state, and keep a state with the least error."""
-        found = error()
-        if found < self.best:
-            self.best = found
+        value = error()
+        if value < self.best:
+            self.best = value
             self._kept = [leaf.detach().clone() for leaf in self.leaves]
-        return found
+        return value
 
     def look_at_means(self, error: Callable[[], float]) -> float:
         """Return the error of the running mean of the leaves, and keep it if least."""
@@ -101,37 +103,38 @@ class Descent:
         """Swap the leaves and their running means."""
         with torch.no_grad():
             for mean, leaf in zip(self._means, self.leaves, strict=True):
-                own = leaf.clone()
+                copy = leaf.clone()
                 leaf.copy_(mean)
-                mean.copy_(own)
+                mean.copy_(copy)
 
     def state(self) -> dict[str, Any]:
         """Return the present and the best state as tensors by name."""
-        found = {"best": torch.tensor(self.best, dtype=torch.float64)}
-        found |= {f"leaf.{place}": leaf for place, leaf in enumerate(self.leaves)}
-        found |= {f"kept.{place}": leaf for place, leaf in enumerate(self._kept)}
-        found |= {f"mean.{place}": leaf for place, leaf in enumerate(self._means)}
-        own = self._optimizer.state_dict()["state"]
-        return found | {
-            f"{name}.{place}": each
-            for place, part in own.items()
-            for name, each in part.items()
-        }
+        state = {"best": torch.tensor(self.best, dtype=torch.float64)}
+        for kind, leaves in (
+            ("leaf", self.leaves),
+            ("kept", self._kept),
+            ("mean", self._means),
+        ):
+            for index, leaf in enumerate(leaves):
+                state[f"{kind}.{index}"] = leaf
+        for index, moments in self._optimizer.state_dict()["state"].items():
+            for name, moment in moments.items():
+                state[f"{name}.{index}"] = moment
+        return state
 
     def fits(self, state: Mapping[str, Any]) -> bool:
         """Return whether a state has the moments that Adam needs after the first step."""
         kinds = ("leaf", "kept", "mean", "step", "exp_avg", "exp_avg_sq")
-        wanted = {"best"} | {
-            f"{kind}.{place}" for kind in kinds for place in range(len(self.leaves))
-        }
-        return wanted <= state.keys()
+        indices = range(len(self.leaves))
+        names = (f"{kind}.{index}" for kind, index in product(kinds, indices))
+        return state.keys() >= {"best", *names}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore a state."""
         parts = dict[str, dict[int, Any]]()
         for name, tensor in state.items():
-            kind, _, place = name.partition(".")
-            parts.setdefault(kind, {})[int(place or 0)] = tensor
+            kind, _, number = name.partition(".")
+            parts.setdefault(kind, {})[int(number or 0)] = tensor
         self.best = float(parts.pop("best")[0])
         for name, leaves in (
             ("leaf", self.leaves),
@@ -141,13 +144,13 @@ class Descent:
             with torch.no_grad():
                 for index, tensor in parts.pop(name).items():
                     leaves[index].copy_(tensor)
-        own = self._optimizer.state_dict()
-        places = range(len(self.leaves) if parts else 0)
-        own["state"] = {
-            place: {name: part[place] for name, part in parts.items()}
-            for place in places
+        optimizer_state = self._optimizer.state_dict()
+        count = len(self.leaves) if parts else 0
+        optimizer_state["state"] = {
+            index: {name: part[index] for name, part in parts.items()}
+            for index in range(count)
         }
-        self._optimizer.load_state_dict(own)
+        self._optimizer.load_state_dict(optimizer_state)
 
     def finish(self) -> float:
         """Restore the best state, and return its error."""
@@ -171,12 +174,12 @@ def draws(count: int, batch: int, seed: int) -> Iterator[list[int]]:
     """Yield the samples of each step without end, in one shuffled order after another.
 
     Args:
-        count: of samples.
-        batch: samples to a step.
-        seed: of the orders.
+        count: the number of samples.
+        batch: samples per step.
+        seed: the seed of the orders.
 
-    >>> found = draws(4, 3, seed=0)
-    >>> sorted(next(found) + next(found)[:1])
+    >>> batches = draws(4, 3, seed=0)
+    >>> sorted(next(batches) + next(batches)[:1])
     [0, 1, 2, 3]
     """
     generator = torch.Generator().manual_seed(seed)

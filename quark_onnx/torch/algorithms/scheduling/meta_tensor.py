@@ -17,21 +17,22 @@ class MetaTensorError(RuntimeError):
 class MetaTensor(torch.Tensor):
     """A tensor with a shape, a type and a device, and without values.
 
-    What it says of its device is where it would be: tensors that a model makes for it have numbers.
+    ``device`` is the device of the tensor that it replaces: tensors that a model creates there have
+    values.
 
     Raises:
-        MetaTensorError: numbers of another tensor were to be changed by those of a blank.
-        RuntimeError: its numbers are asked for; what is said of it is torch's.
+        MetaTensorError: an operation would write unknown values into another tensor.
+        RuntimeError: values are read; the message is torch's.
     """
 
-    _place: torch.device
+    _device: torch.device
 
     @classmethod
     def of(cls, like: Any, device: Any) -> MetaTensor:
         """Return a meta tensor with the shape and type of a tensor."""
-        blank: MetaTensor = like.to("meta").as_subclass(cls)
-        blank._place = device
-        return blank
+        tensor: MetaTensor = like.to("meta").as_subclass(cls)
+        tensor._device = device
+        return tensor
 
     @classmethod
     def __torch_function__(
@@ -44,7 +45,7 @@ class MetaTensor(torch.Tensor):
         """Return the meta result of a function with at least one meta argument."""
         kwargs = kwargs or {}
         device = next(
-            each._place
+            each._device
             for each in tree_leaves((args, kwargs))
             if isinstance(each, MetaTensor)
         )
@@ -58,24 +59,24 @@ class MetaTensor(torch.Tensor):
         ):
             raise MetaTensorError(f"{func.__name__} changes a tensor by a blank")
         if func == scaled_dot_product_attention:
-            return cls.of(_attended(*args, **kwargs), device)
+            return cls.of(_attention(*args, **kwargs), device)
         with torch._C.DisableTorchFunctionSubclass():
-            found = func(
-                *tree_map(_without_numbers, args),
-                **tree_map(_without_numbers, kwargs),
+            result = func(
+                *tree_map(_to_meta, args),
+                **tree_map(_to_meta, kwargs),
             )
             return tree_map(
                 lambda value: (
                     cls.of(value, device) if isinstance(value, torch.Tensor) else value
                 ),
-                found,
+                result,
             )
 
 
-def _attended(query: Any, key: Any, value: Any, *others: Any, **named: Any) -> Any:
+def _attention(query: Any, key: Any, value: Any, *others: Any, **named: Any) -> Any:
     """Return the output of attention on the meta device.
 
-    Torch goes through all of it there, and takes milliseconds.
+    torch decomposes attention on that device, which takes milliseconds.
     """
     batch = torch.broadcast_shapes(*(each.shape[:-3] for each in (query, key, value)))
     # queries may share keys and values
@@ -95,7 +96,7 @@ def _changed(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
 ) -> list[Any]:
-    """Yield the tensors that a function changes: ``out``, and the first argument of ``f_``."""
+    """Return the tensors that a function changes: ``out``, and the first argument of ``f_``."""
     name = func.__name__.split(".")[0]
     changes = (
         name.startswith("__i")
@@ -110,7 +111,7 @@ def _changed(
     return leaves
 
 
-def _without_numbers(value: Any) -> Any:
+def _to_meta(value: Any) -> Any:
     """Move an argument to the meta device."""
     if isinstance(value, torch.Tensor):
         return value.to("meta")

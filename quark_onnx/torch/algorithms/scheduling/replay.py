@@ -1,9 +1,9 @@
 """Run a block stage by stage, with the outputs of earlier layers from memory.
 
-A run that stops at a stage leaves what its layers read. The next one computes of it what these
-layers make of it with their codes; all layers before are not run again: what is still read of them
-is kept, and where nothing is, they hand out a blank, so that it shows where it is read after all.
-The block is run as it is then.
+A run that stops at a stage stores the inputs of the stage's layers. The next run computes the
+outputs of these layers from the stored inputs, with quantized weights. Earlier layers do not run
+again: outputs that later layers read are stored, and meta tensors take the place of the others. A
+model that reads a meta tensor after all raises an error, and the whole block runs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from quark_onnx.torch.algorithms.scheduling.stages import Stage
 from quark_onnx.torch.calibration.block_stream import Call
 from quark_onnx.torch.formats.quantized_tensor import Quantized
 
-#: Bytes that are kept of all samples, at least; where the block is greater, as many as it has.
+#: Bytes for the stored tensors of all samples; the size of the block, if that is greater.
 LEAST = 1 << 26
 
 
@@ -30,9 +30,9 @@ class _Kept:
     """The stored tensors of a sample.
 
     Attributes:
-        reads: what the first layers of the groups of a stage read, by their names.
-        results: what layers have computed that is still read, by their names.
-        blanks: what else they have computed, without memory.
+        reads: the inputs of a stage, by the first layer of each group.
+        results: outputs that later stages read, by layer.
+        blanks: shapes and types of the other outputs, by layer, on the meta device.
     """
 
     reads: dict[str, Any] = field(default_factory=dict)
@@ -43,8 +43,8 @@ class _Kept:
     def size(self) -> int:
         """Memory in bytes."""
         return sum(
-            each.numel() * each.element_size()
-            for each in (*self.reads.values(), *self.results.values())
+            tensor.numel() * tensor.element_size()
+            for tensor in (*self.reads.values(), *self.results.values())
         )
 
 
@@ -53,34 +53,35 @@ class Replay:
 
     Args:
         job: the block.
-        stages: its stages, in their order.
-        made: codes of its layers, which grow better; those of a stage are not changed once a run
-            has stopped behind it.
+        stages: the stages of the block, in order.
+        quantized_weights: the codes of the layers. The caller improves them stage by stage; the
+            codes of a stage are final once a run has passed the stage.
     """
 
     def __init__(
         self,
         job: BlockJob,
         stages: Sequence[Stage],
-        made: Mapping[str, Quantized],
+        quantized_weights: Mapping[str, Quantized],
     ) -> None:
         self._job = job
         self._stages = stages
-        self._made = made
+        self._quantized_weights = quantized_weights
         self._kept = dict[int, _Kept]()
         size = sum(
             each.numel() * each.element_size() for each in job.block.parameters()
         )
-        # layers that are run several times, or by chance, have not computed one thing
+        # a layer that runs several times, or an expert that runs for some samples, has no single
+        # output to store
         if all(stage.last for stage in stages):
             self._limit = max(LEAST, size)
         else:
             self._limit = 0
         self.begin(0)
 
-    def begin(self, place: int) -> None:
+    def begin(self, stage: int) -> None:
         """Let runs stop at a stage; after the last stage, runs go to the end."""
-        self._place = place
+        self._stage = stage
         self.rest()
 
     def rest(self) -> None:
@@ -96,47 +97,47 @@ class Replay:
             run: runs the block, and returns the inputs of layers by name, a list for the runs of
                 each layer, or a tensor.
         """
-        kept = self._kept.pop(index, None) if self._place else _Kept()
+        kept = self._kept.pop(index, None) if self._stage else _Kept()
         if kept is None:
             return self._whole(call, run)
         new = _Kept(blanks=dict(kept.blanks))
         versions = {name: result._version for name, result in kept.results.items()}
-        with self._standing_in(kept, new):
+        with self._replaced_layers(kept, new):
             try:
-                found = run(call)
+                result = run(call)
             except (
                 Exception
-            ):  # it has asked for the numbers of a blank, or fails in any case
-                found = None
-        if found is None or isinstance(found, torch.Tensor):
-            reads = {"": [found]}
+            ):  # a meta tensor was read; any other error comes again below
+                result = None
+        if result is None or isinstance(result, torch.Tensor):
+            reads = {"": [result]}
         else:
-            reads = found
+            reads = result
         if any(
             each is None or isinstance(each, MetaTensor)
             for parts in reads.values()
             for each in parts
         ):
-            return self._whole(call, run)  # what nothing should have read was read
+            return self._whole(call, run)  # a meta tensor reached the result
         unchanged = all(
             result._version == versions.get(name, 0)
             for name, result in new.results.items()
         )
-        if self._limit and self._place < len(self._stages) and unchanged:
+        if self._limit and self._stage < len(self._stages) and unchanged:
             new.reads = {name: parts[0] for name, parts in reads.items()}
             if new.size + sum(each.size for each in self._kept.values()) <= self._limit:
                 self._kept[index] = new
-        return found
+        return result
 
     def result(self, index: int, call: Call) -> Any:
         """Return the hidden states of a sample after the block, with all layers quantized."""
         stages = {
             name for stage in self._stages for group in stage.groups for name in group
         }
-        beside = {
+        unstaged = {
             name: self._layer(name) for name in self._job.layers if name not in stages
         }
-        with self._job.put(beside):
+        with self._job.put(unstaged):
             return self.run(index, call, lambda call: call.run(self._job.block))
 
     def _whole(self, call: Call, run: Callable[[Call], Any]) -> Any:
@@ -145,29 +146,29 @@ class Replay:
 
     def _before(self) -> Iterator[tuple[int, str, str]]:
         """Yield the layers of earlier stages: index of the stage, leader of the group, and name."""
-        for place, stage in enumerate(self._stages[: self._place]):
+        for index, stage in enumerate(self._stages[: self._stage]):
             yield from (
-                (place, group[0], name) for group in stage.groups for name in group
+                (index, group[0], name) for group in stage.groups for name in group
             )
 
     def _layer(self, name: str) -> Any:
         if name not in self._layers:
-            self._layers |= self._job.quantized(self._made, [name])
+            self._layers |= self._job.quantized(self._quantized_weights, [name])
         return self._layers[name]
 
     @contextlib.contextmanager
-    def _standing_in(self, kept: _Kept, new: _Kept) -> Iterator[None]:
+    def _replaced_layers(self, kept: _Kept, new: _Kept) -> Iterator[None]:
         """Let layers return their stored outputs, or compute them from stored inputs."""
         modules = dict[str, Any]()
-        own = dict[str, Any]()
-        for place, leader, name in self._before():
+        forwards = dict[str, Any]()
+        for index, leader, name in self._before():
             module = modules[name] = self._job.block.get_submodule(
                 self._job.local(name),
             )
-            own[name] = vars(module).get("forward")
-            until = self._stages[place].until[name]
-            keep = until > self._place
-            if place == self._place - 1:
+            forwards[name] = vars(module).get("forward")
+            until = self._stages[index].until[name]
+            keep = until > self._stage
+            if index == self._stage - 1:
                 module.forward = self._computing(
                     name,
                     kept.reads.get(leader),
@@ -175,26 +176,26 @@ class Replay:
                     keep=keep,
                 )
             elif name in kept.results:
-                module.forward = _handing(kept.results[name])
+                module.forward = _returning(kept.results[name])
                 if keep:
                     new.results[name] = kept.results[name]
                 else:
                     new.blanks[name] = kept.results[name].to("meta")
             elif name in kept.blanks:
-                module.forward = _handing(
+                module.forward = _returning(
                     MetaTensor.of(kept.blanks[name], module.weight.device),
                 )
             else:
-                # all runs so far have stopped before it, though none of its stage depends on what
-                # comes between
+                # earlier runs have stopped before this layer, although the layers of its stage do
+                # not depend on the layers between
                 module.forward = self._computing(name, None, new, keep=keep)
         try:
             yield
         finally:
             for name, module in modules.items():
                 del module.forward
-                if own[name] is not None:  # another library's
-                    module.forward = own[name]
+                if forwards[name] is not None:  # set by another library
+                    module.forward = forwards[name]
 
     def _computing(self, name: str, x: Any, new: _Kept, *, keep: bool) -> Any:
         """Return a forward that computes with the codes of a layer, and stores the result.
@@ -208,19 +209,19 @@ class Replay:
 
         def forward(*args: Any, **named: Any) -> Any:
             if x is None:
-                found = self._layer(name)(*args, **named)
+                output = self._layer(name)(*args, **named)
             else:
-                found = self._layer(name)(x)
-            if isinstance(found, MetaTensor):
-                return found
+                output = self._layer(name)(x)
+            if isinstance(output, MetaTensor):
+                return output
             if keep:
-                new.results[name] = found
+                new.results[name] = output
             else:
-                new.blanks[name] = found.to("meta")
-            return found
+                new.blanks[name] = output.to("meta")
+            return output
 
         return forward
 
 
-def _handing(result: Any) -> Any:
+def _returning(result: Any) -> Any:
     return lambda *args, **named: result

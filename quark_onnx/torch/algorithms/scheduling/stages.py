@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import torch
@@ -51,13 +52,13 @@ def stages_of(block: Any, layers: Layers, call: Call) -> list[Stage]:
     [Stage(groups=(('a',),), last='a'), Stage(groups=(('b',),), last='b')]
     """
     trace = _Trace({name: layer for name, (layer, _) in layers.items()})
-    # which node stands behind which is all that is asked for: what gradients would need is not kept
+    # only the edges of the autograd graph are needed: saved activations would take memory
     with (
         trace,
         torch.enable_grad(),
         torch.autograd.graph.saved_tensors_hooks(
             lambda tensor: None,
-            lambda kept: kept,
+            lambda tensor: tensor,
         ),
     ):
         result = Call(
@@ -73,29 +74,25 @@ def stages_of(block: Any, layers: Layers, call: Call) -> list[Stage]:
                 (level for other, level in levels.items() if _twins(name, other)),
                 0,
             )
-    found: dict[int, dict[Any, list[str]]] = {}
+    groups_of_level: dict[int, dict[Any, list[str]]] = {}
     for name in layers:
-        groups = found.setdefault(levels[name], {})
-        groups.setdefault(
-            (trace.read.get(name, name), layers[name][1].input),
-            [],
-        ).append(name)
-    # in the order of the run
-    places = {name: place for place, name in enumerate(trace.read)}
+        # one group: the same tensor, rounded equally
+        key = (trace.read.get(name, name), layers[name][1].input)
+        groups = groups_of_level.setdefault(levels[name], {})
+        groups.setdefault(key, []).append(name)
+    order = {name: position for position, name in enumerate(trace.read)}
     tokens = call.hidden.shape[:-1].numel()
     stages = []
-    for level in sorted(found):
-        names = [name for group in found[level].values() for name in group]
-        always = all(name in places and trace.once(name, tokens) for name in names)
-        leaders = tuple(tuple(group) for group in found[level].values())
-        if always:
-            last = max((group[0] for group in leaders), key=places.__getitem__)
-        else:
-            last = None
+    for level in sorted(groups_of_level):
+        groups_here = tuple(map(tuple, groups_of_level[level].values()))
+        names = list(chain.from_iterable(groups_here))
+        last = None
+        if all(name in order and trace.once(name, tokens) for name in names):
+            last = max((group[0] for group in groups_here), key=order.__getitem__)
         stages.append(
-            Stage(leaders, last, {name: until.get(name, level) for name in names}),
+            Stage(groups_here, last, {name: until.get(name, level) for name in names}),
         )
-    # another sample may reach other experts
+    # the samples of other ranks may reach other experts
     return list(distributed.from_first(stages))
 
 
@@ -110,11 +107,11 @@ def stages_in(job: BlockJob, names: Iterable[str]) -> list[Stage]:
         ),
     )
     if alike not in job.known:
-        found = stages_of(job.block, layers, job.calls[0])
-        # which experts are chosen is another matter in each block
-        if not all(stage.last for stage in found):
-            return found
-        job.known[alike] = (job.name, found)
+        traced = stages_of(job.block, layers, job.calls[0])
+        # each block chooses other experts
+        if not all(stage.last for stage in traced):
+            return traced
+        job.known[alike] = (job.name, traced)
     name, stages = job.known[alike]
 
     def here(other: str) -> str:
@@ -124,7 +121,7 @@ def stages_in(job: BlockJob, names: Iterable[str]) -> list[Stage]:
         Stage(
             tuple(tuple(map(here, group)) for group in stage.groups),
             stage.last and here(stage.last),
-            {here(other): place for other, place in stage.until.items()},
+            {here(other): index for other, index in stage.until.items()},
         )
         for stage in stages
     ]
@@ -132,10 +129,11 @@ def stages_in(job: BlockJob, names: Iterable[str]) -> list[Stage]:
 
 def _twins(name: str, other: str) -> bool:
     """Return whether names differ only in numbers, as those of experts do."""
-    one = name.split(".")
-    two = other.split(".")
-    return len(one) == len(two) and all(
-        a == b or (a.isdigit() and b.isdigit()) for a, b in zip(one, two, strict=True)
+    parts = name.split(".")
+    others = other.split(".")
+    return len(parts) == len(others) and all(
+        a == b or (a.isdigit() and b.isdigit())
+        for a, b in zip(parts, others, strict=True)
     )
 
 
@@ -146,9 +144,9 @@ class _Trace:
         self._layers = layers
         self._hooks: list[Any] = []
         self._inputs: dict[str, Any] = {}
-        self._own: dict[Any, str] = {}
-        self._alive: list[Any] = []  # so that no tensor takes the place of another
-        # address and shape, for each time that it is run
+        self._layer_of: dict[Any, str] = {}
+        self._alive: list[Any] = []  # addresses are keys: no tensor may be freed
+        # address and shape of the input, for each run of a layer
         self.read: dict[str, tuple[Any, ...]] = {}
 
     def __enter__(self) -> _Trace:
@@ -167,19 +165,19 @@ class _Trace:
             module: Any,
             args: tuple[Any, ...],
             named: dict[str, Any],
-            found: Any,
+            output: Any,
         ) -> Any:
             x = split_input(args, named)[0]
             self._alive.append(x)
             self._inputs[name] = x.grad_fn
             self.read[name] = (*self.read.get(name, ()), (x.data_ptr(), x.shape))
-            # a node of its own, as a layer without gradients has none
-            if found.grad_fn is None:
-                found = found.detach().requires_grad_().clone()
+            # clone() adds a node to the graph that belongs to this layer alone
+            if output.grad_fn is None:
+                output = output.detach().requires_grad_().clone()
             else:
-                found = found.clone()
-            self._own[found.grad_fn] = name
-            return found
+                output = output.clone()
+            self._layer_of[output.grad_fn] = name
+            return output
 
         return hook
 
@@ -189,27 +187,28 @@ class _Trace:
 
     def levels(self) -> dict[str, int]:
         """Return the number of layers on the longest path before each layer."""
-        found: dict[str, int] = {}
-        # in the order of the run: what a layer reads has a level already
+        levels: dict[str, int] = {}
+        # in the order of execution: the producers of an input have a level already
         for name in self._inputs:
             before = (
-                found[other]
-                for other in self._behind(self._inputs[name])
-                if other in found
+                levels[other]
+                for other in self._nearest_layers(self._inputs[name])
+                if other in levels
             )
-            found[name] = 1 + max(before, default=-1)
-        return found
+            levels[name] = 1 + max(before, default=-1)
+        return levels
 
     def until(self, levels: Mapping[str, int], result: Any) -> dict[str, int]:
         """Return the greatest level that reads each layer's output; the result comes last."""
-        found = dict[str, int]()
+        until = dict[str, int]()
         ends = [(self._inputs[name], level) for name, level in levels.items()]
-        for node, level in (*ends, (result, 1 + max(levels.values(), default=-1))):
-            for name in self._behind(node):
-                found[name] = max(level, found.get(name, level))
-        return found
+        ends.append((result, 1 + max(levels.values(), default=-1)))
+        for node, level in ends:
+            for name in self._nearest_layers(node):
+                until[name] = max(level, until.get(name, level))
+        return until
 
-    def _behind(self, node: Any) -> Iterator[str]:
+    def _nearest_layers(self, node: Any) -> Iterator[str]:
         """Yield the nearest layers that a tensor depends on, along each path."""
         todo = [node]
         seen = {node}
@@ -217,8 +216,8 @@ class _Trace:
             node = todo.pop()
             if node is None:
                 continue
-            if node in self._own:
-                yield self._own[node]
+            if node in self._layer_of:
+                yield self._layer_of[node]
                 continue
             for after, _ in node.next_functions:
                 if after not in seen:
