@@ -226,6 +226,11 @@ class Reader:
         else:
             self.length = min(known, limit)
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return the names of the inputs that a sample has."""
+        return tuple(spec.name for spec in self._inputs)
+
     def first(self) -> Sample:
         """Return the first sample, without taking it from the next pass.
 

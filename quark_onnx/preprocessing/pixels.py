@@ -77,7 +77,7 @@ SCALINGS = (
     Scaling("pixels from 0 to 255", "--scale 1", 1.0),
     Scaling(
         "pixels from 0 to 255 less Caffe's mean",
-        "--scale 1 --mean 103.939 116.779 123.68",
+        "--color bgr --scale 1 --mean 103.939 116.779 123.68",
         1.0,
         (103.939, 116.779, 123.68),
     ),

@@ -9,6 +9,7 @@ import numpy as np
 from onnx import helper
 
 from calibrators.readers.open import InputSpec, Reader, open_reader
+from calibrators.shown import short
 from quark_onnx.config import QConfig
 from quark_onnx.errors import DataError, data_errors
 from quark_onnx.graph import Graph
@@ -59,11 +60,29 @@ def reader_for(graph: Graph, data: Any, config: QConfig | None = None) -> Reader
         )
     with data_errors():
         if isinstance(data, Reader):
+            _check_names(graph, data)
             return data
         opening = data if isinstance(data, partial) else partial(open_reader, data)
         return opening(
             input_specs(graph, config),
             constants=frozenset(graph.initializers),
+        )
+
+
+def _check_names(graph: Graph, reader: Reader) -> None:
+    """Check the inputs that an opened reader was made for.
+
+    Raises:
+        DataError: the model has other inputs.
+    """
+    inputs = [v.name for v in graph.inputs if v.name not in graph.initializers]
+    known = {value.name for value in graph.inputs}
+    missing = [name for name in inputs if name not in reader.names]
+    unknown = [name for name in reader.names if name not in known]
+    if missing or unknown:
+        raise DataError(
+            f"the reader was opened for inputs {short(list(reader.names))}; the model has"
+            f" {short(inputs)}: give open_reader an InputSpec with each of these names",
         )
 
 

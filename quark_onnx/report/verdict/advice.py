@@ -191,9 +191,10 @@ def _mixed(settings: Settings, structure: _Structure, task: str) -> Iterator[Nex
     spent = "auto_mixed_precision" in settings.optimizers
     if settings.activation == 8 and structure.weighted and not spent:
         kind = "stay float" if settings.target is None else "get 16 bits"
-        option = "--auto-exclude" if settings.target is None else "--auto-mixed"
+        goal = f"{settings.goal:g}"
+        for_target = f"--optimize auto_mixed_precision:target={goal}"
         yield NextStep(
-            f"{option} {settings.goal:g}",
+            f"--auto-exclude {goal}" if settings.target is None else for_target,
             f"as few nodes as possible {kind} so that every output reaches"
             f" {settings.goal:g} dB",
         )

@@ -285,7 +285,7 @@ def test_every_task_has_thresholds_in_order() -> None:
         ),
         (
             Settings(8, 8, per_channel=True, target="npu-cnn"),
-            ["--optimize adaround", "--auto-mixed 20"],
+            ["--optimize adaround", "--optimize auto_mixed_precision:target=20"],
         ),
         (Settings(None, 4, per_channel=True), ["--preset W8"]),
         (Settings(16, 8, per_channel=True, samples=100), []),

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from calibrators.readers.open import InputSpec, open_reader
 from quark_onnx import QConfig, quantize
-from quark_onnx.errors import ConfigError
+from quark_onnx.errors import ConfigError, DataError
 from quark_onnx.npu import check
 from tests.models import normal, parse, run, weight
 
@@ -80,3 +81,16 @@ def test_a_level_that_does_not_exist_is_refused() -> None:
         QConfig(accuracy_level=5)
     with pytest.raises(ConfigError, match="fix_sizes is 1; it must be true or false"):
         QConfig(fix_sizes=1)  # type: ignore[arg-type]
+
+
+def test_a_reader_that_was_opened_for_other_inputs_is_an_error() -> None:
+    model = parse(CNN, k=weight(8, 4, 3, 3), w=weight(6, 8).T.copy())
+    data = [{"image": normal(1, 4, 8, 8)}]
+    reader = open_reader(data, [InputSpec("image", np.dtype("float32"), (1, 4, 8, 8))])
+    with pytest.raises(
+        DataError, match=r"for inputs \['image'\]; the model has \['x'\]"
+    ):
+        quantize(model, reader, "A8W8")
+    data = [{"x": normal(1, 4, 8, 8)}]
+    reader = open_reader(data, [InputSpec("x", np.dtype("float32"), (1, 4, 8, 8))])
+    assert quantize(model, reader, "A8W8").report.worst_sqnr > 20
