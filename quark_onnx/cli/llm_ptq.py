@@ -517,7 +517,8 @@ def _answer(
     lines += [f"note: {note}" for note in report.notes]
     if found.before is not None:
         lines.append(
-            f"perplexity: {found.before:.4f} float, {found.after:.4f} quantized",
+            f"perplexity: {found.before:.4f} float, {found.after:.4f} quantized, on all"
+            f" of {options.evaluate}",
         )
     for task, metrics in scores.items():
         lines += [
@@ -608,7 +609,7 @@ def _mixture_document(mixture: Any) -> dict[str, Any]:
 
 
 def _announce(expected: Any) -> None:
-    say(f"quark-onnx: this takes {expected}", sys.stderr)
+    say(f"quark-onnx: quantization takes {expected}, the evaluation more", sys.stderr)
 
 
 def gguf_options(parser: Parser) -> None:
