@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from time import monotonic
 from types import TracebackType
-from typing import Any
 
 from quark_onnx.errors import TimeLimitError
+from quark_onnx.progress_bars import Bar, open_bar
 
 #: The time, by ``monotonic``, at which the next step ends the work; None for no limit.
 _DEADLINE: ContextVar[float | None] = ContextVar("deadline", default=None)
@@ -50,7 +49,7 @@ def check_time() -> None:
 
 
 class Progress:
-    """Context manager around a tqdm bar.
+    """Context manager around a progress bar.
 
     Args:
         show: True shows it, False does not, None shows it if stderr is a terminal. Without a stderr
@@ -69,23 +68,10 @@ class Progress:
         self._total = total
         self._name = name
         self._unit = unit
-        self._bar: Any = None
+        self._bar: Bar | None = None
 
     def __enter__(self) -> Progress:
-        from tqdm import tqdm
-
-        disable: bool | None = None if self._show is None else not self._show
-        if (
-            sys.stderr is None
-        ):  # as Python leaves it where the process was started without one
-            disable = True
-        self._bar = tqdm(
-            total=self._total,
-            desc=self._name,
-            unit=self._unit,
-            disable=disable,
-            leave=False,
-        )
+        self._bar = open_bar(self._show, self._total, self._name, self._unit)
         return self
 
     def update(self, done: int) -> None:
@@ -95,10 +81,12 @@ class Progress:
             TimeLimitError: the time of a ``time_limit`` around it is over.
         """
         check_time()
-        self._bar.update(done - self._bar.n)
+        if self._bar is not None:
+            self._bar.update(done)
 
     def __exit__(
         self,
         *error: type[BaseException] | BaseException | TracebackType | None,
     ) -> None:
-        self._bar.close()
+        if self._bar is not None:
+            self._bar.close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from io import StringIO
+
 import pytest
 
 from quark_onnx import QConfig, quantize
@@ -22,6 +24,41 @@ def test_it_is_shown_when_asked_for(
             bar.update(done)
     printed = capsys.readouterr()
     assert printed.out == "" and ("counting" in printed.err) == seen
+
+
+class Terminal(StringIO):
+    """A stream that says that it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("show", [True, None])
+def test_bars_within_each_other_share_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, show: bool | None
+) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    for _ in range(2):  # the display of the first round has ended
+        with Progress(show, 2, "outer", "herd") as outer:
+            with Progress(show, None, "inner", "sheep") as inner:
+                inner.update(5)
+            outer.update(1)
+    printed = terminal.getvalue()
+    assert "outer" in printed and "inner" in printed and "ETA" in printed
+    shown = "\x1b[?25l", "\x1b[?25h"  # the cursor is hidden, and comes back
+    assert printed.count(shown[0]) == printed.count(shown[1]) == 2
+
+
+def test_an_error_gives_the_terminal_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    with pytest.raises(KeyboardInterrupt), Progress(True, 2, "outer", "herd"):
+        raise KeyboardInterrupt
+    assert terminal.getvalue().rstrip("\r\n").count("\x1b[?25h") == 1
 
 
 def test_without_a_stderr_there_is_no_bar(
