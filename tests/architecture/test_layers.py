@@ -20,7 +20,7 @@ LAYERS = """
 calibrators
 calibrators.onnx_runtime
 calibrators.readers
-errors version
+errors version progress_bars
 registry progress page
 kernels
 functions
