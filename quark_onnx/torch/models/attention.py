@@ -1,8 +1,8 @@
-"""What attention computes between its layers and is rounded there: rotated keys, and probabilities.
+"""Rounding inside attention: of keys after RoPE, and of softmax probabilities.
 
-Attention of transformers looks its function up, by a name that its configuration has. Under another
-name it finds the same function behind one that lets layers round the keys, and what softmax
-computes.
+Attention modules of transformers look their attention function up by a name in the configuration.
+``install_attention_hooks`` registers a wrapper under another name. The wrapper lets the quantized
+layers round keys and probabilities, and calls the original function.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from quark_onnx.torch.config.torch_config import TorchConfig
 from quark_onnx.torch.models.quantized_layer import Layers
 
 _PREFIX = "quark_onnx_"
-#: The function that computes probabilities by softmax; what it stands for is in each model's file.
+#: The name of attention by softmax, and the function that each model's file defines for it.
 _EAGER, _FUNCTION = "eager", "eager_attention_forward"
 _SOFTMAX = (
     torch.nn.functional.softmax,
@@ -31,19 +31,21 @@ _SOFTMAX = (
 
 
 def install_attention_hooks(model: Any, layers: Layers) -> Callable[[], None]:
-    """From now on, attention hands rotated keys to ``round_keys`` of its layers, and what softmax
-    computes to ``round_probabilities``, and goes on with what comes back.
+    """Install hooks in attention that round rotated keys and softmax probabilities.
+
+    Attention passes keys to ``round_keys`` of its layers, and probabilities to
+    ``round_probabilities``. Attention continues with the returned tensors.
 
     Args:
-        model: of transformers.
-        layers: by name; those count whose output is rounded after it is rotated, and those that
-            round probabilities.
+        model: model of transformers; its configurations are changed in place.
+        layers: layers by name, with their specs. Hooks are installed for layers whose output is
+            rounded after rotation, and for layers that round probabilities.
 
     Returns:
-        A function that undoes it.
+        A function that removes the hooks.
 
     Raises:
-        ModelError: attention of the model has no such function.
+        ModelError: an attention module of the model calls no attention function of transformers.
     """
     before, seen = list[tuple[Any, str]](), dict[int, str]()
 
@@ -84,14 +86,16 @@ def notes_of(
     config: TorchConfig,
     kept: Iterable[str] = (),
 ) -> list[str]:
-    """What a user should know of keys, values and queries whose scales are not those of what
-    clients round.
+    """Return notes on keys, values and queries whose scales clients do not use.
 
     Args:
-        model: of transformers.
-        layers: by name, with their specs.
-        config: that they have them of.
+        model: model of transformers.
+        layers: layers by name, with their specs.
+        config: configuration from which the layers got their specs.
         kept: names of layers that stay float.
+
+    Returns:
+        Sentences for the user.
     """
     found = dict[str, list[str]]()
     for name, (_, spec) in layers.items():
@@ -138,7 +142,7 @@ def notes_of(
 
 
 def reinstall_attention_hooks(model: Any) -> None:
-    """As ``install_attention_hooks``, for the layers of a model that is quantized already."""
+    """Install attention hooks for the layers of a model that is quantized already."""
     install_attention_hooks(
         model,
         {name: (layer, layer.spec) for name, layer in _quantized(model).items()},
@@ -146,10 +150,14 @@ def reinstall_attention_hooks(model: Any) -> None:
 
 
 def set_attention(model: Any, implementation: str) -> None:
-    """Let attention be computed by another function of transformers; what it rounds stays.
+    """Select the attention function of transformers, and keep its rounding.
+
+    Args:
+        model: model of transformers, quantized.
+        implementation: name of the attention function, such as "eager" or "sdpa".
 
     Raises:
-        ConfigError: the function computes no probabilities, and they are rounded.
+        ConfigError: probabilities are rounded, and the function computes no probabilities.
     """
     if implementation != _EAGER:
         for name in (
@@ -197,9 +205,7 @@ def _code_of(module: Any) -> Any:
 
 
 class _Rounded(TorchFunctionMode):
-    """Context manager: what softmax computes in this thread is rounded, in the type of what it
-    reads.
-    """
+    """Context manager that rounds softmax outputs of the thread, in the input's dtype."""
 
     def __init__(self, rounded: Callable[[Any], Any]) -> None:
         super().__init__()
@@ -221,7 +227,11 @@ class _Rounded(TorchFunctionMode):
 
 
 def _registered(own: str) -> str:
-    """The name under which the function of this name gets rounded keys and probabilities."""
+    """Register a wrapper that rounds keys and probabilities, and return its name.
+
+    Args:
+        own: name of the original attention function.
+    """
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 

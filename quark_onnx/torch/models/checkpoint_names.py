@@ -1,7 +1,7 @@
-"""DiskNames: the names of tensors in checkpoints where transformers has other names in memory.
+"""Names of tensors in checkpoint files, where transformers uses other names in memory.
 
-They are those that its ``save_pretrained`` writes, and that vLLM looks for: Mixtral's router is
-``block_sparse_moe.gate`` in files, ``mlp.gate`` in memory.
+``save_pretrained`` of transformers writes the file names, and vLLM reads them. Example: Mixtral's
+router is ``block_sparse_moe.gate`` in files, and ``mlp.gate`` in memory.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ _ONE_EXPERT = re.compile(r"experts\.\*\.(\w+)\.weight$")
 
 
 class DiskNames:
-    """A function of names.
+    """Mapping from names in memory to names in checkpoint files.
 
     Args:
-        model: of transformers, its experts taken apart or not; of other models all names stay.
+        model: model of transformers, with stacked or unfused experts. Names of another kind of
+            model stay unchanged.
     """
 
     def __init__(self, model: Any) -> None:
@@ -45,7 +46,7 @@ class DiskNames:
                 self._experts |= dict(zip(sides, singles, strict=False))
 
     def __call__(self, name: str) -> str:
-        """The name in files of a tensor by its name in memory."""
+        """Return the file name of a tensor with this name in memory."""
         if found := _EXPERT.fullmatch(name):
             name = (
                 f"{found[1]}{self._experts.get(found[2], found[2] + '_proj')}{found[3]}"
@@ -55,11 +56,9 @@ class DiskNames:
         return name
 
     def layer(self, name: str) -> str:
-        """The name in files of a layer."""
+        """Return the file name of a layer."""
         return self(f"{name}.weight").removesuffix(".weight")
 
     def experts(self, name: str) -> str:
-        """The name in files of the module that has the layers of experts, as "0.gate_proj" and so
-        on.
-        """
+        """Return the file name of the parent of expert layers such as "0.gate_proj"."""
         return self.layer(f"{name}.0.down_proj").rsplit(".", 2)[0]

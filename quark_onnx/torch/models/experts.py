@@ -1,8 +1,8 @@
-"""Experts whose weights are stacked in one tensor become a list of layers, which are quantized like
-any other.
+"""Unfusing of mixtures of experts: a stacked tensor becomes a list of linear layers.
 
-transformers keeps the weights of all experts of a block in two tensors of three axes. Checkpoints,
-and what reads them, have a layer for each expert: ``experts.0.gate_proj`` and so on.
+transformers stores the weights of all experts of a block in two tensors of three axes. Checkpoints
+and clients have a layer for every expert: ``experts.0.gate_proj`` and so on. Linear layers are
+quantized by the usual code.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from quark_onnx.torch.models.structure import set_module
 
 
 class Experts(nn.Module):
-    """The layers of each expert, as children "0", "1" and so on.
+    """Experts of a mixture as linear layers, in children "0", "1" and so on.
 
-    Computes what the stacked module computes.
+    The module computes the same function as the stacked module.
 
-    The weights are views of the stacked ones where their rows lie one after the other, and copies
-    elsewhere: products of strided ones are summed in another order, so that scales of activations
-    would differ from those of a checkpoint's single experts.
+    Weights are views of the stacked tensor where the rows are contiguous, and copies elsewhere. A
+    product with a strided weight is summed in another order: activation scales would differ from
+    the scales of a checkpoint with single experts.
 
     Args:
-        stacked: a module with ``gate_up_proj`` (or ``up_proj``) and ``down_proj`` of three axes,
-            and an activation.
+        stacked: module with ``gate_up_proj`` (or ``up_proj``) and ``down_proj`` of three axes, and
+            an activation function.
     """
 
     def __init__(self, stacked: Any) -> None:
@@ -36,7 +36,7 @@ class Experts(nn.Module):
         self.num_experts = stacked.down_proj.shape[0]
         self._gated = hasattr(stacked, "gate_up_proj")
         self._interleaved = not getattr(stacked, "is_concatenated", True)
-        #: Whether the stack has inputs before outputs.
+        #: Whether stacked weights have the shape (experts, inputs, outputs).
         self.turned = _is_turned(stacked)
         self._activation = _activation_of(stacked, self._gated)
         up = _matrices(
@@ -64,7 +64,7 @@ class Experts(nn.Module):
             self.add_module(str(index), expert)
 
     def halves(self, count: int) -> tuple[slice, slice]:
-        """Where the rows of the gate and of the other factor lie."""
+        """Return the slices of gate rows and up rows in a stack of ``count`` rows."""
         if self._interleaved:
             return slice(0, None, 2), slice(1, None, 2)
         return slice(0, count // 2), slice(count // 2, None)
@@ -75,14 +75,18 @@ class Experts(nn.Module):
         top_k_index: Any = None,
         top_k_weights: Any = None,
     ) -> Any:
-        """The sum of what the chosen experts compute, weighted.
+        """Return the weighted sum of the outputs of the chosen experts.
 
-        Without a choice, what each computes of its own part.
+        Without routing, expert i computes the i-th chunk of the tokens.
 
         Args:
-            hidden_states: (tokens, features); without a choice (experts x tokens, features), as
-            Llama 4 has them. top_k_index, top_k_weights: (tokens, experts of each), which experts
-            and how much of each.
+            hidden_states: (tokens, features); without routing (experts x tokens, features), as in
+                Llama 4.
+            top_k_index: (tokens, k) expert indices; None without routing.
+            top_k_weights: (tokens, k) weights of the chosen experts.
+
+        Returns:
+            A tensor of the shape of ``hidden_states``.
         """
         if top_k_index is None:
             experts = (
@@ -119,11 +123,12 @@ class Experts(nn.Module):
 
 
 class ParallelExperts(nn.Module):
-    """One linear layer of each expert, as children "0", "1" and so on, for tokens that are sorted
-    by expert (JetMoE).
+    """Experts with one linear layer apiece, for tokens sorted by expert (JetMoE).
+
+    The layers are children "0", "1" and so on.
 
     Args:
-        stacked: a module with a ``weight`` of shape (experts, outputs, inputs).
+        stacked: module with a ``weight`` of shape (experts, outputs, inputs).
     """
 
     def __init__(self, stacked: Any) -> None:
@@ -133,11 +138,14 @@ class ParallelExperts(nn.Module):
             self.add_module(str(index), _linear(weight, None))
 
     def forward(self, inputs: Any, expert_size: Any) -> Any:
-        """Return what each expert computes of its tokens.
+        """Return the outputs of the experts for their own tokens.
 
         Args:
-            inputs: (tokens, inputs), those of the first expert first.
-            expert_size: how many tokens each expert has, a list.
+            inputs: (tokens, inputs), sorted by expert.
+            expert_size: number of tokens of every expert, a list.
+
+        Returns:
+            A tensor of shape (tokens, outputs).
         """
         parts = inputs.split(expert_size)
         return torch.cat(
@@ -150,11 +158,12 @@ UNFUSED = (Experts, ParallelExperts)
 
 
 def unfuse_experts(model: Any) -> int:
-    """Take the stacked experts of a model apart, in place, without a copy of weights where they lie
-    side by side.
+    """Replace stacked experts of a model by linear layers, in place.
+
+    Weights are not copied where their rows are contiguous.
 
     Returns:
-        How many modules there were.
+        The number of replaced modules.
     """
     made = dict[str, Any]()
     for name, module in model.named_modules():
@@ -167,7 +176,7 @@ def unfuse_experts(model: Any) -> int:
     return len(made)
 
 
-#: Parameters of stacks that ``Experts`` takes apart.
+#: Parameters of stacks that ``Experts`` unfuses.
 _STACKED = {
     "gate_up_proj",
     "up_proj",
@@ -179,9 +188,7 @@ _STACKED = {
 
 
 def stack_names(model: Any) -> list[str]:
-    """Return the names that the parameters of a model's stacks of experts had before these were
-    taken apart.
-    """
+    """Return the parameter names of a model's expert stacks before unfusing."""
     stacks = [
         name for name, module in model.named_modules() if isinstance(module, Experts)
     ]
@@ -205,11 +212,10 @@ def _is_stacked(module: Any) -> bool:
 
 
 def _is_parallel(module: Any) -> bool:
-    """Return whether a module with a single stack of weights computes what ``ParallelExperts``
-    does.
+    """Return whether a module with one weight stack computes as ``ParallelExperts``.
 
-    The forward of its class is run on small random weights, so that the module may be without
-    memory (device "meta").
+    The forward of the class runs on small random weights. The module itself may be on device
+    "meta".
     """
     names = [name for name, _ in (*module.named_parameters(), *module.named_buffers())]
     if (
@@ -241,9 +247,7 @@ def _is_parallel(module: Any) -> bool:
     try:
         with torch.no_grad():
             found = type(module).forward(small, x, sizes)
-    except (
-        Exception
-    ):  # a forward may raise anything when it is called otherwise than it expects
+    except Exception:  # a forward may raise any exception for unexpected arguments
         return False
     expected = ParallelExperts(small)(x, sizes)
     return (
@@ -254,7 +258,10 @@ def _is_parallel(module: Any) -> bool:
 
 
 def _is_turned(stacked: Any) -> bool:
-    """Whether weights have inputs before outputs: most modules say so, the shapes of Llama 4 do."""
+    """Return whether weights of a stack have the shape (experts, inputs, outputs).
+
+    Most modules have the attribute ``is_transposed``. For Llama 4 the shapes decide.
+    """
     if hasattr(stacked, "is_transposed") or not hasattr(stacked, "gate_up_proj"):
         return bool(getattr(stacked, "is_transposed", False))
     (_, rows, columns), (_, inner, outer) = (
@@ -265,10 +272,20 @@ def _is_turned(stacked: Any) -> bool:
 
 
 def _activation_of(stacked: Any, gated: bool) -> Any:
-    """What comes between the two products, from the product with all rows of the first weight."""
+    """Return the function between the two products.
+
+    Args:
+        stacked: module with stacked experts.
+        gated: whether the first product has gate and up rows.
+
+    Returns:
+        A function of the first product (tokens, rows).
+    """
     own = getattr(type(stacked), "_apply_gate", None)
     if gated and own is not None:
-        shell = object.__new__(type(stacked))  # its settings without its weights
+        shell = object.__new__(
+            type(stacked)
+        )  # the module's settings without its weights
         nn.Module.__init__(shell)
         settings = {
             key: value
@@ -291,7 +308,7 @@ def _activation_of(stacked: Any, gated: bool) -> Any:
 
 
 def _matrices(stacked: Any, name: str, turned: bool) -> list[tuple[Any, Any]]:
-    """The weight (outputs, inputs) and the bias of each expert."""
+    """Return weight (outputs, inputs) and bias (outputs,) or None of every expert."""
     weight, bias = getattr(stacked, name), getattr(stacked, f"{name}_bias", None)
     weight = weight.detach().transpose(1, 2) if turned else weight.detach()
     return [

@@ -1,4 +1,4 @@
-"""What stays float in a model and why, and the error for a model in which everything would."""
+"""Reasons why weights stay float, and the error for a model without a quantized layer."""
 
 from __future__ import annotations
 
@@ -24,15 +24,17 @@ def other_weights_of(
     layers: Container[str],
     routers: Container[str],
 ) -> dict[str, str]:
-    """Return the weights of two or more axes that belong to no layer that can be quantized, each
-    with the reason.
+    """Return the matrices outside of quantizable layers by name, with the reason.
 
-    A layer that cannot be quantized as its base class is stands for its weight.
+    A layer that computes other than its base class is listed under the layer's name.
 
     Args:
-        model: its stacks of experts that are known have been taken apart.
-        layers: names of the layers that can be quantized.
-        routers: names of the modules that choose among experts.
+        model: model with unfused experts.
+        layers: names of the quantizable layers.
+        routers: names of the router modules.
+
+    Returns:
+        Reasons by the name of the layer or parameter.
     """
     found = dict[str, str]()
     stacks = unknown_stacks_of(model)
@@ -59,8 +61,9 @@ def other_weights_of(
 
 
 def notes_on_stacks(model: Any) -> list[str]:
-    """Return a note for stacks of experts that stay float, which may be most of the weights of a
-    model.
+    """Return a note on expert stacks that stay float, or no note.
+
+    Unknown stacks may hold most of a model's weights.
     """
     stacks = unknown_stacks_of(model)
     if not stacks:

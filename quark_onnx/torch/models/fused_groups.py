@@ -1,19 +1,19 @@
-"""Layers that runtimes make one of: what they have in common must be told to each."""
+"""Fused layers: layers that vLLM fuses (QKV, gate-up) need a common scale."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Container, Iterable
 
-#: The last parts of their names; they have a parent in common, and read the same.
+#: Last parts of the names of fused layers, which have a common parent and a common input.
 FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 _EXPERT = re.compile(r"(?P<experts>(.*\.)?experts)\.\d+\.(?P<layer>\w+)")
-#: Layers of an expert that read what the gate reads.
+#: Layers of an expert with the same input as the gate.
 _BESIDE_GATES = {"up_proj": "gate_proj", "w1": "gate_proj", "w3": "gate_proj"}
 
 
 def fused_group_of(name: str, names: Container[str]) -> list[str]:
-    """The layers that runtimes make one of, this one among them.
+    """Return the names of a layer and of the layers that runtimes fuse with it.
 
     >>> fused_group_of("0.q_proj", ["0.q_proj", "0.k_proj", "0.o_proj", "1.k_proj"])
     ['0.q_proj', '0.k_proj']
@@ -26,8 +26,9 @@ def fused_group_of(name: str, names: Container[str]) -> list[str]:
 
 
 def groups_across_experts(names: Iterable[str]) -> list[list[str]]:
-    """The layers of all experts of one block that read alike: gates with what stands beside them,
-    and the others.
+    """Return groups of layers with a common input across all experts of a block.
+
+    Gate layers and up layers are in one group. Down layers are in another group.
 
     >>> groups_across_experts(["0.experts.0.up_proj", "0.experts.0.down_proj", "0.experts.1.gate_proj", "0.o_proj"])
     [['0.experts.0.up_proj', '0.experts.1.gate_proj'], ['0.experts.0.down_proj']]
@@ -44,7 +45,7 @@ def groups_across_experts(names: Iterable[str]) -> list[list[str]]:
 
 
 def experts_of(name: str) -> str:
-    """The module of all experts that a layer is one of; empty for others.
+    """Return the name of the module of all experts around a layer; empty if none.
 
     >>> experts_of("0.mlp.experts.3.up_proj"), experts_of("0.mlp.up_proj")
     ('0.mlp.experts', '')

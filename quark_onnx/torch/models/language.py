@@ -1,5 +1,6 @@
-"""The language part of a model of transformers: its decoder, and the parts for images, video and
-sound beside it.
+"""The language part of a multimodal model: decoder and encoder of text, without towers.
+
+Towers are the parts of a model for images, video and sound.
 """
 
 from __future__ import annotations
@@ -9,9 +10,9 @@ from typing import Any
 
 
 def decoder_of(model: Any) -> Any:
-    """Return the decoder that transformers names for a model.
+    """Return the decoder of a model, as transformers names it.
 
-    None where there is none, or it is the model itself.
+    None if there is no decoder, or if the model itself is the decoder.
     """
     try:
         found = model.get_decoder()
@@ -21,8 +22,9 @@ def decoder_of(model: Any) -> Any:
 
 
 def encoder_of(model: Any) -> Any:
-    """Return the encoder of a sequence-to-sequence model, whose blocks belong to it as the
-    decoder's do; else None.
+    """Return the encoder of a sequence-to-sequence model, if the model has one.
+
+    The encoder's blocks belong to the model like the decoder's blocks.
     """
     if not getattr(getattr(model, "config", None), "is_encoder_decoder", False):
         return None
@@ -34,14 +36,14 @@ def encoder_of(model: Any) -> Any:
 
 
 def reads_more_than_text(model: Any) -> bool:
-    """Return whether a model, or a part of it, is made for images, video or sound."""
+    """Return whether a model or a part of it reads images, video or sound."""
     return any(set(_modalities(module)) - {"text"} for module in model.modules())
 
 
 def towers_of(model: Any) -> list[str]:
-    """Return the names of the parts of a model that read no text: vision and audio towers.
+    """Return the names of a model's vision and audio towers: parts that read no text.
 
-    A part that contains the decoder is none, whatever it is said to read, and neither is the
+    A part that contains the decoder is no tower, whatever its modalities are. Neither is the
     encoder of a sequence-to-sequence model.
     """
     parts = [
@@ -60,9 +62,9 @@ def towers_of(model: Any) -> list[str]:
 
 
 def language_parts(model: Any) -> list[str]:
-    """Return the names of the modules that make up the language part, without embeddings and heads.
+    """Return the names of the language part's modules, without embeddings and heads.
 
-    Empty where the model reads text alone, or transformers names no decoder.
+    Empty if the model reads text alone, or if transformers names no decoder.
     """
     if not reads_more_than_text(model):
         return []
@@ -75,9 +77,7 @@ def language_parts(model: Any) -> list[str]:
 
 
 def outside_language(model: Any) -> Iterator[str]:
-    """Yield the names of all modules outside of the language part: towers, projectors, and what
-    else is beside it.
-    """
+    """Yield the names of modules outside of the language part: towers, projectors etc."""
     parts, towers = language_parts(model), towers_of(model)
     for name, _ in model.named_modules():
         in_tower = any(f"{name}.".startswith(f"{tower}.") for tower in towers)
@@ -87,6 +87,6 @@ def outside_language(model: Any) -> Iterator[str]:
 
 
 def _modalities(module: Any) -> tuple[str, ...]:
-    """What a model of transformers reads; empty for other modules."""
+    """Return the input modalities of a model of transformers; empty for other modules."""
     found = getattr(module, "input_modalities", ())
     return (found,) if isinstance(found, str) else tuple(found)

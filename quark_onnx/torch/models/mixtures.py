@@ -10,16 +10,16 @@ from torch.nn.modules.conv import _ConvNd
 
 from quark_onnx.torch.models.quantized_layer import kind_of, outputs_first
 
-#: Names of modules beside experts that are routers as a whole, however many layers they have.
+#: Names of modules next to experts that are routers, with any number of layers.
 _ROUTERS = ("gate", "router", "gating")
 
 
 def routers_of(model: Any) -> list[str]:
-    """Return the names of the modules with a weight that choose among experts, layers and others.
+    """Return the names of modules with a weight that choose among experts.
 
-    A router stands beside a stack of experts. It is, or contains as its only matrix, a weight with
-    as many outputs as there are experts; or it is called a router. The gate of a shared expert
-    counts, too: it has a single output.
+    A router is next to a stack of experts. The router is, or contains as its only matrix, a weight
+    with one output per expert; or "router" is part of its name. The gate of a shared expert is
+    included: it has a single output.
 
     >>> class Mixture(nn.Module):
     ...     def __init__(self):
@@ -46,9 +46,9 @@ def routers_of(model: Any) -> list[str]:
 
 
 def unknown_stacks_of(model: Any) -> dict[str, Any]:
-    """Return the weights of stacks of experts that have not been taken apart, by their names.
+    """Return the weights of expert stacks of unknown structure, by name.
 
-    Those are matrices, and stacks of them, that belong to no layer and whose module stands beside a
+    The weights are matrices, or stacks of matrices, outside of layers. Their module is next to a
     router.
     """
     stacks = _stacks_of(model)
@@ -65,8 +65,10 @@ def unknown_stacks_of(model: Any) -> dict[str, Any]:
 
 
 def _stacks_of(model: Any) -> dict[str, int]:
-    """Return the innermost modules that hold all experts of a mixture, each with the number of
-    experts.
+    """Return the innermost module around the experts of every mixture.
+
+    Returns:
+        The number of experts by the name of the module.
     """
     counts: dict[str, int] = {}
     for name, module in model.named_modules():
@@ -78,7 +80,11 @@ def _stacks_of(model: Any) -> dict[str, int]:
 
 
 def _mixtures_of(model: Any, stacks: Collection[str]) -> dict[str, str]:
-    """Return by each stack the smallest module around it that has a matrix outside of all stacks."""  # noqa: E501
+    """Return for every stack the smallest module with a matrix outside of stacks.
+
+    Returns:
+        The name of the module by the name of the stack.
+    """
     outside = [
         name
         for name, module in model.named_modules()
@@ -94,9 +100,11 @@ def _mixtures_of(model: Any, stacks: Collection[str]) -> dict[str, str]:
 
 
 def _expert_count(last: str, module: Any) -> int:
-    """Return how many experts a module holds, by the last part of its name.
+    """Return the number of experts in a module; 0 if the module holds no experts.
 
-    0 where it holds none.
+    Args:
+        last: last part of the module's name.
+        module: module to inspect.
     """
     if isinstance(module, nn.ModuleList | nn.ModuleDict):
         return len(module) if "expert" in last and "shared" not in last else 0
@@ -116,7 +124,7 @@ def _expert_count(last: str, module: Any) -> int:
 
 
 def _routers_in(name: str, module: Any, count: int) -> Iterator[str]:
-    """Yield the names of the routers in a module that stands beside experts."""
+    """Yield the names of the routers in a module next to experts."""
     owners = {
         owner: each
         for owner, each in module.named_modules(prefix=name)
@@ -127,8 +135,8 @@ def _routers_in(name: str, module: Any, count: int) -> Iterator[str]:
     elif len(owners) == 1:
         ((owner_name, owner),) = owners.items()
         outputs, inputs = _shape_of(owner)
-        # a projection to as many channels as a stack of other weights has (a convolution's, say) is
-        # no choice
+        # a projection may match the count of other stacked weights by chance, those of a
+        # convolution, say: that is no router
         if (outputs == count and outputs < inputs) or (
             outputs == 1 and owner is module
         ):
@@ -143,15 +151,16 @@ def _has_matrix(module: Any) -> bool:
 
 
 def _shape_of(module: Any) -> tuple[int, int]:
-    """Return how many outputs and inputs the matrix of a module has."""
+    """Return the numbers of outputs and inputs of a module's matrix."""
     matrix = next(each for each in module.parameters(recurse=False) if each.ndim == 2)
     outputs, inputs = outputs_first(matrix, kind_of(module)).shape
     return outputs, inputs
 
 
 def _is_called_router(name: str, module: Any) -> bool:
-    """Return whether a module with a matrix is called a router, as that of experts that are looked
-    up is (Doge).
+    """Return whether a module has a matrix and "router" in its name.
+
+    Doge's experts are looked up by such a module.
     """
     return "router" in name and _has_matrix(module)
 
@@ -159,7 +168,7 @@ def _is_called_router(name: str, module: Any) -> bool:
 def _parents_of(name: str) -> Iterator[str]:
     """Yield the names of the modules around a module, the innermost first.
 
-    The last is "", the model.
+    The last name is "", the model itself.
 
     >>> list(_parents_of("layers.0.mlp"))
     ['layers.0', 'layers', '']
@@ -170,7 +179,7 @@ def _parents_of(name: str) -> Iterator[str]:
 
 
 def _ancestors_of(names: Iterable[str]) -> set[str]:
-    """Return the names of all modules around some modules."""
+    """Return the names of all modules around the named modules."""
     found = set[str]()
     for name in names:
         found.update(_parents_of(name))

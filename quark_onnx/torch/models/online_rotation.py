@@ -15,11 +15,11 @@ from quark_onnx.kernels.hadamard import Rotation
 
 @dataclass(frozen=True, eq=False)
 class OrthogonalMatrix:
-    """An orthogonal matrix, ``diag(signs) (factors[0] x factors[1] x ...)`` of Kronecker products.
+    """Orthogonal matrix ``diag(signs) (factors[0] x factors[1] x ...)`` (Kronecker).
 
     Attributes:
-        factors: orthogonal tensors.
-        signs: of the channels before they are mixed; None for no change.
+        factors: orthogonal matrices.
+        signs: +1 or -1 per channel, applied before the product; None for no signs.
     """
 
     factors: tuple[Any, ...]
@@ -27,7 +27,7 @@ class OrthogonalMatrix:
 
     @staticmethod
     def of(rotation: Rotation) -> OrthogonalMatrix:
-        """The same matrix, in float64."""
+        """Return a rotation of numpy arrays as torch tensors, in float64."""
         signs = None if rotation.signs is None else torch.from_numpy(rotation.signs)
         return OrthogonalMatrix(
             tuple(torch.tensor(factor) for factor in rotation.factors),
@@ -36,13 +36,20 @@ class OrthogonalMatrix:
 
     @property
     def size(self) -> int:
-        """How many channels are mixed."""
+        """Number of channels of the matrix."""
         return prod(len(factor) for factor in self.factors)
 
     def turn(self, x: Any, axis: int = -1) -> Any:
-        """Every vector along an axis times the matrix, in the type of ``x``; the shape stays.
+        """Multiply every vector along an axis by the matrix, in the dtype of ``x``.
 
-        An axis that is several times as long is turned part by part.
+        An axis of several times the matrix size is rotated in consecutive parts.
+
+        Args:
+            x: float tensor whose axis has a multiple of ``size`` channels.
+            axis: axis of the channels.
+
+        Returns:
+            A tensor of the shape of ``x``.
 
         >>> OrthogonalMatrix((torch.tensor([[0.0, 1.0], [-1.0, 0.0]]),)).turn(torch.tensor([1.0, 2.0, 3.0, 4.0]))
         tensor([-2.,  1., -4.,  3.])
@@ -64,11 +71,11 @@ class OrthogonalMatrix:
 
 
 class OnlineRotation(nn.Module):
-    """A layer behind a rotation that each run computes.
+    """Layer whose input is rotated at run time.
 
     Args:
-        layer: reads what is rotated.
-        turning: the rotation; in float32 from here on, or in the type that the model is moved to.
+        layer: layer that reads the rotated input.
+        turning: rotation. Buffers are float32, until the model is cast to another dtype.
     """
 
     def __init__(self, layer: Any, turning: OrthogonalMatrix) -> None:
@@ -89,7 +96,7 @@ class OnlineRotation(nn.Module):
         )
 
     def forward(self, x: Any) -> Any:
-        """What the layer computes of the rotated ``x``, of shape (..., features)."""
+        """Return the layer's output for the rotated ``x`` of shape (..., features)."""
         return self.layer(self.turning.turn(x))
 
     def extra_repr(self) -> str:

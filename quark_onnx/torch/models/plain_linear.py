@@ -1,5 +1,6 @@
-"""Recognise subclasses of ``nn.Linear`` whose own forward is still a plain matrix product, as
-Falcon's is.
+"""Recognition of ``nn.Linear`` subclasses whose forward is a plain matrix product.
+
+Falcon has such a class.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
-#: The size of the weight that a forward is tried with. Both are prime, so that views into groups or
+#: The size of the trial weight. Both numbers are prime, so that views into groups or
 #: heads fail.
 _OUTPUTS = 7
 _INPUTS = 11
@@ -25,13 +26,11 @@ _known: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
 
 def is_plain_linear(module: Any) -> bool:
-    """Return whether a subclass of ``nn.Linear`` computes ``F.linear(x, weight, bias)`` and nothing
-    else.
+    """Return whether an ``nn.Linear`` subclass only computes ``F.linear``.
 
-    The forward of the class is run on a small random weight, so that a module without memory
-    (device "meta") can be checked, too. A module with children, or with tensors besides weight and
-    bias, is not plain: what they do to the result may depend on their values, as that of an adapter
-    does which is zero before training.
+    The forward of the class runs on a small random weight. The module itself may be on device
+    "meta". A module with children, or with tensors in addition to weight and bias, is not plain:
+    their effect may depend on values. An adapter, for example, is zero before training.
 
     >>> class Doubled(nn.Linear):
     ...     def forward(self, input):
@@ -76,7 +75,7 @@ def _computes_product(module: Any) -> bool:
             with torch.no_grad():
                 found = type(module).forward(small, x)
         except Exception:
-            # a forward may raise anything when its sizes are not the ones that it expects
+            # a forward may raise any exception for unexpected sizes
             return False
         expected = F.linear(x, weight, bias)
         if not isinstance(found, torch.Tensor) or found.shape != expected.shape:
@@ -93,7 +92,7 @@ def _with_parameters(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
 ) -> Any:
-    """Return a shallow copy of a module with other parameters; the module is not changed."""
+    """Return a shallow copy of a module with other parameters."""
     small = copy.copy(module)
     small._parameters = {
         "weight": nn.Parameter(weight, requires_grad=False),

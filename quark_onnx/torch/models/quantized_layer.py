@@ -20,8 +20,9 @@ Layers = Mapping[str, tuple[Any, LayerSpec]]
 
 
 class _Coded(nn.Module):
-    """A module whose buffers move with it from device to device, and keep their types: codes are no
-    numbers to cast.
+    """Module with buffers that move between devices and keep the dtype.
+
+    A cast of the model must not cast integer codes.
     """
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
@@ -34,12 +35,12 @@ class _Coded(nn.Module):
 
 
 class Rounding(_Coded):
-    """Rounds an activation; with a scale from data, or one that each run computes.
+    """Rounding of an activation, with a calibrated scale or a dynamic scale.
 
     Args:
-        spec: how.
-        params: scale and zero point where data has told them; NVFP4's scale of the tensor is the
-            scale there.
+        spec: how the activation is quantized.
+        params: calibrated scale and zero point; None for dynamic quantization. For NVFP4, ``scale``
+            is the global scale.
     """
 
     def __init__(self, spec: TensorSpec, params: Params | None = None) -> None:
@@ -49,7 +50,7 @@ class Rounding(_Coded):
         self.register_buffer("zero", None if params is None else params.zero)
 
     def forward(self, x: Any) -> Any:
-        """What is left of the activation."""
+        """Return the dequantized activation."""
         if self.scale is None:
             return fake_quantize(x, self.spec)
         if isinstance(self.spec.dtype, TwoLevel):
@@ -61,19 +62,21 @@ class Rounding(_Coded):
 
 
 class QuantizedLayer(_Coded):
-    """A layer whose weight is codes; what it reads and computes is rounded where its spec says so.
+    """Layer with integer codes as weight; activations are rounded as its spec demands.
 
-    Codes and scales are buffers, and part of the state. A change of the model's type changes what
-    is computed with, and not them.
+    Codes and scales are buffers and part of the state. A cast of the model changes the compute
+    dtype, and leaves codes and scales unchanged.
 
     Args:
-        layer: the float layer; its bias is shared, its weight is not kept.
-        weight: the codes, or None where the weight stays float.
+        layer: float layer. Its bias is shared; its weight is not kept.
+        weight: quantized weight, or None if the weight stays float.
         spec: how the layer is quantized.
-        input, output, probabilities: scales from data, where there are any.
+        input: calibrated scale of the input, if any.
+        output: calibrated scale of the output, if any.
+        probabilities: calibrated scale of attention probabilities, if any.
 
     Attributes:
-        origin: the class of the float layer, as ``kind_of`` names it.
+        origin: class of the float layer, as named by ``kind_of``.
     """
 
     def __init__(  # noqa: PLR0913
@@ -127,7 +130,7 @@ class QuantizedLayer(_Coded):
 
     @property
     def quantized(self) -> Quantized | None:
-        """The weight's codes and scales; None where it stays float, or is dropped."""
+        """Codes and scales of the weight, unless the weight is float or dropped."""
         if self.codes is None or self.spec.weight is None:
             return None
         return Quantized(
@@ -156,15 +159,15 @@ class QuantizedLayer(_Coded):
 
     @property
     def weight(self) -> Any:
-        """What is left of the weight."""
+        """The dequantized weight, in the shape of the float layer's weight."""
         if (quantized := self.quantized) is None:
             return self.float_weight.t() if self._turned else self.float_weight
         return outputs_first(quantized.dequantize(), self.kind)
 
     def forward(self, *args: Any, **named: Any) -> Any:
-        """What the float layer computes, of what is left of its operands.
+        """Compute the float layer's function of dequantized operands.
 
-        It is called as the float layer is.
+        The arguments are the arguments of the float layer.
         """
         input, more, named = split_input(args, named)
         if self.input is not None and self.kind not in ("Embedding", "EmbeddingBag"):
@@ -173,19 +176,19 @@ class QuantizedLayer(_Coded):
         return self.rounded(found)
 
     def rounded(self, found: Any) -> Any:
-        """What is left of what the layer computes."""
+        """Return the layer's output after rounding."""
         return found if self.output is None or self.spec.rotated else self.output(found)
 
     @property
     def round_keys(self) -> Any:
-        """What attention rounds rotated keys by; None where the layer computes none."""
+        """Module that rounds rotated keys, if the layer computes keys."""
         return self.output if self.spec.rotated else None
 
     @property
     def round_probabilities(self) -> Any:
-        """What attention rounds probabilities by.
+        """The module by which attention rounds probabilities.
 
-        None where it is not this layer that has their scale.
+        None if the scale of the probabilities belongs to another layer.
         """
         return self.probabilities
 
@@ -196,12 +199,17 @@ class QuantizedLayer(_Coded):
         more: Sequence[Any],
         named: Mapping[str, Any],
     ) -> Any:
-        """What the float layer computes with another weight; nothing is rounded.
+        """Compute the float layer's function with another weight, without rounding.
 
         Args:
-            x: what the layer reads.
-            weight: as the float layer has it. more, named: all other arguments: offsets of bags,
-            the size that a transposed convolution is to have.
+            x: input of the layer.
+            weight: weight in the shape of the float layer's weight.
+            more: further positional arguments, such as offsets of bags or the output size of a
+                transposed convolution.
+            named: further keyword arguments.
+
+        Returns:
+            The output of the layer.
         """
         if self.kind == "Embedding":
             found = F.embedding(x, weight, **self._settings)
@@ -228,9 +236,7 @@ class QuantizedLayer(_Coded):
         return F.linear(x, weight, self.bias)
 
     def _extra(self, x: Any, weight: Any, size: Sequence[int]) -> list[int]:
-        """What is added on one side of what a transposed convolution computes for it to have this
-        size.
-        """
+        """Return the output padding of a transposed convolution for an output size."""
         steps = (self._settings[name] for name in ("stride", "padding", "dilation"))
         parts = zip(size[-2:], x.shape[-2:], weight.shape[-2:], *steps, strict=True)
         return [
@@ -244,7 +250,7 @@ class QuantizedLayer(_Coded):
 
 #: The tensors of a weight.
 _PARTS = ("codes", "scale", "zero", "whole")
-#: What the functions behind the layers take beside their operands.
+#: Attributes of layers that are arguments of the functions of ``torch.nn.functional``.
 _SETTINGS = {
     "Embedding": (
         "padding_idx",
@@ -271,10 +277,10 @@ def split_input(
     args: tuple[Any, ...],
     named: Mapping[str, Any],
 ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """Return the input of a layer, and its other arguments.
+    """Split the arguments of a layer into the input and further arguments.
 
-    The input is the first argument. A layer may be called by keyword, under whatever name its class
-    gives to it.
+    The input is the first argument. A layer may be called by keyword, under any name that its class
+    gives to the input.
 
     >>> split_input((1, 2), {}), split_input((), {"x": 1, "size": 2})
     ((1, (2,), {}), (1, (), {'size': 2}))
@@ -287,11 +293,11 @@ def split_input(
 
 
 def kind_of(module: Any) -> str | None:
-    """The class that a layer can be quantized as; None for other modules.
+    """Return the name of the layer class by which a module can be quantized.
 
-    A class derived from one of them counts as that class if it computes the same: it has the same
-    forward, or is a Linear whose own forward is a plain matrix product (``is_plain_linear``). So
-    does transformers' embedding that multiplies what it looks up, as Gemma's and Bart's do.
+    A subclass counts as its base class if both compute the same function: the forward is inherited,
+    or the class is a Linear whose forward is a plain matrix product (``is_plain_linear``). The
+    scaled embedding of transformers (Gemma, Bart) counts as Embedding.
     """
     if is_scaled_embedding(module):
         return "Embedding"
@@ -310,18 +316,13 @@ def kind_of(module: Any) -> str | None:
 
 
 def is_scaled_embedding(module: Any) -> bool:
-    """Whether it is transformers' class for an embedding whose rows are multiplied by
-    ``embed_scale``.
-    """
+    """Return whether a module is transformers' embedding with a factor ``embed_scale``."""
     named = type(module).__name__.endswith("ScaledWordEmbedding")
     return named and isinstance(module, nn.Embedding) and hasattr(module, "embed_scale")
 
 
 def unlike_its_base(module: Any) -> str | None:
-    """Why a layer of a derived class cannot be quantized as its base is.
-
-    None where that is not the reason.
-    """
+    """Return why a layer of a subclass cannot be quantized as its base class, or None."""
     cls = _base_of(module)
     if cls is None or kind_of(module) is not None:
         return None
@@ -337,8 +338,8 @@ def _base_of(module: Any) -> Any:
 
 
 def outputs_first(weight: Any, kind: str | None) -> Any:
-    """The weight with its output channels first, as quantization expects it; a view.
+    """Return a view of a weight with its output channels on axis 0.
 
-    Its own inverse.
+    The function is its own inverse.
     """
     return weight.transpose(0, 1) if kind in ("ConvTranspose2d", "Conv1D") else weight

@@ -1,6 +1,4 @@
-"""What a model is made of, found by its structure: blocks, layers that can be quantized, routers of
-experts.
-"""
+"""The structure of a model: decoder blocks, quantizable layers, embedding and heads."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ from quark_onnx.torch.models.quantized_layer import kind_of
 
 
 def layers_of(model: Any) -> dict[str, tuple[Any, str]]:
-    """Every layer that can be quantized, by its name, with its kind.
+    """Return every quantizable layer by name, with its kind.
 
     >>> list(layers_of(nn.Sequential(nn.Linear(2, 2), nn.ReLU())))
     ['0']
@@ -30,11 +28,12 @@ def layers_of(model: Any) -> dict[str, tuple[Any, str]]:
 
 
 def blocks_of(model: Any) -> dict[str, Any]:
-    """The blocks that a model runs one after the other, by their names: the elements of the
-    outermost list that holds most of its linear weights; nothing, where there is no such list.
+    """Return the blocks that a model runs in sequence, by name.
 
-    Lists of the decoder come before all others where transformers names a decoder, its own before
-    those of its parts: a vision tower or an encoder may have more weights.
+    Blocks are the elements of the outermost ``nn.ModuleList`` with most linear weights. The result
+    is empty if there is no such list. Lists of the decoder have priority where transformers names a
+    decoder, and the decoder's own lists have priority over lists of its parts: a vision tower or an
+    encoder may have more weights.
 
     >>> blocks_of(nn.Sequential(nn.Linear(2, 2)))
     {}
@@ -59,7 +58,7 @@ def blocks_of(model: Any) -> dict[str, Any]:
 
 
 def _largest(lists: list[tuple[str, Any]]) -> dict[str, Any]:
-    """The elements of the outermost list that holds most weights, by their names."""
+    """Return the elements of the outermost list with most weights, by name."""
     outer = [
         (name, module)
         for name, module in lists
@@ -73,14 +72,14 @@ def _largest(lists: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _weights(module: Any) -> Iterator[int]:
-    """Sizes of what multiplies: matrices, and stacks of them."""
+    """Return the sizes of matrices and of stacks of matrices."""
     return (
         parameter.numel() for parameter in module.parameters() if parameter.ndim >= 2
     )
 
 
 def within(name: str, block: str) -> bool:
-    """Whether a module is a block, or a part of it; by their names.
+    """Return whether a module is a block or a part of the block, by their names.
 
     >>> within("layers.1.up", "layers.1"), within("layers.10", "layers.1")
     (True, False)
@@ -89,7 +88,7 @@ def within(name: str, block: str) -> bool:
 
 
 def set_module(model: Any, name: str, module: Any) -> None:
-    """Put a module in the place of the one that has this name."""
+    """Replace the module of this name by another."""
     parent, _, child = name.rpartition(".")
     owner = model.get_submodule(parent)
     if child.isdigit() and isinstance(owner, nn.ModuleList | nn.Sequential):
@@ -99,8 +98,7 @@ def set_module(model: Any, name: str, module: Any) -> None:
 
 
 def put_modules(model: Any, made: Mapping[str, Any]) -> None:
-    """Put modules in the place of those that have these names, in all places where the model has
-    them.
+    """Replace modules by name, at every place of the model that holds them.
 
     >>> shared = nn.Linear(2, 2)
     >>> model = nn.Sequential(shared, nn.ReLU(), shared)
@@ -116,9 +114,9 @@ def put_modules(model: Any, made: Mapping[str, Any]) -> None:
 
 
 def shared_parameter(model: Any, blocks: Mapping[str, Any]) -> str | None:
-    """The name of a parameter that two blocks have, or a block and what lies outside of all.
+    """Return the name of a parameter of two blocks, or of a block and the rest.
 
-    None if there is none.
+    None if no parameter is shared.
 
     >>> model = nn.ModuleList([nn.LayerNorm(2), nn.LayerNorm(2)])
     >>> model[1].bias = model[0].bias
@@ -138,7 +136,7 @@ def shared_among(
     blocks: Mapping[str, Any],
     layers: Mapping[str, Any],
 ) -> bool:
-    """Whether a layer is part of two blocks, or of a block and of what lies outside of all."""
+    """Return whether a layer is part of two blocks, or of a block and of the rest."""
     own = {id(model.get_submodule(name)) for name in layers}
     places = dict[int, set[str]]()
     for name, module in model.named_modules(remove_duplicate=False):
@@ -149,9 +147,9 @@ def shared_among(
 
 
 def embedding_of(model: Any) -> Any:
-    """Return the embedding of tokens.
+    """Return the token embedding.
 
-    None where a model has several, as one for each codebook, or none.
+    None if a model has several (one per codebook), or no token embedding.
     """
     try:
         return model.get_input_embeddings()
@@ -160,10 +158,10 @@ def embedding_of(model: Any) -> Any:
 
 
 def vocabulary_of(model: Any) -> int:
-    """Return the number of rows of the embedding of tokens.
+    """Return the number of rows of the token embedding.
 
     Raises:
-        ModelError: there is no single embedding of tokens.
+        ModelError: the model has no single token embedding.
     """
     weight = getattr(embedding_of(model), "weight", None)
     if weight is None:
@@ -174,10 +172,10 @@ def vocabulary_of(model: Any) -> int:
 
 
 def heads_of(model: Any) -> tuple[str, ...]:
-    """Names of the layers of a language model that compute logits; none where it has no head.
+    """Return the names of the layers that compute logits; empty without a head.
 
-    Models that bring their code along may not say which; it is a layer behind the blocks, with one
-    output for each row of the embedding of tokens.
+    Models with remote code may not name their head. The head is then a Linear after the blocks with
+    one output per row of the token embedding.
     """
     if not hasattr(model, "get_output_embeddings"):
         return ()
@@ -204,11 +202,13 @@ def heads_of(model: Any) -> tuple[str, ...]:
 
 
 def usually_float(model: Any, asked: Iterable[str] = ()) -> tuple[str, ...]:
-    """Names of the layers that stay float unless a user asks for them: heads, and all that is
-    outside of the language part of a model that reads images, video or sound.
+    """Return the names of layers that stay float unless a user selects them.
+
+    They are heads, and layers outside of the language part of a multimodal model.
 
     Args:
-        asked: globs of names. One that matches such layers alone asks for them.
+        model: model to inspect.
+        asked: globs of layer names. A glob selects such layers if it matches no other layer.
     """
     outside = set(outside_language(model)) | set(heads_of(model))
     layers = list(layers_of(model))
