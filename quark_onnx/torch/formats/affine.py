@@ -1,9 +1,8 @@
-"""Scales and codes of torch tensors: the arithmetic of ``calibrators.affine``, where the tensors
-are.
+"""Scales and integer codes of torch tensors: the arithmetic of ``calibrators.affine``.
 
-With float32 scales results equal those of numpy bit for bit. Scales of type "model" are computed in
-the type of the tensor, 16-bit floats included, as AMD Quark computes them: the codes of its
-checkpoints come out the same.
+With float32 scales, results equal the numpy results bit for bit. Scales of type "model" are
+computed in the dtype of the tensor, including 16-bit floats. AMD Quark does the same, so that its
+checkpoints have equal codes.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ _SHORT = (torch.float16, torch.bfloat16)
 
 
 class Params(NamedTuple):
-    """Scale and zero point, shaped to broadcast against what they belong to.
+    """Scale and zero point of a tensor, broadcastable against the tensor.
 
-    Zero is None where it is 0.
+    Zero is None if the zero point is 0.
     """
 
     scale: Any
@@ -37,12 +36,15 @@ class Params(NamedTuple):
 
 
 def scale_type(spec: TensorSpec, model: Any) -> Any:
-    """The torch type that scales are stored in, for tensors of type ``model``."""
+    """Return the torch dtype of stored scales, for tensors of dtype ``model``."""
     return model if spec.scale == "model" else _TYPES[spec.scale]
 
 
 def code_type(spec: TensorSpec) -> Any:
-    """The torch type that holds one code: int8, uint8, int16, int32, float8_e4m3fn or float8_e5m2.
+    """Return the torch dtype of codes.
+
+    Returns:
+        int8, uint8, int16, int32, int64, float8_e4m3fn or float8_e5m2.
 
     >>> code_type(TensorSpec("uint4")), code_type(TensorSpec("fp8e4m3"))
     (torch.uint8, torch.float8_e4m3fn)
@@ -59,10 +61,15 @@ def code_type(spec: TensorSpec) -> Any:
 
 
 def params_for(lo: Any, hi: Any, spec: TensorSpec) -> Params:
-    """The scale and zero point with which the codes cover intervals.
+    """Return the scale and zero point whose codes cover the given ranges.
 
     Args:
-        lo, hi: floats of any one shape, lo <= 0 <= hi.
+        lo: floats of any shape, lo <= 0.
+        hi: floats of the shape of ``lo``, hi >= 0.
+        spec: how the tensor is quantized.
+
+    Returns:
+        Scale and zero point of the shape of ``lo``.
 
     >>> params_for(torch.tensor(-1.0), torch.tensor(3.0), TensorSpec("uint8", symmetric=False))
     Params(scale=tensor(0.0157), zero=tensor(64.))
@@ -105,8 +112,8 @@ def params_for(lo: Any, hi: Any, spec: TensorSpec) -> Params:
     zero = (grid.qmin - torch.round(lo / scale.to(work))).clamp(grid.qmin, grid.qmax)
     if (
         kept not in _SHORT
-    ):  # with scales of 16 bits the peer takes the code that the rounded scale leads to
-        # between equal ends zero lies halfway between two codes: it is the upper one, as in
+    ):  # with 16-bit scales AMD Quark takes the code that follows from the rounded scale
+        # in a range -x to x, zero lies halfway between two codes: take the upper one, as
         # calibrators.affine
         zero = torch.where(
             lo == -hi,
@@ -117,9 +124,9 @@ def params_for(lo: Any, hi: Any, spec: TensorSpec) -> Params:
 
 
 def _stored(scale: Any, kept: Any) -> Any:
-    """Scales in the type that they are stored in.
+    """Return scales in their stored dtype.
 
-    A narrow type takes the next number above, so that nothing clips.
+    A narrow dtype takes the next greater number, so that no value is clipped.
     """
     near = scale.to(kept)
     if kept not in _SHORT or scale.dtype in _SHORT:
@@ -129,14 +136,19 @@ def _stored(scale: Any, kept: Any) -> Any:
 
 
 def encode(x: Any, params: Params, spec: TensorSpec) -> Any:
-    """The codes of reals, of the type of ``code_type``.
+    """Return the codes of floats, in the dtype of ``code_type``.
+
+    Args:
+        x: floats.
+        params: scale and zero point, broadcastable against ``x``.
+        spec: how ``x`` is quantized.
 
     >>> encode(torch.tensor([0.2, 9.0]), Params(torch.tensor(0.5)), TensorSpec("int2"))
     tensor([0, 1], dtype=torch.int8)
     """
     grid = spec.grid
     if not isinstance(spec.dtype, Integer):
-        # in the type of the tensor where the scale has it, too: what the peer does
+        # AMD Quark divides in the dtype of the tensor if the scale has the same dtype
         scaled = (
             x / params.scale
             if x.dtype == params.scale.dtype
@@ -151,12 +163,17 @@ def encode(x: Any, params: Params, spec: TensorSpec) -> Any:
 
 
 def _work(codes: Any) -> Any:
-    """The type that holds every code of a type exactly."""
+    """Return the float dtype that holds every code of an integer dtype exactly."""
     return torch.float64 if codes in (torch.int32, torch.int64) else torch.float32
 
 
 def decode(codes: Any, params: Params, dtype: Any = torch.float32) -> Any:
-    """The reals that codes stand for.
+    """Return the dequantized values of codes.
+
+    Args:
+        codes: codes of ``encode``.
+        params: scale and zero point, broadcastable against ``codes``.
+        dtype: dtype of the result.
 
     >>> decode(torch.tensor([1, 3], dtype=torch.int8), Params(torch.tensor(0.5), torch.tensor(1.0)))
     tensor([0., 1.])
@@ -173,8 +190,15 @@ def rounded(
     spec: TensorSpec,
     dtype: Any = torch.float32,
 ) -> Any:
-    """The reals that the codes of reals stand for, without the codes between where that is the
-    same.
+    """Return the dequantized values of the codes of floats.
+
+    The function skips the cast to codes where the result is equal.
+
+    Args:
+        x: floats.
+        params: scale and zero point, broadcastable against ``x``.
+        spec: how ``x`` is quantized.
+        dtype: dtype of the result.
 
     >>> rounded(torch.tensor([0.2, 9.0]), Params(torch.tensor(0.5)), TensorSpec("int2"))
     tensor([0.0000, 0.5000])
@@ -192,7 +216,7 @@ def rounded(
 
 
 def extremes(x: Any) -> tuple[Any, Any]:
-    """The least and the greatest value along the last axis, which is kept, with zero among them."""
+    """Return minimum and maximum along the last axis (kept, length 1), including zero."""
     if not x.shape[-1]:
         none = x.new_zeros((*x.shape[:-1], 1))
         return none, none
@@ -200,7 +224,7 @@ def extremes(x: Any) -> tuple[Any, Any]:
 
 
 def of_numbers(lo: float, hi: float, spec: TensorSpec, model: Any) -> Params:
-    """Scale and zero point of one interval, for activations of type ``model``."""
+    """Return scale and zero point of one range, for activations of dtype ``model``."""
     ends = torch.tensor(np.array([lo, hi], np.float64))
     ends = ends.to(model if model in _SHORT else torch.float32)
     params = params_for(ends[0], ends[1], spec)

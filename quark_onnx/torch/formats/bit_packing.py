@@ -1,4 +1,4 @@
-"""Codes of a few bits in the integers of checkpoints, and back."""
+"""Packing of codes with few bits into the integers of checkpoints, and unpacking."""
 
 from __future__ import annotations
 
@@ -8,19 +8,22 @@ import torch
 
 from quark_onnx.errors import ModelError
 
-#: Which of eight neighbours the nibbles of an int32 hold, the lowest first: that of AutoAWQ's
+#: The positions of eight codes in the nibbles of an int32, the lowest first: the order of AutoAWQ's
 #: kernels.
 ORDERS = {"reorder": (0, 2, 4, 6, 1, 3, 5, 7), "order": tuple(range(8))}
 
 
 def pack_nibbles(codes: Any, method: str = "reorder") -> Any:
-    """Codes of 4 bits along the last axis, eight to an int32.
+    """Pack 4-bit codes along the last axis, eight to an int32.
 
-    What is missing to eight is filled with 0.
+    The last word is padded with 0.
 
     Args:
         codes: integers of shape (..., n), -8..7 in two's complement or 0..15.
         method: "reorder" or "order".
+
+    Returns:
+        int32 of shape (..., ceil(n / 8)).
 
     >>> pack_nibbles(torch.tensor([[1, 2, 3, 4, 5, 6, 7, 8]]), "order")
     tensor([[-2023406815]], dtype=torch.int32)
@@ -42,8 +45,16 @@ def unpack_nibbles(
     method: str = "reorder",
     signed: bool = False,
 ) -> Any:
-    """The first ``count`` codes of the last axis that ``pack_nibbles`` packed: uint8, or int8 if
-    signed.
+    """Unpack the first ``count`` codes of ``pack_nibbles`` along the last axis.
+
+    Args:
+        words: int32 of shape (..., words).
+        count: number of codes.
+        method: "reorder" or "order".
+        signed: whether the codes are in two's complement.
+
+    Returns:
+        uint8, or int8 if signed, of shape (..., count).
 
     >>> unpack_nibbles(pack_nibbles(torch.arange(-5, 5)), 10, signed=True)
     tensor([-5, -4, -3, -2, -1,  0,  1,  2,  3,  4], dtype=torch.int8)
@@ -56,12 +67,16 @@ def unpack_nibbles(
 
 
 def pack_words(codes: Any, bits: int) -> Any:
-    """Codes along the last axis as one stream of bits in int32, the first code in the lowest bits
-    of the first; the last one is filled up with 0.
+    """Pack codes along the last axis into a bit stream of int32 words.
+
+    The first code is in the lowest bits of the first word. The last word is padded with 0.
 
     Args:
         codes: integers of shape (..., n), from 0 to 2^bits - 1.
         bits: 1 to 8.
+
+    Returns:
+        int32 of shape (..., ceil(n * bits / 32)).
 
     >>> pack_words(torch.tensor([[1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3]]), 3)
     tensor([[-786474799,          0]], dtype=torch.int32)
@@ -81,10 +96,15 @@ def pack_words(codes: Any, bits: int) -> Any:
 
 
 def unpack_words(words: Any, bits: int, count: int) -> Any:
-    """The ``count`` codes of the last axis that ``pack_words`` packed; uint8.
+    """Unpack ``count`` codes of ``pack_words`` along the last axis, as uint8.
+
+    Args:
+        words: int32 of shape (..., words).
+        bits: 1 to 8.
+        count: number of codes.
 
     Raises:
-        ModelError: there are fewer words than they take, or more.
+        ModelError: the number of words does not match ``count``.
 
     >>> unpack_words(pack_words(torch.arange(7), 3), 3, 7)
     tensor([0, 1, 2, 3, 4, 5, 6], dtype=torch.uint8)
@@ -110,9 +130,17 @@ def unpack_words(words: Any, bits: int, count: int) -> Any:
 
 
 def pack_bits(codes: Any, bits: int) -> Any:
-    """Codes along the last axis as bytes, the first code in the lowest bits: 4 bits two to a byte,
-    3 bits eight to three bytes, 6 bits four to three bytes, 2 bits four to a byte with the first in
-    the highest bits.
+    """Pack codes along the last axis into bytes, the first code in the lowest bits.
+
+    Two 4-bit codes fill a byte, eight 3-bit codes three bytes, four 6-bit codes three bytes, and
+    four 2-bit codes a byte. The first 2-bit code is in the highest bits.
+
+    Args:
+        codes: integers of shape (..., n).
+        bits: 2, 3, 4 or 6.
+
+    Returns:
+        uint8 of shape (..., n * bits / 8).
 
     Raises:
         ModelError: the codes do not fill whole bytes.
@@ -139,7 +167,12 @@ def pack_bits(codes: Any, bits: int) -> Any:
 
 
 def unpack_bits(octets: Any, bits: int, signed: bool = False) -> Any:
-    """The codes that ``pack_bits`` packed: uint8, or int8 if signed.
+    """Unpack the codes of ``pack_bits``: uint8, or int8 if signed.
+
+    Args:
+        octets: uint8 of shape (..., bytes).
+        bits: 2, 3, 4 or 6.
+        signed: whether the codes are in two's complement.
 
     >>> unpack_bits(pack_bits(torch.arange(8), 3), 3)
     tensor([0, 1, 2, 3, 4, 5, 6, 7], dtype=torch.uint8)
@@ -158,7 +191,7 @@ _GROUPS = {2: (4, 1), 3: (8, 3), 4: (2, 1), 6: (4, 3)}
 
 
 def codes_to_whole_bytes(bits: int) -> int:
-    """Codes of which any multiple fills whole bytes.
+    """Return the smallest number of codes that fills whole bytes.
 
     >>> codes_to_whole_bytes(3)
     8
@@ -167,13 +200,13 @@ def codes_to_whole_bytes(bits: int) -> int:
 
 
 def _shifts(bits: int) -> list[int]:
-    """Where the codes lie in their bytes."""
+    """Return the bit positions of codes in their byte group."""
     places = range(_GROUPS[bits][0])
     return [bits * place for place in (places[::-1] if bits == 2 else places)]
 
 
 def in_blocks(x: Any, size: int) -> Any:
-    """(..., n) as (..., blocks, size), the last block filled up with zeros.
+    """Reshape (..., n) to (..., blocks, size), with the last block padded by zeros.
 
     >>> in_blocks(torch.tensor([1, 2, 3]), 2)
     tensor([[1, 2],

@@ -1,9 +1,7 @@
-"""Blocks that share a scale, in torch: the microscaling formats, NVFP4, AMD's FP4, and block
-floating point.
+"""Block formats in torch: microscaling (MX), NVFP4, AMD's FP4, block floating point.
 
-The counterpart of :mod:`quark_onnx.kernels.blockfloat`, whose values come out bit for bit; the
-shared exponents of the microscaling formats are stored as bytes here (E8M0), which ends them at
-2^-127.
+Values equal the values of :mod:`quark_onnx.kernels.blockfloat` bit for bit. Shared exponents of the
+microscaling formats are stored as bytes here (E8M0), whose minimum is 2^-127.
 """
 
 from __future__ import annotations
@@ -24,19 +22,19 @@ from quark_onnx.torch.config.number_formats import (
 )
 from quark_onnx.torch.config.spec import TensorSpec
 
-#: What is added to an exponent to store it as a byte.
+#: The bias of exponents that are stored as bytes.
 BIAS = 127
 
 
 class Shared(NamedTuple):
-    """Codes of blocks.
+    """Codes of blocks, with the scales of the blocks.
 
     Attributes:
-        codes: uint8 codes of small floats, int8 of MXINT8, or what is left of the values (BFP16,
-            MX6, MX9).
-        scale: for each block a byte (E8M0; E5M3 of AMD's FP4), or E4M3 (NVFP4); None where the
-            values stand for themselves.
-        whole: NVFP4's scale of the tensor.
+        codes: uint8 codes of small floats, int8 codes of MXINT8, or dequantized values (BFP16, MX6,
+            MX9).
+        scale: scale per block: a byte (E8M0; E5M3 of AMD's FP4), or E4M3 (NVFP4). None if ``codes``
+            are dequantized values.
+        whole: global scale (NVFP4).
     """
 
     codes: Any
@@ -45,11 +43,12 @@ class Shared(NamedTuple):
 
 
 def encode(blocks: Any, spec: TensorSpec, whole: Any = None) -> Shared:
-    """The codes of blocks.
+    """Return the codes of blocks.
 
     Args:
         blocks: finite floats of shape (..., blocks, block size).
-        whole: NVFP4's scale of the tensor, where it is known beforehand.
+        spec: how the blocks are quantized.
+        whole: global scale (NVFP4), if known.
     """
     x = blocks.float()
     if isinstance(spec.dtype, TwoLevel):
@@ -71,7 +70,13 @@ def encode(blocks: Any, spec: TensorSpec, whole: Any = None) -> Shared:
 
 
 def rounded(blocks: Any, spec: TensorSpec, whole: Any = None) -> Any:
-    """What is left of blocks: ``decode`` of ``encode``, without the codes; float32."""
+    """Return the dequantized values of blocks, in float32, without computing codes.
+
+    Args:
+        blocks: finite floats of shape (..., blocks, block size).
+        spec: how the blocks are quantized.
+        whole: global scale (NVFP4), if known.
+    """
     element = element_of(spec.dtype)
     if element is None:
         return decode(encode(blocks, spec, whole), spec)
@@ -81,7 +86,7 @@ def rounded(blocks: Any, spec: TensorSpec, whole: Any = None) -> Any:
 
 
 def decode(shared: Shared, spec: TensorSpec, dtype: Any = torch.float32) -> Any:
-    """The values of blocks, of shape (..., blocks, block size)."""
+    """Return the dequantized values of blocks, of shape (..., blocks, block size)."""
     if shared.scale is None:
         return shared.codes.to(dtype)
     if isinstance(spec.dtype, TwoLevel):
@@ -105,9 +110,13 @@ def decode(shared: Shared, spec: TensorSpec, dtype: Any = torch.float32) -> Any:
 
 
 def _exponent_of(x: Any, rule: str, element: MiniFloat | None) -> Any:
-    """The exponents of the scales of blocks (..., blocks, block size); (..., blocks, 1).
+    """Return the shared exponents of blocks (..., blocks, block size).
 
-    "best" is that of the specification or one more, whichever leaves the smaller squared error.
+    The rule "best" takes the exponent of the specification or one more: the exponent with the
+    smaller squared error.
+
+    Returns:
+        int32 of shape (..., blocks, 1).
     """
     greatest = x.abs().amax(-1, keepdim=True)
     plain = shared_exponent(greatest, "floor" if rule == "best" else rule, element)
@@ -122,10 +131,18 @@ def _exponent_of(x: Any, rule: str, element: MiniFloat | None) -> Any:
 
 
 def shared_exponent(greatest: Any, rule: str, element: MiniFloat | None) -> Any:
-    """The exponent of the scale of blocks with such greatest magnitudes (float32), from -127 to
-    127; int32.
+    """Return the shared exponents, -127 to 127, of blocks with the given maxima.
 
-    By the rules of ``quark_onnx.kernels.blockfloat.threshold``: a carry raises the exponent.
+    The rules are the rules of ``quark_onnx.kernels.blockfloat.threshold``: a carry raises the
+    exponent.
+
+    Args:
+        greatest: greatest magnitudes of blocks, float32.
+        rule: name of a rule.
+        element: format of the elements; None for MXINT8.
+
+    Returns:
+        int32 of the shape of ``greatest``.
     """
     bits = greatest.view(torch.int32)
     if rule != "floor":
@@ -144,17 +161,18 @@ def shared_exponent(greatest: Any, rule: str, element: MiniFloat | None) -> Any:
 
 
 def round_to(x: Any, format: MiniFloat) -> Any:
-    """The nearest values of a small float, ties to even, saturated.
+    """Round to the values of a small float, ties to even, with saturation.
 
     Args:
         x: float32, of magnitudes below 2^100.
+        format: format of the result's values.
 
     >>> from quark_onnx.kernels.minifloat import E2M1
     >>> round_to(torch.tensor([0.26, 2.5, 100.0]), E2M1)
     tensor([0.5000, 2.0000, 6.0000])
     """
     x = x.clamp(-format.largest, format.largest)
-    # the power of two below each value; so many steps above it, float32 itself has the steps of the
+    # the power of two below the value; 1.5 * 2^n times greater, float32 has the steps of the
     # format
     power = (
         (x.view(torch.int32) & 0x7F800000)
@@ -166,7 +184,7 @@ def round_to(x: Any, format: MiniFloat) -> Any:
 
 
 def code_of(values: Any, format: MiniFloat) -> Any:
-    """The bit patterns of values that the format has; uint8.
+    """Return the bit patterns (uint8) of values that the format represents exactly.
 
     >>> from quark_onnx.kernels.minifloat import E2M1
     >>> code_of(torch.tensor([0.0, 0.5, -1.0, 6.0]), E2M1)
@@ -185,7 +203,7 @@ def code_of(values: Any, format: MiniFloat) -> Any:
 
 @cache
 def _table(format: MiniFloat) -> Any:
-    """The value of each bit pattern."""
+    """Return the value of every bit pattern of a format."""
     fields = format.exponent_bits + format.mantissa_bits
     code = torch.arange(1 << fields, dtype=torch.int32)
     exponent = (
@@ -202,14 +220,15 @@ def _values(format: MiniFloat, device: Any) -> Any:
 
 
 def _times_power(x: Any, exponent: Any) -> Any:
-    """x · 2^exponent, for exponents whose power alone may be beyond float32."""
+    """Return x * 2^exponent, where 2^exponent alone may exceed the range of float32."""
     half = exponent // 2
     return x * torch.exp2(half.float()) * torch.exp2((exponent - half).float())
 
 
 def global_scale_for(greatest: Any) -> Any:
-    """NVFP4's scale of a tensor with this greatest magnitude: its block has the greatest E4M3 as
-    its scale.
+    """Return NVFP4's global scale for a tensor with this greatest magnitude.
+
+    The block of that magnitude gets the greatest E4M3 value as its scale.
     """
     whole = greatest.float() / (E2M1.largest * E4M3.largest)
     return torch.where(whole > 0, whole, torch.ones_like(whole))
@@ -233,9 +252,9 @@ def _two_levels(x: Any, whole: Any) -> Shared:
 
 
 def scale_values(scale: Any, dtype: DType) -> Any:
-    """Return the scales of blocks as float32, by how they are stored.
+    """Return stored block scales as float32 values.
 
-    Those of NVFP4 relative to that of the tensor.
+    Scales of NVFP4 are relative to the global scale.
     """
     if isinstance(dtype, FloatScaled):
         return _values(E5M3, scale.device)[scale.long()]
@@ -245,10 +264,11 @@ def scale_values(scale: Any, dtype: DType) -> Any:
 
 
 def scale_codes(values: Any, dtype: DType) -> Any:
-    """Return scales as they are stored, ``scale_values`` backwards.
+    """Return scales in their stored form, the inverse of ``scale_values``.
 
     Args:
-        values: float32 that the type of the scales has.
+        values: float32 values that the stored format represents exactly.
+        dtype: number format of the blocks.
     """
     if isinstance(dtype, FloatScaled):
         return code_of(values, E5M3)
@@ -258,21 +278,21 @@ def scale_codes(values: Any, dtype: DType) -> Any:
 
 
 def round_scale(values: Any, element: MiniFloat) -> Any:
-    """Return the nearest scales that a small float has; none is 0."""
+    """Round scales to a small float; the result is never 0."""
     return round_to(values.clone(), element).clamp(
         min=2.0 ** (element.emin - element.mantissa_bits),
     )
 
 
 def _float_scales(x: Any) -> Shared:
-    """AMD's FP4: the greatest magnitude of a block becomes the greatest FP4."""
+    """Encode AMD's FP4: a block's greatest magnitude maps to the greatest FP4 value."""
     scale = round_scale(x.abs().amax(-1) / E2M1.largest, E5M3)
     elements = round_to(x / scale[..., None], E2M1)
     return Shared(code_of(elements, E2M1), code_of(scale, E5M3))
 
 
 def _bfp(x: Any, dtype: Any) -> Any:
-    """BFP16, MX4, MX6 and MX9 as the operator BFPQuantizeDequantize computes them."""
+    """Return BFP16, MX4, MX6 or MX9 values, as BFPQuantizeDequantize computes them."""
     assert isinstance(dtype, Block)
     attributes = dict(dtype.attributes)
     bits = attributes["bit_width"] - EXPONENT_AND_SIGN
@@ -298,7 +318,10 @@ def _rounded(x: Any, step: Any, bits: int) -> Any:
 
 
 def _exponent(groups: Any) -> Any:
-    """floor(log2) of the greatest magnitude along the last axis, which is kept; at least -127."""
+    """Return floor(log2) of the greatest magnitude along the last axis, at least -127.
+
+    The axis is kept.
+    """
     greatest = groups.abs().amax(-1, keepdim=True)
     exponent = torch.frexp(greatest)[1] - 1
     return torch.where(greatest > 0, exponent, torch.full_like(exponent, -BIAS)).clamp(

@@ -1,4 +1,4 @@
-"""Quantized: a weight as codes and scales. And what is left of an activation after rounding it."""
+"""Quantized weights, as codes and scales; fake quantization of activations."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from quark_onnx.torch.formats.affine import Params
 from quark_onnx.torch.formats.bit_packing import in_blocks
 from quark_onnx.torch.formats.block_formats import global_scale_for
 
-#: Weights that are rounded at once: what is computed on the way is little, and stays near the
+#: Number of weights that are rounded at once: intermediate tensors then stay in caches of the
 #: processor.
 _AT_ONCE = 1 << 20
 
 
 @dataclass(frozen=True)
 class Quantized:
-    """A weight of any shape, quantized as a matrix of its first axis by all others.
+    """Quantized weight of any shape, as a matrix (first axis, product of further axes).
 
     Attributes:
-        spec: how it is quantized.
-        shape: of the weight.
-        codes: (rows, columns), or (rows, blocks, block size) where a scale belongs to a block, the
-            last one filled up.
-        scale: () for the tensor, (rows,) or (rows, blocks); None where the codes are what is left
-            of the values.
-        zero: zero points, shaped as the scale; None where they are 0.
-        whole: NVFP4's scale of the tensor.
-        dtype: the type of the weight that it was.
+        spec: how the weight is quantized.
+        shape: shape of the weight.
+        codes: (rows, columns), or (rows, blocks, block size) with per-block scales; the last block
+            is padded.
+        scale: () per-tensor, (rows,) per-channel or (rows, blocks) per-group; None if ``codes`` are
+            dequantized values.
+        zero: zero points of the shape of ``scale``; None if they are 0.
+        whole: global scale (NVFP4).
+        dtype: dtype of the float weight.
     """
 
     spec: TensorSpec
@@ -49,13 +49,17 @@ class Quantized:
 
     @property
     def matrix(self) -> Any:
-        """The codes as (rows, columns), without what fills the last block."""
+        """The codes as (rows, columns), without the padding of the last block."""
         rows = self.shape[0]
         columns = prod(self.shape[1:])
         return self.codes.reshape(rows, -1)[:, :columns]
 
     def dequantize(self, dtype: Any = None) -> Any:
-        """The weight that is left, in the type of the original one if none is given."""
+        """Return the dequantized weight.
+
+        Args:
+            dtype: dtype of the result; None for the float weight's dtype.
+        """
         dtype = self.dtype if dtype is None else dtype
         if isinstance(self.spec.dtype, Scaled):
             ones = (
@@ -82,17 +86,20 @@ def quantize(
     params: Params | None = None,
     whole: Any = None,
 ) -> Quantized:
-    """A weight as codes, each rounded to the nearest.
+    """Quantize a weight, with round to nearest.
 
     Args:
         weight: floats of shape (outputs, ...).
-        spec: how.
-        name: what it is called, for errors.
-        params: scales and zero points that are known already, shaped as ``Quantized`` has them.
-        whole: NVFP4's scale of the tensor, where it is not of this weight alone.
+        spec: how the weight is quantized.
+        name: name of the weight, for errors.
+        params: known scales and zero points, shaped as in ``Quantized``.
+        whole: global scale (NVFP4), if shared with other weights.
+
+    Returns:
+        The codes and scales.
 
     Raises:
-        ModelError: it holds a number that is infinite or none.
+        ModelError: the weight holds an infinity or NaN.
 
     >>> quantize(torch.tensor([[1.0, -2.0, 4.0]]), TensorSpec("mxfp4e2m1")).dequantize()
     tensor([[ 1., -2.,  4.]])
@@ -135,7 +142,7 @@ def quantize(
 
 
 def global_scale_of(weights: Iterable[Any]) -> Any:
-    """NVFP4's scale of weights that runtimes make one of: they keep one such scale for all of it."""  # noqa: E501
+    """Return NVFP4's common global scale for weights that runtimes fuse."""
     return global_scale_for(
         torch.stack(
             [
@@ -152,7 +159,7 @@ def _rows(
     params: Params | None,
     whole: Any,
 ) -> tuple[Any, Any, Any]:
-    """Codes, scales and zero points of rows."""
+    """Return codes, scales and zero points of rows."""
     view = in_blocks(matrix, spec.group) if spec.group else matrix
     if not isinstance(spec.dtype, Scaled):
         shared = block_formats.encode(view, spec, whole)
@@ -169,7 +176,7 @@ def _rows(
 
 
 def _params_at(params: Params | None, start: int, count: int) -> Params | None:
-    """Those of rows."""
+    """Return the parameters of ``count`` rows."""
     if params is None or not params.scale.ndim:
         return params
     return Params(
@@ -178,8 +185,9 @@ def _params_at(params: Params | None, start: int, count: int) -> Params | None:
 
 
 def joined(parts: Sequence[Any]) -> Any:
-    """What belongs to rows one after the other, a single part without a copy; what belongs to the
-    tensor, and None, as it is.
+    """Concatenate per-row parts along axis 0.
+
+    A single part is returned uncopied. Scalars and None are returned unchanged.
     """
     first = parts[0]
     return (
@@ -190,7 +198,7 @@ def joined(parts: Sequence[Any]) -> Any:
 
 
 def check_finite(weight: Any, name: str) -> None:
-    """Raise ModelError if a weight holds a number that is infinite or none."""
+    """Raise ModelError if a weight holds an infinity or NaN."""
     if (
         weight.numel()
         and not torch.isfinite(torch.stack(torch.aminmax(weight.detach()))).all()
@@ -202,9 +210,7 @@ def check_finite(weight: Any, name: str) -> None:
 
 
 def solve(view: Any, spec: TensorSpec) -> Params:
-    """The scales of a weight, from its least and greatest values: shaped (), (rows,) or (rows,
-    blocks).
-    """
+    """Return min-max scales of a weight, of shape (), (rows,) or (rows, blocks)."""
     whole = not spec.group and not spec.per_channel
     lo, hi = affine.extremes(view.reshape(-1) if whole else view)
     if spec.scale == "float32":
@@ -218,12 +224,13 @@ def fake_quantize(
     params: Params | None = None,
     whole: Any = None,
 ) -> Any:
-    """What is left of an activation: same shape and type.
+    """Quantize and dequantize an activation; shape and dtype stay.
 
     Args:
         x: floats of shape (..., features).
-        params: the scale where data has told it; each run computes it otherwise.
-        whole: NVFP4's scale of the tensor.
+        spec: how the activation is quantized.
+        params: calibrated scale; None for dynamic quantization.
+        whole: global scale (NVFP4).
 
     >>> fake_quantize(torch.tensor([[0.3, 9.0], [1.0, 0.0]]), TensorSpec("int8", per_channel=True, dynamic=True))
     tensor([[0.2824, 8.9647],
