@@ -1,4 +1,4 @@
-"""device_named: the device that blocks are quantized on, by the text of ``--device``."""
+"""Devices that blocks are quantized on, by the text of ``--device``."""
 
 from __future__ import annotations
 
@@ -8,20 +8,23 @@ import torch
 
 from quark_onnx.errors import ConfigError
 
-#: The share of a device's free memory that hidden states may take, those of the float model and
-#: those of the quantized one each; blocks need the rest.
+#: The share of a device's free memory for the hidden states of the float model, and again for the
+#: hidden states of the quantized model; blocks need the rest.
 _SHARE = 0.25
 
 
 def device_named(text: str) -> Any:
-    """The device that a text names.
+    """Return the device that a text names.
 
     Args:
-        text: "auto" for the first GPU, or the CPU where there is none; "cpu"; "cuda" or "cuda:1",
-            which ROCm has as well; or any other that torch knows.
+        text: "auto" for the first GPU, or the CPU if there is no GPU; "cpu"; "cuda" or "cuda:1"
+            (also for ROCm); or another device of torch.
+
+    Returns:
+        A ``torch.device``.
 
     Raises:
-        ConfigError: torch does not know it, or it is not there.
+        ConfigError: torch does not know the device, or the device is not available.
 
     >>> device_named("cpu")
     device(type='cpu')
@@ -49,9 +52,9 @@ def device_named(text: str) -> Any:
 
 
 def room_for_states(device: Any) -> int | None:
-    """Bytes that hidden states may take on a device; None where there is no limit.
+    """Return the number of bytes for hidden states on a device; None for no limit.
 
-    On the CPU they are in memory anyway.
+    Hidden states of a model on the CPU have no limit.
     """
     if device.type != "cuda":
         return None

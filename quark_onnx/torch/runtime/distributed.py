@@ -1,8 +1,8 @@
-"""Share calibration data among the processes of torch.distributed, and sum their statistics.
+"""Distribution of calibration data over the processes of torch.distributed.
 
-Each process runs the model on its part of the samples. Sums of products, ranges and histograms are
-those of all samples then, so that each process chooses the same codes. Without torch.distributed,
-all of this does nothing.
+Every process runs the model on its part of the samples. Hessians, ranges and histograms are then
+reduced over all samples, so that all processes choose equal codes. Without torch.distributed, the
+functions do nothing.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from quark_onnx.errors import DataError
 
 
 def count() -> int:
-    """How many processes there are."""
+    """Return the number of processes."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def own_part(samples: Sequence[Any]) -> list[Any]:
-    """The samples of this process: each takes one in turn.
+    """Return the calibration samples of this process, in a round-robin distribution.
 
     Raises:
         DataError: there are fewer samples than processes.
@@ -40,28 +40,28 @@ def own_part(samples: Sequence[Any]) -> list[Any]:
 
 
 def summed(tensor: Any) -> Any:
-    """The sum over all processes, in place."""
+    """Sum a tensor over all processes, in place."""
     if count() > 1:
         dist.all_reduce(tensor)
     return tensor
 
 
 def least(tensor: Any) -> Any:
-    """The least over all processes, element by element, in place."""
+    """Reduce a tensor to its elementwise minimum over all processes, in place."""
     if count() > 1:
         dist.all_reduce(tensor, dist.ReduceOp.MIN)
     return tensor
 
 
 def greatest(tensor: Any) -> Any:
-    """The greatest over all processes, element by element, in place."""
+    """Reduce a tensor to its elementwise maximum over all processes, in place."""
     if count() > 1:
         dist.all_reduce(tensor, dist.ReduceOp.MAX)
     return tensor
 
 
 def number(value: int) -> int:
-    """The sum over all processes.
+    """Return the sum of an integer over all processes.
 
     >>> number(3)
     3
@@ -70,7 +70,7 @@ def number(value: int) -> int:
 
 
 def from_first(value: Any) -> Any:
-    """What the first process has; it must be picklable."""
+    """Return the value of the first process; the value must be picklable."""
     if count() == 1:
         return value
     found = [value]
@@ -79,7 +79,7 @@ def from_first(value: Any) -> Any:
 
 
 def gathered(value: Any) -> list[Any]:
-    """What each process has, in their order; it must be picklable."""
+    """Return the values of all processes, in order of rank; values must be picklable."""
     if count() == 1:
         return [value]
     found: list[Any] = [None] * count()

@@ -1,10 +1,9 @@
-"""Memory of this process: its size, and returning free memory to the system, as glibc keeps
-fragments.
+"""Memory use of the process, and return of free memory to the system.
 
-It takes large arrays from the system, and gives them back at once, until the first one is freed:
-from then on it keeps all that are not larger (up to 32 MB, as weights of a layer are) among small
-objects, where what is free is of no use to others, by chance more or less of it. Told what is
-large, it stays with that.
+glibc maps large arrays by themselves, and unmaps them when freed, until the first large array is
+freed. From then on, glibc keeps arrays up to that size (32 MB at most, the size of a layer's
+weights) on the heap, where fragmentation keeps freed memory from other uses. A fixed threshold
+prevents the change.
 """
 
 from __future__ import annotations
@@ -16,19 +15,19 @@ from pathlib import Path
 from typing import Any
 
 _STATUS, _SYSTEM = Path("/proc/self/statm"), Path("/proc/meminfo")
-#: Of a process with torch and transformers in it, where the system does not tell.
+#: Resident bytes of a process with torch and transformers, where the system reports none.
 _USUAL = 450 << 20
-#: Bytes that are large. Less would be asked for too often: each time the system hands out pages of
-#: zeros.
+#: Size of a large array in bytes. Smaller arrays are allocated too often: the system clears the
+#: pages of every mapping.
 _LARGE = 4 << 20
-#: Free bytes behind the last small object that are kept: what glibc comes to by itself.
+#: Free bytes that glibc keeps at the top of the heap: the value that glibc reaches by itself.
 _KEPT = 64 << 20
-#: What mallopt calls these, in malloc.h.
+#: The parameters of mallopt, from malloc.h.
 _M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD = -3, -1
 
 
 def resident() -> int:
-    """Bytes of this process that are in memory now, files that are mapped into it included."""
+    """Return the resident memory of the process in bytes, including mapped files."""
     try:
         return int(_STATUS.read_text(encoding="ascii").split()[1]) * os.sysconf(
             "SC_PAGE_SIZE",
@@ -38,16 +37,19 @@ def resident() -> int:
 
 
 def release_memory() -> None:
-    """Return free memory, where the C library can be asked to."""
+    """Return free memory to the system, if the C library supports it."""
     if (library := _glibc()) is not None:
         library.malloc_trim(0)
 
 
 @cache
 def set_large_apart() -> None:
-    """From now on, and in the whole process, return large arrays as soon as they are freed, where
-    the C library can be asked to, and the user has not told it something else. Best before the
-    first one is made.
+    """Let glibc return large arrays to the system as soon as they are freed.
+
+    The setting holds for the whole process.
+
+    Environment variables of the user have priority. Call the function
+    before the first large array is allocated.
     """
     told = any(
         name.startswith("MALLOC_") for name in os.environ
@@ -59,7 +61,7 @@ def set_large_apart() -> None:
 
 @cache
 def _glibc() -> Any:
-    """None for another library, or on another system."""
+    """Load glibc, where the system has it."""
     try:
         library = ctypes.CDLL("libc.so.6")
     except OSError:
@@ -72,7 +74,7 @@ def _glibc() -> Any:
 
 
 def available() -> int:
-    """Bytes that the system can give without swapping; 4 GiB where it does not tell."""
+    """Return the bytes of memory available without swapping; 4 GiB if unknown."""
     try:
         lines = _SYSTEM.read_text(encoding="ascii").splitlines()
         found = next(line for line in lines if line.startswith("MemAvailable:"))

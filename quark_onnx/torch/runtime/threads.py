@@ -1,8 +1,7 @@
-"""How many threads operations use: many short ones are best done by one.
+"""Number of threads of torch operations: short operations are fastest on one thread.
 
-Where an operation is shared, its threads wait for each other at its end. A processor that does
-other work, too, lets them wait until it comes back to them: a hundred times longer than what takes
-a few microseconds.
+Threads of an operation wait for the slowest thread. On a busy processor the wait may be a hundred
+times longer than an operation of a few microseconds.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ import torch
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """What is computed in this context is computed by one thread of the CPU.
+    """Limit torch to a single CPU thread within the context.
 
-    It is the thread that opens it whose operations are meant, and that has its number back
-    afterwards; threads that are begun meanwhile stay with one, as torch has it.
+    The setting belongs to the thread that enters the context, and is restored at the end. Threads
+    that start meanwhile keep one thread, as in torch.
 
     >>> with one_thread():
     ...     torch.get_num_threads()
