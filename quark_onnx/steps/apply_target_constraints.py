@@ -1,7 +1,7 @@
-"""Move power-of-two scales until the integer engine of the target can compute with all of them.
+"""Constraints of an NPU's integer engine on power-of-two scales.
 
-Only scales move, here and in front of everything that chooses codes: the codes of weights follow
-from the float values under the scale that came out of it.
+Scales move before integer codes are computed, so that the codes of weights follow from the
+float values and the final scales.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from quark_onnx.targets import Constraints, Positions, chain, constraints_of
 
 
 class Limits:
-    """The constraints of a target on the scales of a plan.
+    """Constraints of a target on the scales of a plan.
 
     Attributes:
-        uses: the uses whose scales they are about.
+        uses: the uses whose scales are constrained.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class Limits:
         params: Params,
         config: QConfig,
     ) -> None:
-        """Without a target that has constraints there are none."""
+        """Collect the constraints; empty for a target without constraints."""
         nodes = (
             graph.nodes
             if config.target and TARGETS[config.target].integer_engine
@@ -46,14 +46,14 @@ class Limits:
         self.uses = [key for key in self._constraints.keys if isinstance(key, Use)]
 
     def tied(self, use: Use) -> list[Use]:
-        """The uses whose scales are one and the same, this one among them."""
+        """Return the uses that share a scale with ``use``, including ``use``."""
         return [key for key in self._tied.get(use, (use,)) if isinstance(key, Use)]
 
     def settled(self, scales: dict[Use, float]) -> dict[Use, float]:
-        """Scales near to these under which all constraints hold: those that are to move.
+        """Return the scales to move, close to ``scales``, to meet every constraint.
 
         Raises:
-            ConstraintError: there are none.
+            ConstraintError: the constraints have no solution.
         """
         at: Positions = {use: position_of(scales[use]) for use in self.uses}
         found = self._constraints.settle(at)
@@ -61,10 +61,13 @@ class Limits:
 
 
 def apply_target_constraints(limits: Limits, params: Params) -> int:
-    """Move the scales in ``params`` until all constraints hold; how many moved.
+    """Move the scales in ``params`` until every constraint holds.
+
+    Returns:
+        The number of moved scales.
 
     Raises:
-        ConstraintError: there are no such scales.
+        ConstraintError: the constraints have no solution.
     """
     moved = limits.settled({use: float(params.table[use].scale) for use in limits.uses})
     for use, scale in moved.items():
@@ -75,12 +78,12 @@ def apply_target_constraints(limits: Limits, params: Params) -> int:
 
 
 def position_of(scale: float) -> int:
-    """p of a scale 2**-p."""
+    """Return the binary point position p of a scale 2**-p."""
     return -round(float(np.log2(scale)))
 
 
 class _Planned:
-    """Positions as a plan has them."""
+    """Binary point positions according to a plan."""
 
     def __init__(self, graph: Graph, plan: Plan, params: Params) -> None:
         self._graph, self._plan, self._params = graph, plan, params

@@ -1,9 +1,9 @@
-"""blocks: weights in blocks at opsets whose DequantizeLinear knows none.
+"""Blocked weights at opsets whose DequantizeLinear lacks ``block_size``.
 
-ONNX has scales for blocks from opset 21 on. The DequantizeLinear of the com.microsoft domain has
-4-bit codes at any opset, but one scale for each row at most (onnxruntime 1.32). A weight in blocks
-is written as a matrix with one block in each row, which that operator dequantizes, and a Reshape
-gives the weight its shape back.
+ONNX supports blocked scales from opset 21 on. The DequantizeLinear of the com.microsoft domain
+has 4-bit codes at every opset, but at most one scale per row (onnxruntime 1.32). A blocked
+weight is written as a matrix with one block per row. DequantizeLinear dequantizes the matrix,
+and Reshape restores the shape of the weight.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from quark_onnx.graph.bodies import in_bodies
 
 
 def lower_blocks(graph: Graph) -> int:
-    """Rewrite each DequantizeLinear in blocks of the com.microsoft domain, those in bodies too.
+    """Rewrite each blocked com.microsoft DequantizeLinear, bodies included.
 
-    Return how many.
+    Returns:
+        The number of rewritten nodes.
     """
     blocked = [
         node
@@ -80,7 +81,7 @@ def _lower(graph: Graph, node: Node) -> None:
 
 
 def _rows(graph: Graph, codes: Codes, axis: int, padded: int) -> list[str]:
-    """Write codes, scales and zero points with one block in each row; their names."""
+    """Write codes, scales and zero points with one block per row; return the names."""
     stored = np.moveaxis(value(graph, codes.codes), axis, -1)
     scales = np.moveaxis(value(graph, codes.scale), axis, -1).reshape(-1)
     zeros = np.moveaxis(zero_points(graph, codes), axis, -1).reshape(-1)

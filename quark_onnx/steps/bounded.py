@@ -1,6 +1,4 @@
-"""bounded: scales of functions whose range is known, such as Sigmoid, Tanh, Softmax and
-LpNormalization.
-"""
+"""Scales of functions with a known range: Sigmoid, Tanh, Softmax, LpNormalization."""
 
 from __future__ import annotations
 
@@ -21,36 +19,38 @@ from calibrators.histogram import Histogram
 from calibrators.histogram_row import HistogramRow
 from quark_onnx.config import QuantizationSpec
 
-#: Known bounds are not halved beyond this share of them.
+#: Halving of known bounds ends at this share of them.
 _LEAST_SHARE = 2.0**-12
 
 
 def calibrator_for(spec: QuantizationSpec) -> Calibrator:
-    """Return what is measured within known bounds: extremes, or a histogram where two scales have
-    to be compared.
+    """Return the calibrator of a bounded function.
+
+    The calibrator measures extremes, or a histogram where two candidate scales are compared.
     """
     return MinMSE() if spec.pow2 else MinMax()
 
 
 def params(bounds: tuple[float, float], found: Statistic | None, grid: Grid) -> QParams:
-    """Return scale and zero point of a function whose range is known.
+    """Return scale and zero point of a function with a known range.
 
-    A float scale covers the bounds exactly. Of power-of-two scales there are two candidates: the
-    least that covers the bounds, with a step of 2d, and the one with step d, if its codes end at
-    most d before a bound. Codes from -128 to 127 cover [0, 1] with 2^-6; with 2^-7 they end at
-    127/128, and the half step above 127.5/128 is saturated.
+    A float scale covers the bounds exactly. A power-of-two scale has two candidates: the least
+    scale that covers the bounds, with a step of 2d, and the scale with step d, if its codes end
+    at most d before a bound. Codes from -128 to 127 cover [0, 1] with 2^-6; with 2^-7 they end
+    at 127/128, and the half step above 127.5/128 saturates.
 
-    The error of the finer scale is at most d/2, and at most d for the share p of the values that is
-    saturated. That of the coarser one is at most d for any value, so that the greatest error is the
-    same. Of values that are spread evenly over a step the mean squared error is (1 - p) d²/12 + p
-    d² at most, against d²/3 - p d²/3 at least, as the coarser scale has a code for the bound
-    itself. The finer one is better unless p is above 1/5. Few functions have so many values there,
-    but gates that are either open or shut and a softmax over two classes do, so that the histogram
-    of the calibration decides. Without one the finer scale is taken.
+    The error of the finer scale is at most d/2, and at most d for the share p of values that
+    saturate. The error of the coarser scale is at most d for every value, so the maximum errors
+    are equal. For values spread evenly over a step, the mean squared error of the finer scale
+    is at most (1 - p) d²/12 + p d². The error of the coarser scale is at least d²/3 - p d²/3,
+    because it has a code for the bound. The finer scale is better unless p exceeds 1/5. Few
+    functions have such a share of saturated values, but open-or-shut gates and a softmax over
+    two classes do, so the calibration histogram decides. Without a histogram, the finer scale
+    is used.
 
     Args:
         bounds: least and greatest value of the function.
-        found: what was measured of it; None if nothing was.
+        found: the measured statistic; None without a measurement.
         grid: the codes to use.
 
     >>> params((0.0, 1.0), None, Grid(-128, 127, pow2=True)).scale
@@ -66,10 +66,10 @@ def params(bounds: tuple[float, float], found: Statistic | None, grid: Grid) -> 
 
 
 def within(bounds: tuple[float, float], found: Statistic | None) -> Range:
-    """Return known bounds, halved as often as they still hold everything that was measured.
+    """Return the known bounds, halved while they still contain every measured value.
 
-    A softmax over a thousand values leaves nearly all of the unit interval empty. Halving leaves a
-    margin for what other data may bring, and a function that does use its bounds keeps them.
+    A softmax over a thousand values leaves most of the unit interval empty. Halving leaves a
+    margin for unseen data, and a function that uses its full range keeps its bounds.
     """
     lo, hi = (np.array([bound]) for bound in bounds)
     if found is not None:

@@ -1,6 +1,6 @@
-"""calibrate: one streaming sweep over the data.
+"""Calibration in one streaming pass over the data.
 
-The statistic of each tensor whose scale must be measured.
+The pass collects a statistic for every tensor whose scale must be measured.
 """
 
 from __future__ import annotations
@@ -24,20 +24,19 @@ from quark_onnx.steps.calibration import Keyed
 from quark_onnx.steps.run import Sample
 from quark_onnx.steps.subgraph_plans import SubgraphPlan, controls, shapeless
 
-#: What was measured of each use.
+#: The measured statistic of every use.
 Ranges = dict[Use, Statistic]
 
-#: Statistics that merge to what would have been found in all values, whatever their order.
+#: Statistics whose merge equals the statistic of all values, independent of order.
 _EXACT = (Extremes, Histogram)
 _ZERO = "it was zero throughout calibration: there is no range to measure"
-#: One sample in so many is held out, from the middle of each stretch, and at most so many in all.
+#: Stride and maximum number of held-out samples; the middle of each stretch is held out.
 _EVERY, _AT_MOST = 20, 4
-#: From this sample on, one in so many is held out for the verdict alone.
+#: First sample and stride of samples held out for the verdict only.
 _MANY, _EVERY_LATE = 100, 10
-#: Samples that the verdict runs on beyond those that every step measures on, and the bytes of
-#: their arrays.
+#: Additional samples of the verdict, and the limit of their arrays in bytes.
 _VERDICT_SAMPLES, _VERDICT_BYTES = 28, 1 << 26
-#: Of a recurrent model, one sample in so many, all of them from one stretch, and at most so many.
+#: Stride and maximum number for a recurrent model, whose held-out samples are consecutive.
 _RUN_EVERY, _RUN_AT_MOST = 5, 32
 
 
@@ -52,18 +51,23 @@ def calibrate(  # noqa: PLR0913
     executor: Executor | None = None,
     progress: Progress | None = None,
 ) -> Ranges:
-    """Run the float graph over the samples once.
+    """Run the float graph over the samples once and return the measured ranges.
 
-    Tensors that prove unfit are kept float in ``plan``, with the reason.
+    A tensor that turns out to be unfit is kept float in ``plan``, with the reason.
 
     Args:
-        insides: bodies of the graph's nodes; they get ranges of their own.
-        keyed: what was measured before, which is not measured again; what is measured now is added,
-            as statistics that serve every calibrator.
-        others: plans of the same graph whose tensors are measured as well, for ``keyed`` alone.
+        graph: the float graph.
+        plan: the plan of the graph; unfit tensors change to float.
+        samples: calibration samples, read once.
+        insides: bodies of the graph's nodes, with ranges of their own.
+        keyed: earlier statistics, not measured again; new statistics are added in a form that
+            serves every calibrator.
+        others: further plans of the graph, measured for ``keyed`` only.
+        executor: runs the model; None for the default.
+        progress: reports progress.
 
     Raises:
-        DataError: a sample that does not fit or cannot be run.
+        DataError: a sample does not fit the inputs or cannot be run.
     """
     wanted = _wanted(graph, plan)
     known = {} if keyed is None else keyed.known(wanted)
@@ -93,7 +97,7 @@ def calibrate(  # noqa: PLR0913
 
 
 def _read_through(samples: Iterable[Sample]) -> list[Statistic]:
-    """Read all samples, of which some are held out on the way, and measure nothing."""
+    """Read every sample without measuring, so that held-out samples are collected."""
     for _ in samples:
         pass
     return []
@@ -107,9 +111,9 @@ def calibrate_each(
     *,
     keyed: Keyed | None = None,
 ) -> list[Ranges]:
-    """Return the ranges of several plans of one graph, from a single run over the samples.
+    """Return the ranges of several plans of one graph, from one pass over the samples.
 
-    Bodies are not looked into.
+    Bodies are skipped.
 
     Args:
         keyed: as for ``calibrate``.
@@ -140,7 +144,7 @@ def calibrate_each(
 
 
 def missing(graph: Graph, plan: Plan, keyed: Keyed) -> list[Observation]:
-    """Return what would have to be measured, as no statistic of it is known."""
+    """Return the observations that ``keyed`` lacks and a calibration would measure."""
     wanted = _wanted(graph, plan)
     return _watched(graph, wanted, keyed.known(wanted))
 
@@ -151,7 +155,7 @@ def _scope(
     insides: Sequence[SubgraphPlan],
     borrowed: frozenset[str] = frozenset(),
 ) -> Scope:
-    """What is to be watched in a graph and in the bodies in it."""
+    """Return the observations of a graph and of its bodies."""
     scopes = [
         _scope(
             shapeless(i),
@@ -166,7 +170,7 @@ def _scope(
 
 
 def _wanted(graph: Graph, plan: Plan) -> dict[Observation, list[Use]]:
-    """What is to be known of tensors, and for which uses."""
+    """Return the required observations, with their uses."""
     wanted: dict[Observation, list[Use]] = {}
     for use, entry in plan.entries.items():
         if isinstance(entry, Quantize) and _measured(graph, use, entry):
@@ -187,9 +191,9 @@ def _watched(
     wanted: Collection[Observation],
     known: Collection[Observation] = (),
 ) -> list[Observation]:
-    """Return what is to be watched of that, less what is known.
+    """Return the observations to measure: the required ones without the known ones.
 
-    A join of tensors that are watched holds nothing but their values.
+    A Concat of watched tensors is not watched: its values are the values of its inputs.
     """
     return [
         observation
@@ -203,9 +207,9 @@ def _parts(
     observation: Observation,
     wanted: Collection[Observation],
 ) -> list[Observation]:
-    """Observations whose statistics merge exactly to that of this one.
+    """Return observations whose statistics merge exactly to the given observation.
 
-    None if it is to be watched itself.
+    None if the observation must be measured directly.
     """
     node = graph.producer(observation.tensor)
     exact = type(observation.calibrator.statistic()) in _EXACT
@@ -226,7 +230,7 @@ def _statistics(
     found: Iterator[Statistic],
     before: Mapping[Observation, Statistic],
 ) -> dict[Observation, Statistic]:
-    """What is known of each, from what was found of those that were watched, and before."""
+    """Return the statistic of every observation, measured now or before."""
     known = dict(before)
     for observation in _watched(graph, wanted, before):
         known[observation] = next(found)
@@ -244,7 +248,7 @@ def _statistics(
 
 
 def unmeasured(graph: Graph, plan: Plan) -> bool:
-    """Whether there are tensors whose range only data can tell."""
+    """Return whether the range of a tensor depends on calibration data."""
     return bool(_wanted(graph, plan))
 
 
@@ -255,7 +259,7 @@ def _ranges(
     found: Iterator[Statistic],
     known: Mapping[Observation, Statistic] | None = None,
 ) -> Ranges:
-    """What was found, by use; in the order in which a scope lists what it watches."""
+    """Return the statistics by use, in the order of the scope's observations."""
     ranges: Ranges = {}
     wanted = _wanted(graph, plan)
     statistics = _statistics(graph, wanted, found, known or {})
@@ -296,12 +300,12 @@ def _unfit(statistic: Statistic) -> str:
 
 
 def stretch(length: int | None) -> range:
-    """Return the places of the consecutive samples that are held out of so many.
+    """Return the positions of the consecutive held-out samples.
 
-    None where there are too few.
+    The range is empty for too few samples.
 
     Args:
-        length: number of samples; None if it is not known.
+        length: number of samples; None if unknown.
     """
     if length is None:
         return range(_EVERY // 2, _EVERY // 2 + _AT_MOST)
@@ -311,9 +315,9 @@ def stretch(length: int | None) -> range:
 
 
 class _Reservoir:
-    """A few samples, drawn evenly from a stream of unknown length, within a bound of bytes.
+    """A uniform random subset of a stream of unknown length, limited in bytes.
 
-    Algorithm R (Vitter, "Random Sampling with a Reservoir", 1985), always with the same draws.
+    Algorithm R (Vitter, "Random Sampling with a Reservoir", 1985), with a fixed seed.
     """
 
     def __init__(self, most: int, size: int) -> None:
@@ -340,7 +344,7 @@ class _Reservoir:
         self._bound()
 
     def shrink(self, most: int) -> None:
-        """Keep at most so many samples from now on."""
+        """Keep at most ``most`` samples from now on."""
         self._most = min(self._most, most)
         self._bound()
 
@@ -353,7 +357,7 @@ class _Reservoir:
 
 
 def _array_bytes(samples: Iterable[Any]) -> int:
-    """Size of the arrays in samples."""
+    """Return the total size of the arrays in samples, in bytes."""
     total = 0
     for sample in samples:
         values = sample.values() if isinstance(sample, Mapping) else ()
@@ -362,13 +366,13 @@ def _array_bytes(samples: Iterable[Any]) -> int:
 
 
 class HoldOut:
-    """Diverts a few samples from calibration, for measuring the result.
+    """A filter that holds out a few calibration samples for measuring the result.
 
     Attributes:
-        samples: what was held out.
-        late: samples held out for the verdict alone: one in ten from the hundredth on.
-        first: the first ``remember`` samples that went on to calibration.
-        count: how many samples went on to calibration.
+        samples: the held-out samples.
+        late: samples held out for the verdict only: one in ten from the hundredth on.
+        first: the first ``remember`` calibration samples.
+        count: number of samples passed on to calibration.
     """
 
     def __init__(
@@ -379,14 +383,14 @@ class HoldOut:
         run: range = range(0),
         verdict: bool = False,
     ) -> None:
-        """Start with nothing held out.
+        """Start without held-out samples.
 
         Args:
             samples: the calibration data.
-            remember: how many of the first calibration samples to keep.
-            run: places of consecutive samples to hold out, as recurrent models need; else single
-                ones are.
-            verdict: keep samples for the verdict, too, at most 64 MiB each of held-out and of
+            remember: number of first calibration samples to keep.
+            run: positions of consecutive samples to hold out, required by recurrent models; if
+                empty, single samples are held out.
+            verdict: keep samples for the verdict too, at most 64 MiB each of held-out and of
                 calibration samples.
         """
         self._source = samples
@@ -401,7 +405,7 @@ class HoldOut:
 
     @property
     def calibrated(self) -> list[Any]:
-        """A few calibration samples, drawn evenly from all, for the verdict."""
+        """Return a few calibration samples for the verdict, drawn evenly."""
         return self._reservoir.samples
 
     def __iter__(self) -> Iterator[Any]:

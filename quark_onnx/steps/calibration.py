@@ -1,4 +1,4 @@
-"""Calibration: statistics of a model's activations, measured once and used by many runs."""
+"""Statistics of a model's activations, measured once and reused by many runs."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class Measured:
     """The statistics of one tensor.
 
     Attributes:
-        name: of the tensor, for people.
-        axis: of the channels that have a row each; None for one row.
-        statistics: of different kinds, none of which can be read off another.
+        name: name of the tensor, for people.
+        axis: axis of the channels with a row each; None for one row.
+        statistics: statistics of different kinds, none derivable from another.
     """
 
     name: str
@@ -44,15 +44,15 @@ class Measured:
 
 
 class Calibration:
-    """Statistics of the activations of one model on some samples.
+    """Statistics of the activations of one model on calibration samples.
 
-    A tensor is known by what it is computed of (``tensor_keys``), so that statistics serve every
-    configuration, and an optimizer that changes a tensor has it measured anew.
+    A tensor is identified by its computation (``tensor_keys``). Statistics therefore serve
+    every configuration, and a tensor that an optimizer changes is measured again.
 
     Args:
         model: the key of the float model.
-        samples: how many samples were measured.
-        source: the file that it came from, for messages.
+        samples: number of measured samples.
+        source: the source file, for messages.
     """
 
     def __init__(self, model: str, samples: int = 0, source: str = "") -> None:
@@ -65,13 +65,13 @@ class Calibration:
         return len(self._tensors)
 
     def entries(self) -> Iterator[tuple[str, Measured]]:
-        """Return the key and the statistics of each tensor, in the order of the graph."""
+        """Return the key and the statistics of every tensor, in graph order."""
         for (key, _), entry in self._tensors.items():
             yield key, entry
 
     @property
     def kinds(self) -> list[str]:
-        """The kinds of statistics that there are."""
+        """Return the kinds of statistics."""
         entries = self._tensors.values()
         return sorted({kind_of(each) for entry in entries for each in entry.statistics})
 
@@ -79,9 +79,9 @@ class Calibration:
         """Return the statistic of a tensor; None if it was not measured.
 
         Args:
-            key: of the tensor.
-            axis: of the channels that have a row each.
-            wanted: an empty statistic of the kind that is needed.
+            key: key of the tensor.
+            axis: axis of the channels with a row each.
+            wanted: an empty statistic of the required kind.
         """
         entry = self._tensors.get((key, axis))
         for statistic in entry.statistics if entry is not None else ():
@@ -91,7 +91,7 @@ class Calibration:
         return None
 
     def add(self, name: str, key: str, axis: int | None, statistic: Statistic) -> None:
-        """Keep a statistic, unless it can be read off one that is there."""
+        """Store a statistic unless a stored statistic already implies it."""
         if not kind_of(statistic) or self.find(key, axis, statistic) is not None:
             return
         entry = self._tensors.setdefault((key, axis), Measured(name, axis))
@@ -99,10 +99,10 @@ class Calibration:
         entry.statistics = [*kept, statistic]
 
     def save(self, path: str | Path) -> None:
-        """Write a file that ``load_ranges`` reads; all or nothing is written.
+        """Write a file for ``load_ranges``, atomically.
 
         Raises:
-            ConfigError: it cannot be written.
+            ConfigError: the file cannot be written.
         """
         tensors = [
             {
@@ -125,10 +125,10 @@ class Calibration:
 
     @classmethod
     def of_document(cls, document: Any, source: str) -> Calibration:
-        """Return what a file holds that was written by ``save``.
+        """Return the calibration from a document written by ``save``.
 
         Raises:
-            ConfigError: it is damaged, or of a later version.
+            ConfigError: the document is damaged, or of a later version.
         """
         if not isinstance(document, dict) or document.get(TITLE) != _FORMAT:
             raise ConfigError(
@@ -151,10 +151,10 @@ class Calibration:
 
 
 def write_ranges(path: str | Path, text: str) -> None:
-    """Write a file of ranges; all or nothing is written.
+    """Write a file of ranges, atomically.
 
     Raises:
-        ConfigError: it cannot be written.
+        ConfigError: the file cannot be written.
     """
     try:
         write_whole(Path(path), text)
@@ -165,11 +165,11 @@ def write_ranges(path: str | Path, text: str) -> None:
 
 @dataclass(frozen=True)
 class Everything:
-    """A calibrator that asks for the statistic which all others but moving averages can be read off.
+    """A calibrator whose statistic implies every statistic except moving averages.
 
     Attributes:
-        by_sample: the statistic depends on where a sample ends and the next one begins.
-    """  # noqa: E501
+        by_sample: the statistic depends on the boundaries between samples.
+    """
 
     by_sample: ClassVar[bool] = True
 
@@ -177,28 +177,28 @@ class Everything:
         return GroupedHistogram()
 
     def range(self, statistic: GroupedHistogram, grid: Grid) -> Range:
-        """Return all that was seen."""
+        """Return the full observed range."""
         return Range(statistic.lo, statistic.hi)
 
 
 class Keyed:
-    """A calibration, and the keys of the tensors of one graph.
+    """A calibration with the tensor keys of one graph.
 
     Args:
-        calibration: what is known; what a run measures is added.
-        keys: of the tensors, by name, as ``tensor_keys`` computes them.
+        calibration: known statistics; a run adds its measurements.
+        keys: tensor keys by name, as computed by ``tensor_keys``.
     """
 
     def __init__(self, calibration: Calibration, keys: Mapping[str, str]) -> None:
         self.calibration = calibration
         self._keys = keys
-        # of tensors that have no key, for one run alone
+        # statistics of tensors without a key, valid for this run only
         self._others = Calibration("")
 
     def known(
         self, observations: Iterable[Observation]
     ) -> dict[Observation, Statistic]:
-        """Return the statistics of those observations that were made before."""
+        """Return the stored statistics of the given observations."""
         found = {}
         for observation in observations:
             store, key = self._place(observation)
@@ -209,7 +209,7 @@ class Keyed:
         return found
 
     def richer(self, observations: Iterable[Observation]) -> list[Observation]:
-        """Return observations that serve all calibrators in place of those for one."""
+        """Return equivalent observations that serve every calibrator."""
         found = dict[Observation, None]()
         for observation in observations:
             moving = isinstance(observation.calibrator.statistic(), MovingExtremes)
@@ -224,13 +224,13 @@ class Keyed:
         observations: Sequence[Observation],
         statistics: Sequence[Statistic],
     ) -> None:
-        """Add what was measured."""
+        """Store new statistics."""
         for observation, statistic in zip(observations, statistics, strict=True):
             store, key = self._place(observation)
             store.add(observation.tensor, key, observation.axis, statistic)
 
     def counted(self, samples: Iterable[Any]) -> Iterator[Any]:
-        """Return samples, and note how many were measured."""
+        """Yield the samples and count them."""
         count = 0
         for sample in samples:
             yield sample
@@ -248,7 +248,7 @@ def read_json(path: str | Path) -> Any:
     """Return the content of a JSON file.
 
     Raises:
-        ConfigError: it cannot be read, or is no JSON.
+        ConfigError: the file cannot be read, or is not JSON.
     """
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))

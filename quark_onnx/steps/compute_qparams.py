@@ -1,4 +1,4 @@
-"""Compute scales and zero points from ranges, within the int32 range of the biases."""
+"""Scales and zero points from ranges, limited by the int32 range of biases."""
 
 from __future__ import annotations
 
@@ -26,27 +26,26 @@ from quark_onnx.steps import bounded
 from quark_onnx.steps.calibrate import Ranges
 from quark_onnx.steps.join_ranges import join_ranges
 
-#: The largest code of a bias: the other half of an int32 is for the sum of the products that it is
-#: added to.
+#: The largest code of a bias. The other half of int32 is reserved for the sum of products.
 _LARGEST_CODE = 2.0**30
-#: The largest scale of a bias, or of a weight for its sake: a float32, with room to round up to a
-#: power of two.
+#: The largest scale of a bias, or of a weight raised for a bias: float32, with room to round up
+#: to a power of two.
 _LARGEST_SCALE = 2.0**126
-#: The least scale that float16 holds to within 2 %, as one of its denormal numbers.
+#: The least scale that float16 represents to within 2 %, as a denormal number.
 _LEAST_HALF = 2.0**-18
-#: Blocks that are solved for at a time.
+#: Number of blocks per call of the solver.
 _BLOCKS = 1 << 14
-#: Rows whose statistics are alive at a time, or as many as hold so many values.
+#: Maximum rows, and maximum values, whose statistics are in memory at a time.
 _ROWS, _VALUES = 256, 1 << 16
 
 
 @dataclass
 class Params:
-    """Scale and zero point of every use that has its own.
+    """Scale and zero point of every use with parameters of its own.
 
     Attributes:
-        table: by use; a use that is the same as another is looked up at its root.
-        raised: for each weight whose scale was raised to hold a bias, the number of channels.
+        table: parameters by use; a tied use is looked up at its root.
+        raised: number of channels whose scale was raised to hold a bias, by weight.
     """
 
     table: dict[Use, QParams] = field(default_factory=dict)
@@ -54,7 +53,7 @@ class Params:
 
     @property
     def notes(self) -> list[str]:
-        """What a report says of it."""
+        """Return the notes for the report."""
         return [
             f"scale of {n} channels of {w!r} raised to hold its bias"
             for w, n in self.raised.items()
@@ -62,7 +61,7 @@ class Params:
 
 
 def compute_qparams(graph: Graph, plan: Plan, ranges: Ranges) -> Params:
-    """The scales and zero points of everything but biases."""
+    """Return the scales and zero points of every tensor except biases."""
     params = Params()
     for use, entry in list(plan.entries.items()):
         if isinstance(entry, Quantize) and entry.spec.measured:
@@ -94,17 +93,14 @@ def compute_qparams(graph: Graph, plan: Plan, ranges: Ranges) -> Params:
 
 
 def _ranged(entry: Quantize) -> bool:
-    """Whether the user has said something about the range, which then takes the place of known
-    bounds.
-    """
+    """Return whether the user configured the range, which replaces known bounds."""
     return entry.given is not None and entry.given.ranged
 
 
 def compute_bias_qparams(graph: Graph, plan: Plan, params: Params) -> None:
-    """Add the scales of the biases to ``params``, raising those of weights where an int32 would not
-    hold them.
+    """Add the bias scales to ``params``; raise weight scales to avoid int32 overflow.
 
-    Biases that cannot be held are kept float in ``plan``, with the reason.
+    Biases that still overflow are kept float in ``plan``, with the reason.
     """
     for use, entry in list(plan.entries.items()):
         if isinstance(entry, BiasOf):
@@ -120,9 +116,9 @@ def compute_bias_qparams(graph: Graph, plan: Plan, params: Params) -> None:
 
 
 def _in_blocks(graph: Graph, use: Use, entry: Quantize, dtype: Integer) -> QParams:
-    """Scales of a constant in blocks, by the solver of its spec.
+    """Return the scales of a blocked constant, computed by the solver of its spec.
 
-    The sign of a scale is that of the greatest value.
+    The sign of a scale is the sign of the value with the greatest magnitude.
     """
     array = graph.constant(use.tensor)
     assert array is not None and entry.axis is not None
@@ -134,7 +130,7 @@ def _in_blocks(graph: Graph, use: Use, entry: Quantize, dtype: Integer) -> QPara
             return half_quadratic(blocks, dtype.bits)
         return round_to_nearest(blocks, dtype.bits, symmetric=spec.symmetric)[1]
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # numpy lets go of the interpreter
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # numpy releases the GIL
         parts = list(pool.map(part, range(0, len(table), _BLOCKS)))
     scale, zero = (
         np.concatenate([getattr(part, name) for part in parts])
@@ -146,7 +142,7 @@ def _in_blocks(graph: Graph, use: Use, entry: Quantize, dtype: Integer) -> QPara
 
 
 def _beyond_half(graph: Graph, ranges: Ranges, use: Use, entry: Quantize) -> bool:
-    """Whether scales are to be stored in float16, and it does not hold the greatest."""
+    """Return whether the greatest scale overflows float16 storage."""
     if entry.spec.scale != "float16":
         return False
     plain = replace(entry, spec=entry.spec.with_(scale="float32"))
@@ -159,7 +155,7 @@ def _beyond_half(graph: Graph, ranges: Ranges, use: Use, entry: Quantize) -> boo
 
 
 def _all_codes(spec: QuantizationSpec) -> bool:
-    """Whether the solvers of blocks know the codes: all of 2, 4 or 8 bits, with a float scale."""
+    """Return whether the block solvers support a spec: 2, 4 or 8 bits, float scale."""
     return spec.codes.bits in BITS and not (
         spec.pow2 or spec.narrow or spec.reduce_range
     )
@@ -175,10 +171,11 @@ def _params(graph: Graph, use: Use, entry: Quantize, found: Range) -> QParams:
 
 
 def _given_params(graph: Graph, use: Use, entry: Quantize) -> QParams:
-    """The scale and zero point that the user has given.
+    """Return the scale and zero point that the user configured.
 
     Raises:
-        ConfigError: they do not fit the format, or there is not one for each channel.
+        ConfigError: the parameters do not fit the format, or their number differs from the
+            number of channels.
     """
     given, grid = entry.given, entry.spec.grid
     assert given is not None
@@ -269,8 +266,9 @@ def _found_range(graph: Graph, ranges: Ranges, use: Use, entry: Quantize) -> Ran
 
 
 def _bias_params(plan: Plan, params: Params, entry: BiasOf) -> QParams:
-    """Scale of a bias: activation scale times weight scale, for each channel if the weight has
-    channels.
+    """Return the scale of a bias: activation scale times weight scale.
+
+    The scale is per-channel if the weight's scale is.
     """
     x, w = (params.table[plan.root(use)] for use in (entry.x, entry.w))
     scale = (x.scale.astype(np.float64) * w.scale.astype(np.float64)).astype(np.float32)
@@ -284,9 +282,7 @@ def _bias_params(plan: Plan, params: Params, entry: BiasOf) -> QParams:
 
 
 def _widened(graph: Graph, use: Use, params: QParams, dtype: Integer) -> QParams:
-    """Multiply the scales of a bias by the least powers of two with which its format holds the
-    values.
-    """
+    """Multiply bias scales by the least powers of two that avoid overflow."""
     bias = graph.constant(use.tensor)
     assert bias is not None
     magnitude = np.abs(bias.astype(np.float64))
@@ -302,12 +298,12 @@ def _make_room(
     use: Use,
     entry: BiasOf,
 ) -> None:
-    """Raise weight scales until the bias fits into int32 and its scale is a normal number.
+    """Raise weight scales until the bias fits int32 and its scale is a normal number.
 
-    Where a bias exceeds int32, the weights are so small beside it that a coarser scale costs
-    nothing that an 8-bit result would show. To leave the bias float would not do: onnxruntime's
-    optimizer quantizes the float bias of a quantized layer by itself, and does not mind the
-    overflow.
+    A bias exceeds int32 only if the weights are tiny compared with the bias; a coarser weight
+    scale then has no visible effect on an 8-bit result. Keeping the bias float is no
+    alternative: onnxruntime's optimizer quantizes the float bias of a quantized layer without
+    an overflow check.
     """
     bias = graph.constant(use.tensor)
     source, root = plan.root(entry.x), plan.root(entry.w)
@@ -321,7 +317,7 @@ def _make_room(
     if entry.dtype != INT32:
         magnitude = np.zeros_like(
             magnitude,
-        )  # its scale is raised instead, by powers of two
+        )  # the scale is raised by powers of two instead
     least = np.maximum(magnitude / _LARGEST_CODE, SMALLEST_SCALE) / x.scale.astype(
         np.float64,
     )
@@ -382,11 +378,10 @@ def _own_weight(
     entry: BiasOf,
     root: Use,
 ) -> Use | None:
-    """The use of the weight beside a bias whose scale may be raised without harm to others.
+    """Return the weight use whose scale may be raised for a bias without side effects.
 
-    None if there is none.
-
-    A weight that other nodes read, too, gets a second entry for the node that adds the bias.
+    None if no such use exists. A weight with further consumers gets a second entry for the node
+    that adds the bias.
     """
     if not graph.is_constant(root.tensor):
         return None
@@ -411,6 +406,6 @@ def _own_weight(
 
 
 def _up(scale: NDArray[np.float64]) -> NDArray[np.float32]:
-    """float32, never below the value given."""
+    """Round to float32, never below the given value."""
     rounded = scale.astype(np.float32)
     return np.where(rounded < scale, np.nextafter(rounded, np.float32(np.inf)), rounded)

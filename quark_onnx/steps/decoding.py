@@ -1,9 +1,8 @@
-"""decoding: keep float the arithmetic that makes coordinates of what the last layers predict.
+"""Float arithmetic for the decoding of box coordinates.
 
-An SSD-style head multiplies predictions with priors, adds a grid, and makes sizes with an
-exponential. Its boxes are compared by their overlap, where a step of 1/256 of the image is many
-pixels: with 8 bits, small objects are lost while the signal-to-noise ratio of the output looks
-good.
+An SSD-style head multiplies predictions by priors, adds a grid, and computes sizes with an
+exponential. Boxes are compared by overlap, where a step of 1/256 of the image is many pixels.
+With 8 bits, small objects are lost while the SQNR of the output looks good.
 """
 
 from __future__ import annotations
@@ -16,13 +15,12 @@ from quark_onnx.plan import Keep, Plan, Use
 from quark_onnx.rules.base import WEIGHTED
 from quark_onnx.rules.passthrough import REARRANGING
 
-#: A number of as many bits has steps far below a pixel; block formats count bits of what their
-#: values share.
+#: Formats with this many bits have steps far below a pixel. Block formats count shared bits.
 _FINE = 16
 _ARITHMETIC = frozenset({"Add", "Sub", "Mul", "Div", "Sum", "Max", "Min", "Pow"})
 _SUMS = frozenset({"Add", "Sub"})
 _SCALING = frozenset({"Mul", "Div"})
-#: Operators whose result holds a part of the values of their first input.
+#: Operators whose result is a part of the first input.
 _PARTING = frozenset({"Slice", "Split", "Gather", "GatherND", "GatherElements"})
 #: Operators with one signal among their inputs.
 _POINTWISE = frozenset({"Clip", "Exp", "Relu", "Sigmoid"})
@@ -30,7 +28,7 @@ _SIZES = frozenset({"Shape", "Size"})
 
 
 def tail_of(graph: Graph) -> dict[Node, None]:
-    """Return the nodes from which no weighted operator is reached."""
+    """Return the nodes that reach no weighted operator."""
     before = reach(
         [node for node in graph.nodes if node.kind in WEIGHTED],
         graph.leaders,
@@ -39,7 +37,7 @@ def tail_of(graph: Graph) -> dict[Node, None]:
 
 
 def connected(graph: Graph, node: Node, tail: dict[Node, None]) -> dict[Node, None]:
-    """Return the nodes of a tail that are connected with one of it."""
+    """Return the nodes of a tail that are connected with ``node``."""
     return reach(
         [node],
         lambda n: [m for m in (*graph.leaders(n), *graph.followers(n)) if m in tail],
@@ -47,14 +45,13 @@ def connected(graph: Graph, node: Node, tail: dict[Node, None]) -> dict[Node, No
 
 
 def spare_decoding(plan: Plan) -> None:
-    """Keep the decoding of coordinates float, before rules ask for anything.
+    """Keep the decoding of coordinates float, before rules are applied.
 
-    It is found by its structure, behind the last weighted operators: arithmetic with constants or
-    positions that vary along two axes or more (priors, grids), an exponential that is no part of a
-    softmax, or a join of sums and differences of parts of one tensor (corners of a center and a
-    size). All of the tail that is connected with one of these stays float, except a Relu or Clip
-    that is fused into a weighted operator. Numbers of 16 bits and more are fine enough, those of
-    block formats are not.
+    Decoding is recognized by its structure after the last weighted operators: arithmetic with
+    constants or positions that vary along two axes or more (priors, grids), an exponential
+    outside a softmax, or a Concat of sums and differences of parts of one tensor (corners from
+    center and size). The connected tail stays float, except a Relu or Clip that is fused into a
+    weighted operator. Formats of 16 bits and more are precise enough; block formats are not.
     """
     graph = plan.graph
     layers = [node for node in graph.nodes if node.kind in WEIGHTED]
@@ -74,7 +71,7 @@ def spare_decoding(plan: Plan) -> None:
 
 
 def keep_whole(plan: Plan, node: Node, reason: str) -> None:
-    """Keep a node float, its results and the constants that it reads."""
+    """Keep a node float, including its results and its constants."""
     plan.keep_node(node, reason)
     for tensor in filter(None, node.outputs):
         plan.keep(tensor, reason)
@@ -98,7 +95,7 @@ def _coarse(plan: Plan, node: Node) -> bool:
 
 
 def _reason(graph: Graph, node: Node, positions: set[str]) -> str:
-    """Return what makes coordinates of predictions; empty if nothing does."""
+    """Return the reason why a node decodes coordinates; empty if it does not."""
     if node.kind == "Exp":
         sums = any(reader.kind == "ReduceSum" for reader in graph.followers(node))
         return "" if sums else "makes sizes"
@@ -118,9 +115,7 @@ def _reason(graph: Graph, node: Node, positions: set[str]) -> str:
 
 
 def _is_grid(graph: Graph, tensor: str, positions: set[str]) -> bool:
-    """Whether a tensor varies along two axes or more and is constant, or computed from sizes and
-    constants alone.
-    """
+    """Return whether a tensor is constant or positional, and varies along two axes."""
     if not graph.is_constant(tensor) and tensor not in positions:
         return False
     shape = graph.shape(tensor)
@@ -128,7 +123,7 @@ def _is_grid(graph: Graph, tensor: str, positions: set[str]) -> bool:
 
 
 def _positions(graph: Graph) -> set[str]:
-    """Return the tensors that are computed from sizes and constants alone."""
+    """Return the tensors that depend on sizes and constants only."""
     found = set[str]()
     for node in graph.nodes:
         signals = (
@@ -145,11 +140,9 @@ def _positions(graph: Graph) -> set[str]:
 
 
 def _sum_of_parts(graph: Graph, tensor: str) -> str:
-    """Return the tensor of which two parts are added up or subtracted, on the way to this one.
+    """Return the tensor whose two parts are added or subtracted to compute ``tensor``.
 
-    Empty if there is none.
-
-    Both parts may be scaled by constants.
+    Empty if there is no such tensor. Both parts may be scaled by constants.
     """
     node = _origin(graph, tensor)
     if node is None or node.kind not in _SUMS:
@@ -163,8 +156,9 @@ def _sum_of_parts(graph: Graph, tensor: str) -> str:
 
 
 def _origin(graph: Graph, tensor: str) -> Node | None:
-    """Return the node that computes a tensor, past rearrangements, functions of each value and
-    constant factors.
+    """Return the producer of a tensor, looking through moves, functions and factors.
+
+    Rearrangements, elementwise functions and constant factors are skipped.
     """
     while (node := graph.producer(tensor)) is not None:
         signals = [name for name in node.inputs if name and not graph.is_constant(name)]

@@ -1,4 +1,4 @@
-"""destination: where the result may be written, found out before any work is done."""
+"""Checks of the output path, made before the run."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from quark_onnx.graph.io import data_file, external_files, read_stored
 
 
 def destination(model: object, output: object) -> Path | None:
-    """The file to write, None for none.
+    """Return the output file, None for none.
 
     Raises:
-        ConfigError: it is no file, cannot be written, or is one that must not be replaced.
+        ConfigError: the path is not a file, cannot be written, or must not be replaced.
     """
     if output is None:
         return None
@@ -58,10 +58,10 @@ def destination(model: object, output: object) -> Path | None:
 
 
 def keeps_weights_beside(model: str | Path | ModelProto, target: Path | None) -> bool:
-    """Whether a model keeps tensors in other files, which the output must not replace.
+    """Return whether a model has external data, which the output must not replace.
 
     Raises:
-        ConfigError: it would, or it would replace a file of somebody else.
+        ConfigError: the output would replace the external data, or a file of another model.
     """
     if isinstance(model, ModelProto):
         return False
@@ -87,7 +87,7 @@ def keeps_weights_beside(model: str | Path | ModelProto, target: Path | None) ->
 
 
 def _stored_beside(model: Path) -> set[str]:
-    """The files in which a model's large tensors lie, by its own words; none if it is no model."""
+    """Return the external data files of a model; none if the file is not a model."""
     try:
         return (
             external_files(read_stored(model))
@@ -99,10 +99,10 @@ def _stored_beside(model: Path) -> set[str]:
 
 
 def _mentions(path: Path, text: bytes) -> bool:
-    """Whether the bytes of a file hold a text, which is found out much faster than by reading a
-    model.
+    """Return whether the bytes of a file contain a text.
 
-    Every tensor in another file has an entry with the key "location".
+    A byte search is much faster than parsing the model. Every external tensor has an entry with
+    the key "location".
     """
     try:
         with (
@@ -110,13 +110,14 @@ def _mentions(path: Path, text: bytes) -> bool:
             mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
         ):
             return content.find(text) >= 0
-    except (OSError, ValueError):  # there is none, or it is empty
+    except (OSError, ValueError):  # the file is missing or empty
         return False
 
 
 def _same_file(first: Path, second: Path) -> bool:
-    """Whether two paths lead to one file, also through links or in another case where the file
-    system has none.
+    """Return whether two paths lead to one file.
+
+    Links are resolved, and case is ignored on file systems that ignore it.
     """
     if first.exists() and second.exists():
         return first.samefile(second)

@@ -1,4 +1,4 @@
-"""dynamic: keep a scale that is computed at each run only where an integer operator uses it."""
+"""Dynamic scales, kept only where an integer operator uses them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from quark_onnx.plan.existing import existing
 
 
 def quantized_before(graph: Graph, where: str = "") -> frozenset[str]:
-    """Return the names of nodes that touched codes before this run, those in bodies included.
+    """Return the names of nodes on codes before this run, bodies included.
 
     Args:
-        where: prefix of the names; a node of a body has the path to the body in front of its name,
-            as in ``fuse``.
+        graph: the graph.
+        where: prefix of the names: the path to the body of a node, as in ``fuse``.
     """
     names = {where + name for name in existing(graph, keep=True)}
     for body in bodies(graph):
@@ -25,15 +25,18 @@ def quantized_before(graph: Graph, where: str = "") -> frozenset[str]:
 
 
 def read_floats(graph: Graph, before: Collection[str], where: str = "") -> list[str]:
-    """Remove in place each DynamicQuantizeLinear -> DequantizeLinear pair that remains after
-    fusing; return notes.
+    """Remove DynamicQuantizeLinear -> DequantizeLinear pairs that remain after fusion.
 
-    A float operator behind such a pair gains nothing: it computes as before, and rounds on top of
-    that.
+    A float operator after such a pair gains nothing: it computes as before, with additional
+    rounding. The graph is changed in place.
 
     Args:
-        before: nodes that touched codes before this run; their pairs stay.
-        where: prefix of the names of nodes, as in ``quantized_before``.
+        graph: the graph.
+        before: nodes that computed with codes before this run; their pairs stay.
+        where: prefix of node names, as in ``quantized_before``.
+
+    Returns:
+        Notes for the report.
     """
     notes = list[str]()
     for node in list(graph.nodes):
@@ -59,7 +62,7 @@ def read_floats(graph: Graph, before: Collection[str], where: str = "") -> list[
 
 
 def _float_readers(graph: Graph, node: Node) -> list[str]:
-    """Return the names of the nodes that read the dequantized result of a DynamicQuantizeLinear."""
+    """Return the consumers of the dequantized result of a DynamicQuantizeLinear."""
     pairs = [
         reader
         for reader in graph.consumers(node.outputs[0])

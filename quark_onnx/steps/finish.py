@@ -1,4 +1,4 @@
-"""finish: check the quantized model, measure it against the float one, and write it."""
+"""Checks and measurements of the quantized model before writing."""
 
 from __future__ import annotations
 
@@ -48,20 +48,19 @@ from quark_onnx.steps.run import Reference, Sample
 
 logger = logging.getLogger(__name__)
 
-#: Samples that are enough for a band that is not between two others.
+#: Number of samples that suffices for a band clear of its limits.
 _ENOUGH = 16
-#: A model that this processor makes worse by so many dB is told of, or by such a share of values
-#: that are no floats.
+#: Reported losses on this processor: dB of a float output, share of different values otherwise.
 _WORSE, _OTHER = 1.0, 0.01
 
 
 class Finished(NamedTuple):
-    """What `finish` returns.
+    """The result of `finish`.
 
     Attributes:
-        model: checked, loaded and run.
-        errors: at each output on the samples.
-        notes: what this processor makes of it.
+        model: the model, checked, loaded and run.
+        errors: the error of every output on the samples.
+        notes: remarks on this processor's arithmetic.
     """
 
     model: ModelProto
@@ -81,24 +80,28 @@ def finish(  # noqa: PLR0913
     functions: bool = True,
     judging: Judging | None = None,
 ) -> Finished:
-    """The finished model, which has been checked, loaded and run, and its error at each output on
-    the samples.
+    """Return the final model with its output errors, after checking and running it.
 
-    A model with recurrent states is also run over all samples with its own states.
-    With an ``output`` it is the temporary file that is checked and run, before it is renamed.
+    A model with recurrent states is also run over all samples with its own states. With an
+    ``output``, the temporary file is checked and run before it is renamed.
 
     Args:
-        min_sqnr: the least signal-to-noise ratio of any output, in dB; None asks for none.
-        external: keep large tensors in a second file even if protobuf could hold them.
-        narrowing: the types that inputs and outputs get back, after the error was measured.
-        functions: the model keeps the bodies of operators that onnxruntime does not know; without
-            them it is measured before it loses them, and runs only where the operators are known.
-        judging: takes in the outputs of both models.
+        graph: the quantized graph.
+        reference: the float model.
+        samples: samples for the measurement.
+        output: the file to write; None for none.
+        min_sqnr: minimum SQNR of every output, in dB; None for no minimum.
+        external: store large tensors as external data even below protobuf's limit.
+        narrowing: original types of inputs and outputs, restored after the measurement.
+        functions: keep function bodies of operators that onnxruntime does not know; without
+            them, the model is measured before the bodies are removed, and runs only where the
+            operators are known.
+        judging: receives the outputs of both models.
 
     Raises:
-        AccuracyError: an output is worse than ``min_sqnr``; nothing is written.
-        ModelError: the file cannot be written; or the model does not pass the check or does not
-            run, which would be a defect of this package. Nothing is left behind.
+        AccuracyError: an output is below ``min_sqnr``; nothing is written.
+        ModelError: the file cannot be written; or the model fails the check or does not run,
+            which is a defect of this package. No file is left over.
     """
     graph.infer()
     model = graph.to_model()
@@ -135,7 +138,7 @@ def finish(  # noqa: PLR0913
             found = gate.passed(path)
         elif not bare:
             _load(path, lean=lean)
-        release()  # Windows does not rename a file that is mapped into memory
+        release()  # Windows cannot rename a memory-mapped file
     return _finished(model, found, traced)
 
 
@@ -162,11 +165,14 @@ def hand_back(
     *,
     external: bool = False,
 ) -> Finished:
-    """Return a copy of the float model, and write it as it is: nothing in it was quantized.
+    """Return and write a copy of the float model, because no tensor was quantized.
 
     Args:
-        source: the file that the model was read from, whose very bytes are written unless
-            ``external``.
+        model: the float model.
+        reference: the float model as a session.
+        source: the source file, copied byte by byte unless ``external``.
+        output: the file to write; None for none.
+        external: store large tensors as external data.
 
     Raises:
         ModelError: the file cannot be written, or onnxruntime cannot load the model.
@@ -187,13 +193,13 @@ def hand_back(
 
 @dataclass(frozen=True)
 class Judging:
-    """What takes in the outputs of both models beside the gate.
+    """Receivers of the outputs of both models, in addition to the accuracy gate.
 
     Attributes:
-        collector: makes the verdict.
-        check: looks for wrong preprocessing; None where data is random.
-        advice: settings of the run, from which an error proposes what to try.
-        samples: more samples, which count for no gate.
+        collector: collects the verdict.
+        check: detects wrong preprocessing; None for random data.
+        advice: settings of the run, from which an error message proposes the next step.
+        samples: further samples, not used by the gate.
     """
 
     collector: VerdictCollector
@@ -207,7 +213,7 @@ class Judging:
         expected: Mapping[str, Any],
         found: Mapping[str, Any],
     ) -> None:
-        """Take in one sample, and the outputs of the float and of the quantized model."""
+        """Add one sample with the outputs of the float and the quantized model."""
         self.collector.add(feeds, expected, found)
         if self.check is not None:
             self.check.add(feeds, expected)
@@ -215,20 +221,18 @@ class Judging:
 
 @dataclass(frozen=True)
 class _Gate:
-    """What a model has to pass; the arguments of `finish`."""
+    """The accuracy gate, with the arguments of `finish`."""
 
     reference: Reference
     samples: Sequence[Sample]
     min_sqnr: float | None
     lean: bool
-    codes: bool  # activations are rounded, so that there may be sums of 8-bit products
+    codes: bool  # activations are quantized, so sums of 8-bit products may occur
     states: Sequence[State] = ()
     judging: Judging | None = None
 
     def passed(self, model: ModelProto | Path) -> tuple[list[OutputError], list[str]]:
-        """The error at each output where sums do not saturate, and what is to be said of this
-        processor.
-        """
+        """Return output errors without saturating sums, and notes on this processor."""
         check(model, self.reference.model)
         session = _load(model, lean=self.lean)
         judging = self.judging
@@ -250,7 +254,7 @@ class _Gate:
         judging: Judging,
         errors: list[OutputError],
     ) -> None:
-        """Run both models on more samples: on few, and on all where the band is uncertain."""
+        """Run both models on a few further samples; on all if the band is uncertain."""
         few = max(0, _ENOUGH - judging.collector.samples)
         first, rest = judging.samples[:few], judging.samples[few:]
         observe_runs(self.reference.session, session, first, judging.add)
@@ -266,7 +270,7 @@ class _Gate:
         session: Any,
         errors: list[OutputError],
     ) -> list[str]:
-        """What is to be said of a processor that computes something else."""
+        """Return notes on a processor whose integer sums saturate."""
         own = self._measured(_load(model, integers=True))
         lost = sorted(
             loss
@@ -278,7 +282,7 @@ class _Gate:
         worst = lost[-1].text
         if is_defined(
             session,
-        ):  # what else differs where operators are not fused is not known
+        ):  # other effects of unfused operators are unknown
             return [
                 (
                     f"{SATURATION}, and others may differ, too: {worst} without fused"
@@ -339,7 +343,7 @@ class _Gate:
             )
 
     def _advice(self) -> str:
-        """What to try where the gate was missed."""
+        """Return advice after a missed gate."""
         task = self.judging.collector.task if self.judging is not None else None
         if self.judging is None or task is None:
             return ""
@@ -361,14 +365,14 @@ def _in_loop(steps: int) -> str:
 
 
 class _Loss(NamedTuple):
-    """What this processor takes from an output, in words; greater ones are worse."""
+    """The loss of an output on this processor, in words; greater is worse."""
 
     share: float
     text: str
 
     @classmethod
     def of(cls, exact: OutputError, here: OutputError) -> _Loss | None:
-        """None if it is next to nothing."""
+        """Return the loss, or None if it is negligible."""
         if exact.sqnr is not None and here.sqnr is not None:
             lost = exact.sqnr - here.sqnr if exact.sqnr != here.sqnr else 0.0
             text = (
@@ -402,8 +406,8 @@ def _load(
     lean: bool = False,
     integers: bool | None = None,
 ) -> Any:
-    """A session on the model."""
-    try:  # of a large model the optimizer would make copies of the weights
+    """Open a session on the model."""
+    try:  # the optimizer would copy the weights of a large model
         return open_session(
             model,
             lean=lean,
@@ -437,11 +441,13 @@ def check(
     original: ModelProto,
     name: str = "quantized",
 ) -> None:
-    """onnx's full check; where the original does not pass it, or not with the shapes that runtimes
-    compute, the one without shape inference, or none.
+    """Run onnx's strictest check that the original model passes.
+
+    The full check comes first. If the original fails it, possibly only with the shapes that
+    runtimes compute, the check without shape inference is used, or none.
 
     Raises:
-        ModelError: the model does not pass; the message calls it by ``name``.
+        ModelError: the model fails the check; the message calls it ``name``.
     """
     for full in (True, False):
         error = _objection(model, full=full)
@@ -459,7 +465,7 @@ def check(
 
 def _objection(model: ModelProto | Path, *, full: bool) -> Exception | None:
     if isinstance(model, ModelProto) and estimate_bytes(model) > PROTOBUF_LIMIT:
-        return None  # the checker wants it as a file
+        return None  # the checker needs a file
     try:
         onnx.checker.check_model(
             str(model) if isinstance(model, Path) else loaded(model),

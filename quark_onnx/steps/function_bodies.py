@@ -1,5 +1,6 @@
-"""Define a vendor's operators as functions of standard operators, so that onnxruntime runs any
-model with them.
+"""Function bodies in standard operators for a vendor's operators.
+
+With the bodies, onnxruntime runs every model with such operators.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.bodies import bodies, put_back
 from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE, subgraphs
 
-#: Where AMD's operators were before, and what those are called today that are known here (amd-quark
-#: 0.13, which still registers both).
+#: Former domain of AMD's operators, and current names of the operators supported here
+#: (amd-quark 0.13 registers both).
 OLD_DOMAIN = "com.vai.quantize"
 RENAMED = {
     "VitisQuantizeLinear": "ExtendedQuantizeLinear",
@@ -26,15 +27,13 @@ RENAMED = {
     "BFPFixNeuron": "BFPQuantizeDequantize",
     "MXFixNeuron": "MXQuantizeDequantize",
 }
-#: Types that QuantizeLinear and DequantizeLinear have had from their first opset on.
+#: Types that QuantizeLinear and DequantizeLinear support from their first opset on.
 _BYTES = frozenset({TensorProto.INT8, TensorProto.UINT8})
 _PAIRS_OPSET, _PER_AXIS_OPSET = 10, 13
 
 
 def define_functions(graph: Graph) -> None:
-    """Let the model carry a body for each operator that is written as a function, those in
-    subgraphs included.
-    """
+    """Add a function body for each vendor operator of the graph, subgraphs included."""
     nodes, types = (
         list[NodeProto](),
         {name: tensor.data_type for name, tensor in graph.initializers.items()},
@@ -58,12 +57,13 @@ def define_functions(graph: Graph) -> None:
 
 
 def with_bodies(model: ModelProto) -> ModelProto:
-    """A model that computes the same and that onnxruntime runs: AMD's operators have their names of
-    today, and bodies; the model itself where none lacks one. Operators in the subgraphs of If, Loop
-    and Scan count.
+    """Return an equivalent model that onnxruntime runs.
+
+    AMD's operators get their current names, and function bodies. A model that lacks no body is
+    returned unchanged. Operators in the bodies of If, Loop and Scan are included.
 
     Raises:
-        ModelError: one cannot be computed.
+        ModelError: an operator cannot be computed.
     """
     carried = {(function.domain, function.name) for function in model.functions}
     known = {*DOMAINS, OLD_DOMAIN}
@@ -86,7 +86,7 @@ def with_bodies(model: ModelProto) -> ModelProto:
 
 
 def _all_nodes(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
-    """Yield nodes and those in their subgraphs."""
+    """Yield nodes, including those of subgraphs."""
     for node in nodes:
         yield node
         for body in subgraphs(node):
@@ -94,9 +94,10 @@ def _all_nodes(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
 
 
 def _modernize(graph: Graph) -> bool:
-    """Give AMD's operators their names of today, or ONNX's, also in subgraphs.
+    """Rename AMD's operators to their current names, or to ONNX's, subgraphs included.
 
-    Return whether there were any.
+    Returns:
+        Whether an operator was renamed.
     """
     changed = False
     for node in list(graph.nodes):
@@ -111,7 +112,7 @@ def _modernize(graph: Graph) -> bool:
         elif graph.shape(node.inputs[0]) == ():
             graph.bypass(
                 node,
-            )  # a block of one number, for which the bodies have no axis
+            )  # a block of one number, without an axis in the function bodies
             changed = True
     for body in list(bodies(graph)):
         inner = Graph(body.model)
@@ -123,7 +124,7 @@ def _modernize(graph: Graph) -> bool:
 
 
 def _standardize(graph: Graph, node: Node) -> None:
-    """Make ONNX's own operator of one that is the same, where the opset is too old for bodies."""
+    """Replace an operator by ONNX's equivalent if the opset is too old for bodies."""
     single = graph.shape(node.input(1)) in ((), (1,)) or graph.opset >= _PER_AXIS_OPSET
     if (
         _PAIRS_OPSET <= graph.opset < BODY_OPSET

@@ -1,4 +1,4 @@
-"""fuse: operators that compute on codes in place of Q/DQ pairs, verified by running the model."""
+"""Fusion of Q/DQ pairs into operators on codes, verified by running the model."""
 
 from __future__ import annotations
 
@@ -22,21 +22,22 @@ from quark_onnx.steps.run import Sample
 
 logger = logging.getLogger(__name__)
 
-#: The least signal-to-noise ratio, in dB, of what operators on codes compute against what the Q/DQ
-#: pairs say: a value halfway between two codes may become either.
+#: Minimum SQNR in dB of operators on codes against Q/DQ pairs: a value halfway between two
+#: codes may round either way.
 AGREEMENT = 30.0
-#: A deep model makes more of such roundings (a transformer of six layers comes as near as 15 dB to
-#: itself). So many dB may be lost on top of what is lost when scales are off by this share, up and
-#: down in turn. With ten times less, chance decides whether any value is rounded otherwise.
+#: Such roundings accumulate in deep models (a transformer of six layers reaches 15 dB against
+#: itself). The loss may exceed the loss under slightly changed scales by MARGIN dB. Scales
+#: change by NUDGE, alternately up and down; a ten times smaller change affects a rounding only
+#: by chance.
 MARGIN, NUDGE = 6.0, 1e-5
-#: On so many samples: on a single one, chance decides whether one code of a last layer is another.
+#: Number of samples: on a single sample, a code of the last layer may differ by chance.
 SAMPLES = 3
 
 #: A fusion by name and the operator type that it replaces.
 Kind = tuple[str, str]
-#: A kind, and the name of the node where it is applied.
+#: A kind of fusion, and the name of the fused node.
 Place = tuple[Kind, str]
-#: So many models are run to find the nodes of a kind that break it.
+#: Maximum number of model runs to find the nodes that break a kind of fusion.
 _ATTEMPTS = 16
 
 
@@ -45,16 +46,17 @@ def fuse(
     samples: Sequence[Sample],
     before: Collection[str] = frozenset(),
 ) -> tuple[Graph, list[str]]:
-    """A copy of a graph with Q/DQ pairs in which operators compute on codes, and what was done, for
-    the report.
+    """Return a copy of a Q/DQ graph with operators on codes, and notes for the report.
 
-    All kinds of fusion are verified together on the first samples. Only if the copy does not run
-    there, or computes something else, they are added kind by kind, and the nodes, or whole kinds,
-    that break it are left out.
+    Fusions of every kind are verified together on the first samples. If the copy does not run,
+    or computes other values, fusions are added kind by kind, and the offending nodes or kinds
+    are left out.
 
     Args:
-        before: nodes that touched codes before this run, as ``quantized_before`` names them; they
-            stay as they are.
+        graph: the graph with Q/DQ pairs.
+        samples: samples for the verification.
+        before: nodes that computed with codes before this run, as named by
+            ``quantized_before``; they are not changed.
     """
     plain = graph.copy()
     plain = plain if lower_blocks(plain) else graph
@@ -85,11 +87,16 @@ def _culprits(
     objection: Callable[[list[Place]], str],
     attempts: list[int],
 ) -> dict[Place, str]:
-    """Which of these places cannot be fused beside those that are kept, and why; by halves.
+    """Return the places that cannot be fused in addition to ``kept``, with reasons.
+
+    The search bisects.
 
     Args:
-        attempts: how many models may still be run; once it is none, what was not found to be right
-            is taken for wrong.
+        places: the candidates.
+        kept: the accepted fusions.
+        objection: returns why a set of places is wrong; empty if it is right.
+        attempts: number of models that may still be run; at zero, unverified places count as
+            wrong.
     """
     attempts[0] -= 1
     reason = objection([*kept, *places])
@@ -126,8 +133,9 @@ def _lowered(
     places: Collection[Place] | None,
     before: Collection[str],
 ) -> tuple[Graph, dict[Kind, list[str]]]:
-    """A copy with fusions at these places, in which the blocks that no fusion took are such as
-    onnxruntime reads.
+    """Return a copy with fusions at ``places`` and unfused blocks lowered.
+
+    Lowered blocks are in a form that onnxruntime reads.
     """
     fused, done = _fused(graph, places, before)
     if lower_blocks(fused):
@@ -141,22 +149,25 @@ def _fused(
     before: Collection[str],
     where: str = "",
 ) -> tuple[Graph, dict[Kind, list[str]]]:
-    """A copy with fusions at these places, None for all, in the bodies of its nodes, too.
-
-    And which nodes they took.
+    """Return a copy with fusions at ``places`` (None for all), bodies included.
 
     Args:
-        before: names of nodes that are left alone.
-        where: goes before the names of nodes, to tell those of bodies apart.
+        graph: the graph with Q/DQ pairs.
+        places: the fusions to make; None for all.
+        before: names of nodes to skip.
+        where: prefix of node names, distinct for each body.
+
+    Returns:
+        The copy, and the fused nodes by kind.
     """
     fused, done = graph.copy(), dict[Kind, list[str]]()
     for node in reversed(
         list(fused.nodes),
-    ):  # a clip makes way for the operator in front of it
+    ):  # a clip is dropped in favor of the operator before it
         if where + node.name in before or not any(
             name and fused.producer(name) is node for name in node.outputs
         ):
-            continue  # it was there before this run, or another fusion took it
+            continue  # quantized before this run, or taken by another fusion
         for fusion in FUSIONS.get(node.kind, ()):
             kind, name = (fusion.__name__, node.kind), where + node.name
             if (places is None or (kind, name) in places) and fusion(fused, node):
@@ -188,7 +199,7 @@ def _counted(done: dict[Kind, list[str]]) -> list[str]:
 
 
 def _slow(graph: Graph) -> list[str]:
-    """A note where onnxruntime has no fast kernel on most processors."""
+    """Return a note where onnxruntime lacks a fast kernel on most processors."""
     signed = sum(
         node.op_type in INTEGER_PRODUCTS
         and graph.elem_type(node.inputs[0]) == TensorProto.INT8
@@ -204,14 +215,14 @@ def _slow(graph: Graph) -> list[str]:
 
 
 class Agreement:
-    """What Q/DQ pairs compute, operator by operator as they stand, to hold other graphs against."""
+    """The results of a graph with unfused Q/DQ pairs, to compare fused graphs with."""
 
     def __init__(self, graph: Graph, samples: Sequence[Sample]) -> None:
         self._graph = graph
         self._samples = samples
 
     def objection(self, fused: Graph) -> str:
-        """Why a graph cannot take the place of the one with pairs; empty if it can."""
+        """Return why a graph cannot replace the graph with pairs; empty if it can."""
         try:
             session = open_session(
                 fused.to_model(),
@@ -227,9 +238,9 @@ class Agreement:
 
     @cached_property
     def _pairs(self) -> Any:
-        """A session on the pairs.
+        """Open a session on the graph with pairs.
 
-        None if onnxruntime cannot load them, as an opset may lack what operators have.
+        None if onnxruntime cannot load the graph, for example at an opset without an operator.
         """
         try:
             return open_session(self._graph.to_model(), optimize=False)
@@ -239,8 +250,10 @@ class Agreement:
 
     @cached_property
     def _usual(self) -> float:
-        """How far the pairs are from themselves when onnxruntime optimizes them, or when their
-        scales are nudged.
+        """Return the usual deviation of the pairs, in dB.
+
+        The deviation is measured against the pairs with onnxruntime's optimizations, or with
+        slightly changed scales.
         """
         found = [
             self._agreement(open_session(self._nudged(share), optimize=False))
@@ -253,7 +266,7 @@ class Agreement:
         return min(found)
 
     def _nudged(self, share: float) -> ModelProto:
-        """The pairs with scales that are greater and smaller in turn by this share."""
+        """Return the pairs with scales alternately raised and lowered by ``share``."""
         nudged = self._graph.copy()
         pairs = [
             node
@@ -274,6 +287,6 @@ class Agreement:
         return nudged.to_model()
 
     def _agreement(self, session: Any) -> float:
-        """The worst agreement at any float output, in dB."""
+        """Return the worst agreement over the float outputs, in dB."""
         errors = measure(self._pairs or session, session, self._samples)
         return least_sqnr(errors, float("inf"))

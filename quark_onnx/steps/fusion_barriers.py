@@ -1,9 +1,8 @@
-"""Fusion barriers: operators that must not touch a Q/DQ pair, because onnxruntime 1.31 fuses both
-incorrectly.
+"""Barriers between operators and Q/DQ pairs that onnxruntime 1.31 fuses incorrectly.
 
-Between Q/DQ pairs it makes operators integer ones, drops a Relu, and moves rearrangements about,
-also for types of codes and shapes that these do not work for. What each function here knows was
-found by running it.
+Between Q/DQ pairs, onnxruntime replaces operators by integer ones, drops a Relu, and moves
+rearrangements, including for code types and shapes without support. Each rule here was found by
+experiment.
 """
 
 from __future__ import annotations
@@ -19,20 +18,19 @@ from quark_onnx.plan import Plan, Quantize, Use
 from quark_onnx.rules import WEIGHTED
 from quark_onnx.rules.passthrough import HANDING_ON
 
-#: The fewest bits of which onnxruntime multiplies a row whose length is no multiple of so many
-#: codes to a byte.
+#: Two-bit codes, four per byte: onnxruntime misreads rows of other lengths than multiples of four.
 _TWO_BITS, _PER_BYTE = 2, 4
 _BYTE = 8
 _CLIPPING = frozenset({"Relu", "Clip"})
 
 
 def moves_codes(producer: Node | None) -> bool:
-    """Whether what computes a tensor would be made to move the codes of a pair behind it."""
+    """Return whether onnxruntime makes a producer move the codes of the next pair."""
     return producer is not None and producer.kind in HANDING_ON | _CLIPPING
 
 
 def is_small(dtype: Scaled) -> bool:
-    """Whether nothing may become one with a pair of these codes."""
+    """Return whether no operator may be fused with a pair of these codes."""
     return (isinstance(dtype, Minifloat) or dtype.bits < 8) and not isinstance(
         dtype,
         Float4,
@@ -40,8 +38,9 @@ def is_small(dtype: Scaled) -> bool:
 
 
 def behind_softmax(graph: Graph, tensor: str, dtype: Scaled, params: QParams) -> bool:
-    """Whether a pair behind this tensor would make a wrong 8-bit softmax, also seen through
-    rearrangements.
+    """Return whether a pair after ``tensor`` makes onnxruntime's 8-bit softmax wrong.
+
+    The search looks through rearrangements.
     """
     producer = graph.producer(tensor)
     while producer is not None and producer.kind in HANDING_ON | _CLIPPING:
@@ -52,12 +51,12 @@ def behind_softmax(graph: Graph, tensor: str, dtype: Scaled, params: QParams) ->
 
 
 def from_readers(plan: Plan, use: Use, dtype: Scaled, params: QParams) -> bool:
-    """Whether the pair of a constant must not touch those who read it.
+    """Return whether the pair of a constant must be kept apart from its consumers.
 
-    There is no product of 8-bit codes with floats of 8 bits, or with integers of 2 or 32; beside
-    them a float bias becomes an int32 that overflows. Rows of 2-bit codes that do not fill their
-    bytes are misread. A product with a matrix of codes on the left takes no zero points of its own
-    for each row. Products of integers know no blocks.
+    onnxruntime has no product of 8-bit codes with float8, or with integers of 2 or 32 bits; in
+    such a product, a float bias becomes an int32 that overflows. Rows of 2-bit codes that do
+    not fill their bytes are misread. A product with a left matrix of codes takes no per-row
+    zero points. Integer products do not support blocks.
     """
     graph = plan.graph
     readers = [
@@ -75,7 +74,7 @@ def from_readers(plan: Plan, use: Use, dtype: Scaled, params: QParams) -> bool:
         uneven = not isinstance(columns, int) or columns % _PER_BYTE != 0
         unpacked = (
             plan.fuses and params.block_size in BLOCK_SIZES
-        )  # by an operator that does it right
+        )  # an operator that handles it correctly
         products = not unpacked and any(
             node.kind in ("MatMul", "Gemm") for node in weighted
         )
@@ -95,7 +94,7 @@ def from_readers(plan: Plan, use: Use, dtype: Scaled, params: QParams) -> bool:
 
 
 def _reads_integers(plan: Plan, node: Node) -> bool:
-    """Whether what a node multiplies a weight with has integer codes."""
+    """Return whether the activation of a weighted node has integer codes."""
     entries = [
         plan.entry(plan.use(name, node))
         for name in node.inputs[:2]

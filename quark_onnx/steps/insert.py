@@ -1,6 +1,6 @@
-"""insert: write the plan into the graph.
+"""Insertion of the planned QuantizeLinear and DequantizeLinear nodes.
 
-The only place where QuantizeLinear and DequantizeLinear nodes are born.
+No other module creates Q/DQ nodes.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ from quark_onnx.steps.fusion_barriers import (
 )
 from quark_onnx.steps.opsets import newest_with_pairs
 
-#: What onnxruntime appends to the name of a tensor for its codes and for what they stand for; its
-#: debugging tools go by these names.
+#: Suffixes that onnxruntime appends to the name of a tensor for codes and dequantized values.
+#: Its debugging tools rely on these names.
 QUANTIZED, DEQUANTIZED = "_QuantizeLinear_Output", "_DequantizeLinear_Output"
-#: Types of scales and zero points that have fields of their own in a TensorProto.
+#: Types of scales and zero points with typed fields in a TensorProto.
 _PLAIN = tuple(
     np.dtype(name) for name in ("float32", "int8", "uint8", "int16", "uint16", "int32")
 )
-#: First opsets whose DequantizeLinear has a scale for each channel, and for each block.
+#: First opsets whose DequantizeLinear has per-channel and blocked scales.
 _AXIS_OPSET, _BLOCK_OPSET = 13, 21
 
 
 @dataclass(frozen=True)
 class _Scale:
-    """Scale and zero point as they stand in the graph, and the codes that are used."""
+    """Names of scale and zero point in the graph, and the range of codes."""
 
     dtype: Scaled
     grid: Grid
@@ -65,20 +65,19 @@ def insert(
     form: str = "qdq",
     lower: bool = True,
 ) -> Graph:
-    """A copy of ``graph`` in which every planned tensor passes through a Q/DQ pair or is stored
-    quantized.
+    """Return a copy of ``graph`` with Q/DQ pairs and quantized constants.
 
-    An activation gets one pair, which everybody reads; a reader with an entry of its own gets a
-    second pair behind it. A graph output keeps its name. A Relu or Clip that saturation makes
-    superfluous is dropped.
+    An activation gets one pair, shared by its consumers. A consumer with an entry of its own
+    gets a second pair after the first. A graph output keeps its name. A Relu or Clip that
+    saturation makes redundant is dropped.
 
     Args:
         graph: the float graph.
-        plan: what becomes of its tensors.
+        plan: the decisions about its tensors.
         params: the scales.
-        form: how pairs are written, ``QConfig.pairs``.
-        lower: write weights in blocks so that onnxruntime reads them at any opset; without it they
-            are left in a form that only ``fuse`` understands.
+        form: notation of pairs, ``QConfig.pairs``.
+        lower: write blocked weights in a form that onnxruntime reads at every opset; otherwise
+            in a form for ``fuse`` only.
     """
     writer = _Writer(graph, plan, params, form)
     writer.drop_clipping()
@@ -95,10 +94,18 @@ def insert_live(
     params: Params,
     live: Iterable[Use],
 ) -> tuple[Graph, dict[Use, str]]:
-    """Like ``insert``, but the scales of the uses in ``live`` are inputs of the graph, by the names
-    returned.
+    """Insert pairs as ``insert`` does, with the scales of ``live`` as graph inputs.
 
-    Their constants stay float and are quantized as the graph runs; biases stay float.
+    Constants with a live scale stay float and are quantized at runtime. Biases stay float.
+
+    Args:
+        graph: the float graph.
+        plan: the decisions about its tensors.
+        params: the scales.
+        live: uses whose scales become inputs.
+
+    Returns:
+        The graph, and the input name of every live scale.
     """
     writer = _LiveWriter(graph, plan, params, live)
     writer.write_all()
@@ -139,9 +146,7 @@ class _Writer:
         pair_moved(self.graph)
 
     def drop_clipping(self) -> None:
-        """Drop each Relu and Clip whose bounds are the ends of the grid by which everybody reads
-        its result.
-        """
+        """Drop each Relu and Clip with the bounds of its consumers' grid."""
         for node in self.graph.nodes:
             if node.kind not in ("Relu", "Clip") or node.name in self.plan.kept:
                 continue
@@ -166,13 +171,13 @@ class _Writer:
                 self._clipped_codes.append((node, Use(result)))
 
     def _rounds_before(self, producer: Node, use: Use) -> bool:
-        """Return whether a pair between a layer and its Relu or Clip makes it run on integers.
+        """Return whether a pair before the Relu or Clip of a layer makes it integer.
 
-        Rounding before and after a Relu or Clip on the same scale gives the same codes as rounding
-        after it, since both are monotonic and zero is a code. onnxruntime has integer kernels for a
-        layer between Q/DQ pairs alone, and a fused Conv and Relu of floats otherwise (SqueezeNet
-        S8S8: 14.9 instead of 7.5 ms). The integer engines that power-of-two scales are for fuse
-        both and need no pair.
+        Rounding before and after a Relu or Clip on one scale gives the same codes as rounding
+        after it, because both are monotonic and zero is a code. onnxruntime has integer kernels
+        only for a layer between Q/DQ pairs, and a fused Conv and Relu of floats otherwise
+        (SqueezeNet S8S8: 14.9 instead of 7.5 ms). The integer engines of power-of-two scales
+        fuse both and need no pair.
         """
         reads = [self.plan.use(name, producer) for name in producer.inputs[:2]]
         return producer.kind in WEIGHTED and all(
@@ -191,7 +196,7 @@ class _Writer:
         )
 
     def _read_float(self, tensor: str) -> bool:
-        """Whether anybody reads the value before it is quantized."""
+        """Return whether a consumer reads the value before it is quantized."""
         uses = [
             Use(tensor),
             *(self.plan.use(tensor, node) for node in self.graph.consumers(tensor)),
@@ -216,9 +221,7 @@ class _Writer:
         return bool(low == grid.qmin and high == grid.qmax)
 
     def _write(self, tensor: str, uses: list[Use]) -> None:
-        """Quantize one tensor: for everybody first, then for the readers with an entry of their
-        own.
-        """
+        """Quantize a tensor: the shared pair first, then consumers' own entries."""
         readers = self._readers(tensor, uses)
         value = quantized = self._release(tensor, uses)
         for use in uses:
@@ -236,14 +239,15 @@ class _Writer:
                 self.graph.replace_input(node, tensor, result)
 
     def _dedicated(self, use: Use) -> bool:
-        """Whether each reader of a tensor is to have a pair of its own."""
+        """Return whether every consumer of a tensor gets its own pair."""
         given = self.plan.asked.tensors.of(use.tensor, use.node or "")
         return given is not None and given.dedicated
 
     def _form(self, source: str, use: Use, result: str) -> str:
-        """Write what becomes of a tensor under a use.
+        """Write the quantized form of a tensor under a use.
 
-        The name of the value, ``result`` if it is given.
+        Returns:
+            The name of the value; ``result`` if given.
         """
         root = self.plan.root(use)
         entry: Entry = self.plan.entries.get(root, Keep(""))
@@ -262,7 +266,7 @@ class _Writer:
         return self._pair(source, use, self._scale(root), result)
 
     def _readers(self, tensor: str, uses: list[Use]) -> dict[Use, list[Node]]:
-        """Who reads the tensor under which use."""
+        """Return the consumers of the tensor for every use."""
         own = {use.node for use in uses}
         everybody = [
             node for node in self.graph.consumers(tensor) if node.name not in own
@@ -275,7 +279,10 @@ class _Writer:
         }
 
     def _release(self, tensor: str, uses: list[Use]) -> str:
-        """The name of the float value: another one for a graph output, whose name DQ takes over."""
+        """Return the name of the float value.
+
+        A graph output gets another name, because DequantizeLinear takes over its name.
+        """
         producer = self.graph.producer(tensor)
         quantized = uses[0].node is None and isinstance(
             self.plan.entry(uses[0]),
@@ -288,12 +295,12 @@ class _Writer:
         return name
 
     def _pair(self, source: str, use: Use, scale: _Scale, result: str = "") -> str:
-        """Append Q and DQ to a tensor; the name of what DQ computes, ``result`` if it is given."""
+        """Append Q and DQ to a tensor; return the output name, ``result`` if given."""
         result = result or self.graph.fresh(f"{use_name(use)}{DEQUANTIZED}")
         codes = self.graph.fresh(f"{use_name(use)}{QUANTIZED}")
         apart = (
             is_small(scale.dtype) or scale.params.axis is not None
-        )  # which no operator on codes knows
+        )  # unsupported by operators on codes
         plain = self.graph.fresh(f"{use_name(use)}_plain") if apart else result
         source = self._saturated(source, use, scale)
         producer = self.graph.producer(source)
@@ -338,11 +345,11 @@ class _Writer:
         return result
 
     def _saturated(self, source: str, use: Use, scale: _Scale) -> str:
-        """Limit a tensor to the reals that its codes stand for; the name of the result.
+        """Clip a tensor to the real range of its codes; return the name of the result.
 
-        QuantizeLinear saturates at the ends of the type that stores the codes, and a grid may have
-        fewer: of a format that ONNX has no type for, with a bit left unused, without the least
-        code. Max and Min, unlike Clip, are not fused with a pair.
+        QuantizeLinear saturates at the ends of the storage type, and a grid may have fewer
+        codes: a format without an ONNX type, with an unused bit, or without the least code.
+        Unlike Clip, Max and Min are not fused with a pair.
         """
         if not isinstance(scale.dtype, Integer):
             return source
@@ -360,8 +367,9 @@ class _Writer:
         return source
 
     def _reached(self, source: str, scale: _Scale, dtype: Integer) -> tuple[int, int]:
-        """The least and the greatest code that QuantizeLinear can write: of a constant, those that
-        it does write.
+        """Return the least and the greatest code that QuantizeLinear can write.
+
+        For a constant, the codes are computed.
         """
         least, greatest = dtype.storable
         array = self.graph.constant(source)
@@ -371,7 +379,7 @@ class _Writer:
         return int(codes.min()), int(codes.max())
 
     def _end(self, use: Use, scale: _Scale, code: int) -> str:
-        """Write the real that a code stands for, in each channel or block; its name."""
+        """Write the real value of a code, per channel or block; return its name."""
         shape = self._shape(use, scale)
         step, zero_point = scale.params.spread(shape)
         with np.errstate(over="ignore"):
@@ -379,7 +387,7 @@ class _Writer:
         return self.graph.add_constant(f"{use_name(use)}_end", real)
 
     def _shape(self, use: Use, scale: _Scale) -> tuple[int, ...]:
-        """The shape of a tensor, as far as the ends of its codes depend on it."""
+        """Return the shape that the ends of a tensor's codes depend on."""
         params = scale.params
         if params.axis is None:
             return ()
@@ -388,9 +396,10 @@ class _Writer:
         return tuple(size if isinstance(size, int) else 1 for size in sizes)
 
     def _dynamic(self, source: str) -> str:
-        """Compute scale and codes of a tensor at each run, once for all who read them.
+        """Compute scale and codes of a tensor at runtime, once for all consumers.
 
-        The name of what DQ computes.
+        Returns:
+            The output name of DequantizeLinear.
         """
         if source not in self._dynamics:
             parts = [
@@ -474,7 +483,7 @@ class _Writer:
         use: Use,
         dtype: Half,
     ) -> None:
-        """A vendor's cast: a scale of one, and a zero point whose type says what to cast to."""
+        """Write a vendor's cast: scale one, and a zero point of the target type."""
         inputs = [
             source,
             self._once("one", np.float32(1)),
@@ -490,7 +499,7 @@ class _Writer:
         )
 
     def _once(self, name: str, value: NDArray[Any] | np.generic) -> str:
-        """A constant that many nodes share."""
+        """Return the name of a constant that many nodes share."""
         if name not in self._shared:
             self._shared[name] = self.graph.add_constant(name, np.asarray(value))
         return self._shared[name]
@@ -503,12 +512,11 @@ class _Writer:
         dtype: Block,
         result: str,
     ) -> str:
-        """One node that rounds blocks.
+        """Write a node that rounds blocks.
 
-        Along the channels, which come second, unless the plan says otherwise.
-
-        Where the better of two scales is chosen for each block, the constant is stored rounded, and
-        the node finds the scales again.
+        Blocks lie along the channels (axis 1) unless the plan names another axis. If the better
+        of two scales is chosen per block, the constant is stored rounded, and the node computes
+        the scales again.
         """
         stem, axis, rule = use_name(use), entry.axis, entry.spec.exponent
         result = result or self.graph.fresh(f"{stem}_{dtype.name}")
@@ -535,7 +543,7 @@ class _Writer:
         return result
 
     def _constant(self, tensor: str, use: Use, root: Use) -> str:
-        """Store a constant as codes with a DQ behind them; the name of what DQ computes."""
+        """Store a constant as codes followed by DQ; return the output name of DQ."""
         array = self.graph.constant(tensor)
         assert array is not None
         scale = self._scale(root)
@@ -572,14 +580,14 @@ class _Writer:
         )
 
     def _reshaped(self, source: str, shape: tuple[int, ...]) -> str:
-        """Give a tensor another shape; the name of the result."""
+        """Reshape a tensor; return the name of the result."""
         by = self._once(f"shape_{'_'.join(map(str, shape))}", np.array(shape, np.int64))
         result = self.graph.fresh(f"{source}_reshaped")
         self.graph.add("Reshape", [source, by], [result], name=f"{result}_Reshape")
         return result
 
     def _scale(self, root: Use) -> _Scale:
-        """The scale and zero point of a root, written once."""
+        """Return the scale and zero point of a root, written once."""
         if root not in self._scales:
             entry, params = self.plan.entries[root], self.params.table[root]
             assert isinstance(entry, Quantize | BiasOf)
@@ -599,7 +607,7 @@ class _Writer:
         return self._scales[root]
 
     def _store(self, root: Use, params: QParams) -> str:
-        """Write the scale of a root; its name."""
+        """Write the scale of a root; return its name."""
         entry = self.plan.entries[root]
         if not isinstance(entry, Quantize) or entry.spec.scale == "float32":
             return self._parameter(f"{use_name(root)}_scale", params.scale)
@@ -610,7 +618,7 @@ class _Writer:
         )
 
     def _parameter(self, name: str, array: NDArray[Any]) -> str:
-        """Write a scale or a zero point; those of blocks are large."""
+        """Write a scale or a zero point, large for blocked formats."""
         plain = array.ndim <= 1 and array.dtype in _PLAIN
         return (
             add_parameter(self.graph, name, array)
@@ -632,17 +640,17 @@ class _Writer:
             attributes["block_size"] = params.block_size
         known = dtype.read and (
             dtype.emitted or self.graph.is_constant(inputs[0])
-        )  # both of a pair, or none
+        )  # both nodes of a pair, or neither
         known &= not (
             dtype is INT32 and params.zero_point.any()
-        )  # which onnxruntime does not subtract
+        )  # onnxruntime does not subtract an int32 zero point
         domain = ""
         if isinstance(dtype, Float4):
             op_type, domain, inputs = f"Float4{op_type}", float4.DOMAIN, inputs[:2]
             attributes.setdefault(
                 "axis",
                 0,
-            )  # onnx's evaluator does not know the default of a function's attribute
+            )  # onnx's evaluator ignores defaults of function attributes
         elif not known or (
             self.vendor
             and not params.block_size
@@ -719,7 +727,7 @@ class _LiveWriter(_Writer):
 
 
 def _least_opset(dtype: Scaled, params: QParams) -> int:
-    """First opset whose DequantizeLinear reads such codes."""
+    """Return the first opset whose DequantizeLinear reads such codes."""
     if params.block_size:
         return max(dtype.min_opset, _BLOCK_OPSET)
     return dtype.min_opset if params.axis is None else max(dtype.min_opset, _AXIS_OPSET)
@@ -730,5 +738,5 @@ def _ends(dtype: Half) -> tuple[tuple[str, float], tuple[str, float]]:
 
 
 def use_name(use: Use) -> str:
-    """The stem of the names that belong to a use."""
+    """Return the stem of the names that belong to a use."""
     return use.tensor if use.node is None else f"{use.tensor}_{use.node}"

@@ -1,4 +1,4 @@
-"""Insert the planned Q/DQ pairs into the bodies of If, Loop and Scan."""
+"""Insertion of the planned Q/DQ pairs into the bodies of If, Loop and Scan."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ def quantize_insides(
 ) -> list[str]:
     """Quantize the bodies of a quantized graph in place, as planned.
 
-    What was done, for the report.
+    Returns:
+        Notes for the report.
     """
     planned = {
         (inside.body.node.name, inside.body.attribute): inside for inside in insides

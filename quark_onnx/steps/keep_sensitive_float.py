@@ -1,11 +1,11 @@
-"""Keep operators in float that one shared scale is known to degrade.
+"""Float operators where a single shared scale is known to degrade accuracy.
 
-A detector joins box coordinates (hundreds) with scores (below one) into one output; with one scale
-for both, the scores become zero. Nothing downstream can mend that, so the decoding part that such a
-join belongs to stays float.
+A detector joins box coordinates (hundreds) with scores (below one) into one output; with a
+single scale for both, the scores become zero. Nothing downstream can fix the scores, so the
+decoding subgraph of such a Concat stays float.
 
-Attention adds a mask of -10000 or less to its scores where a token is padding; with one scale for
-both, the scores that the softmax is to tell apart become equal. Such a sum stays float.
+Attention adds a mask of -10000 or less to its scores at padding tokens. With a single scale for
+scores and mask, the scores before the softmax become equal. Such a sum stays float.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ from quark_onnx.plan import Keep, Plan, Quantize
 from quark_onnx.steps.calibrate import Ranges
 from quark_onnx.steps.decoding import connected, keep_whole, tail_of
 
-#: Ranges of joined tensors may differ by this factor: three of eight bits are lost on the smaller
-#: one.
+#: Maximum ratio of joined ranges: the smaller range then loses three of eight bits.
 RATIO = 8.0
-#: A step in what an exponential reads changes a probability by this power of e.
+#: Maximum step of an exponential's input: a step changes a probability by this power of e.
 STEP = 0.5
 
 _EXPONENTIAL = frozenset({"Softmax", "LogSoftmax", "Exp"})
@@ -29,11 +28,18 @@ _DECODING = frozenset({"NonMaxSuppression", "TopK", "ArgMax", "ArgMin"})
 
 
 def keep_sensitive_ops_float(graph: Graph, plan: Plan, ranges: Ranges) -> list[str]:
-    """Turn decisions into ``Keep`` where they would ruin the model; what was found, for the report.
+    """Keep operators float where quantization would destroy the output.
 
-    A *tail* is a connected set of nodes from which no weighted operator is reached. A tail that
-    joins tensors whose ranges differ by more than ``RATIO``, or that selects detections, stays
-    float as a whole.
+    A *tail* is a connected set of nodes that reach no weighted operator. A tail stays float if
+    it joins tensors whose ranges differ by more than ``RATIO``, or if it selects detections.
+
+    Args:
+        graph: the planned graph.
+        plan: the plan; decisions change to ``Keep``.
+        ranges: the calibrated ranges.
+
+    Returns:
+        Notes for the report.
     """
     notes = [
         note
@@ -68,9 +74,10 @@ def keep_sensitive_ops_float(graph: Graph, plan: Plan, ranges: Ranges) -> list[s
 
 
 def _spare_scores(node: Node, plan: Plan, ranges: Ranges) -> list[str]:
-    """Keep float what an exponential reads, and what adds up to it, where it is too wide.
+    """Keep the input of an exponential and its summands float if too wide.
 
-    What was found.
+    Returns:
+        Notes for the report.
     """
     notes, todo, seen = list[str](), [(node.inputs[0], node)], set[Node]()
     while todo:

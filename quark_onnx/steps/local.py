@@ -1,10 +1,10 @@
-"""local: the error that a scale causes in the layers that read the tensor it rounds.
+"""The local error of a scale: the error in the layers that read the rounded tensor.
 
-One session runs the float model and next to it, for each scale in question, the layers behind the
-tensor once more, on its rounded values, up to where the next tensors are rounded. So all scales are
-judged in one pass over the samples, whose cost grows with the number of layers. Rounding that a
-layer averages out counts little, and clipping that it adds up counts much, which the error on the
-tensor itself does not tell.
+One session runs the float model and, for every scale in question, a second copy of the layers
+after the tensor. The copy reads rounded values and ends where the next tensors are rounded. A
+single pass over the samples thus judges every scale, at a cost linear in the number of layers.
+Unlike the error of the tensor itself, the local error gives little weight to rounding that a
+layer averages out, and much weight to clipping that accumulates.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from quark_onnx.steps.compute_qparams import Params
 from quark_onnx.steps.insert import insert_live
 from quark_onnx.steps.run import Sample
 
-#: A scale of a use, by the number of steps that it is away from where it started.
+#: A scale of a use, as a number of steps from its start.
 Step = tuple[Use, int]
 
 _LEAST_SIGNAL = 1e-30
@@ -34,12 +34,12 @@ _FLOAT = (TensorProto.FLOAT, TensorProto.UNDEFINED)
 
 @dataclass(frozen=True)
 class _Window:
-    """The nodes between the rounding of a tensor and the next ones.
+    """The nodes between the rounding of a tensor and the next rounding.
 
     Attributes:
         scale: name of the scale, an input of the graph.
-        nodes: in order, the Q/DQ pair first.
-        results: what they compute that is read elsewhere.
+        nodes: the nodes in order, the Q/DQ pair first.
+        results: outputs of the nodes that are read elsewhere.
     """
 
     scale: str
@@ -48,7 +48,7 @@ class _Window:
 
 
 class LocalErrors:
-    """Measures the errors of scales in the results of the layers that read the tensors."""
+    """Errors of scales in the results of the layers that read the rounded tensors."""
 
     def __init__(
         self,
@@ -77,10 +77,15 @@ class LocalErrors:
         self,
         scales: Mapping[Step, NDArray[np.float32]],
     ) -> dict[Step, NDArray[np.float64]]:
-        """Return noise over signal for each scale: one number per sample, the sum over the results
-        of a window.
+        """Return noise over signal per scale, summed over the results of a window.
 
-        A result that is not finite does not count.
+        A non-finite result is ignored.
+
+        Args:
+            scales: the scales to judge.
+
+        Returns:
+            By scale, an array of shape (samples,).
         """
         model, errors = self._model(list(scales))
         session = open_session(
@@ -133,7 +138,7 @@ class LocalErrors:
         )
 
     def _float_name(self, tensor: str) -> str:
-        """Name of a tensor of the live graph in the float graph, where it is not rounded."""
+        """Return the float graph's name of a tensor of the live graph."""
         producer = self._live.producer(tensor)
         while producer is not None:
             original = self._float_nodes.get(producer.name)
@@ -147,9 +152,10 @@ class LocalErrors:
         self,
         steps: Sequence[Step],
     ) -> tuple[ModelProto, dict[Step, list[tuple[str, str]]]]:
-        """The float model with a copy of its window for each step.
+        """Return the float model with a copy of the window for every step.
 
-        Names of noise and signal of each result.
+        Returns:
+            The model, and the names of noise and signal of every result.
         """
         model = self._live.shell()
         part = model.graph
@@ -203,9 +209,9 @@ class LocalErrors:
         return model, errors
 
     def _copies(self, window: _Window, prefix: str, place: int) -> list[NodeProto]:
-        """The nodes of a window under other names.
+        """Return the nodes of a window under other names.
 
-        They read the float model where they read what is around it.
+        Inputs from outside the window are read from the float model.
         """
         made = {name for node in window.nodes for name in node.outputs}
         copies = list[NodeProto]()
@@ -231,7 +237,7 @@ class LocalErrors:
         return copies
 
     def _give_constants(self, model: ModelProto) -> None:
-        """Add the initializers that the nodes read, those of the float graph first."""
+        """Add the initializers that the nodes read, with the float graph's first."""
         constants = {**self._live.initializers, **self._graph.initializers}
         read = dict.fromkeys(
             name

@@ -1,4 +1,4 @@
-"""make_plan: rules and overrides decide what becomes of each tensor."""
+"""The plan: rules and overrides decide the format of every tensor."""
 
 from __future__ import annotations
 
@@ -42,14 +42,16 @@ def make_plan(  # noqa: C901
     shapes: ShapeArithmetic | None = None,
     recurrent: Sequence[State] | None = None,
 ) -> Plan:
-    """The plan of a graph, before anything was measured.
+    """Return the plan of a graph, before calibration.
 
     Args:
-        strict: every pattern of the config has to match.
-        shapes: which tensors are shape arithmetic; None to find out, which is right for a graph
-            that is no body.
-        recurrent: states that run from step to step; None for those that the graph's interface
-            tells of.
+        graph: the float graph.
+        config: the settings.
+        strict: require a match for every pattern of the config.
+        shapes: tensors that are shape arithmetic; None to compute them, which is correct for a
+            main graph, not for a body.
+        recurrent: states that persist from step to step; None for the states that the graph's
+            interface declares.
     """
     aligns = bool(config.target) and TARGETS[config.target].integer_engine
     specs = select(graph, config, strict=strict)
@@ -100,7 +102,7 @@ def make_plan(  # noqa: C901
 
 
 def _store_biases(plan: Plan, bias: bool | str) -> None:
-    """Store biases in the format that the configuration asks for, or as floats."""
+    """Store biases in the configured format, or as floats."""
     for use, entry in plan.entries.items():
         if isinstance(entry, BiasOf):
             dtype = INT16 if bias == INT16.name else entry.dtype
@@ -108,8 +110,9 @@ def _store_biases(plan: Plan, bias: bool | str) -> None:
 
 
 def _spare_tied(plan: Plan) -> None:
-    """Keep a table float that a layer which stays float multiplies with, too: it is stored as
-    floats in any case.
+    """Keep an embedding table float if a float layer multiplies by the table.
+
+    The table is then stored in float anyway.
     """
     graph = plan.graph
     tables = dict.fromkeys(
@@ -132,7 +135,7 @@ def _spare_tied(plan: Plan) -> None:
 
 
 def _tied(graph: Graph, table: str, other: str) -> bool:
-    """Return whether a constant is a table, or one turned round."""
+    """Return whether a constant is a table, or its transpose."""
     shapes = graph.shape(table), graph.shape(other)
     if (
         table == other
@@ -149,18 +152,14 @@ def _tied(graph: Graph, table: str, other: str) -> bool:
 
 
 def _hand_on(plan: Plan) -> None:
-    """Hand scales on once more: what an operator reads may have been asked for by a node that
-    stands behind it.
-    """
+    """Pass scales on again, as a later node may have requested an earlier tensor."""
     for node in plan.graph.nodes:
         if node.kind in HANDING_ON and node.name not in plan.kept:
             RULES[node.kind](node, plan)
 
 
 def _read_floats(plan: Plan) -> None:
-    """Nodes that a rewrite has made for float arithmetic read what their producers compute, before
-    it is rounded.
-    """
+    """Let nodes that a rewrite created for float arithmetic read unrounded values."""
     for node in plan.graph.nodes:
         if node.float_reason and plan.kept.get(node.name) == node.float_reason:
             for tensor in node.inputs:
@@ -169,8 +168,9 @@ def _read_floats(plan: Plan) -> None:
 
 
 def _lift(plan: Plan) -> None:
-    """Quantize before a rearrangement that only its reader asked for: it then moves codes, not
-    floats.
+    """Quantize before a rearrangement that only a consumer requested.
+
+    The rearrangement then moves codes instead of floats.
     """
     graph = plan.graph
     for node in reversed(graph.nodes):
@@ -192,7 +192,7 @@ def _lift(plan: Plan) -> None:
 
 
 def _spare_float_readers(plan: Plan) -> None:
-    """A float node reads the float value of a tensor, where its producer computes one anyway."""
+    """Let a float node read the float value of a tensor if its producer computes it."""
     for use in [
         use for use in plan.entries if use.node is None and plan.quantized(use.tensor)
     ]:
@@ -209,8 +209,9 @@ def _spare_float_readers(plan: Plan) -> None:
 
 
 def _spare_shapes(plan: Plan) -> None:
-    """What computes a shape, or is read as one, reads constants and pixels unrounded that others
-    read rounded.
+    """Let shape arithmetic read unrounded constants and pixels.
+
+    Further consumers of these tensors read rounded values.
     """
     for node in plan.graph.nodes:
         for tensor, reason in plan.shapes.exact_inputs(node, plan.graph.opset).items():
@@ -218,11 +219,10 @@ def _spare_shapes(plan: Plan) -> None:
 
 
 def _spare_outputs(plan: Plan) -> None:
-    """Behind the last weighted layer, replace a calibrator that clips by the one that it names for
-    outputs.
+    """Use the output calibrator of clipping calibrators after the last weighted layer.
 
-    Nothing sums over many of these values any more, and the greatest of them are what a classifier
-    or a detector is asked for.
+    No later layer sums over many of these values, and a classifier or detector is judged by the
+    greatest of them.
     """
     graph = plan.graph
     weighted = [node for node in graph.nodes if node.kind in WEIGHTED]

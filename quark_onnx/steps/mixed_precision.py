@@ -1,4 +1,7 @@
-"""Raise or lower the bits of nodes, ranked by the output error that each node causes alone."""
+"""Mixed precision: nodes with more or fewer bits, ranked by their output error.
+
+The output error of a node is the error when the node alone is quantized.
+"""
 
 from __future__ import annotations
 
@@ -35,34 +38,34 @@ from quark_onnx.steps.keep_sensitive_float import keep_sensitive_ops_float
 from quark_onnx.steps.make_plan import make_plan
 from quark_onnx.steps.run import Sample
 
-#: At most so many changed nodes are tried to be changed back; so many others, to be lowered as
-#: well.
+#: Maximum number of changed nodes to try to restore, and of further nodes to try to lower.
 _TRIES = 24
-#: So many samples besides those that rank nodes decide or check, at most.
+#: Maximum number of deciding and held-out samples, in addition to the ranking samples.
 _OTHERS = 48
-#: Runs of which a runtime is the median, the least runtime in seconds that tells anything, and how
-#: much longer than the float model a result may take before the report says so.
+#: Runs per median runtime, the least significant runtime in seconds, and the slowdown against
+#: the float model from which the report mentions it.
 _RUNS, _LEAST_RUNTIME, _SLOWER = 5, 1e-3, 1.05
 
 
 @dataclass
 class Sensitivity:
-    """What was found.
+    """The result of the mixed-precision search.
 
     Attributes:
-        noise: the error at the outputs that each node causes when it alone is quantized, or
-            lowered; in dB of SQNR, by the user's metric, or as a negative distance.
-        changed: the nodes that get more bits, the worst first; or fewer, the least harmful first.
-        before, after: the goal without changed nodes, and with them, on the samples that decided.
-        reached: whether that meets the target.
-        into: what becomes of a changed node.
-        decided: number of samples that decided which nodes are changed; those by which nodes were
-            ranked are others where there are enough.
-        held_out: the goal with the changed nodes on samples that nothing was decided by; None where
-            there are none.
-        checked: the number of these.
-        slowdown: runtime of the result relative to that of the float model, measured here; 0 where
-            it was not measured.
+        noise: the output error of each node when it alone is quantized, or lowered: SQNR in dB,
+            the user's metric, or a negative distance.
+        changed: the nodes with more bits, the worst first; or with fewer bits, the least
+            harmful first.
+        before, after: the goal without and with changed nodes, on the deciding samples.
+        reached: whether ``after`` meets the target.
+        into: format of a changed node.
+        decided: number of deciding samples, distinct from the ranking samples if the data
+            suffices.
+        held_out: the goal with changed nodes on held-out samples; None without held-out
+            samples.
+        checked: number of held-out samples.
+        slowdown: runtime of the result relative to the float model, measured here; 0 if not
+            measured.
     """
 
     noise: dict[str, float] = field(default_factory=dict)
@@ -86,15 +89,17 @@ def mix(  # noqa: PLR0913
     keyed: Keyed | None = None,
     show: bool | None = False,
 ) -> tuple[QConfig, Sensitivity | None]:
-    """Return the configuration with an override for the nodes that need other bits, and what was
-    found.
+    """Return the configuration with overrides for the changed nodes, and the findings.
 
-    Without the optimizer in the configuration, that is returned as it is.
+    Without the optimizer in the configuration, the configuration is returned unchanged.
 
     Args:
-        samples: calibration data. Nodes are ranked by the first few; others decide.
-        held_out: samples that nothing is decided by.
-        keyed: what was measured before; what is measured now is added.
+        graph: the float graph.
+        config: the settings.
+        samples: calibration samples; the first few rank nodes, others decide.
+        held_out: samples that no decision depends on.
+        keyed: earlier statistics; new statistics are added.
+        show: whether to show progress.
     """
     found = [
         optimizer
@@ -163,14 +168,14 @@ class _Search:
         elif settings.distance is not None:
             bound = -settings.target
         result.reached = result.before >= bound
-        # raising is for a target that is missed, and lowering for one that is met
+        # raise nodes if the target is missed, lower nodes if it is met
         if result.reached != settings.lowers or not names:
             return self._config, result
         with Progress(self._show, len(names), "measuring nodes", "node") as bar:
             for done, name in enumerate(names, 1):
                 result.noise[name] = self._alone(name)
                 bar.update(done)
-        # those alike in the order of the graph
+        # ties in graph order
         order = sorted(names, key=result.noise.__getitem__, reverse=settings.lowers)
         whole = len(names) if settings.of_weights else len(self._graph.nodes)
         most = max(1, int(settings.share * whole))
@@ -190,20 +195,21 @@ class _Search:
         bound: float,
         most: int,
     ) -> list[str]:
-        """Return the nodes to raise, of two choices the one with the shorter estimated runtime.
+        """Return the nodes to raise, by the choice with less estimated runtime.
 
-        One takes the noisiest nodes, the other those with the most noise for their runtime.
+        The first choice takes the noisiest nodes, the second the nodes with the most noise per
+        runtime.
 
         Args:
             order: nodes, the noisiest first.
             noise: the goal where each node alone is quantized.
-            bound: the least goal.
-            most: no more nodes than this.
+            bound: the minimum goal.
+            most: maximum number of nodes.
         """
         plain = self._needed(self._fewest(order[:most], bound), bound)
         settings = self._settings
         if settings.metric or settings.distance or settings.of_weights:
-            return plain  # noise is no energy there, or runtime does not change
+            return plain  # noise is not additive there, or runtime does not change
         nodes = {node.name: node for node in self._graph.nodes}
         costs = {name: raised_runtime(self._graph, nodes[name]) for name in order}
 
@@ -222,7 +228,7 @@ class _Search:
         return other if shorter else plain
 
     def _check(self, result: Sensitivity) -> None:
-        """Measure the chosen model on samples that nothing was decided by, and its runtime."""
+        """Measure runtime and held-out accuracy of the chosen model."""
         result.decided = len(self._deciding)
         settings = self._settings
         model = self._built(self._plan_of(self._with(tuple(result.changed))))
@@ -237,14 +243,14 @@ class _Search:
             )
 
     def _most(self, order: list[str], bound: float, most: int) -> list[str]:
-        """The longest beginning of a list with which the bound is met, by bisection.
+        """Return the longest prefix of ``order`` that meets the bound, by bisection.
 
-        And some nodes behind it.
+        A few later nodes are tried in addition.
 
         Args:
             order: nodes, the least harmful first.
-            bound: the least goal.
-            most: no more nodes than this.
+            bound: the minimum goal.
+            most: maximum number of nodes.
         """
         low, high = 0, min(len(order), most) + 1
         while high - low > 1:
@@ -260,9 +266,9 @@ class _Search:
         return chosen
 
     def _fewest(self, order: list[str], bound: float) -> list[str]:
-        """The shortest beginning of a list that meets the bound, by bisection.
+        """Return the shortest prefix of ``order`` that meets the bound, by bisection.
 
-        All of it if none does.
+        The whole list if no prefix does.
         """
         low, high = 0, len(order)
         while high - low > 1:
@@ -274,7 +280,7 @@ class _Search:
         return order[:high]
 
     def _needed(self, chosen: list[str], bound: float) -> list[str]:
-        """The nodes that the bound is missed without, the least noisy tried first."""
+        """Return the nodes that the bound needs, trying the least noisy first."""
         if self._goal(tuple(chosen)) < bound:
             return chosen
         for name in list(reversed(chosen))[1 : 1 + _TRIES]:
@@ -292,9 +298,9 @@ class _Search:
         )
 
     def _alone(self, name: str) -> float:
-        """Return the goal where one node alone is quantized, or lowered, on the first samples.
+        """Return the goal with one node quantized, or lowered, on the ranking samples.
 
-        Of weights, where its weight alone is.
+        For weight-only formats, only the weight of the node changes.
         """
         if self._settings.lowers:
             return self._measured(self._plan_of(self._with((name,))), self._few)
@@ -303,7 +309,7 @@ class _Search:
         return self._measured(self._plan_of(config), self._few)
 
     def _changeable(self, node: Node) -> bool:
-        """Whether a node has something to be changed."""
+        """Return whether a node has a tensor to change."""
         if node not in self._candidates:
             return False
         plan = self._plans[0]
@@ -320,7 +326,7 @@ class _Search:
         )
 
     def _goal(self, names: tuple[str, ...]) -> float:
-        """The goal where these nodes are changed."""
+        """Return the goal where these nodes are changed."""
         if names not in self._goals:
             plan = self._plan_of(self._with(names))
             self._goals[names] = self._measured(plan, self._deciding)
@@ -341,10 +347,10 @@ class _Search:
         return self._compared(model, samples)
 
     def _compared(self, model: ModelProto, samples: Sequence[Sample]) -> float:
-        """Return the goal of a model by its outputs on some samples."""
+        """Return the goal of a model, computed from its outputs on samples."""
         session = open_session(model)
         if self._settings.distance is not None:
-            key = id(samples)  # of a list that lives as long as this
+            key = id(samples)  # the list outlives this object, so its id is unique
             if key not in self._expected:
                 self._expected[key] = _outputs(self._float, samples)
             found = self._settings.distance(
@@ -381,8 +387,9 @@ class _Search:
         use: Use,
         entry: Quantize,
     ) -> tuple[Quantize, Statistic] | None:
-        """The same decision with its range, or one that differs in its bounds alone, from either of
-        the two plans.
+        """Return an equal decision with its range, from either of the two plans.
+
+        Decisions that differ only in bounds count as equal.
         """
         for plan, ranges in zip(self._plans, self._ranges, strict=True):
             for other in dict.fromkeys(
@@ -394,7 +401,7 @@ class _Search:
         return None
 
     def _solve(self, plan: Plan, ranges: Ranges) -> Params:
-        """Scales, each found once for the same decision about the same tensor."""
+        """Return scales, computed once per decision and tensor."""
         params = Params()
         for use, entry in list(plan.entries.items()):
             if not isinstance(entry, Quantize) or not entry.spec.measured:
@@ -423,10 +430,10 @@ def _split(
     few: int,
     held_out: Sequence[Sample],
 ) -> tuple[list[Sample], list[Sample], list[Sample]]:
-    """Return the samples that rank nodes, those that decide, and those that nothing is decided by.
+    """Split samples into ranking, deciding and held-out samples.
 
-    The first ones rank. Of the others two of three decide; if there are too few of them, the first
-    ones decide as well.
+    The first ``few`` rank. Two of three of the rest decide; if too few remain, the ranking
+    samples decide as well.
     """
     every = iter(samples)
     ranking = list(islice(every, few))
@@ -448,7 +455,7 @@ def _outputs(session: Any, samples: Sequence[Sample]) -> list[list[Any]]:
 
 
 def _slowdown(reference: Any, other: Any, sample: Sample) -> float:
-    """Return the runtime of a session relative to another, as medians of a few runs in turn.
+    """Return the runtime relative to a reference, as medians of alternating runs.
 
     0 where the reference is too fast for a clock.
     """
@@ -466,7 +473,7 @@ def _candidates(graph: Graph, settings: AutoMixedPrecision) -> dict[Node, None]:
     """Return the nodes that may be changed.
 
     Raises:
-        ConfigError: names or operator types are given, and no node has one of them.
+        ConfigError: no node has a configured name or operator type.
     """
     found = dict.fromkeys(graph.nodes)
     if settings.nodes or settings.op_types:
@@ -486,10 +493,10 @@ def _candidates(graph: Graph, settings: AutoMixedPrecision) -> dict[Node, None]:
 
 
 def _number(found: Any, what: str) -> float:
-    """Return what a function of the user returned.
+    """Return the result of a user's function as a float.
 
     Raises:
-        ConfigError: it is no number.
+        ConfigError: the result is not a number.
     """
     try:
         number = float(found)
@@ -504,7 +511,7 @@ def _number(found: Any, what: str) -> float:
 
 
 def describe(found: Sensitivity, settings: AutoMixedPrecision, nodes: int) -> list[str]:
-    """What a report says of it."""
+    """Return the notes for the report."""
     unit = " dB"
     if settings.metric is not None or settings.distance is not None:
         unit = ""

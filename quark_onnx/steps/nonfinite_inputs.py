@@ -1,4 +1,4 @@
-"""Find the non-finite values that each input may hold without reaching a measured tensor."""
+"""Non-finite input values that never reach a measured tensor."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FLOATS = frozenset(
         TensorProto.UNDEFINED,
     },
 )
-#: Operators that turn minus infinity into zero.
+#: Operators that map minus infinity to zero.
 _ABSORBING = frozenset(
     {
         "Softmax",
@@ -35,16 +35,16 @@ _ABSORBING = frozenset(
 
 
 def allowed_nonfinite(graph: Graph, plan: Plan) -> dict[str, Allowed]:
-    """What each input may hold besides finite values.
+    """Return the non-finite values that each input may hold.
 
-    NaN or infinity in a sample is an error, because it spoils the range of whatever is computed
-    from it, except that
+    NaN or infinity in a sample is an error, because it spoils the range of every tensor
+    computed from it, with two exceptions:
 
-    - an input that no quantized tensor depends on may hold anything: what IsNaN looks for, a tree's
-      missing features, and what a bfloat16 activation represents, which has neither a range nor,
-      unlike our float16, saturation
-    - an additive mask may hold minus infinity, "never": it ends in a softmax before any layer
-      multiplies it. Tensors on the way, of which infinity shows when they are measured, stay float.
+    - an input that no quantized tensor depends on may hold any value: the operand of IsNaN,
+      missing features of a tree, and values of bfloat16 activations, which have neither a
+      range nor, unlike our float16, saturation
+    - an additive mask may hold minus infinity ("never"): a softmax follows before a layer
+      multiplies the mask. Tensors on the way that calibration finds infinite stay float.
     """
     finite = {use.tensor for use, entry in plan.entries.items() if _is_spoiled(entry)}
     result: dict[str, Allowed] = {}
@@ -57,9 +57,7 @@ def allowed_nonfinite(graph: Graph, plan: Plan) -> dict[str, Allowed]:
 
 
 def _is_spoiled(entry: Entry) -> bool:
-    """Return whether NaN or infinity in a tensor spoils its scale or the exponent of its blocks, or
-    saturates.
-    """
+    """Return whether NaN or infinity spoils a scale or block exponent, or saturates."""
     return isinstance(entry, Quantize) and entry.spec.dtype is not BFLOAT16
 
 
@@ -71,8 +69,9 @@ def _is_mask(graph: Graph, tensor: str) -> bool:
 
 
 def _depending(graph: Graph, tensor: str, stop: Collection[str]) -> set[str]:
-    """The tensor and the float tensors that are computed from it, not looking beyond operators in
-    ``stop``.
+    """Return the tensor and the float tensors that depend on it.
+
+    The search ends at operators in ``stop``.
     """
     found, todo = {tensor}, [tensor]
     while todo:

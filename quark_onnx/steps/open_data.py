@@ -1,4 +1,4 @@
-"""Open the calibration data as a stream of samples that fit the inputs of the model."""
+"""Calibration data as a stream of samples that fit the model's inputs."""
 
 from __future__ import annotations
 
@@ -19,12 +19,10 @@ from quark_onnx.steps.run import Sample
 
 
 def input_specs(graph: Graph, config: QConfig | None = None) -> list[InputSpec]:
-    """What the data has to provide: name, type, shape and possible values of each input that has no
-    default.
-    """
+    """Return name, type, shape and possible values of each input without a default."""
     config = (config or QConfig()).with_(
         keep_existing=True,
-    )  # the inputs of a quantized model are none the less inputs
+    )  # inputs of a quantized model still need data
     specs, allowed = [], allowed_nonfinite(graph, make_plan(graph, config))
     for value in graph.inputs:
         if value.name in graph.initializers:
@@ -49,9 +47,12 @@ def input_specs(graph: Graph, config: QConfig | None = None) -> list[InputSpec]:
 
 
 def reader_for(graph: Graph, data: Any, config: QConfig | None = None) -> Reader:
-    """The calibration data as a reader of checked samples.
+    """Return the calibration data as a reader of checked samples.
 
-    A ``partial`` of ``open_reader`` lacks only the inputs.
+    Args:
+        graph: the float graph.
+        data: the data; a ``partial`` of ``open_reader`` lacks only the inputs.
+        config: the settings.
     """
     if data is None:
         raise DataError(
@@ -87,10 +88,10 @@ def _check_names(graph: Graph, reader: Reader) -> None:
 
 
 def first_sample(reader: Reader) -> Sample:
-    """The first sample, which stays part of the pass.
+    """Return the first sample, which remains part of the pass.
 
     Raises:
-        DataError: there is none, or it does not fit.
+        DataError: the data is empty, or the sample does not fit.
     """
     with data_errors():
         return reader.first()

@@ -1,4 +1,4 @@
-"""opsets: the model at an opset that its formats, the runtime and the target know."""
+"""The model's opset, chosen for its formats, the runtime and the target."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from quark_onnx.registry import TARGETS
 from quark_onnx.steps.prepare import unchanged
 from quark_onnx.steps.run import Reference, Sample
 
-#: First opset with Round, which onnxruntime writes when it makes an integer of a float bias beside
-#: a quantized weight.
+#: First opset with Round, which onnxruntime inserts to convert a float bias of a quantized
+#: layer to integers.
 ROUND_OPSET = 11
-#: First opset with operators on codes, which onnxruntime makes of others between Q/DQ pairs.
+#: First opset with the operators on codes that onnxruntime fuses Q/DQ pairs into.
 _CODES_OPSET = 10
-#: First opset whose Q/DQ nodes take all that ours have but blocks.
+#: First opset whose Q/DQ nodes have every attribute in use here except blocks.
 _PAIR_OPSET = 13
-#: Operators that mean something else from an opset on, unless a converter minds it.
+#: Operators whose meaning changes at an opset; a converter must rewrite them.
 _CHANGED = {11: {"Resize", "Upsample"}, 13: {"Softmax", "LogSoftmax", "Hardmax"}}
 
 
 @cache
 def newest_with_pairs() -> int:
-    """The newest opset of which the installed onnxruntime has QuantizeLinear and DequantizeLinear.
+    """Return the newest opset with Q/DQ nodes in the installed onnxruntime.
 
-    It may load models of newer ones: onnxruntime 1.32 takes opset 28, and has the two up to opset
-    27.
+    onnxruntime may load models of newer opsets: 1.32 accepts opset 28, and has Q/DQ nodes up to
+    opset 27.
     """
     return next(
         (
@@ -73,8 +73,18 @@ def lower_opset(
     reference: Reference,
     sample: Sample | None,
 ) -> tuple[Graph, list[str]]:
-    """The graph at an opset of which the runtime has Q/DQ nodes, and which the target advises, if
-    onnx can convert it without changing outputs; what was done, or why not.
+    """Lower the opset to one with Q/DQ nodes in the runtime, as the target advises.
+
+    The graph is unchanged if onnx cannot convert it without changing outputs.
+
+    Args:
+        graph: the float graph.
+        target: name of the target; None for none.
+        reference: the float model.
+        sample: a sample for the comparison; None for none.
+
+    Returns:
+        The graph, and notes: the conversion, or why it failed.
     """
     notes = list[str]()
     ceilings = (
@@ -119,19 +129,26 @@ def raise_opset_for(  # noqa: PLR0913
     sample: Sample | None,
     inside: Sequence[Quantize] = (),
 ) -> tuple[Graph, list[str]]:
-    """The graph at the least opset that the plan's number formats and onnxruntime's rewrites of
-    them need, if onnx can convert it without changing outputs and the config allows for it.
+    """Raise the opset to the minimum for the plan's formats and onnxruntime's rewrites.
 
-    Otherwise the graph stays as it is, and Q/DQ nodes that its opset lacks are written in the
-    com.microsoft domain, which has them at any opset.
+    The graph is unchanged if the config forbids a higher opset, or if onnx cannot convert the
+    graph without changing outputs. Q/DQ nodes that the opset lacks are then written in the
+    com.microsoft domain, which has them at every opset.
 
     Args:
-        inside: what is wanted in the bodies of nodes; it is given up where the opset cannot be
-            raised that far.
+        graph: the float graph.
+        plan: the plan of the graph.
+        config: the settings.
+        reference: the float model.
+        sample: a sample for the comparison; None for none.
+        inside: quantized tensors in bodies, given up if the opset cannot be raised far enough.
+
+    Returns:
+        The graph, and notes for the report.
 
     Raises:
-        ModelError: that domain does not have them either.
-        ConfigError: it would, if the config allowed for a higher opset.
+        ModelError: the com.microsoft domain lacks the format as well.
+        ConfigError: a higher opset would help, and the config forbids it.
     """
     quantized = [
         entry for entry in plan.entries.values() if isinstance(entry, Quantize)
@@ -205,16 +222,16 @@ def _raised(
     reference: Reference,
     sample: Sample | None,
 ) -> Graph | None:
-    """The graph at another opset.
+    """Return the graph at another opset.
 
-    None if onnx cannot convert it, or not without changing what it computes.
+    None if onnx cannot convert the graph without changing its outputs.
     """
     kinds = {node.kind for node in graph.nodes}
     if sample is None and any(
         graph.opset < at <= opset and kinds & changed
         for at, changed in _CHANGED.items()
     ):
-        return None  # nobody would see it
+        return None  # without a sample, the change of meaning would go unnoticed
     converted = raise_opset(graph.to_model(), opset)
     if converted is None:
         return None
@@ -224,9 +241,7 @@ def _raised(
 
 
 def _check_not_beyond(graph: Graph, plan: Plan, *, vendor: bool) -> None:
-    """Raise an error for a format that only standard Q/DQ nodes write, at an opset of which
-    onnxruntime has none.
-    """
+    """Raise an error for a format that needs Q/DQ nodes of an unsupported opset."""
     newest = newest_with_pairs()
     if graph.opset <= newest:
         return
@@ -247,8 +262,9 @@ def _check_not_beyond(graph: Graph, plan: Plan, *, vendor: bool) -> None:
 
 
 def _check_reach(graph: Graph, plan: Plan, reached: int, needed: int) -> None:
-    """Raise an error that names a node and the obstacle if the opset that a graph can have does not
-    do for a plan.
+    """Raise an error if the reachable opset is too low for the plan.
+
+    The error names a node and the obstacle.
     """
     for use, entry in plan.entries.items():
         if (
@@ -265,7 +281,7 @@ def _check_reach(graph: Graph, plan: Plan, reached: int, needed: int) -> None:
 
 
 def _wanting(graph: Graph, use: Use) -> str:
-    """Name the first node that a tensor is quantized for."""
+    """Return the name of the first node that a tensor is quantized for."""
     readers = [
         node for node in graph.consumers(use.tensor) if use.node in (None, node.name)
     ]
@@ -278,7 +294,7 @@ def _wanting(graph: Graph, use: Use) -> str:
 
 
 def _obstacle(graph: Graph, opset: int) -> str:
-    """Say why a graph cannot be raised to an opset."""
+    """Return why a graph cannot be raised to an opset."""
     try:
         to_opset(graph.to_model(), opset)
     except ModelError as error:
@@ -294,6 +310,6 @@ def _obstacle(graph: Graph, opset: int) -> str:
 
 
 def contributed(entry: Quantize) -> bool:
-    """Whether the com.microsoft domain can write it."""
+    """Return whether the com.microsoft domain can write an entry."""
     spec = entry.spec
     return isinstance(spec.dtype, Integer) and spec.dtype.bits >= 4 and not spec.dynamic

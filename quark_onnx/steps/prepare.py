@@ -1,4 +1,4 @@
-"""prepare: clean the float graph, and check by running it that it still computes the same."""
+"""Cleanup of the float graph, verified by running it."""
 
 from __future__ import annotations
 
@@ -21,10 +21,9 @@ def prepare(
     reference: Reference,
     sample: Sample | None,
 ) -> tuple[Graph, list[str]]:
-    """The cleaned graph, and notes for the report: what was rewritten, and which pass was rolled
-    back.
+    """Return the cleaned graph, and notes on rewrites and rolled-back passes.
 
-    Without a sample nothing can be verified, and the graph stays as it is.
+    Without a sample, verification is impossible and the graph is returned unchanged.
     """
     if sample is None:
         return graph, [
@@ -34,7 +33,7 @@ def prepare(
             ),
         ]
     if not config.prepare:
-        reference.outputs(sample)  # a model that does not run is nothing to begin with
+        reference.outputs(sample)  # fail early if the float model does not run
         return graph, []
     return rewritten(
         graph,
@@ -50,10 +49,10 @@ def rewritten(
     reference: Reference,
     sample: Sample,
 ) -> tuple[Graph, list[str]]:
-    """The graph behind some passes, and what they did.
+    """Return the graph after rewriting passes, and notes.
 
-    All passes run at once and are verified together on ``sample``. Only if the outputs have
-    changed, they run again one by one, each verified, and those that changed them are left out.
+    All passes run at once and are verified together on ``sample``. If the outputs change, the
+    passes run again one by one, each verified, and the failing passes are left out.
 
     Raises:
         ModelError: the reference does not run on the sample.
@@ -82,9 +81,9 @@ def rewritten(
 
 
 def clean(graph: Graph, passes: Sequence[Pass]) -> tuple[Graph, list[str]]:
-    """A rewritten copy and what was done.
+    """Return a rewritten copy, and notes.
 
-    A pass that fails is left out, as if it had never begun.
+    A failing pass is left out without a trace.
     """
     result, notes = graph.copy(), list[str]()
     for single in passes:
@@ -92,9 +91,7 @@ def clean(graph: Graph, passes: Sequence[Pass]) -> tuple[Graph, list[str]]:
             count = (
                 _everywhere(result, single) if single in CLEANING else single(result)
             )
-        except (
-            Exception
-        ) as error:  # a defect of a pass must not cost the user the model
+        except Exception as error:  # a defect of a pass must not fail the run
             logger.warning(
                 "pass %s failed (%s); it was left out",
                 single.__name__,
@@ -113,9 +110,10 @@ def clean(graph: Graph, passes: Sequence[Pass]) -> tuple[Graph, list[str]]:
 
 
 def _everywhere(graph: Graph, single: Pass) -> int:
-    """Run a pass on a graph and on the bodies of its nodes, however deep.
+    """Run a pass on a graph and on nested bodies.
 
-    Return how many places it rewrote.
+    Returns:
+        The number of rewritten places.
     """
     return single(graph) + in_bodies(graph, lambda body: _cleaned(body, single))
 
@@ -129,7 +127,7 @@ def _cleaned(body: Graph, single: Pass) -> int:
 
 
 def unchanged(graph: Graph, sample: Sample, expected: dict[str, object]) -> bool:
-    """Whether a rewritten graph computes what is expected on a sample, but for rounding."""
+    """Return whether a rewritten graph computes the expected values, up to rounding."""
     try:
         found = run(graph.to_model(), sample)
     except QuarkError as error:

@@ -1,7 +1,7 @@
-"""provenance: what a quantized model says of itself, in its metadata.
+"""Provenance in the metadata of a quantized model.
 
-Tools that show models (Netron, ``onnxruntime.InferenceSession.get_modelmeta``) show it too. It has
-no date, no path and no host, so that the same input gives the same bytes.
+Model viewers (Netron, ``onnxruntime.InferenceSession.get_modelmeta``) show the metadata. It has
+no date, no path and no host name, so that equal input gives equal bytes.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ PRODUCER = "quark_onnx"
 
 
 def write_provenance(graph: Graph, config: QConfig) -> None:
-    """Name the producer and the settings in the metadata of a model.
+    """Write the producer and the settings into the metadata of a model.
 
-    Metadata of the float model stays. Its producer moves to ``quark_onnx.float_producer``.
+    Metadata of the float model is kept. Its producer moves to ``quark_onnx.float_producer``.
 
     Args:
-        graph: of the quantized model.
-        config: the settings as they were asked for.
+        graph: graph of the quantized model.
+        config: the settings as requested.
     """
     before = " ".join(part for part in graph.producer_info if part)
     if before and graph.producer_info[0] != PRODUCER:
@@ -34,7 +34,7 @@ def write_provenance(graph: Graph, config: QConfig) -> None:
 
 
 def described(config: QConfig) -> dict[str, str]:
-    """Return the settings that tell one quantized model from another, as texts.
+    """Return the settings that distinguish quantized models, as texts.
 
     >>> described(QConfig.of("S8S8"))["preset"], described(QConfig.of("S8S8"))["calibrator"]
     ('S8S8', 'percentile')
@@ -53,7 +53,7 @@ def described(config: QConfig) -> dict[str, str]:
 
 
 def preset_of(config: QConfig) -> str:
-    """Return the first preset with the same formats; empty where there is none.
+    """Return the first preset with equal formats; empty if there is none.
 
     >>> preset_of(QConfig.of("A8W8").with_(exclude="head")), preset_of(QConfig.of("INT4"))
     ('A8W8', 'INT4')

@@ -1,4 +1,4 @@
-"""Draw one random sample for models without data, to verify rewrites by running the model."""
+"""A random sample for models without data, to verify rewrites by running the model."""
 
 from __future__ import annotations
 
@@ -15,23 +15,21 @@ from quark_onnx.steps.run import Reference, Sample
 
 logger = logging.getLogger(__name__)
 
-#: Sizes that are tried in turn for the dimensions that a model leaves open.
+#: Sizes to try for the symbolic dimensions of a model.
 _SIZES = (1, 2, 8, 32, 224)
 
 
 def random_sample(graph: Graph, reference: Reference) -> Sample | None:
-    """Random inputs that the float model runs on.
+    """Return random inputs that the float model runs on.
 
-    None if none are found, or if what decodes files would read them.
+    None if no inputs are found, or if a file decoder would read them.
 
     Raises:
         ModelError: onnxruntime cannot load the float model.
     """
     reference.session  # noqa: B018  (a model that cannot be loaded is nothing to begin with)
     if any(node.domain in DOMAINS for node in graph.nodes):
-        return (
-            None  # a decoder of images ends the process when it is given anything else
-        )
+        return None  # an image decoder crashes the process on other input
     specs = input_specs(graph)
     symbols = {
         dim for spec in specs for dim in spec.shape or () if isinstance(dim, str)
@@ -39,7 +37,9 @@ def random_sample(graph: Graph, reference: Reference) -> Sample | None:
     for size in _SIZES:
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # nothing is calibrated on it
+                warnings.simplefilter(
+                    "ignore"
+                )  # the sample is not used for calibration
                 [sample] = RandomData(1, dims=dict.fromkeys(symbols, size)).draw(specs)
             reference.outputs(sample)
         except (CalibrationError, ModelError) as error:

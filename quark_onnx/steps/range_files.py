@@ -1,11 +1,12 @@
-"""Ranges in files: those of this package, and the calibration caches of TensorRT and onnxruntime.
+"""Range files of this package, and calibration caches of TensorRT and onnxruntime.
 
-TensorRT's cache is text: a first line ``TRT-VERSION-CALIBRATOR``, then ``TENSOR: SCALE`` with the bits of
-a float32 in hexadecimal, most significant first; 127 times the scale is the greatest magnitude
-(NVIDIA TensorRT, IInt8Calibrator::readCalibrationCache). onnxruntime's are JSON with ``lowest`` and
-``highest`` of each tensor (onnxruntime/quantization/calibrate.py, save_tensors_data), and text with a
-greatest value for each (quant_utils.py, write_calibration_table).
-"""  # noqa: E501
+TensorRT's cache is text: a first line ``TRT-VERSION-CALIBRATOR``, then ``TENSOR: SCALE`` with
+the bits of a float32 in hexadecimal, most significant first; 127 times the scale is the
+greatest magnitude (NVIDIA TensorRT, IInt8Calibrator::readCalibrationCache). onnxruntime's are
+JSON with ``lowest`` and ``highest`` of each tensor (onnxruntime/quantization/calibrate.py,
+save_tensors_data), and text with a greatest value for each (quant_utils.py,
+write_calibration_table).
+"""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.graph import Graph
 from quark_onnx.steps.calibration import TITLE, Calibration, write_ranges
 
-#: Formats of files, by the name that users give, and what they are.
+#: Formats of files and their descriptions, by name on the command line.
 FORMATS = {
     "quark": "statistics for every calibrator (the default)",
     "tensorrt": "TensorRT's calibration cache",
@@ -38,10 +39,10 @@ _LARGEST_CODE = 127.0
 
 @dataclass(frozen=True)
 class GivenRanges:
-    """Ranges of tensors by name, of which nothing else is known.
+    """Ranges of tensors by name, without further statistics.
 
     Attributes:
-        source: the file that they come from.
+        source: the source file.
         ends: least and greatest value of each tensor.
     """
 
@@ -49,7 +50,7 @@ class GivenRanges:
     ends: Mapping[str, tuple[float, float]]
 
     def override(self, config: QConfig, graph: Graph) -> QConfig:
-        """Return a configuration with these ranges in place of measured ones.
+        """Return a configuration with these ranges instead of measured ones.
 
         Raises:
             ConfigError: no tensor of the graph has one of the names.
@@ -66,15 +67,15 @@ class GivenRanges:
                 f" model (it begins with {short(next(iter(self.ends)))}); was it"
                 " written for another one?",
             )
-        # what the user says of a tensor wins
+        # the user's override takes precedence
         return config.with_(tensors=(*found, *config.tensors))
 
 
 def load_ranges(path: str | Path) -> Calibration | GivenRanges:
-    """Read a file of ranges in any of the formats, which its content tells apart.
+    """Read a file of ranges; its content decides the format.
 
     Raises:
-        ConfigError: it cannot be read, is damaged, or holds no ranges.
+        ConfigError: the file cannot be read, is damaged, or holds no ranges.
     """
     try:
         text = Path(path).read_bytes().decode("utf-8")
@@ -103,10 +104,10 @@ def save_ranges(
     """Write a file of ranges in one of the ``FORMATS``.
 
     Args:
-        calibration: what was measured.
+        calibration: the measured statistics.
         path: the file.
-        kind: the format; those of other tools hold one range for each tensor.
-        calibrator: reads the range off the statistic, where one is asked for.
+        kind: the format; formats of other tools hold one range per tensor.
+        calibrator: computes the range from the statistic, for formats that need one.
 
     Raises:
         ConfigError: the format is unknown, or the file cannot be written.
@@ -142,7 +143,7 @@ def _ends(
     calibration: Calibration,
     calibrator: Calibrator,
 ) -> dict[str, tuple[float, float]]:
-    """Return the range of each tensor that has one for all its values."""
+    """Return the range of each tensor with a per-tensor statistic."""
     grid = Grid(-127, 127, symmetric=True)
     found = {}
     for key, entry in calibration.entries():
@@ -203,7 +204,7 @@ def _read_onnxruntime(
 
 
 def _number(value: Any) -> float:
-    """Return a number, also where onnxruntime wrote it as an array of one."""
+    """Return a number, unpacking onnxruntime's arrays of one element."""
     if isinstance(value, dict):
         value = value["data"]
     while isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Run a model once, and say whether two runs agree."""
+"""Single runs of a model, and their comparison."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ from quark_onnx.steps.function_bodies import with_bodies
 
 Sample = Mapping[str, NDArray[Any]]
 
-#: Largest relative deviation (L2) of a float output that a rewrite of the float graph may cause by
-#: rounding alone.
+#: Maximum relative deviation (L2) of a float output after a rewrite, caused by float rounding.
 TOLERANCE = 1e-4
 
 
 class Reference:
-    """The float model as it came, which everything is compared with; its session is opened once."""
+    """The original float model, the reference of every comparison.
+
+    Its session is opened once.
+    """
 
     def __init__(
         self,
@@ -34,9 +36,13 @@ class Reference:
         optimize: bool = True,
         what: str = "the float model",
     ) -> None:
-        """``path`` is the file that ``model`` was read from, if it was.
+        """Remember the model; the session is opened on first use.
 
-        The others are as for ``open_session``.
+        Args:
+            model: the float model.
+            path: the file that ``model`` was read from; None if none.
+            optimize: as in ``open_session``.
+            what: as in ``open_session``.
         """
         self.model = model
         self._path = path
@@ -55,7 +61,7 @@ class Reference:
         )
 
     def outputs(self, sample: Sample) -> dict[str, Any]:
-        """What it computes on a sample, by name.
+        """Return the outputs on a sample, by name.
 
         Raises:
             ModelError: onnxruntime cannot load or run the model.
@@ -63,7 +69,7 @@ class Reference:
         return _run(self.session, sample)
 
     def repeatable(self, sample: Sample) -> dict[str, Any]:
-        """Its outputs without the random ones, which differ from run to run of one session."""
+        """Return the deterministic outputs, without random ones."""
         first, second = self.outputs(sample), self.outputs(sample)
         return {
             name: value for name, value in first.items() if agree(value, second[name])
@@ -71,7 +77,7 @@ class Reference:
 
 
 def run(model: ModelProto, sample: Sample) -> dict[str, Any]:
-    """Outputs of ``model`` on one sample, by name.
+    """Return the outputs of ``model`` on one sample, by name.
 
     Raises:
         ModelError: onnxruntime cannot load or run the model.
@@ -124,7 +130,7 @@ def _run(session: Any, sample: Sample) -> dict[str, Any]:
 
 
 def agree(first: Any, second: Any) -> bool:
-    """Whether two values of one output differ by no more than float rounding."""
+    """Return whether two values of one output differ at most by float rounding."""
     if first is None or second is None:
         return first is second
     if isinstance(first, dict) and isinstance(second, dict):

@@ -1,4 +1,4 @@
-"""What the steps of a run hand on: its calibration data, and the prepared graph with its plan."""
+"""Data passed between the steps of a run: samples, the prepared graph and its plan."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class RunData:
     """The data of a run.
 
     Attributes:
-        sample: the first one, or one made up; None if the model runs on none.
-        held: diverts the samples that the result is measured on; None without data.
-        again: the samples that may be read as often as needed; empty if nothing needs them.
-        random: the samples are random numbers, from which nothing can be learned of real data.
+        sample: the first sample, or a synthetic one; None if the model runs on none.
+        held: holds out the samples that the result is measured on; None without data.
+        again: samples that may be read repeatedly; empty if no step needs them.
+        random: the samples are random numbers, without information on real data.
     """
 
     sample: Sample | None = None
@@ -32,7 +32,7 @@ class RunData:
 
     @property
     def judges(self) -> list[Sample]:
-        """What the result is measured on."""
+        """Return the samples that the result is measured on."""
         return self.held_out or ([self.sample] if self.sample else [])
 
     @property
@@ -40,13 +40,13 @@ class RunData:
         return self.held.samples if self.held else []
 
     def verdict_samples(self, most: int) -> tuple[list[Sample], int]:
-        """Samples for the verdict beyond those that the result is measured on.
+        """Return samples for the verdict, in addition to the measured samples.
 
         Args:
-            most: how many at most.
+            most: maximum number of samples.
 
         Returns:
-            The samples, held-out ones first, and how many of them were held out.
+            The samples, held-out ones first, and the number of held-out ones.
         """
         if self.held is None or most <= 0:
             return [], 0
@@ -62,18 +62,17 @@ class RunData:
 
     @property
     def count(self) -> int:
-        """How many samples it was calibrated on."""
+        """Return the number of calibration samples."""
         return self.held.count if self.held else 0
 
 
 @dataclass(frozen=True)
 class Planned:
-    """The prepared graph, what becomes of its tensors and of those in bodies, and notes for the
-    report.
+    """The prepared graph, the plans of graph and bodies, and notes for the report.
 
-    The configuration has an override for each node that an optimizer has raised. The notes on
-    rewrites of the float graph stand by themselves: they do not hold where the float model is the
-    result. ``keyed`` is what was measured before, with the keys of the graph's tensors.
+    The configuration has an override for each node that an optimizer has raised. Notes on
+    rewrites of the float graph are separate, because they do not apply if the float model is
+    the result. ``keyed`` holds earlier statistics with the keys of the graph's tensors.
     """
 
     config: QConfig

@@ -1,19 +1,18 @@
-"""Search the scales by the error that they cause in later layers, and check the result at the
-outputs.
+"""Search of activation scales by the error in later layers, checked at the outputs.
 
-A power-of-two scale moves by octaves, so the one with the least error on the tensor itself is often
-not the one that serves the model: clipping the few large values of a layer and halving the step of
-all others look alike to a squared error, but not to what follows. So every scale of an activation
-is judged by the error in the results of the layers that read it (``local``), relative to their
-signal and sample by sample: no single sample of unusual size decides. A scale moves step by step to
-where that error is least. All are judged in one pass over the samples, and a few more for those
-that move on, whatever the number of layers. Then the model is run with the moves and without; where
-it is not nearer to the float model with them, the half of them that promises most is tried, and so
-on.
+A power-of-two scale moves by octaves, so the scale with the least error on the tensor itself is
+often not the best for the model. Clipping the few large values of a layer and halving the step
+of the rest are equal to a squared error, but not to later layers. Every activation scale is
+therefore judged by the error in the results of the layers that read it (``local``). The error
+is relative to the signal and computed per sample, so that no unusually large sample decides. A
+scale moves step by step to the least error. One pass over the samples judges every scale; a few
+more passes follow for scales that keep moving, independent of the number of layers. Finally,
+the model is run with and without the moves. If the moves do not reduce the output error, the
+half with the greatest expected gain is tried, and so on.
 
-Power-of-two scales move by octaves, float ones by a quarter of an octave: which of the calibrators
-would have been right is decided for each tensor by what reads it. A zero point stays, so that a
-range keeps its shape.
+Power-of-two scales move by octaves, float scales by a quarter of an octave: the layers that
+read a tensor decide which calibrator would have been right. Zero points do not change, so that
+a range keeps its shape.
 """
 
 from __future__ import annotations
@@ -41,16 +40,15 @@ logger = logging.getLogger(__name__)
 Scales = dict[Use, NDArray[np.float32]]
 Doubles = NDArray[np.float64]
 
-#: The step of scales that are powers of two, and of those that are not.
+#: The step of power-of-two scales, and of float scales.
 _OCTAVE, _QUARTER = 2.0, 2**0.25
-#: A scale moves by so many octaves at most.
+#: Maximum move of a scale in octaves.
 _FARTHEST = 6
-#: The least normal number.
+#: The least normal float32.
 _SMALLEST = np.finfo(np.float32).tiny
-#: Noise over signal of a layer that counts as none.
+#: Noise over signal below this value counts as zero.
 _FLOOR = 1e-3
-#: A move has to lower the mean logarithm of the noise by this much, and by so many of its standard
-#: errors.
+#: Minimum decrease of the mean log noise, absolute and in standard errors.
 _GAIN, _CERTAIN = 2e-3, 2.0
 
 
@@ -63,21 +61,22 @@ def search(  # noqa: PLR0913
     show: bool | None,
     corrected: Graph | None = None,
 ) -> int:
-    """Move the scales of activations in ``params``: the symmetric power-of-two ones and the float
-    ones.
+    """Move the scales of activations in ``params``.
+
+    Symmetric power-of-two scales and float scales are searched.
 
     Args:
         graph: the float graph.
-        plan: what becomes of its tensors.
+        plan: the decisions about its tensors.
         params: the scales.
-        limits: what a target asks of the scales: others move along with the one that is tried.
-        samples: a few samples. Local errors are measured on the first half of them, those at the
-            outputs on the second.
+        limits: constraints of a target; tied scales move along with the scale under trial.
+        samples: a few samples. Local errors are measured on the first half, output errors on
+            the second.
         show: whether to show a progress bar, as ``Progress`` takes it.
-        corrected: the graph with the biases that the quantized model will have, if they are others.
+        corrected: the graph with the biases of the quantized model, if they differ.
 
     Returns:
-        How many scales have moved.
+        The number of moved scales.
     """
     order = _order(graph)
     uses = [use for use in params.table if _stride(graph, plan, use)]
@@ -110,7 +109,7 @@ def search(  # noqa: PLR0913
         )
         probe = ScaleTrial(graph, live, samples[half:] or samples) if moves else None
     except Exception as error:
-        # onnxruntime raises several unrelated types; without a search the scales are good too
+        # onnxruntime raises several unrelated types; scales without a search are valid, too
         logger.warning(
             "the scales are not searched, the model with its scales as inputs does not run: %s",
             error,
@@ -138,10 +137,10 @@ def search(  # noqa: PLR0913
 
 
 class _Descent:
-    """Moves each scale, and those tied to it, step by step to the least local error.
+    """A descent of scales, and of scales tied to them, to the least local error.
 
     Attributes:
-        groups: uses whose scales are one and the same, in the order of the graph.
+        groups: groups of uses with a common scale, in the order of the graph.
     """
 
     def __init__(
@@ -160,7 +159,7 @@ class _Descent:
         self.groups = list(groups)
 
     def run(self, progress: Progress) -> None:
-        """Measure errors until each group knows those on both sides of the least one."""
+        """Measure errors until every group is known on both sides of its minimum."""
         open_groups = self.groups
         while open_groups:
             asked = dict.fromkeys(
@@ -176,7 +175,7 @@ class _Descent:
             progress.update(len(self.groups) - len(open_groups))
 
     def scale(self, use: Use, step: int) -> NDArray[np.float32]:
-        """The scale of a use that is so many steps away from where it started."""
+        """Return the scale of a use after ``step`` steps from its start."""
         scale = np.asarray(
             self._start[use] * np.float32(self.strides[use] ** step),
             np.float32,
@@ -188,13 +187,13 @@ class _Descent:
         )
 
     def error(self, use: Use, step: int) -> Doubles | None:
-        """The logarithm of the local error on each sample; None where it is not known."""
+        """Return the logarithm of the local error on each sample; None if unknown."""
         return self._known.get(use, {}).get(step)
 
     def best(self, group: Sequence[Use]) -> int:
-        """The step with the least error of all uses of a group together.
+        """Return the step with the least error over all uses of a group.
 
-        0 where none is better for certain.
+        0 where no step is significantly better.
         """
         totals = self._totals(group)
         least = min(totals, key=lambda step: (totals[step].mean(), abs(step)))
@@ -208,10 +207,10 @@ class _Descent:
         }
 
     def _missing(self, group: Sequence[Use]) -> list[int]:
-        """The steps whose errors are to be measured next: where the least one is at an end, as many
-        as lie before it.
+        """Return the steps to measure next.
 
-        So a scale that is far off needs few passes over the samples.
+        Where the minimum is at an end of the known steps, the number of known steps doubles, so
+        that a distant scale needs few passes over the samples.
         """
         known = self._known[group[0]]
         if not known:
@@ -228,12 +227,12 @@ class _Descent:
 
 @dataclass(frozen=True)
 class _Move:
-    """A move of one scale, and of those that have to move along.
+    """A move of one scale, and of the scales tied to it.
 
     Attributes:
-        use: whose scale moves.
-        factor: by which it is multiplied.
-        gain: by how much the local errors fall.
+        use: the use whose scale moves.
+        factor: the factor of the scale.
+        gain: the decrease of the local errors.
     """
 
     use: Use
@@ -242,7 +241,7 @@ class _Move:
 
 
 def _allowed(descent: _Descent, start: Scales, limits: Limits) -> list[_Move]:
-    """The moves that promise a gain within the limits, in the order of the graph."""
+    """Return the moves within the limits that promise a gain, in graph order."""
     moves = list[_Move]()
     scales = dict(start)
     for group in descent.groups:
@@ -262,9 +261,9 @@ def _allowed(descent: _Descent, start: Scales, limits: Limits) -> list[_Move]:
 
 
 def _applied(moves: Sequence[_Move], start: Scales, limits: Limits) -> Scales:
-    """The scales after some of the moves.
+    """Return the scales after some of the moves.
 
-    One that the limits do not allow without the others is left out.
+    A move that the limits forbid without the others is left out.
     """
     scales = start
     for move in moves:
@@ -273,7 +272,7 @@ def _applied(moves: Sequence[_Move], start: Scales, limits: Limits) -> Scales:
 
 
 def _changed(moves: Sequence[_Move], start: Scales, limits: Limits) -> list[Use]:
-    """The uses whose scales may change with some of the moves."""
+    """Return the uses whose scales may change with some of the moves."""
     scales = _applied(moves, start, limits)
     return [
         use
@@ -289,9 +288,9 @@ def _gain(
     before: NDArray[np.float32],
     after: NDArray[np.float32],
 ) -> float:
-    """By how much the local error of a use falls.
+    """Return the decrease of the local error of a use.
 
-    Infinitely low where it has one that was not measured.
+    Minus infinity if an error was not measured.
     """
     if use not in descent.strides or (before == after).all():
         return 0.0
@@ -316,8 +315,9 @@ def _checked(
     start: Scales,
     limits: Limits,
 ) -> Scales:
-    """The scales after as many of the moves as bring the outputs nearer to the float ones: all,
-    half of them, ...
+    """Return the scales after the most moves that reduce the output error.
+
+    All moves are tried first, then half of them, and so on.
     """
 
     def noise(scales: Scales, best: list[float]) -> list[float]:
@@ -334,11 +334,10 @@ def _checked(
 
 
 def _order(graph: Graph) -> dict[Use, int]:
-    """A place for each use that follows from the graph alone, not from the order in which a file
-    lists its nodes.
+    """Return a position for each use, independent of the node order in the file.
 
-    Tensors are counted as they are reached from the outputs, what a node reads before what it
-    computes.
+    Tensors are counted as they are reached from the outputs, inputs of a node before its
+    outputs.
     """
     places, done = dict[Use, int](), set[Node]()
     stack = [
@@ -369,7 +368,7 @@ def _order(graph: Graph) -> dict[Use, int]:
 
 
 def _stride(graph: Graph, plan: Plan, use: Use) -> float:
-    """The factor between two neighbouring scales of a use; 0 if its scale stays."""
+    """Return the factor between adjacent scales of a use; 0 if its scale is fixed."""
     entry = plan.entries.get(use)
     if (
         not isinstance(entry, Quantize)
@@ -385,10 +384,10 @@ def _stride(graph: Graph, plan: Plan, use: Use) -> float:
 
 
 def _moved(scales: Scales, use: Use, factor: float, limits: Limits) -> Scales:
-    """The scales with one of them multiplied, and with others so that the target can compute with
-    it.
+    """Return the scales after multiplying one of them, adjusted to the target's limits.
 
-    Empty if one would leave the normal numbers, or the one that is tried would move back.
+    Empty if a scale would leave the normal numbers, or if the scale under trial would move
+    back.
     """
     tied = limits.tied(use)
     trial = scales | {

@@ -1,4 +1,4 @@
-"""Measure the output error against the float model for one choice of scales after another."""
+"""Output errors against the float model for successive choices of scales."""
 
 from __future__ import annotations
 
@@ -16,20 +16,19 @@ from quark_onnx.graph import Graph, Node, ShapeArithmetic
 from quark_onnx.report.shapes import other_shape
 from quark_onnx.steps.run import Sample
 
-#: A sample counts as right from this share of noise on: no single good sample outweighs the others.
+#: Noise below this share counts as zero, so that no single good sample outweighs the others.
 _FLOOR = 1e-3
-#: Operators behind which an output is judged by what they read: they only move values.
+#: Operators that only move values: an output is judged by their inputs.
 _PUT_TOGETHER = frozenset(
     {"Concat", "Flatten", "Reshape", "Squeeze", "Transpose", "Unsqueeze"},
 )
-#: So many samples are run before it is asked whether the others are worth it: not if they are worse
-#: by this much.
+#: Samples per batch, and the excess of mean noise after which no further batch is run.
 _AT_ONCE, _SLACK = 2, 0.02
 Scales = Mapping[str, NDArray[np.float32]]
 
 
 class ScaleTrial:
-    """The float outputs of some samples, and a model whose scales are inputs."""
+    """The float outputs of a few samples, and a model with scales as inputs."""
 
     def __init__(self, graph: Graph, live: Graph, samples: Sequence[Sample]) -> None:
         judged = _parts(graph)
@@ -61,10 +60,14 @@ class ScaleTrial:
         self._pool = Lanes(_AT_ONCE)
 
     def noise(self, scales: Scales, best: list[float]) -> list[float]:
-        """For each sample, the mean over outputs of the logarithm of noise over signal.
+        """Return the mean log noise-to-signal ratio over the outputs, for each sample.
 
-        Fewer samples where the first few are worse than ``best``, what was found before: nothing
-        more can come of that.
+        The measurement stops early if the first samples are worse than ``best``, because the
+        scales can no longer win.
+
+        Args:
+            scales: the scales.
+            best: the least noise so far.
 
         Raises:
             ModelError: an output has another shape than in the float model.
@@ -122,7 +125,10 @@ class ScaleTrial:
 
 
 def _open(model: ModelProto) -> Any:
-    """A session with one thread, as several samples run side by side, in which biases are rounded."""  # noqa: E501
+    """Open a single-threaded session with rounded biases.
+
+    One thread is enough, as several samples run in parallel.
+    """
     return open_session(
         model,
         threads=1,
@@ -131,9 +137,9 @@ def _open(model: ModelProto) -> Any:
 
 
 def _output_error(value: NDArray[Any], reference: NDArray[np.float64]) -> float:
-    """Return the logarithm of noise over signal of one output on one sample.
+    """Return the log noise-to-signal ratio of one output on one sample.
 
-    An output of another shape, as values of the signal may decide it, has lost all of its signal.
+    An output whose shape differs, because it depends on values, has lost its entire signal.
     """
     if value.shape != reference.shape:
         return float(np.log(1 + _FLOOR))
@@ -142,11 +148,10 @@ def _output_error(value: NDArray[Any], reference: NDArray[np.float64]) -> float:
 
 
 def _parts(graph: Graph) -> list[tuple[str, Node | None]]:
-    """The tensors that outputs are put together from, with a node that reads them.
+    """Return the tensors that outputs are concatenated from, each with a consumer.
 
-    None for an output.
-
-    In one tensor with large coordinates the scores of a detector would count for nothing.
+    The consumer is None for an output. Parts are measured separately, because large coordinates
+    of a detector would outweigh its scores.
     """
     found, todo = dict[str, Node | None](), list[tuple[str, Node | None]]()
     todo += [(value.name, None) for value in reversed(graph.outputs)]
@@ -163,7 +168,7 @@ def _parts(graph: Graph) -> list[tuple[str, Node | None]]:
 
 
 def _as_read(live: Graph, tensor: str, reader: Node | None) -> str:
-    """The tensor as its reader sees it once it is rounded; the name of an output stays."""
+    """Return the rounded tensor that ``reader`` reads; an output keeps its name."""
     if reader is None:
         return tensor
     node = next(node for node in live.nodes if node.name == reader.name)
@@ -171,7 +176,7 @@ def _as_read(live: Graph, tensor: str, reader: Node | None) -> str:
 
 
 def _with_outputs(graph: Graph, tensors: list[str]) -> ModelProto:
-    """The model with other outputs, of any type that onnxruntime finds."""
+    """Return the model with other outputs, of the types that onnxruntime infers."""
     model = graph.to_model()
     del model.graph.output[:]
     model.graph.output.extend(ValueInfoProto(name=name) for name in tensors)

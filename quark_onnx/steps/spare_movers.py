@@ -1,10 +1,10 @@
-"""spare_movers: plan again after a crash of onnxruntime, without Q/DQ pairs around operators that
-move values.
+"""A second plan after a crash of onnxruntime, with float operators that move values.
 
-onnxruntime moves DequantizeLinear nodes down and QuantizeLinear nodes up past Transpose, Reshape,
-Slice, MaxPool and their like before it makes integer operators; releases differ in what they move
-and where that ends the process (1.32: a moved DequantizeLinear whose result a subgraph captures).
-Nothing is moved where such operators read and write floats.
+onnxruntime moves DequantizeLinear nodes down and QuantizeLinear nodes up past Transpose,
+Reshape, Slice, MaxPool and similar operators before it creates integer operators. Releases
+differ in the nodes that they move and in the moves that crash the process (1.32: a moved
+DequantizeLinear whose result a subgraph captures). Nothing is moved if these operators read and
+write floats.
 """
 
 from __future__ import annotations
@@ -31,17 +31,19 @@ def spare_movers(
     insides: Sequence[SubgraphPlan],
     ranges: Ranges,
 ) -> tuple[QConfig, Plan, list[SubgraphPlan], Ranges, str] | None:
-    """Return another configuration, plans and ranges, in which operators that move values read and
-    write floats.
+    """Return configuration, plans and ranges with float operators that move values.
 
     Args:
-        graph: what the plan is of.
-        plan: the one whose result crashed; its ranges are used again, as values that are only moved
-            keep theirs.
+        graph: the planned graph.
+        config: the settings.
+        plan: the plan whose result crashed. Its ranges are used again, as moved values keep
+            their range.
         insides: the plans of bodies.
+        ranges: the ranges of ``plan``.
 
     Returns:
-        With a note for the report. None if no such operator is quantized.
+        Configuration, plan, plans of bodies, ranges, and a note for the report. None if no
+            moving operator is quantized.
     """
     movers = _movers(plan, insides)
     if not movers:
@@ -63,7 +65,7 @@ def spare_movers(
 
 
 def _movers(plan: Plan, insides: Sequence[SubgraphPlan]) -> list[str]:
-    """Return the types of the operators that move quantized values, one for each node."""
+    """Return the types of the operators that move quantized values, one per node."""
     found = [
         node.op_type
         for node in plan.graph.nodes
@@ -82,13 +84,13 @@ def _spare_bodies(
         again,
         before,
         strict=True,
-    ):  # the graph and its bodies are the same
+    ):  # both plans have the same bodies
         new.ranges = _spared(new.plan, old.plan, old.ranges)
         _spare_bodies(new.insides, old.insides)
 
 
 def _spared(plan: Plan, before: Plan, ranges: Ranges) -> Ranges:
-    """Let movers read floats; return the ranges of what is quantized now."""
+    """Let moving operators read floats; return the ranges of the quantized tensors."""
     for node in plan.graph.nodes:
         if node.kind in HANDING_ON:
             plan.keep_node(node, before.kept.get(node.name, _REASON))
@@ -96,7 +98,7 @@ def _spared(plan: Plan, before: Plan, ranges: Ranges) -> Ranges:
                 plan.entries[Use(tensor, node.name)] = Keep(_REASON)
                 plan.spoken.discard(
                     tensor,
-                )  # or they would read what the producer's pair leaves of it
+                )  # otherwise they would read the producer's rounded values
     found = dict(ranges)
     for use, entry in list(plan.entries.items()):
         if (

@@ -1,4 +1,4 @@
-"""states: keep a recurrent state float where rounding it would accumulate from step to step."""
+"""Float recurrent states, where rounding errors would accumulate from step to step."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from quark_onnx.plan import Plan
 from quark_onnx.rules.base import WEIGHTED
 from quark_onnx.rules.passthrough import HANDING_ON
 
-#: A format with as many bits rounds less than what recurrent models tell apart.
+#: Formats with this many bits are precise enough for recurrent states.
 _FINE = 16
 _RECURRENT = frozenset({"LSTM", "GRU", "RNN"})
 _MOVING = HANDING_ON | {"Concat"}
 
 
 def spare_states(plan: Plan, states: Sequence[State]) -> None:
-    """Keep float each state that arithmetic updates, before rules ask for anything.
+    """Keep float each state that arithmetic updates, before rules are applied.
 
-    Float stay the input and what is a part or a rearrangement of it, the output, and the arithmetic
-    between the last weighted operators and the output. A state that is only moved, as a row that
-    enters a buffer, is rounded once and keeps its codes: nothing accumulates there.
+    The input stays float with its slices and rearrangements, as do the output and the
+    arithmetic between the last weighted operators and the output. A state that is only moved,
+    such as a row that enters a buffer, is rounded once and keeps its codes: no error
+    accumulates.
     """
     graph = plan.graph
     for state in states:
@@ -44,9 +45,7 @@ def spare_states(plan: Plan, states: Sequence[State]) -> None:
 
 
 def inner_states(graph: Graph, states: Sequence[State], body: Body) -> list[State]:
-    """Return the states of an outer graph that a branch of an If updates, under the names that they
-    have in it.
-    """
+    """Return the outer states that a branch of an If updates, by their inner names."""
     found = list[State]()
     if body.node.kind != "If":
         return found
@@ -68,7 +67,7 @@ def inner_states(graph: Graph, states: Sequence[State], body: Body) -> list[Stat
 
 
 def moved(graph: Graph, tensor: str) -> list[str]:
-    """Return a tensor and the tensors that its values are moved to unchanged."""
+    """Return a tensor and the tensors that hold its values after pure moves."""
     found = [tensor]
     for name in found:
         for node in graph.consumers(name):
@@ -95,9 +94,9 @@ def _updates(
     path: dict[Node, None],
     reason: str,
 ) -> Iterator[str]:
-    """Yield the tensors that an output is computed from without a weighted operator.
+    """Yield the tensors that an output depends on without a weighted operator between.
 
-    Spare their constants.
+    Their constants are kept float.
     """
     found = [output]
     for name in found:

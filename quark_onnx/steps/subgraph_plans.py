@@ -1,4 +1,4 @@
-"""Plans for the bodies of If, Loop and Scan, one for each body."""
+"""Plans for the bodies of If, Loop and Scan, one plan per body."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from quark_onnx.steps.opsets import contributed
 from quark_onnx.steps.states import inner_states
 
 _CONTROL = frozenset({"If", "Loop", "Scan"})
-#: Before this opset a Scan ran over batches.
+#: Scan had a batch axis before this opset.
 _SCAN_OPSET = 9
 #: Types that onnxruntime and numpy exchange.
 _EXCHANGED = frozenset(
@@ -38,15 +38,15 @@ _EXCHANGED = frozenset(
 
 @dataclass
 class SubgraphPlan:
-    """A body, and what becomes of its tensors.
+    """A body with the plan of its tensors.
 
     Attributes:
-        body: where it is.
-        graph: it, as a graph of its own.
+        body: location of the body.
+        graph: the body as a separate graph.
         plan: decisions about its tensors.
-        insides: the bodies in it.
-        played: whether it can be run by itself, and so be measured.
-        ranges: what was measured of its tensors.
+        insides: nested bodies.
+        played: whether the body can be run on its own, and therefore be measured.
+        ranges: the measured ranges of its tensors.
     """
 
     body: Body
@@ -63,17 +63,18 @@ def plan_insides(
     shapes: ShapeArithmetic | None = None,
     recurrent: Sequence[State] | None = None,
 ) -> list[SubgraphPlan]:
-    """Plans of the bodies of a graph's nodes.
+    """Return plans for the bodies of a graph's nodes.
 
-    What cannot be measured is planned without activations that have to be.
-
-    What a body hands out keeps its value: what reads it outside decides.
+    A body that cannot be measured is planned without measured activations. The outputs of a
+    body keep their values: the consumers outside decide.
 
     Args:
-        shapes: which tensors are shape arithmetic; None to find out, which is right for a graph
-            that is no body.
-        recurrent: states that run from step to step; None for those that the graph's interface
-            tells of.
+        graph: the graph.
+        config: the settings.
+        shapes: tensors that are shape arithmetic; None to compute them, which is correct for a
+            main graph, not for a body.
+        recurrent: states that persist from step to step; None for the states that the graph's
+            interface declares.
     """
     if not config.bodies or not any(node.has_subgraph for node in graph.nodes):
         return []
@@ -119,7 +120,7 @@ def plan_insides(
 
 
 def wanted(insides: Sequence[SubgraphPlan]) -> list[Quantize]:
-    """Every tensor that is to be quantized in bodies, and in those inside them."""
+    """Return every tensor to quantize in bodies, nested bodies included."""
     entries = [
         entry
         for inside in insides
@@ -130,14 +131,14 @@ def wanted(insides: Sequence[SubgraphPlan]) -> list[Quantize]:
 
 
 def all_plans(insides: Sequence[SubgraphPlan]) -> list[Plan]:
-    """The plans of bodies, and of those inside them."""
+    """Return the plans of bodies, nested bodies included."""
     return [
         plan for inside in insides for plan in (inside.plan, *all_plans(inside.insides))
     ]
 
 
 def give_up_late(insides: Sequence[SubgraphPlan], *, vendor: bool) -> None:
-    """Keep float what the model's opset cannot express, as it could not be raised."""
+    """Keep tensors float if the opset lacks their format and cannot be raised."""
     for inside in insides:
         opset = inside.graph.opset
         for use, entry in list(inside.plan.entries.items()):
@@ -161,7 +162,7 @@ def controls(
     insides: Sequence[SubgraphPlan],
     scopes: Sequence[Scope],
 ) -> tuple[Control, ...]:
-    """The nodes to play, from their bodies and what is watched in each."""
+    """Return the control-flow nodes to run, from their bodies and observations."""
     nodes: dict[Node, dict[str, Scope]] = {}
     for inside, scope in zip(insides, scopes, strict=True):
         if inside.played:
@@ -175,8 +176,9 @@ def controls(
 
 
 def shapeless(inside: SubgraphPlan) -> ModelProto:
-    """A body as a model whose inputs have any shape: what a body declares is not what it is given,
-    at times.
+    """Return a body as a model with inputs of unknown shape.
+
+    The declared shapes of a body are sometimes wrong.
     """
     model, node = inside.graph.to_model(), inside.body.node
     own = [
@@ -190,9 +192,7 @@ def shapeless(inside: SubgraphPlan) -> ModelProto:
 
 
 def _spare_carried(plan: Plan, body: Body) -> None:
-    """Keep float what a Loop or a Scan carries from step to step, where it would have one scale for
-    all steps.
-    """
+    """Keep loop-carried values float, as all steps of a Loop or Scan share a scale."""
     own = [
         value.name
         for value in body.model.graph.input
@@ -244,7 +244,7 @@ def _control(node: Node, scopes: dict[str, Scope]) -> Control:
 
 
 def _unmeasured(config: QConfig) -> QConfig:
-    """The settings without activations whose range would have to be measured."""
+    """Return the settings without activations that need a measured range."""
     overrides = list[Override]()
     for override in config.overrides:
         if override.activation is None or not override.activation.measured:

@@ -1,8 +1,8 @@
-"""Tie transposed weights: store a table once that is another layer's weight, transposed.
+"""Tied transposed weights: one stored table for two layers.
 
-Folding turns such a weight into a constant of its own, so that it gets the scales that suit it.
-Where they are those of the table, or both stay float, its values are the table's; a Transpose
-brings them into the form that is read, which runtimes fold away as they load the model.
+Constant folding turns the transpose of a table into a separate constant with its own scales. If
+the scales are equal, or both stay float, the values equal the table's. A Transpose restores the
+second weight, and runtimes fold it when they load the model.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from onnx import TensorProto
 
 from quark_onnx.graph import Graph
 
-#: Codes and floats that runtimes transpose.
+#: Types of codes and floats that runtimes can transpose.
 _TURNED = frozenset({TensorProto.INT8, TensorProto.UINT8, TensorProto.FLOAT})
 
 #: Data type, shape, and a hash of values: equal for equal matrices.
@@ -24,9 +24,10 @@ _Key = tuple[str, tuple[int, ...], bytes]
 
 
 def tie_transposed_weights(graph: Graph) -> list[str]:
-    """Let a matrix that is the transpose of another one be computed from it.
+    """Compute a matrix from the matrix that it is the transpose of.
 
-    What was done, for the report.
+    Returns:
+        Notes for the report.
     """
     matrices = _with_partner(
         graph,
@@ -61,9 +62,9 @@ def _may_share(graph: Graph, name: str) -> bool:
 
 
 def _with_partner(graph: Graph, names: list[str]) -> list[str]:
-    """Keep the matrices whose first row is the first column of one, or the other way round.
+    """Return the matrices whose first row equals the first column of another one.
 
-    Whole matrices are hashed after that only: most models have no such pair.
+    Complete matrices are hashed only afterwards: most models have no such pair.
     """
     rows = {name: _key(_codes(graph, name)[:1]) for name in names}
     columns = {name: _key(_codes(graph, name)[:, :1].T) for name in names}
