@@ -1,1 +1,1 @@
-"""Calibration and evaluation data, and the statistics taken from activations."""
+"""Calibration data, evaluation data, and statistics of activations."""

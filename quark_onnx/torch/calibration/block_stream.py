@@ -1,9 +1,8 @@
 """BlockStream: run the blocks of a model in order over all calibration data.
 
-Each reads the output of the last.
-
-Only hidden states are kept, in the type of the model; logits are never computed. What blocks read
-beside them (masks, rotary embeddings) is recorded while every block is skipped.
+Each block reads the output of the preceding one. Only hidden states are kept, in the dtype of the
+model; logits are never computed. Further arguments of blocks (masks, rotary embeddings) are
+recorded while all blocks are skipped.
 """
 
 from __future__ import annotations
@@ -25,16 +24,22 @@ _NO_WALK = "the model cannot be walked block by block"
 
 
 class NotWalkable(ModelError):  # noqa: N818
-    """A model cannot be walked block by block; it may still be run whole."""
+    """Error: a model cannot run block by block, but possibly as a whole."""
 
 
 class _Enough(Exception):  # noqa: N818
-    """Ends a run of the model once its last block has been reached."""
+    """Exception that stops a run of the model at its last block."""
 
 
 def call(model: Any, batch: Any) -> Any:
-    """Run a model on what a data loader yields: a tensor, a mapping of keywords, or a sequence of
-    arguments.
+    """Run a model on a batch.
+
+    Args:
+        model: the model.
+        batch: a tensor, a mapping of keywords, or a sequence of arguments.
+
+    Raises:
+        DataError: the batch has a different type.
     """
     if isinstance(batch, Mapping):
         return model(**batch)
@@ -51,8 +56,12 @@ def call(model: Any, batch: Any) -> Any:
 def run_whole(model: Any, data: Iterable[Any]) -> None:
     """Run a model on all batches.
 
+    Args:
+        model: the model.
+        data: the batches.
+
     Raises:
-        DataError: there is none, or the model cannot be run on one.
+        DataError: there is no batch, or the model cannot be run on a batch.
     """
     count = 0
     for count, batch in enumerate(data, 1):
@@ -70,10 +79,10 @@ def run_whole(model: Any, data: Iterable[Any]) -> None:
 
 
 def batches(data: Any) -> Iterator[Any]:
-    """What calibration data yields, without padding.
+    """Yield the batches of calibration data, without padding.
 
     Raises:
-        DataError: it is nothing that can yield.
+        DataError: the data is not iterable.
     """
     if not isinstance(data, Iterable):
         raise DataError(
@@ -85,9 +94,9 @@ def batches(data: Any) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def inference(model: Any) -> Iterator[None]:
-    """Without gradients, dropout and caches of keys and values."""
+    """Disable gradients, dropout and key-value caches inside the context."""
     training = [module for module in model.modules() if module.training]
-    # parts of a model may have configurations of their own
+    # submodules may have their own configurations
     configs: dict[int, Any] = {
         id(each.config): each.config
         for each in model.modules()
@@ -111,11 +120,12 @@ def inference(model: Any) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Call:
-    """What a block is called with for one sample.
+    """Arguments of a block for one sample.
 
     Attributes:
-        hidden: (samples, tokens, features).
-        args, kwargs: what it reads beside: masks, rotary embeddings.
+        hidden: the hidden states, (samples, tokens, features).
+        args: further positional arguments.
+        kwargs: further keywords: masks, rotary embeddings.
     """
 
     hidden: Any
@@ -123,33 +133,33 @@ class Call:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     def run(self, block: Any) -> Any:
-        """The hidden states that a block computes of it.
+        """Run a block, and return its output hidden states.
 
-        A block may change its own copy of what it reads.
+        The block gets a copy of the input, since it may change the input in place.
         """
         found = block(self.hidden.clone(), *self.args, **self.kwargs)
         return found if isinstance(found, torch.Tensor) else found[0]
 
 
 class BlockStream:
-    """The hidden states of all samples, in front of a block.
+    """Hidden states of all samples at the input of a block.
 
     Attributes:
-        hidden: those of the float model.
-        quantized: those that quantized blocks have left; None as long as nobody asks for them.
-        known: what was found out about blocks, for others of the same kind.
+        hidden: the hidden states of the float model.
+        quantized: the hidden states of the quantized model; None until ``split`` is called.
+        known: cached findings on blocks, for blocks of the same kind.
 
     Args:
         model: the model.
-        blocks: its blocks, by name, in their order.
-        data: what the model is run on; read once.
-        folder: where hidden states are kept; in memory if None.
-        room: bytes of hidden states that stay on the device of the model; those beyond are in host
-            memory while they are not used. None for no limit.
+        blocks: the blocks by name, in order.
+        data: the calibration samples; read once.
+        folder: the folder for hidden states; None keeps them in memory.
+        room: bytes of hidden states that stay on the model's device. The remaining ones are in host
+            memory while they are not in use. None for no limit.
 
     Raises:
         DataError: there is no data, or the model cannot be run on it.
-        NotWalkable: the model does not run its blocks one after the other.
+        NotWalkable: the model does not run its blocks in sequence.
     """
 
     def __init__(
@@ -181,28 +191,28 @@ class BlockStream:
         return len(self.hidden)
 
     def tensors(self) -> Iterator[Any]:
-        """The hidden states, and all tensors that blocks read beside them, once each."""
+        """Return the hidden states and the further tensors of the blocks' arguments.
+
+        A shared tensor is returned once.
+        """
         found = {
             id(tensor): tensor for tensor in _tensors(([*self.hidden], self._arguments))
         }
         return iter(found.values())
 
     def check_once(self, model: Any) -> None:
-        """Raise NotWalkable if the model comes back to its blocks after the last one, as recurrent
-        models do.
+        """Raise NotWalkable if the model runs its blocks again after the last one.
 
-        Blocks are skipped, and what follows them may lack its weights: heads that are not run
-        otherwise.
+        Recurrent models do so. Blocks are skipped, and modules after them may lack weights, such as
+        heads that are not run otherwise.
         """
         self._recorder.check_once(model, moved(self._first, self._device))
 
     def finish(self, model: Any, data: Iterable[Any]) -> None:
-        """Run the model on all samples once more.
+        """Run the model on all samples once more, to run the modules after the blocks.
 
-        Its blocks are skipped and hand on the hidden states as they are.
-
-        Call it once the float model's hidden states have passed the last block, to run what comes
-        after the blocks.
+        Blocks are skipped and return the stored hidden states. Call this method after the float
+        model's hidden states have passed the last block.
 
         Args:
             model: the same model, with all parameters outside of the blocks.
@@ -228,18 +238,16 @@ class BlockStream:
             own[place % count] = state
 
     def split(self) -> None:
-        """From now on, keep what quantized blocks have left beside the hidden states of the float
-        model.
-        """
+        """Keep quantized hidden states in addition to float ones from now on."""
         if self.quantized is None:
             self.quantized = self.hidden.copy()
 
     def calls(self, name: str, quantized: bool = False) -> list[Call]:
-        """What a block is called with for the samples that reach it.
+        """Return the arguments of a block for the samples that reach it.
 
         Args:
-            name: of the block.
-            quantized: whether blocks before it are quantized.
+            name: the name of the block.
+            quantized: whether to use the hidden states of the quantized model.
         """
         hidden = (self.quantized if quantized else None) or self.hidden
         return [
@@ -254,14 +262,16 @@ class BlockStream:
         quantized: bool = False,
         run: Callable[[int, Call], Any] | None = None,
     ) -> Iterator[int]:
-        """Run a block on every sample that reaches it, and say after each how many are done; what
-        it computes replaces what it read.
+        """Run a block on every sample that reaches it; outputs replace inputs.
 
         Args:
-            name: of the block.
-            block: what stands for it now.
-            quantized: whether it reads what quantized blocks have left.
-            run: runs the block on a sample of this number; None runs it as it stands.
+            name: the name of the block.
+            block: the module that runs in its place.
+            quantized: whether to use the hidden states of the quantized model.
+            run: runs the block on a sample with a given index; None calls the block.
+
+        Yields:
+            The number of finished samples.
         """
         own = (self.quantized if quantized else None) or self.hidden
         for index, rest in enumerate(self._arguments[name]):
@@ -281,7 +291,7 @@ def _tensors(parts: Any) -> Iterator[Any]:
 
 
 def moved(batch: Any, device: Any) -> Any:
-    """What a data loader yields, on a device."""
+    """Move a batch to a device."""
     if isinstance(batch, torch.Tensor):
         return batch.to(device)
     if isinstance(batch, Mapping):
@@ -292,8 +302,10 @@ def moved(batch: Any, device: Any) -> Any:
 
 
 class _Recorder:
-    """Records what each block is called with. Blocks are skipped: they hand on what they read, in
-    the form in which the first one, which is run once, returns it.
+    """Recorder of the arguments of each block.
+
+    Blocks are skipped: they return their input in the form that the first block returns. Only the
+    first block is run once.
     """
 
     def __init__(self, blocks: Mapping[str, Any], hidden: HiddenStates) -> None:
@@ -328,7 +340,7 @@ class _Recorder:
             )
 
     def check_once(self, model: Any, batch: Any) -> None:
-        """Raise NotWalkable if a batch comes back to a block after the last one."""
+        """Raise NotWalkable if a batch returns to a block after the last one."""
         hidden, form = self.hidden[0], self._form
         count = Counter[str]()
 
@@ -346,14 +358,12 @@ class _Recorder:
 
         try:
             self._call(model, batch, 0, {name: counting(name) for name in self._blocks})
-        except DataError:  # of what follows the blocks, where weights are missing
+        except DataError:  # raised after the blocks, where weights may be missing
             if not count[self._last]:
                 raise
 
     def finish(self, model: Any, batch: Any, index: int) -> None:
-        """Run what comes before and after the blocks on a batch, whose hidden states the blocks
-        hand on.
-        """
+        """Run the modules outside of the blocks on a batch with stored states."""
         hidden, form = self.hidden[index], self._form
 
         def hand_on(*args: Any, **kwargs: Any) -> Any:
@@ -368,7 +378,7 @@ class _Recorder:
         sample: int,
         forwards: Mapping[str, Any],
     ) -> None:
-        """Run the model with other forward methods of its blocks."""
+        """Run the model with replaced forward methods of its blocks."""
         own = {name: vars(block).get("forward") for name, block in self._blocks.items()}
         for name, block in self._blocks.items():
             block.forward = forwards[name]
@@ -386,7 +396,7 @@ class _Recorder:
         finally:
             for name, block in self._blocks.items():
                 del block.forward
-                if own[name] is not None:  # another library's
+                if own[name] is not None:  # set by a different library
                     block.forward = own[name]
 
     def _standing_in(self, name: str, forward: Any, names: Iterator[str]) -> Any:
@@ -402,7 +412,7 @@ class _Recorder:
             if _filled(kwargs.get("past_key_values")):
                 raise NotWalkable(f"the data brings keys and values along; {_NO_WALK}")
             kwargs |= {"past_key_values": None} if "past_key_values" in kwargs else {}
-            if name not in names:  # an iterator, which goes on behind the name
+            if name not in names:  # the iterator continues after the name
                 raise NotWalkable(
                     f"the model does not run {name} once for a sample, in its turn;"
                     f" {_NO_WALK}",
@@ -414,7 +424,7 @@ class _Recorder:
             self.arguments[name].append((tuple(rest), dict(kwargs)))
             differs = not isinstance(self._form, torch.Tensor) and name != self._last
             if self._handed is None and (self._form is None or differs):
-                # what the first block hands on beside hidden states may differ from sample to
+                # further outputs of the first block may differ from sample to
                 # sample
                 found = forward(hidden.clone(), *rest, **kwargs)
                 self._form = found if isinstance(found, torch.Tensor) else tuple(found)
@@ -431,7 +441,7 @@ class _Recorder:
 
 
 def _filled(cache: Any) -> bool:
-    """Whether there are keys and values of earlier tokens."""
+    """Return whether a cache holds keys and values of earlier tokens."""
     return cache is not None and not (
         hasattr(cache, "get_seq_length") and not cache.get_seq_length()
     )

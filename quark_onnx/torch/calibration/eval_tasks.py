@@ -1,4 +1,4 @@
-"""Tasks of lm-evaluation-harness, which a language model is scored on."""
+"""Evaluation tasks of lm-evaluation-harness."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ Scores = Mapping[str, Mapping[str, float]]
 
 
 class Tasks:
-    """Tasks to score models on.
+    """Tasks on which models are scored.
 
     Args:
-        names: of tasks and groups of them, as lm-eval lists them, maybe with wildcards; or folders
-            of definitions (.yaml), of which all are taken. Files that a definition names are looked
-            for in the current folder.
-        shots: examples in front of each question; as a task has it if None.
-        limit: questions of each task, at most; all if None.
-        batch: questions that are run together, or "auto".
-        most: questions that "auto" tries at most.
-        chat: whether to put questions into the chat template of the tokenizer.
+        names: names of tasks and task groups of lm-eval, possibly with wildcards; or folders of
+            definitions (.yaml), of which all are used. Files that a definition names are looked up
+            in the current folder.
+        shots: number of few-shot examples; the task's default if None.
+        limit: maximum number of questions per task; all if None.
+        batch: batch size, or "auto".
+        most: maximum batch size of "auto".
+        chat: whether to apply the chat template of the tokenizer.
 
     Raises:
         ConfigError: there is no such task, or a folder has none.
@@ -76,10 +76,14 @@ class Tasks:
         self._batches = {"batch_size": batch, "max_batch_size": most}
 
     def scores(self, folder: Path | str, *, trust_code: bool = False) -> Scores:
-        """What the model of a checkpoint reaches, float or quantized.
+        """Return the scores of a checkpoint, float or quantized, by task and metric.
+
+        Args:
+            folder: the checkpoint.
+            trust_code: run Python files of the checkpoint.
 
         Raises:
-            DataError: a task cannot be run: its data is not there, or the model has no tokenizer.
+            DataError: a task cannot be run: its data is missing, or the model has no tokenizer.
         """
         return self.scores_of(
             load_checkpoint(folder, trust_code=trust_code),
@@ -94,15 +98,15 @@ class Tasks:
         *,
         trust_code: bool = False,
     ) -> Scores:
-        """Return what a model in memory reaches, by task and metric.
+        """Return the scores of a model in memory, by task and metric.
 
         Args:
-            model: of transformers, float or quantized.
-            folder: has its tokenizer.
-            trust_code: run Python files that the tokenizer brings along.
+            model: a transformers model, float or quantized.
+            folder: the folder of its tokenizer.
+            trust_code: run Python files of the tokenizer.
 
         Raises:
-            DataError: a task cannot be run: its data is not there, or the model has no tokenizer.
+            DataError: a task cannot be run: its data is missing, or the model has no tokenizer.
         """
         from transformers import AutoTokenizer
 
@@ -134,7 +138,12 @@ class Tasks:
         *,
         trust_code: bool = False,
     ) -> dict[str, dict[str, tuple[float, float]]]:
-        """What the model of a checkpoint reaches, and then that of another, by task and metric.
+        """Return the scores of two checkpoints, by task and metric.
+
+        Args:
+            source: the first checkpoint.
+            output: the second checkpoint.
+            trust_code: run Python files of the checkpoints.
 
         Raises:
             DataError: a task cannot be run.
@@ -149,7 +158,7 @@ class Tasks:
 
 
 def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
-    """The metrics of a task without their errors; what filters an answer is named where one does.
+    """Return the metrics of a task without standard errors, and name answer filters.
 
     >>> _numbers({"alias": "x", "acc,none": 0.5, "acc_stderr,none": 0.1, "exact_match,strict": 1.0})
     {'acc': 0.5, 'exact_match,strict': 1.0}

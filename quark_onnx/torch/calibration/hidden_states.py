@@ -1,4 +1,4 @@
-"""HiddenStates: the outputs of a block for all samples, in memory or in memory-mapped files."""
+"""HiddenStates: block outputs for all samples, in memory or in memory-mapped files."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _NUMBERS = count()
 
 @contextlib.contextmanager
 def spilling(folder: Path | None) -> Iterator[Path | None]:
-    """Context manager: a folder inside of another for as long as it is needed; None for None.
+    """Create a temporary subfolder for hidden states; without a folder, yield None.
 
     Raises:
-        ConfigError: it cannot be made.
+        ConfigError: the folder cannot be created.
     """
     if folder is None:
         yield None
@@ -36,13 +36,14 @@ def spilling(folder: Path | None) -> Iterator[Path | None]:
 
 
 class HiddenStates:
-    """A list of tensors that grows.
+    """Growing list of tensors.
 
     Args:
-        folder: where each tensor has a file as long as it is in a list; None keeps them in memory.
+        folder: the folder with a file per tensor, for as long as the tensor is in a list; None
+            keeps tensors in memory.
         states: the tensors.
-        room: bytes of tensors that stay on their device; those behind are in host memory while they
-            are not used. None for no limit.
+        room: bytes of tensors that stay on their device. The remaining ones are in host memory
+            while they are not in use. None for no limit.
     """
 
     def __init__(
@@ -85,7 +86,7 @@ class HiddenStates:
         self._kept.append(self._keep(state))
 
     def copy(self) -> HiddenStates:
-        """The same tensors in a list of its own; files are shared."""
+        """Return a copy of the list that shares tensors and files."""
         other = HiddenStates(self._folder, room=self._room)
         other._resident = self._resident
         other._kept = list(self._kept)
@@ -101,7 +102,7 @@ class HiddenStates:
 
 
 class _Hosted:
-    """A tensor in host memory that is read to its device."""
+    """Tensor in host memory that is copied to its device on reading."""
 
     def __init__(self, state: Any) -> None:
         self._device, self._state = state.device, state.cpu()
@@ -111,9 +112,9 @@ class _Hosted:
 
 
 class _File:
-    """A tensor in a file, which goes when nobody knows of it any more.
+    """Tensor in a file; the last reference removes the file.
 
-    Tensors that were read of it live on.
+    Tensors that were read from the file remain valid.
     """
 
     def __init__(self, folder: Path, state: Any) -> None:
@@ -135,7 +136,7 @@ class _File:
     def __del__(self) -> None:
         with contextlib.suppress(
             OSError,
-        ):  # what is mapped cannot be removed everywhere; the folder goes at the end
+        ):  # some systems cannot remove mapped files; the folder is removed at the end
             self._path.unlink()
 
 

@@ -1,4 +1,4 @@
-"""Watch what layers read and compute, and turn it into scales."""
+"""Observers that turn activations of layers into scales."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from quark_onnx.torch.models.fused_groups import groups_across_experts
 from quark_onnx.torch.models.quantized_layer import split_input
 from quark_onnx.torch.runtime import distributed
 
-#: More values of one tensor than this are thinned out, evenly, before a histogram takes them in.
+#: Larger tensors are subsampled evenly before they enter a histogram.
 _AT_ONCE = 1 << 22
 
 
 class Observer:
-    """The statistic of one activation."""
+    """Observer of one activation."""
 
     def __init__(self, spec: TensorSpec, name: str, device: Any) -> None:
         self.spec, self._name = spec, name
@@ -34,10 +34,10 @@ class Observer:
         self._device: Any = device
 
     def observe(self, x: Any) -> None:
-        """Take in what a run has shown.
+        """Add a tensor to the statistic.
 
         Raises:
-            DataError: a number among it is infinite or none.
+            DataError: the tensor holds NaN or infinity.
         """
         if not x.numel():
             return
@@ -54,12 +54,12 @@ class Observer:
         values = x.reshape(-1)
         step = -(-len(values) // _AT_ONCE)
         thinned = values[::step].float().cpu().numpy()
-        if step > 1:  # the ends may have been left out
+        if step > 1:  # subsampling may have dropped the extremes
             thinned = np.concatenate([thinned, ends])
         self._statistic.observe(thinned.reshape(1, -1))
 
     def over_ranks(self) -> None:
-        """Take in what other processes have seen."""
+        """Merge the statistics of all processes."""
         if distributed.count() == 1:
             return
         parts = [
@@ -73,7 +73,7 @@ class Observer:
             self._statistic.merge(statistic)
 
     def params(self, least: float = 0.0) -> Params | None:
-        """The scale; None where nothing was seen.
+        """Return the scale; None if no tensor was observed.
 
         Args:
             least: the least scale.
@@ -99,11 +99,12 @@ class Observer:
 
 @dataclass(frozen=True)
 class Scales:
-    """Scales that data has told, by names of layers.
+    """Calibrated scales by layer name.
 
     Attributes:
-        inputs, outputs: of what layers read, and compute.
-        probabilities: of what the attention computes that they belong to.
+        inputs: scales of layer inputs.
+        outputs: scales of layer outputs.
+        probabilities: scales of the attention probabilities.
     """
 
     inputs: Mapping[str, Params] = field(default_factory=dict)
@@ -111,7 +112,7 @@ class Scales:
     probabilities: Mapping[str, Params] = field(default_factory=dict)
 
     def of(self, name: str) -> dict[str, Params | None]:
-        """Those of a layer, as ``QuantizedLayer`` takes them."""
+        """Return the scales of a layer as arguments of ``QuantizedLayer``."""
         return {
             "input": self.inputs.get(name),
             "output": self.outputs.get(name),
@@ -120,7 +121,7 @@ class Scales:
 
 
 class ActivationObservers:
-    """Context manager: hooks on layers whose activations have scales that only data can tell.
+    """Hooks on layers whose activations need calibrated scales, as a context manager.
 
     Args:
         layers: modules and their specs, by name.
@@ -132,7 +133,7 @@ class ActivationObservers:
         self.inputs: dict[str, Observer] = {}
         self.outputs: dict[str, Observer] = {}
         self.probabilities: dict[str, Observer] = {}
-        #: Experts that the data has not reached, once ``scales`` has found what the others read.
+        #: Inactive experts that took an input scale of other experts in ``scales``.
         self.borrowing: list[str] = []
 
     def __enter__(self) -> ActivationObservers:
@@ -186,14 +187,14 @@ class ActivationObservers:
                 watched.over_ranks()
 
     def scales(self, least: Callable[[str], float] = lambda name: 0.0) -> Scales:
-        """Those of layers that were run.
+        """Return the scales of layers that were active during calibration.
 
-        Clients keep one input scale for all experts of a block, the greatest. An expert that was
-        not run takes it from the others, as it would be read with 1.0 else; so do all experts where
-        blocks have scales that are rounded to the scale of the tensor (NVFP4).
+        Clients keep one input scale for all experts of a block, the greatest. An inactive expert
+        takes the scale of the other experts, since clients would read a missing scale as 1.0. In
+        NVFP4, whose block scales depend on the tensor's scale, all experts take the greatest scale.
 
         Args:
-            least: the least scale of what a layer computes.
+            least: returns the least scale of a layer's output.
         """
         inputs = {
             name: found
@@ -218,7 +219,7 @@ class ActivationObservers:
         )
 
     def unseen(self, name: str, scales: Scales) -> bool:
-        """Whether the data has not reached a layer whose scales it should tell."""
+        """Return whether a layer that needs calibrated scales was inactive."""
         told = (
             (self.inputs, scales.inputs),
             (self.outputs, scales.outputs),
@@ -227,7 +228,7 @@ class ActivationObservers:
         return any(name in watched and name not in found for watched, found in told)
 
     def _share(self, group: list[str], inputs: dict[str, Params]) -> None:
-        """Give layers of experts that read alike the greatest scale of them, where they need one."""  # noqa: E501
+        """Give inactive experts, and NVFP4 experts, the greatest scale of the group."""
         for name in group:
             spec = self.inputs[name].spec
             alike = [

@@ -9,11 +9,10 @@ import torch
 
 
 def unpadded(batch: Any) -> Iterator[Any]:
-    """A batch without its padding: rows of the same length stay together, others become batches of
-    their own.
+    """Split a batch into batches without padding, by the length of rows.
 
-    A batch stays as it is where its ``attention_mask`` hides nothing, or hides what is no padding,
-    or where it has other tensors than those of the mask's shape.
+    A batch is yielded unchanged if its ``attention_mask`` hides nothing or hides tokens other than
+    padding, or if the batch has tensors of other shapes than the mask.
 
     >>> batch = {"input_ids": torch.tensor([[0, 5, 6], [7, 8, 9]])}
     >>> batch["attention_mask"] = torch.tensor([[0, 1, 1], [1, 1, 1]])
@@ -47,6 +46,6 @@ def unpadded(batch: Any) -> Iterator[Any]:
 
 
 def _is_padding(shown: Any) -> bool:
-    """Whether what a mask shows is one run of tokens in each row."""
+    """Return whether each row of a mask shows a single run of tokens."""
     starts = shown[:, :1].sum(1) + (shown[:, 1:] & ~shown[:, :-1]).sum(1)
     return bool((starts <= 1).all())

@@ -19,12 +19,18 @@ def perplexity(
     batch: int = 8,
     progress: bool | None = None,
 ) -> float:
-    """exp of the mean negative log likelihood of every token but the first of its window.
+    """Compute the perplexity, exp of the mean negative log likelihood of tokens.
+
+    The first token of each window is not predicted.
 
     Args:
         model: computes ``logits`` from ``input_ids``.
-        windows: token ids, each of shape (length,), all of one length.
-        batch: windows that are run together.
+        windows: token ids, each of shape (length,), with the same length.
+        batch: number of windows per run.
+        progress: whether to show a progress bar; None shows it if stderr is a terminal.
+
+    Returns:
+        The perplexity.
 
     Raises:
         DataError: there is no window of two tokens.
@@ -49,7 +55,7 @@ def perplexity(
 
 
 def windows_of(tokens: Any, length: int) -> list[Any]:
-    """Tokens in windows of one length that do not overlap; what is left over is dropped.
+    """Split tokens into windows of one length without overlap; drop the remainder.
 
     >>> windows_of(torch.arange(7), 3)
     [tensor([0, 1, 2]), tensor([3, 4, 5])]

@@ -1,4 +1,4 @@
-"""Text as windows of tokens, to calibrate on or to evaluate with."""
+"""Windows of tokens for calibration and evaluation."""
 
 from __future__ import annotations
 
@@ -19,17 +19,15 @@ from quark_onnx.torch.calibration.perplexity import windows_of
 
 logger = logging.getLogger(__name__)
 
-#: The environment variable with the folder of data sets, as files or folders by the names of the
-#: sets.
+#: The environment variable with the folder of data sets, stored as files or folders by name.
 DATASETS = "QUARK_ONNX_DATASETS"
-#: Endings of files that hold text, or tokens.
+#: File name suffixes of text and of token ids.
 _TEXT = (".txt", ".md", ".json", ".jsonl")
 _TOKENS = (".npy", ".npz")
-#: Endings of names in AMD Quark's scripts that say how a data set is cut; windows are cut in one
-#: way here.
+#: Suffixes of data set names in AMD Quark's scripts that choose a way to cut windows; they are
+#: ignored here.
 _USES = ("_for_awq_benchmark", "_for_gptq_benchmark")
-#: Sets of texts by the names that AMD Quark's scripts have for them: where they are, which part,
-#: which column.
+#: Data sets by the names in AMD Quark's scripts: repository, split and column.
 NAMED = {
     "pileval": ("mit-han-lab/pile-val-backup", None, "validation", "text"),
     "wikitext": ("Salesforce/wikitext", "wikitext-2-raw-v1", "train", "text"),
@@ -45,18 +43,20 @@ def read_windows(
     count: int | None = None,
     spare: int = 0,
 ) -> list[Any]:
-    """Windows of tokens that do not overlap; int64 tensors of shape (length,).
+    """Read text or token ids as windows of tokens without overlap.
 
     Args:
-        source: a text file (.txt, .md), .json or .jsonl with texts or objects that have a "text", a
-            folder of such files, token ids (.npy of shape (windows, at least length); .npz with
-            ``ids`` and maybe ``len``), or the name of a data set. The name is looked up in the
-            folder that ``QUARK_ONNX_DATASETS`` names, and given to the ``datasets`` package where
-            no file of that folder has it.
-        tokenizer: of transformers; None where token ids are given.
+        source: a text file (.txt, .md), .json or .jsonl with texts or objects with the key "text",
+            a folder of such files, token ids (.npy of shape (windows, at least length); .npz with
+            ``ids`` and optionally ``len``), or the name of a data set. The name is looked up in the
+            folder of ``QUARK_ONNX_DATASETS``, and then by the ``datasets`` package.
+        tokenizer: a transformers tokenizer; None for token ids.
         length: tokens of a window.
-        count: windows, at most; all if None.
-        spare: windows behind these that are wanted too, if there are any.
+        count: the maximum number of windows; all if None.
+        spare: the maximum number of further windows after these.
+
+    Returns:
+        int64 tensors of shape (length,).
 
     Raises:
         DataError: the file cannot be read, or has not enough text for a window.
@@ -91,12 +91,11 @@ def read_windows(
 
 
 def local_source(source: Path | str) -> Path | str:
-    """Return the file or folder of a data set, or its name where there is none.
+    """Return the local file or folder of a data set, or else its name.
 
     Args:
-        source: a path, which is returned unchanged where it exists, or the name of a data set. The
-            name of a repository may have its owner, and may end with the use that AMD Quark's
-            scripts make of the set.
+        source: an existing path, which is returned unchanged, or the name of a data set. The name
+            may have an owner, and a suffix of AMD Quark's scripts for the use of the set.
 
     >>> local_source("pileval_for_awq_benchmark")
     'pileval'
@@ -117,7 +116,7 @@ def local_source(source: Path | str) -> Path | str:
 
 
 def _tokens(texts: Iterator[str], tokenizer: Any, enough: int | None) -> Any:
-    """The tokens of all texts, one after the other, without special ones."""
+    """Return the concatenated tokens of texts, without special tokens."""
     ids = list[int]()
     for text in texts:
         ids += tokenizer(text, add_special_tokens=False)["input_ids"]

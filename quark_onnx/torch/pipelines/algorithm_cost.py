@@ -1,5 +1,6 @@
-"""What algorithms take beside the plain run of a model: memory and time, from shapes and settings
-alone.
+"""Cost of algorithms in addition to running the model: memory and runtime.
+
+The estimate needs only shapes and settings.
 """
 
 from __future__ import annotations
@@ -29,28 +30,28 @@ from quark_onnx.torch.algorithms.rotation.settings import Rotation
 from quark_onnx.torch.algorithms.scheduling.replay import LEAST
 from quark_onnx.torch.algorithms.weight_rounding.range_search import SHARES, tries
 
-#: Stages of a usual block; tokens that are kept in place of products of inputs.
+#: Stages of a typical block; tokens that SmoothQuant keeps.
 _STAGES, _KEPT = 4, 1024
-#: Copies of values that are swept: what they are to be, values on levels, errors, moves, scales and
+#: Copies of a weight during a sweep: targets, dequantized values, errors, updates, scales and
 #: zero points.
 _SWEPT = 10
-#: How many times a product a backward pass takes; looks of a training at all samples.
+#: Cost of a backward pass in forward passes; evaluations of a training on all samples.
 _BACKWARD, _LOOKS = 2, 21
-#: Passes over a weight that rounding it takes, of those that training it or solving for its zero
-#: points does.
+#: Elementwise passes over a weight per step of training, and per iteration of HQQ, relative to
+#: rounding it once.
 _TRAINED, _SOLVED = 4, 1
 
 
 @dataclass(frozen=True)
 class Shapes:
-    """What is worked on.
+    """Sizes of the model and the calibration data.
 
     Attributes:
         layers: (outputs, inputs) of the quantized matrices in blocks, by name.
-        weights: of all blocks, those that stay float included.
-        block: bytes of the greatest block.
-        tokens: of the data.
-        samples: of the data.
+        weights: number of weights in all blocks, with those that stay float.
+        block: size of the largest block in bytes.
+        tokens: number of calibration tokens.
+        samples: number of calibration samples.
     """
 
     layers: Mapping[str, tuple[int, int]]
@@ -61,8 +62,9 @@ class Shapes:
 
     @property
     def groups(self) -> dict[tuple[str, int], int]:
-        """Outputs of the layers that read each input: those of the same parent with as many inputs
-        are taken to.
+        """Return the sum of output channels per distinct input.
+
+        Layers with the same parent and input width are assumed to share an input.
         """
         found = dict[tuple[str, int], int]()
         for name, (outputs, inputs) in self.layers.items():
@@ -72,8 +74,9 @@ class Shapes:
 
     @property
     def widest(self) -> int:
-        """Products of two inputs in the stage that has most of them: all experts of a block are one
-        stage.
+        """Return the number of Hessian elements in the largest stage.
+
+        All experts of a block belong to one stage.
         """
         stages = dict[tuple[str, str, int], int]()
         for parent, inputs in self.groups:
@@ -85,14 +88,14 @@ class Shapes:
 
 @dataclass(frozen=True)
 class Cost:
-    """What comes on top.
+    """Additional memory and work of an algorithm.
 
     Attributes:
         memory: bytes.
-        products: multiplications of two numbers, as in products of matrices.
-        roundings: weights that are rounded.
-        columns: steps of a sweep over columns, each of which takes its time however short the
-            columns are.
+        products: multiply-accumulate operations.
+        roundings: number of weights that are rounded.
+        columns: steps of a sweep over columns. Each step has a constant runtime if columns are
+            short.
     """
 
     memory: int = 0
@@ -101,7 +104,10 @@ class Cost:
     columns: float = 0.0
 
     def __add__(self, other: Cost) -> Cost:
-        """Work adds up; memory is used by one after the other."""
+        """Add the work, and take the maximum of the memory.
+
+        Algorithms run in sequence, so that their memory is reused.
+        """
         return Cost(
             max(self.memory, other.memory),
             self.products + other.products,
@@ -111,7 +117,7 @@ class Cost:
 
 
 def cost_of(algorithms: Iterable[Any], shapes: Shapes) -> tuple[Cost, tuple[str, ...]]:
-    """The cost of all, and the names of those that nothing is known of."""
+    """Return the total cost of algorithms, and the names of unknown algorithms."""
     total, unknown = Cost(), list[str]()
     for each in algorithms:
         own = next(
@@ -126,17 +132,17 @@ def cost_of(algorithms: Iterable[Any], shapes: Shapes) -> tuple[Cost, tuple[str,
 
 
 def _runs(shapes: Shapes, count: float) -> float:
-    """Products of so many runs of all blocks on all tokens."""
+    """Return the multiply-accumulates of running the blocks on the full data."""
     return count * shapes.weights * shapes.tokens
 
 
 def _grams(shapes: Shapes) -> float:
-    """Products for the sums of products of what layers read."""
+    """Return the multiply-accumulates of accumulating the Hessians X^T X."""
     return float(sum(inputs**2 for _, inputs in shapes.groups)) * shapes.tokens
 
 
 def _judged(shapes: Shapes) -> float:
-    """Products for one look at what rounding costs all layers."""
+    """Return the multiply-accumulates of evaluating every layer's rounding error."""
     return float(sum(outputs * inputs**2 for outputs, inputs in shapes.layers.values()))
 
 
@@ -145,14 +151,14 @@ def _count(shapes: Shapes) -> int:
 
 
 def _rounder(shapes: Shapes) -> int:
-    """The block in float once more, as its codes stand for."""
+    """Return the bytes of a second copy of a float block, with dequantized values."""
     return shapes.block
 
 
 def _of_gptq(each: Any, shapes: Shapes) -> Cost:
     both = 2 if getattr(each, "alpha", float(isinstance(each, Qronos))) > 0 else 1
-    # a sweep for each range, looks behind it, and what is said in the end: halves of symmetric
-    # matrices, and triangles
+    # a sweep for each range, coordinate descent and the final error; symmetric and triangular
+    # matrices cost half
     judged = (
         (1 + each.search_scales) / 2
         + max(0.0, 1.5 * each.coordinate_descent_passes - 0.5)
@@ -166,12 +172,11 @@ def _of_gptq(each: Any, shapes: Shapes) -> Cost:
         (rows * (1 + each.search_scales) * inputs for (_, inputs), rows in groups),
         default=0,
     )
-    # a stage runs the part of a block that is in front of it, but for samples of which is kept what
-    # that has computed
+    # a stage runs the preceding part of the block again, except for samples with cached outputs
     kept, share = _replayed(shapes)
     runs = _runs(shapes, 1 + (both - share) * _STAGES / 2)
     return Cost(
-        # products, and in float64 what their factor is made of, or what is swept
+        # Hessians, and the larger of the float64 factorization and the sweep
         _rounder(shapes)
         + kept
         + 4 * both * shapes.widest
@@ -187,9 +192,7 @@ def _of_gptq(each: Any, shapes: Shapes) -> Cost:
 
 
 def _replayed(shapes: Shapes) -> tuple[int, float]:
-    """Bytes that are kept of what stages have computed, and the share of the samples that they are
-    kept of.
-    """
+    """Return the bytes of cached stage outputs, and the cached share of the samples."""
     widths = [inputs for _, inputs in shapes.layers.values()] or [0]
     each = (
         shapes.block * max(1, _blocks(shapes)) / max(1, shapes.weights)
@@ -200,12 +203,12 @@ def _replayed(shapes: Shapes) -> tuple[int, float]:
 
 
 def _sweeps(rows: int, columns: int) -> int:
-    """How many parts a weight is swept in."""
+    """Return the number of parts in which a weight is swept."""
     return -(-rows // max(1, AT_ONCE // max(1, columns)))
 
 
 def _of_clip(each: Any, shapes: Shapes) -> Cost:
-    # all stages are watched at once, and the ends of a range are tried together, and one by one
+    # all stages are observed in one run; both ends of a range are searched together, then singly
     together = (
         4 * sum(inputs**2 for _, inputs in shapes.groups) // max(1, _blocks(shapes))
     )
@@ -242,8 +245,8 @@ def _of_smoothquant(each: Any, shapes: Shapes) -> Cost:
 def _of_signed(each: Any, shapes: Shapes) -> Cost:
     share = min(each.batch, shapes.samples) / max(1, shapes.samples)
     runs = _runs(shapes, each.steps * share * (1 + _BACKWARD) + _LOOKS)
-    # shifts, gradients, two moments, means and the best, in float32, beside the weights; and what
-    # one sample leaves
+    # shifts, gradients, two moments, means and the best, in float32, in addition to the weights;
+    # and the activations of one sample
     kept = (
         shapes.tokens
         // max(1, shapes.samples)
@@ -264,8 +267,8 @@ def _of_distill(each: Any, shapes: Shapes) -> Cost:
         / max(1, shapes.tokens)
         * (learned + each.sequences * length + 2 * LOOKS * shapes.tokens)
     )
-    # all blocks, what SignedRounding has for each weight, and four numbers for what it computes
-    # with and the slopes; logits of both models, and gradients of one
+    # all blocks; the state of SignedRounding and four more numbers per weight; logits of both
+    # models, and gradients of one
     memory = _blocks(shapes) * shapes.block + 4 * 13 * _count(shapes) + 3 * 4 * LOGITS
     return Cost(memory, runs, _TRAINED * each.steps * _count(shapes))
 
@@ -285,7 +288,7 @@ def _of_hqq(each: Any, shapes: Shapes) -> Cost:
 
 def _of_rotation(each: Any, shapes: Shapes) -> Cost:
     width = min((min(sides) for sides in shapes.layers.values()), default=0)
-    # weights are turned in float64, which takes about as long as two products in float32 do
+    # weights are rotated in float64, at about twice the runtime of float32
     learned = (
         3 * each.steps * shapes.weights * (shapes.tokens / max(1, shapes.samples) * 8)
         if each.trained
@@ -298,7 +301,7 @@ def _of_rotation(each: Any, shapes: Shapes) -> Cost:
 
 
 def _blocks(shapes: Shapes) -> int:
-    """How many blocks there are, by the first number in names."""
+    """Return the number of blocks, by the first number in layer names."""
     return len(
         {
             next((part for part in name.split(".") if part.isdigit()), "")

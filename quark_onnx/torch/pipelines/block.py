@@ -36,17 +36,21 @@ def quantize_block(  # noqa: PLR0913
     config: TorchConfig,
     report: TorchReport,
 ) -> Iterator[int]:
-    """Quantize one block, and bring the hidden states behind it.
+    """Quantize one block, and advance the hidden states to the next.
 
-    Say after each sample how many the block has seen.
-
-    Scales of activations are those of the float model, as AMD Quark's are; where an algorithm
-    chooses codes, it knows what the quantized blocks before have left, too.
+    Activation scales are calibrated on the float model, as in AMD Quark. Algorithms that choose
+    codes also see the quantization error of the preceding blocks.
 
     Args:
         model: the model.
-        name: of the block.
-        layers: those of its layers that are quantized.
+        name: the name of the block.
+        layers: the layers of the block that are quantized.
+        walk: the hidden states of all samples.
+        config: the quantization configuration.
+        report: the report, to which outcomes are added.
+
+    Yields:
+        The number of samples that the block has processed.
     """
     block = model.get_submodule(name)
     rounders = weight_algorithms(config)
@@ -94,8 +98,8 @@ def _advance(
     walk: BlockStream,
     quantized: bool = False,
 ) -> Iterator[int]:
-    """Bring the hidden states that quantized blocks have left behind a block with these codes."""
-    replay, job.replay = job.replay, None  # what it keeps goes once it is done
+    """Run the block with given codes on the hidden states of the quantized model."""
+    replay, job.replay = job.replay, None  # its cache is freed after this run
     if replay is not None:
         yield from walk.run(job.name, job.block, quantized, replay.result)
         return
@@ -104,8 +108,10 @@ def _advance(
 
 
 def check_unshared(model: Any, blocks: Mapping[str, Any], config: TorchConfig) -> None:
-    """Raise ModelError where an algorithm rewrites weights of a block that are those of something
-    else, too, or where blocks are layers themselves, so that there is nothing to take apart.
+    """Raise ModelError if the algorithms cannot work on the blocks.
+
+    An algorithm that rewrites weights needs blocks without parameters that other modules share. All
+    block-wise algorithms need blocks that contain layers and are not layers themselves.
     """
     bare = next(
         (name for name, block in blocks.items() if kind_of(block) is not None),
@@ -129,18 +135,20 @@ def check_unshared(model: Any, blocks: Mapping[str, Any], config: TorchConfig) -
 
 
 def weight_algorithms(config: TorchConfig) -> list[Any]:
-    """The algorithms that choose codes."""
+    """Return the algorithms that choose integer codes."""
     return [each for each in config.algorithms if each.stage == "weights"]
 
 
 def transforms_of(config: TorchConfig) -> list[Any]:
-    """The algorithms that rewrite blocks."""
+    """Return the algorithms that rewrite blocks."""
     return [each for each in config.algorithms if each.stage == "block"]
 
 
 def needs_float_reference(layers: Layers, config: TorchConfig) -> bool:
-    """Whether what the float model computes is to be known beside what quantized blocks leave: for
-    scales of activations, for algorithms that aim at it, and for those that rewrite float blocks.
+    """Return whether float hidden states are needed next to the quantized ones.
+
+    Calibration of activation scales, algorithms with float targets, and algorithms that rewrite
+    float blocks need them.
     """
     rounders = weight_algorithms(config)
     aimed = (
@@ -152,12 +160,12 @@ def needs_float_reference(layers: Layers, config: TorchConfig) -> bool:
 
 
 def rotations_of(config: TorchConfig) -> list[Any]:
-    """The algorithms that rewrite a whole model."""
+    """Return the algorithms that rewrite the full model."""
     return [each for each in config.algorithms if each.stage == "model"]
 
 
 def finalizers(config: TorchConfig) -> list[Any]:
-    """The algorithms that work on a whole model, once its layers are quantized."""
+    """Return the algorithms that run on the full model after quantization."""
     return [each for each in config.algorithms if each.stage == "end"]
 
 
@@ -165,7 +173,7 @@ def refined(
     job: BlockJob,
     rounders: list[Any],
 ) -> tuple[dict[str, Quantized], list[Outcome]]:
-    """The codes of a block's weights as algorithms leave them, one after the other."""
+    """Round the weights of a block to nearest, and apply algorithms in sequence."""
     made = {
         name: each
         for name in job.layers
@@ -179,7 +187,7 @@ def apply_rounders(
     job: BlockJob,
     rounders: list[Any],
 ) -> tuple[dict[str, Quantized], list[Outcome]]:
-    """Codes to the nearest as algorithms leave them, one after the other."""
+    """Apply algorithms in sequence to codes that are rounded to nearest."""
     outcomes: list[Outcome] = []
     for rounder in rounders:
         own = job if rounder.rounds_activations else job.with_float_activations()
@@ -187,7 +195,7 @@ def apply_rounders(
         made, found = rounder(own, made)
         job.replay = (
             own.replay if own.layers is job.layers else None
-        )  # it runs the block as the algorithm has seen it
+        )  # valid only if the algorithm ran with the same activation specs
         outcomes += found
     return made, outcomes
 
@@ -197,13 +205,17 @@ def weight_of(
     layers: Layers,
     read: Callable[[str], Any] | None = None,
 ) -> Quantized | None:
-    """The codes of a layer's weight, each rounded to the nearest; None where it stays float.
+    """Round a layer's weight to nearest.
 
     A layer of a quantized checkpoint that has the format already keeps its codes.
 
     Args:
-        layers: this one, and its siblings.
-        read: reads the weights of siblings whose modules are empty.
+        name: the name of the layer.
+        layers: this layer and its fused layers.
+        read: reads the weights of fused layers whose modules are empty.
+
+    Returns:
+        The codes; None if the weight stays float.
     """
     module, spec = layers[name]
     if spec.weight is None:
@@ -225,12 +237,15 @@ def shared_global_scale(
     layers: Layers,
     read: Callable[[str], Any] | None = None,
 ) -> Any:
-    """NVFP4's scale of a layer and its siblings, which runtimes that fuse them keep once.
-
-    None in other formats.
+    """Return the NVFP4 global scale that a layer shares with its fused layers.
 
     Args:
-        read: reads a weight by the name of its layer; None takes that of the module.
+        name: the name of the layer.
+        layers: this layer and its fused layers.
+        read: reads a weight by layer name; None reads the module's weight.
+
+    Returns:
+        The scale; None for all other formats.
     """
     own = layers[name][1].weight
     if own is None or not isinstance(own.dtype, TwoLevel):
@@ -251,9 +266,9 @@ def quantize_data_free(
     report: TorchReport,
     read: Callable[[str], Any] | None = None,
 ) -> Quantized | None:
-    """The codes of a layer's weight, as algorithms choose them that need no data.
+    """Quantize a layer's weight with the data-free algorithms.
 
-    Arguments as of ``weight_of``.
+    The arguments are those of ``weight_of``.
     """
     rounders = weight_algorithms(config)
     made = weight_of(name, layers, read)
@@ -273,10 +288,15 @@ def finish(  # noqa: PLR0913
     report: TorchReport,
     made: Mapping[str, Quantized] | None = None,
 ) -> None:
-    """Put quantized layers in the place of those that were watched.
+    """Replace the observed layers by quantized layers.
 
     Args:
-        made: codes of weights that algorithms have chosen; all others are rounded to the nearest.
+        model: the model.
+        layers: the observed layers.
+        watching: their observers.
+        config: the quantization configuration.
+        report: the report.
+        made: codes that algorithms have chosen; all other weights are rounded to nearest.
     """
     made = made or {}
     layered = dict[str, Any]()
@@ -291,24 +311,24 @@ def finish(  # noqa: PLR0913
 
 
 def inside(layers: Layers, block: str) -> dict[str, tuple[Any, LayerSpec]]:
-    """Those of the layers that are part of a block."""
+    """Return the layers that are part of a block."""
     return {name: entry for name, entry in layers.items() if within(name, block)}
 
 
 def measures(layers: Layers) -> bool:
-    """Whether there are scales that only data can tell."""
+    """Return whether a scale needs calibration data."""
     return any(spec.measures for _, spec in layers.values())
 
 
 def needs_data(layers: Layers, config: TorchConfig) -> bool:
-    """Whether the model has to be run."""
+    """Return whether quantization has to run the model."""
     return measures(layers) or any(
         algorithm.needs_data for algorithm in config.algorithms
     )
 
 
 def missing_data(layers: Layers) -> str:
-    """The message for a user who has given no data."""
+    """Return the error message for missing calibration data."""
     what = (
         "scales of activations are to be found"
         if measures(layers)

@@ -1,4 +1,4 @@
-"""What quantizing a checkpoint will take, said before it starts."""
+"""Estimate of memory use, disk use and runtime before a checkpoint is quantized."""
 
 from __future__ import annotations
 
@@ -22,29 +22,30 @@ from quark_onnx.torch.models.structure import blocks_of, embedding_of
 from quark_onnx.torch.pipelines.algorithm_cost import Cost, Shapes, cost_of
 from quark_onnx.torch.runtime.memory import resident
 
-#: Bytes for each weight of the greatest matrix, in codes and packed; and what rounding a part of it
-#: takes on the way.
+#: Bytes per weight of the largest matrix, as codes and packed; temporary bytes while a part of it
+#: is rounded.
 _WORKING, _ON_THE_WAY = 6, 48 << 20
-#: Rows and columns of the matrix whose product, and whose rounding, are timed; rows that show how
-#: large codes are.
+#: Rows and columns of the matrix for the timing of products and rounding; rows for the size of
+#: codes.
 _ROWS, _COLUMNS, _SOME = 2048, 2048, 64
-#: Rows that it is multiplied with, and bytes that are read, to see how fast that is.
+#: Tokens of the timed product, and bytes of the timed read.
 _TOKENS, _READ = 256, 1 << 25
-#: Tokens that a block runs at once; and bytes for each probability of attention, beside three of
-#: the model's type.
+#: Tokens that a block runs at once; bytes per attention probability, in addition to three values
+#: of the model's type.
 AT_ONCE, _SOFTMAX = 512, 4
-#: Columns of a weight that is swept, to see how fast that is.
+#: Columns of the timed sweep.
 _SWEPT = 128
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a run takes.
+    """Estimated resources of a run.
 
     Attributes:
-        memory, disk: bytes.
-        seconds: those of algorithms are a rough guess.
-        algorithms: those that nothing is known of; their work comes on top.
+        memory: bytes.
+        disk: bytes.
+        seconds: runtime; the part of algorithms is a rough guess.
+        algorithms: algorithms without an estimate; their cost is not included.
 
     >>> print(Estimate(3 << 30, 1 << 29, 170.0))
     about 3.0 GiB of memory, 512 MiB of disk, 3 min
@@ -87,16 +88,20 @@ def estimate(  # noqa: PLR0913
     samples: int = 1,
     algorithms: tuple[Any, ...] = (),
 ) -> Estimate:
-    """What it takes to quantize layers of a checkpoint file to file, in this process and at the
-    speed of this machine.
+    """Estimate the resources of quantizing a checkpoint file to file.
+
+    The speed of this machine is measured; memory includes that of the current process.
 
     Args:
         source: the checkpoint.
-        chosen: the layers that are quantized, of its empty model.
-        tokens: of the data that the blocks are run on; 0 where they are not run.
-        spilled: whether their hidden states are kept in files.
-        samples: that the tokens are in.
-        algorithms: those of the configuration.
+        chosen: the layers to quantize, of the checkpoint's empty model.
+        tokens: number of calibration tokens; 0 if the blocks are not run.
+        spilled: whether hidden states are kept in files.
+        samples: number of calibration samples.
+        algorithms: the algorithms of the configuration.
+
+    Returns:
+        The estimate.
     """
     model, dtype, now = source.model, dtype_of(source.model.config), resident()
     blocks = [list(block.parameters()) for block in blocks_of(model).values()]
@@ -120,7 +125,7 @@ def estimate(  # noqa: PLR0913
     )
     seconds = (read + 2 * disk) / _reading_rate(
         source,
-    )  # values are written twice: alone, and behind their header
+    )  # tensors are written twice: singly, then into the file with its header
     if coded:
         seconds += count / _rounding_rate(coded[0][1], dtype)
     alone = max(parameter.numel() for parameter in model.parameters()) * dtype.itemsize
@@ -162,7 +167,7 @@ def _shapes(
     tokens: int,
     samples: int,
 ) -> Shapes:
-    """What algorithms work on."""
+    """Return the sizes on which the cost of algorithms depends."""
     inside = {id(parameter) for block in blocks for parameter in block}
     layers = {
         name: tuple(outputs_first(module.weight, kind_of(module)).flatten(1).shape)
@@ -181,11 +186,13 @@ def _probabilities(
     length: int,
     dtype: Any,
 ) -> int:
-    """Bytes of the probabilities of attention while a block runs, where they are there to be
-    rounded.
+    """Return the bytes of attention probabilities in a block, if they are quantized.
 
     Args:
+        source: the checkpoint.
+        chosen: the layers to quantize.
         length: tokens of a sample.
+        dtype: the model's dtype.
     """
     if all(spec.probabilities is None for _, spec in chosen.values()):
         return 0
@@ -198,7 +205,7 @@ def _probabilities(
 
 
 def _work(cost: Cost, spec: TensorSpec, dtype: Any) -> float:
-    """Seconds that algorithms take."""
+    """Return the runtime of algorithms in seconds."""
     seconds = cost.products / _product_rate(
         torch.float32,
     ) + cost.roundings / _rounding_rate(spec, dtype)
@@ -210,7 +217,10 @@ def _count(parameters: Iterable[Any]) -> int:
 
 
 def _in_front(source: FloatCheckpoint, blocks: list[list[Any]]) -> list[Any]:
-    """Parameters outside of the blocks without those of heads, which are not run."""
+    """Return the parameters outside of the blocks, without those of heads.
+
+    Heads are not run.
+    """
     model = source.model
     heads = {
         id(each)
@@ -228,13 +238,16 @@ def _in_front(source: FloatCheckpoint, blocks: list[list[Any]]) -> list[Any]:
 
 
 def _laid_out(spec: TensorSpec, dtype: Any, rows: int) -> int:
-    """Bytes of the codes and scales of a weight with so many rows."""
+    """Return the bytes of the codes and scales of a weight with a number of rows."""
     weight = torch.linspace(-1, 1, rows * _COLUMNS).reshape(rows, _COLUMNS).to(dtype)
     return sum(tensor.nbytes for tensor in stored(quantize(weight, spec)).values())
 
 
 def _seconds(work: Callable[[], object]) -> float:
-    """Of the faster of two runs, behind one that may wait for memory."""
+    """Return the runtime of the faster of two runs, after a warm-up.
+
+    The warm-up may wait for memory.
+    """
     found = []
     for _ in range(3):
         start = time.perf_counter()
@@ -244,7 +257,7 @@ def _seconds(work: Callable[[], object]) -> float:
 
 
 def _product_rate(dtype: Any) -> float:
-    """Weights a second that tokens are multiplied with, one token each."""
+    """Return the measured multiply-accumulates per second."""
     weight, x = (torch.ones(rows, _COLUMNS, dtype=dtype) for rows in (_ROWS, _TOKENS))
     return float(_TOKENS * weight.numel()) / _seconds(
         lambda: torch.aminmax(torch.nn.functional.linear(x, weight)),
@@ -252,12 +265,12 @@ def _product_rate(dtype: Any) -> float:
 
 
 def _rounding_rate(spec: TensorSpec, dtype: Any) -> float:
-    """Weights a second that are rounded and laid out as they are stored."""
+    """Return the number of weights per second that are rounded and packed."""
     return float(_ROWS * _COLUMNS) / _seconds(lambda: _laid_out(spec, dtype, _ROWS))
 
 
 def _column_rate() -> float:
-    """Columns a second that are swept, where they are so short that their length does not matter."""  # noqa: E501
+    """Return the number of columns per second of a sweep over short columns."""
     weight = torch.linspace(-1, 1, _SOME * _SWEPT).reshape(_SOME, _SWEPT)
     steps, solver = (
         TensorLevels.of(quantize(weight, TensorSpec("int8"))),
@@ -268,9 +281,9 @@ def _column_rate() -> float:
 
 
 def _reading_rate(source: FloatCheckpoint) -> float:
-    """Bytes a second that are read from the greatest file of a checkpoint.
+    """Return the bytes per second read from the largest file of a checkpoint.
 
-    Writing is taken to be as fast.
+    Writing is assumed to be as fast.
     """
     file: Path = max(
         {tensor.path for tensor in source.reader.tensors.values()},

@@ -1,4 +1,4 @@
-"""FileRun: compute the tensors of a quantized checkpoint from those of a float one, block by block."""  # noqa: E501
+"""FileRun: convert a float checkpoint to a quantized one, block by block."""
 
 from __future__ import annotations
 
@@ -57,13 +57,13 @@ from quark_onnx.torch.runtime.devices import room_for_states
 from quark_onnx.torch.runtime.memory import release_memory
 
 _CPU = torch.device("cpu")
-#: Layers after which free memory is given back; it takes a while to get it again.
+#: Number of layers between releases of free memory; allocating it again is slow.
 _KEPT = 16
 
 
 @dataclass
 class FileRun:
-    """A model on its way from weights to codes."""
+    """Conversion of a float checkpoint to a quantized one."""
 
     model: Any
     sources: Sources
@@ -73,8 +73,8 @@ class FileRun:
     layout: Layout
     spill: Path | None
     device: Any = _CPU
-    #: The codes that a stored tensor is decoded from, where it is; they are kept where the format
-    #: is the one that is asked for.
+    #: Reads the codes of a stored tensor, if the checkpoint is quantized; codes are kept if the
+    #: requested format is the same.
     codes_of: Callable[[str], Quantized | None] | None = None
 
     def __post_init__(self) -> None:
@@ -88,8 +88,10 @@ class FileRun:
         fill(module, name, self.sources, recurse=recurse, device=device)
 
     def check(self) -> None:
-        """Raise an error for what would fail at the end only: layers without a weight, and codes
-        that do not fit.
+        """Raise an error for problems that would otherwise surface at the end of a run.
+
+        Raises:
+            ModelError: a layer has no stored weight, or the layout cannot store its codes.
         """
         lost = [
             name
@@ -121,7 +123,7 @@ class FileRun:
             )
 
     def unmeasured(self, progress: bool | None) -> Iterator[tuple[str, Any]]:
-        """Codes of weights, layer by layer; nothing is run."""
+        """Yield tensors layer by layer, without running the model."""
         names = [name for name, _ in self.model.named_modules()]
         with Progress(progress, len(names), "quantizing", "layer") as bar:
             for done, name in enumerate(names, 1):
@@ -158,8 +160,9 @@ class FileRun:
         empty(module)
 
     def _untouched(self, name: str, module: Any) -> Iterator[tuple[str, Any]]:
-        """A module's own tensors as the checkpoint has them; those of a parameter that is another's
-        come once, if that stays as it is.
+        """Yield the tensors of a float module as stored.
+
+        A tied parameter is yielded once, if its twin stays float.
         """
         start = f"{name}." if name else ""
         own = [key for key, _ in module.named_parameters(recurse=False)]
@@ -185,7 +188,13 @@ class FileRun:
         journal: BlockJournal,
         progress: bool | None,
     ) -> Iterator[tuple[str, Any]]:
-        """Codes of weights and scales of activations, block by block."""
+        """Yield tensors block by block, with calibrated activation scales.
+
+        Args:
+            data: the calibration samples.
+            journal: stores finished blocks, so that a run can resume.
+            progress: whether to show a progress bar.
+        """
         blocks = blocks_of(self.model)
         check_unshared(self.model, blocks, self.config)
         outside = {
@@ -234,12 +243,12 @@ class FileRun:
         samples: list[Any],
         folder: Path | None,
     ) -> tuple[BlockStream, ActivationObservers]:
-        """Run what comes before the blocks on all samples, and watch the layers there."""
+        """Run the modules before the blocks on the data, and observe their layers."""
         if not blocks:
             raise NotWalkable("the model has no list of blocks")
         self._fill(next(iter(blocks)), {})
         heads = [name for name in heads_of(self.model) if name not in self.chosen]
-        # heads that stay float are not run before the last block, unless they look tokens up, too
+        # heads that stay float run only after the last block, unless they are embeddings too
         heads = [
             name
             for name in heads
@@ -260,9 +269,10 @@ class FileRun:
         samples: list[Any],
         folder: Path | None,
     ) -> BlockStream:
-        """Record what the blocks read.
+        """Record the inputs of the blocks.
 
-        An error names the parameter that the checkpoint lacks, where this is why.
+        Raises:
+            ModelError: the run failed because the checkpoint lacks a parameter.
         """
         try:
             return BlockStream(
@@ -291,9 +301,7 @@ class FileRun:
         samples: list[Any],
         why: str,
     ) -> Iterator[tuple[str, Any]]:
-        """Measure a model that cannot be walked block by block by running it whole, with all
-        weights in memory.
-        """
+        """Calibrate a model that cannot run block by block, with all weights loaded."""
         self.report.notes.append(f"all weights were in memory at once: {why}")
         self._fill_module(self.model, "")
         if missing := missing_of(self.model):
@@ -329,7 +337,7 @@ class FileRun:
         module: Any,
         scales: Scales,
     ) -> Iterator[tuple[str, Any]]:
-        """A module outside of the blocks: its codes, or its tensors as the checkpoint has them."""
+        """Yield the codes or the stored tensors of a module outside of the blocks."""
         yield from (
             self._one(name, module, scales)
             if name in self.chosen
@@ -343,7 +351,7 @@ class FileRun:
         walk: BlockStream,
         samples: Iterable[Any],
     ) -> Iterator[tuple[str, Any]]:
-        """Measure layers after the blocks; those that the data does not reach stay float."""
+        """Calibrate layers after the blocks; layers that stay inactive stay float."""
         self._fill_outside(blocks)
         with ActivationObservers(layers) as watching:
             walk.finish(self.model, samples)
@@ -359,7 +367,7 @@ class FileRun:
         blocks: Iterable[str],
         without: Collection[str] = (),
     ) -> None:
-        """Read all parameters outside of the blocks, except those of some modules."""
+        """Read the parameters outside of the blocks, except those of given modules."""
         for name, module in _outside(self.model, blocks).items():
             if name not in without:
                 self._fill_module(module, name, recurse=False)
@@ -416,7 +424,7 @@ class FileRun:
                     bar.update((index + 1) * len(walk))
                 yield from sorted(
                     tensors.items(),
-                )  # as a journal hands them back in an order of its own
+                )  # since a journal returns tensors in a different order
                 empty(block)
                 _drop(self.model, part)
                 release_memory()
@@ -429,9 +437,9 @@ class FileRun:
         journal: BlockJournal,
         progress: bool | None,
     ) -> Iterator[tuple[str, Any]]:
-        """All blocks stay in memory until algorithms have worked on them together.
+        """Quantize all blocks and keep them in memory for algorithms on the full model.
 
-        What these have reached is kept.
+        The journal keeps the state of these algorithms.
         """
         if needs_float_reference(self.chosen, self.config):
             walk.split()
@@ -483,7 +491,7 @@ class FileRun:
                 self._keep_codes(each, module)
 
     def _keep_codes(self, name: str, module: Any) -> None:
-        """Have a layer keep its codes where the checkpoint has them in the format asked for."""
+        """Let a layer keep the checkpoint's codes if the format is as requested."""
         if self.codes_of is None:
             return
         codes = self.codes_of(self.sources.key_of(f"{name}.weight"))
@@ -494,7 +502,7 @@ class FileRun:
         self.report.kept_codes.append(name)
 
     def _key(self, layer: str) -> str:
-        """How the result calls a layer."""
+        """Return the name of a layer in the output checkpoint."""
         return self.sources.key_of(f"{layer}.weight").removesuffix(".weight")
 
     def _named(
@@ -503,7 +511,7 @@ class FileRun:
         layers: Layers,
         tensors: Iterable[tuple[str, Any]],
     ) -> dict[str, Any]:
-        """The tensors of a block by the names that the checkpoint has for them."""
+        """Return the tensors of a block under the checkpoint's names."""
         found = dict[str, Any]()
         for key, tensor in tensors:
             tensor = tensor.cpu()
@@ -521,10 +529,9 @@ class FileRun:
         return found
 
     def _is_copied(self, name: str) -> bool:
-        """Whether the stored tensors that a parameter is converted from stay in the result as they
-        are.
+        """Return whether the stored tensors of a converted parameter are copied.
 
-        They do where no layer that is made of them is quantized or rewritten.
+        They are copied if no layer that is converted from them is quantized or rewritten.
         """
         made = self.sources.made_with(name)
         rewritten = any(
@@ -537,21 +544,21 @@ class FileRun:
         )
 
     def _mark(self, name: str, module: Any) -> None:
-        """Count a module's tensors as written, but for those that are copied."""
+        """Mark a module's tensors as written, except copied ones."""
         for key, _ in module.named_parameters():
             if f"{name}.{key}" in self.sources and not self._is_copied(f"{name}.{key}"):
                 self.sources.mark(f"{name}.{key}")
 
 
 def _format(spec: TensorSpec) -> tuple[Any, ...]:
-    """What two specifications share if codes of one are codes of the other."""
+    """Return the fields of a specification that decide whether codes are compatible."""
     return (spec.dtype, spec.symmetric, spec.per_channel, spec.group)
 
 
 def _as_stored(tensor: Any, stored: Any) -> Any:
-    """A tensor of the type that it has in the checkpoint.
+    """Convert a tensor to its stored dtype.
 
-    The very same if no algorithm has changed it.
+    The stored tensor is returned if the values are equal.
     """
     return (
         stored
@@ -561,7 +568,7 @@ def _as_stored(tensor: Any, stored: Any) -> Any:
 
 
 def _outside(model: Any, blocks: Iterable[str]) -> dict[str, Any]:
-    """The modules outside of the blocks that have parameters of their own."""
+    """Return the modules outside of the blocks that have parameters of their own."""
     own = {name: module for name, module in model.named_modules() if module._parameters}
     return {
         name: module
@@ -571,7 +578,7 @@ def _outside(model: Any, blocks: Iterable[str]) -> dict[str, Any]:
 
 
 def _drop(model: Any, layers: Layers) -> None:
-    """Let go of what has been written, and of the float weights that it was made of."""
+    """Free the written tensors of layers, and the float weights."""
     for name, (module, _) in layers.items():
         empty(module)
         layer = model.get_submodule(name)

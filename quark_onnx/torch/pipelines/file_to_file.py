@@ -1,6 +1,4 @@
-"""quantize_checkpoint: quantize a folder of weights into another, one block of the model in memory
-at a time.
-"""
+"""quantize_checkpoint: quantize a folder with one block in memory at a time."""
 
 from __future__ import annotations
 
@@ -39,20 +37,18 @@ from quark_onnx.torch.runtime.devices import device_named
 
 @dataclass(frozen=True)
 class Writing:
-    """How a checkpoint is written.
+    """Settings for writing a checkpoint.
 
     Attributes:
-        pack_method: how nibbles are ordered in AMD Quark's layout, "reorder" or "order".
-        max_shard: bytes of a file, at most.
-        trust_code: run Python files that the checkpoint brings along.
-        resume: a folder where each block that is done is kept, and found again by the same call;
-            None keeps nothing.
-        layout: how layers are stored, a key of ``quark_onnx.torch.checkpoints.layouts.LAYOUTS``.
-        spill: a folder where hidden states are kept while they are not used; None keeps them in
-            memory.
-        weight_format: "real_quantized" for codes, "fake_quantized" for floats that have been
-            rounded.
-        device: where blocks are run and codes are computed, one block at a time: "cpu", "cuda",
+        pack_method: the order of nibbles in AMD Quark's layout, "reorder" or "order".
+        max_shard: the maximum size of a file in bytes.
+        trust_code: run Python files of the checkpoint.
+        resume: a folder that stores each finished block, so that the same call can resume;
+            None stores nothing.
+        layout: the storage layout, a key of ``quark_onnx.torch.checkpoints.layouts.LAYOUTS``.
+        spill: a folder for hidden states that are not in use; None keeps them in memory.
+        weight_format: "real_quantized" for codes, "fake_quantized" for dequantized floats.
+        device: the device that runs blocks and computes codes, one block at a time: "cpu", "cuda",
             "cuda:1", or "auto" for the first GPU, if there is one.
     """
 
@@ -74,7 +70,7 @@ class Writing:
 
     @property
     def form(self) -> Layout:
-        """The layout that is named."""
+        """Return the named layout."""
         return layout_named(self.layout, self.pack_method, self.weight_format)
 
 
@@ -89,22 +85,25 @@ def quantize_checkpoint(  # noqa: PLR0913
 ) -> TorchReport:
     """Quantize a checkpoint of a language model into another folder.
 
-    In memory are one block of the model, what its layers become, and the hidden states of the data.
-    Tensors that stay as they are, and all other files, are copied.
+    Memory holds one block of the model, its codes, and the hidden states of the data. Tensors that
+    stay float, and all other files, are copied.
 
     Args:
-        source: a Hugging Face folder with safetensors, or what has opened it.
-        output: where the result goes; may exist only if it is empty.
-        data: batches of token ids or dicts of keywords; needed where scales of activations are to
-            be found.
-        writing: how it is written; the defaults if None.
+        source: a Hugging Face folder with safetensors, or an opened checkpoint.
+        output: the output folder; may exist only if it is empty.
+        config: the quantization configuration.
+        data: batches of token ids or dicts of keywords; needed to calibrate activation scales.
+        writing: settings for writing; the defaults if None.
         progress: whether to show a progress bar; None shows it if stderr is a terminal.
 
+    Returns:
+        The report on all layers.
+
     Raises:
-        ConfigError: the folder is taken, a name matches no layer, no layer would be quantized, or
-            the layout has no place for a format.
+        ConfigError: the folder is not empty, a name matches no layer, no layer would be quantized,
+            or the layout does not support a format.
         DataError: data is needed and missing, or the model cannot be run on it.
-        ModelError: a file is missing or damaged, or holds what is no number.
+        ModelError: a file is missing or damaged, or holds NaN or infinity.
     """
     output, writing = Path(output), writing or Writing()
     layout = writing.form
@@ -149,7 +148,7 @@ def quantize_checkpoint(  # noqa: PLR0913
         config,
         layout,
         report.quantized,
-    )  # fails here, and not at the end
+    )  # raises errors before the run, and not at its end
     with ExitStack() as stack:
         writer = stack.enter_context(Writer(output, writing.max_shard))
         journal = BlockJournal(writing.resume, reader, config, repr(layout))
@@ -160,7 +159,7 @@ def quantize_checkpoint(  # noqa: PLR0913
         )
         for name, tensor in parts:
             writer.add(layout.key(name), tensor.cpu())
-            del tensor  # before the next one is made
+            del tensor  # frees memory before the next tensor is computed
         for name in run.sources.rest():
             writer.add(name, reader.get(name))
         writer.write_json(

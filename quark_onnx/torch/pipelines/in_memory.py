@@ -67,8 +67,10 @@ def chosen_layers(
     model: Any,
     config: TorchConfig,
 ) -> tuple[dict[str, tuple[Any, LayerSpec]], dict[str, str]]:
-    """The layers that are quantized, with their specs, and those that stay float, each with the
-    reason.
+    """Choose the layers to quantize.
+
+    Returns:
+        The layers to quantize with their specs, and the layers that stay float, with the reason.
 
     Raises:
         ConfigError: a name of the configuration matches no layer, or no layer would be quantized.
@@ -115,16 +117,22 @@ def quantize_model(
     *,
     progress: bool | None = None,
 ) -> TorchReport:
-    """Quantize a model in place. Where this fails, its layers are float, and it computes what it
-    did: what rotations and rescalings have done to weights that far may stay.
+    """Quantize a model in place.
+
+    After an error, the layers are float and the model computes the same function. Rotations and
+    rescalings of the weights up to the error may remain.
 
     Args:
-        model: any module; the blocks of a language model are found by its structure, and stacks of
-            experts are taken apart.
-        data: batches: tensors, dicts of keywords or lists of arguments; read once, and only where
-            scales of activations are to be found, or an algorithm learns from it. Where
-            torch.distributed is initialized, each process gets all of it, and runs a part.
+        model: any module. The blocks of a language model are found by structure. Stacked experts
+            are split into layers.
+        config: the quantization configuration.
+        data: batches: tensors, dicts of keywords or lists of arguments. They are read once, and
+            only if activation scales are calibrated or an algorithm learns from data. If
+            torch.distributed is initialized, each process gets all data, and runs a part.
         progress: whether to show a progress bar; None shows it if stderr is a terminal.
+
+    Returns:
+        The report on all layers.
 
     Raises:
         ConfigError: a name of the configuration matches no layer, or no layer would be quantized.
@@ -179,10 +187,9 @@ def quantize_model(
 
 @contextlib.contextmanager
 def _float_again(model: Any, layers: Layers) -> Iterator[None]:
-    """Context manager: what fails inside brings the float layers back, those of blocks that were
-    done among them.
+    """Restore the float layers after an error.
 
-    Attention hands rotated keys and probabilities over inside, and later on if nothing fails.
+    Inside, attention modules expose rotated keys and probabilities; they keep doing so on success.
     """
     undo = install_attention_hooks(model, layers)
     try:
@@ -194,7 +201,7 @@ def _float_again(model: Any, layers: Layers) -> Iterator[None]:
 
 
 def _check_ranks(config: TorchConfig) -> None:
-    """Raise ConfigError for an algorithm that does not learn from sums."""
+    """Raise ConfigError for an algorithm that cannot learn from sums over processes."""
     for each in config.algorithms:
         if distributed.count() > 1 and not getattr(each, "sums", True):
             raise ConfigError(
@@ -203,8 +210,10 @@ def _check_ranks(config: TorchConfig) -> None:
 
 
 def _learned_on(chosen: Layers, config: TorchConfig) -> Layers:
-    """What is rounded while rotations are learned: activations alone where an algorithm chooses
-    codes of weights, which makes up for what rounding them does (SpinQuant, section 4.2).
+    """Return the specs with which rotations are learned.
+
+    Only activations are quantized if an algorithm chooses weight codes, since the algorithm
+    compensates the weight error (SpinQuant, section 4.2).
     """
     if not weight_algorithms(config) or all(
         spec.input is None for _, spec in chosen.values()
@@ -258,11 +267,11 @@ def _walk(  # noqa: C901, PLR0913
     progress: bool | None,
     report: TorchReport,
 ) -> bool:
-    """Quantize block by block; scales are those of the float model, as AMD Quark's are.
+    """Quantize block by block, with scales of the float model, as in AMD Quark.
 
     Returns:
-        Whether this was possible: what is measured lies in blocks that are run once for a sample,
-        one after the other.
+        False if this is impossible: a calibrated layer lies outside of the blocks, or the blocks do
+        not run in sequence, once per sample.
     """
     blocks = blocks_of(model)
     parts = {block: inside(chosen, block) for block in blocks}
@@ -323,7 +332,7 @@ def _whole(
     config: TorchConfig,
     report: TorchReport,
 ) -> None:
-    """Quantize layers of a model that is run as a whole."""
+    """Quantize layers of a model that cannot run block by block."""
     with ActivationObservers(layers) as watching:
         run_whole(model, data)
     finish(
@@ -342,8 +351,10 @@ def _reached(
     config: TorchConfig,
     report: TorchReport,
 ) -> dict[str, tuple[Any, LayerSpec]]:
-    """The layers without those outside of the blocks that the data does not reach, which stay
-    float.
+    """Return the layers to quantize, without inactive layers outside of the blocks.
+
+    Layers that the calibration data does not activate have no activation scales. Outside of the
+    blocks they stay float.
     """
     blocks, scales = blocks_of(model), watching.scales(config.least_of)
     found = dict(layers)

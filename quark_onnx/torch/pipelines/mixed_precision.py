@@ -1,9 +1,9 @@
-"""Mixed precision: assign schemes to the layers of a language model within a budget of bits per
-weight.
+"""Mixed precision: assign schemes to layers within a budget of bits per weight.
 
-Each group of layers is quantized alone, by each scheme, and the divergence of what the model then
-predicts from what the float model predicts is measured. Divergences of groups are taken to add up;
-the choice begins with the fewest bits, and spends what is left where it buys most.
+Each group of layers is quantized alone by each scheme. Its sensitivity is the Kullback-Leibler
+divergence of the predictions from those of the float model. Divergences of groups are assumed to
+add up. The choice starts with the fewest bits, and spends the remaining budget where a bit
+reduces the divergence most.
 """
 
 from __future__ import annotations
@@ -42,13 +42,12 @@ from quark_onnx.torch.runtime.memory import release_memory
 
 @dataclass(frozen=True)
 class Option:
-    """One scheme for a group of layers.
+    """Scheme for a group of layers, with its cost and sensitivity.
 
     Attributes:
-        scheme: its name.
-        bits: that the checkpoint needs for all weights of the group, scales included.
-        divergence: of what the model predicts, in nats for each token, where nothing else is
-            quantized.
+        scheme: the name of the scheme.
+        bits: bits of the group's weights in the checkpoint, with scales.
+        divergence: divergence of the predictions in nats per token, with only this group quantized.
     """
 
     scheme: str
@@ -58,13 +57,13 @@ class Option:
 
 @dataclass(frozen=True)
 class Group:
-    """Layers that get the same scheme, because runtimes make one of them.
+    """Group of layers with a common scheme, since runtimes fuse them.
 
     Attributes:
-        layers: their names.
-        weights: how many there are.
-        options: by ascending bits.
-        chosen: the one of them that the group gets.
+        layers: the names of the layers.
+        weights: the number of weights.
+        options: the options by ascending bits.
+        chosen: the option that the group gets.
     """
 
     layers: tuple[str, ...]
@@ -75,11 +74,11 @@ class Group:
 
 @dataclass(frozen=True)
 class Mixture:
-    """What was chosen.
+    """Result of a mixed-precision search.
 
     Attributes:
         config: the configuration with the schemes of all layers.
-        groups: in the order of the model.
+        groups: the groups in the order of the model.
     """
 
     config: TorchConfig
@@ -87,14 +86,14 @@ class Mixture:
 
     @property
     def bits(self) -> float:
-        """Bits for each weight, scales included."""
+        """Return the bits per weight, with scales."""
         return sum(each.chosen.bits for each in self.groups) / sum(
             each.weights for each in self.groups
         )
 
     @property
     def divergence(self) -> float:
-        """The sum over all groups, in nats for each token."""
+        """Return the sum of the groups' divergences, in nats per token."""
         return sum(each.chosen.divergence for each in self.groups)
 
 
@@ -107,20 +106,24 @@ def mix(  # noqa: PLR0913
     config: TorchConfig | None = None,
     progress: bool | None = None,
 ) -> Mixture:
-    """Choose a scheme for each group of layers. The model stays as it is, but for stacks of
-    experts, which are taken apart.
+    """Choose a scheme for each group of layers.
+
+    The model is unchanged, except that stacked experts are split into layers.
 
     Args:
-        model: a float language model, in memory.
-        schemes: names of those that may be chosen.
-        bits: for each weight of the layers that are quantized, scales included, at most.
+        model: a float language model in memory.
+        schemes: names of the candidate schemes.
+        bits: the maximum of bits per weight of the quantized layers, with scales.
         data: batches of token ids; a few are enough.
-        config: what else is wanted; its default and its types are replaced. Layers that it names
-            keep what they get. None leaves heads float, and all outside of the language part.
+        config: further settings; the default and the types are replaced. Layers that it names keep
+            their specs. None leaves heads float, and all modules outside of the language part.
         progress: whether to show a progress bar; None shows it if stderr is a terminal.
 
+    Returns:
+        The configuration and the options of all groups.
+
     Raises:
-        ConfigError: a scheme is unknown, or the budget is less than the least of them needs.
+        ConfigError: a scheme is unknown, or the budget is below the cheapest choice.
         DataError: there is no data.
         ModelError: the model has no list of blocks, or cannot be run block by block.
     """
@@ -162,10 +165,18 @@ def mix_checkpoint(  # noqa: PLR0913
     config: TorchConfig,
     progress: bool | None = None,
 ) -> Mixture:
-    """``mix`` for a checkpoint, which is in memory as a whole meanwhile.
+    """Run ``mix`` on a checkpoint, with the float model in memory.
 
     Args:
-        text: what is measured on.
+        source: the checkpoint.
+        schemes: names of the candidate schemes.
+        bits: the maximum of bits per weight of the quantized layers, with scales.
+        text: the text on which sensitivities are measured.
+        config: further settings, as in ``mix``.
+        progress: whether to show a progress bar; None shows it if stderr is a terminal.
+
+    Returns:
+        The configuration and the options of all groups.
 
     Raises:
         QuarkError: as ``mix``, or the checkpoint or the text cannot be read.
@@ -196,7 +207,7 @@ def _groups(
     chosen: Mapping[str, tuple[Any, LayerSpec]],
     samples: list[Any],
 ) -> list[tuple[str, ...]]:
-    """Layers that read the very same; all experts of a block are one."""
+    """Group layers by input tensor; the experts of a block form one group."""
     blocks = blocks_of(model)
     if not blocks:
         raise ModelError(
@@ -239,7 +250,7 @@ def _measured(  # noqa: PLR0913
     samples: list[Any],
     progress: bool | None,
 ) -> Measured:
-    """What each scheme does to each group."""
+    """Measure the size and the sensitivity of each group with each scheme."""
     wanted = [_predicted(call(model, batch)) for batch in samples]
     options: dict[tuple[str, ...], list[Option]] = {names: [] for names in groups}
     with Progress(progress, len(specs) * len(groups), "measuring", "group") as bar:
@@ -281,7 +292,7 @@ def _size(option: Option) -> tuple[int, float]:
 
 
 def _bits(layers: Mapping[str, QuantizedLayer]) -> int:
-    """Bits of weights and their scales in a checkpoint."""
+    """Return the bits of weights and their scales in a checkpoint."""
     return sum(
         8 * tensor.nbytes
         for layer in layers.values()
@@ -294,7 +305,7 @@ def _bits(layers: Mapping[str, QuantizedLayer]) -> int:
 
 
 def _predicted(found: Any) -> Any:
-    """Logarithms of the probabilities of all tokens."""
+    """Return the log probabilities of all tokens."""
     return torch.log_softmax(
         (found.logits if hasattr(found, "logits") else found).float(),
         -1,
@@ -307,7 +318,7 @@ def _divergence(
     samples: list[Any],
     wanted: list[Any],
 ) -> float:
-    """The mean over all tokens, in nats."""
+    """Return the mean Kullback-Leibler divergence over all tokens, in nats."""
     own = {name: model.get_submodule(name) for name in layers}
     put_modules(model, layers)
     try:
@@ -322,8 +333,10 @@ def _divergence(
 
 
 def _spend(found: Measured, bits: float) -> tuple[Group, ...]:
-    """The choice: from the fewest bits, step by step where a bit buys most, as long as the budget
-    lasts.
+    """Choose options greedily within the budget.
+
+    The search starts with the fewest bits. Each step takes the largest decrease of divergence per
+    bit.
     """
     budget = bits * sum(weights for _, weights, _ in found)
     ways = [_hull(options) for _, _, options in found]
@@ -359,9 +372,7 @@ def _spend(found: Measured, bits: float) -> tuple[Group, ...]:
 
 
 def _hull(options: Sequence[Option]) -> list[Option]:
-    """Options by ascending bits and falling divergence, each step buying less for a bit than the
-    one before.
-    """
+    """Return the lower convex hull of options, by ascending bits."""
     found: list[Option] = []
     for option in options:
         if found and option.divergence >= found[-1].divergence:

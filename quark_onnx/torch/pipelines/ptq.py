@@ -1,4 +1,4 @@
-"""ptq: quantize a float model into a checkpoint and compute its perplexity, in one call."""
+"""ptq: quantize a float model into a checkpoint and compute its perplexity."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Text:
-    """Text, or tokens, cut into windows.
+    """Text, or token ids, cut into windows.
 
     Attributes:
         source: a file, a folder, or the name of a data set.
-        count: windows, at most; None for all.
+        count: the maximum number of windows; None for all.
         length: tokens of a window.
     """
 
@@ -50,13 +50,14 @@ class Text:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What ``ptq`` found.
+    """Result of ``ptq``.
 
     Attributes:
-        report: what became of the layers.
-        estimate: what it was expected to take. before, after: perplexity of the float model and of
-        the checkpoint; None where nothing was evaluated.
-        verdict: how the checkpoint compares with the float model; None where nobody asked for it.
+        report: the report on the layers.
+        estimate: the estimated resources.
+        before: perplexity of the float model; None without evaluation.
+        after: perplexity of the checkpoint; None without evaluation.
+        verdict: comparison of the checkpoint with the float model; None if it was not requested.
     """
 
     report: TorchReport
@@ -81,19 +82,24 @@ def ptq(  # noqa: PLR0913
     """Quantize a checkpoint, and compare its perplexity with that of the float model.
 
     Args:
-        source: a Hugging Face folder, or what has opened it.
-        output: where the result goes; may exist only if it is empty.
-        text: to calibrate on.
-        evaluate: to evaluate with, after the result is written; None for no evaluation.
-        writing: how the result is written; the defaults if None.
+        source: a Hugging Face folder, or an opened checkpoint.
+        output: the output folder; may exist only if it is empty.
+        config: the quantization configuration.
+        text: the calibration text.
+        evaluate: the text for evaluation after the result is written; None for no evaluation.
+        writing: settings for writing; the defaults if None.
         progress: whether to show progress bars; None shows them if stderr is a terminal.
-        announce: called with what the work is expected to take, before it starts.
-        verdict: compare the result with the float model on windows that are held out: behind those
-            to calibrate on, or else the last eighth of these; of ``evaluate`` where that is given.
-            Both models are in memory meanwhile; where they do not fit, the verdict says so.
+        announce: called with the estimate before the run starts.
+        verdict: compare the result with the float model on held-out windows. These are the windows
+            of ``evaluate``, or else the windows of ``text`` after those for calibration, or else
+            the last eighth of the calibration windows. Both models must fit into memory; otherwise
+            the verdict says so.
+
+    Returns:
+        The report, the estimate, the perplexities and the verdict.
 
     Raises:
-        QuarkError: the model, the data or a setting is wrong; nothing is written then.
+        QuarkError: the model, the data or a setting is wrong; nothing is written.
     """
     writing = writing or Writing()
     check_config(writing.form, config)
@@ -155,7 +161,11 @@ def ptq(  # noqa: PLR0913
 
 
 def _windows(text: Text, tokenizer: Any, model: Any, spare: int = 0) -> list[Any]:
-    """Tokens in windows; DataError where they are none of the model's."""
+    """Read windows of token ids.
+
+    Raises:
+        DataError: a token id is outside of the model's vocabulary.
+    """
     windows = read_windows(text.source, tokenizer, text.length, text.count, spare)
     count = vocabulary_of(model)
     odd = (
@@ -173,12 +183,15 @@ def _windows(text: Text, tokenizer: Any, model: Any, spare: int = 0) -> list[Any
 
 
 def _batched(windows: Sequence[Any]) -> list[Any]:
-    """Windows that are run together, (windows, length); larger products are faster."""
+    """Stack windows into batches of shape (windows, length).
+
+    Larger products are faster.
+    """
     return list(torch.stack(list(windows)).split(max(1, AT_ONCE // len(windows[0]))))
 
 
 def tokenizer_of(folder: Path, trust_code: bool = False) -> Any:
-    """The tokenizer of a checkpoint; None if it has none."""
+    """Return the tokenizer of a checkpoint, or None."""
     from transformers import AutoTokenizer
 
     try:

@@ -13,15 +13,15 @@ from quark_onnx.torch.config.spec import LayerSpec
 
 @dataclass
 class TorchReport:
-    """What became of a model.
+    """Report on a quantized model.
 
     Attributes:
-        quantized: specs of the layers that are quantized, by name.
-        kept: names of the layers that stay float, each with the reason.
-        notes: what a user should know.
-        outcomes: what algorithms made of layers.
-        kept_codes: names of the layers whose codes are those of the checkpoint, which had the
-            format already.
+        quantized: specs of the quantized layers, by name.
+        kept: reasons why layers stay float, by layer name.
+        notes: notes for the user.
+        outcomes: results of algorithms, by layer.
+        kept_codes: names of the layers that keep the checkpoint's codes, since their format is the
+            requested one.
     """
 
     quantized: dict[str, LayerSpec] = field(default_factory=dict)
@@ -31,7 +31,7 @@ class TorchReport:
     kept_codes: list[str] = field(default_factory=list)
 
     def gains(self) -> dict[str, str]:
-        """What each algorithm has made better, in one line, by its name.
+        """Return a one-line summary of the error reduction of each algorithm, by name.
 
         >>> TorchReport(outcomes=[Outcome("q", "gptq", 0.2, 0.1), Outcome("k", "gptq", 0.0, 0.0)]).gains()
         {'gptq': 'the error of 1 of 2 is less, by 50 % (median)'}
@@ -47,9 +47,7 @@ class TorchReport:
         return found
 
     def note_idle(self, algorithms: Iterable[Any]) -> None:
-        """Note the algorithms that have said nothing of any layer, and the layers that the data has
-        not reached.
-        """
+        """Add notes on algorithms without an outcome, and on inactive layers."""
         for name in dict.fromkeys(each.algorithm for each in self.outcomes):
             layers = [
                 each.layer
@@ -74,10 +72,11 @@ class TorchReport:
                 )
 
     def note_outside(self, names: Iterable[str], algorithms: Iterable[Any]) -> None:
-        """Note the layers outside of blocks whose weights no algorithm sees.
+        """Add notes on layers outside of the blocks, to which no algorithm is applied.
 
         Args:
-            names: of the layers.
+            names: the names of the layers.
+            algorithms: the algorithms of the configuration.
         """
         rounders = [each for each in algorithms if each.stage == "weights"]
         learning = " and ".join(each.name for each in rounders if each.needs_data)
@@ -91,7 +90,7 @@ class TorchReport:
                 )
 
     def weight_only(self, name: str) -> LayerSpec:
-        """Note that the data has not reached a layer, and return how it is quantized then."""
+        """Note that a layer was inactive, and return its weight-only spec."""
         self.notes.append(
             f"{name} was not run on the data: only its weight is quantized",
         )
@@ -99,7 +98,7 @@ class TorchReport:
         return self.quantized[name]
 
     def note_borrowing(self, names: Iterable[str]) -> None:
-        """Note the experts whose input scale is that of the others."""
+        """Add notes on experts that take the input scale of other experts."""
         self.notes += [
             f"{name} was not run on the data: its input scale is the greatest of the"
             " other experts"
@@ -107,7 +106,7 @@ class TorchReport:
         ]
 
     def stay_float(self, name: str) -> None:
-        """Note that the data has not reached a layer outside of the blocks, which stays float then."""  # noqa: E501
+        """Note that an inactive layer outside of the blocks stays float."""
         self.notes.append(
             f"{name} lies outside of the blocks, and was not run on the data: it stays"
             " float",

@@ -1,4 +1,4 @@
-"""BlockJournal: finished blocks of a model on disk, so that an interrupted run can be resumed."""
+"""BlockJournal: finished blocks on disk, so that an interrupted run can resume."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _OWN = re.compile(r"state\.tmp|(block|hidden|end)-\d+\.(safetensors|tmp|tmp\.val
 
 @dataclass(frozen=True)
 class StoredBlock:
-    """What a report says of a block.
+    """Report entries of a finished block.
 
     Attributes:
-        unreached: names of layers that the data has not reached.
-        outcomes: what algorithms made of its layers.
+        unreached: names of layers that were not activated during calibration.
+        outcomes: results of algorithms on the block's layers.
     """
 
     unreached: Sequence[str] = ()
@@ -41,10 +41,12 @@ class StoredBlock:
 
     @classmethod
     def of(cls, layers: Layers, report: TorchReport, before: int) -> StoredBlock:
-        """That of layers which have just been quantized.
+        """Collect the report entries of layers that have just been quantized.
 
         Args:
-            before: how many outcomes the report had then.
+            layers: the layers with their specs.
+            report: the report.
+            before: the number of outcomes in the report before the block.
         """
         unreached = [
             name for name, (_, spec) in layers.items() if report.quantized[name] != spec
@@ -52,32 +54,33 @@ class StoredBlock:
         return cls(unreached, report.outcomes[before:])
 
     def tell(self, report: TorchReport) -> None:
-        """Write it into the report of another run."""
+        """Add the entries to the report of a resumed run."""
         for name in self.unreached:
             report.weight_only(name)
         report.outcomes += self.outcomes
 
     @classmethod
     def read(cls, text: str) -> StoredBlock:
-        """That which ``text`` has written."""
+        """Parse the JSON of ``text``."""
         found = json.loads(text)
         return cls(found["unreached"], [Outcome(**each) for each in found["outcomes"]])
 
     def text(self) -> str:
-        """All of it as JSON."""
+        """Return the entries as JSON."""
         return json.dumps(asdict(self))
 
 
 class BlockJournal:
-    """Results of blocks, and the hidden states behind the last one, in a folder.
+    """Folder with the results of blocks, and the hidden states after the last one.
 
-    Nothing without one.
-
-    The folder belongs to one run: model, configuration, data and version of the program. Another
-    run is refused.
+    The folder belongs to one run: model, configuration, data and version of the program. A
+    different run is refused.
 
     Args:
-        folder: where; None keeps nothing.
+        folder: the folder; None stores nothing.
+        reader: the float checkpoint.
+        config: the quantization configuration.
+        method: a description of the storage layout.
     """
 
     def __init__(
@@ -99,13 +102,15 @@ class BlockJournal:
         self._last = -1  # the last block that is done
 
     def begin(self, tensors: Iterable[Any]) -> None:
-        """Open the folder for a run over data of which the model has made these tensors in front of
-        its first block.
+        """Open the folder for a run.
 
-        Where one of its files is damaged or gone, all begins anew.
+        If one of the files is damaged or missing, the run starts from the first block.
+
+        Args:
+            tensors: the inputs of the first block, which identify the data.
 
         Raises:
-            ConfigError: it belongs to another run, or cannot be written.
+            ConfigError: the folder belongs to a different run, or cannot be written.
         """
         if self._folder is None:
             return
@@ -142,7 +147,7 @@ class BlockJournal:
             ) from error
 
     def _clear(self) -> None:
-        """Remove what is left of a run that did not say whose it was."""
+        """Remove the files of a run that stopped before writing its marks."""
         assert self._folder is not None
         names = {file.name for file in self._folder.iterdir()}
         own = {name for name in names if _OWN.fullmatch(name)}
@@ -155,7 +160,7 @@ class BlockJournal:
             (self._folder / name).unlink()
 
     def find(self, index: int) -> tuple[dict[str, Any], StoredBlock] | None:
-        """The tensors of a block that is done, and what the report says of it."""
+        """Return the tensors and report entries of a finished block, or None."""
         if self._folder is None or self._last < index:
             return None
         with safe_open(str(self._block(index)), framework="pt") as file:
@@ -163,9 +168,9 @@ class BlockJournal:
             return tensors, StoredBlock.read(file.metadata()["kept"])
 
     def hidden(self, index: int, now: list[Any]) -> list[Any]:
-        """The hidden states behind a block, if it is the last that is done.
+        """Return the stored hidden states after a block if it is the last finished one.
 
-        Those of now for an earlier one.
+        For an earlier block, ``now`` is returned.
         """
         if self._folder is None or self._last != index:
             return now
@@ -179,7 +184,7 @@ class BlockJournal:
         kept: StoredBlock,
         hidden: list[Any],
     ) -> None:
-        """Keep what became of a block, and the hidden states behind it in place of those before."""
+        """Store a finished block and its output states, and remove earlier states."""
         if self._folder is None:
             return
         save(self._block(index), tensors, {"kept": kept.text()})
@@ -187,7 +192,7 @@ class BlockJournal:
         self._hidden(index - 1).unlink(missing_ok=True)
 
     def state(self, index: int) -> State:
-        """That of a piece of work on all blocks."""
+        """Return the state file of an algorithm on all blocks."""
         return State(
             (
                 None
@@ -205,9 +210,9 @@ class BlockJournal:
         return self._folder / f"hidden-{index:05}.safetensors"
 
     def _whole_until(self) -> int:
-        """The last block that is done, and all before it.
+        """Return the index of the last finished block.
 
-        -1 where a file is damaged: no hidden states are left.
+        The index is -1 if a file is damaged or no hidden states are stored.
         """
         assert self._folder is not None
         states = sorted(self._folder.glob("hidden-*.safetensors"))
@@ -226,14 +231,14 @@ class BlockJournal:
 
 
 def _stamps(files: Iterable[Path]) -> Iterator[str]:
-    """What tells another content of files without reading it."""
+    """Yield name, size and time of files, to detect changes without reading them."""
     for file in sorted(files):
         found = file.stat()
         yield f"{file.name} {found.st_size} {found.st_mtime_ns}"
 
 
 def _write(path: Path, tensors: Iterable[Any]) -> None:
-    """A file of tensors by their places, none of which is copied in memory."""
+    """Write tensors by index into a file, without copying them in memory."""
     file = TensorFile(path)
     try:
         for place, tensor in enumerate(tensors):

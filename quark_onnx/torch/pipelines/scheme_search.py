@@ -1,8 +1,8 @@
-"""search_schemes: quantize a language model in several ways, and keep the best within a budget.
+"""search_schemes: find the best quantization of a language model within a budget.
 
 Each candidate is a scheme with algorithms. It is quantized file to file into a scratch folder and
-compared with the float model on held-out text (``verdict``). Results stand in a journal, so that a
-search that was stopped goes on where it was.
+compared with the float model on held-out text (``verdict``). Results are stored in a journal, so
+that a stopped search can continue.
 """
 
 from __future__ import annotations
@@ -26,19 +26,20 @@ from quark_onnx.torch.pipelines.file_to_file import Writing
 from quark_onnx.torch.pipelines.ptq import Text, ptq
 from quark_onnx.version import __version__
 
-#: Algorithms that are tried with schemes that only quantize weights, by ascending time.
+#: Algorithms for weight-only schemes, by ascending runtime.
 _WEIGHT_ONLY: tuple[tuple[str, ...], ...] = ((), ("gptq",), ("awq", "gptq"))
-#: Algorithms that are tried with schemes that quantize activations, too.
+#: Algorithms for schemes that quantize activations.
 _ACTIVATIONS: tuple[tuple[str, ...], ...] = ((), ("autosmoothquant",))
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A way to quantize a model.
+    """Scheme with algorithms and a layout.
 
     Attributes:
-        scheme, algorithms: as of ``config_for``.
-        layout: of the checkpoint.
+        scheme: as of ``config_for``.
+        algorithms: as of ``config_for``.
+        layout: the layout of the checkpoint.
     """
 
     scheme: str
@@ -52,15 +53,15 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Trial:
-    """What a candidate has come to.
+    """Result of a candidate.
 
     Attributes:
         candidate: the candidate, in words.
-        bits: of the checkpoint for each weight of the model.
-        bytes: of the checkpoint.
-        divergence: from the float model, in nats a token; None where it failed.
-        seconds: that it took.
-        error: why it failed.
+        bits: bits of the checkpoint per weight of the model.
+        bytes: size of the checkpoint.
+        divergence: divergence from the float model, in nats per token; None after an error.
+        seconds: runtime.
+        error: the error message; empty on success.
     """
 
     candidate: str
@@ -73,13 +74,13 @@ class Trial:
 
 @dataclass(frozen=True)
 class Search:
-    """The result of a search.
+    """Result of a search.
 
     Attributes:
-        trials: in the order in which they were made.
+        trials: the trials in the order of their runs.
         best: the candidate with the least divergence within the budget of bits; None if there is
             none.
-        untried: candidates that the budget of time did not reach.
+        untried: candidates that the time budget did not reach.
     """
 
     trials: tuple[Trial, ...]
@@ -88,12 +89,12 @@ class Search:
 
     @property
     def pareto(self) -> list[Trial]:
-        """Trials than which no other is both smaller and closer, by ascending size."""
+        """Return the Pareto-optimal trials by ascending size."""
         return pareto(self.trials)
 
 
 def pareto(trials: Iterable[Trial]) -> list[Trial]:
-    """Trials than which no other is both smaller and closer to the float model.
+    """Return the trials that are Pareto-optimal in size and divergence.
 
     >>> [t.candidate for t in pareto([Trial("a", 4, 1, 0.5), Trial("b", 5, 2, 0.6), Trial("c", 8, 3, 0.1)])]
     ['a', 'c']
@@ -110,11 +111,11 @@ def pareto(trials: Iterable[Trial]) -> list[Trial]:
 
 
 def candidates_for(client: str, bits: float) -> list[Candidate]:
-    """The candidates for a client, the quickest first.
+    """Return the candidates for a client, the fastest first.
 
     Args:
         client: one of ``CLIENTS`` of ``scheme_clients``.
-        bits: for each weight that is quantized, scales included, at most.
+        bits: the maximum of bits per quantized weight, with scales.
 
     >>> [str(each) for each in candidates_for("onnxruntime-genai", 4.2)]
     ['int4_wo_128 (oga)', 'uint4_wo_128 (oga)', 'int4_wo_128 gptq (oga)', 'uint4_wo_128 gptq (oga)', 'int4_wo_128 awq gptq (oga)', 'uint4_wo_128 awq gptq (oga)']
@@ -147,20 +148,24 @@ def search_schemes(  # noqa: PLR0913
     device: str = "cpu",
     tell: Callable[[Trial], object] | None = None,
 ) -> Search:
-    """Try candidates one after the other, as long as the time lasts.
+    """Try candidates in sequence within a time budget.
 
     Args:
         source: the float model.
-        candidates: in the order in which they are tried.
-        text: to calibrate on; the windows behind it are held out to judge by.
-        journal: a JSON file that keeps the trials; a search with the same model and text goes on.
-        bits: of the whole checkpoint for each weight of the model, at most.
-        seconds: for new trials; None for no limit. The trial that is running is finished.
+        candidates: the candidates in the order of their trials.
+        text: the calibration text; the windows after it are held out for the comparison.
+        journal: a JSON file that stores the trials; a search with the same model and text
+            continues.
+        bits: the maximum of bits of the full checkpoint per weight of the model.
+        seconds: time budget for new trials; None for no limit. A running trial is finished.
         device: see ``Writing``.
         tell: called with each new trial.
 
+    Returns:
+        The trials, the best candidate, and the untried candidates.
+
     Raises:
-        ConfigError: the journal belongs to another search, or there are no candidates.
+        ConfigError: the journal belongs to a different search, or there are no candidates.
     """
     if not candidates:
         raise ConfigError(
@@ -196,7 +201,7 @@ def _trial(
     journal: Path,
     device: str,
 ) -> Trial:
-    """Quantize into a scratch folder beside the journal, and judge."""
+    """Quantize into a scratch folder, and compare with the float model."""
     start = time.monotonic()
     trial = Trial(str(candidate))
     config = config_for(candidate.scheme, exclude=source.usually_float())
@@ -233,7 +238,7 @@ def _trial(
 
 
 def _mark(source: FloatCheckpoint, text: Text) -> dict[str, object]:
-    """What tells a search from another."""
+    """Return the values that identify a search."""
     files = {tensor.path for tensor in source.reader.tensors.values()}
     sizes = sorted((path.name, path.stat().st_size) for path in files)
     return {

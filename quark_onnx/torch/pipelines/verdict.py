@@ -18,13 +18,13 @@ from quark_onnx.torch.config.torch_config import TorchConfig
 from quark_onnx.torch.models.quantized_layer import QuantizedLayer
 from quark_onnx.torch.runtime.memory import available, release_memory
 
-#: Windows that a verdict is made on, at most.
+#: Maximum number of held-out windows.
 HELD_OUT = 8
-#: Layers that are named as the worst.
+#: Number of layers reported with the greatest errors.
 _WORST = 3
-#: Weights of a model that writes its own text where there is none; a greater one takes too long.
+#: Maximum size of a model that generates the text if there is none; larger models are too slow.
 _WRITES = 300_000_000
-#: Windows, and tokens of each, that a model writes.
+#: Number of generated windows, and their length in tokens.
 _WRITTEN, _LENGTH = 4, 64
 #: Tokens whose logits are compared at once.
 _ROWS = 256
@@ -35,21 +35,23 @@ _SMALL, _MODERATE = 0.01, 0.05
 
 @dataclass(frozen=True)
 class Verdict:
-    """How a quantized checkpoint compares with the float model.
+    """Comparison of a quantized checkpoint with the float model.
 
     Attributes:
-        bytes_before, bytes_after: of all tensors.
-        weights: of the float model.
-        text: what the models were compared on, in words; empty where they were not.
-        tokens: of that text.
+        bytes_before: size of all float tensors.
+        bytes_after: size of all tensors of the checkpoint.
+        weights: number of weights of the float model.
+        text: description of the held-out text; empty if the models were not compared.
+        tokens: number of tokens of the text.
         divergence: the mean Kullback-Leibler divergence of the next token's probabilities from
-            those of the float model, in nats for each token.
-        perplexity_before, perplexity_after: of that text.
-        worst: the layers with the greatest errors, and the error of each: the mean square of what
-            it computes otherwise on inputs of the float model, as a share of the mean square of
-            what the float layer computes.
-        skipped: why the models were not compared; empty where they were.
-        advice: the next thing to try.
+            those of the float model, in nats per token.
+        perplexity_before: perplexity of the float model on the text.
+        perplexity_after: perplexity of the checkpoint on the text.
+        worst: the layers with the greatest errors, and their relative errors: the mean square of
+            the output error on inputs of the float model, divided by the mean square of the float
+            output.
+        skipped: the reason why the models were not compared; empty if they were.
+        advice: the next command or option to try.
     """
 
     bytes_before: int
@@ -66,11 +68,11 @@ class Verdict:
 
     @property
     def bits(self) -> float:
-        """Bits of the checkpoint for each weight of the model."""
+        """Return the bits of the checkpoint per weight of the model."""
         return 8 * self.bytes_after / max(self.weights, 1)
 
     def sentence(self) -> str:
-        """The verdict in one sentence.
+        """Return the verdict in one sentence.
 
         >>> Verdict(8 << 20, 2 << 20, 4 << 20).sentence()
         '8.0 MiB before, 2.0 MiB after: 4.00 bits for each weight'
@@ -84,7 +86,7 @@ class Verdict:
         return f"{sizes}; {_loss(self.divergence)}"
 
     def lines(self) -> list[str]:
-        """The verdict, for a person to read."""
+        """Return the verdict as lines of text."""
         found = [f"verdict: {self.sentence()}"]
         if self.divergence is not None:
             found.append(
@@ -115,11 +117,14 @@ def judge(
 
     Args:
         source: the float model.
-        checkpoint: the quantized one.
-        config: how it was quantized.
-        windows: token ids that calibration has not seen, each of shape (length,). Where there are
-            none, a small model writes text itself.
-        text: where they come from, in words.
+        checkpoint: the quantized checkpoint.
+        config: the quantization configuration.
+        windows: held-out token ids, each of shape (length,). If there are none, a small model
+            generates the text.
+        text: the origin of the windows, in words.
+
+    Returns:
+        The verdict. It has the reason in ``skipped`` if the models cannot be compared.
     """
     before, after = source.reader, Reader(Path(checkpoint))
     sizes = (_bytes(before), _bytes(after), _weights(before))
@@ -144,10 +149,15 @@ def _compared_models(  # noqa: PLR0913
     text: str,
     sizes: tuple[int, int, int],
 ) -> Verdict:
-    """Load both models and compare them; arguments as of ``judge``.
+    """Load and compare both models; the arguments are those of ``judge``.
 
     Args:
-        sizes: bytes before and after, and the weights of the float model.
+        source: the float model.
+        checkpoint: the quantized checkpoint.
+        config: the quantization configuration.
+        windows: held-out token ids.
+        text: the origin of the windows, in words.
+        sizes: bytes before and after, and the number of weights of the float model.
     """
     model = source.load()
     if not windows:
@@ -174,11 +184,12 @@ def _compared_models(  # noqa: PLR0913
 
 
 def split_held_out(windows: Sequence[Any], count: int) -> tuple[list[Any], list[Any]]:
-    """Split windows into those to calibrate on and those to judge by.
+    """Split windows into calibration windows and held-out windows.
 
     Args:
-        windows: ``count`` and some more, if the text has them.
-        count: to calibrate on. Where the text has no more, the last eighth is held out.
+        windows: ``count`` windows, and more if the text is long enough.
+        count: the number of calibration windows. If there are no more windows, the last eighth is
+            held out.
 
     >>> split_held_out([1, 2, 3], 2), split_held_out([1, 2], 2), split_held_out([1], 1)
     (([1, 2], [3]), ([1], [2]), ([1], []))
@@ -191,7 +202,7 @@ def split_held_out(windows: Sequence[Any], count: int) -> tuple[list[Any], list[
 
 
 def _reason(sizes: tuple[int, int, int], windows: Sequence[Any]) -> str:
-    """Why models cannot be compared; empty if they can."""
+    """Return why models cannot be compared; empty if they can."""
     before, after, weights = sizes
     needed, free = 2 * before + after, available()
     if needed > free:
@@ -202,18 +213,18 @@ def _reason(sizes: tuple[int, int, int], windows: Sequence[Any]) -> str:
 
 
 def _bytes(reader: Reader) -> int:
-    """Bytes of all files of a checkpoint's tensors."""
+    """Return the size of all tensor files of a checkpoint."""
     files = {tensor.path for tensor in reader.tensors.values()}
     return sum(file.stat().st_size for file in files)
 
 
 def _weights(reader: Reader) -> int:
-    """Numbers in all tensors of a float checkpoint."""
+    """Return the number of elements of all tensors of a float checkpoint."""
     return sum(torch.Size(tensor.shape).numel() for tensor in reader.tensors.values())
 
 
 def _written(model: Any) -> list[Any]:
-    """Token ids that a model writes at its own probabilities; none if it cannot."""
+    """Sample token ids from a model; return an empty list if it cannot generate."""
     if not hasattr(model, "generate"):
         return []
     from transformers import GenerationConfig
@@ -240,7 +251,7 @@ def _written(model: Any) -> list[Any]:
 
 
 def _scores(model: Any, quantized: Any, windows: Sequence[Any]) -> tuple[float, ...]:
-    """Divergence, and perplexities of the float and the quantized model."""
+    """Return the divergence and the perplexities of both models."""
     sums = torch.zeros(3, dtype=torch.float64)
     count = 0
     for window in windows:
@@ -260,7 +271,7 @@ def _scores(model: Any, quantized: Any, windows: Sequence[Any]) -> tuple[float, 
 
 
 def _errors(model: Any, quantized: Any, window: Any) -> dict[str, float]:
-    """The relative error of what each quantized layer computes on inputs of the float model."""
+    """Return the relative output error of each quantized layer on float inputs."""
     layers = {
         name: module
         for name, module in quantized.named_modules()
@@ -281,7 +292,7 @@ def _compared(
     layers: Mapping[str, Any],
     found: dict[str, float],
 ) -> Iterator[None]:
-    """While float layers run, run the quantized ones on the same inputs, and keep the errors."""
+    """Run quantized layers on the inputs of the float layers, and record the errors."""
 
     def comparing(name: str) -> Any:
         def hook(_: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -301,7 +312,7 @@ def _compared(
 
 
 def _advice(found: Verdict, config: TorchConfig, checkpoint: Path | str) -> str:
-    """The next thing to try."""
+    """Return the next command or option to try."""
     assert found.divergence is not None
     if found.divergence <= _SMALL:
         return f"quark-onnx llm validate {checkpoint} --for vllm (or transformers)"
@@ -324,7 +335,7 @@ def _advice(found: Verdict, config: TorchConfig, checkpoint: Path | str) -> str:
 
 
 def _loss(divergence: float) -> str:
-    """How much is lost, in words.
+    """Describe the size of a divergence in words.
 
     >>> _loss(0.002), _loss(0.2)
     ('next to nothing is lost (divergence 0.0020 nats a token)', 'much is lost (divergence 0.2000 nats a token)')
@@ -338,7 +349,7 @@ def _loss(divergence: float) -> str:
 
 
 def file_size(count: int) -> str:
-    """Bytes in MiB or GiB, with enough digits to compare two files.
+    """Format a size in MiB or GiB, with enough digits to compare two files.
 
     >>> file_size(5 << 19)
     '2.5 MiB'

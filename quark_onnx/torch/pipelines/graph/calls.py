@@ -1,4 +1,4 @@
-"""Calls in an exported graph: the layer or operator of each, its name and its arguments."""
+"""Calls in an exported graph: layers and operators, with their names and arguments."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KINDS = {
     "embedding": "Embedding",
     "bag": "EmbeddingBag",
 }
-#: Other layers, and what decompositions make of layers.
+#: Layers without a quantized form, and operators into which decompositions split layers.
 _OTHER_LAYERS = (
     "addmm",
     "bilinear",
@@ -37,16 +37,15 @@ _OTHER_LAYERS = (
 )
 _BAG = torch.ops.aten.embedding_bag.padding_idx
 _BAG_MODES = ("sum", "mean", "max")
-#: What is computed together with the operator before it, whose result nobody else reads.
+#: Activations that runtimes fuse with the preceding operator if its result has no second reader.
 ACTIVATIONS = ("relu", "relu6", "hardtanh")
 _BEFORE_ACTIVATIONS = (*KINDS, "add", "batch_norm")
-#: What embeddings read beside their weight, in the order in which modules take it.
+#: Inputs of embeddings without the weight, in the order of the modules' parameters.
 _OPERANDS = {
     "Embedding": ("indices",),
     "EmbeddingBag": ("indices", "offsets", "per_sample_weights"),
 }
-#: Operators whose result holds nothing but values that they read: it has the scale of what they
-#: read.
+#: Operators that move values and compute none: the output has the scale of the input.
 _SAME_VALUES = (
     *(
         "max_pool2d",
@@ -75,16 +74,14 @@ _SAME_VALUES = (
 
 
 def bag(*args: Any) -> Any:
-    """What ``aten.embedding_bag`` computes for whoever reads no positions: the first of its results
-    alone.
-    """
+    """Return the first result of ``aten.embedding_bag``, without the positions."""
     return _BAG(*args)[0]
 
 
 def operator_of(node: Any) -> str:
-    """The name of the ATen operator that a node calls, as ``add``, or ``bag``.
+    """Return the name of the ATen operator that a node calls, such as ``add``.
 
-    Empty for other nodes.
+    The name is ``bag`` for calls of ``bag``, and empty for all other nodes.
     """
     if node.target is bag:
         return "bag"
@@ -99,7 +96,7 @@ def _schema_of(node: Any) -> Any:
 
 
 def arguments(node: Any) -> dict[str, Any]:
-    """What an ATen operator is called with, by the names of its parameters, defaults among them."""
+    """Return the arguments of an ATen operator by parameter name, with the defaults."""
     parameters = _schema_of(node).arguments
     found = {
         each.name: each.default_value for each in parameters if each.has_default_value()
@@ -112,14 +109,14 @@ def arguments(node: Any) -> dict[str, Any]:
 
 
 def attribute(module: Any, target: str) -> Any:
-    """A parameter, buffer or module of a model by its full name."""
+    """Return a parameter, buffer or module of a model by its full name."""
     for part in target.split("."):
         module = getattr(module, part)
     return module
 
 
 def is_float(module: Any, node: Any) -> bool:
-    """Whether a node stands for a tensor of floats."""
+    """Return whether a node stands for a tensor of floats."""
     if not isinstance(node, Node):
         return False
     value = (
@@ -131,9 +128,9 @@ def is_float(module: Any, node: Any) -> bool:
 
 
 def _module_of(node: Any) -> tuple[str, str]:
-    """The name of the module that calls an operator, and its class with all packages.
+    """Return the name and the class of the module that calls an operator.
 
-    Empty where nobody knows.
+    Both are empty if the export recorded no module. The class name includes its packages.
     """
     stack = node.meta.get("nn_module_stack")
     if not stack:
@@ -144,8 +141,10 @@ def _module_of(node: Any) -> tuple[str, str]:
 
 
 def operator_name(node: Any) -> str:
-    """What an operator is called in configurations: as the module of torch that computes it, else
-    by its node and the module around it.
+    """Return the name of an operator in configurations.
+
+    This is the name of the ``torch.nn`` module that computes the operator. Operators without such a
+    module are named by their node and the enclosing module.
     """
     name, kind = _module_of(node)
     if name and kind.startswith("torch.nn.modules."):
@@ -155,10 +154,10 @@ def operator_name(node: Any) -> str:
 
 @dataclass(frozen=True)
 class LayerCalls:
-    """A layer, and all calls of it.
+    """Layer of a graph with its calls.
 
     Attributes:
-        kind: its class.
+        kind: the class of the layer.
         nodes: the calls.
         layer: the float layer; its weight and bias are those of the graph.
     """
@@ -169,12 +168,12 @@ class LayerCalls:
 
     @property
     def inputs(self) -> tuple[Any, ...]:
-        """What each call reads; indices, for an embedding."""
+        """Return the input of each call (the indices of an embedding)."""
         return tuple(each[0] for each in self.operands)
 
     @property
     def operands(self) -> tuple[tuple[Any, ...], ...]:
-        """What a module is called with in the place of each call."""
+        """Return the arguments for a module in place of each call."""
         names = _OPERANDS.get(self.kind, ("input",))
         return tuple(
             tuple(arguments(node)[name] for name in names) for node in self.nodes
@@ -182,8 +181,10 @@ class LayerCalls:
 
 
 def layers_of_graph(module: Any) -> tuple[dict[str, LayerCalls], dict[str, str]]:
-    """The layers of a graph by the names of the modules they were, and calls that cannot be
-    quantized, with why.
+    """Find the layers of a graph by module name.
+
+    Returns:
+        The layers by name, and the calls that cannot be quantized, with the reason.
     """
     calls, kept = dict[str, list[Any]](), dict[str, str]()
     for node in module.graph.nodes:
@@ -240,7 +241,7 @@ def _flat(settings: dict[str, Any], but: tuple[str, ...]) -> Iterator[Any]:
 
 
 def _float_layer(module: Any, kind: str, settings: dict[str, Any]) -> Any:
-    """The layer that a call computes, as a module."""
+    """Build the float module that computes a call."""
     weight = attribute(module, settings["weight"].target)
     bias = (
         None
@@ -287,7 +288,7 @@ def _float_layer(module: Any, kind: str, settings: dict[str, Any]) -> Any:
 
 
 def fused(node: Any) -> Any:
-    """The activation that is computed together with an operator, else the operator itself."""
+    """Return the activation that is fused with an operator, or else the operator."""
     reader = next(iter(node.users), None)
     if (
         len(node.users) == 1
@@ -299,26 +300,26 @@ def fused(node: Any) -> Any:
 
 
 def root_of(node: Any) -> Any:
-    """Where the values of a tensor come from, through operators that compute none."""
+    """Return the source of a tensor's values, before operators that move values."""
     while operator_of(node) in _SAME_VALUES:
         node = node.args[0]
     return node
 
 
 def activations_of(graph: Any) -> set[Any]:
-    """The activations that are computed together with the operator before them."""
+    """Return the activations that are fused with the preceding operator."""
     return {fused(node) for node in graph.nodes if fused(node) is not node}
 
 
 def operators_of(module: Any) -> Iterator[Any]:
-    """The calls of operators on floats that are no layers."""
+    """Yield the calls of float operators that are no layers."""
     for node in module.graph.nodes:
         if operator_of(node) in OPERATORS and is_float(module, node):
             yield node
 
 
 def check_evaluation(graph: Any) -> None:
-    """Raise ModelError where a graph was exported in training mode."""
+    """Raise ModelError if a graph was exported in training mode."""
     for node in graph.nodes:
         named = {
             "batch_norm": "training",
@@ -332,7 +333,7 @@ def check_evaluation(graph: Any) -> None:
 
 
 def with_single_bags(graph: Any) -> None:
-    """Let bags of embeddings whose positions nobody reads be calls with one result."""
+    """Replace embedding bags by single-result calls if the positions have no reader."""
     for node in list(graph.nodes):
         if node.target is not _BAG:
             continue
@@ -354,8 +355,9 @@ def with_single_bags(graph: Any) -> None:
 
 
 def with_plain_batch_norms(graph: Any) -> None:
-    """Write batch norms as modules call them, where run_decompositions({}) has made another
-    operator of them.
+    """Replace decomposed batch norms by the operator that modules call.
+
+    ``run_decompositions({})`` introduces the decomposed operator.
     """
     for node in graph.nodes:
         if operator_of(node) != "_native_batch_norm_legit_no_training":
@@ -374,11 +376,10 @@ def with_plain_batch_norms(graph: Any) -> None:
 
 
 def without_mutations(graph: Any) -> str | None:
-    """Make operators that write into what they read compute anew, where nothing else can tell the
-    difference.
+    """Replace in-place operators by out-of-place ones if no reader is affected.
 
     Returns:
-        One that cannot be changed so; None if there is none.
+        The name of an in-place operator that cannot be replaced; None if there is none.
     """
     left = None
     for node in graph.nodes:
@@ -399,7 +400,7 @@ def without_mutations(graph: Any) -> str | None:
 
 
 def _is_own(node: Any) -> bool:
-    """Whether a tensor has memory that no second reader sees."""
+    """Return whether a tensor has memory without a second reader."""
     while operator_of(node) and len(node.users) == 1:
         if all(each.alias_info is None for each in _schema_of(node).returns):
             return True
@@ -408,14 +409,16 @@ def _is_own(node: Any) -> bool:
 
 
 def fold_batch_norms(module: GraphModule, layers: dict[str, LayerCalls]) -> list[str]:
-    """Multiply batch norms into the weights of the convolutions before them, where nothing else
-    reads either.
+    """Fold batch norms into the weights of the preceding convolutions.
+
+    A batch norm is folded only if the convolution's output has no second reader.
 
     Args:
-        layers: those that may change.
+        module: the graph; it is changed.
+        layers: the layers that may change.
 
     Returns:
-        Names of the layers that have taken one in.
+        The names of the layers into which a batch norm was folded.
     """
     taken = list[str]()
     for name, calls in layers.items():
@@ -469,7 +472,10 @@ def _set_parameters(module: GraphModule, node: Any, layer: Any) -> None:
 
 
 def _take_in(calls: LayerCalls, weight: Any, bias: Any, mean: Any, factor: Any) -> None:
-    """Put ``(y - mean) * factor * weight + bias`` into the layer that computes y; in float64."""
+    """Fold a batch norm into the layer that computes y, in float64.
+
+    The batch norm is ``(y - mean) * factor * weight + bias``.
+    """
     layer, factor = calls.layer, factor if weight is None else factor * weight
     own, dtype = layer.weight.double(), layer.weight.dtype
     if calls.kind == "Conv2d":

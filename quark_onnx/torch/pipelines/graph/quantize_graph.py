@@ -52,24 +52,24 @@ def quantize_graph(
 ) -> tuple[GraphModule, TorchReport]:
     """Quantize a graph of ATen operators.
 
-    Layers become QuantizedLayers under the names they had. Batch norms are multiplied into the
-    convolutions before them. What add, mul, cat, pooling and activations read and compute is
-    rounded where the configuration says so: by name, by type, or by its default where that has a
-    scale from data; not between an operator and the activation that is computed with it. All
-    readers of a tensor share its scale, and pooling and changes of shape keep it.
+    Layers become QuantizedLayers under the names they had. Batch norms are folded into the
+    preceding convolutions. Inputs and outputs of add, mul, cat, pooling and activations are
+    quantized as the configuration says: by name, by type, or by its default if the default has a
+    calibrated scale. Tensors between an operator and its fused activation stay float. All readers
+    of a tensor share its scale. Pooling and shape operators keep the scale.
 
     Args:
         model: an ExportedProgram, its ``module()``, or any module with ``example_args``; it is not
             changed.
-        config: how; algorithms work on modules, not here.
-        data: batches: tensors, dicts of keywords or lists of arguments; needed only where there are
-            scales to find.
-        example_args: what a module is exported with: a tensor, a dict of keywords or a list of
-            arguments.
-        dynamic_shapes: which of its axes may vary, as torch.export takes it.
+        config: the quantization configuration. Algorithms work on modules only.
+        data: batches: tensors, dicts of keywords or lists of arguments; needed only to calibrate
+            scales.
+        example_args: the arguments with which a module is exported: a tensor, a dict of keywords or
+            a list of arguments.
+        dynamic_shapes: the axes that may vary, as torch.export takes them.
 
     Returns:
-        A new module, and what became of its layers.
+        A new module, and the report on its layers.
 
     Raises:
         ConfigError: a name matches nothing, nothing would be quantized, or an algorithm or
@@ -121,7 +121,7 @@ def quantize_graph(
 
 
 def _check_config(config: TorchConfig) -> None:
-    """Raise ConfigError for what works on modules alone."""
+    """Raise ConfigError for settings that work on modules alone."""
     if config.algorithms:
         raise ConfigError(
             f"{config.algorithms[0].name} works on modules, not on exported graphs;"
@@ -140,7 +140,10 @@ def _graph_of(
     dynamic_shapes: Any,
     report: TorchReport,
 ) -> GraphModule:
-    """A graph of ATen operators that may be changed; parameters are shared with the model."""
+    """Return a graph of ATen operators that shares the model's parameters.
+
+    The graph may be changed without an effect on the model.
+    """
     if isinstance(model, ExportedProgram):
         found = model.module()
         graph_module = _fresh(found, found.graph)
@@ -169,15 +172,15 @@ def _graph_of(
 
 
 def _fresh(root: Any, graph: Any) -> GraphModule:
-    """A module of what a graph needs, in evaluation mode.
+    """Build a module in evaluation mode with the attributes that a graph reads.
 
-    Exported modules refuse to change theirs.
+    The mode of exported modules cannot be changed.
     """
     return GraphModule(root, graph, type(root).__name__).eval()
 
 
 def _copied(graph: Any) -> Graph:
-    """A copy of a graph that takes and returns the same."""
+    """Copy a graph, with its signature."""
     copied = Graph()
     copied.output(copied.graph_copy(graph, {}))
     copied.set_codegen(graph._codegen)
@@ -226,7 +229,7 @@ def _chosen(
     routers: Sequence[str],
     report: TorchReport,
 ) -> tuple[dict[str, tuple[LayerCalls, LayerSpec]], dict[Any, LayerSpec]]:
-    """What is quantized: layers by name, and calls of operators."""
+    """Choose the layers (by name) and the operator calls to quantize."""
     found, kept = layers_of_graph(module)
     named = {node: operator_name(node) for node in operators_of(module)}
     together = activations_of(module.graph)
@@ -253,7 +256,7 @@ def _chosen(
             continue
         own = spec.with_(weight=None)
         if spec == config.default:
-            # each token of a language model has its scale where a layer reads it, and only there
+            # per-token scales belong to the inputs of layers; operators need a calibrated scale
             read, computed = (
                 each if each and each.measured else None
                 for each in (spec.input, spec.output)
@@ -272,10 +275,10 @@ def _put(
     layer: QuantizedLayer,
     calls: LayerCalls,
 ) -> None:
-    """Put a layer in the place of its calls."""
+    """Replace the calls of a layer by a quantized layer."""
     for node, operands in zip(calls.nodes, calls.operands, strict=True):
         node.op, node.target, node.args, node.kwargs = "call_module", name, operands, {}
-    for node in module.graph.nodes:  # what others read of the module that had the name
+    for node in module.graph.nodes:  # parameters with further readers
         if (
             node.op == "get_attr"
             and node.users

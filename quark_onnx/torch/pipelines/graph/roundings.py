@@ -1,4 +1,4 @@
-"""Roundings of an exported graph: which tensors are rounded, by which scales, for which readers."""
+"""Rounding in an exported graph: tensors to round, their scales and their readers."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from quark_onnx.torch.runtime import distributed
 
 @dataclass(frozen=True)
 class Scale:
-    """Which tensors are rounded by one scale, and how.
+    """Scale of one or more tensors.
 
     Attributes:
-        roots: the tensors that the scale comes from.
-        spec: how.
-        least: the least scale.
+        roots: the tensors from which the scale is calibrated.
+        spec: the number format and the calibration method.
+        least: the least value of the scale.
     """
 
     roots: tuple[Any, ...]
@@ -43,15 +43,17 @@ class Scale:
 
 
 class Roundings:
-    """What is rounded where, and by which scale.
+    """Rounding operations of a graph and their scales.
 
     Args:
-        module: the graph; it is changed by ``put`` alone.
-        layers, operators: what is quantized.
-        least: the least scale of what layers compute.
+        module: the graph; only ``put`` changes it.
+        layers: the layers to quantize.
+        operators: the operator calls to quantize.
+        least: the least scale of layer outputs.
 
     Attributes:
-        inputs, outputs: the scales that layers round by themselves, by their names.
+        inputs: the scales of inputs that layers round by themselves, by layer name.
+        outputs: the scales of outputs that layers round by themselves, by layer name.
     """
 
     def __init__(  # noqa: C901
@@ -111,7 +113,7 @@ class Roundings:
         what: str,
         least: float = 0.0,
     ) -> Scale:
-        """The scale of tensors; those that a run computes belong to the tensor itself."""
+        """Return the scale of tensors; a dynamic scale belongs to the tensor itself."""
         roots = tuple(
             dict.fromkeys(map(root_of, tensors) if spec.measured else tensors),
         )
@@ -120,7 +122,11 @@ class Roundings:
         return scale
 
     def measure(self, data: Iterable[Any] | None) -> None:
-        """Find the scales that only data can tell, on the float graph."""
+        """Calibrate the static scales on the float graph.
+
+        Raises:
+            DataError: the data is missing or empty, or a tensor is empty on all samples.
+        """
         wanted = {
             scale: what for scale, what in self._names.items() if scale.spec.measured
         }
@@ -159,13 +165,13 @@ class Roundings:
             self._params[scale] = params
 
     def module(self, scale: Scale | None) -> Rounding | None:
-        """What rounds by a scale; one module for all that do."""
+        """Return the rounding module of a scale, which all users of the scale share."""
         if scale is not None and scale not in self._made:
             self._made[scale] = Rounding(scale.spec, self._params.get(scale))
         return None if scale is None else self._made[scale]
 
     def put(self) -> None:
-        """Put roundings into the graph, where layers do not round by themselves."""
+        """Insert rounding modules, except where layers round by themselves."""
         for tensor, scale in self._behind.items():
             if not self._rounded(tensor, scale):
                 readers = list(tensor.users)
@@ -186,7 +192,7 @@ class Roundings:
             reader.replace_input_with(source, done[source, scale])
 
     def _rounded(self, node: Any, scale: Scale) -> bool:
-        """Whether a tensor holds nothing but what a scale has left of it."""
+        """Return whether a tensor is already rounded by a scale."""
         while (
             operator_of(node)
             and root_of(node) is not node
@@ -197,7 +203,7 @@ class Roundings:
         return rounds is not None and scale.spec.measured and rounds[1] == scale
 
     def _place(self, scale: Scale) -> str:
-        """Where in the module a rounding is."""
+        """Return the name of the submodule that rounds by a scale."""
         if scale not in self._places:
             name = place = f"{scale.roots[0].name.rstrip('_')}_rounding"
             count = 0
@@ -209,7 +215,7 @@ class Roundings:
         return self._places[scale]
 
     def _call(self, name: str, tensor: Any) -> Any:
-        """A call of a module on a tensor, right behind it."""
+        """Insert a call of a module directly after a tensor."""
         graph = self._module.graph
         behind = tensor
         if tensor.op in ("get_attr", "placeholder"):
@@ -226,19 +232,19 @@ class Roundings:
 
 
 def _origin(node: Any) -> Any:
-    """The tensor that a node has rounded, or else the node."""
+    """Return the tensor that a node rounds, or else the node."""
     return node.meta["rounds"][0] if "rounds" in node.meta else node
 
 
 class _Watch(nn.Module):
-    """Shows a statistic what passes."""
+    """Module that passes a tensor to an observer."""
 
     def __init__(self, watched: Observer) -> None:
         super().__init__()
         self._watched = watched
 
     def forward(self, x: Any) -> None:
-        """Take a tensor in."""
+        """Observe a tensor."""
         self._watched.observe(x.detach())
 
 
