@@ -1,4 +1,4 @@
-"""What a quantized model is written as: a checkpoint, a GGUF file, an ONNX model."""
+"""Output formats of a quantized model: a checkpoint, a GGUF file, an ONNX model."""
 
 from __future__ import annotations
 
@@ -21,10 +21,9 @@ from quark_onnx.torch.models.quantized_layer import QuantizedLayer
 from quark_onnx.torch.models.structure import vocabulary_of
 from quark_onnx.torch.pipelines.in_memory import chosen_layers
 
-#: By the names of AMD Quark's script: a checkpoint in the layout of Hugging Face, ``model.gguf``,
-#: ``model.onnx``.
+#: Names in AMD Quark's script for a Hugging Face checkpoint, ``model.gguf`` and ``model.onnx``.
 EXPORTS = ("hf_format", "gguf", "onnx")
-#: Tokens that an ONNX model without a cache is traced with, and run on for the comparison.
+#: Sequence length for tracing and verifying an ONNX model without a cache.
 _TOKENS = 16
 
 
@@ -36,24 +35,22 @@ def exported(
     output: Path | str,
     notes: list[str],
 ) -> Iterator[Path]:
-    """Context manager: the folder for the checkpoint.
+    """Yield the folder of the checkpoint, and write the other formats on success.
 
-    What else was asked for is made of it when the block ends well.
-
-    GGUF and ONNX need the whole quantized model in memory. They are put beside the checkpoint;
-    where none was asked for, that is in a temporary folder.
+    GGUF and ONNX need the full quantized model in memory. Both files are written next to the
+    checkpoint. If no checkpoint was requested, it lies in a temporary folder.
 
     Args:
-        kinds: of ``EXPORTS``.
+        kinds: names of ``EXPORTS``.
         source: the float model.
-        config: how it is quantized in the block.
-        output: the folder of the results; may exist only if it is empty.
-        notes: what a user should know is added to it.
+        config: the configuration with which the context's body quantizes the model.
+        output: the output folder; may exist only if it is empty.
+        notes: list to which notes for the user are appended.
 
     Raises:
-        ConfigError: a kind is unknown, or cannot hold what the configuration asks for; nothing has
-            been done then.
-        ModelError: the model is none of those that the kind knows.
+        ConfigError: a kind is unknown, or does not support the configuration. Nothing has been
+            done.
+        ModelError: the kind does not support the model.
         MissingDependency: a package is missing.
     """
     output = Path(output)
@@ -127,7 +124,7 @@ def _write(
 
 
 def _write_onnx(model: Any, output: Path, notes: list[str]) -> None:
-    """Write an ONNX model with a cache of keys and values, if its attention can have one."""
+    """Write an ONNX model, with a key-value cache if its attention supports one."""
     from quark_onnx.torch.exports.onnx import export_decoder, export_onnx
 
     try:

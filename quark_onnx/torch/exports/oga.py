@@ -1,8 +1,8 @@
-"""write_oga: build a model of onnxruntime-genai from a quantized checkpoint, and generate with it.
+"""write_oga: build a model of onnxruntime-genai from a checkpoint, and verify it.
 
-The model builder of onnxruntime-genai copies the integers of a checkpoint of the layout ``oga``
-into MatMulNBits. By default it also quantizes a float head to 4 bits, and has the CPU round
-activations to int8. Both change the tokens, so both are turned off.
+The model builder of onnxruntime-genai copies the integer codes of a checkpoint of the layout
+``oga`` into MatMulNBits. By default it also quantizes a float head to 4 bits, and lets the CPU
+round activations to int8. Both change the generated tokens, so both are turned off.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ from quark_onnx.torch.models.structure import vocabulary_of
 
 #: Options of the model builder: a float head stays float, and activations are float32.
 BUILDER_OPTIONS = ("nodes_to_exclude=/lm_head/MatMul", "accuracy_level=1")
-#: The checkpoint inside of the folder of a model, for the flows that start from it.
+#: Subfolder with a copy of the checkpoint, for flows that start from a checkpoint.
 CHECKPOINT = "checkpoint"
-#: The file that says how the model is prepared for the NPU.
+#: File with the commands that prepare the model for the NPU.
 FLOWS = "ryzen_ai.json"
-#: Logits may differ by this share of the greatest one; sums of float32 have another order.
+#: Tolerance of logits, relative to the greatest logit; float32 sums depend on the order.
 _TOLERANCE = 1e-3
-#: Prompts that are generated from, and tokens of each.
+#: Number and length of the prompts.
 _PROMPTS, _PROMPT_TOKENS = 4, 8
 
 
 @dataclass(frozen=True)
 class OgaModel:
-    """A model that onnxruntime-genai has generated with.
+    """Model of onnxruntime-genai, with the result of its verification.
 
     Attributes:
-        folder: with genai_config.json and model.onnx.
-        bytes: of the model's files.
-        tokens: generated for all prompts.
-        equal: of these, the tokens that are those of transformers.
-        difference: of the logits behind the prompts from those of transformers, the greatest, as a
-            share of the greatest logit.
+        folder: folder with genai_config.json and model.onnx.
+        bytes: size of the model's files.
+        tokens: number of tokens generated for all prompts.
+        equal: number of generated tokens that equal those of transformers.
+        difference: maximum difference of the prompts' logits from transformers, relative to the
+            greatest logit.
     """
 
     folder: Path
@@ -69,22 +69,25 @@ def write_oga(
     new_tokens: int = 32,
     trust_code: bool = False,
 ) -> OgaModel:
-    """Build a model of onnxruntime-genai for the CPU, and generate with it.
+    """Build a model of onnxruntime-genai for the CPU, and verify its tokens.
 
-    The folder also gets a copy of the checkpoint and ``ryzen_ai.json``, with the commands and
-    settings by which AMD's tools make the model for the NPU, or for NPU and GPU, of it.
+    The folder also gets a copy of the checkpoint and ``ryzen_ai.json``. This file has the commands
+    and settings with which AMD's tools convert the checkpoint for the NPU, or for NPU and GPU.
 
     Args:
-        checkpoint: of the layout ``oga`` or ``awq``.
+        checkpoint: a checkpoint of the layout ``oga`` or ``awq``.
         output: the folder of the model; may exist only if it is empty.
-        new_tokens: generated for each prompt, and compared with those of transformers.
-        trust_code: run Python files that the checkpoint brings along.
+        new_tokens: number of tokens per prompt that are compared with those of transformers.
+        trust_code: run Python files of the checkpoint.
+
+    Returns:
+        The model, and its agreement with transformers.
 
     Raises:
-        ConfigError: the folder is taken, or the checkpoint is of another layout.
+        ConfigError: the folder is not empty, or the checkpoint has a different layout.
         MissingDependency: onnxruntime-genai is not installed.
-        ModelError: the model builder does not know the model.
-        AccuracyError: the model generates other tokens; nothing is written.
+        ModelError: the model builder does not support the model.
+        AccuracyError: the model generates different tokens; nothing is written.
     """
     checkpoint, output = Path(checkpoint), Path(output)
     check_oga(output)
@@ -110,7 +113,7 @@ def write_oga(
 
 
 def check_oga(output: Path) -> None:
-    """Raise the errors of ``write_oga`` that are known before any work."""
+    """Raise the errors of ``write_oga`` that are known in advance."""
     if find_spec("onnxruntime_genai") is None:
         raise MissingDependency(
             "onnxruntime-genai is not installed, whose model builder is needed: pip"
@@ -120,10 +123,10 @@ def check_oga(output: Path) -> None:
 
 
 def ryzen_ai_flows() -> dict[str, Any]:
-    """How AMD's tools make models for Ryzen AI 1.8 of the checkpoint.
+    """Return the commands of AMD's tools that convert the checkpoint for Ryzen AI 1.8.
 
-    After "Preparing OGA Models" and "OnnxRuntime GenAI (OGA) Flow" of ryzenai.docs.amd.com. Nothing
-    here runs them: they exist for Windows alone.
+    The source is "Preparing OGA Models" and "OnnxRuntime GenAI (OGA) Flow" of ryzenai.docs.amd.com.
+    The commands are not run here, since the tools exist for Windows only.
     """
     model = {
         "external_data_file": "model_jit.pb.bin",
@@ -169,7 +172,7 @@ def _check_layout(checkpoint: Path) -> None:
 
 
 def _build(checkpoint: Path, folder: Path, cache: Path, trust_code: bool) -> None:
-    """Run the model builder, which prints a line for each node, in a process of its own."""
+    """Run the model builder in a subprocess, since it prints a line per node."""
     options = [*BUILDER_OPTIONS, *(["hf_remote=true"] if trust_code else [])]
     command = [
         sys.executable,
@@ -198,7 +201,11 @@ def _compared(
     new_tokens: int,
     trust_code: bool,
 ) -> tuple[int, int, float]:
-    """Generate greedily from the same prompts with both; tokens, equal ones, difference."""
+    """Generate greedily from equal prompts with transformers and onnxruntime-genai.
+
+    Returns:
+        The number of tokens, the number of equal tokens, and the difference of logits.
+    """
     model = load_checkpoint(checkpoint, dtype=torch.float32, trust_code=trust_code)
     vocabulary = vocabulary_of(model)
     prompts = torch.randint(
@@ -219,7 +226,7 @@ def _compared(
             )[0, _PROMPT_TOKENS:].tolist()
         error = (torch.tensor(logits) - wanted).abs().max() / wanted.abs().max()
         difference = max(difference, float(error))
-        # onnxruntime-genai leaves out the token that ends a text
+        # onnxruntime-genai omits the end-of-text token
         pair = [_before_end(each, model) for each in (rest, tokens)]
         total += max(map(len, pair))
         equal += _agreeing(*pair)
@@ -227,14 +234,14 @@ def _compared(
 
 
 def _before_end(tokens: list[int], model: Any) -> list[int]:
-    """Tokens without the one that ends a text."""
+    """Return tokens without the end-of-text token."""
     ends = model.generation_config.eos_token_id
     ends = ends if isinstance(ends, list) else [ends]
     return tokens[:-1] if tokens and tokens[-1] in ends else tokens
 
 
 def _agreeing(one: list[int], other: list[int]) -> int:
-    """Tokens that are equal before the first that is not."""
+    """Return the length of the common prefix of two token lists."""
     count = 0
     for left, right in zip(one, other, strict=False):
         if left != right:
@@ -248,7 +255,7 @@ def _generated(
     prompts: list[list[int]],
     new_tokens: int,
 ) -> list[tuple[list[int], list[float]]]:
-    """What onnxruntime-genai generates greedily, and its logits behind each prompt."""
+    """Generate greedily with onnxruntime-genai; return tokens and logits per prompt."""
     import onnxruntime_genai as genai
 
     model = genai.Model(str(folder))

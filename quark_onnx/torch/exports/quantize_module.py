@@ -1,4 +1,4 @@
-"""quantize_module: from a PyTorch module to a quantized ONNX model in one call."""
+"""quantize_module: quantize a PyTorch module to an ONNX model in one call."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from quark_onnx.errors import MissingDependency
 if TYPE_CHECKING:
     from torch import nn
 
-#: The first opset that torch's exporter writes; quantization raises it where a number format needs
-#: a later one.
+#: The first opset that torch's exporter writes; quantization raises the opset if a number format
+#: needs a later one.
 _OPSET = 18
 
 
@@ -34,8 +34,8 @@ def quantize_module(  # noqa: PLR0913
     """Export a PyTorch module to ONNX and quantize it.
 
     ``torch.onnx.export(dynamo=True)`` traces the module in evaluation mode. onnxruntime runs the
-    float ONNX model on the example inputs, and its outputs must equal those of the module before
-    anything is quantized.
+    float ONNX model on the example inputs. Its outputs must equal those of the module before
+    quantization starts.
 
     Args:
         module: the float module; it is not changed. Weights of other float types are exported as
@@ -44,14 +44,13 @@ def quantize_module(  # noqa: PLR0913
             arguments.
         data: calibration data: a torch ``DataLoader`` or another iterable of such batches. Labels
             that follow the inputs in a batch of a ``DataLoader`` are dropped, as are entries of a
-            dict that are no input. Every other kind of data of ``quantize_static`` is accepted,
-            too.
+            dict that are no input. All kinds of data of ``quantize_static`` are accepted.
         config: as for ``quantize_static``.
         output: path of the quantized ONNX model; None only returns it.
         dynamic: names of dynamic axes by input and axis, as ``{"x": {0: "batch"}}``. True stands
             for the first axis of each input ("batch") and the second axis of token ids and masks
             ("sequence"), False for none.
-        opset: of the float ONNX model, 18 or later.
+        opset: opset of the float ONNX model, 18 or later.
         settings: further arguments of ``quantize_static``: executor, progress, external, resume,
             isolate.
 

@@ -1,4 +1,4 @@
-"""Models as GGUF files, which llama.cpp and what is built on it load."""
+"""Export of models to GGUF files for llama.cpp."""
 
 from quark_onnx.torch.exports.gguf.export import GgufFile, write_gguf
 from quark_onnx.torch.exports.gguf.quantized_model import (

@@ -1,4 +1,4 @@
-"""The architectures that can be written, one row each, and where the tensors of a checkpoint go."""
+"""Architectures that GGUF files support, and the mapping of checkpoint tensors."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from quark_onnx.torch.checkpoints.safetensors_io import StoredTensor
 
 @dataclass(frozen=True)
 class Architecture:
-    """What llama.cpp makes of a model type of transformers.
+    """Architecture of llama.cpp for a model type of transformers.
 
     Attributes:
-        name: llama.cpp's own.
-        interleaved: whether its rotary embedding turns neighbours, so that rows of q and k change
-            places.
-        norm: what is added to the weights of norms.
-        activations: those of which llama.cpp computes one, whatever config.json says.
+        name: llama.cpp's name.
+        interleaved: whether the rotary embedding rotates adjacent features, so that rows of q and k
+            are permuted.
+        norm: constant that is added to norm weights.
+        activations: supported activations; llama.cpp computes a fixed one regardless of
+            config.json.
     """
 
     name: str
@@ -45,18 +46,18 @@ _FLOATS = {"F64", "F32", "F16", "BF16"}
 _EXPERT = re.compile(r"\.experts\.(\d+)\.")
 _ROTATED = re.compile(r"\.attn_([qk])\.")
 _BLOCK = re.compile(r"blk\.(\d+)\.(.+)")
-#: What checkpoints hold beside the weights, and every loader computes anew.
+#: Checkpoint tensors that are no weights, and that loaders compute.
 _DERIVED = re.compile(r"rotary_emb\.inv_freq$|\.masked_bias$")
 
 
 @dataclass(frozen=True)
 class Target:
-    """A tensor of the GGUF file.
+    """Tensor of the GGUF file.
 
     Attributes:
-        name: as llama.cpp calls it.
-        sources: the tensor of the checkpoint; or those of all experts, in their order, which it is
-            a stack of.
+        name: llama.cpp's name.
+        sources: the tensor of the checkpoint; or the tensors of all experts in order, which are
+            stacked.
     """
 
     name: str
@@ -64,39 +65,43 @@ class Target:
 
     @property
     def stacked(self) -> bool:
-        """Whether it holds experts, one after the other."""
+        """Return whether the tensor stacks the weights of experts."""
         return "_exps." in self.name
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the tensor, as torch has it."""
+        """Return the shape of the tensor in torch's order."""
         one = self.sources[0].shape
         return (len(self.sources), *one) if self.stacked else one
 
     @property
     def routes(self) -> bool:
-        """Whether it chooses among experts."""
+        """Return whether the tensor is the weight of an expert router."""
         return ".ffn_gate_inp." in self.name
 
     @property
     def in_block(self) -> bool:
-        """Whether it belongs to a decoder block."""
+        """Return whether the tensor belongs to a decoder block."""
         return self.name.startswith("blk.")
 
     @property
     def is_norm(self) -> bool:
-        """Whether it is the weight of a norm."""
+        """Return whether the tensor is the weight of a norm."""
         return self.name.endswith("_norm.weight")
 
     def order(self, config: Any) -> Any:
-        """Where the rows of q and k come from in an interleaved architecture.
+        """Return the row permutation of q and k in an interleaved architecture.
 
-        None for other tensors.
+        transformers rotates row i of a head with row i + n/2, llama.cpp rotates rows 2i and 2i + 1.
 
-        transformers rotates row i of a head with row i + n/2, llama.cpp then rows 2i and 2i + 1.
+        Args:
+            config: the transformers configuration.
+
+        Returns:
+            The indices of the source rows; None for other tensors.
 
         Raises:
-            ModelError: the rows are not those of the heads.
+            ModelError: the number of rows does not match the heads.
         """
         part = _ROTATED.search(self.name)
         if part is None:
@@ -115,7 +120,7 @@ class Target:
 
 
 def architecture_of(model_type: object) -> Architecture:
-    """The row of a model type.
+    """Return the architecture of a model type.
 
     Raises:
         ModelError: there is none.
@@ -134,7 +139,7 @@ def architecture_of(model_type: object) -> Architecture:
 
 
 def head_dim(config: Any) -> int:
-    """Features of one head of attention."""
+    """Return the number of features of an attention head."""
     return int(
         getattr(config, "head_dim", None)
         or config.hidden_size // config.num_attention_heads,
@@ -146,11 +151,11 @@ def targets(
     architecture: Architecture,
     config: Any,
 ) -> list[Target]:
-    """The tensors of the file, in the order of the checkpoint's names.
+    """Return the tensors of the file, in the order of the checkpoint's names.
 
     Raises:
-        ModelError: the architecture of llama.cpp has no place for a tensor, or lacks one; or one
-            holds no floats.
+        ModelError: llama.cpp's architecture does not support a tensor, a tensor is missing, or a
+            tensor holds no floats.
     """
     import gguf
 
@@ -191,7 +196,11 @@ def targets(
 
 
 def _check(found: dict[str, list[tuple[int, StoredTensor]]], config: Any) -> None:
-    """Each block has what the first one has, each stack all experts; and there are the ends."""
+    """Raise ModelError for missing tensors.
+
+    Each block needs the tensors of the first one, each stack all experts, and the file the
+    embedding and the final norm.
+    """
     first = {
         match[2]
         for name in found
@@ -222,7 +231,7 @@ def _check(found: dict[str, list[tuple[int, StoredTensor]]], config: Any) -> Non
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    """What sorts block 10 behind block 9."""
+    """Return a sort key that orders block 10 after block 9."""
     return [
         (int(part), "") if part.isdigit() else (-1, part)
         for part in re.split(r"(\d+)", name)

@@ -1,5 +1,6 @@
-"""Weights as llama.cpp's blocks of 32: Q4_0, Q4_1 and Q8_0, whose scales are float16, and MXFP4,
-whose are E8M0.
+"""Weights in llama.cpp's blocks of 32 values.
+
+Q4_0, Q4_1 and Q8_0 have float16 scales, MXFP4 has E8M0 scales.
 """
 
 from __future__ import annotations
@@ -15,23 +16,23 @@ from quark_onnx.errors import ModelError
 from quark_onnx.torch.config.spec import TensorSpec
 from quark_onnx.torch.formats.quantized_tensor import Quantized, quantize
 
-#: Values to a block.
+#: Values per block.
 SIZE = 32
-#: Values that are worked on at once, which bounds the memory that is needed beside the weight.
+#: Values that are rounded at once, which bounds the additional memory.
 _CHUNK = 1 << 20
-#: How often scales are fitted to the codes anew; more rounds lower the error by one part in a
-#: thousand.
+#: Rounds of the alternating fit of scales and codes; further rounds lower the error by 0.1 %.
 _ROUNDS = 6
 
 
 @dataclass(frozen=True)
 class Form:
-    """A form of blocks: a value is scale * code, plus an offset where the form has one.
+    """Block format: a value is scale * code, plus an optional offset.
 
     Attributes:
-        name: as GGUF calls it.
-        least, greatest: codes.
-        offset: whether there is one.
+        name: GGUF's name.
+        least: the least code.
+        greatest: the greatest code.
+        offset: whether blocks have an offset.
     """
 
     name: str
@@ -41,7 +42,7 @@ class Form:
 
     @property
     def bits(self) -> int:
-        """Of a code."""
+        """Return the number of bits of a code."""
         return 4 if self.greatest < 16 else 8
 
 
@@ -55,18 +56,22 @@ _MXFP4 = TensorSpec("mxfp4e2m1")
 
 
 def round_blocks(weight: Any, form: Form, name: str = "weight") -> Any:
-    """The bytes of a weight whose codes are rounded to nearest: uint8 of shape (rows, bytes).
+    """Round a weight to nearest, and pack it into blocks.
 
-    Scales in float16 start as llama.cpp's own quantizer has them. They are fitted to the codes by
-    least squares, in turn with the codes, wherever that lowers the squared error of a block; so no
-    block is worse than llama.cpp's.
+    Float16 scales start with the values of llama.cpp's own quantizer. Scales (by least squares) and
+    codes are then fitted in turn, as long as the squared error of a block decreases. No block is
+    worse than with llama.cpp's quantizer.
 
     Args:
         weight: floats of shape (rows, columns), columns a multiple of 32.
-        name: what it is called, for errors.
+        form: the block format.
+        name: the name of the weight in errors.
+
+    Returns:
+        uint8 of shape (rows, bytes).
 
     Raises:
-        ModelError: it holds numbers that are infinite or none, or too great for a scale in float16.
+        ModelError: the weight holds NaN, infinity, or values too large for a float16 scale.
 
     >>> round_blocks(torch.linspace(-1, 1, 64).reshape(2, 32), Q4_1).shape
     (2, 20)
@@ -83,12 +88,18 @@ def round_blocks(weight: Any, form: Form, name: str = "weight") -> Any:
 
 
 def store_codes(weight: Quantized, form: Form, name: str = "weight") -> Any:
-    """The bytes of a weight whose codes stay as they are; scales of integers become float16.
+    """Pack existing codes into blocks; scales of integers become float16.
 
-    See ``form_of``.
+    Args:
+        weight: the quantized weight.
+        form: the block format, see ``form_of``.
+        name: the name of the weight in errors.
+
+    Returns:
+        uint8 of shape (rows, bytes).
 
     Raises:
-        ModelError: a scale is too great for float16.
+        ModelError: a scale is too large for float16.
     """
     groups = weight.shape[1] // SIZE
     codes = weight.matrix.cpu().to(torch.int32).reshape(len(weight.codes), groups, SIZE)
@@ -103,16 +114,16 @@ def store_codes(weight: Quantized, form: Form, name: str = "weight") -> Any:
         if weight.zero is None
         else _for_blocks(weight.zero, weight.spec.group, codes)
     )
-    # of the scale that is stored: what stands for zero then stays nearest to it
+    # with the stored scale, so that the zero point still decodes close to zero
     offset = _float16((least - zero.float()) * scale.float(), name)
     return _packed(codes - least, scale, offset, form)
 
 
 def form_of(weight: Quantized, name: str = "weight") -> Form:
-    """The blocks that hold the codes of a weight.
+    """Return the block format that holds the codes of a weight.
 
     Raises:
-        ModelError: there are none: it is no matrix of integers, or a scale belongs to a part of a
+        ModelError: there is none: the weight is no matrix of integers, or a group is smaller than a
             block.
     """
     spec = weight.spec
@@ -155,8 +166,8 @@ def _rounded(weight: Any, form: Form, name: str) -> Any:
         )
         tried = _nearest(part, fitted, moved, form)
         now = _error(part, tried, fitted, moved)
-        better = now < error[left]  # false where an overflow made it infinite or none
-        # a block that is no better would be tried with the same scale again: it is done
+        better = now < error[left]  # false for NaN and infinity after an overflow
+        # a block without improvement would repeat the same scale, so that it is finished
         left, kept = left[better], better.nonzero().squeeze(1)
         scale[left], offset[left], codes[left], error[left] = (
             fitted[kept],
@@ -171,19 +182,19 @@ def _rounded(weight: Any, form: Form, name: str) -> Any:
 
 
 def _start(x: Any, form: Form) -> tuple[Any, Any]:
-    """Scale and offset (..., 1) as llama.cpp's own quantizer chooses them."""
+    """Return the scale and offset (..., 1) of llama.cpp's own quantizer."""
     if form.offset:
         least, greatest = x.amin(-1, keepdim=True), x.amax(-1, keepdim=True)
         return (greatest - least) / form.greatest, least
     extreme = x.gather(-1, x.abs().argmax(-1, keepdim=True))
-    # the greatest magnitude takes the code -8, whatever its sign; eight bits are even, so that -128
-    # is left out
+    # the greatest magnitude takes the code -8 for either sign; 8-bit codes are symmetric, without
+    # -128
     scale = extreme / form.least if form.bits == 4 else extreme.abs() / form.greatest
     return scale, torch.zeros_like(scale)
 
 
 def _least_squares(x: Any, codes: Any, form: Form) -> tuple[Any, Any]:
-    """Scale and offset (..., 1) with which the codes come nearest to the values."""
+    """Return the scale and offset (..., 1) of least squared error for given codes."""
     codes = codes.float()
     if not form.offset:
         scale = (x * codes).sum(-1, keepdim=True) / (codes * codes).sum(
@@ -226,7 +237,7 @@ def _float16(x: Any, name: str) -> Any:
 
 
 def _for_blocks(params: Any, group: int, codes: Any) -> Any:
-    """Scales or zero points of a weight as (rows, blocks, 1)."""
+    """Return the scales or zero points of a weight as (rows, blocks, 1)."""
     params = params.detach().cpu().to(torch.float32)
     if group:
         params = params.repeat_interleave(group // SIZE, -1)[:, : codes.shape[1]]
@@ -236,8 +247,9 @@ def _for_blocks(params: Any, group: int, codes: Any) -> Any:
 
 
 def _packed(codes: Any, scale: Any, offset: Any, form: Form) -> Any:
-    """(rows, bytes): of each block its scale, its offset, and its codes, of 4 bits the first 16 in
-    the low nibbles.
+    """Pack blocks into (rows, bytes): scale, offset and codes of each block.
+
+    The low nibbles hold the first 16 codes of 4 bits.
     """
     if form.bits == 4:
         nibbles = (codes - form.least).to(torch.uint8)

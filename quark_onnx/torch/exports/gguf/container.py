@@ -1,4 +1,4 @@
-"""The GGUF file itself: written tensor by tensor under another name, read back, renamed."""
+"""GGUF container: write tensors one by one, verify, then rename."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from quark_onnx.errors import ModelError
 
 
 class Entry(NamedTuple):
-    """A tensor to write: its name, type, shape and size in bytes, and what computes it."""
+    """Tensor to write, with a function that computes the data."""
 
     name: str
     type: str
@@ -25,8 +25,9 @@ class Entry(NamedTuple):
 
 @contextmanager
 def staged(path: Path) -> Iterator[Path]:
-    """A file beside ``path``, which is renamed to it at the end of the body, or removed if that
-    fails.
+    """Yield a temporary file that is renamed to ``path`` on success.
+
+    The temporary file is removed after an error.
 
     Raises:
         ModelError: the file cannot be written.
@@ -44,13 +45,13 @@ def staged(path: Path) -> Iterator[Path]:
 
 
 def writer(path: Path, architecture: str, name: str, kind: str) -> Any:
-    """The gguf.GGUFWriter of a file, with what every file says of itself.
+    """Open a gguf.GGUFWriter, and write the general metadata.
 
     Args:
         path: the file.
-        architecture: llama.cpp's name for it.
-        name: of the model.
-        kind: the type of most of its tensors.
+        architecture: llama.cpp's name of the architecture.
+        name: the name of the model.
+        kind: the type of most tensors.
     """
     import gguf
 
@@ -64,8 +65,9 @@ def writer(path: Path, architecture: str, name: str, kind: str) -> Any:
 
 
 def write(writer: Any, entries: Sequence[Entry]) -> None:
-    """Write the file of a gguf.GGUFWriter that has its metadata, one tensor in memory at a time,
-    and close it.
+    """Write the tensors to a gguf.GGUFWriter with its metadata, and close it.
+
+    One tensor is in memory at a time.
     """
     import gguf
 
@@ -92,7 +94,7 @@ def verify(path: Path, entries: Sequence[Entry]) -> None:
     """Read a file back.
 
     Raises:
-        ModelError: it is not what was written, as when a disk is full.
+        ModelError: the content differs from the written one, for instance on a full disk.
     """
     import gguf
 

@@ -1,4 +1,4 @@
-"""A Hugging Face folder becomes a GGUF file."""
+"""write_gguf: write a Hugging Face folder as a GGUF file."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class GgufFile:
-    """What was written.
+    """Written GGUF file.
 
     Attributes:
         path: the file.
         types: the type of each tensor, by llama.cpp's names: {"blk.0.attn_q.weight": "Q4_1", ...}.
-        notes: what a user must know: tensors that could not be stored as asked, no vocabulary, and
-            the like.
+        notes: notes for the user, such as tensors of another type than requested, or a missing
+            vocabulary.
     """
 
     path: Path
@@ -58,41 +58,43 @@ def write_gguf(  # noqa: PLR0913
     embeddings: str = "",
     split: str = "",
 ) -> GgufFile:
-    r"""Write the model of a Hugging Face folder as one GGUF file, which llama.cpp loads.
+    r"""Write the model of a Hugging Face folder as one GGUF file for llama.cpp.
 
-    The weights of the linear layers of decoder blocks are quantized; norms, biases and the routers
-    of experts are float32. A weight whose width is no multiple of 32 has no blocks: it is float16,
-    and ``notes`` says so. Model types: llama, mistral, mixtral, qwen2, qwen3, qwen3_moe, phi3,
-    gemma. Tensors are read and written one at a time.
+    The weights of linear layers in decoder blocks are quantized. Norms, biases and the routers of
+    experts are float32. A weight whose width is no multiple of 32 is float16, and ``notes`` says
+    so. Model types: llama, mistral, mixtral, qwen2, qwen3, qwen3_moe, phi3, gemma. Tensors are read
+    and written one at a time.
 
-    ``weights`` hands in what GPTQ, AWQ or another algorithm has made of tensors. The codes of a
-    ``Quantized`` are stored as they are, whatever ``kind`` says: integers of up to 4 bits as Q4_1,
-    or as Q4_0 where they are signed and symmetric; symmetric int8 as Q8_0; mxfp4e2m1 as MXFP4. A
-    scale may belong to 32 values or a multiple of 32, to a channel, or to the tensor; it is stored
-    as float16 (in Q4_1 the zero point, too, as an offset): with
-    ``TensorSpec(..., scale="float16")`` codes are chosen for the very scales that are stored.
-    Floats stand in for a stored tensor, as for norms that AWQ has scaled. All other weights are
-    rounded to nearest; in Q4_0, Q4_1 and Q8_0 with no more squared error in any block than
-    llama.cpp's own quantizer leaves.
+    ``weights`` holds results of GPTQ, AWQ or other algorithms. The codes of a ``Quantized`` are
+    stored unchanged, regardless of ``kind``: integers of up to 4 bits as Q4_1, or as Q4_0 if they
+    are signed and symmetric; symmetric int8 as Q8_0; mxfp4e2m1 as MXFP4. Scales may be per-group
+    with a multiple of 32, per-channel or per-tensor. They are stored as float16; in Q4_1 the zero
+    point is stored as a float16 offset. With ``TensorSpec(..., scale="float16")`` codes are chosen
+    for the stored scales. Floats replace a stored tensor, for instance norms that AWQ has rescaled.
+    All other weights are rounded to nearest. In Q4_0, Q4_1 and Q8_0 the squared error of every
+    block is at most that of llama.cpp's own quantizer.
 
     Args:
         source: a folder with config.json, \*.safetensors (floats, in one file or sharded) and, for
             a vocabulary, tokenizer.json (BPE) or tokenizer.model (BPE of sentencepiece).
-        output: the file, \*.gguf. It replaces an earlier one, when it is whole.
+        output: the file, \*.gguf. It replaces an existing file once it is complete.
         kind: q4_1 (4 bits with a scale and an offset), q4_0 (4 bits with a scale), q8_0, mxfp4, f16
             or f32.
         weights: a Quantized or floats, by the names of the checkpoint's tensors; ".weight" may be
-            left off.
-        embeddings: the type of the embedding and of lm_head; f16 if none is given, f32 if ``kind``
-            is.
-        split: llama.cpp's name for how a byte-level tokenizer splits text first
-            (``tokenizer.ggml.pre``), needed only where it is none of the known ways.
+            omitted.
+        embeddings: the type of the embedding and of lm_head. The default is f32 if ``kind`` is f32,
+            else f16.
+        split: llama.cpp's name of the pre-tokenizer (``tokenizer.ggml.pre``); needed only if the
+            tokenizer's way to split text is unknown.
+
+    Returns:
+        The path, the types and the notes.
 
     Raises:
-        ConfigError: an unknown kind, or one with blocks that no tensor would have; a name or a
-            shape in ``weights`` that the checkpoint does not have.
-        ModelError: the folder is damaged, llama.cpp computes no such model, or the file cannot be
-            written.
+        ConfigError: an unknown kind, or a kind that no tensor supports; or a name or shape in
+            ``weights`` that the checkpoint does not have.
+        ModelError: the folder is damaged, llama.cpp does not support the model, or the file cannot
+            be written.
         MissingDependency: gguf or transformers is not installed.
     """
     source, output = Path(source), Path(output)
@@ -129,11 +131,11 @@ def write_gguf(  # noqa: PLR0913
 
 
 def planned(source: Path) -> tuple[Architecture, Any, list[Target]]:
-    """What llama.cpp makes of the model of a folder, its configuration, and the tensors of the
-    file.
+    """Return the architecture, the configuration and the GGUF tensors of a folder.
 
     Raises:
-        ModelError, MissingDependency: as ``write_gguf`` does.
+        ModelError: as for ``write_gguf``.
+        MissingDependency: as for ``write_gguf``.
     """
     architecture = architecture_of(read_json(source / "config.json").get("model_type"))
     _need("gguf", "transformers")
@@ -189,7 +191,7 @@ def _entries(parts: Iterable[Part], config: Any) -> list[container.Entry]:
 
 
 def _check_not_all_float(parts: Iterable[Part], kind: str) -> None:
-    """Raise ConfigError if blocks were asked for, and no tensor would have any."""
+    """Raise ConfigError if blocks were requested, and no tensor would have blocks."""
     if kind not in FORMS or any(part.type in FORMS for part in parts):
         return
     raise ConfigError(
@@ -199,7 +201,7 @@ def _check_not_all_float(parts: Iterable[Part], kind: str) -> None:
 
 
 def _others(parts: Iterable[Part]) -> list[str]:
-    """Which tensors are not what was asked for, in one line for each reason."""
+    """Return the tensors of another type than requested, one line per reason."""
     names: dict[str, list[str]] = {}
     for part in parts:
         if part.reason:
@@ -236,7 +238,11 @@ def _matched(
     weights: Mapping[str, Any],
     stored: Mapping[str, StoredTensor],
 ) -> dict[str, Any]:
-    """The same by the full names of the tensors that are written."""
+    """Return the given weights by the full names of the tensors.
+
+    Raises:
+        ConfigError: a name or a shape does not match.
+    """
     found = {}
     for name, weight in weights.items():
         full = name if name in stored else f"{name}.weight"

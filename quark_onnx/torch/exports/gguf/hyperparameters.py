@@ -1,6 +1,4 @@
-"""What llama.cpp must know of a model beside its tensors, and the tensors that scale the rotary
-embedding.
-"""
+"""Hyperparameters of GGUF files, and the tensors that scale the rotary embedding."""
 
 from __future__ import annotations
 
@@ -23,11 +21,12 @@ def add_hyperparameters(
 
     Args:
         writer: gguf.GGUFWriter.
-        config: of transformers.
-        vocabulary: rows of the embedding.
+        config: the transformers configuration.
+        architecture: the architecture of llama.cpp.
+        vocabulary: number of rows of the embedding.
 
     Raises:
-        ModelError: llama.cpp computes something else than the model does.
+        ModelError: llama.cpp would compute a different function.
     """
     _check(config, architecture)
     writer.add_vocab_size(vocabulary)
@@ -50,7 +49,7 @@ def add_hyperparameters(
 
 
 def notes_on(config: Any) -> list[str]:
-    """What llama.cpp leaves out of a model, which changes results for long texts only."""
+    """Return notes on features that llama.cpp ignores, relevant for long texts."""
     window = getattr(config, "sliding_window", None)
     used = getattr(config, "use_sliding_window", True)
     if window and used and window < config.max_position_embeddings:
@@ -78,7 +77,7 @@ def _check(config: Any, architecture: Architecture) -> None:
 
 
 def _rotating(config: Any) -> int:
-    """Features of a head that the rotary embedding turns."""
+    """Return the number of features of a head that the rotary embedding rotates."""
     partial = config.rope_parameters.get("partial_rotary_factor") or 1.0
     return int(head_dim(config) * partial)
 
@@ -119,9 +118,7 @@ def _add_rope(writer: Any, config: Any) -> None:
 
 
 def rope_tensors(config: Any) -> dict[str, Any]:
-    """Tensors of float32 by which llama.cpp divides the frequencies of the rotary embedding, by
-    name.
-    """
+    """Return float32 divisors of the rotary embedding's frequencies, by tensor name."""
     rope = config.rope_parameters
     if rope.get("rope_type") == "llama3":
         return {"rope_freqs.weight": _llama3(rope, _rotating(config))}
@@ -134,8 +131,10 @@ def rope_tensors(config: Any) -> dict[str, Any]:
 
 
 def _llama3(rope: Any, dim: int) -> Any:
-    """Waves longer than the context are stretched whole, short ones not at all, those between in
-    proportion.
+    """Compute the frequency divisors of Llama 3.
+
+    Wavelengths longer than the context are scaled by the full factor, short ones are unchanged, and
+    wavelengths between are interpolated.
     """
     wave = 2 * math.pi * float(rope["rope_theta"]) ** (np.arange(0, dim, 2) / dim)
     low, high = rope["low_freq_factor"], rope["high_freq_factor"]

@@ -1,6 +1,6 @@
-"""The type of each tensor of the file, decided from shapes alone.
+"""Types of the file's tensors, decided from shapes alone, and their bytes.
 
-And its bytes, computed when it is written.
+Bytes are computed on writing.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from quark_onnx.torch.exports.gguf.architectures import Target
 from quark_onnx.torch.formats.quantized_tensor import Quantized
 
 _FLOATS = {"F16": torch.float16, "F32": torch.float32}
-#: The types that can be asked for.
+#: The types that can be requested.
 TYPES = (*blocks.FORMS, *_FLOATS)
 
 
 @dataclass(frozen=True)
 class Part:
-    """A tensor of the file.
+    """Tensor of the file with its type and data.
 
     Attributes:
-        target: what it is.
-        type: as GGUF calls it.
-        given: what stands in for tensors of the checkpoint, by their names: codes, or floats.
-        order: where its rows come from; None where they stay.
-        added: to its values.
-        reason: why the type is not the one that was asked for; "" where it is.
+        target: the name and the checkpoint's tensors.
+        type: GGUF's name of the type.
+        given: codes or floats that replace checkpoint tensors, by name.
+        order: indices of the source rows; None for no permutation.
+        added: constant that is added to the values.
+        reason: why the type is not the requested one; "" if it is.
     """
 
     target: Target
@@ -46,17 +46,17 @@ class Part:
 
     @property
     def nbytes(self) -> int:
-        """Of the tensor in the file."""
+        """Return the size of the tensor in the file."""
         import gguf
 
         values, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[self.type]]
         return math.prod(self.target.shape) // int(values) * int(size)
 
     def data(self) -> Any:
-        """What is written: uint8, float16 or float32.
+        """Return the data to write: uint8, float16 or float32.
 
         Raises:
-            ModelError: a tensor cannot be read, or holds what its type does not.
+            ModelError: a tensor cannot be read, or its type cannot hold the values.
         """
         each = [self._encoded(stored) for stored in self.target.sources]
         return np.stack(each) if self.target.stacked else each[0]
@@ -73,7 +73,7 @@ class Part:
                 else weight.detach().cpu()
             )
             rows = self._rounded(weight, stored.name)
-        # rows are stored one after the other, whatever the type
+        # rows are contiguous for all types
         return rows if self.order is None else rows[self.order]
 
     def _rounded(self, weight: Any, name: str) -> Any:
@@ -96,17 +96,20 @@ def typed(
     kind: str,
     embeddings: str,
 ) -> tuple[str, str]:
-    """The type of a tensor, and why it is not the one that was asked for; "" where it is.
+    """Choose the type of a tensor.
 
     Args:
         target: the tensor.
         given: codes or floats by names of the checkpoint.
-        kind: of the weights of linear layers in decoder blocks.
-        embeddings: of other matrices.
+        kind: type of the weights of linear layers in decoder blocks.
+        embeddings: type of other matrices.
+
+    Returns:
+        The type, and why it is not the requested one; "" if it is.
 
     Raises:
         ConfigError: the experts of a block have codes of different kinds.
-        ModelError: codes have no place in any type.
+        ModelError: no type supports the codes.
     """
     if len(target.sources[0].shape) == 1 or target.routes:
         return "F32", ""

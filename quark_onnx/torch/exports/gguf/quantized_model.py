@@ -1,4 +1,4 @@
-"""A quantized model becomes a GGUF file with the same codes."""
+"""write_quantized_gguf: write a quantized model as a GGUF file with the same codes."""
 
 from __future__ import annotations
 
@@ -24,15 +24,20 @@ _NO_ATTENTION = (
 def write_quantized_gguf(model: Any, source: Path, output: Path) -> GgufFile:
     """Write a quantized model as a GGUF file.
 
-    What is float in the model is float16 there, norms float32.
+    Float weights of the model become float16, norms float32.
 
     Args:
-        model: as ``quantize_model`` or ``load_checkpoint`` leave it.
+        model: a model from ``quantize_model`` or ``load_checkpoint``.
         source: the folder of its float model, with the tokenizer.
         output: the file.
 
+    Returns:
+        The path, the types and the notes.
+
     Raises:
-        ConfigError, ModelError, MissingDependency: as ``write_gguf`` does.
+        ConfigError: as for ``write_gguf``.
+        ModelError: as for ``write_gguf``.
+        MissingDependency: as for ``write_gguf``.
     """
     sources = Sources(Reader(source), model)
     weights = dict[str, Any]()
@@ -49,15 +54,16 @@ def write_quantized_gguf(model: Any, source: Path, output: Path) -> GgufFile:
 
 
 def check_gguf(source: FloatCheckpoint, chosen: Layers) -> None:
-    """Raise what ``write_quantized_gguf`` would, before anything is quantized.
+    """Raise the errors of ``write_quantized_gguf`` before a model is quantized.
 
     Args:
         source: the float model.
-        chosen: its layers that are to be quantized.
+        chosen: the layers to quantize.
 
     Raises:
-        ConfigError: llama.cpp has no blocks for their codes, or no place for one of them.
-        ModelError, MissingDependency: as ``write_gguf`` does.
+        ConfigError: llama.cpp has no blocks for the codes, or does not support a layer's weight.
+        ModelError: as for ``write_gguf``.
+        MissingDependency: as for ``write_gguf``.
     """
     for name in (
         name for name, (_, spec) in chosen.items() if spec.probabilities is not None

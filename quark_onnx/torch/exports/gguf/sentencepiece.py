@@ -1,7 +1,6 @@
-"""tokenizer.model, the protobuf message of sentencepiece: its pieces, without the package
-sentencepiece.
+"""Reader of sentencepiece's tokenizer.model, without the package sentencepiece.
 
-Fields and their numbers are those of sentencepiece_model.proto.
+Fields and field numbers are those of sentencepiece_model.proto.
 """
 
 from __future__ import annotations
@@ -31,11 +30,11 @@ _FIELDS: tuple[tuple[str, str, int, int | str], ...] = (
 
 
 class SentencePiece(NamedTuple):
-    """What is in the file.
+    """Content of the file.
 
     Attributes:
-        pieces: text, score and type of each token; GGUF numbers the types as sentencepiece does.
-        space: whether a space is put before a text.
+        pieces: text, score and type of each token; GGUF has sentencepiece's type numbers.
+        space: whether a space is prepended to the text.
     """
 
     pieces: list[tuple[str, float, int]]
@@ -43,10 +42,10 @@ class SentencePiece(NamedTuple):
 
 
 def read(path: Path) -> SentencePiece:
-    """The pieces of a tokenizer.model.
+    """Read the pieces of a tokenizer.model.
 
     Raises:
-        ModelError: the file is damaged, or its tokens are not found by merges (BPE).
+        ModelError: the file is damaged, or the model is not BPE.
     """
     message = _message()()
     try:

@@ -1,4 +1,4 @@
-"""The tokenizer of a model, as llama.cpp computes it from a GGUF file."""
+"""Tokenizer of a model in GGUF's metadata."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _UPPER = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}
 _SLASHED = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _WORDS = _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|"
 
-#: Where a byte-level tokenizer splits text, whether it takes whole words that it knows, and
-#: llama.cpp's name for both.
+#: llama.cpp's names of pre-tokenizers, by the regular expressions that split text, and by
+#: whether known words are tokens without merges.
 _SPLITS = {
     ((_GPT2,), False): "gpt-2",
     ((r"\p{N}", _GPT2), False): "smollm",
@@ -42,7 +42,7 @@ _SPLITS = {
     ): "gpt-4o",
 }
 _BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
-_SPACE = "▁"  # what stands for a space in the tokens of sentencepiece
+_SPACE = "▁"  # represents a space in sentencepiece tokens
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTES = range(1, 7)
 
 
@@ -52,12 +52,11 @@ class Vocabulary:
 
     Attributes:
         model: "gpt2" for byte-level BPE, "llama" for sentencepiece.
-        split: llama.cpp's name for the way that text is split first.
-        tokens: texts.
-        types: as GGUF numbers them.
-        scores: the greater, the earlier two tokens are merged into this one; empty where merges say
-            so.
-        space: whether a space is put before a text.
+        split: llama.cpp's name of the pre-tokenizer.
+        tokens: the texts of the tokens.
+        types: GGUF's type numbers.
+        scores: priority of merging two tokens into this one; empty if the tokenizer has merges.
+        space: whether a space is prepended to the text.
     """
 
     model: str
@@ -69,17 +68,19 @@ class Vocabulary:
 
 
 def add_vocabulary(writer: Any, folder: Path, rows: int, split: str = "") -> list[str]:
-    """Write the tokenizer of a folder, and say what a user must know of it.
+    """Write the tokenizer of a folder.
 
     Args:
         writer: gguf.GGUFWriter.
-        folder: of a checkpoint.
-        rows: of the embedding, which the tokens are filled up to.
-        split: llama.cpp's name for the way that text is split first, where it is none of the known
-            ones.
+        folder: the folder of a checkpoint.
+        rows: number of rows of the embedding; the tokens are padded to this number.
+        split: llama.cpp's name of the pre-tokenizer, for tokenizers with an unknown one.
+
+    Returns:
+        Notes for the user.
 
     Raises:
-        ModelError: the files are damaged, or llama.cpp computes no such tokenizer.
+        ModelError: the files are damaged, or llama.cpp does not support the tokenizer.
     """
     import gguf
 
@@ -124,7 +125,7 @@ def add_vocabulary(writer: Any, folder: Path, rows: int, split: str = "") -> lis
 
 
 def _special(folder: Path, rows: int, merges: bool) -> Any:
-    """Ids of special tokens, the chat template, and merges of byte-level BPE."""
+    """Return ids of special tokens, the chat template, and merges of byte-level BPE."""
     import gguf
 
     try:
@@ -145,7 +146,7 @@ def _special(folder: Path, rows: int, merges: bool) -> Any:
 
 
 def _read(folder: Path, split: str) -> Vocabulary | None:
-    """None where the folder has no tokenizer."""
+    """Return the vocabulary of a folder; None without a tokenizer."""
     path = folder / "tokenizer.json"
     if path.is_file():
         values = read_json(path)
@@ -200,7 +201,7 @@ _WITHOUT = (
 
 
 def _split_of(values: dict[str, Any]) -> str:
-    """llama.cpp's name for the way that a byte-level tokenizer splits text."""
+    """Return llama.cpp's name of a byte-level tokenizer's pre-tokenizer."""
     steps = []
     for step in _flat(values.get("pre_tokenizer"), "pretokenizers"):
         if step["type"] == "ByteLevel":
@@ -232,8 +233,9 @@ def _split_of(values: dict[str, Any]) -> str:
 
 
 def _keeps_all(split: dict[str, Any]) -> bool:
-    """Whether a split cuts out the matches of its pattern, which all of those that are known here
-    leave nothing of.
+    """Return whether a split keeps the matches of its pattern as pieces.
+
+    The known patterns match the full text, so that "Removed" with "invert" is equivalent.
     """
     return split["behavior"] == "Isolated" or (
         split["behavior"] == "Removed" and bool(split.get("invert"))
@@ -241,7 +243,7 @@ def _keeps_all(split: dict[str, Any]) -> bool:
 
 
 def _prepends(values: dict[str, Any]) -> bool:
-    """Whether a tokenizer in the manner of sentencepiece puts a space before a text."""
+    """Return whether a sentencepiece-like tokenizer prepends a space to the text."""
     steps = _flat(values.get("normalizer"), "normalizers") + _flat(
         values.get("pre_tokenizer"),
         "pretokenizers",

@@ -1,8 +1,8 @@
-"""Quantized PyTorch models as ONNX models, with the same codes.
+"""Export of quantized PyTorch models to ONNX, with the same codes.
 
-torch's exporter sees each quantized layer as one node that names it (``stand_in``, ``trace``);
-operators of ONNX then take the place of these nodes (``write``, ``weights``, ``activations``), and
-onnxruntime runs the result against torch (``verify``).
+torch's exporter sees each quantized layer as one placeholder node with the layer's name
+(``stand_in``, ``trace``). ONNX operators then replace the placeholders (``write``, ``weights``,
+``activations``), and the outputs of onnxruntime are compared with torch (``verify``).
 """
 
 from quark_onnx.torch.exports.onnx.decoder import export_decoder

@@ -1,4 +1,4 @@
-"""Write the rounding of activations in a torch model as nodes of an ONNX graph."""
+"""Rounding of a torch model's activations as nodes of an ONNX graph."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _MX = "MXQuantizeDequantize"
 
 
 class Roundings:
-    """Writes the roundings of activations; readers of one tensor that round it alike share one.
+    """Writer of activation rounding; equal rounding of a tensor is written once.
 
     Args:
-        graph: where they are written.
+        graph: the graph, which is changed.
         kind: the ``TensorProto.DataType`` of activations, FLOAT or FLOAT16.
     """
 
@@ -35,10 +35,10 @@ class Roundings:
         self.functions: dict[str, FunctionProto] = {}
 
     def write(self, node: Node, rounding: Rounding, layer: str, side: str) -> str:
-        """Put nodes in the place of one that stands for a rounding; what became of it.
+        """Replace a placeholder of a rounding by nodes, and describe the result.
 
         Raises:
-            ConfigError: ONNX has no operators that compute the same.
+            ConfigError: ONNX has no equivalent operators.
         """
         graph, spec = self._graph, rounding.spec
         self._check(spec, layer, side)
@@ -85,7 +85,7 @@ class Roundings:
             )
 
     def _rounded(self, source: str, result: str, rounding: Rounding, stem: str) -> str:
-        """Round a float32 tensor."""
+        """Add nodes that round a float32 tensor."""
         graph, spec = self._graph, rounding.spec
         if isinstance(spec.dtype, Half):
             narrow = self._cast(source, f"{stem}_{spec.dtype.name}", spec.dtype.onnx)
@@ -94,7 +94,7 @@ class Roundings:
         if isinstance(spec.dtype, Block) and (
             spec.dtype.op_type != _MX or spec.exponent == "floor"
         ):
-            graph.import_domain(VENDOR)  # whose operator rounds no shared exponent up
+            graph.import_domain(VENDOR)  # its operator rounds exponents down
             attributes = {**dict(spec.dtype.attributes), "axis": -1}
             graph.add(
                 spec.dtype.op_type,
@@ -125,9 +125,9 @@ class Roundings:
         ]
         codes, plain = graph.fresh(f"{stem}_quantized"), result
         if is_small(dtype):
-            # onnxruntime fuses such pairs with their neighbours incorrectly
-            # (``steps.fusion_barriers``); a Min that changes nothing, as greater values saturate
-            # anyway, prevents the fusion
+            # onnxruntime fuses these pairs with adjacent nodes incorrectly
+            # (``steps.fusion_barriers``); a Min prevents the fusion, without an effect on values,
+            # since greater values saturate
             ends = np.abs(np.array([dtype.qmin, dtype.qmax], np.float32) - zero) * scale
             greatest = graph.add_constant(f"{stem}_greatest", ends.max())
             held, plain = graph.fresh(f"{stem}_float"), graph.fresh(f"{stem}_plain")
@@ -148,7 +148,7 @@ class Roundings:
         )
 
     def _function(self, source: str, result: str, rounding: Rounding, stem: str) -> str:
-        """A function of the project's own domain, whose body the model carries."""
+        """Add a call of a model-local function in the project's domain."""
         graph, spec = self._graph, rounding.spec
         name = bodies.name_of(spec)
         if name not in self.functions:
@@ -175,9 +175,7 @@ class Roundings:
 
 
 def _has_pair(spec: TensorSpec) -> bool:
-    """Whether ONNX has a pair of operators for all codes of the format, with one scale that data
-    has told.
-    """
+    """Return whether a static Q/DQ pair covers the codes of the format."""
     if not (
         spec.measured
         and isinstance(spec.dtype, Integer | Minifloat)

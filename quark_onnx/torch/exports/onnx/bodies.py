@@ -1,8 +1,8 @@
-"""Roundings of activations that no operator of ONNX computes, as functions of standard operators.
+"""Functions of standard ONNX operators for rounding without an ONNX operator.
 
-Each computes what ``quark_onnx.torch.formats.quantized_tensor.fake_quantize`` does of finite
-float32, bit for bit: scales of integers and FP8 are computed in float64, those of blocks by the
-rules of ``quark_onnx.torch.formats.block_formats``.
+Each function equals ``quark_onnx.torch.formats.quantized_tensor.fake_quantize`` bit for bit on
+finite float32. Scales of integers and FP8 are computed in float64, block scales by the rules of
+``quark_onnx.torch.formats.block_formats``.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from quark_onnx.torch.config.number_formats import (
 )
 from quark_onnx.torch.config.spec import TensorSpec
 
-#: Where the functions live.
+#: The domain of the functions.
 DOMAIN = "quark_onnx"
 _AXIS = {"axis": -1}
 
 
 def name_of(spec: TensorSpec) -> str:
-    """What the function of a spec is called.
+    """Return the name of the function of a spec.
 
     >>> name_of(TensorSpec("int8", per_channel=True, dynamic=True))
     'Round_int8_symmetric_per_channel_dynamic_model_scales_even'
@@ -42,7 +42,7 @@ def name_of(spec: TensorSpec) -> str:
 
 
 def inputs_of(spec: TensorSpec) -> list[str]:
-    """What the function of a spec reads: x, and what data has told."""
+    """Return the input names of a spec's function: x and the static parameters."""
     if not spec.measured:
         return ["x"]
     return (
@@ -51,7 +51,7 @@ def inputs_of(spec: TensorSpec) -> list[str]:
 
 
 def rounding(spec: TensorSpec, opset: int) -> FunctionProto:
-    """The function that rounds as a spec says; it takes float32 of rank 1 or more."""
+    """Build the function that rounds float32 of rank 1 or more as a spec says."""
     body = Body()
     if isinstance(spec.dtype, TwoLevel):
         rows = to_rows(body, "x", spec.group)
@@ -85,7 +85,7 @@ def rounding(spec: TensorSpec, opset: int) -> FunctionProto:
 
 
 def _affine(body: Body, x: str, scale: str, zero: str, spec: TensorSpec) -> str:
-    """x, rounded by a scale; ``zero`` is empty where it is 0."""
+    """Quantize and dequantize x with a scale; ``zero`` is empty if it is 0."""
     steps, grid = body.op("Div", x, scale), spec.grid
     ends = body.constant(grid.qmin), body.constant(grid.qmax)
     if not isinstance(spec.dtype, Integer):
@@ -102,7 +102,7 @@ def _affine(body: Body, x: str, scale: str, zero: str, spec: TensorSpec) -> str:
 
 
 def _dynamic(body: Body, x: str, axes: list[int], spec: TensorSpec) -> str:
-    """x, rounded by scales that cover its values along some axes, or along all."""
+    """Quantize x with min-max scales over given axes, or over the full tensor."""
     grid, over = spec.grid, [body.ints(*axes)] if axes else []
     none = body.constant(0)
     lo = _double(body, body.op("Min", body.op("ReduceMin", x, *over), none))
@@ -137,7 +137,7 @@ def _dynamic(body: Body, x: str, axes: list[int], spec: TensorSpec) -> str:
 
 
 def _zero(body: Body, lo: str, scale: str, spec: TensorSpec) -> str:
-    """The zero points; empty where they are 0."""
+    """Return the zero points; empty if they are 0."""
     grid = spec.grid
     if grid.symmetric:
         return body.constant(grid.zero) if grid.zero else ""
@@ -157,9 +157,9 @@ def _double(body: Body, x: str) -> str:
 
 
 def _two_levels(body: Body, values: str, *, measured: bool) -> str:
-    """Blocks of NVFP4, one a column.
+    """Quantize NVFP4 blocks, one per column.
 
-    The scale of the tensor is an input, or of its greatest magnitude.
+    The global scale is an input, or computed from the tensor's maximum magnitude.
     """
     top = body.op("ReduceMax", body.op("Abs", values), body.ints(0))
     one, none = body.constant(1), body.constant(0)
@@ -193,7 +193,7 @@ def _two_levels(body: Body, values: str, *, measured: bool) -> str:
 
 
 def _float_scales(body: Body, values: str) -> str:
-    """Blocks of AMD's FP4, one a column, with a scale of E5M3 each."""
+    """Quantize blocks of AMD's FP4, one per column, with E5M3 scales."""
     top = body.op("ReduceMax", body.op("Abs", values), body.ints(0))
     scale = body.op(
         "Min",

@@ -1,9 +1,9 @@
-"""export_decoder: a language model as ONNX with inputs and outputs for keys and values.
+"""export_decoder: write a language model as ONNX with a key-value cache.
 
-Each attention becomes a GroupQueryAttention of onnxruntime, which appends new keys and values to
-past ones, as onnxruntime-genai's models have it. Inputs are ``input_ids`` (batch, sequence),
+Each attention becomes onnxruntime's GroupQueryAttention, which appends new keys and values to
+past ones, as in models of onnxruntime-genai. Inputs are ``input_ids`` (batch, sequence),
 ``attention_mask`` (batch, past + sequence) and ``past_key_values.N.key`` and ``.value`` (batch,
-heads of keys, past, size of a head); outputs are ``logits`` and ``present.N.key`` and ``.value``.
+key heads, past, head size). Outputs are ``logits`` and ``present.N.key`` and ``.value``.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from quark_onnx.torch.exports.onnx.verify import DRAWS, TIMES, distance, noise
 from quark_onnx.torch.exports.onnx.write import write
 from quark_onnx.torch.models.structure import vocabulary_of
 
-#: What transformers calls the attention that is traced.
+#: Name of the traced attention in transformers.
 _NAME = "quark_onnx_group_query"
 _OPERATOR = "com.microsoft::GroupQueryAttention"
-#: Tokens of the traced prompt, of the past before it, and those that the check generates.
+#: Tokens of the traced prompt and of its past, and tokens that the verification generates.
 _SEQUENCE, _PAST, _GENERATED = 3, 2, 8
-#: The largest relative difference (L2) of logits that is taken for noise.
+#: Tolerance of logits (relative L2 difference).
 _TOLERANCE = 1e-3
 
 
 @dataclass
 class _Keys:
-    """Past keys and values of all layers, and those that a run leaves."""
+    """Past and present keys and values of all layers."""
 
     past: dict[int, tuple[Any, Any]] = field(default_factory=dict)
     present: dict[int, tuple[Any, Any]] = field(default_factory=dict)
@@ -52,14 +52,14 @@ class _Keys:
 
 
 class _Decoder(nn.Module):
-    """A language model as a function of tokens, a mask, and past keys and values."""
+    """Language model as a function of tokens, a mask, and past keys and values."""
 
     def __init__(self, model: Any, keys: _Keys) -> None:
         super().__init__()
         self.model, self._keys = model, keys
 
     def forward(self, input_ids: Any, attention_mask: Any, **past: Any) -> Any:
-        """Logits, and present keys and values, by the names of outputs."""
+        """Return logits, present keys and present values by output name."""
         keys = self._keys
         keys.past = {
             layer: (past[_past(layer, "key")], past[_past(layer, "value")])
@@ -92,17 +92,20 @@ def export_decoder(
 ) -> Exported:
     """Write a language model as an ONNX model that generates with onnxruntime.
 
-    Prompts of one batch have one length, or are padded behind their tokens. Computed in float32.
+    Prompts of one batch have one length, or are padded on the right. The model computes in float32.
 
     Args:
         model: a causal language model, quantized or not; it is not changed.
         output: the file.
-        form: how weights are written, see ``export_onnx``.
+        form: the operators of weights, see ``export_onnx``.
+
+    Returns:
+        The written model, and its difference from torch.
 
     Raises:
-        ConfigError: attention is none that a GroupQueryAttention computes.
+        ConfigError: GroupQueryAttention does not support the attention.
         ModelError: torch cannot export the model, or onnxruntime generates other tokens than
-            transformers does; nothing is written then.
+            transformers. Nothing is written.
     """
     path = Path(output)
     copied, layers, between = standing_in(model, torch.float32)
@@ -126,7 +129,7 @@ def export_decoder(
 
 
 def _shapes(model: Any, keys: _Keys) -> list[tuple[int, int]]:
-    """Heads of keys, and the size of each, by layer."""
+    """Return the number and the size of key heads, by layer."""
     model(input_ids=torch.zeros(1, 2, dtype=torch.int64), use_cache=False)
     found = [
         (int(key.shape[1]), int(key.shape[3]))
@@ -142,7 +145,7 @@ def _shapes(model: Any, keys: _Keys) -> list[tuple[int, int]]:
 
 
 def _batch(model: Any, shapes: Sequence[tuple[int, int]]) -> Batch:
-    """The inputs that the model is traced on."""
+    """Return the inputs with which the model is traced."""
     ids = torch.arange(2 * _SEQUENCE).reshape(2, _SEQUENCE) % vocabulary_of(model)
     tensors = {
         "input_ids": ids,
@@ -171,13 +174,13 @@ def _generate(
     shapes: Sequence[tuple[int, int]],
     model: Any,
 ) -> float:
-    """Generate with onnxruntime from its own present keys, and compare the logits of each step.
+    """Generate with onnxruntime and its cache, and compare the logits of each step.
 
     Returns:
-        The largest relative difference (L2) from what torch computes of all tokens at once.
+        The largest relative difference (L2) from torch without a cache.
 
     Raises:
-        ModelError: it is more than noise.
+        ModelError: the difference is more than noise.
     """
     session = open_session(path)
     tokens = torch.arange(_SEQUENCE)[None] % vocabulary_of(model)
@@ -191,7 +194,7 @@ def _generate(
     empty = {name: torch.from_numpy(value) for name, value in past.items()}
 
     def expected() -> NDArray[np.float32]:
-        """Logits behind the tokens, of a run of torch on all of them."""
+        """Compute the next token's logits in torch without a cache."""
         found: NDArray[np.float32] = flat.model(
             input_ids=tokens,
             attention_mask=torch.ones_like(tokens),
@@ -226,7 +229,7 @@ def _generate(
 
 @contextmanager
 def _group_query(model: Any, keys: _Keys) -> Iterator[None]:
-    """Have all attention of a model keep keys and values, and be a node in an export."""
+    """Let all attention of a model use the cache, and become one node in an export."""
     from transformers import AttentionInterface
 
     def attention(  # noqa: PLR0913  # the signature of transformers
@@ -262,13 +265,14 @@ def _group_query(model: Any, keys: _Keys) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Attention:
-    """The settings of one attention.
+    """Settings of an attention.
 
     Attributes:
-        heads, key_heads: how many there are.
-        scale: of products of queries and keys.
-        window: tokens that a token sees, itself included; -1 for all before it.
-        softcap: the bound of products; 0 for none.
+        heads: number of query heads.
+        key_heads: number of key and value heads.
+        scale: scale of the products of queries and keys.
+        window: size of the sliding window with the token itself; -1 for no window.
+        softcap: bound of the products; 0 for none.
     """
 
     heads: int
@@ -286,7 +290,7 @@ class _Attention:
         scaling: float | None,
         settings: dict[str, Any],
     ) -> _Attention:
-        """Those that transformers calls an attention function with."""
+        """Read the settings from the arguments of transformers."""
         if settings.get("s_aux") is not None:
             raise ConfigError(
                 "attention has sinks, for which this export has no input; export"
@@ -313,7 +317,7 @@ class _Attention:
         past: tuple[Any, Any],
         mask: Any,
     ) -> tuple[Any, tuple[Any, Any]]:
-        """The operator of onnxruntime; shapes as of ``compute``."""
+        """Compute with onnxruntime's operator; shapes as of ``compute``."""
         batch, _, length, size = query.shape
         total = past[0].shape[2] + length
         last = (mask.sum(1) - 1).to(torch.int32)
@@ -346,16 +350,17 @@ class _Attention:
         past: tuple[Any, Any],
         mask: Any,
     ) -> tuple[Any, tuple[Any, Any]]:
-        """The same in torch.
+        """Compute the attention in torch.
 
         Args:
             query: (batch, heads, tokens, size).
-            key, value: (batch, heads of keys, tokens, size).
-            past: keys and values of tokens before.
-            mask: not read; padding is behind the tokens.
+            key: (batch, key heads, tokens, size).
+            value: (batch, key heads, tokens, size).
+            past: keys and values of earlier tokens.
+            mask: ignored, since padding follows the tokens.
 
         Returns:
-            What attention computes, (batch, tokens, heads, size), and all keys and values.
+            The output, (batch, tokens, heads, size), and all keys and values.
         """
         keys, values = (
             torch.cat(pair, 2) for pair in zip(past, (key, value), strict=True)

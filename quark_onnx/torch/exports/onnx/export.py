@@ -30,7 +30,7 @@ _TYPES = {
     "float32": (torch.float32, TensorProto.FLOAT),
     "float16": (torch.float16, TensorProto.FLOAT16),
 }
-#: What onnxruntime does by itself with weights of few bits behind a DequantizeLinear.
+#: Note on onnxruntime's fusion of DequantizeLinear and MatMul with weights of few bits.
 _ROUNDS = (
     "onnxruntime rounds to int8 what it multiplies such weights with, about 1 % of it,"
     " unless a session sets session.qdq_matmulnbits_accuracy_level to 1"
@@ -39,14 +39,14 @@ _ROUNDS = (
 
 @dataclass(frozen=True)
 class Exported:
-    """An ONNX model that was written.
+    """Written ONNX model.
 
     Attributes:
-        path: of the model; weights of a large one lie in ``<name>.data`` beside it.
-        layers: what became of each quantized layer.
+        path: the model; weights of a large model lie next to it in ``<name>.data``.
+        layers: the operators of each quantized layer.
         difference: the largest relative difference (L2) between onnxruntime and torch at any
             output.
-        notes: what a user should know.
+        notes: notes for the user.
     """
 
     path: Path
@@ -77,26 +77,28 @@ def export_onnx(  # noqa: PLR0913
 ) -> Exported:
     """Write a quantized model as ONNX.
 
-    Nothing is there before onnxruntime has computed what torch computes.
+    The file appears only after the outputs of onnxruntime and torch agree.
 
     Args:
-        model: as ``quantize_model`` leaves it; it is not changed. A language model is written
-            without its cache of keys and values.
+        model: a model from ``quantize_model``; it is not changed. A language model is written
+            without its key-value cache.
         output: the file.
-        inputs: what it is run on: a tensor, a dict of keywords or a list of arguments.
-        form: how weights are written: "qdq" with DequantizeLinear alone; "auto" as onnxruntime's
-            MatMulNBits where that holds their codes; "operators" refuses blocks that it does not
-            hold.
-        dtype: what is computed in, "float32" or "float16".
+        inputs: example inputs: a tensor, a dict of keywords or a list of arguments.
+        form: the operators of weights: "qdq" with DequantizeLinear alone; "auto" with onnxruntime's
+            MatMulNBits if it supports the codes; "operators" refuses blocks without support.
+        dtype: dtype of the computation, "float32" or "float16".
         dynamic: names of dynamic axes by input and axis; True stands for the first axis of each
             input ("batch") and the second of token ids and masks ("sequence"), False for none.
         external: write weights to a second file even if protobuf could hold them.
 
+    Returns:
+        The written model, and its difference from torch.
+
     Raises:
         ConfigError: a format has no exact counterpart in ONNX; the message names the layer.
-        DataError: the inputs are none that can be exported.
+        DataError: the inputs cannot be exported.
         MissingDependency: onnxscript is not installed.
-        ModelError: torch cannot export the model, or onnxruntime computes something else.
+        ModelError: torch cannot export the model, or the outputs of onnxruntime differ.
     """
     if form not in FORMS:
         raise ConfigError(f"form is {form!r}; it must be one of: {', '.join(FORMS)}")
@@ -142,7 +144,7 @@ def export_onnx(  # noqa: PLR0913
 
 
 def _integers_alone(layer: QuantizedLayer) -> bool:
-    """Whether onnxruntime makes a MatMulNBits of the layer's DequantizeLinear."""
+    """Return whether onnxruntime fuses the DequantizeLinear into MatMulNBits."""
     spec = None if layer.quantized is None else layer.quantized.spec
     return (
         layer.kind == "Linear"
@@ -153,7 +155,7 @@ def _integers_alone(layer: QuantizedLayer) -> bool:
 
 
 def store_for(path: Path, layers: Mapping[str, QuantizedLayer]) -> Store | None:
-    """Return a place on disk for the weights of a large model; None for a small one."""
+    """Return a store on disk for the weights of a large model; None for a small one."""
     count = sum(
         layer.quantized.codes.numel()
         for layer in layers.values()
@@ -163,7 +165,7 @@ def store_for(path: Path, layers: Mapping[str, QuantizedLayer]) -> Store | None:
 
 
 def checked(path: Path) -> None:
-    """Raise ModelError for a model that does not pass onnx's check."""
+    """Raise ModelError for a model that onnx.checker rejects."""
     try:
         onnx.checker.check_model(str(path), full_check=True)
     except Exception as error:  # checker and shape inference raise unrelated types

@@ -1,6 +1,4 @@
-"""Export a float PyTorch module to ONNX, and name its calibration data by the inputs of the ONNX
-model.
-"""
+"""Export of a float module to ONNX, with calibration data by input names."""
 
 from __future__ import annotations
 
@@ -32,7 +30,7 @@ from quark_onnx.torch.exports.onnx.trace import (
 )
 from quark_onnx.torch.exports.onnx.verify import verify
 
-#: The range of opsets that torch's exporter is asked for.
+#: The supported range of opsets.
 _LEAST_OPSET = 18
 _GREATEST_OPSET = 23
 
@@ -46,16 +44,19 @@ def exported(
     dynamic: bool | Axes,
     opset: int,
 ) -> Iterator[tuple[Path, Any]]:
-    """Yield the path of the float ONNX model, which exists until the context ends, and the data by
-    input names.
+    """Yield the path of a temporary float ONNX model, and the data by input names.
 
     Args:
-        module, example_inputs, data, dynamic, opset: as for ``quantize_module``.
+        module: as for ``quantize_module``.
+        example_inputs: as for ``quantize_module``.
+        data: as for ``quantize_module``.
+        dynamic: as for ``quantize_module``.
+        opset: as for ``quantize_module``.
 
     Raises:
         ConfigError: the module is no ``nn.Module``, or the opset or an axis is wrong.
         DataError: the module does not run on the example inputs.
-        ModelError: torch cannot export the module, or onnxruntime computes something else.
+        ModelError: torch cannot export the module, or the outputs of onnxruntime differ.
     """
     if not isinstance(module, nn.Module):
         raise ConfigError(
@@ -86,7 +87,7 @@ def exported(
 
 
 def _float32(module: nn.Module) -> nn.Module:
-    """Return the module with float32 weights on the CPU; a copy where these differ."""
+    """Return the module with float32 weights on the CPU; copy it only if needed."""
     tensors = [*module.parameters(), *module.buffers()]
     floats = [tensor for tensor in tensors if tensor.is_floating_point()]
     on_cpu = all(tensor.device.type == "cpu" for tensor in tensors)
@@ -177,7 +178,7 @@ class _Signature:
 
 @dataclass(frozen=True)
 class _Batches:
-    """Iterable that names each batch on reading."""
+    """Iterable that names the tensors of each batch on reading."""
 
     data: Iterable[Any]
     name: Callable[[Any], Any]

@@ -1,4 +1,4 @@
-"""Rename the inputs and outputs of a written model."""
+"""Renaming of the inputs and outputs of a written model."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from quark_onnx.errors import ConfigError
 def rename(path: Path, inputs: Sequence[str], outputs: Sequence[str]) -> None:
     """Give the first inputs and outputs of a model new names.
 
-    Weights in other files stay where they are.
+    External weights are not touched.
 
     Args:
-        path: of the model, which is written again.
-        inputs, outputs: names in their order; the rest keep theirs.
+        path: the model, which is overwritten.
+        inputs: new names of the first inputs; further inputs keep their names.
+        outputs: new names of the first outputs; further outputs keep their names.
 
     Raises:
         ConfigError: there are more names than inputs or outputs, or a name is taken.

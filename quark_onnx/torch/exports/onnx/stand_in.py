@@ -1,6 +1,4 @@
-"""A copy of a quantized model whose layers leave nodes in the exported graph, instead of float
-weights.
-"""
+"""Copy of a quantized model whose layers become placeholder nodes in an export."""
 
 from __future__ import annotations
 
@@ -17,17 +15,19 @@ from quark_onnx.errors import ConfigError
 from quark_onnx.torch.models.quantized_layer import QuantizedLayer, Rounding
 from quark_onnx.torch.models.structure import set_module
 
-#: Whose nodes stand for what is quantized until they are written out.
+#: The domain of placeholder nodes.
 DOMAIN = "quark_onnx.layers"
-#: The nodes: a Linear layer as a whole, the weight of another layer, what is left of an activation.
+#: Placeholders: a Linear layer, the weight of another layer, a rounded activation.
 LINEAR, WEIGHT, ROUNDING = "Linear", "Weight", "Rounding"
 
 _SHORT = (torch.float16, torch.bfloat16)
 
 
 class MarkedRounding(nn.Module):
-    """Rounds an activation; in an export it is a node that names the layer and the side: "input" or
-    "output", or "" for a module of a graph that belongs to no layer.
+    """Rounding of an activation that becomes a placeholder node in an export.
+
+    The node names the layer and the side: "input" or "output", or "" for a module of a graph
+    without a layer.
     """
 
     def __init__(self, rounding: Rounding, layer: str, side: str) -> None:
@@ -35,18 +35,18 @@ class MarkedRounding(nn.Module):
         self.rounding, self._attributes = rounding, {"layer": layer, "side": side}
 
     def forward(self, x: Any) -> Any:
-        """What is left of the activation."""
+        """Round the activation."""
         if not torch.compiler.is_exporting():
             return self.rounding(x)
         return _node(ROUNDING, (x,), self._attributes, x.dtype, x.shape)
 
 
 class StandIn(nn.Module):
-    """A quantized layer; in an export its weight is a node that names the layer.
+    """Quantized layer whose weight becomes a placeholder node in an export.
 
     Args:
-        layer: the layer, which it takes over.
-        name: of the layer.
+        layer: the quantized layer.
+        name: the name of the layer.
     """
 
     def __init__(self, layer: QuantizedLayer, name: str) -> None:
@@ -58,13 +58,13 @@ class StandIn(nn.Module):
                 setattr(layer, side, MarkedRounding(rounding, name, side))
 
     def forward(self, input: Any, *more: Any, **named: Any) -> Any:
-        """What the layer computes."""
+        """Compute the layer's output."""
         layer = self.layer
         if layer.quantized is None or not torch.compiler.is_exporting():
             return layer(input, *more, **named)
         if (
             layer.input is not None and input.is_floating_point()
-        ):  # an embedding reads integers
+        ):  # not the indices of an embedding
             input = layer.input(input)
         found = self._exported(input, more, named)
         return layer.rounded(found)
@@ -106,19 +106,21 @@ def standing_in(  # noqa: C901
     model: Any,
     dtype: Any,
 ) -> tuple[Any, dict[str, QuantizedLayer], dict[str, Rounding]]:
-    """A copy of a model, in another type, with a StandIn for each quantized layer; these layers, by
-    name; and what rounds between them in a graph, by name.
+    """Copy a model with a StandIn in place of each quantized layer.
 
-    Codes are shared with the model, and so is what has the type already. Floats in modules without
-    parameters, such as the frequencies of rotary embeddings, keep a type of 32 bits.
+    Codes, and tensors of the requested dtype, are shared with the model. Floats in modules without
+    parameters, such as the frequencies of rotary embeddings, stay float32.
 
     Args:
-        model: as ``quantize_model`` leaves it.
+        model: a model from ``quantize_model``.
         dtype: torch.float32 or torch.float16.
 
+    Returns:
+        The copy, the quantized layers by name, and the roundings between layers by name.
+
     Raises:
-        ConfigError: keys are rounded after they are rotated, or probabilities are, which no node
-            stands for.
+        ConfigError: rotated keys or attention probabilities are quantized, for which no placeholder
+            exists.
     """
     for name, module in model.named_modules():
         if isinstance(module, QuantizedLayer) and module.spec.rotated:

@@ -1,4 +1,4 @@
-"""Trace a model with torch's exporter, with named inputs and outputs and dynamic axes."""
+"""Tracing with torch's exporter, with named inputs, outputs and dynamic axes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from quark_onnx.graph import inlined
 from quark_onnx.graph.io import read
 from quark_onnx.torch.calibration.block_stream import call
 
-#: What the graphs are written in: the first opset with tensors of 4 bits and scales for blocks.
+#: Opset of the graphs: the first with 4-bit tensors and block scales.
 OPSET = 21
 
 Tensors = dict[str, Any]
@@ -33,15 +33,15 @@ class Batch:
     """Arguments of a model.
 
     Attributes:
-        tensors: by the names of the model's parameters.
-        others: arguments that are no tensors; the export keeps them as they are.
+        tensors: tensors by the names of the model's parameters.
+        others: arguments that are no tensors; the export keeps them as constants.
     """
 
     tensors: Tensors
     others: dict[str, Any]
 
     def in_type(self, dtype: Any) -> Batch:
-        """A copy with its floats in a type."""
+        """Return a copy with floats in a dtype."""
         cast = {
             name: value.to(dtype) if value.is_floating_point() else value
             for name, value in self.tensors.items()
@@ -50,11 +50,11 @@ class Batch:
 
 
 def named(model: Any, inputs: Any) -> Batch:
-    """What a data loader yields, by the names of the model's parameters.
+    """Name the values of a batch by the model's parameters.
 
     Raises:
-        DataError: it is neither a tensor, nor a mapping, nor a sequence; or holds no tensor; or too
-            many.
+        DataError: the batch is neither a tensor, a mapping nor a sequence; or holds no tensor; or
+            too many values.
     """
     if isinstance(inputs, torch.Tensor):
         inputs = [inputs]
@@ -89,8 +89,12 @@ def named(model: Any, inputs: Any) -> Batch:
 
 
 def axes_of(batch: Batch, dynamic: bool | Axes) -> dict[str, dict[int, str]]:
-    """The dynamic axes of each input: the given ones; or the first, "batch", and of token ids and
-    masks the second, "sequence"; or none.
+    """Return the dynamic axes of each input.
+
+    Args:
+        batch: the inputs.
+        dynamic: the axes by input; True for the first axis ("batch"), and the second axis of token
+            ids and masks ("sequence"); False for none.
 
     Raises:
         ConfigError: an axis belongs to no input.
@@ -123,11 +127,11 @@ def _axes(tensor: Any) -> dict[int, str]:
 
 
 class Flat(nn.Module):
-    """A model as a function of tensors that returns tensors.
+    """Model as a function from tensors to tensors.
 
     Args:
         model: the model.
-        batch: one of its inputs.
+        batch: example inputs.
     """
 
     def __init__(self, model: Any, batch: Batch) -> None:
@@ -142,7 +146,7 @@ class Flat(nn.Module):
             raise ModelError(f"the model {type(model).__name__} computes no tensor")
 
     def forward(self, *tensors: Any) -> tuple[Any, ...]:
-        """What the model computes of its inputs."""
+        """Compute the model's outputs."""
         return tuple(
             _flat(self._run(dict(zip(self._inputs, tensors, strict=True)))).values(),
         )
@@ -152,7 +156,7 @@ class Flat(nn.Module):
 
 
 def _flat(found: Any, name: str = "") -> dict[str, Any]:
-    """Every tensor that a model returns; in a mapping by its key, else by its place."""
+    """Return the tensors of a nested output, named by key or index."""
     if isinstance(found, torch.Tensor):
         return {name or "output": found}
     if isinstance(found, Mapping):
@@ -177,13 +181,13 @@ def trace(
     axes: Mapping[str, Mapping[int, str]],
     near: Path,
 ) -> Iterator[ModelProto]:
-    """The float graph as ONNX; large constants lie in files until the iterator is closed.
+    """Yield the float graph as ONNX, with large constants in temporary files.
 
     Args:
         flat: the model.
-        batch: what it is run on.
-        axes: the dynamic ones.
-        near: a file that will be written; temporary files lie beside it.
+        batch: example inputs.
+        axes: the dynamic axes.
+        near: the output file; temporary files lie next to it until the context ends.
 
     Raises:
         MissingDependency: onnxscript is not installed, or torch is too old.
@@ -209,10 +213,10 @@ def save_trace(  # noqa: PLR0913
 
     Args:
         flat: the model.
-        batch: the inputs that the model is traced on.
-        axes: the dynamic ones.
+        batch: the inputs with which the model is traced.
+        axes: the dynamic axes.
         path: the file.
-        opset: of the graph; torch's exporter supports 18 and later.
+        opset: opset of the graph; torch's exporter supports 18 and later.
         external: store weights in a second file; None only if protobuf cannot hold them.
 
     Raises:
@@ -283,15 +287,13 @@ def _exported(
 
 
 def _first(error: BaseException) -> str:
-    """The first lines of a message, which may be as long as the model."""
+    """Return the first lines of a message, which may be as long as the model."""
     text = str(error).strip() or type(error).__name__
     return "\n".join(text.splitlines()[:6])[:800]
 
 
 def _varied(tensor: Any, axes: Mapping[int, str]) -> Any:
-    """A tensor with two entries along dynamic axes that have one, which the exporter takes for a
-    constant.
-    """
+    """Extend dynamic axes of size 1 to 2, since the exporter specializes size 1."""
     for axis in axes:
         if tensor.shape[axis] == 1:
             tensor = torch.cat([tensor, tensor], axis)
@@ -300,7 +302,7 @@ def _varied(tensor: Any, axes: Mapping[int, str]) -> Any:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what the exporter says on its own behalf."""
+    """Suppress log messages and warnings of the exporter."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)

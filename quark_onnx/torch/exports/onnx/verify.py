@@ -1,4 +1,4 @@
-"""Verify that onnxruntime computes the outputs of torch up to rounding noise."""
+"""Verification that onnxruntime computes torch's outputs up to rounding noise."""
 
 from __future__ import annotations
 
@@ -16,14 +16,13 @@ from quark_onnx.errors import ModelError
 from quark_onnx.torch.exports.onnx.stand_in import StandIn
 from quark_onnx.torch.exports.onnx.trace import Batch, Flat
 
-#: The largest relative difference (L2) that is always taken for noise, by the type that is computed
-#: in.
+#: Relative difference (L2) that is always accepted, by dtype of the computation.
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2}
-#: Rounded activations turn noise into steps from code to code. So many times the difference that
-#: noise on what layers read makes in torch itself is noise, too.
+#: Rounded activations amplify noise to steps of a code. The accepted difference is therefore also
+#: a multiple of the effect of input noise in torch.
 TIMES = 10.0
-#: That noise, in units of the last place of the greatest value that a layer reads, as sums have it
-#: that are added up in another order; and how often it is drawn.
+#: The input noise in ulps of a layer's greatest input, as caused by a different order of sums; and
+#: the number of draws.
 UNITS, DRAWS = 8.0, 3
 
 
@@ -36,21 +35,22 @@ def verify(  # noqa: PLR0913
     *,
     integers: bool = True,
 ) -> float:
-    """The largest relative difference (L2) between onnxruntime and torch at any output.
+    """Return the largest relative difference (L2) of onnxruntime from torch.
 
-    The model is run on the inputs and, where axes are dynamic, on some of other lengths.
+    The model is run on the inputs and, if axes are dynamic, on inputs of other sizes. Every output
+    is compared.
 
     Args:
-        path: of the model.
-        flat: what torch computes.
+        path: the ONNX model.
+        flat: the torch model.
         batch: the inputs.
-        axes: those that are dynamic.
-        dtype: the type that is computed in.
-        integers: onnxruntime may make operators on integers of what stands between Q/DQ pairs, as
-            it does by default.
+        axes: the dynamic axes.
+        dtype: dtype of the computation.
+        integers: let onnxruntime fuse Q/DQ pairs into integer operators, as it does by default.
 
     Raises:
-        ModelError: onnxruntime does not load or run the model, or computes something else.
+        ModelError: onnxruntime does not load or run the model, or the difference is more than
+            noise.
     """
     try:
         session = open_session(path, integers=None if integers else False)
@@ -104,13 +104,14 @@ def distance(
     expected: NDArray[Any],
     shown: NDArray[Any] | None = None,
 ) -> float:
-    """Relative difference (L2) of two tensors.
+    """Compute the relative difference (L2) of two tensors.
 
-    Infinite if they are not of one shape or not both finite.
+    The difference is infinite if shapes differ or values are not finite in both.
 
     Args:
-        shown: bool (batch, sequence): where tokens are; what a model computes of padding means
-            nothing.
+        found: the tensor to compare.
+        expected: the reference.
+        shown: bool (batch, sequence): positions of tokens; outputs at padding are ignored.
 
     >>> distance(np.float32([3, 4]), np.float32([3, 4.5]))
     0.0924...
@@ -138,7 +139,10 @@ def _samples(
     batch: Batch,
     axes: Mapping[str, Mapping[int, str]],
 ) -> Iterator[dict[str, Any]]:
-    """The inputs; and such that have twice the first dynamic axis, and one less of others."""
+    """Yield the inputs, and inputs with other sizes of dynamic axes.
+
+    The batch is doubled, and further dynamic axes are shortened by one.
+    """
     yield batch.tensors
     if not any(axes.values()):
         return
@@ -169,7 +173,7 @@ def _shapes(tensors: Mapping[str, Any]) -> str:
 
 @contextmanager
 def noise(flat: Flat, dtype: Any) -> Iterator[None]:
-    """Context manager: what each quantized layer reads is off by some units in the last place."""
+    """Add noise of some ulps to the inputs of quantized layers inside the context."""
     generator = torch.Generator().manual_seed(0)
     share = UNITS * torch.finfo(dtype).eps
 

@@ -1,4 +1,4 @@
-"""Write the codes and scales of layers into an ONNX graph, without quantizing again."""
+"""Codes and scales of layers in an ONNX graph, without quantizing again."""
 
 from __future__ import annotations
 
@@ -24,13 +24,16 @@ from quark_onnx.torch.formats.block_formats import (
 from quark_onnx.torch.formats.quantized_tensor import Quantized
 from quark_onnx.torch.models.quantized_layer import QuantizedLayer
 
-#: The widths of MatMulNBits that hold integers of so many bits.
+#: MatMulNBits widths by integer bits.
 _WIDTHS = {2: 2, 3: 4, 4: 4, 8: 8}
 _FLOAT = int(TensorProto.FLOAT)
 
 
 def array_of(tensor: Any, dtype: DType | None = None) -> NDArray[Any]:
-    """A tensor as numpy's; one of float8, bfloat16 or few bits in the type of a number format."""
+    """Convert a tensor to numpy.
+
+    Small floats and codes get the numpy type of a number format.
+    """
     tensor = tensor.detach().cpu().contiguous()
     if (
         tensor.is_floating_point()
@@ -54,7 +57,7 @@ def _numpy(dtype: DType) -> np.dtype[Any]:
 
 
 def stored_as(dtype: DType) -> DType:
-    """The format whose codes hold those of a format, and which ONNX and onnxruntime have.
+    """Return the format of ONNX and onnxruntime that holds the codes of a format.
 
     >>> stored_as(format_named("uint3")).name, stored_as(format_named("int8")).name
     ('uint4', 'int8')
@@ -65,9 +68,9 @@ def stored_as(dtype: DType) -> DType:
 
 
 def nbits_weight(quantized: Quantized) -> NBitsWeight | None:
-    """A matrix of integers in the layout of MatMulNBits; None if the operator cannot hold it.
+    """Return an integer matrix in MatMulNBits layout; None if unsupported.
 
-    One scale for a row or for the whole is repeated, block by block.
+    A per-channel or per-tensor scale is repeated for each block.
     """
     spec = quantized.spec
     group = spec.group or next(
@@ -110,7 +113,7 @@ def _by_block(part: NDArray[Any], rows: int, blocks: int) -> NDArray[Any]:
 
 
 def _scales(quantized: Quantized) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Scale and zero point, float32, of one shape."""
+    """Return scale and zero point as float32 of one shape."""
     scale = array_of(quantized.scale.float())
     zero = (
         np.zeros_like(scale)
@@ -126,20 +129,20 @@ def write_weight(
     layer: QuantizedLayer,
     kind: int,
 ) -> tuple[str, str]:
-    """Add the weight of a layer as constants and what makes floats of them.
-
-    The name of the floats, and what it is.
+    """Add the weight of a layer as constants, and nodes that dequantize it.
 
     Args:
-        name: of the layer.
-        layer: its weight is quantized.
+        graph: the graph, which is changed.
+        name: the name of the layer.
+        layer: a layer with a quantized weight.
         kind: the ``TensorProto.DataType`` of the result, FLOAT or FLOAT16.
 
     Returns:
-        The tensor is shaped as the float layer's weight, but (inputs, outputs) for a Linear layer.
+        The name of the float tensor, and a description. The tensor has the shape of the float
+        layer's weight, but (inputs, outputs) for a Linear layer.
 
     Raises:
-        ConfigError: the format has codes that no operator of ONNX reads.
+        ConfigError: no ONNX operator reads the codes.
     """
     quantized = layer.quantized
     assert quantized is not None
@@ -155,9 +158,7 @@ def write_weight(
             turned,
             kind,
         ), f"DequantizeLinear of {format}"
-    if (
-        quantized.scale is None
-    ):  # a cast; or floats that their blocks say nothing shorter of
+    if quantized.scale is None:  # a cast, or floats whose blocks would not be smaller
         narrow = quantized if quantized.spec.is_cast else None
         values = (
             quantized.codes if narrow else quantized.dequantize(torch.float32)
@@ -185,7 +186,7 @@ def _dequantized(
     turned: bool,
     kind: int,
 ) -> str:
-    """Codes with a DequantizeLinear behind them."""
+    """Add codes with a DequantizeLinear."""
     dtype, group = stored_as(quantized.spec.dtype), quantized.spec.group
     if not getattr(dtype, "read", False) or dtype.bits > 16:
         raise ConfigError(
@@ -198,9 +199,7 @@ def _dequantized(
             f"layer {name!r}: its zero points are no integers, which {dtype.name} in ONNX wants",
         )
     codes = quantized.matrix if group else quantized.codes.reshape(shape)
-    swap = turned and (
-        columns or not group
-    )  # else blocks lie along axes that are put together
+    swap = turned and (columns or not group)  # otherwise blocks span merged axes
     values = array_of(codes.transpose(0, 1) if swap else codes, dtype)
     attributes: dict[str, Any] = (
         {} if scale.ndim == 0 else {"axis": int(swap) ^ int(bool(group))}
@@ -232,9 +231,7 @@ def _looked_up(
     turned: bool,
     kind: int,
 ) -> str:
-    """Codes of blocks, read through a table of what each stands for, times the scales of the
-    blocks.
-    """
+    """Add block codes, a lookup table of their values, and block scales."""
     spec, codes = quantized.spec, quantized.codes
     two_levels, unsigned = (
         isinstance(spec.dtype, TwoLevel),
@@ -294,7 +291,7 @@ def _looked_up(
 
 
 def _columns(quantized: Quantized) -> list[tuple[str, int]]:
-    """Where the columns start and end, and their axis; nothing if the last block is full."""
+    """Return start, end and axis of unpadded columns; empty without padding."""
     count = quantized.matrix.shape[1]
     return (
         [("start", 0), ("end", count), ("axis", 1)]
@@ -314,7 +311,7 @@ def _gathered(graph: Graph, codes: str, table: str, values: NDArray[Any]) -> str
 
 
 def _cast(graph: Graph, tensor: str, kind: int, *, always: bool = False) -> str:
-    """The tensor in a type; itself if it is float32 or of that type."""
+    """Cast a tensor unless it already has the type."""
     found = graph.elem_type(tensor) or _FLOAT
     return (
         tensor
@@ -337,7 +334,7 @@ def _swapped(graph: Graph, tensor: str, rank: int) -> str:
 
 
 def _result(graph: Graph, op_type: str, *inputs: str, **attributes: Any) -> str:
-    """Add a node with one output; the name of the output."""
+    """Add a node with one output, and return the name of the output."""
     result = graph.fresh(f"{inputs[0]}_{op_type}")
     graph.add(op_type, inputs, [result], **attributes)
     return result

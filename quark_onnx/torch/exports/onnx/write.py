@@ -1,4 +1,4 @@
-"""Replace the placeholder nodes of quantized layers by ONNX operators."""
+"""Replacement of the placeholder nodes of quantized layers by ONNX operators."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from quark_onnx.torch.exports.onnx.stand_in import DOMAIN, LINEAR, ROUNDING
 from quark_onnx.torch.exports.onnx.weights import nbits_weight, write_weight
 from quark_onnx.torch.models.quantized_layer import QuantizedLayer, Rounding
 
-#: How weights are written.
+#: Forms of weights.
 FORMS = ("auto", "operators", "qdq")
 
 
@@ -29,12 +29,12 @@ def write(
     form: str,
     kind: int,
 ) -> dict[str, str]:
-    """Write every layer, and say of each what it became.
+    """Write every layer, and describe the operators of each layer.
 
     Args:
-        graph: with nodes of the domain of stand-ins; changed in place.
-        layers: by the names that the nodes give.
-        between: what rounds between layers; so, too.
+        graph: a graph with placeholder nodes; changed in place.
+        layers: quantized layers by the names in the nodes.
+        between: roundings between layers by the names in the nodes.
         form: see ``export_onnx``.
         kind: the ``TensorProto.DataType`` of the graph's floats, FLOAT or FLOAT16.
 
@@ -80,12 +80,16 @@ def _product(  # noqa: PLR0913
     form: str,
     kind: int,
 ) -> str:
-    """Write a Linear layer as MatMulNBits; what it became, empty if it has no place there."""
+    """Write a Linear layer as MatMulNBits, if supported.
+
+    Returns:
+        A description; empty if the layer is not written.
+    """
     quantized = layer.quantized
     assert quantized is not None
     integers = (
         layer.input is not None and layer.input.rounding.spec.measured
-    )  # whose products are integers, too
+    )  # their products are integers, too
     if form == "qdq" or (integers and not quantized.spec.group):
         return ""
     weight = nbits_weight(quantized)
@@ -126,7 +130,7 @@ def _weight(  # noqa: PLR0913
     kind: int,
     done: dict[str, tuple[str, str]],
 ) -> str:
-    """Write the weight of a layer apart, and what multiplies it; what it became."""
+    """Write a layer with a separate weight and product; return a description."""
     assert layer.quantized is not None
     if name not in done:
         done[name] = write_weight(graph, name, layer, kind)
@@ -157,7 +161,7 @@ def _weight(  # noqa: PLR0913
 
 
 def summary(became: Mapping[str, str]) -> list[str]:
-    """How many layers became what."""
+    """Count the layers by description."""
     return [
         f"{count} layers: {text}"
         for text, count in Counter(became.values()).most_common()
