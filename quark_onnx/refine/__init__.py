@@ -1,4 +1,4 @@
-"""Optimizers at work: float rewrites judged, layer-wise optimization, and the acceptance of both."""  # noqa: E501
+"""Optimizers of the float graph and of layers, and the acceptance of their results."""
 
 from quark_onnx.refine.acceptance import Snapshot, min_output_sqnr
 from quark_onnx.refine.bias_means import accept_biases, correct_biases

@@ -1,7 +1,8 @@
-"""Accept layer-wise optimization only if it lowers the model's output error on held-out samples.
+"""Acceptance of layer-wise optimization, by the output error on held-out samples.
 
-Each layer computes what it should more closely than with the nearest codes; where errors of layers
-had made up for each other, or few samples stand for many, the model as a whole may not.
+Optimized codes lower the error of each layer compared with round to nearest. The error of the
+model may still grow: errors of layers may have compensated each other, and a few samples may
+represent the data badly.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A graph, its plan and scales as they are before optimizers choose codes."""
+    """A graph, its plan and its scales before optimizers choose codes."""
 
     graph: Graph
     entries: dict[Use, Entry]
@@ -34,12 +35,12 @@ class Snapshot:
 
     @classmethod
     def of(cls, graph: Graph, plan: Plan, params: Params) -> Snapshot:
-        """Copies, which share the weights with what they are copies of."""
+        """Return copies, which share their weights with the originals."""
         kept = replace(params, table=dict(params.table), raised=dict(params.raised))
         return cls(graph.copy(), dict(plan.entries), kept)
 
     def restore(self, plan: Plan, params: Params) -> Graph:
-        """Put plan and scales back as they were; the graph as it was."""
+        """Restore plan and scales in place, and return the original graph."""
         plan.entries.clear()
         plan.entries.update(self.entries)
         params.table.clear()
@@ -56,14 +57,16 @@ def min_output_sqnr(
     floating: Any,
     samples: Sequence[Sample],
 ) -> float | None:
-    """The least signal-to-noise ratio of any output, in dB.
+    """Return the minimum SQNR over the outputs, in dB.
 
-    None where it cannot be told, as without samples.
+    None if no SQNR can be measured, for example without samples.
 
     Args:
-        graph: with scales for all that is planned, biases included.
+        graph: the graph.
+        plan: the plan of the graph.
+        params: scales of every planned tensor, biases included.
         floating: a session on the float model.
-        samples: what both are run on.
+        samples: samples to run both models on.
 
     Raises:
         ModelError: an output has another shape than in the float model.
@@ -80,9 +83,7 @@ def min_output_sqnr(
             open_session(result.to_model(), lean=lean, optimize=not lean),
             samples,
         )
-    except (
-        Exception
-    ) as error:  # what is wrong with it is said of the model that is handed out
+    except Exception as error:  # the check of the final model reports the error
         logger.debug("what optimizers are worth cannot be told: %s", error)
         return None
     require_same_shapes(errors, plan.shapes.sized_by_data)

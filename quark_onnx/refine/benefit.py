@@ -1,8 +1,8 @@
-"""Estimate whether a rewrite of the float graph lowers the quantized model's output error.
+"""Estimated effect of a float rewrite on the quantized model's output error.
 
-An optimizer of the float graph keeps what the model computes, which says nothing of what rounding
-makes of it: factors that serve one layer may cost another more. So both graphs are quantized as the
-configuration says, as far as that is quick, and judged on samples that nothing was chosen by.
+An optimizer of the float graph preserves the float outputs. Its effect on rounding errors is
+open: factors that help one layer may harm another. Both graphs are therefore quantized with a
+fast version of the configuration, and compared on held-out samples.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from quark_onnx.steps.run import Reference, Sample
 
 logger = logging.getLogger(__name__)
 
-#: Ranges are measured on so many samples at most, which bounds what it takes.
+#: Maximum number of samples for ranges, which bounds the runtime.
 _MEASURED = 32
 
 
@@ -36,18 +36,17 @@ def quantized_sqnr(
     samples: Samples,
     held_out: Sequence[Sample],
 ) -> float | None:
-    """Return the least signal-to-noise ratio of any output of a quantized graph, in dB.
+    """Return the minimum SQNR over the outputs of a quantized graph, in dB.
 
-    None where it cannot be told.
-
-    Weights are rounded to the nearest, whatever optimizers the configuration names; scales are not
-    searched.
+    None if no SQNR can be measured. Weights are rounded to nearest regardless of the configured
+    optimizers, and scales are not searched.
 
     Args:
-        graph: a float graph; it stays as it is.
-        reference: the float model that it came from.
-        samples: calibration data; the first few are read.
-        held_out: what it is judged by.
+        graph: a float graph; not changed.
+        config: the settings.
+        reference: the original float model.
+        samples: calibration samples; the first few are read.
+        held_out: samples for the SQNR.
     """
     if not held_out:
         return None
@@ -65,7 +64,7 @@ def quantized_sqnr(
         params = compute_qparams(raised, plan, ranges)
         compute_bias_qparams(raised, plan, params)
         return min_output_sqnr(raised, plan, params, reference.session, held_out)
-    except QuarkError as error:  # what is wrong is said of the model that is handed out
+    except QuarkError as error:  # the check of the final model reports the error
         logger.debug(
             "what a rewrite of the float graph is worth cannot be told: %s",
             error,

@@ -1,10 +1,9 @@
-"""means: take from each bias what the rounding of the weight adds to the mean of each output of the
-layer (Nagel et al. 2019, "Data-Free Quantization Through Weight Equalization and Bias Correction",
-section 4.2, with means of real data).
+"""Bias correction: subtract the mean output error that weight rounding causes.
 
-A weight under one power-of-two scale is coarse where a channel is small, and its rounding shifts
-whole channels of the result. Such a shift does not average out over positions and samples as other
-noise does.
+Nagel et al. 2019, "Data-Free Quantization Through Weight Equalization and Bias Correction",
+section 4.2, with means of real data. A weight with a single power-of-two scale is coarse for
+channels with small values, and its rounding shifts the channels of the result. Unlike noise, a
+shift does not average out over positions and samples.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ Doubles = NDArray[np.float64]
 
 logger = logging.getLogger(__name__)
 
-#: So many samples judge corrected biases.
+#: Number of samples that judge corrected biases.
 _JUDGES = 4
 
 
@@ -41,17 +40,17 @@ def correct_biases(
     samples: Sequence[Sample],
     optimizers: Sequence[Any] = (),
 ) -> Graph:
-    """Return a copy of the graph with biases that make good for the rounding of the weights.
+    """Return a copy of the graph with biases that compensate the rounding of weights.
 
-    Layers whose bias is no constant of their own keep it. Without samples, or where an optimizer of
-    layers will choose the biases, the graph itself is returned.
+    Layers without a constant bias of their own are skipped. The graph itself is returned
+    without samples, or if a layer optimizer will choose the biases.
 
     Args:
         graph: the float graph.
-        plan: what becomes of its tensors.
+        plan: the decisions about its tensors.
         params: the scales of the weights.
-        samples: the means of the layers' inputs are those over these.
-        optimizers: those of the run.
+        samples: samples for the input means of the layers.
+        optimizers: optimizers of the run.
     """
     if not samples or any(optimizer.stage == "layer" for optimizer in optimizers):
         return graph
@@ -61,7 +60,7 @@ def correct_biases(
     try:
         means = _input_means(graph, places, samples)
     except Exception as error:
-        # onnxruntime raises several unrelated types; without it the biases are good too
+        # onnxruntime raises several unrelated types; uncorrected biases are valid, too
         logger.warning(
             "the biases are not corrected, the model does not run with means of its"
             " tensors: %s",
@@ -96,17 +95,18 @@ def accept_biases(  # noqa: PLR0913
     samples: Sequence[Sample],
     notes: list[str],
 ) -> Graph:
-    """Return the graph with corrected biases if the worst output is nearer to the float one with
-    them, else the other.
+    """Return the graph with corrected biases if they raise the minimum output SQNR.
+
+    Otherwise, the original graph is returned.
 
     Args:
         graph: the float graph.
-        corrected: the same with other biases.
-        plan: what becomes of its tensors.
-        params: the scales, those of biases included.
+        corrected: the graph with corrected biases.
+        plan: the decisions about its tensors.
+        params: the scales, including bias scales.
         floating: the float model.
-        samples: the first few of them judge.
-        notes: those of the report, to which a correction is added.
+        samples: samples for the comparison; the first few are used.
+        notes: notes of the report; an accepted correction is added.
     """
     if corrected is graph:
         return graph
@@ -131,9 +131,9 @@ def _shift(
     place: LayerTask,
     mean: Doubles,
 ) -> Doubles:
-    """The mean error of each output.
+    """Return the mean error of each output, as an array of shape (outputs,).
 
-    A window that reaches beyond the border counts as one inside.
+    Windows across the border are treated as interior windows.
     """
     stored = graph.constant(place.weight)
     assert stored is not None
@@ -160,8 +160,9 @@ def _input_means(
     places: Sequence[LayerTask],
     samples: Sequence[Sample],
 ) -> dict[tuple[str, bool], Doubles]:
-    """The mean of each channel of what layers read, by tensor and whether its channels are the
-    second axis.
+    """Return channel means of layer inputs.
+
+    The key is the tensor, and whether its channels are axis 1.
     """
     extended, names = graph.copy(), dict[tuple[str, bool], str]()
     for place in places:
@@ -187,9 +188,10 @@ def _input_means(
 
 
 def _add_mean(graph: Graph, tensor: str, spatial: bool, channels: int) -> str:
-    """Add nodes that compute the mean of each channel, (batch, channels, 1, ...).
+    """Add nodes that compute the channel means, (batch, channels, 1, ...).
 
-    The name of their result.
+    Returns:
+        The name of the result.
     """
     if not spatial:
         shape = graph.add_constant(

@@ -1,4 +1,4 @@
-"""Collect the rows that a layer's optimization reads, from several samples."""
+"""Rows of calibration samples for the optimization of a layer."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from quark_onnx.optimizers.problem import Floats, Rows
 
 
 class Room:
-    """Memory for the rows of one layer after the other: to ask the system for it takes longer than
-    to fill it.
+    """A buffer for the rows of one layer after another.
+
+    Allocation takes longer than filling the rows.
     """
 
     def __init__(self) -> None:
         self._memory = np.empty(0, np.float32)
 
     def empty(self, *shapes: tuple[int, ...]) -> list[Floats]:
-        """Arrays with whatever was there before.
+        """Return uninitialized arrays.
 
-        Those that were given out earlier are overwritten.
+        Arrays of earlier calls are overwritten.
         """
         ends = np.cumsum([prod(shape) for shape in shapes]).tolist()
         if ends[-1] > self._memory.size:
@@ -33,11 +34,11 @@ class Room:
 
 
 class Mix:
-    """Rows of several samples on their way into the order in which they are learned from.
+    """Shuffled rows of several samples.
 
-    Many groups of one output each are multiplied fastest where the rows come last in memory. Those
-    are put down sample by sample, and mixed at the end: to do so at once would scatter single
-    numbers.
+    Products of many groups with one output each are fastest with rows along the last axis. Such
+    rows are stored sample by sample and shuffled at the end, because immediate shuffling would
+    scatter single numbers.
     """
 
     def __init__(
@@ -47,9 +48,13 @@ class Mix:
         each: int,
         room: Room,
     ) -> None:
-        """``shape``: of the weight, (groups, outputs, inputs).
+        """Allocate the rows.
 
-        ``each``: rows of a sample, at most.
+        Args:
+            shape: shape of the weight, (groups, outputs, inputs).
+            samples: number of samples.
+            each: maximum rows per sample.
+            room: the buffer.
         """
         groups, outputs, inputs = shape
         self._samples, self._each, self._deep = samples, each, outputs == 1
@@ -62,9 +67,11 @@ class Mix:
         self._counts = [0] * samples
 
     def put(self, at: int, *parts: Floats) -> None:
-        """Take in the rows of the samples from a place on.
+        """Add the rows of the samples from position ``at`` on.
 
-        Inputs and targets, (samples, groups, rows, values).
+        Args:
+            at: position of the first sample.
+            parts: inputs and targets, (samples, groups, rows, values).
         """
         count, rows = len(parts[0]), parts[0].shape[2]
         self._counts[at : at + count] = [rows] * count
@@ -87,7 +94,7 @@ class Mix:
                 own[:] = part.transpose(1, 2, 0, 3)
 
     def mixed(self) -> Rows:
-        """All rows; without those that hold something that is no number."""
+        """Return the shuffled rows, without non-finite rows."""
         if self._deep:
             for _ in side_by_side(self._mix, range(len(self._arrays[0]))):
                 pass
@@ -110,11 +117,15 @@ class Mix:
 
 @np.errstate(over="ignore", invalid="ignore")
 def _sums_up(rows: Floats) -> bool:
-    """Whether the sum of all is a number; then each of them is one."""
+    """Return whether the sum of rows is finite, which implies finite values."""
     return bool(np.isfinite(rows.sum()))
 
 
 def finite(rows: Floats) -> NDArray[np.bool_]:
-    """Which rows of (groups, rows, values) hold numbers alone."""
+    """Return a mask of the finite rows.
+
+    Args:
+        rows: (groups, rows, values).
+    """
     found: NDArray[np.bool_] = np.logical_and.reduce(np.isfinite(rows), axis=(0, 2))
     return found

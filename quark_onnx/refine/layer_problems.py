@@ -1,4 +1,4 @@
-"""Layers whose codes an optimizer may choose, each with its inputs and its target outputs."""
+"""Layer-wise problems: a layer's codes to choose, its inputs and its target outputs."""
 
 from __future__ import annotations
 
@@ -28,14 +28,13 @@ from quark_onnx.steps.compute_qparams import Params
 
 T = TypeVar("T", bound=np.generic)
 
-#: Rows that a layer learns from, and bytes that they take at most.
+#: Number of training rows per layer, and the limit of their size in bytes.
 _ROWS, _BYTES = 8192, 1 << 27
-#: One sample in so many is held out.
+#: Stride of held-out samples.
 _EVERY = 8
-#: Bytes of tensors and rows that are gathered at a time: what is small in each sample is cheaper in
-#: several.
+#: Bytes of tensors and rows per batch: batches are cheaper for small samples.
 _AT_ONCE = 1 << 22
-#: Rows that are multiplied with each other at a time.
+#: Rows per matrix product.
 _SLAB = 4096
 
 
@@ -44,12 +43,12 @@ class LayerTask:
     """A layer of the graph that can be optimized.
 
     Attributes:
-        layer: the operator and how it stores its weight.
-        use: under which the scale of its weight is known.
-        result: the tensor that it computes, the addition of a bias included.
-        bias: name of the constant that is its bias; empty where it has none that may change.
-        offset: the values that are added, one for each output.
-        bias_use: under which the scale of its bias is known, if it is not that of the products.
+        layer: the operator and the storage of its weight.
+        use: the use of its weight's scale.
+        result: the output tensor, after the addition of a bias.
+        bias: name of the constant bias; empty without a bias that may change.
+        offset: the added values, one per output.
+        bias_use: the use of the bias scale, if it differs from the scale of the products.
     """
 
     layer: Layer
@@ -73,7 +72,7 @@ def places_in(
     plan: Plan,
     params: Params,
 ) -> tuple[list[LayerTask], list[str]]:
-    """The layers in the order of the graph, and why others of their kind are none of them."""
+    """Return the optimizable layers in graph order, and reasons for skipped layers."""
     places, left = list[LayerTask](), list[str]()
     for node in graph.nodes:
         if node.kind not in LAYERS or not graph.is_constant(node.input(1)):
@@ -134,7 +133,10 @@ def _place(graph: Graph, plan: Plan, params: Params, layer: Layer) -> LayerTask 
 
 
 def _added(graph: Graph, node: Node, outputs: int) -> tuple[str, Node] | None:
-    """The constant vector that alone is added to a product, and the addition."""
+    """Return the constant vector added to a product, and the addition.
+
+    None unless the addition is the only consumer.
+    """
     result = node.outputs[0]
     readers = graph.consumers(result)
     if (
@@ -152,10 +154,9 @@ def _added(graph: Graph, node: Node, outputs: int) -> tuple[str, Node] | None:
 
 
 def summand_of(graph: Graph, place: LayerTask) -> tuple[Node, int] | None:
-    """The addition that alone reads what a layer computes, and at which place it reads the other
-    summand.
+    """Return the addition after a layer, and the input index of the other summand.
 
-    None where there is none, or its summand is a constant.
+    None unless the addition is the layer's only consumer, and its summand is no constant.
     """
     readers = graph.consumers(place.result)
     if (
@@ -172,7 +173,7 @@ def summand_of(graph: Graph, place: LayerTask) -> tuple[Node, int] | None:
 
 
 def lattice_of(graph: Graph, plan: Plan, params: Params, place: LayerTask) -> Levels:
-    """The values that the weight of a layer may take, in the order of groups, outputs and inputs."""  # noqa: E501
+    """Return the representable weights of a layer, (groups, outputs, inputs)."""
     return _lattice(
         graph,
         plan,
@@ -188,7 +189,7 @@ def bias_lattice_of(
     params: Params,
     place: LayerTask,
 ) -> Levels | None:
-    """The values that its bias may take, (groups, outputs); None for any."""
+    """Return the representable biases, (groups, outputs); None for any value."""
     if place.bias_use is None:
         return None
     groups = place.layer.groups
@@ -222,7 +223,7 @@ def _lattice(
 
 
 def scalable(plan: Plan, params: Params, place: LayerTask) -> bool:
-    """Whether each output of a layer has a float scale of its own."""
+    """Return whether a layer has per-channel float scales."""
     entry, found = plan.entries[place.use], params.table[place.use]
     if (
         not isinstance(entry, Quantize)
@@ -235,21 +236,20 @@ def scalable(plan: Plan, params: Params, place: LayerTask) -> bool:
 
 
 def flat(array: NDArray[Any]) -> NDArray[Any]:
-    """(groups, outputs, everything that a row multiplies)."""
+    """Return a weight as (groups, outputs, inputs), with inputs flattened."""
     return array.reshape(*array.shape[:2], -1)
 
 
 @dataclass(frozen=True)
 class RowCollector:
-    """Takes rows for one layer from the two walks, the quantized one in front of the layer and the
-    float one behind.
+    """A collector of a layer's rows: quantized inputs and float target outputs.
 
     Attributes:
-        source: what the layer reads in the quantized model.
-        rooms: memory for the rows to learn from and those held out, until the next layer.
-        beside: what its result is added to, in the float and in the quantized model. What the
-            quantized one has lost there the layer should make good, for the sum is what later
-            layers read. None to leave it at that.
+        source: the layer's input in the quantized model.
+        rooms: buffers for training and held-out rows, reused by the next layer.
+        beside: the other summand of the layer's result, in the float and in the quantized
+            model. The layer should compensate the summand's error, because later layers read
+            the sum. None to ignore the summand.
     """
 
     place: LayerTask
@@ -266,7 +266,7 @@ class RowCollector:
         scalable: bool,
         seed: int,
     ) -> Problem:
-        """The problem of the layer."""
+        """Return the problem of the layer."""
         graph = self.floating.graph
         weight = flat(self.place.layer.weight(graph))
         groups = self.place.layer.groups
@@ -291,7 +291,7 @@ class RowCollector:
 
     @property
     def _parts(self) -> tuple[list[int], list[int]]:
-        """The samples to learn from and those held out; the same where there is one alone."""
+        """Return the training and the held-out samples; equal for a single sample."""
         count = len(self.quantized)
         held = list(range(_EVERY - 1, count, _EVERY)) or [count - 1]
         return [index for index in range(count) if index not in held] or held, held
@@ -310,8 +310,9 @@ class RowCollector:
         return train, self._taken(held, most // 4, seed + 1, self.rooms[1])
 
     def _taken(self, which: Sequence[int], most: int, seed: int, room: Room) -> Rows:
-        """Rows of some samples: every ``len(which)`` of them in turn are of each sample one, at a
-        random place.
+        """Return rows of samples, at random positions.
+
+        Every ``len(which)`` consecutive rows hold one row per sample.
         """
         shapes = self.floating.shapes(self.place.result)
         most_places = max(
@@ -326,7 +327,7 @@ class RowCollector:
         for at, run in self._runs(
             which,
             4 * width * each,
-        ):  # one by one: several cores would only wait for each other
+        ):  # sequential: parallel threads would only wait for each other
             seeds = [seed * 10007 + index for index in which[at : at + len(run)]]
             count = im2col.count_places(run[0][1].shape, spatial=self._spatial)
             rows.put(at, *self._of(run, im2col.places_of(count, each, seeds)))
@@ -337,14 +338,13 @@ class RowCollector:
         which: Sequence[int],
         size: int,
     ) -> Iterator[tuple[int, list[tuple[NDArray[Any], ...]]]]:
-        """The tensors of consecutive samples in which their shapes are the same: a few at a time,
-        and where they begin.
+        """Yield runs of consecutive samples with equal shapes, with their start.
 
-        Of each sample what the layer reads and should compute; and of what is added, the float and
-        the quantized one.
+        A run holds the layer's inputs and target outputs, and the float and quantized summand.
 
         Args:
-            size: bytes that the rows of a sample take.
+            which: the samples.
+            size: bytes of a sample's rows.
         """
         sources = [
             (self.quantized, self.source.name),
@@ -392,7 +392,7 @@ class RowCollector:
             wanted, found = (self._results(other, places) for other in others)
             targets = targets + (
                 wanted - self.beside[1].values(found)
-            )  # what is missing from the other summand
+            )  # the error of the other summand
         return self.source.values(inputs), targets
 
     def _results(
@@ -428,9 +428,7 @@ class RowCollector:
         return tuple(int(size) for size in shape[2:] if size is not None)
 
     def _mean(self, groups: int) -> Doubles:
-        """The mean of what the layer reads in float, at every tap of its kernel the mean of the
-        channel.
-        """
+        """Return the float input means: the channel mean at every kernel tap."""
         source = self.place.node.input(0)
         total, count = np.zeros(1), np.zeros(1, np.int64)
         for x in self.floating.values(source):
@@ -445,7 +443,7 @@ class RowCollector:
         mean = (total / np.maximum(1, count)).reshape(groups, -1)
         if (
             self.place.node.kind == "ConvTranspose"
-        ):  # its strides leave zeros between the inputs
+        ):  # strides of a transposed convolution insert zeros between the inputs
             mean = mean / np.prod(self.place.node.attribute("strides", [1]))
         taps = int(np.prod(self._kernel)) if self._spatial else 1
         return np.repeat(mean, taps, axis=1)
@@ -459,7 +457,7 @@ class RowCollector:
     @np.errstate(
         over="ignore",
         invalid="ignore",
-    )  # of values beyond 1e19, which GPTQ then leaves alone
+    )  # products of values beyond 1e19 overflow; GPTQ then skips the layer
     def _gram_of(self, index: int) -> tuple[Doubles, int]:
         [x] = self.quantized.values(self.source.name, [index])
         total, count = np.zeros(1), 0
@@ -491,9 +489,11 @@ def _together(
     samples: Iterator[tuple[NDArray[Any], ...]],
     size: int,
 ) -> Iterator[list[tuple[NDArray[Any], ...]]]:
-    """The tensors of samples of the same shapes, so many at a time as fit.
+    """Yield batches of samples with equal shapes that fit into memory.
 
-    ``size`` is what else each of them takes.
+    Args:
+        samples: tensors of every sample.
+        size: additional bytes per sample.
     """
     for first in samples:
         others = _AT_ONCE // max(1, size + sum(tensor.nbytes for tensor in first)) - 1
@@ -506,7 +506,7 @@ def window_of(
     output: tuple[int, ...],
     kernel: tuple[int, ...],
 ) -> Window:
-    """The window of a convolution, its padding made explicit."""
+    """Return the window of a convolution with explicit padding."""
     rank = len(kernel)
     strides = tuple(node.attribute("strides", [1] * rank))
     dilations = tuple(node.attribute("dilations", [1] * rank))

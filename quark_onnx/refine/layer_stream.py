@@ -1,8 +1,8 @@
-"""Run a graph over all samples segment by segment, so that later segments may still change.
+"""Segment-wise inference over all samples, so that later segments may still change.
 
-Between two pieces only the tensors are kept that what comes later reads, in memory up to a limit
-and in files beyond. All pieces together cost one inference of the graph. Every session has one
-thread, and the samples run side by side: so the values do not depend on the number of cores.
+Between two segments, the tensors that later segments read are kept: in memory up to a limit,
+and in files beyond. The segments together cost one inference of the graph. Sessions have one
+thread each and the samples run in parallel, so values do not depend on the number of cores.
 """
 
 from __future__ import annotations
@@ -22,16 +22,22 @@ from quark_onnx.graph.traversal import reach
 from quark_onnx.kernels.parallel import side_by_side, slabs
 from quark_onnx.optimizers import Samples
 
-#: So many samples go together, if what a piece reads of them takes no more than so many bytes: to
-#: hand small ones from thread to thread takes longer than to run them.
+#: Maximum samples, and maximum input bytes, per task of a thread: for small samples, switching
+#: threads takes longer than inference.
 _BLOCK, _SMALL = 8, 1 << 21
 
 
 class LayerStream:
-    """A graph on its way over the samples."""
+    """A graph in segment-wise inference over the samples."""
 
     def __init__(self, graph: Graph, samples: Samples, *, memory: int) -> None:
-        """``memory``: bytes of tensors that stay in memory between two pieces."""
+        """Start at the inputs of the graph.
+
+        Args:
+            graph: the graph.
+            samples: the samples.
+            memory: maximum bytes of tensors kept in memory between two segments.
+        """
         self.graph = graph
         self._memory = memory
         self._done: set[Node] = set()
@@ -45,10 +51,10 @@ class LayerStream:
         return len(self._values)
 
     def reach(self, *tensors: str) -> None:
-        """Compute tensors, and forget what nothing reads any more.
+        """Compute tensors, and drop tensors without further consumers.
 
         Raises:
-            ModelError: onnxruntime does not run the piece on its own.
+            ModelError: onnxruntime does not run the segment on its own.
         """
         wanted = [tensor for tensor in tensors if tensor not in self._at_hand]
         ends = [
@@ -82,7 +88,7 @@ class LayerStream:
         self._at_hand = [*kept, *results]
 
     def known(self, tensor: str) -> bool:
-        """Whether a tensor was reached, and is still at hand."""
+        """Return whether a tensor has been computed and is still stored."""
         return tensor in self._at_hand
 
     def values(
@@ -90,7 +96,7 @@ class LayerStream:
         tensor: str,
         which: Sequence[int] | None = None,
     ) -> Iterator[NDArray[Any]]:
-        """A tensor that was reached, for each sample, or for those at some places."""
+        """Yield a computed tensor, for every sample or for the samples in ``which``."""
         places = range(len(self._values)) if which is None else which
         if isinstance(self._values, Spool):
             spool = self._values
@@ -99,11 +105,11 @@ class LayerStream:
         return (samples[place][tensor] for place in places)
 
     def shapes(self, tensor: str) -> list[tuple[int, ...]]:
-        """The shape of a computed tensor that was reached, for each sample."""
+        """Return the shape of a computed tensor, for every sample."""
         return self._shapes[tensor]
 
     def close(self) -> None:
-        """Forget what was computed."""
+        """Drop every stored tensor."""
         if self._own and isinstance(self._values, Spool):
             self._values.close()
 

@@ -1,6 +1,6 @@
-"""Run the optimizers of the float graph.
+"""Optimizers of the float graph, verified by running the model.
 
-Verify each by running the model, and keep it only if it helps.
+A rewrite is kept only if it does not increase the error of the quantized model.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from quark_onnx.steps.run import Reference, Sample, run
 logger = logging.getLogger(__name__)
 
 
-#: Decibels that a rewrite has to bring where it doubles the estimated runtime.
+#: Minimum gain in dB of a rewrite that doubles the estimated runtime.
 _PRICE = 5.0
 
 
 class _Shown(Sequence[Mapping[str, Any]]):
-    """Samples that are read under a progress bar."""
+    """Samples with a progress bar."""
 
     def __init__(self, samples: Samples, show: bool | None, name: str) -> None:
         self._samples, self._show, self._name = samples, show, name
@@ -54,14 +54,12 @@ class _Shown(Sequence[Mapping[str, Any]]):
 
 @dataclass
 class _Judge:
-    """Accept a rewrite of the float graph unless the quantized model is further from the float one
-    with it.
+    """A judge of float rewrites, by the output error of the quantized model.
 
     Attributes:
-        config: how the graphs are quantized that are held against each other.
-        held_out: the samples that they are judged on.
-        best: the least signal-to-noise ratio of any output before the next rewrite, in dB; None
-            until it is needed.
+        config: settings for the quantization of compared graphs.
+        held_out: samples for the comparison.
+        best: minimum output SQNR before the next rewrite, in dB; None until needed.
     """
 
     config: QConfig
@@ -77,12 +75,13 @@ class _Judge:
         after: Graph,
         slowdown: float = 0.0,
     ) -> str:
-        """Return why a rewrite by the optimizer of this name is left out, for the report.
-
-        Empty if it is kept.
+        """Return why an optimizer's rewrite is rejected; empty if accepted.
 
         Args:
-            slowdown: by how much it makes the quantized model slower, which it has to be worth.
+            name: name of the optimizer.
+            before: the graph before the rewrite.
+            after: the graph after the rewrite.
+            slowdown: relative slowdown of the quantized model, which the gain has to justify.
         """
         if self.best is None:
             self.best = self._sqnr(before)
@@ -123,17 +122,23 @@ def optimize_float(  # noqa: PLR0913
     *,
     show: bool | None = False,
 ) -> tuple[Graph, list[str]]:
-    """The graph after the optimizers of its stage, in their order, and notes for the report.
+    """Run the optimizers of the float stage in order.
 
-    One that changes the outputs on the sample is rolled back; without a sample nothing could be
-    verified. One that is for the accuracy alone is left out where the quantized model has less of
-    it on samples held out.
+    An optimizer that changes the outputs on the sample is rolled back; without a sample,
+    verification is impossible. An optimizer for accuracy is rejected if it lowers the quantized
+    model's accuracy on held-out samples.
 
     Args:
-        sample: to verify on.
-        samples: calibration data, for optimizers that need it.
-        held_out: samples that no optimizer has seen; without them none is left out.
+        graph: the float graph.
+        config: the settings.
+        reference: the float model.
+        sample: the sample for verification.
+        samples: calibration samples, for optimizers that need them.
+        held_out: samples unseen by optimizers; without them, no optimizer is rejected.
         show: whether to show a progress bar, as ``Progress`` takes it.
+
+    Returns:
+        The graph, and notes for the report.
     """
     rewriter = _Rewriter(graph, config, reference, sample, samples, held_out, show=show)
     for optimizer in config.optimizers:
@@ -143,11 +148,11 @@ def optimize_float(  # noqa: PLR0913
 
 
 class _Rewriter:
-    """A float graph that optimizers rewrite one after the other.
+    """A float graph that optimizers rewrite one after another.
 
     Attributes:
-        graph: with the rewrites that were accepted.
-        notes: for the report.
+        graph: the graph with the accepted rewrites.
+        notes: notes for the report.
     """
 
     def __init__(  # noqa: PLR0913
@@ -170,7 +175,7 @@ class _Rewriter:
         self._outputs: dict[str, Any] = {}
 
     def apply(self, optimizer: FloatOptimizer) -> None:
-        """Rewrite the graph by an optimizer, by the first of its variants that is accepted."""
+        """Rewrite the graph by the first accepted variant of an optimizer."""
         name = optimizer.name
         if self._sample is None:
             self.notes.append(
@@ -216,7 +221,7 @@ class _Rewriter:
         candidate: Graph,
         slowdown: float,
     ) -> str:
-        """Return why a rewritten graph is not taken; empty if it is."""
+        """Return why a rewritten graph is rejected; empty if it is accepted."""
         assert self._sample is not None
         if not self._outputs:
             self._outputs = self._reference.repeatable(self._sample)
@@ -237,7 +242,7 @@ class _Rewriter:
         candidate: Graph,
         count: int,
     ) -> None:
-        """Go on from a rewritten graph."""
+        """Continue with a rewritten graph."""
         assert self._sample is not None
         note = f"{label}: {count}"
         self.graph = candidate
@@ -249,7 +254,7 @@ class _Rewriter:
 
 
 def give_biases(graph: Graph, config: QConfig) -> None:
-    """Let every layer that can have a bias have one, of zeros, if an optimizer wants to move it."""
+    """Add a zero bias to every layer without one, if an optimizer moves biases."""
     if not any(
         optimizer.stage == "layer" and optimizer.moves_bias
         for optimizer in config.optimizers
@@ -262,9 +267,7 @@ def give_biases(graph: Graph, config: QConfig) -> None:
 
 
 def _rounding(config: QConfig) -> Rounding:
-    """How finely the configuration rounds, as optimizers that weigh one rounding against another
-    want to know it.
-    """
+    """Return the rounding steps of the configuration."""
     weight, activation = config.weight, config.activation
     return Rounding(
         weight=_steps(weight),
@@ -275,7 +278,7 @@ def _rounding(config: QConfig) -> Rounding:
 
 
 def _steps(spec: QuantizationSpec | None) -> int:
-    """From one end of a range to the other; 0 for what stays float, or is rounded to a float."""
+    """Return the number of steps in a range; 0 for float formats."""
     return (
         spec.grid.qmax - spec.grid.qmin
         if spec is not None and isinstance(spec.dtype, Integer)
@@ -284,7 +287,7 @@ def _steps(spec: QuantizationSpec | None) -> int:
 
 
 def _difference(graph: Graph, reference: Reference, sample: Sample) -> str:
-    """How far the outputs have moved, in words."""
+    """Return a description of the change of the outputs."""
     errors = measure(reference.session, open_session(graph.to_model()), [sample])
     worst = least_sqnr(errors, float("inf"))
     return (

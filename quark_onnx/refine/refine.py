@@ -1,8 +1,8 @@
-"""Let optimizers choose the codes and biases of the layers, one layer at a time.
+"""Layer-wise optimization of codes and biases.
 
-A layer is shown what it reads in the model whose layers before it are quantized and optimized
-already, and what it should compute by the float model. Both models are run once in all, piece by
-piece.
+An optimizer gets a layer's inputs in the model whose earlier layers are already quantized and
+optimized, and target outputs of the float model. Each model runs once in total, segment by
+segment.
 """
 
 from __future__ import annotations
@@ -40,14 +40,13 @@ from quark_onnx.steps.compute_qparams import Params
 from quark_onnx.steps.function_bodies import define_functions
 from quark_onnx.steps.insert import insert
 
-#: Bytes of activations that each of the two models keeps in memory between layers; the rest is in
-#: files.
+#: Bytes of activations per model kept in memory between layers; the rest is stored in files.
 _MEMORY = 1 << 29
 
 
 @dataclass
 class Refinement:
-    """What became of the layers, and notes for the report."""
+    """The optimized layers, and notes for the report."""
 
     layers: list[LayerResult] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -63,17 +62,21 @@ def refine(  # noqa: PLR0913
     show: bool | None = False,
     resume: Path | None = None,
 ) -> Refinement:
-    """Replace weights and biases in ``graph`` by better ones.
+    """Replace weights and biases in ``graph`` by optimized ones.
 
-    The weights are values of their codes.
+    The weights are dequantized values of their codes.
 
     Args:
-        samples: calibration data; one in eight judges.
+        graph: the float graph; changed in place.
+        plan: the plan of the graph.
+        params: the scales.
+        optimizers: optimizers, applied in order.
+        samples: calibration samples; one in eight is held out.
         show: whether to show a progress bar, as ``Progress`` takes it.
-        resume: a folder where each layer that is done is kept, and found again by the same run.
+        resume: a folder for finished layers, from which an equal run resumes.
 
     Raises:
-        ModelError: the graph does not run piece by piece.
+        ModelError: the graph does not run segment by segment.
     """
     places, left = places_in(graph, plan, params)
     result = Refinement(notes=[f"not optimized: {reason}" for reason in left])
@@ -115,7 +118,7 @@ def refine(  # noqa: PLR0913
 
 
 class _Run:
-    """The two models on their way over the samples."""
+    """The float and the quantized model in segment-wise inference."""
 
     def __init__(  # noqa: PLR0913
         self,
@@ -148,8 +151,9 @@ class _Run:
         return lattice_of(self._float, self._plan, self._params, place)
 
     def selects_others(self, place: LayerTask) -> bool:
-        """Whether a layer reads other rows than in the float model, as the data decides how many
-        there are.
+        """Return whether a layer reads other rows than in the float model.
+
+        That happens if values decide the number of rows.
         """
         source = place.node.input(0)
         if not self._plan.shapes.sized_by_data(source):
@@ -219,16 +223,15 @@ class _Run:
         return result
 
     def _beside(self, place: LayerTask) -> tuple[str, StoredActivation] | None:
-        """What the result of a layer is added to, in both models.
+        """Return the other summand of a layer's result, in both models.
 
-        None where that is still to come.
+        None if the summand is not computed yet.
         """
         found = summand_of(self._float, place)
         if found is None:
             return None
         adding, at = found
-        # what the float model has reached by now has no layers in front of it that are still to be
-        # optimized
+        # tensors that the float model has computed so far depend on optimized layers only
         if not self._walks[0].known(adding.inputs[at]):
             return None
         return adding.inputs[at], store_activation(
@@ -249,7 +252,7 @@ class _Run:
 
 
 def _open(plan: Plan, places: list[LayerTask]) -> Plan:
-    """The plan without the weights and biases that are to be chosen: they stay float constants."""
+    """Return the plan with float weights and biases where codes are to be chosen."""
     opened = plan.without(BiasOf)
     for place in places:
         opened.entries.pop(place.use, None)
@@ -257,12 +260,12 @@ def _open(plan: Plan, places: list[LayerTask]) -> Plan:
     return opened
 
 
-@np.errstate(over="ignore", invalid="ignore")  # a loss that is no number is no better
+@np.errstate(over="ignore", invalid="ignore")  # a NaN loss is never better
 def _improved(
     problem: Problem,
     optimizers: Sequence[LayerOptimizer],
 ) -> tuple[Solution, LayerResult]:
-    """The best of what the optimizers propose in turn, output by output."""
+    """Return the best solution of the optimizers, chosen per output."""
     present = problem.nearest()
     loss = first = problem.loss(present)
     changed = dict[str, int]()

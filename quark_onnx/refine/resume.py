@@ -1,5 +1,6 @@
-"""Store the solution of each layer under a hash of its problem, so that an interrupted run can be
-resumed.
+"""Journal of solved layers, from which an interrupted run resumes.
+
+A solution is stored under a hash of its problem.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ from quark_onnx.optimizers.problem import LayerResult, Problem, Solution
 
 logger = logging.getLogger(__name__)
 
-#: Changes whenever an optimizer computes something else from the same problem.
+#: Increment whenever an optimizer's result for a given problem changes.
 _VERSION = "4"
 
 
 def check_folder(folder: Path | None) -> None:
-    """Make the folder of a journal, if it is not there yet.
+    """Create the folder of a journal if it does not exist.
 
     Raises:
-        ConfigError: it cannot be made, or not be written to.
+        ConfigError: the folder cannot be created or written to.
     """
     if folder is None:
         return
@@ -48,9 +49,9 @@ def check_folder(folder: Path | None) -> None:
 
 
 class Journal:
-    """A folder of solutions, by the hash of the problem, the optimizers and the data.
+    """A folder of solutions by the hash of problem, optimizers and data.
 
-    Nothing without a folder.
+    Without a folder, the journal is empty.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class Journal:
         check_folder(folder)
 
     def key(self, problem: Problem) -> str:
-        """The hash of everything that a solution depends on; empty without a folder."""
+        """Return the hash of a solution's dependencies; empty without a folder."""
         if self._folder is None:
             return ""
         digest = hashlib.blake2b(
@@ -104,16 +105,16 @@ class Journal:
 
     @cached_property
     def _data(self) -> str:
-        """The hash of all samples: some optimizers look at more than the rows of a problem."""
+        """Return the hash of the samples, as optimizers may read more than the rows."""
         found = ""
         for sample in self._samples:
             found = sample_key(sample, found)
         return found
 
     def find(self, key: str, problem: Problem) -> tuple[Solution, LayerResult] | None:
-        """What was kept of a problem under its key.
+        """Return the stored solution of a problem.
 
-        None if there is nothing, or nothing that can be read.
+        None if no readable solution is stored.
         """
         if self._folder is None:
             return None
@@ -128,7 +129,7 @@ class Journal:
                 )
         except (
             Exception
-        ) as error:  # whatever zipfile, numpy and json make of damaged bytes
+        ) as error:  # zipfile, numpy and json raise many types on damaged bytes
             logger.debug("%s cannot be read: %s", self._folder / key, error)
             return None
         fits = (
@@ -142,7 +143,7 @@ class Journal:
         )
 
     def keep(self, key: str, solution: Solution, result: LayerResult) -> None:
-        """Keep a solution; a run that is killed meanwhile leaves no half of it under its name."""
+        """Store a solution atomically."""
         if self._folder is None:
             return
         path = self._folder / f"{key}.npz"
@@ -155,9 +156,7 @@ class Journal:
                     factor=solution.factors,
                     result=json.dumps(asdict(result)),
                 )
-        except (
-            OSError
-        ) as error:  # hours of work are not to be lost for want of a place to note them
+        except OSError as error:  # a full disk must not end hours of optimization
             logger.warning(
                 "resume: %s could not be kept in %s: %s",
                 result.name,
@@ -167,7 +166,7 @@ class Journal:
 
 
 def sample_key(sample: Mapping[str, Any], before: str = "") -> str:
-    """The hash of a sample, and of those whose hash stands for what was ``before``."""
+    """Return the hash of a sample, chained to the hash of earlier samples."""
     digest = hashlib.blake2b(before.encode(), digest_size=16)
     for name in sorted(sample):
         value = sample[name]
@@ -175,7 +174,7 @@ def sample_key(sample: Mapping[str, Any], before: str = "") -> str:
         if isinstance(value, np.ndarray) and value.dtype != object:
             digest.update(f"{value.shape} {value.dtype} ".encode())
             digest.update(np.ascontiguousarray(value).tobytes())
-        else:  # texts, sequences and maps
+        else:  # strings, sequences and maps
             digest.update(
                 repr(
                     value.tolist() if isinstance(value, np.ndarray) else value,

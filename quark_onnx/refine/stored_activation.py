@@ -1,6 +1,4 @@
-"""Stored activations: integer codes and a scale where these determine the tensor, the tensor itself
-otherwise.
-"""
+"""Stored activations: codes and scale if they determine the tensor, else the tensor."""
 
 from __future__ import annotations
 
@@ -13,17 +11,17 @@ from numpy.typing import NDArray
 from quark_onnx.optimizers.problem import Floats
 from quark_onnx.refine.layer_stream import LayerStream
 
-#: Codes that numpy has, and that float32 holds.
+#: Integer types of numpy that float32 represents exactly.
 _CODES = frozenset({"uint8", "int8", "uint16", "int16"})
 
 
 @dataclass(frozen=True)
 class StoredActivation:
-    """A tensor that a walk reaches, and how to read it.
+    """A tensor of a segment-wise inference, and its storage.
 
     Attributes:
-        name: of what is kept, the tensor itself or its codes.
-        scale: of the codes; None where it is the tensor itself.
+        name: name of the stored tensor or of its codes.
+        scale: scale of the codes; None for a stored tensor.
         zero: the code of 0.
     """
 
@@ -32,7 +30,7 @@ class StoredActivation:
     zero: int = 0
 
     def values(self, kept: NDArray[Any]) -> Floats:
-        """The values of the tensor, as onnxruntime computes them from the codes."""
+        """Return the values of the tensor, dequantized as onnxruntime does."""
         if self.scale is None:
             return kept
         values = kept.astype(np.float32)
@@ -43,7 +41,7 @@ class StoredActivation:
 
 
 def store_activation(walk: LayerStream, tensor: str) -> StoredActivation:
-    """How a tensor of a quantized graph is best kept, or is kept already."""
+    """Return the best, or the existing, storage of a quantized graph's tensor."""
     graph = walk.graph
     node = graph.producer(tensor)
     if (

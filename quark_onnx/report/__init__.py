@@ -1,4 +1,4 @@
-"""What a run did and how good its result is."""
+"""Reports of runs, and the quality of their results."""
 
 from quark_onnx.report.figures import decibels, percent, percentage, size_change
 from quark_onnx.report.loop import measure_loop, verdicts

@@ -1,10 +1,10 @@
-"""Figures in words that stay true when they are rounded."""
+"""Numbers as text, rounded without becoming wrong."""
 
 from __future__ import annotations
 
 
 def size_change(before: int, after: int) -> str:
-    """Return two sizes in bytes, with the ratio where it shows that the second one is smaller.
+    """Return two sizes in bytes, with the ratio if its digits show a reduction.
 
     >>> size_change(4000, 1000)
     '4,000 -> 1,000 bytes (4.00x smaller)'
@@ -17,8 +17,9 @@ def size_change(before: int, after: int) -> str:
 
 
 def percent(share: float, digits: int = 2) -> str:
-    """Return a share as a percentage without the sign: 100 only if it is all, 0 only if it is
-    nothing.
+    """Return a share as a percentage without the sign.
+
+    The text is 100 only for the entire share, and 0 only for an empty share.
 
     >>> percent(0.75), percent(1.0), percent(0.999999), percent(1e-6), percent(-0.0, 1)
     ('75.00', '100.00', '>99.99', '<0.01', '0.0')
@@ -52,7 +53,7 @@ def percentage(share: float) -> str:
 
 
 def decibels(value: float, below: float | None = None) -> str:
-    """Return a ratio in dB with two decimals, or with as many as show that it is below a bound.
+    """Return a ratio in dB with two decimals, or more to show that it is below a bound.
 
     >>> decibels(31.256), decibels(-0.001), decibels(float("inf")), decibels(9.9997, below=10)
     ('31.26', '0.00', 'inf', '9.9997')

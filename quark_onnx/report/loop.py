@@ -1,4 +1,4 @@
-"""The error of recurrent models that are fed with their own states over several samples."""
+"""Errors of recurrent models that read their own states over several samples."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from quark_onnx.report.measure import OutputError, Total
 
 logger = logging.getLogger(__name__)
 
-#: What may be lost over many samples against single runs, in dB; what is usable at all, and what is
-#: good in any case.
+#: Acceptable loss over many samples against single runs, the minimum usable SQNR, and an SQNR
+#: that is always good, in dB.
 _LOST, _USABLE, _GOOD = 6.0, 10.0, 20.0
 _ADVICE = (
     "calibrate on samples that hold the states of a running model, keep the layers that"
@@ -31,18 +31,18 @@ def measure_loop(
     samples: Sequence[Sample],
     states: Sequence[State],
 ) -> list[OutputError]:
-    """Run two sessions over consecutive samples, each with the states that it has computed itself.
+    """Run two sessions over consecutive samples, each with its own computed states.
 
     Args:
         reference: session on the float model.
         other: session on the quantized model.
-        samples: consecutive ones. The first one holds the states to start from.
-        states: which outputs are the next sample's inputs.
+        samples: consecutive samples; the first sample holds the initial states.
+        states: outputs that are inputs of the next sample.
 
     Returns:
         The error of each state after the last sample, and of each other float output over all
-        samples but the first, which a single run has measured. None if there are fewer than two
-        samples, or the states change their shape.
+            samples but the first, which a single run has measured. None for fewer than two
+            samples, or for states of changing shape.
     """
     if len(samples) < 2 or not states:
         return []
@@ -78,7 +78,7 @@ def measure_loop(
 
 
 def verdicts(errors: Sequence[OutputError], states: Sequence[State]) -> list[str]:
-    """Return a note on each recurrent output: whether its error stays what it is in a single run."""  # noqa: E501
+    """Return a note on each recurrent output: whether its error grows over samples."""
     if states and not any(error.steps for error in errors):
         names = ", ".join(f"{state.output!r} to {state.input!r}" for state in states)
         return [

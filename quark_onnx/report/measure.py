@@ -1,4 +1,4 @@
-"""How far a model's outputs are from another's."""
+"""Errors of a model's outputs compared with a reference model."""
 
 from __future__ import annotations
 
@@ -15,21 +15,19 @@ class OutputError:
     """The error of one output over all samples.
 
     Attributes:
-        name: of the output.
-        sqnr: signal-to-noise ratio in dB, ``10 log10(sum reference^2 / sum error^2)``; infinite if
-            equal, minus infinite if a shape differs. For outputs that are not float, or random, it
-            is None.
-        cosine: cosine similarity of all values; None where sqnr is, NaN where it is minus infinite.
-        max_error: greatest absolute difference, infinite where a shape differs or a value is no
-            number on one side alone; None where sqnr is.
-        agreement: share of equal values, where sqnr is None.
-        broken: values that are finite on one side alone.
-        steps: over so many samples each model was fed with its own states; 0 where each sample was
-            run by itself.
-        random: the reference itself gives another value each time it runs, so that the error means
-            nothing.
-        shapes: the first shapes of the reference and of the other model that differ, as text; None
-            where none do.
+        name: name of the output.
+        sqnr: SQNR in dB, ``10 log10(sum reference^2 / sum error^2)``; infinite if equal, minus
+            infinite if a shape differs, None for outputs that are not float, or random.
+        cosine: cosine similarity of all values; None if sqnr is None, NaN if sqnr is minus
+            infinite.
+        max_error: maximum absolute difference; infinite if a shape differs or a value is finite
+            in only one model; None if sqnr is None.
+        agreement: share of equal values, if sqnr is None.
+        broken: number of values that are finite in only one model.
+        steps: number of samples over which each model read its own states; 0 for independent
+            samples.
+        random: the reference itself is not deterministic, so the error is meaningless.
+        shapes: the first differing shapes of reference and other model, as text; None if equal.
     """
 
     name: str
@@ -43,8 +41,8 @@ class OutputError:
     steps: int = 0
 
 
-#: An output with at least this SQNR in dB is no random one, and one whose repetition reaches the
-#: second number neither.
+#: An output with at least the first SQNR in dB is not random, nor is an output whose repetition
+#: reaches the second.
 _GOOD, _REPEATED = 20.0, 60.0
 
 #: Called with a sample, and with the outputs of the reference and of the other model by name.
@@ -53,12 +51,12 @@ Observe = Callable[
     None,
 ]
 
-#: What is said where nothing was measured.
+#: The text for outputs without a measurement.
 Default = TypeVar("Default", float, None)
 
 
 def least_sqnr(errors: Iterable[OutputError], default: Default) -> float | Default:
-    """The least signal-to-noise ratio of any output, in dB; the default where none has one."""
+    """Return the minimum SQNR over the outputs, in dB; the default without any SQNR."""
     return min(
         (error.sqnr for error in errors if error.sqnr is not None),
         default=default,
@@ -71,10 +69,10 @@ def measure(
     samples: Iterable[Mapping[str, NDArray[Any]]],
     observe: Observe | None = None,
 ) -> list[OutputError]:
-    """Run two sessions on the same samples and compare what they compute, output by output in the
-    reference's order.
+    """Run two sessions on equal samples and return the error of each output.
 
-    Sequences and maps count as the arrays in them. Nothing is known without samples.
+    Outputs are in the reference's order. Sequences and maps count as the arrays in them.
+    Without samples, no error is known.
 
     Args:
         reference: session on the float model.
@@ -128,7 +126,7 @@ def observe_runs(
     samples: Iterable[Mapping[str, NDArray[Any]]],
     observe: Observe,
 ) -> None:
-    """Run two sessions on the same samples, and hand on what they compute."""
+    """Run two sessions on the same samples, and pass their outputs to ``observe``."""
     names = [value.name for value in reference.get_outputs()]
     for sample in samples:
         feeds = _feeds(reference, sample)
@@ -142,7 +140,7 @@ def observe_runs(
 
 
 def _feeds(session: Any, sample: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
-    """The part of a sample that a session has inputs for."""
+    """Return the part of a sample that a session has inputs for."""
     names = [value.name for value in session.get_inputs()]
     return {name: sample[name] for name in names if name in sample}
 
@@ -158,7 +156,7 @@ def _poor(error: OutputError, bound: float) -> bool:
 
 
 def _leaves(value: Any) -> list[NDArray[Any]]:
-    """The arrays in a value: itself, or those of a sequence or a map; none of an empty optional."""
+    """Return the arrays of a value, a sequence or a map; none for an empty optional."""
     if value is None:
         return []
     if isinstance(value, Mapping):
@@ -169,12 +167,12 @@ def _leaves(value: Any) -> list[NDArray[Any]]:
 
 
 def _as_text(shapes: list[tuple[int, ...]]) -> str:
-    """Shapes of the arrays of one output: one of them, or those of a sequence or a map."""
+    """Return the shape of an output as text, or the shapes of a sequence or map."""
     return str(shapes[0]) if len(shapes) == 1 else str(shapes)
 
 
 class Total:
-    """The error of one output, sample by sample."""
+    """The error of one output, accumulated sample by sample."""
 
     def __init__(self) -> None:
         self.signal = self.noise = self.product = self.energy = 0.0
@@ -211,7 +209,7 @@ class Total:
         a, b = reference.astype(np.float64), other.astype(np.float64)
         unlike = ~both & ~(
             (a == b) | (np.isnan(a) & np.isnan(b))
-        )  # finite on one side alone
+        )  # finite in only one model
         a, b = np.where(both, a, 0.0), np.where(both, b, 0.0)
         self.signal += float(np.sum(a * a))
         self.energy += float(np.sum(b * b))
@@ -251,7 +249,7 @@ class Total:
 
 
 def decibels(signal: float, noise: float) -> float:
-    """Signal-to-noise ratio in dB.
+    """Return a signal-to-noise ratio in dB.
 
     >>> decibels(100.0, 1.0)
     20.0

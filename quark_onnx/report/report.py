@@ -1,4 +1,4 @@
-"""Report: what a run did and how good its result is, as data first and as text second."""
+"""The report of a run, as data and as text."""
 
 from __future__ import annotations
 
@@ -17,25 +17,29 @@ from quark_onnx.report.verdict.verdict import Verdict
 #: Version of the dictionary form.
 SCHEMA = 1
 _SHOWN = 12
-#: Operator types that are named for one reason.
+#: Maximum number of operator types in the line of a reason.
 _KINDS = 5
 
 
 @dataclass(frozen=True)
 class Report:
-    """What happened.
+    """The report of a run.
 
     Attributes:
         config: the effective settings as text.
-        samples: number of calibration samples, and of those held out for measuring (0: measured on
-        calibration samples). held_out: see samples. bytes_before, bytes_after: size of the
-        serialized models. operators: for each operator type, how many nodes were quantized and how
-        many there are. kept_nodes: nodes that stayed float, and why. kept_tensors: tensors that
-        could have been quantized but stayed float, and why. notes: rewrites, rolled- back passes,
-        raised scales, findings of the guard. outputs: the error at each output. layers: what
-        optimizers made of each layer. verdict: the quality in the terms of the task; None where
-        nothing was measured. kept_types: operator types of ``kept_nodes``, by node. warnings: signs
-        of wrong preprocessing of the data.
+        samples: number of calibration samples.
+        held_out: number of samples held out for measuring; 0 if measured on calibration
+            samples.
+        bytes_before, bytes_after: size of the serialized models.
+        operators: number of quantized nodes and of all nodes, by operator type.
+        kept_nodes: reason why a node stayed float, by name.
+        kept_tensors: reason why a quantizable tensor stayed float, by name.
+        notes: rewrites, rolled-back passes, raised scales, findings of the guard.
+        outputs: the error of each output.
+        layers: the optimizers' result for each layer.
+        verdict: the quality in the terms of the task; None without a measurement.
+        kept_types: operator types of ``kept_nodes``, by node.
+        warnings: signs of wrong preprocessing of the data.
     """
 
     config: str
@@ -55,16 +59,19 @@ class Report:
 
     @property
     def quantized(self) -> int:
-        """Number of quantized nodes."""
+        """Return the number of quantized nodes."""
         return sum(done for done, _ in self.operators.values())
 
     @property
     def worst_sqnr(self) -> float:
-        """The least signal-to-noise ratio of any float output, in dB; infinite if there is none."""
+        """Return the minimum SQNR over float outputs, in dB; infinite without any."""
         return least_sqnr(self.outputs, math.inf)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values with a stable schema; infinities become the strings "inf" and "-inf"."""
+        """Return plain values with a stable schema.
+
+        Infinities become the strings "inf" and "-inf".
+        """
         return {
             "schema": SCHEMA,
             "quantized_nodes": self.quantized,
@@ -116,10 +123,12 @@ def verdict_lines(verdict: Verdict) -> list[str]:
 def summarize(
     *plans: Plan,
 ) -> tuple[dict[str, tuple[int, int]], dict[str, str], dict[str, str]]:
-    """Operators, kept nodes and kept tensors of a report, read off the plans of a graph and of the
-    bodies in it.
+    """Return operators, kept nodes and kept tensors of plans, for a report.
 
-    A node that has bodies does not count: what is in them does.
+    A node with bodies is not counted; the nodes of the bodies are.
+
+    Args:
+        plans: the plans of a graph and of its bodies.
     """
     operators: dict[str, list[int]] = {}
     kept, tensors = dict[str, str](), dict[str, str]()
@@ -153,7 +162,7 @@ def group_kept(reasons: dict[str, str], types: dict[str, str]) -> list[str]:
     """Return a line for each reason why nodes stay float, with their operator types.
 
     Args:
-        reasons: of each node, by its name.
+        reasons: reason of each node, by its name.
         types: operator type of each node, by its name.
 
     >>> group_kept({"a": "excluded", "b": "excluded"}, {"a": "Conv", "b": "Gemm"})
@@ -176,7 +185,7 @@ def group_kept(reasons: dict[str, str], types: dict[str, str]) -> list[str]:
 
 
 def kept_types(*plans: Plan) -> dict[str, str]:
-    """Return the operator types of the nodes that stay float, by their names."""
+    """Return the operator types of the nodes that stay float, by name."""
     return {
         node.name: node.kind
         for plan in plans

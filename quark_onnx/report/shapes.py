@@ -1,4 +1,4 @@
-"""Shapes of outputs, which quantization must not change."""
+"""Checks that quantization preserves the shapes of outputs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from quark_onnx.report.measure import OutputError
 
 
 def other_shape(what: str, reference: str, other: str) -> ModelError:
-    """Return the error of a tensor that has another shape than in the float model.
+    """Return the error for a tensor whose shape differs from the float model's.
 
     Args:
         what: the kind of the tensor and its name.
@@ -30,15 +30,15 @@ def require_same_shapes(
     errors: Iterable[OutputError],
     sized_by_data: Callable[[str], bool],
 ) -> None:
-    """Raise an error for the first output that has another shape than in the float model.
+    """Raise an error for the first output whose shape differs from the float model's.
 
     Args:
         errors: the outputs as measured.
-        sized_by_data: tells of an output whether values of a signal decide its shape, as those of a
-            detector that selects boxes. Such an output may have another shape.
+        sized_by_data: returns whether values of a signal decide the shape of an output, as in a
+            detector that selects boxes. Such an output may change its shape.
 
     Raises:
-        ModelError: an output has another shape.
+        ModelError: the shape of an output differs.
     """
     for error in errors:
         if error.shapes is not None and not sized_by_data(error.name):

@@ -1,4 +1,4 @@
-"""Advice: the next commands to try where a verdict is not good, with their expected effect."""
+"""Advice after a bad verdict: the next commands to try, with their expected effect."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from onnx import ModelProto, NodeProto
 
 from quark_onnx.report.verdict.verdict import NextStep
 
-#: Share of convolutions that are depthwise from which equalization pays.
+#: Minimum share of depthwise convolutions for which equalization is proposed.
 _DEPTHWISE = 0.15
-#: Number of steps that are proposed at most.
+#: Maximum number of proposed steps.
 _MOST = 3
 
 
@@ -21,13 +21,13 @@ class Settings:
     """Settings of a run that advice depends on.
 
     Attributes:
-        activation: bits of the activations; None where they stay float.
-        weight: bits of the weights; None where they stay float.
-        per_channel: whether weights have a scale for each channel.
+        activation: bits of the activations; None for float.
+        weight: bits of the weights; None for float.
+        per_channel: whether weight scales are per-channel.
         optimizers: names of the optimizers that ran.
         target: name of the processor; None for any.
         samples: number of calibration samples.
-        goal: dB that every output should reach.
+        goal: minimum SQNR of every output, in dB.
     """
 
     activation: int | None
@@ -72,12 +72,12 @@ def _is_depthwise(node: NodeProto, sizes: Mapping[str, list[int]]) -> bool:
 def next_steps(
     model: ModelProto, settings: Settings, task: str
 ) -> tuple[NextStep, ...]:
-    """Return commands to try, the most promising one first.
+    """Return commands to try, the most promising first.
 
     Args:
         model: the float model.
-        settings: of the run that came out risky or poor.
-        task: one of ``TASKS``.
+        settings: settings of the run with a risky or poor verdict.
+        task: name of a task in ``TASKS``.
     """
     structure = _Structure.of(model)
     steps: list[NextStep] = []
@@ -103,8 +103,7 @@ def _per_channel(settings: Settings, _: _Structure, task: str) -> Iterator[NextS
         )
 
 
-#: Recipes by task: their name, an optimizer by which a run shows that it had the recipe, and the
-#: effect.
+#: Recipes by task: name, an optimizer that identifies the recipe in a run, and effect.
 _RECIPES = {
     "classifier": (
         "classifier",

@@ -1,4 +1,4 @@
-"""Read boxes and scores off the outputs of detectors, and match those of two models."""
+"""Boxes and scores of detectors, read off outputs and matched between two models."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 Arrays = Mapping[str, NDArray[Any]]
 Floats = NDArray[np.float64]
 
-#: Least score of a box that is kept, overlap of boxes of one class above which the weaker one is
-#: dropped, and greatest number of boxes of an image.
+#: Minimum score of a box, maximum overlap of boxes of one class, and maximum number of boxes
+#: per image.
 LEAST_SCORE, NMS_OVERLAP, MOST_BOXES = 0.05, 0.5, 100
-#: Candidates of an image that are looked at, by score.
+#: Maximum number of candidates per image, by score.
 _CANDIDATES = 1000
-#: Least number of rows of an output that holds one box per anchor.
+#: Minimum number of rows of an output with one box per anchor.
 _ANCHORS = 50
 #: Strides of the maps of YOLO-like detectors whose boxes are relative to the cell.
 _STRIDES = (8, 16, 32)
@@ -27,17 +27,17 @@ _SELECTED = 6
 
 @dataclass(frozen=True)
 class DetectorLayout:
-    """How to read the outputs of a detector.
+    """The layout of a detector's outputs.
 
     Attributes:
-        form: ``pair``: an output of boxes and one of scores; ``rows``: one output (N, anchors, 4 +
-            ...); ``columns``: one output (N, 4 + classes, anchors); ``selected``: one output (N,
-            boxes, 6) of coordinates, score and class.
-        boxes: the output with the boxes.
-        scores: the output with the scores; that with the boxes where it is one.
-        labels: the output with the classes; empty where there is none.
+        form: ``pair``: an output of boxes and an output of scores; ``rows``: one output (N,
+            anchors, 4 + ...); ``columns``: one output (N, 4 + classes, anchors); ``selected``:
+            one output (N, boxes, 6) of coordinates, score and class.
+        boxes: name of the output with the boxes.
+        scores: name of the output with the scores; equal to ``boxes`` for a single output.
+        labels: name of the output with the classes; empty if there is none.
         size: (height, width) of the input image.
-        width: number of values of a box in its output.
+        width: number of values per box in its output.
     """
 
     form: Literal["pair", "rows", "columns", "selected"]
@@ -49,7 +49,7 @@ class DetectorLayout:
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """The outputs that are read."""
+        """Return the names of the outputs that are read."""
         return tuple(dict.fromkeys((self.boxes, self.scores, self.labels)))
 
     def fits(self, outputs: Arrays) -> bool:
@@ -68,12 +68,12 @@ class DetectorLayout:
 
 
 def _width_axis(form: str) -> int:
-    """The axis along which an output of boxes has its coordinates."""
+    """Return the axis of the coordinates in an output of boxes."""
     return 1 if form == "columns" else -1
 
 
 def detector_layout(outputs: Arrays, feeds: Arrays) -> DetectorLayout | None:
-    """Return how to read boxes off the outputs of a float model; None if it is no detector."""
+    """Return the box layout of a float model's outputs; None for no detector."""
     images = [feed for feed in feeds.values() if feed.ndim == 4]
     if not images:
         return None
@@ -98,7 +98,7 @@ def detector_layout(outputs: Arrays, feeds: Arrays) -> DetectorLayout | None:
 
 
 def _companions(name: str, boxes: NDArray[Any], outputs: Arrays) -> tuple[str, str]:
-    """Return the outputs with the scores and the classes of boxes; empty where there is none."""
+    """Return the outputs with scores and classes of boxes; empty where missing."""
     count = boxes.shape[-2]
     scores = labels = ""
     for other, value in outputs.items():
@@ -147,8 +147,8 @@ def detections(layout: DetectorLayout, outputs: Arrays) -> list[Floats]:
     """Return the boxes of each image, after non-maximum suppression.
 
     Returns:
-        For each image of the batch an array (boxes, 6): x1, y1, x2, y2 in pixels of the input, the
-        score and the class, by falling score.
+        For each image of the batch, an array (boxes, 6): x1, y1, x2, y2 in pixels of the input,
+            the score and the class, in descending order of scores.
     """
     return [_suppressed(*each) for each in _candidates(layout, outputs)]
 
@@ -157,7 +157,7 @@ def _candidates(
     layout: DetectorLayout,
     outputs: Arrays,
 ) -> list[tuple[Floats, Floats, Floats]]:
-    """Boxes (n, 4), scores (n,) and classes (n,) of each image."""
+    """Return boxes (n, 4), scores (n,) and classes (n,) of each image."""
     boxes = outputs[layout.boxes].astype(np.float64)
     boxes = boxes if boxes.ndim == 3 else boxes[None]
     if layout.form == "columns":
@@ -178,7 +178,10 @@ def _candidates(
 
 
 def _class_scores(row: Floats, layout: DetectorLayout) -> Floats:
-    """Scores of classes of a YOLO-like output; rows have an objectness, columns do not."""
+    """Return the class scores of a YOLO-like output.
+
+    Rows have an objectness, columns do not.
+    """
     return row[:, 4:5] * row[:, 5:] if layout.form == "rows" else row[:, 4:]
 
 
@@ -206,7 +209,7 @@ def _paired(
 
 
 def _foreground(scores: Floats) -> Floats:
-    """Return scores in [0, 1] without those of the background."""
+    """Return scores in [0, 1] without the background class."""
     if scores.size and (scores.min() < 0 or scores.max() > 1):
         if scores.shape[-1] == 1:
             return np.asarray(1 / (1 + np.exp(-scores)))
@@ -214,7 +217,7 @@ def _foreground(scores: Floats) -> Floats:
         scores = powers / powers.sum(axis=-1, keepdims=True)
     several = scores.shape[-1] > 1 and scores.shape[-2] >= _ANCHORS
     if several and np.allclose(scores.sum(axis=-1), 1, atol=1e-2):
-        # a softmax over classes has one for the background, which most anchors show
+        # a softmax over classes includes the background, the class of most anchors
         background = int(scores.reshape(-1, scores.shape[-1]).mean(axis=0).argmax())
         return np.delete(scores, background, axis=-1)
     return scores
@@ -226,9 +229,10 @@ def _best_class(scores: Floats) -> tuple[Floats, Floats]:
 
 
 def _decoded(boxes: Floats, size: tuple[int, int]) -> Floats:
-    """Return centres and sizes in pixels of boxes that are relative to the cells of a grid.
+    """Return centers and sizes in pixels of boxes relative to grid cells.
 
-    Sizes are logarithms there, so that some are negative; other boxes are returned as they are.
+    Sizes in such boxes are logarithms, and therefore partly negative. Further forms are
+    returned unchanged.
     """
     if not boxes.size or boxes[:, 2:].min() >= 0:
         return boxes
@@ -246,9 +250,10 @@ def _decoded(boxes: Floats, size: tuple[int, int]) -> Floats:
 
 
 def _corners(boxes: Floats) -> Floats:
-    """Return boxes as x1, y1, x2, y2, which they are where nearly all have that order.
+    """Return boxes as x1, y1, x2, y2.
 
-    Centres and sizes do not: most anchors are further from the corner than they are wide.
+    Boxes are unchanged if nearly all have x1 < x2 and y1 < y2. Centers and sizes fail the test,
+    as the distance of most anchors from the corner exceeds their width.
     """
     ordered = (boxes[:, 2:] >= boxes[:, :2]).all(axis=1)
     if not len(boxes) or ordered.mean() > 0.95:
@@ -258,7 +263,7 @@ def _corners(boxes: Floats) -> Floats:
 
 
 def _in_pixels(boxes: Floats, size: tuple[int, int]) -> Floats:
-    """Return boxes in pixels, which they are unless they are shares of the image."""
+    """Return boxes in pixels; relative coordinates are scaled."""
     if not boxes.size or np.quantile(np.abs(boxes), 0.9) > 2:
         return boxes
     height, width = size
@@ -266,7 +271,7 @@ def _in_pixels(boxes: Floats, size: tuple[int, int]) -> Floats:
 
 
 def _suppressed(boxes: Floats, scores: Floats, classes: Floats) -> Floats:
-    """Return the boxes that non-maximum suppression by class leaves, as (boxes, 6)."""
+    """Return the boxes after non-maximum suppression by class, as (boxes, 6)."""
     keep = scores >= LEAST_SCORE
     order = np.argsort(-scores[keep], kind="stable")[:_CANDIDATES]
     rows = np.column_stack([boxes, scores, classes])[keep][order]
@@ -300,10 +305,15 @@ def overlaps(box: Floats, boxes: Floats) -> Floats:
 def matched(
     found: Floats, among: Floats, least: float = 0.5
 ) -> list[tuple[int, int, float]]:
-    """Match boxes with boxes of the same class, each once, by falling score.
+    """Match boxes one-to-one with boxes of equal class, in descending order of scores.
+
+    Args:
+        found: boxes (n, 6) to match.
+        among: boxes (m, 6) to match with.
+        least: minimum overlap.
 
     Returns:
-        For each match: its place in ``found``, its place in ``among``, and the overlap.
+        For each match: its index in ``found``, its index in ``among``, and the overlap.
     """
     pairs: list[tuple[int, int, float]] = []
     free = np.ones(len(among), bool)

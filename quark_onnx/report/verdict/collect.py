@@ -1,4 +1,4 @@
-"""Collect the outputs of two models over samples, and make a verdict of them."""
+"""Collection of two models' outputs over samples, for a verdict."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from quark_onnx.report.verdict.verdict import (
     worst_band,
 )
 
-#: Samples that a verdict runs at most; one may be a batch of several.
+#: Maximum number of samples for a verdict; a sample may be a batch.
 MOST_SAMPLES = 32
-#: With fewer rows than this, SQNR has a say in the band of every task.
+#: With fewer rows, SQNR contributes to the band of every task.
 _FEW_ROWS = 16
 
 
@@ -35,7 +35,7 @@ def check_task(task: str) -> None:
     """Check the name of a task.
 
     Raises:
-        ConfigError: there is no such task.
+        ConfigError: the task does not exist.
     """
     if task not in ("auto", *TASKS):
         raise ConfigError(
@@ -45,17 +45,17 @@ def check_task(task: str) -> None:
 
 
 class VerdictCollector:
-    """Take in the outputs of a float model and of a quantized one, sample by sample.
+    """A collector of the outputs of a float and a quantized model, sample by sample.
 
-    The task is found on the first sample. Memory holds figures, not outputs.
+    The task is detected on the first sample. Figures are stored, not outputs.
     """
 
     def __init__(self, model: ModelProto, task: str = "auto") -> None:
-        """Start with nothing.
+        """Start without samples.
 
         Args:
             model: the float model.
-            task: one of ``TASKS``, or ``auto``.
+            task: name of a task in ``TASKS``, or ``auto``.
         """
         check_task(task)
         self._model = model
@@ -70,7 +70,7 @@ class VerdictCollector:
         expected: Mapping[str, Any],
         found: Mapping[str, Any],
     ) -> None:
-        """Take in one sample and the outputs of both models on it."""
+        """Add one sample with the outputs of both models."""
         before, after = _arrays(expected), _arrays(found)
         given = _arrays(feeds)
         self.samples += 1
@@ -93,14 +93,14 @@ class VerdictCollector:
         random: bool = False,
         settings: Settings | None = None,
     ) -> Verdict | None:
-        """Return the verdict; None where no sample was run.
+        """Return the verdict; None without samples.
 
         Args:
-            errors: of the outputs.
-            held_out: how many of the samples were not used for calibration.
-            calibrated: whether the others were used for calibration; False where that is not known.
-            random: whether the samples are random numbers, on which there is no verdict.
-            settings: of the run, for advice; None gives none.
+            errors: errors of the outputs.
+            held_out: number of samples not used for calibration.
+            calibrated: whether the rest was used for calibration; False if unknown.
+            random: whether the samples are random numbers, which give no verdict.
+            settings: settings of the run, for advice; None for no advice.
         """
         if self.task is None:
             return None
@@ -123,14 +123,17 @@ class VerdictCollector:
         )
 
     def band(self, errors: Sequence[OutputError]) -> Band:
-        """Return the band that the samples so far give."""
+        """Return the band over the samples so far."""
         return self._band(*self._shown(errors), errors)
 
     def _shown(
         self,
         errors: Sequence[OutputError],
     ) -> tuple[str, tuple[Figure, ...]]:
-        """The task, a signal where nothing else could be compared, and all figures."""
+        """Return the task and all figures.
+
+        The task is a signal if no task-specific comparison was possible.
+        """
         with np.errstate(all="ignore"):
             figures = self._judge.figures() if self._judge is not None else ()
         task = self.task.name if self.task is not None and figures else "signal"
@@ -190,7 +193,7 @@ def _sentence(task: str, figures: Sequence[Figure]) -> str:
 
 
 def _measured_on(samples: int, held_out: int, *, calibrated: bool) -> str:
-    """Describe the samples in words."""
+    """Return a description of the samples."""
     if not calibrated:
         return f"{samples} samples"
     if held_out == samples:

@@ -1,4 +1,4 @@
-"""Judges: one for each task; each compares the outputs of two models, sample by sample."""
+"""Judges, one per task: comparisons of two models' outputs, sample by sample."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from quark_onnx.report.verdict.verdict import Figure
 Arrays = Mapping[str, NDArray[Any]]
 Floats = NDArray[np.float64]
 
-#: Least score of a detection that an application would show; where the float model has none, the
-#: least score of any.
+#: Minimum score of a detection that an application would show, and the fallback if the float
+#: model has none.
 _SHOWN_SCORE = 0.25
-#: A detection of one model may have this share of the least score in the other one.
+#: Share of the minimum score that suffices for a detection of the other model.
 _SLACK = 0.5
-#: Values of logits that are taken at once.
+#: Maximum number of logits per batch.
 _CHUNK = 1 << 22
 
 
 class Judge(Protocol):
-    """Compare the outputs of a float model and of a quantized one."""
+    """A comparison of a float and a quantized model's outputs."""
 
     def add(self, feeds: Arrays, expected: Arrays, found: Arrays) -> None:
-        """Take in one sample."""
+        """Add one sample."""
 
     def figures(self) -> tuple[Figure, ...]:
-        """Return the figures of all samples; none where nothing could be compared."""
+        """Return the figures over all samples; empty if nothing was comparable."""
 
 
 def judge_for(task: Task) -> Judge | None:
-    """Return the judge of a task; None for signals, which have no figure but SQNR."""
+    """Return the judge of a task; None for signals, whose only figure is SQNR."""
     if task.name == "detector" and task.layout is not None:
         return Detections(task)
     judges: dict[str, type[Judge]] = {
@@ -52,7 +52,7 @@ def judge_for(task: Task) -> Judge | None:
 
 
 class Classes:
-    """Share of samples whose predicted class is that of the float model."""
+    """The share of samples with the float model's predicted class."""
 
     def __init__(self, task: Task) -> None:
         self._output = task.output
@@ -77,10 +77,10 @@ class Classes:
 
 
 def predicted(scores: NDArray[Any]) -> NDArray[np.int64]:
-    """Return the predicted class of each row, or of each position where there are several.
+    """Return the predicted class per row, or per position if there are several.
 
     Args:
-        scores: (N, classes), (N, positions, classes), each with trailing ones; or whole numbers,
+        scores: (N, classes), (N, positions, classes), each with trailing ones; or integers,
             which are the classes.
     """
     if scores.dtype.kind in "iu":
@@ -90,7 +90,7 @@ def predicted(scores: NDArray[Any]) -> NDArray[np.int64]:
 
 
 class Pixels:
-    """Share of pixels whose predicted class is that of the float model."""
+    """The share of pixels with the float model's predicted class."""
 
     def __init__(self, task: Task) -> None:
         self._output = task.output
@@ -112,7 +112,7 @@ class Pixels:
 
 
 class Detections:
-    """F1, overlap and scores of detections, matched with those of the float model."""
+    """F1, overlap and scores of detections, matched with the float model's."""
 
     def __init__(self, task: Task) -> None:
         assert task.layout is not None
@@ -165,7 +165,7 @@ class Detections:
 
 
 class Vectors:
-    """Cosine of embeddings, and the rank correlation of their similarities."""
+    """The cosine of embeddings, and the rank correlation of their similarities."""
 
     def __init__(self, task: Task) -> None:
         self._output = task.output
@@ -194,10 +194,10 @@ class Vectors:
 
 
 def pooled(feeds: Arrays, value: NDArray[Any]) -> Floats:
-    """Return one vector per sample: the mean over positions where there are several.
+    """Return one vector per sample: the mean over positions if there are several.
 
     Args:
-        feeds: the sample; an input with ``mask`` in its name says which positions count.
+        feeds: the sample; an input with ``mask`` in its name selects positions.
         value: (N, width) or (N, positions, width).
     """
     value = value.reshape(squeezed(value)).astype(np.float64)
@@ -212,13 +212,16 @@ def pooled(feeds: Arrays, value: NDArray[Any]) -> Floats:
 
 
 def unit(rows: Floats) -> Floats:
-    """Return rows with length 1; zeros stay zero."""
+    """Return rows of length 1; zeros stay zero."""
     lengths = np.linalg.norm(rows, axis=1, keepdims=True)
     return np.asarray(rows / np.where(lengths > 0, lengths, 1))
 
 
 def _rank_correlation(before: Floats, after: Floats) -> float:
-    """Spearman correlation of all pairwise similarities; NaN for fewer than four samples."""
+    """Return the Spearman correlation of pairwise similarities.
+
+    NaN for fewer than four samples.
+    """
     if len(before) < 4:
         return math.nan
     upper = np.triu_indices(len(before), 1)
@@ -232,7 +235,7 @@ def _rank_correlation(before: Floats, after: Floats) -> float:
 
 
 class Tokens:
-    """Divergence of the next token's distribution, and agreement of the likeliest token."""
+    """The divergence of next-token distributions, and the agreement of top-1 tokens."""
 
     def __init__(self, task: Task) -> None:
         self._output = task.output
@@ -282,7 +285,7 @@ def _log_probabilities(logits: NDArray[Any]) -> Floats:
 
 
 class Images:
-    """PSNR of the quantized model's images against those of the float model."""
+    """The PSNR of the quantized model's images against the float model's."""
 
     def __init__(self, task: Task) -> None:
         self._output = task.output
@@ -309,7 +312,7 @@ class Images:
 
 
 def _peak(least: float, greatest: float) -> float:
-    """Return the range of pixels: 255 or 1 where the values look like it, else their own."""
+    """Return the pixel range: 255 or 1 if the values fit, else their own range."""
     if least > -26 and 2 < greatest < 282:
         return 255.0
     if least > -0.2 and greatest < 1.2:

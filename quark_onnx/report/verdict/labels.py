@@ -1,4 +1,4 @@
-"""Labels of samples, and the scores of two models on them: top-1 and top-5, or COCO-style mAP."""
+"""Labels of samples, and two models' scores: top-1 and top-5, or COCO-style mAP."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from quark_onnx.report.verdict.task import Task, squeezed
 
 Outputs = Mapping[str, NDArray[Any]]
 Floats = NDArray[np.float64]
-#: From (width, height) of an image, and boxes x1, y1, x2, y2 in its pixels, to those of the input.
+#: A function of (width, height) of an image and boxes x1, y1, x2, y2 in pixels of the image;
+#: returns boxes in pixels of the input.
 Placement = Callable[[tuple[float, float], Floats], Floats]
 
-#: Overlaps at which COCO averages precision, and recalls at which it is read off.
+#: COCO's overlaps and recalls for the average precision.
 _OVERLAPS = np.arange(0.5, 1.0, 0.05)
 _RECALLS = np.linspace(0, 1, 101)
 
@@ -32,8 +33,8 @@ class Score:
 
     Attributes:
         name: ``top1``, ``top5``, ``map`` (IoU 0.5 to 0.95) or ``map50``.
-        reference: of the float model.
-        other: of the quantized model.
+        reference: value of the float model.
+        other: value of the quantized model.
     """
 
     name: str
@@ -49,7 +50,7 @@ class _Image:
 
 @dataclass(frozen=True)
 class Labels:
-    """Labels by the name of a sample: classes, or boxes.
+    """Labels by sample name: classes, or boxes.
 
     Attributes:
         source: the file.
@@ -63,26 +64,26 @@ class Labels:
 
     @property
     def kind(self) -> str:
-        """The task that the labels are for."""
+        """Return the task of the labels."""
         return "detector" if self.images else "classifier"
 
     @property
     def names(self) -> list[str]:
-        """Names of the samples that have labels."""
+        """Return the names of labelled samples."""
         return [*self.images, *self.classes]
 
 
 def read_labels(path: Path) -> Labels:
-    """Read labels: a CSV file with the columns name and label, or a JSON file in COCO's format.
+    """Read labels: a CSV file with the columns name and label, or a JSON file of COCO.
 
     Args:
-        path: ``*.csv``: one row per sample, the label is the index of the class. ``*.json``: the
-            keys ``images`` (``id``, ``file_name``, ``width``, ``height``), ``annotations``
+        path: ``*.csv``: one row per sample, the label is the index of the class. ``*.json``:
+            the keys ``images`` (``id``, ``file_name``, ``width``, ``height``), ``annotations``
             (``image_id``, ``category_id``, ``bbox`` as x, y, width, height) and ``categories``
             (``id``), whose sorted identifiers are the classes 0, 1, 2, ...
 
     Raises:
-        DataError: the file cannot be read, or something in it is missing or no number.
+        DataError: the file cannot be read, or an entry is missing or not a number.
     """
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -144,7 +145,7 @@ def _coco(path: Path, text: str) -> Labels:
 
 
 class Scorer:
-    """Score two models on labelled samples."""
+    """A scorer of two models on labelled samples."""
 
     def __init__(
         self,
@@ -152,12 +153,12 @@ class Scorer:
         names: Sequence[str] | None,
         placement: Placement | None,
     ) -> None:
-        """Start with nothing.
+        """Start without samples.
 
         Args:
-            labels: of the samples.
-            names: names of the samples in their order; None: their indices, 0, 1, 2, ...
-            placement: where boxes of an image are in the model's input.
+            labels: labels of the samples.
+            names: names of the samples in their order; None for indices 0, 1, 2, ...
+            placement: position of an image's boxes in the model's input.
 
         Raises:
             ConfigError: boxes are given without image files.
@@ -173,7 +174,7 @@ class Scorer:
         self._found: list[tuple[Floats, Floats, Floats]] = []
 
     def add(self, task: Task, expected: Outputs, found: Outputs) -> None:
-        """Take in the outputs of both models on the next sample.
+        """Add the outputs of both models on the next sample.
 
         Raises:
             ConfigError: the labels are for another task.
@@ -217,7 +218,7 @@ class Scorer:
 
     @property
     def count(self) -> int:
-        """Number of samples that have a label."""
+        """Return the number of labelled samples."""
         return len(self._found) or len(self._ranks)
 
     def scores(self) -> list[Score]:
@@ -249,7 +250,7 @@ class Scorer:
 
 
 def _rows(value: NDArray[Any]) -> NDArray[Any]:
-    """Scores by row; classes that were predicted become one-hot."""
+    """Return scores by row; predicted classes become one-hot."""
     if value.dtype.kind in "iu":
         predicted = value.reshape(-1).astype(np.int64)
         rows = np.zeros((len(predicted), int(predicted.max(initial=0)) + 1))
@@ -260,7 +261,10 @@ def _rows(value: NDArray[Any]) -> NDArray[Any]:
 
 
 def _rank(scores: NDArray[Any], label: int) -> int:
-    """Number of classes with a greater score than the right one; more than all for no class."""
+    """Return the number of classes with a greater score than the label.
+
+    Unknown labels rank after every class.
+    """
     if not 0 <= label < len(scores):
         return len(scores) + 5
     return int((scores > scores[label]).sum())
@@ -270,7 +274,7 @@ def mean_average_precision(
     truths: Sequence[Floats],
     found: Sequence[Floats],
 ) -> tuple[float, float]:
-    """Return COCO's mAP at IoU 0.5 to 0.95, and that at 0.5, without its rules of crowds and areas.
+    """Return COCO's mAP at IoU 0.5 to 0.95, and at 0.5, without crowds and areas.
 
     Args:
         truths: for each image (n, 5): x1, y1, x2, y2, class.
@@ -294,7 +298,7 @@ def _average_precision(
     label: float,
     least: float,
 ) -> float:
-    """Average precision of one class: the best precision at each of 101 recalls."""
+    """Return the average precision of a class: the maximum precision at 101 recalls."""
     right = [truth[truth[:, 4] == label][:, :4] for truth in truths]
     ranked: list[tuple[float, int, Floats]] = []
     for place, rows in enumerate(found):

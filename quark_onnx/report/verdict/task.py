@@ -1,4 +1,4 @@
-"""Find the task of a model from its graph and from its outputs on one sample."""
+"""Detection of a model's task from its graph and its outputs on one sample."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ _VECTOR_NAMES = re.compile(
     r"embed|feature|hidden|pooler|sentence|vector|repr",
     re.IGNORECASE,
 )
-#: Number of classes of well-known data sets, which an embedding does not have as its width.
+#: Class counts of well-known data sets; embeddings do not have these widths.
 _COMMON_CLASSES = {10, 100, 1000, 1001, 21841, 21843}
-#: Least width of a vector that counts as an embedding, and its divisor.
+#: Minimum width of an embedding, and a divisor of its width.
 _VECTOR_WIDTH, _VECTOR_DIVISOR = 64, 32
-#: Greatest number of classes of a semantic segmentation.
+#: Maximum number of classes of a semantic segmentation.
 _SEGMENTS = 256
-#: An output has at least this share of the input's height where it is a segmentation.
+#: Minimum height of a segmentation output, as a share of the input's height.
 _SEGMENT_SCALE = 8
 _INTEGERS = {TensorProto.INT32, TensorProto.INT64}
 
 
 @dataclass(frozen=True)
 class Traits:
-    """Facts about a float model that tell its task.
+    """Properties of a float model that indicate its task.
 
     Attributes:
-        token_input: an integer input of rank 2, token identifiers most likely; empty if none.
-        vocabulary: rows of the tables that a Gather reads; the size of the vocabulary is one.
-        probabilities: outputs that a Softmax or a Sigmoid computes.
+        token_input: an integer input of rank 2, probably token identifiers; empty if none.
+        vocabulary: row counts of tables read by a Gather; the vocabulary size is among them.
+        probabilities: outputs computed by a Softmax or a Sigmoid.
     """
 
     token_input: str
@@ -47,7 +47,7 @@ class Traits:
 
     @classmethod
     def of(cls, model: ModelProto) -> Traits:
-        """Read the facts off a model."""
+        """Return the properties of a model."""
         graph = model.graph
         constants = {tensor.name: tensor for tensor in graph.initializer}
         tables = frozenset(
@@ -83,13 +83,13 @@ def _token_input(model: ModelProto) -> str:
 
 @dataclass(frozen=True)
 class Task:
-    """The task of a model, and the outputs that show it.
+    """The task of a model, and the outputs that indicate it.
 
     Attributes:
-        name: one of ``TASKS``.
-        output: the output that is judged; of a detector, the boxes.
-        layout: how to read the outputs of a detector.
-        ranks: the number of dimensions and the kind of type of each output that is read.
+        name: name of a task in ``TASKS``.
+        output: the judged output; the boxes of a detector.
+        layout: layout of a detector's outputs.
+        ranks: rank and kind of type of each output that is read.
     """
 
     name: str
@@ -105,7 +105,7 @@ class Task:
         outputs: Arrays,
         layout: DetectorLayout | None = None,
     ) -> Task:
-        """Return a task whose outputs look like these."""
+        """Return a task for outputs of the given ranks and types."""
         read = [output]
         if layout is not None:
             read = [each for each in layout.outputs if each]
@@ -113,7 +113,7 @@ class Task:
         return cls(name, output, layout, tuple(ranks))
 
     def reads(self, outputs: Arrays) -> bool:
-        """Return whether outputs can be read as those on the first sample could."""
+        """Return whether outputs have the ranks and types of the first sample's."""
         for name, rank, kind in self.ranks:
             value = outputs.get(name)
             if value is None or value.ndim != rank or value.dtype.kind != kind:
@@ -134,8 +134,8 @@ def find_task(
     Args:
         model: the float model.
         feeds: one sample.
-        outputs: the float model's outputs on it; sequences and maps left out.
-        asked: one of ``TASKS``, or ``auto``.
+        outputs: the float model's outputs on the sample, without sequences and maps.
+        asked: name of a task in ``TASKS``, or ``auto``.
     """
     traits = Traits.of(model)
     if asked in ("auto", "detector"):
@@ -150,7 +150,7 @@ def find_task(
 
 
 def _readable(task: str, value: NDArray[Any]) -> bool:
-    """Return whether a judge of the task can read such an output."""
+    """Return whether a judge of the task can read an output."""
     shape = squeezed(value)
     if not value.size or value.dtype.kind not in "fiu":
         return False
@@ -166,7 +166,7 @@ def _readable(task: str, value: NDArray[Any]) -> bool:
 
 
 def squeezed(value: NDArray[Any]) -> tuple[int, ...]:
-    """Return a shape without sizes of 1 at its end, of which two dimensions are kept.
+    """Return a shape without trailing ones, of rank two at least.
 
     >>> squeezed(np.zeros((2, 10, 1, 1)))
     (2, 10)
@@ -205,7 +205,7 @@ def _vector_kind(
     feeds: Arrays,
     traits: Traits,
 ) -> str:
-    """Tell a classifier from an embedding by one vector per sample."""
+    """Return whether vectors are a classifier's or an embedding's."""
     width = rows.shape[1]
     if width < 2 or not np.isfinite(rows).all():
         return "signal"
@@ -228,7 +228,7 @@ def _sums_to_one(rows: NDArray[Any]) -> bool:
 
 
 def _map_kind(value: NDArray[Any], feeds: Arrays) -> str:
-    """Tell an image from a segmentation by a map with channels."""
+    """Return whether maps with channels are an image or a segmentation."""
     maps = [feed for feed in feeds.values() if feed.ndim == 4]
     if not maps:
         return "signal"

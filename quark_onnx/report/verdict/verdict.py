@@ -1,4 +1,4 @@
-"""Verdict: the quality of a quantized model in the terms of its task."""
+"""The verdict: the quality of a quantized model in the terms of its task."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class NextStep:
     """A command to try, and its expected effect.
 
     Attributes:
-        options: options to append to the ``quark-onnx quantize`` command; empty where another
-            command is meant.
-        command: the whole command where it is not ``quantize``; else empty, for the caller to
+        options: options to append to the ``quark-onnx quantize`` command; empty for another
+            command.
+        command: the complete command if it is not ``quantize``; else empty, for the caller to
             complete.
         effect: the expected effect.
     """
@@ -48,14 +48,14 @@ class Verdict:
     """The quality of a quantized model compared with its float model.
 
     Attributes:
-        task: one of ``TASKS``.
-        band: ``good``, ``risky``, ``poor``, or ``unknown`` where no data was given.
+        task: name of a task in ``TASKS``.
+        band: ``good``, ``risky``, ``poor``, or ``unknown`` without data.
         sentence: the verdict in one sentence, without the band.
-        figures: the measured values; the first one decides the band.
+        figures: the measured values; the first decides the band.
         samples: number of samples that were run.
-        held_out: how many of them were not used for calibration.
+        held_out: number of samples not used for calibration.
         measured_on: the samples in words, and their bias if calibration used them.
-        next_steps: commands to try, the most promising one first; empty where the band is good.
+        next_steps: commands to try, the most promising first; empty for a good band.
     """
 
     task: str
@@ -71,10 +71,10 @@ class Verdict:
         return f"{self.band}: {self.sentence}"
 
     def doubted(self, advice: str) -> Verdict:
-        """Return the verdict on data that are not to be trusted: at best risky.
+        """Return the verdict for untrustworthy data: risky at best.
 
         Args:
-            advice: what to change of the data.
+            advice: the change that the data needs.
         """
         band: Band = "risky" if self.band == "good" else self.band
         step = NextStep("", "the figures hold for data like those in use only", advice)
@@ -116,8 +116,8 @@ class Threshold:
         return "risky" if sign * value >= sign * self.risky else "poor"
 
 
-#: Thresholds of each task; all of a task's rows must hold for its band. docs/accuracy.md has the
-#: same table.
+#: Thresholds by task. Every row of a task must hold for a band. docs/accuracy.md has the same
+#: table.
 THRESHOLDS: dict[str, tuple[Threshold, ...]] = {
     "classifier": (Threshold("agreement", 0.95, 0.85),),
     "segmentation": (Threshold("agreement", 0.97, 0.90),),
@@ -129,7 +129,7 @@ THRESHOLDS: dict[str, tuple[Threshold, ...]] = {
 }
 TASKS = tuple(THRESHOLDS)
 
-#: A model of each task in words; a signal can be anything.
+#: The name of a model by task; a signal may be any tensor.
 DESCRIPTIONS = {
     "classifier": "a classifier",
     "segmentation": "a segmentation model",
@@ -141,7 +141,7 @@ DESCRIPTIONS = {
 
 
 def worst_band(bands: Sequence[Band]) -> Band:
-    """Return the worst of several bands; ``unknown`` ones do not count unless all are.
+    """Return the worst band; ``unknown`` is ignored unless every band is unknown.
 
     >>> worst_band(["good", "unknown", "risky"]), worst_band([])
     ('risky', 'unknown')
