@@ -1,7 +1,4 @@
-"""Ryzen AI processors: whether a model runs there, and why not.
-
-And what it computes there, to the bit.
-"""
+"""Ryzen AI processors: rules, forecasts, deployment and bit-exact simulation."""
 
 from quark_onnx.npu.check import Check, check
 from quark_onnx.npu.choose import choose

@@ -1,4 +1,4 @@
-"""check: what stands between a model, of any tool, and a Ryzen AI processor."""
+"""check: the rules of a Ryzen AI processor that a model of any tool breaks."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from quark_onnx.targets import Target
 
 @dataclass(frozen=True)
 class Check:
-    """What was found.
+    """Result of checking a model against a target.
 
     Attributes:
-        target: what the model was held against.
-        kind: how the model's numbers look: "float", "XINT8" (power-of-two scales) or "integer"
+        target: the target of the check.
+        kind: the model's number format: "float", "XINT8" (power-of-two scales) or "integer"
             (other scales).
-        findings: errors first.
+        findings: broken rules, errors first.
     """
 
     target: Target
@@ -35,7 +35,7 @@ class Check:
 
     @property
     def errors(self) -> int:
-        """How many findings are no mere warnings."""
+        """Return the number of findings that are errors."""
         return sum(finding.severity == "error" for finding in self.findings)
 
     def __str__(self) -> str:
@@ -55,17 +55,20 @@ def check(
     *,
     kind: str = "",
 ) -> Check:
-    """Hold a model against a target.
+    """Check a model against the rules of a target.
 
     Args:
-        model: a path or a model, with Q/DQ pairs of any tool, or float.
-        target: its name: npu, phx, hpt, stx or krk.
-        kind: hold it against the rules for "XINT8" or "integer"; empty to see from its scales which
-            it is. A target that knows nothing but XINT8 holds every quantized model against these
-            rules.
+        model: a path or a model, float or with Q/DQ pairs of any tool.
+        target: name of the target: npu, phx, hpt, stx or krk.
+        kind: number format whose rules apply, "XINT8" or "integer"; empty to infer the format from
+            the scales. A target that supports XINT8 alone applies the XINT8 rules to every
+            quantized model.
+
+    Returns:
+        The target, the number format and the broken rules.
 
     Raises:
-        ConfigError: there is no such target.
+        ConfigError: the target is unknown.
         ModelError: the model cannot be read.
 
     >>> from onnx import parser
@@ -86,7 +89,7 @@ def check(
 
 
 def kind_of(pairs: Pairs, target: Target) -> str:
-    """How the numbers of a model look: "float", "XINT8" (power-of-two scales) or "integer"."""
+    """Return a model's format: "float", "XINT8" (power-of-two scales) or "integer"."""
     if not pairs.quantizing and not pairs.dequantizing:
         return "float"
     known = sum(pairs.grid(node).position is not None for node in pairs.quantizing)

@@ -18,8 +18,15 @@ _NEAREST = {"speech": "classifier", "superres": "classifier"}
 def choose(model: str | Path | ModelProto, target: str = "stx") -> Choice:
     """Return the recipe for a float model.
 
+    Args:
+        model: a path or a float model.
+        target: name of the target.
+
+    Returns:
+        The recipe, its configuration for the target, and the reason.
+
     Raises:
-        ConfigError: there is no such target.
+        ConfigError: the target is unknown.
         ModelError: the model cannot be read.
 
     >>> from onnx import parser

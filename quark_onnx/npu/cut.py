@@ -1,7 +1,8 @@
-"""cut: split a model in two, so that what a processor does not take becomes a second model.
+"""cut: split a model so that operators without NPU support form a second model.
 
-On XDNA1 float operators behind a detector, which decode its boxes, can push the whole model off the
-processor; cut off, all of the rest runs there (measured on YOLOv8n: XDNA1 study, Ryzen AI 1.7.1).
+On XDNA1, float operators after a detector, which decode boxes, can push the whole model off the
+processor. Without these operators, the whole first model runs on the processor (measured on
+YOLOv8n: XDNA1 study, Ryzen AI 1.7.1).
 """
 
 from __future__ import annotations
@@ -23,14 +24,15 @@ from quark_onnx.steps.run import agree
 
 @dataclass(frozen=True)
 class Parts:
-    """A model in two.
+    """Two models that replace a model.
 
     Attributes:
-        first: from the inputs to the cut; outputs of the model that are computed on the way stay
-            its outputs.
-        second: from the cut, and whatever inputs of the model it reads, to the outputs.
-        tensors: where it was cut: outputs of the first, inputs of the second model.
-        verified: whether both, one after the other, were run beside the whole.
+        first: the model from the inputs to the cut. Outputs of the original model that are
+            computed before the cut stay outputs.
+        second: the model from the cut to the outputs. Its inputs are the cut tensors and the
+            inputs of the original model that its nodes read.
+        tensors: names of the tensors at the cut: outputs of the first, inputs of the second model.
+        verified: True if running both models gave the original model's outputs.
     """
 
     first: ModelProto
@@ -55,16 +57,22 @@ def cut(
     first: str | Path | None = None,
     second: str | Path | None = None,
 ) -> Parts:
-    """Split a model.
+    """Split a model in two.
 
     Args:
-        tensors: where; empty to cut behind the last Conv, ConvTranspose, Gemm and MatMul on every
-        path. first, second: where the two models are written.
+        model: a path or a model.
+        tensors: names of the tensors at which to cut; empty to cut after the last Conv,
+            ConvTranspose, Gemm and MatMul on every path.
+        first: path where the first model is written; None to write no file.
+        second: path where the second model is written; None to write no file.
+
+    Returns:
+        Both models and the tensors at the cut.
 
     Raises:
-        ConfigError: there is no such tensor, the cut does not part the model, or an output cannot
-            be written.
-        ModelError: the model cannot be read, or the parts compute something else.
+        ConfigError: a tensor does not exist, the cut does not separate the model, or an output
+            cannot be written.
+        ModelError: the model cannot be read, or the parts compute other values than the model.
 
     >>> from onnx import parser
     >>> text = '''g (float[1,2] x) => (float[1,2] y) <float[2,2] w = {1, 2, 3, 4}>
@@ -142,7 +150,7 @@ def cut(
 
 
 def _ends(graph: Graph, tensors: Sequence[str]) -> list[Node]:
-    """The last nodes in front of the cut."""
+    """Return the last nodes before the cut."""
     if not tensors:
         ends = [node for node in graph.nodes if node.kind in LAYERS]
         if not ends:
@@ -172,7 +180,7 @@ def _still_read(
     inputs: Sequence[ValueInfoProto],
     tail: Sequence[Node],
 ) -> list[ValueInfoProto]:
-    """Inputs of the model that are read behind the cut."""
+    """Return the inputs of the model that nodes after the cut read."""
     names = {name for node in tail for name in _read(node)}
     return [value for value in inputs if value.name in names]
 
@@ -187,7 +195,7 @@ def _part(
     inputs: Sequence[ValueInfoProto],
     outputs: Sequence[ValueInfoProto],
 ) -> ModelProto:
-    """The model of some nodes."""
+    """Return a model of a subset of the nodes."""
     kept, model = {node.name for node in nodes}, graph.to_model()
     chosen = [node for node in model.graph.node if node.name in kept]
     del model.graph.node[:], model.graph.input[:], model.graph.output[:]
@@ -200,13 +208,16 @@ def _part(
 
 
 def _same(graph: Graph, original: ModelProto, parts: Sequence[ModelProto]) -> bool:
-    """Run both parts beside the whole; False if it runs on no random input.
+    """Compare both parts with the original model on a random sample.
 
-    A model of 16 bits is run in float32: onnxruntime rounds what goes through the cut, and nothing
-    between two nodes.
+    A float16 model is run in float32. onnxruntime rounds tensors at the cut to 16 bits, but does
+    not round between nodes inside a model.
+
+    Returns:
+        False if the model runs on no random input.
 
     Raises:
-        ModelError: they compute something else.
+        ModelError: the parts compute other values than the model.
     """
     plain = inlined(original)
     wide, *parts = (upcast_to_float32(each, graph.store)[0] for each in (plain, *parts))

@@ -1,4 +1,4 @@
-"""deploy: from a float model to the folder that an application ships for a Ryzen AI processor."""
+"""deploy: write the folder that an application ships for a Ryzen AI processor."""
 
 from __future__ import annotations
 
@@ -51,18 +51,18 @@ _FILES = ("npu_session.py", "compare.py", "npu_session.hpp")
 
 @dataclass(frozen=True)
 class Bundle:
-    """What was written.
+    """Result of a deployment.
 
     Attributes:
-        folder: where.
-        kind: the number format of the model: "XINT8", "A8W8", "A16W8", or "BF16", whose model is
-            float32 and which the compiler converts.
-        report: how good the quantized model is; None for BF16.
-        check: rules that it breaks; warnings alone.
-        forecast: what will run on the processor.
-        notes: what legalizing has rewritten.
-        images: how files become inputs of the model; None where the data are arrays.
-        tail: what is run behind the model, on the CPU; None for nothing.
+        folder: path of the folder.
+        kind: number format of the model: "XINT8", "A8W8", "A16W8", or "BF16". A BF16 model is
+            stored in float32 and converted by the compiler.
+        report: accuracy of the quantized model; None for BF16.
+        check: broken rules of the target; warnings alone.
+        forecast: the nodes that will run on the processor.
+        notes: rewrites of the legalization.
+        images: conversion of image files to inputs of the model; None if the data are arrays.
+        tail: the model that runs after this one on the CPU; None if the model is complete.
     """
 
     folder: Path
@@ -103,30 +103,36 @@ def deploy(  # noqa: PLR0913
     min_sqnr: float | None = 10.0,
     progress: bool | None = False,
 ) -> Bundle:
-    """Legalize, quantize, check, and write the folder.
+    """Legalize, quantize and check a model, and write the deployment folder.
 
-    It holds the model, options for the provider of each device that takes it, loaders for Python
-    and C++ that fall back to the CPU saying so, samples with the outputs that they have on the CPU,
-    a script that compares, reports and checksums.
+    The folder holds the model, provider options for each device that supports the format, and
+    loaders for Python and C++, which report a fallback to the CPU. It also holds samples with
+    outputs that were computed on the CPU, a script that compares, reports, and checksums.
 
     Args:
-        model: the whole, or its parts, as ``cut`` makes them: the second one, which may have
-            operators of onnxruntime-extensions, is shipped beside the first, and run behind it on
-            the CPU.
-        data: as for ``quantize_static``. Of images read by an ``ImageSpec``, what reads them is
-            shipped, too: an ONNX model with operators of onnxruntime-extensions.
-        folder: must not be there yet, be empty, or be an earlier bundle, which is replaced in one
-            step at the end.
-        config: its target is set to ``target``.
+        model: the whole model, or the parts that ``cut`` returns. The second part, which may have
+            operators of onnxruntime-extensions, is shipped too and runs after the first on the
+            CPU.
+        data: calibration data, as for ``quantize_static``. If an ``ImageSpec`` reads images, the
+            preprocessing is shipped as an ONNX model with operators of onnxruntime-extensions.
+        folder: path of a folder that does not exist, is empty, or holds an earlier bundle. An
+            earlier bundle is replaced in one step at the end.
+        target: name of the target.
+        config: configuration of the quantization; its target is set to ``target``.
         shapes: sizes of dynamic dimensions, by the name of an input.
-        min_sqnr: the least signal-to-noise ratio of any output, in dB, unless the config has one;
-            None asks for none.
+        min_sqnr: minimum signal-to-noise ratio of every output in dB, unless the config has one;
+            None for no minimum.
+        progress: True to show progress, False to be silent, None to decide by the terminal.
+
+    Returns:
+        The folder, the model's format, and the reports.
 
     Raises:
-        ConfigError: the device does not take the number format, or the folder cannot be written.
+        ConfigError: the device does not support the number format, or the folder cannot be
+            written.
         ConstraintError: the result breaks rules of the target.
-        AccuracyError: an output is worse than asked for.
-        QuarkError: the model or the data is wrong. Nothing is written then.
+        AccuracyError: an output has a lower signal-to-noise ratio than the minimum.
+        QuarkError: the model or the data is wrong. No file is written then.
     """
     row, settings, place = (
         TARGETS[target],
@@ -172,9 +178,11 @@ def deploy(  # noqa: PLR0913
 
 
 def _shipped(reader: Reader, kinds: Mapping[str, int]) -> list[Sample]:
-    """The first samples.
+    """Return the first samples, which are shipped.
 
-    ``kinds`` are those of the model's inputs of 16 bits, as ``TensorProto.DataType``.
+    Args:
+        reader: source of the calibration samples.
+        kinds: types of the model's 16-bit inputs, as ``TensorProto.DataType``, by name.
     """
     with data_errors():
         samples = (
@@ -195,10 +203,12 @@ def _shipped(reader: Reader, kinds: Mapping[str, int]) -> list[Sample]:
 
 
 def _place(folder: Path) -> Path:
-    """The folder to write; that it can be is tried, and folders above it that are missing stay so.
+    """Resolve the output folder, and check write access.
+
+    Missing parent folders are not created.
 
     Raises:
-        ConfigError: it is a file, or somebody else's.
+        ConfigError: the path is a file, or the folder holds files of another origin.
     """
     try:
         place = folder.resolve()
@@ -232,9 +242,9 @@ def _place(folder: Path) -> Path:
 
 
 def _unknown(folder: Path) -> str:
-    """The first file in a folder that no bundle has put there, or made as it was used.
+    """Return the first file that is not part of a bundle; empty without such a file.
 
-    Empty if there is none.
+    Files that arise from using a bundle count as part of the bundle.
     """
     try:
         mark = json.loads((folder / _MARK).read_text(encoding="utf-8"))
@@ -261,7 +271,7 @@ def _unknown(folder: Path) -> str:
 
 
 def _put(bundle: Bundle, model: ModelProto, samples: Sequence[Sample]) -> None:
-    """Write the folder beside its place, and move it there."""
+    """Write a scratch folder next to the destination, then move the folder."""
     place = bundle.folder
     place.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -356,7 +366,7 @@ def _write(
 
 
 def _record(folder: Path, samples: Sequence[Sample]) -> None:
-    """Samples, and what the model computes of them on the CPU."""
+    """Write samples and the outputs that the model computes on the CPU."""
     session = open_session(folder / _MODEL, what="the quantized model")
     for part in ("samples", "outputs"):
         (folder / part).mkdir()
@@ -370,7 +380,10 @@ def _record(folder: Path, samples: Sequence[Sample]) -> None:
 
 
 def _arrays(path: Path, arrays: Mapping[str, Any]) -> None:
-    """A .npz file; numpy's own function has no place for an array named "file"."""
+    """Write an .npz file.
+
+    ``numpy.savez`` does not support an array named "file".
+    """
     with zipfile.ZipFile(path, "w") as archive:
         for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w") as file:
@@ -382,7 +395,7 @@ def _arrays(path: Path, arrays: Mapping[str, Any]) -> None:
 
 
 def _header(settings: Mapping[str, Any]) -> str:
-    """The options as C++."""
+    """Return the provider options as a C++ header."""
 
     def pairs(options: Mapping[str, str]) -> str:
         return ", ".join(
@@ -409,7 +422,7 @@ def _header(settings: Mapping[str, Any]) -> str:
 
 
 def _replace(made: Path, place: Path, aside: Path) -> None:
-    """Put a folder into its place; what was there goes aside first."""
+    """Move a folder to its destination, after moving an existing folder aside."""
     before = aside / "before"
     if place.exists():
         place.replace(before)

@@ -1,4 +1,4 @@
-"""deploy_forecast: where the nodes of a float model will run, as it is and after legalization."""
+"""deploy_forecast: the device of each node, before and after legalization."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class DeployForecast:
     """Forecasts of a model, without and with the legalization that ``deploy`` begins with.
 
     Attributes:
-        as_is: forecast of the model as it is.
+        as_is: forecast of the model as given.
         legalized: forecast of the legalized model; None for a quantized model, which ``deploy``
-            does not take, and where legalization failed.
+            does not accept, and if legalization failed.
         notes: rewrites of the legalization.
-        problem: why the model could not be legalized; empty if it could.
+        problem: reason why legalization failed; empty if it succeeded.
     """
 
     as_is: Preflight
@@ -35,7 +35,7 @@ class DeployForecast:
 
     @property
     def best(self) -> Preflight:
-        """The forecast that ``deploy`` will reach."""
+        """Return the forecast of the model that ``deploy`` quantizes."""
         return self.as_is if self.legalized is None else self.legalized
 
     def __str__(self) -> str:
@@ -58,14 +58,20 @@ def deploy_forecast(
     release: str = RELEASE,
     shapes: Mapping[str, Sequence[int]] | None = None,
 ) -> DeployForecast:
-    """Forecast where the nodes of a model run as it is, and after legalization.
+    """Forecast where the nodes of a model run, before and after legalization.
 
     Args:
-        model, target, kind, release: as for ``preflight``.
+        model: as for ``preflight``.
+        target: as for ``preflight``.
+        kind: as for ``preflight``.
+        release: as for ``preflight``.
         shapes: sizes of dynamic dimensions, by the name of an input, as for ``legalize``.
 
+    Returns:
+        Both forecasts, and the rewrites.
+
     Raises:
-        ConfigError: there is no such device, number format, release or input.
+        ConfigError: the device, number format, release or input is unknown.
         ModelError: the model cannot be read.
     """
     loaded = load(model)

@@ -1,9 +1,9 @@
-"""The processor's own report, ``vitisai_ep_report.json``, beside a forecast.
+"""The processor's own report, ``vitisai_ep_report.json``, compared with a forecast.
 
-The report is written while a model is compiled, where XLNX_ONNX_EP_REPORT_FILE names it and the
-provider option enable_cache_file_io_in_mem is 0. It is the JSON form of a protobuf message
-(zmaychek84/vaip, capability.proto, 2025-03) and knows nodes by the tensors they compute; it gives
-no reasons.
+The compiler writes the report to the path in XLNX_ONNX_EP_REPORT_FILE if the provider option
+enable_cache_file_io_in_mem is 0. The format is the JSON form of a protobuf message
+(zmaychek84/vaip, capability.proto, 2025-03). The report identifies nodes by their output tensors
+and gives no reasons.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _DEVICES = {"DPU": "NPU", "IPU": "NPU", "VAIML": "NPU"}
 
 @dataclass(frozen=True)
 class EPReport:
-    """What ran where.
+    """Devices of a compiled model's nodes.
 
     Attributes:
-        counts: nodes by device, with "NPU" for whatever the report calls it.
-        devices: the device of a node, by the first tensor that it computes.
-        subgraphs: pieces by device; empty where the report has none.
+        counts: number of nodes by device; "NPU" replaces the report's names of the processor.
+        devices: device of each node, by the node's first output tensor.
+        subgraphs: number of subgraphs by device; empty if the report lists none.
     """
 
     counts: dict[str, int]
@@ -40,12 +40,12 @@ class EPReport:
 
 @dataclass(frozen=True)
 class Scored:
-    """A forecast held against a report.
+    """A forecast compared with a report.
 
     Attributes:
-        counts: for each device how many nodes were forecast, and how many the report has.
-        matched: of how many nodes the report names the device.
-        wrong: the nodes of which the forecast was another: name, operator, forecast, reported.
+        counts: numbers of nodes by device: forecast, reported.
+        matched: number of nodes with a device in the report.
+        wrong: nodes with another device than forecast: name, operator, forecast, reported.
     """
 
     counts: dict[str, tuple[int, int]]
@@ -71,8 +71,14 @@ class Scored:
 def read_report(path: str | Path) -> EPReport:
     """Read a report.
 
+    Args:
+        path: path of ``vitisai_ep_report.json``.
+
+    Returns:
+        The devices of the nodes.
+
     Raises:
-        ConfigError: there is no such file, or it is none.
+        ConfigError: the file does not exist, or is no report.
     """
     try:
         text = read_text(Path(path))
@@ -108,7 +114,15 @@ def read_report(path: str | Path) -> EPReport:
 
 
 def score(forecast: Preflight, report: EPReport) -> Scored:
-    """Hold a forecast against a report on the same model."""
+    """Compare a forecast with a report on the same model.
+
+    Args:
+        forecast: the forecast.
+        report: the report of the compiler.
+
+    Returns:
+        Numbers of nodes, and the nodes with another device than forecast.
+    """
     names = dict.fromkeys([*forecast.counts, *report.counts])
     counts = {
         name: (forecast.counts.get(name, 0), report.counts.get(name, 0))
@@ -131,10 +145,10 @@ def score(forecast: Preflight, report: EPReport) -> Scored:
 
 
 def _summed(rows: Iterable[tuple[Any, Any]]) -> dict[str, int]:
-    """Counts by device; a device may have several rows, under older names.
+    """Add up counts by device; a device may have several rows, under older names.
 
     Raises:
-        ValueError: a count is none.
+        ValueError: a count is no natural number.
     """
     found = Counter[str]()
     for name, count in rows:

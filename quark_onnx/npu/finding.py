@@ -1,4 +1,4 @@
-"""Finding: one thing that a target does not take, where it stands, by which rule, and what to do."""  # noqa: E501
+"""Findings: rules of a target that a model breaks, with the node and the fix."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _QUARK = "amd-quark 0.13, quantizers and refine.py"
 
 @dataclass(frozen=True)
 class Rule:
-    """What is asked.
+    """A rule of a target.
 
     Attributes:
-        title: in words.
-        source: where that is written, with its date.
-        sure: whether the sources agree; else a finding is a warning.
-        mend: what to do about a model that breaks it, the command where there is one.
+        title: the rule in words.
+        source: publication with the rule, and its date.
+        sure: True if all sources agree; otherwise a finding is a warning.
+        mend: how to fix a model that breaks the rule; a command if there is one.
     """
 
     title: str
@@ -149,12 +149,12 @@ RULES: dict[str, Rule] = {
 
 @dataclass(frozen=True)
 class Finding:
-    """A rule that is broken.
+    """A broken rule.
 
     Attributes:
-        rule: its name in ``RULES``.
-        node: where; empty for the model as a whole.
-        figures: what was found.
+        rule: name of the rule in ``RULES``.
+        node: name of the node; empty for the model as a whole.
+        figures: the values that break the rule.
     """
 
     rule: str
@@ -163,7 +163,7 @@ class Finding:
 
     @property
     def severity(self) -> str:
-        """ "error", or "warning" where the sources do not agree."""
+        """Return "error", or "warning" if the sources disagree."""
         return "error" if RULES[self.rule].sure else "warning"
 
     def __str__(self) -> str:

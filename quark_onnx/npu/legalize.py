@@ -1,4 +1,4 @@
-"""legalize: say what a model says in the words that the compiler of a Ryzen AI processor takes."""
+"""legalize: rewrite a model with operators that the NPU compiler supports."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from quark_onnx.steps.run import agree, run
 
 @dataclass(frozen=True)
 class Legalized:
-    """A model in other words.
+    """A rewritten model.
 
     Attributes:
-        model: it computes what the given one computes on inputs of the fixed shapes.
-        notes: what was rewritten, and what was rolled back because the outputs had changed.
+        model: a model with the original outputs on inputs of the fixed shapes.
+        notes: rewrites, and rewrites that were rolled back because they changed the outputs.
     """
 
     model: ModelProto
@@ -53,23 +53,28 @@ def legalize(
     output: str | Path | None = None,
     nhwc: bool = False,
 ) -> Legalized:
-    """Rewrite a model, float or with Q/DQ pairs of any tool, without changing what it computes.
+    """Rewrite a model for a processor without changing its outputs.
 
-    Shapes become static (a batch without one becomes 1), attributes are written out, layers get
-    parameters of their own; a float model also loses Split, ReduceMean over images,
-    BatchNormalization and averages over large images. Each step is checked by running the model,
-    and rolled back if outputs change.
+    Shapes become static (a batch without a size becomes 1), attributes become explicit, and layers
+    get parameters of their own. A float model also loses Split, ReduceMean over images,
+    BatchNormalization and averages over large images. Each step is verified by running the model,
+    and rolled back if the outputs change.
 
     Args:
+        model: a path or a model, float or with Q/DQ pairs of any tool.
+        target: name of the target.
         shapes: sizes of dynamic dimensions, by the name of an input.
-        output: where the result is written, through a file that is verified first.
-        nhwc: inputs and outputs of four axes get their channels last, as images come from a camera
-            or decoder.
+        output: path where the result is written, through a file that is verified first.
+        nhwc: True to put the channels of four-dimensional inputs and outputs last, as cameras and
+            decoders deliver images.
+
+    Returns:
+        The rewritten model, and the rewrites.
 
     Raises:
-        ConfigError: there is no such target or input, or the output cannot be written.
+        ConfigError: the target or an input is unknown, or the output cannot be written.
         ModelError: the model cannot be read, or runs on no random input of these shapes, so that
-            nothing could be verified.
+            no step could be verified.
 
     >>> from onnx import parser
     >>> text = '''<ir_version: 9, opset_import: ["": 17]> g (float[N,3,8,8] x) => (float[N,3] y)
@@ -131,10 +136,13 @@ def _channels_last(
     reference: Reference,
     sample: Sample,
 ) -> tuple[Graph, list[str], Sample]:
-    """The graph with another interface, what has its channels last, and a sample for it.
+    """Put the channels of inputs and outputs last, and transpose the sample.
+
+    Returns:
+        The graph, notes on the changed tensors, and the sample.
 
     Raises:
-        ModelError: it computes something else.
+        ModelError: the graph computes other values.
     """
     result, names = channels_last(graph)
     turned = {

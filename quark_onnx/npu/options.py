@@ -1,8 +1,8 @@
-"""What the execution provider of each device is told: Ryzen AI documentation 1.8 (2026-07-23),
-modelrun.rst.
+"""Options of the execution provider, by device.
 
-Values are texts. ``{folder}`` stands for the folder of the model and ``{env:NAME}`` for a variable
-of the environment; who opens the session puts them in.
+Source: Ryzen AI documentation 1.8 (2026-07-23), modelrun.rst. Values are texts. ``{folder}``
+represents the model's folder and ``{env:NAME}`` an environment variable; the loader that opens the
+session substitutes both.
 """
 
 from __future__ import annotations
@@ -26,7 +26,12 @@ DETECTED = ("phx", "stx", "krk")
 
 
 def provider_options(target: Target, kind: str) -> dict[str, str]:
-    """Options for a device and a number format ("XINT8", "A8W8", "A16W8" or "BF16")."""
+    """Return the options for a device and a number format.
+
+    Args:
+        target: the device.
+        kind: "XINT8", "A8W8", "A16W8" or "BF16".
+    """
     if kind == "BF16":
         return {"config_file": "{folder}/" + CONFIG_FILE, **_CACHE}
     if target.compiler == "X1":
@@ -40,8 +45,9 @@ def provider_options(target: Target, kind: str) -> dict[str, str]:
 
 
 def devices_for(target: Target, kind: str) -> dict[str, dict[str, str]]:
-    """Options for every device that can be told apart and takes the format: that of the target
-    first.
+    """Return the options of every detectable device that supports a number format.
+
+    The target's options come first.
     """
     rows = {name: TARGETS[name] for name in DETECTED if kind in TARGETS[name].presets}
     first = {"hpt": "phx"}.get(target.name, target.name)
@@ -50,9 +56,9 @@ def devices_for(target: Target, kind: str) -> dict[str, dict[str, str]]:
 
 
 def compiler_config() -> dict[str, Any]:
-    """The ``config_file`` for BF16: modelrun.rst of the same release.
+    """Return the ``config_file`` for BF16 (modelrun.rst of release 1.8).
 
-    ``targets`` is needed since 1.6.
+    ``targets`` is required since release 1.6.
     """
     return {
         "passes": [

@@ -1,4 +1,4 @@
-"""A forecast as a page: figures, the model drawn in the pieces that it falls into, and why."""
+"""HTML page of a forecast: figures, a drawing of the subgraphs, and reasons."""
 
 from __future__ import annotations
 
@@ -27,7 +27,14 @@ td:first-child { white-space: nowrap; }
 
 
 def write_page(found: Preflight, path: Path, name: str = "model") -> None:
-    """Write the page; ``path`` is the whole page or what it was.
+    """Write the page of a forecast.
+
+    The file is written atomically.
+
+    Args:
+        found: the forecast.
+        path: path of the HTML file.
+        name: title of the model.
 
     Raises:
         OSError: the folder cannot be written to.
@@ -36,7 +43,12 @@ def write_page(found: Preflight, path: Path, name: str = "model") -> None:
 
 
 def render(found: Preflight, name: str = "model") -> str:
-    """The text of the page; ``name`` is what the model is called."""
+    """Return the page's HTML.
+
+    Args:
+        found: the forecast.
+        name: title of the model.
+    """
     parts = [_header(found, name), _reasons(found), _drawing(found)]
     return document(f"{name}: forecast for {found.target.name}", parts, _STYLE)
 
@@ -64,7 +76,7 @@ def _header(found: Preflight, name: str) -> str:
 
 
 def _action(mend: str, effect: str) -> Action:
-    """Return an action; a fix that is a command is set as one."""
+    """Return an action; a fix that is a command is set as a command."""
     if mend.startswith("quark-onnx "):
         return Action("run", mend, effect)
     return Action(mend, effect=effect)
@@ -72,13 +84,13 @@ def _action(mend: str, effect: str) -> Action:
 
 @dataclass(frozen=True)
 class _Canvas:
-    """The measures of a drawing.
+    """Measures of a drawing, in pixels.
 
     Attributes:
-        width: of the drawing.
-        margin: what is left at the sides for lines.
-        side: boxes side by side that are drawn.
-        class_: of the drawing, by which the style sheet shows it.
+        width: width of the drawing.
+        margin: margin for lines at both sides.
+        side: number of boxes in a row.
+        class_: CSS class of the drawing.
     """
 
     width: float
@@ -92,7 +104,7 @@ _WIDE, _NARROW = _Canvas(960.0, 60.0, 5, "wide"), _Canvas(380.0, 36.0, 2, "narro
 
 @dataclass(frozen=True)
 class _Box:
-    """A piece in the drawing."""
+    """A subgraph partition in the drawing."""
 
     number: int
     verdicts: tuple[Verdict, ...]
@@ -116,7 +128,7 @@ class _Box:
 
 
 def _boxes(found: Preflight) -> list[_Box]:
-    """The pieces in rows: each below all that it reads from."""
+    """Arrange the partitions in rows, with consumers below their producers."""
     rows = dict[int, int]()
     for number in dict.fromkeys(found.pieces):
         rows[number] = 0
@@ -159,7 +171,7 @@ def _drawing(found: Preflight) -> str:
 
 
 def _picture(found: Preflight, boxes: list[_Box], canvas: _Canvas) -> tuple[str, int]:
-    """Return a drawing, and how many boxes it leaves out."""
+    """Return a drawing, and the number of omitted boxes."""
     shown = [box for box in boxes if box.row < _ROWS]
     at, parts, links = dict[int, tuple[float, float, float]](), list[str](), list[str]()
     for row in sorted({box.row for box in shown}):
@@ -195,7 +207,7 @@ def _link(
     second: tuple[float, float, float],
     right: float,
 ) -> str:
-    """A line from a box to one below; around those between, from edge to edge on the right."""
+    """Return a line between boxes; a line across rows runs along the right edge."""
     (x0, y0, width0), (x1, y1, width1) = first, second
     if y1 - y0 <= _ROW:
         middle = (y0 + _BOX + y1) / 2

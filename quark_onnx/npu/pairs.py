@@ -1,9 +1,9 @@
-"""Positions in a model with Q/DQ pairs, whoever wrote it.
+"""Positions of tensors in a model with Q/DQ pairs of any tool.
 
-A tensor is known by its codes: the output of a QuantizeLinear, or the constant that a lone
-DequantizeLinear reads. The rules for what belongs to a node's result are those of amd-quark 0.13
-(refine.py): behind an activation that is fused into it, and behind the factor that imitates the
-engine's average or hard sigmoid.
+A tensor is identified by its codes: the output of a QuantizeLinear, or the constant that a lone
+DequantizeLinear reads. The codes of a node's result are found by the rules of amd-quark 0.13
+(refine.py): after a fused activation, and after the factor that imitates the engine's average or
+hard sigmoid.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _FACTORED = frozenset({"AveragePool", "GlobalAveragePool", "HardSigmoid"})
 
 @dataclass(frozen=True)
 class Grid:
-    """What a Q or DQ node reads beside the values.
+    """Scale, zero point and type of a Q or DQ node.
 
     Attributes:
-        scale: all its values; None if they are computed.
-        zero_point: likewise; zeros where it is left out.
-        elem_type: of the codes, as ONNX numbers types.
+        scale: values of the scale; None if the scale is computed.
+        zero_point: values of the zero point; zeros if it is omitted, None if it is computed.
+        elem_type: type of the codes, as ``TensorProto.DataType``.
     """
 
     scale: NDArray[Any] | None
@@ -41,7 +41,7 @@ class Grid:
 
     @property
     def position(self) -> int | None:
-        """p of one scale 2**-p for the whole tensor; None if there is no such scale."""
+        """Return p of a per-tensor scale 2**-p; None unless the scale has this form."""
         if self.scale is None or self.scale.size != 1:
             return None
         scale = float(self.scale.reshape(-1)[0])
@@ -52,7 +52,7 @@ class Grid:
 
     @property
     def symmetric(self) -> bool:
-        """Whether zero lies in the middle of the codes."""
+        """Return True if the zero point is the middle code."""
         if self.zero_point is None:
             return False
         middle = _MIDDLES.get(self.elem_type, 0)
@@ -60,9 +60,7 @@ class Grid:
 
 
 class Pairs:
-    """The Q and DQ nodes of a graph, and the positions of all tensors whose scale is a power of
-    two.
-    """
+    """Q and DQ nodes of a graph, and positions of tensors with power-of-two scales."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -77,7 +75,7 @@ class Pairs:
                 ] = position
 
     def grid(self, node: Node) -> Grid:
-        """The grid of a Q or DQ node."""
+        """Return the grid of a Q or DQ node."""
         scale = self.graph.constant(node.input(1))
         if not node.input(2):
             codes = node.outputs[0] if node.op_type in QUANTIZE else node.inputs[0]
@@ -111,8 +109,9 @@ class Pairs:
         return any(each.kind == "LeakyRelu" for each in self.chain(node)[1:])
 
     def chain(self, node: Node) -> list[Node]:
-        """A node, and what is computed with it, the factor behind an average or a hard sigmoid
-        among it.
+        """Return a node with its fused nodes.
+
+        The factor after an average or a hard sigmoid is part of the chain.
         """
         return chain(
             self.graph,
@@ -125,7 +124,7 @@ class Pairs:
         )
 
     def codes_of(self, node: Node) -> str:
-        """The codes of what a node computes; empty where it is not rounded."""
+        """Return the codes of a node's result; empty if the result is not rounded."""
         readers = self.graph.consumers(node.outputs[0]) if node.outputs else []
         return next(
             (reader.outputs[0] for reader in readers if reader.op_type in QUANTIZE),

@@ -1,4 +1,4 @@
-"""The pieces of a model that a processor gets, and the Q and DQ nodes around them."""
+"""Subgraph partitions for a processor, and the Q and DQ nodes around them."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Piece:
-    """Nodes that hang together on one side: on the processor, or off it.
+    """Connected nodes on one side: on the processor, or off the processor.
 
     Attributes:
-        nodes: in the order of the graph.
-        inside: whether they are on the processor.
-        level: how many times one has to leave the processor to get there from an input.
+        nodes: nodes in graph order.
+        inside: True if the nodes run on the processor.
+        level: number of exits from the processor on the way from an input.
     """
 
     nodes: tuple[Node, ...]
@@ -41,10 +41,10 @@ class Piece:
 
 
 def pieces(graph: Graph, devices: Devices) -> list[Piece]:
-    """The pieces of a model, in the order of their first nodes.
+    """Return the partitions of a model, in the order of their first nodes.
 
-    Nodes are in one piece where they hang together and nothing on the way between them runs
-    elsewhere: else the piece would have to wait for what waits for it.
+    Connected nodes share a partition unless a node on a path between them runs elsewhere. A
+    partition with such a path would wait for its own result.
     """
     levels, root = dict[Node, int](), dict[Node, Node]()
     for node in (node for node in graph.nodes if node in devices):
@@ -66,7 +66,7 @@ def pieces(graph: Graph, devices: Devices) -> list[Piece]:
 
 
 def edges(graph: Graph, devices: Devices) -> Counter[str]:
-    """How many Q and DQ nodes of a quantized model run where."""
+    """Count the Q and DQ nodes of a quantized model by device."""
     found = Counter[str]()
     for node in graph.nodes:
         if node.op_type in QUANTIZE:
@@ -84,9 +84,10 @@ def edges(graph: Graph, devices: Devices) -> Counter[str]:
 
 
 def expected_edges(graph: Graph, devices: Devices) -> Counter[str]:
-    """The same for a float model as amd-quark would quantize it: every tensor between operators
-    that are not fused is rounded, each reader has a DQ node of its own, and so has each weight and
-    bias.
+    """Count Q and DQ nodes by device, as amd-quark would quantize a float model.
+
+    Every tensor between operators that are not fused is rounded. Each reader, weight and bias has a
+    DequantizeLinear of its own.
     """
     found = Counter[str]()
     inner = {id(node) for start in graph.nodes for node in _chain(graph, start)[1:]}
@@ -119,7 +120,7 @@ def expected_edges(graph: Graph, devices: Devices) -> Counter[str]:
 
 
 def _chain(graph: Graph, node: Node) -> list[Node]:
-    """A node, and what is computed with it."""
+    """Return a node with its fused nodes."""
 
     def follows(each: Node, behind: Node) -> bool:
         factor = behind.kind == "Mul" and any(map(graph.is_constant, behind.inputs))
@@ -129,8 +130,9 @@ def _chain(graph: Graph, node: Node) -> list[Node]:
 
 
 def _root(root: dict[T, T], node: T) -> T:
-    """The end of a path, which is halved on the way (Tarjan & van Leeuwen 1984): else a chain takes
-    quadratic time.
+    """Return the root of a node, with path halving (Tarjan & van Leeuwen 1984).
+
+    Without halving, a chain takes quadratic time.
     """
     while root[node] is not node:
         root[node] = root[root[node]]

@@ -1,10 +1,9 @@
-"""Where a node of a model will run, and why: the rules in the order in which they speak, the first
-that does decides.
+"""Device of a node, and the reason: an ordered list of rules, the first match decides.
 
-Each rule looks at a node and says nothing or a verdict. They come from the documentation, from the
-published source of an older converter, from logs of AMD's own runs (RyzenAI-SW,
-quark_quantization/models/*.log, 2025-10-14, release 1.7) and from measurements by others; a verdict
-says which.
+Each rule returns None or a verdict. The rules come from the documentation, from the published
+source of an older converter, from logs of AMD's own runs (RyzenAI-SW,
+quark_quantization/models/*.log, 2025-10-14, release 1.7) and from third-party measurements. A
+verdict names its source.
 """
 
 from __future__ import annotations
@@ -45,20 +44,20 @@ _MOVING = frozenset({"Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze"})
 
 @dataclass(frozen=True)
 class Verdict:
-    """What becomes of a node.
+    """Device of a node, with the reason.
 
     Attributes:
-        node: its name.
-        op_type: its operator.
-        output: the first tensor that it computes, by which reports know it.
-        device: "NPU", "CPU", or "abort" where the compiler ends the process.
-        reason: why, in words.
-        mend: what brings it to the NPU; empty if nothing is known, or it is there.
+        node: name of the node.
+        op_type: operator of the node.
+        output: first output tensor, by which reports identify the node.
+        device: "NPU", "CPU", or "abort" if the compiler ends the process.
+        reason: the reason in words.
+        mend: how to bring the node to the NPU; empty if no way is known, or the node is there.
         confidence: "documented"; "measured" on a device by AMD or others; "read" in source code;
             "inferred".
-        source: where that is written, with its date.
-        cause: the reason without the names of tensors, by which nodes are grouped; empty where
-            ``reason`` has none.
+        source: publication with the rule, and its date.
+        cause: the reason without tensor names, by which nodes are grouped; empty if ``reason`` has
+            no names.
     """
 
     node: str
@@ -81,7 +80,17 @@ def verdict(  # noqa: PLR0913
     source: str = SOURCE,
     cause: str = "",
 ) -> Verdict:
-    """A verdict on a node."""
+    """Return a verdict on a node.
+
+    Args:
+        node: the node.
+        device: as in ``Verdict``.
+        reason: as in ``Verdict``.
+        mend: as in ``Verdict``.
+        confidence: as in ``Verdict``.
+        source: as in ``Verdict``.
+        cause: as in ``Verdict``.
+    """
     return Verdict(
         node.name,
         node.op_type,
@@ -97,14 +106,14 @@ def verdict(  # noqa: PLR0913
 
 @dataclass(frozen=True)
 class Case:
-    """What a verdict depends on beside the node.
+    """Context of a verdict.
 
     Attributes:
-        graph: where it stands.
+        graph: the model's graph.
         target: the device.
         kind: the number format: "XINT8", "A8W8", "A16W8" or "BF16".
-        release: of Ryzen AI, as "1.7".
-        quantized: whether the graph has Q/DQ pairs; else they are yet to come.
+        release: release of Ryzen AI, such as "1.7".
+        quantized: True if the graph has Q/DQ pairs; otherwise they are still to be inserted.
     """
 
     graph: Graph
@@ -114,13 +123,18 @@ class Case:
     quantized: bool = False
 
     def around(self, node: Node) -> list[str]:
-        """The tensors that a node reads and computes, constants and omitted ones left out."""
+        """Return the tensors that a node reads and computes, without constants."""
         names = [name for name in (*node.inputs, *node.outputs) if name]
         return [name for name in names if not self.graph.is_constant(name)]
 
 
 def verdict_of(case: Case, node: Node) -> Verdict:
-    """What becomes of a node."""
+    """Return the verdict on a node.
+
+    Args:
+        case: context of the verdict.
+        node: the node.
+    """
     for rule in _RULES:
         found = rule(case, node)
         if found is not None:
@@ -155,9 +169,10 @@ def verdict_of(case: Case, node: Node) -> Verdict:
 
 
 def whole_model(case: Case) -> tuple[str, str, str, str] | None:
-    """Why no node at all will run there, what to do, the confidence and the source.
+    """Return the reason why no node can run on the processor.
 
-    None if nothing is known.
+    Returns:
+        Reason, fix, confidence and source; None if no such reason is known.
     """
     if case.kind not in case.target.presets:
         reason = (
@@ -278,7 +293,7 @@ def _shape(case: Case, node: Node) -> Verdict | None:
 
 
 def _ends(case: Case, node: Node) -> Verdict | None:
-    """Data that is only moved at the end of a model stays on the CPU."""
+    """Keep nodes on the CPU that only move data at the end of a model."""
     graph = case.graph
     after = [node]
     while (
@@ -295,9 +310,9 @@ def _ends(case: Case, node: Node) -> Verdict | None:
 
 
 def _factored(case: Case, node: Node) -> Node:
-    """What a Mul imitates the engine's arithmetic of, by a constant factor behind it.
+    """Return the node whose engine arithmetic a Mul imitates by a constant factor.
 
-    Any other node itself.
+    Other nodes are returned unchanged.
     """
     leaders = case.graph.leaders(node)
     constant = any(case.graph.is_constant(name) for name in node.inputs)
@@ -350,7 +365,7 @@ def _ranks(case: Case, node: Node) -> Verdict | None:
 
 
 def _beside_moving(case: Case, node: Node) -> Verdict | None:
-    """A reshape or transpose that only prepares one in five dimensions goes with it."""
+    """Place a reshape or transpose with its five-dimensional neighbour."""
     if case.kind == "BF16" or node.kind not in _MOVING:
         return None
     near = [
@@ -366,7 +381,10 @@ def _beside_moving(case: Case, node: Node) -> Verdict | None:
 
 
 def _depthwise(case: Case, node: Node) -> Verdict | None:
-    """Which convolutions AMD's logs speak of is arithmetic on their counts: the logs name no nodes."""  # noqa: E501
+    """Place depthwise convolutions.
+
+    AMD's logs name no nodes; the affected convolutions are inferred from the logs' counts.
+    """
     if case.kind not in _INTEGER or case.target.compiler == "X1":
         return None
     conv = node
@@ -406,7 +424,7 @@ def _results(case: Case, node: Node) -> Verdict | None:
 
 
 def _unquantized(case: Case, node: Node) -> Verdict | None:
-    """A product that was left out of quantization, or one of two computed tensors."""
+    """Place products that are not quantized, or that multiply two computed tensors."""
     if case.kind == "BF16" or node.kind not in LAYERS:
         return None
     if not constant_behind(case.graph, node.input(1)):
@@ -443,7 +461,7 @@ def _unquantized(case: Case, node: Node) -> Verdict | None:
 
 
 def _strict(case: Case, node: Node) -> Verdict | None:
-    """What the converter of X1 does not take."""
+    """Place nodes that the converter of X1 does not support."""
     if case.target.compiler != "X1":
         return None
     sizes = [case.graph.shape(name) for name in case.around(node)]
@@ -477,7 +495,7 @@ def _bounded(case: Case, node: Node) -> bool:
 
 
 def _odd(case: Case, node: Node) -> bool:
-    """Whether a Resize is of a kind that the converter of X1 has no rule for."""
+    """Return True for a Resize without a rule in the converter of X1."""
     mode, places = (
         node.attribute("mode", "nearest"),
         node.attribute("coordinate_transformation_mode", "half_pixel"),

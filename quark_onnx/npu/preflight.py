@@ -1,9 +1,8 @@
-"""preflight: which nodes a Ryzen AI processor will run, in how many pieces, before anything is
-compiled.
+"""preflight: a forecast of the nodes and subgraphs on a Ryzen AI processor.
 
-It is a forecast: nobody outside AMD knows all that its compilers refuse. Every verdict has a
-reason, a source and a confidence, and ``ep_report`` holds the forecast against what the processor's
-own report says.
+The forecast needs no compiler. It is an estimate: AMD does not publish all limits of its compilers.
+Every verdict has a reason, a source and a confidence, and ``ep_report`` compares the forecast with
+the processor's own report.
 """
 
 from __future__ import annotations
@@ -50,13 +49,13 @@ _SHOWN = 5
 
 @dataclass(frozen=True)
 class Group:
-    """Nodes that stay off the processor for the same reason.
+    """Nodes that stay off the processor for a common reason.
 
     Attributes:
         device: "CPU" or "abort".
-        cause: the reason, in words.
-        mend: what brings them to the processor; empty if nothing is known.
-        verdicts: of the nodes.
+        cause: the reason in words.
+        mend: how to bring the nodes to the processor; empty if no way is known.
+        verdicts: verdicts on the nodes.
     """
 
     device: str
@@ -66,14 +65,14 @@ class Group:
 
     @property
     def kinds(self) -> str:
-        """The operator types with their numbers of nodes."""
+        """Return the operator types with their numbers of nodes."""
         counts = Counter(each.op_type for each in self.verdicts).most_common()
         shown = ", ".join(f"{count} {kind}" for kind, count in counts[:_SHOWN])
         return shown + (", ..." if len(counts) > _SHOWN else "")
 
     @property
     def confidence(self) -> str:
-        """How the verdicts are known, such as "measured"."""
+        """Return the confidence of the verdicts, such as "measured"."""
         return ", ".join(dict.fromkeys(each.confidence for each in self.verdicts))
 
     def __str__(self) -> str:
@@ -84,7 +83,7 @@ class Group:
 
 
 def _amount(operations: int) -> str:
-    """Return a number of operations in words.
+    """Format a number of operations.
 
     >>> _amount(1_070_000_000), _amount(2_500_000), _amount(640)
     ('1.07 GOPs', '2.50 MOPs', '640 operations')
@@ -101,19 +100,19 @@ def _nodes(count: int) -> str:
 
 @dataclass(frozen=True)
 class Preflight:
-    """A forecast.
+    """Forecast of the devices of a model's nodes.
 
     Attributes:
-        target: for which device.
-        kind: the number format: of the model, or, of a float one, that it was assumed to get.
-        release: of Ryzen AI.
-        verdicts: of each node but Q and DQ nodes, in the order of the graph.
-        operations: of each of them, in the same order.
-        pieces: for each the number of the piece it belongs to, on the processor or off it.
-        links: the pieces that read from each other, writer and reader.
+        target: the device.
+        kind: number format of the model; for a float model, the assumed format.
+        release: release of Ryzen AI.
+        verdicts: verdicts on the nodes except Q and DQ nodes, in graph order.
+        operations: number of operations of each node, in the same order.
+        pieces: number of each node's subgraph partition, on the processor or off it.
+        links: pairs of connected partitions: producer, consumer.
         counts: nodes of the quantized model on "NPU", "CPU", and "VITIS_EP_CPU" (Q and DQ nodes
             around the others).
-        quantized: whether the model has Q/DQ pairs.
+        quantized: True if the model has Q/DQ pairs.
     """
 
     target: Target
@@ -128,7 +127,7 @@ class Preflight:
 
     @property
     def subgraphs(self) -> int:
-        """How many pieces run on the processor."""
+        """Return the number of partitions on the processor."""
         return len(
             {
                 number
@@ -139,7 +138,7 @@ class Preflight:
 
     @property
     def share(self) -> float:
-        """The part of all operations that runs on the processor, in [0, 1]."""
+        """Return the fraction of operations on the processor, in [0, 1]."""
         there = sum(
             n
             for n, each in zip(self.operations, self.verdicts, strict=True)
@@ -149,17 +148,17 @@ class Preflight:
 
     @property
     def amount(self) -> str:
-        """All operations, with their unit."""
+        """Return the number of operations with its unit."""
         return _amount(sum(self.operations))
 
     @property
     def aborts(self) -> list[Verdict]:
-        """The nodes that end the process which compiles the model."""
+        """Return the nodes that crash the compiler."""
         return [each for each in self.verdicts if each.device == ABORT]
 
     @property
     def groups(self) -> list[Group]:
-        """The nodes that are not on the processor, grouped by reason; crashes come first."""
+        """Return the nodes off the processor, grouped by reason; crashes come first."""
         found = dict[tuple[str, str, str], list[Verdict]]()
         for each in self.verdicts:
             if each.device != NPU:
@@ -172,7 +171,7 @@ class Preflight:
 
     @property
     def sentence(self) -> str:
-        """The forecast in one sentence."""
+        """Return the forecast in one sentence."""
         if self.aborts:
             return (
                 f"the compiler would crash at {_nodes(len(self.aborts))}, such as"
@@ -183,8 +182,10 @@ class Preflight:
 
     @property
     def band(self) -> str:
-        """``good``: 95 % of the operations in 3 subgraphs at most; ``poor``: less than half, or a
-        crash; ``risky``: between them.
+        """Return the forecast's band: "good", "risky" or "poor".
+
+        ``good`` is 95 % of the operations in 3 subgraphs at most. ``poor`` is less than half of the
+        operations, or a crash. ``risky`` is between them.
         """
         if self.aborts or self.share < _POOR:
             return "poor"
@@ -192,7 +193,7 @@ class Preflight:
 
     @property
     def actions(self) -> list[tuple[str, str]]:
-        """What to do about the largest groups, and its effect."""
+        """Return fixes for the largest groups, with their effect."""
         counts = dict[str, int]()
         for group in self.groups:
             if group.mend:
@@ -228,15 +229,18 @@ def preflight(
     """Forecast where the nodes of a model will run.
 
     Args:
-        model: float or with Q/DQ pairs, of any tool; of a float one the nodes are counted as if it
-            were quantized.
-        target: the device.
-        kind: what a float model will be quantized to: "XINT8", "A8W8", "A16W8" or "BF16"; empty for
-            the first that the device takes.
-        release: of Ryzen AI, as "1.7".
+        model: a path or a model, float or with Q/DQ pairs of any tool. Nodes of a float model are
+            counted as if the model were quantized.
+        target: name of the device.
+        kind: number format that a float model will get: "XINT8", "A8W8", "A16W8" or "BF16"; empty
+            for the device's first format.
+        release: release of Ryzen AI, such as "1.7".
+
+    Returns:
+        Verdicts on the nodes, and the subgraph partitions.
 
     Raises:
-        ConfigError: there is no such device, number format or release.
+        ConfigError: the device, number format or release is unknown.
         ModelError: the model cannot be read.
     """
     row = TARGETS[target]
@@ -291,7 +295,7 @@ def preflight(
 
 
 def _kind(pairs: Pairs) -> str:
-    """The number format of a quantized model, empty of a float one."""
+    """Return the number format of a quantized model; empty for a float model."""
     kind = kind_of(pairs, TARGETS["npu"])
     if kind == "integer":
         wide = any(pairs.grid(node).elem_type in _WIDE for node in pairs.quantizing)

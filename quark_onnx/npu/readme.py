@@ -1,4 +1,4 @@
-"""What the folder of a deployment tells those who open it."""
+"""README of a deployment folder."""
 
 from __future__ import annotations
 
@@ -56,10 +56,13 @@ def readme(
     report: Report | None,
     others: Collection[str] = (),
 ) -> str:
-    """The text of the file, in Markdown.
+    """Return the README in Markdown.
 
     Args:
-        others: what stands in front of the model and behind it: "preprocess", "postprocess".
+        forecast: the forecast.
+        kind: number format of the model.
+        report: accuracy of the quantized model; None for BF16.
+        others: models that run before and after the model: "preprocess", "postprocess".
     """
     target = forecast.target
     quality = (

@@ -1,4 +1,4 @@
-"""Which configuration for which kind of model: AMD's advice, with figures that were measured here."""  # noqa: E501
+"""Recipes: configurations by kind of model, from AMD's advice and own measurements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the integer engine asks of scales, zero points and codes."""
+"""Rules of the integer engine for scales, zero points and codes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,11 @@ _WITH_ACTIVATION = frozenset(
 
 
 def scale_findings(pairs: Pairs) -> Iterator[Finding]:
-    """Everything that power-of-two scales are asked, C1 to C10 included."""
+    """Yield broken rules for power-of-two scales, including C1 to C10.
+
+    Args:
+        pairs: Q and DQ nodes of the model.
+    """
     for node in (*pairs.quantizing, *pairs.dequantizing):
         yield from grid_findings(node, pairs.grid(node))
     yield from _unlike(pairs)
@@ -43,7 +47,12 @@ def scale_findings(pairs: Pairs) -> Iterator[Finding]:
 
 
 def grid_findings(node: Node, grid: Grid) -> Iterator[Finding]:
-    """What is asked of the scale and zero point of a Q or DQ node."""
+    """Yield broken rules for the scale and zero point of a Q or DQ node.
+
+    Args:
+        node: the Q or DQ node.
+        grid: scale and zero point of the node.
+    """
     if grid.scale is None or grid.zero_point is None:
         yield Finding("S4", node.name, "its scale is computed as the model runs")
         return

@@ -1,10 +1,9 @@
-"""simulate: what an integer engine computes of a model with power-of-two scales, bit for bit,
-without the engine.
+"""simulate: bit-exact simulation of an integer engine with power-of-two scales.
 
-Between a DequantizeLinear and the next QuantizeLinear every number is an integer under a position
-(``integers/fixed.py``), so that nothing is rounded but where the model says so: there the integer
-is shifted to the position of the codes, rounded, and saturated. The positions are those of the
-model; the arithmetic of each operator names its source where it stands.
+Between a DequantizeLinear and the next QuantizeLinear every number is an integer with a position
+(``integers/fixed.py``), so that rounding happens only where the model rounds. There the integer is
+shifted to the position of the codes, rounded, and saturated. The positions are those of the model.
+The arithmetic of each operator cites its source.
 """
 
 from __future__ import annotations
@@ -47,15 +46,13 @@ _POSITION = ("S1", "S3", "S4")
 
 @dataclass(frozen=True)
 class Simulation:
-    """What was computed.
+    """Results of a simulation.
 
     Attributes:
-        codes: of every tensor that is rounded, by the name of its codes, the output of a
-            QuantizeLinear.
-        outputs: the model's outputs, or the tensor at which it was to stop; float32 where they are
-            no whole numbers.
-        inexact: names of those codes whose numbers were computed in float64 (a softmax, a sigmoid),
-            not as the engine does.
+        codes: codes of every rounded tensor, by the output name of its QuantizeLinear.
+        outputs: the model's outputs, or the tensor ``until``; float32 if they are not integers.
+        inexact: names of codes whose values were computed in float64 (a softmax, a sigmoid) and may
+            differ from the engine's.
     """
 
     codes: dict[str, Array]
@@ -74,28 +71,31 @@ def simulate(  # noqa: PLR0913
     codes: Mapping[str, Array] | None = None,
     until: str = "",
 ) -> Simulation:
-    """Compute a model on integers.
+    """Run a model on integers.
 
     Args:
         model: a path or a model, with Q/DQ pairs of any tool whose scales are powers of two.
-        feeds: one value for each input, as for onnxruntime. A QuantizeLinear of an input stays on
-            the CPU (Ryzen AI documentation 1.8, 2026-07-23, inst.rst), and rounds ties to even
-            whatever ``rounding`` says.
-        rounding: of ties: "even" as QuantizeLinear does, or "up" as the engine does.
+        feeds: a value for each input, as for onnxruntime. A QuantizeLinear of an input stays on the
+            CPU (Ryzen AI documentation 1.8, 2026-07-23, inst.rst), and rounds ties to even
+            regardless of ``rounding``.
+        rounding: rounding of ties: "even" as in QuantizeLinear, or "up" as in the engine.
         average: "exact", or "dpu" for the engine's product and shift instead of a division.
         gate: "exact", or "dpu" for 2731 / 2**14 instead of 1/6 in a HardSigmoid of slope 1/6.
-        softmax: "float", or "dpu" for powers by a polynomial, rounded to bfloat16 after each step,
-            that amd-quark 0.13 documents (simulate_dpu_softmax.py), where it is an option, too.
-        codes: codes that operators read instead of those that are simulated, by the names that
-            ``Simulation.codes`` has. With all codes of another machine, each tensor is simulated
+        softmax: "float", or "dpu" for powers by a polynomial that is rounded to bfloat16 after each
+            step, as an option of amd-quark 0.13 documents (simulate_dpu_softmax.py).
+        codes: codes that replace simulated codes as inputs of operators, by the names in
+            ``Simulation.codes``. With all codes of another machine, each tensor is simulated
             from its inputs alone.
-        until: stop with this tensor; only what it depends on is computed. Empty for all outputs.
+        until: name of the last tensor to compute, with its dependencies; empty for all outputs.
+
+    Returns:
+        Codes and outputs.
 
     Raises:
         ConfigError: a setting or a name is unknown.
         DataError: the feeds or codes do not fit the model.
-        ModelError: the model cannot be read, has other scales, or operators that are not known
-            here; the message says which node it is.
+        ModelError: the model cannot be read, has other scales, or has unsupported operators; the
+            message names the node.
 
     >>> from onnx import parser
     >>> text = '''<ir_version: 9, opset_import: ["": 17]> g (float[3] x) => (float[3] y)
@@ -126,7 +126,7 @@ def simulate(  # noqa: PLR0913
 
 
 class _Run:
-    """One simulation: the values that are known so far."""
+    """A simulation in progress, with the values that are computed so far."""
 
     def __init__(
         self,
@@ -149,7 +149,7 @@ class _Run:
                 )
 
     def of(self, wanted: list[str], feeds: Mapping[str, Array]) -> Simulation:
-        """Compute some tensors."""
+        """Compute the wanted tensors."""
         graph = self._graph
         known = [name for node in graph.nodes for name in node.outputs]
         for name in wanted:
@@ -262,7 +262,7 @@ class _Run:
         )
 
     def _grid(self, call: Call) -> tuple[Grid, int]:
-        """The grid of a Q or DQ node, and its position."""
+        """Return the grid of a Q or DQ node, and its position."""
         grid = self._pairs.grid(call.node)
         position = grid.position
         for finding in grid_findings(call.node, grid):

@@ -1,4 +1,4 @@
-"""What the compilers ask of a graph, whatever its number formats."""
+"""Rules of the compilers for a graph of any number format."""
 
 from __future__ import annotations
 
@@ -33,8 +33,14 @@ def structure_findings(
     graph: Graph,
     target: Target,
 ) -> Iterator[Finding]:
-    """Names, shapes, types, attributes, parameters, and operators that end the process that
-    compiles them.
+    """Yield broken rules for graphs: names, shapes, types, attributes, parameters.
+
+    Operators that crash the compiler are included.
+
+    Args:
+        model: the model.
+        graph: graph of the model.
+        target: the target.
     """
     yield from _names(graph)
     yield from _shapes(graph)
@@ -72,14 +78,18 @@ def structure_findings(
 
 
 def convolution_findings(graph: Graph) -> Iterator[Finding]:
-    """What the convolution engine alone asks."""
+    """Yield broken rules of the convolution engine.
+
+    Args:
+        graph: graph of the model.
+    """
     count = sum(node.kind == "Conv" for node in graph.nodes)
     if count < _LEAST_CONVOLUTIONS:
         yield Finding("G6", "", f"it has {count}; all of it would run on the CPU")
 
 
 def _names(graph: Graph) -> Iterator[Finding]:
-    """Tensors that are read or returned but not there, and those that two nodes compute."""
+    """Yield tensors that no node computes, and tensors that two nodes compute."""
     known = {*graph.initializers, *(value.name for value in graph.inputs)}
     for node in graph.nodes:
         for name in (name for name in node.outputs if name):

@@ -1,8 +1,8 @@
-"""Operators that Ryzen AI processors are documented to run, by number format: a prior, on which
-``placement`` builds.
+"""Operators that Ryzen AI processors are documented to support, by number format.
 
-From the documentation of Ryzen AI 1.8 (2026-07-23), ops_support.rst; the rows are the same in every
-release from 1.5. "Listed" means broad coverage: single configurations may be refused all the same.
+The table is a prior for ``placement``. Source: documentation of Ryzen AI 1.8 (2026-07-23),
+ops_support.rst; the rows are the same in every release from 1.5. "Listed" means broad coverage;
+the compiler may still refuse single configurations.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ CONVERTED = frozenset(_CONVERTED_NAMES.split())
 
 
 def listed(op_type: str, kind: str) -> bool:
-    """Whether the table lists an operator for a number format.
+    """Return True if the table lists an operator for a number format.
 
     >>> listed("Conv", "XINT8"), listed("Sigmoid", "XINT8"), listed("Sigmoid", "A8W8")
     (True, False, True)
@@ -80,5 +80,5 @@ def listed(op_type: str, kind: str) -> bool:
 
 
 def shown(op_type: str, kind: str) -> bool:
-    """Whether it runs there by another source than the table."""
+    """Return True if an operator is known to run by a source outside the table."""
     return op_type in _SHOWN.get(KINDS[kind], ())

@@ -1,5 +1,6 @@
-"""Tail: the model behind the one for the processor, which a bundle runs on the CPU: boxes decoded,
-scores sorted.
+"""Tail: the model that a bundle runs on the CPU after the processor's model.
+
+A tail decodes boxes or sorts scores, for example.
 """
 
 from __future__ import annotations
@@ -16,19 +17,27 @@ from quark_onnx.steps import Reference, Sample
 
 
 def try_tail(tail: ModelProto, front: ModelProto, sample: Sample) -> None:
-    """Run it once behind the model in front of it.
+    """Run the tail once on the outputs of the first model.
+
+    Args:
+        tail: the model that runs last.
+        front: the model that runs first.
+        sample: inputs of the first model.
 
     Raises:
-        ConfigError: it does not fit behind it.
-        ModelError: it cannot be run there.
+        ConfigError: the inputs of the tail do not fit the outputs of the first model.
+        ModelError: the tail cannot be run.
     """
     _check(tail, Graph.of(front))
     _run(tail, {**sample, **Reference(front).outputs(sample)})
 
 
 def _check(tail: ModelProto, front: Graph) -> None:
-    """Raise ConfigError where a model reads what the one in front of it neither computes nor is
-    given, or nothing that it computes.
+    """Check the inputs of the tail.
+
+    Raises:
+        ConfigError: an input is neither an input nor an output of the first model, or the tail
+            reads no output of the first model.
     """
     known = {
         value.name: value.type.tensor_type.elem_type
@@ -59,7 +68,10 @@ def _check(tail: ModelProto, front: Graph) -> None:
 
 
 def _called(kind: int) -> str:
-    """A type in words; a file can hold any number there, and has 0 for what is no tensor."""
+    """Return the name of a type.
+
+    A file can hold any number as a type, and 0 if the value is no tensor.
+    """
     if kind == TensorProto.UNDEFINED:
         return "no tensor of a known type"
     return (

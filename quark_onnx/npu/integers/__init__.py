@@ -1,4 +1,4 @@
-"""Operators on integers that stand for numbers under power-of-two scales."""
+"""Operators on integers with power-of-two scales."""
 
 from quark_onnx.npu.integers.call import Call, Operator, Real, Value, exact
 from quark_onnx.npu.integers.fixed import Fixed, Rounding, rounded

@@ -1,4 +1,4 @@
-"""Call: one node with the values that it reads, and what an operator needs to know beside them."""
+"""Calls: nodes with input values and context."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from quark_onnx.npu.integers.fixed import Fixed
 
 @dataclass(frozen=True)
 class Real:
-    """Floats: what the model is given, and what is computed in float.
+    """Floats: inputs of the model and results that are computed in float.
 
     Attributes:
         values: float64.
-        given: they are values of an input, at most moved.
-        known: they are what the engine is documented to compute.
+        given: True if the values are values of an input, moved at most.
+        known: True if the values follow the engine's documentation.
     """
 
     values: NDArray[np.float64]
@@ -37,12 +37,14 @@ Value = Fixed | Real | NDArray[Any]
 
 @dataclass(frozen=True)
 class Call:
-    """A node that is to be computed.
+    """A node with the values of its inputs.
 
     Attributes:
-        graph, node: where it stands. inputs: one value for each input, None for one that is left
-        out. engine: what is computed as the engine is documented to, instead of exactly: "average",
-        "gate", "softmax".
+        graph: graph of the node.
+        node: the node to compute.
+        inputs: a value for each input, None for an omitted input.
+        engine: operators that follow the engine's documentation instead of exact arithmetic:
+            "average", "gate", "softmax".
     """
 
     graph: Graph
@@ -51,14 +53,14 @@ class Call:
     engine: frozenset[str] = frozenset()
 
     def has(self, index: int) -> bool:
-        """Whether an input is there."""
+        """Return True if an input is present."""
         return index < len(self.inputs) and self.inputs[index] is not None
 
     def fixed(self, index: int) -> Fixed:
-        """An input on integers.
+        """Return an input as integers.
 
         Raises:
-            ModelError: it is float.
+            ModelError: the input is float.
         """
         value = self.inputs[index]
         if value is None or isinstance(value, Real):
@@ -68,23 +70,23 @@ class Call:
         return exact(value)
 
     def moved(self, change: Callable[[NDArray[Any]], NDArray[Any]]) -> list[Value]:
-        """The first input at other places, or some of its values, whatever kind of number they are."""  # noqa: E501
+        """Apply a move or a selection of values to the first input, of any kind of number."""
         value = self.inputs[0]
         if isinstance(value, Real):
             return [replace(value, values=change(value.values))]
         return [self.fixed(0).shaped(change)]
 
     def size(self) -> tuple[int, ...]:
-        """The shape of the first input."""
+        """Return the shape of the first input."""
         value = self.inputs[0]
         assert value is not None
         return (value.values if isinstance(value, Fixed | Real) else value).shape
 
     def known(self, index: int) -> NDArray[Any]:
-        """An input whose value is known beforehand.
+        """Return the value of a constant input.
 
         Raises:
-            ModelError: it is computed.
+            ModelError: the input is computed.
         """
         value = self.inputs[index]
         if not isinstance(value, np.ndarray):
@@ -93,8 +95,9 @@ class Call:
 
     @property
     def corrected(self) -> bool:
-        """Whether a Mul with a constant alone reads the result: amd-quark's form of what the engine
-        makes of it.
+        """Return True if only a Mul with a constant reads the result.
+
+        amd-quark writes this factor to imitate the engine's arithmetic.
         """
         graph, result = self.graph, self.node.outputs[0]
         behind = graph.consumers(result)
@@ -107,7 +110,7 @@ class Call:
         return constant and [node.kind for node in behind] == ["Mul"]
 
     def refused(self, reason: str) -> ModelError:
-        """The error of a node that cannot be simulated."""
+        """Return the error for a node that cannot be simulated."""
         first = self.node.input(0)
         way = (
             f"; until={first!r} stops in front of it"
@@ -117,10 +120,10 @@ class Call:
         return ModelError(f"{self.node!r} cannot be simulated: {reason}{way}")
 
     def evaluated(self, arrays: Mapping[int, NDArray[Any]]) -> list[NDArray[Any]]:
-        """All outputs, by the reference evaluator of ONNX.
+        """Return all outputs, as computed by ONNX's reference evaluator.
 
         Args:
-            arrays: instead of the values of some inputs, by their index.
+            arrays: replacements for input values, by input index.
         """
         given = {
             name: np.asarray(arrays.get(index, self.inputs[index]))
@@ -143,12 +146,12 @@ Operator = Callable[[Call], "list[Value]"]
 
 
 def exact(value: Fixed | NDArray[Any]) -> Fixed:
-    """Integers as they are, constants as the integers that they are under some position."""
+    """Return a value as integers; constants are represented exactly."""
     return value if isinstance(value, Fixed) else Fixed.exactly(value)
 
 
 def reals(value: Value) -> NDArray[np.float64]:
-    """The floats nearest to a value."""
+    """Return a value as floats, rounded to nearest."""
     if isinstance(value, Fixed):
         return value.reals()
     return value.values if isinstance(value, Real) else value.astype(np.float64)

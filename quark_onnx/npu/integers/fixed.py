@@ -1,9 +1,8 @@
-"""Fixed: numbers as integers under one position and one divisor, so that sums and products are
-exact.
+"""Fixed-point numbers: integers with a common position and divisor.
 
-Rounding happens in one place, ``rounded``, which is what an integer engine does at the end of an
-operator: a shift to the right by the difference of positions. A value that would need more bits
-than int64 has is an OverflowError, never a wrong number.
+Sums and products are exact. Rounding happens in one function, ``rounded``, as an integer engine
+does at the end of an operator: a shift to the right by the difference of positions. A value beyond
+int64 raises OverflowError, and never wraps around.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ _EXACT = 1 << 53
 
 @dataclass(frozen=True)
 class Fixed:
-    """The numbers ``values * 2**-position / divisor``.
+    """Fixed-point numbers ``values * 2**-position / divisor``.
 
     Attributes:
-        values: whole numbers below 2**60.
-        position: of the last bit; negative where it stands for more than 1.
-        divisor: above 1 behind an average.
+        values: integers below 2**60.
+        position: position of the last bit; negative if the last bit is worth more than 1.
+        divisor: above 1 after an average.
 
     Raises:
         OverflowError: a value does not fit.
@@ -48,7 +47,7 @@ class Fixed:
 
     @classmethod
     def exactly(cls, reals: NDArray[Any]) -> Fixed:
-        """Floats, each of which is a whole number times a power of two.
+        """Represent floats exactly, as integers times a power of two.
 
         >>> Fixed.exactly(np.array([0.75, -2.0]))
         Fixed(values=array([ 3, -8]), position=2, divisor=1)
@@ -67,7 +66,7 @@ class Fixed:
 
     @property
     def reach(self) -> int:
-        """The greatest magnitude among the values."""
+        """Return the greatest magnitude of the values."""
         return (
             max(-int(self.values.min()), int(self.values.max()))
             if self.values.size
@@ -75,17 +74,19 @@ class Fixed:
         )
 
     def reals(self) -> NDArray[np.float64]:
-        """The nearest floats."""
+        """Return the values as floats, rounded to nearest."""
         return np.ldexp(self.values.astype(np.float64), -self.position) / self.divisor
 
     def shaped(self, change: Callable[[Ints], Ints]) -> Fixed:
-        """The same numbers at other places, or some of them."""
+        """Apply a move or a selection to the values."""
         return Fixed(change(self.values), self.position, self.divisor)
 
 
 def aligned(parts: Sequence[Fixed]) -> tuple[list[Ints], int, int]:
-    """The values of several numbers at the finest of their positions, that position, and their
-    common divisor.
+    """Align several numbers at the finest position and the common divisor.
+
+    Returns:
+        The values, the position and the divisor.
     """
     position, divisor = (
         max(part.position for part in parts),
@@ -100,13 +101,13 @@ def aligned(parts: Sequence[Fixed]) -> tuple[list[Ints], int, int]:
 
 
 def together(function: Callable[..., Ints], *parts: Fixed) -> Fixed:
-    """A function of numbers whose result has their unit: a sum, the greater of two."""
+    """Apply a function whose result has the unit of its arguments: a sum, a maximum."""
     values, position, divisor = aligned(parts)
     return Fixed(function(*values), position, divisor)
 
 
 def times(first: Fixed, second: Fixed) -> Fixed:
-    """The product of two, element by element; positions add up."""
+    """Multiply element by element; positions add up."""
     _fits(first.reach * second.reach)
     return Fixed(
         first.values * second.values,
@@ -121,11 +122,18 @@ def summed(
     count: int,
     product: Callable[[Any, Any], NDArray[np.float64]],
 ) -> Fixed:
-    """Sums of ``count`` products each, which float64 adds up without an error as long as they stay
-    below 2**53.
+    """Compute sums of ``count`` products each, in float64.
+
+    float64 is exact for sums below 2**53.
 
     Args:
-        product: makes the sums from both values in float64.
+        first: first factor.
+        second: second factor.
+        count: number of products in a sum.
+        product: function that computes the sums from both factors in float64.
+
+    Raises:
+        OverflowError: a sum may need more than 53 bits.
     """
     bound = count * first.reach * second.reach
     if bound >= _EXACT:
@@ -141,13 +149,13 @@ def summed(
 
 
 def rounded(number: Fixed, position: int, rounding: Rounding) -> Ints:
-    """The nearest whole numbers of units ``2**-position``.
+    """Round to nearest multiples of ``2**-position``, and return their integers.
 
-    A shift to the right by ``number.position - position``, of what half a unit was added to. Ties
-    go to the even neighbour, as in QuantizeLinear (ONNX specification), or upward, as in the engine
-    (DPU_ROUND: zmaychek84/vaip ad80269, 2025-03, to_xir_ops_pass.cpp; rounding mode 1 of amd-quark
-    0.13, custom_ops/src/bfp_kernel.cc). Is the number the coarser one, the shift goes to the left
-    and nothing is rounded.
+    The result is a shift to the right by ``number.position - position``, after adding half a unit.
+    Ties go to the even neighbour, as in QuantizeLinear (ONNX specification), or upward, as in the
+    engine (DPU_ROUND: zmaychek84/vaip ad80269, 2025-03, to_xir_ops_pass.cpp; rounding mode 1 of
+    amd-quark 0.13, custom_ops/src/bfp_kernel.cc). If the number is coarser than the result, the
+    shift goes to the left and is exact.
 
     >>> halves = Fixed(np.array([-3, -1, 1, 3, 4]), 1)
     >>> rounded(halves, 0, "even"), rounded(halves, 0, "up")

@@ -1,4 +1,4 @@
-"""Operators that only move values: what ONNX's own reference evaluator does with integers."""
+"""Operators that only move values, computed by ONNX's reference evaluator."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CENTRES = {
 
 
 def move(call: Call) -> list[Value]:
-    """The first input moves, the others say where."""
+    """Move the values of the first input; the other inputs hold indices."""
     value = call.inputs[0]
     if isinstance(value, Real):
         return [Real(found, value.given) for found in call.evaluated({0: value.values})]
@@ -33,12 +33,12 @@ def move(call: Call) -> list[Value]:
 
 
 def shape(call: Call) -> list[Value]:
-    """Shape and Size, of whatever kind of number."""
+    """Compute Shape or Size, for any kind of number."""
     return list(call.evaluated({0: np.empty(call.size(), np.bool_)}))
 
 
 def join(call: Call) -> list[Value]:
-    """Concat and a Pad's fill: all values at the finest position among them."""
+    """Join values at their finest position: Concat, and the fill value of Pad."""
     node = call.node
     joined = (
         range(len(node.inputs))
@@ -61,7 +61,7 @@ def join(call: Call) -> list[Value]:
 
 
 def resize(call: Call) -> list[Value]:
-    """Resize to the nearest input, axis by axis."""
+    """Compute Resize in mode nearest, axis by axis."""
     node, taken, rank = call.node, list[tuple[int, Ints]](), len(call.size())
     kept = (
         ("mode", "nearest"),
@@ -96,9 +96,9 @@ def resize(call: Call) -> list[Value]:
 
 
 def _nearest(call: Call, size: int, output: int, scale: np.float32) -> Ints:
-    """Which input each output is (ONNX specification, Resize).
+    """Return the input index of each output (ONNX specification, Resize).
 
-    In float32, as onnxruntime has it.
+    Coordinates are computed in float32, as in onnxruntime.
     """
     node = call.node
     old = call.graph.opset < 11

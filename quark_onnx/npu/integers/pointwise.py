@@ -1,10 +1,8 @@
 """Operators that compute element by element.
 
-Sums align their inputs at the finer position, as "shift_read" does.
-
-(amd-quark 0.13, onnx/postprocess/refinement/refine.py: C5 bounds that shift, C6 that of the
-result.) An activation is computed on what is in front of it, before anything is rounded, as the
-engine does where the two are fused.
+Sums align their inputs at the finer position, as "shift_read" does (amd-quark 0.13,
+onnx/postprocess/refinement/refine.py: C5 bounds that shift, C6 the shift of the result). An
+activation is computed on unrounded values, as the engine does if the activation is fused.
 """
 
 from __future__ import annotations
@@ -33,7 +31,10 @@ _POWERS = (0.21875, 0.486328125)
 
 
 def _elementwise(function: Callable[..., Any]) -> Operator:
-    """Of any number of inputs, with a result in their unit; in float where one of them is."""
+    """Return an operator on several inputs, with a result in the inputs' unit.
+
+    The result is float if an input is float.
+    """
 
     def operator(call: Call) -> list[Value]:
         def both(first: Value, second: Value) -> Value:
@@ -47,7 +48,7 @@ def _elementwise(function: Callable[..., Any]) -> Operator:
 
 
 def multiply(call: Call) -> list[Value]:
-    """Mul: positions add up; a constant in float is one at the position of its last bit."""
+    """Compute Mul; positions add up, and a float constant gets an exact position."""
     first, second = (value for value in call.inputs if value is not None)
     if isinstance(first, Real) or isinstance(second, Real):
         return [Real(reals(first) * reals(second))]
@@ -55,7 +56,7 @@ def multiply(call: Call) -> list[Value]:
 
 
 def clip(call: Call) -> list[Value]:
-    """Relu and Clip."""
+    """Compute Relu or Clip."""
     bounds = clip_bounds(call.graph, call.node)
     if bounds is None:
         raise call.refused("its bounds are computed")
@@ -66,10 +67,10 @@ def clip(call: Call) -> list[Value]:
 
 
 def leaky(call: Call) -> list[Value]:
-    """LeakyRelu and PRelu, with the slopes of the model.
+    """Compute LeakyRelu or PRelu, with the slopes of the model.
 
-    The engine has slopes in 256ths, 26 / 256 for 0.1; amd-quark writes them into its models so
-    (amd-quark 0.13, onnx/postprocess/simulation/simulate_dpu.py).
+    The engine has slopes in 256ths, such as 26 / 256 for 0.1; amd-quark writes such slopes into its
+    models (amd-quark 0.13, onnx/postprocess/simulation/simulate_dpu.py).
     """
     x = call.fixed(0)
     slope = (
@@ -88,9 +89,9 @@ def _where_negative(below: Ints, above: Ints) -> Ints:
 
 
 def hard_sigmoid(call: Call) -> list[Value]:
-    """HardSigmoid, alpha and beta as float32.
+    """Compute HardSigmoid with alpha and beta as float32.
 
-    What the engine has for a sixth makes the result greater by 1/8192.
+    The engine's approximation of 1/6 increases the result by 1/8192 of its value.
     """
     alpha, beta = call.node.attribute("alpha", 0.2), call.node.attribute("beta", 0.5)
     gate = _hard_sigmoid(call.fixed(0), alpha, beta)
@@ -101,7 +102,7 @@ def hard_sigmoid(call: Call) -> list[Value]:
 
 
 def hard_swish(call: Call) -> list[Value]:
-    """HardSwish: its input times its hard sigmoid of slope 1 / 6."""
+    """Compute HardSwish: the input times its hard sigmoid of slope 1 / 6."""
     x = call.fixed(0)
     return [times(x, _hard_sigmoid(x, 1 / 6, 0.5))]
 
@@ -124,8 +125,9 @@ def _number(value: float) -> Fixed:
 
 
 def _in_float(function: Callable[[Doubles], Doubles]) -> Operator:
-    """An operator for which no arithmetic of the engine is documented: float64, rounded as a CPU
-    does.
+    """Return an operator in float64, rounded as on a CPU.
+
+    The engine's arithmetic of these operators is not documented.
     """
 
     def operator(call: Call) -> list[Value]:
@@ -137,7 +139,7 @@ def _in_float(function: Callable[[Doubles], Doubles]) -> Operator:
 
 
 def softmax(call: Call) -> list[Value]:
-    """Softmax in float64, or as the engine is documented to compute it."""
+    """Compute Softmax in float64, or by the engine's documentation."""
     value, axis = call.inputs[0], softmax_axis(call.node, call.graph.opset)
     assert value is not None
     x = reals(value)
@@ -149,14 +151,13 @@ def softmax(call: Call) -> list[Value]:
 
 
 def engine_softmax(x: Doubles, axes: tuple[int, ...]) -> Doubles:
-    """Softmax by bfloat16: ``2**n`` times a polynomial of what is left of ``x`` beside
-    ``n * ln(2)``.
+    """Compute Softmax in bfloat16: ``2**n`` times a polynomial of ``x - n * ln(2)``.
 
-    Source: amd-quark 0.13, postprocess/simulation/simulate_dpu_softmax.py. The greatest value is
-    not subtracted first.
+    Source: amd-quark 0.13, postprocess/simulation/simulate_dpu_softmax.py. The maximum is not
+    subtracted first.
 
     Raises:
-        OverflowError: the powers are beyond what bfloat16 has.
+        OverflowError: a power exceeds the range of bfloat16.
     """
     x = _bfloat16(x)
     whole = np.floor(_bfloat16(x * _bfloat16(np.float64(np.log2(np.e)))))
@@ -176,7 +177,7 @@ def engine_softmax(x: Doubles, axes: tuple[int, ...]) -> Doubles:
 
 
 def _bfloat16(x: Doubles) -> Doubles:
-    """Rounded to float32, as the intermediate results are, and to bfloat16."""
+    """Round to float32, as intermediate results are, and then to bfloat16."""
     with np.errstate(over="ignore"):
         return x.astype(np.float32).astype(bfloat16).astype(np.float64)
 

@@ -1,10 +1,9 @@
-"""Pools on integers: the greatest code of a window, and averages, which are a sum and a divisor
-until they are rounded.
+"""Pools on integers: maxima of windows, and averages as a sum with a divisor.
 
-The engine has no division: it multiplies a sum by k and shifts it by n bits, so that an average of
-R inputs comes out as R * k / 2**n of itself (amd-quark 0.13,
-onnx/postprocess/simulation/simulate_dpu.py). amd-quark writes that factor into its models, as a Mul
-behind the average; where it is, it is not applied twice.
+The engine has no division. It multiplies a sum by k and shifts it by n bits, so that an average of
+R inputs is R * k / 2**n times the exact average (amd-quark 0.13,
+onnx/postprocess/simulation/simulate_dpu.py). amd-quark writes this factor into its models, as a Mul
+after the average. If the Mul exists, the factor is not applied twice.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _WIDE = 256
 
 
 def max_pool(call: Call) -> list[Value]:
-    """MaxPool, without indices."""
+    """Compute MaxPool, without indices."""
     if any(call.node.outputs[1:]):
         raise call.refused("indices of the greatest values are not computed")
     return call.moved(partial(_greatest, call))
@@ -46,7 +45,7 @@ def _greatest(call: Call, values: NDArray[T]) -> NDArray[T]:
 
 
 def average_pool(call: Call) -> list[Value]:
-    """AveragePool, padding counted or not."""
+    """Compute AveragePool, with or without counting the padding."""
     x, kernel = call.fixed(0), tuple(call.node.attribute("kernel_shape"))
     rows, output = _windows(call, x.values)
     window, _ = placed(call.node, x.values.shape[2:], kernel)
@@ -62,20 +61,20 @@ def average_pool(call: Call) -> list[Value]:
 
 
 def global_average(call: Call) -> list[Value]:
-    """GlobalAveragePool."""
+    """Compute GlobalAveragePool."""
     size = call.fixed(0).values.shape[2:]
     return [_mean(call, tuple(range(2, 2 + len(size))), True, engine_factor(size))]
 
 
 def global_max(call: Call) -> list[Value]:
-    """GlobalMaxPool."""
+    """Compute GlobalMaxPool."""
     return call.moved(
         lambda values: values.max(axis=tuple(range(2, values.ndim)), keepdims=True),
     )
 
 
 def reduce_mean(call: Call) -> list[Value]:
-    """ReduceMean over constant axes."""
+    """Compute ReduceMean over constant axes."""
     shape = call.fixed(0).values.shape
     axes = call.known(1).tolist() if call.has(1) else call.node.attribute("axes", [])
     if not axes and call.node.attribute("noop_with_empty_axes", 0):
@@ -93,9 +92,13 @@ def reduce_mean(call: Call) -> list[Value]:
 
 
 def engine_factor(kernel: tuple[int, ...]) -> tuple[int, int, int]:
-    """R, k and n of the engine's average over a window: ``R * k / 2**n`` of the exact one.
+    """Return R, k and n of the engine's average: ``R * k / 2**n`` of the exact average.
 
-    1, 1, 0 where that is exact.
+    Args:
+        kernel: sizes of the window.
+
+    Returns:
+        R, k and n; 1, 1, 0 if the engine's average is exact.
 
     >>> engine_factor((7, 7)), engine_factor((2, 2)), engine_factor((3, 5))
     ((49, 21, 10), (4, 1, 2), (1, 1, 0))
@@ -107,18 +110,19 @@ def engine_factor(kernel: tuple[int, ...]) -> tuple[int, int, int]:
 
 
 def searched(count: int) -> tuple[int, int]:
-    """k and n for which ``k / 2**n`` is nearest to one in ``count``.
+    """Search k and n such that ``k / 2**n`` is closest to ``1 / count``.
 
-    Of several the least n, up to 6 bits below it.
+    Of equally close pairs the least n wins, within 6 bits of ``log2(count)``.
     """
     found = [(round(2**n / count), n) for n in range(7 + ceil(log2(count)))]
     return min(found, key=lambda pair: abs(pair[0] / 2 ** pair[1] - 1 / count))
 
 
 def _windows(call: Call, values: NDArray[T]) -> tuple[NDArray[T], tuple[int, ...]]:
-    """The inputs of each window, (taps, batch, channels, ...), zeros outside.
+    """Return the inputs of each window, with zeros outside the input.
 
-    And the sizes of the output.
+    Returns:
+        The inputs, (taps, batch, channels, ...), and the spatial sizes of the output.
     """
     kernel, (batch, channels) = (
         tuple(call.node.attribute("kernel_shape")),
@@ -157,7 +161,7 @@ def _average(
     counts: Ints,
     factor: tuple[int, int, int],
 ) -> Fixed:
-    """Sums over so many each."""
+    """Divide sums by their counts, or apply the engine's factor."""
     common = lcm(*np.unique(counts).tolist())
     scaled = times(sums, Fixed(common // counts, 0))
     average = Fixed(scaled.values, scaled.position, scaled.divisor * common)

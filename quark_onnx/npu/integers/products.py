@@ -1,10 +1,10 @@
 """Products on integers: Conv, ConvTranspose, Gemm, MatMul.
 
-A product of codes at positions i and w has the position i + w. A bias of position b is shifted
-there by i + w - b bits to the left ("shift_bias"), and the sum to the output by i + w - o bits to
-the right ("shift_cut": amd-quark 0.13, onnx/postprocess/refinement/refine.py). Where the bias is
-the finer one, the products are shifted: C8 allows that, and no source says what the engine drops
-there.
+A product of codes at positions i and w has the position i + w. A bias of position b is shifted to
+this position by i + w - b bits to the left ("shift_bias"), and the sum to the output by i + w - o
+bits to the right ("shift_cut": amd-quark 0.13, onnx/postprocess/refinement/refine.py). If the bias
+is finer, the products are shifted. C8 allows this shift, and no source documents the bits that the
+engine drops.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _SLAB = 8192
 
 
 def convolution(call: Call) -> list[Value]:
-    """Conv and ConvTranspose of any rank, groups, strides, pads and dilations.
+    """Compute Conv or ConvTranspose of any rank, groups, strides, pads and dilations.
 
-    What is padded is the number zero.
+    Padding has the real value zero.
     """
     x, weight, layer = call.fixed(0), call.fixed(1), Layer.stored(call.node)
     arranged = weight.shaped(layer.arranged)  # (groups, outputs, inputs, ...)
@@ -64,7 +64,7 @@ def _convolved(
 
 
 def gemm(call: Call) -> list[Value]:
-    """Gemm; alpha and beta are numbers like others."""
+    """Compute Gemm; alpha and beta are multiplied like other numbers."""
     node = call.node
     first, second = (
         call.fixed(place).shaped(np.transpose)
@@ -77,7 +77,7 @@ def gemm(call: Call) -> list[Value]:
 
 
 def matmul(call: Call) -> list[Value]:
-    """MatMul of two of any rank."""
+    """Compute MatMul of inputs of any rank."""
     first, second = call.fixed(0), call.fixed(1)
     return [summed(first, second, first.values.shape[-1], np.matmul)]
 

@@ -1,5 +1,6 @@
-"""Where the windows of convolutions and pools lie (ONNX specification: Conv, ConvTranspose,
-MaxPool, AveragePool).
+"""Windows of convolutions and pools.
+
+ONNX specification: Conv, ConvTranspose, MaxPool, AveragePool.
 """
 
 from __future__ import annotations
@@ -22,7 +23,13 @@ def placed(
     size: tuple[int, ...],
     kernel: tuple[int, ...],
 ) -> tuple[Window, tuple[int, ...]]:
-    """The window of a node and the sizes of its output, for spatial sizes of its input."""
+    """Return the window of a node and the spatial sizes of its output.
+
+    Args:
+        node: a convolution or pool.
+        size: spatial sizes of the input.
+        kernel: sizes of the window.
+    """
     rank, turned = len(kernel), node.kind == "ConvTranspose"
     strides, dilations = (
         node.attribute(name, [1] * rank) for name in ("strides", "dilations")
@@ -56,9 +63,9 @@ def placed(
 
 
 def _count(size: int, after: int, reach: int, stride: int, ceil: bool) -> int:
-    """How many windows there are along an axis.
+    """Return the number of windows along an axis.
 
-    With ``ceil`` the last one may hang over, if it begins in the input.
+    With ``ceil`` the last window may extend beyond the padding if it begins in the input.
     """
     room = size + after - reach
     count = (-(-room // stride) if ceil else room // stride) + 1
@@ -71,10 +78,9 @@ def covered(
     size: tuple[int, ...],
     output: tuple[int, ...],
 ) -> NDArray[np.int64]:
-    """How many inputs the average at each place of the output is over, of the output's spatial
-    shape.
+    """Return the number of inputs in each average, (output sizes).
 
-    With ``count_include_pad`` what is padded counts, but not what a last window hangs over.
+    With ``count_include_pad`` padding counts, but not the part of a last window beyond the padding.
     """
     rank, padded = len(output), bool(node.attribute("count_include_pad", 0))
     pads, automatic = (
@@ -100,5 +106,5 @@ def covered(
 
 
 def places(batch: int, output: tuple[int, ...]) -> int:
-    """How many windows there are in all."""
+    """Return the number of windows in a batch."""
     return batch * prod(output)
