@@ -1,4 +1,4 @@
-"""Knowing how good a quantized model is, and why."""
+"""Accuracy of quantized models: measurement, causes of errors, and search."""
 
 from quark_onnx.analysis.accuracy import AccuracyResult, quantize_to_accuracy
 from quark_onnx.analysis.analyze import analyze

@@ -1,4 +1,4 @@
-"""quantize_to_accuracy: the cheapest configuration that keeps the accuracy asked for."""
+"""quantize_to_accuracy: the cheapest configuration that reaches a given accuracy."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ class Target:
     """The accuracy that a quantized model must keep.
 
     Attributes:
-        value: percent that may be lost, or decibels that every output must have.
-        percent: which of the two.
+        value: permitted loss in percent, or minimum SQNR of every output in dB.
+        percent: True for a loss in percent, False for dB.
     """
 
     value: float
@@ -57,10 +57,16 @@ class Target:
 
     @classmethod
     def of(cls, text: object) -> Target:
-        """Return the target that a text such as ``"1%"`` or ``"25dB"`` stands for; a number is dB.
+        """Parse a target, such as ``"1%"`` or ``"25dB"``; a number is dB.
+
+        Args:
+            text: the target.
+
+        Returns:
+            The target.
 
         Raises:
-            ConfigError: it is none.
+            ConfigError: the text is no target.
 
         >>> Target.of("0.5 %"), Target.of(25)
         (Target(value=0.5, percent=True), Target(value=25.0, percent=False))
@@ -83,17 +89,17 @@ class Target:
 
 @dataclass(frozen=True)
 class Attempt:
-    """A configuration that was tried.
+    """A tried configuration with its result.
 
     Attributes:
         name: preset, recipe and optimizers.
         config: the configuration.
-        sqnr: of the worst output on the held-out samples, in dB; None if it failed.
-        loss: percent of the verdict's first figure that is lost; None where it is no share.
-        figure: the verdict's sentence.
-        seconds: how long quantizing and judging took.
-        met: whether it keeps the accuracy.
-        error: why it failed; empty if it did not.
+        sqnr: SQNR of the worst output on the held-out samples, in dB; None if the attempt failed.
+        loss: loss of the verdict's first figure in percent; None if the figure is no share.
+        figure: sentence of the verdict.
+        seconds: runtime of quantization and evaluation.
+        met: True if the model keeps the accuracy.
+        error: reason of the failure; empty without a failure.
     """
 
     name: str
@@ -108,16 +114,16 @@ class Attempt:
 
 @dataclass(frozen=True)
 class AccuracyResult:
-    """What was tried to keep an accuracy.
+    """Result of ``quantize_to_accuracy``.
 
     Attributes:
-        target: the accuracy asked for.
-        attempts: what was tried, in its order.
+        target: the requested accuracy.
+        attempts: the attempts in their order.
         left: names of configurations that did not fit into the budget.
-        best: the attempt that was written: the first that met the target, else the nearest.
-        result: its model and report.
-        judged: number of samples that judged and calibrated nothing.
-        choice: the recipe, and why.
+        best: the attempt that was written: the first that met the target, otherwise the closest.
+        result: model and report of the best attempt.
+        judged: number of held-out samples, which are not used for calibration.
+        choice: the recipe, and the reason for it.
     """
 
     target: Target
@@ -130,16 +136,16 @@ class AccuracyResult:
 
     @property
     def reached(self) -> bool:
-        """Whether the target was met."""
+        """Return True if the target was met."""
         return self.best.met
 
     @property
     def resolution(self) -> float:
-        """The least loss in percent that the samples can show, where each counts once."""
+        """Return the least loss in percent that the held-out samples can resolve."""
         return 100.0 / self.judged
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the same as plain values."""
+        """Return the result as plain values."""
         return {
             "target": {"value": self.target.value, "percent": self.target.percent},
             "reached": self.reached,
@@ -164,27 +170,30 @@ def quantize_to_accuracy(  # noqa: PLR0913
     budget: float | None = None,
     progress: bool | None = False,
 ) -> AccuracyResult:
-    """Try configurations, those with the fastest results first, until one is accurate enough.
+    """Try configurations, fastest models first, until a model is accurate enough.
 
-    Integers of 8 bits come first: plain, with bias correction, by the recipe for the kind of model,
-    and with learned codes; then, for decibels, with some nodes in float; then activations of 16
-    bits, and weights alone.
+    8-bit integers come first: plain, with bias correction, by the recipe for the kind of model, and
+    with learned codes. For a target in dB, models with some float nodes come next. 16-bit
+    activations and weight-only quantization come last.
 
     Args:
         model: the float model, a path or a ModelProto.
-        data: anything that ``quantize_static`` takes as data. A quarter of the samples judges and
-            calibrates nothing.
-        accuracy: ``"1%"``: at most so much of the agreement with the float model, in the terms of
-            the task, is lost; or ``"25dB"``: every output has at least this SQNR.
-        output: where to write the model; also the nearest one where none is accurate enough.
-        recipe: the kind of model, "auto" to choose by structure.
+        data: calibration data, as for ``quantize_static``. A quarter of the samples is held out of
+            calibration to evaluate the models.
+        accuracy: ``"1%"`` limits the loss of agreement with the float model, in the terms of the
+            task; ``"25dB"`` is the minimum SQNR of every output.
+        output: path where the model is written, or the closest model if none is accurate enough.
+        recipe: kind of model; "auto" to choose by structure.
         task: as for ``quantize``.
-        budget: seconds; a configuration that would not fit is not begun, and one that takes longer
-            is ended. The first one is always finished.
+        budget: time limit in seconds. A configuration that would exceed the limit is not started,
+            and a running one is stopped at the limit. The first one always finishes.
         progress: as for ``quantize_static``.
 
+    Returns:
+        The attempts and the best model.
+
     Raises:
-        ConfigError: a setting is wrong, or a loss in percent means nothing for the task.
+        ConfigError: a setting is wrong, or a loss in percent is undefined for the task.
         DataError: the data does not fit the model, or there are fewer than two samples.
         ModelError: every configuration failed.
     """
@@ -209,7 +218,7 @@ def quantize_to_accuracy(  # noqa: PLR0913
         assert path is not None
         beside = keeps_weights_beside(model, path)
         with staged(found.result.model, path, external=beside):
-            pass  # it was checked, loaded and run when it was made
+            pass  # the result was checked and run when it was created
     return found
 
 
@@ -235,10 +244,13 @@ def _read(
 
 
 def steps_of(choice: Choice, target: Target) -> Iterator[tuple[str, QConfig]]:
-    """Return configurations in the order of what their results cost, with their names.
+    """Yield configurations with their names, in the order of model runtime.
 
-    Which nodes to leave float is decided by decibels, so that only a target in decibels has such a
-    configuration.
+    Mixed precision chooses float nodes by SQNR, and applies to targets in dB alone.
+
+    Args:
+        choice: the recipe for the model.
+        target: the requested accuracy.
     """
     plain = QConfig.of("A8W8")
     corrected = ("bias_correction",)
@@ -283,7 +295,7 @@ class _Ladder:
         self._best: tuple[float, Attempt, Result] | None = None
 
     def climb(self, choice: Choice, progress: bool | None) -> AccuracyResult:
-        """Try one configuration after the other until one meets the target."""
+        """Try configurations in order until a model meets the target."""
         attempts, left = list[Attempt](), list[str]()
         steps = list(steps_of(choice, self._target))
         with Progress(progress, len(steps), "trying", "configuration") as bar:
@@ -322,7 +334,7 @@ class _Ladder:
         return perf_counter() - self._start + fastest < self._budget
 
     def _attempt(self, name: str, config: QConfig, *, first: bool) -> Attempt | None:
-        """Quantize and judge; None if the budget was over before the end."""
+        """Quantize and evaluate a configuration; return None if the budget ran out."""
         start = perf_counter()
         limit = None
         if self._budget is not None and not first:
@@ -365,7 +377,7 @@ class _Ladder:
         return attempt
 
     def _loss(self, found: Comparison) -> float | None:
-        """Return the percent that is lost of the figure that decides the verdict."""
+        """Return the loss of the verdict's first figure in percent."""
         verdict = found.verdict
         figure = None if verdict is None or not verdict.figures else verdict.figures[0]
         if figure is not None and figure.name in _SHARES and not isnan(figure.value):

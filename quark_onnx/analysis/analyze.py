@@ -1,4 +1,4 @@
-"""analyze: where a quantized model loses accuracy, tensor by tensor, and why."""
+"""analyze: the accuracy loss of a quantized model by tensor, with causes."""
 
 from __future__ import annotations
 
@@ -37,20 +37,23 @@ def analyze(
     limit: int | None = None,
     isolate: bool = False,
 ) -> Analysis:
-    """Find where a quantized model loses accuracy, tensor by tensor, and why.
+    """Find accuracy losses of a quantized model by tensor, with their causes.
 
     Args:
         float_model: the float model, a path or a ModelProto.
-        quant_model: the quantized model, from this or any other tool; it must have the same inputs
+        quant_model: the quantized model, from this or any other tool, with the float model's inputs
             and outputs.
-        data: anything that ``quantize_static`` takes as data; twenty samples tell most.
-        limit: use at most so many samples.
+        data: samples, as for ``quantize_static``; twenty samples are usually enough.
+        limit: maximum number of samples; None for all samples.
         isolate: run onnxruntime in another process, as for ``quantize``.
+
+    Returns:
+        Errors of tensors and weights, with causes.
 
     Raises:
         ConfigError: the limit is no whole number of at least 1.
-        ModelError: a model cannot be loaded or run, the second is not quantized, or the two do not
-            belong together.
+        ModelError: a model cannot be loaded or run, the second is not quantized, or the models do
+            not belong together.
         DataError: the data does not fit the float model.
 
     >>> from onnx import parser
@@ -127,8 +130,9 @@ def _analyzed(
 
 
 def _read(model: ModelProto) -> tuple[Reading, ModelProto]:
-    """A model, looked at, and in a form that onnxruntime runs: with bodies for a vendor's operators
-    that lack them.
+    """Return a model's reading, and a form of the model that onnxruntime can run.
+
+    Vendor operators without a function body get a body.
     """
     graph = Graph.of(inlined(with_bodies(model)))
     gather_constants(graph)
@@ -136,13 +140,13 @@ def _read(model: ModelProto) -> tuple[Reading, ModelProto]:
 
 
 def _checked(samples: Any) -> Any:
-    """The samples of a reader, whose errors are those of this package."""
+    """Yield samples; errors of the reader become errors of this package."""
     with data_errors():
         yield from samples
 
 
 class _Figures:
-    """The figures of all tensors, each set against what it is computed of."""
+    """Figures of tensors, compared with the figures of inputs."""
 
     def __init__(self, reference: Reading, measured: Measured) -> None:
         self._reference = reference
@@ -153,7 +157,7 @@ class _Figures:
         self._sources: dict[str, tuple[str, float]] = {}
 
     def errors(self) -> list[TensorError]:
-        """One entry for each compared tensor that had values, in the order of execution."""
+        """Return the errors of compared tensors with values, in the order of execution."""
         graph, found = self._reference.graph, list[TensorError]()
         for value in graph.inputs:
             found += self._error(
@@ -171,7 +175,7 @@ class _Figures:
         return found
 
     def _worst(self, inputs: list[str]) -> tuple[str, float]:
-        """Which compared tensor, nearest upstream of these, has the least ratio, and that."""
+        """Return the closest upstream tensor with the least SQNR, and its SQNR."""
         known = [
             (
                 (name, self._sqnr[name])
@@ -254,12 +258,12 @@ class _Figures:
 
 
 def min_of(values: Any) -> float:
-    """The least number of an array."""
+    """Return the minimum of an array as a float."""
     return float(values.min())
 
 
 def max_of(values: Any) -> float:
-    """The greatest number of an array."""
+    """Return the maximum of an array as a float."""
     return float(values.max())
 
 
@@ -269,7 +273,7 @@ def _explained(
     measured: Measured,
     weights: list[WeightError],
 ) -> list[TensorError]:
-    """The same with causes."""
+    """Add causes to errors."""
     between = _Between(reference, {error.name for error in errors})
     grids = {
         error.name: nsr(error.sqnr_grid)
@@ -293,13 +297,13 @@ def _explained(
 
 
 class _Between:
-    """What computes a tensor of those nearest upstream that were compared."""
+    """Nodes between a tensor and its closest compared upstream tensors."""
 
     def __init__(self, reference: Reading, compared: set[str]) -> None:
         self._graph, self._compared = reference.graph, compared
 
     def of(self, tensor: str) -> tuple[set[str], set[str]]:
-        """Names of the nodes, and of the tensors that these read."""
+        """Return the names of the nodes, and of the compared tensors that they read."""
         nodes, reads, todo = set[str](), set[str](), [tensor]
         while todo:
             node = self._graph.producer(todo.pop())
@@ -314,7 +318,7 @@ class _Between:
 
 
 def _pictured(found: Analysis, reference: Reading, measured: Measured) -> Analysis:
-    """The same with histograms of the worst tensors and of the weights that they are computed of."""  # noqa: E501
+    """Add histograms to the worst tensors and the related weights."""
     worst = {tensor.name for tensor in found.ranking[:PICTURED]}
     between = _Between(reference, {tensor.name for tensor in found.tensors})
     nodes = set[str]().union(*(between.of(name)[0] for name in worst))

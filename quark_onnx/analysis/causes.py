@@ -1,8 +1,8 @@
-"""Why a tensor is noisy, in words with figures, and which option of the command line fixes it.
+"""Causes of a tensor's noise, with figures and command-line options that fix them.
 
-Noise is a power relative to the float tensor's. What reaches a tensor adds up of what its inputs
-bring, what the weights of its operator cost, what the operator makes of both, and what its own grid
-rounds and clips; errors count as independent, so the shares are estimates.
+Noise is a power relative to the float tensor's power. The noise of a tensor is the sum of the noise
+of its inputs, of the weights of its operator, of the operator's amplification, and of rounding and
+clipping by its own grid. Errors count as independent, so the shares are estimates.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ _MORE_BITS = ("--preset", "A16W8")
 
 @dataclass(frozen=True)
 class Evidence:
-    """What is known of one tensor.
+    """Observations of a tensor.
 
     Attributes:
-        error: its figures, without causes.
-        grid: its own grid; None if it stays float.
-        statistic: what was seen of it.
-        weights: constants that its operator reads.
-        grids_before: noise-to-signal ratios of the grids of its inputs, added up; None where one is
-            not known.
+        error: figures of the tensor, without causes.
+        grid: grid of the tensor; None if the tensor stays float.
+        statistic: statistics of the tensor's values.
+        weights: constants that the tensor's operator reads.
+        grids_before: sum of the noise-to-signal ratios of the input grids; None if a ratio is
+            unknown.
     """
 
     error: TensorError
@@ -66,15 +66,12 @@ class Evidence:
 
     @property
     def noise(self) -> float:
-        """Noise-to-signal ratio of what readers see."""
+        """Return the noise-to-signal ratio of the tensor that consumers read."""
         return max(nsr(self.error.sqnr), self.local)
 
     @property
     def local(self) -> float:
-        """Noise-to-signal ratio if all that it is computed of were float.
-
-        An estimate where that is not seen.
-        """
+        """Return the noise-to-signal ratio with float inputs, or an estimate of it."""
         return (
             nsr(self.error.sqnr_local)
             if self.error.sqnr_local is not None
@@ -83,9 +80,9 @@ class Evidence:
 
     @property
     def added(self) -> float:
-        """The same without what the grids of its inputs bring.
+        """Return the noise-to-signal ratio with float inputs, less input grids.
 
-        What the operator makes of that stays.
+        The operator's amplification of the input grids' noise stays included.
         """
         if self.error.sqnr_local is None:
             return self.error.added
@@ -93,7 +90,7 @@ class Evidence:
 
     @property
     def own(self) -> float:
-        """Noise-to-signal ratio of its own grid."""
+        """Return the noise-to-signal ratio of the tensor's own grid."""
         if self.grid is None:
             return 0.0
         if self.error.sqnr_grid is not None:
@@ -102,28 +99,26 @@ class Evidence:
 
     @property
     def of_weights(self) -> float:
-        """Noise-to-signal ratio that the error of its weights makes in the mean."""
+        """Return the mean noise-to-signal ratio due to the weights' errors."""
         return sum(
             nsr(weight.sqnr) for weight in self.weights if weight.role == "weight"
         )
 
     def of_bias(self, weight: WeightError) -> float:
-        """Noise-to-signal ratio that the error of a bias makes."""
+        """Return the noise-to-signal ratio due to the error of a bias."""
         signal = self.statistic.total("signal") / max(1, self.statistic.count)
         return min(1e3, nsr(weight.sqnr) * weight.rms**2 / signal) if signal else 0.0
 
     @property
     def operator(self) -> float:
-        """Noise-to-signal ratio of what its operator computes of float inputs."""
+        """Return the noise-to-signal ratio of the operator's result on float inputs."""
         if self.error.sqnr_local is None:
             return self.of_weights
         return max(0.0, nsr(self.error.sqnr_local) - self.own)
 
     @property
     def heavier(self) -> float:
-        """How many times the operator multiplies the relative noise of its weights and of the grids
-        of its inputs.
-        """
+        """Return the operator's amplification of the noise of weights and input grids."""
         if self.grids_before is None or self.error.sqnr_local is None:
             return 1.0
         biases = sum(
@@ -134,14 +129,14 @@ class Evidence:
 
     @property
     def inherited(self) -> float:
-        """Noise-to-signal ratio that comes from further upstream."""
+        """Return the noise-to-signal ratio that comes from further upstream."""
         if self.error.sqnr_local is not None:
             return max(0.0, self.noise - self.local)
         return min(self.noise, nsr(self.error.sqnr_inputs))
 
 
 def nsr(sqnr: float) -> float:
-    """Noise-to-signal ratio of a ratio in dB, at most 1000.
+    """Convert SQNR in dB to a noise-to-signal ratio, at most 1000.
 
     >>> nsr(20.0), nsr(math.inf), nsr(-math.inf)
     (0.01, 0.0, 1000.0)
@@ -156,7 +151,14 @@ def nsr(sqnr: float) -> float:
 
 
 def causes_of(evidence: Evidence) -> list[Cause]:
-    """Why a tensor is noisy, the weightiest cause first; empty if it is not noisy."""
+    """Return the causes of a tensor's noise, largest share first.
+
+    Args:
+        evidence: observations of the tensor.
+
+    Returns:
+        Causes; empty without noise.
+    """
     if not evidence.noise:
         return []
     if evidence.error.rescaled:
@@ -178,7 +180,7 @@ def causes_of(evidence: Evidence) -> list[Cause]:
         _LEAST,
         _LEAST / 2,
         0.0,
-    ):  # several small ones, where there is no great one
+    ):  # no dominant cause: list the small ones
         if not found:
             least = part * added
             found = [
@@ -239,7 +241,7 @@ def _of_grid(evidence: Evidence, least: float) -> Iterator[Cause]:
 
 
 def _clip_guess(error: TensorError) -> float:
-    """How much of the grid's noise is clipping, where what it was applied to is not seen."""
+    """Estimate the share of clipping in the grid's noise if the unrounded value is unknown."""
     return min(1.0, 50 * (error.clipped_low + error.clipped_high))
 
 
@@ -308,7 +310,7 @@ def _outlier_channel(evidence: Evidence, share: float) -> Cause | None:
 
 
 def _spread(evidence: Evidence, share: float) -> Cause | None:
-    """A range that few values use, or none."""
+    """Return the cause for a wide range with few values at its ends; None otherwise."""
     error, grid, histogram = evidence.error, evidence.grid, evidence.statistic.histogram
     if (
         grid is None
@@ -486,12 +488,12 @@ def _of_bias(weight: WeightError, evidence: Evidence, least: float) -> Iterator[
         )
 
 
-# -- the operator and what it reads
+# -- the operator and its inputs
 # ----------------------------------------------------------------------------------
 
 
 def _of_operator(evidence: Evidence, least: float) -> Iterator[Cause]:
-    """Noise of the grids of its inputs, as its operator passes it on."""
+    """Yield the noise of the input grids, as amplified by the operator."""
     error, noise, times = evidence.error, evidence.noise, evidence.heavier
     brought = evidence.grids_before or 0.0
     share = min(1.0, times * brought / noise)
@@ -545,7 +547,7 @@ def _exclude(error: TensorError) -> tuple[str, ...]:
 
 
 def _figure(value: float | None) -> str:
-    """A number with three digits, or all those in front of the point.
+    """Format a number with three digits, or with all digits before the point.
 
     >>> _figure(-4096.0), _figure(0.01234)
     ('-4096', '0.0123')

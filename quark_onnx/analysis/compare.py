@@ -36,17 +36,18 @@ from quark_onnx.steps import reader_for, with_bodies
 
 @dataclass(frozen=True)
 class Comparison:
-    """How far a model is from its float original.
+    """Comparison of a model with its float original.
 
     Attributes:
-        samples: on how many samples it was measured.
-        outputs: the error of each output.
-        bytes_before, bytes_after: sizes of the two models.
-        verdict: the quality in the terms of the task; None where no sample was run.
+        samples: number of samples.
+        outputs: error of each output.
+        bytes_before: size of the float model.
+        bytes_after: size of the quantized model.
+        verdict: quality in the terms of the task; None if no sample was run.
         warnings: signs of wrong preprocessing of the data.
-        latency: of both models on this machine; None where it was not asked for.
+        latency: latency of both models on this machine; None if not measured.
         scores: metrics of both models on the labels; empty without labels.
-        labelled: number of samples that have a label.
+        labelled: number of samples with a label.
     """
 
     samples: int
@@ -61,7 +62,7 @@ class Comparison:
 
     @property
     def sqnr(self) -> float:
-        """The least signal-to-noise ratio of any float output, in dB; infinite if there is none."""
+        """Return the least SQNR of a float output in dB; infinite without a float output."""
         return least_sqnr(self.outputs, float("inf"))
 
 
@@ -77,19 +78,22 @@ def compare(  # noqa: PLR0913
     threads: int = 0,
     isolate: bool = False,
 ) -> Comparison:
-    """Run two models on the same data and compare their outputs.
+    """Compare the outputs of two models on common data.
 
     Args:
         reference: the float model, a path or a ModelProto.
-        other: the quantized model, from this or any other tool; it must have the same outputs.
-        data: anything that ``quantize_static`` takes as data.
-        limit: use at most so many samples.
-        task: of the models, as for ``quantize``.
+        other: the quantized model, from this or any other tool, with the same outputs.
+        data: samples, as for ``quantize_static``.
+        limit: maximum number of samples; None for all samples.
+        task: task of the models, as for ``quantize``.
         labels: a CSV file with the columns name and label, for classifiers, or a JSON file in
-            COCO's format, for detectors; both models are then scored on it.
-        time: measure the latency of both models, too, on the first sample.
-        threads: for the latency; 0 takes all cores.
+            COCO's format, for detectors; both models are then scored on the labels.
+        time: True to measure the latency of both models on the first sample.
+        threads: number of threads for the latency; 0 for all cores.
         isolate: run onnxruntime in another process, as for ``quantize``.
+
+    Returns:
+        Errors of the outputs, the verdict, and the requested measurements.
 
     Raises:
         ConfigError: the limit is no whole number of at least 1.
@@ -120,7 +124,7 @@ def _compared(  # noqa: PLR0913
     task: str,
     scorer: Scorer | None,
 ) -> tuple[Comparison, Any]:
-    """The comparison, and the first sample."""
+    """Return the comparison and the first sample."""
     collector, check = VerdictCollector(before, task), PreprocessingCheck(before, task)
     sessions = _opened(before, after)
     reader = reader_for(Graph.of(before), data)
@@ -165,7 +169,7 @@ def _compared(  # noqa: PLR0913
 
 
 def _opened(before: ModelProto, after: ModelProto) -> list[Any]:
-    """A session on each model; the second one has all outputs of the first one."""
+    """Open sessions on both models; the second must have the first's outputs."""
     sessions = []
     for name, model in (("reference", before), ("other", after)):
         try:

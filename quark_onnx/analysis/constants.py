@@ -1,4 +1,4 @@
-"""What of a graph is constant, whatever it is computed of, and its values."""
+"""Constants of a graph, stored or computed, and their values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _RANDOM = ("Random", "Multinomial", "Bernoulli")
 
 
 class Constants:
-    """The constants of a graph: initializers, Constant nodes, and what is computed of these alone."""  # noqa: E501
+    """Constants of a graph: initializers, Constant nodes, and results of constants alone."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -28,14 +28,14 @@ class Constants:
                 self._computed.update(node.outputs)
 
     def known(self, tensor: str) -> bool:
-        """Whether a tensor is the same in every run."""
+        """Return True if a tensor is constant."""
         return tensor in self._computed or self.graph.is_constant(tensor)
 
     def value(self, tensor: str) -> NDArray[Any]:
-        """The values of a constant tensor.
+        """Return the values of a constant tensor.
 
         Raises:
-            ModelError: onnxruntime cannot compute it.
+            ModelError: onnxruntime cannot compute the tensor.
         """
         stored = self.graph.constant(tensor)
         if stored is not None:
@@ -50,7 +50,7 @@ class Constants:
         return self._run(tensor)
 
     def _run(self, tensor: str) -> NDArray[Any]:
-        """Compute it by a model of nothing but the nodes that lead to it."""
+        """Compute a tensor by a model that contains only the required nodes."""
         needed, nodes = [tensor], dict[Node, None]()
         while needed:
             node = self.graph.producer(needed.pop())

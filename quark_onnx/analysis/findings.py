@@ -1,4 +1,4 @@
-"""What an analysis finds, as values: tensors, weights, causes, and what could not be compared."""
+"""Results of an analysis: tensors, weights, causes, and tensors without a comparison."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ from quark_onnx.report.measure import OutputError, least_sqnr
 
 @dataclass(frozen=True)
 class Cause:
-    """Why a tensor is noisy, and what mends it.
+    """Cause of a tensor's noise, with its remedy.
 
     Attributes:
-        kind: a short fixed word: clipped, outlier-channel, wide-range, unused-range, operator,
-            rounding, weight, dead-channels, bias, inputs, amplified, shift, rescaled or inherited.
+        kind: a fixed word: clipped, outlier-channel, wide-range, unused-range, operator, rounding,
+            weight, dead-channels, bias, inputs, amplified, shift, rescaled or inherited.
         text: the cause in words, with its figures.
-        share: part of the tensor's noise that it makes, estimated; 0 to 1.
-        remedy: what to do, in words.
-        options: what to add to the command line of ``quark-onnx quantize``; empty where no option
-            helps.
+        share: estimated part of the tensor's noise, 0 to 1.
+        remedy: the remedy in words.
+        options: options for the command line of ``quark-onnx quantize``; empty if no option helps.
     """
 
     kind: str
@@ -32,7 +31,7 @@ class Cause:
 
 @dataclass(frozen=True)
 class Bins:
-    """A histogram of float values. Bin i holds those in ``[edges[i], edges[i + 1])``."""
+    """Histogram of float values; bin i counts ``edges[i] <= value < edges[i + 1]``."""
 
     edges: list[float]
     counts: list[int]
@@ -40,44 +39,46 @@ class Bins:
 
 @dataclass(frozen=True)
 class TensorError:
-    """The error of one tensor over all samples.
+    """Error of a tensor over all samples.
 
-    A ratio is in dB, ``10 log10(sum float^2 / sum error^2)``.
+    Ratios are in dB: ``10 log10(sum float^2 / sum error^2)``.
 
     Attributes:
-        name: in the float model.
-        counterpart: the tensor of the quantized model that its readers see; codes count as the
-            reals they stand for.
+        name: name in the float model.
+        counterpart: tensor of the quantized model that consumers read; codes count as their
+            dequantized values.
         matched_by: name or structure.
-        node, op_type: what computes it in the float model; empty and "Input" for an input of the
-        model.
+        node: producer in the float model; empty for an input of the model.
+        op_type: operator of the producer; "Input" for an input of the model.
         place: position in the order of execution.
-        count: how many values were compared.
-        sqnr, cosine: against what readers see; for a rescaled tensor against it with the scales
-        taken out.
+        count: number of compared values.
+        sqnr: ratio of the counterpart; of a rescaled tensor, without the scales.
+        cosine: cosine similarity with the counterpart.
         mean_error: mean of quantized minus float: the bias.
-        sqnr_before: ratio in front of its own grid, of what the operator computes; None where
-        nothing is there to see.
-        sqnr_grid: ratio of its own grid alone, on float values; None without one, or where that is
-        not seen.
-        sqnr_local: ratio if all that it is computed of were float: of its operator's weights, the
-        grids of its
-            inputs and its own grid; None where that is not seen.
-        sqnr_inputs: the least ratio among the tensors it is computed of; infinite at inputs of the
-            model.
-        added: noise-to-signal ratio that it adds, what the ranking goes by: that of sqnr_local less
-            those of the grids of its inputs, which count there; where it is not known, what is
-            beyond the worst input's.
+        sqnr_before: ratio of the operator's result before its grid; None if it cannot be observed.
+        sqnr_grid: ratio of the grid alone, on float values; None without a grid, or if it cannot be
+            observed.
+        sqnr_local: ratio with float inputs: noise of the operator's weights, of the grids of its
+            inputs and of its own grid; None if it cannot be observed.
+        sqnr_inputs: least ratio among the inputs; infinite at inputs of the model.
+        added: noise-to-signal ratio that the tensor adds, which orders the ranking: the ratio with
+            float inputs less the ratios of the input grids, which count at the inputs. If it cannot
+            be observed, the excess over the worst input's ratio.
         source: the tensor with ``sqnr_inputs``; empty at inputs of the model.
-        format: uint8, int8, bfloat16, MXQuantizeDequantize, ...; empty where it stays float.
-        lo, hi: least and greatest float value.
-        grid_lo, grid_hi, step: what the grid can represent and its step, the widest where channels
-        differ; None for
-            formats without a fixed grid.
-        clipped_low, clipped_high: share of float values beyond the grid by more than half a step.
-        clip_noise: share of the grid's noise that values beyond it make. rescaled: its channels
-        have other scales in the quantized model, as equalization across layers leaves them. causes:
-        why, the weightiest first. histogram: of its float values, for the worst tensors.
+        format: uint8, int8, bfloat16, MXQuantizeDequantize, ...; empty if the tensor stays float.
+        lo: least float value.
+        hi: greatest float value.
+        grid_lo: least value of the grid, the widest if channels differ; None for formats without a
+            fixed grid.
+        grid_hi: greatest value of the grid, likewise.
+        step: step of the grid, likewise.
+        clipped_low: share of float values below the grid by more than half a step.
+        clipped_high: share of float values above the grid by more than half a step.
+        clip_noise: share of the grid's noise due to clipped values.
+        rescaled: True if the quantized model has other channel scales, as cross-layer equalization
+            leaves them.
+        causes: causes of the noise, largest share first.
+        histogram: histogram of the float values, for the worst tensors.
     """
 
     name: str
@@ -112,30 +113,36 @@ class TensorError:
 
 @dataclass(frozen=True)
 class WeightError:
-    """The error of a constant that a node reads.
+    """Error of a constant that a node reads.
 
     Attributes:
-        name, node, op_type: of the constant and its reader in the float model.
+        name: name of the constant in the float model.
+        node: consumer in the float model.
+        op_type: operator of the consumer.
         role: weight or bias.
-        format: of its codes; empty where it is not codes.
-        granularity: tensor, channel or block: what has a scale of its own; empty where it is not
-        known.
-        depthwise: a convolution with one channel to a group.
+        format: format of the codes; empty without codes.
+        granularity: scope of a scale: tensor, channel or block; empty if unknown.
+        depthwise: True for a convolution with a single channel in each group.
         channels: number of output channels.
-        sqnr, cosine: of the whole constant.
-        worst_channel, worst_sqnr: the output channel with the least ratio.
-        dead: output channels of which nothing but zeros is left.
-        dead_noise: share of the error that these make.
-        outlier_channel, outlier_ratio: the output channel of the greatest magnitude, and how many
-        times the median
-            channel's that is.
+        sqnr: ratio of the whole constant.
+        cosine: cosine similarity of the whole constant.
+        worst_channel: output channel with the least ratio.
+        worst_sqnr: ratio of the worst channel.
+        dead: number of output channels that became all zeros.
+        dead_noise: share of the error due to dead channels.
+        outlier_channel: output channel with the greatest magnitude.
+        outlier_ratio: magnitude of the outlier channel in units of the median channel's.
         saturated: share of codes at an end of the grid.
         clipped: share of float values beyond the grid by more than half a step.
-        rescaled: the ratio is what is left after channels were scaled to fit, as a folded
-            BatchNormalization or an equalization leaves them.
-        rms: root of the mean square of the float values.
-        lo, hi, grid_lo, grid_hi, step: as for a tensor.
-        histogram: of the float values, where a ranked tensor is computed of it.
+        rescaled: True if the ratio was measured after fitting channel scales, as folding
+            BatchNormalization or equalization changes them.
+        rms: root mean square of the float values.
+        lo: as for a tensor.
+        hi: as for a tensor.
+        grid_lo: as for a tensor.
+        grid_hi: as for a tensor.
+        step: as for a tensor.
+        histogram: histogram of the float values, if the weight of a ranked tensor.
     """
 
     name: str
@@ -168,7 +175,7 @@ class WeightError:
 
 @dataclass(frozen=True)
 class Unmatched:
-    """Something of the float model that was not compared, and why."""
+    """A tensor of the float model without a comparison, and the reason."""
 
     name: str
     reason: str
@@ -176,16 +183,17 @@ class Unmatched:
 
 @dataclass(frozen=True)
 class Analysis:
-    """Where a quantized model loses accuracy, and why.
+    """Accuracy losses of a quantized model, and their causes.
 
     Attributes:
-        samples: on how many samples it was measured.
-        bytes_before, bytes_after: sizes of the two models.
-        outputs: the error of each output.
-        tensors: the error of each tensor that was compared, in the order of execution.
-        weights: the error of each quantized constant.
-        unmatched: tensors and constants that were not compared.
-        steps: the step of each output whose values lie on a grid, in the output's own unit.
+        samples: number of samples.
+        bytes_before: size of the float model.
+        bytes_after: size of the quantized model.
+        outputs: error of each output.
+        tensors: error of each compared tensor, in the order of execution.
+        weights: error of each quantized constant.
+        unmatched: tensors and constants without a comparison.
+        steps: step of each output with values on a grid, in the output's own unit.
     """
 
     samples: int
@@ -199,19 +207,16 @@ class Analysis:
 
     @property
     def sqnr(self) -> float:
-        """The least signal-to-noise ratio of any float output, in dB; infinite if there is none."""
+        """Return the least SQNR of a float output in dB; infinite without a float output."""
         return least_sqnr(self.outputs, math.inf)
 
     @property
     def ranking(self) -> list[TensorError]:
-        """Tensors by the noise that they add, most of it first.
-
-        Those that add none are left out.
-        """
+        """Return tensors with added noise, noisiest first."""
         return sorted((t for t in self.tensors if t.added > 0), key=lambda t: -t.added)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values: dictionaries, lists, numbers and texts; numbers may be infinite."""
+        """Return the result as plain values; numbers may be infinite."""
         return {
             "worst_sqnr": self.sqnr,
             **asdict(self),

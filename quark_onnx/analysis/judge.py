@@ -1,4 +1,4 @@
-"""Judge: scores quantized models by the worst output's SQNR on samples held out."""
+"""Judge: scores quantized models by the worst output's SQNR on held-out samples."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _MEMORY = 1 << 28
 
 
 class Judge:
-    """The float model's outputs on some samples, which others are compared with.
+    """The float model's outputs on held-out samples, as reference for other models.
 
     Args:
         reference: the float model.
-        samples: at least one.
+        samples: samples, at least one.
 
     Raises:
         ModelError: no output is float and repeatable.
@@ -48,12 +48,15 @@ class Judge:
         hopeless: Callable[[float, int], bool],
         every: int,
     ) -> tuple[float, int, bool]:
-        """Return the SQNR of the worst output in dB, the samples it is of, and whether it ended early.
+        """Return the SQNR of the worst output in dB.
 
         Args:
             model: a quantized model.
-            hopeless: is asked with the score so far and the number of samples whether to end.
-            every: how many samples lie between two questions.
+            hopeless: function of the score so far and the number of samples; True ends the evaluation.
+            every: number of samples between calls of ``hopeless``.
+
+        Returns:
+            The SQNR, its number of samples, and True if the evaluation ended early.
 
         Raises:
             ModelError: the model cannot be run.
@@ -79,7 +82,7 @@ class Judge:
         return _worst(totals), count, False
 
     def _expected(self, place: int, sample: Any) -> list[Any]:
-        """Return the float model's outputs on one of the samples."""
+        """Return the float model's outputs on a sample."""
         if place in self._kept:
             return self._kept[place]
         names = [value.name for value in self._session.get_inputs()]

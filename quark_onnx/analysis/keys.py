@@ -1,4 +1,4 @@
-"""Keys of what a search depends on: hashes of models, configurations and metrics."""
+"""Keys of a search's dependencies: hashes of models, configurations and metrics."""
 
 from __future__ import annotations
 
@@ -12,13 +12,21 @@ from quark_onnx.config import QConfig, to_dict
 
 
 def config_key(config: QConfig) -> str:
-    """Return the hash of a configuration, by its dictionary form."""
+    """Return the hash of a configuration's dictionary form.
+
+    Args:
+        config: the configuration.
+    """
     text = json.dumps(to_dict(config), sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def function_key(function: Callable[..., Any]) -> str:
-    """Return what tells a function from others: its name, and its code if it is in Python."""
+    """Return a key for a function: name, and code if written in Python.
+
+    Args:
+        function: the function.
+    """
     named = function if hasattr(function, "__qualname__") else type(function)
     code = getattr(function, "__code__", None) or getattr(
         type(function).__call__,
@@ -33,7 +41,7 @@ def function_key(function: Callable[..., Any]) -> str:
 
 
 def _code_text(code: CodeType) -> str:
-    """Return what code does, whatever its file and line."""
+    """Return a text of a code object that is independent of file and line."""
     constants = [
         _code_text(each) if isinstance(each, CodeType) else repr(each)
         for each in code.co_consts

@@ -1,4 +1,4 @@
-"""Score two models on labelled data: the names of its samples, and where their boxes are."""
+"""Scoring on labelled data: names of samples, and positions of their boxes."""
 
 from __future__ import annotations
 
@@ -17,12 +17,15 @@ Floats = NDArray[np.float64]
 
 
 def scorer_for(labels: str | Path, data: Any) -> Scorer:
-    """Return a scorer of the samples that data give.
+    """Return a scorer for labels and data.
 
     Args:
         labels: a CSV or JSON file, see ``read_labels``.
-        data: as for ``compare``; samples of image files are named like their files, others by
-            their index.
+        data: as for ``compare``. Samples of image files are named like their files, other samples
+            by their index.
+
+    Returns:
+        The scorer.
 
     Raises:
         DataError: the labels cannot be read.
@@ -40,12 +43,15 @@ def scorer_for(labels: str | Path, data: Any) -> Scorer:
 
 
 def placed(spec: ImageSpec, size: tuple[float, float], boxes: Floats) -> Floats:
-    """Return where boxes of an image are after it was resized, clipped to the input.
+    """Transform boxes of an image to the resized input, and clip them.
 
     Args:
-        spec: how the image is read.
+        spec: conversion of the image to an input.
         size: (width, height) of the image.
         boxes: (n, 4): x1, y1, x2, y2 in pixels of the image.
+
+    Returns:
+        (n, 4): x1, y1, x2, y2 in pixels of the input.
 
     >>> square = np.array([[0., 0., 100., 50.]])
     >>> placed(ImageSpec(size=(64, 64), resize="letterbox"), (100, 50), square).tolist()

@@ -1,4 +1,4 @@
-"""Latency of a float and a quantized model on this machine, and why integers may be slower."""
+"""Latency of a float and a quantized model, and reasons for slow integers."""
 
 from __future__ import annotations
 
@@ -79,11 +79,11 @@ class Latency:
     """Median latency of two models on this machine.
 
     Attributes:
-        reference_ms: of the float model, in milliseconds.
-        other_ms: of the quantized model, in milliseconds.
-        threads: threads inside an operator.
+        reference_ms: latency of the float model in milliseconds.
+        other_ms: latency of the quantized model in milliseconds.
+        threads: number of threads inside an operator.
         runs: number of runs of each model.
-        reasons: why the quantized model is slower, and what helps; empty where it is not.
+        reasons: reasons for a slower quantized model, with remedies; empty if it is not slower.
     """
 
     reference_ms: float
@@ -109,13 +109,16 @@ def measure_latency(
     *,
     threads: int = 0,
 ) -> Latency:
-    """Run two models in turn on one sample, as an application would with default sessions.
+    """Run two models in turn on a sample, with an application's default sessions.
 
     Args:
         reference: the float model.
         other: the quantized model.
         sample: inputs by name.
-        threads: threads inside an operator; 0 takes all cores that this process may use.
+        threads: number of threads inside an operator; 0 for all cores available to this process.
+
+    Returns:
+        The median latency of both models.
 
     Raises:
         ConfigError: the number of threads is negative.
@@ -160,14 +163,19 @@ def measure_latency(
 
 
 def _cores() -> int:
-    """Cores that this process may use."""
+    """Return the number of cores available to this process."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def reasons(model: ModelProto, float_ms: float) -> Iterator[str]:
-    """Say why a quantized model is slower than its float model, and what helps."""
+    """Yield reasons for a slower quantized model, with remedies.
+
+    Args:
+        model: the quantized model.
+        float_ms: latency of the float model in milliseconds.
+    """
     if _has_wide_activations(model):
         yield (
             "16-bit activations: onnxruntime has no integer kernels for them on the CPU,"
@@ -214,7 +222,7 @@ def _has_wide_activations(model: ModelProto) -> bool:
 
 
 def _unfused(model: ModelProto) -> Counter[str]:
-    """Operators between Q/DQ pairs that onnxruntime computes in float, by type."""
+    """Count unfused operators, which onnxruntime computes in float, by type."""
     makers = {name: node for node in model.graph.node for name in node.output}
     readers: dict[str, list[NodeProto]] = {}
     for node in model.graph.node:
@@ -233,7 +241,7 @@ def _unfused(model: ModelProto) -> Counter[str]:
 
 
 def _silu(model: ModelProto) -> int:
-    """Number of products of a Sigmoid, also with a Q/DQ pair in between."""
+    """Count products with a Sigmoid, with or without a Q/DQ pair between."""
     makers = {name: node for node in model.graph.node for name in node.output}
 
     def source(name: str) -> str:

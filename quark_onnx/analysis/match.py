@@ -1,10 +1,10 @@
-"""Find for each tensor of a float model the one of a quantized model that stands for it.
+"""Matching of a float model's tensors with their counterparts in a quantized model.
 
-By name first: a tensor keeps its name in most tools, or is called after it. What has no such name
-is found by walking both graphs from their inputs: a node is matched with one of the same operator
-that reads what was matched before, in the same places; among several, the one with the nearest
-weights, then the first. What a tool fused or folded (Relu, BatchNormalization, Identity) has no
-node of its own, and its result stands for that of the operator before it.
+Names come first: most tools keep the name of a tensor, or add a suffix. Other tensors are found by
+walking both graphs from their inputs. A node is matched with a node of the same operator that reads
+matched tensors at the same positions. Of several candidates the node with the closest weights wins,
+then the first. A fused or folded operator (Relu, BatchNormalization, Identity) has no node of its
+own, and its result is the result of the operator before it.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class Pair:
     """A tensor of the float model and its counterpart.
 
     Attributes:
-        tensor: of the float model.
-        raw: of the quantized model, in front of its grid.
+        tensor: tensor of the float model.
+        raw: tensor of the quantized model before its grid.
         how: name or structure.
-        fused: the float operator, if it has no node of its own there, so that ``raw`` is another's
-            result; else empty.
+        fused: the float operator if it has no node of its own, so that ``raw`` is the result of
+            another operator; otherwise empty.
     """
 
     tensor: str
@@ -53,14 +53,14 @@ class Pair:
 
 @dataclass
 class Matching:
-    """What stands for what.
+    """Counterparts of tensors and nodes.
 
     Attributes:
-        pairs: by tensor of the float model; those that are not float lead to others and are not
-            compared themselves.
-        nodes: node of the float model -> node of the quantized model that computes the same of the
-            same weights.
-        unmatched: tensors of the float model that have no counterpart, with the reason.
+        pairs: pairs by tensor of the float model. Pairs of other types than float lead to further
+            pairs and are not compared.
+        nodes: node of the float model -> node of the quantized model with the same computation and
+            weights.
+        unmatched: tensors of the float model without a counterpart, with the reason.
     """
 
     pairs: dict[str, Pair] = field(default_factory=dict)
@@ -70,6 +70,13 @@ class Matching:
 
 def match(reference: Reading, other: Reading) -> Matching:
     """Pair the tensors of two models.
+
+    Args:
+        reference: the float model.
+        other: the quantized model.
+
+    Returns:
+        Pairs of tensors and nodes.
 
     Raises:
         ModelError: the models have no input in common.
@@ -96,7 +103,7 @@ class _Walk:
         self._reasons: dict[str, str] = {}
 
     def computes(self, node: Node) -> bool:
-        """Whether the result of a node of the float model depends on its inputs."""
+        """Return True if a node's result depends on the inputs of the float model."""
         return not all(
             self.reference.constants.known(name) for name in node.outputs if name
         )
@@ -122,9 +129,9 @@ class _Walk:
             self._pair(name, name, "name")
 
     def match_names(self) -> None:
-        """Pair what has the same name.
+        """Pair tensors by name.
 
-        If most of these are computed by other operators, names say nothing.
+        Names are ignored if most tensors with equal names are computed by other operators.
         """
         sure, doubtful = list[tuple[str, str]](), list[tuple[str, str]]()
         for node in self.reference.graph.nodes:
@@ -143,7 +150,7 @@ class _Walk:
                 certain = self._alike(node, raw) or self._before_fused(node, raw)
                 certain |= self.reference.graph.is_output(
                     tensor,
-                )  # which keep their names
+                )  # inputs and outputs keep their names
                 (sure if certain else doubtful).append((tensor, raw))
         trusted = len(sure) >= len(doubtful)
         for tensor, raw in sure + doubtful * trusted:
@@ -158,7 +165,7 @@ class _Walk:
             self._match_producers(tensor, raw)
 
     def match_node(self, node: Node) -> None:
-        """Find by structure what computes the results of a node that have no counterpart yet."""
+        """Pair results of a node without a counterpart by structure."""
         missing = [
             (place, name)
             for place, name in enumerate(node.outputs)
@@ -177,7 +184,7 @@ class _Walk:
                 self._pair(name, chosen.outputs[place], "structure")
 
     def explain(self) -> None:
-        """Say of every float tensor without a counterpart why it has none."""
+        """Record a reason for every float tensor without a counterpart."""
         for node in self.reference.graph.nodes:
             for name in node.outputs:
                 if (
@@ -196,14 +203,12 @@ class _Walk:
     # ----------------------------------------------------------------------------------
 
     def _alike(self, node: Node, raw: str) -> bool:
-        """Whether a tensor of the quantized model is computed by the operator of this node."""
+        """Return True if a quantized tensor is computed by the operator of a node."""
         producer = self.other.graph.producer(raw)
         return producer is not None and self.other.operands(producer)[0] == node.op_type
 
     def _before_fused(self, node: Node, raw: str) -> bool:
-        """Whether a tensor is computed by the operator in front of this one, which was fused into
-        it.
-        """
+        """Return True if the operator before a fused operator computes a tensor."""
         while node.op_type in _SATURATING or node.op_type in FOLDED:
             before = self.reference.graph.producer(node.inputs[0])
             if before is None:
@@ -214,9 +219,9 @@ class _Walk:
         return False
 
     def _match_producers(self, tensor: str, raw: str) -> None:
-        """Pair the nodes behind two tensors.
+        """Pair the producers of two tensors.
 
-        Those that were fused have no counterpart, nor have their inputs.
+        Fused producers have no counterpart, and neither have their inputs.
         """
         node, producer = (
             self.reference.graph.producer(tensor),
@@ -247,10 +252,7 @@ class _Walk:
     # ----------------------------------------------------------------------------------
 
     def _choose(self, node: Node) -> Node | None:
-        """The node of the quantized model that computes the same of the same tensors.
-
-        None if there is none.
-        """
+        """Return the quantized model's node with equal operator and inputs, or None."""
         inputs = [self._counterpart(name) for name in node.inputs]
         if not any(inputs):
             return None
@@ -293,10 +295,7 @@ class _Walk:
         )
 
     def _distance(self, node: Node, reader: Node) -> float:
-        """How far the weights of two nodes are apart, relative to the first's.
-
-        0 if there are none.
-        """
+        """Return the relative distance between the weights of two nodes; 0 without weights."""
         for name, operand in zip(
             node.inputs,
             self.other.operands(reader)[1],
@@ -318,9 +317,7 @@ class _Walk:
         return 0.0
 
     def _fold(self, node: Node) -> None:
-        """Let the result of a node that is not there stand for its input, where the two are one in
-        such a case.
-        """
+        """Pair the result of a fused node with its input if both are equal."""
         source = node.inputs[0] if node.inputs else ""
         before = self.found.pairs.get(source)
         if before is None or not node.outputs:
@@ -340,7 +337,7 @@ class _Walk:
         self._pair(node.outputs[0], before.raw, "structure", fused=node.op_type)
 
     def _at_zero(self, raw: str) -> bool:
-        """Whether the grid of a tensor cuts off what is negative."""
+        """Return True if the grid of a tensor clips negative values."""
         grid = self.other.view(raw).grid
         return (
             grid is not None

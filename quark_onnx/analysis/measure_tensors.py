@@ -1,12 +1,11 @@
-"""Run two models side by side, sample by sample, and gather the error of each pair of tensors.
+"""Measurement of the error of each pair of tensors, sample by sample.
 
-Only the activations of one sample are alive at a time, as in ``calibrators.onnx_runtime.runner``;
-both models run with the tensors exposed as outputs, the quantized one without onnxruntime's own
-fusions, which would compute what nobody wrote.
+Memory holds the activations of a single sample, as in ``calibrators.onnx_runtime.runner``. Both
+models run with the tensors as outputs. The quantized model runs without onnxruntime's own fusions,
+which would compute other values than the graph.
 
-The quantized model runs a second time, with every matched tensor replaced by the float one: there
-each operator and each grid works on float values, so that what it adds is told from what reaches
-it.
+The quantized model runs a second time, with every matched tensor replaced by the float tensor. Each
+operator and each grid then works on float values, which separates added noise from inherited noise.
 """
 
 from __future__ import annotations
@@ -32,9 +31,10 @@ class ObservedPair:
     """A pair of tensors under observation.
 
     Attributes:
-        pair, view: what is compared.
-        statistic: what was seen so far.
-        reason: why it is not compared after all; empty as long as it is.
+        pair: the matched tensors.
+        view: the quantized tensor.
+        statistic: statistics so far.
+        reason: reason why the pair is not compared; empty if it is compared.
     """
 
     pair: Pair
@@ -45,7 +45,7 @@ class ObservedPair:
 
 @dataclass(frozen=True)
 class Measured:
-    """What the samples showed."""
+    """Measurements over all samples."""
 
     samples: int
     tensors: dict[str, ObservedPair]
@@ -53,7 +53,7 @@ class Measured:
 
 
 class Side:
-    """One of the two models, open, with some of its tensors exposed."""
+    """A model with a session, and with some tensors exposed as outputs."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class Side:
         self._outputs = [value.name for value in model.graph.output]
 
     def run(self, sample: Mapping[str, Any], index: int) -> dict[str, Any]:
-        """The exposed tensors and the outputs on one sample, by name; inputs are among them."""
+        """Return exposed tensors, outputs and inputs on a sample, by name."""
         feeds = {name: value for name, value in sample.items() if name in self._inputs}
         names = list(dict.fromkeys([*self._outputs, *self._names]))
         try:
@@ -105,7 +105,16 @@ def measure_tensors(
     matching: Matching,
     samples: Iterable[Mapping[str, Any]],
 ) -> Measured:
-    """The error of each matched tensor over all samples.
+    """Measure the errors of matched tensors over the samples.
+
+    Args:
+        reference: the float model.
+        other: the quantized model.
+        matching: pairs of tensors.
+        samples: inputs by name.
+
+    Returns:
+        Statistics of the tensors, and errors of the outputs.
 
     Raises:
         DataError: there is no sample.
@@ -180,10 +189,11 @@ def _watch(reference: Reading, other: Reading, pair: Pair) -> ObservedPair:
 
 
 def replaced(model: ModelProto, inputs: Mapping[str, str]) -> ModelProto:
-    """A model whose nodes read new inputs in place of some of its tensors.
+    """Return a model whose nodes read new inputs instead of some tensors.
 
     Args:
-        inputs: tensor -> the input that its readers read instead.
+        model: the model.
+        inputs: tensor -> new input.
     """
     result = ModelProto()
     result.CopyFrom(model)
@@ -199,7 +209,7 @@ def replaced(model: ModelProto, inputs: Mapping[str, str]) -> ModelProto:
 
 
 def _replaceable(watch: ObservedPair, reading: Reading) -> bool:
-    """Whether a tensor can be replaced: it is float, and no subgraph reads it behind our back."""
+    """Return True if a tensor is float and no subgraph captures it."""
     raw = watch.view.raw
     floating = (
         reading.graph.elem_type(raw) == TensorProto.FLOAT and watch.view.scale is None
@@ -212,8 +222,9 @@ def _fed(
     expected: Mapping[str, Any],
     found: Mapping[str, Any],
 ) -> Any:
-    """What replaces a tensor: the float values, unless the quantized model has them on other scales
-    or shapes.
+    """Return the replacement of a tensor: float values of the same shape and scale.
+
+    Other tensors keep the quantized model's values.
     """
     value, own = expected[watch.pair.tensor], found[watch.view.raw]
     alike = (
@@ -229,7 +240,7 @@ def _observe(
     expected: Any,
     found: Mapping[str, Any],
 ) -> str:
-    """Take in one sample; why that is impossible, or an empty text."""
+    """Observe a sample; return a reason if it cannot be compared."""
     seen = found[watch.view.value]
     if not isinstance(expected, np.ndarray) or not isinstance(seen, np.ndarray):
         return "it is a sequence or a map"
@@ -253,7 +264,7 @@ def _observe_alone(
     expected: NDArray[Any],
     alone: Mapping[str, Any],
 ) -> None:
-    """Take in a sample on which all that a tensor is computed of was float."""
+    """Observe a sample on which the tensor's inputs were float."""
     rounded = alone.get(watch.view.value)
     watch.statistic.observe_alone(expected, _computed(watch, expected, alone), rounded)
 
@@ -263,7 +274,7 @@ def _computed(
     expected: NDArray[Any],
     found: Mapping[str, Any],
 ) -> NDArray[Any] | None:
-    """What the grid was applied to, if that is the result of the same operator."""
+    """Return the tensor before its grid, unless a different operator computes it."""
     fused = watch.pair.fused
     if (
         watch.view.scale is not None
@@ -274,7 +285,7 @@ def _computed(
     computed = found[watch.view.raw]
     if not isinstance(computed, np.ndarray) or computed.dtype.kind != "f":
         return None
-    if fused == "Clip" and expected.size:  # to where it could have cut off anything
+    if fused == "Clip" and expected.size:  # compare clipped values only
         return np.clip(computed, expected.min(), expected.max())
     return np.maximum(computed, 0) if fused == "Relu" else computed
 
@@ -283,7 +294,12 @@ def counted(
     samples: Iterable[Mapping[str, Any]],
     limit: int | None,
 ) -> Iterator[Mapping[str, Any]]:
-    """The first samples."""
+    """Yield the first samples.
+
+    Args:
+        samples: the samples.
+        limit: maximum number of samples; None for all samples.
+    """
     for index, sample in enumerate(samples):
         if limit is not None and index >= limit:
             return

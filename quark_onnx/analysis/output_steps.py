@@ -1,6 +1,6 @@
 """output_steps: the step of each output in the output's own unit.
 
-A signal-to-noise ratio does not tell what a box loses: a step of four pixels is 48 dB below an
+A signal-to-noise ratio does not show the loss of a box: a step of four pixels is 48 dB below an
 image of 1,000 pixels, and is as wide as a small face.
 """
 
@@ -13,16 +13,17 @@ from quark_onnx.rules.passthrough import HANDING_ON
 
 
 def output_steps(graph: Graph, steps: Mapping[str, float | None]) -> dict[str, float]:
-    """Return the widest step of the grids that the values of each output lie on.
+    """Return the widest step of the grids of each output.
 
-    Outputs without one are left out.
-
-    An output that only moves values (Concat, Reshape, Slice, ...) has the steps of the tensors that
-    it is put together of.
+    Outputs without a step are omitted. An output that only moves values (Concat, Reshape, Slice,
+    ...) has the steps of its source tensors.
 
     Args:
         graph: the float model.
-        steps: the step of each compared tensor; None for one without a uniform grid.
+        steps: step of each compared tensor; None without a uniform grid.
+
+    Returns:
+        The step of each output, by name.
     """
     found = {value.name: _widest(graph, value.name, steps) for value in graph.outputs}
     return {name: step for name, step in found.items() if step is not None}

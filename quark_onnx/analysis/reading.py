@@ -1,9 +1,8 @@
-"""How a quantized model, of any tool, writes its tensors: what is computed, what of it readers see,
-and on which grid.
+"""Readings of a quantized model of any tool: computed tensors, consumers and grids.
 
-Nodes that only change the format of a value are looked through: Q/DQ of ONNX, com.microsoft and the
-vendors, block formats, casts among float types, Identity, and the Min that keeps a runtime from
-fusing. Operators on codes count as the float operators that they stand for.
+Nodes that only change the format of a value are skipped: Q/DQ of ONNX, com.microsoft and the
+vendors, block formats, casts among float types, Identity, and a Min that prevents a runtime from
+fusing. Operators on codes count as their float operators.
 """
 
 from __future__ import annotations
@@ -66,12 +65,17 @@ _FUSED = {
 
 @dataclass(frozen=True)
 class Grid:
-    """The reals that codes stand for.
+    """Grid of the dequantized values of codes.
 
     Attributes:
-        format: name of the type. lo, hi, step: of each channel or block, shaped to broadcast
-        against the tensor; None without a fixed grid. axis: of the channels; None for one grid.
-        granularity: tensor, channel or block. uniform: whether all steps are alike.
+        format: name of the type.
+        lo: least value of each channel or block, shaped to broadcast against the tensor; None
+            without a fixed grid.
+        hi: greatest value, likewise.
+        step: step, likewise.
+        axis: axis of the channels; None for a per-tensor grid.
+        granularity: tensor, channel or block.
+        uniform: True if all steps are equal.
     """
 
     format: str
@@ -84,16 +88,14 @@ class Grid:
 
     @property
     def bits(self) -> int:
-        """Width of a code; 0 where it is not known."""
+        """Return the width of a code in bits; 0 if unknown."""
         digits = "".join(c if c.isdigit() else " " for c in self.format).split()
         return int(digits[0]) if digits else 0
 
 
 @dataclass(frozen=True)
 class Scale:
-    """Names of a scale and a zero point, empty if it is left out, and the layout in which they
-    apply.
-    """
+    """Names of a scale and a zero point, empty if omitted, with their layout."""
 
     scale: str
     zero_point: str
@@ -104,7 +106,7 @@ class Scale:
 
 @dataclass(frozen=True)
 class Operand:
-    """What a node reads: a tensor, and if it is codes, what they stand for."""
+    """An input tensor of a node, with the scale of its codes if any."""
 
     tensor: str
     scale: Scale | None = None
@@ -115,10 +117,10 @@ class View:
     """A tensor of the quantized model.
 
     Attributes:
-        raw: what its operator computes, in front of its own grid.
-        value: what readers see.
-        scale: of ``value``, if that is codes.
-        grid: of the codes between the two; None if it stays float.
+        raw: the operator's result before its grid.
+        value: the tensor that consumers read.
+        scale: scale of ``value`` if ``value`` holds codes.
+        grid: grid between ``raw`` and ``value``; None if the tensor stays float.
     """
 
     raw: str
@@ -128,7 +130,7 @@ class View:
 
 
 class Reading:
-    """A quantized graph, looked at."""
+    """A quantized graph with its computed tensors, consumers and grids."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -138,7 +140,7 @@ class Reading:
     # -------------------------------------------------------------------
 
     def formats(self, node: Node) -> bool:
-        """Whether a node does nothing but change the format of its first input."""
+        """Return True if a node only changes the format of its first input."""
         name = node.op_type
         if (
             name in _QUANTIZE
@@ -151,7 +153,7 @@ class Reading:
             return types <= FLOATS or self._undone(node)
         if (
             name == "Min" and len(node.inputs) == 2
-        ):  # a bound that no code exceeds, before or behind a pair
+        ):  # a bound that no code exceeds, before or after a pair
             before, behind = (
                 self.graph.producer(node.inputs[0]),
                 self.graph.consumers(node.outputs[0]),
@@ -164,14 +166,17 @@ class Reading:
         return name == "Identity"
 
     def _undone(self, node: Node) -> bool:
-        """Whether a cast to a narrow float is followed by one back, where types were not inferred."""  # noqa: E501
+        """Return True if a cast to a narrow float is undone by a later cast.
+
+        The later cast identifies the format where types were not inferred.
+        """
         return int(node.attribute("to", 0)) in _HALVES and any(
             reader.op_type == "Cast" and int(reader.attribute("to", 0)) in FLOATS
             for reader in self.graph.consumers(node.outputs[0])
         )
 
     def origin(self, tensor: str) -> str:
-        """What was computed, behind all changes of format."""
+        """Return the computed tensor before all changes of format."""
         node = self.graph.producer(tensor)
         while (
             node is not None and self.formats(node) and not self.constants.known(tensor)
@@ -181,7 +186,7 @@ class Reading:
         return tensor
 
     def readers(self, raw: str) -> list[Node]:
-        """The nodes that compute with a tensor, in any format."""
+        """Return the nodes that compute with a tensor, regardless of its format."""
         found, todo = dict[Node, None](), [raw]
         while todo:
             for node in self.graph.consumers(todo.pop()):
@@ -192,9 +197,9 @@ class Reading:
         return list(found)
 
     def view(self, raw: str) -> View:
-        """A computed tensor as its readers see it.
+        """Return the quantized view of a computed tensor.
 
-        Where they see several things, the first of them.
+        If consumers read several tensors, the first counts.
         """
         tensor, grid, scale = raw, None, self.scale_of(raw)
         if scale is not None:
@@ -221,7 +226,7 @@ class Reading:
         return View(raw, value, scale, grid)
 
     def _ends(self, tensor: str) -> bool:
-        """Whether somebody computes with a tensor as it is."""
+        """Return True if a node computes with a tensor directly."""
         others = [
             node for node in self.graph.consumers(tensor) if not self.formats(node)
         ]
@@ -237,7 +242,7 @@ class Reading:
         )
 
     def _format(self, node: Node) -> Grid | None:
-        """The grid that a node rounds to; None if it does not."""
+        """Return the grid that a node rounds to; None if the node does not round."""
         if node.op_type == "DynamicQuantizeLinear":
             return Grid("dynamic uint8")
         if node.op_type in _QUANTIZE:
@@ -274,7 +279,7 @@ class Reading:
     # ----------------------------------------------------------------------------------
 
     def scale_of(self, codes: str) -> Scale | None:
-        """What the codes in a tensor stand for; None if it does not hold codes, or nobody says."""
+        """Return the scale of a tensor's codes; None without codes or a known scale."""
         for _ in range(len(self.graph.nodes)):
             node = self.graph.producer(codes)
             if (
@@ -300,7 +305,7 @@ class Reading:
         return None
 
     def grid(self, scale: Scale, kind: int) -> Grid:
-        """The grid of codes of a type; 0 for one that only the zero point tells."""
+        """Return the grid of codes of a type; type 0 is inferred from the zero point."""
         kind = (
             kind
             or (self.graph.elem_type(scale.zero_point) if scale.zero_point else 0)
@@ -331,7 +336,7 @@ class Reading:
         return Grid(name, lo, hi, np.abs(step), axis, granularity, uniform)
 
     def operands(self, node: Node) -> tuple[str, list[Operand]]:
-        """The float operator that a node stands for, and what it reads."""
+        """Return the float operator of a node, and its operands."""
         name = _FUSED.get(node.op_type, node.op_type.removeprefix("QLinear"))
         if node.op_type == "QLinearConcat":
             places: tuple[int, ...] = tuple(range(2, len(node.inputs), 3))
@@ -353,7 +358,7 @@ class Reading:
         return name, found
 
     def reals(self, operand: Operand) -> NDArray[np.float64]:
-        """The values of a constant operand."""
+        """Return the values of a constant operand."""
         values = self.constants.value(operand.tensor)
         return (
             values.astype(np.float64)
@@ -362,7 +367,7 @@ class Reading:
         )
 
     def decoded(self, codes: NDArray[Any], scale: Scale) -> NDArray[np.float64]:
-        """The reals that codes stand for."""
+        """Return the dequantized values of codes."""
         axis = scale.axis if scale.axis < codes.ndim else codes.ndim - 1
         step = spread(
             self.constants.value(scale.scale).astype(np.float64),
@@ -385,7 +390,7 @@ class Reading:
         return np.asarray((codes.astype(np.float64) - zero) * step)
 
     def stored(self, operand: Operand) -> tuple[str, Scale] | None:
-        """The codes of a constant operand, and what they stand for; None if it is not codes."""
+        """Return the codes and the scale of a constant operand; None without codes."""
         if operand.scale is not None:
             return operand.tensor, operand.scale
         node = self.graph.producer(operand.tensor)
@@ -398,7 +403,7 @@ class Reading:
         return node.inputs[0], self._scale(node)
 
     def quantizes(self) -> bool:
-        """Whether anything in the graph is quantized."""
+        """Return True if the graph has a quantized tensor."""
         types = {node.op_type for node in self.graph.nodes}
         known = _QUANTIZE | DEQUANTIZE | _ON_CODES.keys()
         others = (
@@ -418,7 +423,7 @@ class Reading:
 
 
 def _ends_of(kind: int) -> tuple[float, float] | None:
-    """The least and the greatest code of a type; None if it has no end that matters."""
+    """Return the least and the greatest code of a type; None without relevant ends."""
     try:
         name = TensorProto.DataType.Name(kind)
     except ValueError:

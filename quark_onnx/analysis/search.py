@@ -1,6 +1,7 @@
-"""search: find the configuration that serves a model best, by trying.
+"""search: the best configuration for a model, by trial.
 
-The space, the judge and the report are here; Optuna proposes, prunes and keeps the candidates.
+This module provides the space, the judge and the report. Optuna proposes, prunes and stores the
+candidates.
 """
 
 from __future__ import annotations
@@ -65,18 +66,18 @@ TRIALS = 24
 
 @dataclass(frozen=True)
 class Candidate:
-    """A configuration that was tried.
+    """A tried configuration with its result.
 
     Attributes:
-        name: the preset, and what was changed of it.
-        config: the configuration itself.
-        score: the user's metric, or the SQNR in dB of the worst output on the samples held out;
-            None if it failed.
-        seconds: how long quantizing and judging took.
-        bytes: the size of the quantized model; None if it failed.
-        error: why it failed; empty if it did not.
-        judged: on how many samples it was judged; 0 with a metric of the user's.
-        pruned: the judging was ended early, as the score was below the median of the others.
+        name: the preset, and changes to the preset.
+        config: the configuration.
+        score: the user's metric, or the SQNR of the worst output on held-out samples in dB; None if
+            the candidate failed.
+        seconds: runtime of quantization and evaluation.
+        bytes: size of the quantized model; None if the candidate failed.
+        error: reason of the failure; empty without a failure.
+        judged: number of samples in the evaluation; 0 with a metric of the user's.
+        pruned: True if the evaluation ended early because the score was below the median.
     """
 
     name: str
@@ -91,16 +92,16 @@ class Candidate:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """What a search has found.
+    """Result of a search.
 
     Attributes:
-        candidates: what was tried, the best first; of equal scores the smaller; then those whose
-            judging ended early, and those that failed.
-        calibrated: the number of samples that candidates were calibrated on.
-        judged: the number of samples that they were judged on; no sample is for both.
-        left: the names of candidates that did not fit into the budget.
-        total: how many configurations the space has.
-        reached: whether the target was met; True without a target.
+        candidates: candidates by falling score, of equal scores the smaller first; then pruned
+            candidates, then failed candidates.
+        calibrated: number of calibration samples.
+        judged: number of held-out samples for the evaluation.
+        left: names of candidates that did not fit into the budget.
+        total: number of configurations in the space.
+        reached: True if the target was met, or without a target.
         study: Optuna's study, for its plots and its dashboard.
     """
 
@@ -114,14 +115,14 @@ class SearchResult:
 
     @property
     def best(self) -> Candidate:
-        """The candidate with the highest score."""
+        """Return the candidate with the highest score."""
         return self.candidates[0]
 
     @property
     def front(self) -> list[Candidate]:
-        """The Pareto front of size and score.
+        """Return the Pareto front of size and score.
 
-        It has the candidates that none beats in one of the two without losing in the other.
+        A candidate is on the front if no other candidate is both smaller and better.
         """
         front = list[Candidate]()
         for candidate in self.candidates:  # in falling order of scores
@@ -132,7 +133,7 @@ class SearchResult:
         return front
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the same as plain values."""
+        """Return the result as plain values."""
         front = self.front
         return {
             "calibrated": self.calibrated,
@@ -160,35 +161,38 @@ def search(  # noqa: PLR0913
     journal: str | Path | None = None,
     progress: bool | None = False,
 ) -> SearchResult:
-    """Try configurations on a model and rank them. It needs the extra ``search`` (Optuna).
+    """Try configurations on a model and rank them; requires the extra ``search``.
 
-    First each choice of the space is tried alone, the cheap and the promising first; then Optuna's
-    TPE sampler combines those that served best. What fails is part of the result, with the reason.
+    Each choice of the space is tried alone first, in the order of cost and promise. Optuna's TPE
+    sampler then combines the best choices. Failed candidates are part of the result, with the
+    reason.
 
     Args:
         model: the float model, a path or a ModelProto.
-        data: anything that ``quantize_static`` takes as data; it is read once. Without a metric a
-            quarter of the samples is held out: nothing is calibrated on them, and every candidate
-            is judged by them.
-        space: what may be tried; None for the default, see ``Space``.
-        metric: takes a quantized model and returns a number, the higher the better; None for the
+        data: calibration data, as for ``quantize_static``; read once. Without a metric a quarter of
+            the samples is held out of calibration, and every candidate is evaluated on them.
+        space: the configurations to try; None for the default, see ``Space``.
+        metric: function of a quantized model that returns a number, higher is better; None for the
             SQNR of the worst output in dB.
-        target: stop as soon as a score is at least this.
-        budget: seconds. A candidate that would not fit, as far as can be told from those before it,
-            is not begun, and one that takes more than a quarter of the budget is ended. The first
-            one is always finished.
-        trials: how many candidates are tried; None for the whole space.
-        journal: a file that keeps what was measured, as Optuna's journal storage; a search that is
-            begun again with it goes on where it ended, and several processes that are given the
-            same one share the work.
+        target: score at which the search stops.
+        budget: time limit in seconds. A candidate that is estimated to exceed the limit is not
+            started, and a candidate that takes more than a quarter of the budget is stopped. The
+            first one always finishes.
+        trials: maximum number of candidates; None for the whole space.
+        journal: path of a file that stores the measurements, as Optuna's journal storage. A repeated
+            search with the file continues where it ended, and several processes with a common file
+            share the work.
         progress: as for ``quantize_static``.
+
+    Returns:
+        The candidates, best first.
 
     Raises:
         ConfigError: a setting is wrong, or the file is no journal.
         DataError: the data does not fit the model, or there are fewer than two samples.
         MissingDependency: Optuna is not installed.
-        ModelError: the model cannot be loaded or run, no output can be judged, or every candidate
-            failed.
+        ModelError: the model cannot be loaded or run, no output can be evaluated, or every
+            candidate failed.
 
     >>> from onnx import parser
     >>> dense = parser.parse_model('''<ir_version: 8, opset_import: ["" : 17]>
@@ -213,7 +217,7 @@ def search(  # noqa: PLR0913
 
 
 class Search:
-    """A search with its samples, as long as the ``with`` lasts.
+    """A search with its samples, which are deleted at the end of the ``with``.
 
     The arguments are those of ``search``.
     """
@@ -274,7 +278,7 @@ class Search:
             raise
 
     def run(self) -> SearchResult:
-        """Try one candidate after the other."""
+        """Run the search; return the candidates, best first."""
         with Progress(self._progress, self._most, "searching", "candidate") as bar:
             for asked in self._candidates():
                 record = self._study.known(asked.trial) or self._try(asked)
@@ -306,11 +310,15 @@ class Search:
     def write(self, candidate: Candidate, output: str | Path) -> None:
         """Write the model of a candidate.
 
-        It is quantized anew unless it is the best one of this run.
+        The model is quantized again unless it is the best of this run.
+
+        Args:
+            candidate: the candidate.
+            output: path of the model.
 
         Raises:
             ConfigError: the output may not be written.
-            ModelError: it cannot be written; nothing is left behind.
+            ModelError: the model cannot be written; no partial file is left.
         """
         if self._best is None or self._best[0] != config_key(candidate.config):
             quantize(
@@ -328,10 +336,10 @@ class Search:
             target,
             external=keeps_weights_beside(self._model, target),
         ):
-            pass  # it was checked, loaded and run when it was made
+            pass  # the result was checked and run when it was created
 
     def close(self) -> None:
-        """Forget the samples, and remove their files."""
+        """Delete the samples and their files."""
         self._calibration.close()
         self._judges.close()
 
@@ -370,14 +378,14 @@ class Search:
         return key
 
     def _found(self) -> list[tuple[Trial, Record]]:
-        """Return all candidates with their records, those of other processes included."""
+        """Return candidates with their records, including other processes' candidates."""
         return [
             (self._space.trial(choices), record)
             for choices, record in self._study.finished()
         ]
 
     def _is_reached(self) -> bool:
-        """Return whether a candidate meets the target."""
+        """Return True if a candidate meets the target."""
         return self._target is not None and any(
             record.score is not None
             and record.score >= self._target
@@ -386,7 +394,7 @@ class Search:
         )
 
     def _candidates(self) -> Iterator[Asked]:
-        """Return one candidate after the other, until the end of the search."""
+        """Yield candidates until the end of the search."""
         duplicates = 0
         while True:
             found = self._found()
@@ -413,10 +421,10 @@ class Search:
             yield asked
 
     def _done(self, found: list[tuple[Trial, Record]]) -> set[str]:
-        """Return the keys of configurations that are not to be tried any more."""
+        """Return the keys of configurations that must not be tried again."""
         done = {config_key(trial.config) for trial, _ in found}
         done.update(self._study.running(), self._left)
-        # a preset that fails as it is fails with anything added to it
+        # a preset that fails alone also fails with optimizers or calibrators
         working = {_preset(trial) for trial, record in found if not record.error}
         broken = {_preset(trial) for trial, _ in found} - working
         for trial in (*self._probes, *self._others):
@@ -430,7 +438,7 @@ class Search:
         done: set[str],
         found: list[tuple[Trial, Record]],
     ) -> Trial | None:
-        """Return the first that is not done and fits; those before it that do not are noted."""
+        """Return the first new trial within the budget; trials beyond it are noted."""
         for trial in trials:
             key = config_key(trial.config)
             if key in done:
@@ -441,7 +449,7 @@ class Search:
         return None
 
     def _fits(self, trial: Trial, found: list[tuple[Trial, Record]]) -> bool:
-        """Return whether a trial is likely to end within the budget."""
+        """Return True if a trial is estimated to end within the budget."""
         if self._budget is None or not found or self._study.known(trial) is not None:
             return True
         return self._elapsed() + _estimate(trial, found) < self._budget
@@ -450,7 +458,7 @@ class Search:
         return perf_counter() - self._start
 
     def _try(self, asked: Asked) -> Record | None:
-        """Quantize and judge; None if its time was over before anything was measured."""
+        """Quantize and evaluate a candidate; return None if its time ran out."""
         start = perf_counter()
         limit = None
         if self._budget is not None and self._found():
@@ -509,7 +517,7 @@ class Search:
 
 
 def _has_gates(graph: Graph) -> bool:
-    """Return whether layers are separated by SiLU or Relu6, which equalization can pass."""
+    """Return True if SiLU or Relu6, which equalization can pass, separate layers."""
     return len(pairs_of(graph, Passed(True, True))) > len(
         pairs_of(graph, Passed(False, False)),
     )
@@ -520,7 +528,7 @@ def _preset(trial: Trial) -> str:
 
 
 def _estimate(trial: Trial, found: list[tuple[Trial, Record]]) -> float:
-    """Return the seconds that a trial will take, by those before it."""
+    """Estimate the runtime of a trial in seconds from earlier trials."""
     preset = _preset(trial)
     groups = (
         [each for each in found if _preset(each[0]) == preset and not each[0].kinds],
@@ -529,7 +537,7 @@ def _estimate(trial: Trial, found: list[tuple[Trial, Record]]) -> float:
     )
     known = next(group for group in groups if group)
     plain = max(record.seconds / other.relative_cost for other, record in known)
-    # what optimizers cost is much the same for all presets
+    # optimizers have a similar runtime with all presets
     alike = [
         record.seconds
         for other, record in found
@@ -539,10 +547,7 @@ def _estimate(trial: Trial, found: list[tuple[Trial, Record]]) -> float:
 
 
 def _rank(found: tuple[Trial, Record]) -> tuple[bool, bool, float, int]:
-    """Return what results are sorted by.
-
-    Of those that are equal the one that was tried first comes first.
-    """
+    """Return the sort key of a result; equal results keep their order."""
     record = found[1]
     return (
         record.score is None,

@@ -1,4 +1,4 @@
-"""Space: the configurations that a search may try, and the order in which it tries them."""
+"""Space: the configurations of a search, and their order."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Trial:
-    """A configuration, and the choices that it was made by.
+    """A configuration and its choices on the axes.
 
     Attributes:
-        name: the preset, and what was changed of it.
-        config: the configuration itself.
-        choices: the label of the choice on each axis of the space.
+        name: the preset, and changes to the preset.
+        config: the configuration.
+        choices: label of the choice on each axis of the space.
     """
 
     name: str
@@ -46,31 +46,31 @@ class Trial:
 
     @property
     def kinds(self) -> frozenset[str]:
-        """The names of its optimizers, which are what a run takes its time for."""
+        """Return the names of the optimizers, which dominate the runtime."""
         return frozenset(optimizer.name for optimizer in self.config.optimizers)
 
     @property
     def relative_cost(self) -> float:
-        """An estimate of its time relative to a run without optimizers."""
+        """Estimate the runtime relative to a run without optimizers."""
         costs = [_RELATIVE_COST.get(kind, _OTHER_COST) for kind in self.kinds]
         return 1.0 + sum(cost - 1.0 for cost in costs)
 
 
 @dataclass(frozen=True)
 class Space:
-    """What a search may try: every preset with every calibrator, granularity and optimizer.
+    """Search space: every preset with every calibrator, granularity and optimizer.
 
     Attributes:
-        presets: presets' names, YAML files, dictionaries or QConfigs. The first is the one from
-            which other choices start. None for those of the target, or, without one, for A8W8,
-            S8S8 and A16W8.
+        presets: names of presets, YAML files, dictionaries or QConfigs. Other choices start from
+            the first. None for the presets of the target, or, without a target, for A8W8, S8S8 and
+            A16W8.
         calibrators: calibrators of activations, with settings as in
             ``"percentile:percentile=99.9"``.
-        per_channel: whether weights have a scale for each channel: any of True and False; nothing
-            leaves it as it is.
-        optimizers: what is put behind a preset's own optimizers, each a text such as
+        per_channel: choices for per-channel weights: True, False or both; empty to keep the
+            presets' granularity.
+        optimizers: optimizers to add after a preset's own optimizers, each a text such as
             ``"cle+bias_correction"``, an optimizer, or a tuple of optimizers.
-        target: what the result is for, as in ``QConfig.target``; empty for any runtime.
+        target: target of the result, as in ``QConfig.target``; empty for any runtime.
 
     >>> Space(presets="A8W8", optimizers=["cle", "cle+adaquant:iterations=100"]).optimizers[1]
     'cle+adaquant:iterations=100'
@@ -94,7 +94,7 @@ class Space:
     )
     target: str = ""
 
-    if TYPE_CHECKING:  # what may be written; what is stored are tuples
+    if TYPE_CHECKING:  # types of arguments; the fields store tuples
 
         def __init__(
             self,
@@ -129,14 +129,14 @@ class Space:
         for choice in self.per_channel:
             if not isinstance(choice, bool):
                 raise ConfigError(f"per_channel: {choice!r} is neither True nor False")
-        _ = self.axes  # what is wrong is said now
+        _ = self.axes  # raise errors early
 
     @classmethod
     def of(cls, space: object) -> Space:
-        """Return a Space from what a user may write.
+        """Return a Space from user input.
 
         Args:
-            space: None for the default, a dictionary of its attributes, or a Space.
+            space: None for the default, a dictionary of attributes, or a Space.
         """
         if space is None:
             return cls()
@@ -152,7 +152,7 @@ class Space:
 
     @cached_property
     def axes(self) -> dict[str, dict[str, Any]]:
-        """The choices of each axis by their labels, the plain ones first.
+        """Return the choices of each axis by their labels, plain choices first.
 
         Raises:
             ConfigError: a choice is no preset, calibrator or optimizer.
@@ -183,7 +183,7 @@ class Space:
         }
 
     def trial(self, choices: Mapping[str, str]) -> Trial:
-        """Return the configuration that a choice on each axis stands for.
+        """Return the configuration of a choice on each axis.
 
         Args:
             choices: a label of ``axes`` for each axis.
@@ -212,18 +212,18 @@ class Space:
         return Trial(" ".join(name), config, tuple(choices.items()))
 
     def order(self, early: str = "") -> tuple[list[Trial], list[Trial]]:
-        """Return all configurations, each once, in the order of cost and promise.
+        """Return configurations without duplicates, in the order of cost and promise.
 
         Args:
-            early: an optimizer that promises much for the model; a candidate with it comes second.
+            early: a promising optimizer for the model; a candidate with it comes second.
 
         Returns:
-            Variations of the first preset along one axis each, which tell what each choice is
-            worth, and all other combinations; the cheap first.
+            Variations of the first preset along a single axis, which show the value of each
+            choice, and all other combinations; cheap ones first.
         """
         labels = {axis: list(choices) for axis, choices in self.axes.items()}
         probes, others = list[Trial](), list[Trial]()
-        seen = set[str]()  # a choice may be what a preset has anyway
+        seen = set[str]()  # a choice may equal a preset's own setting
         for combination in product(*labels.values()):
             trial = self.trial(dict(zip(labels, combination, strict=True)))
             key = config_key(trial.config)
@@ -236,7 +236,7 @@ class Space:
         others.sort(key=lambda trial: trial.relative_cost)
         promising = [trial for trial in probes if early in trial.kinds]
         if promising:
-            # bias correction costs little, and what it repairs is left by any optimizer before it
+            # bias correction is fast, and complements any optimizer before it
             with_bias = [each for each in promising if "bias_correction" in each.kinds]
             first = (with_bias or promising)[0]
             probes.remove(first)
@@ -249,14 +249,14 @@ def _calibrator(choice: Any) -> Any:
 
 
 def _checked(calibrator: Any) -> Any:
-    """Return a calibrator that is given as an object; a configuration refuses anything else."""
+    """Check a calibrator object by a configuration, and return the calibrator."""
     activation = QConfig().with_(calibrator=calibrator).activation
     assert activation is not None
     return activation.calibrator
 
 
 def _optimizers(choice: Any) -> tuple[Any, ...]:
-    """Return a chain of optimizers from one, a text with plus signs, or a tuple of optimizers."""
+    """Return a chain of optimizers from a text with plus signs, an object, or a tuple."""
     if isinstance(choice, str):
         return tuple(map(parse_optimizer, split(r"\+(?=[A-Za-z])", choice)))
     chain = tuple(choice) if isinstance(choice, list | tuple) else (choice,)
@@ -273,7 +273,7 @@ def _preset_name(preset: object, place: int) -> str:
 
 
 def _naming(setting: str, make: Callable[[Any], T], value: Any) -> T:
-    """Call a function; an error names the setting of the space that is wrong."""
+    """Call a function; an error names the wrong setting of the space."""
     try:
         return make(value)
     except ConfigError as error:

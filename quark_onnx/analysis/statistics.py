@@ -1,6 +1,4 @@
-"""What is kept of a tensor while samples stream by: sums, extremes and a histogram, all of which
-merge exactly.
-"""
+"""Streaming statistics of a tensor: sums, extremes and a histogram, merged exactly."""
 
 from __future__ import annotations
 
@@ -26,18 +24,22 @@ _SUMS = ("signal", "energy", "product", "noise", "error")
 
 @dataclass
 class TensorStatistic:
-    """The float values of a tensor, against what the quantized model has there.
+    """Statistics of a float tensor and its quantized counterpart.
 
     Attributes:
-        grid: what readers see goes through; None if it stays float.
-        axis: of the channels, None for none.
-        sums: of float^2, quantized^2, float * quantized, (quantized - float)^2 and quantized -
-        float, by channel. lo, hi: least and greatest float value of each channel. before: sum of
-        (computed - float)^2, None where what is computed is not seen. operator: the same where the
-        operator reads float values; None where that is not seen. own: sum of (rounded - float)^2
-        where the grid is applied to float values; None where that is not seen. clipped: the part of
-        it from values beyond the grid. low, high: how many float values lie beyond the grid by more
-        than half a step.
+        grid: grid of the quantized tensor; None if it stays float.
+        axis: axis of the channels; None for a single channel.
+        sums: by channel, sums of float^2, quantized^2, float * quantized, (quantized - float)^2 and
+            quantized - float.
+        lo: least float value of each channel.
+        hi: greatest float value of each channel.
+        before: sum of (computed - float)^2; None if the computed value cannot be observed.
+        operator: sum of (computed - float)^2 on float inputs; None if it cannot be observed.
+        own: sum of (rounded - float)^2 with the grid applied to float values; None if it cannot be
+            observed.
+        clipped: the part of ``own`` due to values beyond the grid.
+        low: number of float values below the grid by more than half a step.
+        high: number of float values above the grid by more than half a step.
     """
 
     grid: Grid | None = None
@@ -60,12 +62,12 @@ class TensorStatistic:
         seen: NDArray[Any],
         computed: NDArray[Any] | None = None,
     ) -> None:
-        """Take in one sample.
+        """Observe a sample.
 
         Args:
             reference: the float values.
-            seen: what readers see in the quantized model, of the same shape.
-            computed: what its grid is applied to there, of the same shape.
+            seen: the quantized values that consumers read, of the same shape.
+            computed: the quantized model's values before the grid, of the same shape.
         """
         if not reference.size:
             return
@@ -109,12 +111,12 @@ class TensorStatistic:
         local: NDArray[Any] | None = None,
         rounded: NDArray[Any] | None = None,
     ) -> None:
-        """Take in what operator and grid make of float values on one sample.
+        """Observe a sample on which operator and grid had float inputs.
 
         Args:
             reference: the float values.
-            local: what the operator computes of float inputs.
-            rounded: what the grid makes of the float values.
+            local: the operator's result on float inputs.
+            rounded: the grid's result on the float values.
         """
         exact, usual = _usual(reference)
         bounds = limits(self.grid, reference.ndim) if self.grid is not None else None
@@ -142,7 +144,7 @@ class TensorStatistic:
     # ----------------------------------------------------------------------------------
 
     def total(self, name: str) -> float:
-        """A sum over all channels."""
+        """Return a sum over all channels."""
         return float(self.sums[name].sum()) if self.sums else 0.0
 
     @property
@@ -160,9 +162,9 @@ class TensorStatistic:
 
     @property
     def gains(self) -> NDArray[np.float64]:
-        """The factor by which each channel of the quantized model fits the float one best.
+        """Return the best factor by quantized channel; 1 for a poor fit.
 
-        1 where it fits badly.
+        The factor minimizes the squared distance to the float channel.
         """
         signal, energy, product = (
             self.sums[name] for name in ("signal", "energy", "product")
@@ -178,7 +180,7 @@ class TensorStatistic:
 
     @property
     def fitted(self) -> float:
-        """The ratio that is left when each channel is scaled to fit."""
+        """Return the SQNR after scaling each channel to fit."""
         if not self.sums:
             return float("inf")
         signal, energy, product = (
@@ -193,9 +195,10 @@ class TensorStatistic:
 
     @property
     def rescaled(self) -> bool:
-        """Whether channels have other scales in the quantized model, some larger and some smaller.
+        """Return True if channels have other scales in the quantized model.
 
-        Clipping and rounding to zero make channels smaller alone.
+        Some channels must be larger and some smaller. Clipping and rounding to zero can only make
+        channels smaller.
         """
         if self.axis is None or not self.sums or self.sqnr > _FAITHFUL:
             return False
@@ -208,7 +211,7 @@ class TensorStatistic:
 
     @property
     def shifted(self) -> float:
-        """The share of the noise that a constant shift of each channel makes."""
+        """Return the share of the noise due to a constant shift of each channel."""
         noise, count = self.total("noise"), self.count / max(1, len(self.lo))
         return (
             float(np.square(self.sums["error"]).sum() / count / noise)
@@ -221,9 +224,14 @@ def limits(
     grid: Grid,
     rank: int,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
-    """Half a step beyond the ends of a grid, shaped to broadcast against a tensor.
+    """Return the limits half a step beyond a grid's ends.
 
-    None if there are no ends.
+    Args:
+        grid: the grid.
+        rank: number of dimensions of the tensor.
+
+    Returns:
+        Lower and upper limits, shaped to broadcast against the tensor; None without ends.
     """
     if (
         grid.lo is None
@@ -252,7 +260,7 @@ def _usual(values: NDArray[Any]) -> tuple[NDArray[np.float64], NDArray[np.bool_]
     return exact, np.abs(exact) < _MASK
 
 
-@np.errstate(invalid="ignore")  # the difference of two infinities is left out
+@np.errstate(invalid="ignore")  # the difference of two infinities is NaN, and ignored
 def _noise(
     values: NDArray[Any],
     exact: NDArray[np.float64],

@@ -1,9 +1,9 @@
-"""Study: the candidates of a search and what was measured of them, kept by Optuna.
+"""Study: the candidates and measurements of a search, stored by Optuna.
 
-Optuna (Akiba et al. 2019, "Optuna: A Next-generation Hyperparameter Optimization Framework") proposes
-combinations, ends the judging of hopeless ones early, and keeps everything in a journal from which an
-interrupted search goes on and which several processes may share.
-"""  # noqa: E501
+Optuna (Akiba et al. 2019, "Optuna: A Next-generation Hyperparameter Optimization Framework")
+proposes combinations, prunes hopeless candidates, and stores the measurements in a journal. An
+interrupted search continues from the journal, and several processes may share it.
+"""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ _ABANDONED = timedelta(hours=1)
 
 @dataclass(frozen=True)
 class Record:
-    """What was measured of one configuration.
+    """Measurements of a configuration.
 
     Attributes:
-        score: the higher the better; None if it failed.
-        seconds: how long it took.
-        bytes: the size of the quantized model; None if it failed.
-        error: why it failed; empty if it did not.
-        judged: on how many samples it was judged; 0 with a metric of the user's.
-        pruned: the judging was ended early, as the score was below the median of the others.
+        score: the score, higher is better; None if the candidate failed.
+        seconds: runtime of quantization and evaluation.
+        bytes: size of the quantized model; None if the candidate failed.
+        error: reason of the failure; empty without a failure.
+        judged: number of samples in the evaluation; 0 with a metric of the user's.
+        pruned: True if the evaluation ended early because the score was below the median.
     """
 
     score: float | None
@@ -61,10 +61,10 @@ class Study:
     """A study of Optuna over the axes of a space.
 
     Args:
-        journal: the file that keeps it, which is made if it does not exist; None for memory alone.
-        identity: what records depend on besides the configuration. A journal holds any number of
-            searches; what differs in this is another one.
-        axes: the labels of the choices on each axis of the space.
+        journal: path of the study's file, created if missing; None to keep the study in memory.
+        identity: dependencies of the records besides the configuration. A journal holds any number
+            of searches, which differ in their identity.
+        axes: labels of the choices on each axis of the space.
 
     Raises:
         ConfigError: the file is no journal, is damaged, or cannot be read and written.
@@ -100,11 +100,11 @@ class Study:
             self._known = self._records_elsewhere()
 
     def known(self, trial: Trial) -> Record | None:
-        """Return what another search of the journal measured of the same configuration."""
+        """Return the record of a configuration from an earlier search in the journal."""
         return self._known.get(config_key(trial.config))
 
     def finished(self) -> list[tuple[dict[str, str], Record]]:
-        """Return the choices and the record of each candidate, in the order of their beginning."""
+        """Return the choices and the record of each candidate, in the order of their start."""
         found = []
         for trial in self._trials():
             if _RECORD in trial.user_attrs:
@@ -112,7 +112,7 @@ class Study:
         return found
 
     def running(self) -> list[str]:
-        """Return the keys of configurations that other processes are working on."""
+        """Return the keys of configurations in evaluation by other processes."""
         running = self._optuna.trial.TrialState.RUNNING
         return [
             trial.user_attrs[_KEY]
@@ -128,15 +128,15 @@ class Study:
         """Return the next candidate.
 
         Args:
-            wanted: the one to try; None leaves the choice to Optuna's sampler.
-            make: returns the configuration that a choice on each axis stands for.
+            wanted: the trial to run; None for a proposal of Optuna's sampler.
+            make: function from a choice on each axis to the configuration.
         """
         with self.quiet():
-            # seeded by what is known, so that an interrupted search goes on the same way
+            # the number of trials as seed makes an interrupted search reproducible
             self.optuna.sampler = self._optuna.samplers.TPESampler(
                 n_startup_trials=1,
                 seed=len(self._trials()),
-                constant_liar=True,  # several processes do not try the same
+                constant_liar=True,  # parallel processes avoid equal trials
             )
             if wanted is not None:
                 self.optuna.enqueue_trial(dict(wanted.choices))
@@ -152,7 +152,7 @@ class Study:
         return Asked(self, trial, asked)
 
     def tell(self, asked: optuna.Trial, trial: Trial, record: Record) -> None:
-        """Keep a record; it is on the disk when this returns."""
+        """Store a record; the record is on the disk on return."""
         states = self._optuna.trial.TrialState
         with self.quiet():
             asked.set_user_attr("config", to_dict(trial.config))
@@ -165,7 +165,7 @@ class Study:
                 self.optuna.tell(asked, record.score)
 
     def drop(self, asked: optuna.Trial) -> None:
-        """End a candidate of which nothing was measured."""
+        """End a candidate without a record."""
         with self.quiet():
             self.optuna.tell(asked, state=self._optuna.trial.TrialState.FAIL)
 
@@ -177,7 +177,7 @@ class Study:
         return trials
 
     def _give_up_abandoned(self) -> None:
-        """End the candidates that ended processes had begun."""
+        """End the running candidates of processes that ended."""
         states = self._optuna.trial.TrialState
         for trial in self.optuna.get_trials(deepcopy=False, states=[states.RUNNING]):
             owner = trial.user_attrs.get(_OWNER, "")
@@ -187,7 +187,7 @@ class Study:
                 self.optuna.tell(trial.number, state=states.FAIL)
 
     def _records_elsewhere(self) -> dict[str, Record]:
-        """Return the records of other studies in the journal that are of the same identity."""
+        """Return the records of studies in the journal with an equal identity."""
         if self._storage is None:
             return {}
         found: dict[str, Record] = {}
@@ -231,7 +231,7 @@ class Study:
 
 @dataclass(frozen=True)
 class Asked:
-    """A candidate that is to be tried.
+    """A candidate to evaluate.
 
     Attributes:
         trial: the candidate.
@@ -242,17 +242,17 @@ class Asked:
     _asked: optuna.Trial
 
     def report(self, score: float, samples: int) -> bool:
-        """Return whether to end the judging, after so many samples, as the score is hopeless."""
+        """Report an intermediate score; return True if the evaluation should end."""
         with self._study.quiet():
             self._asked.report(score, samples)
             return bool(self._asked.should_prune())
 
     def keep(self, record: Record) -> None:
-        """Keep what was measured; it is on the disk when this returns."""
+        """Store the measurements; the record is on the disk on return."""
         self._study.tell(self._asked, self.trial, record)
 
     def drop(self) -> None:
-        """Forget the candidate, of which nothing was measured."""
+        """End the candidate without measurements."""
         self._study.drop(self._asked)
 
 
@@ -268,7 +268,7 @@ def _import_optuna() -> Any:
 
 
 def _open_journal(path: Path) -> Any:
-    """Open a journal, without what a process that was killed left of a line.
+    """Open a journal, and remove the partial line of a killed process.
 
     Raises:
         ConfigError: the file is no journal, or is damaged.
@@ -314,7 +314,7 @@ def _no_journal(path: Path) -> ConfigError:
 
 
 def _is_alive(owner: str) -> bool:
-    """Return whether the process that began a candidate may still be working on it."""
+    """Return True if the process that started a candidate may still be running."""
     host, _, number = owner.rpartition(":")
     if host != socket.gethostname() or not number.isdigit() or os.name != "posix":
         return bool(owner)

@@ -1,4 +1,4 @@
-"""The error of quantized constants: how far they are from the float ones, channel by channel."""
+"""Errors of quantized constants, channel by channel."""
 
 from __future__ import annotations
 
@@ -32,8 +32,15 @@ def weight_errors(
     other: Reading,
     matching: Matching,
 ) -> tuple[list[WeightError], list[Unmatched]]:
-    """The error of each constant that the quantized model stores in another format, and what was
-    not compared.
+    """Return the error of each constant that the quantized model stores differently.
+
+    Args:
+        reference: the float model.
+        other: the quantized model.
+        matching: pairs of nodes.
+
+    Returns:
+        Errors, and constants without a comparison.
     """
     found, missing = list[WeightError](), list[Unmatched]()
     for node in reference.graph.nodes:
@@ -74,9 +81,10 @@ def _compared(
     place: int,
     operand: Operand,
 ) -> WeightError | str:
-    """The error of one constant.
+    """Return the error of a constant.
 
-    Why it was not compared, or an empty text if there is no error to speak of.
+    Returns:
+        The error; or a reason why it was not compared; or an empty text without a relevant error.
     """
     name, codes = node.inputs[place], other.stored(operand)
     a, b = reference.constants.value(name).astype(np.float64), other.reals(operand)
@@ -155,15 +163,18 @@ def _channel_axis(node: Node, rank: int) -> int | None:
 
 
 def _fitted(a: Floats, b: Floats, inputs: int) -> tuple[Floats, bool]:
-    """``b``, with a factor for each output and input channel taken out if that brings it much
-    nearer to ``a``.
+    """Remove channel factors from ``b`` if ``b`` then fits ``a`` much better.
 
-    A folded BatchNormalization leaves factors of output channels, an equalization across layers of
-    both.
+    Folding BatchNormalization changes the scales of output channels, cross-layer equalization those
+    of input and output channels.
 
     Args:
-        a, b: one row for each output channel.
-        inputs: how many input channels follow one another in a row.
+        a: one row for each output channel.
+        b: one row for each output channel.
+        inputs: number of consecutive input channels in a row.
+
+    Returns:
+        The fitted ``b``, and True if factors were removed.
     """
     shape = (a.shape[0], inputs, -1)
     product, energy = ((a * c).reshape(shape).sum(axis=2) for c in (b, a))
@@ -201,9 +212,7 @@ def _grid(
     values: Floats,
     scaled: bool,
 ) -> tuple[Grid, float, float]:
-    """The grid of stored codes, the share of them at an end, and the share of float values beyond
-    it.
-    """
+    """Return the grid of codes, the share of saturated codes and of clipped values."""
     if not isinstance(codes, tuple):
         return Grid("", granularity=""), 0.0, 0.0
     tensor, scale = codes
@@ -233,7 +242,12 @@ def _end(values: Floats | None, pick: object) -> float | None:
 
 
 def with_histogram(weight: WeightError, reference: Reading) -> WeightError:
-    """The same, with the histogram of its float values."""
+    """Return a weight's error with the histogram of its float values.
+
+    Args:
+        weight: the error.
+        reference: the float model.
+    """
     histogram = Histogram()
     histogram.observe(
         reference.constants.value(weight.name).reshape(1, -1).astype(np.float32),
@@ -242,7 +256,10 @@ def with_histogram(weight: WeightError, reference: Reading) -> WeightError:
 
 
 def bins(histogram: Histogram) -> Bins | None:
-    """A histogram in few equal bins between its ends; None if it is empty.
+    """Reduce a histogram to few equal bins; None for an empty histogram.
+
+    Args:
+        histogram: the histogram.
 
     >>> one = Histogram()
     >>> one.observe(np.float32([[0.0, 0.5, 1.0]]))

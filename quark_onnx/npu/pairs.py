@@ -87,7 +87,7 @@ class Pairs:
             self.graph.elem_type(node.input(2)),
         )
 
-    # -- as constraints_of wants it
+    # -- the interface of constraints_of
     # ------------------------------------------------------------------------------------
 
     def read(self, node: Node, index: int) -> str | None:

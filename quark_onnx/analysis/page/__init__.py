@@ -1,4 +1,4 @@
-"""The analysis as a page to look at: one HTML file with its plots in it."""
+"""HTML page of an analysis, in a single file with its plots."""
 
 from quark_onnx.analysis.page.candidates import render_search, write_search_page
 from quark_onnx.analysis.page.page import render, write_page

@@ -1,4 +1,4 @@
-"""A histogram drawn against the grid that its values are rounded to."""
+"""Histograms drawn with the grid that rounds the values."""
 
 from __future__ import annotations
 
@@ -21,10 +21,18 @@ def against_grid(  # noqa: PLR0913
     step: float | None,
     axis_title: str = "value",
 ) -> str:
-    """Counts on a logarithmic scale; what lies beyond the grid is set off.
+    """Draw counts on a logarithmic scale; values beyond the grid are highlighted.
 
     Args:
-        lo, hi, step: of the grid; None for a format without a fixed one.
+        title: title of the plot.
+        values: the histogram.
+        lo: least value of the grid; None for a format without a fixed grid.
+        hi: greatest value of the grid; None for a format without a fixed grid.
+        step: step of the grid; None for a format without a fixed grid.
+        axis_title: title of the axis.
+
+    Returns:
+        The plot as SVG.
     """
     first, last = values.edges[0], values.edges[-1]
     ends = [end for end in (lo, hi) if end is not None]
@@ -91,7 +99,7 @@ def _bars(  # noqa: PLR0913
     hi: float | None,
     step: float,
 ) -> list[str]:
-    """Bars; one that the grid's end divides counts as inside."""
+    """Return bars; a bar across the grid's end counts as inside."""
     inside, beyond = list[str](), list[str]()
     for left, right, count in zip(
         values.edges,

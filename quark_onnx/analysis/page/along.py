@@ -91,7 +91,10 @@ _LABEL = 16.0
 
 
 def family(op_type: str) -> tuple[str, str]:
-    """The class and the title of an operator's family.
+    """Return the CSS class and the title of an operator's family.
+
+    Args:
+        op_type: the operator.
 
     >>> family("ConvTranspose")[0], family("MaxPool")[0], family("Relu")[0]
     ('product', 'reduce', 'activation')
@@ -106,7 +109,17 @@ def family(op_type: str) -> tuple[str, str]:
 
 
 def along(found: Analysis, width: float, height: float, class_: str) -> str:
-    """SQNR of each tensor in the order of execution."""
+    """Plot the SQNR of each tensor in the order of execution.
+
+    Args:
+        found: the analysis.
+        width: width of the plot in pixels.
+        height: height of the plot in pixels.
+        class_: CSS class of the plot.
+
+    Returns:
+        The plot as SVG.
+    """
     shown = [tensor for tensor in found.tensors if math.isfinite(tensor.sqnr)]
     ratios = [min(t.sqnr, _CEILING) for t in shown] + [
         min(t.sqnr_local or 0.0, _CEILING) for t in shown if t.sqnr_local
@@ -210,7 +223,7 @@ def _points(found: Analysis, x: Scale, y: Scale, lo: float) -> list[str]:
 
 
 def _apart(labels: list[tuple[float, float, str]]) -> list[tuple[float, float, str]]:
-    """Labels from left to right; those that would touch become one.
+    """Return labels from left to right; labels that would touch are merged.
 
     >>> _apart([(10.0, 5.0, "2"), (14.0, 9.0, "1"), (90.0, 5.0, "3")])
     [(12.0, 9.0, '2, 1'), (90.0, 5.0, '3')]

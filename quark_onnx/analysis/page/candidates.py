@@ -1,4 +1,4 @@
-"""A search as one self-contained HTML page: candidates, plots, and the best of them."""
+"""HTML page of a search: candidates, plots, and the best configurations."""
 
 from __future__ import annotations
 
@@ -42,10 +42,14 @@ svg .steps { fill: none; stroke: var(--accent); stroke-width: 1.2; opacity: 0.6;
 
 
 def write_search_page(found: SearchResult, path: Path, name: str = "model") -> None:
-    """Write the page; ``path`` is the whole page or what it was.
+    """Write the page of a search.
+
+    The file is written atomically.
 
     Args:
-        name: what the model is called.
+        found: result of the search.
+        path: path of the HTML file.
+        name: title of the model.
 
     Raises:
         OSError: the folder cannot be written to.
@@ -54,7 +58,12 @@ def write_search_page(found: SearchResult, path: Path, name: str = "model") -> N
 
 
 def render_search(found: SearchResult, name: str = "model") -> str:
-    """Return the text of the page; ``name`` is what the model is called."""
+    """Return the page's HTML.
+
+    Args:
+        found: result of the search.
+        name: title of the model.
+    """
     parts = [
         _header(found, name),
         _plots(found),
@@ -96,7 +105,7 @@ def _verdict(found: SearchResult) -> str:
 
 
 def _actions(found: SearchResult) -> list[Action]:
-    """Return what to do: write the best, look at a smaller one, try what was left out."""
+    """Return actions: write the best model, consider a smaller model, try the rest."""
     actions = [Action("write the best model:", "quark-onnx search ... -o best.onnx")]
     best = found.best
     for candidate in reversed(found.front):
@@ -153,7 +162,7 @@ def _plot(  # noqa: PLR0913
     best: Candidate,
     front: Sequence[Candidate],
 ) -> str:
-    """Return a plot of the scores against another measure, with the Pareto front as steps."""
+    """Return a plot of scores by another measure, with the Pareto front as steps."""
     xs = [measure(candidate) for candidate in candidates]
     scores = [candidate.score or 0.0 for candidate in candidates]
     x = _scale(xs, _LEFT, _WIDTH - _RIGHT)
@@ -257,7 +266,7 @@ def _row(place: int, candidate: Candidate, on_front: bool) -> str:
 
 
 def _rest(found: SearchResult) -> str:
-    """Return what failed and what did not fit into the budget, grouped by reason."""
+    """Return failed configurations and those beyond the budget, grouped by reason."""
     reasons = [(each.name, each.error) for each in found.candidates if each.error]
     reasons += [(name, "did not fit into --budget") for name in found.left]
     if not reasons:

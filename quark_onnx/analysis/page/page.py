@@ -1,4 +1,4 @@
-"""An analysis as one self-contained HTML page."""
+"""HTML page of an analysis, in a self-contained file."""
 
 from __future__ import annotations
 
@@ -26,8 +26,15 @@ def write_page(
     before: str = "float model",
     after: str = "quantized model",
 ) -> None:
-    """Write the page to a temporary file beside ``path`` first, so that ``path`` is the whole page
-    or what it was.
+    """Write the page of an analysis.
+
+    The file is written atomically.
+
+    Args:
+        found: the analysis.
+        path: path of the HTML file.
+        before: title of the float model.
+        after: title of the quantized model.
 
     Raises:
         OSError: the folder cannot be written to.
@@ -40,10 +47,12 @@ def render(
     before: str = "float model",
     after: str = "quantized model",
 ) -> str:
-    """The text of the page.
+    """Return the page's HTML.
 
     Args:
-        before, after: what the two models are called in its title.
+        found: the analysis.
+        before: title of the float model.
+        after: title of the quantized model.
     """
     body = [
         _header(found, before, after),
@@ -83,7 +92,7 @@ def _header(found: Analysis, before: str, after: str) -> str:
 
 
 def _size_before(found: Analysis) -> str:
-    """Return what the size is compared with; the ratio only where it shows a smaller file."""
+    """Return the size before; the ratio appears only for a smaller file."""
     ratio = f"{found.bytes_before / max(1, found.bytes_after):.2f}"
     return (
         f"{ratio}× smaller than {_size(found.bytes_before)}"
@@ -126,7 +135,7 @@ def _ranking(found: Analysis) -> str:
 
 
 def _weights_of(tensor: TensorError, found: Analysis) -> list[WeightError]:
-    """The weights whose figures its causes cite, or which its own node reads."""
+    """Return the weight with a histogram that the causes cite or the node reads."""
     cited = {word for cause in tensor.causes for word in cause.options}
     return [
         w
@@ -234,7 +243,7 @@ def _rest(found: Analysis) -> str:
 
 
 def _verdict(found: Analysis) -> str:
-    """Return the verdict: the worst output, and the fixes of the tensors that add most noise."""
+    """Return the verdict: the worst output, and fixes of the tensors with most added noise."""
     measured = [output for output in found.outputs if output.sqnr is not None]
     if not measured:
         return verdict("unknown", "the models have no float output to compare")
@@ -253,9 +262,12 @@ def _verdict(found: Analysis) -> str:
 
 
 def actions(found: Analysis) -> list[Action]:
-    """Return what to do about the tensors that add most noise, the greatest effect first.
+    """Return fixes for the tensors that add most noise, greatest effect first.
 
-    Tensors with the same fix are one action.
+    Tensors with a common fix form a single action.
+
+    Args:
+        found: the analysis.
     """
     effects = dict[tuple[str, str], float]()
     nodes = dict[tuple[str, str], list[str]]()

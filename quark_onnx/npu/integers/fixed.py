@@ -165,7 +165,7 @@ def rounded(number: Fixed, position: int, rounding: Rounding) -> Ints:
     if shift < 0:
         _fits(number.reach << -shift)
     doubled = 2 * number.values << max(0, -shift)
-    # beyond the limit all values are less than half a unit, whatever it is
+    # beyond the limit all values round to zero for any unit
     unit = min(number.divisor << max(0, shift), 2 * _LIMIT)
     above = doubled + unit
     nearest: Ints = above // (2 * unit)
