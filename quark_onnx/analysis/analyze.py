@@ -157,7 +157,7 @@ class _Figures:
         self._sources: dict[str, tuple[str, float]] = {}
 
     def errors(self) -> list[TensorError]:
-        """Return the errors of compared tensors with values, in the order of execution."""
+        """Return the errors of compared tensors in the order of execution."""
         graph, found = self._reference.graph, list[TensorError]()
         for value in graph.inputs:
             found += self._error(

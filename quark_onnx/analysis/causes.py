@@ -118,7 +118,7 @@ class Evidence:
 
     @property
     def heavier(self) -> float:
-        """Return the operator's amplification of the noise of weights and input grids."""
+        """Return the operator's amplification of the noise of weights and inputs."""
         if self.grids_before is None or self.error.sqnr_local is None:
             return 1.0
         biases = sum(
@@ -180,7 +180,7 @@ def causes_of(evidence: Evidence) -> list[Cause]:
         _LEAST,
         _LEAST / 2,
         0.0,
-    ):  # no dominant cause: list the small ones
+    ):  # lower the threshold until a cause exceeds it
         if not found:
             least = part * added
             found = [
@@ -241,7 +241,7 @@ def _of_grid(evidence: Evidence, least: float) -> Iterator[Cause]:
 
 
 def _clip_guess(error: TensorError) -> float:
-    """Estimate the share of clipping in the grid's noise if the unrounded value is unknown."""
+    """Estimate the share of clipping in the grid's noise from clipped values."""
     return min(1.0, 50 * (error.clipped_low + error.clipped_high))
 
 

@@ -62,7 +62,7 @@ class Comparison:
 
     @property
     def sqnr(self) -> float:
-        """Return the least SQNR of a float output in dB; infinite without a float output."""
+        """Return the least SQNR of a float output in dB; infinite if there is none."""
         return least_sqnr(self.outputs, float("inf"))
 
 

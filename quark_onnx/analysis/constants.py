@@ -17,7 +17,7 @@ _RANDOM = ("Random", "Multinomial", "Bernoulli")
 
 
 class Constants:
-    """Constants of a graph: initializers, Constant nodes, and results of constants alone."""
+    """Constants of a graph: initializers, Constant nodes, and their results."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph

@@ -1,4 +1,4 @@
-"""Results of an analysis: tensors, weights, causes, and tensors without a comparison."""
+"""Results of an analysis: errors of tensors and weights, with causes."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ class Analysis:
 
     @property
     def sqnr(self) -> float:
-        """Return the least SQNR of a float output in dB; infinite without a float output."""
+        """Return the least SQNR of a float output in dB; infinite if there is none."""
         return least_sqnr(self.outputs, math.inf)
 
     @property

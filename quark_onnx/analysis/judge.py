@@ -52,7 +52,8 @@ class Judge:
 
         Args:
             model: a quantized model.
-            hopeless: function of the score so far and the number of samples; True ends the evaluation.
+            hopeless: function of the score so far and the number of samples; True ends the
+                evaluation.
             every: number of samples between calls of ``hopeless``.
 
         Returns:
@@ -60,7 +61,7 @@ class Judge:
 
         Raises:
             ModelError: the model cannot be run.
-        """  # noqa: E501
+        """
         totals = {name: Total() for name in self._names}
         count = 0
         try:

@@ -295,7 +295,7 @@ class _Walk:
         )
 
     def _distance(self, node: Node, reader: Node) -> float:
-        """Return the relative distance between the weights of two nodes; 0 without weights."""
+        """Return the relative distance of two nodes' weights; 0 without weights."""
         for name, operand in zip(
             node.inputs,
             self.other.operands(reader)[1],

@@ -285,7 +285,9 @@ def _computed(
     computed = found[watch.view.raw]
     if not isinstance(computed, np.ndarray) or computed.dtype.kind != "f":
         return None
-    if fused == "Clip" and expected.size:  # compare clipped values only
+    if (
+        fused == "Clip" and expected.size
+    ):  # the range of the float values stands for the bounds
         return np.clip(computed, expected.min(), expected.max())
     return np.maximum(computed, 0) if fused == "Relu" else computed
 

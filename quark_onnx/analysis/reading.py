@@ -305,7 +305,7 @@ class Reading:
         return None
 
     def grid(self, scale: Scale, kind: int) -> Grid:
-        """Return the grid of codes of a type; type 0 is inferred from the zero point."""
+        """Return the grid of codes of a type; the zero point's for type 0."""
         kind = (
             kind
             or (self.graph.elem_type(scale.zero_point) if scale.zero_point else 0)

@@ -179,8 +179,8 @@ def search(  # noqa: PLR0913
             started, and a candidate that takes more than a quarter of the budget is stopped. The
             first one always finishes.
         trials: maximum number of candidates; None for the whole space.
-        journal: path of a file that stores the measurements, as Optuna's journal storage. A repeated
-            search with the file continues where it ended, and several processes with a common file
+        journal: path of a file that stores the measurements, as Optuna's journal storage. A
+            repeated search with the file continues where it ended, and several processes with a common file
             share the work.
         progress: as for ``quantize_static``.
 
@@ -378,7 +378,7 @@ class Search:
         return key
 
     def _found(self) -> list[tuple[Trial, Record]]:
-        """Return candidates with their records, including other processes' candidates."""
+        """Return the candidates and records of every process."""
         return [
             (self._space.trial(choices), record)
             for choices, record in self._study.finished()

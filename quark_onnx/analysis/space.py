@@ -256,7 +256,7 @@ def _checked(calibrator: Any) -> Any:
 
 
 def _optimizers(choice: Any) -> tuple[Any, ...]:
-    """Return a chain of optimizers from a text with plus signs, an object, or a tuple."""
+    """Return a chain of optimizers from a text, an object, or a tuple."""
     if isinstance(choice, str):
         return tuple(map(parse_optimizer, split(r"\+(?=[A-Za-z])", choice)))
     chain = tuple(choice) if isinstance(choice, list | tuple) else (choice,)

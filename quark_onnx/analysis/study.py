@@ -100,11 +100,11 @@ class Study:
             self._known = self._records_elsewhere()
 
     def known(self, trial: Trial) -> Record | None:
-        """Return the record of a configuration from an earlier search in the journal."""
+        """Return the record of a configuration from another search in the journal."""
         return self._known.get(config_key(trial.config))
 
     def finished(self) -> list[tuple[dict[str, str], Record]]:
-        """Return the choices and the record of each candidate, in the order of their start."""
+        """Return the choices and the record of each candidate, in starting order."""
         found = []
         for trial in self._trials():
             if _RECORD in trial.user_attrs:

@@ -243,7 +243,7 @@ def _rest(found: Analysis) -> str:
 
 
 def _verdict(found: Analysis) -> str:
-    """Return the verdict: the worst output, and fixes of the tensors with most added noise."""
+    """Return the verdict: the worst output, and fixes of the noisiest tensors."""
     measured = [output for output in found.outputs if output.sqnr is not None]
     if not measured:
         return verdict("unknown", "the models have no float output to compare")
