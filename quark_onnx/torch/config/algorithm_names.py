@@ -1,6 +1,6 @@
-"""Names and settings of the algorithms for language models, known without torch.
+"""Names and settings of the algorithms for language models, without an import of torch.
 
-The algorithms themselves need torch, whose import takes seconds. A command line is checked before.
+The algorithms need torch, whose import takes seconds. The command line is checked earlier.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ ALGORITHM_SETTINGS: dict[str, tuple[str, ...]] = {
 
 
 def check_algorithm(text: str) -> None:
-    """Raise ConfigError for a text that names no algorithm, or a setting that it does not have.
+    """Raise ConfigError for an unknown algorithm, or an unknown setting.
 
-    Values of settings are checked once the algorithm is made.
+    Values of settings are checked when the algorithm is created.
 
     >>> check_algorithm("gptq:damping=0.02")
     """
@@ -65,7 +65,7 @@ def check_algorithm(text: str) -> None:
 
 
 def _settings_of(name: str) -> tuple[str, ...]:
-    """The settings of an algorithm. Those of plug-ins are known after torch is imported."""
+    """Return the names of an algorithm's settings; plug-ins need an import of torch."""
     if ALGORITHMS.plugins and find_spec("torch") is not None:
         return tuple(field.name for field in fields(ALGORITHMS[name]))
     if name.lower() not in ALGORITHM_SETTINGS:
@@ -76,7 +76,7 @@ def _settings_of(name: str) -> tuple[str, ...]:
 
 
 def clients_of_algorithm(name: str) -> str:
-    """The clients that load what an algorithm leaves, in words.
+    """Return the clients that load an algorithm's result, in words.
 
     >>> clients_of_algorithm("gptq")
     'every client of the scheme'

@@ -1,4 +1,4 @@
-"""Algorithms by their names, and by their text: ``"gptq"``, or ``"gptq:damping=0.02"``."""
+"""Algorithms by name or by text: ``"gptq"``, or ``"gptq:damping=0.02"``."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from quark_onnx.config.text import parse_call
 from quark_onnx.errors import ConfigError
 from quark_onnx.registry import ALGORITHMS
 
-#: In which order stages come: algorithms of the whole model, of blocks, of weights, and of all that
-#: they have left.
+#: The order of stages: algorithms of the whole model, of blocks, of weights, and of the
+#: quantized model.
 STAGES = ("model", "block", "weights", "end")
 
 
 def algorithm(text: str) -> Any:
-    """The algorithm that a text describes.
+    """Return the algorithm that a text describes.
 
     Raises:
-        ConfigError: there is none of this name, or it has no such setting.
+        ConfigError: the name or a setting is unknown.
 
     >>> algorithm("clip:steps=10")
     Clip(steps=10, shrink=0.5)
@@ -31,10 +31,13 @@ def algorithm(text: str) -> Any:
 
 
 def in_order(algorithms: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Algorithms, each by its text or as it is.
+    """Return algorithms as objects, and check their order.
+
+    Args:
+        algorithms: texts or algorithm objects.
 
     Raises:
-        ConfigError: one is unknown, or comes behind another that it has to come before.
+        ConfigError: an algorithm is unknown, or comes after an algorithm that must follow.
 
     >>> in_order(("clip",))
     (Clip(steps=20, shrink=0.5),)

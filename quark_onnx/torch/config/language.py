@@ -1,4 +1,4 @@
-"""config_for: the configuration of a language model from the names of its options."""
+"""Configurations of language models, from the names of command-line options."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ def config_for(  # noqa: PLR0913
     layers: tuple[tuple[str, str], ...] = (),
     exclude: tuple[str, ...] = ("lm_head",),
 ) -> TorchConfig:
-    """The configuration of a scheme for a language model.
+    """Return the configuration of a scheme for a language model.
 
     Args:
-        name: the scheme.
-        group_size: values to a block, for schemes that leave it open.
-        kv_cache: "fp8"; "fp8-rope" for keys that are rounded after they are rotated; None to leave
-            keys and values as they are.
-        least_kv_scale: the least scale of keys and values.
-        attention: "fp8" for queries and probabilities; None to leave them as they are.
-        layers: globs of names and the schemes that these layers get instead.
-        exclude: globs of names that stay float.
+        name: name of the scheme.
+        group_size: values per group, for schemes without a fixed size.
+        kv_cache: "fp8"; "fp8-rope" to round keys after the rotation (RoPE); None for float keys and
+            values.
+        least_kv_scale: lower bound of the scales of keys and values.
+        attention: "fp8" to round queries and probabilities; None for float attention.
+        layers: pairs of a glob of layer names and the scheme of these layers.
+        exclude: globs of the names of layers that stay float.
 
     Raises:
         ConfigError: a scheme or a format is unknown.

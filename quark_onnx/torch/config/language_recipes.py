@@ -1,7 +1,7 @@
-"""Recipes for language models: a scheme, algorithms and a layout for each target and effort.
+"""Recipes for language models: scheme, algorithms and layout by target and effort.
 
-``fast`` rounds to nearest and needs no data, ``balanced`` solves for codes on data, ``best`` trains
-them. Each target's scheme is one that its client runs with kernels of its own.
+``fast`` rounds to nearest and needs no data. ``balanced`` optimizes codes on calibration data.
+``best`` trains codes. The scheme of a target has kernels in the target's client.
 """
 
 from __future__ import annotations
@@ -10,17 +10,21 @@ from dataclasses import dataclass
 
 from quark_onnx.errors import ConfigError, nearest
 
-#: By the effort that is made.
+#: Names of efforts, in the order of runtime.
 EFFORTS = ("fast", "balanced", "best")
 
 
 @dataclass(frozen=True)
 class LanguageRecipe:
-    """What to quantize a language model by.
+    """Settings by which a language model is quantized.
 
     Attributes:
-        scheme, algorithms, layout, exports, kv_cache: as the options of ``llm ptq`` of these names.
-        reason: why, in a sentence.
+        scheme: option ``--scheme`` of ``llm ptq``.
+        algorithms: option ``--algorithm``.
+        layout: option ``--layout``.
+        exports: option ``--export``.
+        kv_cache: option ``--kv-cache``.
+        reason: reason for the choice, in a sentence.
     """
 
     scheme: str
@@ -32,7 +36,7 @@ class LanguageRecipe:
 
     @property
     def options(self) -> str:
-        """The options of ``llm ptq`` that mean the same.
+        """The equivalent options of ``llm ptq``.
 
         >>> LanguageRecipe("int4_wo_128", ("gptq",)).options
         '--scheme int4_wo_128 --algorithm gptq'
@@ -106,14 +110,14 @@ RECIPES: dict[str, dict[str, LanguageRecipe]] = {
 
 
 def recipe_for(target: str, effort: str) -> LanguageRecipe:
-    """The recipe of a target.
+    """Return the recipe of a target.
 
     Args:
-        target: a key of ``RECIPES``.
-        effort: one of ``EFFORTS``.
+        target: key of ``RECIPES``.
+        effort: element of ``EFFORTS``.
 
     Raises:
-        ConfigError: there is no such target or effort.
+        ConfigError: the target or the effort is unknown.
 
     >>> recipe_for("ryzen-ai", "balanced").options
     '--scheme uint4_wo_128 --algorithm awq --layout oga'

@@ -1,4 +1,4 @@
-"""Number formats of PyTorch models: those of the ONNX flow, and a few that ONNX has no type for."""
+"""Number formats of PyTorch models: the ONNX formats, and formats without an ONNX type."""
 
 from __future__ import annotations
 
@@ -32,11 +32,10 @@ def _narrow(name: str, bits: int, signed: bool) -> Integer:
 
 @dataclass(frozen=True)
 class TwoLevel(DType):
-    """Blocks of FP4 values with a scale in FP8 (E4M3) each, and one float32 scale for the tensor
-    (NVIDIA's NVFP4).
+    """FP4 block format with FP8 (E4M3) block scales and a float32 global scale (NVFP4).
 
     Attributes:
-        block_size: values to a block.
+        block_size: values per block.
     """
 
     block_size: int
@@ -47,33 +46,32 @@ NVFP4 = TwoLevel("nvfp4", 4, 0, 16)
 
 @dataclass(frozen=True)
 class FloatScaled(DType):
-    """Blocks of FP4 values with an unsigned float of 8 bits (E5M3) as scale: AMD's FP4.
+    """FP4 block format with unsigned 8-bit float scales (E5M3): AMD's FP4.
 
     Attributes:
-        block_size: values to a block.
+        block_size: values per block.
     """
 
     block_size: int
 
 
-#: Without a sign: 5 bits of exponent and 3 of mantissa, as AMD's FP4 has its scales; the greatest
-#: code is no number.
+#: Unsigned, 5 bits of exponent and 3 of mantissa: the scales of AMD's FP4. The greatest
+#: code is NaN.
 E5M3 = MiniFloat("E5M3", 5, 3, 15, 114688.0, 16)
 
 
 @dataclass(frozen=True)
 class Progressive(Integer):
-    """Integers of 4 bits whose scales are stored as two factors: one for the tensor, and one for
-    each output.
+    """4-bit integers whose scales are products: a per-tensor and a per-channel factor.
 
-    AMD Quark computes them in two stages, and calls that progressive: FP8 first, integers of its
-    codes second. A kernel reads the integers as FP8, and multiplies by both factors.
+    AMD Quark calls the format progressive, because it quantizes in two stages: to FP8 first, then
+    the FP8 codes to integers. A kernel reads the integers as FP8, and multiplies by both factors.
     """
 
 
 INT4_FP8 = Progressive(**vars(INT4) | {"name": "int4fp8"})
 
-#: What ONNX has no type for, or has one only since its release 1.20.
+#: Formats without a type in ONNX, or with a type since ONNX 1.20.
 _OWN: dict[str, DType] = {
     row.name: row
     for row in (
@@ -98,10 +96,10 @@ _ELEMENTS = {
 
 
 def format_named(name: str) -> DType:
-    """The number format that is called so.
+    """Return the number format with this name.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: the name is unknown.
 
     >>> format_named("int3").bits, format_named("fp8e4m3").bits
     (3, 8)
@@ -115,7 +113,7 @@ def format_named(name: str) -> DType:
 
 
 def element_of(dtype: DType) -> MiniFloat | None:
-    """The floats that the blocks of a microscaling format are made of; None for other formats.
+    """Return the float format of a microscaling format's elements, if any.
 
     >>> element_of(format_named("mxfp4e2m1")).largest
     6.0
@@ -124,10 +122,10 @@ def element_of(dtype: DType) -> MiniFloat | None:
 
 
 def block_of(dtype: DType) -> int:
-    """Values to a block, for formats that have blocks of their own; 0 for others."""
+    """Return the values per block of a block format; 0 for another format."""
     return dtype.block_size if isinstance(dtype, Block | TwoLevel | FloatScaled) else 0
 
 
 def is_float8(dtype: DType) -> bool:
-    """Whether torch has the format as a type of tensors."""
+    """Return whether torch has a dtype for the format."""
     return isinstance(dtype, Minifloat) and dtype.bits == 8

@@ -1,7 +1,7 @@
-"""Clients that load a language model quantized by a scheme, and the layout that each one reads.
+"""Clients that load a language model of a scheme, with supported layouts.
 
-The table repeats what ``quark_onnx.torch.validate`` and the exports find for a Llama, so that it
-can be shown without torch; tests/quark_onnx/torch/test_scheme_clients.py compares the two.
+The table repeats the findings of ``quark_onnx.torch.validate`` and of the exports for a Llama, so
+that torch is not needed. tests/quark_onnx/torch/test_scheme_clients.py compares both.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ _GENAI: dict[str, tuple[str, ...]] = {"onnxruntime-genai": ("oga",)}
 
 
 def _checkpoint(vllm: str, transformers: str) -> dict[str, tuple[str, ...]]:
-    """Clients of checkpoints.
+    """Return the clients of checkpoints with their layouts.
 
     Args:
-        vllm, transformers: the layouts that each reads, with spaces between.
+        vllm: names of the layouts that vLLM reads, separated by spaces.
+        transformers: names of the layouts that transformers reads, separated by spaces.
     """
     found = {"vllm": tuple(vllm.split()), "transformers": tuple(transformers.split())}
     return {client: layouts for client, layouts in found.items() if layouts}
@@ -88,10 +89,10 @@ _BLOCK_FLOATS = {"mx6": 6, "mx9": 9, "bfp16": 9}
 
 
 def weight_bits(name: str) -> float:
-    """Bits for each weight of a scheme in AMD Quark's layout, scales and zero points included.
+    """Return the bits per weight in AMD Quark's layout, with scales and zero points.
 
-    Scales of integers have 16 bits; symmetric integers have zero points in that layout, too. Scales
-    for a whole row or tensor count for nothing.
+    Scales of integers have 16 bits. Symmetric integers have zero points in that layout, too.
+    Per-tensor and per-channel scales are neglected.
 
     >>> weight_bits("int4_wo_128"), weight_bits("uint4_wo_32"), weight_bits("mxfp4")
     (4.15625, 4.625, 4.25)

@@ -1,4 +1,4 @@
-"""Schemes: the number formats of a layer's tensors, under the names of AMD Quark."""
+"""Schemes: the number formats of a layer's tensors, by AMD Quark's names."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ _EARLIER_ALONE: dict[str, LayerSpec] = {
     "w_mxint8": LayerSpec(TensorSpec("mxint8")),
     "w_mx6": LayerSpec(TensorSpec("mx6")),
 }
-#: What other tools call the formats, and the scheme that comes closest.
+#: Names of formats in other tools, with the closest scheme.
 _COMMON_NAMES = {
     "w4a16": "int4_wo_128",
     "w8a8": "int8_per_channel",
@@ -144,14 +144,14 @@ _REFUSED = {
 
 
 def scheme(name: str, group_size: int | None = None) -> LayerSpec:
-    """What a scheme makes of a layer.
+    """Return the layer specification of a scheme.
 
     Args:
-        name: a key of ``SCHEMES``, or a name that AMD Quark had for one before its release 0.11.
-        group_size: values to a block, for names that leave it open; 128 if None.
+        name: key of ``SCHEMES``, or AMD Quark's name of a scheme before release 0.11.
+        group_size: values per group, for names without a fixed size; 128 if None.
 
     Raises:
-        ConfigError: there is no such scheme.
+        ConfigError: the scheme is unknown.
 
     >>> str(scheme("w_uint4_per_group_asym", 32).weight)
     'uint4 asymmetric blocks of 32 model scales nearest'
@@ -178,9 +178,10 @@ def scheme(name: str, group_size: int | None = None) -> LayerSpec:
 
 
 def _nearest_scheme(name: str) -> str:
-    """The end of a message about an unknown scheme: one that has the same format, if any has.
+    """Return the end of an error message: the known scheme that is closest to a name.
 
-    A name that only lacks its block size gets blocks of 128, as most checkpoints have.
+    A scheme of the same number format has priority. A name without a group size gets groups of 128,
+    the size of most checkpoints.
 
     >>> _nearest_scheme("int4")
     "; did you mean 'int4_wo_128'? 'quark-onnx list schemes' has all"

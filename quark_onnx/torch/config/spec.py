@@ -1,4 +1,4 @@
-"""TensorSpec and LayerSpec: how the tensors of a PyTorch layer are quantized."""
+"""Specifications of how the tensors of a PyTorch layer are quantized."""
 
 from __future__ import annotations
 
@@ -20,19 +20,18 @@ from quark_onnx.torch.config.number_formats import (
 
 @dataclass(frozen=True)
 class TensorSpec(QuantizationSpec):
-    """A QuantizationSpec for PyTorch.
+    """Quantization specification of a tensor in PyTorch.
 
-    ``per_channel`` stands for one scale for each output channel of a weight, and for each token of
-    an activation; ``block_size`` for one scale for so many values along the last axis. The scale of
-    a symmetric integer divides the range evenly among all codes (``calibrators.Grid.even``), as AMD
-    Quark does.
+    ``per_channel`` means one scale per output channel of a weight, and per token of an activation.
+    ``block_size`` is the number of values per scale along the last axis. The scale of a symmetric
+    integer divides the range evenly among all codes (``calibrators.Grid.even``), as AMD Quark does.
 
     Attributes:
-        scale: the type that scales are stored in: "model" is that of the weights, which is also
-            what they are computed in; "float32", "float16" or "bfloat16".
-        exponent: how the shared exponent of a microscaling block is chosen, by one of the rules of
-            ``quark_onnx.kernels.blockfloat.threshold``; "even" is AMD Quark's. Weights may have
-            "best", for each block whichever of two has the smaller error.
+        scale: dtype of stored scales: "model" (the dtype of the weights, in which scales are also
+            computed), "float32", "float16" or "bfloat16".
+        exponent: rule for the shared exponent of a microscaling block, a rule of
+            ``quark_onnx.kernels.blockfloat.threshold``; "even" is AMD Quark's rule. Weights may
+            have "best": the candidate exponent with the smaller error, block by block.
 
     >>> TensorSpec("uint4", symmetric=False, block_size=128).grid
     Grid(qmin=0, qmax=15, symmetric=False, pow2=False, half=False, even=False)
@@ -82,7 +81,7 @@ class TensorSpec(QuantizationSpec):
             )
 
     def _check_exponent(self) -> None:
-        """A rule that is known; formats without shared exponents do not look at it."""
+        """Raise ConfigError for an unknown rule."""
         if self.exponent not in self.EXPONENTS:
             raise ConfigError(
                 f"exponent is {self.exponent!r}; it must be one of:"
@@ -99,33 +98,33 @@ class TensorSpec(QuantizationSpec):
 
     @property
     def group(self) -> int:
-        """Values to a block; 0 for no blocks."""
+        """Values per group or block; 0 for no groups."""
         return self.block_size or block_of(self.dtype)
 
     @property
     def measured(self) -> bool:
-        """Whether an activation has a scale that only data can tell."""
+        """Whether the scale of an activation needs calibration data."""
         return (
             self.dtype.scaled or isinstance(self.dtype, TwoLevel)
         ) and not self.dynamic
 
     @property
     def is_cast(self) -> bool:
-        """Whether it is a float of 16 bits, which needs nothing but a cast."""
+        """Whether the format is a 16-bit float, which needs nothing but a cast."""
         return isinstance(self.dtype, Half)
 
 
 @dataclass(frozen=True)
 class LayerSpec:
-    """How one layer is quantized; what is None stays as it is.
+    """Quantization specification of a layer; a tensor with None stays float.
 
     Attributes:
         weight: the weight.
-        input: what the layer reads.
-        output: what it computes.
-        rotated: whether attention rounds the output, after it has rotated it; the layer itself does
-            not.
-        probabilities: what the softmax of the attention computes that the layer belongs to.
+        input: the layer's input.
+        output: the layer's output.
+        rotated: whether attention rounds the output after the rotation (RoPE), instead of the
+            layer.
+        probabilities: softmax probabilities of the attention that the layer belongs to.
 
     >>> LayerSpec(TensorSpec("int8")).weight_only
     True
@@ -165,7 +164,7 @@ class LayerSpec:
                 )
 
     def with_(self, **changes: Any) -> LayerSpec:
-        """A copy with some attributes changed."""
+        """Return a copy with changed attributes."""
         check_names(changes, type(self))
         return replace(self, **changes)
 
@@ -175,7 +174,7 @@ class LayerSpec:
 
     @property
     def measures(self) -> bool:
-        """Whether there are scales that only data can tell."""
+        """Whether an activation's scale needs calibration data."""
         return any(
             spec is not None and spec.measured
             for spec in (self.input, self.output, self.probabilities)

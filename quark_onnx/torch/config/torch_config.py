@@ -1,4 +1,4 @@
-"""TorchConfig: how a PyTorch model is quantized, and which layer is quantized how."""
+"""Configuration of a PyTorch model: which layer is quantized, and how."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.torch.config.algorithm_order import in_order
 from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
 
-#: Types of layers that the default applies to; embeddings are quantized where they are named.
+#: Classes of layers with the default specification; embeddings are quantized if a user names them.
 DEFAULT_TYPES = ("Linear", "Conv1D", "Conv2d", "ConvTranspose2d")
 #: All types of layers that can be quantized.
 TYPES = (*DEFAULT_TYPES, "Embedding", "EmbeddingBag")
@@ -26,21 +26,21 @@ OPERATORS = (
 
 
 class DefaultExclude(str):
-    """A glob that a model may lack: what its family usually has, and not what a user wrote."""
+    """Glob of a model family's usual names; a model may lack such a layer."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True)
 class KVCache:
-    """How the keys and values that attention keeps are quantized.
+    """Quantization of the keys and values that attention caches.
 
     Attributes:
-        spec: how; one scale for each tensor, from data.
-        layers: names of the projections whose outputs they are.
-        least: the least scale.
-        where: "projection" rounds what these layers compute; "rope" rounds keys after attention has
-            rotated them, as clients do that keep them rounded.
+        spec: specification, with a calibrated per-tensor scale.
+        layers: globs of the projections that compute keys and values.
+        least: lower bound of the scale.
+        where: "projection" rounds the output of the projections; "rope" rounds keys after the
+            rotation, as clients with a rounded cache of rotated keys do.
     """
 
     spec: TensorSpec
@@ -67,12 +67,13 @@ class KVCache:
 
 @dataclass(frozen=True)
 class Attention:
-    """How what attention computes is quantized, beside keys and values.
+    """Quantization of queries and softmax probabilities of attention.
 
     Attributes:
-        probabilities: how what softmax computes is; one scale for each attention, from data.
-        queries: how what ``layers`` compute is; None leaves it as it is.
-        layers: names of the projections that compute queries, one for each attention.
+        probabilities: specification of softmax probabilities, with a calibrated scale per attention
+            module.
+        queries: specification of the output of ``layers``; None for float queries.
+        layers: globs of the projections that compute queries, one per attention module.
 
     >>> Attention(TensorSpec("fp8e4m3"), TensorSpec("fp8e4m3")).layers
     ('*q_proj',)
@@ -93,21 +94,23 @@ class Attention:
 
 @dataclass(frozen=True)
 class TorchConfig:
-    """What a user wants of a PyTorch model; frozen, and composed with ``with_``.
+    """Configuration of a PyTorch model; frozen, and changed by ``with_``.
 
     Attributes:
-        default: for every Linear, Conv1D (transformers' own), Conv2d and ConvTranspose2d.
-        layers: for layers by name: globs and what they get; the first that matches wins over all
-            that follows.
-        types: for layers by the name of their class; in exported graphs for operators by their
-            names in ATen, too.
-        exclude: globs of names that stay float.
-        kv_cache: how keys and values are quantized; None leaves them as they are.
-        attention: how queries and probabilities are quantized; None leaves them as they are.
-        algorithms: what makes weights easier to round, or chooses better codes than the nearest, in
-            this order; by name (``"gptq"``, ``"gptq:coordinate_descent_passes=2"``) or as values.
+        default: specification of Linear, Conv1D (of transformers), Conv2d and ConvTranspose2d
+            layers.
+        layers: pairs of a glob of layer names and a specification. The first match has priority
+            over later matches, types and default.
+        types: pairs of a class name and a specification; in exported graphs also ATen names of
+            operators.
+        exclude: globs of the names of layers that stay float.
+        kv_cache: quantization of keys and values; None for float.
+        attention: quantization of queries and probabilities; None for float.
+        algorithms: algorithms in order of execution, by name (``"gptq"``,
+            ``"gptq:coordinate_descent_passes=2"``) or as objects. They make weights easier to
+            round, or choose better codes than round to nearest.
 
-    A name or a glob that matches no layer of the model is an error, but for what is excluded by a
+    A name or a glob that matches no layer of the model is an error, except for a
     ``DefaultExclude``.
 
     >>> config = TorchConfig(LayerSpec(TensorSpec("int8")), exclude=("lm_head",))
@@ -152,12 +155,17 @@ class TorchConfig:
             raise ConfigError(f"default is {self.default!r}; it must be a LayerSpec")
 
     def with_(self, **changes: Any) -> TorchConfig:
-        """A copy with some settings changed."""
+        """Return a copy with changed settings."""
         check_names(changes, type(self))
         return replace(self, **changes)
 
     def spec_of(self, name: str, kind: str) -> LayerSpec | None:
-        """How the layer of this name and class is quantized; None if it stays float."""
+        """Return the specification of a layer; None if the layer stays float.
+
+        Args:
+            name: name of the layer.
+            kind: class name of the layer.
+        """
         if self.excludes(name):
             return None
         found = self._own_spec(name, kind)
@@ -178,9 +186,9 @@ class TorchConfig:
         return found if found != LayerSpec() else None
 
     def probabilities_of(self, name: str) -> TensorSpec | None:
-        """How those of the attention that a layer computes queries for are quantized.
+        """Return the specification of probabilities for a layer that computes queries.
 
-        None if they are not.
+        None if the probabilities stay float.
         """
         attention = self.attention
         named = attention is not None and any(
@@ -190,9 +198,7 @@ class TorchConfig:
 
     @property
     def rounded(self) -> tuple[str, ...]:
-        """Globs of the layers whose outputs are rounded for attention: those of keys and values,
-        and of queries.
-        """
+        """Globs of the layers that compute rounded keys, values and queries."""
         own = () if self.kv_cache is None else self.kv_cache.layers
         queries = (
             ()
@@ -202,7 +208,7 @@ class TorchConfig:
         return tuple(dict.fromkeys((*own, *queries)))
 
     def own_spec(self, name: str, kind: str) -> LayerSpec | None:
-        """How the layer of this name and class is quantized, but for what is rounded for attention."""  # noqa: E501
+        """Return the specification of a layer without the rounding for attention."""
         return None if self.excludes(name) else self._own_spec(name, kind)
 
     def excludes(self, name: str) -> bool:
@@ -219,8 +225,10 @@ class TorchConfig:
         return self.default if kind in DEFAULT_TYPES or kind in OPERATORS else None
 
     def check(self, names: Iterable[str]) -> None:
-        """Raise ConfigError for the first name or glob that matches none of ``names``, or only what
-        is excluded.
+        """Raise ConfigError for a name or glob that matches only excluded layers or none.
+
+        Args:
+            names: names of the layers of the model.
         """
         names = list(names)
         globs = [
@@ -262,7 +270,7 @@ class TorchConfig:
 
     @property
     def specs(self) -> list[LayerSpec]:
-        """All specs that a layer may get."""
+        """The specifications of the configuration."""
         own = [self.default, *(spec for _, spec in (*self.layers, *self.types))]
         own += [] if self.kv_cache is None else [LayerSpec(output=self.kv_cache.spec)]
         return (
@@ -272,7 +280,7 @@ class TorchConfig:
         )
 
     def least_of(self, name: str) -> float:
-        """The least scale of what a layer computes."""
+        """Return the lower bound of the scale of a layer's output."""
         cache = self.kv_cache
         return (
             cache.least
@@ -282,23 +290,19 @@ class TorchConfig:
 
     @property
     def measures(self) -> bool:
-        """Whether there are scales that only data can tell."""
+        """Whether a scale needs calibration data."""
         return any(spec.measures for spec in self.specs)
 
     @property
     def needs_data(self) -> bool:
-        """Whether the model has to be run: there are scales that only data can tell, or an
-        algorithm learns from it.
-        """
+        """Whether quantization runs the model: for calibration, or for an algorithm."""
         return self.measures or any(
             algorithm.needs_data for algorithm in self.algorithms
         )
 
 
 def _side(name: str) -> str:
-    """Whether a layer computes keys ("k") or values ("v").
-
-    Something else where it is called otherwise.
+    """Return "k" for a layer that computes keys, "v" for values, and "" otherwise.
 
     >>> _side("layers.0.self_attn.k_proj"), _side("layers.0.attention.query_key_value")
     ('k', '')
