@@ -11,17 +11,17 @@ from safetensors.torch import load_file, save_file
 
 
 class State:
-    """Tensors by name.
+    """Tensors by name, stored in a file.
 
     Args:
-        file: where; None keeps nothing.
+        file: path; None to store nothing.
     """
 
     def __init__(self, file: Path | None = None) -> None:
         self._file = file
 
     def read(self) -> dict[str, Any]:
-        """What was written last; nothing where there is no whole file."""
+        """Return the tensors of the last write; an empty dict without a readable file."""
         if self._file is None:
             return {}
         try:
@@ -30,7 +30,7 @@ class State:
             return {}
 
     def write(self, tensors: Mapping[str, Any]) -> None:
-        """In place of what was written before."""
+        """Replace the stored tensors."""
         if self._file is not None:
             save(self._file, tensors)
 
@@ -40,10 +40,12 @@ def save(
     tensors: Mapping[str, Any],
     notes: Mapping[str, str] | None = None,
 ) -> None:
-    """Tensors in a file that is there whole, or as it was before.
+    """Write tensors to a file atomically.
 
     Args:
-        notes: beside them.
+        path: the file.
+        tensors: tensors by name.
+        notes: metadata of the file.
     """
     own = {
         name: tensor.detach().cpu().contiguous().clone()
@@ -60,7 +62,12 @@ def save(
 
 
 def put_in_place(path: Path, write: Callable[[Path], object]) -> None:
-    """A file that is there whole, or as it was before."""
+    """Write a file atomically, through a temporary file.
+
+    Args:
+        path: the file.
+        write: function that writes the file of a given path.
+    """
     temporary = path.with_suffix(".tmp")
     write(temporary)
     temporary.replace(path)

@@ -1,4 +1,4 @@
-"""Parameters that transformers splits or joins from differently named tensors of a checkpoint."""
+"""Parameters that transformers splits or joins from differently named tensors."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class _Group:
     """Stored tensors that are converted together.
 
     Attributes:
-        target: the name of the first parameter that they become.
-        converter: of transformers.
-        keys: names of the stored tensors, by the pattern that they match.
-        names: of all parameters that they become.
+        target: name of the first resulting parameter.
+        converter: weight converter of transformers.
+        keys: names of the stored tensors by their pattern.
+        names: names of the resulting parameters.
     """
 
     target: str
@@ -35,7 +35,7 @@ class _Group:
         """Return the parameters by name, computed from the stored tensors by key.
 
         Raises:
-            ModelError: the tensors do not suit the configuration of the model.
+            ModelError: the tensors do not match the configuration of the model.
         """
         converter = deepcopy(self.converter)
         for pattern, keys in self.keys.items():
@@ -56,21 +56,20 @@ class _Group:
 
 
 class Converted:
-    """The parameters of a model that are made of other tensors: chunks of a fused one, several
-    joined, or permuted.
+    """Parameters of a model that are computed from stored tensors.
 
-    transformers' own conversions do it, as when it loads a checkpoint. Models are quantized with
-    their experts taken apart: a stack of experts has the name that it has in transformers, and is
-    converted where one tensor stores it.
+    Examples are chunks of a fused tensor, and joined or permuted tensors. The conversions are
+    transformers' own, as in loading a checkpoint. A model to quantize has unfused experts. A stack
+    of experts keeps its name in transformers, and is converted if a single tensor stores it.
 
     Args:
         reader: the checkpoint.
-        model: of transformers, its experts taken apart; other models convert nothing.
+        model: model of transformers with unfused experts. Another kind of model has no conversions.
     """
 
     def __init__(self, reader: Reader, model: Any) -> None:
         self._reader = reader
-        # Quantizing replaces parameters; conversions ask for the shapes of the float ones.
+        # Quantization replaces parameters; conversions need the shapes of the float parameters.
         parameters = dict[str, Any](model.named_parameters(remove_duplicate=False))
         shapes = {
             name: torch.empty(each.shape, device="meta")
@@ -81,7 +80,7 @@ class Converted:
             config=getattr(model, "config", None),
         )
         self._groups = dict[str, _Group]()
-        #: Names of stored tensors by those of the parameters that they are, where these differ.
+        #: Names of stored tensors by the name of their parameter, where both differ.
         self.renamed = dict[str, str]()
         if not hasattr(model, "base_model_prefix"):
             return
@@ -92,27 +91,25 @@ class Converted:
         return name in self._groups
 
     def keys(self, name: str) -> list[str]:
-        """Return the names of the stored tensors that a parameter is made of."""
+        """Return the names of the stored tensors from which a parameter is computed."""
         return [key for keys in self._groups[name].keys.values() for key in keys]
 
     def names(self, name: str) -> tuple[str, ...]:
-        """Return the names of all parameters that are made of the same stored tensors as this one."""  # noqa: E501
+        """Return the names of the parameters computed from the same stored tensors."""
         return self._groups[name].names
 
     def get(self, name: str) -> Any:
-        """Read the stored tensors and convert them.
+        """Read the stored tensors of a parameter and convert them.
 
         Raises:
-            ModelError: a file is damaged, or the tensors do not suit the configuration of the
+            ModelError: a file is damaged, or the tensors do not match the configuration of the
                 model.
         """
         tensors = {key: self._reader.get(key) for key in self.keys(name)}
         return self._groups[name].convert(self._shapes, tensors)[name].contiguous()
 
     def _found(self, model: Any) -> Iterator[_Group]:
-        """Match the stored names with the conversions of the model's family, as transformers does
-        when it loads.
-        """
+        """Match stored names with the conversions of the model's family."""
         from transformers.conversion_mapping import get_model_conversion_mapping
         from transformers.core_model_loading import (
             WeightConverter,

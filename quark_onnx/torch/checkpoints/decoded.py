@@ -1,8 +1,8 @@
-"""decoded_reader: the float tensors of a checkpoint that another tool has quantized.
+"""Float tensors of a checkpoint that another tool has quantized.
 
-Supported are FP8 weights with a scale for a tensor, an output or a block (DeepSeek's 128 x 128),
-GPTQ, AWQ, compressed-tensors, and the MXFP4 experts of GPT-OSS. A tensor is decoded when it is
-read. The others are in the reader unchanged.
+The module supports FP8 weights with per-tensor, per-channel or block scales (DeepSeek's 128 x 128),
+GPTQ, AWQ, compressed-tensors, and the MXFP4 experts of GPT-OSS. A tensor is decoded on reading.
+Other tensors are in the reader unchanged.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from quark_onnx.torch.formats.quantized_tensor import Quantized
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _FP4 = torch.tensor([*_E2M1, *(-value for value in _E2M1)])
 _E4M3 = TensorSpec("fp8e4m3")
-#: What a scale of one byte (E8M0) is counted from.
+#: The bias of one-byte scales (E8M0).
 _BIAS = 127
 #: Methods whose checkpoints are decoded.
 METHODS = ("fp8", "gptq", "awq", "compressed-tensors", "mxfp4")
@@ -33,11 +33,11 @@ METHODS = ("fp8", "gptq", "awq", "compressed-tensors", "mxfp4")
 
 @dataclass(frozen=True)
 class DecodedTensor(StoredTensor):
-    """A tensor that is computed of stored ones.
+    """Tensor that is computed from stored tensors.
 
     Attributes:
-        decode: computes it.
-        codes: the codes that it is computed of, where a format of this package has them.
+        decode: function that computes the tensor.
+        codes: function that returns the integer codes, if a format of this package represents them.
     """
 
     decode: Callable[[], Any] = field(default=lambda: None, repr=False)
@@ -48,14 +48,14 @@ class DecodedTensor(StoredTensor):
 
 
 def decoded_reader(folder: Path, dtype: Any) -> Reader:
-    """The tensors of a quantized checkpoint, decoded.
+    """Return a reader of the dequantized tensors of a quantized checkpoint.
 
     Args:
-        folder: of the checkpoint.
-        dtype: of the decoded tensors.
+        folder: folder of the checkpoint.
+        dtype: dtype of decoded tensors.
 
     Raises:
-        ModelError: the checkpoint is quantized by a method that is not known, or lacks a tensor.
+        ModelError: the quantization method is unknown, or a tensor is missing.
     """
     reader = Reader(folder)
     found = read_json(folder / "config.json").get("quantization_config")
@@ -89,7 +89,7 @@ def decoded_reader(folder: Path, dtype: Any) -> Reader:
     return reader
 
 
-#: Tensors, each with the names of those that it is computed of.
+#: Decoded tensors with the names of their stored parts.
 _Made = list[tuple[DecodedTensor, tuple[str, ...]]]
 
 
@@ -101,15 +101,15 @@ def _decoded(  # noqa: PLR0913
     dtype: Any,
     decode: Callable[[dict[str, Any]], Any],
 ) -> tuple[DecodedTensor, tuple[str, ...]]:
-    """A tensor of stored parts.
+    """Return a tensor that is decoded from stored parts, with the names of the parts.
 
     Args:
-        reader: of the stored tensors.
-        name: of the tensor.
-        parts: names of the stored tensors, by what ``decode`` calls them.
-        shape: of the tensor.
-        dtype: its type.
-        decode: computes it.
+        reader: reader of the stored tensors.
+        name: name of the tensor.
+        parts: names of the stored tensors, by the keys of ``decode``'s argument.
+        shape: shape of the tensor.
+        dtype: dtype of the tensor.
+        decode: function that computes the tensor from its parts.
     """
     stored = {key: reader.tensors[each] for key, each in parts.items()}
 
@@ -123,9 +123,7 @@ def _decoded(  # noqa: PLR0913
 
 
 def _fp8(reader: Reader, found: Mapping[str, Any], dtype: Any) -> _Made:
-    """Weights of E4M3 with ``weight_scale_inv`` or ``weight_scale``, which they are multiplied
-    with.
-    """
+    """Decode E4M3 weights: multiply by ``weight_scale_inv`` or ``weight_scale``."""
     size = found.get("weight_block_size")
     made: _Made = []
     for name in list(reader):
@@ -167,7 +165,7 @@ _INPUTS = ("input_scale", "activation_scale", "input_global_scale")
 
 
 def _spread(scale: Any, size: list[int], shape: tuple[int, ...]) -> Any:
-    """Scales of blocks, one for each value.
+    """Expand block scales to one scale per value.
 
     >>> _spread(torch.tensor([[1.0, 2.0]]), [2, 2], (2, 3))
     tensor([[1., 1., 2.],
@@ -178,7 +176,11 @@ def _spread(scale: Any, size: list[int], shape: tuple[int, ...]) -> Any:
 
 
 def _gptq(reader: Reader, found: Mapping[str, Any], dtype: Any) -> _Made:
-    """Integers along the inputs, zero points less one (unless ``checkpoint_format`` is gptq_v2)."""
+    """Decode GPTQ weights: integers packed along the inputs.
+
+    Stored zero points are one less than the true zero points, unless ``checkpoint_format`` is
+    gptq_v2.
+    """
     bits = found.get("bits")
     if bits not in (2, 4, 8):
         raise ConfigError(f"bits is {bits!r}; 2, 4 and 8 are decoded")
@@ -210,7 +212,7 @@ def _gptq(reader: Reader, found: Mapping[str, Any], dtype: Any) -> _Made:
 
 
 def _unpacked(packed: Any, bits: int, axis: int) -> Any:
-    """Unsigned integers of int32 words, the lowest bits first, along an axis of a matrix.
+    """Unpack unsigned integers from int32 words, the lowest bits first, along an axis.
 
     >>> _unpacked(torch.tensor([[0x21]], dtype=torch.int32), 4, 1)
     tensor([[1, 2, 0, 0, 0, 0, 0, 0]], dtype=torch.int32)
@@ -223,9 +225,10 @@ def _unpacked(packed: Any, bits: int, axis: int) -> Any:
 
 
 def _mxfp4(reader: Reader, dtype: Any) -> _Made:
-    """The experts of GPT-OSS: ``_blocks`` (experts, outputs, blocks, 16 bytes) and ``_scales``.
+    """Decode GPT-OSS experts from ``_blocks`` and ``_scales``.
 
-    In a model they are (experts, inputs, outputs).
+    Blocks have the shape (experts, outputs, blocks, 16 bytes). The shape in the model is
+    (experts, inputs, outputs).
     """
     made: _Made = []
     for name in list(reader):
@@ -249,7 +252,7 @@ def _mxfp4(reader: Reader, dtype: Any) -> _Made:
 
 
 def _by_layout(reader: Reader, found: Mapping[str, Any], dtype: Any) -> _Made:
-    """Layers in a layout that this package reads itself."""
+    """Decode layers of a layout in ``layouts``."""
     config, layout = read_layout(found)
     made: _Made = []
     names = dict.fromkeys(name.rpartition(".")[0] for name in reader)
@@ -291,9 +294,9 @@ def _by_layout(reader: Reader, found: Mapping[str, Any], dtype: Any) -> _Made:
 
 
 def _with_usual_sign(weight: Quantized) -> Quantized:
-    """Integers with zero points as unsigned ones, which schemes have; others unchanged.
+    """Convert signed integers with zero points to unsigned integers, as schemes have.
 
-    compressed-tensors stores them with a sign.
+    compressed-tensors stores them signed. Other weights are unchanged.
     """
     spec = weight.spec
     if spec.symmetric or weight.zero is None or spec.grid.qmin >= 0:
@@ -312,7 +315,7 @@ def _shape(
     parts: Mapping[str, str],
     spec: TensorSpec,
 ) -> tuple[int, ...]:
-    """(outputs, inputs) of a weight from the shapes of what is stored."""
+    """Return the shape (outputs, inputs) of a weight, from stored shapes."""
     start = next(iter(parts.values())).rpartition(".")[0]
     if f"{start}.weight_shape" in reader:
         rows, columns = reader.get(f"{start}.weight_shape").tolist()

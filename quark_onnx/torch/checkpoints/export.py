@@ -1,6 +1,4 @@
-"""Write a quantized model as a checkpoint that vLLM and transformers load, in AMD Quark's layout or
-another.
-"""
+"""Export of a quantized model as a checkpoint for vLLM and transformers."""
 
 from __future__ import annotations
 
@@ -36,22 +34,22 @@ def export_safetensors(  # noqa: PLR0913
     max_shard: int = SHARD,
     weight_format: str = "real_quantized",
 ) -> None:
-    """Write a quantized model of transformers; nothing is there before all of it is.
+    """Write a quantized model of transformers as a checkpoint, atomically.
 
     Args:
-        model: as ``quantize_model`` leaves it.
-        folder: where it goes; may exist only if it is empty.
-        config: what it was quantized by.
-        tokenizer: is written beside it.
-        layout: how it is stored, a key of ``quark_onnx.torch.checkpoints.layouts.LAYOUTS``.
-        pack_method: how nibbles are ordered in AMD Quark's layout, "reorder" or "order".
-        max_shard: bytes of a file, at most.
-        weight_format: "real_quantized" for codes; "fake_quantized" for floats that have been
-            rounded, in AMD Quark's layout.
+        model: result of ``quantize_model``.
+        folder: target folder; may exist if it is empty.
+        config: configuration by which the model was quantized.
+        tokenizer: tokenizer to write into the folder.
+        layout: layout of the checkpoint, a key of ``quark_onnx.torch.checkpoints.layouts.LAYOUTS``.
+        pack_method: order of nibbles in AMD Quark's layout, "reorder" or "order".
+        max_shard: upper bound of a file's size in bytes.
+        weight_format: "real_quantized" for codes; "fake_quantized" for dequantized floats, in AMD
+            Quark's layout.
 
     Raises:
-        ConfigError: the folder is taken, or the layout has no place for a format, or for what each
-            run rotates.
+        ConfigError: the folder is not empty, or the layout does not support a format or an online
+            rotation.
     """
     form = layout_named(layout, pack_method, weight_format)
     if not hasattr(model, "config") or not hasattr(model.config, "save_pretrained"):
@@ -79,7 +77,7 @@ def export_safetensors(  # noqa: PLR0913
         _copy_code(model, writer.staging)
         model.config.save_pretrained(writer.staging)
         content = read_json(writer.staging / "config.json")
-        # of the model as it is, and not as it once was loaded
+        # the dtype of the model now, which may differ from the dtype at loading
         content["torch_dtype" if "torch_dtype" in content else "dtype"] = str(
             model.dtype,
         ).removeprefix("torch.")
@@ -99,9 +97,9 @@ def export_safetensors(  # noqa: PLR0913
 
 
 def _copy_code(model: Any, folder: Path) -> None:
-    """Copy the Python files that a model has brought along.
+    """Copy the Python files of a model with remote code.
 
-    Its configuration does so with its own.
+    The configuration of the model copies its own files.
     """
     if getattr(model, "_auto_class", None) is not None:
         from transformers.dynamic_module_utils import custom_object_save
@@ -110,10 +108,12 @@ def _copy_code(model: Any, folder: Path) -> None:
 
 
 def check_experts(layout: Layout, model: Any, keys: Mapping[str, str]) -> None:
-    """Raise ConfigError if clients would not find experts that have been taken apart.
+    """Raise ConfigError if clients would not find unfused experts.
 
     Args:
-        keys: what layers will be called, by their names in the model.
+        layout: layout of the checkpoint.
+        model: model with unfused experts.
+        keys: names of layers in files, by their names in the model.
     """
     stacks = [
         name for name, module in model.named_modules() if isinstance(module, UNFUSED)
@@ -152,13 +152,17 @@ def described(
     layout: Layout,
     quantized: Mapping[str, LayerSpec],
 ) -> dict[str, Any]:
-    """A model's config.json with what quantizes it.
+    """Return a model's config.json with its quantization_config.
 
     Args:
-        quantized: the layers that are, by name, with what became of them.
+        content: config.json of the model.
+        model: the quantized model.
+        config: configuration by which the model was quantized.
+        layout: layout of the checkpoint.
+        quantized: specifications of the quantized layers, by name.
 
     Raises:
-        ConfigError: the layout has no words for it.
+        ConfigError: the layout cannot describe the configuration.
     """
     if is_tied(model.config) and any(name in quantized for name in _ends(model)):
         content = untied(content)
@@ -169,8 +173,8 @@ def described(
         name: getattr(modules[name], "kind", None) or kind_of(modules[name]) or ""
         for name in quantized
     }
-    # what the data has not reached has no scales for what it reads; what files call otherwise is
-    # not found by globs
+    # layers not activated during calibration have no input scale; renamed layers are
+    # not matched by globs
     other = {
         names.layer(name): spec
         for name, spec in quantized.items()
@@ -187,8 +191,7 @@ def described(
         *_of_rounded(own, config, names),
         *_of_experts(quantized, config, names),
     )
-    # an entry that another one comes before would come first in files, where it has the name of its
-    # layer
+    # an overridden entry would come first in files, under its layer's name
     given = (
         each for each in config.layers if each[0] not in own or own[each[0]] == each[1]
     )
@@ -204,12 +207,16 @@ def _of_rounded(
     config: TorchConfig,
     names: DiskNames,
 ) -> Iterator[tuple[str, LayerSpec]]:
-    """What layers are whose outputs are rounded for attention, where it is not the default: entries
-    that say so come first in AMD Quark's words, and would be taken for all of a layer. One where
-    all are alike, else one for each.
+    """Yield entries for layers whose outputs are rounded for attention.
+
+    Entries for such outputs come first in AMD Quark's configuration, and readers take them for the
+    whole layer. The entries therefore repeat the specification of the layer where it differs from
+    the default: one entry for a glob with a uniform specification, else one entry per layer.
 
     Args:
-        own: how layers are quantized, but for what is rounded for attention.
+        own: specifications of layers without the rounding for attention.
+        config: configuration of the model.
+        names: names of tensors in files.
     """
     given = dict(config.layers)
     for glob in config.rounded:
@@ -230,8 +237,10 @@ def _of_experts(
     config: TorchConfig,
     names: DiskNames,
 ) -> Iterator[tuple[str, LayerSpec]]:
-    """Globs for the experts of a block and their module, which vLLM asks by its own name, where
-    that finds another spec than they have.
+    """Yield globs for the experts of a block and their module, with a specification.
+
+    vLLM looks the module up by its own name. An entry is needed where that name matches another
+    specification.
     """
     found = dict[str, set[LayerSpec]]()
     for name, spec in quantized.items():
@@ -245,7 +254,7 @@ def _of_experts(
 
 
 def _ends(model: Any) -> list[str]:
-    """Names of the layers that may have one weight together: the embedding of tokens, and the head."""  # noqa: E501
+    """Return the names of the token embedding and the head, which may share a weight."""
     own = [
         getattr(model, f"get_{side}_embeddings", lambda: None)()
         for side in ("input", "output")
@@ -258,8 +267,9 @@ def _ends(model: Any) -> list[str]:
 
 
 def untied(content: dict[str, Any]) -> dict[str, Any]:
-    """A config.json whose model has a head of its own: what is quantized is no weight of two layers
-    any more.
+    """Return a config.json whose model has a separate head.
+
+    A quantized weight does not belong to two layers.
     """
     parts = {
         key: part | {"tie_word_embeddings": False}
@@ -270,7 +280,7 @@ def untied(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def floats_of(model: Any) -> list[str]:
-    """Names of float layers that the default applies to, and of routers of experts."""
+    """Return the names of float layers with the default specification, and of routers."""
     routers = set(routers_of(model))
     return [
         name
@@ -280,7 +290,7 @@ def floats_of(model: Any) -> list[str]:
 
 
 def tensors_of(model: Any, layout: Layout) -> Iterator[tuple[str, Any]]:
-    """All tensors of a checkpoint, by name; what is tied comes once."""
+    """Yield the tensors of a checkpoint with their names; tied tensors appear once."""
     seen = set[int]()
     for prefix, module in model.named_modules():
         start = f"{prefix}." if prefix else ""

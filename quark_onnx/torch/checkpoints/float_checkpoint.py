@@ -1,4 +1,4 @@
-"""FloatCheckpoint: the folder of a float language model, opened once."""
+"""The folder of a float language model."""
 
 from __future__ import annotations
 
@@ -18,24 +18,25 @@ from quark_onnx.torch.runtime.memory import set_large_apart
 
 
 class FloatCheckpoint:
-    """The tensors of a float language model, and the model with empty parameters.
+    """Tensors of a float language model, and the model with empty parameters.
 
-    To open one has glibc return large arrays as soon as they are freed, in the whole process
+    The constructor lets glibc return large arrays as soon as they are freed, in the whole process
     (``set_large_apart``).
 
     Args:
-        folder: a Hugging Face folder with safetensors. Checkpoints that are quantized by a method
-            of ``decoded.METHODS`` are decoded tensor by tensor.
-        trust_code: run Python files that it brings along.
+        folder: Hugging Face folder with safetensors. A checkpoint that is quantized by a method of
+            ``decoded.METHODS`` is decoded tensor by tensor.
+        trust_code: whether to run Python files of the checkpoint.
 
     Attributes:
-        folder, trust_code: the same.
-        reader: of its tensors.
-        decoded: whether they are decoded from a quantized checkpoint.
+        folder: folder of the checkpoint.
+        trust_code: whether to run Python files of the checkpoint.
+        reader: reader of the tensors.
+        decoded: whether the tensors are decoded from a quantized checkpoint.
 
     Raises:
-        ModelError: a file is missing or damaged, transformers does not know the model, or it is
-            quantized by a method that is not decoded.
+        ModelError: a file is missing or damaged, transformers does not know the model, or the
+            quantization method is not supported.
         MissingDependency: transformers is not installed.
     """
 
@@ -57,7 +58,7 @@ class FloatCheckpoint:
         source: FloatCheckpoint | Path | str,
         trust_code: bool = False,
     ) -> FloatCheckpoint:
-        """What is open already as it is; a folder opened."""
+        """Open a folder; an open checkpoint is returned unchanged."""
         return (
             source
             if isinstance(source, FloatCheckpoint)
@@ -66,18 +67,18 @@ class FloatCheckpoint:
 
     @property
     def model(self) -> Any:
-        """To look at; its parameters are empty, its experts are taken apart."""
+        """The model with empty parameters and unfused experts, for reading only."""
         if self._model is None:
             self._model = skeleton_of(self._config, trust_code=self.trust_code)
         return self._model
 
     def take_model(self) -> Any:
-        """The model, to be changed; whoever asks later gets another."""
+        """Return the model for modification; later calls get a new model."""
         model, self._model = self.model, None
         return model
 
     def load(self) -> Any:
-        """The whole float model in memory.
+        """Load the whole float model into memory.
 
         Raises:
             ModelError: a tensor is missing.
@@ -95,12 +96,12 @@ class FloatCheckpoint:
         return model.eval()
 
     def codes_of(self, key: str) -> Quantized | None:
-        """The codes that a tensor of a quantized checkpoint is decoded from.
+        """Return the integer codes from which a tensor is decoded.
 
-        None where it was float, or has a format of another package.
+        None if the tensor is stored as float, or has a format of another package.
 
         Args:
-            key: the name of the tensor in the reader.
+            key: name of the tensor in the reader.
         """
         tensor = self.reader.tensors.get(key)
         if not isinstance(tensor, DecodedTensor) or tensor.codes is None:
@@ -109,17 +110,15 @@ class FloatCheckpoint:
 
     @property
     def heads(self) -> tuple[str, ...]:
-        """Names of the layers that compute logits, which schemes leave float.
-
-        None where the model has no head.
-        """
+        """Names of the layers that compute logits, float in every scheme."""
         return heads_of(self.model)
 
     def usually_float(self, asked: Iterable[str] = ()) -> tuple[str, ...]:
-        """Names of the layers that stay float unless a user asks for them: heads, and all outside
-        of the language part.
+        """Return the names of layers that stay float unless a user selects them.
+
+        They are heads, and layers outside of the language part.
 
         Args:
-            asked: globs of names. One that matches such layers alone asks for them.
+            asked: globs of layer names. A glob selects such layers if it matches no other layer.
         """
         return usually_float(self.model, asked)

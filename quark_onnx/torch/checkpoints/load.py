@@ -1,6 +1,4 @@
-"""Load a quantized checkpoint for evaluation: AMD Quark's layout, ours or its own, and the others
-that are written.
-"""
+"""Loading of quantized checkpoints for evaluation, in AMD Quark's layout and others."""
 
 from __future__ import annotations
 
@@ -37,18 +35,21 @@ def load_checkpoint(
     dtype: Any = None,
     trust_code: bool = False,
 ) -> Any:
-    """The model of a checkpoint, its quantized layers with their codes.
+    """Load the model of a checkpoint, with quantized layers and their codes.
 
     Float checkpoints load, too.
 
     Args:
-        folder: a Hugging Face folder with safetensors.
-        dtype: of what is computed; that of the checkpoint if None.
-        trust_code: run Python files that the checkpoint brings along.
+        folder: Hugging Face folder with safetensors.
+        dtype: compute dtype; None for the dtype of the checkpoint.
+        trust_code: whether to run Python files of the checkpoint.
+
+    Returns:
+        The model of transformers, in evaluation mode.
 
     Raises:
-        ModelError: a file or a tensor is missing or damaged, or does not fit.
-        ConfigError: it is quantized in a way that cannot be read.
+        ModelError: a file or a tensor is missing or damaged, or has a wrong shape.
+        ConfigError: the quantization method is not supported.
     """
     folder = Path(folder)
     found = read_json(folder / "config.json").get("quantization_config")
@@ -72,12 +73,10 @@ def load_checkpoint(
 
 
 def in_memory(config: TorchConfig, model: Any) -> TorchConfig:
-    """Return a configuration whose names of layers in files are replaced by those in memory.
+    """Return a configuration with layer names in memory instead of names in files.
 
-    Globs stay unchanged.
-
-    A base model without its head (``AutoModel``) has no prefix before its names, and the file has
-    one.
+    Globs stay unchanged. A base model without its head (``AutoModel``) has no prefix in its names,
+    and files have a prefix.
     """
     names = DiskNames(model)
     found = {names.layer(name): name for name, _ in model.named_modules()}
@@ -103,17 +102,17 @@ def put_layers(
     sources: Sources,
     types: Mapping[str, Any],
 ) -> None:
-    """Put quantized layers in the place of float ones.
+    """Replace float layers by quantized layers, in place.
 
     Args:
-        model: with empty parameters.
+        model: model with empty parameters.
         config: which layers are quantized, and how.
-        layout: of the tensors.
-        sources: has them.
-        types: what layers compute in, by their names.
+        layout: layout of the tensors.
+        sources: tensors of the checkpoint.
+        types: compute dtypes by layer name.
 
     Raises:
-        ModelError: a tensor is missing or damaged, or does not fit.
+        ModelError: a tensor is missing or damaged, or has a wrong shape.
     """
     for name, spec in quantized_layers(model, config, layout, sources).items():
         module = model.get_submodule(name)
@@ -130,14 +129,13 @@ def quantized_layers(
     layout: Layout,
     sources: Sources,
 ) -> dict[str, LayerSpec]:
-    """Return the specification of each layer that a checkpoint has quantized, by the name of the
-    layer.
+    """Return the specifications of the quantized layers of a checkpoint, by layer name.
 
     Args:
-        model: with float layers.
+        model: model with float layers.
         config: which layers are quantized, and how.
-        layout: of the tensors.
-        sources: has them.
+        layout: layout of the tensors.
+        sources: tensors of the checkpoint.
     """
     config = in_memory(config, model)
     found = dict[str, LayerSpec]()
@@ -166,15 +164,15 @@ def read_layer(  # noqa: PLR0913
     """Return a quantized layer with the codes and scales of a checkpoint.
 
     Args:
-        module: the float layer, with empty parameters.
-        name: of the layer in the model.
-        spec: how it is quantized.
-        sources: has its tensors.
-        dtype: what it computes in.
-        layout: of the tensors.
+        module: float layer with empty parameters.
+        name: name of the layer in the model.
+        spec: how the layer is quantized.
+        sources: tensors of the checkpoint.
+        dtype: compute dtype.
+        layout: layout of the tensors.
 
     Raises:
-        ModelError: a tensor is missing or damaged, or does not fit.
+        ModelError: a tensor is missing or damaged, or has a wrong shape.
     """
     weight = None
     if spec.weight is not None:
@@ -204,9 +202,7 @@ def read_layer(  # noqa: PLR0913
 
 
 def _check_count(weight: Quantized) -> None:
-    """Raise ModelError if there are more codes than the weight has numbers, and blocks have to be
-    filled up with.
-    """
+    """Raise ModelError if the number of codes is not the padded size of the weight."""
     columns, group = prod(weight.shape[1:]), weight.spec.group or 1
     held = weight.codes.numel() // max(weight.shape[0], 1)
     if held != -(-columns // group) * group:
@@ -222,7 +218,7 @@ def _scale(
     sources: Sources,
     layout: Layout,
 ) -> Params | None:
-    """The scale of an activation; None where each run computes it."""
+    """Return the calibrated scale of an activation; None for a dynamic scale."""
     if spec is None or not spec.measured:
         return None
 

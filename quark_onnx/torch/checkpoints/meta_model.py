@@ -1,4 +1,4 @@
-"""A model of transformers without its weights: parameters are empty, buffers are there."""
+"""Models of transformers without weights: parameters on device "meta", real buffers."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from quark_onnx.torch.models.experts import unfuse_experts
 
 @contextlib.contextmanager
 def empty_parameters() -> Iterator[None]:
-    """Parameters of modules that are made inside have no memory (device "meta").
+    """Create module parameters on device "meta" within the context.
 
-    Buffers are made as always.
+    Buffers are created as usual.
     """
     register = nn.Module.register_parameter
 
@@ -36,10 +36,10 @@ def empty_parameters() -> Iterator[None]:
 
 
 def config_of(folder: Path, *, trust_code: bool = False) -> Any:
-    """transformers' configuration of a checkpoint, without what quantizes it.
+    """Return transformers' configuration of a checkpoint, without quantization_config.
 
     Raises:
-        ModelError: there is no config.json, or transformers does not know the model.
+        ModelError: config.json is missing, or transformers does not know the model.
         MissingDependency: transformers is not installed.
     """
     transformers = _transformers()
@@ -67,10 +67,10 @@ def config_of(folder: Path, *, trust_code: bool = False) -> Any:
 
 
 def float_config_of(folder: Path, *, trust_code: bool = False) -> Any:
-    """transformers' configuration of a float checkpoint.
+    """Return transformers' configuration of a float checkpoint.
 
     Raises:
-        ModelError: there is no config.json, transformers does not know the model, or it is
+        ModelError: config.json is missing, transformers does not know the model, or the model is
             quantized already.
         MissingDependency: transformers is not installed.
     """
@@ -85,10 +85,10 @@ def float_config_of(folder: Path, *, trust_code: bool = False) -> Any:
 
 
 def skeleton_of(config: Any, *, trust_code: bool = False) -> Any:
-    """The model of a configuration with empty parameters, its experts taken apart.
+    """Return the model of a configuration, with empty parameters and unfused experts.
 
     Raises:
-        ModelError: transformers cannot make it.
+        ModelError: transformers cannot create the model.
     """
     transformers = _transformers()
     try:
@@ -115,11 +115,11 @@ def skeleton_of(config: Any, *, trust_code: bool = False) -> Any:
 
 
 def _suits(architecture: Any, config: Any, transformers: Any) -> bool:
-    """Return whether to make a model by the class that its configuration names.
+    """Return whether to create a model by the class that its configuration names.
 
-    Some families have a configuration of their own and the class of another family (GLM-GA that of
-    GLM-4.6V). The other way round, a configuration may name a class that it does not fit; the one
-    of its family is taken then.
+    Some families have their own configuration and the class of another family (GLM-GA has the class
+    of GLM-4.6V). A configuration may also name a class of another configuration. The class of the
+    configuration's family is used then.
     """
     if architecture.config_class is type(config):
         return True
@@ -130,7 +130,7 @@ def _suits(architecture: Any, config: Any, transformers: Any) -> bool:
 
 
 def dtype_of(config: Any) -> Any:
-    """The type of a model's weights; float32 where the configuration does not say."""
+    """Return the dtype of a model's weights; float32 if the configuration has no dtype."""
     found = getattr(config, "dtype", None) or torch.float32
     found = getattr(torch, found, None) if isinstance(found, str) else found
     if found not in (torch.float32, torch.float16, torch.bfloat16):
@@ -142,7 +142,7 @@ def dtype_of(config: Any) -> Any:
 
 
 def is_tied(config: Any) -> bool:
-    """Whether the embedding of tokens is the weight of the head, too."""
+    """Return whether the token embedding and the head share a weight."""
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     return bool(getattr(text, "tie_word_embeddings", False))
 

@@ -1,5 +1,6 @@
-"""Where the parameters of a model lie in its checkpoint: names differ where experts are stacked, or
-had other names.
+"""Mapping from the parameters of a model to the tensors of its checkpoint.
+
+Names differ if experts are stacked, or if tensors are renamed.
 """
 
 from __future__ import annotations
@@ -18,21 +19,21 @@ from quark_onnx.torch.models.checkpoint_names import DiskNames
 from quark_onnx.torch.models.experts import ParallelExperts
 
 _EXPERT = re.compile(r"(.*\bexperts)\.(\d+)\.(gate|up|down)_proj\.(\w+)")
-#: Makes a tensor of this name of others, which it finds by name.
+#: Computes the tensor of a name from tensors that a function returns by name.
 Change = Callable[[str, Callable[[str], Any]], Any]
-#: Bytes; that of torch's own memory.
+#: Bytes; the alignment of torch's own memory.
 _ALIGNMENT = 64
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-#: How checkpoints of Mixtral call the layers of an expert.
+#: Names of an expert's layers in checkpoints of Mixtral.
 _MIXTRAL = {"gate": "w1", "up": "w3", "down": "w2"}
 
 
 class Sources:
-    """The tensors of a checkpoint by the names of a model's parameters.
+    """Tensors of a checkpoint by the parameter names of a model.
 
     Args:
         reader: the checkpoint.
-        model: whose names are asked for; its experts are taken apart.
+        model: model with unfused experts, whose names are used.
     """
 
     def __init__(self, reader: Reader, model: Any) -> None:
@@ -50,7 +51,7 @@ class Sources:
         groups = dict[int, list[str]]()
         for name, parameter in model.named_parameters(remove_duplicate=False):
             groups.setdefault(id(parameter), []).append(name)
-        #: Parameters that are another's, and the name of that.
+        #: Names of tied parameters, with the name of the stored parameter.
         self.tied = {
             name: own
             for names in groups.values()
@@ -64,26 +65,29 @@ class Sources:
         return self._find(name) is not None or name in self._converted
 
     def _first(self, names: list[str]) -> str:
-        """Return the name that the checkpoint has of a parameter with several names.
+        """Return the first name of a shared parameter that the checkpoint contains.
 
-        The first without one.
+        The first name if the checkpoint contains none.
         """
         return next((name for name in names if self._own(name) is not None), names[0])
 
     def key_of(self, name: str) -> str:
-        """How the checkpoint calls a tensor.
+        """Return the name of a tensor in the checkpoint.
 
-        How others of its family do where it has none, or a part of another.
+        For a tensor that is missing or part of a stack, return the usual name of the model's
+        family.
         """
         found = self._own(name)
         return self._usual(name) if found is None or found[1] is not None else found[0]
 
     def change(self, names: Collection[str], change: Change) -> None:
-        """From now on, tensors of these names are made of what they have been so far, and none of
-        them is another's.
+        """Compute tensors of these names from their previous values on later reads.
+
+        The tensors are no longer tied to other tensors.
 
         Args:
-            change: of a name, and of what finds the tensors as they have been.
+            names: names of the parameters.
+            change: function of a name and of a function that returns previous tensors by name.
         """
         self._changes.append((names, change))
         self.tied = {
@@ -91,15 +95,15 @@ class Sources:
         }
 
     def get(self, name: str) -> Any:
-        """The tensor of a parameter, as the checkpoint has it, or as it has been changed.
+        """Return the tensor of a parameter after the registered changes.
 
         Raises:
-            ModelError: there is none.
+            ModelError: the checkpoint has no such tensor.
         """
         return self._after(name, len(self._changes))
 
     def _after(self, name: str, changes: int) -> Any:
-        """The tensor of a parameter behind so many of the changes."""
+        """Return the tensor of a parameter after the first ``changes`` changes."""
         if not changes:
             return self._stored(name)
         names, change = self._changes[changes - 1]
@@ -127,20 +131,20 @@ class Sources:
         return stored if expert is None else self._part(stored, name, expert)
 
     def mark(self, name: str) -> None:
-        """Count the tensor of a parameter as asked for."""
+        """Mark the tensor of a parameter as used."""
         if found := self._find(name):
             self._use(found[0])
         elif name in self._converted:
             self._use(name)
 
     def _use(self, key: str) -> None:
-        """Count a stored tensor, or all that a parameter is converted from, as asked for."""
+        """Mark a stored tensor, or the tensors of a converted parameter, as used."""
         self.used.update([key] if key in self.reader else self._converted.keys(key))
 
     def made_with(self, name: str) -> tuple[str, ...]:
-        """Names of all parameters that are converted from the same stored tensors as this one.
+        """Return the names of the parameters converted from the same stored tensors.
 
-        None if it is stored.
+        Empty if the parameter itself is stored.
         """
         return (
             self._converted.names(name)
@@ -149,11 +153,11 @@ class Sources:
         )
 
     def rest(self) -> Iterator[str]:
-        """Names of the checkpoint's tensors that no parameter has asked for."""
+        """Return the names of the checkpoint's unused tensors."""
         return (key for key in self.reader if key not in self.used)
 
     def _find(self, name: str) -> tuple[str, int | None] | None:
-        """The key of a tensor, or of the one that it is tied to."""
+        """Return the key of a tensor, or of the tensor to which it is tied."""
         found = self._own(name)
         return (
             self._own(self._twins[name])
@@ -162,9 +166,9 @@ class Sources:
         )
 
     def _own(self, name: str) -> tuple[str, int | None] | None:  # noqa: C901, PLR0911
-        """The key of a tensor, or the name of a converted stack.
+        """Return the key of a tensor or of a converted stack, with the expert's index.
 
-        And which expert of a stack, where it is one.
+        The index is None for a tensor that is not part of a stack.
         """
         if (renamed := self._converted.renamed.get(name)) is not None:
             return renamed, None
@@ -195,9 +199,7 @@ class Sources:
         return None
 
     def _expert_of(self, name: str) -> tuple[str, int] | None:
-        """Return the stack that a weight is one expert of, and the expert, where a stack is a
-        single weight.
-        """
+        """Return the stack and the index of an expert in a stack of a single weight."""
         stack, _, index = name.removesuffix(".weight").rpartition(".")
         if not index.isdigit() or not name.endswith(".weight"):
             return None
@@ -217,13 +219,13 @@ class Sources:
             yield each
             for prefix in filter(None, self._prefixes):
                 yield each[len(prefix) :] if each.startswith(prefix) else prefix + each
-        # Results have the parts of a layer behind its name, also where the float weight is stored
+        # Quantized checkpoints append parts to the layer's name, even if the float weight is stored
         # under that name.
         layer, _, part = name.rpartition(".")
         yield f"{self._usual(f'{layer}.weight').removesuffix('.weight')}.{part}"
 
     def _part(self, stacked: Any, name: str, expert: int) -> Any:
-        """One expert's weight or bias of a stack."""
+        """Return the weight or bias of an expert from a stack."""
         if self._expert_of(name) is not None:
             return stacked[expert].contiguous()
         stack, _, side, kind = _EXPERT.fullmatch(name).groups()  # type: ignore[union-attr]
@@ -246,16 +248,18 @@ def fill(  # noqa: PLR0913
     recurse: bool = True,
     device: Any = None,
 ) -> None:
-    """Read the empty parameters of a module, those of its children included.
+    """Read the empty parameters of a module and of its children.
 
     Args:
-        prefix: the module's name, empty for the model.
-        dtype: what they become; None for what they are in the model, whatever the checkpoint has.
-        recurse: whether to read those of its children.
-        device: where they go; None for the CPU.
+        module: module to fill, in place.
+        prefix: name of the module, empty for the model.
+        sources: tensors of the checkpoint.
+        dtype: dtype of the parameters; None for the dtype in the model.
+        recurse: whether to fill the children.
+        device: target device; None for the CPU.
 
     Raises:
-        ModelError: one has another shape, or is no float.
+        ModelError: a tensor has another shape, or is not a float tensor.
     """
     start = f"{prefix}." if prefix else ""
     for owner_name, owner in module.named_modules() if recurse else [("", module)]:
@@ -286,7 +290,7 @@ def fill(  # noqa: PLR0913
 
 
 def move_filled(module: Any, device: Any) -> None:
-    """Move the parameters and buffers of a module that are not empty to a device."""
+    """Move the non-empty parameters and buffers of a module to a device."""
     for owner in module.modules():
         for name, parameter in owner.named_parameters(recurse=False):
             if parameter.device.type != "meta":
@@ -298,24 +302,23 @@ def move_filled(module: Any, device: Any) -> None:
 
 
 def _aligned(tensor: Any) -> Any:
-    """A tensor where torch would have put it: some processors sum products in another order where
-    memory begins anywhere, as in a file, so that a model from a file would not compute what one in
-    memory does, to the last bit.
+    """Return a tensor with torch's own alignment in memory.
+
+    Some processors sum products in another order if memory is not aligned, as in a mapped file.
+    Results of a model from a file would differ in the last bits.
     """
     return tensor.clone() if tensor.data_ptr() % _ALIGNMENT else tensor
 
 
 def tie(model: Any, tied: Mapping[str, str]) -> None:
-    """Let parameters be others again, by their names, which filling and emptying modules one by one
-    has parted.
-    """
+    """Restore shared parameters by name, after separate filling of modules."""
     for name, twin in tied.items():
         owner, _, own = name.rpartition(".")
         setattr(model.get_submodule(owner), own, model.get_parameter(twin))
 
 
 def missing_of(module: Any) -> list[str]:
-    """Names of parameters that are still empty."""
+    """Return the names of the empty parameters."""
     return [
         name
         for name, parameter in module.named_parameters()
@@ -324,7 +327,7 @@ def missing_of(module: Any) -> list[str]:
 
 
 def empty(module: Any, *, recurse: bool = True) -> None:
-    """Give the memory of a module's parameters back, those of its children included if ``recurse``."""  # noqa: E501
+    """Free the memory of a module's parameters, including children if ``recurse``."""
     for owner in module.modules() if recurse else [module]:
         for name, parameter in list(owner.named_parameters(recurse=False)):
             hollow = torch.empty_like(parameter, device="meta")

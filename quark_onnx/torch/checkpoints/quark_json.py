@@ -1,7 +1,7 @@
-"""TorchConfig as the ``quantization_config`` of AMD Quark's checkpoints, and back.
+"""Conversion between TorchConfig and the ``quantization_config`` of AMD Quark.
 
-The keys are those of its release 0.13, all of them written out: loaders ask for them, and vLLM
-compares whole entries.
+The keys are the keys of release 0.13, without omissions: loaders expect them, and vLLM compares
+whole entries.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from quark_onnx.torch.config.torch_config import Attention, KVCache, TorchConfig
 
 #: The release whose keys are written.
 VERSION = "0.13"
-#: Our formats by their names there.
+#: Formats of this package by AMD Quark's names.
 _NAMES = {
     "fp8_e4m3": "fp8e4m3",
     "fp8_e5m2": "fp8e5m2",
@@ -32,10 +32,10 @@ _NAMES = {
     "fp6_e3m2": "mxfp6e3m2",
     "fp6_e2m3": "mxfp6e2m3",
 }
-#: Those that are floats with a scale for a tensor or a channel, and elements of microscaling blocks
+#: Floats with a per-tensor or per-channel scale, which are elements of microscaling blocks
 #: otherwise.
 _IN_BLOCKS = {"fp8_e4m3": "mxfp8e4m3", "fp8_e5m2": "mxfp8e5m2"}
-#: Those that have nothing but blocks, whatever an entry says of its scales.
+#: Formats that always have blocks, whatever an entry says of its scales.
 _BLOCKS = ("mx", "mx6", "mx9", "bfp16")
 #: AMD's FP4, by the size of its blocks.
 _FLOAT_SCALED = {16: "amdfp4", 32: "amdfp4g32"}
@@ -57,11 +57,12 @@ def to_json(
     exclude: Iterable[str] | None = None,
     method: str = "reorder",
 ) -> dict[str, Any]:
-    """The ``quantization_config`` of a checkpoint.
+    """Return the ``quantization_config`` of a checkpoint.
 
     Args:
-        exclude: exact names of layers that stay float; the globs of the configuration if None.
-        method: how nibbles are ordered.
+        config: configuration of the model.
+        exclude: exact names of layers that stay float; None for the globs of the configuration.
+        method: order of nibbles.
     """
     kv, attention = config.kv_cache, config.attention
     layers = {glob: layer_to_json(spec) for glob, spec in config.layers}
@@ -120,7 +121,7 @@ def to_json(
 
 
 def _named(layers: Mapping[str, Any], globs: Iterable[str]) -> list[tuple[str, Any]]:
-    """The entries whose names are some of those that globs mean."""
+    """Return the entries whose names match a glob."""
     return [
         (name, entry)
         for name, entry in layers.items()
@@ -129,10 +130,10 @@ def _named(layers: Mapping[str, Any], globs: Iterable[str]) -> list[tuple[str, A
 
 
 def from_json(found: Mapping[str, Any]) -> tuple[TorchConfig, str]:
-    """The configuration of a checkpoint, and how its nibbles are ordered.
+    """Return the configuration of a checkpoint, and the order of nibbles.
 
     Raises:
-        ConfigError: it is not Quark's, or has what cannot be understood.
+        ConfigError: the method is not "quark", or an entry is not supported.
     """
     if found.get("quant_method") != "quark":
         raise ConfigError(
@@ -168,7 +169,7 @@ def from_json(found: Mapping[str, Any]) -> tuple[TorchConfig, str]:
         where,
         probabilities,
     )
-    # a layer's own entry comes before those that say of all like it what is rounded behind them
+    # the entry of a single layer comes before globs for outputs that are rounded
     config = config.with_(
         layers=tuple(sorted(config.layers, key=lambda each: "*" in each[0])),
     )
@@ -183,17 +184,16 @@ def with_layers(  # noqa: PLR0913
     where: str = "projection",
     probabilities: TensorSpec | None = None,
 ) -> TorchConfig:
-    """The configuration with layers of their own, where those that make keys, values and queries
-    are entries like others.
+    """Return a configuration with layers that may compute keys, values and queries.
 
     Args:
-        config: has no layers yet, no KV cache, and float attention.
-        layers: by glob.
-        kv_layers: globs among them whose output is kept; they come first.
-        least: the least scale of keys and values.
-        where: keys are rounded, "projection" or "rope".
-        probabilities: how those of attention are quantized; with them, layers that make queries are
-            looked for.
+        config: configuration without layers, KV cache and attention.
+        layers: specifications by glob.
+        kv_layers: globs of ``layers`` whose outputs are cached; they come first.
+        least: lower bound of the scales of keys and values.
+        where: place of the rounding of keys, "projection" or "rope".
+        probabilities: specification of softmax probabilities. If given, the function looks for
+            layers that compute queries.
     """
     outputs = [layers[glob].output for glob in kv_layers if glob in layers]
     cache = None
@@ -226,7 +226,7 @@ def with_layers(  # noqa: PLR0913
 
 
 def _attention(layers: Mapping[str, LayerSpec], probabilities: TensorSpec) -> Attention:
-    """Which layers compute queries: those whose outputs are quantized, and whose names say so."""
+    """Find the layers that compute queries, by quantized outputs and by names."""
     found = {
         glob: spec.output
         for glob, spec in layers.items()
@@ -245,7 +245,7 @@ def _attention(layers: Mapping[str, LayerSpec], probabilities: TensorSpec) -> At
 
 
 def layer_to_json(spec: LayerSpec) -> dict[str, Any]:
-    """The entry of a layer."""
+    """Return the entry of a layer."""
     return {
         "bias": None,
         "input_tensors": (
@@ -260,14 +260,14 @@ def layer_to_json(spec: LayerSpec) -> dict[str, Any]:
 
 
 def _by_each_run(spec: TensorSpec) -> bool:
-    """Whether scales of an activation, or those of its blocks, are computed by each run."""
+    """Return whether the scales of an activation, or its block scales, are dynamic."""
     return not spec.measured or isinstance(spec.dtype, TwoLevel)
 
 
 def _mode(spec: TensorSpec, dynamic: bool) -> str:
-    """The rule for shared exponents by AMD Quark's name.
+    """Return AMD Quark's name of the rule for shared exponents.
 
-    Of weights it only says how the stored scales were found.
+    For weights, the rule only documents how the stored scales were computed.
     """
     if spec.exponent in _MODES:
         return spec.exponent
@@ -280,7 +280,7 @@ def _mode(spec: TensorSpec, dynamic: bool) -> str:
 
 
 def _spec(spec: TensorSpec, dynamic: bool = False) -> Any:
-    """One tensor's entry, or the list of two that a format with two levels of scales has."""
+    """Return the entry of a tensor; two entries for two levels of scales."""
     if isinstance(spec.dtype, TwoLevel):
         inner = _entry("fp4", "per_group", "PerBlockMXObserver") | {
             "ch_axis": -1,
@@ -368,10 +368,10 @@ def _entry(dtype: str, scheme: str | None, observer: str) -> dict[str, Any]:
 
 
 def layer_from_json(entry: Mapping[str, Any]) -> LayerSpec:
-    """The layer that an entry describes.
+    """Return the layer specification of an entry.
 
     Raises:
-        ConfigError: it cannot be understood.
+        ConfigError: the entry is not supported.
     """
     return LayerSpec(
         spec_from_json(entry.get("weight"), "weight"),
@@ -381,13 +381,14 @@ def layer_from_json(entry: Mapping[str, Any]) -> LayerSpec:
 
 
 def spec_from_json(entry: Any, where: str) -> TensorSpec | None:  # noqa: C901, PLR0911, PLR0912
-    """The tensor that an entry, or a list of stages, describes; None for None.
+    """Return the tensor specification of an entry or a list of stages; None for None.
 
     Args:
-        where: what the entry is for, in errors.
+        entry: entry of the configuration.
+        where: purpose of the entry, for errors.
 
     Raises:
-        ConfigError: it cannot be understood.
+        ConfigError: the entry is not supported.
     """
     if entry is None:
         return None
@@ -453,10 +454,10 @@ def spec_from_json(entry: Any, where: str) -> TensorSpec | None:  # noqa: C901, 
 
 
 def _float_scaled(size: Any, where: str) -> str:
-    """Return the format of FP4 values that have scales in E5M3.
+    """Return the name of the FP4 format with E5M3 scales.
 
     Raises:
-        ConfigError: there is none with blocks of this size.
+        ConfigError: no such format has blocks of this size.
     """
     if size not in _FLOAT_SCALED:
         raise ConfigError(

@@ -1,10 +1,10 @@
-"""The tensors of a quantized layer in AMD Quark's checkpoints, and back.
+"""Conversion between quantized layers and the tensors of AMD Quark's checkpoints.
 
 Names are ``weight``, ``weight_scale``, ``weight_zero_point`` and, with a second scale,
-``weight_scale_2``; those of activations ``input_scale`` and ``output_scale``. Where scales have two
-factors, ``weight_scale`` is that of the tensor and ``weight_scale_2`` has those of the outputs.
-Integers of 4 bits in groups, and of 8 bits in groups, are stored with inputs first; nibbles lie
-eight to an int32 along the last axis. MX scales are bytes with a bias of 127.
+``weight_scale_2``. Scales of activations are ``input_scale`` and ``output_scale``. If scales are
+products, ``weight_scale`` is the per-tensor factor and ``weight_scale_2`` has the per-channel
+factors. Integers of 4 bits, and of 8 bits in groups, are stored with inputs first. Eight nibbles
+are packed to an int32 along the last axis. MX scales are bytes with a bias of 127.
 """
 
 from __future__ import annotations
@@ -39,10 +39,11 @@ from quark_onnx.torch.formats.quantized_tensor import Quantized
 
 
 def stored(weight: Quantized, method: str = "reorder") -> dict[str, Any]:
-    """The tensors of a quantized weight, by the end of their names.
+    """Return the tensors of a quantized weight, by the end of their names.
 
     Args:
-        method: how nibbles are ordered, "reorder" or "order".
+        weight: the weight.
+        method: order of nibbles, "reorder" or "order".
     """
     spec = weight.spec
     if spec.is_cast:
@@ -59,7 +60,7 @@ def stored(weight: Quantized, method: str = "reorder") -> dict[str, Any]:
 
 
 def has_place(spec: TensorSpec) -> bool:
-    """Whether the layout has a place for a weight that is quantized so."""
+    """Return whether the layout supports a weight of this specification."""
     known = spec.is_cast or spec.dtype.scaled or element_of(spec.dtype) is not None
     return known or isinstance(spec.dtype, TwoLevel | FloatScaled)
 
@@ -95,16 +96,17 @@ def restored(
     dtype: Any,
     method: str,
 ) -> Quantized:
-    """The weight of the tensors that ``stored`` makes.
+    """Return the weight from the tensors of ``stored``.
 
     Args:
-        parts: the tensors, by the end of their names.
+        parts: tensors by the end of their names.
         spec: how the weight is quantized.
-        shape: of the weight.
-        dtype: the type of the weight that it was.
+        shape: shape of the weight.
+        dtype: dtype of the float weight.
+        method: order of nibbles, "reorder" or "order".
 
     Raises:
-        ModelError: one is missing.
+        ModelError: a tensor is missing.
     """
     for name in ("weight",) if spec.is_cast else ("weight", "weight_scale"):
         if name not in parts:
@@ -159,10 +161,10 @@ def _integers(weight: Quantized, method: str) -> dict[str, Any]:
 
 
 def factors_of(weight: Quantized) -> dict[str, Any]:
-    """Return the two factors of a weight's scales, by the end of their names.
+    """Return both factors of a weight's scales, by the end of their names.
 
-    That of the tensor is the least power of two that brings all values into the range of FP8. A
-    power of two leaves the product of both factors equal to the scales, to the bit.
+    The per-tensor factor is the smallest power of two that scales all values into the range of FP8.
+    With a power of two, the product of the factors equals the scales exactly.
     """
     greatest = (
         weight.dequantize(torch.float32)
@@ -175,7 +177,7 @@ def factors_of(weight: Quantized) -> dict[str, Any]:
 
 
 def product_of(parts: Mapping[str, Any], spec: TensorSpec) -> Any:
-    """Return the scales that ``factors_of`` has made the factors of.
+    """Return the scales as products of the factors of ``factors_of``.
 
     Raises:
         ModelError: a factor is missing.
@@ -235,7 +237,7 @@ def _unpacked(codes: Any, spec: TensorSpec, count: int, method: str) -> Any:
 
 
 def _elements(weight: Quantized) -> Any:
-    """The elements of blocks as bytes, or as 8-bit floats."""
+    """Return the elements of blocks as bytes, or as 8-bit floats."""
     codes, bits = weight.matrix, _bits(weight.spec)
     if bits == 8:
         wide = weight.spec.dtype.name == "mxfp8e5m2"
@@ -246,7 +248,7 @@ def _elements(weight: Quantized) -> Any:
 
 
 def _bits(spec: TensorSpec) -> int:
-    """The width of an element of a block."""
+    """Return the width of a block's element in bits."""
     element = element_of(spec.dtype)
     return 4 if element is None else 1 + element.exponent_bits + element.mantissa_bits
 

@@ -1,4 +1,4 @@
-"""recast: a float checkpoint with its tensors in another element type."""
+"""Conversion of a float checkpoint to another element type."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ TYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.
 def recast(source: Path, output: Path, dtype: str) -> Path:
     """Write a checkpoint whose float tensors have another element type.
 
-    One tensor is in memory at a time.
+    The function holds a single tensor in memory.
 
     Args:
-        source: a Hugging Face folder.
-        output: the new folder; may exist only if it is empty.
+        source: Hugging Face folder.
+        output: new folder; may exist if it is empty.
         dtype: "float16", "bfloat16" or "float32".
 
     Returns:
-        The new folder; the old one where it has this type already.
+        The new folder; the source folder if it has the type already.
 
     Raises:
-        ConfigError: the type is unknown, the folder is taken, or a value exceeds the range of the
-            type.
+        ConfigError: the type is unknown, the folder is not empty, or a value exceeds the range of
+            the type.
         ModelError: a file is missing or damaged.
     """
     if dtype not in TYPES:

@@ -1,4 +1,4 @@
-"""Read and write folders of safetensors, tensor by tensor."""
+"""Reading and writing of folders of safetensors, tensor by tensor."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from quark_onnx.torch.checkpoints.safetensors_writer import TensorFile
 
 #: The files of tensors, and their index.
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-#: Bytes of a file of tensors, at most, but for a tensor that is greater by itself.
+#: Upper bound of a tensor file's size in bytes; a larger tensor gets its own file.
 SHARD = 4 << 30
-#: How files of weights end that are no part of a quantized checkpoint.
+#: Endings of weight files, which are no part of a quantized checkpoint.
 _WEIGHTS = (
     *(
         ".safetensors",
@@ -36,12 +36,12 @@ _WEIGHTS = (
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor that lies in a file.
+    """Tensor in a file.
 
     Attributes:
-        name: what the checkpoint calls it.
-        shape: its lengths.
-        dtype: its type, as safetensors files call it: "BF16", "I32".
+        name: name in the checkpoint.
+        shape: shape of the tensor.
+        dtype: type name in safetensors files: "BF16", "I32".
         path: the file.
     """
 
@@ -51,10 +51,10 @@ class StoredTensor:
     path: Path
 
     def read(self) -> Any:
-        """The tensor, in the type that it is stored in.
+        """Read the tensor, in its stored type.
 
         Raises:
-            ModelError: the file does not give it.
+            ModelError: the file cannot be read.
         """
         try:
             with safe_open(str(self.path), framework="pt") as file:
@@ -66,17 +66,17 @@ class StoredTensor:
 
 
 class Reader:
-    """The tensors of a checkpoint.
+    """Tensors of a checkpoint.
 
-    The heads of its files are read; a tensor is read when it is asked for.
+    The constructor reads the file headers. A tensor is read on request.
 
     Args:
-        folder: with model.safetensors, files that an index lists, or others of that kind; or one
-            such file.
+        folder: folder with model.safetensors, with the files of an index, or with other safetensors
+            files; or a single file.
 
     Attributes:
-        folder: the same.
-        tensors: by name.
+        folder: the folder or file.
+        tensors: stored tensors by name.
 
     Raises:
         ModelError: a file is missing or damaged.
@@ -111,24 +111,24 @@ class Reader:
         return self.tensors[name].path
 
     def get(self, name: str) -> Any:
-        """A tensor.
+        """Read a tensor.
 
         Raises:
-            ModelError: there is none of this name.
+            ModelError: the checkpoint has no tensor of this name.
         """
         if name not in self.tensors:
             raise ModelError(f"the checkpoint {self.folder} has no tensor {name!r}")
         return self.tensors[name].read()
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of a tensor, from the header."""
+        """Return the shape of a tensor, from the header."""
         return self.tensors[name].shape
 
 
 def _listed(folder: Path) -> dict[str, StoredTensor]:
-    """All tensors of the files that an index names.
+    """Return the tensors of the files that an index lists.
 
-    One that is in several is that of the file it is listed in.
+    For a tensor in several files, the file of its entry has priority.
     """
     index = folder / INDEX
     listed = read_json(index).get("weight_map")
@@ -178,7 +178,7 @@ def _heads(path: Path) -> dict[str, StoredTensor]:
 
 
 def check_free(folder: Path) -> None:
-    """Raise ConfigError where a result has no place: the folder holds something, or is a file."""
+    """Raise ConfigError if a folder is a file, or is not empty."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(
             f"{folder} exists already and is not empty; name another folder",
@@ -186,17 +186,17 @@ def check_free(folder: Path) -> None:
 
 
 class Writer:
-    """A checkpoint that grows tensor by tensor in a folder beside its place, and is put there once
-    it is whole.
+    """Checkpoint that is written tensor by tensor into a temporary folder.
 
-    Use it as a context manager; an error leaves nothing behind.
+    The folder gets its final name when it is complete. Use the writer as a context manager; an
+    error removes the temporary folder.
 
     Args:
-        folder: where it goes; may exist only if it is empty.
-        shard: bytes of a file of tensors, at most.
+        folder: target folder; may exist if it is empty.
+        shard: upper bound of a file's size in bytes.
 
     Raises:
-        ConfigError: the folder holds something, or cannot be written.
+        ConfigError: the folder is not empty, or cannot be written.
     """
 
     def __init__(self, folder: Path, shard: int = SHARD) -> None:
@@ -229,7 +229,7 @@ class Writer:
         """Write a tensor.
 
         Raises:
-            ModelError: one of this name is written already; a file cannot have both.
+            ModelError: a tensor of this name is written already.
         """
         if name in self._written:
             raise ModelError(f"{self.folder} would have two tensors of the name {name}")
@@ -251,7 +251,7 @@ class Writer:
         (self.staging / name).write_text(text, encoding="utf-8")
 
     def copy(self, file: Path) -> None:
-        """Copy a file, or a folder, that is no tensor."""
+        """Copy a file or a folder without tensors."""
         if file.is_dir():
             others = shutil.ignore_patterns(*(f"*{end}" for end in _WEIGHTS))
             shutil.copytree(file, self.staging / file.name, ignore=others)
@@ -282,10 +282,10 @@ class Writer:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """The object in a JSON file.
+    """Return the object in a JSON file.
 
     Raises:
-        ModelError: it is not there, or is none.
+        ModelError: the file is missing, damaged, or holds no object.
     """
     try:
         found = json.loads(read_text(file))
@@ -301,10 +301,12 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def other_files(folder: Path) -> list[Path]:
-    """What a checkpoint has beside tensors and config.json: tokenizers, templates, code.
+    """Return a checkpoint's further files: tokenizers, templates, code.
+
+    Tensors and config.json are left out.
 
     Raises:
-        ModelError: one is a link to what is not there.
+        ModelError: a file is a broken link.
     """
     found = sorted(
         file

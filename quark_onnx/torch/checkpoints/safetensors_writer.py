@@ -1,9 +1,9 @@
-"""TensorFile: a safetensors file that is written tensor by tensor, without holding any of them.
+"""A safetensors file that is written tensor by tensor, with low memory use.
 
-The library that defines the format writes a file from all of its tensors at once. A header with
-every tensor's place comes first, so the values are gathered in a file of their own, which is copied
-behind it. Values are aligned: tensors whose bytes are no multiple of eight come last, those of wide
-elements before those of narrow ones.
+The safetensors library writes a file from all tensors at once. The header with the offsets comes
+first in the file. The values are therefore collected in a temporary file, which is appended to the
+header at the end. For alignment, tensors whose size is no multiple of eight bytes come last, wide
+elements before narrow elements.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ _COPIED = 1 << 24
 
 
 class TensorFile:
-    """A file that grows.
+    """File of tensors, written tensor by tensor.
 
     Attributes:
-        path: where it is once it is closed.
-        size: bytes of its tensors.
+        path: path of the file after ``close``.
+        size: size of the tensors in bytes.
     """
 
     def __init__(self, path: Path) -> None:
@@ -58,10 +58,10 @@ class TensorFile:
         self._small: list[tuple[str, Any]] = []
 
     def add(self, name: str, tensor: Any) -> None:
-        """Write a tensor, or hold it back if it would disturb the alignment of what follows.
+        """Write a tensor, or keep it for ``close`` if it would break the alignment.
 
         Raises:
-            ModelError: the format has no such type.
+            ModelError: the format does not support the dtype.
         """
         if tensor.dtype not in TYPES:
             raise ModelError(
@@ -79,7 +79,7 @@ class TensorFile:
         start = self._file.tell()
         if tensor.numel():
             tensor.reshape(-1).view(torch.uint8).numpy().tofile(self._file)
-        # tofile moves the position of the descriptor, which Python's own does not see
+        # tofile moves the position of the descriptor, which Python's object does not see
         self._file.seek(start + tensor.numel() * tensor.element_size())
         places = [start, self._file.tell()]
         self._places[name] = {
@@ -89,7 +89,7 @@ class TensorFile:
         }
 
     def close(self) -> None:
-        """Write what was held back, and put the header in front."""
+        """Write the remaining tensors, then the header and the values."""
         for name, tensor in sorted(
             self._small,
             key=lambda entry: -entry[1].element_size(),
@@ -108,5 +108,5 @@ class TensorFile:
         self._values.unlink()
 
     def abandon(self) -> None:
-        """Let go of the file."""
+        """Close the temporary file without a result."""
         self._file.close()

@@ -1,5 +1,6 @@
-"""Parameters that transformers computes and does not save, as Marian's sinusoidal embeddings of
-positions.
+"""Parameters that transformers computes and does not save.
+
+Example: Marian's sinusoidal position embeddings.
 """
 
 from __future__ import annotations
@@ -13,15 +14,14 @@ from quark_onnx.torch.checkpoints.parameter_sources import Sources
 
 
 def compute_unsaved(model: Any, stored: Sources) -> None:
-    """Compute the empty parameters that transformers leaves out of checkpoints because their values
-    are fixed.
+    """Compute empty parameters that transformers leaves out of checkpoints.
 
-    They become buffers that are not saved either: nothing reads them from a file, and nothing
-    empties them.
+    Their values are fixed. They become non-persistent buffers: no later step reads them from a
+    file, or empties them.
 
     Args:
-        model: of transformers, with empty parameters; others are left as they are.
-        stored: the tensors of the checkpoint; parameters that it has are read from it.
+        model: model of transformers with empty parameters; others are unchanged.
+        stored: tensors of the checkpoint, which have priority.
     """
     for name in sorted(getattr(model, "_keys_to_ignore_on_save", None) or ()):
         owner_name, _, own = name.rpartition(".")

@@ -1,4 +1,4 @@
-"""The table of checkpoint layouts, one file for each."""
+"""The table of checkpoint layouts."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ def layout_named(
     pack_method: str = "reorder",
     weight_format: str = WEIGHT_FORMATS[0],
 ) -> Layout:
-    """The layout that is called so.
+    """Return the layout with this name.
 
     Args:
-        pack_method: how nibbles are ordered, "reorder" or "order"; the latter in AMD Quark's layout
-            alone.
-        weight_format: "real_quantized" or "fake_quantized"; the latter in AMD Quark's layout alone.
+        name: key of ``LAYOUTS``.
+        pack_method: order of nibbles, "reorder", or "order" in AMD Quark's layout.
+        weight_format: "real_quantized", or "fake_quantized" in AMD Quark's layout.
 
     Raises:
-        ConfigError: there is none, or it has an order of its own.
+        ConfigError: the name is unknown, or the layout does not support a setting.
 
     >>> layout_named("awq").parts
     ('qweight', 'qzeros', 'scales')
@@ -65,8 +65,9 @@ def layout_named(
 
 
 def check_config(layout: Layout, config: TorchConfig) -> None:
-    """Raise ConfigError if a layout has no place for what a configuration asks for, naming those
-    that have one.
+    """Raise ConfigError if a layout does not support a configuration.
+
+    The message names the layouts that support it.
     """
     places = {"default": config.default}
     places |= {f"layers {glob!r}": spec for glob, spec in config.layers}
@@ -128,13 +129,13 @@ def _no_place(layout: Layout, reason: str, others: list[str]) -> str:
 
 
 def read_layout(found: Mapping[str, Any]) -> tuple[TorchConfig, Layout]:
-    """What a checkpoint was quantized by, and its layout.
+    """Return the configuration of a checkpoint, and its layout.
 
     Args:
-        found: the ``quantization_config`` of its config.json.
+        found: the ``quantization_config`` of config.json.
 
     Raises:
-        ConfigError: it is of a layout that is not known, or cannot be understood.
+        ConfigError: the layout is unknown, or an entry is not supported.
     """
     method = found.get("quant_method")
     for layout in LAYOUTS.values():

@@ -1,7 +1,7 @@
-"""AutoAWQ's layout, version "gemm": integers of 4 bits with inputs first, eight outputs to an int32
-in its own order.
+"""AutoAWQ's layout, version "gemm": 4-bit integers with inputs first.
 
-Zero points are always there; those of symmetric codes lie in the middle. Scales are float16.
+Eight outputs are packed to an int32 in AutoAWQ's order. Zero points are always stored; the zero
+point of symmetric codes is the middle of the range. Scales are float16.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Layout: how a checkpoint names and stores quantized layers, and what its config.json says of
-them.
-"""
+"""Base class of checkpoint layouts: names and storage of quantized layers."""
 
 from __future__ import annotations
 
@@ -21,22 +19,22 @@ from quark_onnx.torch.formats.bit_packing import in_blocks
 from quark_onnx.torch.formats.quantized_tensor import Quantized
 from quark_onnx.torch.models.quantized_layer import QuantizedLayer, Rounding
 
-#: The scale of keys or values as the output of the layer that computes them, and as a tensor of
-#: their attention.
+#: The scale of keys or values, named as output of its projection; renamed to a tensor of
+#: the attention module.
 _PROJECTION = re.compile(r"(?P<attention>.*)\.(?P<side>[kv])_proj\.output_scale")
-#: How much of a scale float16 may lose by rounding.
+#: The tolerated relative rounding error of scales in float16.
 _HALF_LOSS = 1e-3
 
 
 class Layout(ABC):
-    """How a checkpoint stores quantized layers.
+    """Layout of a checkpoint with quantized layers.
 
     Attributes:
-        name: what it is asked for by.
-        method: the ``quant_method`` of its config.json.
-        parts: how the names of a weight's tensors end.
-        keeps_names: whether what reads it finds experts only where float checkpoints of their model
-            have them apart.
+        name: name of the layout.
+        method: ``quant_method`` of config.json.
+        parts: ends of the names of a weight's tensors.
+        keeps_names: whether clients find experts only by the names in float checkpoints of the
+            model.
     """
 
     name: ClassVar[str]
@@ -46,17 +44,17 @@ class Layout(ABC):
 
     @abstractmethod
     def refusal(self, spec: LayerSpec) -> str:
-        """Why there is no place for a layer that is quantized so; empty if there is one."""
+        """Return why the layout does not support a layer; empty if it does."""
 
     def cache_refusal(self, spec: TensorSpec) -> str:
-        """Why there is no place for scales of keys and values that are kept so.
+        """Return why the layout does not support scales of keys and values.
 
-        Empty if there is one.
+        Empty if the layout supports them.
         """
         return "keys and values stay float there"
 
     def adapted(self, config: TorchConfig) -> TorchConfig:
-        """The configuration with scales of weights in the type that they are stored in."""
+        """Return the configuration with weight scales in their stored type."""
         return config
 
     @abstractmethod
@@ -67,7 +65,7 @@ class Layout(ABC):
         spec: LayerSpec,
         shape: tuple[int, ...],
     ) -> None:
-        """Raise ConfigError if a layer of this class and shape has no place."""
+        """Raise ConfigError if the layout does not support a layer."""
 
     @abstractmethod
     def quantization_config(
@@ -76,30 +74,31 @@ class Layout(ABC):
         floats: Sequence[str],
         config: TorchConfig,
     ) -> dict[str, Any]:
-        """What config.json says of the quantization.
+        """Return the quantization_config of config.json.
 
         Args:
-            quantized: the layers that are, by name.
-            floats: names of the layers that are not.
-            config: what all was quantized by.
+            quantized: specifications of the quantized layers, by name.
+            floats: names of the float layers.
+            config: configuration of the model.
 
         Raises:
-            ConfigError: the layers differ in what can be said of all of them only.
+            ConfigError: layers differ in a setting that the layout has once per model.
         """
 
     @abstractmethod
     def stored(self, weight: Quantized, spec: LayerSpec) -> dict[str, Any]:
-        """The tensors of a weight, by the end of their names.
+        """Return the tensors of a weight, by the end of their names.
 
         Raises:
-            ConfigError: they cannot be of the types that the layout has for them.
+            ConfigError: the layout's types cannot represent the tensors.
         """
 
     def stored_scale(self, side: str, rounding: Rounding) -> dict[str, Any]:
-        """The tensors of an activation whose scale is known, by the end of their names.
+        """Return the tensors of an activation scale, by the end of their names.
 
         Args:
             side: "input", "output" or "prob_output".
+            rounding: module with the scale.
         """
         return {f"{side}_scale": rounding.scale}
 
@@ -111,7 +110,13 @@ class Layout(ABC):
         shape: tuple[int, ...],
         dtype: Any,
     ) -> Quantized:
-        """The weight that ``stored`` made the tensors of; the type of their reals is ``dtype``.
+        """Return the weight from the tensors of ``stored``.
+
+        Args:
+            parts: tensors by the end of their names.
+            spec: how the layer is quantized.
+            shape: shape of the weight.
+            dtype: dtype of the dequantized weight.
 
         Raises:
             ModelError: a tensor is missing.
@@ -123,33 +128,39 @@ class Layout(ABC):
         spec: TensorSpec,
         get: Callable[[str], Any],
     ) -> Params:
-        """The scale that ``stored_scale`` made the tensors of.
+        """Return the scale from the tensors of ``stored_scale``.
 
         Args:
-            get: the tensor whose name ends so; None if there is none.
+            side: "input", "output" or "prob_output".
+            spec: how the activation is quantized.
+            get: function that returns a tensor by the end of its name, or None.
         """
         return Params(needed(get(f"{side}_scale"), f"{side}_scale").reshape(()))
 
     @classmethod
     @abstractmethod
     def read(cls, found: Mapping[str, Any]) -> tuple[TorchConfig, Layout]:
-        """What a checkpoint was quantized by, and its layout.
+        """Return the configuration of a checkpoint, and its layout.
 
-        The inverse of ``quantization_config``.
+        The method is the inverse of ``quantization_config``.
 
         Raises:
-            ConfigError: it says what cannot be understood.
+            ConfigError: an entry is not supported.
         """
 
     def key(self, name: str) -> str:
-        """How a tensor is called, which is ``LAYER.END`` elsewhere."""
+        """Return the name of a tensor in files, for the name ``LAYER.END``."""
         return name
 
     def tensors(self, layer: QuantizedLayer, name: str) -> dict[str, Any]:
-        """The tensors of a quantized layer that is called so, by the end of their names.
+        """Return the tensors of a quantized layer, by the end of their names.
+
+        Args:
+            layer: the layer.
+            name: name of the layer, for errors.
 
         Raises:
-            ConfigError: they cannot be of the types that the layout has for them.
+            ConfigError: the layout's types cannot represent the tensors.
         """
         weight = layer.quantized
         try:
@@ -173,10 +184,10 @@ class Layout(ABC):
 
 
 def names_in(found: Mapping[str, Any], key: str) -> tuple[str, ...]:
-    """The list of names that a configuration has; empty if it has none.
+    """Return a list of names in a configuration; empty if missing.
 
     Raises:
-        ConfigError: it is something else.
+        ConfigError: the entry is not a list of names.
     """
     names = found.get(key)
     if names is None:
@@ -189,10 +200,10 @@ def names_in(found: Mapping[str, Any], key: str) -> tuple[str, ...]:
 
 
 def needed(tensor: Any, name: str) -> Any:
-    """The tensor itself.
+    """Return a tensor, or raise an error for None.
 
     Raises:
-        ModelError: there is none.
+        ModelError: the tensor is None.
     """
     if tensor is None:
         raise ModelError(f"there is no {name!r}")
@@ -200,7 +211,7 @@ def needed(tensor: Any, name: str) -> Any:
 
 
 def cache_key(name: str) -> str:
-    """The name of a tensor, where scales of keys and values belong to their attention.
+    """Return the name of a key or value scale as a tensor of its attention module.
 
     >>> cache_key("model.layers.0.self_attn.k_proj.output_scale")
     'model.layers.0.self_attn.k_scale'
@@ -216,9 +227,7 @@ def check_linear(
     spec: LayerSpec,
     shape: tuple[int, ...],
 ) -> None:
-    """Raise ConfigError if a layer is no Linear, its blocks do not fill its rows, or its output has
-    no name.
-    """
+    """Raise ConfigError unless a layer is a Linear with whole groups."""
     if kind != "Linear":
         raise ConfigError(
             f"{name} is a {kind}, and the layout {layout!r} has a place for Linear"
@@ -239,8 +248,9 @@ def check_linear(
 
 
 def small_integers(spec: LayerSpec) -> str:
-    """Why a layer is not one whose weight alone is quantized, as integers of 4 bits in blocks or
-    for each output.
+    """Return why a layer is not weight-only with 4-bit integers; empty if it is.
+
+    The integers have per-group or per-channel scales.
     """
     weight = spec.weight
     if weight is None or spec.input is not None or spec.output is not None:
@@ -255,9 +265,7 @@ def small_integers(spec: LayerSpec) -> str:
 
 
 def unsigned(weight: Quantized) -> tuple[Any, Any]:
-    """Codes of integers as (outputs, inputs) and their zero points as (outputs, blocks), both from
-    0 on; int32.
-    """
+    """Return unsigned codes (outputs, inputs) and zero points (outputs, blocks), int32."""
     below = _below(weight.spec)
     zero = torch.zeros_like(weight.scale) if weight.zero is None else weight.zero
     return (
@@ -276,11 +284,14 @@ def from_unsigned(
     spec: TensorSpec,
     like: tuple[tuple[int, ...], Any],
 ) -> Quantized:
-    """The weight of such codes and zero points, which are None where they lie in the middle.
+    """Return the weight of unsigned codes and zero points.
 
     Args:
-        scale: as (outputs, blocks).
-        like: shape and type of the weight.
+        codes: unsigned codes of shape (outputs, inputs).
+        zero: zero points of shape (outputs, blocks); None for the middle of the range.
+        scale: scales of shape (outputs, blocks).
+        spec: how the weight is quantized.
+        like: shape and dtype of the weight.
     """
     below = _below(spec)
     codes = (codes.to(torch.int32) - below).to(torch.int8 if below else torch.uint8)
@@ -301,20 +312,20 @@ def from_unsigned(
 
 
 def _below(spec: TensorSpec) -> int:
-    """How many codes lie below 0."""
+    """Return the number of negative codes."""
     return 1 << spec.dtype.bits - 1 if spec.grid.qmin < 0 else 0
 
 
 def in_columns(scale: Any, weight: Quantized) -> Any:
-    """Scales of a tensor, of outputs or of blocks as (outputs, blocks)."""
+    """Return per-tensor, per-channel or per-group scales as (outputs, blocks)."""
     return scale.expand(weight.shape[0])[:, None] if scale.ndim < 2 else scale
 
 
 def in_half(scale: Any) -> Any:
-    """Scales in float16.
+    """Return scales in float16.
 
     Raises:
-        ConfigError: that type has no such numbers.
+        ConfigError: float16 cannot represent the scales.
     """
     half = scale.to(torch.float16)
     if not torch.isclose(
@@ -331,7 +342,7 @@ def in_half(scale: Any) -> Any:
 
 
 def with_scales(config: TorchConfig, kind: str) -> TorchConfig:
-    """A configuration whose scales of weights are of another type than the model."""
+    """Return a configuration whose weight scales have another type than the model."""
 
     def of(spec: LayerSpec) -> LayerSpec:
         weight = spec.weight
@@ -349,15 +360,15 @@ def with_scales(config: TorchConfig, kind: str) -> TorchConfig:
 
 
 def the_one(layout: str, what: str, found: Mapping[str, Any]) -> Any:
-    """The value that all layers have.
+    """Return the common value of layers.
 
     Args:
-        layout: the name of the layout.
-        what: what the values are, for the error.
-        found: values by names of layers.
+        layout: name of the layout.
+        what: meaning of the values, for the error.
+        found: values by layer name.
 
     Raises:
-        ConfigError: two layers differ, or there are none.
+        ConfigError: two layers differ, or ``found`` is empty.
     """
     if not found:
         raise ConfigError(
@@ -380,8 +391,9 @@ def check_parts_of_names(
     quantized: Mapping[str, LayerSpec],
     floats: Sequence[str],
 ) -> None:
-    """Raise ConfigError if the name of a float layer is a part of a quantized one's: clients take
-    both for float.
+    """Raise ConfigError if a float layer's name is part of a quantized layer's name.
+
+    Clients would take both layers for float.
     """
     for name in floats:
         other = next((other for other in quantized if name in other), None)
@@ -394,5 +406,5 @@ def check_parts_of_names(
 
 
 def is_two_level(spec: TensorSpec | None) -> bool:
-    """Whether blocks and the tensor have a scale each."""
+    """Return whether a format has block scales and a global scale."""
     return spec is not None and isinstance(spec.dtype, TwoLevel)

@@ -1,9 +1,8 @@
-"""The layout of compressed-tensors, which vLLM and transformers read: llm-compressor writes it,
-too.
+"""The layout of compressed-tensors, which vLLM and transformers read.
 
-Each way in which layers are quantized is a group of config.json. The one with most layers is for
-the class Linear; the others, and the float layers, are lists of names. Integers are signed there,
-whatever they were.
+llm-compressor writes the same layout. Layers with equal specification are a group of config.json.
+The largest group has the target Linear; other groups and the float layers are lists of names.
+Integers are always signed in this layout.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ _MX = {"mxfp4e2m1": MXFP4, "mxfp8e4m3": MXFP8}
 
 
 def format_of(spec: LayerSpec) -> str:
-    """The format that stores a layer which is quantized so; empty if none does.
+    """Return the name of the format that stores a layer; empty if unsupported.
 
     >>> format_of(LayerSpec(TensorSpec("uint4", symmetric=False, block_size=32)))
     'pack-quantized'
@@ -329,15 +328,16 @@ def _inverse(whole: Any) -> Any:
 
 
 def _above(spec: TensorSpec) -> int:
-    """What is taken from codes to make them signed."""
+    """Return the offset between unsigned and signed codes."""
     return 0 if spec.grid.qmin < 0 else 1 << spec.dtype.bits - 1
 
 
 def _arguments(spec: TensorSpec | None, form: str = "") -> dict[str, Any] | None:
-    """How a tensor is quantized, in the words of compressed-tensors.
+    """Return the quantization arguments of a tensor, as in compressed-tensors.
 
     Args:
-        form: the format, for weights.
+        spec: how the tensor is quantized.
+        form: name of the format, for weights.
     """
     if spec is None:
         return None
@@ -360,10 +360,10 @@ def _arguments(spec: TensorSpec | None, form: str = "") -> dict[str, Any] | None
 
 
 def _spec(found: Any, weight: bool = False) -> TensorSpec | None:
-    """The inverse of ``_arguments``.
+    """Return the specification of quantization arguments (inverse of ``_arguments``).
 
     Raises:
-        ConfigError: it says what cannot be understood.
+        ConfigError: an argument is not supported.
     """
     if found is None:
         return None

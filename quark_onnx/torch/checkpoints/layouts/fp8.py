@@ -1,8 +1,6 @@
-"""The layouts called "fp8": E4M3 weights with one scale for each, activations with one from data or
-for each token.
+"""The "fp8" layouts: per-tensor E4M3 weights, and static or per-token activations.
 
-vLLM and transformers give other names to the scales, and neither knows the other's: there is a
-layout for each.
+The names of scales in vLLM and in transformers differ. Each client has its own layout.
 """
 
 from __future__ import annotations
@@ -32,18 +30,18 @@ _TOKENS = _E4M3.with_(per_channel=True, dynamic=True)
 
 
 def _is_whole(spec: TensorSpec) -> bool:
-    """Whether it is E4M3 with one scale for the tensor."""
+    """Return whether a specification is E4M3 with a per-tensor scale."""
     return spec.dtype == _E4M3.dtype and not spec.per_channel and not spec.group
 
 
 @dataclass(frozen=True)
 class Fp8Layout(Layout):
-    """That of vLLM: ``weight_scale``, ``input_scale``, and scales of keys and values."""
+    """Layout of vLLM: ``weight_scale``, ``input_scale``, and scales of keys and values."""
 
     name: ClassVar[str] = "fp8"
     method: ClassVar[str] = "fp8"
     parts: ClassVar[tuple[str, ...]] = ("weight", "weight_scale", "weight_scale_inv")
-    #: How the scales, and the list of float layers, are called.
+    #: Names of the scales, and of the list of float layers.
     weight_scale: ClassVar[str] = "weight_scale"
     input_scale: ClassVar[str] = "input_scale"
     excluded: ClassVar[str] = "ignored_layers"
@@ -167,7 +165,7 @@ class Fp8Layout(Layout):
 
 @dataclass(frozen=True)
 class FinegrainedFp8Layout(Fp8Layout):
-    """That of transformers: ``weight_scale_inv`` and ``activation_scale``."""
+    """Layout of transformers: ``weight_scale_inv`` and ``activation_scale``."""
 
     name: ClassVar[str] = "finegrained-fp8"
     weight_scale: ClassVar[str] = "weight_scale_inv"

@@ -1,9 +1,8 @@
-"""What the model builder of onnxruntime-genai reads as "quark", and the language models of Ryzen AI
-are made of.
+"""The layout "quark" of onnxruntime-genai's model builder, for Ryzen AI.
 
-It is AMD Quark's layout with all options fixed: unsigned integers of 4 bits with zero points,
-inputs first, in blocks, nibbles in the order of AutoAWQ; the layers of a Llama, and one size of
-blocks for all but the head.
+The layout is AMD Quark's with fixed options: unsigned 4-bit integers with zero points, inputs
+first, in blocks, nibbles in AutoAWQ's order. The model has the layers of a Llama, and a common
+block size except for the head.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
 from quark_onnx.torch.config.torch_config import TorchConfig
 from quark_onnx.torch.formats.quantized_tensor import Quantized
 
-#: The layers that the builder has names for, of every decoder of which it makes a model like a
+#: The layers that the builder supports, in every decoder that it builds like a
 #: Llama.
 _LAYERS = re.compile(
     r"model\.layers\.\d+\.(self_attn\.([qkvo]|qkv)_proj|mlp\.(gate|up|down|gate_up)_proj)",
@@ -41,7 +40,7 @@ _SIZES = (16, 32, 64, 128, 256)
 
 @dataclass(frozen=True)
 class OgaLayout(QuarkLayout):
-    """AMD Quark's layout as onnxruntime-genai reads it."""
+    """AMD Quark's layout as read by onnxruntime-genai."""
 
     name: ClassVar[str] = "oga"
 
@@ -103,7 +102,7 @@ class OgaLayout(QuarkLayout):
         )
 
     def stored(self, weight: Quantized, spec: LayerSpec) -> dict[str, Any]:
-        in_half(weight.scale)  # the builder computes in it
+        in_half(weight.scale)  # the builder computes in float16
         codes, zero = unsigned(weight)
         plain = _spec(weight.spec.group)
         assert plain.weight is not None

@@ -1,6 +1,6 @@
-"""AMD Quark's own layout, of its release 0.13: any format.
+"""AMD Quark's own layout (release 0.13), for every number format.
 
-What is 4 bits wide in the order of AutoAWQ, or in a row.
+Nibbles are in AutoAWQ's order or in sequence.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from quark_onnx.torch.formats.bit_packing import ORDERS
 from quark_onnx.torch.formats.quantized_tensor import Quantized
 from quark_onnx.torch.models.quantized_layer import Rounding
 
-#: What the tensors of weights hold: codes, or floats that have been rounded.
+#: Contents of weight tensors: codes, or dequantized floats.
 WEIGHT_FORMATS = ("real_quantized", "fake_quantized")
-#: The scale of probabilities, which belong to the attention of the layer that has it.
+#: The scale of probabilities, stored with a layer but named after its attention module.
 _PROBABILITIES = re.compile(r"(?P<attention>.*)\.[^.]+\.(?P<end>prob_output_[a-z_]+)")
 
 
@@ -45,10 +45,10 @@ class QuarkLayout(Layout):
     """AMD Quark's layout.
 
     Attributes:
-        pack_method: how nibbles are ordered, "reorder" or "order".
-        weight_format: "real_quantized" for codes, or "fake_quantized" for floats that have been
-            rounded, with their scales beside them. AMD Quark's import reads the latter; vLLM and
-            transformers with amd-quark do not.
+        pack_method: order of nibbles, "reorder" or "order".
+        weight_format: "real_quantized" for codes, or "fake_quantized" for dequantized floats with
+            their scales. AMD Quark's import reads the latter; vLLM and transformers with amd-quark
+            do not.
     """
 
     name: ClassVar[str] = "quark"
@@ -108,9 +108,7 @@ class QuarkLayout(Layout):
         return found
 
     def _second(self, spec: TensorSpec) -> str:
-        """Return the end of the name of an activation's scale: that of a tensor comes second where
-        blocks have one.
-        """
+        """Return the suffix of an activation scale: a global scale has "_2"."""
         return "_2" if is_two_level(spec) and not self._is_fake else ""
 
     @property
@@ -118,7 +116,7 @@ class QuarkLayout(Layout):
         return self.weight_format != WEIGHT_FORMATS[0]
 
     def key(self, name: str) -> str:
-        """How a tensor is called, which is ``LAYER.END`` elsewhere.
+        """Return the name of a tensor in files, for the name ``LAYER.END``.
 
         >>> QuarkLayout().key("model.layers.0.self_attn.q_proj.prob_output_scale")
         'model.layers.0.self_attn.prob_output_scale'

@@ -1,10 +1,9 @@
-"""Weights that are stored as floats after rounding, with their scales: AMD Quark's
-``fake_quantized``.
+"""Dequantized weights with their scales: AMD Quark's ``fake_quantized``.
 
-Names are those of ``checkpoints.quark_tensors``. Nothing is packed or transposed: the weight has
-the type of the model, scales have the shape (outputs, groups), and zero points are int32. Shared
-exponents are stored as powers of two, and the block scales of NVFP4 as floats, multiplied by the
-scale of the tensor.
+Names are the names of ``checkpoints.quark_tensors``. Tensors are neither packed nor transposed: the
+weight has the dtype of the model, scales have the shape (outputs, groups), and zero points are
+int32. Shared exponents are stored as powers of two, and the block scales of NVFP4 as floats,
+multiplied by the global scale.
 """
 
 from __future__ import annotations
@@ -52,9 +51,15 @@ def restored_floats(
     shape: tuple[int, ...],
     dtype: Any,
 ) -> Quantized:
-    """Return the weight of the tensors that ``stored_floats`` makes.
+    """Return the weight from the tensors of ``stored_floats``.
 
-    Values that have been rounded are codes again after another rounding with the same scales.
+    Rounding of dequantized values with equal scales restores the codes.
+
+    Args:
+        parts: tensors by the end of their names.
+        spec: how the weight is quantized.
+        shape: shape of the weight.
+        dtype: dtype of the float weight.
 
     Raises:
         ModelError: a tensor is missing or has another shape.
@@ -82,12 +87,11 @@ def _rounded_twice(
     parts: Mapping[str, Any],
     spec: TensorSpec,
 ) -> Quantized:
-    """Return the codes of a weight whose scales have two factors.
+    """Return the codes of a weight whose scales are products.
 
-    AMD Quark stores such weights unrounded, and rounds them after reading: to FP8 by the factor of
-    the tensor, then to integers by the reciprocal of the other one. A weight that is rounded
-    already keeps its codes: the greatest error of FP8 is a 17th, and 8 times that is less than a
-    half.
+    AMD Quark stores such weights unrounded, and rounds them after reading: to FP8 by the per-tensor
+    factor, then to integers by the reciprocal of the per-channel factor. A dequantized weight keeps
+    its codes: the relative error of FP8 is at most 1/17, and 8/17 is less than one half.
     """
     scale = product_of(parts, spec)
     codes = (
