@@ -1,6 +1,6 @@
-"""Whether vLLM, transformers or llama.cpp loads a checkpoint, from its headers.
+"""Validation of checkpoints for vLLM, transformers and llama.cpp, from file headers.
 
-And a copy with what can be mended.
+``repair`` writes a copy with fixed names and configuration.
 """
 
 from quark_onnx.torch.validate.clients import validate

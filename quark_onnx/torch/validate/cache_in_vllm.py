@@ -1,6 +1,4 @@
-"""Scales of keys, values and probabilities in AMD Quark's layout, as vLLM's loaders look for them,
-and take them.
-"""
+"""Scales of keys, values and probabilities in AMD Quark's layout, for vLLM."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ from quark_onnx.torch.validate.quark_config import QuarkConfig
 from quark_onnx.torch.validate.rules import broken
 from quark_onnx.torch.validate.slots import FUSED, SCALE, slot_findings
 
-#: Classes ...ForCausalLM whose loaders make ``qkv_proj`` of ``k_proj`` before they look for scales
+#: Classes ...ForCausalLM whose loaders rename ``k_proj`` to ``qkv_proj`` before looking for scales
 #: of the cache.
 _STACKED = frozenset(
     {
@@ -82,7 +80,7 @@ _SIDES = ("q_proj", "k_proj", "v_proj")
 
 
 def cache_findings(checkpoint: Checkpoint, config: QuarkConfig) -> Iterator[Finding]:
-    """What vLLM refuses or misreads in scales of its cache and its attention."""
+    """Yield errors of vLLM in the scales of its KV cache and its attention."""
     yield from _name_findings(checkpoint)
     for name, module in checkpoint.modules.items():
         for end in module.tensors:
@@ -101,7 +99,7 @@ def cache_findings(checkpoint: Checkpoint, config: QuarkConfig) -> Iterator[Find
 
 
 def static_cache_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """The same where the configuration says of the whole cache that it is kept in fp8."""
+    """Yield errors in the scales of a cache that is fp8 as a whole by configuration."""
     scheme = checkpoint.quantization.get("kv_cache_scheme")
     if checkpoint.method == "compressed-tensors":
         if scheme is not None and not _is_fp8(scheme):
@@ -138,7 +136,7 @@ def static_cache_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 
 def _is_fp8(scheme: Any) -> bool:
-    """Whether vLLM makes a cache of a scheme of compressed-tensors."""
+    """Return whether vLLM creates a cache for a scheme of compressed-tensors."""
     if not isinstance(scheme, dict):
         return False
     kind = scheme.get("num_bits"), scheme.get("type"), scheme.get("symmetric")
@@ -149,7 +147,7 @@ def _is_fp8(scheme: Any) -> bool:
 
 
 def _attentions(checkpoint: Checkpoint) -> Iterator[tuple[str, list[Module]]]:
-    """Modules that have layers for keys or values, with these."""
+    """Yield attention modules with their layers for keys and values."""
     found = dict[str, list[Module]]()
     for module in checkpoint.modules.values():
         if module.is_linear and module.last in ("k_proj", "v_proj"):
@@ -180,15 +178,16 @@ def _pair_findings(
     parent: str,
     cached: list[bool],
 ) -> Iterator[Finding]:
-    """vLLM takes 1.0 where both are missing, and that of keys for both where it is alone.
+    """Yield errors in the pair of key and value scales of an attention module.
 
-    It must be more than 0.
+    vLLM takes 1.0 if both scales are missing, and the key scale for both if the value scale is
+    missing. A scale must be greater than 0.
     """
     keys, values = (_scale(checkpoint, parent, side) for side in "kv")
     places = [f"{parent}.{side}_proj.output_scale" for side in "kv"]
     apart = (
         checkpoint.method == "compressed-tensors"
-    )  # which keeps both apart, and begins with 1.0
+    )  # which has separate scales, initialized to 1.0
     if keys is None and values is None:
         for place, own in zip(places, cached, strict=False):
             if own:
@@ -220,7 +219,7 @@ def _pair_findings(
 
 
 def _scale(checkpoint: Checkpoint, parent: str, side: str) -> Tensor | None:
-    """The scale of keys or values, under any of the names that are looked for."""
+    """Return the scale of keys or values, under any name that vLLM looks for."""
     nothing = Module(parent, {})
     own = (
         (f"{parent}.{side}_proj", "output_scale"),

@@ -1,6 +1,4 @@
-"""Checkpoint: what a Hugging Face folder holds, read from its configuration and the headers of its
-weights.
-"""
+"""Content of a Hugging Face folder, from its configuration and file headers."""
 
 from __future__ import annotations
 
@@ -26,14 +24,14 @@ CONFIG, INDEX, SINGLE = (
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What was read.
+    """Configuration and headers of a checkpoint.
 
     Attributes:
-        folder: where.
-        config: ``config.json``; empty where it cannot be read.
-        index: which file has which tensor, as the index says; None without an index.
-        headers: of the files that could be read, by their names.
-        damage: what was found while reading.
+        folder: folder of the checkpoint.
+        config: content of ``config.json``; empty if the file cannot be read.
+        index: file names by tensor name, from the index; None without an index.
+        headers: headers of the readable files, by file name.
+        damage: findings while reading.
     """
 
     folder: Path
@@ -44,7 +42,7 @@ class Checkpoint:
 
     @cached_property
     def tensors(self) -> dict[str, Tensor]:
-        """All tensors; of two with one name, the last."""
+        """Tensors of the checkpoint; the last tensor if two have a common name."""
         return {
             name: tensor
             for header in self.headers.values()
@@ -53,12 +51,12 @@ class Checkpoint:
 
     @cached_property
     def modules(self) -> dict[str, Module]:
-        """The tensors by the module that they belong to."""
+        """Modules of the checkpoint with their tensors."""
         return modules_of(self.tensors)
 
     @cached_property
     def quantization(self) -> dict[str, Any]:
-        """The quantization in the configuration; empty where there is none."""
+        """The quantization_config of the configuration; empty if missing."""
         text = self.config.get("text_config")
         inner = text.get("quantization_config") if isinstance(text, dict) else None
         found = (
@@ -70,16 +68,16 @@ class Checkpoint:
 
     @property
     def method(self) -> str:
-        """The layout that the configuration names, such as "quark"; "float" without one."""
+        """Layout by the configuration, such as "quark"; "float" if not quantized."""
         if not self.quantization:
             return "float"
         return str(self.quantization.get("quant_method", "")).lower()
 
     @property
     def dtype(self) -> str:
-        """The type that transformers loads the model in unless told otherwise.
+        """The dtype in which transformers loads the model by default.
 
-        Empty if the configuration has none.
+        Empty if the configuration has no dtype.
         """
         return str(
             self.text_config.get("dtype") or self.text_config.get("torch_dtype") or "",
@@ -87,7 +85,7 @@ class Checkpoint:
 
     @property
     def text_config(self) -> dict[str, Any]:
-        """The configuration of the language model, which is a part of that of a multimodal model."""  # noqa: E501
+        """Configuration of the language model, as part of a multimodal model or not."""
         inner = self.config.get("text_config")
         return {**self.config, **inner} if isinstance(inner, dict) else self.config
 
@@ -96,10 +94,10 @@ def read(folder: Path) -> Checkpoint:
     """Read a checkpoint; damage becomes findings.
 
     Args:
-        folder: with ``config.json`` and ``*.safetensors``.
+        folder: folder with ``config.json`` and ``*.safetensors``.
 
     Raises:
-        ModelError: there is no such folder, or it holds neither of these.
+        ModelError: the folder is missing, or contains neither configuration nor tensors.
     """
     if not folder.is_dir():
         raise ModelError(
@@ -129,9 +127,9 @@ def read(folder: Path) -> Checkpoint:
 
 
 def _weights(files: list[Path], index: dict[str, str] | None) -> list[Path]:
-    """The files that clients read: those of the index.
+    """Return the files that clients read: the files of the index.
 
-    Without one, all but the copies in other layouts.
+    Without an index, return the files except for copies in other layouts.
     """
     if index is not None:
         return [file for file in files if file.name in set(index.values())]

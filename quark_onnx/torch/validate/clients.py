@@ -1,6 +1,4 @@
-"""validate: which checks a checkpoint must pass for which client, in one table, and the verdict
-that follows.
-"""
+"""Table of the checks of a checkpoint by client, and the resulting verdict."""
 
 from __future__ import annotations
 
@@ -36,14 +34,13 @@ Check = Callable[[Checkpoint], Iterator[Finding]]
 
 @dataclass(frozen=True)
 class Layout:
-    """How a client reads weights that are stored in some way.
+    """Checks for a layout of weights in a client.
 
     Attributes:
-        config: checks of the configuration; where one finds that it is refused, those of the layers
-            are left out.
+        config: checks of the configuration; a refusal skips the checks of layers.
         layers: checks of the layers and their tensors.
-        schemes: names how each layer is quantized.
-        needs: what must be installed beside the client.
+        schemes: function that names the schemes of the quantized layers.
+        needs: packages that must be installed in addition to the client.
     """
 
     config: tuple[Check, ...] = ()
@@ -52,7 +49,7 @@ class Layout:
     needs: tuple[str, ...] = ()
 
 
-#: For checkpoints of any layout, by any client, and by one.
+#: Checks for every layout: for all clients, and for a single client.
 EVERY: tuple[Check, ...] = (
     *(
         model.file_findings,
@@ -158,7 +155,7 @@ LAYOUTS: dict[str, dict[str, Layout]] = {
         ),
     },
 }
-#: Layouts that the clients know, and for which there are no rules here.
+#: Layouts that clients support, without rules in this package.
 _UNCHECKED = {
     "vllm": (
         *(
@@ -200,24 +197,27 @@ _UNCHECKED = {
         ),
     ),
 }
-#: What comes of a value whose type no tool writes; clients fail on it just so.
+#: Exceptions for values of a type that no tool writes; clients fail with the same exceptions.
 _MALFORMED = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
 RELEASES = {"vllm": VLLM, "transformers": TRANSFORMERS, "llama.cpp": LLAMA_CPP}
 
 
 def validate(folder: Path, client: str) -> Verdict:
-    """Say whether a client loads a checkpoint, and what it does wrong if it does not.
+    """Check whether a client loads a checkpoint correctly.
 
     Only headers are read.
 
     Args:
-        folder: of a Hugging Face checkpoint that any tool wrote; for "llama.cpp" a ``*.gguf`` file
-            or its folder.
+        folder: Hugging Face checkpoint of any tool; for "llama.cpp" a ``*.gguf`` file or its
+            folder.
         client: "vllm", "transformers" or "llama.cpp".
 
+    Returns:
+        The verdict with the findings.
+
     Raises:
-        ConfigError: there is no such client.
-        ModelError: there is nothing to read.
+        ConfigError: the client is unknown.
+        ModelError: the folder contains no checkpoint.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as empty:
@@ -294,7 +294,7 @@ def _verdict(  # noqa: PLR0913
     )
 
 
-#: Rules whose breach leaves nothing by which the layers could be read.
+#: Rules without which layers cannot be checked.
 _FATAL = (
     "ct-groups",
     "ct-arguments",

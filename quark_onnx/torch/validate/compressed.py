@@ -1,6 +1,4 @@
-"""Whether a checkpoint in the layout of compressed-tensors loads: its config_groups, schemes and
-tensors.
-"""
+"""Checks of compressed-tensors checkpoints: config_groups, schemes and tensors."""
 
 from __future__ import annotations
 
@@ -71,7 +69,7 @@ Group = dict[str, Any]
 
 
 def config_findings(checkpoint: Checkpoint) -> Iterator[Finding]:  # noqa: C901
-    """What is wrong with the configuration itself, for any client."""
+    """Yield errors in the configuration, for any client."""
     entries = checkpoint.quantization
     groups = entries.get("config_groups")
     if not isinstance(groups, dict) or not groups:
@@ -113,7 +111,7 @@ def config_findings(checkpoint: Checkpoint) -> Iterator[Finding]:  # noqa: C901
 
 
 def vllm_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """What vLLM refuses in the schemes of the layers."""
+    """Yield errors in the schemes of the layers, for vLLM."""
     entries = checkpoint.quantization
     if entries.get("format") is None:
         yield broken(
@@ -157,9 +155,7 @@ def vllm_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 
 def transformers_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """Yield what compressed-tensors refuses as transformers runs it, in the releases that were
-    tried.
-    """
+    """Yield errors of compressed-tensors in transformers, in the tested releases."""
     for place, group in _groups(checkpoint.quantization):
         weight = _arguments(group.get("weights"))
         form = group.get("format") or checkpoint.quantization.get("format")
@@ -179,7 +175,7 @@ def transformers_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 
 def layer_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """What is wrong with the tensors of the layers, for any client."""
+    """Yield errors in the tensors of the layers, for any client."""
     entries = checkpoint.quantization
     for module in checkpoint.modules.values():
         if not module.is_linear and not (module.is_head and module.is_quantized):
@@ -222,7 +218,7 @@ def layer_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 
 def schemes(checkpoint: Checkpoint) -> Iterator[str]:
-    """The types of each quantized layer."""
+    """Yield the number formats of every quantized layer."""
     for module in checkpoint.modules.values():
         found = group_of(checkpoint.quantization, module)
         if module.is_linear and module.is_quantized and found is not None:
@@ -230,9 +226,9 @@ def schemes(checkpoint: Checkpoint) -> Iterator[str]:
 
 
 def group_of(entries: dict[str, Any], module: Module) -> tuple[str, Group] | None:
-    """The group that a layer belongs to, with its place; a name goes before a class.
+    """Return the group of a layer with its place; None if the layer is ignored.
 
-    None if it is ignored.
+    A target with the layer's name has priority over a class name.
     """
     if _ignores(entries, module.name):
         return None
@@ -258,7 +254,7 @@ def group_of(entries: dict[str, Any], module: Module) -> tuple[str, Group] | Non
 
 
 def scheme_in_vllm(group: Group, form: str | None) -> str:  # noqa: PLR0911
-    """The name of the scheme that vLLM 0.33 chooses; empty if there is none."""
+    """Return the name of the scheme that vLLM 0.33 chooses; empty if unsupported."""
     weight, inputs = (
         _arguments(group.get("weights")),
         _arguments(group.get("input_activations")),
@@ -322,7 +318,7 @@ def scheme_in_vllm(group: Group, form: str | None) -> str:  # noqa: PLR0911
 
 
 def slots_of(group: Group, weight: Tensor) -> tuple[Shape, Slots]:
-    """A layer's (out, in), as its weight tells it, and the tensors that it must have."""
+    """Return a layer's (out, in) by its weight's shape, and required tensors."""
     arguments, inputs = (
         _arguments(group["weights"]),
         _arguments(group.get("input_activations")),
@@ -387,7 +383,7 @@ def slots_of(group: Group, weight: Tensor) -> tuple[Shape, Slots]:
 
 
 def slot_names(group: Group) -> tuple[str, ...]:
-    """What the values of a layer are called."""
+    """Return the names of the tensors with a layer's quantized values."""
     arguments = _arguments(group["weights"])
     assert arguments is not None
     packed = arguments["num_bits"] < 8 or group.get("format") == "pack-quantized"
@@ -424,7 +420,7 @@ def _activation_scheme(weight: Group, inputs: Group | None) -> str:
         and not weight["dynamic"]
     )
     if weight["type"] == "float":
-        # weights alone are read where activations cannot be
+        # fall back to the weights alone if activations cannot be read
         return f"fp8 {weight['strategy']}" if wide else ""
     if inputs is None or weight["dynamic"] or not weight["symmetric"]:
         return ""
@@ -468,7 +464,7 @@ def _is_static_int8(found: Group | None) -> bool:
 
 
 def _arguments(found: Any) -> Group | None:
-    """QuantizationArgs with its defaults."""
+    """Return QuantizationArgs with defaults."""
     if not isinstance(found, dict):
         return None
     size = found.get("group_size")

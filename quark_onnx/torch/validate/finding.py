@@ -1,27 +1,24 @@
-"""Rule, Finding and Verdict: what a client demands, what was found instead, and what follows from
-it.
-"""
+"""Rules of clients, findings (broken rules), and the verdict on a checkpoint."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-#: What a client does with a checkpoint that breaks a rule: it does not load it, it loads something
-#: else than what was written, or it loads it and something deserves a look. Worst first.
+#: Consequences of a broken rule, the worst first: the client refuses the checkpoint, loads wrong
+#: values, or loads correctly with a detail that deserves attention.
 REFUSED, WRONG, WARNING = SEVERITIES = ("refused", "wrong", "warning")
 
 
 @dataclass(frozen=True)
 class Rule:
-    """Something that a client demands.
+    """Requirement of a client.
 
     Attributes:
-        severity: what follows where it is broken, unless the finding says otherwise: "refused",
-            "wrong" or "warning".
-        title: what is demanded.
-        mend: what to do about a checkpoint that breaks it.
-        source: where the rule was read, with the release.
+        severity: default consequence of a broken rule: "refused", "wrong" or "warning".
+        title: the requirement.
+        mend: instructions to fix a checkpoint that breaks the rule.
+        source: source of the rule, with the release.
     """
 
     severity: str
@@ -32,14 +29,14 @@ class Rule:
 
 @dataclass(frozen=True)
 class Finding:
-    """A rule that is broken.
+    """Broken rule at a place of a checkpoint.
 
     Attributes:
-        rule: its name in ``RULES``.
-        place: the file, tensor, layer or key of the configuration.
-        found: what is there.
-        broken: the rule itself.
-        severity: what follows here.
+        rule: name of the rule in ``RULES``.
+        place: file, tensor, layer or key of the configuration.
+        found: actual content.
+        broken: the rule.
+        severity: consequence at this place.
     """
 
     rule: str
@@ -50,7 +47,7 @@ class Finding:
 
     @property
     def document(self) -> dict[str, Any]:
-        """The finding for a program."""
+        """Return the finding as a JSON object."""
         return {
             "rule": self.rule,
             "severity": self.severity,
@@ -71,16 +68,16 @@ class Finding:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a client makes of a checkpoint.
+    """Result of the validation of a checkpoint for a client.
 
     Attributes:
-        place: the folder or file.
-        client: the name that ``validate`` was called with.
-        release: of the client, whose rules these are.
-        layout: how the weights are stored, such as "quark", "awq", "float" or "gguf".
-        schemes: how many layers are quantized how.
-        needs: what must be installed beside the client.
-        findings: the gravest first.
+        place: folder or file.
+        client: name of the client, as given to ``validate``.
+        release: release of the client to which the rules belong.
+        layout: layout of the weights, such as "quark", "awq", "float" or "gguf".
+        schemes: number of layers by scheme.
+        needs: packages that must be installed in addition to the client.
+        findings: findings, the worst first.
     """
 
     place: str
@@ -92,27 +89,31 @@ class Verdict:
     findings: tuple[Finding, ...]
 
     def count(self, severity: str) -> int:
-        """How many findings are "refused", "wrong" or "warning"."""
+        """Return the number of findings with a severity.
+
+        Args:
+            severity: "refused", "wrong" or "warning".
+        """
         return sum(finding.severity == severity for finding in self.findings)
 
     @property
     def loads(self) -> bool:
-        """Whether the client loads the checkpoint at all."""
+        """Whether the client loads the checkpoint."""
         return not self.count(REFUSED)
 
     @property
     def right(self) -> bool:
-        """Whether the client loads it, and it is what was written."""
+        """Whether the client loads the checkpoint with correct values."""
         return self.loads and not self.count(WRONG)
 
     @property
     def word(self) -> str:
-        """ "loads", "loads but wrong" or "refused"."""
+        """The verdict in words: "loads", "loads but wrong" or "refused"."""
         return "loads" if self.right else "loads but wrong" if self.loads else "refused"
 
     @property
     def document(self) -> dict[str, Any]:
-        """The verdict for a program."""
+        """Return the verdict as a JSON object."""
         return {
             "client": self.client,
             "release": self.release,
@@ -125,9 +126,9 @@ class Verdict:
         }
 
     def text(self, complete: bool = False) -> str:
-        """The verdict for a person.
+        """Return the verdict as text.
 
-        A rule that is broken in many places is shown three times, unless complete.
+        A rule that is broken at many places is shown three times, unless ``complete``.
         """
         schemes = ", ".join(f"{count} × {name}" for name, count in self.schemes.items())
         what = (

@@ -1,7 +1,7 @@
-"""Headers of GGUF files: metadata and the tensors' names, types, shapes and places, each step
-checked against the file.
+"""Headers of GGUF files: metadata, and names, types, shapes and offsets of tensors.
 
-The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+Every step is checked against the file. The format:
+https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ _MOST_DIMENSIONS = 4
 
 @dataclass(frozen=True)
 class GGUFTensor:
-    """A tensor as its file's header describes it.
+    """Tensor in the header of a GGUF file.
 
     Attributes:
-        name: such as "blk.0.attn_q.weight".
-        shape: its sizes, the fastest first.
-        kind: the number of its type.
-        offset: of its values, in bytes from the beginning of all values.
+        name: name such as "blk.0.attn_q.weight".
+        shape: shape, the fastest axis first.
+        kind: number of the type.
+        offset: offset of the values, in bytes from the start of the data section.
     """
 
     name: str
@@ -51,14 +51,14 @@ class GGUFTensor:
 
 @dataclass(frozen=True)
 class GGUFHeader:
-    """What a GGUF file says of itself.
+    """Header of a GGUF file.
 
     Attributes:
-        version: of the format.
-        metadata: its values; of an array its length alone.
-        tensors: in the order of the file.
-        start: of the values, in bytes from the beginning of the file, before it is aligned.
-        size: of the file in bytes.
+        version: version of the format.
+        metadata: metadata by key; for an array only the length.
+        tensors: tensors in the order of the file.
+        start: end of the header in bytes, before the alignment of the data section.
+        size: size of the file in bytes.
     """
 
     version: int
@@ -69,7 +69,7 @@ class GGUFHeader:
 
     @property
     def alignment(self) -> int:
-        """What the places of values are multiples of."""
+        """The alignment of values in bytes."""
         found = self.metadata.get("general.alignment", 32)
         return found if isinstance(found, int) else 0
 
@@ -80,11 +80,11 @@ class GGUFHeader:
 
 
 def read_gguf(file: Path) -> GGUFHeader:
-    """Read a header; the values are left alone.
+    """Read a header without the values.
 
     Raises:
-        ModelError: the file is truncated, damaged, or no GGUF file; the message says how, without
-            the name.
+        ModelError: the file is truncated, damaged, or not a GGUF file; the message gives the reason
+            without the file name.
     """
     size = file.stat().st_size
     with file.open("rb") as stream:
@@ -121,7 +121,7 @@ def read_gguf(file: Path) -> GGUFHeader:
 
 
 class _Reader:
-    """Little-endian values of a stream, none of them beyond its end."""
+    """Reader of little-endian values, with bounds checks."""
 
     def __init__(self, stream: BinaryIO, size: int) -> None:
         self.stream, self.size = stream, size

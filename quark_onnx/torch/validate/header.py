@@ -1,6 +1,6 @@
-"""Headers of safetensors files: names, types, shapes and places of tensors, without their values.
+"""Headers of safetensors files: names, types, shapes and offsets of tensors.
 
-The format: eight bytes with the length of a JSON header, the header, then the values, without gaps
+The format: eight bytes with the length of a JSON header, the header, then the values without gaps
 (https://github.com/huggingface/safetensors, README, "Format").
 """
 
@@ -39,15 +39,15 @@ _LONGEST_HEADER = 100_000_000
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor as its file's header describes it.
+    """Tensor in the header of a safetensors file.
 
     Attributes:
-        name: in the file.
-        dtype: as safetensors spells it: "F32", "BF16", "F8_E4M3", "I32", ...
-        shape: its sizes.
-        file: where it lies.
-        start: of its values, in bytes from the beginning of the file.
-        size: of its values in bytes.
+        name: name in the file.
+        dtype: type name of safetensors: "F32", "BF16", "F8_E4M3", "I32", ...
+        shape: shape of the tensor.
+        file: the file.
+        start: offset of the values, in bytes from the start of the file.
+        size: size of the values in bytes.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Tensor:
 
     @property
     def count(self) -> int:
-        """How many values it has."""
+        """Number of values."""
         return prod(self.shape)
 
     def __str__(self) -> str:
@@ -68,12 +68,12 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Header:
-    """What a safetensors file says of itself.
+    """Header of a safetensors file.
 
     Attributes:
-        tensors: by their names, in the order of the file.
+        tensors: tensors by name, in the order of the file.
         metadata: pairs of strings.
-        start: of the values, in bytes from the beginning of the file.
+        start: offset of the values, in bytes from the start of the file.
     """
 
     tensors: dict[str, Tensor]
@@ -82,11 +82,11 @@ class Header:
 
 
 def read_header(file: Path) -> Header:
-    """Read a header and see whether the file agrees with it; the values are left alone.
+    """Read a header without the values, and check the header against the file.
 
     Raises:
-        ModelError: the file is truncated, damaged, or no safetensors file; the message says how,
-            without the name.
+        ModelError: the file is truncated, damaged, or not a safetensors file; the message gives the
+            reason without the file name.
     """
     size = file.stat().st_size
     with file.open("rb") as stream:
@@ -112,10 +112,10 @@ def read_header(file: Path) -> Header:
 
 
 def values_of(tensor: Tensor) -> npt.NDArray[np.float64]:
-    """The values of a small tensor of floats, (count,).
+    """Return the values of a small float tensor, of shape (count,).
 
     Raises:
-        ModelError: it has another type.
+        ModelError: the tensor has another type.
     """
     with tensor.file.open("rb") as stream:
         stream.seek(tensor.start)

@@ -1,6 +1,4 @@
-"""Whether llama.cpp loads a GGUF file: its header, metadata, types, places, and the tensors of its
-architecture.
-"""
+"""Checks of GGUF files for llama.cpp: header, metadata, types, offsets and tensors."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ from quark_onnx.torch.validate.finding import Finding
 from quark_onnx.torch.validate.gguf_header import GGUFHeader, GGUFTensor, read_gguf
 from quark_onnx.torch.validate.rules import broken
 
-#: Families whose tensors are known by heart; the others are held against what gguf allows them.
+#: Families with a table of tensors in this package; others are checked against the tables of gguf.
 _DENSE = ("llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "mistral3", "granite")
 _KEYS = (
     "context_length",
@@ -36,12 +34,12 @@ _PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 
 @dataclass(frozen=True)
 class GGUFModel:
-    """One model: a file, or the parts that it was divided into.
+    """Model in a GGUF file, or in several parts.
 
     Attributes:
-        name: of the first file.
-        headers: of those that could be read, by the names of their files.
-        damage: what was found while reading.
+        name: name of the first file.
+        headers: headers of the readable files, by file name.
+        damage: findings while reading.
     """
 
     name: str
@@ -50,7 +48,7 @@ class GGUFModel:
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """That of the first part, which has all of it."""
+        """Metadata of the first part, which is complete."""
         return next(iter(self.headers.values())).metadata
 
     @property
@@ -60,7 +58,7 @@ class GGUFModel:
 
     @property
     def tensors(self) -> dict[str, GGUFTensor]:
-        """All of them, by their names."""
+        """Tensors of the model by name."""
         return {
             tensor.name: tensor
             for header in self.headers.values()
@@ -69,10 +67,10 @@ class GGUFModel:
 
 
 def read_models(place: Path) -> list[GGUFModel]:
-    """The models of a folder, or of one file.
+    """Return the models of a folder, or of a single file.
 
     Raises:
-        ModelError: there is no such file or folder.
+        ModelError: the file or folder is missing.
     """
     if not place.exists():
         raise ModelError(f"there is no {place}; name a *.gguf file, or a folder")
@@ -84,7 +82,7 @@ def read_models(place: Path) -> list[GGUFModel]:
 
 
 def findings(model: GGUFModel) -> Iterator[Finding]:
-    """What llama.cpp refuses."""
+    """Yield errors of llama.cpp in a model."""
     yield from model.damage
     if not model.headers:
         return
@@ -106,7 +104,7 @@ def findings(model: GGUFModel) -> Iterator[Finding]:
 
 
 def schemes(model: GGUFModel) -> Iterator[str]:
-    """The type of each matrix."""
+    """Yield the type of every matrix."""
     gguf = _package()
     for tensor in model.tensors.values():
         if len(tensor.shape) > 1 and gguf is not None and _is_type(gguf, tensor.kind):
@@ -128,7 +126,7 @@ def _read(files: list[Path]) -> GGUFModel:
 
 
 def _package() -> ModuleType | None:
-    """The package gguf, which knows types and architectures."""
+    """Return the package gguf, which knows types and architectures, if installed."""
     try:
         import gguf
     except ImportError:

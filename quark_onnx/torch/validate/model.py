@@ -1,6 +1,4 @@
-"""What the layers of any Hugging Face checkpoint must fulfil: files, sizes, the head, scales and
-the KV cache.
-"""
+"""Checks for every Hugging Face checkpoint: files, sizes, head, scales and KV cache."""
 
 from __future__ import annotations
 
@@ -16,10 +14,10 @@ from quark_onnx.torch.validate.modules import EMBEDDING, HEAD, is_known, size_of
 from quark_onnx.torch.validate.rules import broken
 from quark_onnx.torch.validate.slots import size_findings
 
-#: More than any model has; a number beyond it is damage.
+#: Upper bound of any model's number; a greater number is damage.
 _MOST_LAYERS = 10_000
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
-#: What says how large a model is.
+#: Keys of the sizes of a model.
 _TOLD = (
     "hidden_size",
     "intermediate_size",
@@ -27,7 +25,7 @@ _TOLD = (
     "num_attention_heads",
     "vocab_size",
 )
-#: Families whose blocks are alike, and what is alike in the blocks of others.
+#: Families with uniform blocks, and the uniform parts of blocks in other families.
 _ALIKE = {
     **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "mixtral"), ""),
     **dict.fromkeys(("qwen2_moe", "qwen3_moe"), r"self_attn\.|\w+_layernorm$"),
@@ -43,7 +41,7 @@ _KV_SCALE = re.compile(
 
 
 def file_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """Files and their index."""
+    """Yield errors in the files and their index."""
     yield from checkpoint.damage
     if checkpoint.config:
         for key in ("model_type", "architectures"):
@@ -97,9 +95,7 @@ def _index_findings(
 
 
 def strict_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """What is missing in the whole model, for a client that refuses float models where something
-    is.
-    """
+    """Yield missing parts of a model, as errors for float models."""
     yield from missing_findings(
         checkpoint,
         WRONG if checkpoint.quantization else REFUSED,
@@ -110,7 +106,7 @@ def missing_findings(
     checkpoint: Checkpoint,
     severity: str = WRONG,
 ) -> Iterator[Finding]:
-    """Layers, or the head, that the model's configuration promises and no file has."""
+    """Yield layers and heads that the configuration promises and the files lack."""
     if checkpoint.damage or not checkpoint.headers:
         return
     config, modules = checkpoint.text_config, checkpoint.modules
@@ -152,7 +148,7 @@ def missing_findings(
 
 
 def _lost(checkpoint: Checkpoint, layers: set[int]) -> list[str]:
-    """Names of what a block lacks and others have; and of what is in front of them and behind."""
+    """Return names that a block lacks compared with others, and outer layers."""
     alike = _ALIKE.get(str(checkpoint.text_config.get("model_type")))
     held = {
         name
@@ -190,9 +186,9 @@ def _lost(checkpoint: Checkpoint, layers: set[int]) -> list[str]:
 
 
 def value_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """Scales of layers, or of their outputs, that are no numbers, or 0.
+    """Yield scales of layers or outputs that are 0, infinite or NaN.
 
-    Those of blocks are not read.
+    Scales of blocks are not read.
     """
     for module in checkpoint.modules.values():
         for name, tensor in module.tensors.items():
@@ -208,7 +204,7 @@ def value_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
                 ~np.isfinite(values) | (values <= 0 if tensor.count == 1 else False)
             ]
             if len(wrong):
-                # clients take the greatest of all experts
+                # clients take the greatest scale of the experts
                 unseen = module.experts and name.startswith("input") and wrong[0] == 0
                 yield broken(
                     "scale-value",
@@ -219,15 +215,15 @@ def value_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 
 def told_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """Sizes that the configuration of a well-known family does not tell, where clients take those
-    of another model.
-    """
-    config = checkpoint.config  # that of a part may lack what is usual in its family
+    """Yield sizes that a configuration lacks, where clients use another model's."""
+    config = (
+        checkpoint.config
+    )  # the configuration of a part may omit defaults of its family
     if is_known(config):
         for key in (key for key in _TOLD if config.get(key) is None):
             severity = (
                 WRONG if key == "num_hidden_layers" else REFUSED
-            )  # nobody misses what no file has
+            )  # a layer missing in all files is not noticed
             yield broken(
                 "size-missing",
                 f"config.json, {key}",
@@ -237,7 +233,7 @@ def told_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 
 def layer_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """How large float layers are; and whether those are matrices that should be."""
+    """Yield float layers of a wrong size, and layers that should be matrices."""
     config = checkpoint.text_config
     rows, hidden = config.get("vocab_size"), config.get("hidden_size")
     for module in checkpoint.modules.values():
@@ -279,7 +275,7 @@ def layer_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 
 def head_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """A head that is stored although it is tied to the embedding."""
+    """Yield a stored head that is tied to the embedding."""
     for module in checkpoint.modules.values():
         if (
             module.is_head
@@ -294,7 +290,7 @@ def head_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 
 def scale_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """Scales without a weight; scales of the KV cache that no data stands behind."""
+    """Yield scales without a weight, and KV cache scales without calibration."""
     for module in checkpoint.modules.values():
         if module.weight is None and any(
             name.startswith(("weight_scale", "input_scale")) for name in module.tensors
@@ -328,7 +324,7 @@ def scale_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 
 def name_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """Scales whose names are those of another generation."""
+    """Yield scales with the names of an earlier generation."""
     for name in checkpoint.tensors:
         if today(name) != name:
             yield broken(
@@ -339,7 +335,7 @@ def name_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 
 def float_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """Quantized tensors that no configuration declares."""
+    """Yield quantized tensors that no configuration declares."""
     for module in checkpoint.modules.values():
         if (
             module.is_quantized
@@ -354,7 +350,7 @@ def float_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 
 def quantized_head_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """A head that is quantized, where the client reads it as float."""
+    """Yield a quantized head, where the client expects a float head."""
     for module in checkpoint.modules.values():
         if module.is_head and module.is_quantized:
             yield broken(

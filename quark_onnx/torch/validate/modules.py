@@ -1,7 +1,4 @@
-"""Module: the tensors of one layer.
-
-Which layers are Linear, which are fused by clients, and how large they must be.
-"""
+"""Modules: the tensors of a layer, layer classes, fused layers, and expected sizes."""
 
 from __future__ import annotations
 
@@ -13,9 +10,9 @@ from typing import Any
 from quark_onnx.torch.models.fused_groups import FUSED
 from quark_onnx.torch.validate.header import FLOATS, Tensor
 
-#: Names of scales in files of amd-quark before 0.9, and what they are called today.
+#: Names of scales in files of amd-quark before 0.9, and their current names.
 _OLD = re.compile(r"\.(weight|input|output|bias)_quantizer\.(scale|zero_point)$")
-#: What the values of a Linear are called, in the layouts that are known.
+#: Names of the values of a Linear in the supported layouts.
 WEIGHTS = ("weight", "weight_packed", "qweight")
 HEAD, EMBEDDING = "lm_head", "model.embed_tokens"
 
@@ -29,11 +26,11 @@ _ROUTERS = ("gate", "router", "shared_expert_gate")
 
 @dataclass(frozen=True)
 class Module:
-    """The tensors of a layer.
+    """Tensors of a layer.
 
     Attributes:
-        name: of the layer, such as "model.layers.0.mlp.up_proj".
-        tensors: by the rest of their names, today's spelling: "weight", "weight_scale", ...
+        name: name of the layer, such as "model.layers.0.mlp.up_proj".
+        tensors: tensors by the last part of the current name: "weight", "weight_scale", ...
     """
 
     name: str
@@ -41,7 +38,7 @@ class Module:
 
     @property
     def weight(self) -> Tensor | None:
-        """Its values; None for a module that is none of its own, or has only scales."""
+        """The values of the layer; None for a module without a weight."""
         return next(
             (self.tensors[name] for name in WEIGHTS if name in self.tensors),
             None,
@@ -54,7 +51,10 @@ class Module:
 
     @property
     def is_linear(self) -> bool:
-        """Whether it is a matrix, and neither an embedding nor the head, which clients treat apart."""  # noqa: E501
+        """Whether the layer is a matrix, but neither an embedding nor a head.
+
+        Clients treat embeddings and heads separately.
+        """
         weight = self.weight
         return (
             weight is not None
@@ -65,23 +65,23 @@ class Module:
 
     @property
     def is_head(self) -> bool:
-        """Whether it computes the logits."""
+        """Whether the layer computes the logits."""
         return self.last == HEAD
 
     @property
     def is_router(self) -> bool:
-        """Whether it chooses experts, and most clients keep it float unasked."""
+        """Whether the layer chooses experts; most clients keep routers float."""
         return self.last in _ROUTERS
 
     @property
     def experts(self) -> str:
-        """The module of all experts that it belongs to; empty for others."""
+        """Name of the module of experts around the layer, or an empty string."""
         found = _EXPERT.match(f"{self.name}.")
         return found["experts"] if found else ""
 
     @property
     def is_quantized(self) -> bool:
-        """Whether its values are something else than floats of 16 or 32 bits, or come with a scale."""  # noqa: E501
+        """Whether the values are not 16-bit or 32-bit floats, or have a scale."""
         weight = self.weight
         scaled = any(
             "scale" in name and not name.startswith(("output", "k_", "v_"))
@@ -91,7 +91,7 @@ class Module:
 
 
 def today(name: str) -> str:
-    """The name of a tensor as amd-quark spells it since 0.9.
+    """Return the name of a tensor in amd-quark since 0.9.
 
     >>> today("model.layers.0.mlp.up_proj.weight_quantizer.scale")
     'model.layers.0.mlp.up_proj.weight_scale'
@@ -100,7 +100,7 @@ def today(name: str) -> str:
 
 
 def modules_of(tensors: Mapping[str, Tensor]) -> dict[str, Module]:
-    """Tensors by the module that they belong to."""
+    """Return modules by name, with their tensors."""
     found = dict[str, dict[str, Tensor]]()
     for name, tensor in tensors.items():
         module, _, what = today(name).rpartition(".")
@@ -109,9 +109,9 @@ def modules_of(tensors: Mapping[str, Tensor]) -> dict[str, Module]:
 
 
 def fused(modules: Mapping[str, Module]) -> Iterator[tuple[str, list[Module]]]:
-    """Layers that clients make one of: its name, and the Linear layers in it.
+    """Yield the layers that clients fuse: a common name, and the Linear layers.
 
-    All experts of a mixture are one, too.
+    The experts of a mixture count as fused.
     """
     groups = dict[str, list[Module]]()
     for module in modules.values():
@@ -146,14 +146,14 @@ _MIXTURES = {
 
 
 def is_known(config: Mapping[str, Any]) -> bool:
-    """Whether it is known how large the layers of a family are."""
+    """Return whether the sizes of a family's layers are known."""
     return config.get("model_type") in (*_DENSE, *_MIXTURES)
 
 
 def size_of(name: str, config: Mapping[str, Any]) -> tuple[int, int] | None:
-    """How large a Linear layer of a well-known family must be, (out, in).
+    """Return the (out, in) that a Linear layer of a known family must have.
 
-    None where that cannot be told.
+    None if the size is unknown.
 
     >>> size_of("model.layers.0.mlp.down_proj", {"model_type": "llama", "hidden_size": 8, "intermediate_size": 24})
     (8, 24)
@@ -169,9 +169,7 @@ def size_of(name: str, config: Mapping[str, Any]) -> tuple[int, int] | None:
     if experts:
         wide = config.get(_MIXTURES.get(str(family), "intermediate_size"))
     elif family in _MIXTURES and ".mlp." in name:
-        return (
-            None  # dense layers and shared experts among others have sizes of their own
-        )
+        return None  # dense layers and shared experts, for example, have other sizes
     heads, groups = config.get("num_attention_heads"), config.get("num_key_value_heads")
     groups = heads if groups is None else groups
     if not all(

@@ -1,6 +1,4 @@
-"""Whether a checkpoint in the layout of DeepSeek's fp8 loads: E4M3, with a scale for each tensor or
-block.
-"""
+"""Checks of DeepSeek's fp8 layout: E4M3 with per-tensor or block scales."""
 
 from __future__ import annotations
 
@@ -30,7 +28,7 @@ _TYPES = ("F8_E4M3",)
 
 
 def config_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """What is wrong with the configuration."""
+    """Yield errors in the configuration."""
     entries = checkpoint.quantization
     scheme, block = entries.get("activation_scheme"), entries.get("weight_block_size")
     if scheme not in ("static", "dynamic"):
@@ -60,7 +58,7 @@ def config_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 
 def vllm_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """What vLLM refuses in layers that it fuses, and in their tensors."""
+    """Yield errors of vLLM in fused layers and in their tensors."""
     entries = checkpoint.quantization
     names = _excluded(entries)
     for name, modules in fused(checkpoint.modules):
@@ -89,7 +87,7 @@ def vllm_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 
 def transformers_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """What transformers does not find in the layers."""
+    """Yield tensors that transformers does not find in the layers."""
     old = [
         f"{module.name}.{name}"
         for module in checkpoint.modules.values()
@@ -110,7 +108,7 @@ def transformers_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 
 def schemes(checkpoint: Checkpoint) -> Iterator[str]:
-    """The types of each quantized layer."""
+    """Yield the number formats of every quantized layer."""
     block = checkpoint.quantization.get("weight_block_size")
     for module in checkpoint.modules.values():
         if module.is_linear and module.is_quantized:

@@ -1,6 +1,4 @@
-"""Whether checkpoints in the layouts of AutoAWQ and GPTQ load: their keys, and small integers
-packed in int32.
-"""
+"""Checks of the layouts of AutoAWQ and GPTQ: keys, and integers packed in int32."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ Sizes = Callable[[Tensor, dict[str, Any]], tuple[Shape, Slots]]
 
 
 def awq_config_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """What is wrong with the configuration of AutoAWQ."""
+    """Yield errors in the configuration of AutoAWQ."""
     entries = checkpoint.quantization
     for names in (("w_bit", "bits"), ("q_group_size", "group_size"), ("zero_point",)):
         if not any(name in entries for name in names):
@@ -41,7 +39,7 @@ def awq_config_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 
 def awq_layer_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """What is wrong with the tensors of AutoAWQ."""
+    """Yield errors in the tensors of AutoAWQ."""
     skipped = [
         str(name)
         for name in checkpoint.quantization.get("modules_to_not_convert") or []
@@ -72,7 +70,7 @@ def awq_layer_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 
 def gptq_config_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """What is wrong with the configuration of GPTQ."""
+    """Yield errors in the configuration of GPTQ."""
     entries = checkpoint.quantization
     for name in ("bits", "group_size", "desc_act", "sym"):
         if name not in entries:
@@ -93,8 +91,9 @@ def gptq_config_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 
 def gptqmodel_config_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """What is wrong with the configuration of either, for transformers, which has gptqmodel read
-    the layers.
+    """Yield errors in a configuration of AutoAWQ or GPTQ, for transformers.
+
+    gptqmodel reads the layers for transformers.
     """
     entries = checkpoint.quantization
     bits = entries.get("w_bit", entries.get("bits"))
@@ -110,12 +109,12 @@ def gptqmodel_config_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 
 def gptq_layer_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """What is wrong with the tensors of GPTQ."""
+    """Yield errors in the tensors of GPTQ."""
     yield from _tensor_findings(checkpoint, _gptq_slots)
 
 
 def schemes(checkpoint: Checkpoint) -> Iterator[str]:
-    """The types of each quantized layer."""
+    """Yield the number formats of every quantized layer."""
     entries = checkpoint.quantization
     bits, group = (
         entries.get("w_bit", entries.get("bits")),
@@ -136,8 +135,9 @@ def _layers(
 
 
 def fused_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """Without a list, vLLM sees from the files which layers are float: all or none of those that it
-    fuses.
+    """Yield fused layers that are quantized in part.
+
+    Without a list, vLLM finds float layers by the files. Fused layers must be uniform.
     """
     for name, modules in fused(checkpoint.modules):
         stored = [module.is_quantized for module in modules]
@@ -150,7 +150,7 @@ def fused_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 
 def awq_expert_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """vLLM divides the inputs of experts by the group size, whatever it is."""
+    """Yield experts with a group size of -1, by which vLLM divides the inputs."""
     entries = checkpoint.quantization
     experts = [
         module.name
@@ -215,7 +215,7 @@ def _gptq_slots(weight: Tensor, entries: dict[str, Any]) -> tuple[Shape, Slots]:
 
 
 def _override(name: str, entries: dict[str, Any]) -> int | None:
-    """Bits of a layer that a rule of GPTQModel's ``dynamic`` gives it."""
+    """Return the bits of a layer by a rule of GPTQModel's ``dynamic``, or None."""
     for pattern, change in (entries.get("dynamic") or {}).items():
         if (
             isinstance(change, dict)

@@ -1,6 +1,4 @@
-"""QuarkConfig: what AMD Quark's quantization_config says of a layer, as vLLM reads it and as
-amd-quark itself does.
-"""
+"""AMD Quark's quantization_config by layer, as read by vLLM and by amd-quark."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ Layer = dict[str, Any]
 
 
 def stages(spec: Any) -> list[dict[str, Any]]:
-    """The specifications of a tensor: none, one, or those of several stages.
+    """Return the specifications of a tensor: no, a single, or several stages.
 
     >>> stages(None), stages({"dtype": "int8"})
     ([], [{'dtype': 'int8'}])
@@ -25,7 +23,7 @@ def stages(spec: Any) -> list[dict[str, Any]]:
 
 
 def is_glob(pattern: str) -> bool:
-    """Whether a name is a shell pattern, and not one that vLLM understands."""
+    """Return whether a name is a shell pattern, which vLLM does not support."""
     return not pattern.startswith("re:") and any(mark in pattern for mark in "*?[")
 
 
@@ -41,7 +39,7 @@ class QuarkConfig:
 
     @property
     def exclude(self) -> list[str]:
-        """Names and patterns that stay float."""
+        """Names and patterns of float layers."""
         found = self.entries.get("exclude")
         return (
             [name for name in found if isinstance(name, str)]
@@ -51,13 +49,13 @@ class QuarkConfig:
 
     @property
     def export(self) -> dict[str, Any]:
-        """How it was written."""
+        """The settings of the export."""
         found = self.entries.get("export")
         return found if isinstance(found, dict) else {}
 
     @property
     def pack_method(self) -> str:
-        """In which order integers of four bits are packed."""
+        """The order of packed 4-bit integers."""
         return str(self.export.get("pack_method", "reorder"))
 
     @property
@@ -82,13 +80,13 @@ class QuarkConfig:
 
     @property
     def fallback(self) -> Layer:
-        """The configuration of all other layers."""
+        """The default configuration of layers."""
         found = self.entries.get("global_quant_config")
         return found if isinstance(found, dict) else {}
 
     @property
     def kv_layers(self) -> dict[str, Layer]:
-        """The configurations of single layers that the KV cache is read from."""
+        """The configurations of single layers that define the KV cache."""
         return {
             name: layer
             for name, layer in self.overrides.items()
@@ -96,8 +94,9 @@ class QuarkConfig:
         }
 
     def excludes(self, name: str) -> bool:
-        """Whether amd-quark kept a layer float: patterns of a shell, and for vLLM's sake regular
-        expressions.
+        """Return whether amd-quark kept a layer float.
+
+        Patterns are shell patterns, and regular expressions for vLLM.
         """
         return any(
             fnmatch(name, pattern) or _matches(name, pattern)
@@ -105,9 +104,9 @@ class QuarkConfig:
         )
 
     def excludes_in_vllm(self, module: Module) -> bool:
-        """Whether vLLM keeps a layer float: exact names and regular expressions.
+        """Return whether vLLM keeps a layer float, by exact name or regular expression.
 
-        Experts all together.
+        The experts of a mixture have a common entry.
         """
         names = [module.name]
         if module.experts:
@@ -126,9 +125,7 @@ class QuarkConfig:
         )
 
     def layer(self, name: str) -> Layer:
-        """The configuration of a layer, as amd-quark finds it: the first pattern of a shell that
-        matches.
-        """
+        """Return a layer's configuration in amd-quark: the first matching pattern."""
         return next(
             (
                 layer
@@ -139,9 +136,7 @@ class QuarkConfig:
         )
 
     def layer_in_vllm(self, module: Module) -> Layer:
-        """The configuration of a layer, as vLLM finds it, without the outputs that are the KV
-        cache.
-        """
+        """Return a layer's configuration in vLLM, without outputs for the KV cache."""
         name = module.experts or module.name
         for pattern, layer in self.overrides.items():
             if fnmatch(name, pattern) if "*" in pattern else name in pattern:
@@ -153,11 +148,11 @@ class QuarkConfig:
 
     @property
     def rounds_attention(self) -> bool:
-        """Whether the probabilities of attention are quantized."""
+        """Whether softmax probabilities of attention are quantized."""
         return bool(stages(self.entries.get("softmax_quant_spec")))
 
     def is_cached(self, module: Module) -> bool:
-        """Whether a layer's outputs are quantized for the KV cache, or the queries with it."""
+        """Return whether a layer's output is quantized, as KV cache or as queries."""
         output = self.layer(module.name).get("output_tensors")
         return bool(stages(output)) and module.last in (
             "k_proj",
@@ -168,7 +163,7 @@ class QuarkConfig:
 
 
 def same(first: Any, second: Any) -> bool:
-    """Whether vLLM takes two configurations for one: all keys count, and 1 is not True."""
+    """Return whether two configurations are equal in vLLM; 1 does not equal True."""
     if type(first) is not type(second):
         return False
     if isinstance(first, dict):

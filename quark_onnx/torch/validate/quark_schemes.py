@@ -1,4 +1,4 @@
-"""Schemes of AMD Quark's layout: which ones vLLM has, and the tensors that each one must have."""
+"""Schemes of AMD Quark's layout: support in vLLM, and required tensors."""
 
 from __future__ import annotations
 
@@ -28,13 +28,15 @@ def scheme_in_vllm(  # noqa: C901, PLR0911
     pack_method: str,
     experts: bool = False,
 ) -> tuple[str, str]:
-    """The name of the scheme that vLLM 0.33 chooses for a layer, or why there is none: ("fp8", "")
-    or ("", "...").
+    """Return vLLM 0.33's scheme for a layer, and the reason if unsupported.
 
     Args:
-        layer: its configuration.
-        pack_method: of integers of four bits.
-        experts: whether it is one of the experts of a mixture, which have classes of their own.
+        layer: configuration of the layer.
+        pack_method: order of packed 4-bit integers.
+        experts: whether the layer is an expert of a mixture; experts have their own classes.
+
+    Returns:
+        A pair ("fp8", "") or ("", reason).
     """
     weight, inputs = layer.get("weight"), layer.get("input_tensors")
     if any(isinstance(spec, list) and len(spec) > 1 for spec in (weight, inputs)):
@@ -80,7 +82,7 @@ def scheme_in_vllm(  # noqa: C901, PLR0911
 
 
 def describe(layer: Layer) -> str:
-    """A layer's types in a few words.
+    """Return a layer's number formats in a few words.
 
     >>> describe({"weight": {"dtype": "int4", "qscheme": "per_channel"}, "input_tensors": None})
     'weight int4 per_channel'
@@ -103,14 +105,14 @@ def slots_of(
     weight: Tensor,
     scale: Tensor | None,
 ) -> tuple[Shape, Slots] | None:
-    """A layer's (out, in), as its weight tells it, and the tensors that it must have.
+    """Return a layer's (out, in) by its weight's shape, and required tensors.
 
-    None for a type without layout.
+    None for a number format without a layout.
 
     Args:
-        layer: its configuration.
-        weight: as stored.
-        scale: its scales, which tell how wide a packed weight is.
+        layer: configuration of the layer.
+        weight: the stored weight.
+        scale: the stored scales, which determine the width of a packed weight.
     """
     specs, (rows, columns) = stages(layer.get("weight")), weight.shape
     if not specs:
@@ -146,7 +148,7 @@ def slots_of(
 
 
 def group_of(layer: Layer) -> int:
-    """Values of an input that share a scale; 0 where there are no groups."""
+    """Return the number of input values per scale; 0 without groups."""
     found = [
         spec.get("group_size")
         for spec in stages(layer.get("weight"))

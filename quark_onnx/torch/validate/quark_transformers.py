@@ -1,4 +1,4 @@
-"""Whether transformers, with amd-quark beside it, loads a checkpoint in AMD Quark's layout."""
+"""Checks of AMD Quark's layout for transformers with amd-quark."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ _TYPES = (
     ),
     *("mx", "mx6", "mx9", "bfp16"),
 )
-#: Formats that are rounded without a scale of their own; no observer belongs to them.
+#: Formats without a separate scale, and without an observer.
 _CASTS = ("bfloat16", "float16")
 _UNSCALED = (*_CASTS, "mx", "mx6", "mx9", "bfp16")
 _ALGORITHMS = [
@@ -115,7 +115,7 @@ _HERE = "quantization_config"
 
 
 def quark_config_findings(checkpoint: Checkpoint) -> Iterator[Finding]:  # noqa: C901
-    """What amd-quark's QConfig refuses."""
+    """Yield errors of amd-quark's QConfig."""
     config = QuarkConfig(checkpoint.quantization)
     for key in TOP_KEYS:
         if key not in config.entries:
@@ -167,7 +167,7 @@ def quark_config_findings(checkpoint: Checkpoint) -> Iterator[Finding]:  # noqa:
 
 
 def quark_layer_findings(checkpoint: Checkpoint) -> Iterator[Finding]:  # noqa: C901
-    """What is missing in the layers, or is read wrongly without a word."""
+    """Yield missing tensors, and tensors that are misread silently."""
     config = QuarkConfig(checkpoint.quantization)
     experts = sorted(
         {module.experts for module in checkpoint.modules.values() if module.experts},
@@ -196,7 +196,7 @@ def quark_layer_findings(checkpoint: Checkpoint) -> Iterator[Finding]:  # noqa: 
         ):
             continue
         if not module.is_quantized:
-            if not module.is_router:  # it is no Linear there
+            if not module.is_router:  # routers are no Linear in transformers
                 yield broken(
                     "float-included",
                     module.name,
@@ -211,7 +211,7 @@ def quark_layer_findings(checkpoint: Checkpoint) -> Iterator[Finding]:  # noqa: 
 
 
 def _unloadable(module: Module, weights: list[dict[str, Any]]) -> Iterator[Finding]:
-    """Yield what amd-quark 0.13 has no code to load: found by loading each scheme."""
+    """Yield schemes that amd-quark 0.13 cannot load, by tests of every scheme."""
     for spec in weights:
         dtype, qscheme = str(spec.get("dtype")), spec.get("qscheme")
         fp8_groups = dtype.startswith("fp8") and qscheme == "per_group"
@@ -239,7 +239,7 @@ def _unloadable(module: Module, weights: list[dict[str, Any]]) -> Iterator[Findi
 
 
 def quark_schemes(checkpoint: Checkpoint) -> Iterator[str]:
-    """The types of each quantized layer."""
+    """Yield the number formats of every quantized layer."""
     config = QuarkConfig(checkpoint.quantization)
     for module in checkpoint.modules.values():
         if module.is_linear and module.is_quantized:

@@ -1,6 +1,4 @@
-"""Whether vLLM loads a checkpoint in AMD Quark's layout: its QuarkConfig, then its schemes, layer
-by layer.
-"""
+"""Checks of AMD Quark's layout for vLLM: configuration, then schemes by layer."""
 
 from __future__ import annotations
 
@@ -43,7 +41,7 @@ _ONE = "there is no such tensor; 1.0 is taken"
 
 
 def quark_config_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """What vLLM refuses or misreads in the configuration itself."""
+    """Yield errors of vLLM in the configuration."""
     config = QuarkConfig(checkpoint.quantization)
     entries = config.entries
     yield from _export_findings(config)
@@ -112,7 +110,7 @@ def quark_config_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 
 def quark_layer_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """What vLLM refuses or misreads in the layers and their tensors."""
+    """Yield errors of vLLM in the layers and their tensors."""
     config = QuarkConfig(checkpoint.quantization)
     family = checkpoint.config.get("model_type")
     for name, modules in fused(checkpoint.modules):
@@ -132,7 +130,7 @@ def quark_layer_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 
 def quark_schemes_in_vllm(checkpoint: Checkpoint) -> Iterator[str]:
-    """The scheme of each quantized layer."""
+    """Yield the scheme of every quantized layer."""
     config = QuarkConfig(checkpoint.quantization)
     for module in checkpoint.modules.values():
         if module.is_linear and module.is_quantized:
@@ -148,7 +146,7 @@ def tensor_findings(
     layer: dict[str, object],
     extra: Slots,
 ) -> Iterator[Finding]:
-    """What is wrong with the tensors of a layer that is quantized as a configuration says."""
+    """Yield errors in the tensors of a quantized layer, by its configuration."""
     weight = module.weight
     found = (
         slots_of(layer, weight, module.tensors.get("weight_scale"))
@@ -171,7 +169,7 @@ def tensor_findings(
 
 
 def kv_slots(config: QuarkConfig, module: Module) -> Slots:
-    """The scales of a layer whose outputs are the KV cache."""
+    """Return the scales of a layer whose output is the KV cache."""
     queries = module.last == "q_proj" and config.rounds_attention
     return (
         {"output_scale": replace(SCALE, needed=False)}
@@ -181,7 +179,7 @@ def kv_slots(config: QuarkConfig, module: Module) -> Slots:
 
 
 def kv_scale_findings(checkpoint: Checkpoint, config: QuarkConfig) -> Iterator[Finding]:
-    """Layers whose outputs should have a scale for the KV cache, and have none."""
+    """Yield layers that lack the scale of their output for the KV cache."""
     for module in checkpoint.modules.values():
         if (
             config.is_cached(module)
@@ -195,10 +193,7 @@ def attention_findings(
     checkpoint: Checkpoint,
     config: QuarkConfig,
 ) -> Iterator[Finding]:
-    """Scales of probabilities that are no scalars.
-
-    And those of attention that should be there, and are not.
-    """
+    """Yield non-scalar scales of probabilities, and missing attention scales."""
     for name, module in checkpoint.modules.items():
         if _PROBABILITIES in module.tensors:
             alone = Module(name, {_PROBABILITIES: module.tensors[_PROBABILITIES]})
@@ -285,7 +280,7 @@ def _export_findings(config: QuarkConfig) -> Iterator[Finding]:
 
 
 def _form_findings(config: QuarkConfig) -> Iterator[Finding]:
-    """Entries that are none."""
+    """Yield malformed entries."""
     layers = config.entries.get("layer_quant_config")
     if layers is not None and not isinstance(layers, dict):
         yield broken("malformed", f"{_HERE}.layer_quant_config", _short(layers))
@@ -351,8 +346,9 @@ def _fused_findings(
 
 
 def _second_scale_findings(name: str, modules: list[Module]) -> Iterator[Finding]:
-    """vLLM takes the greatest of the second scales of layers that it fuses, and reads all their
-    codes with it.
+    """Yield fused layers with different second scales.
+
+    vLLM takes the greatest second scale for all codes of the fused layer.
     """
     tensors = [module.tensors.get("weight_scale_2") for module in modules]
     found = [
@@ -403,7 +399,7 @@ def _layer_findings(
 
 
 def _is_packed(layer: dict[str, object]) -> bool:
-    """Whether a float weight would have another shape."""
+    """Return whether the stored shape differs from a float weight's shape."""
     return any(
         str(spec.get("dtype")).endswith("4") or "fp6" in str(spec["dtype"])
         for spec in stages(layer.get("weight"))

@@ -1,4 +1,4 @@
-"""Repair the headers and configuration of a checkpoint in a copy, without changing its weights."""
+"""Repair of the headers and configuration of a checkpoint, in a copy."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _CHUNK = 1 << 24
 
 @dataclass(frozen=True)
 class Mended:
-    """What became of a checkpoint.
+    """Result of a repair.
 
     Attributes:
-        folder: the copy; None if there was nothing that could be mended, and nothing was written.
-        notes: what was changed.
-        verdict: on the copy, or on the checkpoint itself where there is none.
+        folder: folder of the copy; None if nothing could be fixed, and nothing was written.
+        notes: changes.
+        verdict: verdict on the copy, or on the checkpoint itself without a copy.
     """
 
     folder: Path | None
@@ -54,18 +54,20 @@ class Mended:
 
 
 def repair(folder: Path, client: str, output: Path | None = None) -> Mended:
-    """Write a mended copy: names of scales, keys of AMD Quark's configuration that follow from
-    others, and the index.
+    """Write a copy with fixed scale names, derived keys of AMD Quark, and index.
 
     Args:
-        folder: of a Hugging Face checkpoint.
+        folder: Hugging Face checkpoint.
         client: "vllm" or "transformers".
-        output: the copy's folder, which must not exist; by default beside the other, with
-            ``-fixed`` behind its name.
+        output: folder of the copy, which must not exist; by default next to the original, with the
+            suffix ``-fixed``.
+
+    Returns:
+        The changes and the verdict on the copy.
 
     Raises:
-        ConfigError: the client takes no such folders, or the copy's folder exists.
-        ModelError: there is nothing to read.
+        ConfigError: the client does not read such folders, or the output folder exists.
+        ModelError: the folder contains no checkpoint.
     """
     if client == "llama.cpp":
         raise ConfigError("a GGUF file cannot be mended; convert the model again")
@@ -92,17 +94,22 @@ def repair(folder: Path, client: str, output: Path | None = None) -> Mended:
         return Mended(None, (), before)
     output.parent.mkdir(parents=True, exist_ok=True)
     with ScratchFolder(output.parent, output.name) as folder:
-        scratch = folder / output.name  # a temporary folder itself is its owner's alone
+        scratch = (
+            folder / output.name
+        )  # the temporary folder itself is readable by its owner only
         scratch.mkdir()
         _write(checkpoint, config, index, scratch)
-        validate(scratch, client)  # that it can be read, before anybody sees it
+        validate(
+            scratch, client
+        )  # check that the copy is readable before it is published
         scratch.replace(output)
     return Mended(output, tuple(notes), validate(output, client))
 
 
 def mended_config(checkpoint: Checkpoint) -> tuple[dict[str, Any], list[str]]:
-    """The configuration with what follows from the rest of it and from the tensors, and what was
-    changed.
+    """Return the configuration with fixed derived keys, and the changes.
+
+    Values follow from other keys and from the tensors.
     """
     config, notes = deepcopy(checkpoint.config), list[str]()
     if checkpoint.method != "quark":
@@ -248,7 +255,7 @@ def _mend_exclude(
 
 
 def _index_of(checkpoint: Checkpoint) -> dict[str, Any] | None:
-    """The index as the files have it; None where it need not be written."""
+    """Return the index that matches the files; None if no new index is needed."""
     found = {
         name: file
         for file, header in checkpoint.headers.items()
@@ -310,7 +317,7 @@ def _write_json(target: Path, value: dict[str, Any]) -> None:
 
 
 def _rename(source: Path, header: Header, target: Path) -> None:
-    """Copy a safetensors file under other names; the values stay in their order."""
+    """Copy a safetensors file under other tensor names; values keep their order."""
     entries: dict[str, Any] = (
         {"__metadata__": header.metadata} if header.metadata else {}
     )

@@ -1,6 +1,6 @@
-"""Every rule that a checkpoint can break, by its name.
+"""Rules of checkpoints by name.
 
-The checks that find it broken are named in ``clients``.
+The table in ``clients`` names the checks of the rules.
 """
 
 from __future__ import annotations
@@ -580,7 +580,7 @@ RULES: dict[str, Rule] = {
 
 
 def broken(rule: str, place: str, found: str, severity: str = "") -> Finding:
-    """A finding; its severity is the rule's own unless another is given.
+    """Return a finding with the rule's severity, unless another severity is given.
 
     >>> broken("quark-exclude", "quantization_config.exclude", "null").severity
     'refused'

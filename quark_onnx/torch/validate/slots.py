@@ -1,4 +1,4 @@
-"""Slot: what a tensor of a quantized layer must be; and what is wrong with those that are there."""
+"""Slots: requirements for the tensors of a quantized layer, and violations."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ SCALAR: tuple[Shape, ...] = ((), (1,))
 
 @dataclass(frozen=True)
 class Slot:
-    """What a tensor must be.
+    """Requirement for a tensor.
 
     Attributes:
-        types: one of these, as safetensors spells them.
-        shapes: one of these; none to allow any.
-        needed: whether it must be there.
+        types: allowed types, by the names of safetensors.
+        shapes: allowed shapes; empty to allow every shape.
+        needed: whether the tensor is required.
     """
 
     types: tuple[str, ...]
@@ -34,7 +34,7 @@ class Slot:
 Slots = Mapping[str, Slot]
 #: A single scale, in any float type.
 SCALE = Slot(FLOATS, SCALAR)
-#: What families call a projection to queries, keys and values in one.
+#: Names of fused projections to queries, keys and values.
 FUSED = ("qkv_proj", "query_key_value", "Wqkv")
 _BOTH = ("output_scale", "k_scale", "v_scale")
 _CACHED: dict[str, tuple[str, ...]] = {
@@ -46,19 +46,20 @@ _CACHED: dict[str, tuple[str, ...]] = {
 
 
 def cache_slots(module: Module) -> Slots:
-    """Scales of what attention keeps, which vLLM finds under the layers that compute queries, keys
-    and values.
+    """Return the slots of KV cache scales below layers for queries, keys and values.
+
+    vLLM finds the scales there.
     """
     return dict.fromkeys(_CACHED.get(module.last, ()), replace(SCALE, needed=False))
 
 
 def floats(*shapes: Shape) -> Slot:
-    """Scales of one of the shapes, in any float type."""
+    """Return a slot for scales of the given shapes, in any float type."""
     return Slot(FLOATS, shapes)
 
 
 def slot_findings(module: Module, slots: Slots) -> Iterator[Finding]:
-    """What is missing in a layer, what has another type or shape, and what should not be there."""
+    """Yield missing tensors, wrong types or shapes, and unknown tensors of a layer."""
     for name, slot in slots.items():
         tensor = module.tensors.get(name)
         place = f"{module.name}.{name}"
@@ -93,12 +94,12 @@ def size_findings(
     found: Shape,
     demanded: Shape | None,
 ) -> Iterator[Finding]:
-    """Whether a layer is as large as the model's configuration says.
+    """Yield a layer whose size differs from the model's configuration.
 
     Args:
         module: the layer.
-        found: its (out, in), as its scheme reads the weight.
-        demanded: what the configuration says; None where it says nothing.
+        found: (out, in) of the layer, by the shape of its weight and its scheme.
+        demanded: (out, in) by the configuration; None if unknown.
     """
     if demanded is not None and found != demanded:
         text = f"the layer has (out, in) = {found}; config.json says {demanded}"
@@ -106,7 +107,7 @@ def size_findings(
 
 
 def name_list_findings(entries: Mapping[str, Any], key: str) -> Iterator[Finding]:
-    """Whether what a configuration excludes is a list of names."""
+    """Yield an exclusion entry that is not a list of names."""
     found = entries.get(key)
     if found is not None and not (
         isinstance(found, list) and all(isinstance(name, str) for name in found)
@@ -119,5 +120,5 @@ def name_list_findings(entries: Mapping[str, Any], key: str) -> Iterator[Finding
 
 
 def ceil_div(number: int, by: int) -> int:
-    """How many pieces of a size a number takes."""
+    """Return the quotient, rounded up."""
     return -(-number // by)

@@ -1,6 +1,6 @@
-"""Names of tensors that vLLM's loaders look for, of the families whose loaders have been read.
+"""Tensor names that vLLM's loaders expect, for the families whose loaders were read.
 
-What they reorder.
+The module also checks layers that loaders reorder.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ _NORMED = rf"({_ATTENTION}|self_attn\.[qk]_norm)"
 _NORMS = r"(input|post_attention)_layernorm"
 _PARTS = r"(gate|up|down|gate_up)_proj"
 _MIXTURE = rf"mlp\.({_PARTS}|gate|experts(\.\d+\.{_PARTS})?|shared_expert(\.{_PARTS})?|shared_expert_gate)"  # noqa: E501
-#: Mistral's own names are taken, too.
+#: Mistral's own names are accepted, too.
 _MISTRAL = (
     r"(self_attn|attention)(\.([qkvo]_proj|qkv_proj|attn|w[qkvo]))?"
     rf"|{_NORMS}|(attention|ffn)_norm|(mlp|feed_forward)\.({_PARTS}|w[123])"
 )
-#: What is inside of a block, by the family.
+#: Names inside of a block, by family.
 _BLOCKS = {
     **dict.fromkeys(("llama", "qwen2"), rf"({_ATTENTION}|{_NORMS}|mlp\.{_PARTS})"),
     "qwen3": rf"({_NORMED}|{_NORMS}|mlp\.{_PARTS})",
@@ -43,7 +43,7 @@ _KNOWN = {
 }
 
 
-#: What attention has beside its layers, by the end of its name: scales of its cache.
+#: Tensors of attention in addition to its layers, by the last part of its name: KV cache scales.
 _OF_ATTENTION = {
     "attn": re.compile("([qkv]|prob)_scale"),
     **dict.fromkeys(
@@ -51,16 +51,14 @@ _OF_ATTENTION = {
         re.compile("([qkv]|kv)_scale|[qkv]_zero_point"),
     ),
 }
-#: Layouts in which vLLM finds the scale of probabilities; what else is called so has a rule of its
-#: own.
+#: Layouts in which vLLM finds the scale of probabilities; other tensors of that name have their
+#: own rule.
 _PROBABILITIES = ("quark", "fp8")
 _LAYER = re.compile(r"(?:model\.)?layers\.(\d+)\.")
 
 
 def name_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """Layers, and tensors of attention, that the loader of a language model of a known family has
-    no place for.
-    """
+    """Yield layers and attention tensors that a known family's loader lacks."""
     pattern, classes = (
         _KNOWN.get(str(checkpoint.config.get("model_type"))),
         checkpoint.config.get("architectures"),
@@ -101,9 +99,7 @@ def name_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 
 def order_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """Layers whose outputs the loader of Llama 4 reorders, where it takes other rows for them, or
-    leaves some out.
-    """
+    """Yield layers whose outputs Llama 4's loader reorders wrongly or in part."""
     if checkpoint.config.get("model_type") not in ("llama4", "llama4_text"):
         return
     for module in checkpoint.modules.values():
