@@ -1,4 +1,4 @@
-"""Store the state of a long computation in a file atomically, so that it can be resumed."""
+"""Atomic storage of the state of a long computation, which can be resumed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class State:
         self._file = file
 
     def read(self) -> dict[str, Any]:
-        """Return the tensors of the last write; an empty dict without a readable file."""
+        """Return the tensors of the last write; empty without a readable file."""
         if self._file is None:
             return {}
         try:

@@ -254,7 +254,7 @@ def _of_experts(
 
 
 def _ends(model: Any) -> list[str]:
-    """Return the names of the token embedding and the head, which may share a weight."""
+    """Return the names of the token embedding and the head, possibly tied."""
     own = [
         getattr(model, f"get_{side}_embeddings", lambda: None)()
         for side in ("input", "output")
@@ -280,7 +280,7 @@ def untied(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def floats_of(model: Any) -> list[str]:
-    """Return the names of float layers with the default specification, and of routers."""
+    """Return the names of float layers that have a default, and of routers."""
     routers = set(routers_of(model))
     return [
         name

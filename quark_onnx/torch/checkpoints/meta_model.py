@@ -130,7 +130,7 @@ def _suits(architecture: Any, config: Any, transformers: Any) -> bool:
 
 
 def dtype_of(config: Any) -> Any:
-    """Return the dtype of a model's weights; float32 if the configuration has no dtype."""
+    """Return the dtype of a model's weights; float32 if not configured."""
     found = getattr(config, "dtype", None) or torch.float32
     found = getattr(torch, found, None) if isinstance(found, str) else found
     if found not in (torch.float32, torch.float16, torch.bfloat16):

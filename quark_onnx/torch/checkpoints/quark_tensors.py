@@ -3,7 +3,7 @@
 Names are ``weight``, ``weight_scale``, ``weight_zero_point`` and, with a second scale,
 ``weight_scale_2``. Scales of activations are ``input_scale`` and ``output_scale``. If scales are
 products, ``weight_scale`` is the per-tensor factor and ``weight_scale_2`` has the per-channel
-factors. Integers of 4 bits, and of 8 bits in groups, are stored with inputs first. Eight nibbles
+factors. Integers with per-group scales are stored with inputs first. Eight nibbles
 are packed to an int32 along the last axis. MX scales are bytes with a bias of 127.
 """
 
@@ -66,7 +66,7 @@ def has_place(spec: TensorSpec) -> bool:
 
 
 def check_shape(name: str, spec: TensorSpec, shape: tuple[int, ...]) -> None:
-    """Raise ConfigError if the codes of a weight of this shape do not fill whole bytes."""
+    """Raise ConfigError if the codes of a weight do not fill whole bytes."""
     rows, columns = shape[0], math.prod(shape[1:])
     if isinstance(spec.dtype, Integer):
         if spec.dtype.bits not in (2, 3) or spec.dtype.name == "int2":

@@ -20,7 +20,7 @@ def compute_unsaved(model: Any, stored: Sources) -> None:
     file, or empties them.
 
     Args:
-        model: model of transformers with empty parameters; others are unchanged.
+        model: model of transformers. Parameters with values are unchanged.
         stored: tensors of the checkpoint, which have priority.
     """
     for name in sorted(getattr(model, "_keys_to_ignore_on_save", None) or ()):

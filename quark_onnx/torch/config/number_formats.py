@@ -1,4 +1,4 @@
-"""Number formats of PyTorch models: the ONNX formats, and formats without an ONNX type."""
+"""Number formats of PyTorch models: ONNX formats, and formats without ONNX type."""
 
 from __future__ import annotations
 

@@ -225,7 +225,7 @@ class TorchConfig:
         return self.default if kind in DEFAULT_TYPES or kind in OPERATORS else None
 
     def check(self, names: Iterable[str]) -> None:
-        """Raise ConfigError for a name or glob that matches only excluded layers or none.
+        """Raise ConfigError for a glob that matches no layer, or excluded layers only.
 
         Args:
             names: names of the layers of the model.

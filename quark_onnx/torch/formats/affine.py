@@ -216,7 +216,7 @@ def rounded(
 
 
 def extremes(x: Any) -> tuple[Any, Any]:
-    """Return minimum and maximum along the last axis (kept, length 1), including zero."""
+    """Return minimum and maximum along the last axis (kept), including zero."""
     if not x.shape[-1]:
         none = x.new_zeros((*x.shape[:-1], 1))
         return none, none

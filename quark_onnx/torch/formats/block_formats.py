@@ -70,7 +70,7 @@ def encode(blocks: Any, spec: TensorSpec, whole: Any = None) -> Shared:
 
 
 def rounded(blocks: Any, spec: TensorSpec, whole: Any = None) -> Any:
-    """Return the dequantized values of blocks, in float32, without computing codes.
+    """Return the values of blocks after rounding (float32), as ``decode(encode(...))``.
 
     Args:
         blocks: finite floats of shape (..., blocks, block size).

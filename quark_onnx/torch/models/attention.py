@@ -205,7 +205,7 @@ def _code_of(module: Any) -> Any:
 
 
 class _Rounded(TorchFunctionMode):
-    """Context manager that rounds softmax outputs of the thread, in the input's dtype."""
+    """Context manager that rounds softmax outputs of the thread in their dtype."""
 
     def __init__(self, rounded: Callable[[Any], Any]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Reasons why weights stay float, and the error for a model without a quantized layer."""
+"""Reasons why weights stay float, and the error for a float model."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def language_parts(model: Any) -> list[str]:
 
 
 def outside_language(model: Any) -> Iterator[str]:
-    """Yield the names of modules outside of the language part: towers, projectors etc."""
+    """Yield the names of modules outside of the language part, such as towers."""
     parts, towers = language_parts(model), towers_of(model)
     for name, _ in model.named_modules():
         in_tower = any(f"{name}.".startswith(f"{tower}.") for tower in towers)
@@ -87,6 +87,6 @@ def outside_language(model: Any) -> Iterator[str]:
 
 
 def _modalities(module: Any) -> tuple[str, ...]:
-    """Return the input modalities of a model of transformers; empty for other modules."""
+    """Return the input modalities of a model of transformers; empty otherwise."""
     found = getattr(module, "input_modalities", ())
     return (found,) if isinstance(found, str) else tuple(found)

@@ -1,4 +1,4 @@
-"""Quantized layers: modules that store integer codes and compute with the dequantized values."""
+"""Quantized layers, with integer codes as state and dequantized values in products."""
 
 from __future__ import annotations
 
@@ -316,13 +316,13 @@ def kind_of(module: Any) -> str | None:
 
 
 def is_scaled_embedding(module: Any) -> bool:
-    """Return whether a module is transformers' embedding with a factor ``embed_scale``."""
+    """Return whether a module is an embedding with a factor ``embed_scale``."""
     named = type(module).__name__.endswith("ScaledWordEmbedding")
     return named and isinstance(module, nn.Embedding) and hasattr(module, "embed_scale")
 
 
 def unlike_its_base(module: Any) -> str | None:
-    """Return why a layer of a subclass cannot be quantized as its base class, or None."""
+    """Return why a subclass cannot be quantized as its base class, or None."""
     cls = _base_of(module)
     if cls is None or kind_of(module) is not None:
         return None

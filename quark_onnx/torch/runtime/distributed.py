@@ -40,28 +40,28 @@ def own_part(samples: Sequence[Any]) -> list[Any]:
 
 
 def summed(tensor: Any) -> Any:
-    """Sum a tensor over all processes, in place."""
+    """Sum a tensor over the processes, in place."""
     if count() > 1:
         dist.all_reduce(tensor)
     return tensor
 
 
 def least(tensor: Any) -> Any:
-    """Reduce a tensor to its elementwise minimum over all processes, in place."""
+    """Reduce a tensor to its elementwise minimum over the processes, in place."""
     if count() > 1:
         dist.all_reduce(tensor, dist.ReduceOp.MIN)
     return tensor
 
 
 def greatest(tensor: Any) -> Any:
-    """Reduce a tensor to its elementwise maximum over all processes, in place."""
+    """Reduce a tensor to its elementwise maximum over the processes, in place."""
     if count() > 1:
         dist.all_reduce(tensor, dist.ReduceOp.MAX)
     return tensor
 
 
 def number(value: int) -> int:
-    """Return the sum of an integer over all processes.
+    """Return the sum of an integer over the processes.
 
     >>> number(3)
     3
@@ -79,7 +79,7 @@ def from_first(value: Any) -> Any:
 
 
 def gathered(value: Any) -> list[Any]:
-    """Return the values of all processes, in order of rank; values must be picklable."""
+    """Return the picklable values of the processes, in order of rank."""
     if count() == 1:
         return [value]
     found: list[Any] = [None] * count()

@@ -265,7 +265,7 @@ def small_integers(spec: LayerSpec) -> str:
 
 
 def unsigned(weight: Quantized) -> tuple[Any, Any]:
-    """Return unsigned codes (outputs, inputs) and zero points (outputs, blocks), int32."""
+    """Return unsigned codes (outputs, inputs), zero points (outputs, blocks); int32."""
     below = _below(weight.spec)
     zero = torch.zeros_like(weight.scale) if weight.zero is None else weight.zero
     return (

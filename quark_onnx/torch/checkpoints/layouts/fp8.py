@@ -36,7 +36,7 @@ def _is_whole(spec: TensorSpec) -> bool:
 
 @dataclass(frozen=True)
 class Fp8Layout(Layout):
-    """Layout of vLLM: ``weight_scale``, ``input_scale``, and scales of keys and values."""
+    """Layout of vLLM: ``weight_scale``, ``input_scale``, scales of keys and values."""
 
     name: ClassVar[str] = "fp8"
     method: ClassVar[str] = "fp8"
