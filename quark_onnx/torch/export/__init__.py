@@ -1,4 +1,4 @@
-"""A mirror of AMD Quark's module ``quark.torch.export``."""
+"""Mirror of AMD Quark's module ``quark.torch.export``."""
 
 from quark_onnx.torch.export.config.config import ExporterConfig, JsonExporterConfig
 

@@ -1,6 +1,4 @@
-"""Quantized models written and read as AMD Quark does: ModelExporter, and the functions of its
-release 0.13.
-"""
+"""ModelExporter and the export functions of AMD Quark 0.13."""
 
 from __future__ import annotations
 
@@ -27,17 +25,17 @@ from quark_onnx.torch.quantization.config.config import QConfig
 
 logger = logging.getLogger(__name__)
 
-#: Arguments of export_onnx that say how AMD Quark traces a model.
+#: Arguments of export_onnx for AMD Quark's tracing.
 _TRACING = ("verbose", "do_constant_folding", "operator_export_type", "dynamo")
-#: Layouts that AMD Quark has, too.
+#: Layouts of AMD Quark.
 CUSTOM_MODES = ("quark", "awq", "fp8")
 
 
 class ModelExporter:
-    """Writes quantized models into a folder.
+    """Writer of quantized models.
 
     Args:
-        config: how; or the folder, where all is as usual.
+        config: the settings; or the folder, for default settings.
         export_dir: the folder.
     """
 
@@ -63,18 +61,18 @@ class ModelExporter:
         custom_mode: str = "quark",
         tokenizer: Any = None,
     ) -> None:
-        """Write a checkpoint that vLLM and transformers load.
+        """Write a checkpoint for vLLM and transformers.
 
         Args:
-            model: quantized. Scales of its keys and values that are less than ``min_kv_scale``
-                become that.
-            quant_config: what it was quantized by; the model knows it if None.
+            model: a quantized model. Smaller scales of keys and values are raised to
+                ``min_kv_scale``.
+            quant_config: the configuration of the quantization; None for the model's own.
             custom_mode: the layout: "quark", "awq" or "fp8".
-            tokenizer: is written beside it.
+            tokenizer: a tokenizer, written to the same folder.
 
         Raises:
-            ConfigError: the folder is taken, the model was quantized by something else, or the
-                layout has no place.
+            ConfigError: the folder is not empty, the model was quantized by a different
+                configuration, or the layout does not support a format.
         """
         asked = self.config.json_export_config
         _check_layout(custom_mode)
@@ -103,7 +101,12 @@ class ModelExporter:
         )
 
     def export_onnx_model(self, model: Any, input_args: Any) -> None:
-        """Write ``model.onnx``; ``input_args`` are what the model can be run on."""
+        """Write ``model.onnx``.
+
+        Args:
+            model: a quantized model.
+            input_args: example inputs.
+        """
         export_onnx(model, self.export_dir, input_args)
 
     def export_gguf_model(
@@ -117,11 +120,11 @@ class ModelExporter:
 
 
 class ModelImporter:
-    """Reads a checkpoint into a model, as AMD Quark did up to release 0.10.
+    """Reader of checkpoints, as in AMD Quark up to release 0.10.
 
     Args:
         model_info_dir: the folder.
-        saved_format: "safetensors" or "quark_format", which are the same here.
+        saved_format: "safetensors" or "quark_format", which are equivalent here.
     """
 
     def __init__(
@@ -133,7 +136,7 @@ class ModelImporter:
         self.saved_format = saved_format
 
     def import_model_info(self, model: Any) -> Any:
-        """Return the model with the quantized layers of the checkpoint in place of its own."""
+        """Return the model with the checkpoint's quantized layers."""
         return import_model_from_safetensors(model, self.model_info_dir)
 
 
@@ -144,19 +147,18 @@ def export_safetensors(
     weight_format: str | None = None,
     pack_method: str = "reorder",
 ) -> None:
-    """Write a model that a ModelQuantizer has quantized, as a checkpoint that vLLM and transformers
-    load.
+    """Write a quantized model as a checkpoint for vLLM and transformers.
 
     Args:
-        model: quantized.
-        output_dir: where it goes; may exist only if it is empty.
+        model: a model from a ModelQuantizer.
+        output_dir: the folder; may exist only if it is empty.
         custom_mode: the layout: "quark", "awq" or "fp8".
-        weight_format: "real_quantized" for codes, "fake_quantized" for floats that have been
-            rounded; codes if None.
-        pack_method: how nibbles are ordered, "reorder" or "order".
+        weight_format: "real_quantized" for codes, "fake_quantized" for dequantized floats; codes if
+            None.
+        pack_method: the order of nibbles, "reorder" or "order".
 
     Raises:
-        ConfigError: the folder is taken, or the layout has no place for a format.
+        ConfigError: the folder is not empty, or the layout does not support a format.
     """
     asked = JsonExporterConfig(
         weight_format=weight_format or "real_quantized",
@@ -181,14 +183,15 @@ def export_onnx(  # noqa: PLR0913
     """Write a quantized model as ``model.onnx``.
 
     Args:
-        model: quantized.
-        output_dir: the folder that it goes to.
-        input_args: what the model can be run on.
-        opset_version: the opset that the model is converted to; None leaves it. input_names,
-        output_names: new names of inputs and outputs, in their order; none leaves those of the
-        module. uint4_int4_flag: without effect: codes of 4 bits are always written as such. others:
-        ``verbose``, ``do_constant_folding``, ``operator_export_type`` and ``dynamo``, without
-        effect.
+        model: a quantized model.
+        output_dir: the folder.
+        input_args: example inputs.
+        opset_version: the opset to which the model is converted; None for no conversion.
+        input_names: new names of inputs in order; empty keeps the module's names.
+        output_names: new names of outputs in order; empty keeps the module's names.
+        uint4_int4_flag: without effect: 4-bit codes are always written as 4-bit tensors.
+        others: ``verbose``, ``do_constant_folding``, ``operator_export_type`` and ``dynamo``,
+            without effect.
 
     Raises:
         ConfigError: a format has no exact counterpart in ONNX, or there are more names than inputs
@@ -219,16 +222,16 @@ def export_gguf(
     model_type: str | None,
     tokenizer_path: Path | str,
 ) -> None:
-    """Write a quantized model as ``model.gguf``, which llama.cpp loads.
+    """Write a quantized model as ``model.gguf`` for llama.cpp.
 
     Args:
-        model: quantized.
-        output_dir: the folder that it goes to.
-        model_type: as the configuration of the model has it; None to read it there.
+        model: a quantized model.
+        output_dir: the folder.
+        model_type: the model type of the configuration; None reads the configuration.
         tokenizer_path: the Hugging Face folder of the float model, with its tokenizer.
 
     Raises:
-        ConfigError: the model is of another type.
+        ConfigError: the model has a different type.
     """
     from quark_onnx.torch.exports.gguf import write_quantized_gguf
 
@@ -250,19 +253,24 @@ def import_model_from_safetensors(  # noqa: PLR0913
     device: Any = None,
     multi_gpu: bool = False,
 ) -> Any:
-    """The model of a checkpoint in AMD Quark's layout, ours or its own, or in another that is
-    written here.
+    """Load a checkpoint of AMD Quark or of this package.
 
     Args:
-        model: a model of the same class, whose parts are replaced by those of the checkpoint; None
-            for a new one.
-        model_dir: the folder. multi_device, multi_gpu: without effect; the model goes to one
-        device. trust_remote_code: run Python files that the checkpoint brings along.
-        attn_implementation: how attention is computed, by transformers' names; its own choice if
-        None. device: where the model goes; it stays on the CPU if None.
+        model: a model of the same class, whose modules are replaced by those of the checkpoint;
+            None for a new model.
+        model_dir: the folder.
+        multi_device: without effect; the model goes to one device.
+        trust_remote_code: run Python files of the checkpoint.
+        attn_implementation: transformers' name of the attention implementation; None for the
+            default.
+        device: the device; the CPU if None.
+        multi_gpu: without effect; the model goes to one device.
+
+    Returns:
+        The quantized model.
 
     Raises:
-        ConfigError: it is quantized in a way that cannot be read, or the model is of another class.
+        ConfigError: the quantization is not supported, or the model has a different class.
         ModelError: a file or a tensor is missing or damaged.
     """
     if multi_device or multi_gpu:
@@ -288,10 +296,10 @@ def import_model_from_safetensors(  # noqa: PLR0913
 
 
 def config_of(model: Any) -> TorchConfig:
-    """What a model was quantized by.
+    """Return the configuration by which a model was quantized.
 
     Raises:
-        ConfigError: it was not, or not by a ModelQuantizer.
+        ConfigError: the model was not quantized by a ModelQuantizer.
     """
     config = getattr(model, "quantized_by", None)
     if not isinstance(config, TorchConfig):
@@ -331,7 +339,7 @@ def _with_kv_cache(config: TorchConfig, asked: JsonExporterConfig) -> TorchConfi
 
 
 def _check_model(model: Any, config: TorchConfig) -> None:
-    """Raise ConfigError if a model was quantized by something else."""
+    """Raise ConfigError if a model was quantized by a different configuration."""
     layers = list(_quantized(model))
     if not layers:
         raise ConfigError(
@@ -340,7 +348,7 @@ def _check_model(model: Any, config: TorchConfig) -> None:
         )
     for name, layer in layers:
         wanted = config.spec_of(name, layer.kind) or LayerSpec()
-        # experts that saw no data have a weight alone
+        # inactive experts have a quantized weight only
         if layer.spec not in (wanted, LayerSpec(wanted.weight)):
             raise ConfigError(
                 f"{name} is quantized by {layer.spec}, but quant_config says {wanted}; "

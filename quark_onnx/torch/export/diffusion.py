@@ -1,7 +1,7 @@
-"""Quantized UNets and transformers of diffusers as folders: save_diffusion_model and the way back.
+"""save_diffusion_model and load_diffusion_model: quantized models of diffusers.
 
-A model is quantized by ``quantize_model``, as any module. The folder has what ``save_params``
-writes, and the configuration of diffusers, from which the class is made again.
+UNets and transformers are quantized by ``quantize_model``. The folder has the files of
+``save_params``, and the configuration of diffusers with the name of the class.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from quark_onnx.errors import MissingDependency, ModelError, nearest
 from quark_onnx.torch.checkpoints.safetensors_io import check_free, read_json
 from quark_onnx.torch.export.params import load_params, save_params
 
-#: What ``save_params`` calls the files, and the file of diffusers' own configuration.
+#: Base name of the files of ``save_params``, and the file of diffusers' configuration.
 _NAME, _CONFIG = "model", "config.json"
 
 
@@ -21,13 +21,13 @@ def save_diffusion_model(model: Any, folder: Path | str) -> None:
     """Write a quantized model of diffusers.
 
     Args:
-        model: quantized, with a ``config`` of diffusers.
-        folder: may exist only if it is empty.
+        model: a quantized model with a ``config`` of diffusers.
+        folder: the folder; may exist only if it is empty.
 
     Raises:
-        ConfigError: the folder is taken, no layer is quantized, or a format has no place in AMD
-            Quark's layout.
-        ModelError: the model is none of diffusers.
+        ConfigError: the folder is not empty, no layer is quantized, or AMD Quark's layout does not
+            support a format.
+        ModelError: the model is no model of diffusers.
     """
     folder = Path(folder)
     check_free(folder)
@@ -41,7 +41,7 @@ def save_diffusion_model(model: Any, folder: Path | str) -> None:
 
 
 def load_diffusion_model(folder: Path | str) -> Any:
-    """The quantized model that ``save_diffusion_model`` has written.
+    """Load a quantized model from a folder of ``save_diffusion_model``.
 
     Raises:
         MissingDependency: diffusers is not installed.

@@ -1,5 +1,6 @@
-"""save_params and load_params: the codes of any quantized module in two files, by the calls of AMD
-Quark.
+"""save_params and load_params: the codes of a quantized module in two files.
+
+The signatures are those of AMD Quark.
 """
 
 from __future__ import annotations
@@ -38,21 +39,23 @@ def save_params(  # noqa: PLR0913
     compressed: bool = False,
     reorder: bool = True,
 ) -> None:
-    """Write ``MODEL_TYPE.json``, how the layers of a model are quantized, and
-    ``MODEL_TYPE.safetensors``, its tensors.
+    """Write the quantization settings and the tensors of a model.
+
+    The files are ``MODEL_TYPE.json`` and ``MODEL_TYPE.safetensors``.
 
     Args:
-        model: quantized; any module.
-        model_type: what the files are called.
-        args, kwargs: of no use, as nothing is traced.
+        model: any quantized module.
+        model_type: the base name of the files.
+        args: without effect, since the model is not traced.
+        kwargs: without effect, since the model is not traced.
         export_dir: the folder.
         quant_mode: ``QuantizationMode.eager_mode``.
-        compressed: codes are stored either way; they stand for the same numbers.
-        reorder: how nibbles are ordered.
+        compressed: without effect: integer codes are always stored.
+        reorder: whether nibbles are reordered.
 
     Raises:
-        ConfigError: the model is an exported graph, no layer is quantized, keys are rounded after
-            they are rotated, probabilities are rounded, or the layout has no place for a format.
+        ConfigError: the model is an exported graph, no layer is quantized, rotated keys or
+            attention probabilities are quantized, or the layout does not support a format.
     """
     _check_mode(quant_mode)
     if isinstance(model, GraphModule):
@@ -121,18 +124,22 @@ def load_params(  # noqa: PLR0913
     compressed: bool = False,
     reorder: bool = True,
 ) -> Any:
-    """Put the layers and tensors that ``save_params`` has written into a float model of the same
-    kind, and return it.
+    """Load the layers and tensors of ``save_params`` into a float model.
 
     Args:
-        model: is changed in place.
-        json_path, safetensors_path: the files.
-        pth_path: not used; traced graphs are not read.
+        model: a float model of the same class, changed in place.
+        json_path: the file of settings.
+        safetensors_path: the file of tensors.
+        pth_path: not supported; traced graphs cannot be loaded.
         quant_mode: ``QuantizationMode.eager_mode``.
-        compressed, reorder: the files tell.
+        compressed: without effect.
+        reorder: without effect; the files store the order.
+
+    Returns:
+        The model.
 
     Raises:
-        ConfigError: a file is not named, or the layers are quantized in a way that cannot be read.
+        ConfigError: a file is not named, or the quantization is not supported.
         ModelError: a file is missing or damaged, or does not fit the model.
     """
     _check_mode(quant_mode)

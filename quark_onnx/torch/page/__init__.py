@@ -1,4 +1,4 @@
-"""The report of a run as a page to look at: one HTML file with its plots in it."""
+"""Report of a run as an HTML page with plots."""
 
 from quark_onnx.torch.page.page import render, write_page
 

@@ -1,4 +1,4 @@
-"""The plot of the errors along the model, before and after each algorithm."""
+"""Plot of the layers' errors before and after each algorithm."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from quark_onnx.torch.algorithms.base import Outcome
 from quark_onnx.torch.page.frame import Frame, series
 from quark_onnx.torch.pipelines.report import TorchReport
 
-#: The greatest distance of two algorithms at a layer, and radii of what is drawn.
+#: Maximum distance of two algorithms at a layer, and radii of the markers.
 _BESIDE, _LEAST, _GREATEST = 7.0, 1.2, 3.6
-#: Layers that are nearer to each other have no lines, which would fill the plot.
+#: Layers at a smaller distance are drawn without lines, which would fill the plot.
 _APART = 3.0
 
 
 def algorithms_of(report: TorchReport) -> list[str]:
-    """The names of the algorithms that have something to say, in the order of their work."""
+    """Return the names of the algorithms with outcomes, in the order of execution."""
     return list(dict.fromkeys(each.algorithm for each in report.outcomes))
 
 
 def shown(outcome: Outcome) -> bool:
-    """Whether an outcome has a place on a logarithmic scale: it tells of an error."""
+    """Return whether an outcome has errors that a logarithmic scale can show."""
     return (
         all(map(math.isfinite, (outcome.before, outcome.after)))
         and outcome.before > 0
@@ -31,11 +31,19 @@ def shown(outcome: Outcome) -> bool:
 
 
 def errors(report: TorchReport, width: float, height: float, class_: str) -> str:
-    """The error of each layer before and after each algorithm, in the order of the model.
+    """Draw the error of each layer before and after each algorithm, in model order.
 
-    Nothing where there is none.
+    Algorithms that work on a full block are drawn as lines over the block's width. The result is
+    empty if no outcome has errors.
 
-    An algorithm that works on a whole block has lines as wide as it.
+    Args:
+        report: the report.
+        width: width of the drawing in pixels.
+        height: height of the drawing in pixels.
+        class_: CSS class of the drawing.
+
+    Returns:
+        SVG.
     """
     outcomes = [each for each in report.outcomes if each.layer and shown(each)]
     if not outcomes:
@@ -95,7 +103,7 @@ def _layer(
     *,
     stem: bool,
 ) -> str:
-    """A ring, a dot, and maybe a line between them."""
+    """Draw a ring for the error before, a dot for the error after, and a stem."""
     before, after = frame.y(outcome.before), frame.y(outcome.after)
     dot = tag("circle", class_="filled", cx=at, cy=after, r=radius)
     if before == after:
@@ -105,7 +113,7 @@ def _layer(
 
 
 def _whole(frame: Frame, outcome: Outcome, left: float, right: float) -> str:
-    """Two lines, the one before dashed."""
+    """Draw two lines over a block; the line of the error before is dashed."""
     rows = (("whole was", outcome.before), ("whole", outcome.after))
     return "".join(
         tag("line", class_=name, x1=left, x2=right, y1=frame.y(e), y2=frame.y(e))

@@ -1,4 +1,4 @@
-"""The plot of the tokens that experts have seen: a row for each block, a column for each expert."""
+"""Plot of calibration tokens per expert: a row per block, a column per expert."""
 
 from __future__ import annotations
 
@@ -12,15 +12,13 @@ from quark_onnx.torch.pipelines.report import TorchReport
 
 _EXPERT = re.compile(r".*expert[^.]*(?:\.[^.\d]+)*\.(\d+)\.")
 _TOKENS = re.compile(r"(\d+) tokens")
-#: Around the plot; between the numbers of two experts; how high a row is, and where there are many.
+#: Margins of the plot; distance of two expert labels; row height, and row height for many rows.
 _LEFT, _TOP, _BOTTOM, _APART, _ROW, _LOW = 48.0, 26.0, 40.0, 26.0, 22.0, 15.0
 _MANY = 24
 
 
 def tokens_of(report: TorchReport) -> dict[str, dict[int, int]]:
-    """How many tokens the experts of each block have seen, by their numbers, as notes of outcomes
-    tell.
-    """
+    """Return the number of tokens per expert of each block, from notes of outcomes."""
     found = dict[str, dict[int, int]]()
     for outcome in report.outcomes:
         expert, tokens = _EXPERT.match(outcome.layer), _TOKENS.fullmatch(outcome.note)
@@ -32,9 +30,18 @@ def tokens_of(report: TorchReport) -> dict[str, dict[int, int]]:
 
 
 def experts(report: TorchReport, width: float, class_: str) -> str:
-    """Cells as strong in colour as an expert has seen tokens, against the most.
+    """Draw the number of tokens of each expert as the colour intensity of a cell.
 
-    Those without any are outlined.
+    The maximum has the full intensity. Inactive experts are outlined. The result is empty for a
+    model without experts.
+
+    Args:
+        report: the report.
+        width: width of the drawing in pixels.
+        class_: CSS class of the drawing.
+
+    Returns:
+        SVG.
     """
     rows = tokens_of(report)
     if not rows:

@@ -1,6 +1,4 @@
-"""Frame: what the plots along a model have in common: its blocks from left to right, a logarithmic
-scale upwards.
-"""
+"""Frame: axes of plots along a model, with blocks on x and a scale on y."""
 
 from __future__ import annotations
 
@@ -22,11 +20,11 @@ from quark_onnx.page.svg import (
 )
 
 _BLOCK = re.compile(r"(.*?)\.(\d+)(?=\.|$)")
-#: Around the plot, and between the names of two blocks.
+#: Margins of the plot, and the distance of two block labels.
 _LEFT, _RIGHT, _TOP, _BOTTOM, _APART = 48.0, 12.0, 32.0, 40.0, 30.0
-#: The colours of series, by names of variables of the style sheet.
+#: The colours of series, as CSS variables.
 COLOURS = ("product", "activation", "arithmetic", "normal", "reduce", "input", "move")
-#: Rules for series of one colour each; what is drawn of them is hollow or filled.
+#: CSS rules of the series colours, for hollow and filled markers.
 STYLE = (
     "".join(
         f".series-{place} {{ --own: var(--{name}); }}\n"
@@ -42,12 +40,12 @@ STYLE = (
 
 
 def series(place: int) -> str:
-    """The class of the colour of a series."""
+    """Return the CSS class of a series."""
     return f"series-{place % len(COLOURS)}"
 
 
 def block_of(name: str) -> str:
-    """The block that a layer belongs to; a layer outside of blocks is its own.
+    """Return the block of a layer; a layer outside of blocks is its own block.
 
     >>> block_of("model.layers.3.mlp.experts.7.up_proj"), block_of("lm_head")
     ('model.layers.3', 'lm_head')
@@ -58,13 +56,15 @@ def block_of(name: str) -> str:
 
 @dataclass(frozen=True)
 class Frame:
-    """A plot without what is drawn in it.
+    """Axes of a plot.
 
     Attributes:
-        names: of a layer for each place, from left to right.
-        width, height: of the drawing.
-        lo, hi: the ends of its scale.
-        log: whether the scale is logarithmic; both ends are above 0 then.
+        names: names of layers from left to right.
+        width: width of the drawing in pixels.
+        height: height of the drawing in pixels.
+        lo: lower end of the y scale.
+        hi: upper end of the y scale.
+        log: whether the scale is logarithmic; both ends are then positive.
     """
 
     names: Sequence[str]
@@ -82,8 +82,9 @@ class Frame:
         height: float,
         values: Iterable[float],
     ) -> Frame:
-        """One with a logarithmic scale that holds the values that are above 0, and at least two
-        powers of ten.
+        """Return a frame with a logarithmic scale that covers the positive values.
+
+        The scale covers at least two powers of ten.
         """
         exponents = [math.log10(value) for value in values if 0 < value < math.inf] or [
             0.0,
@@ -95,16 +96,16 @@ class Frame:
 
     @property
     def slot(self) -> float:
-        """The width of a place."""
+        """Return the width of a layer."""
         return (self.width - _RIGHT - _LEFT) / max(1, len(self.names))
 
     def x(self, place: float) -> float:
-        """The middle of a place."""
+        """Return the centre of a layer by index."""
         return _LEFT + (place + 0.5) * self.slot
 
     @property
     def y(self) -> Scale:
-        """The height of a value; those beyond the ends are at the ends."""
+        """Return the function from values to y, which clips values to the scale."""
         scale = (logarithmic if self.log else linear)(
             self.lo,
             self.hi,
@@ -115,15 +116,20 @@ class Frame:
 
     @property
     def bottom(self) -> float:
-        """Where the axis is."""
+        """Return the y of the horizontal axis."""
         return self.height - _BOTTOM
 
     def drawn(self, title: str, unit: str, parts: Iterable[str], class_: str) -> str:
-        """The drawing, with parts in it.
+        """Draw the axes with parts inside.
 
         Args:
-            title: what it shows.
-            unit: what its heights are.
+            title: the title of the drawing.
+            unit: the unit of the y axis.
+            parts: SVG elements.
+            class_: CSS class of the drawing.
+
+        Returns:
+            SVG.
         """
         right, y = self.width - _RIGHT, self.y
         found = self._blocks()
@@ -184,7 +190,7 @@ class Frame:
         ]
 
     def _blocks(self) -> list[str]:
-        """Every other block is shaded; as many have their numbers below as there is room for."""
+        """Shade every second block, and label as many blocks as fit."""
         parts, place, free = list[str](), 0, -math.inf
         for index, (block, own) in enumerate(groupby(self.names, block_of)):
             count = len(list(own))

@@ -1,4 +1,4 @@
-"""The plots of a mixture: bits and divergence of each group of layers."""
+"""Plots of a mixed-precision search: bits and divergence per group of layers."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from quark_onnx.page.svg import short, tag
 from quark_onnx.torch.page.frame import Frame, series
 from quark_onnx.torch.pipelines.mixed_precision import Group, Mixture
 
-#: The share of a place that a bar takes; the radii of a dot.
+#: Relative width of a bar; minimum and maximum radius of a dot.
 _BAR, _LEAST, _GREATEST = 0.72, 1.4, 4.0
 
 
 def schemes_of(mixture: Mixture) -> list[str]:
-    """The names of the schemes that could be chosen, the smaller ones first."""
+    """Return the names of the candidate schemes by ascending size."""
     sizes = {
         each.scheme: each.bits / group.weights
         for group in mixture.groups
@@ -23,7 +23,11 @@ def schemes_of(mixture: Mixture) -> list[str]:
 
 
 def bits(mixture: Mixture, width: float, height: float, class_: str) -> str:
-    """Bits for each weight of each group, in the order of the model."""
+    """Draw the bits per weight of each group, in model order.
+
+    Returns:
+        SVG.
+    """
     names = [group.layers[0] for group in mixture.groups]
     most = max(
         each.bits / group.weights for group in mixture.groups for each in group.options
@@ -57,7 +61,11 @@ def bits(mixture: Mixture, width: float, height: float, class_: str) -> str:
 
 
 def divergences(mixture: Mixture, width: float, height: float, class_: str) -> str:
-    """What each scheme does to each group; what was chosen is filled."""
+    """Draw the divergence of each group with each scheme; chosen schemes are filled.
+
+    Returns:
+        SVG.
+    """
     names = [group.layers[0] for group in mixture.groups]
     frame = Frame.around(
         names,
@@ -72,7 +80,7 @@ def divergences(mixture: Mixture, width: float, height: float, class_: str) -> s
         for each in sorted(
             group.options,
             key=lambda option: option == group.chosen,
-        ):  # it lies above the others
+        ):  # drawn last, on top
             own = (
                 f"{series(schemes.index(each.scheme))}"
                 f" {'filled' if each == group.chosen else 'hollow'}"

@@ -1,4 +1,4 @@
-"""The page: figures, errors along the model, a mixture, experts, and a table of all layers."""
+"""Page of a run: figures, errors, a mixture, experts, and a table of layers."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ _STYLE = (
 )
 
 
-#: Names of layers that a format is shown with.
+#: Maximum number of layer names per format.
 _NAMED = 8
 
 
@@ -73,11 +73,13 @@ def write_page(
     name: str = "model",
     mixture: Mixture | None = None,
 ) -> None:
-    """Write the page; ``path`` is the whole page or what it was.
+    """Write the page atomically.
 
     Args:
-        name: what the model is called.
-        mixture: how schemes were chosen, where they were.
+        found: the result of ``ptq``.
+        path: the file.
+        name: the name of the model.
+        mixture: the result of a mixed-precision search, if there was one.
 
     Raises:
         OSError: the folder cannot be written to.
@@ -86,7 +88,7 @@ def write_page(
 
 
 def render(found: Found, name: str = "model", mixture: Mixture | None = None) -> str:
-    """The text of the page; arguments as of ``write_page``."""
+    """Return the text of the page; the arguments are those of ``write_page``."""
     parts = [
         _header(found, name, mixture),
         _errors(found.report),
@@ -133,7 +135,7 @@ def _header(found: Found, name: str, mixture: Mixture | None) -> str:
 
 
 def _verdict_facts(found: Found) -> list[tuple[str, str, str]]:
-    """Sizes, and the figures of the comparison with the float model."""
+    """Return sizes, and the figures of the comparison with the float model."""
     judged = found.verdict
     if judged is None:
         return [("Size", size(found.estimate.disk), "of the checkpoint, as estimated")]
@@ -175,7 +177,7 @@ def _figure(
     key: str,
     heights: tuple[float, float],
 ) -> str:
-    """Drawings for wide and for narrow windows, and what their colours stand for."""
+    """Render a drawing for wide and for narrow windows, with a legend."""
     drawn = list(drawn)
     wide = "".join(draw(1000.0, heights[0], "wide") for draw in drawn)
     narrow = "".join(draw(380.0, heights[1], "narrow") for draw in drawn)
@@ -201,8 +203,9 @@ def _errors(report: TorchReport) -> str:
 
 
 def _hidden(report: TorchReport) -> str:
-    """What a logarithmic scale has no place for: errors that are counted from another one, and may
-    be below 0.
+    """Return a note on errors that a logarithmic scale cannot show.
+
+    Errors relative to a baseline may be negative.
     """
     count = sum(
         bool(each.before or each.after) and not shown(each) for each in report.outcomes
@@ -253,7 +256,7 @@ def _experts(report: TorchReport) -> str:
 
 
 def _formats(report: TorchReport) -> str:
-    """A table of the formats, each with the layers that have it."""
+    """Render a table of the formats with their layers."""
     named = dict[str, list[str]]()
     for name, spec in report.quantized.items():
         named.setdefault(_words(spec), []).append(name)
@@ -277,7 +280,7 @@ def _formats(report: TorchReport) -> str:
 
 
 def _layers(report: TorchReport) -> str:
-    """A table of all layers; blocks that are alike in all cells share one entry."""
+    """Render a table of layers; blocks with equal cells share an entry."""
     found = dict[str, list[Outcome]]()
     for outcome in report.outcomes:
         found.setdefault(outcome.layer, []).append(outcome)
@@ -327,7 +330,7 @@ def _layers(report: TorchReport) -> str:
 
 
 def _local(name: str) -> str:
-    """The name of a layer within its block.
+    """Return the name of a layer within its block.
 
     >>> _local("model.layers.3.mlp.up_proj"), _local("lm_head")
     ('mlp.up_proj', 'lm_head')
@@ -336,13 +339,13 @@ def _local(name: str) -> str:
 
 
 def _row(label: str, words: str, outcome: Outcome | None, place: int) -> str:
-    """A row of the table; what stands in the row above is left out.
+    """Render a row of the table; repeated cells are empty.
 
     Args:
-        label: the name of a layer within its block, or what else it is.
-        words: its format, if that is not the usual one.
-        outcome: what an algorithm has made of it.
-        place: of the outcome among those of the layer.
+        label: the name of a layer within its block, or a different label.
+        words: the format, if it is not the usual one.
+        outcome: the outcome of an algorithm.
+        place: index of the outcome among those of the layer.
     """
     start = "<tr class='more'><td></td><td></td>"
     if not place:
@@ -370,7 +373,7 @@ def _row(label: str, words: str, outcome: Outcome | None, place: int) -> str:
 
 
 def _words(spec: LayerSpec) -> str:
-    """How a layer is quantized, its parts by their names but the weight."""
+    """Describe the specs of a layer; all but the weight's have a prefix."""
     parts = [("", spec.weight), ("input ", spec.input), ("output ", spec.output)]
     parts.append(("probabilities ", spec.probabilities))
     return "; ".join(f"{name}{each}" for name, each in parts if each is not None)

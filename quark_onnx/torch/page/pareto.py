@@ -1,4 +1,4 @@
-"""The page of a search: size against divergence, and a table of all trials."""
+"""Page of a search: size against divergence, and a table of trials."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _STYLE = (
 
 
 def write_search_page(found: Search, path: Path, name: str, bits: float) -> None:
-    """Write the page of a search; ``path`` is the whole page or what it was.
+    """Write the page of a search atomically.
 
     Args:
         found: the search.
         path: the file.
-        name: what the model is called.
-        bits: the budget.
+        name: the name of the model.
+        bits: the budget in bits per weight.
     """
     best = found.best
     rows = [
@@ -78,7 +78,7 @@ def _row(trial: Trial, front: bool) -> str:
 
 
 def _plot(found: Search, width: float, height: float, class_: str) -> str:
-    """Bits from left to right, divergence on a logarithmic scale upwards."""
+    """Draw bits on x, and divergence on a logarithmic y scale."""
     known = [each for each in found.trials if each.divergence]
     bits = [each.bits for each in known]
     values = [float(each.divergence or 0) for each in known]

@@ -1,1 +1,1 @@
-"""AMD Quark's script ``quantize_quark.py``: arguments, and the recipes behind them."""
+"""AMD Quark's script ``quantize_quark.py``: arguments and recipes."""

@@ -1,8 +1,8 @@
-"""The arguments of AMD Quark's ``quantize_quark.py``, and what becomes of each.
+"""Arguments of AMD Quark's ``quantize_quark.py``, with the support of each.
 
-Three things can become of an argument. It is obeyed. It is not needed: what it asks for happens by
-itself, or has no counterpart; a note says so where it was given another value. It is refused: the
-result would not be what the user asks for, and the message names what to do instead.
+An argument is obeyed, not needed, or refused. An argument that is not needed has no counterpart,
+or asks for the default behaviour; a different value leads to a note. An argument is refused if
+the result would differ from the request; the message names an alternative.
 
 Names, choices and defaults are those of AMD Quark 0.8 to 0.13.
 """
@@ -21,14 +21,14 @@ Verdict = Literal["obeyed", "not needed", "refused"]
 
 @dataclass(frozen=True)
 class Argument:
-    """An argument of the script, as a row of the table.
+    """Argument of the script, as a row of the table.
 
     Attributes:
-        names: of the argument, the present one first.
-        verdict: what becomes of it.
-        text: how it is obeyed, why it is not needed, or what to do instead.
-        settings: for ``argparse``.
-        harmless: values that ask for nothing but what happens anyway.
+        names: names of the argument, the current one first.
+        verdict: obeyed, not needed, or refused.
+        text: the effect, the reason why it is not needed, or an alternative.
+        settings: arguments for ``argparse``.
+        harmless: values that ask for the default behaviour.
     """
 
     names: str
@@ -39,7 +39,7 @@ class Argument:
 
     @property
     def dest(self) -> str:
-        """The attribute of the parsed arguments."""
+        """Return the attribute of the parsed arguments."""
         return str(
             self.settings.get("dest") or self.names.split()[0].removeprefix("--"),
         )
@@ -139,7 +139,7 @@ ROWS: tuple[Argument, ...] = (
         _NUMBER,
         (1,),
     ),
-    # what is quantized, and how
+    # quantization
     Argument("--skip_quantization", "obeyed", "evaluate the float model alone", _FLAG),
     Argument(
         "--quant_scheme",
@@ -276,7 +276,7 @@ ROWS: tuple[Argument, ...] = (
         (0,),
     ),
     Argument("--torch_compile", "not needed", "kernels need no compiler", _FLAG),
-    # what is written
+    # export
     Argument(
         "--output_dir",
         "obeyed",
@@ -315,7 +315,7 @@ ROWS: tuple[Argument, ...] = (
         "the folder of --params_save",
         {"default": "model_params"},
     ),
-    # what is read again
+    # reloading
     Argument(
         "--model_reload",
         "obeyed",
@@ -351,7 +351,7 @@ ROWS: tuple[Argument, ...] = (
         {},
         ("auto",),
     ),
-    # what is evaluated
+    # evaluation
     Argument("--skip_evaluation", "obeyed", "compute no perplexity", _FLAG),
     Argument(
         "--evaluation_dataset",
@@ -477,7 +477,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
-    """Return the arguments of a command line; those of the process if None."""
+    """Parse a command line; None parses that of the process."""
     return parser().parse_args(words)
 
 

@@ -1,4 +1,4 @@
-"""The recipes of ``quantize_quark.py``: quantize, write, read again, evaluate."""
+"""Recipes of ``quantize_quark.py``: quantize, write, reload, evaluate."""
 
 from __future__ import annotations
 
@@ -38,14 +38,13 @@ from quark_onnx.torch.quantize_quark.settings import (
     torch_config,
 )
 
-#: The data set that AMD Quark's script evaluates on, and the part of it that was not seen in
-#: calibration.
+#: The data set for evaluation in AMD Quark's script, and its held-out split.
 _USUAL_TEXT = {None: "wikitext_test", "wikitext": "wikitext_test"}
-#: AMD Quark's variants of that set, with the prompt of one family of models around it.
+#: AMD Quark's variants of the set with a prompt of gpt-oss.
 _VARIANTS = ("wikitext_gpt_oss_120b", "wikitext_gpt_oss_20b")
 _PERPLEXITY = "perplexity"
 
-#: Values by the name of a metric: before and after, or one.
+#: Values by metric: before and after quantization, or one value.
 Metrics = dict[str, tuple[float, ...]]
 
 
@@ -54,9 +53,9 @@ class Results:
     """Results of a run.
 
     Attributes:
-        headline: what was done, in a sentence; empty if nothing was quantized.
+        headline: a summary in one sentence; empty if nothing was quantized.
         metrics: perplexity, and metrics of tasks.
-        notes: what a user should know.
+        notes: notes for the user.
     """
 
     headline: str = ""
@@ -68,8 +67,8 @@ class Evaluation:
     """Evaluation of a model: the perplexity of a text, and tasks of lm-eval.
 
     Args:
-        args: of the script.
-        notes: a note is added to it where the usual text is not there.
+        args: the arguments of the script.
+        notes: list to which a note is appended if the default text is not available.
 
     Raises:
         ConfigError: a text or a task is unknown.
@@ -94,9 +93,9 @@ class Evaluation:
         """Return the metrics of a model in memory.
 
         Args:
-            model: of transformers, float or quantized.
-            folder: has its tokenizer.
-            trust_code: run Python files that the tokenizer brings along.
+            model: a transformers model, float or quantized.
+            folder: the folder of its tokenizer.
+            trust_code: run Python files of the tokenizer.
 
         Raises:
             DataError: the text or a task cannot be read.
@@ -122,7 +121,7 @@ class Evaluation:
 
 
 def run(args: Namespace) -> Results:
-    """Do what the arguments ask for.
+    """Run the recipe of the arguments.
 
     Raises:
         QuarkError: an argument is refused, or the model, the data or a setting is wrong.
@@ -168,7 +167,7 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 def _text(args: Namespace, notes: list[str]) -> Text | None:
-    """Return the text to evaluate on, or None if the default text is not available.
+    """Return the evaluation text, or None if the default text is not available.
 
     Raises:
         ConfigError: the text is a variant that is not supported.
@@ -191,13 +190,13 @@ def _text(args: Namespace, notes: list[str]) -> Text | None:
 
 
 def _characters(text: str, **_: Any) -> dict[str, list[int]]:
-    """Return characters as tokens: a tokenizer that finds out whether a text is there."""
+    """Tokenize a text into characters, to check whether the text is available."""
     return {"input_ids": [ord(character) for character in text]}
 
 
 @contextmanager
 def _source(args: Namespace) -> Iterator[FloatCheckpoint]:
-    """Context manager: the float model, with its tensors in the type that was asked for."""
+    """Yield the float model with tensors in the requested dtype."""
     folder, output = model_folder(args), Path(args.output_dir)
     if args.data_type == "auto":
         yield FloatCheckpoint(folder, trust_code=args.trust_remote_code)
@@ -209,9 +208,9 @@ def _source(args: Namespace) -> Iterator[FloatCheckpoint]:
 
 
 def _device(name: str, notes: list[str]) -> str:
-    """The device that is named; the CPU, with a note, where torch finds no GPU.
+    """Return the named device; the CPU, with a note, if torch finds no GPU.
 
-    AMD's script has cuda as its default, and scripts name it.
+    cuda is the default of AMD's script, and therefore common in command lines.
     """
     if name.startswith("cuda") and not torch.cuda.is_available():
         notes.append(f"--device {name}: torch finds no GPU; the CPU is used")
@@ -225,7 +224,9 @@ def _quantize(
     evaluation: Evaluation,
     results: Results,
 ) -> None:
-    """Quantize into files, or in memory if nothing is written or the layout does not support the
+    """Quantize into files, or in memory.
+
+    The model is quantized in memory if nothing is written or the layout does not support the
     scheme.
     """
     config = torch_config(args, source)
@@ -282,7 +283,7 @@ def _quantize_in_memory(
     evaluation: Evaluation,
     results: Results,
 ) -> None:
-    """Quantize a model that is not written as a checkpoint, and evaluate it before and after."""
+    """Quantize without writing a checkpoint, and evaluate before and after."""
     trusted = source.trust_code
     model = load_checkpoint(source.folder, trust_code=trusted)
     data = None
@@ -319,10 +320,10 @@ def _evaluate_float(args: Namespace, evaluation: Evaluation, results: Results) -
 
 
 def _reload(args: Namespace, evaluation: Evaluation, results: Results) -> None:
-    """Evaluate a quantized model of files.
+    """Load a quantized model and evaluate it.
 
     Raises:
-        ConfigError: a file is not named, or something is to be written.
+        ConfigError: a file is not named, or an export is requested.
     """
     if args.model_export is not None:
         raise ConfigError(
@@ -366,7 +367,7 @@ def _save_params(args: Namespace, model: Any) -> None:
 
 
 def _write_csv(folder: Path, metrics: Metrics) -> None:
-    """Write metrics.csv: a row for each metric, with its value before and after."""
+    """Write metrics.csv: a row per metric, with its values before and after."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "metrics.csv").open("w", newline="", encoding="utf-8") as file:
         rows = csv.writer(file)

@@ -1,4 +1,4 @@
-"""What the arguments of ``quantize_quark.py`` ask for, in this package's terms."""
+"""Settings of this package from the arguments of ``quantize_quark.py``."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from quark_onnx.torch.quantization.config.algorithms import (
 )
 from quark_onnx.torch.quantization.config.template import LLMTemplate
 
-#: Earlier names of a checkpoint in the layout of Hugging Face.
+#: Earlier names of the format hf_format.
 _CHECKPOINTS = ("quark_format", "quark_safetensors", "vllm_adopted_safetensors")
-#: What Ryzen AI's pages write for no layers.
+#: Placeholder for no layers in Ryzen AI's documentation.
 _NOTHING = "[]"
 #: The one format of keys, values, queries and probabilities that checkpoints support.
 _FORMAT = "fp8"
 
 
 def model_folder(args: Namespace) -> Path:
-    """Return the folder of the model; one of the Hub is downloaded.
+    """Return the folder of the model; a model of the Hub is downloaded.
 
     Raises:
         ConfigError: there is no model of this name.
@@ -105,10 +105,11 @@ def torch_config(args: Namespace, source: FloatCheckpoint) -> TorchConfig:
 
 
 def exports_of(args: Namespace, notes: list[str]) -> list[str] | None:
-    """Return what to write, by the present names; None where the arguments do not say.
+    """Return the current names of the requested formats; None if none is requested.
 
     Args:
-        notes: what a user should know is added to it.
+        args: the arguments of the script.
+        notes: list to which notes for the user are appended.
     """
     if args.model_export is None:
         return None
@@ -130,10 +131,10 @@ def can_be_stored(layout: Any, config: TorchConfig) -> bool:
 
 
 def batch_of(args: Namespace) -> int | str:
-    """Return how many questions run together.
+    """Return the evaluation batch size.
 
     Raises:
-        DataError: it is no number of questions.
+        DataError: the size is not positive.
     """
     size: int | str = args.eval_batch_size
     if isinstance(size, int) and size < 1:
@@ -142,9 +143,7 @@ def batch_of(args: Namespace) -> int | str:
 
 
 def _template(source: FloatCheckpoint) -> LLMTemplate:
-    """Return AMD Quark's template of the model, or one that follows from the structure of the
-    model.
-    """
+    """Return AMD Quark's template of the model, or build one from its structure."""
     kind = str(read_json(source.folder / "config.json").get("model_type", ""))
     if kind not in LLMTemplate.list_available():
         floats = list(source.usually_float())
@@ -155,14 +154,14 @@ def _template(source: FloatCheckpoint) -> LLMTemplate:
 
 
 def _excluded(args: Namespace) -> list[str] | None:
-    """Return the patterns of excluded layers, or None for the default ones."""
+    """Return the patterns of excluded layers, or None for the default."""
     if args.exclude_layers is None:
         return None
     return [pattern for pattern in args.exclude_layers if pattern != _NOTHING]
 
 
 def _of_size(args: Namespace, size: int) -> LayerSpec:
-    """Return the scheme with another group size."""
+    """Return the scheme with a different group size."""
     found = scheme(args.quant_scheme, args.group_size)
     if found.weight is None or not found.weight.block_size:
         raise ConfigError(
@@ -173,7 +172,7 @@ def _of_size(args: Namespace, size: int) -> LayerSpec:
 
 
 def _algorithms(args: Namespace) -> tuple[list[str], dict[str, AlgoConfig]]:
-    """Return names of algorithms in their order, and settings by these names.
+    """Return names of algorithms in order, and settings by name.
 
     Raises:
         ConfigError: a file is for an algorithm that is not named.
@@ -198,9 +197,9 @@ def _algorithms(args: Namespace) -> tuple[list[str], dict[str, AlgoConfig]]:
 
 
 def _files(args: Namespace) -> Iterator[tuple[str, AlgoConfig]]:
-    """Yield the settings of algorithms, with their files.
+    """Yield files of algorithm settings with their content.
 
-    Names of algorithms between the files are not needed.
+    Names of algorithms between the files are skipped.
     """
     words = [
         *(args.quant_algo_config_file or ()),
@@ -212,7 +211,7 @@ def _files(args: Namespace) -> Iterator[tuple[str, AlgoConfig]]:
 
 
 def _with_exponents(config: TorchConfig, rule: str) -> TorchConfig:
-    """Return a configuration whose shared exponents follow another rule."""
+    """Return a configuration with a different rule for shared exponents."""
 
     def of_tensor(spec: TensorSpec | None) -> TensorSpec | None:
         return None if spec is None else spec.with_(exponent=rule)

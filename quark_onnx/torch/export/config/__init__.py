@@ -1,1 +1,1 @@
-"""A mirror of AMD Quark's module ``quark.torch.export.config``."""
+"""Mirror of AMD Quark's module ``quark.torch.export.config``."""

@@ -1,4 +1,4 @@
-"""ExporterConfig: how a quantized model is written, in AMD Quark's spelling."""
+"""ExporterConfig: export settings with AMD Quark's API names."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ from quark_onnx.torch.quantization.config.fields import Fields
 
 @dataclass
 class JsonExporterConfig(Fields):
-    """How a checkpoint of safetensors is written.
+    """Settings of a safetensors checkpoint.
 
     Attributes:
-        weight_merge_groups: None; each layer has a scale of its own.
-        kv_cache_group: globs of layers that compute keys and values; those of the quantization if
-            empty.
+        weight_merge_groups: None; scales are not merged over layers.
+        kv_cache_group: globs of layers that compute keys and values; if empty, those of the
+            quantization.
         min_kv_scale: the least scale of keys and values.
-        weight_format: "real_quantized" for codes, "fake_quantized" for floats that have been
-            rounded.
-        pack_method: how nibbles are ordered, "reorder" or "order".
+        weight_format: "real_quantized" for codes, "fake_quantized" for dequantized floats.
+        pack_method: the order of nibbles, "reorder" or "order".
     """
 
     weight_merge_groups: list[list[str]] | None = None
@@ -31,11 +30,11 @@ class JsonExporterConfig(Fields):
 
 @dataclass
 class ExporterConfig(Fields):
-    """How a model is written.
+    """Export settings of a model.
 
     Attributes:
-        json_export_config: as a checkpoint.
-        onnx_export_config: None; ONNX models are written in one way.
+        json_export_config: settings of a checkpoint.
+        onnx_export_config: None; ONNX export has no settings.
     """
 
     json_export_config: JsonExporterConfig = field(default_factory=JsonExporterConfig)
