@@ -1,12 +1,11 @@
-"""Passes for Microsoft Olive: static, dynamic and weight-only quantization, and configurations of
-QuarkQuantization.
+"""Passes for Microsoft Olive, with the parameters of Olive's own passes.
 
-Olive finds a pass by its package configuration. ``package_config`` returns Olive's own with these
-passes added:
+The passes are static, dynamic and weight-only quantization, and QuarkQuantization. Olive finds a
+pass by its package configuration. ``package_config`` returns Olive's own with these passes added:
 
     olive.run("workflow.json", package_config=package_config())
 
-``python -m quark_onnx.olive package.json`` writes it to a file, for
+``python -m quark_onnx.olive package.json`` writes the configuration to a file, for
 ``olive run --package-config package.json``.
 """
 

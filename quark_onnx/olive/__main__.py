@@ -1,4 +1,4 @@
-"""Write the package configuration of Olive: ``python -m quark_onnx.olive package.json``."""
+"""Command for Olive's package configuration: ``python -m quark_onnx.olive FILE``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from quark_onnx.olive.package import package_config
 
 
 def main() -> None:
-    """Write the file that the command line names."""
+    """Write the package configuration to the file on the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m quark_onnx.olive",
         description="Write Olive's package configuration with the passes of quark_onnx added.",

@@ -1,4 +1,4 @@
-"""The package configuration that tells Olive where the passes are."""
+"""Package configuration of Olive with the passes of this package."""
 
 from __future__ import annotations
 
@@ -49,8 +49,7 @@ PASSES: dict[str, dict[str, Any]] = {
 
 
 def package_config() -> dict[str, Any]:
-    """Return the package configuration of the installed Olive, with the passes of this package
-    added.
+    """Return Olive's package configuration with the passes of this package added.
 
     Raises:
         MissingDependency: olive-ai is not installed.

@@ -1,4 +1,4 @@
-"""The passes: each has the parameters of a pass of Olive and quantizes with this package."""
+"""Passes with the parameters of Olive's passes that quantize with this package."""
 
 from __future__ import annotations
 
@@ -56,12 +56,10 @@ def _native(default: str | None) -> dict[str, PassConfigParam]:
 
 
 class QuarkOnnxStaticQuantization(OnnxStaticQuantization):
-    """Quantize with scales measured on calibration data.
+    """Pass that quantizes with scales from calibration data.
 
-    The parameters are those of OnnxStaticQuantization.
-
-    ``quark_config`` takes the place of formats, calibration method and extra options, as
-    ``"XINT8"`` for the NPU.
+    The parameters are those of OnnxStaticQuantization. ``quark_config`` replaces formats,
+    calibration method and extra options, for example ``"XINT8"`` for the NPU.
     """
 
     @classmethod
@@ -106,7 +104,7 @@ class QuarkOnnxStaticQuantization(OnnxStaticQuantization):
 
 
 class QuarkOnnxDynamicQuantization(OnnxDynamicQuantization):
-    """Quantize weights now, and activations as the model runs.
+    """Pass that quantizes weights statically and activations dynamically.
 
     The parameters are those of OnnxDynamicQuantization.
     """
@@ -133,7 +131,7 @@ class QuarkOnnxDynamicQuantization(OnnxDynamicQuantization):
 
 
 class QuarkOnnxWeightOnlyQuantization(Pass):
-    """Quantize weights; activations stay float. ``quark_config`` is ``"INT4"`` by default."""
+    """Pass that quantizes weights only; the default ``quark_config`` is ``"INT4"``."""
 
     @classmethod
     def _default_config(cls, accelerator_spec: Any) -> dict[str, PassConfigParam]:
@@ -175,9 +173,9 @@ class QuarkOnnxWeightOnlyQuantization(Pass):
 
 
 class QuarkOnnxQuantization(QuarkQuantization):
-    """Quantize an ONNX model.
+    """Pass that quantizes an ONNX model.
 
-    The parameters are those of QuarkQuantization, of which the torch ones have no effect.
+    The parameters are those of QuarkQuantization. Parameters for torch have no effect.
     """
 
     def _run_for_config(self, model: Any, config: Any, output_model_path: str) -> Any:
@@ -216,13 +214,12 @@ def _written(
     output: str,
     write: Callable[[str], None],
 ) -> Any:
-    """Write a model to a temporary folder, and save it according to Olive's external data
-    parameters.
+    """Write a model to a temporary folder, and save it with Olive's parameters.
 
     Args:
         model: the float model, whose file name is kept.
-        parameters: of the pass.
-        output: where Olive wants the model.
+        parameters: the parameters of the pass, with those for external data.
+        output: Olive's output path.
         write: writes the quantized model to a path.
     """
     path = resolve_onnx_path(output, Path(model.model_path).name)

@@ -1,8 +1,8 @@
-"""Translate the parameters of Olive's passes; Olive itself is not needed.
+"""Translation of the parameters of Olive's passes, without Olive.
 
-Three kinds of parameters exist: those of OnnxStaticQuantization and OnnxDynamicQuantization become
-arguments of onnxruntime's functions, those of QuarkQuantization a configuration in AMD's names, and
-``quark_config`` is a configuration of this package.
+Three kinds of parameters exist. Those of OnnxStaticQuantization and OnnxDynamicQuantization become
+arguments of onnxruntime's functions. Those of QuarkQuantization become a configuration with AMD's
+API names. ``quark_config`` is a configuration of this package.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ logger = logging.getLogger(__name__)
 
 Parameters = Mapping[str, Any]
 
-#: Parameters that are extra options of onnxruntime, and whether they count in dynamic quantization,
-#: too.
+#: Parameters that are extra options of onnxruntime, and whether dynamic quantization reads them.
 _EXTRA_OPTIONS = {
     "ActivationSymmetric": ("activation_symmetric", True),
     "WeightSymmetric": ("weight_symmetric", True),
@@ -51,8 +50,7 @@ _REPLACED = {
     "extra_options": None,
 }
 _WEIGHT_TYPES = {name[1:].lower(): name for name in QuantType.__members__}
-#: Values of a tensor configuration in JSON, by the enumeration that they are members of, with
-#: Olive's defaults.
+#: Enumerations of a JSON tensor configuration, with Olive's defaults.
 _ENUMERATIONS = {
     "scale_type": ("ScaleType", "Float32"),
     "calibration_method": ("CalibMethod", "Percentile"),
@@ -68,13 +66,13 @@ def static_arguments(
     *,
     qnn: bool = False,
 ) -> dict[str, Any]:
-    """Return the arguments of ``quantize_static`` for the parameters of OnnxStaticQuantization.
+    """Return the arguments of ``quantize_static`` for OnnxStaticQuantization.
 
     Args:
-        parameters: of the pass.
+        parameters: the parameters of the pass.
         model: path of the float model.
         reader: calibration data.
-        qnn: the execution provider is QNN, for which onnxruntime has settings of its own.
+        qnn: whether the execution provider is QNN, which has its own settings in onnxruntime.
 
     Raises:
         ConfigError: a value is unknown.
@@ -104,7 +102,7 @@ def static_arguments(
         for key, (name, _) in _EXTRA_OPTIONS.items()
         if key in options
     }
-    nodes = common.pop("nodes_to_quantize")  # which the functions below do not take
+    nodes = common.pop("nodes_to_quantize")  # no parameter of the functions below
     prepared = {**common, **types, **exposed, "calibration_data_reader": reader}
     if qnn:
         prepared.pop("min_real_range", None)  # fixed for QNN
@@ -121,7 +119,11 @@ def static_arguments(
 
 
 def dynamic_arguments(parameters: Parameters, model: str | Path) -> dict[str, Any]:
-    """Return the arguments of ``quantize_dynamic`` for the parameters of OnnxDynamicQuantization.
+    """Return the arguments of ``quantize_dynamic`` for OnnxDynamicQuantization.
+
+    Args:
+        parameters: the parameters of the pass.
+        model: path of the float model.
 
     Raises:
         ConfigError: a value is unknown.
@@ -138,8 +140,8 @@ def native_config(parameters: Parameters, model: str | Path) -> QConfig:
     """Return the configuration in ``quark_config``, restricted to the selected nodes.
 
     Args:
-        parameters: of the pass. ``quark_config`` is the name of a preset, a YAML file, or a
-            dictionary of settings.
+        parameters: the parameters of the pass. ``quark_config`` is the name of a preset, a YAML
+            file, or a dictionary of settings.
         model: path of the float model.
 
     Raises:
@@ -169,8 +171,8 @@ def amd_draft(parameters: Parameters, *, random: bool) -> Draft:
     """Return the request of the ONNX parameters of QuarkQuantization.
 
     Args:
-        parameters: of the pass.
-        random: there is no calibration data; random data is used, as in Olive's pass.
+        parameters: the parameters of the pass.
+        random: whether to use random data, since there is no calibration data, as in Olive's pass.
 
     Raises:
         ConfigError: a value is unknown, or ``global_config`` is missing.
@@ -203,7 +205,7 @@ def amd_draft(parameters: Parameters, *, random: bool) -> Draft:
 
 
 def _common(parameters: Parameters, model: str | Path) -> dict[str, Any]:
-    """Return the arguments of quantize_static and quantize_dynamic alike."""
+    """Return the common arguments of quantize_static and quantize_dynamic."""
     excluded = list(parameters.get("nodes_to_exclude") or ())
     types = parameters.get("op_types_to_exclude") or ()
     if types and not parameters.get("op_types_to_quantize"):
@@ -218,9 +220,9 @@ def _common(parameters: Parameters, model: str | Path) -> dict[str, Any]:
 
 
 def _named(types: Sequence[str], model: str | Path) -> list[str]:
-    """Return the names of the nodes of some operator types.
+    """Return the names of the nodes of given operator types.
 
-    Warn of nodes that cannot be excluded by name.
+    Nodes without a name cannot be excluded, which is logged as a warning.
     """
     names = [node.name for node in _nodes(model) if node.op_type in types]
     unnamed = names.count("")
@@ -246,7 +248,7 @@ def _present(types: Sequence[str] | None, model: str | Path) -> tuple[str, ...]:
 def _extra_options(parameters: Parameters, *, dynamic: bool) -> dict[str, Any]:
     """Return the extra options.
 
-    A parameter wins over the extra option of the same meaning, as in Olive.
+    A parameter takes precedence over the extra option with the same meaning, as in Olive.
     """
     options = dict(parameters.get("extra_options") or {})
     for key, (name, in_dynamic) in _EXTRA_OPTIONS.items():
@@ -305,7 +307,7 @@ def _layer(given: Mapping[str, Any]) -> QLayerConfig:
             )
     tensors = dict(given)
     if "input_tensors" in tensors:
-        tensors.pop("activation", None)  # the older name of the same
+        tensors.pop("activation", None)  # the earlier name of input_tensors
     return QLayerConfig.from_dict(
         {name: _tensor(value) for name, value in tensors.items()},
     )
@@ -333,7 +335,7 @@ def _tensor(given: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 
 def _layers(parameters: Parameters, name: str) -> dict[Any, list[str]]:
-    """Return the names of layers by the configuration for these layers."""
+    """Return the names of layers by configuration."""
     layers: dict[Any, list[str]] = {}
     for item in parameters.get(name) or ():
         if not isinstance(item, list | tuple) or len(item) != 2:

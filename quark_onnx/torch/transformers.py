@@ -1,11 +1,11 @@
-"""Have transformers load checkpoints in AMD Quark's layout without the package ``amd-quark``.
+"""Loading of AMD Quark's checkpoints in transformers without ``amd-quark``.
 
     import quark_onnx.torch.transformers
     model = AutoModelForCausalLM.from_pretrained(folder, device_map="auto")
 
 transformers has a quantizer for ``quant_method: quark``, which imports the package ``quark``.
-Importing this module replaces that quantizer where the package is missing;
-``register(replace=True)`` does so in any case.
+Importing this module replaces that quantizer if the package is missing;
+``register(replace=True)`` replaces it in any case.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 METHOD = "quark"
-#: Tensors that belong to the attention of a layer, and not to the layer itself.
+#: Tensors that belong to the attention module of a layer.
 _OF_ATTENTION = r"\.prob_output_(scale|zero_point)$"
 
 
 class QuarkCheckpointConfig(QuantizationConfigMixin):
-    """The ``quantization_config`` of a checkpoint in AMD Quark's layout, as the file has it.
+    """Content of ``quantization_config`` of a checkpoint in AMD Quark's layout.
 
     Args:
         entries: the keys of the JSON object and their values.
@@ -73,19 +73,19 @@ class QuarkCheckpointConfig(QuantizationConfigMixin):
 
 
 class QuarkCheckpointQuantizer(HfQuantizer):
-    """The loader of checkpoints in AMD Quark's layout that transformers calls.
+    """Loader of checkpoints in AMD Quark's layout, called by transformers.
 
-    Before transformers reads the weights, the layers to quantize are taken out of the model, so
-    that it reads the float tensors alone. Afterwards they are put back with their codes, as
-    ``load_checkpoint`` reads them. ``model.dequantize()`` puts float layers in their place,
-    ``model.save_pretrained`` writes the codes as they were read.
+    Before transformers reads the weights, the layers to quantize are removed from the model, so
+    that only float tensors are read. Afterwards the layers are inserted with their codes, as in
+    ``load_checkpoint``. ``model.dequantize()`` replaces the layers by float layers, and
+    ``model.save_pretrained`` writes the unchanged codes.
 
     Args:
-        quantization_config: of the checkpoint.
-        settings: those of ``HfQuantizer``.
+        quantization_config: the configuration of the checkpoint.
+        settings: arguments of ``HfQuantizer``.
 
     Raises:
-        ConfigError: the checkpoint is quantized in a way that cannot be read.
+        ConfigError: the quantization is not supported.
     """
 
     # transformers quantizes nothing by this method: see quark_onnx.torch.ModelQuantizer
@@ -170,12 +170,12 @@ class QuarkCheckpointQuantizer(HfQuantizer):
         return model.eval()
 
     def _dequantize(self, model: Any, dtype: Any = None) -> Any:
-        """Put a float layer with the dequantized weight in the place of each quantized one.
+        """Replace each quantized layer by a float layer with the dequantized weight.
 
-        Nothing is rounded as the model runs: not what layers read, and not what attention reads.
+        Activations and attention inputs are no longer quantized.
 
         Raises:
-            ModelError: the model has experts, which are apart here and one tensor in transformers.
+            ModelError: the model has split experts, which are one tensor in transformers.
         """
         for name, module in model.named_modules():
             if isinstance(module, UNFUSED):
@@ -201,7 +201,7 @@ class QuarkCheckpointQuantizer(HfQuantizer):
         return model
 
     def is_serializable(self, **_: Any) -> bool:
-        """Return True: ``save_pretrained`` writes the codes in the layout of the checkpoint."""
+        """Return True, since ``save_pretrained`` writes the checkpoint's codes."""
         return True
 
     def get_state_dict_and_metadata(
@@ -209,10 +209,10 @@ class QuarkCheckpointQuantizer(HfQuantizer):
         model: Any,
         **_: Any,
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the tensors of the checkpoint, under the names that they have in files.
+        """Return the tensors of the checkpoint, by their names in files.
 
         Raises:
-            ModelError: weights lie on the disk, where they cannot be saved from.
+            ModelError: weights are offloaded to disk and cannot be saved.
         """
         names = DiskNames(model)
         found = dict[str, Any]()
@@ -228,13 +228,14 @@ class QuarkCheckpointQuantizer(HfQuantizer):
 
     @property
     def is_trainable(self) -> bool:
-        """False: codes have no gradients."""
+        """Return False, since codes have no gradients."""
         return False
 
 
 class _Patterns(set[str]):
-    """Regular expressions that earlier releases of transformers add to a list, and later ones unite
-    with a set.
+    """Set of regular expressions that also supports ``+`` with a list.
+
+    Earlier releases of transformers add a list, later ones unite sets.
     """
 
     def __add__(self, others: list[str]) -> list[str]:
@@ -242,12 +243,13 @@ class _Patterns(set[str]):
 
 
 class _Waiting(nn.Module):
-    """A placeholder for modules whose tensors transformers must not read.
+    """Placeholder for modules whose tensors transformers must not read.
 
-    A buffer of their size is what transformers and accelerate distribute over devices.
+    The buffer has the size of the module, so that transformers and accelerate distribute it over
+    devices.
 
     Args:
-        module: with parameters on the device "meta".
+        module: a module with parameters on the device "meta".
     """
 
     def __init__(self, module: Any) -> None:
@@ -264,7 +266,10 @@ class _Waiting(nn.Module):
             parameter._is_hf_initialized = True
 
     def __getattr__(self, name: str) -> Any:
-        """Return an attribute of the module: transformers initializes weights by their names."""
+        """Return an attribute of the module.
+
+        transformers initializes weights by the names of attributes.
+        """
         try:
             return super().__getattr__(name)
         except AttributeError:
@@ -272,7 +277,7 @@ class _Waiting(nn.Module):
 
     @property
     def device(self) -> Any:
-        """The device that the module computes on."""
+        """Return the device on which the module computes."""
         hook = self.__dict__.get("_hf_hook")
         return self.size.device if hook is None else hook.execution_device
 
@@ -282,20 +287,18 @@ class _Waiting(nn.Module):
         return self._module.pop()
 
     def hook_again(self, module: Any) -> None:
-        """Attach a hook of accelerate to a module that moves inputs as the hook of this placeholder
-        does.
-        """
+        """Attach a hook of accelerate that moves inputs like the placeholder's hook."""
         _copy_hook(self, module)
 
 
 def _compute_buffers(module: Any, model: Any) -> None:
-    """Compute the buffers of a module that has no memory.
+    """Compute the buffers of a module on the device "meta".
 
-    No file has them, and transformers has not seen them.
+    Checkpoints lack these buffers, and transformers did not initialize them.
 
     Args:
-        module: on the device "meta".
-        model: knows how to initialize it.
+        module: a module on the device "meta".
+        model: the model, which can initialize the module.
     """
     owners = [
         owner
@@ -305,7 +308,7 @@ def _compute_buffers(module: Any, model: Any) -> None:
     for owner in owners:
         filled = copy.deepcopy(owner).to_empty(device="cpu", recurse=False)
         for parameter in filled.parameters():
-            parameter._is_hf_initialized = True  # its values are not needed
+            parameter._is_hf_initialized = True  # skips initialization of unused values
         with torch.no_grad():
             model._init_weights(filled)
         for name, tensor in filled.named_buffers(recurse=False):
@@ -317,12 +320,14 @@ def _compute_buffers(module: Any, model: Any) -> None:
 
 
 def _fill_from(module: Any, layer: QuantizedLayer, dtype: Any) -> None:
-    """Give a float layer what is left of the weight of a quantized one, and its bias.
+    """Set the weight and the bias of a float layer to those of a quantized one.
+
+    The weight is dequantized.
 
     Args:
-        module: on the device "meta".
+        module: a float layer on the device "meta".
         layer: the quantized layer.
-        dtype: of the weight and the bias.
+        dtype: dtype of the weight and the bias.
     """
     weight = layer.weight.t() if layer.origin == "Conv1D" else layer.weight
     for name, tensor in (("weight", weight), ("bias", layer.bias)):
@@ -332,7 +337,7 @@ def _fill_from(module: Any, layer: QuantizedLayer, dtype: Any) -> None:
 
 
 def _copy_hook(layer: Any, module: Any) -> None:
-    """Attach a hook of accelerate that a layer has to the one that takes its place."""
+    """Attach a layer's hook of accelerate to a replacement of the layer."""
     hook = layer.__dict__.get("_hf_hook")
     if hook is None:
         return
@@ -349,7 +354,7 @@ def _folder_of(files: Any, model: Any) -> Path:
     """Return the folder of a checkpoint.
 
     Raises:
-        ModelError: the checkpoint has no files of safetensors.
+        ModelError: the checkpoint has no safetensors files.
     """
     names = [str(file) for file in files or ()]
     if not names or not all(name.endswith(".safetensors") for name in names):
@@ -361,15 +366,14 @@ def _folder_of(files: Any, model: Any) -> Path:
 
 
 def _patterns(names: Iterable[str]) -> set[str]:
-    """Return regular expressions for the tensors below modules, whatever precedes the names of
-    these in a file.
-    """
+    """Return regular expressions of tensors in modules, for any prefix in a file."""
     return {rf"(^|\.){re.escape(name)}\." for name in names}
 
 
 def _mappings() -> tuple[tuple[dict[str, Any], Any], ...]:
-    """Return transformers' tables of configurations and quantizers, with the classes of this
-    module.
+    """Return transformers' tables of configurations and quantizers.
+
+    Each table comes with the class of this module.
     """
     return (
         (auto.AUTO_QUANTIZATION_CONFIG_MAPPING, QuarkCheckpointConfig),
@@ -383,14 +387,14 @@ _ORIGINAL: Mapping[int, Any] = {
 
 
 def register(*, replace: bool | None = None) -> bool:
-    """Replace the quantizer that transformers has for checkpoints of AMD Quark.
+    """Replace transformers' quantizer for checkpoints of AMD Quark.
 
     Args:
-        replace: whether to do so where amd-quark is installed, too; False does nothing there, as
-            None.
+        replace: whether to replace the quantizer even if amd-quark is installed. False and None
+            leave the quantizer of an installed amd-quark.
 
     Returns:
-        Whether checkpoints are loaded by this package from now on.
+        Whether this package loads checkpoints from now on.
     """
     if is_quark_available() and not replace and not is_registered():
         logger.info(
@@ -404,7 +408,7 @@ def register(*, replace: bool | None = None) -> bool:
 
 
 def unregister() -> None:
-    """Give transformers its own quantizer back."""
+    """Restore transformers' own quantizer."""
     for table, _ in _mappings():
         table[METHOD] = _ORIGINAL[id(table)]
 

@@ -1,6 +1,6 @@
-"""AMD Quark's names for how a PyTorch model is quantized.
+"""Mirror of AMD Quark's API for the quantization of PyTorch models.
 
-Scripts written for ``quark.torch.quantization`` change the name of the package and nothing else.
+Scripts for ``quark.torch.quantization`` only change the name of the package.
 """
 
 from quark_onnx.torch.quantization.config import config

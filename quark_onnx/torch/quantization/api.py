@@ -1,4 +1,4 @@
-"""ModelQuantizer: quantize a model by a QConfig, as AMD Quark does."""
+"""ModelQuantizer: quantize a model by a QConfig, as in AMD Quark."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from quark_onnx.torch.quantization.config.type import QuantizationMode, RuntimeO
 
 logger = logging.getLogger(__name__)
 
-#: What scripts that watch AMD Quark's output wait for.
+#: Final line of AMD Quark's output, which some scripts wait for.
 COMPLETED = "[QUARK-INFO]: Model quantization has been completed."
 
 
 class ModelQuantizer:
-    """Quantizes models by one configuration.
+    """Quantizer of models by a configuration.
 
     Args:
-        config: how.
-        multi_device: without effect; a model is quantized where it is.
+        config: the configuration.
+        multi_device: without effect; a model is quantized on its own devices.
     """
 
     def __init__(self, config: QConfig, multi_device: bool = False) -> None:
@@ -43,20 +43,20 @@ class ModelQuantizer:
         model: Any,
         dataloader: Iterable[Any] | None = None,
     ) -> Any:
-        """Quantize a model; in place, but for ``fx_graph_mode``.
+        """Quantize a model, in place except in ``fx_graph_mode``.
 
         Args:
-            model: any module; in ``fx_graph_mode`` what torch.export has traced
-                (``torch.export.export(model, args).module()``), which is left as it is.
-            dataloader: batches: tensors, dicts of keywords or lists of arguments; needed only where
-                scales of activations are to be found.
+            model: any module; in ``fx_graph_mode`` an exported module
+                (``torch.export.export(model, args).module()``), which is not changed.
+            dataloader: batches: tensors, dicts of keywords or lists of arguments; needed only to
+                calibrate activation scales.
 
         Returns:
             The same model; in ``fx_graph_mode`` a new one.
 
         Raises:
             ConfigError: a name of the configuration matches no layer, an algorithm is not
-                available, or ``fx_graph_mode`` is asked for and the model is no exported one.
+                available, or ``fx_graph_mode`` is set and the model is not exported.
             DataError: data is needed and missing, or the model cannot be run on it.
         """
         config = self.config.torch_config()
@@ -77,8 +77,12 @@ class ModelQuantizer:
         quantize: bool | None = None,
         runtime_options: RuntimeOptions | None = None,
     ) -> Any:
-        """Return the model unchanged: layers hold codes as soon as they are quantized, whatever the
-        arguments say.
+        """Return the model unchanged, since quantized layers hold codes already.
+
+        Args:
+            model: a quantized model.
+            quantize: without effect.
+            runtime_options: without effect.
         """
         return model
 
@@ -87,13 +91,15 @@ class ModelQuantizer:
         pretrained_model_path: Path | str,
         save_path: Path | str,
     ) -> None:
-        """Quantize a checkpoint into another folder, a block at a time.
+        """Quantize a checkpoint into another folder, one block at a time.
 
-        Only without scales that data would tell.
+        Args:
+            pretrained_model_path: the float checkpoint.
+            save_path: the output folder.
 
         Raises:
-            ConfigError: the folder is taken, or a name of the configuration matches no layer.
-            DataError: there are scales that only data can tell.
+            ConfigError: the folder is not empty, or a name of the configuration matches no layer.
+            DataError: a scale needs calibration data.
             ModelError: a file is missing or damaged.
         """
         if self.config.mode is QuantizationMode.fx_graph_mode:

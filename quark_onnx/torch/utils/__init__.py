@@ -1,1 +1,1 @@
-"""AMD Quark's module path ``quark.torch.utils``."""
+"""Mirror of AMD Quark's module ``quark.torch.utils``."""

@@ -1,6 +1,4 @@
-"""What scripts for language models take from ``quark.torch.utils.llm``: models, tokenizers and
-calibration data.
-"""
+"""Mirror of ``quark.torch.utils.llm``: models, tokenizers and calibration data."""
 
 from __future__ import annotations
 
@@ -35,14 +33,14 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-#: Element types by the names that scripts have for them.
+#: Element types by their names in scripts.
 _TYPES = {
     "auto": "auto",
     "float16": torch.float16,
     "bfloat16": torch.bfloat16,
     "float32": torch.float32,
 }
-#: Files beside the weights that a processor or a tokenizer reads.
+#: Files of processors and tokenizers.
 _PREPROCESSORS = (
     "preprocessor_config.json",
     "processor_config.json",
@@ -65,10 +63,11 @@ def get_model(  # noqa: PLR0913
     Args:
         ckpt_path: the folder.
         data_type: "auto", "float16", "bfloat16" or "float32".
-        device: where the model goes; the CPU if there is no GPU.
-        multi_gpu, multi_device: whether accelerate spreads the model over all devices.
-        attn_implementation: how attention is computed, by transformers' names.
-        trust_remote_code: run Python files that the folder brings along.
+        device: the device of the model; the CPU if there is no GPU.
+        multi_gpu: whether accelerate distributes the model over all devices.
+        multi_device: the same as ``multi_gpu``.
+        attn_implementation: transformers' name of the attention implementation.
+        trust_remote_code: run Python files of the folder.
 
     Raises:
         ConfigError: the type is unknown.
@@ -89,7 +88,7 @@ def get_model(  # noqa: PLR0913
 
 
 def device_or_cpu(device: str | torch.device | None) -> str | torch.device:
-    """Return the device; the CPU, with a warning, where a GPU is asked for and there is none."""
+    """Return the device; the CPU, with a warning, if the device is a missing GPU."""
     if device is None:
         return "cpu"
     if str(device).startswith("cuda") and not torch.cuda.is_available():
@@ -108,9 +107,9 @@ def get_tokenizer(
 
     Args:
         ckpt_path: the folder.
-        max_seq_len: tokens of its longest input.
-        model_type: of no use; the folder says it.
-        trust_remote_code: run Python files that the folder brings along.
+        max_seq_len: maximum length of an input in tokens.
+        model_type: without effect; the folder has the type.
+        trust_remote_code: run Python files of the folder.
     """
     tokenizer = transformers.AutoTokenizer.from_pretrained(
         ckpt_path,
@@ -135,20 +134,20 @@ def get_calib_dataloader(  # noqa: PLR0913
 ) -> DataLoader[Any]:
     """Return windows of tokens as batches of shape (batch, seqlen).
 
-    Texts are joined and cut into windows that do not overlap, whatever the name; AMD Quark pads
-    each text for some.
+    Texts are concatenated and cut into windows without overlap for all names. AMD Quark pads single
+    texts for some names.
 
     Args:
         dataset_name: a file or folder of text or token ids, or the name of a data set; see
             ``read_windows``.
-        tokenizer: of transformers.
-        batch_size: windows of a batch.
-        num_calib_data: windows, at most.
+        tokenizer: a transformers tokenizer.
+        batch_size: windows per batch.
+        num_calib_data: the maximum number of windows.
         seqlen: tokens of a window.
-        device: where batches go; the CPU if None.
-        drop_last: leave out a last batch that is not full.
-        shuffle: in another order in each pass.
-        processor: takes the place of the tokenizer where there is none.
+        device: the device of the batches; the CPU if None.
+        drop_last: drop an incomplete last batch.
+        shuffle: shuffle the batches in each pass.
+        processor: replaces a missing tokenizer.
 
     Raises:
         DataError: the data cannot be read, or has not enough text for a window.
@@ -162,7 +161,7 @@ def get_calib_dataloader(  # noqa: PLR0913
     size = min(
         batch_size,
         len(windows),
-    )  # one batch that is not full is better than none
+    )  # keep a partial batch if it is the only one
     return DataLoader(
         [window.to(place) for window in windows],
         batch_size=size,
@@ -191,13 +190,16 @@ def get_loader(  # noqa: PLR0913
     batch_size: int = 1,
     shuffle: bool = False,
 ) -> DataLoader[Any]:
-    """Return windows of tokens to evaluate with; see ``get_calib_dataloader``.
+    """Return windows of tokens for evaluation.
 
     Args:
-        path: as ``dataset_name`` there.
-        subset: of no use for files; the part of a data set is that of calibration.
-        tokenizer, seqlen, batch_size, shuffle: the same.
-        num_batch: batches, at most; -1 for all.
+        path: see ``dataset_name`` of ``get_calib_dataloader``.
+        subset: without effect; the split of a data set is that of calibration.
+        tokenizer: a transformers tokenizer.
+        seqlen: tokens of a window.
+        num_batch: the maximum number of batches; -1 for all.
+        batch_size: windows per batch.
+        shuffle: shuffle the batches in each pass.
     """
     count = num_batch * batch_size if num_batch > 0 else None
     windows = read_windows(path, tokenizer, seqlen, count)
@@ -205,12 +207,18 @@ def get_loader(  # noqa: PLR0913
 
 
 def prepare_for_moe_quant(model: Any, reload: bool = False) -> None:
-    """Take stacked experts apart into linear layers, in place; quantizing does so by itself."""
+    """Split stacked experts into linear layers, in place.
+
+    Quantization does so automatically.
+    """
     unfuse_experts(model)
 
 
 def preprocess_for_quantization(model: Any, reload: bool = False) -> None:
-    """Take stacked experts apart into linear layers, in place; quantizing does so by itself."""
+    """Split stacked experts into linear layers, in place.
+
+    Quantization does so automatically.
+    """
     unfuse_experts(model)
 
 
@@ -218,7 +226,7 @@ def check_compatibility_before_quantization(
     model: Any,
     raise_on_error: bool = False,
 ) -> bool:
-    """Return True: what is not compatible is an error of quantizing, which names the layer."""
+    """Return True, since quantization reports incompatible layers."""
     return True
 
 
@@ -227,7 +235,7 @@ def create_model_skeleton(
     trust_remote_code: bool = False,
     attn_implementation: str = "eager",
 ) -> Any:
-    """Return the model of a folder without its weights, on torch's device ``meta``."""
+    """Return the model of a folder without weights, on torch's device ``meta``."""
     config = transformers.AutoConfig.from_pretrained(
         model_dir,
         trust_remote_code=trust_remote_code,
@@ -253,7 +261,7 @@ def maybe_save_preprocessors(
     src_subfolder: str = "",
     trust_remote_code: bool = False,
 ) -> None:
-    """Copy the files of a processor from one folder to another; nothing where there are none."""
+    """Copy the existing files of a processor from one folder to another."""
     for name in _PREPROCESSORS:
         source = Path(src_name_or_path) / src_subfolder / name
         if source.is_file():

@@ -1,3 +1,1 @@
-"""The configuration of a quantized model in AMD Quark's spelling, translated into this package's
-own.
-"""
+"""Quantization configuration with AMD Quark's API names."""

@@ -1,6 +1,4 @@
-"""AlgoConfig: the settings of algorithms in AMD Quark's spelling, and the JSON files that hold
-them.
-"""
+"""AlgoConfig: settings of algorithms with AMD Quark's API names, and JSON files."""
 
 from __future__ import annotations
 
@@ -41,14 +39,14 @@ __all__ = [
 
 
 class AlgoConfig(Fields):
-    """Base of the settings of an algorithm; frozen."""
+    """Settings of an algorithm; frozen base class."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class SmoothQuantConfig(AlgoConfig):
-    """SmoothQuant: the range of activations moves into weights."""
+    """Settings of SmoothQuant, which moves the range of activations into weights."""
 
     name: str = "smooth"
     alpha: float = 1
@@ -59,7 +57,7 @@ class SmoothQuantConfig(AlgoConfig):
 
 @dataclass(frozen=True)
 class AutoSmoothQuantConfig(AlgoConfig):
-    """SmoothQuant whose strength is searched for each layer."""
+    """Settings of SmoothQuant with a strength that is searched per layer."""
 
     name: str = "autosmoothquant"
     scaling_layers: Sequence[Mapping[str, Any]] | None = None
@@ -69,7 +67,7 @@ class AutoSmoothQuantConfig(AlgoConfig):
 
 @dataclass(frozen=True)
 class AWQConfig(AlgoConfig):
-    """AWQ: channels that matter are scaled up before they are rounded."""
+    """Settings of AWQ, which scales salient channels up before rounding."""
 
     name: str = "awq"
     scaling_layers: Sequence[Mapping[str, Any]] = ()
@@ -78,11 +76,11 @@ class AWQConfig(AlgoConfig):
 
 @dataclass(frozen=True)
 class GPTQConfig(AlgoConfig):
-    """GPTQ: the error of a rounded column is compensated by those that follow.
+    """Settings of GPTQ, which compensates the error of a column in later columns.
 
     Attributes:
-        true_sequential: layers of a block are quantized in the order in which they run, whatever is
-            given.
+        true_sequential: without effect; layers of a block are always quantized in order of
+            execution.
     """
 
     name: str = "gptq"
@@ -97,7 +95,7 @@ class GPTQConfig(AlgoConfig):
 
 @dataclass(frozen=True)
 class GPTAQConfig(AlgoConfig):
-    """GPTAQ: GPTQ that knows what the layers before have done wrong."""
+    """Settings of GPTAQ, a GPTQ that corrects the error of preceding layers."""
 
     name: str = "gptaq"
     block_size: int = 128
@@ -111,7 +109,7 @@ class GPTAQConfig(AlgoConfig):
 
 @dataclass(frozen=True)
 class QronosConfig(AlgoConfig):
-    """Qronos: GPTQ that corrects for what the layers before have done wrong."""
+    """Settings of Qronos, a GPTQ that corrects the error of preceding layers."""
 
     inside_layer_modules: Sequence[str] = ()
     model_decoder_layers: str = ""
@@ -125,7 +123,7 @@ class QronosConfig(AlgoConfig):
 
 @dataclass(frozen=True)
 class AutoRoundConfig(AlgoConfig):
-    """AutoRound: roundings and ranges are trained, block by block."""
+    """Settings of AutoRound, which trains rounding and ranges block by block."""
 
     name: str = "autoround"
     iters: int = 200
@@ -139,7 +137,7 @@ class AutoRoundConfig(AlgoConfig):
 
 @dataclass(frozen=True)
 class OnlineRotationConfig(Fields):
-    """Rotations that are computed as the model runs."""
+    """Settings of rotations at run time."""
 
     shared_parallel: bool
     online_rotation_layers: Sequence[str] | None = None
@@ -148,11 +146,11 @@ class OnlineRotationConfig(Fields):
 
 @dataclass(frozen=True)
 class RotationConfig(AlgoConfig):
-    """Rotation (QuaRot, SpinQuant): outliers are spread over all channels.
+    """Settings of rotations (QuaRot, SpinQuant), which spread outliers over channels.
 
     Attributes:
-        random_r1, random_r2: taken, and without effect: signs are random always, as that costs
-        nothing.
+        random_r1: without effect; signs are always random, at no cost.
+        random_r2: without effect; signs are always random, at no cost.
     """
 
     scaling_layers: Mapping[str, Any] | None = None
@@ -177,7 +175,7 @@ class RotationConfig(AlgoConfig):
     smooth_positions: Any = None
 
 
-#: By the names that files and templates have for them.
+#: Settings classes by the algorithm names of files and templates.
 ALGORITHMS: dict[str, type[AlgoConfig]] = {
     "smooth": SmoothQuantConfig,
     "smoothquant": SmoothQuantConfig,
@@ -192,7 +190,7 @@ ALGORITHMS: dict[str, type[AlgoConfig]] = {
 }
 
 
-#: Algorithms of AMD Quark that are not offered, and why.
+#: Unsupported algorithms of AMD Quark, with the reason.
 _REFUSED = {
     "svdquant": (
         "neither vLLM nor transformers has layers with a low-rank branch beside the"
@@ -203,12 +201,12 @@ _REFUSED = {
     ),
 }
 
-#: What older JSON files call rotations that are computed as the model runs.
+#: Names of online rotations in older JSON files.
 _ONLINE = "online-had"
 
 
 def algorithm_named(name: str) -> type[AlgoConfig]:
-    """The settings of the algorithm that is called so.
+    """Return the settings class of an algorithm.
 
     Raises:
         ConfigError: there is none.
@@ -224,11 +222,13 @@ def algorithm_named(name: str) -> type[AlgoConfig]:
 
 
 def load_quant_algo_config_from_file(file_path: Path | str) -> AlgoConfig:
-    """The settings of an algorithm, from a JSON file: its ``name``, and fields of that algorithm.
+    """Load the settings of an algorithm from a JSON file.
+
+    The file has the ``name`` and fields of the algorithm.
 
     Raises:
         ConfigError: the algorithm or a field is unknown.
-        ModelError: the file is not there, or is no JSON object.
+        ModelError: the file does not exist, or is no JSON object.
     """
     found = read_json(Path(file_path))
     if not isinstance(found.get("name"), str):
@@ -240,7 +240,7 @@ def load_quant_algo_config_from_file(file_path: Path | str) -> AlgoConfig:
         found.setdefault(
             "r4",
             bool(found.pop(_ONLINE)),
-        )  # of keys, a rotation changes nothing here
+        )  # a rotation of keys (R3) has no effect here
     try:
         cls = algorithm_named(found["name"])
         check_names(found, cls)
@@ -258,13 +258,13 @@ def load_quant_algo_config_from_file(file_path: Path | str) -> AlgoConfig:
 
 
 def algorithm_for(config: AlgoConfig) -> Any:  # noqa: C901, PLR0911, PLR0912
-    """What does the work that the settings describe.
+    """Return the algorithm with the given settings.
 
     Layers and their order are found by the structure of the model, and not by the names in the
     settings.
 
     Raises:
-        ConfigError: there is nothing that does it in this way.
+        ConfigError: the settings are not supported.
     """
     if not isinstance(config, AlgoConfig):
         raise ConfigError(

@@ -1,9 +1,7 @@
-"""QConfig and QLayerConfig: how a model is quantized, in AMD Quark's spelling.
+"""QConfig and QLayerConfig: quantization settings with AMD Quark's API names.
 
-A TorchConfig in this package's.
-
-The names of its releases before 0.11 stand beside the new ones: Config, QuantizationConfig and
-QuantizationSpec.
+The counterpart in this package is TorchConfig. The names of AMD Quark before 0.11 are aliases:
+Config, QuantizationConfig and QuantizationSpec.
 """
 
 from __future__ import annotations
@@ -45,16 +43,19 @@ __all__ += algorithms.__all__
 
 logger = logging.getLogger(__name__)
 
-#: How one tensor is quantized: in one stage, or in a list of them.
+#: Configuration of a tensor: one stage, or a list of stages.
 Stages = QTensorConfig | list[QTensorConfig]
-#: Axes that a scale may go along: of a weight, and of an activation (batch, tokens, features).
+#: Supported channel axes of a weight, and of an activation (batch, tokens, features).
 _WEIGHT_AXES = {QSchemeType.per_channel: (0,), QSchemeType.per_group: (-1, 1)}
 _ACTIVATION_AXES = {QSchemeType.per_channel: (1, -2), QSchemeType.per_group: (-1, 2)}
 
 
 @dataclass
 class QLayerConfig(Fields):
-    """How a layer is quantized: the fields of AMD Quark 0.13. What is None stays as it is."""
+    """Quantization settings of a layer, with the fields of AMD Quark 0.13.
+
+    None leaves a tensor float.
+    """
 
     ENUMS: ClassVar[Mapping[str, type[Enum]]] = {"target_device": DeviceType}
 
@@ -66,7 +67,7 @@ class QLayerConfig(Fields):
 
     @classmethod
     def of(cls, spec: LayerSpec) -> QLayerConfig:
-        """A layer's spec in AMD Quark's spelling.
+        """Convert a layer's spec to AMD Quark's API names.
 
         >>> QLayerConfig.of(LayerSpec(TensorSpec("int4", block_size=32))).weight.group_size
         32
@@ -76,17 +77,17 @@ class QLayerConfig(Fields):
         return cls(**{name: _tensor_from(entry[name]) for name in names})
 
     def to_dict(self) -> dict[str, Any]:
-        """The entry of a checkpoint's configuration."""
+        """Return the entry of a checkpoint's configuration."""
         return quark_json.layer_to_json(self.spec())
 
     def spec(self, where: str = "QLayerConfig") -> LayerSpec:
-        """The same in this package's terms.
+        """Convert the settings to a LayerSpec.
 
         Args:
-            where: what it is for, in errors.
+            where: the name of the settings in errors.
 
         Raises:
-            ConfigError: it asks for what is not computed, or contradicts itself.
+            ConfigError: the settings are not supported, or contradictory.
         """
         if self.bias is not None:
             logger.warning(
@@ -124,7 +125,7 @@ def _first(given: Stages) -> QTensorConfig:
 
 
 def _static(given: Any) -> Any:
-    """The same with scales that are computed once: those of a weight are the same in each run."""
+    """Return the settings with static scales, since weights are constant."""
     if isinstance(given, list):
         return [_static(each) for each in given]
     if not isinstance(given, QTensorConfig) or not given.is_dynamic:
@@ -171,7 +172,7 @@ def _check_axis(
         )
 
 
-#: Fields whose other values ask for what is not done, and why.
+#: Fields with a single supported value, and the reason.
 _NOT_DONE: dict[str, str] = {
     "shared_scale_groups": "each layer has scales of its own",
     "sync_moe_expert_input_amax": "each expert has scales of its own",
@@ -181,22 +182,21 @@ _NOT_DONE: dict[str, str] = {
 
 @dataclass
 class QConfig(Fields):
-    """How a model is quantized: the fields and defaults of AMD Quark 0.13.
+    """Quantization settings of a model, with the fields and defaults of AMD Quark 0.13.
 
     ``log_severity_level``, ``version``, ``quant_flow`` and ``gpu_resident_blocks`` have no effect
-    on what is computed.
+    on the result.
 
     Attributes:
         exclude: globs of names that stay float.
-        quant_mode: ``eager_mode`` for any module, ``fx_graph_mode`` for what torch.export has
-            traced.
-        algo_config: settings of an algorithm, or a list of them.
-        layer_type_quant_config: by the class of layers.
-        layer_quant_config: by globs of names; the first that matches wins.
-        kv_cache_quant_config: by globs of the names of layers that compute keys and values; wins
-            over all others.
-        kv_cache_post_rope: whether keys are rounded after they are rotated.
-        softmax_quant_spec: of the probabilities of attention; queries are an entry of
+        quant_mode: ``eager_mode`` for modules, ``fx_graph_mode`` for exported modules.
+        algo_config: settings of an algorithm, or a list.
+        layer_type_quant_config: settings by the class of layers.
+        layer_quant_config: settings by globs of names; the first match wins.
+        kv_cache_quant_config: settings by globs of the layers that compute keys and values; takes
+            precedence over all other fields.
+        kv_cache_post_rope: whether keys are quantized after the rotary embedding.
+        softmax_quant_spec: settings of the attention probabilities; queries are an entry of
             ``layer_quant_config``.
     """
 
@@ -225,22 +225,22 @@ class QConfig(Fields):
     keep_prequantized_layers: bool = True
 
     def to_dict(self) -> dict[str, Any]:
-        """What a checkpoint says of how it is quantized, but for how it is packed."""
+        """Return the configuration entry of a checkpoint, without the packing."""
         entry = quark_json.to_json(self.torch_config())
         del entry["export"]
         return entry | {"quant_mode": self.mode.name}
 
     @property
     def mode(self) -> QuantizationMode:
-        """Whether layers are replaced in a module, or calls in an exported graph."""
+        """Return the mode: replacing layers in a module, or calls in an exported graph."""
         fx, eager = QuantizationMode.fx_graph_mode, QuantizationMode.eager_mode
         return fx if self.quant_mode is fx else eager
 
     def torch_config(self) -> TorchConfig:
-        """The same in this package's terms.
+        """Convert the settings to a TorchConfig.
 
         Raises:
-            ConfigError: it asks for what is not done, or contradicts itself.
+            ConfigError: the settings are not supported, or contradictory.
         """
         self._check()
         chosen: Any = self.algo_config or ()
@@ -274,9 +274,9 @@ class QConfig(Fields):
         )
 
     def _types(self) -> Iterator[tuple[str, LayerSpec]]:
-        """Classes of layers with their specs.
+        """Yield classes of layers with their specs.
 
-        One that has nothing to quantize stays float, with a warning.
+        Classes that cannot be quantized stay float, with a warning.
         """
         for kind, each in self.layer_type_quant_config.items():
             name = kind if isinstance(kind, str) else kind.__name__
@@ -290,7 +290,7 @@ class QConfig(Fields):
             yield name, _layer(each, "layer_type_quant_config")
 
     def _kv_layers(self, layers: Mapping[str, LayerSpec]) -> list[str]:
-        """Globs of the layers that compute keys and values."""
+        """Return globs of the layers that compute keys and values."""
         named = self.kv_cache_group or list(self.kv_cache_quant_config)
         if self.kv_cache_quant_config and set(named) != set(self.kv_cache_quant_config):
             raise ConfigError(
@@ -324,5 +324,5 @@ def _layer(given: Any, where: str) -> LayerSpec:
     return given.spec(where)
 
 
-#: The names before release 0.11.
+#: Names before release 0.11.
 Config, QuantizationConfig, QuantizationSpec = QConfig, QLayerConfig, QTensorConfig

@@ -1,6 +1,6 @@
-"""Families of language models: which layers compute keys and values, and which usually stay float.
+"""Families of language models: layers of keys and values, and float layers.
 
-By ``model_type`` of a model's configuration, as AMD Quark 0.13 has them.
+The keys are the ``model_type`` of a model's configuration, as in AMD Quark 0.13.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _QWEN4 = (
     " *.self_attn.* *hyper_connection* *.ple.*"
 )
 
-#: Layers that compute queries, where they are not called as those of keys are.
+#: Globs of query layers whose names do not follow those of the keys.
 _QUERIES = {
     **dict.fromkeys(
         ("deepseek_v2", "deepseek_v3", "deepseek_v32"),
@@ -30,8 +30,8 @@ _QUERIES = {
     "mllama": "*self_attn.q_proj",
 }
 
-#: Globs of layers that compute keys and values, and of layers that stay float, each list in one
-#: text.
+#: Globs of layers that compute keys and values, and of layers that stay float, separated by
+#: spaces.
 FAMILIES: dict[str, tuple[str, str]] = {
     "chatglm": ("*query_key_value", "transformer.output_layer"),
     "cohere": (_KV, _HEAD),
@@ -151,7 +151,7 @@ FAMILIES: dict[str, tuple[str, str]] = {
 
 
 def queries_of(model_type: str) -> list[str]:
-    """Globs of the layers that compute queries in a family, alone or with keys and values.
+    """Return globs of the layers that compute queries, alone or with keys and values.
 
     >>> queries_of("gemma3"), queries_of("phi3")
     (['*language_model.*q_proj'], ['*qkv_proj'])

@@ -1,4 +1,4 @@
-"""Fields: the base of the configuration's dataclasses, whose misspelt fields are errors."""
+"""Fields: base of the configuration's dataclasses, which rejects unknown fields."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from quark_onnx.errors import ConfigError, nearest
 
 
 class Fields:
-    """Base of dataclasses: an unknown field is an error that names the nearest one, when an object
-    is made and later.
+    """Base of dataclasses with checked fields.
 
-    Fields that hold a member of an enumeration take its name, too.
+    An unknown field raises an error that names the nearest field, in the constructor and on
+    assignment. Fields with a member of an enumeration also accept its name.
     """
 
     #: The enumerations, by field.
@@ -33,7 +33,7 @@ class Fields:
 
 
 def member(kind: type[Enum], value: Any, name: str) -> Any:
-    """The member of an enumeration that a value names; None stays None.
+    """Return the member of an enumeration by name; None is returned unchanged.
 
     Raises:
         ConfigError: there is none.

@@ -1,7 +1,6 @@
-"""Helpers that make a QTensorConfig: one class for each number format and granularity, as AMD Quark
-has them.
+"""Helpers that build a QTensorConfig: one class per number format and granularity.
 
-Which of them are symmetric or dynamic by default follows AMD Quark, too, and no rule.
+The classes, and their defaults of ``symmetric`` and ``is_dynamic``, are those of AMD Quark.
 """
 
 from __future__ import annotations
@@ -68,9 +67,9 @@ __all__ = [
 
 @dataclass
 class DataTypeSpec(Fields):
-    """Base of the helpers: fields are those of the QTensorConfig.
+    """Base of the helpers, with the fields of a QTensorConfig.
 
-    Keywords of a class are fields that it fixes.
+    Class keywords fix the values of fields.
     """
 
     FIXED: ClassVar[dict[str, Any]] = {}
@@ -79,10 +78,10 @@ class DataTypeSpec(Fields):
         cls.FIXED = cls.FIXED | fixed
 
     def to_quantization_spec(self) -> QTensorConfig:
-        """The configuration of a tensor.
+        """Return the configuration of a tensor.
 
         Raises:
-            ConfigError: a field holds what it cannot.
+            ConfigError: a field has an unsupported value.
 
         >>> Int4PerGroupSpec(ch_axis=-1, group_size=128).to_quantization_spec().symmetric
         True
@@ -102,7 +101,7 @@ class DataTypeSpec(Fields):
 
 @dataclass
 class _PerTensor(DataTypeSpec, qscheme="per_tensor"):
-    """One scale for a tensor."""
+    """Format with per-tensor scales."""
 
     observer_method: str = "min_max"
     symmetric: bool | None = True
@@ -117,8 +116,9 @@ class _PerChannel(
     qscheme="per_channel",
     observer_cls="PerChannelMinMaxObserver",
 ):
-    """One scale for a channel of a weight (``ch_axis=0``) or a token of an activation
-    (``ch_axis=1``).
+    """Format with per-channel scales of weights, or per-token scales of activations.
+
+    The axis is ``ch_axis=0`` for weights and ``ch_axis=1`` for activations.
     """
 
     ch_axis: int
@@ -134,7 +134,7 @@ class _PerGroup(
     qscheme="per_group",
     observer_cls="PerGroupMinMaxObserver",
 ):
-    """One scale for so many values along an axis; the last one is ``ch_axis=-1``."""
+    """Format with per-group scales along an axis; the last axis is ``ch_axis=-1``."""
 
     ch_axis: int
     group_size: int
@@ -151,12 +151,12 @@ class _Floats(
     round_method="half_even",
     scale_type="float",
 ):
-    """Floats with one scale for so many values along an axis."""
+    """Float format with per-group scales along an axis."""
 
 
 @dataclass
 class _FloatPerGroup(_Floats):
-    """Floats with scales of a type of their own."""
+    """Float format with per-group scales of a separate type."""
 
     ch_axis: int
     group_size: int
@@ -176,7 +176,7 @@ class OCP_MXSpec(_Floats, group_size=32, scale_format="e8m0"):  # noqa: N801
 
 @dataclass
 class _SharedExponent(DataTypeSpec):
-    """Blocks with a shared exponent, of Microsoft's formats."""
+    """Blocks with a shared exponent, in Microsoft's formats."""
 
     ch_axis: int
     block_size: int
@@ -184,41 +184,41 @@ class _SharedExponent(DataTypeSpec):
 
 
 class Int4PerTensorSpec(_PerTensor, dtype="int4"):
-    """4-bit integers, one scale for a tensor."""
+    """Signed 4-bit integers with per-tensor scales."""
 
 
 @dataclass
 class Uint4PerTensorSpec(_PerTensor, dtype="uint4"):
-    """Unsigned 4-bit integers, one scale for a tensor."""
+    """Unsigned 4-bit integers with per-tensor scales."""
 
     symmetric: bool | None = False
 
 
 class Int8PerTensorSpec(_PerTensor, dtype="int8"):
-    """8-bit integers, one scale for a tensor."""
+    """Signed 8-bit integers with per-tensor scales."""
 
 
 @dataclass
 class Uint8PerTensorSpec(_PerTensor, dtype="uint8"):
-    """Unsigned 8-bit integers, one scale for a tensor."""
+    """Unsigned 8-bit integers with per-tensor scales."""
 
     symmetric: bool | None = False
 
 
 @dataclass
 class Int3PerChannelSpec(_PerChannel, dtype="int3"):
-    """3-bit integers, one scale for a channel; asymmetric unless told otherwise."""
+    """Signed 3-bit integers with per-channel scales; asymmetric by default."""
 
     symmetric: bool | None = False
 
 
 class Int4PerChannelSpec(_PerChannel, dtype="int4"):
-    """4-bit integers, one scale for a channel."""
+    """Signed 4-bit integers with per-channel scales."""
 
 
 @dataclass
 class Uint4PerChannelSpec(_PerChannel, dtype="uint4"):
-    """Unsigned 4-bit integers, one scale for a channel."""
+    """Unsigned 4-bit integers with per-channel scales."""
 
     symmetric: bool | None = False
     is_dynamic: bool | None = None
@@ -227,41 +227,41 @@ class Uint4PerChannelSpec(_PerChannel, dtype="uint4"):
 
 @dataclass
 class Int8PerChannelSpec(_PerChannel, dtype="int8"):
-    """8-bit integers, one scale for a channel; asymmetric unless told otherwise."""
+    """Signed 8-bit integers with per-channel scales; asymmetric by default."""
 
     symmetric: bool | None = False
 
 
 class Uint8PerChannelSpec(_PerChannel, dtype="uint8"):
-    """Unsigned 8-bit integers, one scale for a channel; symmetric unless told otherwise."""
+    """Unsigned 8-bit integers with per-channel scales; symmetric by default."""
 
 
 class Int2PerGroupSpec(_PerGroup, dtype="int2"):
-    """2-bit integers in groups."""
+    """Signed 2-bit integers with per-group scales."""
 
 
 class Int3PerGroupSpec(_PerGroup, dtype="int3"):
-    """3-bit integers in groups."""
+    """Signed 3-bit integers with per-group scales."""
 
 
 class Int4PerGroupSpec(_PerGroup, dtype="int4"):
-    """4-bit integers in groups."""
+    """Signed 4-bit integers with per-group scales."""
 
 
 @dataclass
 class Uint4PerGroupSpec(_PerGroup, dtype="uint4"):
-    """Unsigned 4-bit integers in groups."""
+    """Unsigned 4-bit integers with per-group scales."""
 
     symmetric: bool | None = False
 
 
 class Int8PerGroupSpec(_PerGroup, dtype="int8"):
-    """8-bit integers in groups."""
+    """Signed 8-bit integers with per-group scales."""
 
 
 @dataclass
 class Uint8PerGroupSpec(_PerGroup, dtype="uint8"):
-    """Unsigned 8-bit integers in groups."""
+    """Unsigned 8-bit integers with per-group scales."""
 
     symmetric: bool | None = False
 
@@ -274,7 +274,7 @@ class FP8E4M3PerTensorSpec(
     symmetric=True,
     round_method="half_even",
 ):
-    """FP8 (E4M3), one scale for a tensor."""
+    """FP8 (E4M3) with per-tensor scales."""
 
     observer_method: str = "min_max"
     scale_type: ScaleType | str | None = None
@@ -282,36 +282,36 @@ class FP8E4M3PerTensorSpec(
 
 
 class FP8E5M2PerTensorSpec(_PerTensor, dtype="fp8_e5m2"):
-    """FP8 (E5M2), one scale for a tensor."""
+    """FP8 (E5M2) with per-tensor scales."""
 
 
 class FP8E4M3PerChannelSpec(_PerChannel, dtype="fp8_e4m3"):
-    """FP8 (E4M3), one scale for a channel or a token."""
+    """FP8 (E4M3) with per-channel or per-token scales."""
 
 
 class FP8E5M2PerChannelSpec(_PerChannel, dtype="fp8_e5m2"):
-    """FP8 (E5M2), one scale for a channel or a token."""
+    """FP8 (E5M2) with per-channel or per-token scales."""
 
 
 class FP8E4M3PerGroupSpec(_FloatPerGroup, dtype="fp8_e4m3"):
-    """FP8 (E4M3) in groups."""
+    """FP8 (E4M3) with per-group scales."""
 
 
 class FP8E5M2PerGroupSpec(_FloatPerGroup, dtype="fp8_e5m2"):
-    """FP8 (E5M2) in groups."""
+    """FP8 (E5M2) with per-group scales."""
 
 
 class FP6E2M3PerGroupSpec(_FloatPerGroup, dtype="fp6_e2m3"):
-    """FP6 (E2M3) in groups."""
+    """FP6 (E2M3) with per-group scales."""
 
 
 class FP6E3M2PerGroupSpec(_FloatPerGroup, dtype="fp6_e3m2"):
-    """FP6 (E3M2) in groups."""
+    """FP6 (E3M2) with per-group scales."""
 
 
 @dataclass
 class FP4PerGroupSpec(_FloatPerGroup, dtype="fp4"):
-    """FP4 (E2M1) in groups; the first stage of NVFP4, with a group of 16."""
+    """FP4 (E2M1) with per-group scales; with groups of 16, the first stage of NVFP4."""
 
     scale_type: ScaleType | str | None = "float"
 
@@ -341,11 +341,11 @@ class OCP_MXINT8Spec(OCP_MXSpec, dtype="mx", mx_element_dtype="int8"):  # noqa: 
 
 
 class MX6Spec(_SharedExponent, dtype="mx6"):
-    """MX6: blocks of 16, and 6 bits for a value on average."""
+    """MX6: blocks of 16, with 6 bits per value on average."""
 
 
 class MX9Spec(_SharedExponent, dtype="mx9"):
-    """MX9: blocks of 16, and 9 bits for a value on average."""
+    """MX9: blocks of 16, with 9 bits per value on average."""
 
 
 @dataclass
@@ -357,20 +357,20 @@ class BFP16Spec(DataTypeSpec, dtype="bfp16", group_size=8):
 
 
 class Float16Spec(DataTypeSpec, dtype="float16", observer_cls="PlaceholderObserver"):
-    """A cast to float16."""
+    """Cast to float16."""
 
 
 class Bfloat16Spec(DataTypeSpec, dtype="bfloat16", observer_cls="PlaceholderObserver"):
-    """A cast to bfloat16."""
+    """Cast to bfloat16."""
 
 
 class FP8E5M3PerTensorSpec(FP8E4M3PerTensorSpec, dtype="fp8_e5m3"):
-    """FP8 (E5M3). It is an error to quantize by it."""
+    """FP8 (E5M3) with per-tensor scales; not supported."""
 
 
 @dataclass
 class AmdFP4Spec(_Floats, dtype="fp4", scale_format="e5m3", scale_type="float8_e5m3"):
-    """FP4 with a scale in E5M3 (8 bits, no sign) for 16 or 32 values."""
+    """FP4 with an unsigned E5M3 scale (8 bits) per 16 or 32 values."""
 
     ch_axis: int
     group_size: int
@@ -378,28 +378,28 @@ class AmdFP4Spec(_Floats, dtype="fp4", scale_format="e5m3", scale_type="float8_e
 
 
 class QATSpec(Fields):
-    """How a quantized model is trained. It is an error to ask for it."""
+    """Settings of quantization-aware training; not supported."""
 
 
 @dataclass
 class TQTSpec(QATSpec):
-    """Thresholds are trained. It is an error to ask for it."""
+    """Settings of trained thresholds; not supported."""
 
     threshold_init_meth: Any = None
 
 
 @dataclass
 class ProgressiveSpec(Fields):
-    """Two stages: the second one quantizes the codes of the first.
+    """Two stages, of which the second quantizes the codes of the first.
 
-    FP8 for a tensor and then int4 for a channel is what can be quantized (the scheme int4_fp8).
+    Supported is per-tensor FP8 followed by per-channel int4 (the scheme int4_fp8).
     """
 
     first_stage: DataTypeSpec
     second_stage: DataTypeSpec
 
     def to_quantization_spec(self) -> list[QTensorConfig]:
-        """The configurations of both stages."""
+        """Return the configurations of both stages."""
         return [
             self.first_stage.to_quantization_spec(),
             self.second_stage.to_quantization_spec(),
@@ -408,10 +408,10 @@ class ProgressiveSpec(Fields):
 
 @dataclass
 class ScaleQuantSpec(ProgressiveSpec):
-    """Two stages: the second one quantizes the scales of the first (NVFP4)."""
+    """Two stages, of which the second quantizes the scales of the first (NVFP4)."""
 
     def to_quantization_spec(self) -> list[QTensorConfig]:
-        """The configurations of both stages."""
+        """Return the configurations of both stages."""
         first, second = super().to_quantization_spec()
         second.is_scale_quant = True
         return [first, second]

@@ -1,4 +1,4 @@
-"""LLMTemplate: the configuration of a family of language models, by the names of schemes."""
+"""LLMTemplate: configurations for families of language models, by scheme name."""
 
 from __future__ import annotations
 
@@ -15,23 +15,22 @@ from quark_onnx.torch.quantization.config.families import FAMILIES, queries_of
 from quark_onnx.torch.quantization.config.fields import Fields
 from quark_onnx.torch.quantization.config.specs import FP8E4M3PerTensorSpec
 
-#: Formats of keys and values, and of queries and probabilities of attention.
+#: Formats of keys, values, queries and attention probabilities.
 _KV_CACHES = {"fp8": FP8E4M3PerTensorSpec()}
 _ATTENTIONS = _KV_CACHES
 
 
 @dataclass
 class LLMTemplate(Fields):
-    """What is usual for a family of models.
+    """Default settings for a family of models.
 
     Attributes:
-        model_type: as in the configuration of transformers.
+        model_type: the model type in the transformers configuration.
         kv_layers_name: globs of layers that compute keys and values.
-        q_layer_name: glob of layers that compute queries, or several.
-        gate_up_layers_name: is kept, and not used: layers are found by the structure of the model.
-        exclude_layers_name: globs of layers that stay float; a model may lack them.
-        algorithm_configs: settings of algorithms, by name; the defaults of an algorithm where there
-            are none.
+        q_layer_name: glob of layers that compute queries, or a list.
+        gate_up_layers_name: without effect: layers are found by the structure of the model.
+        exclude_layers_name: globs of layers that stay float; globs without a match are allowed.
+        algorithm_configs: settings of algorithms by name; the defaults for missing names.
 
     >>> config = LLMTemplate.get("llama").get_config("fp8", kv_cache_scheme="fp8")
     >>> config.exclude, list(config.kv_cache_quant_config)
@@ -50,12 +49,12 @@ class LLMTemplate(Fields):
 
     @classmethod
     def list_available(cls) -> list[str]:
-        """Types of models that have a template."""
+        """Return the model types with a template."""
         return [*FAMILIES, *(name for name in cls._templates if name not in FAMILIES)]
 
     @classmethod
     def get(cls, model_type: str) -> LLMTemplate:
-        """The template of a type of models.
+        """Return the template of a model type.
 
         Raises:
             ConfigError: there is none.
@@ -79,20 +78,20 @@ class LLMTemplate(Fields):
 
     @classmethod
     def register_template(cls, template: LLMTemplate) -> None:
-        """Make a template known by its type of models; it replaces an earlier one."""
+        """Register a template by its model type, and replace an existing one."""
         cls._templates[template.model_type] = template
 
     @classmethod
     def get_supported_schemes(cls) -> list[str]:
-        """Names of schemes."""
+        """Return the names of schemes."""
         return [*SCHEMES, *cls._schemes]
 
     @classmethod
     def register_scheme(cls, scheme_name: str, config: QLayerConfig) -> None:
-        """Make a scheme known by a name.
+        """Register a scheme by name.
 
         Raises:
-            ConfigError: the name is taken, or the scheme cannot be computed.
+            ConfigError: the name is taken, or the scheme is not supported.
         """
         if scheme_name in cls.get_supported_schemes():
             raise ConfigError(
@@ -104,7 +103,7 @@ class LLMTemplate(Fields):
 
     @classmethod
     def unregister_scheme(cls, scheme_name: str) -> None:
-        """Forget a scheme that was registered.
+        """Remove a registered scheme.
 
         Raises:
             ConfigError: there is none.
@@ -130,25 +129,27 @@ class LLMTemplate(Fields):
         shared_scale_groups: list[list[str]] | None = None,
         group_size: int | None = None,
     ) -> QConfig:
-        """The configuration of a model.
+        """Return the configuration of a model.
 
         Args:
-            scheme: its name.
-            algorithm: the name of an algorithm, or several.
-            kv_cache_scheme: "fp8", or None to leave keys and values as they are.
+            scheme: the name of the scheme.
+            algorithm: the name of an algorithm, or a list.
+            kv_cache_scheme: "fp8", or None for float keys and values.
             min_kv_scale: the least scale of keys and values.
-            attention_scheme: "fp8" for queries and probabilities, or None to leave them as they
-                are.
+            attention_scheme: "fp8" for queries and probabilities, or None for float.
             layer_config: other schemes, by globs of names.
             layer_type_config: other schemes, by the class of layers.
-            exclude_layers: globs of layers that stay float, instead of what is usual.
-            algo_configs: settings of algorithms, instead of what is usual.
-            shared_scale_groups: None; each layer has scales of its own.
-            group_size: values to a block, for schemes that leave it open (those named before
-                release 0.11).
+            exclude_layers: globs of layers that stay float; replaces the default.
+            algo_configs: settings of algorithms; replaces the defaults.
+            shared_scale_groups: None; scales are not shared.
+            group_size: values per group, for schemes with a variable size (the names before release
+                0.11).
+
+        Returns:
+            The configuration.
 
         Raises:
-            ConfigError: a name is unknown, or what is asked for is not done.
+            ConfigError: a name is unknown, or a setting is not supported.
         """
         usual: list[str] = [DefaultExclude(glob) for glob in self.exclude_layers_name]
         config = QConfig(

@@ -1,6 +1,6 @@
-"""QTensorConfig: how a tensor is quantized, in AMD Quark's spelling.
+"""QTensorConfig: quantization settings of a tensor with AMD Quark's API names.
 
-A TensorSpec in this package's.
+The counterpart in this package is TensorSpec.
 """
 
 from __future__ import annotations
@@ -28,10 +28,9 @@ from quark_onnx.torch.quantization.observer.observer import (
     PerChannelMinMaxObserver,
 )
 
-#: Formats that are only the elements of blocks.
+#: Formats that are supported only as elements of blocks.
 _IN_BLOCKS = (Dtype.fp4, Dtype.fp6_e2m3, Dtype.fp6_e3m2)
-#: What a field may be where only a part of its values can be computed, and what the others would
-#: ask for.
+#: Supported values of fields, and the meaning of unsupported ones.
 _COMPUTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "qat_spec": ((None,), "training is not done"),
     "round_method": (
@@ -49,9 +48,10 @@ _COMPUTED: dict[str, tuple[tuple[Any, ...], str]] = {
 
 @dataclass
 class QTensorConfig(Fields):
-    """How a tensor is quantized: the fields and defaults of AMD Quark 0.13.
+    """Quantization settings of a tensor, with the fields of AMD Quark 0.13.
 
-    ``enable_buffer_reuse`` and ``max_input_numel`` have no effect on what is computed.
+    Defaults are those of AMD Quark, too. ``enable_buffer_reuse`` and ``max_input_numel`` have no
+    effect on the result.
 
     >>> str(QTensorConfig("int8", "PerTensorMinMaxObserver", False, "per_tensor", symmetric=True).spec())
     'int8 symmetric model scales minmax'
@@ -89,7 +89,7 @@ class QTensorConfig(Fields):
         super().__setattr__(name, _observer(value) if name == "observer_cls" else value)
 
     def set_group_size(self, group_size: int) -> None:
-        """Change how many values a group has.
+        """Change the group size.
 
         Raises:
             ConfigError: there are no groups.
@@ -102,7 +102,7 @@ class QTensorConfig(Fields):
         self.group_size = group_size
 
     def to_dict(self) -> dict[str, Any]:
-        """The entry of a checkpoint's configuration."""
+        """Return the entry of a checkpoint's configuration."""
         return {
             f.name: _name(getattr(self, f.name))
             for f in fields(self)
@@ -111,26 +111,30 @@ class QTensorConfig(Fields):
 
     @classmethod
     def from_dict(cls, entry: Mapping[str, Any]) -> QTensorConfig:
-        """What ``to_dict`` has written."""
+        """Build the settings from an entry of ``to_dict``."""
         return cls(**entry)
 
     def spec(self, where: str = "QTensorConfig") -> TensorSpec:
-        """The same in this package's terms.
+        """Convert the settings to a TensorSpec.
 
         Args:
-            where: what it is for, in errors.
+            where: the name of the settings in errors.
 
         Raises:
-            ConfigError: it asks for what is not computed, or contradicts itself.
+            ConfigError: the settings are not supported, or contradictory.
         """
         return spec_of(self, where)
 
 
 def spec_of(given: QTensorConfig | Sequence[QTensorConfig], where: str) -> TensorSpec:
-    """A tensor's entry, or the stages of one, in this package's terms.
+    """Convert the settings of a tensor, or its stages, to a TensorSpec.
+
+    Args:
+        given: the settings, or a sequence of stages.
+        where: the name of the settings in errors.
 
     Raises:
-        ConfigError: it asks for what is not computed, or contradicts itself.
+        ConfigError: the settings are not supported, or contradictory.
     """
     stages = (
         [given]
@@ -194,7 +198,7 @@ def _check(config: QTensorConfig, where: str) -> None:
     scheme = _name(config.qscheme)
     alike = (
         observer is PerChannelMinMaxObserver and scheme == "per_group"
-    )  # documented so: extremes of each group
+    )  # as documented: extremes of each group
     if (
         observer is not None
         and scheme
@@ -218,7 +222,7 @@ def _check(config: QTensorConfig, where: str) -> None:
 
 
 def _observer(value: Any) -> Any:
-    """An observer by its class, its name, or a class of AMD Quark's own."""
+    """Return an observer by class, name, or class of AMD Quark."""
     if value is None or (isinstance(value, type) and issubclass(value, Observer)):
         return value
     name = getattr(value, "__name__", str(value))
@@ -228,7 +232,7 @@ def _observer(value: Any) -> Any:
 
 
 def _name(value: Any) -> Any:
-    """Members of enumerations and classes by their names; anything else as it is."""
+    """Return the names of enumeration members and classes, else the value."""
     if isinstance(value, Enum):
         return value.name
     return value.__name__ if isinstance(value, type) else value

@@ -1,6 +1,4 @@
-"""The enumerations of AMD Quark's configuration: names of number formats, of scales and of ways to
-work.
-"""
+"""Enumerations of AMD Quark's configuration: number formats, scales and modes."""
 
 from __future__ import annotations
 
@@ -9,7 +7,7 @@ from enum import Enum
 
 
 class Dtype(Enum):
-    """Number formats; uint3 is this package's own."""
+    """Number formats; uint3 is specific to this package."""
 
     int8 = "int8"
     uint8 = "uint8"
@@ -37,7 +35,7 @@ class Dtype(Enum):
 
 
 class QSchemeType(Enum):
-    """What a scale belongs to."""
+    """Granularity of scales."""
 
     per_tensor = "per_tensor"
     per_channel = "per_channel"
@@ -46,7 +44,7 @@ class QSchemeType(Enum):
 
 
 class ScaleType(Enum):
-    """Types of scales; ``float`` is the type of the weights, ``pof2`` a power of two."""
+    """Types of scales: ``float`` is the type of the weights, ``pof2`` powers of two."""
 
     float = "float"
     pof2 = "pof2"
@@ -58,7 +56,7 @@ class ScaleType(Enum):
 
 
 class RoundType(Enum):
-    """How a value between two codes is rounded."""
+    """Rounding modes."""
 
     round = 2
     floor = 3
@@ -73,21 +71,21 @@ class ZeroPointType(Enum):
 
 
 class DeviceType(Enum):
-    """What a layer runs on."""
+    """Target devices of a layer."""
 
     CPU = "cpu"
     IPU = "ipu"
 
 
 class QuantizationMode(Enum):
-    """Whether layers are replaced in the model, or nodes in its graph."""
+    """Quantization modes: replacing layers of a module, or nodes of a graph."""
 
     eager_mode = 1
     fx_graph_mode = 2
 
 
 class QuantFlow(Enum):
-    """How much of a model is in memory at a time."""
+    """Quantization flows, by the part of a model that is in memory."""
 
     standard = 1
     file2file = 2
@@ -96,14 +94,12 @@ class QuantFlow(Enum):
 
 @dataclass(frozen=True)
 class RuntimeOptions:
-    """How AMD's own kernels would run a model.
-
-    Without effect here, where layers compute what the codes say.
+    """Options of AMD's kernels, without effect here.
 
     Attributes:
         native_linear_mode: "auto", or the name of a kernel.
-        use_preshuffle: weights in the order of a kernel.
-        svdquant_overlap_streams: two streams on a GPU.
+        use_preshuffle: whether weights are shuffled for a kernel.
+        svdquant_overlap_streams: whether to use two GPU streams.
     """
 
     native_linear_mode: str = "auto"

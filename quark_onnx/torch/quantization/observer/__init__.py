@@ -1,1 +1,1 @@
-"""How ranges are found, by AMD Quark's names."""
+"""Calibration methods by AMD Quark's names."""

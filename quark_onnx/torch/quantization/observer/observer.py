@@ -1,6 +1,6 @@
-"""Observers: AMD Quark's names for how a range is found; each stands for a calibrator.
+"""Observers: AMD Quark's names of calibration methods.
 
-Histogram observers look for the range of least squared error, as PyTorch's does; so does MSE.
+Histogram observers minimize the squared error, as in PyTorch; so do MSE observers.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from calibrators import Calibrator, MinMax, MinMSE, Percentile
 
 
 class Observer:
-    """Base of the names.
+    """Base of observers.
 
     Attributes:
-        calibrator: how the range is found.
-        scheme: what a scale belongs to; "" where the number format says so.
-        pow2: scales are powers of two.
+        calibrator: the calibration method.
+        scheme: the granularity of scales; "" if the number format implies it.
+        pow2: whether scales are powers of two.
     """
 
     calibrator: ClassVar[Calibrator] = MinMax()
@@ -25,76 +25,76 @@ class Observer:
 
 
 class PlaceholderObserver(Observer):
-    """Nothing is to be found: a cast."""
+    """Observer of a cast, without a range."""
 
 
 class PerTensorMinMaxObserver(Observer):
-    """The least and the greatest value."""
+    """Observer of the per-tensor minimum and maximum."""
 
     scheme = "per_tensor"
 
 
 class PerTensorHistogramObserver(PerTensorMinMaxObserver):
-    """The range of least squared error, on a histogram."""
+    """Observer of the per-tensor range of least squared error, with a histogram."""
 
     calibrator = MinMSE()
 
 
 class PerTensorHistogramObserverPro(PerTensorHistogramObserver):
-    """The range of least squared error, on a histogram."""
+    """Observer of the per-tensor range of least squared error, with a histogram."""
 
 
 class PerTensorMSEObserver(PerTensorHistogramObserver):
-    """The range of least squared error."""
+    """Observer of the per-tensor range of least squared error."""
 
 
 class PerTensorPercentileObserver(PerTensorMinMaxObserver):
-    """The range of nearly all values."""
+    """Observer of per-tensor percentiles."""
 
     calibrator = Percentile()
 
 
 class PerTensorPowOf2MinMaxObserver(PerTensorMinMaxObserver):
-    """The least and the greatest value; the scale is a power of two."""
+    """Observer of the per-tensor minimum and maximum, with power-of-two scales."""
 
     pow2 = True
 
 
 class PerTensorPowOf2MinMSEObserver(PerTensorMSEObserver):
-    """The power of two with the least squared error."""
+    """Observer of the per-tensor power-of-two scale of least squared error."""
 
     pow2 = True
 
 
 class PerChannelMinMaxObserver(Observer):
-    """The least and the greatest value of each channel, or token."""
+    """Observer of the per-channel or per-token minimum and maximum."""
 
     scheme = "per_channel"
 
 
 class PerChannelPowOf2MinMaxObserver(PerChannelMinMaxObserver):
-    """The least and the greatest value of each channel; scales are powers of two."""
+    """Observer of the per-channel minimum and maximum, with power-of-two scales."""
 
     pow2 = True
 
 
 class PerGroupMinMaxObserver(Observer):
-    """The least and the greatest value of each group."""
+    """Observer of the per-group minimum and maximum."""
 
     scheme = "per_group"
 
 
 class PerBlockMXObserver(Observer):
-    """The greatest magnitude of each block of a microscaling format."""
+    """Observer of the maximum magnitude of microscaling blocks."""
 
     scheme = "per_group"
 
 
 class PerBlockBFPObserver(Observer):
-    """The greatest magnitude of each block of a block floating point format."""
+    """Observer of the maximum magnitude of block-floating-point blocks."""
 
 
-#: All of them, by name.
+#: Observers by name.
 OBSERVERS: dict[str, type[Observer]] = {
     cls.__name__: cls
     for cls in (
@@ -113,7 +113,7 @@ OBSERVERS: dict[str, type[Observer]] = {
         PerBlockBFPObserver,
     )
 }
-#: By what the helpers of specs call their method.
+#: Observers by ``observer_method`` of the spec helpers.
 METHODS: dict[str, type[Observer]] = {
     "min_max": PerTensorMinMaxObserver,
     "histogram": PerTensorHistogramObserver,
