@@ -232,7 +232,7 @@ class QConfig(Fields):
 
     @property
     def mode(self) -> QuantizationMode:
-        """Return the mode: replacing layers in a module, or calls in an exported graph."""
+        """Return the mode: replacing layers of a module, or calls in a graph."""
         fx, eager = QuantizationMode.fx_graph_mode, QuantizationMode.eager_mode
         return fx if self.quant_mode is fx else eager
 
