@@ -1,5 +1,4 @@
-"""Quantize ONNX models: a float model and calibration data in, a measured and verified integer
-model out.
+"""Quantization of ONNX models: from float model and data to a verified integer model.
 
     from quark_onnx import quantize_static
     quantize_static("model.onnx", samples, "A8W8", "quantized.onnx")

@@ -1,4 +1,4 @@
-"""The straight line from a float model to a quantized one, for each strategy."""
+"""Functions that quantize a float model, one per strategy."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from quark_onnx.steps import (
 
 logger = logging.getLogger(__name__)
 
-#: What a user may write for a configuration.
+#: Accepted forms of a configuration.
 Config = QConfig | str | Path | dict[str, Any]
 
 
@@ -106,27 +106,34 @@ def quantize(  # noqa: PLR0913
     ranges: Calibration | str | Path | None = None,
     task: str = "auto",
 ) -> Result:
-    """Quantize a model and say what was done.
+    """Quantize a model and return it with a report.
 
-    ``quantize_static`` and its neighbours return the model alone.
+    ``quantize_static``, ``quantize_dynamic`` and ``quantize_weights`` return the model only.
 
     Args:
-        data: as for ``quantize_static``; None where the config leaves nothing to be measured:
-            activations that stay float, have a dynamic scale, or need none.
-        external: keep large tensors in a file beside the output, also where one file would hold
-            them.
-        resume: a folder in which optimizers keep each layer that is done; the same call, after it
-            was interrupted, finds them there and goes on. The result is that of a run without
-            interruption.
-        ranges: what ``calibrate`` measured, or its file, or a calibration cache of TensorRT or
-            onnxruntime. What is known is not measured again; with all known no data is needed. A
-            ``Calibration`` gets what this run measures.
-        task: of the model, in whose terms ``report.verdict`` is given: ``classifier``,
-            ``segmentation``, ``detector``, ``embedding``, ``language``, ``image`` or ``signal``;
-            ``auto`` finds it from the outputs.
-        isolate: run onnxruntime in another process, started for this call. A native crash then is a
-            ``RuntimeCrashError``, or is worked around with a note in the report; otherwise it ends
-            this process. The result is the same.
+        model: path of the float model, or a ModelProto, which is not changed.
+        data: as for ``quantize_static``; None if the config needs no measurement: float
+            activations, dynamic scales, or known ranges.
+        config: as for ``quantize_static``.
+        output: the file to write; None only returns the model.
+        executor: as for ``quantize_static``.
+        progress: as for ``quantize_static``.
+        external: store large tensors in a file next to the output, even if a single file could
+            hold them.
+        resume: a folder for layers that optimizers have finished. An equal call after an
+            interruption resumes from the folder. The result equals an uninterrupted run's.
+        ranges: the result of ``calibrate`` or its file, or a calibration cache of TensorRT or
+            onnxruntime. Known ranges are not measured again; if all are known, no data is
+            needed. A ``Calibration`` receives the measurements of this run.
+        task: task of the model, for ``report.verdict``: ``classifier``, ``segmentation``,
+            ``detector``, ``embedding``, ``language``, ``image`` or ``signal``; ``auto`` detects
+            it from the outputs.
+        isolate: run onnxruntime in another process, started for this call. A native crash then
+            raises ``RuntimeCrashError``, or is worked around with a note in the report;
+            otherwise it ends this process. The result is the same.
+
+    Returns:
+        The quantized model, its plan and its report.
 
     Raises:
         QuarkError: see ``quark_onnx.errors``; nothing is written.
@@ -158,7 +165,7 @@ def quantize(  # noqa: PLR0913
 
 
 def _ranges_of(ranges: object) -> Calibration | GivenRanges | None:
-    """Return ranges from what a user may write."""
+    """Return ranges from a user's argument: an object, a path or None."""
     if ranges is None or isinstance(ranges, Calibration):
         return ranges
     if not _names_folder(ranges):
@@ -180,19 +187,23 @@ def calibrate(  # noqa: PLR0913
 ) -> Calibration:
     """Measure the ranges of a model's activations once, for many runs of ``quantize``.
 
-    Statistics serve every calibrator but moving averages, and every configuration that quantizes
-    the same tensors. They are known by what a tensor is computed of, so that an optimizer that
-    changes a tensor has it measured anew.
+    The statistics serve every calibrator except moving averages, and every configuration that
+    quantizes the same tensors. A tensor is identified by its computation, so a tensor that an
+    optimizer changes is measured again.
 
     Args:
         model: path of the float model, or a ModelProto, which is not changed.
-        data: as for ``quantize_static``; all samples are measured.
-        output: a file that ``quantize`` takes as ``ranges``.
-        config: decides which tensors are measured; its calibrator finds the ranges where the format
-            holds nothing else.
-        format: of the file: "quark", or "tensorrt" or "onnxruntime" for their calibration caches,
-            which have one range for each tensor.
-        executor, progress: as for ``quantize_static``.
+        data: as for ``quantize_static``; every sample is measured.
+        output: the file to write, an argument ``ranges`` of ``quantize``; None for none.
+        config: selects the tensors to measure; its calibrator computes ranges for formats that
+            store ranges only.
+        format: format of the file: "quark", or the calibration caches "tensorrt" and
+            "onnxruntime", with one range per tensor.
+        executor: as for ``quantize_static``.
+        progress: as for ``quantize_static``.
+
+    Returns:
+        The measured statistics.
 
     Raises:
         QuarkError: see ``quark_onnx.errors``; nothing is written.
@@ -251,20 +262,22 @@ def quantize_dynamic(
 
 
 def quantize_dynamic(*arguments: Any, **keywords: Any) -> ModelProto:
-    """Quantize weights now, and what they are multiplied by as the model runs. No data is needed.
+    """Quantize weights now, and activations at runtime; no data is needed.
 
     Called as ``quantize_dynamic(model, config="DYNAMIC", output=None, *, progress=False,
-    isolate=False)``, or with the arguments of ``onnxruntime.quantization.quantize_dynamic``, which
-    are translated.
+    isolate=False)``, or with the arguments of ``onnxruntime.quantization.quantize_dynamic``,
+    which are translated.
 
     Args:
-        config: its weights and overrides count; activations become uint8 with a scale that each run
-            computes, and products are written as MatMulInteger and ConvInteger, unless the config
-            has dynamic activations and says otherwise.
+        *arguments: ``model``, ``config`` and ``output``, or arguments of onnxruntime.
+        **keywords: further arguments of either signature.
+        config: its weights and overrides are used. Activations become uint8 with a scale
+            computed at runtime, and products become MatMulInteger and ConvInteger, unless the
+            config has dynamic activations of another form.
         isolate: as for ``quantize``.
 
     Returns:
-        The quantized model. Its inputs and outputs are those of the float model.
+        The quantized model, with the inputs and outputs of the float model.
 
     Raises:
         QuarkError: the model or a setting is wrong.
@@ -313,14 +326,17 @@ def quantize_weights(
     progress: bool | None = False,
     isolate: bool = False,
 ) -> ModelProto:
-    """Quantize the weights alone; activations stay float. No data is needed.
+    """Quantize the weights only; activations stay float, and no data is needed.
 
     Args:
-        config: its weights and overrides count.
+        model: path of the float model, or a ModelProto, which is not changed.
+        config: its weights and overrides are used.
+        output: the file to write; None only returns the model.
+        progress: as for ``quantize_static``.
         isolate: as for ``quantize``.
 
     Returns:
-        The quantized model. Its inputs and outputs are those of the float model.
+        The quantized model, with the inputs and outputs of the float model.
 
     Raises:
         QuarkError: the model or a setting is wrong.
@@ -375,27 +391,30 @@ def quantize_static(*arguments: Any, **keywords: Any) -> ModelProto:
     ``onnxruntime.quantization.quantize_static``, which are translated.
 
     Args:
+        *arguments: ``model``, ``data``, ``config`` and ``output``, or arguments of onnxruntime.
+        **keywords: further arguments of either signature.
         model: path of the float model, or a ModelProto, which is not changed.
         data: calibration samples: an iterable or generator of ``{input name: array}``, an
-            onnxruntime ``CalibrationDataReader``, a torch ``DataLoader``, a .npz or .npy file or a
-            folder of them, or, with the options of ``calibrators.readers.open.open_reader``,
-            ``partial(open_reader, "images/", images=ImageSpec(...))``.
+            onnxruntime ``CalibrationDataReader``, a torch ``DataLoader``, a .npz or .npy file
+            or a folder of such files, or, with the options of
+            ``calibrators.readers.open.open_reader``, ``partial(open_reader, "images/",
+            images=ImageSpec(...))``.
         config: a preset's name, a YAML file, a dictionary, or a QConfig.
-        output: where to write the model; None only returns it.
-        executor: any ``concurrent.futures.Executor``; calibration is sharded over it, with the same
-            result.
+        output: the file to write; None only returns the model.
+        executor: a ``concurrent.futures.Executor``; calibration is sharded over it, with equal
+            results.
         progress: show a progress bar on stderr; None shows it on a terminal only.
         external, resume, isolate: as for ``quantize``.
 
     Returns:
-        The quantized model. Its inputs and outputs are those of the float model.
+        The quantized model, with the inputs and outputs of the float model.
 
     Raises:
         QuarkError: the model, the data or a setting is wrong, or the result misses
             ``config.min_sqnr``.
     """
     if is_static_call(arguments, keywords):
-        isolate = keywords.pop("isolate", False)  # which onnxruntime does not have
+        isolate = keywords.pop("isolate", False)  # not a parameter of onnxruntime
         return _quantize_call(translate_static(arguments, keywords), isolate=isolate)
     call = _checked(quantize, "quantize_static", arguments, keywords)
     return quantize(*arguments, **call).model
@@ -416,10 +435,10 @@ def _checked(
     arguments: tuple[Any, ...],
     keywords: dict[str, Any],
 ) -> dict[str, Any]:
-    """The keywords of a call, held against a signature.
+    """Return the keywords of a call, checked against a function's signature.
 
     Raises:
-        ConfigError: they do not fit; the message has the nearest name.
+        ConfigError: the arguments do not fit; the message names the nearest keyword.
     """
     known = inspect.signature(function).parameters
     try:
@@ -437,9 +456,10 @@ def _checked(
 
 
 def _quantize_call(call: Call, *, isolate: bool) -> ModelProto:
-    """Do what was asked for in onnxruntime's spelling.
+    """Quantize as requested through onnxruntime's API.
 
-    What it names and safety would spare is done, with a warning.
+    Operators that the call names are quantized even if safety rules would keep them float, with
+    a warning.
     """
     if call.data is None and call.config.measures and not call.config.tensors:
         raise CallError(
@@ -479,10 +499,15 @@ def _quantize_call(call: Call, *, isolate: bool) -> ModelProto:
 
 
 def plan_for(model: str | Path | ModelProto, config: Config = "A8W8") -> Plan:
-    """What would become of each tensor, as far as that is known without data."""
+    """Return the plan of a model, as far as it is known without data.
+
+    Args:
+        model: path of the float model, or a ModelProto.
+        config: as for ``quantize_static``.
+    """
     config = QConfig.of(config)
     graph = Graph.of(upcast_to_float32(inlined(load(model)))[0])
-    select(graph, config)  # patterns are held against the graph that the user knows
+    select(graph, config)  # check patterns against the user's graph
     gather_constants(graph, keep_inputs=config.keep_initializer_inputs)
     return make_plan(
         clean(graph, CLEANING)[0] if config.prepare else graph,

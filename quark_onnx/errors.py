@@ -1,4 +1,4 @@
-"""Everything that can go wrong on purpose.
+"""Errors that the package raises on purpose.
 
 QuarkError
 ├── ConfigError           a setting is unknown, malformed, contradictory, or matches nothing
@@ -11,7 +11,7 @@ QuarkError
 ├── MissingDependency     an optional package is needed for what was asked
 └── TimeLimitError        the work took longer than its time limit
 
-A message says what was found, where (node, tensor, sample, file, option), and what to do.
+A message names the finding, its place (node, tensor, sample, file, option), and the remedy.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 
-#: What to do about a process that crashed, and about one that was killed.
+#: Advice after a crash of the process, and after its end by the system.
 _CRASHED = (
     "this is a defect of onnxruntime: try another version of it, or leave operators"
     " float with exclude"
@@ -50,10 +50,10 @@ _KILLED = "the system does that where memory runs out"
 
 
 class QuarkError(Exception):
-    """Base of all errors that this package raises on purpose.
+    """The base of errors that this package raises on purpose.
 
-    Messages hold names out of files, and what other libraries say of them: what a terminal would
-    act on is escaped.
+    Messages contain names from files and texts of other libraries, so terminal control
+    characters are escaped.
     """
 
     def __init__(self, message: object = "") -> None:
@@ -69,9 +69,9 @@ class ModelError(QuarkError):
 
 
 class RuntimeCrashError(ModelError):
-    """Onnxruntime has ended the process that it ran in.
+    """onnxruntime has crashed its process.
 
-    Without ``isolate`` that would have been this process.
+    Without ``isolate``, the crash would have ended this process.
     """
 
 
@@ -88,11 +88,11 @@ class ConstraintError(QuarkError):
 
 
 class AccuracyError(QuarkError):
-    """The quantized model is worse than the bound that was asked for."""
+    """The quantized model is below the required accuracy."""
 
 
 class MissingDependency(QuarkError):  # noqa: N818
-    """An optional package is needed for what was asked."""
+    """An optional package is needed for the request."""
 
 
 class TimeLimitError(QuarkError):
@@ -100,7 +100,7 @@ class TimeLimitError(QuarkError):
 
 
 def crash_behind(error: BaseException) -> RuntimeCrash | None:
-    """Return the crash that an error was raised because of, if it was one."""
+    """Return the crash that caused an error; None without a crash."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, RuntimeCrash):
         cause = cause.__cause__
@@ -112,10 +112,10 @@ def crash_errors(*models: object) -> Iterator[None]:
     """Name the models in the error of a crash of onnxruntime.
 
     Args:
-        models: paths count, a ModelProto has no name.
+        models: paths or models; a ModelProto has no name.
 
     Raises:
-        RuntimeCrashError: in place of any error that was raised because of a crash.
+        RuntimeCrashError: in place of any error that a crash caused.
     """
     try:
         yield
@@ -136,7 +136,7 @@ def crash_errors(*models: object) -> Iterator[None]:
 
 @contextmanager
 def data_errors() -> Iterator[None]:
-    """What calibration says of the data becomes an error of this package, too.
+    """Convert calibration errors about data to errors of this package.
 
     Raises:
         DataError: in place of a ``CalibrationError``.

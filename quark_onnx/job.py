@@ -1,4 +1,4 @@
-"""Job: one run from a float model to a quantized one, step by step."""
+"""A job: one run from a float model to a quantized model, step by step."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Result:
-    """A quantized model, how it came about, and how good it is."""
+    """The quantized model with its plan and report."""
 
     model: ModelProto
     plan: Plan
@@ -129,7 +129,14 @@ def run(
     executor: Executor | None,
     progress: bool | None,
 ) -> Result:
-    """From the data to the finished model."""
+    """Run a job from the data to the final model.
+
+    Args:
+        job: the model and the settings.
+        data: calibration data; None if none is needed.
+        executor: runs calibration; None for the default.
+        progress: as for ``quantize_static``.
+    """
     config = job.config
     known_before = config.tensors or job.calibration is not None
     if data is None and (not config.measures or known_before):
@@ -141,7 +148,7 @@ def run(
     first = first_sample(reader)
     least = (
         len(data) if isinstance(data, list | tuple) else None
-    )  # each may be a batch of several samples
+    )  # an entry may be a batch, so this is a lower bound
     run = stretch(reader.length or least) if states(job.graph) else range(0)
     kept = not reader.random and job.has_task(first)
     held = HoldOut(reader, remember=config.search, run=run, verdict=kept)
@@ -164,10 +171,10 @@ def run(
 
 
 def _known_ranges(planned: Planned) -> Ranges:
-    """Return ranges that were measured before, as there is no data.
+    """Return the ranges of an earlier calibration, for a run without data.
 
     Raises:
-        ConfigError: they do not suffice.
+        ConfigError: ranges are missing.
     """
     if planned.keyed is None:
         return {}
@@ -196,17 +203,21 @@ def _finished(
     data: RunData,
     progress: bool | None,
 ) -> Result:
-    """Finish a run. If onnxruntime crashes in its own process meanwhile, try a second time without
-    the pairs that it moves, which are behind the crashes that are known.
+    """Finish a run, with a second attempt after a crash of onnxruntime.
+
+    The second attempt omits the pairs that onnxruntime moves, which cause the known crashes. It
+    needs onnxruntime in a separate process.
     """
-    if current() is None:  # a crash would end this process
+    if current() is None:  # without isolation, a crash ends this process
         return job.finish(planned, ranges, data, progress)
     graph = planned.graph.copy()  # optimizers change it
     try:
         return job.finish(planned, ranges, data, progress)
     except Exception as error:
         crash = crash_behind(error)
-        if crash is None or crash.killed:  # the latter for want of memory, most likely
+        if (
+            crash is None or crash.killed
+        ):  # a killed process has most likely run out of memory
             raise
         again = spare_movers(
             graph,
@@ -239,7 +250,7 @@ def _read(
     """Read all samples.
 
     Raises:
-        DataError: one does not fit the model.
+        DataError: a sample does not fit the model.
     """
     with Progress(progress, length, "reading", "sample") as bar, data_errors():
         for count, sample in enumerate(held, 1):
@@ -247,20 +258,20 @@ def _read(
             bar.update(count)
 
 
-#: dB that advice aims at unless the gate asks for more.
+#: Target of advice in dB, unless the gate requires more.
 _GOAL = 20.0
-#: Bytes of weights that the samples of a verdict may read in all, in each model: a large model runs
-#: on fewer samples.
+#: Limit of weight bytes read over all verdict samples, per model: a large model runs on fewer
+#: samples.
 _VERDICT_WORK = 1 << 32
 
 
 def _affordable(model: ModelProto) -> int:
-    """Number of samples that a verdict may run beyond those that the result is measured on."""
+    """Return the maximum number of verdict samples beyond the measured samples."""
     return _VERDICT_WORK // max(1, model_bytes(model))
 
 
 def _settings(config: QConfig, samples: int) -> Settings:
-    """Return what advice needs to know of a run."""
+    """Return the settings of a run that advice depends on."""
     activation, weight = config.activation, config.weight
     return Settings(
         activation.dtype.bits if activation is not None else None,
@@ -275,14 +286,13 @@ def _settings(config: QConfig, samples: int) -> Settings:
 
 @dataclass(frozen=True)
 class Job:
-    """What a run starts from: the settings, where the result goes, and the float model with the
-    file it came from.
+    """The start of a run: settings, output path, float model and its source file.
 
     Attributes:
-        closed: inputs of the float model that are constants of the result, as they are
+        closed: inputs of the float model that become constants of the result, because they are
             initializers.
-        task: of the model, for the verdict; ``auto`` finds it out.
-        calibration: what was measured before; None for nothing.
+        task: task of the model, for the verdict; ``auto`` detects it.
+        calibration: earlier statistics; None for none.
     """
 
     config: QConfig
@@ -309,10 +319,18 @@ class Job:
         resume: Path | None = None,
         ranges: Calibration | GivenRanges | None = None,
     ) -> Job:
-        """Load the model, hold the settings against it, and see that the output can be written.
+        """Load the model, check the settings against it, and check the output path.
+
+        Args:
+            model: path of the float model, or a ModelProto.
+            config: the settings.
+            output: the file to write; None for none.
+            external: store large tensors as external data.
+            resume: folder of the journal of optimized layers; None for none.
+            ranges: earlier statistics or ranges; None for none.
 
         Raises:
-            ConfigError: ranges are of another model.
+            ConfigError: the ranges belong to another model.
         """
         check_folder(resume)
         target = destination(model, output)
@@ -325,7 +343,7 @@ class Job:
             config = ranges.override(config, graph)
         elif ranges is not None:
             _check_model(ranges, original)
-        select(graph, config)  # patterns are held against the graph that the user knows
+        select(graph, config)  # check patterns against the user's graph
         store = store_for(original, target)
         plain, narrowing = upcast_to_float32(narrow, store)
         graph = graph if plain is narrow else Graph.of(plain)
@@ -358,22 +376,27 @@ class Job:
         )
 
     def has_task(self, sample: Mapping[str, Any]) -> bool:
-        """Return whether a verdict on the float model needs more than SQNR, as the outputs tell."""
+        """Return whether the float model's outputs allow a verdict beyond SQNR."""
         try:
             outputs = self.reference.outputs(sample)
-        except ModelError:  # calibration says where it fails
+        except ModelError:  # calibration reports the failure
             return False
         collector = VerdictCollector(self.reference.model, self.task)
         collector.add(sample, outputs, outputs)
         return collector.task is not None and collector.task.name != "signal"
 
     def close(self) -> None:
-        """Remove what was taken out of memory."""
+        """Delete temporary files."""
         if self.graph.store is not None:
             self.graph.store.close()
 
     def plan(self, data: RunData, progress: bool | None) -> Planned:
-        """Clean and optimize the float graph, and decide what becomes of each tensor."""
+        """Clean and optimize the float graph, and decide the format of each tensor.
+
+        Args:
+            data: the data of the run.
+            progress: as for ``quantize_static``.
+        """
         sample, samples = data.sample, data.again
         graph, prepared = prepare(self.graph, self.config, self.reference, sample)
         graph, lowered = lower_opset(graph, self.config.target, self.reference, sample)
@@ -388,12 +411,12 @@ class Job:
         )
         rewrites, notes = [*prepared, *lowered, *improved], list[str]()
         keyed = self._keyed(graph)
-        if len(samples):  # without them no bias moves
+        if len(samples):  # no optimizer moves a bias without samples
             give_biases(graph, self.config)
         config, early = self.config, list[str]()
         if any(
             optimizer.stage == "plan" for optimizer in config.optimizers
-        ):  # they build models to measure
+        ):  # these optimizers build models to measure
             graph, early = raise_opset_for(
                 graph,
                 make_plan(graph, config, strict=False),
@@ -445,10 +468,10 @@ class Job:
         )
 
     def _keyed(self, graph: Graph) -> Keyed | None:
-        """Return what was measured before, where it may serve tensors of the float graph."""
+        """Return the earlier statistics that may serve tensors of the float graph."""
         calibration = self.calibration
         mixing = any(each.stage == "plan" for each in self.config.optimizers)
-        if calibration is None and mixing:  # which measures before the run does
+        if calibration is None and mixing:  # mixed precision measures before the run
             calibration = Calibration("")
         if calibration is None:
             return None
@@ -461,7 +484,14 @@ class Job:
         data: RunData,
         progress: bool | None,
     ) -> Result:
-        """Scales, codes, nodes, file and report."""
+        """Compute scales and codes, insert nodes, and write the file and the report.
+
+        Args:
+            planned: the prepared graph and its plans.
+            ranges: the calibrated ranges.
+            data: the data of the run.
+            progress: as for ``quantize_static``.
+        """
         graph, plan, config = planned.graph, planned.plan, planned.config
         notes = [
             *planned.notes,
@@ -508,7 +538,7 @@ class Job:
             form=config.pairs,
             lower=config.form != "operators",
         )
-        del params  # of a large model they are large
+        del params  # free memory, as parameters of a large model are large
         inside = quantize_insides(result, planned.insides, config)
         notes += inside
         define_functions(result)
@@ -568,7 +598,7 @@ class Job:
             self.target,
             min_sqnr=(
                 config.min_sqnr if quantized_any else None
-            ),  # a float model meets it
+            ),  # a float model always meets the gate
             external=self.external,
             narrowing=self.narrowing,
             functions=config.functions,
@@ -588,7 +618,7 @@ class Job:
         return Result(done.model, plan, report)
 
     def _written(self, judging: Judging, *arguments: Any, **settings: Any) -> Finished:
-        """Finish the model. Where it misses the gate, wrong preprocessing may be the cause."""
+        """Finish the model; report signs of wrong preprocessing after a missed gate."""
         try:
             return finish(*arguments, judging=judging, **settings)
         except AccuracyError:
@@ -596,7 +626,7 @@ class Job:
             raise
 
     def _findings(self, judging: Judging) -> list[Finding]:
-        """Signs of wrong preprocessing, which are logged."""
+        """Return and log signs of wrong preprocessing."""
         if judging.check is None:
             return []
         findings = judging.check.findings(self.reference.session)
@@ -612,11 +642,13 @@ class Job:
         progress: bool | None,
         notes: list[str],
     ) -> tuple[Graph, list[LayerResult]]:
-        """Let the optimizers of layers choose codes and biases: the graph with them, and what
-        became of each layer.
+        """Let layer optimizers choose codes and biases.
 
-        Where an output is further from the float model's on samples held out than with every weight
-        rounded to the nearest, nothing is changed.
+        Without a gain in the minimum output SQNR on held-out samples over round to nearest,
+        nothing is changed.
+
+        Returns:
+            The graph with the chosen values, and the result for each layer.
         """
         graph, plan = planned.graph, planned.plan
         chosen = [
@@ -643,7 +675,7 @@ class Job:
             graph,
             plan,
             params,
-        )  # which raises the scales of weights that are too small
+        )  # raises weight scales that are too small for int32 biases
         before = Snapshot.of(graph, plan, params)
         plain = min_output_sqnr(
             graph,
@@ -713,7 +745,7 @@ class Job:
 
 
 def _check_model(calibration: Calibration, model: ModelProto) -> None:
-    """Raise ConfigError where ranges are of another model; give those of none this one."""
+    """Raise ConfigError for ranges of another model; assign unassigned ranges."""
     key = model_key(model)
     if not calibration.model:
         calibration.model = key
@@ -732,6 +764,12 @@ def measure_ranges(
 ) -> Calibration:
     """Measure statistics for every calibrator, on all samples of the data.
 
+    Args:
+        job: the model and the settings.
+        data: calibration data.
+        executor: runs calibration; None for the default.
+        progress: as for ``quantize_static``.
+
     Returns:
         The calibration of the job.
 
@@ -742,7 +780,7 @@ def measure_ranges(
     reader = reader_for(job.graph, data, job.config)
     first = first_sample(reader)
     planned = job.plan(RunData(first), progress)
-    # the preset that quantizes most tensors, outputs among them
+    # XINT8 quantizes the most tensors, including outputs
     most = make_plan(planned.graph, QConfig.of("XINT8"), strict=False)
     with Progress(progress, reader.length, "calibrating", "sample") as bar:
         calibrate(

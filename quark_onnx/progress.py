@@ -1,4 +1,4 @@
-"""A progress bar with an ETA on stderr, where a person is looking, and a limit on the time."""
+"""A progress bar with an ETA on an interactive stderr, and a time limit."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from types import TracebackType
 from quark_onnx.errors import TimeLimitError
 from quark_onnx.progress_bars import Bar, open_bar
 
-#: The time, by ``monotonic``, at which the next step ends the work; None for no limit.
+#: Deadline on the ``monotonic`` clock; None for no limit.
 _DEADLINE: ContextVar[float | None] = ContextVar("deadline", default=None)
 
 
 @contextmanager
 def time_limit(seconds: float | None) -> Iterator[None]:
-    """End the work inside with an error once it has taken so long.
+    """Raise an error in the enclosed work once its time is over.
 
-    Every loop that shows its progress ends with its next step; what shows none is finished. Of
-    limits within each other the one that ends first counts.
+    Loops with progress end at their next step; work without progress is finished. Of nested
+    limits, the earliest counts.
 
     Args:
-        seconds: None for no limit.
+        seconds: the limit; None for no limit.
 
     Raises:
         TimeLimitError: the time is over.
@@ -42,19 +42,19 @@ def time_limit(seconds: float | None) -> Iterator[None]:
 
 
 def check_time() -> None:
-    """Raise TimeLimitError if the time of a ``time_limit`` around this is over."""
+    """Raise TimeLimitError if an enclosing ``time_limit`` is over."""
     deadline = _DEADLINE.get()
     if deadline is not None and monotonic() > deadline:
         raise TimeLimitError("its time is over")
 
 
 class Progress:
-    """Context manager around a progress bar.
+    """A context manager around a progress bar.
 
     Args:
-        show: True shows it, False does not, None shows it if stderr is a terminal. Without a stderr
-            there is no bar.
-        total: number of steps if it is known; without it the bar has no ETA.
+        show: True shows the bar, False hides it, None shows it if stderr is a terminal. Without
+            a stderr, there is no bar.
+        total: number of steps; None if unknown, which leaves the bar without an ETA.
     """
 
     def __init__(
@@ -75,10 +75,13 @@ class Progress:
         return self
 
     def update(self, done: int) -> None:
-        """Set the number of steps that are done.
+        """Set the number of finished steps.
+
+        Args:
+            done: the number of finished steps.
 
         Raises:
-            TimeLimitError: the time of a ``time_limit`` around it is over.
+            TimeLimitError: an enclosing ``time_limit`` is over.
         """
         check_time()
         if self._bar is not None:

@@ -11,23 +11,23 @@ if TYPE_CHECKING:
 
 
 class Bar(Protocol):
-    """Show how much of some work is done."""
+    """A display of progress."""
 
     def update(self, done: int) -> None:
-        """Set the number of steps that are done."""
+        """Set the number of finished steps."""
 
     def close(self) -> None:
         """Remove the bar."""
 
 
 def open_bar(show: bool | None, total: int | None, name: str, unit: str) -> Bar | None:
-    """Return a new bar on stderr; None where nobody is to see one.
+    """Return a new bar on stderr; None without an audience.
 
     Args:
-        show: True shows a bar, False none, None shows one if stderr is a terminal.
+        show: True shows a bar, False none, None shows a bar if stderr is a terminal.
         total: number of steps; None if unknown, which leaves the bar without an ETA.
         name: the work.
-        unit: one step.
+        unit: a step.
     """
     stream = sys.stderr
     if stream is None or show is False:  # None where a process starts without a stderr
@@ -38,7 +38,7 @@ def open_bar(show: bool | None, total: int | None, name: str, unit: str) -> Bar 
 
 
 class FileBar:
-    """A bar of tqdm, which writes whole lines to a stream that is no terminal."""
+    """A bar of tqdm, which writes complete lines to a stream other than a terminal."""
 
     def __init__(self, total: int | None, name: str, unit: str) -> None:
         from tqdm import tqdm
@@ -53,9 +53,9 @@ class FileBar:
 
 
 class TerminalBar:
-    """A line in the one display of rich that a terminal can have at a time.
+    """A line in rich's display, of which a terminal has at most one at a time.
 
-    Bars within each other are lines of the same display, which ends with the last of them.
+    Nested bars are lines of a common display, which ends with the last bar.
     """
 
     _display: ClassVar[Display | None] = None
@@ -87,7 +87,7 @@ class TerminalBar:
 
 
 def _new_display() -> Display:
-    """Return a display that leaves nothing behind and does not touch stdout."""
+    """Return a display that erases itself and does not touch stdout."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,

@@ -1,4 +1,4 @@
-"""The extension points of the package in one list: every registry, and what goes into it.
+"""Extension points of the package: every registry and its content.
 
 Packages add to a registry by entry points of its group (docs/extending.md). The registry of
 calibrators is ``calibrators.CALIBRATORS``.
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Registry(calibrators.registry.Registry[T]):
-    """Named values of one kind, whose errors are those of this package."""
+    """Named values of a kind, with errors of this package."""
 
     error: ClassVar[type[Exception]] = ConfigError
 
@@ -32,17 +32,17 @@ PRESETS: Registry[Any] = Registry(
     plugins="quark_onnx.presets",
     spelling=str.upper,
 )
-#: What becomes of an operator's tensors: operator type -> rule(node, plan).
+#: Rules for the tensors of an operator: operator type -> rule(node, plan).
 RULES: Registry[Any] = Registry("operator", plugins="quark_onnx.rules")
 #: Rewrites of the float graph: name -> pass(graph) -> number of rewrites.
 PASSES: Registry[Any] = Registry("pass")
-#: What makes a quantized model better: name -> a frozen dataclass.
+#: Optimizers of ONNX models: name -> a frozen dataclass.
 OPTIMIZERS: Registry[Any] = Registry(
     "optimizer",
     plugins="quark_onnx.optimizers",
     spelling=str.lower,
 )
-#: What chooses better codes for PyTorch models, or makes them easier to round: name -> a frozen
+#: Algorithms for PyTorch models, which choose codes or reduce rounding errors: name -> a frozen
 #: dataclass.
 ALGORITHMS: Registry[Any] = Registry(
     "algorithm",
@@ -50,11 +50,11 @@ ALGORITHMS: Registry[Any] = Registry(
     plugins="quark_onnx.algorithms",
     spelling=str.lower,
 )
-#: What models are quantized for: name -> Target.
+#: Targets of quantization: name -> Target.
 TARGETS: Registry[Any] = Registry("target")
-#: What a model can be converted to: name -> Conversion.
+#: Conversions of a model: name -> Conversion.
 CONVERSIONS: Registry[Any] = Registry("conversion")
-#: Which configuration for which kind of model: name -> Recipe.
+#: Recipes by kind of model: name -> Recipe.
 RECIPES: Registry[Any] = Registry("recipe", "quark_onnx.recipes.recipe")
-#: The same for Ryzen AI processors.
+#: Recipes for Ryzen AI processors.
 NPU_RECIPES: Registry[Any] = Registry("NPU recipe", "quark_onnx.npu.recipes")

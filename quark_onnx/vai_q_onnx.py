@@ -1,9 +1,8 @@
-"""vai_q_onnx, as AMD Quark for ONNX was called before, by its names.
+"""The API of vai_q_onnx, the former name of AMD Quark for ONNX.
 
     import quark_onnx.vai_q_onnx as vai_q_onnx
 
-Its defaults are those of power-of-two scales, and without a data reader it calibrates on random
-samples.
+Defaults are power-of-two scales. Without a data reader, calibration uses random samples.
 """
 
 from __future__ import annotations
@@ -52,11 +51,11 @@ def quantize_static(
 
     Args:
         model_input: path of the float model, or a ModelProto, which is not changed.
-        model_output: where to write the result; None returns it.
+        model_output: the file to write; None returns the model.
         calibration_data_reader: calibration data, with ``get_next``; None for random samples.
         quant_format: a member of ``QuantFormat`` or ``VitisQuantFormat``.
         calibrate_method: a member of ``PowerOfTwoMethod`` or ``CalibrationMethod``.
-        settings: other fields of ``QuantizationConfig``, also under their older names.
+        settings: further fields of ``QuantizationConfig``, by current or former names.
 
     Raises:
         QuarkError: the model, the data or a setting is wrong; nothing is written.

@@ -1,3 +1,3 @@
-"""The version of the package, for what is below its front door."""
+"""The version of the package, for its internal modules."""
 
 __version__ = "0.1.0"

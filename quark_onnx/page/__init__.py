@@ -1,4 +1,4 @@
-"""Pages to look at: self-contained HTML with drawings in it, light and dark, wide and narrow."""
+"""Self-contained HTML pages with drawings, light and dark, wide and narrow."""
 
 from quark_onnx.page.document import document, facts, grouped, scrolling, write_whole
 from quark_onnx.page.verdict import Action, verdict

@@ -1,4 +1,4 @@
-"""The frame of a page, and the file it is written to."""
+"""The frame of a page, and its output file."""
 
 from __future__ import annotations
 
@@ -10,12 +10,18 @@ from pathlib import Path
 from calibrators.scratch import written
 from quark_onnx.page.style import CSS
 
-#: What HTML forbids, in whatever way it is written.
+#: Characters that HTML forbids even when escaped.
 _FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 
 
 def document(title: str, parts: Iterable[str], style: str = "") -> str:
-    """The text of a page with some parts, and rules of style of its own."""
+    """Return the text of a page.
+
+    Args:
+        title: title of the page.
+        parts: the HTML parts.
+        style: additional CSS rules.
+    """
     text = (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -27,9 +33,12 @@ def document(title: str, parts: Iterable[str], style: str = "") -> str:
 
 
 def facts(rows: Iterable[tuple[str, str, str]]) -> str:
-    """Figures side by side: what it is, the figure, and a few words more.
+    """Return figures in columns: label, figure and explanation.
 
-    The figure may hold markup.
+    The figure may contain markup.
+
+    Args:
+        rows: label, figure and explanation of each column.
     """
     cells = "".join(
         f"<div><dt>{escape(title)}</dt><dd>{value}<small>{escape(more)}</small></dd></div>"
@@ -39,11 +48,12 @@ def facts(rows: Iterable[tuple[str, str, str]]) -> str:
 
 
 def grouped(reasons: Iterable[tuple[str, str]], one: str, many: str) -> str:
-    """Return names with the same reason as one line, which unfolds to the names.
+    """Return names with equal reasons as one line, which unfolds to the names.
 
     Args:
-        reasons: a name and its reason, each as text.
-        one, many: the noun for one name and for several.
+        reasons: a name and its reason, as texts.
+        one: the noun for one name.
+        many: the noun for several names.
     """
     groups = dict[str, list[str]]()
     for name, reason in reasons:
@@ -60,7 +70,7 @@ def grouped(reasons: Iterable[tuple[str, str]], one: str, many: str) -> str:
 
 
 def scrolling(table: str) -> str:
-    """Return a table in a card that scrolls sideways, with a shadow where more of it is hidden."""
+    """Return a table in a card that scrolls sideways, with shadows at hidden parts."""
     return (
         '<div class="card scroll" tabindex="0" role="region" aria-label="table">'
         f"{table}</div>"
@@ -68,8 +78,11 @@ def scrolling(table: str) -> str:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write to a temporary file beside ``path`` first, so that ``path`` is the whole text or what
-    it was.
+    """Write a file atomically, through a temporary file in the same folder.
+
+    Args:
+        path: the file to write.
+        text: its content.
 
     Raises:
         OSError: the folder cannot be written to; the error names ``path``.

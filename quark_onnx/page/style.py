@@ -1,4 +1,4 @@
-"""The style sheet of the page: light and dark, wide and narrow, without anything from outside."""
+"""The style sheet of pages, light and dark, wide and narrow, without external files."""
 
 CSS = """
 :root {

@@ -1,4 +1,4 @@
-"""The few parts of SVG that the plots are made of: elements, scales and ticks."""
+"""Parts of SVG for plots: elements, scales and ticks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,15 @@ Scale = Callable[[float], float]
 
 
 def tag(name: str, content: str = "", **attributes: str | float) -> str:
-    """An element; a trailing underscore of an attribute's name is left out, others become hyphens.
+    """Return an element.
+
+    A trailing underscore of an attribute's name is removed, and inner underscores become
+    hyphens.
+
+    Args:
+        name: name of the element.
+        content: content of the element, as markup.
+        attributes: attributes of the element.
 
     >>> tag("text", "a &lt; b", x=1.25, class_="edge")
     '<text x="1.25" class="edge">a &lt; b</text>'
@@ -29,7 +37,7 @@ def drawing(
     parts: Iterable[str],
     class_: str = "",
 ) -> str:
-    """A drawing that fills the width it is given."""
+    """Return a drawing that fills the available width."""
     attributes = {"class_": class_} if class_ else {}
     label = tag("title", escape(title))
     return tag(
@@ -42,7 +50,7 @@ def drawing(
 
 
 def linear(lo: float, hi: float, start: float, end: float) -> Scale:
-    """Values from ``lo`` to ``hi`` to places from ``start`` to ``end``.
+    """Return a linear scale from [lo, hi] to [start, end].
 
     >>> linear(0, 10, 100, 0)(2.5)
     75.0
@@ -52,8 +60,7 @@ def linear(lo: float, hi: float, start: float, end: float) -> Scale:
 
 
 def logarithmic(lo: float, hi: float, start: float, end: float) -> Scale:
-    """Values from ``lo`` to ``hi``, both above 0, to places from ``start`` to ``end``, evenly by
-    their logarithms.
+    """Return a logarithmic scale from [lo, hi], both above 0, to [start, end].
 
     >>> logarithmic(1e-4, 1, 0, 100)(1e-3)
     25.0
@@ -63,7 +70,7 @@ def logarithmic(lo: float, hi: float, start: float, end: float) -> Scale:
 
 
 def ticks(lo: float, hi: float, count: int) -> list[float]:
-    """Round numbers between two ends, about ``count`` of them.
+    """Return about ``count`` round numbers between two ends.
 
     >>> ticks(-2.2, 7.9, 5)
     [-2.0, 0.0, 2.0, 4.0, 6.0]
@@ -81,7 +88,7 @@ def ticks(lo: float, hi: float, count: int) -> list[float]:
 
 
 def short(value: float) -> str:
-    """A number in few characters, with a true minus.
+    """Return a number in few characters, with a true minus.
 
     >>> short(-0.25), short(1300.0), short(123456.0), short(1e-7)
     ('−0.25', '1300', '123k', '1e−7')
@@ -99,7 +106,7 @@ def short(value: float) -> str:
 
 
 def power(exponent: int, x: float, y: float) -> str:
-    """A power of ten as a label that ends at a place.
+    """Return a power of ten as a label that ends at (x, y).
 
     >>> power(0, 5, 0), power(-3, 5, 0)
     ('<text x="5" y="0" text-anchor="end">1</text>',

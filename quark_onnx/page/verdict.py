@@ -1,4 +1,4 @@
-"""The beginning of a page: a verdict in one sentence, and what to do next."""
+"""The beginning of a page: a verdict in one sentence, and the next steps."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from dataclasses import dataclass
 from html import escape
 from itertools import islice
 
-#: Actions that a page begins with.
+#: Number of actions at the top of a page.
 _SHOWN = 3
-#: Letters of a word that fits into a line of a phone.
+#: Maximum letters of a word in a line of a phone.
 _UNBROKEN = 28
 _WORDS = {"good": "Good", "risky": "Risky", "poor": "Poor", "unknown": "Not measured"}
 
 
 @dataclass(frozen=True)
 class Action:
-    """Something to do.
+    """A proposed action.
 
     Attributes:
-        text: what, in words.
+        text: description of the action.
         code: a command or options to copy; empty for none.
-        effect: the expected effect; empty where nothing is known.
+        effect: the expected effect; empty if unknown.
     """
 
     text: str
@@ -35,7 +35,7 @@ def verdict(band: str, sentence: str, actions: Sequence[Action] = ()) -> str:
     Args:
         band: "good", "risky", "poor" or "unknown".
         sentence: the verdict, as text.
-        actions: the most promising one first.
+        actions: the actions, the most promising first.
     """
     items = "".join(_item(action) for action in islice(actions, _SHOWN))
     listed = f"<h2>What to do next</h2><ol>{items}</ol>" if items else ""
@@ -52,7 +52,7 @@ def _item(action: Action) -> str:
 
 
 def _words(code: str) -> str:
-    """Return a command whose short words are not broken at the end of a line."""
+    """Return a command without line breaks in its short words."""
     words = code.split(" ")
     return " ".join(
         f"<span>{escape(word)}</span>" if len(word) <= _UNBROKEN else escape(word)

@@ -1,4 +1,4 @@
-"""Find wrong preprocessing of the data in what the float model makes of it."""
+"""Detection of wrong preprocessing from the float model's outputs."""
 
 from quark_onnx.preprocessing.check import PreprocessingCheck
 from quark_onnx.preprocessing.finding import Finding

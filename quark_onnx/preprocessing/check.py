@@ -1,8 +1,9 @@
-"""Check the preprocessing of data by what the float model makes of it.
+"""Checks of data preprocessing by the float model's outputs.
 
-The outputs that the verdict computes anyway are the basis. Other scalings and the other order of
-channels are tried on the first 8 rows, and those that come close on up to 32: some two or three
-more passes of the float model over so many rows, whatever the amount of data.
+The check reads the outputs that the verdict computes anyway. Alternative scalings and the
+reverse channel order are tried on the first 8 rows, and promising alternatives on up to 32
+rows. The cost is two or three further passes of the float model over as many rows, independent
+of the amount of data.
 """
 
 from __future__ import annotations
@@ -42,23 +43,23 @@ from quark_onnx.report.verdict.task import Task, find_task
 
 Feeds = Mapping[str, NDArray[Any]]
 
-#: Rows that are looked at, and bytes of their inputs that are kept.
+#: Maximum number of rows, and of bytes of their stored inputs.
 _ROWS, _BYTES = 32, 1 << 27
-#: Bytes of weights of the largest model on which alternatives are tried.
+#: Maximum bytes of weights of a model for which alternatives are tried.
 _LARGEST = 1 << 30
-#: Rows on which alternatives are tried first, and how many of them go on.
+#: Rows on which alternatives are tried first, and number of alternatives tried further.
 _FIRST, _CONFIRMED = 8, 3
-#: Rows from which a collapse of predictions says something, the share of rows that are different
-#: classes, and the mean top probability below which it is one.
+#: Limits of collapsed predictions: minimum rows, maximum distinct classes as a share of rows,
+#: and maximum mean top probability.
 _COLLAPSE_ROWS, _COLLAPSE_CLASSES, _COLLAPSE_CONFIDENCE = 16, 0.15, 0.5
-#: Share of the greatest scores that a detector keeps where inputs were too large.
+#: Minimum share of the greatest scores that remains after rescaling of too large inputs.
 _KEPT = 0.5
 _RGB = "use the other order of channels: --color bgr instead of rgb, or the reverse"
 
 
 @dataclass(frozen=True)
 class _Alternative:
-    """Another preprocessing of the same pictures."""
+    """An alternative preprocessing of the pictures."""
 
     cause: Cause
     name: str
@@ -67,14 +68,14 @@ class _Alternative:
 
 
 class PreprocessingCheck:
-    """Take in inputs and outputs of a float model, and say whether the inputs look wrong."""
+    """A collector of a float model's inputs and outputs that detects wrong inputs."""
 
     def __init__(self, model: ModelProto, task: str = "auto") -> None:
-        """Start with nothing.
+        """Start without samples.
 
         Args:
             model: the float model.
-            task: one of ``report.verdict.TASKS``, or ``auto``.
+            task: a task in ``report.verdict.TASKS``, or ``auto``.
         """
         self._model = model
         self._asked = task
@@ -91,7 +92,7 @@ class PreprocessingCheck:
         feeds: Mapping[str, Any],
         expected: Mapping[str, Any],
     ) -> None:
-        """Take in one sample, with the outputs of the float model."""
+        """Add one sample with the outputs of the float model."""
         given, outputs = _arrays(feeds), _arrays(expected)
         size = sum(value.nbytes for value in given.values())
         if self._rows >= _ROWS or self._bytes + size > _BYTES or not outputs:
@@ -110,11 +111,11 @@ class PreprocessingCheck:
         self._bytes += size
 
     def remember(self, feeds: Mapping[str, Any]) -> None:
-        """Take in one sample whose outputs are not known; the float model runs on it if need be."""
+        """Add one sample without outputs; the float model runs on it if necessary."""
         self._unknown.append(feeds)
 
     def _watch(self, outputs: Mapping[str, NDArray[Any]]) -> None:
-        """See whether the output ever differs."""
+        """Record whether the output ever changes."""
         assert self._task is not None
         value = np.atleast_1d(outputs.get(self._task.output, np.zeros(0)))
         if self._first_output is None:
@@ -123,10 +124,10 @@ class PreprocessingCheck:
         self._varies |= not same or not (value == self._first_output).all()
 
     def findings(self, session: Any) -> list[Finding]:
-        """Return the signs of wrong preprocessing; none where all looks well.
+        """Return signs of wrong preprocessing; empty if the data looks right.
 
         Args:
-            session: of the float model, on which alternatives are tried.
+            session: session on the float model, for alternatives.
         """
         if self._task is None or not self._feeds:
             return []
@@ -162,7 +163,7 @@ class PreprocessingCheck:
             yield from self._picture_findings(session, name, axis, images)
 
     def _constant(self) -> bool:
-        """Whether the output never changes though the inputs do."""
+        """Return whether the output is constant although the inputs change."""
         first = self._feeds[0]
         alike = all(
             feed.keys() == first.keys()
@@ -172,7 +173,7 @@ class PreprocessingCheck:
         return self._rows >= _FIRST and not self._varies and not alike
 
     def _pictures(self) -> tuple[str, int, list[NDArray[Any]]] | None:
-        """Return the input with pictures, its axis of channels, and its batches as NCHW."""
+        """Return the input with pictures, its channel axis, and its batches as NCHW."""
         found = []
         for name, value in self._feeds[0].items():
             axis = picture_axis(value.shape)
@@ -202,7 +203,7 @@ class PreprocessingCheck:
         if distance is not None and other_data(distance):
             yield _batch_norm_finding(layers, alternatives, distance, len(few))
             return
-        if distance is not None:  # the scaling is that of the training
+        if distance is not None:  # the scaling equals the training's
             alternatives = [each for each in alternatives if each.cause == "color"]
         elif too_large(layers.ratios(responses)) and isinstance(self._given, Detected):
             finding = self._too_large(session, layers, responses, alternatives)
@@ -264,7 +265,7 @@ class PreprocessingCheck:
         responses: Responses,
         alternatives: Sequence[_Alternative],
     ) -> Finding | None:
-        """Find the scaling with which the biases of a detector's first layers have a say."""
+        """Return a scaling for which the biases of a detector's first layers matter."""
         assert isinstance(self._given, Detected)
         few = self._count(_FIRST)
         for other in alternatives:
@@ -287,7 +288,7 @@ class PreprocessingCheck:
         alternatives: Sequence[_Alternative],
         scaling: Scaling | None,
     ) -> Finding | None:
-        """Find a preprocessing that the model makes clearly more of."""
+        """Return a preprocessing with significantly more evidence in the outputs."""
         assert self._given is not None
         few = self._count(_FIRST)
         admissible = self._admissible(alternatives, few)
@@ -318,7 +319,7 @@ class PreprocessingCheck:
         alternatives: Sequence[_Alternative],
         few: int,
     ) -> list[_Alternative]:
-        """Leave out inputs so large that a detector finds things in noise."""
+        """Return alternatives without inputs so large that a detector finds noise."""
         layers = FirstLayers(self._model) if isinstance(self._given, Detected) else None
         if not layers or too_large(layers.ratios(layers.responses(self._feeds[:few]))):
             return list(alternatives)
@@ -338,7 +339,7 @@ class PreprocessingCheck:
         )
 
     def _count(self, rows: int) -> int:
-        """Number of samples that hold so many rows."""
+        """Return the number of samples that contain ``rows`` rows."""
         total = 0
         for place, feed in enumerate(self._feeds):
             if total >= rows:
@@ -363,7 +364,10 @@ def _batch_norm_finding(
     distance: tuple[float, float],
     few: int,
 ) -> Finding:
-    """Describe inputs that BatchNormalization has not seen, with the alternative that it has."""
+    """Return a finding on inputs that differ from BatchNormalization's training data.
+
+    The finding names the alternative that agrees.
+    """
     evidence = (
         "the first BatchNormalization was trained on other values: the mean deviates by"
         f" {distance[0]:.2g} standard deviations, the variance {distance[1]:.2g} times"
@@ -388,7 +392,7 @@ def _batch_norm_finding(
 
 
 def _pixels(image: NDArray[Any], scaling: Scaling | None) -> NDArray[np.float64]:
-    """Return pixels from 0 to 255; of an unknown scaling, as if the range were all of it."""
+    """Return pixels from 0 to 255, stretched if the scaling is unknown."""
     if scaling is not None:
         return np.asarray(scaling.pixels(image.astype(np.float64)))
     least, greatest = float(image.min()), float(image.max())

@@ -1,4 +1,4 @@
-"""What a float model makes of its inputs: information in its classes, or boxes that it finds."""
+"""Evidence in a float model's outputs: information in classes, or detected boxes."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from quark_onnx.report.verdict.task import Task, squeezed
 Outputs = Mapping[str, NDArray[Any]]
 Floats = NDArray[np.float64]
 
-#: Nats of information by which one preprocessing is better than another without further proof.
+#: Gain in nats that needs no significance test.
 _CLEAR = 0.25
-#: Student's t of the paired difference, rows that it needs, and the least gain in nats or shares.
+#: Minimum Student's t of the paired difference, minimum rows, and minimum gain in nats or shares.
 _SIGNIFICANT, _ROWS, _LEAST_GAIN = 1.6, 16, 0.015
-#: A share of the evidence that a preprocessing keeps of a better one on a few rows.
+#: Share of the evidence on a few rows below which an alternative is dropped.
 _HOPELESS = 0.6
 
 
 class Evidence(Protocol):
-    """What a model makes of some rows."""
+    """Evidence in a model's outputs on rows."""
 
     def add(self, outputs: Outputs) -> None:
-        """Take in the outputs on one sample."""
+        """Add the outputs on one sample."""
 
     def head(self, rows: int) -> Evidence:
         """Return the evidence of the first rows."""
 
     def hopeless(self, other: Evidence) -> bool:
-        """Return whether another evidence on the same rows is far below this one."""
+        """Return whether other evidence on the rows is far below this evidence."""
 
     def beaten_by(self, other: Evidence) -> bool:
-        """Return whether another evidence on the same rows is better beyond chance."""
+        """Return whether other evidence on the rows is significantly better."""
 
     @property
     def strength(self) -> float:
-        """A number by which evidence of one model on the same rows is compared."""
+        """Return the strength, comparable for one model on equal rows."""
 
     def __len__(self) -> int: ...
 
@@ -48,7 +48,7 @@ class Evidence(Protocol):
 
 
 def evidence_for(task: Task) -> Evidence | None:
-    """Return empty evidence of a task; None where confidence says nothing."""
+    """Return empty evidence of a task; None if confidence is not informative."""
     if task.name == "classifier":
         return Classified(task.output)
     if task.name == "detector" and task.layout is not None:
@@ -57,7 +57,7 @@ def evidence_for(task: Task) -> Evidence | None:
 
 
 def _student(differences: Floats) -> float:
-    """Student's t of a mean difference from zero."""
+    """Return Student's t of a mean difference from zero."""
     spread = differences.std(ddof=1) / len(differences) ** 0.5
     return float(differences.mean() / spread) if spread else 0.0
 
@@ -66,8 +66,9 @@ def _student(differences: Floats) -> float:
 class Classified:
     """Predicted distributions of a classifier.
 
-    Their mutual information with the inputs is high where the model is certain and predicts
-    different classes for different inputs: the entropy of the mean less the mean of the entropies.
+    The mutual information of classes and inputs is the entropy of the mean minus the mean of
+    the entropies. It is high if the model is certain and predicts different classes for
+    different inputs.
     """
 
     output: str
@@ -91,12 +92,12 @@ class Classified:
 
     @property
     def classes(self) -> int:
-        """Number of different classes that are predicted."""
+        """Return the number of distinct predicted classes."""
         return len(np.unique(np.array(self.rows).argmax(axis=1)))
 
     @property
     def confidence(self) -> float:
-        """Mean probability of the predicted class."""
+        """Return the mean probability of the predicted class."""
         return float(np.array(self.rows).max(axis=1).mean())
 
     def hopeless(self, other: Evidence) -> bool:
@@ -135,7 +136,7 @@ def _entropy(rows: Floats) -> Floats:
 
 @dataclass
 class Detected:
-    """Scores of the boxes that a detector finds in each image."""
+    """Scores of a detector's boxes in each image."""
 
     task: Task
     scores: list[Floats] = field(default_factory=list)
@@ -149,7 +150,7 @@ class Detected:
 
     @property
     def squares(self) -> Floats:
-        """Sum of the squared scores of each image."""
+        """Return the sum of squared scores of each image."""
         return np.array([float(np.square(scores).sum()) for scores in self.scores])
 
     @property
@@ -158,7 +159,7 @@ class Detected:
 
     @property
     def strongest(self) -> float:
-        """Mean of the greatest score of each image."""
+        """Return the mean over images of the greatest score."""
         return float(np.mean([scores.max(initial=0.0) for scores in self.scores]))
 
     def hopeless(self, other: Evidence) -> bool:

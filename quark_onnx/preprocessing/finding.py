@@ -1,4 +1,4 @@
-"""Finding: one sign of wrong preprocessing."""
+"""A finding: a sign of wrong preprocessing."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ class Finding:
     """A sign of wrong preprocessing.
 
     Attributes:
-        cause: the likely cause: ``scaling`` (scale, mean and standard deviation), ``color`` (RGB or
-            BGR), ``layout`` (NCHW or NHWC), ``tokens``, ``mask``, or ``outputs`` where the cause is
-            not known.
-        evidence: the figures that show it.
-        advice: what to change, with the option of the command line.
+        cause: the likely cause: ``scaling`` (scale, mean and standard deviation), ``color``
+            (RGB or BGR), ``layout`` (NCHW or NHWC), ``tokens``, ``mask``, or ``outputs`` for an
+            unknown cause.
+        evidence: the figures of the finding.
+        advice: the proposed change, with the option of the command line.
     """
 
     cause: Cause

@@ -1,4 +1,4 @@
-"""Statistics of the first convolutions on data, compared with those of the training."""
+"""Statistics of the first convolutions on data, compared with training statistics."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ Floats = NDArray[np.float64]
 #: Mean and variance of each channel, layer by layer.
 Responses = list[tuple[Floats, Floats]]
 
-#: Number of first convolutions that are looked at.
+#: Maximum number of first convolutions.
 _LAYERS = 3
-#: Ratio of responses to biases above which inputs are too large, and that of inputs that fit.
+#: Ratio of responses to biases for too large inputs (minimum), and for fitting inputs (maximum).
 _TOO_LARGE, _FITS = 20.0, 8.0
-#: Deviation of means, in running standard deviations, and ratio of variances, beyond which
-#: BatchNormalization saw other data.
+#: Deviation of means in running standard deviations, and ratio of variances, beyond which the
+#: data differ from training data.
 _OTHER_MEAN, _OTHER_VARIANCE = 1.0, 4.0
 
 
 @dataclass(frozen=True)
 class _Layer:
-    """A convolution: its output, its bias, and its BatchNormalization's running statistics."""
+    """A convolution with output, bias and BatchNormalization's running statistics."""
 
     output: str
     bias: Floats | None
@@ -39,10 +39,10 @@ class _Layer:
 
 
 class FirstLayers:
-    """The first convolutions of a model, which run without the rest of it."""
+    """The first convolutions of a model, run on their own."""
 
     def __init__(self, model: ModelProto) -> None:
-        """Cut the first convolutions off the model, which is not changed."""
+        """Extract the first convolutions from the model, which is not changed."""
         self._layers = _first(model)
         self._session: Any = None
         if self._layers:
@@ -70,10 +70,10 @@ class FirstLayers:
         return found
 
     def ratios(self, responses: Responses) -> list[float]:
-        """Return the median over channels of standard deviation by bias, of each layer with a bias.
+        """Return the median ratio of standard deviation to bias, per layer with a bias.
 
-        About 1 where BatchNormalization was folded into the layer and the inputs are those of the
-        training.
+        The ratio is about 1 if BatchNormalization was folded into the layer and the inputs have
+        the training distribution.
         """
         found = []
         for layer, (_, variance) in zip(self._layers, responses, strict=True):
@@ -86,11 +86,14 @@ class FirstLayers:
         self,
         responses: Responses,
     ) -> tuple[float, float] | None:
-        """Return how far the first BatchNormalization's statistics are from those of the data.
+        """Return the distance of BatchNormalization's statistics from the data's.
+
+        The first BatchNormalization of the model is compared.
 
         Returns:
-            The median over channels of the deviation of the mean in running standard deviations,
-            and that of the ratio of variances, at least 1; None without a BatchNormalization.
+            The median over channels of the deviation of the mean in running standard
+                deviations, and the median ratio of variances, at least 1; None without a
+                BatchNormalization.
         """
         for layer, (mean, variance) in zip(self._layers, responses, strict=True):
             if layer.mean is None or layer.variance is None:
@@ -103,17 +106,17 @@ class FirstLayers:
 
 
 def too_large(ratios: Sequence[float]) -> bool:
-    """Return whether all of the first layers respond far beyond their biases."""
+    """Return whether every first layer responds far beyond its bias."""
     return len(ratios) == _LAYERS and min(ratios) > _TOO_LARGE
 
 
 def fits(ratios: Sequence[float]) -> bool:
-    """Return whether the first layers respond as if the inputs were those of the training."""
+    """Return whether the responses of the first layers fit training inputs."""
     return len(ratios) == _LAYERS and max(ratios) < _FITS
 
 
 def other_data(distance: tuple[float, float]) -> bool:
-    """Return whether a BatchNormalization has seen other data."""
+    """Return whether the data differ from a BatchNormalization's training data."""
     return distance[0] > _OTHER_MEAN or distance[1] > _OTHER_VARIANCE
 
 

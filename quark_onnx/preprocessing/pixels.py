@@ -13,25 +13,27 @@ Images = NDArray[Any]
 
 #: Channels of pictures.
 _CHANNELS = (1, 3)
-#: Greatest deviation of a channel's range from that of a scaling, as a share of it.
+#: Maximum deviation of a channel's range from a scaling's range, as a share of it.
 _UNLIKE = 0.3
-#: Correlation of neighbouring pixels above which an input counts as a natural image, and below
-#: which its rows are unrelated.
+#: Correlation of neighbouring pixels of a natural image (minimum), and of unrelated rows
+#: (maximum).
 _SMOOTH, _UNRELATED = 0.5, 0.3
-#: Least pixels along each side of an image whose smoothness says something.
+#: Minimum side in pixels of an image with meaningful smoothness.
 _LEAST_SIDE = 16
 
 
 @dataclass(frozen=True)
 class Scaling:
-    """A map from pixels, 0 to 255, to inputs: ``(pixel * scale - mean) / std`` by channel.
+    """A map from pixels, 0 to 255, to inputs.
+
+    Inputs are ``(pixel * scale - mean) / std`` by channel.
 
     Attributes:
-        name: for messages.
-        options: options of the command line that ask for it.
+        name: name for messages.
+        options: command-line options for the scaling.
         scale: factor of pixels.
-        mean: by channel.
-        std: by channel.
+        mean: mean per channel.
+        std: standard deviation per channel.
     """
 
     name: str
@@ -57,7 +59,7 @@ def _column(values: Sequence[float], like: Images) -> NDArray[np.float64]:
     return np.asarray(values[: like.shape[1]], np.float64).reshape(1, -1, 1, 1)
 
 
-#: Scalings that models are trained with, by how common they are.
+#: Scalings of training pipelines, the most common first.
 SCALINGS = (
     Scaling("pixels from 0 to 1", "--scale 1/255", 1 / 255),
     Scaling(
@@ -85,7 +87,7 @@ SCALINGS = (
 
 
 def picture_axis(shape: tuple[int, ...]) -> int | None:
-    """Return the axis of the channels of a batch of pictures; None for anything else."""
+    """Return the channel axis of a batch of pictures; None for other tensors."""
     if len(shape) != 4:
         return None
     if shape[1] in _CHANNELS and min(shape[2:]) >= _LEAST_SIDE:
@@ -94,7 +96,7 @@ def picture_axis(shape: tuple[int, ...]) -> int | None:
 
 
 def scaling_of(images: Sequence[Images]) -> Scaling | None:
-    """Return the scaling whose range the values have, channel by channel; None if none fits.
+    """Return the scaling that fits every channel's range; None without a fit.
 
     Args:
         images: batches with the channels on axis 1.
@@ -114,12 +116,12 @@ def scaling_of(images: Sequence[Images]) -> Scaling | None:
 
 @dataclass(frozen=True)
 class Smoothness:
-    """Correlation of a pixel with others of its channel.
+    """The correlation of a pixel with nearby pixels of its channel.
 
     Attributes:
-        across: with the next one in its row.
-        third: with the third one in its row.
-        down: with the one below.
+        across: with the next pixel in its row.
+        third: with the third next pixel in its row.
+        down: with the pixel below.
     """
 
     across: float
@@ -128,14 +130,14 @@ class Smoothness:
 
     @property
     def natural(self) -> bool:
-        """Whether the arrays look like pictures."""
+        """Return whether the arrays look like pictures."""
         return self.across > _SMOOTH and self.down > _SMOOTH
 
     @property
     def interleaved(self) -> bool:
-        """Whether the arrays look like (height, width, channel) read as (channel, height, width).
+        """Return whether arrays look like channels-last images read as channels first.
 
-        Every third value is then of the same channel, and the next row is of another place.
+        Every third value is then of one channel, and rows are unrelated.
         """
         return self.down < _UNRELATED and self.third > max(self.across, _SMOOTH) + 0.05
 

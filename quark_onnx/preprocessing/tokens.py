@@ -14,19 +14,19 @@ from quark_onnx.preprocessing.finding import Finding
 
 Feeds = Mapping[str, NDArray[Any]]
 
-#: A row of an embedding is untrained if its norm is this share of the median or less; so many
-#: tokens, and such a share of all, have to show untrained rows.
+#: Untrained embeddings: maximum norm of a row as a share of the median, and minimum number and
+#: share of tokens with untrained rows.
 _UNTRAINED, _LEAST_TOKENS, _LEAST_SHARE = 0.6, 5, 0.01
-#: Share of one token among all from which something is wrong.
+#: Share of a single token from which the data is suspicious.
 _ONE_TOKEN = 0.4
-#: Samples and tokens from which frequencies say something.
+#: Minimum samples and tokens for meaningful frequencies.
 _SAMPLES, _TOKENS = 8, 64
-#: Rows from which an embedding is a vocabulary, and the largest one that is looked at, in bytes.
+#: Minimum rows of a vocabulary embedding, and its maximum size in bytes.
 _VOCABULARY, _LARGEST = 1000, 1 << 30
 
 
 def token_findings(model: ModelProto, feeds: Sequence[Feeds]) -> Iterator[Finding]:
-    """Yield what is odd about token identifiers and masks.
+    """Yield findings on token identifiers and masks.
 
     Args:
         model: the float model.
@@ -57,7 +57,7 @@ def token_findings(model: ModelProto, feeds: Sequence[Feeds]) -> Iterator[Findin
 
 
 def _embedding(model: ModelProto) -> tuple[str, TensorProto] | None:
-    """Return the input of token identifiers, and the table that it reads rows of."""
+    """Return the input of token identifiers, and its embedding table."""
     constants = {tensor.name: tensor for tensor in model.graph.initializer}
     inputs = {value.name for value in model.graph.input} - constants.keys()
     for node in model.graph.node:
@@ -72,7 +72,7 @@ def _embedding(model: ModelProto) -> tuple[str, TensorProto] | None:
 
 
 def _rows(feed: Feeds, identifiers: str, masks: list[str]) -> Iterator[NDArray[Any]]:
-    """Yield the identifiers of each sequence that the mask lets through."""
+    """Yield the unmasked identifiers of each sequence."""
     tokens = feed[identifiers]
     if tokens.ndim != 2:
         return
@@ -101,12 +101,12 @@ def _untrained(
     tokens: NDArray[Any],
     tensor: TensorProto,
 ) -> Iterator[Finding]:
-    """Find tokens whose embedding was never trained, as that of reserved tokens."""
+    """Yield a finding on tokens with untrained embeddings, such as reserved tokens."""
     if tokens.min() < 0 or tokens.max() >= tensor.dims[0]:
-        return  # the model does not run on them
+        return  # the model does not run on such identifiers
     norms = np.linalg.norm(values(tensor).astype(np.float32), axis=1)
     weak = norms <= _UNTRAINED * np.median(norms)
-    if weak.mean() > 0.25:  # of a table like that nothing can be said
+    if weak.mean() > 0.25:  # such a table gives no evidence
         return
     count = int(weak[tokens].sum())
     if count >= max(_LEAST_TOKENS, _LEAST_SHARE * len(tokens)):
@@ -120,7 +120,7 @@ def _untrained(
 
 
 def _without_special(rows: Sequence[NDArray[Any]]) -> Iterator[Finding]:
-    """Find sequences that do not begin with the same token, as those of BERT do with [CLS]."""
+    """Yield a finding on sequences without a common first token (BERT's [CLS])."""
     first, counts = np.unique([row[0] for row in rows], return_counts=True)
     if len(first) > 1 and counts.max() < 0.9 * len(rows):
         yield Finding(

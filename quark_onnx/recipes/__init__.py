@@ -1,4 +1,4 @@
-"""Which configuration for which kind of model, and which kind a model is."""
+"""Recipes: configurations by kind of model, and the detection of the kind."""
 
 from quark_onnx.recipes.choose import Choice, choose
 from quark_onnx.recipes.kind import KINDS, kind_of

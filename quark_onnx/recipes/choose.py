@@ -1,4 +1,4 @@
-"""choose: the recipe for a model, by what it is made of."""
+"""The choice of a recipe from a model's structure."""
 
 from __future__ import annotations
 
@@ -17,13 +17,12 @@ from quark_onnx.registry import RECIPES
 
 @dataclass(frozen=True)
 class Choice:
-    """A recipe, and why.
+    """A recipe, and the reason for it.
 
     Attributes:
-        recipe: for models of that kind.
-        config: its configuration, in a format that the target takes; a target itself is still to be
-            set.
-        reason: what the model has, and what follows, in words.
+        recipe: the recipe of the model's kind.
+        config: its configuration, in a format that the target supports; without a target.
+        reason: the properties of the model and the consequence, in words.
     """
 
     recipe: Recipe
@@ -35,7 +34,7 @@ class Choice:
 
 
 def structure(model: str | Path | ModelProto) -> Graph:
-    """Return the graph of a model file as the choice of a recipe looks at it.
+    """Return the graph of a model file, as read by the choice of a recipe.
 
     Raises:
         ModelError: the model cannot be read.

@@ -1,11 +1,11 @@
-"""kind_of: the kind of a model, by its structure."""
+"""The kind of a model, by its structure."""
 
 from __future__ import annotations
 
 from quark_onnx.graph import Graph, Node, reach
 from quark_onnx.patterns.conv_and_gemm import LAYERS
 
-#: Kinds of models, those that need the clearest signs first.
+#: Kinds of models, with those of the strictest criteria first.
 KINDS = ("transformer", "superres", "speech", "detector", "depthwise", "classifier")
 
 _ATTENTION = frozenset(
@@ -18,20 +18,20 @@ _ATTENTION = frozenset(
 )
 _RECURRENT = frozenset({"LSTM", "GRU", "RNN"})
 _SPECTRA = frozenset({"STFT", "DFT", "MelWeightMatrix"})
-#: Operators whose results are larger images than what they read.
+#: Operators that enlarge images.
 _UPSAMPLING = frozenset({"DepthToSpace", "Resize", "Upsample", "ConvTranspose"})
-#: So many last products have detectors, which predict boxes and scores at several sizes, and
-#: nothing else has.
+#: Minimum number of final weighted nodes of a detector, which predicts boxes and scores at
+#: several sizes.
 _HEADS = 3
-#: The share of a network's convolutions that are depthwise from which on it is called one of those.
+#: Minimum share of depthwise convolutions of a depthwise network.
 _SHARE = 0.25
-#: Of an image, (batch, channels, height, width); of the weight of a 1-D convolution; and the most
-#: channels of an image that people look at.
+#: Rank of an image (batch, channels, height, width), rank of a 1-D convolution's weight, and
+#: maximum number of channels of a viewable image.
 _IMAGE_RANK, _SEQUENCE_RANK, _COLORS = 4, 3, 4
 
 
 def kind_of(graph: Graph) -> tuple[str, str]:
-    """Return one of ``KINDS``, and what speaks for it.
+    """Return the kind of a model from ``KINDS``, and the evidence.
 
     >>> from onnx import parser
     >>> text = "g (float[1,3,9,9] x) => (float[1,8,7,7] y) <float[8,3,3,3] w> { y = Conv (x, w) }"
@@ -71,7 +71,7 @@ def _attends(graph: Graph, node: Node) -> bool:
 
 
 def _is_superres(graph: Graph) -> str:
-    """Return what speaks for an image-to-image model; empty where nothing does."""
+    """Return the evidence for an image-to-image model; empty if there is none."""
     images = [
         shape
         for value in graph.inputs
@@ -100,7 +100,7 @@ def _is_superres(graph: Graph) -> str:
 
 
 def _is_speech(graph: Graph) -> str:
-    """Return what speaks for a model of sound; empty where nothing does."""
+    """Return the evidence for an audio model; empty if there is none."""
     for node in graph.nodes:
         if node.kind in _SPECTRA:
             return f"{node.kind}, as spectra of sound are computed by"
@@ -119,7 +119,7 @@ def _is_speech(graph: Graph) -> str:
 
 
 def _last(graph: Graph, products: list[Node]) -> list[Node]:
-    """Products that no other one reads, in however many steps."""
+    """Return the weighted nodes from which no further weighted node is reached."""
     behind = set(
         reach(
             [leader for node in products for leader in graph.leaders(node)],

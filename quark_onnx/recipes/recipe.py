@@ -1,4 +1,4 @@
-"""Recipe: a configuration for a kind of model; those for runtimes on a CPU."""
+"""Recipes: configurations for kinds of models on CPU runtimes."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ class Recipe:
 
     Attributes:
         name: as in ``--recipe``.
-        models: what it is for, in words.
-        preset: its formats.
-        optimizers: what makes it better, as texts.
-        advice: what speaks for it, and what was measured here.
-        source: of the advice.
-        op_types: only these operators are quantized; empty for all.
+        models: the kind of model, in words.
+        preset: preset of its formats.
+        optimizers: optimizers that raise accuracy, as texts.
+        advice: reasons for the recipe, and results measured here.
+        source: source of the advice.
+        op_types: operator types to quantize; empty for all.
     """
 
     name: str
@@ -32,7 +32,7 @@ class Recipe:
 
     @property
     def config(self) -> QConfig:
-        """The configuration."""
+        """Return the configuration."""
         return QConfig.of(self.preset).with_(
             optimizers=self.optimizers,
             op_types=self.op_types,

@@ -116,6 +116,10 @@ def calibrate_each(
     Bodies are skipped.
 
     Args:
+        graph: the float graph.
+        plans: plans of the graph.
+        samples: calibration samples, read once.
+        progress: reports progress.
         keyed: as for ``calibrate``.
 
     Raises:
