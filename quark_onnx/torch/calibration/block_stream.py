@@ -28,7 +28,7 @@ class NotWalkable(ModelError):  # noqa: N818
 
 
 class _Enough(Exception):  # noqa: N818
-    """Exception that stops a run of the model at its last block."""
+    """Exception to stop a run of the model at the last block."""
 
 
 def call(model: Any, batch: Any) -> Any:
@@ -120,7 +120,7 @@ def inference(model: Any) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Call:
-    """Arguments of a block for one sample.
+    """Block arguments for a sample.
 
     Attributes:
         hidden: the hidden states, (samples, tokens, features).
@@ -133,9 +133,9 @@ class Call:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     def run(self, block: Any) -> Any:
-        """Run a block, and return its output hidden states.
+        """Run a block, and return the output hidden states.
 
-        The block gets a copy of the input, since it may change the input in place.
+        The block gets a copy of the input, since blocks may work in place.
         """
         found = block(self.hidden.clone(), *self.args, **self.kwargs)
         return found if isinstance(found, torch.Tensor) else found[0]
@@ -201,7 +201,7 @@ class BlockStream:
         return iter(found.values())
 
     def check_once(self, model: Any) -> None:
-        """Raise NotWalkable if the model runs its blocks again after the last one.
+        """Raise NotWalkable if the model runs a block again after the last block.
 
         Recurrent models do so. Blocks are skipped, and modules after them may lack weights, such as
         heads that are not run otherwise.
@@ -223,7 +223,10 @@ class BlockStream:
 
     @property
     def states(self) -> list[Any]:
-        """All hidden states, in one list; may be set to as many."""
+        """Return the float and the quantized hidden states in a list.
+
+        The property may be set to a list of the same length.
+        """
         return [*self.hidden, *(self.quantized or ())]
 
     @states.setter
@@ -262,7 +265,9 @@ class BlockStream:
         quantized: bool = False,
         run: Callable[[int, Call], Any] | None = None,
     ) -> Iterator[int]:
-        """Run a block on every sample that reaches it; outputs replace inputs.
+        """Run a block on the samples, and replace inputs by outputs.
+
+        Samples that skip the block are not run.
 
         Args:
             name: the name of the block.

@@ -102,7 +102,7 @@ class HiddenStates:
 
 
 class _Hosted:
-    """Tensor in host memory that is copied to its device on reading."""
+    """Tensor in host memory, copied to the original device on reading."""
 
     def __init__(self, state: Any) -> None:
         self._device, self._state = state.device, state.cpu()

@@ -1,4 +1,4 @@
-"""Observers that turn activations of layers into scales."""
+"""Observers, which turn activations of layers into scales."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Observer:
             self._statistic.merge(statistic)
 
     def params(self, least: float = 0.0) -> Params | None:
-        """Return the scale; None if no tensor was observed.
+        """Return the scale, or None without an observed tensor.
 
         Args:
             least: the least scale.

@@ -1,4 +1,4 @@
-"""Remove padding tokens from calibration data, so that no statistic includes them."""
+"""Removal of padding tokens from calibration data, to exclude them from statistics."""
 
 from __future__ import annotations
 

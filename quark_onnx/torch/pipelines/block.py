@@ -237,7 +237,7 @@ def shared_global_scale(
     layers: Layers,
     read: Callable[[str], Any] | None = None,
 ) -> Any:
-    """Return the NVFP4 global scale that a layer shares with its fused layers.
+    """Return the common NVFP4 global scale of a layer and its fused layers.
 
     Args:
         name: the name of the layer.
@@ -311,7 +311,7 @@ def finish(  # noqa: PLR0913
 
 
 def inside(layers: Layers, block: str) -> dict[str, tuple[Any, LayerSpec]]:
-    """Return the layers that are part of a block."""
+    """Return the layers of a block."""
     return {name: entry for name, entry in layers.items() if within(name, block)}
 
 

@@ -437,7 +437,7 @@ class FileRun:
         journal: BlockJournal,
         progress: bool | None,
     ) -> Iterator[tuple[str, Any]]:
-        """Quantize all blocks and keep them in memory for algorithms on the full model.
+        """Quantize the model with every block in memory, for algorithms on the full model.
 
         The journal keeps the state of these algorithms.
         """
@@ -544,7 +544,7 @@ class FileRun:
         )
 
     def _mark(self, name: str, module: Any) -> None:
-        """Mark a module's tensors as written, except copied ones."""
+        """Mark a module's tensors as written, except copied tensors."""
         for key, _ in module.named_parameters():
             if f"{name}.{key}" in self.sources and not self._is_copied(f"{name}.{key}"):
                 self.sources.mark(f"{name}.{key}")
@@ -568,7 +568,7 @@ def _as_stored(tensor: Any, stored: Any) -> Any:
 
 
 def _outside(model: Any, blocks: Iterable[str]) -> dict[str, Any]:
-    """Return the modules outside of the blocks that have parameters of their own."""
+    """Return the modules with parameters outside of the blocks."""
     own = {name: module for name, module in model.named_modules() if module._parameters}
     return {
         name: module

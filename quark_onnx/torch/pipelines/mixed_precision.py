@@ -250,7 +250,7 @@ def _measured(  # noqa: PLR0913
     samples: list[Any],
     progress: bool | None,
 ) -> Measured:
-    """Measure the size and the sensitivity of each group with each scheme."""
+    """Measure the size and the sensitivity of every group with every scheme."""
     wanted = [_predicted(call(model, batch)) for batch in samples]
     options: dict[tuple[str, ...], list[Option]] = {names: [] for names in groups}
     with Progress(progress, len(specs) * len(groups), "measuring", "group") as bar:

@@ -90,7 +90,7 @@ class TorchReport:
                 )
 
     def weight_only(self, name: str) -> LayerSpec:
-        """Note that a layer was inactive, and return its weight-only spec."""
+        """Add a note on an inactive layer, and return the weight-only spec."""
         self.notes.append(
             f"{name} was not run on the data: only its weight is quantized",
         )

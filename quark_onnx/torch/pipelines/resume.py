@@ -147,7 +147,10 @@ class BlockJournal:
             ) from error
 
     def _clear(self) -> None:
-        """Remove the files of a run that stopped before writing its marks."""
+        """Remove the files of a run without marks.
+
+        The run stopped before writing them.
+        """
         assert self._folder is not None
         names = {file.name for file in self._folder.iterdir()}
         own = {name for name in names if _OWN.fullmatch(name)}
@@ -168,9 +171,13 @@ class BlockJournal:
             return tensors, StoredBlock.read(file.metadata()["kept"])
 
     def hidden(self, index: int, now: list[Any]) -> list[Any]:
-        """Return the stored hidden states after a block if it is the last finished one.
+        """Return the stored hidden states after the last finished block.
 
         For an earlier block, ``now`` is returned.
+
+        Args:
+            index: the index of the block.
+            now: the current hidden states.
         """
         if self._folder is None or self._last != index:
             return now

@@ -149,7 +149,7 @@ def _compared_models(  # noqa: PLR0913
     text: str,
     sizes: tuple[int, int, int],
 ) -> Verdict:
-    """Load and compare both models; the arguments are those of ``judge``.
+    """Load and compare both models, as ``judge`` does.
 
     Args:
         source: the float model.

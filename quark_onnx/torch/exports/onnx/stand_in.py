@@ -152,7 +152,7 @@ def standing_in(  # noqa: C901
         warnings.simplefilter(
             "ignore",
             FutureWarning,
-        )  # of torch about its own, in exported graphs
+        )  # torch warns of its own exported graphs
         copied = copy.deepcopy(model, memo)
     layers, made, between = (
         dict[str, QuantizedLayer](),

@@ -154,7 +154,7 @@ def operator_name(node: Any) -> str:
 
 @dataclass(frozen=True)
 class LayerCalls:
-    """Layer of a graph with its calls.
+    """Layer of a graph and the calls of the layer.
 
     Attributes:
         kind: the class of the layer.
@@ -256,7 +256,7 @@ def _float_layer(module: Any, kind: str, settings: dict[str, Any]) -> Any:
     rows, columns = weight.shape[:2]
     if kind == "Linear":
         layer: Any = nn.Linear(columns, rows, bias=False, device="meta")
-    elif kind == "Embedding":  # what else it takes is about gradients
+    elif kind == "Embedding":  # further settings only affect gradients
         layer = nn.Embedding(rows, columns, device="meta")
     elif kind == "EmbeddingBag":
         own = {name: rest[name] for name in ("include_last_offset", "padding_idx")}

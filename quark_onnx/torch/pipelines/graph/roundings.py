@@ -1,4 +1,4 @@
-"""Rounding in an exported graph: tensors to round, their scales and their readers."""
+"""Rounding in an exported graph: tensors to round, with scales and readers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Scale:
 
 
 class Roundings:
-    """Rounding operations of a graph and their scales.
+    """Rounding operations of a graph, with scales.
 
     Args:
         module: the graph; only ``put`` changes it.
@@ -165,7 +165,7 @@ class Roundings:
             self._params[scale] = params
 
     def module(self, scale: Scale | None) -> Rounding | None:
-        """Return the rounding module of a scale, which all users of the scale share."""
+        """Return the shared rounding module of a scale."""
         if scale is not None and scale not in self._made:
             self._made[scale] = Rounding(scale.spec, self._params.get(scale))
         return None if scale is None else self._made[scale]
