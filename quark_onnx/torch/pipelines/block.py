@@ -1,4 +1,4 @@
-"""Quantize one block: calibrate its layers, run the algorithms, and put quantized layers in place."""  # noqa: E501
+"""Quantization of a block: calibrate layers, run algorithms, replace layers."""
 
 from __future__ import annotations
 

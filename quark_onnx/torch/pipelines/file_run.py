@@ -437,7 +437,7 @@ class FileRun:
         journal: BlockJournal,
         progress: bool | None,
     ) -> Iterator[tuple[str, Any]]:
-        """Quantize the model with every block in memory, for algorithms on the full model.
+        """Quantize with every block in memory, for algorithms on the full model.
 
         The journal keeps the state of these algorithms.
         """

@@ -477,7 +477,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
-    """Parse a command line; None parses that of the process."""
+    """Parse a command line; None is the command line of the process."""
     return parser().parse_args(words)
 
 

@@ -1,4 +1,4 @@
-"""GGUF container: write tensors one by one, verify, then rename."""
+"""GGUF container: write tensors in sequence, verify, then rename."""
 
 from __future__ import annotations
 

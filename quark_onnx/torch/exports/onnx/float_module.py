@@ -178,7 +178,7 @@ class _Signature:
 
 @dataclass(frozen=True)
 class _Batches:
-    """Iterable that names the tensors of each batch on reading."""
+    """Iterable of batches with named tensors."""
 
     data: Iterable[Any]
     name: Callable[[Any], Any]

@@ -1,4 +1,4 @@
-"""quantize_graph: quantize a model traced by torch.export, including operators between its layers."""  # noqa: E501
+"""quantize_graph: quantize a traced model, with operators between layers."""
 
 from __future__ import annotations
 
