@@ -1,4 +1,4 @@
-"""The command line: ``quark-onnx quantize | explain | compare | list``, one file a command."""
+"""Command line ``quark-onnx``; every command has a file."""
 
 from quark_onnx.cli.dispatch import main
 

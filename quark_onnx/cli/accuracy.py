@@ -1,4 +1,4 @@
-"""quantize --accuracy: the cheapest configuration that keeps the accuracy asked for."""
+"""quantize --accuracy: the cheapest configuration that reaches a given accuracy."""
 
 from __future__ import annotations
 
@@ -56,7 +56,10 @@ def add_accuracy_options(parser: Parser) -> None:
 
 
 def run_to_accuracy(options: Namespace) -> Answer:
-    """Quantize as ``--accuracy`` asks for.
+    """Quantize to the accuracy in ``--accuracy``.
+
+    Args:
+        options: the options of the command.
 
     Raises:
         UsageError: another option names a configuration.

@@ -1,4 +1,4 @@
-"""quark-onnx analyze: where a quantized model loses accuracy, and how to fix it."""
+"""quark-onnx analyze: accuracy losses of a quantized model, and their fixes."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def _outputs(found: Analysis) -> str:
 
 
 def _steps(found: Analysis) -> Iterator[str]:
-    """Steps and errors of outputs in their own units, such as pixels, as a box is judged by them."""  # noqa: E501
+    """Yield steps and errors of outputs in their own units, such as pixels of a box."""
     ranges = {
         tensor.name: f", values from {tensor.lo:.4g} to {tensor.hi:.4g}"
         for tensor in found.tensors
@@ -204,7 +204,11 @@ def _decibels(ratio: float | None) -> str:
 
 
 def remedy(cause: Cause) -> str:
-    """What to do about a cause, with the option that does it."""
+    """Return the remedy of a cause, with its option.
+
+    Args:
+        cause: the cause.
+    """
     return (
         f"{cause.remedy}: {shlex.join(cause.options)}"
         if cause.options

@@ -1,4 +1,4 @@
-"""quark-onnx calibrate: measure the ranges of a model once, for many runs of quantize."""
+"""quark-onnx calibrate: measure a model's ranges once for several quantizations."""
 
 from __future__ import annotations
 

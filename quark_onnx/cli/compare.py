@@ -1,4 +1,4 @@
-"""quark-onnx compare: how far a quantized model is from its float original, on data."""
+"""quark-onnx compare: error of a quantized model's outputs on data."""
 
 from __future__ import annotations
 
@@ -115,7 +115,11 @@ _METRICS = {
 
 
 def score_lines(found: Comparison) -> list[str]:
-    """Return the scores on labels as lines of a report; none without labels."""
+    """Return the scores on labels as lines of a report; none without labels.
+
+    Args:
+        found: the comparison.
+    """
     lines = [
         f"{_METRICS[score.name]}: float {percent(score.reference)} %, quantized"
         f" {percent(score.other)} %, on {found.labelled} labelled samples"
@@ -125,7 +129,11 @@ def score_lines(found: Comparison) -> list[str]:
 
 
 def score_document(found: Comparison) -> dict[str, Any]:
-    """Return the scores on labels as part of a JSON document."""
+    """Return the scores on labels as part of a JSON document.
+
+    Args:
+        found: the comparison.
+    """
     return {
         "labelled": found.labelled,
         "scores": [asdict(score) for score in found.scores],
@@ -133,7 +141,11 @@ def score_document(found: Comparison) -> dict[str, Any]:
 
 
 def latency_lines(latency: Latency) -> list[str]:
-    """Return a latency as lines of a report."""
+    """Return a latency as lines of a report.
+
+    Args:
+        latency: the latency of both models.
+    """
     return [entry("time", [str(latency), *latency.reasons])]
 
 

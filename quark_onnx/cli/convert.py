@@ -1,6 +1,4 @@
-"""quark-onnx convert: a model in another form: other number formats, fixed shapes, without Q/DQ
-pairs, and so on.
-"""
+"""quark-onnx convert: convert a model to other number formats, shapes or operators."""
 
 from __future__ import annotations
 

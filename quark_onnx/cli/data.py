@@ -1,4 +1,4 @@
-"""The options that say where samples come from, and the reader that they describe."""
+"""Options for the source of samples, and the reader of the samples."""
 
 from __future__ import annotations
 
@@ -109,9 +109,14 @@ def add_data_options(parser: Parser) -> None:
 
 
 def data_of(options: Namespace, *, needed: bool = True) -> partial[Reader] | None:
-    """How to open the data, once the model's inputs are known.
+    """Return a function that opens the data for a model's inputs.
 
-    None where none is given and none is needed.
+    Args:
+        options: the options of the command.
+        needed: True if the command requires data.
+
+    Returns:
+        The function; None if no data is given and none is needed.
 
     Raises:
         UsageError: options contradict each other; the message names both.
@@ -182,7 +187,12 @@ def _check(options: Namespace, images: dict[str, Any]) -> None:
 
 
 def in_flags(message: str, options: Namespace) -> str:
-    """A message of the reader, in the words of the command line instead of Python's."""
+    """Translate a reader's message from Python names to options.
+
+    Args:
+        message: the message.
+        options: the options of the command.
+    """
     message = re.sub(r"ImageSpec\.(\w+)", lambda found: _flag(found[1]), message)
     if getattr(options, "image_size", None):
         other = "nchw" if options.image_layout == "nhwc" else "nhwc"
@@ -198,7 +208,7 @@ def in_flags(message: str, options: Namespace) -> str:
 
 
 def _flag(name: str) -> str:
-    """The option of an attribute of ImageSpec.
+    """Return the option for an attribute of ImageSpec.
 
     >>> _flag("size"), _flag("resize_to")
     ('--image-size', '--resize-to')

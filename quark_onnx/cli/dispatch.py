@@ -1,14 +1,14 @@
-"""main: parse, run one command, print its answer.
+"""main: parse the command line, run a command, print its answer.
 
-Each kind of failure has an exit code and one line on stderr.
+Each kind of failure has an exit code and a line on stderr.
 
 0    done
-1    the gate was missed: the model is less accurate than was asked for
+1    the gate was missed: the model is less accurate than requested
 2    bad input: the command line, the model, the data or a setting
 3    internal error: a defect of this package
-129  the terminal went away (SIGHUP)
+129  the terminal was closed (SIGHUP)
 130  interrupted (SIGINT)
-141  nobody reads stdout any more (SIGPIPE)
+141  no process reads stdout any more (SIGPIPE)
 143  asked to end (SIGTERM)
 """
 
@@ -83,14 +83,18 @@ OK, GATE, BAD_INPUT, INTERNAL, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 3, 130, 141
 
 
 class Stopped(BaseException):
-    """A signal asks the process to end.
+    """A signal asked the process to end.
 
-    An exception, so that workers and temporary files go with it.
+    An exception lets workers and temporary files be cleaned up.
     """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code; nothing is raised, whatever happens."""
+    """Run the command line and return its exit code; never raise an exception.
+
+    Args:
+        argv: the arguments; None for those of the process.
+    """
     arguments = list(sys.argv[1:] if argv is None else argv)
     arguments, deprecated = rename_options(arguments, _renamed(arguments))
     wants_json = any(argument.partition("=")[0] == "--json" for argument in arguments)
@@ -136,7 +140,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _renamed(arguments: list[str]) -> dict[str, str]:
-    """Return the deprecated names of the options of a command, or of an action of it."""
+    """Return the deprecated option names of a command or its action."""
     tables = {module.NAME: getattr(module, "RENAMED", {}) for module in COMMANDS}
     table: dict[str, Any] = tables.get("".join(arguments[:1]), {})
     names = {name: new for name, new in table.items() if isinstance(new, str)}
@@ -145,7 +149,7 @@ def _renamed(arguments: list[str]) -> dict[str, str]:
 
 
 def build_parser() -> tuple[Parser, dict[str, Parser]]:
-    """Return the parser of the command line, and those of its commands by name."""
+    """Return the parser of the command line, and its commands' parsers by name."""
     parser = Parser(
         PROGRAM,
         "Quantize ONNX models: a float model and calibration data in, a measured and"
@@ -183,7 +187,7 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
 
 
 def _complete(parser: Parser) -> None:
-    """Answer a shell that asks for completions, where argcomplete is installed, and exit."""
+    """Answer a shell's request for completions and exit, given argcomplete."""
     if "_ARGCOMPLETE" not in os.environ:
         return
     try:
@@ -194,7 +198,10 @@ def _complete(parser: Parser) -> None:
 
 
 def parse(arguments: list[str]) -> Namespace:
-    """Return the options of a command, and its ``run``.
+    """Parse the options of a command, including its ``run``.
+
+    Args:
+        arguments: the command line.
 
     Raises:
         UsageError: an option or a command is unknown, malformed or missing.
@@ -223,7 +230,7 @@ def parse(arguments: list[str]) -> Namespace:
 
 
 def _publish(answer: Answer, options: Namespace) -> int:
-    """Print an answer; where it is one of a missed gate, complain too."""
+    """Print an answer, and an error if a gate was missed."""
     document = answer.document
     if answer.failure is not None:
         document = {
@@ -240,7 +247,7 @@ def _publish(answer: Answer, options: Namespace) -> int:
 
 
 def _deliver(document: dict[str, Any], target: str | None) -> None:
-    """Print JSON, write it to a file, or do nothing if nobody asked for it."""
+    """Print JSON or write a file, if requested."""
     if target == STDOUT:
         say(to_json(document), sys.stdout)
     elif target is not None:
@@ -286,13 +293,14 @@ def _fail(error: Exception, options: Namespace) -> int:
 
 
 def _complain(text: str) -> None:
-    with suppress(OSError):  # a stderr that nobody reads changes nothing
+    with suppress(OSError):  # ignore a closed stderr
         complain(f"{PROGRAM}: {clipped(text)}")
 
 
 def _occupy_standard_streams() -> None:
-    """The number of a stream that is closed goes to the next file, into which C++ would write its
-    messages.
+    """Open closed standard streams on the null device.
+
+    Otherwise the next file would get the stream's number, and C++ would write messages into it.
     """
     for number in range(3):
         try:
@@ -301,16 +309,15 @@ def _occupy_standard_streams() -> None:
             os.set_inheritable(
                 os.open(os.devnull, os.O_RDWR),
                 True,
-            )  # gets the least free number, which this is
+            )  # the new file gets this number, the least free one
 
 
 @contextmanager
 def _signals_raise() -> Iterator[None]:
-    """SIGTERM and SIGHUP raise Stopped, once, where they would end the process and leave workers
-    and files behind.
+    """Raise Stopped once on SIGTERM and SIGHUP, to clean up workers and files.
 
-    An exception that a signal raises inside native code may come out of it as another one: that is
-    raised anew, and so is KeyboardInterrupt.
+    An exception raised by a signal inside native code may come out as another exception. It is
+    raised again, and so is KeyboardInterrupt.
     """
     received = list[BaseException]()
 
@@ -319,7 +326,7 @@ def _signals_raise() -> Iterator[None]:
             signal.signal(
                 each,
                 signal.SIG_IGN,
-            )  # what follows is the clean-up, which nothing may cut short
+            )  # do not interrupt the clean-up that follows
         received.append(Stopped(number))
         raise received[0]
 
@@ -332,7 +339,7 @@ def _signals_raise() -> Iterator[None]:
     ]
     free = (
         threading.current_thread() is threading.main_thread()
-    )  # no other may set what happens
+    )  # only the main thread may set handlers
     taken = [
         each for each in every if free and signal.getsignal(each) is signal.SIG_DFL
     ]
@@ -358,7 +365,7 @@ def _signals_raise() -> Iterator[None]:
 
 @contextmanager
 def _diagnostics(verbose: bool) -> Iterator[None]:
-    """Warnings and log messages of the library go to stderr, in the form of errors."""
+    """Send warnings and log messages of the library to stderr, formatted as errors."""
     handler = _ToStderr(logging.INFO if verbose else logging.WARNING)
     loggers = [logging.getLogger(name) for name in ("quark_onnx", "calibrators")]
     levels = [logger.level for logger in loggers]

@@ -1,4 +1,4 @@
-"""quark-onnx explain: the quantization plan of a model; needs no data."""
+"""quark-onnx explain: the quantization plan of a model, without data."""
 
 from __future__ import annotations
 
@@ -89,9 +89,9 @@ def _node(plan: Plan, node: Node) -> dict[str, Any]:
 
 
 def _tensor(plan: Plan, use: Use) -> dict[str, str]:
-    """The decision for a tensor.
+    """Return the decision for a tensor.
 
-    Where it has the scale of one that stays float, it stays float for the same reason.
+    A tensor that shares the scale of a float tensor stays float for the same reason.
     """
     decision = plan.entry(use)
     if use not in plan.entries:

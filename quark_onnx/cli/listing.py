@@ -1,4 +1,4 @@
-"""quark-onnx list: what there is to choose from, read off the registries."""
+"""quark-onnx list: available choices, from the registries."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def _formats() -> list[Row]:
 
 
 def _matrix() -> list[Row]:
-    """Which format can be used how; the test of formats runs every cell."""
+    """Return the uses of each format; the test of formats runs every cell."""
     rows: list[Row] = []
     for row in map(DTYPES.__getitem__, DTYPES):
         offered = {way.name: way.config(row) is not None for way in WAYS}
@@ -155,7 +155,7 @@ def _format(row: DType) -> Row:
 
 
 def _classes(found: Registry[type[Any]]) -> list[Row]:
-    """Frozen dataclasses that are their own settings."""
+    """Return rows of frozen dataclasses, whose fields are the settings."""
     rows: list[Row] = []
     for name in sorted(found):
         cls = found[name]
@@ -171,7 +171,7 @@ def _classes(found: Registry[type[Any]]) -> list[Row]:
 
 
 def _algorithms() -> list[Row]:
-    """Those for language models, where torch is installed."""
+    """Return rows of the algorithms for language models, if torch is installed."""
     torch_side(
         "quark_onnx.torch.algorithms.registered",
     )  # an error that names the extra, where torch is missing
@@ -187,7 +187,7 @@ def _algorithms() -> list[Row]:
 
 
 def _schemes() -> list[Row]:
-    """Those for language models; ``llm ptq --scheme`` takes them."""
+    """Return rows of the schemes for language models, for ``llm ptq --scheme``."""
     rows: list[Row] = []
     for name, spec in SCHEMES.items():
         clients = SCHEME_CLIENTS[name]
@@ -255,7 +255,7 @@ def _conversions() -> list[Row]:
 
 
 def _about(thing: object) -> str:
-    """The first line of a docstring, without its markup."""
+    """Return the first paragraph of a docstring, without its markup."""
     return " ".join((inspect.getdoc(thing) or "").partition("\n\n")[0].split()).replace(
         "``",
         "",

@@ -94,7 +94,7 @@ def _validate_options(parser: Parser) -> None:
 
 
 def _validate(options: Namespace) -> Answer:
-    from quark_onnx.torch import validate  # other commands need none of it
+    from quark_onnx.torch import validate  # other commands do not need it
 
     if options.output is not None and not options.fix:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""quark-onnx llm oga: quantize a language model and build a model of onnxruntime-genai of it."""
+"""quark-onnx llm oga: quantize a language model for onnxruntime-genai."""
 
 from __future__ import annotations
 
@@ -102,7 +102,11 @@ def oga(options: Namespace) -> Answer:
 
 
 def _check_scheme(name: str) -> None:
-    """Raise ConfigError for a scheme that onnxruntime-genai's model builder does not read."""
+    """Check that onnxruntime-genai's model builder supports a scheme.
+
+    Raises:
+        ConfigError: the scheme is unknown or not supported.
+    """
     scheme(name)
     known = [
         each
@@ -117,7 +121,7 @@ def _check_scheme(name: str) -> None:
 
 
 def _checkpoint(options: Namespace, stack: ExitStack) -> Path:
-    """The folder of the quantized checkpoint; made in a temporary one of a float model."""
+    """Return the folder of the quantized checkpoint, temporary for a float model."""
     read_json = torch_side("quark_onnx.torch.checkpoints.safetensors_io").read_json
     model: Path = options.model
     if read_json(model / "config.json").get("quantization_config"):

@@ -1,4 +1,4 @@
-"""quark-onnx llm ptq and gguf: quantize a language model into what runtimes load."""
+"""quark-onnx llm ptq and gguf: quantize a language model for a runtime."""
 
 from __future__ import annotations
 
@@ -239,7 +239,7 @@ def _result_options(parser: Parser) -> None:
 
 
 def _check(options: Namespace) -> None:
-    """Raise an error for options that are wrong whatever the model, before torch is imported."""
+    """Check the options that do not depend on the model, before importing torch."""
     for name in (*_schemes(options), *(name for _, name in options.layer)):
         scheme(name)
     for text in options.algorithm:
@@ -267,7 +267,11 @@ def _check(options: Namespace) -> None:
 
 
 def _check_data(options: Namespace, config: TorchConfig) -> None:
-    """Raise UsageError where data is missing that a configuration needs."""
+    """Check that data is given if the configuration needs data.
+
+    Raises:
+        UsageError: data is missing.
+    """
     if options.data is not None:
         return
     if len(_schemes(options)) > 1:
@@ -287,7 +291,7 @@ def _check_data(options: Namespace, config: TorchConfig) -> None:
 
 
 def _apply_recipe(options: Namespace) -> LanguageRecipe | None:
-    """Set the options that a recipe stands for.
+    """Set the options of a recipe.
 
     Raises:
         UsageError: neither a recipe nor a scheme is named, or both are.
@@ -399,7 +403,7 @@ def ptq(options: Namespace) -> Answer:
 
 
 def _config(options: Namespace, source: Any) -> TorchConfig:
-    """What is asked for; where schemes are to be chosen, the first of them stands for all."""
+    """Return the configuration; with several schemes, the first stands for all."""
     schemes = _schemes(options)
     config = config_for(
         schemes[0],
@@ -419,7 +423,7 @@ def _config(options: Namespace, source: Any) -> TorchConfig:
 
 
 def _asking(options: Namespace, config: Any) -> str:
-    """The option that scales from data are asked for by."""
+    """Return the option that requires scales from data."""
     if config.default.measures:
         return f"--scheme {options.scheme}"
     layers = zip(options.layer, config.layers, strict=True)
@@ -435,7 +439,7 @@ def _asking(options: Namespace, config: Any) -> str:
 
 
 def _schemes(options: Namespace) -> list[str]:
-    """The names in --scheme, each once."""
+    """Return the names in --scheme without duplicates."""
     schemes = list(dict.fromkeys(options.scheme.split("+")))
     if len(schemes) > 1 and options.bits is None:
         raise UsageError(
@@ -455,7 +459,7 @@ def _schemes(options: Namespace) -> list[str]:
 
 
 def _mixture(options: Namespace, module: Any, source: Any, config: Any) -> Any:
-    """Which layers get which scheme; None where there is one."""
+    """Return the scheme by layer; None for a single scheme."""
     schemes = _schemes(options)
     if len(schemes) == 1:
         return None
@@ -463,7 +467,7 @@ def _mixture(options: Namespace, module: Any, source: Any, config: Any) -> Any:
     torch_side("quark_onnx.torch.checkpoints.safetensors_io").check_free(options.output)
     layouts = torch_side("quark_onnx.torch.checkpoints.layouts")
     layout = layouts.layout_named(options.layout, options.pack)
-    for name in schemes:  # an unknown one, or one without a place, before the work
+    for name in schemes:  # refuse unknown and unsupported schemes before the work
         layouts.check_config(layout, config.with_(default=scheme(name)))
     text = module.Text(options.data, min(options.samples, _MEASURED), options.length)
     progress = False if options.quiet else None
@@ -478,7 +482,7 @@ def _mixture(options: Namespace, module: Any, source: Any, config: Any) -> Any:
 
 
 def _tasks(options: Namespace) -> Any:
-    """What to score on; None for nothing."""
+    """Return the tasks for scoring; None without tasks."""
     if options.tasks is None:
         for name in ("shots", "limit"):
             if getattr(options, name) is not None:

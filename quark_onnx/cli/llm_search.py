@@ -1,4 +1,4 @@
-"""quark-onnx llm search: try schemes and algorithms within a budget of bits and time."""
+"""quark-onnx llm search: try schemes and algorithms in a budget of bits and time."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def _answer(options: Namespace, found: Any, source: Any, flow: Any) -> Answer:
 
 
 def _write_best(options: Namespace, best: Any, source: Any, flow: Any) -> None:
-    """Quantize once more, into what the client reads."""
+    """Quantize again by the best candidate, in the client's layout."""
     form = SCHEME_CLIENTS[best.scheme][options.client][0]
     kinds = [form] if form in ("gguf", "onnx") else ["hf_format"]
     config = config_for(best.scheme, exclude=source.usually_float())
@@ -164,5 +164,5 @@ def _write_best(options: Namespace, best: Any, source: Any, flow: Any) -> None:
             text=flow.Text(options.data, options.samples, options.length),
             writing=flow.Writing(layout=best.layout, device=options.device),
             progress=False,
-            verdict=True,  # the same windows are held out as in the trial
+            verdict=True,  # hold out the same windows as in the trial
         )

@@ -1,4 +1,4 @@
-"""What a command answers, and how text and JSON get out, whatever the console can show."""
+"""Answers of commands, and their output as text and JSON on any console."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class Table:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a command found out.
+    """Answer of a command.
 
     Attributes:
-        body: for a person: a text, or lines and tables from top to bottom.
-        document: the same for a program; anything that JSON has, and infinities.
-        failure: the gate that was missed, if the answer is worth showing nevertheless.
+        body: answer for a person: a text, or lines and tables from top to bottom.
+        document: answer for a program: values of JSON, and infinities.
+        failure: the gate that was missed, if the answer is still worth showing.
     """
 
     body: str | Sequence[str | Table]
@@ -48,17 +48,19 @@ class Answer:
 
     @property
     def blocks(self) -> list[str | Table]:
-        """The body as a list."""
+        """Return the body as a list."""
         return [self.body] if isinstance(self.body, str) else list(self.body)
 
 
 def say(text: str, stream: TextIO | None) -> None:
-    """Print.
+    """Print a text, with escapes for characters that the stream cannot show.
 
-    What the stream's encoding lacks, and what a terminal would act on, becomes an escape such as
-    ``\\u0444``.
+    Characters that the encoding lacks, and control characters, become escapes such as ``\\u0444``.
 
-    A stream that the process was started without is None; for ``print`` that would be stdout.
+    Args:
+        text: the text.
+        stream: the stream; None if the process was started without it, where ``print`` would use
+            stdout.
     """
     if stream is None:
         return
@@ -72,9 +74,12 @@ def say(text: str, stream: TextIO | None) -> None:
 
 
 def to_json(document: Mapping[str, Any]) -> str:
-    """The text of a JSON document, in ASCII.
+    """Return a JSON document in ASCII.
 
     Infinities become the strings "inf" and "-inf", NaN null, paths strings.
+
+    Args:
+        document: the values.
 
     >>> print(to_json({"worst_sqnr": math.inf}))
     {
@@ -86,12 +91,21 @@ def to_json(document: Mapping[str, Any]) -> str:
 
 
 def error_document(kind: str, message: str) -> dict[str, Any]:
-    """The part of a document that says what went wrong."""
+    """Return the error part of a document.
+
+    Args:
+        kind: class of the error.
+        message: message of the error.
+    """
     return {"error": {"kind": kind, "message": message}}
 
 
 def columns(rows: Iterable[Sequence[str]], indent: str = "  ") -> str:
-    """Rows as a table whose columns are as wide as they must be.
+    """Format rows as a table of minimum width.
+
+    Args:
+        rows: rows of cells.
+        indent: text before each row.
 
     >>> print(columns([["name", "bits"], ["uint16", "16"]]))
       name    bits
@@ -107,7 +121,12 @@ def columns(rows: Iterable[Sequence[str]], indent: str = "  ") -> str:
 
 
 def entry(title: str, lines: Iterable[str]) -> str:
-    """Lines behind a title, as the report has them."""
+    """Format lines with a title, as in the report.
+
+    Args:
+        title: title of the first line.
+        lines: the lines.
+    """
     return "\n".join(
         f"{title if not i else '':<9} {printable(line)}" for i, line in enumerate(lines)
     )

@@ -1,4 +1,4 @@
-"""--overwrite: a new result takes the place of an earlier one's folder."""
+"""--overwrite: replace the folder of an earlier result."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ _MARKS = ("config.json", "genai_config.json", "model.gguf", "model.onnx")
 
 
 def add_overwrite_option(parser: Parser) -> None:
-    """Add the option of commands that write a folder."""
+    """Add the option of commands that write a folder.
+
+    Args:
+        parser: the parser of the command.
+    """
     parser.add_argument(
         "--overwrite",
         action="store_true",
@@ -24,15 +28,15 @@ def add_overwrite_option(parser: Parser) -> None:
 
 @contextmanager
 def overwriting(folder: Path, source: Path, *, wanted: bool) -> Iterator[None]:
-    """Context manager: move an earlier result aside; an error puts it back.
+    """Move an earlier result aside; restore it after an error (context manager).
 
     Args:
-        folder: of the result.
-        source: the model that is read, which is never moved.
-        wanted: whether --overwrite was given; without it nothing is done.
+        folder: folder of the result.
+        source: the input model, which is never moved.
+        wanted: True if --overwrite was given; otherwise nothing is moved.
 
     Raises:
-        UsageError: the folder holds something else than an earlier result.
+        UsageError: the folder holds files other than an earlier result.
     """
     if not wanted or not folder.is_dir() or not any(folder.iterdir()):
         yield

@@ -1,4 +1,4 @@
-"""argparse whose errors are exceptions, and the types of the values that options take."""
+"""Argument parser that raises exceptions, and types of option values."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _NAMES, _WIDTH = 32, 118
 
 
 class UsageError(ConfigError):
-    """The command line itself is wrong."""
+    """The command line is wrong."""
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Format a help text with one line for each option: names, meaning, and default.
+    """Help formatter with a line for each option: names, meaning, and default.
 
-    The default is the parser's own, so that the two cannot differ.
+    The default is the parser's own, so that both always agree.
     """
 
     def __init__(self, prog: str) -> None:
@@ -59,9 +59,12 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
 
 
 def shown_default(action: argparse.Action) -> str:
-    """Return the default of an option as a user would write it; empty where there is none.
+    """Return the default of an option as a user would write it; empty without one.
 
-    Switches have none worth showing: they are off.
+    Switches are off by default and have no text.
+
+    Args:
+        action: the option.
     """
     value = action.default
     if not action.option_strings or value == argparse.SUPPRESS:
@@ -76,7 +79,7 @@ def shown_default(action: argparse.Action) -> str:
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises UsageError where argparse prints its usage and ends the process."""
+    """Parser that raises UsageError where argparse would end the process."""
 
     def __init__(
         self,
@@ -105,7 +108,7 @@ class Parser(argparse.ArgumentParser):
 
     @property
     def flags(self) -> list[str]:
-        """All long options."""
+        """Return the long options."""
         return sorted(
             set(
                 re.findall(r"--[a-z][a-z-]*", self.format_usage() + self.format_help())
@@ -114,7 +117,12 @@ class Parser(argparse.ArgumentParser):
 
 
 def complete(action: argparse.Action, names: Iterable[str]) -> None:
-    """Let shells complete the values of an option from names; argcomplete reads the attribute."""
+    """Let shells complete the values of an option; argcomplete reads the attribute.
+
+    Args:
+        action: the option.
+        names: the values.
+    """
     known = list(names)
 
     def completer(**_: object) -> list[str]:
@@ -124,7 +132,11 @@ def complete(action: argparse.Action, names: Iterable[str]) -> None:
 
 
 def add_common_options(parser: Parser) -> None:
-    """What every command takes."""
+    """Add the options of every command.
+
+    Args:
+        parser: the parser of the command.
+    """
     group = parser.add_argument_group("output")
     group.add_argument(
         "--json",
@@ -155,12 +167,22 @@ def add_common_options(parser: Parser) -> None:
 
 
 def add_html_option(parser: argparse._ActionsContainer, what: str) -> None:
-    """Add the option that writes a page."""
+    """Add the option for an HTML page.
+
+    Args:
+        parser: the parser of the command.
+        what: help text.
+    """
     parser.add_argument("--html", metavar="FILE", type=page, help=what)
 
 
 def add_output_option(parser: Parser, what: str) -> None:
-    """Where the model goes that a command makes."""
+    """Add the option for the path of the output model.
+
+    Args:
+        parser: the parser of the command.
+        what: adjective of the model in the help text.
+    """
     parser.add_argument(
         "-o",
         "--output",
@@ -172,7 +194,12 @@ def add_output_option(parser: Parser, what: str) -> None:
 
 
 def add_shape_option(parser: Parser, what: str) -> None:
-    """Shapes of inputs; several may follow the option, and it may be repeated."""
+    """Add the option for input shapes, which takes several values and may be repeated.
+
+    Args:
+        parser: the parser of the command.
+        what: help text.
+    """
     parser.add_argument(
         "--shape",
         metavar="NAME=1,3,224,224",
@@ -185,14 +212,22 @@ def add_shape_option(parser: Parser, what: str) -> None:
 
 
 def path(text: str) -> Path:
-    """A path; an empty one, as an unset shell variable leaves it, would be the current folder."""
+    """Parse a path; refuse an empty one, as from an unset shell variable.
+
+    Args:
+        text: the path.
+    """
     if not text:
         raise argparse.ArgumentTypeError("the path is empty")
     return Path(text)
 
 
 def count(text: str) -> int:
-    """A whole number from 1."""
+    """Parse a whole number of at least 1.
+
+    Args:
+        text: the number.
+    """
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(
             f"{text!r} is not a whole number of at least 1",
@@ -201,7 +236,7 @@ def count(text: str) -> int:
 
 
 def number(text: str) -> float:
-    """A finite number or a fraction.
+    """Parse a finite number or a fraction.
 
     >>> number("1/255") * 255, number("-0.5")
     (1.0, -0.5)
@@ -215,7 +250,7 @@ def number(text: str) -> float:
 
 
 def duration(text: str) -> float:
-    """A time in seconds: a number, with s, m or h behind it for other units than seconds.
+    """Parse a duration with an optional unit s, m or h; return seconds.
 
     >>> duration("90"), duration("10m"), duration("1.5h")
     (90.0, 600.0, 5400.0)
@@ -233,7 +268,11 @@ def duration(text: str) -> float:
 
 
 def dimension(text: str) -> tuple[str, int]:
-    """NAME=N, the size of a symbolic dimension."""
+    """Parse NAME=N, the size of a symbolic dimension.
+
+    Args:
+        text: the text.
+    """
     name, _, size = text.rpartition("=")
     if not name:
         raise argparse.ArgumentTypeError(f"{text!r} is not of the form NAME=N")
@@ -241,7 +280,7 @@ def dimension(text: str) -> tuple[str, int]:
 
 
 def shape(text: str) -> tuple[str, tuple[int, ...]]:
-    """NAME=N,N,..., the sizes of an input.
+    """Parse NAME=N,N,..., the sizes of an input.
 
     >>> shape("input=1,3,224,224")
     ('input', (1, 3, 224, 224))
@@ -255,7 +294,7 @@ def shape(text: str) -> tuple[str, tuple[int, ...]]:
 
 
 def image_size(text: str) -> tuple[int, int]:
-    """Height and width: one number for both, or HxW.
+    """Parse height and width: a single number for both, or HxW.
 
     >>> image_size("224"), image_size("480x640")
     ((224, 224), (480, 640))
@@ -271,7 +310,7 @@ def image_size(text: str) -> tuple[int, int]:
 
 
 def join_image_size(arguments: list[str]) -> list[str]:
-    """Join the two numbers of ``--image-size H W`` into one word.
+    """Join the two numbers of ``--image-size H W`` into a word.
 
     >>> join_image_size(["--image-size", "480", "640", "model.onnx"])
     ['--image-size', '480x640', 'model.onnx']
@@ -313,7 +352,11 @@ def rename_options(
 
 
 def page(text: str) -> Path:
-    """Where a page goes. No other name than *.html, lest it overwrites a model."""
+    """Parse the path of a page; only *.html, so that no model is overwritten.
+
+    Args:
+        text: the path.
+    """
     if not text.lower().endswith((".html", ".htm")):
         raise argparse.ArgumentTypeError(f"{text!r} is not named *.html")
     if not Path(text).parent.is_dir():
@@ -326,7 +369,7 @@ def page(text: str) -> Path:
 
 
 def _json_file(text: str) -> str:
-    """Where JSON goes. No other name than *.json, lest ``--json model.onnx`` overwrites a model."""
+    """Parse a path for JSON; only *.json, so that ``--json model.onnx`` is refused."""
     if text != STDOUT and not text.lower().endswith(".json"):
         raise argparse.ArgumentTypeError(
             f"{text!r} is not named *.json; for stdout write --json last, or --json=-",

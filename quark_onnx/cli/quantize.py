@@ -1,4 +1,4 @@
-"""quark-onnx quantize: a float model and data in, a quantized and measured model out."""
+"""quark-onnx quantize: quantize a float model with data, and measure the result."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def run(options: Namespace) -> Answer:
 
 
 def _scored(options: Namespace, data: Any) -> Comparison | None:
-    """Return both models compared on all data, if there are labels."""
+    """Compare the models on the whole data, if labels are given."""
     if options.labels is None:
         return None
     return compare(
@@ -170,11 +170,11 @@ def _scored(options: Namespace, data: Any) -> Comparison | None:
 
 
 def _latency(options: Namespace, data: Any) -> Latency | None:
-    """Return the latency of both models; None without data, or where they cannot be timed."""
+    """Return the latency of both models; None without data or after a failure."""
     if data is None or not options.time:
         return None
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what the data warn of has been said
+        warnings.simplefilter("ignore")  # warnings about the data were shown before
         sample = first_sample(reader_for(Graph.of(load(options.model)), data))
     try:
         return measure_latency(options.model, options.output, sample)
@@ -184,7 +184,7 @@ def _latency(options: Namespace, data: Any) -> Latency | None:
 
 
 def _choice(options: Namespace) -> Choice | None:
-    """Return the recipe that is asked for; None for none."""
+    """Return the requested recipe; None without a recipe."""
     if options.recipe is None:
         return None
     if options.recipe == AUTO:
@@ -202,7 +202,7 @@ def _described(choice: Choice) -> str:
 
 
 def _complete(report: Report) -> Iterator[str]:
-    """What the report only counts or cuts short."""
+    """Yield the full lists of entries that the report counts or shortens."""
     sections = [
         (
             "nodes stayed float",

@@ -1,4 +1,4 @@
-"""quark-onnx search: which configuration serves a model best, found by trying."""
+"""quark-onnx search: find the best configuration for a model by trial."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def run(options: Namespace) -> Answer:
 
 
 def _take_decibels(options: Namespace) -> None:
-    """Take a number in --target, which meant decibels once, as --min-sqnr."""
+    """Interpret a number in --target, formerly a bound in dB, as --min-sqnr."""
     try:
         bound = number(options.target or "")
     except ArgumentTypeError:
@@ -227,7 +227,7 @@ def _space_of(options: Namespace) -> Space:
 
 
 def _in_options(message: str) -> str:
-    """Return a message of ``Space``, which begins with a setting, in the words of the options."""
+    """Translate a message of ``Space`` from setting names to options."""
     if message.startswith("unknown target"):
         return f"--target: {message}"
     setting, colon, text = message.partition(":")
@@ -235,7 +235,7 @@ def _in_options(message: str) -> str:
 
 
 def _check_files(options: Namespace) -> None:
-    """Whether what is asked for can be written, before hours are spent on it."""
+    """Check that outputs can be written, before a long search."""
     if options.output is None:
         return
     keeps_weights_beside(options.model, destination(options.model, options.output))
@@ -265,7 +265,7 @@ def _remark(candidate: Candidate, front: list[Candidate]) -> str:
 
 
 def _left_out(found: SearchResult) -> Iterator[str]:
-    """Return what did not fit into the budget, by name."""
+    """Yield the names of candidates that did not fit into the budget."""
     if not found.left:
         return
     count = len(found.left)

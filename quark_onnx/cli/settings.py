@@ -1,4 +1,4 @@
-"""The options that make a QConfig: a preset or a file, and changes to it."""
+"""Options of a QConfig: a preset or a file, and changes to it."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ def add_config_options(
     """Add the options of a configuration.
 
     Args:
-        preset: the default of --preset; None leaves the choice to the command.
-        note: added to the help of --preset.
-        recipes: names that --recipe takes besides "auto"; there is no such option without one.
+        parser: the parser of the command.
+        preset: default of --preset; None leaves the choice to the command.
+        note: text after the help of --preset.
+        recipes: names for --recipe besides "auto"; without names the option does not exist.
     """
     group = parser.add_argument_group(
         "settings",
@@ -213,7 +214,11 @@ def add_task_option(parser: Parser) -> None:
 
 
 def config_base(options: Namespace) -> str:
-    """Return the preset's name or the file that the other settings change."""
+    """Return the name of the preset or the file that other settings change.
+
+    Args:
+        options: the options of the command.
+    """
     if options.config is None:
         return str(options.preset)
     if not Path(options.config).suffix:
@@ -237,7 +242,8 @@ def config_of(options: Namespace, base: QConfig | None = None) -> QConfig:  # no
     """Return the effective configuration.
 
     Args:
-        base: what the options change; by default what --preset or --config names.
+        options: the options of the command.
+        base: configuration that the options change; None for --preset or --config.
 
     Raises:
         ConfigError: a name is unknown or a setting is wrong.

@@ -1,4 +1,4 @@
-"""Colour and tables on a terminal; pipes and files get plain text."""
+"""Colour and tables on a terminal; plain text in pipes and files."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _NUMBER = re.compile(r"^[-+<>]?[\d.,]+( ?%)?$|^(-|inf|failed|)$")
 
 
 def show(blocks: Sequence[str | Table], stream: TextIO | None) -> None:
-    """Print text and tables: with colour on a terminal, else as plain text.
+    """Print text and tables, with colour on a terminal, otherwise as plain text.
 
     Args:
         blocks: texts of one or more lines, and tables.
-        stream: None where the process was started without one.
+        stream: the stream; None if the process was started without it.
     """
     console = _console(stream)
     if console is None:
@@ -47,7 +47,11 @@ def show(blocks: Sequence[str | Table], stream: TextIO | None) -> None:
 
 
 def complain(text: str) -> None:
-    """Print an error or a warning to stderr, in colour where that is a terminal."""
+    """Print an error or a warning to stderr, in colour on a terminal.
+
+    Args:
+        text: the message.
+    """
     console = _console(sys.stderr)
     if console is None:
         say(text, sys.stderr)
@@ -56,7 +60,7 @@ def complain(text: str) -> None:
 
 
 def _console(stream: TextIO | None) -> Console | None:
-    """Return a console of rich for a terminal; None for anything else, or without rich."""
+    """Return a rich console for a terminal; None for other streams or without rich."""
     if stream is None or not stream.isatty():
         return None
     try:
@@ -68,7 +72,7 @@ def _console(stream: TextIO | None) -> Console | None:
 
 
 def _safe(text: str, stream: TextIO | None) -> str:
-    """Return a text without what a terminal acts on or its encoding lacks."""
+    """Return a text with escapes for control characters and unencodable characters."""
     encoding = getattr(stream, "encoding", None) or "utf-8"
     shown = printable(text, lines=True)
     return shown.encode(encoding, "backslashreplace").decode(encoding)

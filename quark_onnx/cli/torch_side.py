@@ -1,4 +1,4 @@
-"""The PyTorch side, for commands that need it; others do without torch."""
+"""Access to the PyTorch modules; other commands do not need torch."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ from quark_onnx.errors import MissingDependency
 
 
 def torch_side(name: str) -> Any:
-    """A module that needs torch, by its name.
+    """Import a module that needs torch.
+
+    Args:
+        name: name of the module.
 
     Raises:
-        MissingDependency: torch, or what else it imports, is not installed.
+        MissingDependency: torch, or another dependency of the module, is not installed.
     """
     try:
         return import_module(name)

@@ -1,4 +1,4 @@
-"""Processes that calibrate for a command, and end with it."""
+"""Worker processes for the calibration of a command."""
 
 from __future__ import annotations
 
@@ -17,7 +17,11 @@ from quark_onnx.errors import ModelError
 
 @contextmanager
 def workers(number: int) -> Iterator[Executor | None]:
-    """Start processes to calibrate in, none for a single worker."""
+    """Start worker processes for calibration, none for a single worker.
+
+    Args:
+        number: number of workers.
+    """
     if number == 1:
         yield None
         return
@@ -42,17 +46,15 @@ def workers(number: int) -> Iterator[Executor | None]:
             ) from error
         except BaseException as error:
             if not isinstance(error, Exception):
-                end.close()  # a signal; the pool would wait for what they run
+                end.close()  # signals the workers to end; the pool would wait for running tasks
             raise
 
 
 def _start_worker(ended: connection.Connection) -> None:
-    """Ctrl-C is for the process that this one works for, which stops it.
-
-    And with that process it ends, however.
+    """Ignore Ctrl-C, which the parent process handles, and end with the parent.
 
     Args:
-        ended: has an end of file once nobody wants what this process computes.
+        ended: connection that reports an end of file when the parent needs no results any more.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_follow_parent, args=(ended,), daemon=True).start()
