@@ -1,6 +1,4 @@
-"""The spelling of ``onnxruntime.quantization``: its arguments and options, translated into a
-QConfig.
-"""
+"""Translation of ``onnxruntime.quantization`` arguments and options into a QConfig."""
 
 from quark_onnx.onnxruntime_spelling.cache import write_cache
 from quark_onnx.onnxruntime_spelling.call import (

@@ -1,4 +1,4 @@
-"""The calibration cache of onnxruntime: ranges of tensors in a JSON file, read and written."""
+"""onnxruntime's calibration cache: tensor ranges in a JSON file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,14 @@ _INPUT = "_QuantizeLinear_Input"
 
 
 def read_cache(request: Request) -> bool:
-    """Take ranges from the cache of a call where there is one; whether there was."""
+    """Read ranges from the cache of a call, and return True if a cache exists.
+
+    Args:
+        request: the call; receives the ranges.
+
+    Raises:
+        CallError: the cache is not a file.
+    """
     path = request.arguments["calibration_cache_path"]
     if path is None or not Path(path).exists():
         return False
@@ -56,8 +63,13 @@ def write_cache(
     *,
     smooth: bool,
 ) -> None:
-    """Write the ranges that the codes of a quantized model's activations cover, under the names of
-    the float model.
+    """Write the ranges of a quantized model's activations by float tensor name.
+
+    Args:
+        path: path of the cache.
+        model: the quantized model.
+        method: the calibration method, as in onnxruntime.
+        smooth: True if SmoothQuant was applied.
     """
     from onnxruntime.quantization.calibrate import (
         CalibrationMethod,

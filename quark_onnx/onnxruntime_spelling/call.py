@@ -1,4 +1,4 @@
-"""Calls of quantize_static and quantize_dynamic in onnxruntime's spelling, in this package's terms."""  # noqa: E501
+"""Calls of onnxruntime's quantize_static and quantize_dynamic, translated."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from quark_onnx.onnxruntime_spelling.table import apply
 
 @dataclass(frozen=True)
 class Call:
-    """A call in onnxruntime's spelling, in this package's terms.
+    """A translated onnxruntime call.
 
     Attributes:
-        cache: where the ranges are to be written that were measured; None to leave them.
+        cache: path where measured ranges are written; None to write no ranges.
         method: the calibration method.
     """
 
@@ -50,8 +50,11 @@ class Call:
 
 
 def is_static_call(positional: tuple[Any, ...], keywords: Mapping[str, Any]) -> bool:
-    """Whether arguments follow onnxruntime's spelling: its keywords, or a data reader in third
-    place.
+    """Return True for onnxruntime's keywords, or a data reader as third argument.
+
+    Args:
+        positional: positional arguments.
+        keywords: keyword arguments.
     """
     return any(name in _STATIC.parameters for name in keywords) or (
         len(positional) > 2 and hasattr(positional[2], "get_next")
@@ -59,8 +62,11 @@ def is_static_call(positional: tuple[Any, ...], keywords: Mapping[str, Any]) -> 
 
 
 def is_dynamic_call(positional: tuple[Any, ...], keywords: Mapping[str, Any]) -> bool:
-    """Whether arguments follow onnxruntime's spelling: its keywords, or a path of a model in second
-    place.
+    """Return True for onnxruntime's keywords, or a model path as second argument.
+
+    Args:
+        positional: positional arguments.
+        keywords: keyword arguments.
     """
     second = positional[1] if len(positional) > 1 else None
     written = isinstance(second, str | Path) and Path(second).suffix.lower() not in (
@@ -72,10 +78,14 @@ def is_dynamic_call(positional: tuple[Any, ...], keywords: Mapping[str, Any]) ->
 
 
 def translate_static(positional: tuple[Any, ...], keywords: Mapping[str, Any]) -> Call:
-    """The same request as a model, data, a QConfig and an output.
+    """Translate a call of quantize_static to a model, data, a QConfig and an output.
+
+    Args:
+        positional: positional arguments.
+        keywords: keyword arguments.
 
     Raises:
-        ConfigError: an option is unknown, or stands for something that this package does not do.
+        ConfigError: an option is unknown, or not supported by this package.
     """
     a = _bound("quantize_static", _STATIC, positional, keywords)
     options = _options(a["extra_options"])
@@ -117,7 +127,14 @@ def translate_static(positional: tuple[Any, ...], keywords: Mapping[str, Any]) -
 
 
 def translate_dynamic(positional: tuple[Any, ...], keywords: Mapping[str, Any]) -> Call:
-    """As ``translate_static``, for activations with a scale that each run computes."""
+    """Translate a call of quantize_dynamic, as ``translate_static`` does.
+
+    Each run computes the scales of the activations.
+
+    Args:
+        positional: positional arguments.
+        keywords: keyword arguments.
+    """
     a = _bound("quantize_dynamic", _DYNAMIC, positional, keywords)
     dynamic = QConfig.of("DYNAMIC")
     assert dynamic.activation is not None
@@ -130,7 +147,7 @@ def translate_dynamic(positional: tuple[Any, ...], keywords: Mapping[str, Any]) 
     )
     request.changes |= {"form": "operators", "bodies": False, "keep_existing": True}
     if request.weight.dtype.bits == INT8.bits:
-        # a row is the input of everything behind it, and no sum averages its errors out
+        # all later nodes read a row, and no sum averages its errors out
         rows = QuantizationSpec(INT8, per_channel=True, narrow=True)
         request.changes["embedding"] = rows
     choose(request)
@@ -188,8 +205,9 @@ def _options(given: Any) -> dict[str, Any]:
 
 
 def _weight(a: Mapping[str, Any]) -> QuantizationSpec:
-    """How weights are quantized: formats with a sign symmetrically, without the least code of 8
-    bits.
+    """Return the weights' specification.
+
+    Signed formats are symmetric, and 8-bit formats omit the least code.
     """
     weight_type = format_of(a["weight_type"])
     symmetric = not weight_type.startswith("u")
@@ -203,7 +221,7 @@ def _weight(a: Mapping[str, Any]) -> QuantizationSpec:
 
 
 def _form(value: Any) -> str:
-    """The form of the result; None is QDQ, as for onnxruntime."""
+    """Return the form of the result; None means QDQ, as in onnxruntime."""
     written = "QDQ" if value is None else name_of(value)
     if written not in QuantFormat.__members__:
         raise CallError(
@@ -214,7 +232,11 @@ def _form(value: Any) -> str:
 
 
 def _check_types(a: Mapping[str, Any], form: str) -> None:
-    """Raise an error for types that do not go together."""
+    """Check that the activation type and the weight type go together.
+
+    Raises:
+        CallError: the combination is not supported.
+    """
     activation, weight = format_of(a["activation_type"]), format_of(a["weight_type"])
     if (activation == "fp8e4m3") != (weight == "fp8e4m3"):
         raise CallError(
@@ -267,7 +289,7 @@ def _signature(  # noqa: PLR0913
     extra_options: Any = None,
     calibration_cache_path: Any = None,
 ) -> None:
-    """onnxruntime's parameters and defaults."""
+    """Define onnxruntime's parameters and defaults."""
 
 
 _STATIC = inspect.signature(_signature)

@@ -1,5 +1,6 @@
-"""Stand-ins for onnxruntime's enumerations and its reader, for scripts that import them from this
-package.
+"""Replacements for onnxruntime's enumerations and its reader.
+
+Scripts can import them from this package.
 """
 
 from __future__ import annotations
@@ -16,21 +17,24 @@ if TYPE_CHECKING:
 
 
 class CallError(ConfigError, ValueError):
-    """A call in onnxruntime's spelling is wrong; onnxruntime raises ValueError."""
+    """An onnxruntime call is wrong; a ValueError, as in onnxruntime."""
 
 
 class Named(Enum):
-    """An enumeration that command lines read by name."""
+    """Enumeration that command lines read by name."""
 
     def __str__(self) -> str:
         return self.name
 
     @classmethod
     def from_string(cls, name: str) -> Self:
-        """Return the member of that name.
+        """Return the member with a name.
+
+        Args:
+            name: name of the member.
 
         Raises:
-            CallError: there is none; it is a ValueError, which argparse reports.
+            CallError: the name is unknown. The error is a ValueError, which argparse reports.
         """
         if name not in cls.__members__:
             raise CallError(f"{name!r} is none of: {', '.join(cls.__members__)}")
@@ -38,7 +42,7 @@ class Named(Enum):
 
 
 class QuantType(Named):
-    """Number formats, as onnxruntime numbers them."""
+    """Number formats, with onnxruntime's numbers."""
 
     QInt8 = 0
     QUInt8 = 1
@@ -50,19 +54,19 @@ class QuantType(Named):
 
     @property
     def tensor_type(self) -> int:
-        """The ``TensorProto.DataType`` of its codes."""
+        """Return the ``TensorProto.DataType`` of the codes."""
         return int(TensorProto.DataType.Value(self.name[1:].upper()))
 
 
 class QuantFormat(Named):
-    """Output formats, as onnxruntime numbers them."""
+    """Output formats, with onnxruntime's numbers."""
 
     QOperator = 0
     QDQ = 1
 
 
 class CalibrationMethod(Enum):
-    """Calibration methods, as onnxruntime numbers them."""
+    """Calibration methods, with onnxruntime's numbers."""
 
     MinMax = 0
     Entropy = 1
@@ -71,8 +75,9 @@ class CalibrationMethod(Enum):
 
 
 class CalibrationDataReader:
-    """Base class for readers in onnxruntime's style: ``get_next`` returns one sample, and None at
-    the end.
+    """Base class for onnxruntime's readers.
+
+    ``get_next`` returns a sample, and None at the end.
     """
 
     def get_next(self) -> dict[str, Any] | None:

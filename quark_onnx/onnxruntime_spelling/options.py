@@ -1,4 +1,4 @@
-"""Extra options that are obeyed: what each of them changes in a request."""
+"""Supported extra options, and their changes to a request."""
 
 from __future__ import annotations
 
@@ -46,10 +46,14 @@ _OF_CALIBRATION = (
 
 
 def calibrator_for(method: Any, options: Mapping[str, Any]) -> Calibrator:
-    """The calibrator of a method, with the options that are its settings.
+    """Return the calibrator of a method, with settings from the extra options.
+
+    Args:
+        method: the calibration method, as in onnxruntime.
+        options: the extra options.
 
     Raises:
-        CallError: the method is not known, or a setting is wrong.
+        CallError: the method is unknown, or a setting is wrong.
     """
     name = name_of(method)
     if name not in _CALIBRATORS:
@@ -80,11 +84,11 @@ def calibrator_for(method: Any, options: Mapping[str, Any]) -> Calibrator:
 
 
 def nothing(request: Request, value: Any) -> None:
-    """Read elsewhere, or true in any case."""
+    """Accept an option that is read elsewhere or always true."""
 
 
 def activation_symmetric(request: Request, value: Any) -> None:
-    """Symmetric codes for activations."""
+    """Set symmetric codes for activations."""
     symmetric = flag(value, "extra option ActivationSymmetric")
     if not request.dynamic:
         request.activation = request.activation.with_(symmetric=symmetric)
@@ -96,20 +100,20 @@ def activation_symmetric(request: Request, value: Any) -> None:
 
 
 def calibration_symmetric(request: Request, value: Any) -> None:
-    """A symmetric range is one of symmetric codes."""
+    """Set symmetric codes for activations, which imply a symmetric range."""
     if flag(value, "extra option CalibTensorRangeSymmetric"):
         request.activation = request.activation.with_(symmetric=True)
 
 
 def weight_symmetric(request: Request, value: Any) -> None:
-    """Symmetric codes for weights; those of 8 bits leave out the least."""
+    """Set symmetric codes for weights; 8-bit codes omit the least code."""
     if value is not None:
         symmetric = flag(value, "extra option WeightSymmetric")
         request.weight = request.weight.with_(symmetric=symmetric, narrow=symmetric)
 
 
 def restricted(request: Request, value: Any) -> None:
-    """Zero points of uint8 activations at the least code or in the middle."""
+    """Restrict zero points of uint8 activations to the least or the middle code."""
     if flag(value, "extra option ActivationRestrictedAsymmetric"):
         if request.activation.dtype.name == "uint8" and not request.dynamic:
             request.tensors.append(TensorOverride("*", snapped=True))
@@ -121,12 +125,12 @@ def restricted(request: Request, value: Any) -> None:
 
 
 def quantize_bias(request: Request, value: Any) -> None:
-    """Biases of 32 bits, or float ones."""
+    """Choose between 32-bit biases and float biases."""
     request.changes["bias"] = flag(value, "extra option QuantizeBias")
 
 
 def const_b_only(request: Request, value: Any) -> None:
-    """Products of two activations stay float."""
+    """Keep products of two activations in float."""
     only = flag(value, "extra option MatMulConstBOnly")
     if request.dynamic:
         if not only:
@@ -145,24 +149,24 @@ def const_b_only(request: Request, value: Any) -> None:
 
 
 def float_results(request: Request, value: Any) -> None:
-    """Operators whose results are not quantized for their own sake."""
+    """Keep results of some operators in float unless a consumer quantizes them."""
     request.changes["float_results"] = tuple(value or ())
 
 
 def pair_for_weights(request: Request, value: Any) -> None:
-    """Float weights with a Q/DQ pair."""
+    """Store float weights with a Q/DQ pair."""
     if flag(value, "extra option AddQDQPairToWeight"):
         request.tensors.append(TensorOverride("*", stored=False))
 
 
 def dedicated(request: Request, value: Any) -> None:
-    """A pair for each reader."""
+    """Give every consumer a dedicated Q/DQ pair."""
     if flag(value, "extra option DedicatedQDQPair"):
         request.tensors.append(TensorOverride("*", dedicated=True))
 
 
 def keep_clipping(request: Request, value: Any) -> None:
-    """Relu and Clip stay."""
+    """Keep Relu and Clip."""
     request.changes["clipping"] = not flag(
         value,
         "extra option QDQKeepRemovableActivations",
@@ -170,13 +174,13 @@ def keep_clipping(request: Request, value: Any) -> None:
 
 
 def keep_weight_scales(request: Request, value: Any) -> None:
-    """No weight's scale is raised for a bias."""
+    """Keep the weights' scales, even if a bias would need a greater scale."""
     if flag(value, "extra option QDQDisableWeightAdjustForInt32Bias"):
         request.tensors.append(TensorOverride("*", raised=False))
 
 
 def least_range(request: Request, value: Any) -> None:
-    """Ranges are at least so wide."""
+    """Set a minimum width of ranges."""
     if not is_number(value) or value < 0:
         raise CallError(
             f"extra option MinimumRealRange is {value!r}; it must be a number, 0 or"
@@ -186,22 +190,22 @@ def least_range(request: Request, value: Any) -> None:
 
 
 def move_floats(request: Request, value: Any) -> None:
-    """Operators that only move values are quantized wherever they stand."""
+    """Quantize operators that only move values, even between float operators."""
     request.changes["movers"] = flag(value, "extra option ForceQuantizeNoInputCheck")
 
 
 def bodies(request: Request, value: Any) -> None:
-    """Bodies of If, Loop and Scan are quantized."""
+    """Quantize the bodies of If, Loop and Scan."""
     request.changes["bodies"] = flag(value, "extra option EnableSubgraph")
 
 
 def contributed(request: Request, value: Any) -> None:
-    """Pairs in the com.microsoft domain."""
+    """Write Q/DQ pairs in the com.microsoft domain."""
     request.changes["contrib"] = flag(value, "extra option UseQDQContribOps")
 
 
 def blocks(request: Request, value: Any) -> None:
-    """Weights in blocks."""
+    """Quantize weights in blocks."""
     request.weight = request.weight.with_(
         block_size=value,
         narrow=False,
@@ -210,7 +214,7 @@ def blocks(request: Request, value: Any) -> None:
 
 
 def default_type(request: Request, value: Any) -> None:
-    """The type of tensors of which shape inference tells none: they are taken for float."""
+    """Check the type for tensors of unknown type; only float is supported."""
     if value not in (None, TensorProto.FLOAT):
         raise CallError(
             f"extra option DefaultTensorType is {value!r}; tensors of unknown type are"
@@ -220,12 +224,12 @@ def default_type(request: Request, value: Any) -> None:
 
 
 def override_tensors(request: Request, value: Any) -> None:
-    """Add what is said of each tensor."""
+    """Add overrides for tensors."""
     request.tensors += tensor_overrides(request.graph, value)
 
 
 def strides(request: Request, value: Any) -> None:
-    """The reader is asked for the data in ranges of so many samples."""
+    """Read the data in ranges of a given number of samples."""
     reader = request.data
     if type(value) is not int or value < 1:
         raise CallError(
@@ -245,7 +249,7 @@ def strides(request: Request, value: Any) -> None:
 
 
 class _Strided:
-    """Reads data in ranges of a reader's samples."""
+    """Reader of data in ranges of samples."""
 
     def __init__(self, reader: Any, stride: int) -> None:
         self._reader = reader
@@ -259,7 +263,7 @@ class _Strided:
 
 
 def smooth(request: Request, value: Any) -> None:
-    """SmoothQuant with its alpha; factors are folded, or also inserted."""
+    """Add SmoothQuant with its alpha; factors are folded, or also inserted."""
     if not flag(value, "extra option SmoothQuant"):
         return
     if request.data is None:
@@ -278,9 +282,7 @@ def smooth(request: Request, value: Any) -> None:
 
 
 def fixed_sigmoid(request: Request, value: Any) -> None:
-    """The result of a Sigmoid has the scale 1/256 and the zero point 0, as Android's interface
-    wants it.
-    """
+    """Set scale 1/256 and zero point 0 for results of Sigmoid, as in NNAPI."""
     if flag(value, "extra option extra.Sigmoid.nnapi"):
         results = [node.outputs[0] for node in request.nodes_of("Sigmoid")]
         if results:
@@ -290,7 +292,7 @@ def fixed_sigmoid(request: Request, value: Any) -> None:
 
 
 def channel_axes(request: Request, value: Any) -> None:
-    """The axis of the channels of weights, by the operator that reads them."""
+    """Set the channel axis of weights by operator."""
     if not isinstance(value, Mapping):
         raise CallError(
             f"extra option QDQOpTypePerChannelSupportToAxis is {value!r}; it must be a"

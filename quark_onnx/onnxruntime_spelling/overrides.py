@@ -1,4 +1,4 @@
-"""``TensorQuantOverrides``: what it says of a tensor, as a TensorOverride."""
+"""Translation of ``TensorQuantOverrides`` to TensorOverride."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def tensor_overrides(
     value: Any,
     formats: Formats = format_of,
 ) -> list[TensorOverride]:
-    """Translate what is said of each tensor.
+    """Translate the overrides of tensors.
 
     Args:
         graph: the float model.
-        value: dictionaries by tensor name, or lists of them with one for each channel.
-        formats: how a ``quant_type`` is read.
+        value: dictionaries by tensor name, or lists of dictionaries with one for each channel.
+        formats: function from a ``quant_type`` to a number format.
 
     Raises:
         CallError: a tensor or a key is unknown, or keys do not go together.
@@ -145,14 +145,14 @@ def _settings(
     channels: Sequence[Mapping[str, Any]],
     formats: Formats,
 ) -> dict[str, Any]:
-    """Arguments of a TensorOverride."""
+    """Return the arguments of a TensorOverride."""
     first, settings = channels[0], dict[str, Any]()
     if "quant_type" in first:
         settings["dtype"] = formats(first["quant_type"])
     if "axis" in first:
         settings["axis"] = first["axis"]
         if "scale" not in first:
-            settings["symmetric"] = True  # as onnxruntime has it for channels
+            settings["symmetric"] = True  # as in onnxruntime for channels
     for key in ("symmetric", "reduce_range"):
         if key in first:
             settings[key] = flag(first[key], f"{key} of {tensor!r}")

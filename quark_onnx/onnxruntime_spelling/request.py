@@ -1,6 +1,4 @@
-"""A call in onnxruntime's spelling while it is translated: its arguments, and the settings found so
-far.
-"""
+"""A request: the state of an onnxruntime call during translation."""
 
 from __future__ import annotations
 
@@ -25,13 +23,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Request:
-    """A call, and what it asks for in this package's terms.
+    """An onnxruntime call, and its translation.
 
     Attributes:
-        arguments: of the call, with defaults.
+        arguments: arguments of the call, with defaults.
         options: ``extra_options``.
-        dynamic: whether ``quantize_dynamic`` was called.
-        activation, weight: how tensors are quantized.
+        dynamic: True for ``quantize_dynamic``.
+        activation: specification of activations.
+        weight: specification of weights.
         changes: other settings of the QConfig.
         tensors: overrides of single tensors.
         exclude: names of nodes that stay float.
@@ -50,26 +49,42 @@ class Request:
 
     @cached_property
     def graph(self) -> Graph:
-        """The float model, whose names some options speak of."""
+        """Return the graph of the float model, for options with names."""
         return Graph.of(inlined(load(self.arguments["model_input"])))
 
     @property
     def operators(self) -> bool:
-        """Whether operators on codes are asked for, instead of Q/DQ pairs."""
+        """Return True if operators on codes are requested instead of Q/DQ pairs."""
         return self.changes.get("form") == "operators"
 
     def nodes_of(self, op_type: str) -> list[Node]:
-        """Nodes of an operator type, by its bare name."""
+        """Return the nodes of an operator type without its domain.
+
+        Args:
+            op_type: the operator type.
+        """
         return [node for node in self.graph.nodes if node.op_type == op_type]
 
 
 def name_of(value: Any) -> str:
-    """The name of an enumeration's member, or the text itself."""
+    """Return the name of an enumeration's member, or the text.
+
+    Args:
+        value: a member or a text.
+    """
     return value.name if isinstance(value, Enum) else str(value)
 
 
 def names(arguments: Mapping[str, Any], argument: str) -> tuple[str, ...]:
-    """A list of names, which may be None."""
+    """Return a list of names; empty for None.
+
+    Args:
+        arguments: arguments of the call.
+        argument: name of the argument.
+
+    Raises:
+        CallError: the argument is no list of names.
+    """
     value = arguments[argument]
     if isinstance(value, list | tuple | set | frozenset | None) and all(
         isinstance(item, str) for item in value or ()
@@ -79,7 +94,15 @@ def names(arguments: Mapping[str, Any], argument: str) -> tuple[str, ...]:
 
 
 def flag(value: Any, where: str) -> bool:
-    """A truth value, which may be written as 0 or 1."""
+    """Return a boolean, which may be given as 0 or 1.
+
+    Args:
+        value: the value; None is False.
+        where: name of the argument or option in the message.
+
+    Raises:
+        CallError: the value is no boolean.
+    """
     if value is None or value in (True, False):
         return bool(value)
     raise CallError(f"{where} is {value!r}; it must be True or False")
@@ -93,7 +116,14 @@ _FORMATS = {
 
 
 def format_of(value: Any) -> str:
-    """The number format of a QuantType, its name, or a ``TensorProto.DataType``."""
+    """Return the number format of a QuantType, its name, or a ``TensorProto.DataType``.
+
+    Args:
+        value: the type.
+
+    Raises:
+        CallError: the type is not supported.
+    """
     name = name_of(value)
     if type(value) is int and value in TensorProto.DataType.values():
         spelled = {kind.tensor_type: kind.name for kind in QuantType}

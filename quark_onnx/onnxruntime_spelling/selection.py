@@ -1,4 +1,4 @@
-"""Selection of nodes in onnxruntime's spelling: by exact node names, and by bare operator names."""
+"""Selection of nodes by onnxruntime's exact node names and operator names."""
 
 from __future__ import annotations
 
@@ -56,11 +56,13 @@ _DYNAMIC = frozenset({"MatMul", "Gemm", "Conv", "Gather"})
 
 
 def choose(request: Request) -> None:
-    """Set which operators and nodes are quantized.
+    """Set the operators and nodes to quantize.
 
-    A name that matches nothing is a warning, as onnxruntime takes it.
+    Unknown names cause a warning, as in onnxruntime. Explicit names disable the exclusions for
+    safety, unless the names select every node.
 
-    What is asked for by name is done: safety is waived, unless the names leave nothing out.
+    Args:
+        request: the request.
     """
     types = names(request.arguments, "op_types_to_quantize")
     nodes = names(request.arguments, "nodes_to_quantize")
@@ -116,25 +118,32 @@ def _choose_types(request: Request, types: tuple[str, ...]) -> None:
 
 
 def every_node(graph: Graph) -> list[Any]:
-    """Return the nodes of a graph and of its bodies."""
+    """Return the nodes of a graph and of its bodies.
+
+    Args:
+        graph: the graph.
+    """
     return [*graph.nodes, *inner_nodes(graph.nodes)]
 
 
 def ruled_kinds(types: Sequence[str]) -> set[str]:
-    """Return the kinds of operators that have a rule and one of these names.
+    """Return the kinds of operators that have a rule and a given name.
 
     A bare name counts for every domain.
+
+    Args:
+        types: names of operators.
     """
     return {kind for kind in RULES if kind in types or kind.partition("::")[2] in types}
 
 
 def known_nodes(graph: Graph, given: Sequence[str], argument: str) -> tuple[str, ...]:
-    """Return the names of existing nodes, those in bodies included; warn of unknown names.
+    """Return the names of existing nodes, including bodies; warn of unknown names.
 
     Args:
         graph: the float model.
         given: names of nodes.
-        argument: the name of the argument that they are given by.
+        argument: name of the argument in the warning.
     """
     present = {node.name for node in every_node(graph)} if given else set()
     for name in given:

@@ -1,4 +1,4 @@
-"""The table of extra options: which there are, their defaults, and what becomes of each."""
+"""Table of extra options, with defaults and effects."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Option:
     """An extra option of onnxruntime.
 
     Attributes:
-        defaults: values that ask for nothing.
-        effect: what it becomes here.
-        handle: changes a request accordingly.
+        defaults: values without an effect.
+        effect: the effect in this package, in words.
+        handle: function that changes a request.
     """
 
     defaults: tuple[Any, ...]
@@ -129,9 +129,12 @@ OPTIONS: dict[str, Option] = {
 
 
 def apply(request: Request) -> None:
-    """Let each extra option change a request.
+    """Apply the extra options to a request.
 
-    Values at their defaults are accepted, and unknown ones warned of.
+    Values at their defaults are accepted. Unknown options cause a warning.
+
+    Args:
+        request: the request.
 
     Raises:
         CallError: an option is refused, or its value is wrong.
@@ -153,7 +156,7 @@ def apply(request: Request) -> None:
 
 
 def option_table() -> str:
-    """The table in Markdown, for the documentation."""
+    """Return the table in Markdown, for the documentation."""
     rows = ["| extra option | here |", "| --- | --- |"]
     return "\n".join(
         [*rows, *(f"| {name} | {option.effect} |" for name, option in OPTIONS.items())],
