@@ -1,9 +1,8 @@
-"""Stands in for ``onnxruntime.quantization``: a script changes the package name, and this package
-quantizes.
+"""Replacement for ``onnxruntime.quantization``, with this package's quantization.
 
-The modules and names are those of onnxruntime.quantization 1.28 to 1.32. What quantizes is ours,
-and translates its arguments into a ``QConfig``; what holds data, prepares models or compares them
-is handed through from the installed onnxruntime.
+A script changes the package name alone. The modules and names are those of onnxruntime.quantization
+1.28 to 1.32. Quantizers are this package's own and translate their arguments into a ``QConfig``.
+Modules that hold data, prepare models or compare them come from the installed onnxruntime.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""What onnxruntime's quantizers have in common: its own."""
+"""Base classes of onnxruntime's quantizers: onnxruntime's own."""
 
 from __future__ import annotations
 

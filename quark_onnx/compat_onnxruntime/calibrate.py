@@ -1,6 +1,6 @@
 """Readers, ranges and calibrators: onnxruntime's own.
 
-Ranges that they measure are understood by our quantizers.
+This package's quantizers accept the measured ranges.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Weights in FP4 and NF4 (bitsandbytes): onnxruntime's own; this package has no such format."""
+"""Weights in FP4 and NF4 (bitsandbytes): onnxruntime's own quantizer."""
 
 from __future__ import annotations
 

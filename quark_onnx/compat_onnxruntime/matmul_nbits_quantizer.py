@@ -1,4 +1,4 @@
-"""Weights of 2, 4 and 8 bits in blocks: onnxruntime's configurations, our quantizer."""
+"""Weights of 2, 4 and 8 bits in blocks: onnxruntime's configurations, own quantizer."""
 
 from __future__ import annotations
 

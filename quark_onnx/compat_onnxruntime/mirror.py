@@ -1,4 +1,4 @@
-"""Hand names of onnxruntime's modules through that hold data, prepare models or compare them."""
+"""Access to onnxruntime's modules that hold data, prepare models or compare them."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 
 class Mirror:
-    """The names of a module of ``onnxruntime.quantization``, looked up when they are asked for.
+    """Names of a module of ``onnxruntime.quantization``, looked up on access.
 
     Attributes:
-        module: its name there.
+        module: full name of the module.
     """
 
     def __init__(self, module: str) -> None:
@@ -22,24 +22,27 @@ class Mirror:
         )
 
     def load(self) -> ModuleType:
-        """The module itself.
+        """Import the module.
 
         Raises:
-            ImportError: the installed onnxruntime does not have it.
+            ImportError: the installed onnxruntime does not have the module.
         """
         return importlib.import_module(self.module)
 
     def __call__(self, name: str) -> Any:
-        """The value of a name.
+        """Return the value of a name.
+
+        Args:
+            name: the name.
 
         Raises:
-            AttributeError: the installed onnxruntime does not have it; ``from ... import`` makes an
-                ImportError of it.
+            AttributeError: the installed onnxruntime does not have the name; ``from ... import``
+                converts the error to an ImportError.
         """
         if name.startswith("__"):
             raise AttributeError(f"{self.module} hands no {name} through")
         return getattr(self.load(), name)
 
     def names(self) -> list[str]:
-        """Its public names."""
+        """Return the public names."""
         return sorted(name for name in vars(self.load()) if not name.startswith("_"))

@@ -1,4 +1,4 @@
-"""A model with onnxruntime's methods: its own."""
+"""Model with onnxruntime's methods: onnxruntime's own."""
 
 from __future__ import annotations
 

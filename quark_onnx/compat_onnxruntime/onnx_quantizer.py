@@ -1,4 +1,4 @@
-"""ONNXQuantizer: our quantizer under the interface of onnxruntime's class."""
+"""ONNXQuantizer: own quantizer with the interface of onnxruntime's class."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prepare a model for quantization: onnxruntime's own, as ``python -m`` too."""
+"""Preparation of a model for quantization: onnxruntime's own, also as ``python -m``."""
 
 from __future__ import annotations
 

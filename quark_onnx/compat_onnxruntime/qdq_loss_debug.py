@@ -1,5 +1,6 @@
-"""Compare a quantized model with the float one by tensors: onnxruntime's own, which finds ours by
-name.
+"""Comparison of float and quantized tensors: onnxruntime's own.
+
+The functions find this package's tensors by name.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""QDQQuantizer: our quantizer under the interface of onnxruntime's class."""
+"""QDQQuantizer: own quantizer with the interface of onnxruntime's class."""
 
 from __future__ import annotations
 

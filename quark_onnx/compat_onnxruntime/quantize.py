@@ -1,4 +1,4 @@
-"""The three calls: quantize_static, quantize_dynamic, and quantize with a configuration of either."""  # noqa: E501
+"""quantize_static, quantize_dynamic, and quantize with a configuration of either."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _theirs = Mirror("quantize")
 def _like(
     function: Callable[..., Any],
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Decorator: shows the signature of the installed onnxruntime."""
+    """Decorate a function with the signature of the installed onnxruntime."""
 
     def decorate(own: Callable[..., None]) -> Callable[..., None]:
         own.__signature__ = signature(function)  # type: ignore[attr-defined]
@@ -32,27 +32,37 @@ def _like(
 
 @_like(_their_static)
 def quantize_static(*arguments: Any, **keywords: Any) -> None:
-    """Quantize with ranges that are measured on calibration data.
+    """Quantize a model with ranges that are measured on calibration data.
 
-    Arguments are those of onnxruntime.
+    Args:
+        arguments: positional arguments of onnxruntime's function.
+        keywords: keyword arguments of onnxruntime's function.
     """
     _static(**_by_name(_their_static, arguments, keywords))
 
 
 @_like(_their_dynamic)
 def quantize_dynamic(*arguments: Any, **keywords: Any) -> None:
-    """Quantize weights, and activations as the model runs; arguments are those of onnxruntime."""
+    """Quantize the weights of a model, and activations at runtime.
+
+    Args:
+        arguments: positional arguments of onnxruntime's function.
+        keywords: keyword arguments of onnxruntime's function.
+    """
     _dynamic(**_by_name(_their_dynamic, arguments, keywords))
 
 
 def quantize(model_input: Any, model_output: Any, quant_config: Any) -> None:
-    """Quantize as a configuration says.
+    """Quantize a model by a configuration.
 
     Args:
-        quant_config: a StaticQuantConfig, a DynamicQuantConfig, or one for weights alone.
+        model_input: path of the float model, or a ModelProto.
+        model_output: path of the quantized model.
+        quant_config: a StaticQuantConfig, a DynamicQuantConfig, or a configuration for weights
+            alone.
 
     Raises:
-        TypeError: it is something else.
+        TypeError: the configuration has another type.
     """
     settings = dict(vars(quant_config)) if hasattr(quant_config, "__dict__") else {}
     if isinstance(quant_config, StaticQuantConfig):
@@ -80,9 +90,9 @@ def _by_name(
     arguments: tuple[Any, ...],
     keywords: dict[str, Any],
 ) -> dict[str, Any]:
-    """All arguments of a call as keywords.
+    """Return the arguments of a call as keywords.
 
-    The translation holds their names against those it knows.
+    The translation then checks the names.
     """
     names = list(signature(function).parameters)
     if len(arguments) > len(names):

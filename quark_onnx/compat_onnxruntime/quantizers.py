@@ -1,4 +1,4 @@
-"""QDQQuantizer and ONNXQuantizer: a model, ranges and options in, a quantized model in ``model``."""  # noqa: E501
+"""QDQQuantizer and ONNXQuantizer: quantize a model with given ranges and options."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from quark_onnx.api import quantize_dynamic, quantize_static
 
 
 class _Quantizer:
-    """What both have in common.
+    """Base class of QDQQuantizer and ONNXQuantizer.
 
     Attributes:
-        model: an ONNXModel, quantized once ``quantize_model`` has run.
+        model: an ONNXModel, quantized by ``quantize_model``.
     """
 
     def __init__(self, model: Any, settings: dict[str, Any], ranges: Any) -> None:
@@ -32,7 +32,7 @@ class _Quantizer:
         self._ranges = ranges
 
     def quantize_model(self) -> ModelProto:
-        """Quantize the model with the ranges that were given; the result is in ``model``, too."""
+        """Quantize with the given ranges; also store the result in ``model``."""
         with tempfile.TemporaryDirectory() as folder:
             output = Path(folder, "quantized.onnx")
             if self._ranges is None:
@@ -55,7 +55,7 @@ class _Quantizer:
 
 
 class QDQQuantizer(_Quantizer):
-    """Writes Q/DQ pairs."""
+    """Quantizer that writes Q/DQ pairs."""
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         given = dict(zip(_QDQ, arguments, strict=False)) | keywords
@@ -68,7 +68,7 @@ class QDQQuantizer(_Quantizer):
 
 
 class ONNXQuantizer(_Quantizer):
-    """Writes operators on codes; dynamic ones with the mode IntegerOps."""
+    """Quantizer that writes operators on codes, dynamic in mode IntegerOps."""
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         given = dict(zip(_OPERATORS, arguments, strict=False)) | keywords
@@ -87,7 +87,7 @@ class ONNXQuantizer(_Quantizer):
 
 
 def _settings(given: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of a quantizer as those of a call."""
+    """Translate arguments of a quantizer to arguments of a call."""
     settings = {
         name: value
         for name, value in given.items()

@@ -1,4 +1,4 @@
-"""Prepare a model for quantization: onnxruntime's own."""
+"""Shape inference before quantization: onnxruntime's own."""
 
 from __future__ import annotations
 

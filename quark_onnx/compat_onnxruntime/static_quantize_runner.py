@@ -1,4 +1,4 @@
-"""onnxruntime's command line for static quantization, which calls our quantizer."""
+"""onnxruntime's command line for static quantization, with this package's quantizer."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _theirs = Mirror("static_quantize_runner")
 
 
 def main() -> None:
-    """Read the command line as onnxruntime does, and quantize."""
+    """Parse the command line as onnxruntime does, and quantize."""
     theirs = _theirs.load()
-    # the same function, for which the name ``quantize`` stands for ours
+    # run onnxruntime's main with ``quantize`` bound to this package's function
     FunctionType(theirs.main.__code__, {**vars(theirs), "quantize": quantize})()
 
 

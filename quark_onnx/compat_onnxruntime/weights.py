@@ -1,5 +1,6 @@
-"""MatMulNBitsQuantizer: weights of 2, 4 and 8 bits in blocks, for onnxruntime's configurations of
-the algorithms.
+"""MatMulNBitsQuantizer: weights of 2, 4 and 8 bits in blocks.
+
+The configurations of the algorithms are onnxruntime's.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ _DEFAULTS: dict[str, Any] = {
 
 
 class MatMulNBitsQuantizer:
-    """Quantizes the constant weights of MatMul, and of Gather, when ``process`` is called.
+    """Quantizer of the constant weights of MatMul and Gather.
 
     Attributes:
-        model: an ONNXModel, quantized once ``process`` has run.
-        algo_config: how; built from the other arguments where none is given.
+        model: an ONNXModel, quantized by ``process``.
+        algo_config: configuration of the algorithm, by default built from the other arguments.
     """
 
     def __init__(self, model: Any, *arguments: Any, **keywords: Any) -> None:
@@ -66,7 +67,7 @@ class MatMulNBitsQuantizer:
         self._settings = settings
 
     def process(self) -> None:
-        """Quantize; the result is in ``model``."""
+        """Quantize the model in place."""
         config, data = self._config()
         quantized = quantize(self.model_path or self.model.model, data, config).model
         self.model = ONNXModel(quantized)
@@ -117,10 +118,10 @@ def _weight(
     algo: Any,
     settings: dict[str, Any],
 ) -> tuple[QuantizationSpec, tuple[Any, ...], Any]:
-    """How weights are quantized, what improves them, and the data for that.
+    """Return the weights' specification, the optimizers, and their data.
 
     Raises:
-        CallError: the algorithm is not known here; the message has the alternative.
+        CallError: the algorithm is not supported; the message names the alternative.
     """
     name = algo.algorithm
     bits = getattr(algo, "bits", settings["bits"])

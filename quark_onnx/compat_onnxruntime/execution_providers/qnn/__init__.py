@@ -1,4 +1,7 @@
-"""Models and settings for Qualcomm's NPUs: onnxruntime's own settings, which our quantizer obeys."""  # noqa: E501
+"""Models and settings for Qualcomm's NPUs: onnxruntime's own settings.
+
+This package's quantizer supports the settings.
+"""
 
 from __future__ import annotations
 
