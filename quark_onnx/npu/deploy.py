@@ -122,7 +122,7 @@ def deploy(  # noqa: PLR0913
         shapes: sizes of dynamic dimensions, by the name of an input.
         min_sqnr: minimum signal-to-noise ratio of every output in dB, unless the config has one;
             None for no minimum.
-        progress: True to show progress, False to be silent, None to decide by the terminal.
+        progress: True to show a progress bar on stderr; None shows it on a terminal only.
 
     Returns:
         The folder, the model's format, and the reports.

@@ -1,8 +1,8 @@
-"""AMD Quark for ONNX, by its names: scripts written for ``quark.onnx`` change the name of the
-package and nothing else.
+"""AMD Quark for ONNX, with AMD's names.
 
-Everything here is translation into the configuration of this package. What an option becomes stands
-in ``quark_onnx.onnx.options``: obeyed, not needed, or refused with what to do instead.
+Scripts written for ``quark.onnx`` change the name of the package alone. This package translates
+their settings into its own configuration. ``quark_onnx.onnx.options`` lists the effect of each
+option: supported, not needed, or refused with an alternative.
 """
 
 from quark_onnx.onnx.auto_search import (

@@ -55,6 +55,9 @@ _PARTS = (
 def generate_all_configs(search_space: SearchSpace) -> list[dict[str, Any]]:
     """Return every combination of the values in a space.
 
+    Args:
+        search_space: names and values, or nested spaces.
+
     >>> generate_all_configs({"a": [1, 2], "b": {"c": [3]}})
     [{'a': 1, 'b': {'c': 3}}, {'a': 2, 'b': {'c': 3}}]
     """
@@ -68,7 +71,7 @@ def _combinations(space: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _values(entry: Any) -> list[Any]:
-    """The values that an entry of a space stands for."""
+    """Return the values of an entry of a space."""
     if isinstance(entry, Mapping) and {"type", "low", "high"} <= set(entry):
         return _range(entry)
     if isinstance(entry, Mapping):
@@ -77,7 +80,7 @@ def _values(entry: Any) -> list[Any]:
 
 
 def _range(entry: Mapping[str, Any]) -> list[Any]:
-    """The two ends of a continuous range and, with a step, what lies between them."""
+    """Return both ends of a continuous range, and the values between for a step."""
     low, high, step = entry["low"], entry["high"], entry.get("step")
     if not step:
         return [low, high]
@@ -86,7 +89,7 @@ def _range(entry: Mapping[str, Any]) -> list[Any]:
 
 
 class AutoSearchConfig:
-    """What the older AutoSearch is told; scripts pass any class with these attributes."""
+    """Settings of the older AutoSearch; scripts pass a class with these attributes."""
 
     search_space: ClassVar[SearchSpace] = {
         "calibrate_method": ["MinMax", "Percentile"],
@@ -117,7 +120,7 @@ _UNUSED: dict[str, tuple[tuple[Any, ...], str]] = {
 
 
 def _warn(settings: Mapping[str, Any]) -> None:
-    """Name the settings that have no effect and ask for something."""
+    """Warn of settings without an effect unless they are harmless."""
     for name, (harmless, why) in _UNUSED.items():
         if settings.get(name) not in harmless:
             logger.warning("%s=%r has no effect here: %s", name, settings[name], why)
@@ -128,9 +131,9 @@ class AutoSearch:
 
     Args:
         model_input: path of the float model, or a ModelProto.
-        config: the settings that the space does not speak of.
+        config: settings outside the space.
         auto_search_config: the space; see ``AutoSearchConfig``.
-        eval_dataloader: not needed: candidates are judged on calibration samples that are held out.
+        eval_dataloader: not needed: candidates are evaluated on held-out calibration samples.
         calibration_data_reader: calibration data, with ``get_next``.
         calibration_data_path: a folder of .npy files.
     """
@@ -166,7 +169,11 @@ class AutoSearch:
         self,
         search_space_config: SearchSpace,
     ) -> list[QuantizationConfig]:
-        """Return a configuration for each combination of the space."""
+        """Return a configuration for each combination of the space.
+
+        Args:
+            search_space_config: the space.
+        """
         return [
             _changed(self.config, combination)
             for combination in generate_all_configs(search_space_config)
@@ -176,9 +183,9 @@ class AutoSearch:
         """Try all configurations, and write the best model.
 
         Returns:
-            The best candidate, with its place in ``all_configs``, the noise at its outputs in dB
-            (or the negative number of the evaluator), and the path of its model. The ranking is in
-            ``result``.
+            The best candidate, with its index in ``all_configs``, the noise at its outputs in dB
+            (or the negative number of the evaluator), and the path of its model. The ranking is
+            in ``result``.
         """
         settings = _attributes(self.auto_search_config)
         configs = self.build_all_configs(settings["search_space"])
@@ -209,7 +216,7 @@ class AutoSearchPro:
     """Search over the settings of a ``QConfig``.
 
     Args:
-        config: ``search_space``, ``model_input``, ``calib_data_reader``, and, if wanted,
+        config: ``search_space``, ``model_input``, ``calib_data_reader``, and optionally
             ``search_evaluator`` with ``direction`` and ``output_dir``.
 
     Raises:
@@ -224,11 +231,11 @@ class AutoSearchPro:
         _warn(config)
 
     def run(self) -> dict[str, Any]:
-        """Try the combinations of the space, ``n_trials`` of them at most.
+        """Try the combinations of the space, ``n_trials`` at most.
 
         Returns:
-            The values of the best; ``best_params.json`` in ``output_dir`` has them, too, where that
-            is given.
+            The values of the best combination. ``best_params.json`` in ``output_dir`` holds the
+            values too, if the folder is given.
         """
         combinations = generate_all_configs(self.config["search_space"])
         drafts = [_newer(combination).draft() for combination in combinations]
@@ -249,7 +256,7 @@ class AutoSearchPro:
 
 
 def _attributes(settings: Any) -> dict[str, Any]:
-    """Return the attributes of an object, those of its class included."""
+    """Return the attributes of an object, including its class's attributes."""
     names = (name for name in dir(settings) if not name.startswith("_"))
     return {name: getattr(settings, name) for name in names}
 
@@ -260,10 +267,13 @@ def _kept(data: Any) -> Any:
 
 
 def get_auto_search_config(config_name: str) -> dict[str, Any]:
-    """Return the search space of that name.
+    """Return the search space with a name.
+
+    Args:
+        config_name: name of the space.
 
     Raises:
-        ConfigError: there is none; the message has the nearest.
+        ConfigError: the name is unknown; the message suggests the closest name.
     """
     if config_name not in _SPACES:
         raise ConfigError(
@@ -303,7 +313,7 @@ def _search(
     metric: Callable[[ModelProto], float] | None,
     trials: int | None = None,
 ) -> tuple[SearchResult, int]:
-    """Rank the drafts; return the result, and the place of the best draft."""
+    """Rank the drafts; return the result, and the index of the best draft."""
     configs: list[Native] = [native(draft, model) for draft in drafts]
     space = {"presets": configs, "calibrators": [], "optimizers": []}
     found = search(model, data, space=space, metric=metric, trials=trials)
@@ -314,10 +324,9 @@ def _metric(
     evaluator: Callable[[str], float] | None,
     sign: float,
 ) -> Callable[[ModelProto], float] | None:
-    """Return the evaluator of a script, which takes the path of a model, as a metric: the higher,
-    the better.
+    """Convert a script's evaluator of model paths to a metric; higher is better.
 
-    None where there is none.
+    None is returned unchanged.
     """
     if evaluator is None:
         return None
@@ -335,7 +344,7 @@ def _changed(
     config: QuantizationConfig,
     changes: Mapping[str, Any],
 ) -> QuantizationConfig:
-    """A copy with some fields changed; ``extra_options`` are added to those there."""
+    """Return a copy with changed fields; ``extra_options`` are merged."""
     fields = {**vars(config), **changes}
     fields["extra_options"] = {
         **config.extra_options,
@@ -350,7 +359,7 @@ def _changed(
 
 
 def _newer(values: Mapping[str, Any]) -> QConfig:
-    """The configuration that one combination of a newer space stands for."""
+    """Return the configuration for a combination of a newer space."""
     options = {name: value for name, value in values.items() if name not in _PARTS}
     layer = specs.QLayerConfig(
         input_tensors=_tensor(
@@ -379,7 +388,7 @@ def _newer(values: Mapping[str, Any]) -> QConfig:
 
 
 def _tensor(name: str, parameters: Mapping[str, Any]) -> specs.QTensorConfig:
-    """A specification by its name, with enumerations and types by theirs."""
+    """Return a specification from names of a class, enumeration members and types."""
     kind = getattr(specs, name, None)
     if kind is None:
         raise ConfigError(

@@ -1,7 +1,7 @@
-"""Distances between the outputs of two models, by the names that AMD Quark has for them.
+"""Distances between the outputs of two models, with AMD Quark's names.
 
-Each is a mean over all samples and outputs, and less is better: signal-to-noise ratios count
-negative.
+Each distance is a mean over all samples and outputs. Less is better: signal-to-noise ratios are
+negated.
 """
 
 from __future__ import annotations
@@ -22,20 +22,35 @@ _LEAST = 1e-10
 
 
 def l2(expected: Floats, found: Floats) -> float:
-    """Return the Euclidean norm of the difference."""
+    """Return the Euclidean norm of the difference.
+
+    Args:
+        expected: values of the float model.
+        found: values of the quantized model.
+    """
     return float(np.linalg.norm(expected - found))
 
 
 def kl(expected: Floats, found: Floats) -> float:
-    """Return the Kullback-Leibler divergence of values that are shifted to be no less than 0 and
-    scaled to a sum of 1.
+    """Return the Kullback-Leibler divergence of values normalized to distributions.
+
+    Values are shifted to a minimum of at least 0 and scaled to a sum of 1.
+
+    Args:
+        expected: values of the float model.
+        found: values of the quantized model.
     """
     p, q = _distribution(expected), _distribution(found)
     return float(np.sum(p * np.log((p + _LEAST) / (q + _LEAST))))
 
 
 def cosine(expected: Floats, found: Floats) -> float:
-    """Return 1 minus the cosine similarity; 0 where one side is zero throughout."""
+    """Return 1 minus the cosine similarity; 0 if either side is zero.
+
+    Args:
+        expected: values of the float model.
+        found: values of the quantized model.
+    """
     norms = float(np.linalg.norm(expected)), float(np.linalg.norm(found))
     if min(norms) < _LEAST:
         return 0.0
@@ -43,14 +58,24 @@ def cosine(expected: Floats, found: Floats) -> float:
 
 
 def sqnr(expected: Floats, found: Floats) -> float:
-    """Return the negative signal-to-noise ratio in dB."""
+    """Return the negative signal-to-noise ratio in dB.
+
+    Args:
+        expected: values of the float model.
+        found: values of the quantized model.
+    """
     signal = float(np.mean(np.square(expected)))
     noise = float(np.mean(np.square(expected - found)))
     return -10.0 * float(np.log10(max(signal, _LEAST) / max(noise, _LEAST)))
 
 
 def psnr(expected: Floats, found: Floats) -> float:
-    """Return the negative ratio of the greatest magnitude to the noise in dB."""
+    """Return the negative ratio of the greatest magnitude to the noise in dB.
+
+    Args:
+        expected: values of the float model.
+        found: values of the quantized model.
+    """
     peak = float(np.max(np.abs(expected), initial=0.0))
     noise = float(np.mean(np.square(expected - found)))
     return 10.0 * float(np.log10(max(noise, _LEAST))) - 20.0 * float(
@@ -70,10 +95,13 @@ RATIOS = ("sqnr", "psnr")
 
 
 def distance(name: str) -> Distance:
-    """Return the distance of a name, as a function of two lists of outputs.
+    """Return the distance with a name, as a function of two lists of outputs.
+
+    Args:
+        name: name of the distance.
 
     Raises:
-        ConfigError: there is none of that name.
+        ConfigError: the name is unknown.
 
     >>> distance("l2")([[np.float32([3, 4])]], [[np.float32([0, 0])]])
     5.0
@@ -92,11 +120,11 @@ def distance(name: str) -> Distance:
 
 
 def of_output(index: int, measure: Distance) -> Distance:
-    """Return a distance that looks at one output of each sample.
+    """Return a distance between single outputs of each sample.
 
     Args:
-        index: of the output.
-        measure: gets lists with that output alone.
+        index: index of the output.
+        measure: the distance, called with lists of this output alone.
     """
 
     def chosen(expected: Outputs, found: Outputs) -> float:
@@ -106,20 +134,19 @@ def of_output(index: int, measure: Distance) -> Distance:
 
 
 def loss_of(evaluate: Callable[[Any], float]) -> Distance:
-    """Return how much less a function gives for the quantized outputs than for those of the float
-    model.
+    """Return the loss of a score between the outputs of float and quantized model.
 
     Args:
-        evaluate: takes outputs and returns a number, the higher the better.
+        evaluate: function from outputs to a score, higher is better.
     """
     return lambda expected, found: evaluate(expected) - evaluate(found)
 
 
 def _only(index: int, outputs: Outputs) -> list[list[Any]]:
-    """Return one output of each sample.
+    """Select an output of each sample.
 
     Raises:
-        ConfigError: the model does not have so many outputs.
+        ConfigError: the model has fewer outputs.
     """
     for sample in outputs:
         if not -len(sample) <= index < len(sample):
@@ -130,7 +157,7 @@ def _only(index: int, outputs: Outputs) -> list[list[Any]]:
 
 
 def _pairs(expected: Outputs, found: Outputs) -> Iterator[tuple[Floats, Floats]]:
-    """Yield the values of each output of each sample, in both models."""
+    """Yield the values of outputs by sample, in both models."""
     for wanted, given in zip(expected, found, strict=True):
         for pair in zip(wanted, given, strict=True):
             first, second = (np.asarray(each, np.float64).ravel() for each in pair)
@@ -138,7 +165,7 @@ def _pairs(expected: Outputs, found: Outputs) -> Iterator[tuple[Floats, Floats]]
 
 
 def _distribution(values: Floats) -> Floats:
-    """Return values as a distribution; even, where they are zero throughout."""
+    """Return values as a distribution; uniform if all values are zero."""
     shifted = values - min(float(values.min(initial=0.0)), 0.0)
     total = float(shifted.sum())
     if total > 0:

@@ -1,6 +1,4 @@
-"""Draft: what a script asks for in AMD's spelling, in this package's terms, while it is still being
-collected.
-"""
+"""Drafts: requests of AMD scripts during their translation."""
 
 from __future__ import annotations
 
@@ -16,34 +14,38 @@ if TYPE_CHECKING:
 
 @dataclass
 class Draft:
-    """A request that options change one after the other.
+    """A request that options change step by step.
 
     Attributes:
-        activation, weight: how activations and weights are quantized; None keeps them float.
-        bias: the format of biases, as in ``quark_onnx.QConfig``.
-        dynamic: scales of activations are computed as the model runs.
-        form: how the result is written, as in ``quark_onnx.QConfig``.
+        activation: specification of activations; None keeps them float.
+        weight: specification of weights; None keeps them float.
+        bias: format of biases, as in ``quark_onnx.QConfig``.
+        dynamic: True to compute scales of activations at runtime.
+        form: form of the result, as in ``quark_onnx.QConfig``.
         target: the NPU target, or empty.
-        op_types, nodes: what is quantized; empty for everything.
+        op_types: operator types to quantize; empty for all.
+        nodes: nodes to quantize; empty for all.
         exclude: names of nodes, and pairs of start and end nodes, that stay float.
         overrides: decisions for some nodes.
-        input_nodes, output_nodes: nothing before the first and behind the last is quantized.
-        float_results: operator types whose results are not quantized for their own sake.
+        input_nodes: nodes before these stay float.
+        output_nodes: nodes after these stay float.
+        float_results: operator types whose results stay float unless a consumer quantizes them.
         float_nodes: nodes whose results stay float.
-        everywhere: what is said of all tensors, as arguments of ``TensorOverride``.
-        contrib: Q/DQ pairs are in the domain com.microsoft.
-        tensors: what is said of single tensors, as onnxruntime's TensorQuantOverrides.
-        options: the extra options, as the script gives them.
-        constant_matmul: a MatMul without a constant factor stays float.
-        algorithms: in AMD's spelling.
-        accuracy_level: of MatMulNBits.
-        samples: calibration stops after so many samples; None for all.
-        random_shapes, random_ranges: of random calibration data by input; None where data is given.
-        shapes: inputs get these sizes first.
-        opset: the model is converted to this opset first; None leaves it.
-        widen: float16 becomes float32 first.
-        external: large tensors are written beside the model.
-        resume: folder in which optimizers keep what they have done.
+        everywhere: settings of all tensors, as arguments of ``TensorOverride``.
+        contrib: True for Q/DQ pairs in the domain com.microsoft.
+        tensors: settings of single tensors, as onnxruntime's TensorQuantOverrides.
+        options: extra options as given by the script.
+        constant_matmul: True to keep a MatMul without a constant factor in float.
+        algorithms: algorithms with AMD's names.
+        accuracy_level: attribute of MatMulNBits.
+        samples: maximum number of calibration samples; None for all.
+        random_shapes: shapes of random calibration data by input; None if data is given.
+        random_ranges: ranges of random calibration data by input.
+        shapes: sizes that inputs get before quantization.
+        opset: opset to which the model is converted before quantization; None to keep it.
+        widen: True to convert float16 to float32 before quantization.
+        external: True to write large tensors to external data.
+        resume: folder for intermediate results of optimizers.
     """
 
     activation: QuantizationSpec | None

@@ -1,5 +1,6 @@
-"""Specifications from the flat settings of AMD Quark's older configuration: types and methods by
-name.
+"""Specifications from the flat settings of AMD Quark's older configuration.
+
+Types and methods are given by name.
 """
 
 from __future__ import annotations
@@ -65,6 +66,9 @@ _METHODS: dict[str, tuple[type[Calibrator], bool]] = {
 def activation(config: QuantizationConfig) -> QuantizationSpec:
     """Return the specification of activations.
 
+    Args:
+        config: the older configuration.
+
     Raises:
         ConfigError: the type or the method is unknown.
     """
@@ -84,6 +88,9 @@ def activation(config: QuantizationConfig) -> QuantizationSpec:
 def weight(config: QuantizationConfig) -> QuantizationSpec:
     """Return the specification of weights; MatMulNBits has its own.
 
+    Args:
+        config: the older configuration.
+
     Raises:
         ConfigError: the type or the method is unknown.
     """
@@ -102,8 +109,10 @@ def weight(config: QuantizationConfig) -> QuantizationSpec:
 
 
 def pattern(name: str) -> str:
-    """Translate the name of a node or AMD's regular expression, which begins with ``^``, into a
-    pattern.
+    """Translate a node name or AMD's regular expression (``^...``) into a pattern.
+
+    Args:
+        name: the name or the expression.
 
     >>> pattern("/head/conv"), pattern("^/head/.*")
     ('/head/conv', 're:^/head/.*')
@@ -112,14 +121,21 @@ def pattern(name: str) -> str:
 
 
 def single_names(selected: Sequence[Any]) -> list[str]:
-    """Return the names and regular expressions among what a script selects."""
+    """Return the names and regular expressions in a script's selection.
+
+    Args:
+        selected: the selection.
+    """
     return [each for each in selected if isinstance(each, str)]
 
 
 def pairs_of_ends(selected: Sequence[Any]) -> list[tuple[Sequence[str], Sequence[str]]]:
-    """Return the pairs of start and end nodes among what a script selects.
+    """Return the pairs of start and end nodes in a script's selection.
 
     A list of pairs counts as its pairs.
+
+    Args:
+        selected: the selection.
 
     Raises:
         ConfigError: an entry is neither a name nor a pair.
@@ -142,7 +158,11 @@ def pairs_of_ends(selected: Sequence[Any]) -> list[tuple[Sequence[str], Sequence
 
 
 def narrowed(spec: QuantizationSpec) -> QuantizationSpec:
-    """Leave out the least code of symmetric weights with float scales, as onnxruntime does."""
+    """Omit the least code of symmetric weights with float scales, as onnxruntime does.
+
+    Args:
+        spec: specification of the weights.
+    """
     signed = isinstance(spec.dtype, Integer) and spec.dtype.signed
     return (
         spec.with_(narrow=True) if signed and spec.symmetric and not spec.pow2 else spec
@@ -150,8 +170,13 @@ def narrowed(spec: QuantizationSpec) -> QuantizationSpec:
 
 
 def on_integer_engine(activation: QTensorConfig, weight: QTensorConfig) -> bool:
-    """Return whether AMD Quark takes its path for the NPU's integer engine: power-of-two scales on
-    both sides.
+    """Return True for power-of-two scales of both activations and weights.
+
+    AMD Quark then quantizes for the NPU's integer engine.
+
+    Args:
+        activation: configuration of activations.
+        weight: configuration of weights.
     """
     return (
         activation.scale_type is ScaleType.PowerOf2
@@ -185,7 +210,7 @@ def _method(method: Any) -> tuple[type[Calibrator], bool]:
 def dtype_of(kind: Any, options: Mapping[str, Any]) -> str:
     """Return the number format of a quantization type.
 
-    Block formats are told apart by their attributes.
+    Block formats differ in their attributes.
 
     Args:
         kind: a member of an enumeration of types, its name, or the name of a data type.
@@ -200,7 +225,7 @@ def dtype_of(kind: Any, options: Mapping[str, Any]) -> str:
     name = name_of(kind)
     if name in DATA_TYPES:
         return DATA_TYPES[name].dtype
-    if name in ("BFP", "MX"):  # as the passes of Olive spell them
+    if name in ("BFP", "MX"):  # names in the passes of Olive
         name = f"Q{name}"
     if name == "QBFP":
         attributes = options.get("BFPAttributes", {})

@@ -1,4 +1,4 @@
-"""What the extra options that are obeyed do to a draft."""
+"""Effects of the supported extra options on a draft."""
 
 from __future__ import annotations
 
@@ -31,13 +31,20 @@ Apply = Callable[[Draft, Any], None]
 
 
 def setter(attribute: str) -> Apply:
-    """An option that is an attribute of the draft."""
+    """Return an effect that sets an attribute of the draft.
+
+    Args:
+        attribute: name of the attribute.
+    """
     return lambda draft, value: setattr(draft, attribute, value)
 
 
 def spec_setter(side: str, setting: str) -> Apply:
-    """An option that is a setting of the specification of activations or weights, where they are
-    quantized.
+    """Return an effect that changes the specification of quantized tensors.
+
+    Args:
+        side: "activation" or "weight".
+        setting: name of the setting.
     """
 
     def apply(draft: Draft, value: Any) -> None:
@@ -49,7 +56,12 @@ def spec_setter(side: str, setting: str) -> Apply:
 
 
 def calibrator_setter(kind: type[Any], setting: str) -> Apply:
-    """An option that is a setting of one calibrator; it has no effect with another."""
+    """Return an effect that changes a calibrator of a class.
+
+    Args:
+        kind: class of the calibrator.
+        setting: name of the setting.
+    """
 
     def apply(draft: Draft, value: Any) -> None:
         spec = draft.activation
@@ -70,7 +82,12 @@ def calibrator_setter(kind: type[Any], setting: str) -> Apply:
 
 
 def algorithm_setter(kind: type[Any], parameter: str) -> Apply:
-    """An option that is a parameter of one algorithm; it has no effect without the algorithm."""
+    """Return an effect that changes an algorithm of a class.
+
+    Args:
+        kind: class of the algorithm.
+        parameter: name of the parameter.
+    """
 
     def apply(draft: Draft, value: Any) -> None:
         for algorithm in draft.algorithms:
@@ -81,16 +98,19 @@ def algorithm_setter(kind: type[Any], parameter: str) -> Apply:
 
 
 def shapes(draft: Draft, text: Any) -> None:
-    """Inputs by name; sizes of outputs follow."""
+    """Set input shapes by name; output shapes follow."""
     if isinstance(text, str):
         draft.shapes = parse_shapes(text)
 
 
 def parse_shapes(text: str) -> dict[str, tuple[int, ...]]:
-    """Read shapes by name.
+    """Parse shapes by name.
+
+    Args:
+        text: names and shapes.
 
     Raises:
-        ConfigError: the text is not of that form.
+        ConfigError: the text is malformed.
 
     >>> parse_shapes("input:[1,3,224,224];mask:[1]")
     {'input': (1, 3, 224, 224), 'mask': (1,)}
@@ -115,18 +135,18 @@ def input_shapes(
     shapes: Mapping[str, tuple[int, ...]],
     model: str | Path | ModelProto,
 ) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of inputs; those of outputs, which scripts give as well, follow from them.
+    """Return the shapes of inputs, without the shapes of outputs.
 
     Args:
-        shapes: by the names of inputs and outputs.
-        model: whose inputs and outputs they are.
+        shapes: shapes by the names of inputs and outputs.
+        model: the model with these inputs and outputs.
     """
     outputs = {value.name for value in load(model).graph.output}
     return {name: shape for name, shape in shapes.items() if name not in outputs}
 
 
 def percentiles(draft: Draft, candidates: Any) -> None:
-    """Candidates of the layer-wise percentile: a series between the least and the greatest."""
+    """Set candidates of the layer-wise percentile, from the least to the greatest."""
     spec = draft.activation
     if spec is not None and isinstance(spec.calibrator, LayerwisePercentile):
         chosen = LayerwisePercentile(
@@ -182,7 +202,7 @@ def matmul_nbits(draft: Draft, wanted: Any) -> None:
 
 
 def matmul_nbits_parameters(draft: Draft, parameters: Any) -> None:
-    """Settings of the weights in blocks; they count where UseMatMulNBits is set."""
+    """Set the parameters of block-wise weights, for UseMatMulNBits."""
     known = ("Algorithm", "GroupSize", "Symmetric", "Bits", "AccuracyLevel")
     for name in parameters:
         if name not in known:
@@ -194,7 +214,7 @@ def matmul_nbits_parameters(draft: Draft, parameters: Any) -> None:
     algorithm = str(parameters.get("Algorithm", "DEFAULT")).upper()
     symmetric = (
         bool(parameters.get("Symmetric", True)) and algorithm != "HQQ"
-    )  # which moves zero points
+    )  # HQQ optimizes the zero points
     bits = parameters.get("Bits", 4)
     draft.weight = QuantizationSpec(
         f"int{bits}" if symmetric else f"uint{bits}",
@@ -238,7 +258,7 @@ _FINETUNE = {"LRAdjust": "lr_adjust", "OutputQDQ": "output_qdq", "UseGDS": "use_
 
 
 def fast_finetune(draft: Draft, parameters: Any) -> None:
-    """Settings of AdaRound or AdaQuant; they count where one of them is chosen."""
+    """Set the parameters of AdaRound or AdaQuant, if chosen."""
     names = {_camel(name): name for name in vars(AdaRoundConfig())} | _FINETUNE
     chosen = str(parameters.get("OptimAlgorithm", "adaround")).lower()
     kinds = {"adaround": AdaRoundConfig, "adaquant": AdaQuantConfig}
@@ -286,9 +306,9 @@ _BLOCK_DEFAULTS = {
 
 
 def block_attributes(draft: Draft, attributes: Any) -> None:
-    """The format of the specifications has its own.
+    """Check the attributes of block formats; the format comes from the specifications.
 
-    What differs from AMD's defaults cannot be written.
+    A warning names values that differ from AMD's defaults, which have no effect.
     """
     for name, default in _BLOCK_DEFAULTS.items():
         if attributes.get(name, default) != default:
@@ -300,7 +320,7 @@ def block_attributes(draft: Draft, attributes: Any) -> None:
 
 
 def float_results(draft: Draft, op_types: Any) -> None:
-    """Set the operator types whose results are not quantized for their own sake."""
+    """Set operator types whose results stay float unless a consumer quantizes them."""
     draft.float_results = tuple(op_types or ())
 
 
@@ -310,22 +330,22 @@ def float_nodes(draft: Draft, names: Any) -> None:
 
 
 def pair_for_weights(draft: Draft, wanted: Any) -> None:
-    """Leave weights float, with a Q/DQ pair behind each; those without a scale are cast anyway."""
+    """Keep weights in float with a Q/DQ pair, except formats without a scale."""
     if wanted and draft.weight is not None and draft.weight.dtype.scaled:
         draft.everywhere["stored"] = False
 
 
 def dedicated_pairs(draft: Draft, wanted: Any) -> None:
-    """Give each reader of a tensor a Q/DQ pair of its own."""
+    """Give each consumer of a tensor a Q/DQ pair of its own."""
     if wanted:
         draft.everywhere["dedicated"] = True
 
 
 def tensor_overrides(draft: Draft, overrides: Any) -> None:
-    """Add what is said of single tensors.
+    """Add overrides of single tensors.
 
     Raises:
-        ConfigError: it is no dictionary.
+        ConfigError: the value is no dictionary.
     """
     if not isinstance(overrides, Mapping | None):
         raise ConfigError(
@@ -339,7 +359,7 @@ def mixed_tensors(draft: Draft, tensors: Any) -> None:
     """Add the tensors of each quantization type.
 
     Raises:
-        ConfigError: it is no dictionary.
+        ConfigError: the value is no dictionary.
     """
     if not isinstance(tensors, Mapping | None):
         raise ConfigError(
@@ -351,7 +371,7 @@ def mixed_tensors(draft: Draft, tensors: Any) -> None:
 
 
 def quantize_bias(draft: Draft, wanted: Any) -> None:
-    """Leave biases float, or quantize them in the format that is set."""
+    """Keep biases in float, or quantize them in the configured format."""
     if not wanted:
         draft.bias = False
     elif not draft.bias:

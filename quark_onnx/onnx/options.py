@@ -1,9 +1,8 @@
-"""The extra options of AMD Quark for ONNX: what becomes of each.
+"""Extra options of AMD Quark for ONNX, with their effects.
 
-Three things can become of an option. It is obeyed: ``apply`` changes the draft. It is not needed:
-what it asks for happens by itself, or has no counterpart; a warning says so where its value differs
-from what happens. It is refused: the result would not be what the script asks for, and the message
-names what to do instead.
+An option has one of three verdicts. Obeyed: ``apply`` changes the draft. Not needed: the effect
+is automatic or has no counterpart; a warning reports a value that differs from the actual
+behaviour. Refused: the result would differ from the request, and the message names an alternative.
 
 The names, defaults and meanings are those of AMD Quark 0.8 to 0.13 (``quark.onnx``, configuration
 features).
@@ -33,14 +32,14 @@ Verdict = Literal["obeyed", "not needed", "refused"]
 
 @dataclass(frozen=True)
 class Option:
-    """One row of the table.
+    """A row of the table.
 
     Attributes:
-        name: of the option.
-        verdict: what becomes of it.
-        text: how it is obeyed, why it is not needed, or what to do instead.
-        harmless: values that ask for nothing but what happens anyway.
-        apply: changes the draft; None for one that is not obeyed.
+        name: name of the option.
+        verdict: obeyed, not needed or refused.
+        text: the effect, the reason why it is not needed, or the alternative.
+        harmless: values that agree with the actual behaviour.
+        apply: function that changes the draft; None without an effect.
     """
 
     name: str
@@ -52,6 +51,10 @@ class Option:
 
 def apply_options(draft: Draft, options: Mapping[str, Any]) -> None:
     """Change a draft by the options of a script.
+
+    Args:
+        draft: the draft.
+        options: the extra options.
 
     Raises:
         ConfigError: an option is refused, or its value is wrong.

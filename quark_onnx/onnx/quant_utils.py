@@ -1,6 +1,6 @@
-"""The enumerations of AMD Quark for ONNX, with AMD's names and numbers.
+"""Enumerations of AMD Quark for ONNX, with AMD's names and numbers.
 
-onnxruntime's own enumerations are accepted wherever these are: members are compared by name.
+onnxruntime's enumerations are accepted too: members are compared by name.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Int16Method(Enum):
 
 
 class LayerWiseMethod(Enum):
-    """Calibration methods that choose a percentile for each tensor."""
+    """Calibration methods with a percentile for each tensor."""
 
     LayerWisePercentile = 0
 

@@ -32,7 +32,7 @@ def quantize_static(
 
     Args:
         model_input: path of the float model, or a ModelProto, which is not changed.
-        model_output: where to write the result; None returns it.
+        model_output: path of the result; None to return the result.
         calibration_data_reader: calibration data, with ``get_next``.
         calibration_data_path: a folder of .npy files.
         settings: fields of ``QuantizationConfig``.
@@ -41,7 +41,7 @@ def quantize_static(
         The quantized model if ``model_output`` is None, otherwise None.
 
     Raises:
-        QuarkError: the model, the data or a setting is wrong; nothing is written.
+        QuarkError: the model, the data or a setting is wrong; no file is written.
     """
     config = QuantizationConfig(**_known(settings))
     data = choose_data(model_input, calibration_data_reader, calibration_data_path)
@@ -54,18 +54,18 @@ def quantize_dynamic(
     model_output: str | Path | None = None,
     **settings: Any,
 ) -> ModelProto | None:
-    """Quantize weights now, and activations as the model runs.
+    """Quantize the weights of a model, and activations at runtime.
 
     Args:
         model_input: path of the float model, or a ModelProto, which is not changed.
-        model_output: where to write the result; None returns it.
+        model_output: path of the result; None to return the result.
         settings: fields of ``QuantizationConfig``.
 
     Returns:
         The quantized model if ``model_output`` is None, otherwise None.
 
     Raises:
-        QuarkError: the model or a setting is wrong; nothing is written.
+        QuarkError: the model or a setting is wrong; no file is written.
     """
     config = QuantizationConfig(**{**_known(settings), "use_dynamic_quant": True})
     result = run(config.draft(), model_input, None, model_output)
@@ -73,10 +73,10 @@ def quantize_dynamic(
 
 
 def _known(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings under their names of today.
+    """Rename settings with older names.
 
     Raises:
-        ConfigError: there is no such argument.
+        ConfigError: an argument is unknown.
     """
     known = [each.name for each in fields(QuantizationConfig)]
     result: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""A draft and a model together: the native configuration, and the run."""
+"""Quantization of a model by a draft, through this package's configuration."""
 
 from __future__ import annotations
 
@@ -48,14 +48,16 @@ _ORDER = (
 
 
 def run(draft: Draft, model: Any, data: Any, output: Any) -> Result:
-    """Quantize a model as a draft asks for.
+    """Quantize a model by a draft.
 
     Args:
         draft: the request.
         model: path of the float model, or a ModelProto.
-        data: calibration data in any form that ``quark_onnx.quantize_static`` takes; None without
-            any.
-        output: where to write the model; None only returns it.
+        data: calibration data, as for ``quark_onnx.quantize_static``; None without data.
+        output: path of the model; None to return it alone.
+
+    Returns:
+        The quantized model and the report.
 
     Raises:
         QuarkError: the model, the data or a setting is wrong.
@@ -80,8 +82,11 @@ def run(draft: Draft, model: Any, data: Any, output: Any) -> Result:
 def native(draft: Draft, model: str | Path | ModelProto) -> QConfig:
     """Translate a draft for a model into a configuration of this package.
 
-    Names that match nothing in the model are left out with a warning, as AMD Quark leaves them out
-    without one.
+    Names that match nothing in the model are omitted with a warning. AMD Quark omits them silently.
+
+    Args:
+        draft: the request.
+        model: path of the float model, or a ModelProto.
     """
     names = _Names(model)
     config = (
@@ -101,7 +106,7 @@ def native(draft: Draft, model: str | Path | ModelProto) -> QConfig:
         contrib=bool(draft.contrib),
         accuracy_level=draft.accuracy_level,
         target=draft.target,
-        fix_sizes=False,  # AMD Quark leaves the batch as it is; FixShapes fixes it
+        fix_sizes=False,  # AMD Quark keeps a dynamic batch unless FixShapes is set
         op_types=names.known_types(draft.op_types),
         float_results=tuple(draft.float_results),
         tensors=names.tensor_overrides(draft),
@@ -110,7 +115,7 @@ def native(draft: Draft, model: str | Path | ModelProto) -> QConfig:
             if draft.nodes
             else ()
         ),
-        safe=not draft.nodes,  # what is asked for by name is done
+        safe=not draft.nodes,  # explicit names disable the exclusions for safety
         optimizers=names.optimizers(algorithms),
     )
     overrides = [
@@ -136,9 +141,9 @@ def native(draft: Draft, model: str | Path | ModelProto) -> QConfig:
 
 
 class _Names:
-    """The names in a model that a script may use.
+    """Names in a model that a script may use.
 
-    The model is read when the first of them is asked for.
+    The model is read on first use.
     """
 
     def __init__(self, model: str | Path | ModelProto) -> None:
@@ -147,13 +152,13 @@ class _Names:
 
     @property
     def graph(self) -> Graph:
-        """The graph as the user knows it, functions inlined."""
+        """Return the graph before quantization, with functions inlined."""
         if self._graph is None:
             self._graph = Graph.of(upcast_to_float32(inlined(load(self._model)))[0])
         return self._graph
 
     def known(self, patterns: Iterable[str]) -> tuple[str, ...]:
-        """Those that match a node."""
+        """Return the patterns with a matching node; warn otherwise."""
         return tuple(
             each
             for each in patterns
@@ -164,12 +169,12 @@ class _Names:
         )
 
     def optimizers(self, algorithms: Sequence[AlgoConfig]) -> tuple[Any, ...]:
-        """Algorithms in terms of this package, with those names of nodes that the model has."""
+        """Translate algorithms into optimizers, with existing node names alone."""
         found = list[Any]()
         for algorithm in algorithms:
             optimizer = algorithm.native()
             if isinstance(optimizer, AutoMixedPrecision):
-                # where none is left, the optimizer says which there are
+                # without a match, the optimizer's error lists the nodes
                 nodes = self.known(optimizer.nodes) or optimizer.nodes
                 exclude = self.known(optimizer.exclude)
                 optimizer = replace(optimizer, nodes=nodes, exclude=exclude)
@@ -178,10 +183,10 @@ class _Names:
         return tuple(found)
 
     def known_types(self, op_types: Sequence[str]) -> tuple[str, ...]:
-        """Those that the model has and that have a rule.
+        """Return the operator types that are in the model and have a rule.
 
         Raises:
-            ConfigError: none of them is left.
+            ConfigError: no operator type remains.
         """
         present = {node.kind for node in every_node(self.graph)} if op_types else set()
         found = tuple(sorted(ruled_kinds(op_types) & present))
@@ -199,7 +204,7 @@ class _Names:
         return found
 
     def known_override(self, override: Override) -> Override | None:
-        """The part of an override that matches something."""
+        """Return the matching part of an override; None without a match."""
         if override.between:
             ends = self.known_ends(override.between)
             return None if ends is None else replace(override, between=ends)
@@ -223,7 +228,7 @@ class _Names:
         self,
         ends: Sequence[Sequence[str]],
     ) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
-        """Start and end nodes of a subgraph; None if nothing lies between them."""
+        """Return start and end nodes of a subgraph; None for an empty subgraph."""
         tensors = {
             tensor
             for node in self.graph.nodes
@@ -248,7 +253,7 @@ class _Names:
         return starts, stops
 
     def tensor_overrides(self, draft: Draft) -> tuple[TensorOverride, ...]:
-        """Overrides of tensors that the model has, and those that keep the results of nodes float."""  # noqa: E501
+        """Return overrides of existing tensors, and overrides for float results."""
         everywhere = list[TensorOverride]()
         if draft.everywhere:
             everywhere.append(TensorOverride("*", **draft.everywhere))
@@ -284,7 +289,7 @@ class _Names:
         return (*everywhere, *found)
 
     def outside(self, inputs: Sequence[str], outputs: Sequence[str]) -> list[str]:
-        """Nodes before the input nodes and behind the output nodes."""
+        """Return the nodes before the input nodes and after the output nodes."""
         found: dict[Node, None] = {}
         if inputs:
             starts = self._nodes(inputs)
@@ -294,7 +299,7 @@ class _Names:
         return [node.name for node in found]
 
     def variable_products(self) -> list[str]:
-        """MatMul nodes without a constant factor."""
+        """Return the MatMul nodes without a constant factor."""
         products = [node for node in self.graph.nodes if node.op_type == "MatMul"]
         return [
             node.name
@@ -317,9 +322,9 @@ class _Names:
         found: Any,
         choices: Iterable[str] | None = None,
     ) -> bool:
-        """Return whether a name was found.
+        """Return True if a name was found; otherwise warn.
 
-        Warn of one that was not, with the nearest of the choices, nodes if None.
+        The warning suggests the closest choice, a node if ``choices`` is None.
         """
         if not found:
             choices = (
@@ -337,7 +342,7 @@ def _beyond(
     nodes: list[Node],
     step: Callable[[Node], Iterable[Node]],
 ) -> dict[Node, None]:
-    """Nodes that steps lead to, without those that the steps start from."""
+    """Return the nodes that steps reach from given nodes, without the given nodes."""
     return {node: None for node in reach(nodes, step) if node not in nodes}
 
 
@@ -346,7 +351,7 @@ def _pow2(draft: Draft) -> bool:
 
 
 def _converted(draft: Draft, model: Any) -> Any:
-    """The model after the conversions that are asked for."""
+    """Return the model after the requested conversions."""
     names: list[str] = []
     if draft.widen:
         names.append("float32")
@@ -361,10 +366,10 @@ def _converted(draft: Draft, model: Any) -> Any:
 
 
 def _data(draft: Draft, data: Any) -> Any:
-    """Calibration data; random where that is asked for and no other is given.
+    """Return the calibration data; random data if requested and no data is given.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is no calibration data.
     """
     if data is None:
         if draft.random_shapes is None:

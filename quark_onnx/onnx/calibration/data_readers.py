@@ -1,5 +1,6 @@
-"""Readers of calibration data with AMD Quark's names: each gives ``{input name: array}``, then
-None.
+"""Readers of calibration data with AMD Quark's names.
+
+Each reader yields ``{input name: array}``, then None.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from quark_onnx.steps.open_data import input_specs
 
 
 class RandomDataReader(CalibrationDataReader):
-    """Random samples, uniform in [0, 1) or in a given range.
+    """Reader of random samples, uniform in [0, 1) or in a given range.
 
     Args:
         model_input: path of the model, or a ModelProto.
-        input_shape: shapes by input, where the model leaves sizes open.
+        input_shape: shapes by input, for inputs with dynamic dimensions.
         input_data_range: (least, greatest) by input.
-        samples: how many; AMD Quark gives one.
+        samples: number of samples; AMD Quark yields a single sample.
     """
 
     def __init__(
@@ -62,13 +63,13 @@ class RandomDataReader(CalibrationDataReader):
 
 
 class PathDataReader(CalibrationDataReader):
-    """Samples out of .npy files, in the order of their names.
+    """Reader of .npy files, in the order of their names.
 
     Args:
         model_input: path of the model, or a ModelProto.
-        data_path: a folder of files for a model with one input; with several, a folder for each, of
-            its name.
-        input_shape: the shape that arrays of a single input get; empty leaves theirs.
+        data_path: a folder of files for a model with a single input; with several inputs, a folder
+            for each input with its name.
+        input_shape: shape for the arrays of a single input; empty to keep their shape.
     """
 
     def __init__(
@@ -113,13 +114,13 @@ class PathDataReader(CalibrationDataReader):
 
 
 class CachedDataReader(CalibrationDataReader):
-    """The samples of another reader, kept in memory.
+    """Reader that keeps the samples of another reader in memory.
 
     Args:
         dr: the other reader.
-        data_size: keep so many at most; None keeps all.
-        convert_nchw_to_nhwc: turn images of four axes, as for a model that has been converted.
-        quantize_fp16: give float32 arrays as float16.
+        data_size: maximum number of samples; None for all samples.
+        convert_nchw_to_nhwc: True to transpose images of four axes, for a converted model.
+        quantize_fp16: True to convert float32 arrays to float16.
     """
 
     def __init__(
@@ -158,26 +159,26 @@ class CachedDataReader(CalibrationDataReader):
 
 
 def _turned(array: NDArray[Any]) -> NDArray[Any]:
-    """Return images of shape (N, C, H, W) with the channels last; others as they are."""
+    """Transpose (N, C, H, W) to channels last; return other arrays unchanged."""
     return array.transpose(0, 2, 3, 1) if array.ndim == 4 else array
 
 
 def _halved(array: NDArray[Any]) -> NDArray[Any]:
-    """Return float32 arrays as float16; others as they are."""
+    """Convert float32 arrays to float16; return other arrays unchanged."""
     return array.astype(np.float16) if array.dtype == np.float32 else array
 
 
 def _inputs(model: str | Path | ModelProto) -> list[InputSpec]:
-    """The inputs that a caller feeds."""
+    """Return the inputs that a caller must feed."""
     graph = Graph.of(load(model))
     return [spec for spec in input_specs(graph) if spec.name not in graph.initializers]
 
 
 def _files(folder: Path, name: str, *, alone: bool) -> list[Path]:
-    """The files of an input.
+    """Return the files of an input.
 
     Raises:
-        DataError: there are none.
+        DataError: the folder has no .npy file.
     """
     inner = folder / name
     place = inner if inner.is_dir() or not alone else folder

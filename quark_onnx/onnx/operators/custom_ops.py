@@ -1,4 +1,4 @@
-"""get_library_path: a library of operators for inference scripts that register one."""
+"""get_library_path: library of operators for inference scripts that register one."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ __all__ = ["_COP_DOMAIN", "_COP_VERSION", "get_library_path"]
 
 
 def get_library_path(device: str = "CPU") -> str:
-    """Return a library that ``SessionOptions.register_custom_ops_library`` takes.
+    """Return a library for ``SessionOptions.register_custom_ops_library``.
 
-    Models that this package writes need none: the operators of AMD's domain carry bodies of
-    standard operators. The library is that of onnxruntime-extensions, so that scripts which
-    register one go on.
+    Models of this package need no library: AMD's operators have bodies of standard operators. The
+    library of onnxruntime-extensions lets scripts run that register a library.
 
     Args:
         device: "CPU", "ROCM" or "CUDA"; the library is the same.

@@ -23,13 +23,13 @@ logger = logging.getLogger(__name__)
 
 
 class ModelQuantizer:
-    """Quantizes models by one configuration.
+    """Quantizer of models by a configuration.
 
     Args:
-        config: how.
+        config: the configuration.
 
     Raises:
-        ConfigError: it is no configuration.
+        ConfigError: the argument is no configuration.
     """
 
     def __init__(self, config: Config | QConfig | QuantizationConfig) -> None:
@@ -50,17 +50,17 @@ class ModelQuantizer:
 
         Args:
             model_input: path of the float model, or a ModelProto, which is not changed.
-            model_output: where to write the result; None returns it.
+            model_output: path of the result; None to return the result.
             calibration_data_reader: calibration data, with ``get_next``.
-            calibration_data_path: a folder of .npy files, with a folder for each input where there
-                are several.
-            algorithms: of the older configuration; a QConfig has ``algo_config``.
+            calibration_data_path: a folder of .npy files, with a folder for each input if there are
+                several.
+            algorithms: algorithms of the older configuration; a QConfig has ``algo_config``.
 
         Returns:
             The quantized model if ``model_output`` is None, otherwise None.
 
         Raises:
-            QuarkError: the model, the data or a setting is wrong; nothing is written.
+            QuarkError: the model, the data or a setting is wrong; no file is written.
         """
         if isinstance(self.config, QConfig):
             if algorithms:
@@ -80,10 +80,15 @@ def choose_data(
     reader: Any,
     path: str | Path | None,
 ) -> Any:
-    """Return the reader, or one of the files at the path.
+    """Return the reader, or a reader of the files at the path.
+
+    Args:
+        model: the float model.
+        reader: the reader; None to read the path.
+        path: a folder of .npy files.
 
     Raises:
-        DataError: there is nothing at the path.
+        DataError: the path has no data.
     """
     if reader is not None:
         if path is not None:

@@ -1,4 +1,4 @@
-"""What the tools of AMD Quark for ONNX do here: one row for each."""
+"""Tools of AMD Quark for ONNX, and their counterparts in this package."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ Action = Callable[[argparse.Namespace], None]
 
 @dataclass(frozen=True)
 class Tool:
-    """One tool.
+    """A tool.
 
     Attributes:
-        name: of the module.
-        action: does the work; None for a tool that does not exist here.
-        instead: what to do where it does not exist.
+        name: name of the module.
+        action: function that runs the tool; None for a tool that does not exist here.
+        instead: the alternative for a tool that does not exist.
         options: options besides the two models, with their defaults.
     """
 
@@ -50,8 +50,8 @@ def main(name: str, arguments: Sequence[str] | None = None) -> int:
     """Run a tool; return the exit code.
 
     Args:
-        name: of the tool.
-        arguments: of the command line; None for those of the process.
+        name: name of the tool.
+        arguments: arguments of the command line; None for those of the process.
     """
     tool = TOOLS[name]
     if tool.action is None:
@@ -67,9 +67,9 @@ def main(name: str, arguments: Sequence[str] | None = None) -> int:
 
 
 def _parse(tool: Tool, arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Read the options.
+    """Parse the options.
 
-    Models may be named by any of AMD's options, or stand alone in their order.
+    Models may be given by any of AMD's options, or as positional arguments.
     """
     parser = argparse.ArgumentParser(
         prog=f"python -m quark_onnx.onnx.tools.{tool.name}",
@@ -121,10 +121,10 @@ def _parse(tool: Tool, arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _models(options: argparse.Namespace) -> tuple[Path, Path]:
-    """The two models.
+    """Return the paths of the two models.
 
     Raises:
-        ConfigError: one is not named.
+        ConfigError: a path is missing.
     """
     if options.input is None or options.output is None:
         raise ConfigError(
@@ -134,7 +134,7 @@ def _models(options: argparse.Namespace) -> tuple[Path, Path]:
 
 
 def _conversion(*names: str, **settings: Any) -> Action:
-    """A tool that is a conversion, or several in a row."""
+    """Return an action that runs conversions."""
 
     def action(options: argparse.Namespace) -> None:
         source, target = _models(options)
@@ -186,7 +186,7 @@ def _float16(options: argparse.Namespace) -> None:
 
 
 def _bfloat16(options: argparse.Namespace) -> None:
-    """Write float32 operators between casts, AMD's Q/DQ operators, or operators of bfloat16.
+    """Quantize to bfloat16 with casts, AMD's Q/DQ operators, or bfloat16 operators.
 
     Raises:
         ConfigError: the format is unknown.
@@ -244,7 +244,7 @@ def _random(options: argparse.Namespace) -> None:
 
 
 def _subgraphs(text: str) -> list[Any]:
-    """Pairs of start and end nodes, as in ``"[a,b],[c];[d],[e]"``.
+    """Parse pairs of start and end nodes, as in ``"[a,b],[c];[d],[e]"``.
 
     >>> _subgraphs("[a,b],[c];[d],[e]")
     [(['a', 'b'], ['c']), (['d'], ['e'])]
@@ -264,7 +264,7 @@ def _subgraphs(text: str) -> list[Any]:
 
 
 def _without_initializers(options: argparse.Namespace) -> None:
-    """Take initializers out of the inputs."""
+    """Remove initializers from the inputs."""
     source, target = _models(options)
     model = onnx.load(source)
     constants = {tensor.name for tensor in model.graph.initializer}
@@ -274,7 +274,7 @@ def _without_initializers(options: argparse.Namespace) -> None:
     model.ir_version = max(
         model.ir_version,
         4,
-    )  # before, every initializer had to be an input
+    )  # before IR version 4, every initializer had to be an input
     onnx.save(model, target)
 
 
@@ -317,7 +317,7 @@ def _print_widths(options: argparse.Namespace) -> None:
 
 
 def _bits(graph: Graph, tensor: str) -> int:
-    """The width of the codes that a tensor is dequantized from; 0 for others."""
+    """Return the code width of a dequantized tensor; 0 for other tensors."""
     node = graph.producer(tensor)
     if node is None or node.op_type != "DequantizeLinear":
         return 0
@@ -326,9 +326,7 @@ def _bits(graph: Graph, tensor: str) -> int:
 
 
 def _evaluate(options: argparse.Namespace) -> None:
-    """Compare two folders of arrays: cosine similarity, L2 distance, and peak signal-to-noise
-    ratio.
-    """
+    """Compare two folders of arrays by cosine similarity, L2 distance and PSNR."""
     first, second = (
         Path(options.baseline_results_folder),
         Path(options.quantized_results_folder),

@@ -1,7 +1,7 @@
-"""Algorithms with AMD Quark's names, parameters and defaults, translated into optimizers of this
-package.
+"""Algorithms with AMD Quark's names, parameters and defaults.
 
-A parameter that has no counterpart is named in a warning where it is not at AMD's default.
+They are translated into optimizers of this package. A warning names parameters without a
+counterpart that differ from AMD's default.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ _LAYERS = (
 
 @dataclass(eq=False)
 class AlgoConfig:
-    """What all algorithms have in common: a name, and parameters that can be written down."""
+    """Base class of the algorithms, with a name and serializable parameters."""
 
     name: ClassVar[str] = ""
     #: Parameters without a counterpart here, and why.
     _unused: ClassVar[dict[str, str]] = {}
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the name and the parameters as plain values; ``from_dict`` reads them back."""
+        """Return the name and the parameters as plain values, for ``from_dict``."""
         return {
             "name": self.name,
             **{f.name: getattr(self, f.name) for f in fields(self)},
@@ -62,7 +62,10 @@ class AlgoConfig:
 
     @staticmethod
     def from_dict(d: dict[str, Any]) -> AlgoConfig:
-        """Return the algorithm that ``to_dict`` has written.
+        """Return the algorithm from the values of ``to_dict``.
+
+        Args:
+            d: the values.
 
         Raises:
             ConfigError: the name or a parameter is unknown.
@@ -83,11 +86,11 @@ class AlgoConfig:
         return kind(**parameters)
 
     def native(self) -> Any:
-        """Translate into an optimizer of this package."""
+        """Translate the algorithm into an optimizer of this package."""
         raise NotImplementedError
 
     def _warn(self) -> None:
-        """Name the parameters that have no effect and are not at their default."""
+        """Warn of ineffective parameters with values other than the default."""
         default = type(self)()
         for parameter, why in self._unused.items():
             if getattr(self, parameter) != getattr(default, parameter):
@@ -153,7 +156,7 @@ class BiasCorrectionConfig(AlgoConfig):
 
 @dataclass(eq=False)
 class GPTQConfig(AlgoConfig):
-    """GPTQ (Frantar et al. 2022); the format of the weights is that of their specification."""
+    """GPTQ (Frantar et al. 2022), in the format of the weights' specification."""
 
     name: ClassVar[str] = "gptq"
     _unused: ClassVar[dict[str, str]] = {
@@ -183,7 +186,7 @@ class GPTQConfig(AlgoConfig):
 
 @dataclass(eq=False)
 class _FastFinetune(AlgoConfig):
-    """The parameters that AdaRound and AdaQuant share."""
+    """Common parameters of AdaRound and AdaQuant."""
 
     _unused: ClassVar[dict[str, str]] = {
         "infer_device": "onnxruntime runs on the CPU",
@@ -305,9 +308,7 @@ class QuarotConfig(AlgoConfig):
 
 @dataclass(eq=False)
 class AutoMixprecisionConfig(AlgoConfig):
-    """Two formats in one model: nodes of the wide one are lowered to the narrow one where that does
-    no harm.
-    """
+    """Mixed precision: nodes are lowered to a narrow format if accuracy permits."""
 
     name: ClassVar[str] = "auto_mixprecision"
     _unused: ClassVar[dict[str, str]] = {
@@ -341,9 +342,10 @@ class AutoMixprecisionConfig(AlgoConfig):
     shared_param_mode: str = "propagate"
 
     def native(self) -> AutoMixedPrecision | None:
-        """Translate into an optimizer.
+        """Translate the algorithm into an optimizer.
 
-        None where metric_threshold is None, which asks for an analysis alone.
+        Returns:
+            The optimizer; None if metric_threshold is None, which requests an analysis alone.
 
         Raises:
             ConfigError: a parameter is wrong, or two metrics are given.
@@ -374,7 +376,7 @@ class AutoMixprecisionConfig(AlgoConfig):
             "exclude": tuple(pattern(name) for name in self.exclude_layers or ()),
         }
         if settings["nodes"]:
-            settings["op_types"] = ()  # of the nodes that are named, all take part
+            settings["op_types"] = ()  # named nodes count for every operator type
         if self.metric_threshold == 0:
             logger.warning(
                 "%s: metric_threshold is 0, so that all candidates are changed,"
@@ -387,7 +389,7 @@ class AutoMixprecisionConfig(AlgoConfig):
         return AutoMixedPrecision(threshold, distance=distance, **settings)
 
     def _goal(self, threshold: float) -> tuple[float, Distance]:
-        """Return the greatest distance that is allowed, and how it is measured."""
+        """Return the greatest permitted distance, and its measure."""
         distance = distances.distance(self.metric_default)
         if self.metric_distance_fn is not None and self.metric_evaluate_fn is not None:
             raise ConfigError(
@@ -404,10 +406,10 @@ class AutoMixprecisionConfig(AlgoConfig):
 
     @property
     def narrow(self) -> QLayerConfig:
-        """The configuration of the lowered nodes.
+        """Return the configuration of the lowered nodes.
 
         Raises:
-            ConfigError: there is none, or more than one.
+            ConfigError: there is no configuration, or more than one.
         """
         given = self.target_layer_config
         choices = list(given) if isinstance(given, dict | list | tuple) else [given]

@@ -1,4 +1,4 @@
-"""Configurations with AMD Quark's names: QConfig, and the older Config with its QuantizationConfig."""  # noqa: E501
+"""Configurations with AMD Quark's names: QConfig, Config and QuantizationConfig."""
 
 from __future__ import annotations
 
@@ -29,18 +29,17 @@ logger = logging.getLogger(__name__)
 
 
 class QConfig:
-    """How a model is quantized.
+    """Configuration of a quantization.
 
     Args:
-        global_config: how layers are quantized that nothing else is said of; it has
+        global_config: configuration of layers without another configuration, with
             ``input_tensors`` and ``weight``.
-        specific_layer_config: configurations, and the nodes that have them, as in ``exclude``.
-        layer_type_config: configurations, and the operator types that have them; None leaves them
-            float.
+        specific_layer_config: configurations, with the nodes that have them, as in ``exclude``.
+        layer_type_config: configurations, with the operator types that have them; None for float.
         exclude: nodes that stay float: names, regular expressions that begin with ``^``, and pairs
             of start and end nodes.
         algo_config: algorithms.
-        use_external_data_format: write large tensors beside the model.
+        use_external_data_format: True to write large tensors to external data.
         kwargs: ``extra_options``, a dictionary; or the options themselves.
     """
 
@@ -66,7 +65,7 @@ class QConfig:
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the settings as plain values; ``from_dict`` reads them back."""
+        """Return the settings as plain values, for ``from_dict``."""
         return {
             "global_config": self.global_config.to_dict(),
             "specific_layer_config": _written(self.specific_layer_config),
@@ -79,7 +78,10 @@ class QConfig:
 
     @staticmethod
     def from_dict(d: dict[str, Any]) -> QConfig:
-        """Return the configuration that ``to_dict`` has written.
+        """Return the configuration from the values of ``to_dict``.
+
+        Args:
+            d: the values.
 
         Raises:
             ConfigError: ``global_config`` is missing, or a value is unknown.
@@ -98,17 +100,20 @@ class QConfig:
 
     @staticmethod
     def get_default_config(config_name: str) -> Config:
-        """Return the preset of that name.
+        """Return the preset with a name.
+
+        Args:
+            config_name: name of the preset.
 
         Raises:
-            ConfigError: there is none; the message has the nearest.
+            ConfigError: the name is unknown; the message suggests the closest name.
         """
         from quark_onnx.onnx.quantization.config.custom_config import get_default_config
 
         return Config(get_default_config(config_name))
 
     def draft(self) -> Draft:
-        """Translate into this package's terms.
+        """Translate the configuration into a draft.
 
         Raises:
             ConfigError: a setting has no counterpart.
@@ -143,7 +148,7 @@ class QConfig:
 
 @dataclass
 class QuantizationConfig:
-    """The older form of a configuration; field names and defaults are AMD's."""
+    """Older form of a configuration, with AMD's field names and defaults."""
 
     calibrate_method: Any = "MinMax"
     quant_format: Any = "QDQ"
@@ -182,10 +187,10 @@ class QuantizationConfig:
     extra_options: dict[str, Any] = field(default_factory=dict)
 
     def draft(self, algorithms: Sequence[AlgoConfig] = ()) -> Draft:
-        """Translate into this package's terms.
+        """Translate the configuration into a draft.
 
         Args:
-            algorithms: those that ``ModelQuantizer.quantize_model`` was given apart.
+            algorithms: further algorithms, from ``ModelQuantizer.quantize_model``.
 
         Raises:
             ConfigError: a setting has no counterpart.
@@ -222,7 +227,7 @@ class QuantizationConfig:
         return draft
 
     def _included(self) -> list[AlgoConfig]:
-        """The algorithms that flags ask for, in the order in which AMD Quark runs them."""
+        """Return the algorithms of the flags, in AMD Quark's order."""
         if self.use_dynamic_quant or self.extra_options.get("UseMatMulNBits"):
             return []
         wanted: list[tuple[bool, AlgoConfig]] = [
@@ -236,7 +241,7 @@ class QuantizationConfig:
 
 
 class Config:
-    """The older wrapper around a configuration.
+    """Older wrapper of a configuration.
 
     Args:
         global_quant_config: the configuration.
@@ -247,7 +252,7 @@ class Config:
 
 
 def _override(config: Any, **where: Any) -> Override:
-    """A decision for some nodes; None, or a number format, may stand for a configuration."""
+    """Return a decision for nodes from a configuration, None or a number format."""
     if config is None:
         return Override(**where, keep=True)
     if isinstance(config, DataType):  # the older form
@@ -268,9 +273,9 @@ def _override(config: Any, **where: Any) -> Override:
 
 
 def _bias(config: QTensorConfig | None) -> bool | str:
-    """The format of biases that a tensor configuration asks for.
+    """Return the format of biases from a tensor configuration.
 
-    Biases beside floats stay float in any case.
+    Biases of float layers stay float in any case.
     """
     name = "" if config is None else config.data_type.dtype
     if name == "int16":
@@ -284,7 +289,10 @@ def _bias(config: QTensorConfig | None) -> bool | str:
 
 
 def _without_rivals(algorithms: Sequence[AlgoConfig]) -> list[AlgoConfig]:
-    """Of AdaRound and AdaQuant the first alone, as in AMD Quark; copies, as options change them."""
+    """Copy the algorithms, but only the first of AdaRound and AdaQuant.
+
+    Options change the copies.
+    """
     kept: list[AlgoConfig] = []
     finetuned = False
     for algorithm in algorithms:

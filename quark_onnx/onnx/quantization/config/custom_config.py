@@ -1,4 +1,4 @@
-"""The presets of AMD Quark for ONNX, by AMD's names."""
+"""Presets of AMD Quark for ONNX, with AMD's names."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def _legacy(
     options: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> QuantizationConfig:
-    """One row of the table of older presets."""
+    """Return a row of the table of older presets."""
     return QuantizationConfig(
         calibrate_method=method,
         activation_type=activation,
@@ -127,7 +127,7 @@ def _microexponents(bits: int) -> dict[str, Any]:
 
 
 def _mixed(target: QTensorConfig, **options: Any) -> dict[str, Any]:
-    """Options of a preset that lowers nodes of a wide format to a narrow one."""
+    """Return options of a preset that lowers nodes from a wide to a narrow format."""
     layer = QLayerConfig(input_tensors=target, weight=target, bias=target)
     return {**_CHECKED, "AutoMixprecision": {"TargetLayerConfig": layer}, **options}
 
@@ -249,7 +249,7 @@ def _finetuned(
     config: QuantizationConfig,
     parameters: Mapping[str, Any],
 ) -> QuantizationConfig:
-    """The same preset with AdaRound or AdaQuant."""
+    """Return a preset with AdaRound or AdaQuant added."""
     result = copy.deepcopy(config)
     result.include_fast_ft = True
     result.extra_options["FastFinetune"] = dict(parameters)
@@ -319,15 +319,18 @@ DefaultConfigMapping: dict[str, QuantizationConfig] = {
 
 
 def get_default_config_mapping() -> dict[str, QuantizationConfig]:
-    """Return all presets by name."""
+    """Return the presets by name."""
     return DefaultConfigMapping
 
 
 def get_default_config(config_name: str) -> QuantizationConfig:
-    """Return a copy of the preset of that name.
+    """Return a copy of the preset with a name.
+
+    Args:
+        config_name: name of the preset.
 
     Raises:
-        ConfigError: there is none; the message has the nearest.
+        ConfigError: the name is unknown; the message suggests the closest name.
     """
     if config_name not in DefaultConfigMapping:
         raise ConfigError(
@@ -342,7 +345,7 @@ def _new(
     *algorithms: AlgoConfig,
     **options: Any,
 ) -> QConfig:
-    """One row of the newer presets."""
+    """Return a row of the newer presets."""
     layer = QLayerConfig(input_tensors=spec(), weight=weight())
     return QConfig(layer, algo_config=list(algorithms), extra_options=options)
 
@@ -381,7 +384,11 @@ XINT8_WEIGHTSONLY_ADAROUND_CONFIG.extra_options["WeightsOnly"] = True
 
 
 def __getattr__(name: str) -> QuantizationConfig:
-    """Return the constant of an older preset."""
+    """Return the constant of an older preset.
+
+    Args:
+        name: name of the constant.
+    """
     if name in _CONSTANTS:
         return _CONSTANTS[name]
     raise AttributeError(

@@ -1,4 +1,4 @@
-"""The number formats of AMD Quark for ONNX, each with its name in this package."""
+"""Number formats of AMD Quark for ONNX, with their names in this package."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class DataType:
 
     Attributes:
         name: AMD's name.
-        dtype: the name in this package.
+        dtype: name in this package.
 
     >>> parse_data_type("Int8").dtype
     'int8'
@@ -52,10 +52,13 @@ DATA_TYPES = {
 
 
 def parse_data_type(name: str) -> DataType:
-    """Return the number format of that name.
+    """Return the number format with a name.
+
+    Args:
+        name: AMD's name.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: the name is unknown.
     """
     if name not in DATA_TYPES:
         raise ConfigError(f"unknown data type {name!r}{nearest(name, DATA_TYPES)}")

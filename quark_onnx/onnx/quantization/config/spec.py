@@ -1,5 +1,6 @@
-"""Specifications of tensors and layers, with the names, order of parameters and defaults of AMD
-Quark for ONNX.
+"""Specifications of tensors and layers, with AMD's names and defaults.
+
+The order of parameters is AMD's too.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from quark_onnx.registry import DTYPES
 
 
 class CalibMethod(Enum):
-    """How the range of a tensor is found."""
+    """Calibration methods for the range of a tensor."""
 
     MinMax = 0
     MinMSE = 1
@@ -36,7 +37,7 @@ class CalibMethod(Enum):
 
 
 class ScaleType(Enum):
-    """Which scales are allowed."""
+    """Permitted scales."""
 
     Float32 = 0
     PowerOf2 = 1
@@ -44,7 +45,7 @@ class ScaleType(Enum):
 
 
 class QuantGranularity(Enum):
-    """How many scales a tensor has."""
+    """Granularity of a tensor's scales."""
 
     Tensor = 0
     Channel = 1
@@ -67,10 +68,13 @@ _ENUMERATIONS: dict[str, type[Enum]] = {
 
 
 def parse_enum(text: str) -> Any:
-    """Return the member that ``to_dict`` has written, such as ``"ScaleType.Float32"``.
+    """Return the member from a text of ``to_dict``, such as ``"ScaleType.Float32"``.
+
+    Args:
+        text: the text.
 
     Raises:
-        ConfigError: there is no such member.
+        ConfigError: the member does not exist.
     """
     kind, _, name = text.partition(".")
     members = _ENUMERATIONS[kind].__members__ if kind in _ENUMERATIONS else {}
@@ -85,13 +89,13 @@ def parse_enum(text: str) -> Any:
 
 
 class QTensorConfig:
-    """How a tensor is quantized.
+    """Configuration of a tensor's quantization.
 
     Args:
-        symmetric: the zero point is fixed.
-        scale_type: which scales are allowed.
-        calibration_method: how the range is found.
-        quant_granularity: how many scales the tensor has; only weights have one for each channel.
+        symmetric: True for a fixed zero point.
+        scale_type: permitted scales.
+        calibration_method: method for the range.
+        quant_granularity: granularity of the scales; only weights can be per-channel.
         data_type: the number format.
     """
 
@@ -110,27 +114,47 @@ class QTensorConfig:
         self.data_type = data_type
 
     def set_symmetric(self, symmetric: bool) -> None:
-        """Set whether the zero point is fixed."""
+        """Set a fixed or a variable zero point.
+
+        Args:
+            symmetric: True for a fixed zero point.
+        """
         self.symmetric = symmetric
 
     def set_scale_type(self, scale_type: ScaleType) -> None:
-        """Set which scales are allowed."""
+        """Set the permitted scales.
+
+        Args:
+            scale_type: the permitted scales.
+        """
         self.scale_type = scale_type
 
     def set_calibration_method(self, calibration_method: CalibMethod) -> None:
-        """Set how the range is found."""
+        """Set the calibration method.
+
+        Args:
+            calibration_method: method for the range.
+        """
         self.calibration_method = calibration_method
 
     def set_quant_granularity(self, quant_granularity: QuantGranularity) -> None:
-        """Set how many scales the tensor has."""
+        """Set the granularity of the scales.
+
+        Args:
+            quant_granularity: the granularity.
+        """
         self.quant_granularity = quant_granularity
 
     def set_data_type(self, data_type: DataType) -> None:
-        """Set the number format."""
+        """Set the number format.
+
+        Args:
+            data_type: the number format.
+        """
         self.data_type = data_type
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the settings as plain values; ``from_dict`` reads them back."""
+        """Return the settings as plain values, for ``from_dict``."""
         return {
             "symmetric": self.symmetric,
             "scale_type": str(self.scale_type),
@@ -141,7 +165,10 @@ class QTensorConfig:
 
     @staticmethod
     def from_dict(d: dict[str, Any]) -> QTensorConfig:
-        """Return the configuration that ``to_dict`` has written.
+        """Return the configuration from the values of ``to_dict``.
+
+        Args:
+            d: the values.
 
         Raises:
             ConfigError: a value is unknown.
@@ -155,14 +182,13 @@ class QTensorConfig:
         )
 
     def native(self, *, weight: bool) -> QuantizationSpec:
-        """Translate into this package's specification.
+        """Translate the configuration into a specification of this package.
 
         Args:
-            weight: whether the tensor is a weight, which AMD calibrates by its extremes unless
-                MinMSE is asked for.
+            weight: True for a weight, which AMD calibrates by min-max unless MinMSE is set.
 
         Raises:
-            ConfigError: the combination does not exist here.
+            ConfigError: this package does not support the combination.
         """
         dtype = DTYPES[self.data_type.dtype]
         if not dtype.scaled:
@@ -205,7 +231,7 @@ class QTensorConfig:
 
 
 class _Preset(QTensorConfig):
-    """A specification whose defaults are those of a number format."""
+    """Specification with the defaults of a number format."""
 
     _type: ClassVar[DataType]
     _symmetric: ClassVar[bool] = True
@@ -356,14 +382,14 @@ class MXInt8Spec(_Preset):
 
 
 class QLayerConfig:
-    """How the tensors of a layer are quantized.
+    """Configuration of the tensors of a layer.
 
     Args:
         input_tensors: activations that the layer reads.
-        activation: the older name of ``input_tensors``.
-        weight: its weights.
-        bias: its biases.
-        output_tensors: activations that it computes.
+        activation: older name of ``input_tensors``.
+        weight: weights of the layer.
+        bias: biases of the layer.
+        output_tensors: activations that the layer computes.
 
     Raises:
         ConfigError: both ``activation`` and ``input_tensors`` are given.
@@ -389,11 +415,11 @@ class QLayerConfig:
 
     @property
     def activation(self) -> QTensorConfig | None:
-        """The older name of ``input_tensors``."""
+        """Return ``input_tensors``, by its older name."""
         return self.input_tensors
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the settings as plain values; ``from_dict`` reads them back."""
+        """Return the settings as plain values, for ``from_dict``."""
         parts = {
             name: getattr(self, name)
             for name in ("input_tensors", "weight", "bias", "output_tensors")
@@ -405,7 +431,11 @@ class QLayerConfig:
 
     @staticmethod
     def from_dict(d: dict[str, Any]) -> QLayerConfig:
-        """Return the configuration that ``to_dict`` has written."""
+        """Return the configuration from the values of ``to_dict``.
+
+        Args:
+            d: the values.
+        """
         return QLayerConfig(
             **{
                 name: None if spec is None else QTensorConfig.from_dict(spec)
@@ -414,11 +444,11 @@ class QLayerConfig:
         )
 
     def native_activation(self) -> QuantizationSpec | None:
-        """Translate the activations' specification; None where there is none.
+        """Translate the activations' specification; return None for float activations.
 
         Raises:
-            ConfigError: inputs and outputs are given and differ; a plan holds one decision for a
-                tensor.
+            ConfigError: inputs and outputs have different specifications; a plan has a single
+                decision for each tensor.
         """
         both = [
             spec.native(weight=False)
@@ -433,5 +463,5 @@ class QLayerConfig:
         return both[0] if both else None
 
     def native_weight(self) -> QuantizationSpec | None:
-        """Translate the weights' specification; None where there is none."""
+        """Translate the weights' specification; return None for float weights."""
         return None if self.weight is None else self.weight.native(weight=True)
