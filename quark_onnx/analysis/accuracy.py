@@ -34,11 +34,11 @@ from quark_onnx.recipes import Choice, choose
 from quark_onnx.registry import RECIPES
 from quark_onnx.steps import Calibration, destination, keeps_weights_beside, reader_for
 
-#: One sample in so many judges, the second of each group, and at most so many do in all.
+#: The second of every _EVERY samples is held out, _AT_MOST samples in total.
 _EVERY, _AT_MOST = 4, 256
-#: At most this share of the nodes stays float before 16 bits are tried.
+#: Maximum share of float nodes before 16 bits are tried.
 _FLOAT_SHARE = 0.25
-#: Figures of verdicts that are shares, of which a loss in percent can be told.
+#: Figures of verdicts that are shares, with a loss in percent.
 _SHARES = frozenset({"agreement", "f1", "cosine", "equal"})
 _TARGET = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*(%|dB)\s*", re.IGNORECASE)
 

@@ -25,7 +25,7 @@ from quark_onnx.graph.io import load
 from quark_onnx.report.measure import decibels
 from quark_onnx.steps import reader_for, with_bodies
 
-#: Of so many of the worst tensors, and of their weights, histograms are kept.
+#: Number of worst tensors with histograms, also of their weights.
 PICTURED = 12
 
 

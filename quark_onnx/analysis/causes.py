@@ -20,11 +20,11 @@ from quark_onnx.analysis.statistics import TensorStatistic
 from quark_onnx.report.figures import percentage
 from quark_onnx.report.measure import decibels
 
-#: A part of the noise below this share is no cause.
+#: Minimum share of the noise for a cause.
 _LEAST = 0.2
-#: From so many times on, an operator makes noise heavier in a way worth telling.
+#: Minimum amplification of noise to report.
 _AMPLIFIED = 3.0
-#: Operators whose results few bits are known to ruin.
+#: Operators whose results are known to need more bits.
 DELICATE = frozenset(
     {
         "Softmax",

@@ -13,7 +13,7 @@ from quark_onnx.errors import ModelError
 from quark_onnx.report.measure import Total, measure
 from quark_onnx.steps import Reference
 
-#: Bytes of outputs of the float model that are kept; beyond that they are computed again.
+#: Maximum size of cached float outputs in bytes; further outputs are computed again.
 _MEMORY = 1 << 28
 
 

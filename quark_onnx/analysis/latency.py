@@ -20,20 +20,19 @@ from quark_onnx.errors import ConfigError, ModelError
 from quark_onnx.graph.io import load
 from quark_onnx.steps import with_bodies
 
-#: Most runs of each model, and seconds that all of them may take.
+#: Maximum number of runs of each model, and their total time in seconds.
 _RUNS, _SECONDS = 30, 1.0
-#: Turns in which the models run one after the other, so that what slows the machine for a while
-#: slows both.
+#: Number of turns. The models alternate, so that a slow phase of the machine affects both.
 _TURNS = 5
 #: A ratio of latencies above which the quantized model is slower.
 _SLOWER = 1.05
-#: Milliseconds below which the overhead of a run, not the arithmetic, is what is measured.
+#: Latency in milliseconds below which overhead dominates.
 _TINY = 0.2
-#: SiLU activations from which they are named.
+#: Minimum number of SiLU activations to report.
 _MANY_SILU = 3
 
-#: Operators that onnxruntime fuses with the Q/DQ pairs around them on the CPU, or that only move
-#: values (qdq_selector_action_transformer.cc and the kernels of com.microsoft).
+#: Operators that onnxruntime fuses with their Q/DQ pairs on the CPU, or that only move values
+#: (qdq_selector_action_transformer.cc and the kernels of com.microsoft).
 _FUSED = frozenset(
     {
         "Add",

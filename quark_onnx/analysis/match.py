@@ -17,7 +17,7 @@ from quark_onnx.analysis.reading import FLOATS, Operand, Reading
 from quark_onnx.errors import ModelError
 from quark_onnx.graph import Node
 
-#: What tools append to the name of a tensor.
+#: Suffixes that tools add to tensor names.
 SUFFIXES = (
     "",
     "_DequantizeLinear_Output",
@@ -28,7 +28,7 @@ SUFFIXES = (
     "_QuantizeLinear_Output",
 )
 _SATURATING = ("Relu", "Clip")
-#: Operators that tools fold into the one in front of them, or leave out.
+#: Operators that tools fold into the operator before them, or omit.
 FOLDED = ("BatchNormalization", "Identity", "Dropout", "Cast")
 _COMMUTATIVE = ("Add", "Mul", "Max", "Min", "Sum")
 

@@ -25,8 +25,7 @@ FLOATS = frozenset(
 )
 _HALVES = {TensorProto.FLOAT16: "float16", TensorProto.BFLOAT16: "bfloat16"}
 _QUANTIZE = QUANTIZE | {"DynamicQuantizeLinear"}
-#: Nodes that round, or read what was rounded, and do not say their grid; by the part of the name
-#: that all of them have.
+#: Parts of the names of rounding nodes without a known grid.
 _ROUNDING = (
     "QuantizeDequantize",
     "FixNeuron",
@@ -35,8 +34,8 @@ _ROUNDING = (
     "Float4Quantize",
     "Float4Dequantize",
 )
-#: Operators on codes: the places of their data, each followed by scale and zero point, and of those
-#: of the result.
+#: Operators on codes: input indices of the data, each followed by scale and zero point, and of the
+#: result's scale and zero point.
 _ON_CODES: dict[str, tuple[tuple[int, ...], int]] = {
     "QLinearConv": ((0, 3), 6),
     "QLinearMatMul": ((0, 3), 6),
@@ -51,9 +50,9 @@ _ON_CODES: dict[str, tuple[tuple[int, ...], int]] = {
     "QLinearReduceMean": ((0,), 3),
     "QLinearWhere": ((1, 4), 7),
 }
-#: The place of their bias, whose codes count in products of the scales.
+#: Input index of the bias, whose scale is the product of the other scales.
 _BIAS = {"QLinearConv": 8, "QGemm": 6}
-#: Operators that do with codes what they do with reals.
+#: Operators with the same effect on codes and on real values.
 _MOVING = frozenset({*MOVING, "Clip", "Relu"})
 _FUSED = {
     "FusedConv": "Conv",

@@ -54,13 +54,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: One sample in so many judges, the second of each group, and at most so many do in all.
+#: The second of every _EVERY samples is held out, _AT_MOST samples in total.
 _EVERY, _AT_MOST = 4, 64
-#: A candidate may take this share of the budget.
+#: Maximum share of the budget for a candidate.
 _SHARE = 0.25
-#: So many proposals of the sampler in a row may be known already.
+#: Maximum number of successive duplicates from the sampler.
 _DUPLICATES = 4
-#: So many candidates are tried unless the user says otherwise.
+#: Default number of candidates.
 TRIALS = 24
 
 

@@ -18,13 +18,13 @@ from quark_onnx.config.text import format_call
 from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.registry import PRESETS, TARGETS
 
-#: The label of a choice that leaves a setting as the preset has it.
+#: Label of the choice that keeps the preset's setting.
 PLAIN = ""
-#: How many times as long as a plain candidate one with this optimizer is assumed to take before any
-#: was timed (measured on ResNet-20, MobileNetV2 and YOLOX-nano), and one with any other optimizer.
+#: Assumed runtime by optimizer relative to a plain candidate, before any candidate was timed
+#: (measured on ResNet-20, MobileNetV2 and YOLOX-nano), and the value for other optimizers.
 _RELATIVE_COST = {"bias_correction": 2.5, "cle": 3.0, "smoothquant": 3.0, "gptq": 6.0}
 _OTHER_COST = 10.0
-#: What is tried where no target is named: formats that onnxruntime runs on a CPU.
+#: Presets without a target: formats that onnxruntime supports on a CPU.
 _PRESETS = ("A8W8", "S8S8", "A16W8")
 
 T = TypeVar("T")

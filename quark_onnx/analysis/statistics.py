@@ -13,8 +13,7 @@ from calibrators.layout import rows
 from quark_onnx.analysis.reading import Grid
 from quark_onnx.report.measure import decibels
 
-#: A magnitude from which on a value is a mask, not a number: sums of its square would hide
-#: everything else.
+#: Values of at least this magnitude are masks. Their squares would dominate every sum.
 _MASK = 1e30
 #: Above the first ratio, in dB, channels have no other scales; below, a fit has to reach the second
 #: and be so much better, and the scales have to be so uneven.

@@ -27,12 +27,11 @@ from quark_onnx.errors import ConfigError, MissingDependency
 if TYPE_CHECKING:
     import optuna
 
-#: Attributes of Optuna's trials and studies that are ours.
+#: User attributes of Optuna's trials and studies.
 _RECORD, _KEY, _OWNER, _IDENTITY = "record", "config_key", "owner", "identity"
-#: So many candidates are judged on all samples before the first is given up early, and on at least
-#: so many samples each is judged.
+#: Number of candidates without pruning, and minimum number of samples before pruning.
 _WARM_TRIALS, WARM_SAMPLES = 6, 8
-#: A candidate that began this long ago on another machine is taken for abandoned.
+#: Age at which a candidate of another machine counts as abandoned.
 _ABANDONED = timedelta(hours=1)
 
 

@@ -18,10 +18,10 @@ from quark_onnx.report.measure import decibels
 
 Floats = NDArray[np.float64]
 
-#: The axis of the output channels, by operator; of a Gemm it depends on transB.
+#: Axis of the output channels by operator; the axis of a Gemm depends on transB.
 _AXES = {"Conv": 0, "ConvTranspose": 1, "MatMul": -1}
 _BIASED = ("Conv", "ConvTranspose", "Gemm")
-#: By so many dB a fit of scales has to be better before constants count as rescaled.
+#: Minimum gain in dB of fitted channel scales for a rescaled constant.
 _RESCALED = 6.0
 _ROUNDS = 8
 _BINS = 96

@@ -14,7 +14,7 @@ from quark_onnx.cli.parsing import Parser, UsageError, duration
 from quark_onnx.config import to_dict
 from quark_onnx.errors import AccuracyError, ConfigError
 
-#: Settings that a single configuration has, which --accuracy chooses by itself.
+#: Settings of a single configuration, which --accuracy chooses.
 _CHOSEN = (
     "config",
     "calibrator",

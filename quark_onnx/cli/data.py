@@ -22,8 +22,7 @@ from quark_onnx.cli.parsing import (
 )
 
 _DEFAULTS = {field.name: field.default for field in fields(ImageSpec)}
-#: Attribute of ImageSpec -> what its option takes and what its help says; those that have choices
-#: take these.
+#: Attribute of ImageSpec -> arguments and help of its option; attributes with choices pass them on.
 _IMAGE: dict[str, tuple[dict[str, Any], str]] = {
     "size": (
         {"metavar": "H[xW]", "type": image_size},

@@ -64,7 +64,7 @@ from quark_onnx.errors import (
 )
 
 PROGRAM = "quark-onnx"
-#: Each is a module with NAME, SUMMARY, USAGE, EXAMPLE, add_arguments(parser) and run(options) ->
+#: Commands: modules with NAME, SUMMARY, USAGE, EXAMPLE, add_arguments(parser) and run(options) ->
 #: Answer.
 COMMANDS = (
     quantize,

@@ -43,7 +43,7 @@ EXAMPLE = """\
 example:
   quark-onnx list calibrators"""
 
-#: What a row shows in each column, and what it is in JSON.
+#: Cells of a row, and its JSON form.
 Row = tuple[tuple[str, ...], dict[str, Any]]
 _YES_NO = {True: "yes", False: "-"}
 

@@ -39,7 +39,7 @@ from quark_onnx.torch.config.torch_config import TorchConfig
 _SOURCE = "folder of a Hugging Face model with safetensors files"
 _TEXT = "text or .jsonl file, folder, token ids, or data set name"
 
-#: Windows of the data that schemes are chosen on.
+#: Number of windows of the data for the choice of schemes.
 _MEASURED = 8
 
 

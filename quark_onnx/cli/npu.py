@@ -43,9 +43,9 @@ examples:
 RENAMED = {
     "preflight": {"--page": "--html", "--kind": "--preset", "--report": "--ep-report"},
 }
-#: The least signal-to-noise ratio of a model that is deployed, in dB, unless it is told otherwise.
+#: Default minimum signal-to-noise ratio of a deployed model in dB.
 _GATE = 10.0
-#: In place of a recipe.
+#: Value of --recipe for an automatic choice.
 _AUTO = "auto"
 _SHAPE = "shape of a dynamic input; a batch without one becomes 1"
 

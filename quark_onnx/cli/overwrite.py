@@ -9,7 +9,7 @@ from pathlib import Path
 
 from quark_onnx.cli.parsing import Parser, UsageError
 
-#: Files by which a folder is known to be an earlier result.
+#: Files that identify a folder as an earlier result.
 _MARKS = ("config.json", "genai_config.json", "model.gguf", "model.onnx")
 
 

@@ -142,7 +142,7 @@ _OPTIONS = {
     "optimizers": "--optimize",
 }
 _GRANULARITIES = {"tensor": False, "channel": True}
-#: So many names of candidates that did not fit are printed; --json has all.
+#: Maximum number of printed candidates beyond the budget; --json has all.
 _SHOWN = 12
 
 

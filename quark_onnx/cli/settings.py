@@ -15,7 +15,7 @@ from quark_onnx.optimizers import AutoMixedPrecision
 from quark_onnx.registry import OPTIMIZERS, PRESETS, TARGETS
 from quark_onnx.report.verdict import TASKS
 
-#: In place of the name of a recipe.
+#: Value of --recipe for an automatic choice.
 AUTO = "auto"
 
 

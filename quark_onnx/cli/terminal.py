@@ -15,14 +15,13 @@ if TYPE_CHECKING:
     from rich.table import Table as RichTable
     from rich.text import Text
 
-#: The first word of a line of a report and the blanks up to its text, as ``output.entry`` writes
-#: them.
+#: Title of a report line with its padding, as ``output.entry`` writes it.
 _TITLE = re.compile(r"^[a-z][a-z ]{0,8}(?= )")
 _TITLE_WIDTH = 10
-#: The band of a verdict, and its style.
+#: Style by the band of a verdict.
 _BANDS = {"good": "bold green", "risky": "bold yellow", "poor": "bold red"}
 _BAND = re.compile(rf"\b({'|'.join(_BANDS)})(?=:)")
-#: What to do, at the beginning of a line below a finding.
+#: Label of a remedy, at the start of a line below a finding.
 _REMEDY = re.compile(r"^ +(-> |fix: |try: )")
 _COMPLAINT = re.compile(r"^quark-onnx: (error|warning)(?=:)")
 _NUMBER = re.compile(r"^[-+<>]?[\d.,]+( ?%)?$|^(-|inf|failed|)$")

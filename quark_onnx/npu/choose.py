@@ -11,7 +11,7 @@ from quark_onnx.recipes.choose import Choice, structure
 from quark_onnx.recipes.kind import kind_of
 from quark_onnx.registry import NPU_RECIPES, TARGETS
 
-#: Recipes of the vendor for kinds of models that it has no own recipe for.
+#: Closest recipes for kinds of models without a recipe of the vendor.
 _NEAREST = {"speech": "classifier", "superres": "classifier"}
 
 

@@ -40,11 +40,11 @@ from quark_onnx.report import Report
 from quark_onnx.steps import Sample, first_sample, reader_for
 from quark_onnx.targets import format_of, refusal
 
-#: Samples that are shipped, with what the model computes of them on the CPU.
+#: Number of shipped samples, with their outputs on the CPU.
 _SHIPPED = 4
 _MODEL, _READER, _TAIL = "model.onnx", "preprocess.onnx", "postprocess.onnx"
 _MARK, _SUMS = "bundle.json", "SHA256SUMS"
-#: What appears in the folder when it is used.
+#: Files that arise from using the folder.
 _MADE = ("cache", "__pycache__")
 _FILES = ("npu_session.py", "compare.py", "npu_session.hpp")
 
@@ -228,7 +228,7 @@ def _place(folder: Path) -> Path:
             for parent in made:
                 with contextlib.suppress(
                     OSError,
-                ):  # it was not made, or somebody else has put something there
+                ):  # the folder is missing, or has files of another origin
                     parent.rmdir()
     except (
         OSError,

@@ -19,7 +19,7 @@ from calibrators.limits import read_text
 from quark_onnx.errors import ConfigError
 from quark_onnx.npu.preflight import Preflight
 
-#: Names that a device had in older releases.
+#: Older names of devices.
 _DEVICES = {"DPU": "NPU", "IPU": "NPU", "VAIML": "NPU"}
 
 

@@ -33,7 +33,7 @@ class Rule:
 _AGAIN = "quark-onnx quantize FLOAT.onnx --preset XINT8 --target TARGET"
 _LEGALIZE = "quark-onnx npu legalize"
 
-#: Every rule by its name: C1 to C10 are positions, S scales, G the graph.
+#: Rules by name: C1 to C10 are positions, S scales, G the graph.
 RULES: dict[str, Rule] = {
     **{
         name: Rule(title, SOURCE, name in ("C1", "C2", "C3", "C4", "C7", "C8"), _AGAIN)

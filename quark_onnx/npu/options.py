@@ -17,11 +17,10 @@ from quark_onnx.targets import Target
 _XCLBIN = (
     "{env:RYZEN_AI_INSTALLATION_PATH}/voe-4.0-win_amd64/xclbins/phoenix/4x4.xclbin"
 )
-#: Where the compiled model is kept; "0" keeps it on disk, without which there is no report of what
-#: was offloaded.
+#: Cache of the compiled model; "0" keeps it on disk, which the report of offloaded nodes requires.
 _CACHE = {"cache_dir": "{folder}/cache", "enable_cache_file_io_in_mem": "0"}
 CONFIG_FILE = "vitisai_config.json"
-#: How the loaders find out which device there is: they tell these apart.
+#: Devices that the loaders can detect.
 DETECTED = ("phx", "stx", "krk")
 
 

@@ -15,7 +15,7 @@ from quark_onnx.report import percentage
 
 #: Heights of a box and of a row, the gap between two boxes, and the widest box.
 _BOX, _ROW, _GAP, _WIDEST = 44.0, 74.0, 12.0, 300.0
-#: Rows of boxes that are drawn.
+#: Maximum number of rows of boxes.
 _ROWS = 60
 _STYLE = """
 svg .npu { fill: var(--arithmetic); opacity: 0.16; } svg .cpu { fill: var(--activation); opacity: 0.2; }

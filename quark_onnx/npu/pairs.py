@@ -19,9 +19,9 @@ from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE
 from quark_onnx.targets import Positions, chain, is_fused
 
-#: The code in the middle, where it is not 0.
+#: Middle code by type, if not 0.
 _MIDDLES: dict[int, int] = {TensorProto.UINT8: 128, TensorProto.UINT16: 1 << 15}
-#: Operators that amd-quark puts a factor behind.
+#: Operators that amd-quark follows with a factor.
 _FACTORED = frozenset({"AveragePool", "GlobalAveragePool", "HardSigmoid"})
 
 

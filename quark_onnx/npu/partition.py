@@ -14,10 +14,10 @@ from quark_onnx.npu.placement import NPU
 from quark_onnx.patterns.conv_and_gemm import LAYERS
 from quark_onnx.targets import chain, is_fused
 
-#: What the provider runs on the CPU itself: Q and DQ nodes around what is not on the processor.
+#: Device of Q and DQ nodes around nodes off the processor, which the provider runs on the CPU.
 EDGE = "VITIS_EP_CPU"
 _ELEMENTWISE = frozenset({"Add", "Sub", "Mul", "Div", "Min", "Max"})
-#: What a factor may stand behind that imitates the engine's arithmetic.
+#: Operators that a factor may follow to imitate the engine's arithmetic.
 _FACTORED = frozenset({"AveragePool", "GlobalAveragePool", "ReduceMean", "HardSigmoid"})
 _MOVING = frozenset({"Flatten", "Reshape", "Squeeze"})
 

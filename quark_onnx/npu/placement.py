@@ -27,16 +27,16 @@ _VAIP = "zmaychek84/vaip ad80269 (2025-03), to_xir_ops_pass.cpp"
 _DOCS = "Ryzen AI documentation 1.8 (2026-07-23), model_quantization.rst"
 _ONNXSIM = "onnxsim/onnxsim#1404 (2026-09-13)"
 _LEAST_CONVOLUTIONS = 2
-#: What is listed without a domain. AMD's quantizer writes pairs of 16 bits so, those of the models
-#: in its logs, too.
+#: Operators that the table lists without their domain. AMD's quantizer writes 16-bit pairs in this
+#: domain, also in the models of its logs.
 _CONTRIBUTED = {
     "com.microsoft::QuantizeLinear",
     "com.microsoft::DequantizeLinear",
     "com.microsoft::Gelu",
 }
-#: First opset whose Clip has its bounds as inputs.
+#: First opset in which the bounds of Clip are inputs.
 _BOUNDS_OPSET = 11
-#: Rank up to which the engine moves data about.
+#: Maximum rank of tensors that the engine can move.
 _RANK = 4
 _INTEGER = ("XINT8", "A8W8")
 _MOVING = frozenset({"Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze"})

@@ -41,9 +41,9 @@ from quark_onnx.targets import Target
 _WIDE = frozenset({TensorProto.INT16, TensorProto.UINT16})
 
 
-#: Shares of operations on the processor, and a number of subgraphs, for the bands of a forecast.
+#: Limits of the bands of a forecast: shares of operations, and a number of subgraphs.
 _GOOD, _POOR, _FEW = 0.95, 0.5, 3
-#: Operator types that are named for one group.
+#: Maximum number of operator types in the text of a group.
 _SHOWN = 5
 
 

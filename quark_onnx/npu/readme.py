@@ -34,7 +34,7 @@ Format {kind}, made for Ryzen AI {release}.{quality}
 Without an NPU `python npu_session.py samples/0000.npz` runs on the CPU, and says so.
 """
 
-#: By the names that the settings have for them.
+#: Descriptions by the names in the settings.
 _OTHERS = {
     "preprocess": (
         "\n| `preprocess.onnx`, `encoded.py` | make the model's input of a JPEG or PNG"

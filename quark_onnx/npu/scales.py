@@ -13,7 +13,7 @@ from quark_onnx.npu.pairs import Grid, Pairs
 from quark_onnx.targets import FUSED, constraints_of
 
 _CODES = frozenset({TensorProto.INT8, TensorProto.UINT8})
-#: Operators that compute with the activation behind them.
+#: Operators that are fused with a following activation.
 _WITH_ACTIVATION = frozenset(
     {"Conv", "ConvTranspose", "Gemm", "MatMul", "Add", "MaxPool", "AveragePool"},
 )

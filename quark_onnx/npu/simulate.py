@@ -40,7 +40,7 @@ Array = NDArray[Any]
 Exactly = Literal["exact", "dpu"]
 Softmaxes = Literal["float", "dpu"]
 
-#: Rules of the checker without which there is no position.
+#: Rules of the checker that a grid must keep to have a position.
 _POSITION = ("S1", "S3", "S4")
 
 

@@ -24,7 +24,7 @@ _ASKED = {
 _AUTOMATIC = ("SAME_UPPER", "SAME_LOWER", "VALID")
 _FATAL = frozenset({"LSTM", "If"})
 _REFUSED = frozenset({TensorProto.BFLOAT16})
-#: The compiler of the convolution engine gives up below so many.
+#: Minimum number of convolutions for the compiler of the convolution engine.
 _LEAST_CONVOLUTIONS = 2
 
 

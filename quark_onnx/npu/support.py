@@ -7,11 +7,11 @@ the compiler may still refuse single configurations.
 
 from __future__ import annotations
 
-#: The release of the table, and the releases that it holds for.
+#: Release of the table, and releases with the same table.
 RELEASE = "1.8"
 RELEASES = ("1.5", "1.6", "1.6.1", "1.7", "1.7.1", "1.8")
 SOURCE = "Ryzen AI documentation 1.8 (2026-07-23), ops_support.rst"
-#: Number formats of the table, as its letters below.
+#: Number formats, with their letters in the table.
 KINDS = {"BF16": "B", "A16W8": "6", "A8W8": "A", "XINT8": "X"}
 
 _ROWS = {
@@ -65,7 +65,7 @@ _CONVERTED_NAMES = (
     " SpaceToDepth Split Sqrt Squeeze Sub Tanh Tile Transpose Unsqueeze"
     " com.microsoft::Gelu"
 )
-#: What the converter in front of the compiler X1 has a rule for: zmaychek84/vaip,
+#: Operators with a rule in the converter before the compiler X1: zmaychek84/vaip,
 #: to_xir_ops_pass.cpp, 2025-03.
 CONVERTED = frozenset(_CONVERTED_NAMES.split())
 

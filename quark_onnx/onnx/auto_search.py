@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 #: A search space: lists of values by name, dictionaries of such lists inside.
 SearchSpace = dict[str, Any]
 
-#: Names in a space that say when a group counts; a group counts where its parent is chosen.
+#: Names of conditions in a space; a group applies if its parent is chosen.
 _CONDITIONS = ("only_if",)
 #: Names of a newer space that are not options.
 _PARTS = (
@@ -102,7 +102,7 @@ class AutoSearchConfig:
     search_stop_condition: ClassVar[dict[str, float]] = {}
 
 
-#: Settings of the two searches that have no effect, with the values that ask for nothing, and why.
+#: Settings without an effect, with their harmless values, and the reason.
 _UNUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "search_metric": ((None, "L2"), "the noise at the outputs decides"),
     "search_metric_tolerance": ((None, 2e4), "the best candidate is written"),

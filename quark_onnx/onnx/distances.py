@@ -17,7 +17,7 @@ from quark_onnx.optimizers.mixed import Distance, Outputs
 
 Floats = NDArray[np.float64]
 
-#: Added where a logarithm or a quotient would have no value.
+#: Least value in logarithms and quotients, which would be undefined at 0.
 _LEAST = 1e-10
 
 
@@ -90,7 +90,7 @@ _KINDS: dict[str, Callable[[Floats, Floats], float]] = {
     "sqnr": sqnr,
     "psnr": psnr,
 }
-#: Ratios in dB, of which scripts give the least as a positive or a negative number.
+#: Ratios in dB; scripts give the minimum as a positive or a negative number.
 RATIOS = ("sqnr", "psnr")
 
 

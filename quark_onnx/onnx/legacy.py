@@ -52,7 +52,7 @@ _ELEMENTS = {
     "fp4_e2m1": "mxfp4e2m1",
     "int8": "mxint8",
 }
-#: Calibrators, and whether their scales are powers of two.
+#: Calibrators, with True for power-of-two scales.
 _METHODS: dict[str, tuple[type[Calibrator], bool]] = {
     "MinMax": (MinMax, False),
     "Entropy": (Entropy, False),

@@ -301,7 +301,7 @@ _OF_STATIC = (
     "calibration_providers",
     "calibration_cache_path",
 )
-#: onnxruntime orders the parameters of both functions alike.
+#: onnxruntime's signatures; both functions order their parameters alike.
 _DYNAMIC = _STATIC.replace(
     parameters=[p for name, p in _STATIC.parameters.items() if name not in _OF_STATIC],
 )

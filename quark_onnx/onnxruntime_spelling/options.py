@@ -22,10 +22,10 @@ from quark_onnx.onnxruntime_spelling.request import (
 from quark_onnx.optimizers import SmoothQuant
 from quark_onnx.rules.base import WEIGHTED
 
-#: What an option does to a request.
+#: Function that applies an option to a request.
 Handler = Callable[[Request, Any], None]
 
-#: What a calibration method is here, and which options are its settings.
+#: Calibrator of a calibration method, and options for its settings.
 _CALIBRATORS: dict[str, tuple[type[Calibrator], dict[str, str]]] = {
     "MinMax": (
         MinMax,

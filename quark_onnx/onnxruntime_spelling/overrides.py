@@ -25,7 +25,7 @@ _KEYS = (
 _BIASED = ("Conv", "ConvTranspose", "Gemm")
 
 
-#: Returns the name of the number format that a ``quant_type`` stands for.
+#: Function from a ``quant_type`` to the name of a number format.
 Formats = Callable[[Any], str]
 
 

@@ -11,7 +11,7 @@ from quark_onnx.graph.node import inner_nodes
 from quark_onnx.onnxruntime_spelling.request import Request, logger, names
 from quark_onnx.registry import RULES
 
-#: Operators that onnxruntime quantizes where none are named: QDQRegistry and QLinearOpsRegistry of
+#: Operators that onnxruntime quantizes by default: QDQRegistry and QLinearOpsRegistry of
 #: ``onnxruntime.quantization.registry`` 1.32.
 DEFAULT_TYPES = (
     "Add",
@@ -50,8 +50,7 @@ DEFAULT_TYPES = (
     "Where",
 )
 
-#: Operators whose activations may have a scale that each run computes, or that look rows up in a
-#: table of codes.
+#: Operators with dynamic quantization of activations, or with lookups in a table of codes.
 _DYNAMIC = frozenset({"MatMul", "Gemm", "Conv", "Gather"})
 
 

@@ -9,7 +9,7 @@ from quark_onnx.page.svg import Scale, drawing, linear, power, short, tag, ticks
 
 _WIDTH, _HEIGHT = 400.0, 200.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 38.0, 392.0, 26.0, 162.0
-#: With at most so many codes each is drawn.
+#: Maximum number of codes to draw individually.
 _CODES = 64
 
 

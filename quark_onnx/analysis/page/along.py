@@ -33,8 +33,7 @@ _MOVING = (
         "Upsample",
     ),
 )
-#: Operator families: the class of their colour, what they are called, and how their operators
-#: begin.
+#: Operator families: CSS class, title, and prefixes of operator names.
 FAMILIES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("input", "input", ("Input",)),
     (
@@ -86,7 +85,7 @@ FAMILIES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
 _OTHER = ("activation", "activation function, other")
 _CEILING = 70.0
 _NUMBERED = 5
-#: Width of a label that stands alone.
+#: Width of a single label.
 _LABEL = 16.0
 
 

@@ -24,9 +24,9 @@ from quark_onnx.report.verdict.verdict import THRESHOLDS
 
 _WIDTH, _HEIGHT = 460.0, 320.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 44.0, 16.0, 28.0, 44.0
-#: Pixels between two labels of points, at least.
+#: Minimum distance of point labels in pixels.
 _APART = 16.0
-#: A smaller candidate is worth a look if it loses no more than so many dB.
+#: Maximum loss in dB for recommending a smaller candidate.
 _LOSS = 2.0
 _STYLE = """
 .pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 340px), 1fr)); gap: 20px 28px; }
@@ -196,7 +196,7 @@ def _plot(  # noqa: PLR0913
     return drawing(_WIDTH, _HEIGHT, title, parts)
 
 
-#: Up to so many candidates, each has its place written next to it.
+#: Maximum number of candidates with rank labels.
 _PLACES = range(12)
 
 

@@ -31,7 +31,7 @@ class Real:
     known: bool = False
 
 
-#: A bare array is known beforehand, a constant or a shape.
+#: Value of an input. A bare array is a constant or a shape.
 Value = Fixed | Real | NDArray[Any]
 
 

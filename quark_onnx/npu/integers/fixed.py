@@ -18,10 +18,9 @@ from numpy.typing import NDArray
 Ints = NDArray[np.int64]
 Rounding = Literal["even", "up"]
 
-#: Magnitudes stay below this, so that a sum of two and their rounding fit into int64.
+#: Magnitudes stay below this limit, so that the rounded sum of two values fits into int64.
 _LIMIT = 1 << 60
-#: Below this float64 holds every integer, and so every partial sum of a product, in whatever order
-#: it is added up.
+#: Below this limit float64 is exact for integers, and for partial sums of a product in any order.
 _EXACT = 1 << 53
 
 

@@ -12,7 +12,7 @@ from quark_onnx.npu.integers.fixed import Fixed, Ints, aligned
 
 Floats = NDArray[np.float32]
 
-#: Where the middle of a place lies, among the outputs and among the inputs.
+#: Offset of the centres of outputs and of inputs, by coordinate transformation mode.
 _CENTRES = {
     "asymmetric": (0, 0),
     "half_pixel": (0.5, 0.5),

@@ -22,11 +22,9 @@ from quark_onnx.patterns.clip_bounds import clip_bounds
 
 Doubles = NDArray[np.float64]
 
-#: What the engine multiplies by for a sixth, and the position of that (amd-quark 0.13,
-#: simulate_dpu.py).
+#: The engine's factor for 1/6, and its position (amd-quark 0.13, simulate_dpu.py).
 _SIXTH = (2731, 14)
-#: The polynomial of the engine's powers: what its square and its linear term are multiplied by. The
-#: other two are 1.
+#: Coefficients of the engine's polynomial for powers; the last two coefficients are 1.
 _POWERS = (0.21875, 0.486328125)
 
 

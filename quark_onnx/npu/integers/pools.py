@@ -24,7 +24,7 @@ T = TypeVar("T", np.int64, np.float64)
 
 #: Side of a square window -> k, n.
 _FACTORS = {3: (7, 6), 5: (10, 8), 6: (7, 8), 7: (21, 10), 14: (21, 12)}
-#: From this side on the engine's factor is not imitated.
+#: Side of a window from which the engine's factor is not imitated.
 _WIDE = 256
 
 

@@ -23,7 +23,7 @@ from quark_onnx.patterns.conv_and_gemm import Layer
 
 Doubles = NDArray[np.float64]
 
-#: Places of an output that are computed at a time.
+#: Output positions in a chunk of the computation, which limits memory use.
 _SLAB = 8192
 
 

@@ -25,7 +25,7 @@ from quark_onnx.onnx.option_effects import input_shapes, parse_shapes
 from quark_onnx.onnx.quantization.config.config import QConfig
 from quark_onnx.onnx.run import run
 
-#: Does the work of a tool on its options.
+#: Function that runs a tool with its options.
 Action = Callable[[argparse.Namespace], None]
 
 

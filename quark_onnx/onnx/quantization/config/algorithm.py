@@ -29,10 +29,10 @@ from quark_onnx.optimizers.mixed import Distance
 
 logger = logging.getLogger(__name__)
 
-#: What metric_optimize_object asks for: nodes of the wide model are lowered, or nodes of the narrow
-#: one raised.
+#: Directions of metric_optimize_object: lower nodes of the wide model, or raise nodes of the narrow
+#: model.
 _OBJECTS = {"speed": "8bit", "quality": "16bit"}
-#: A signal-to-noise ratio in dB that no model reaches, and whose negative every model does.
+#: An SQNR in dB that no model reaches; every model reaches its negative.
 _ANYTHING = 1000.0
 
 _LAYERS = (

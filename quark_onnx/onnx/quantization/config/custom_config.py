@@ -375,7 +375,7 @@ A16W8_ADAQUANT_QCONFIG = _new(
 BF16_QCONFIG = _new(BFloat16Spec, BFloat16Spec, **_CHECKED)
 BFP16_QCONFIG = _new(BFP16Spec, BFP16Spec)
 
-#: ``NAME_CONFIG`` for each older preset, as AMD spells the constants.
+#: AMD's constant ``NAME_CONFIG`` of each older preset.
 _CONSTANTS = {f"{name}_CONFIG": config for name, config in DefaultConfigMapping.items()}
 XINT8_WEIGHTSONLY_ADAROUND_CONFIG = copy.deepcopy(
     DefaultConfigMapping["XINT8_ADAROUND"],
