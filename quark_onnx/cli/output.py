@@ -53,9 +53,9 @@ class Answer:
 
 
 def say(text: str, stream: TextIO | None) -> None:
-    """Print a text, with escapes for characters that the stream cannot show.
+    r"""Print a text, with escapes for characters that the stream cannot show.
 
-    Characters that the encoding lacks, and control characters, become escapes such as ``\\u0444``.
+    Characters that the encoding lacks, and control characters, become escapes such as ``\u0444``.
 
     Args:
         text: the text.
