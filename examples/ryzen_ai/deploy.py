@@ -14,7 +14,7 @@ import numpy as np
 import onnxruntime as ort
 
 from quark_onnx import npu
-from quark_onnx.registry import RECIPES
+from quark_onnx.registry import NPU_RECIPES
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / "examples/digits/digits.onnx"
@@ -39,7 +39,7 @@ def main() -> None:
         digits[name] / np.float32(16) for name in ("calibration", "test")
     )
     bundle = npu.deploy(
-        MODEL, [{"image": calibration}], folder, "stx", RECIPES["classifier"].config
+        MODEL, [{"image": calibration}], folder, "stx", NPU_RECIPES["classifier"].config
     )
     print(bundle)
     for name, model in (("float32", MODEL), ("the bundle", folder / "model.onnx")):
