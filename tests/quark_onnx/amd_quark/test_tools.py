@@ -173,7 +173,7 @@ def test_infinite_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 def test_random_quantize(tmp_path: Path) -> None:
     source, target = saved(tmp_path / "a.onnx", classifier()), str(tmp_path / "b.onnx")
     options = [
-        "--preset",
+        "--config",
         "A8W8",
         "--exclude_nodes",
         "conv1;nothing",
