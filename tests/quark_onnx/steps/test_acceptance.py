@@ -54,7 +54,7 @@ def quantized(
     config = QConfig.of("A8W8").with_(weight=WIDE, optimizers=optimizers)
     found = quantize(model, models.samples(model, 24), config)
     return (
-        found.model.SerializeToString(),
+        found.model.graph.SerializeToString(),  # the metadata names what was asked for
         list(found.report.notes),
         len(found.report.layers),
     )
@@ -63,7 +63,7 @@ def quantized(
 def test_what_makes_outputs_worse_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """All layers agree to a bias that is far off.
 
-    The result is that without the optimizer, to the byte.
+    The graph is that without the optimizer, to the byte.
     """
     plain, notes, _ = quantized(monkeypatch)
     assert not any("left out" in note for note in notes)

@@ -90,7 +90,8 @@ def test_what_makes_outputs_worse_is_left_out(caplog: pytest.LogCaptureFixture) 
         note for note in found.report.notes if note.startswith("stretch: left out")
     ]
     assert "dB SQNR with it on samples held out" in note and note in caplog.text
-    assert found.model.SerializeToString() == plain.model.SerializeToString()
+    # the metadata names what was asked for
+    assert found.model.graph == plain.model.graph
 
 
 def test_what_brings_outputs_nearer_is_kept() -> None:
