@@ -175,7 +175,7 @@ class _Figures:
         return found
 
     def _worst(self, inputs: list[str]) -> tuple[str, float]:
-        """Return the closest upstream tensor with the least SQNR, and its SQNR."""
+        """Return the closest upstream tensor with the least SQNR, and the SQNR."""
         known = [
             (
                 (name, self._sqnr[name])
@@ -303,7 +303,7 @@ class _Between:
         self._graph, self._compared = reference.graph, compared
 
     def of(self, tensor: str) -> tuple[set[str], set[str]]:
-        """Return the names of the nodes, and of the compared tensors that they read."""
+        """Return the names of the nodes, and of their compared inputs."""
         nodes, reads, todo = set[str](), set[str](), [tensor]
         while todo:
             node = self._graph.producer(todo.pop())

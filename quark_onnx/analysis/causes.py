@@ -66,7 +66,7 @@ class Evidence:
 
     @property
     def noise(self) -> float:
-        """Return the noise-to-signal ratio of the tensor that consumers read."""
+        """Return the noise-to-signal ratio of the tensor as seen by consumers."""
         return max(nsr(self.error.sqnr), self.local)
 
     @property

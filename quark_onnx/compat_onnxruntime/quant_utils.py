@@ -1,4 +1,4 @@
-"""Number formats and arithmetic of single tensors, and models in files: onnxruntime's own."""
+"""Number formats, tensor arithmetic and model files: onnxruntime's own."""
 
 from __future__ import annotations
 

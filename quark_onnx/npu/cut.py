@@ -210,7 +210,7 @@ def _part(
 def _same(graph: Graph, original: ModelProto, parts: Sequence[ModelProto]) -> bool:
     """Compare both parts with the original model on a random sample.
 
-    A float16 model is run in float32. onnxruntime rounds tensors at the cut to 16 bits, but does
+    A 16-bit model is run in float32. onnxruntime rounds tensors at the cut to 16 bits, but does
     not round between nodes inside a model.
 
     Returns:

@@ -18,7 +18,7 @@ from quark_onnx.npu.support import RELEASE
 
 @dataclass(frozen=True)
 class DeployForecast:
-    """Forecasts of a model, without and with the legalization that ``deploy`` begins with.
+    """Forecasts of a model, without and with the legalization in ``deploy``.
 
     Attributes:
         as_is: forecast of the model as given.

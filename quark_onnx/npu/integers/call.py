@@ -70,7 +70,7 @@ class Call:
         return exact(value)
 
     def moved(self, change: Callable[[NDArray[Any]], NDArray[Any]]) -> list[Value]:
-        """Apply a move or a selection of values to the first input, of any kind of number."""
+        """Apply a move or a selection of values to the first input."""
         value = self.inputs[0]
         if isinstance(value, Real):
             return [replace(value, values=change(value.values))]

@@ -1,6 +1,6 @@
 """``python -m quark_onnx.onnx.tools.convert_a8w8_npu_to_a8w8_cpu``.
 
-See the row of that name in ``table``.
+The table in ``quark_onnx.onnx.tools.table`` describes the tool.
 """
 
 import sys

@@ -1,6 +1,6 @@
 """``python -m quark_onnx.onnx.tools.convert_bias_int32_to_int16``.
 
-See the row of that name in ``table``.
+The table in ``quark_onnx.onnx.tools.table`` describes the tool.
 """
 
 import sys

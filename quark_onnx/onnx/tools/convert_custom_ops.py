@@ -1,4 +1,7 @@
-"""``python -m quark_onnx.onnx.tools.convert_custom_ops``; see the row of that name in ``table``."""
+"""``python -m quark_onnx.onnx.tools.convert_custom_ops``.
+
+The table in ``quark_onnx.onnx.tools.table`` describes the tool.
+"""
 
 import sys
 

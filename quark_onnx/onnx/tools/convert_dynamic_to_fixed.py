@@ -1,6 +1,6 @@
 """``python -m quark_onnx.onnx.tools.convert_dynamic_to_fixed``.
 
-See the row of that name in ``table``.
+The table in ``quark_onnx.onnx.tools.table`` describes the tool.
 """
 
 import sys

@@ -1,6 +1,6 @@
 """``python -m quark_onnx.onnx.tools.convert_fp16_to_bf16``.
 
-See the row of that name in ``table``.
+The table in ``quark_onnx.onnx.tools.table`` describes the tool.
 """
 
 import sys

@@ -1,6 +1,6 @@
 """``python -m quark_onnx.onnx.tools.convert_fp32_to_bfp16``.
 
-See the row of that name in ``table``.
+The table in ``quark_onnx.onnx.tools.table`` describes the tool.
 """
 
 import sys

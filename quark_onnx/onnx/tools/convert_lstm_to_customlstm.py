@@ -1,6 +1,6 @@
 """``python -m quark_onnx.onnx.tools.convert_lstm_to_customlstm``.
 
-See the row of that name in ``table``.
+The table in ``quark_onnx.onnx.tools.table`` describes the tool.
 """
 
 import sys

@@ -1,6 +1,6 @@
 """``python -m quark_onnx.onnx.tools.convert_nchw_to_nhwc``.
 
-See the row of that name in ``table``.
+The table in ``quark_onnx.onnx.tools.table`` describes the tool.
 """
 
 import sys

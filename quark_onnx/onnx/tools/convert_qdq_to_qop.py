@@ -1,4 +1,7 @@
-"""``python -m quark_onnx.onnx.tools.convert_qdq_to_qop``; see the row of that name in ``table``."""
+"""``python -m quark_onnx.onnx.tools.convert_qdq_to_qop``.
+
+The table in ``quark_onnx.onnx.tools.table`` describes the tool.
+"""
 
 import sys
 

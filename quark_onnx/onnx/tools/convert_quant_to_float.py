@@ -1,6 +1,6 @@
 """``python -m quark_onnx.onnx.tools.convert_quant_to_float``.
 
-See the row of that name in ``table``.
+The table in ``quark_onnx.onnx.tools.table`` describes the tool.
 """
 
 import sys

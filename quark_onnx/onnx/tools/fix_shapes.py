@@ -1,4 +1,7 @@
-"""``python -m quark_onnx.onnx.tools.fix_shapes``; see the row of that name in ``table``."""
+"""``python -m quark_onnx.onnx.tools.fix_shapes``.
+
+The table in ``quark_onnx.onnx.tools.table`` describes the tool.
+"""
 
 import sys
 

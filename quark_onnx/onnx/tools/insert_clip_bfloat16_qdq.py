@@ -1,6 +1,6 @@
 """``python -m quark_onnx.onnx.tools.insert_clip_bfloat16_qdq``.
 
-See the row of that name in ``table``.
+The table in ``quark_onnx.onnx.tools.table`` describes the tool.
 """
 
 import sys

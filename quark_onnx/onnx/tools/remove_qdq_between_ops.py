@@ -1,6 +1,6 @@
 """``python -m quark_onnx.onnx.tools.remove_qdq_between_ops``.
 
-See the row of that name in ``table``.
+The table in ``quark_onnx.onnx.tools.table`` describes the tool.
 """
 
 import sys

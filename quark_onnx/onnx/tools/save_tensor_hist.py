@@ -1,4 +1,7 @@
-"""``python -m quark_onnx.onnx.tools.save_tensor_hist``; see the row of that name in ``table``."""
+"""``python -m quark_onnx.onnx.tools.save_tensor_hist``.
+
+The table in ``quark_onnx.onnx.tools.table`` describes the tool.
+"""
 
 import sys
 
