@@ -1,4 +1,4 @@
-"""Functions that quantize a float model, one per strategy."""
+"""Functions that quantize a float model, by strategy."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def quantize(  # noqa: PLR0913
     ranges: Calibration | str | Path | None = None,
     task: str = "auto",
 ) -> Result:
-    """Quantize a model and return it with a report.
+    """Quantize a model and return the result with a report.
 
     ``quantize_static``, ``quantize_dynamic`` and ``quantize_weights`` return the model only.
 
@@ -165,7 +165,7 @@ def quantize(  # noqa: PLR0913
 
 
 def _ranges_of(ranges: object) -> Calibration | GivenRanges | None:
-    """Return ranges from a user's argument: an object, a path or None."""
+    """Return ranges from a user's argument: an object or a path."""
     if ranges is None or isinstance(ranges, Calibration):
         return ranges
     if not _names_folder(ranges):
@@ -499,7 +499,7 @@ def _quantize_call(call: Call, *, isolate: bool) -> ModelProto:
 
 
 def plan_for(model: str | Path | ModelProto, config: Config = "A8W8") -> Plan:
-    """Return the plan of a model, as far as it is known without data.
+    """Return the plan of a model, as far as known without data.
 
     Args:
         model: path of the float model, or a ModelProto.

@@ -1,4 +1,4 @@
-"""Errors that the package raises on purpose.
+"""Errors raised by the package on purpose.
 
 QuarkError
 ├── ConfigError           a setting is unknown, malformed, contradictory, or matches nothing
@@ -50,7 +50,7 @@ _KILLED = "the system does that where memory runs out"
 
 
 class QuarkError(Exception):
-    """The base of errors that this package raises on purpose.
+    """The base of errors raised by the package on purpose.
 
     Messages contain names from files and texts of other libraries, so terminal control
     characters are escaped.
@@ -69,7 +69,7 @@ class ModelError(QuarkError):
 
 
 class RuntimeCrashError(ModelError):
-    """onnxruntime has crashed its process.
+    """The process crashed in onnxruntime.
 
     Without ``isolate``, the crash would have ended this process.
     """
@@ -100,7 +100,7 @@ class TimeLimitError(QuarkError):
 
 
 def crash_behind(error: BaseException) -> RuntimeCrash | None:
-    """Return the crash that caused an error; None without a crash."""
+    """Return the crash as the cause of an error, or None."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, RuntimeCrash):
         cause = cause.__cause__
@@ -136,7 +136,7 @@ def crash_errors(*models: object) -> Iterator[None]:
 
 @contextmanager
 def data_errors() -> Iterator[None]:
-    """Convert calibration errors about data to errors of this package.
+    """Convert calibration errors about data to the package's errors.
 
     Raises:
         DataError: in place of a ``CalibrationError``.

@@ -1,4 +1,4 @@
-"""A job: one run from a float model to a quantized model, step by step."""
+"""A job: a run from a float model to a quantized model, step by step."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Result:
-    """The quantized model with its plan and report."""
+    """The quantized model with plan and report."""
 
     model: ModelProto
     plan: Plan
@@ -271,7 +271,7 @@ def _affordable(model: ModelProto) -> int:
 
 
 def _settings(config: QConfig, samples: int) -> Settings:
-    """Return the settings of a run that advice depends on."""
+    """Return the settings of a run, for advice."""
     activation, weight = config.activation, config.weight
     return Settings(
         activation.dtype.bits if activation is not None else None,
@@ -286,7 +286,7 @@ def _settings(config: QConfig, samples: int) -> Settings:
 
 @dataclass(frozen=True)
 class Job:
-    """The start of a run: settings, output path, float model and its source file.
+    """The start of a run: settings, output path, float model and source file.
 
     Attributes:
         closed: inputs of the float model that become constants of the result, because they are
@@ -319,7 +319,7 @@ class Job:
         resume: Path | None = None,
         ranges: Calibration | GivenRanges | None = None,
     ) -> Job:
-        """Load the model, check the settings against it, and check the output path.
+        """Load the model, and check the settings and the output path.
 
         Args:
             model: path of the float model, or a ModelProto.
@@ -391,7 +391,7 @@ class Job:
             self.graph.store.close()
 
     def plan(self, data: RunData, progress: bool | None) -> Planned:
-        """Clean and optimize the float graph, and decide the format of each tensor.
+        """Clean and optimize the float graph, and decide the format of every tensor.
 
         Args:
             data: the data of the run.
@@ -468,7 +468,7 @@ class Job:
         )
 
     def _keyed(self, graph: Graph) -> Keyed | None:
-        """Return the earlier statistics that may serve tensors of the float graph."""
+        """Return the earlier statistics for tensors of the float graph."""
         calibration = self.calibration
         mixing = any(each.stage == "plan" for each in self.config.optimizers)
         if calibration is None and mixing:  # mixed precision measures before the run
@@ -762,7 +762,7 @@ def measure_ranges(
     executor: Executor | None,
     progress: bool | None,
 ) -> Calibration:
-    """Measure statistics for every calibrator, on all samples of the data.
+    """Measure statistics for every calibrator, on the entire data.
 
     Args:
         job: the model and the settings.

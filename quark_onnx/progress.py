@@ -17,7 +17,7 @@ _DEADLINE: ContextVar[float | None] = ContextVar("deadline", default=None)
 
 @contextmanager
 def time_limit(seconds: float | None) -> Iterator[None]:
-    """Raise an error in the enclosed work once its time is over.
+    """Raise an error in the enclosed work once the time is over.
 
     Loops with progress end at their next step; work without progress is finished. Of nested
     limits, the earliest counts.

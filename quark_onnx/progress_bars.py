@@ -38,7 +38,7 @@ def open_bar(show: bool | None, total: int | None, name: str, unit: str) -> Bar 
 
 
 class FileBar:
-    """A bar of tqdm, which writes complete lines to a stream other than a terminal."""
+    """A bar of tqdm, with complete lines on a stream that is no terminal."""
 
     def __init__(self, total: int | None, name: str, unit: str) -> None:
         from tqdm import tqdm
@@ -53,7 +53,7 @@ class FileBar:
 
 
 class TerminalBar:
-    """A line in rich's display, of which a terminal has at most one at a time.
+    """A line in rich's display, at most one display per terminal.
 
     Nested bars are lines of a common display, which ends with the last bar.
     """
@@ -87,7 +87,7 @@ class TerminalBar:
 
 
 def _new_display() -> Display:
-    """Return a display that erases itself and does not touch stdout."""
+    """Return a self-erasing display without output on stdout."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,

@@ -1,4 +1,4 @@
-"""Extension points of the package: every registry and its content.
+"""Extension points of the package: the registries and their contents.
 
 Packages add to a registry by entry points of its group (docs/extending.md). The registry of
 calibrators is ``calibrators.CALIBRATORS``.
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Registry(calibrators.registry.Registry[T]):
-    """Named values of a kind, with errors of this package."""
+    """Named values of a kind, with the package's errors."""
 
     error: ClassVar[type[Exception]] = ConfigError
 

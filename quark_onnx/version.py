@@ -1,3 +1,3 @@
-"""The version of the package, for its internal modules."""
+"""The version of the package, for internal modules."""
 
 __version__ = "0.1.0"

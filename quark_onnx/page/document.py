@@ -1,4 +1,4 @@
-"""The frame of a page, and its output file."""
+"""The frame of a page, and the output file."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def facts(rows: Iterable[tuple[str, str, str]]) -> str:
 
 
 def grouped(reasons: Iterable[tuple[str, str]], one: str, many: str) -> str:
-    """Return names with equal reasons as one line, which unfolds to the names.
+    """Return names with equal reasons as a line that unfolds to the names.
 
     Args:
         reasons: a name and its reason, as texts.
@@ -70,7 +70,7 @@ def grouped(reasons: Iterable[tuple[str, str]], one: str, many: str) -> str:
 
 
 def scrolling(table: str) -> str:
-    """Return a table in a card that scrolls sideways, with shadows at hidden parts."""
+    """Return a table in a card with sideways scrolling and shadows at hidden parts."""
     return (
         '<div class="card scroll" tabindex="0" role="region" aria-label="table">'
         f"{table}</div>"
@@ -78,7 +78,7 @@ def scrolling(table: str) -> str:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file atomically, through a temporary file in the same folder.
+    """Write a file atomically, through a temporary file in the target folder.
 
     Args:
         path: the file to write.

@@ -37,7 +37,7 @@ def drawing(
     parts: Iterable[str],
     class_: str = "",
 ) -> str:
-    """Return a drawing that fills the available width."""
+    """Return a drawing of the full available width."""
     attributes = {"class_": class_} if class_ else {}
     label = tag("title", escape(title))
     return tag(
@@ -60,7 +60,7 @@ def linear(lo: float, hi: float, start: float, end: float) -> Scale:
 
 
 def logarithmic(lo: float, hi: float, start: float, end: float) -> Scale:
-    """Return a logarithmic scale from [lo, hi], both above 0, to [start, end].
+    """Return a logarithmic scale from [lo, hi], above 0, to [start, end].
 
     >>> logarithmic(1e-4, 1, 0, 100)(1e-3)
     25.0
@@ -106,7 +106,7 @@ def short(value: float) -> str:
 
 
 def power(exponent: int, x: float, y: float) -> str:
-    """Return a power of ten as a label that ends at (x, y).
+    """Return a power of ten as a right-aligned label at (x, y).
 
     >>> power(0, 5, 0), power(-3, 5, 0)
     ('<text x="5" y="0" text-anchor="end">1</text>',

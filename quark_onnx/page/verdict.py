@@ -30,7 +30,7 @@ class Action:
 
 
 def verdict(band: str, sentence: str, actions: Sequence[Action] = ()) -> str:
-    """Return the verdict of a page with its first three actions.
+    """Return the verdict of a page with the first three actions.
 
     Args:
         band: "good", "risky", "poor" or "unknown".
@@ -52,7 +52,7 @@ def _item(action: Action) -> str:
 
 
 def _words(code: str) -> str:
-    """Return a command without line breaks in its short words."""
+    """Return a command without line breaks in short words."""
     words = code.split(" ")
     return " ".join(
         f"<span>{escape(word)}</span>" if len(word) <= _UNBROKEN else escape(word)
@@ -61,5 +61,5 @@ def _words(code: str) -> str:
 
 
 def _capital(text: str) -> str:
-    """Return a sentence with its first letter in upper case."""
+    """Return a sentence with the first letter in upper case."""
     return text[:1].upper() + text[1:]

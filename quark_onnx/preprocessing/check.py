@@ -68,7 +68,7 @@ class _Alternative:
 
 
 class PreprocessingCheck:
-    """A collector of a float model's inputs and outputs that detects wrong inputs."""
+    """A collector of a float model's inputs and outputs, to detect wrong inputs."""
 
     def __init__(self, model: ModelProto, task: str = "auto") -> None:
         """Start without samples.
@@ -92,7 +92,7 @@ class PreprocessingCheck:
         feeds: Mapping[str, Any],
         expected: Mapping[str, Any],
     ) -> None:
-        """Add one sample with the outputs of the float model."""
+        """Add a sample with the outputs of the float model."""
         given, outputs = _arrays(feeds), _arrays(expected)
         size = sum(value.nbytes for value in given.values())
         if self._rows >= _ROWS or self._bytes + size > _BYTES or not outputs:
@@ -111,7 +111,7 @@ class PreprocessingCheck:
         self._bytes += size
 
     def remember(self, feeds: Mapping[str, Any]) -> None:
-        """Add one sample without outputs; the float model runs on it if necessary."""
+        """Add a sample without outputs; the float model runs on demand."""
         self._unknown.append(feeds)
 
     def _watch(self, outputs: Mapping[str, NDArray[Any]]) -> None:
@@ -173,7 +173,7 @@ class PreprocessingCheck:
         return self._rows >= _FIRST and not self._varies and not alike
 
     def _pictures(self) -> tuple[str, int, list[NDArray[Any]]] | None:
-        """Return the input with pictures, its channel axis, and its batches as NCHW."""
+        """Return the input with pictures, the channel axis, and the batches as NCHW."""
         found = []
         for name, value in self._feeds[0].items():
             axis = picture_axis(value.shape)
@@ -265,7 +265,7 @@ class PreprocessingCheck:
         responses: Responses,
         alternatives: Sequence[_Alternative],
     ) -> Finding | None:
-        """Return a scaling for which the biases of a detector's first layers matter."""
+        """Return a scaling with influential biases in a detector's first layers."""
         assert isinstance(self._given, Detected)
         few = self._count(_FIRST)
         for other in alternatives:
@@ -339,7 +339,7 @@ class PreprocessingCheck:
         )
 
     def _count(self, rows: int) -> int:
-        """Return the number of samples that contain ``rows`` rows."""
+        """Return the number of samples for ``rows`` rows."""
         total = 0
         for place, feed in enumerate(self._feeds):
             if total >= rows:
@@ -364,7 +364,7 @@ def _batch_norm_finding(
     distance: tuple[float, float],
     few: int,
 ) -> Finding:
-    """Return a finding on inputs that differ from BatchNormalization's training data.
+    """Return a finding on inputs unlike BatchNormalization's training data.
 
     The finding names the alternative that agrees.
     """

@@ -27,20 +27,20 @@ class Evidence(Protocol):
     """Evidence in a model's outputs on rows."""
 
     def add(self, outputs: Outputs) -> None:
-        """Add the outputs on one sample."""
+        """Add the outputs on a sample."""
 
     def head(self, rows: int) -> Evidence:
         """Return the evidence of the first rows."""
 
     def hopeless(self, other: Evidence) -> bool:
-        """Return whether other evidence on the rows is far below this evidence."""
+        """Return whether ``other`` is far weaker evidence on equal rows."""
 
     def beaten_by(self, other: Evidence) -> bool:
-        """Return whether other evidence on the rows is significantly better."""
+        """Return whether ``other`` is significantly stronger evidence on equal rows."""
 
     @property
     def strength(self) -> float:
-        """Return the strength, comparable for one model on equal rows."""
+        """Return the strength, comparable for a model on equal rows."""
 
     def __len__(self) -> int: ...
 
@@ -48,7 +48,7 @@ class Evidence(Protocol):
 
 
 def evidence_for(task: Task) -> Evidence | None:
-    """Return empty evidence of a task; None if confidence is not informative."""
+    """Return empty evidence of a task; None without informative confidence."""
     if task.name == "classifier":
         return Classified(task.output)
     if task.name == "detector" and task.layout is not None:
@@ -136,7 +136,7 @@ def _entropy(rows: Floats) -> Floats:
 
 @dataclass
 class Detected:
-    """Scores of a detector's boxes in each image."""
+    """Scores of a detector's boxes, by image."""
 
     task: Task
     scores: list[Floats] = field(default_factory=list)
@@ -150,7 +150,7 @@ class Detected:
 
     @property
     def squares(self) -> Floats:
-        """Return the sum of squared scores of each image."""
+        """Return the sum of squared scores of every image."""
         return np.array([float(np.square(scores).sum()) for scores in self.scores])
 
     @property

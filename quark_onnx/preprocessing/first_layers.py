@@ -39,10 +39,10 @@ class _Layer:
 
 
 class FirstLayers:
-    """The first convolutions of a model, run on their own."""
+    """The first convolutions of a model, run separately."""
 
     def __init__(self, model: ModelProto) -> None:
-        """Extract the first convolutions from the model, which is not changed."""
+        """Extract the first convolutions, without changing the model."""
         self._layers = _first(model)
         self._session: Any = None
         if self._layers:
@@ -54,7 +54,7 @@ class FirstLayers:
         return bool(self._layers)
 
     def responses(self, feeds: Sequence[Feeds]) -> Responses:
-        """Return the mean and the variance of each channel of each layer."""
+        """Return the mean and the variance of every channel, per layer."""
         names = [layer.output for layer in self._layers]
         known = {value.name for value in self._session.get_inputs()}
         sums: list[list[Floats]] = []
@@ -106,7 +106,7 @@ class FirstLayers:
 
 
 def too_large(ratios: Sequence[float]) -> bool:
-    """Return whether every first layer responds far beyond its bias."""
+    """Return whether responses of every first layer far exceed the bias."""
     return len(ratios) == _LAYERS and min(ratios) > _TOO_LARGE
 
 
@@ -152,7 +152,7 @@ def _first(model: ModelProto) -> list[_Layer]:
 
 
 def _cut(model: ModelProto, layers: Sequence[_Layer]) -> ModelProto:
-    """Return the part of a model that computes the layers."""
+    """Return the part of a model up to the layers."""
     makers = {name: node for node in model.graph.node for name in node.output}
     wanted = [layer.output for layer in layers]
     needed: set[str] = set()

@@ -87,7 +87,7 @@ SCALINGS = (
 
 
 def picture_axis(shape: tuple[int, ...]) -> int | None:
-    """Return the channel axis of a batch of pictures; None for other tensors."""
+    """Return the channel axis of a batch of pictures, or None."""
     if len(shape) != 4:
         return None
     if shape[1] in _CHANNELS and min(shape[2:]) >= _LEAST_SIDE:
@@ -96,7 +96,7 @@ def picture_axis(shape: tuple[int, ...]) -> int | None:
 
 
 def scaling_of(images: Sequence[Images]) -> Scaling | None:
-    """Return the scaling that fits every channel's range; None without a fit.
+    """Return the scaling for the ranges of the channels; None without a fit.
 
     Args:
         images: batches with the channels on axis 1.
@@ -116,7 +116,7 @@ def scaling_of(images: Sequence[Images]) -> Scaling | None:
 
 @dataclass(frozen=True)
 class Smoothness:
-    """The correlation of a pixel with nearby pixels of its channel.
+    """The correlation of a pixel with nearby pixels of the channel.
 
     Attributes:
         across: with the next pixel in its row.

@@ -57,7 +57,7 @@ def token_findings(model: ModelProto, feeds: Sequence[Feeds]) -> Iterator[Findin
 
 
 def _embedding(model: ModelProto) -> tuple[str, TensorProto] | None:
-    """Return the input of token identifiers, and its embedding table."""
+    """Return the input of token identifiers, and the embedding table."""
     constants = {tensor.name: tensor for tensor in model.graph.initializer}
     inputs = {value.name for value in model.graph.input} - constants.keys()
     for node in model.graph.node:
@@ -72,7 +72,7 @@ def _embedding(model: ModelProto) -> tuple[str, TensorProto] | None:
 
 
 def _rows(feed: Feeds, identifiers: str, masks: list[str]) -> Iterator[NDArray[Any]]:
-    """Yield the unmasked identifiers of each sequence."""
+    """Yield the unmasked identifiers of every sequence."""
     tokens = feed[identifiers]
     if tokens.ndim != 2:
         return

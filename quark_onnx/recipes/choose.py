@@ -17,7 +17,7 @@ from quark_onnx.registry import RECIPES
 
 @dataclass(frozen=True)
 class Choice:
-    """A recipe, and the reason for it.
+    """A recipe, and the reason for the choice.
 
     Attributes:
         recipe: the recipe of the model's kind.
@@ -45,7 +45,7 @@ def structure(model: str | Path | ModelProto) -> Graph:
 
 
 def choose(model: str | Path | ModelProto) -> Choice:
-    """Return the recipe for a float model that runs on a CPU.
+    """Return the recipe for a float model on a CPU.
 
     Raises:
         ModelError: the model cannot be read.

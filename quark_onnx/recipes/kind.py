@@ -1,4 +1,4 @@
-"""The kind of a model, by its structure."""
+"""The kind of a model, by structure."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _attends(graph: Graph, node: Node) -> bool:
 
 
 def _is_superres(graph: Graph) -> str:
-    """Return the evidence for an image-to-image model; empty if there is none."""
+    """Return the evidence for an image-to-image model; empty without evidence."""
     images = [
         shape
         for value in graph.inputs
@@ -100,7 +100,7 @@ def _is_superres(graph: Graph) -> str:
 
 
 def _is_speech(graph: Graph) -> str:
-    """Return the evidence for an audio model; empty if there is none."""
+    """Return the evidence for an audio model; empty without evidence."""
     for node in graph.nodes:
         if node.kind in _SPECTRA:
             return f"{node.kind}, as spectra of sound are computed by"
@@ -119,7 +119,7 @@ def _is_speech(graph: Graph) -> str:
 
 
 def _last(graph: Graph, products: list[Node]) -> list[Node]:
-    """Return the weighted nodes from which no further weighted node is reached."""
+    """Return the last weighted nodes, without a path to a further weighted node."""
     behind = set(
         reach(
             [leader for node in products for leader in graph.leaders(node)],

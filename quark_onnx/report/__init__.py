@@ -1,4 +1,4 @@
-"""Reports of runs, and the quality of their results."""
+"""Reports of runs, and the quality of results."""
 
 from quark_onnx.report.figures import decibels, percent, percentage, size_change
 from quark_onnx.report.loop import measure_loop, verdicts

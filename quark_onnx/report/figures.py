@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def size_change(before: int, after: int) -> str:
-    """Return two sizes in bytes, with the ratio if its digits show a reduction.
+    """Return two sizes in bytes, with the ratio if rounding preserves the reduction.
 
     >>> size_change(4000, 1000)
     '4,000 -> 1,000 bytes (4.00x smaller)'
@@ -34,7 +34,7 @@ def percent(share: float, digits: int = 2) -> str:
 
 
 def percentage(share: float) -> str:
-    """Return a share with its sign and about two digits, never in scientific notation.
+    """Return a share with sign and about two digits, never in scientific notation.
 
     >>> percentage(1.0), percentage(0.9999), percentage(0.0314), percentage(0.00012)
     ('100 %', '>99.9 %', '3.1 %', '0.012 %')
@@ -53,7 +53,7 @@ def percentage(share: float) -> str:
 
 
 def decibels(value: float, below: float | None = None) -> str:
-    """Return a ratio in dB with two decimals, or more to show that it is below a bound.
+    """Return a ratio in dB with two decimals, or more for a ratio just below a bound.
 
     >>> decibels(31.256), decibels(-0.001), decibels(float("inf")), decibels(9.9997, below=10)
     ('31.26', '0.00', 'inf', '9.9997')

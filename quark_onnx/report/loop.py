@@ -1,4 +1,4 @@
-"""Errors of recurrent models that read their own states over several samples."""
+"""Errors of recurrent models with fed-back states over several samples."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def measure_loop(
     samples: Sequence[Sample],
     states: Sequence[State],
 ) -> list[OutputError]:
-    """Run two sessions over consecutive samples, each with its own computed states.
+    """Run two sessions over consecutive samples with fed-back states.
 
     Args:
         reference: session on the float model.
@@ -78,7 +78,7 @@ def measure_loop(
 
 
 def verdicts(errors: Sequence[OutputError], states: Sequence[State]) -> list[str]:
-    """Return a note on each recurrent output: whether its error grows over samples."""
+    """Return a note on every recurrent output: whether the error grows over samples."""
     if states and not any(error.steps for error in errors):
         names = ", ".join(f"{state.output!r} to {state.input!r}" for state in states)
         return [

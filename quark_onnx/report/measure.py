@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class OutputError:
-    """The error of one output over all samples.
+    """The error of an output over the samples.
 
     Attributes:
         name: name of the output.
@@ -56,7 +56,7 @@ Default = TypeVar("Default", float, None)
 
 
 def least_sqnr(errors: Iterable[OutputError], default: Default) -> float | Default:
-    """Return the minimum SQNR over the outputs, in dB; the default without any SQNR."""
+    """Return the minimum SQNR over the outputs, in dB; the default without SQNR."""
     return min(
         (error.sqnr for error in errors if error.sqnr is not None),
         default=default,
@@ -69,7 +69,7 @@ def measure(
     samples: Iterable[Mapping[str, NDArray[Any]]],
     observe: Observe | None = None,
 ) -> list[OutputError]:
-    """Run two sessions on equal samples and return the error of each output.
+    """Run two sessions on equal samples and return the error of every output.
 
     Outputs are in the reference's order. Sequences and maps count as the arrays in them.
     Without samples, no error is known.
@@ -126,7 +126,7 @@ def observe_runs(
     samples: Iterable[Mapping[str, NDArray[Any]]],
     observe: Observe,
 ) -> None:
-    """Run two sessions on the same samples, and pass their outputs to ``observe``."""
+    """Run two sessions on equal samples, and pass the outputs to ``observe``."""
     names = [value.name for value in reference.get_outputs()]
     for sample in samples:
         feeds = _feeds(reference, sample)
@@ -140,7 +140,7 @@ def observe_runs(
 
 
 def _feeds(session: Any, sample: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
-    """Return the part of a sample that a session has inputs for."""
+    """Return the part of a sample for the inputs of a session."""
     names = [value.name for value in session.get_inputs()]
     return {name: sample[name] for name in names if name in sample}
 
@@ -156,7 +156,7 @@ def _poor(error: OutputError, bound: float) -> bool:
 
 
 def _leaves(value: Any) -> list[NDArray[Any]]:
-    """Return the arrays of a value, a sequence or a map; none for an empty optional."""
+    """Return the arrays of a value, sequence or map; empty for an empty optional."""
     if value is None:
         return []
     if isinstance(value, Mapping):
@@ -172,7 +172,7 @@ def _as_text(shapes: list[tuple[int, ...]]) -> str:
 
 
 class Total:
-    """The error of one output, accumulated sample by sample."""
+    """The error of an output, accumulated sample by sample."""
 
     def __init__(self) -> None:
         self.signal = self.noise = self.product = self.energy = 0.0

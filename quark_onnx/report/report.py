@@ -64,7 +64,7 @@ class Report:
 
     @property
     def worst_sqnr(self) -> float:
-        """Return the minimum SQNR over float outputs, in dB; infinite without any."""
+        """Return the minimum SQNR over float outputs, in dB, or infinity."""
         return least_sqnr(self.outputs, math.inf)
 
     def to_dict(self) -> dict[str, Any]:
@@ -159,7 +159,7 @@ def summarize(
 
 
 def group_kept(reasons: dict[str, str], types: dict[str, str]) -> list[str]:
-    """Return a line for each reason why nodes stay float, with their operator types.
+    """Return a line per reason why nodes stay float, with operator types.
 
     Args:
         reasons: reason of each node, by its name.
@@ -185,7 +185,7 @@ def group_kept(reasons: dict[str, str], types: dict[str, str]) -> list[str]:
 
 
 def kept_types(*plans: Plan) -> dict[str, str]:
-    """Return the operator types of the nodes that stay float, by name."""
+    """Return the operator types of float nodes, by name."""
     return {
         node.name: node.kind
         for plan in plans

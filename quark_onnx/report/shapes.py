@@ -1,4 +1,4 @@
-"""Checks that quantization preserves the shapes of outputs."""
+"""Checks of output shapes, which quantization must preserve."""
 
 from __future__ import annotations
 
@@ -46,5 +46,5 @@ def require_same_shapes(
 
 
 def sized_by_data(model: ModelProto, output: str) -> bool:
-    """Return whether values of a signal decide the shape of an output of a float model."""
+    """Return whether values of a signal decide the shape of a float output."""
     return ShapeArithmetic.of(Graph.of(inlined(model))).sized_by_data(output)

@@ -1,4 +1,4 @@
-"""The steps of quantize_static in reading order, one module per step."""
+"""The steps of quantize_static in reading order, a module per step."""
 
 from quark_onnx.steps.apply_target_constraints import Limits, apply_target_constraints
 from quark_onnx.steps.calibrate import (

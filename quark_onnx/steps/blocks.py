@@ -20,7 +20,7 @@ from quark_onnx.graph.bodies import in_bodies
 
 
 def lower_blocks(graph: Graph) -> int:
-    """Rewrite each blocked com.microsoft DequantizeLinear, bodies included.
+    """Rewrite every blocked com.microsoft DequantizeLinear, bodies included.
 
     Returns:
         The number of rewritten nodes.
@@ -81,7 +81,7 @@ def _lower(graph: Graph, node: Node) -> None:
 
 
 def _rows(graph: Graph, codes: Codes, axis: int, padded: int) -> list[str]:
-    """Write codes, scales and zero points with one block per row; return the names."""
+    """Write codes, scales and zero points with a block per row; return the names."""
     stored = np.moveaxis(value(graph, codes.codes), axis, -1)
     scales = np.moveaxis(value(graph, codes.scale), axis, -1).reshape(-1)
     zeros = np.moveaxis(zero_points(graph, codes), axis, -1).reshape(-1)

@@ -1,4 +1,4 @@
-"""Calibration in one streaming pass over the data.
+"""Calibration in a single streaming pass over the data.
 
 The pass collects a statistic for every tensor whose scale must be measured.
 """
@@ -148,7 +148,7 @@ def calibrate_each(
 
 
 def missing(graph: Graph, plan: Plan, keyed: Keyed) -> list[Observation]:
-    """Return the observations that ``keyed`` lacks and a calibration would measure."""
+    """Return the required observations missing from ``keyed``."""
     wanted = _wanted(graph, plan)
     return _watched(graph, wanted, keyed.known(wanted))
 
@@ -159,7 +159,7 @@ def _scope(
     insides: Sequence[SubgraphPlan],
     borrowed: frozenset[str] = frozenset(),
 ) -> Scope:
-    """Return the observations of a graph and of its bodies."""
+    """Return the observations of a graph and of nested bodies."""
     scopes = [
         _scope(
             shapeless(i),
@@ -174,7 +174,7 @@ def _scope(
 
 
 def _wanted(graph: Graph, plan: Plan) -> dict[Observation, list[Use]]:
-    """Return the required observations, with their uses."""
+    """Return the required observations by use."""
     wanted: dict[Observation, list[Use]] = {}
     for use, entry in plan.entries.items():
         if isinstance(entry, Quantize) and _measured(graph, use, entry):
@@ -195,7 +195,7 @@ def _watched(
     wanted: Collection[Observation],
     known: Collection[Observation] = (),
 ) -> list[Observation]:
-    """Return the observations to measure: the required ones without the known ones.
+    """Return the required observations without known statistics.
 
     A Concat of watched tensors is not watched: its values are the values of its inputs.
     """

@@ -30,7 +30,7 @@ TITLE, _FORMAT = "quark_onnx_ranges", 1
 
 @dataclass
 class Measured:
-    """The statistics of one tensor.
+    """The statistics of a tensor.
 
     Attributes:
         name: name of the tensor, for people.
@@ -76,7 +76,7 @@ class Calibration:
         return sorted({kind_of(each) for entry in entries for each in entry.statistics})
 
     def find(self, key: str, axis: int | None, wanted: Statistic) -> Statistic | None:
-        """Return the statistic of a tensor; None if it was not measured.
+        """Return the statistic of a tensor; None without a measurement.
 
         Args:
             key: key of the tensor.
@@ -91,7 +91,7 @@ class Calibration:
         return None
 
     def add(self, name: str, key: str, axis: int | None, statistic: Statistic) -> None:
-        """Store a statistic unless a stored statistic already implies it."""
+        """Store a statistic unless it follows from a stored statistic."""
         if not kind_of(statistic) or self.find(key, axis, statistic) is not None:
             return
         entry = self._tensors.setdefault((key, axis), Measured(name, axis))
@@ -182,7 +182,7 @@ class Everything:
 
 
 class Keyed:
-    """A calibration with the tensor keys of one graph.
+    """A calibration with the tensor keys of a graph.
 
     Args:
         calibration: known statistics; a run adds its measurements.
@@ -209,7 +209,7 @@ class Keyed:
         return found
 
     def richer(self, observations: Iterable[Observation]) -> list[Observation]:
-        """Return equivalent observations that serve every calibrator."""
+        """Return equivalent observations for every calibrator."""
         found = dict[Observation, None]()
         for observation in observations:
             moving = isinstance(observation.calibrator.statistic(), MovingExtremes)
@@ -230,7 +230,7 @@ class Keyed:
             store.add(observation.tensor, key, observation.axis, statistic)
 
     def counted(self, samples: Iterable[Any]) -> Iterator[Any]:
-        """Yield the samples and count them."""
+        """Yield and count the samples."""
         count = 0
         for sample in samples:
             yield sample

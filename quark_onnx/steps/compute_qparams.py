@@ -41,7 +41,7 @@ _ROWS, _VALUES = 256, 1 << 16
 
 @dataclass
 class Params:
-    """Scale and zero point of every use with parameters of its own.
+    """Scale and zero point of every use with separate parameters.
 
     Attributes:
         table: parameters by use; a tied use is looked up at its root.
@@ -93,7 +93,7 @@ def compute_qparams(graph: Graph, plan: Plan, ranges: Ranges) -> Params:
 
 
 def _ranged(entry: Quantize) -> bool:
-    """Return whether the user configured the range, which replaces known bounds."""
+    """Return whether the user configured the range, overriding known bounds."""
     return entry.given is not None and entry.given.ranged
 
 
@@ -116,7 +116,7 @@ def compute_bias_qparams(graph: Graph, plan: Plan, params: Params) -> None:
 
 
 def _in_blocks(graph: Graph, use: Use, entry: Quantize, dtype: Integer) -> QParams:
-    """Return the scales of a blocked constant, computed by the solver of its spec.
+    """Return the scales of a blocked constant, computed by the spec's solver.
 
     The sign of a scale is the sign of the value with the greatest magnitude.
     """
@@ -171,7 +171,7 @@ def _params(graph: Graph, use: Use, entry: Quantize, found: Range) -> QParams:
 
 
 def _given_params(graph: Graph, use: Use, entry: Quantize) -> QParams:
-    """Return the scale and zero point that the user configured.
+    """Return the user's scale and zero point.
 
     Raises:
         ConfigError: the parameters do not fit the format, or their number differs from the
@@ -282,7 +282,7 @@ def _bias_params(plan: Plan, params: Params, entry: BiasOf) -> QParams:
 
 
 def _widened(graph: Graph, use: Use, params: QParams, dtype: Integer) -> QParams:
-    """Multiply bias scales by the least powers of two that avoid overflow."""
+    """Multiply bias scales by the least powers of two without overflow."""
     bias = graph.constant(use.tensor)
     assert bias is not None
     magnitude = np.abs(bias.astype(np.float64))
@@ -298,7 +298,7 @@ def _make_room(
     use: Use,
     entry: BiasOf,
 ) -> None:
-    """Raise weight scales until the bias fits int32 and its scale is a normal number.
+    """Raise weight scales until the bias fits int32 with a normal scale.
 
     A bias exceeds int32 only if the weights are tiny compared with the bias; a coarser weight
     scale then has no visible effect on an 8-bit result. Keeping the bias float is no

@@ -28,7 +28,7 @@ _SIZES = frozenset({"Shape", "Size"})
 
 
 def tail_of(graph: Graph) -> dict[Node, None]:
-    """Return the nodes that reach no weighted operator."""
+    """Return the nodes without a path to a weighted operator."""
     before = reach(
         [node for node in graph.nodes if node.kind in WEIGHTED],
         graph.leaders,
@@ -37,7 +37,7 @@ def tail_of(graph: Graph) -> dict[Node, None]:
 
 
 def connected(graph: Graph, node: Node, tail: dict[Node, None]) -> dict[Node, None]:
-    """Return the nodes of a tail that are connected with ``node``."""
+    """Return the nodes of a tail connected with ``node``."""
     return reach(
         [node],
         lambda n: [m for m in (*graph.leaders(n), *graph.followers(n)) if m in tail],
@@ -71,7 +71,7 @@ def spare_decoding(plan: Plan) -> None:
 
 
 def keep_whole(plan: Plan, node: Node, reason: str) -> None:
-    """Keep a node float, including its results and its constants."""
+    """Keep a node float, including results and constants."""
     plan.keep_node(node, reason)
     for tensor in filter(None, node.outputs):
         plan.keep(tensor, reason)
@@ -95,7 +95,7 @@ def _coarse(plan: Plan, node: Node) -> bool:
 
 
 def _reason(graph: Graph, node: Node, positions: set[str]) -> str:
-    """Return the reason why a node decodes coordinates; empty if it does not."""
+    """Return the reason why a node decodes coordinates; empty otherwise."""
     if node.kind == "Exp":
         sums = any(reader.kind == "ReduceSum" for reader in graph.followers(node))
         return "" if sums else "makes sizes"
@@ -123,7 +123,7 @@ def _is_grid(graph: Graph, tensor: str, positions: set[str]) -> bool:
 
 
 def _positions(graph: Graph) -> set[str]:
-    """Return the tensors that depend on sizes and constants only."""
+    """Return the tensors computed from sizes and constants only."""
     found = set[str]()
     for node in graph.nodes:
         signals = (

@@ -13,7 +13,7 @@ from quark_onnx.graph.io import data_file, external_files, read_stored
 
 
 def destination(model: object, output: object) -> Path | None:
-    """Return the output file, None for none.
+    """Return the output file, or None.
 
     Raises:
         ConfigError: the path is not a file, cannot be written, or must not be replaced.
@@ -58,7 +58,7 @@ def destination(model: object, output: object) -> Path | None:
 
 
 def keeps_weights_beside(model: str | Path | ModelProto, target: Path | None) -> bool:
-    """Return whether a model has external data, which the output must not replace.
+    """Return whether a model has external data, protected from the output.
 
     Raises:
         ConfigError: the output would replace the external data, or a file of another model.
@@ -87,7 +87,7 @@ def keeps_weights_beside(model: str | Path | ModelProto, target: Path | None) ->
 
 
 def _stored_beside(model: Path) -> set[str]:
-    """Return the external data files of a model; none if the file is not a model."""
+    """Return the external data files of a model; empty for other files."""
     try:
         return (
             external_files(read_stored(model))
@@ -115,7 +115,7 @@ def _mentions(path: Path, text: bytes) -> bool:
 
 
 def _same_file(first: Path, second: Path) -> bool:
-    """Return whether two paths lead to one file.
+    """Return whether two paths lead to a single file.
 
     Links are resolved, and case is ignored on file systems that ignore it.
     """

@@ -1,4 +1,4 @@
-"""Dynamic scales, kept only where an integer operator uses them."""
+"""Dynamic scales, kept only for integer operators."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def quantized_before(graph: Graph, where: str = "") -> frozenset[str]:
 
 
 def read_floats(graph: Graph, before: Collection[str], where: str = "") -> list[str]:
-    """Remove DynamicQuantizeLinear -> DequantizeLinear pairs that remain after fusion.
+    """Remove the unfused DynamicQuantizeLinear -> DequantizeLinear pairs.
 
     A float operator after such a pair gains nothing: it computes as before, with additional
     rounding. The graph is changed in place.

@@ -80,7 +80,7 @@ def finish(  # noqa: PLR0913
     functions: bool = True,
     judging: Judging | None = None,
 ) -> Finished:
-    """Return the final model with its output errors, after checking and running it.
+    """Return the final model with output errors, after a check and a run.
 
     A model with recurrent states is also run over all samples with its own states. With an
     ``output``, the temporary file is checked and run before it is renamed.
@@ -213,7 +213,7 @@ class Judging:
         expected: Mapping[str, Any],
         found: Mapping[str, Any],
     ) -> None:
-        """Add one sample with the outputs of the float and the quantized model."""
+        """Add a sample with the outputs of the float and the quantized model."""
         self.collector.add(feeds, expected, found)
         if self.check is not None:
             self.check.add(feeds, expected)
@@ -232,7 +232,7 @@ class _Gate:
     judging: Judging | None = None
 
     def passed(self, model: ModelProto | Path) -> tuple[list[OutputError], list[str]]:
-        """Return output errors without saturating sums, and notes on this processor."""
+        """Return output errors without saturating sums, and notes on the processor."""
         check(model, self.reference.model)
         session = _load(model, lean=self.lean)
         judging = self.judging
@@ -254,7 +254,7 @@ class _Gate:
         judging: Judging,
         errors: list[OutputError],
     ) -> None:
-        """Run both models on a few further samples; on all if the band is uncertain."""
+        """Run the models on further samples: a few, or all for an uncertain band."""
         few = max(0, _ENOUGH - judging.collector.samples)
         first, rest = judging.samples[:few], judging.samples[few:]
         observe_runs(self.reference.session, session, first, judging.add)
@@ -365,14 +365,14 @@ def _in_loop(steps: int) -> str:
 
 
 class _Loss(NamedTuple):
-    """The loss of an output on this processor, in words; greater is worse."""
+    """The loss of an output on the local processor, in words; greater is worse."""
 
     share: float
     text: str
 
     @classmethod
     def of(cls, exact: OutputError, here: OutputError) -> _Loss | None:
-        """Return the loss, or None if it is negligible."""
+        """Return the loss, or None if negligible."""
         if exact.sqnr is not None and here.sqnr is not None:
             lost = exact.sqnr - here.sqnr if exact.sqnr != here.sqnr else 0.0
             text = (
@@ -441,7 +441,7 @@ def check(
     original: ModelProto,
     name: str = "quantized",
 ) -> None:
-    """Run onnx's strictest check that the original model passes.
+    """Run the strictest onnx check passed by the original model.
 
     The full check comes first. If the original fails it, possibly only with the shapes that
     runtimes compute, the check without shape inference is used, or none.

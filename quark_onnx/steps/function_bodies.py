@@ -33,7 +33,7 @@ _PAIRS_OPSET, _PER_AXIS_OPSET = 10, 13
 
 
 def define_functions(graph: Graph) -> None:
-    """Add a function body for each vendor operator of the graph, subgraphs included."""
+    """Add function bodies for the graph's vendor operators, subgraphs included."""
     nodes, types = (
         list[NodeProto](),
         {name: tensor.data_type for name, tensor in graph.initializers.items()},
@@ -57,7 +57,7 @@ def define_functions(graph: Graph) -> None:
 
 
 def with_bodies(model: ModelProto) -> ModelProto:
-    """Return an equivalent model that onnxruntime runs.
+    """Return an equivalent model for onnxruntime.
 
     AMD's operators get their current names, and function bodies. A model that lacks no body is
     returned unchanged. Operators in the bodies of If, Loop and Scan are included.
@@ -86,7 +86,7 @@ def with_bodies(model: ModelProto) -> ModelProto:
 
 
 def _all_nodes(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
-    """Yield nodes, including those of subgraphs."""
+    """Yield nodes, including subgraphs' nodes."""
     for node in nodes:
         yield node
         for body in subgraphs(node):
@@ -94,7 +94,7 @@ def _all_nodes(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
 
 
 def _modernize(graph: Graph) -> bool:
-    """Rename AMD's operators to their current names, or to ONNX's, subgraphs included.
+    """Rename AMD's operators to current or ONNX names, subgraphs included.
 
     Returns:
         Whether an operator was renamed.

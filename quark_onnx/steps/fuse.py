@@ -87,7 +87,7 @@ def _culprits(
     objection: Callable[[list[Place]], str],
     attempts: list[int],
 ) -> dict[Place, str]:
-    """Return the places that cannot be fused in addition to ``kept``, with reasons.
+    """Return the unfusable places in addition to ``kept``, with reasons.
 
     The search bisects.
 

@@ -30,7 +30,7 @@ def moves_codes(producer: Node | None) -> bool:
 
 
 def is_small(dtype: Scaled) -> bool:
-    """Return whether no operator may be fused with a pair of these codes."""
+    """Return whether operators must not be fused with a pair of such codes."""
     return (isinstance(dtype, Minifloat) or dtype.bits < 8) and not isinstance(
         dtype,
         Float4,
@@ -51,7 +51,7 @@ def behind_softmax(graph: Graph, tensor: str, dtype: Scaled, params: QParams) ->
 
 
 def from_readers(plan: Plan, use: Use, dtype: Scaled, params: QParams) -> bool:
-    """Return whether the pair of a constant must be kept apart from its consumers.
+    """Return whether the pair of a constant must be kept apart from consumers.
 
     onnxruntime has no product of 8-bit codes with float8, or with integers of 2 or 32 bits; in
     such a product, a float bias becomes an int32 that overflows. Rows of 2-bit codes that do

@@ -171,7 +171,7 @@ class _Writer:
                 self._clipped_codes.append((node, Use(result)))
 
     def _rounds_before(self, producer: Node, use: Use) -> bool:
-        """Return whether a pair before the Relu or Clip of a layer makes it integer.
+        """Return whether a pair before a layer's Relu or Clip makes the layer integer.
 
         Rounding before and after a Relu or Clip on one scale gives the same codes as rounding
         after it, because both are monotonic and zero is a code. onnxruntime has integer kernels
@@ -186,7 +186,7 @@ class _Writer:
 
     @staticmethod
     def _eight_bits(entry: Entry) -> bool:
-        """Return whether a tensor has 8-bit codes with a float scale known before the run."""
+        """Return whether a tensor has 8-bit codes with a static float scale."""
         return (
             isinstance(entry, Quantize)
             and isinstance(entry.spec.dtype, Integer)
@@ -196,7 +196,7 @@ class _Writer:
         )
 
     def _read_float(self, tensor: str) -> bool:
-        """Return whether a consumer reads the value before it is quantized."""
+        """Return whether a consumer reads the unquantized value."""
         uses = [
             Use(tensor),
             *(self.plan.use(tensor, node) for node in self.graph.consumers(tensor)),
@@ -239,7 +239,7 @@ class _Writer:
                 self.graph.replace_input(node, tensor, result)
 
     def _dedicated(self, use: Use) -> bool:
-        """Return whether every consumer of a tensor gets its own pair."""
+        """Return whether every consumer of a tensor gets a separate pair."""
         given = self.plan.asked.tensors.of(use.tensor, use.node or "")
         return given is not None and given.dedicated
 
@@ -333,7 +333,7 @@ class _Writer:
         return self._apart(plain, use, scale, result) if apart else result
 
     def _apart(self, source: str, use: Use, scale: _Scale, result: str) -> str:
-        """Write a Min that changes no value and prevents a fusion.
+        """Write a Min without effect, to prevent a fusion.
 
         See ``steps.fusion_barriers``.
         """
@@ -345,7 +345,7 @@ class _Writer:
         return result
 
     def _saturated(self, source: str, use: Use, scale: _Scale) -> str:
-        """Clip a tensor to the real range of its codes; return the name of the result.
+        """Clip a tensor to the real range of the codes; return the name of the result.
 
         QuantizeLinear saturates at the ends of the storage type, and a grid may have fewer
         codes: a format without an ONNX type, with an unused bit, or without the least code.
@@ -367,7 +367,7 @@ class _Writer:
         return source
 
     def _reached(self, source: str, scale: _Scale, dtype: Integer) -> tuple[int, int]:
-        """Return the least and the greatest code that QuantizeLinear can write.
+        """Return QuantizeLinear's least and greatest code.
 
         For a constant, the codes are computed.
         """
@@ -379,7 +379,7 @@ class _Writer:
         return int(codes.min()), int(codes.max())
 
     def _end(self, use: Use, scale: _Scale, code: int) -> str:
-        """Write the real value of a code, per channel or block; return its name."""
+        """Write the real value of a code, per channel or block; return the name."""
         shape = self._shape(use, scale)
         step, zero_point = scale.params.spread(shape)
         with np.errstate(over="ignore"):
@@ -387,7 +387,7 @@ class _Writer:
         return self.graph.add_constant(f"{use_name(use)}_end", real)
 
     def _shape(self, use: Use, scale: _Scale) -> tuple[int, ...]:
-        """Return the shape that the ends of a tensor's codes depend on."""
+        """Return the tensor's shape, as far as needed for the ends of codes."""
         params = scale.params
         if params.axis is None:
             return ()
@@ -396,7 +396,7 @@ class _Writer:
         return tuple(size if isinstance(size, int) else 1 for size in sizes)
 
     def _dynamic(self, source: str) -> str:
-        """Compute scale and codes of a tensor at runtime, once for all consumers.
+        """Compute scale and codes of a tensor at runtime, once for every consumer.
 
         Returns:
             The output name of DequantizeLinear.
@@ -499,7 +499,7 @@ class _Writer:
         )
 
     def _once(self, name: str, value: NDArray[Any] | np.generic) -> str:
-        """Return the name of a constant that many nodes share."""
+        """Return the name of a shared constant."""
         if name not in self._shared:
             self._shared[name] = self.graph.add_constant(name, np.asarray(value))
         return self._shared[name]
@@ -607,7 +607,7 @@ class _Writer:
         return self._scales[root]
 
     def _store(self, root: Use, params: QParams) -> str:
-        """Write the scale of a root; return its name."""
+        """Write the scale of a root; return the name."""
         entry = self.plan.entries[root]
         if not isinstance(entry, Quantize) or entry.spec.scale == "float32":
             return self._parameter(f"{use_name(root)}_scale", params.scale)
@@ -727,7 +727,7 @@ class _LiveWriter(_Writer):
 
 
 def _least_opset(dtype: Scaled, params: QParams) -> int:
-    """Return the first opset whose DequantizeLinear reads such codes."""
+    """Return the first opset whose DequantizeLinear supports a format."""
     if params.block_size:
         return max(dtype.min_opset, _BLOCK_OPSET)
     return dtype.min_opset if params.axis is None else max(dtype.min_opset, _AXIS_OPSET)
@@ -738,5 +738,5 @@ def _ends(dtype: Half) -> tuple[tuple[str, float], tuple[str, float]]:
 
 
 def use_name(use: Use) -> str:
-    """Return the stem of the names that belong to a use."""
+    """Return the stem of a use's names."""
     return use.tensor if use.node is None else f"{use.tensor}_{use.node}"

@@ -1,4 +1,4 @@
-"""A common range for the result of a Concat and its inputs."""
+"""A common range for inputs and result of a Concat."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _parts(
     result: Use,
     table: dict[Use, QParams],
 ) -> list[QParams]:
-    """Return the inputs' parameters; none if an input is float or of another format."""
+    """Return the inputs' parameters; empty if formats differ or an input is float."""
     entry = plan.entries.get(result)
     if not isinstance(entry, Quantize) or not _joinable(entry) or result not in table:
         return []

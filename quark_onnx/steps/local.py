@@ -48,7 +48,7 @@ class _Window:
 
 
 class LocalErrors:
-    """Errors of scales in the results of the layers that read the rounded tensors."""
+    """Errors of scales in the results of layers with rounded inputs."""
 
     def __init__(
         self,
@@ -209,7 +209,7 @@ class LocalErrors:
         return model, errors
 
     def _copies(self, window: _Window, prefix: str, place: int) -> list[NodeProto]:
-        """Return the nodes of a window under other names.
+        """Return the nodes of a window under new names.
 
         Inputs from outside the window are read from the float model.
         """
@@ -237,7 +237,7 @@ class LocalErrors:
         return copies
 
     def _give_constants(self, model: ModelProto) -> None:
-        """Add the initializers that the nodes read, with the float graph's first."""
+        """Add the nodes' initializers, preferring the float graph's."""
         constants = {**self._live.initializers, **self._graph.initializers}
         read = dict.fromkeys(
             name

@@ -135,7 +135,7 @@ def _spare_tied(plan: Plan) -> None:
 
 
 def _tied(graph: Graph, table: str, other: str) -> bool:
-    """Return whether a constant is a table, or its transpose."""
+    """Return whether a constant is a table, or the transpose of a table."""
     shapes = graph.shape(table), graph.shape(other)
     if (
         table == other
@@ -192,7 +192,7 @@ def _lift(plan: Plan) -> None:
 
 
 def _spare_float_readers(plan: Plan) -> None:
-    """Let a float node read the float value of a tensor if its producer computes it."""
+    """Let a float node read the float value of a tensor if available."""
     for use in [
         use for use in plan.entries if use.node is None and plan.quantized(use.tensor)
     ]:

@@ -1,4 +1,4 @@
-"""Mixed precision: nodes with more or fewer bits, ranked by their output error.
+"""Mixed precision: nodes with more or fewer bits, ranked by output error.
 
 The output error of a node is the error when the node alone is quantized.
 """
@@ -298,7 +298,7 @@ class _Search:
         )
 
     def _alone(self, name: str) -> float:
-        """Return the goal with one node quantized, or lowered, on the ranking samples.
+        """Return the goal with a single node quantized, or lowered, on ranking samples.
 
         For weight-only formats, only the weight of the node changes.
         """
@@ -326,7 +326,7 @@ class _Search:
         )
 
     def _goal(self, names: tuple[str, ...]) -> float:
-        """Return the goal where these nodes are changed."""
+        """Return the goal with changed nodes."""
         if names not in self._goals:
             plan = self._plan_of(self._with(names))
             self._goals[names] = self._measured(plan, self._deciding)
@@ -347,7 +347,7 @@ class _Search:
         return self._compared(model, samples)
 
     def _compared(self, model: ModelProto, samples: Sequence[Sample]) -> float:
-        """Return the goal of a model, computed from its outputs on samples."""
+        """Return the goal of a model, computed from outputs on samples."""
         session = open_session(model)
         if self._settings.distance is not None:
             key = id(samples)  # the list outlives this object, so its id is unique
@@ -387,7 +387,7 @@ class _Search:
         use: Use,
         entry: Quantize,
     ) -> tuple[Quantize, Statistic] | None:
-        """Return an equal decision with its range, from either of the two plans.
+        """Return an equal decision with a range, from the two plans.
 
         Decisions that differ only in bounds count as equal.
         """
@@ -446,7 +446,7 @@ def _split(
 
 
 def _outputs(session: Any, samples: Sequence[Sample]) -> list[list[Any]]:
-    """Return the outputs of a model for each sample."""
+    """Return the outputs of a model for every sample."""
     names = [value.name for value in session.get_inputs()]
     return [
         session.run(None, {name: sample[name] for name in names if name in sample})

@@ -1,4 +1,4 @@
-"""Non-finite input values that never reach a measured tensor."""
+"""Non-finite input values without effect on measured tensors."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _ABSORBING = frozenset(
 
 
 def allowed_nonfinite(graph: Graph, plan: Plan) -> dict[str, Allowed]:
-    """Return the non-finite values that each input may hold.
+    """Return the allowed non-finite values of every input.
 
     NaN or infinity in a sample is an error, because it spoils the range of every tensor
     computed from it, with two exceptions:
@@ -69,7 +69,7 @@ def _is_mask(graph: Graph, tensor: str) -> bool:
 
 
 def _depending(graph: Graph, tensor: str, stop: Collection[str]) -> set[str]:
-    """Return the tensor and the float tensors that depend on it.
+    """Return a tensor and the float tensors computed from it.
 
     The search ends at operators in ``stop``.
     """

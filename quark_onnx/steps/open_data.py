@@ -1,4 +1,4 @@
-"""Calibration data as a stream of samples that fit the model's inputs."""
+"""Calibration data as a stream of samples for the model's inputs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from quark_onnx.steps.run import Sample
 
 
 def input_specs(graph: Graph, config: QConfig | None = None) -> list[InputSpec]:
-    """Return name, type, shape and possible values of each input without a default."""
+    """Return name, type, shape and possible values of every input without a default."""
     config = (config or QConfig()).with_(
         keep_existing=True,
     )  # inputs of a quantized model still need data
@@ -88,7 +88,7 @@ def _check_names(graph: Graph, reader: Reader) -> None:
 
 
 def first_sample(reader: Reader) -> Sample:
-    """Return the first sample, which remains part of the pass.
+    """Return the first sample without consuming it.
 
     Raises:
         DataError: the data is empty, or the sample does not fit.

@@ -1,4 +1,4 @@
-"""The model's opset, chosen for its formats, the runtime and the target."""
+"""The model's opset, chosen for formats, runtime and target."""
 
 from __future__ import annotations
 
@@ -281,7 +281,7 @@ def _check_reach(graph: Graph, plan: Plan, reached: int, needed: int) -> None:
 
 
 def _wanting(graph: Graph, use: Use) -> str:
-    """Return the name of the first node that a tensor is quantized for."""
+    """Return the name of a tensor's first quantized consumer."""
     readers = [
         node for node in graph.consumers(use.tensor) if use.node in (None, node.name)
     ]

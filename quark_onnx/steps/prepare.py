@@ -1,4 +1,4 @@
-"""Cleanup of the float graph, verified by running it."""
+"""Cleanup of the float graph, verified by inference."""
 
 from __future__ import annotations
 

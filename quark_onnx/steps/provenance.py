@@ -53,7 +53,7 @@ def described(config: QConfig) -> dict[str, str]:
 
 
 def preset_of(config: QConfig) -> str:
-    """Return the first preset with equal formats; empty if there is none.
+    """Return the first preset with equal formats; empty without a match.
 
     >>> preset_of(QConfig.of("A8W8").with_(exclude="head")), preset_of(QConfig.of("INT4"))
     ('A8W8', 'INT4')

@@ -20,7 +20,7 @@ _SIZES = (1, 2, 8, 32, 224)
 
 
 def random_sample(graph: Graph, reference: Reference) -> Sample | None:
-    """Return random inputs that the float model runs on.
+    """Return random inputs accepted by the float model.
 
     None if no inputs are found, or if a file decoder would read them.
 

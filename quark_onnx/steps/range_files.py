@@ -1,4 +1,4 @@
-"""Range files of this package, and calibration caches of TensorRT and onnxruntime.
+"""Range files of quark_onnx, and calibration caches of TensorRT and onnxruntime.
 
 TensorRT's cache is text: a first line ``TRT-VERSION-CALIBRATOR``, then ``TENSOR: SCALE`` with
 the bits of a float32 in hexadecimal, most significant first; 127 times the scale is the
@@ -50,7 +50,7 @@ class GivenRanges:
     ends: Mapping[str, tuple[float, float]]
 
     def override(self, config: QConfig, graph: Graph) -> QConfig:
-        """Return a configuration with these ranges instead of measured ones.
+        """Return a configuration with given ranges instead of measured ranges.
 
         Raises:
             ConfigError: no tensor of the graph has one of the names.
@@ -72,7 +72,7 @@ class GivenRanges:
 
 
 def load_ranges(path: str | Path) -> Calibration | GivenRanges:
-    """Read a file of ranges; its content decides the format.
+    """Read a file of ranges; the content decides the format.
 
     Raises:
         ConfigError: the file cannot be read, is damaged, or holds no ranges.
@@ -101,7 +101,7 @@ def save_ranges(
     kind: str,
     calibrator: Calibrator,
 ) -> None:
-    """Write a file of ranges in one of the ``FORMATS``.
+    """Write a file of ranges in a format of ``FORMATS``.
 
     Args:
         calibration: the measured statistics.
@@ -143,7 +143,7 @@ def _ends(
     calibration: Calibration,
     calibrator: Calibrator,
 ) -> dict[str, tuple[float, float]]:
-    """Return the range of each tensor with a per-tensor statistic."""
+    """Return the range of every tensor with a per-tensor statistic."""
     grid = Grid(-127, 127, symmetric=True)
     found = {}
     for key, entry in calibration.entries():
@@ -204,7 +204,7 @@ def _read_onnxruntime(
 
 
 def _number(value: Any) -> float:
-    """Return a number, unpacking onnxruntime's arrays of one element."""
+    """Return a number, unpacking onnxruntime's one-element arrays."""
     if isinstance(value, dict):
         value = value["data"]
     while isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Single runs of a model, and their comparison."""
+"""Single runs of a model, and the comparison of outputs."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Reference:
         return _run(self.session, sample)
 
     def repeatable(self, sample: Sample) -> dict[str, Any]:
-        """Return the deterministic outputs, without random ones."""
+        """Return the deterministic outputs."""
         first, second = self.outputs(sample), self.outputs(sample)
         return {
             name: value for name, value in first.items() if agree(value, second[name])
@@ -77,7 +77,7 @@ class Reference:
 
 
 def run(model: ModelProto, sample: Sample) -> dict[str, Any]:
-    """Return the outputs of ``model`` on one sample, by name.
+    """Return the outputs of ``model`` on a sample, by name.
 
     Raises:
         ModelError: onnxruntime cannot load or run the model.
@@ -130,7 +130,7 @@ def _run(session: Any, sample: Sample) -> dict[str, Any]:
 
 
 def agree(first: Any, second: Any) -> bool:
-    """Return whether two values of one output differ at most by float rounding."""
+    """Return whether two values of an output differ at most by float rounding."""
     if first is None or second is None:
         return first is second
     if isinstance(first, dict) and isinstance(second, dict):

@@ -32,7 +32,7 @@ class RunData:
 
     @property
     def judges(self) -> list[Sample]:
-        """Return the samples that the result is measured on."""
+        """Return the samples for measuring the result."""
         return self.held_out or ([self.sample] if self.sample else [])
 
     @property

@@ -137,7 +137,7 @@ def search(  # noqa: PLR0913
 
 
 class _Descent:
-    """A descent of scales, and of scales tied to them, to the least local error.
+    """A descent of scales and tied scales to the least local error.
 
     Attributes:
         groups: groups of uses with a common scale, in the order of the graph.
@@ -159,7 +159,7 @@ class _Descent:
         self.groups = list(groups)
 
     def run(self, progress: Progress) -> None:
-        """Measure errors until every group is known on both sides of its minimum."""
+        """Measure errors until the minimum of every group is bracketed."""
         open_groups = self.groups
         while open_groups:
             asked = dict.fromkeys(
@@ -175,7 +175,7 @@ class _Descent:
             progress.update(len(self.groups) - len(open_groups))
 
     def scale(self, use: Use, step: int) -> NDArray[np.float32]:
-        """Return the scale of a use after ``step`` steps from its start."""
+        """Return the scale of a use after ``step`` steps."""
         scale = np.asarray(
             self._start[use] * np.float32(self.strides[use] ** step),
             np.float32,
@@ -187,11 +187,11 @@ class _Descent:
         )
 
     def error(self, use: Use, step: int) -> Doubles | None:
-        """Return the logarithm of the local error on each sample; None if unknown."""
+        """Return the logarithm of the local error on every sample; None if unknown."""
         return self._known.get(use, {}).get(step)
 
     def best(self, group: Sequence[Use]) -> int:
-        """Return the step with the least error over all uses of a group.
+        """Return the step with the least error over the uses of a group.
 
         0 where no step is significantly better.
         """
@@ -227,7 +227,7 @@ class _Descent:
 
 @dataclass(frozen=True)
 class _Move:
-    """A move of one scale, and of the scales tied to it.
+    """A move of a scale and of tied scales.
 
     Attributes:
         use: the use whose scale moves.
@@ -241,7 +241,7 @@ class _Move:
 
 
 def _allowed(descent: _Descent, start: Scales, limits: Limits) -> list[_Move]:
-    """Return the moves within the limits that promise a gain, in graph order."""
+    """Return the promising moves within the limits, in graph order."""
     moves = list[_Move]()
     scales = dict(start)
     for group in descent.groups:
@@ -261,7 +261,7 @@ def _allowed(descent: _Descent, start: Scales, limits: Limits) -> list[_Move]:
 
 
 def _applied(moves: Sequence[_Move], start: Scales, limits: Limits) -> Scales:
-    """Return the scales after some of the moves.
+    """Return the scales after a subset of the moves.
 
     A move that the limits forbid without the others is left out.
     """
@@ -272,7 +272,7 @@ def _applied(moves: Sequence[_Move], start: Scales, limits: Limits) -> Scales:
 
 
 def _changed(moves: Sequence[_Move], start: Scales, limits: Limits) -> list[Use]:
-    """Return the uses whose scales may change with some of the moves."""
+    """Return the uses whose scales may change with a subset of the moves."""
     scales = _applied(moves, start, limits)
     return [
         use
@@ -315,7 +315,7 @@ def _checked(
     start: Scales,
     limits: Limits,
 ) -> Scales:
-    """Return the scales after the most moves that reduce the output error.
+    """Return the scales after the largest error-reducing set of moves.
 
     All moves are tried first, then half of them, and so on.
     """
@@ -334,7 +334,7 @@ def _checked(
 
 
 def _order(graph: Graph) -> dict[Use, int]:
-    """Return a position for each use, independent of the node order in the file.
+    """Return a position for every use, independent of the node order in the file.
 
     Tensors are counted as they are reached from the outputs, inputs of a node before its
     outputs.
@@ -368,7 +368,7 @@ def _order(graph: Graph) -> dict[Use, int]:
 
 
 def _stride(graph: Graph, plan: Plan, use: Use) -> float:
-    """Return the factor between adjacent scales of a use; 0 if its scale is fixed."""
+    """Return the factor between adjacent scales of a use; 0 for a fixed scale."""
     entry = plan.entries.get(use)
     if (
         not isinstance(entry, Quantize)
@@ -384,7 +384,7 @@ def _stride(graph: Graph, plan: Plan, use: Use) -> float:
 
 
 def _moved(scales: Scales, use: Use, factor: float, limits: Limits) -> Scales:
-    """Return the scales after multiplying one of them, adjusted to the target's limits.
+    """Return the scales after multiplying a single scale, within the target's limits.
 
     Empty if a scale would leave the normal numbers, or if the scale under trial would move
     back.

@@ -60,7 +60,7 @@ class ScaleTrial:
         self._pool = Lanes(_AT_ONCE)
 
     def noise(self, scales: Scales, best: list[float]) -> list[float]:
-        """Return the mean log noise-to-signal ratio over the outputs, for each sample.
+        """Return the mean log noise-to-signal ratio over the outputs, per sample.
 
         The measurement stops early if the first samples are worse than ``best``, because the
         scales can no longer win.
@@ -137,7 +137,7 @@ def _open(model: ModelProto) -> Any:
 
 
 def _output_error(value: NDArray[Any], reference: NDArray[np.float64]) -> float:
-    """Return the log noise-to-signal ratio of one output on one sample.
+    """Return the log noise-to-signal ratio of an output on a sample.
 
     An output whose shape differs, because it depends on values, has lost its entire signal.
     """
@@ -148,7 +148,7 @@ def _output_error(value: NDArray[Any], reference: NDArray[np.float64]) -> float:
 
 
 def _parts(graph: Graph) -> list[tuple[str, Node | None]]:
-    """Return the tensors that outputs are concatenated from, each with a consumer.
+    """Return the concatenated parts of outputs, with a consumer per part.
 
     The consumer is None for an output. Parts are measured separately, because large coordinates
     of a detector would outweigh its scores.
@@ -168,7 +168,7 @@ def _parts(graph: Graph) -> list[tuple[str, Node | None]]:
 
 
 def _as_read(live: Graph, tensor: str, reader: Node | None) -> str:
-    """Return the rounded tensor that ``reader`` reads; an output keeps its name."""
+    """Return the rounded tensor for ``reader``; an output keeps its name."""
     if reader is None:
         return tensor
     node = next(node for node in live.nodes if node.name == reader.name)
@@ -176,7 +176,7 @@ def _as_read(live: Graph, tensor: str, reader: Node | None) -> str:
 
 
 def _with_outputs(graph: Graph, tensors: list[str]) -> ModelProto:
-    """Return the model with other outputs, of the types that onnxruntime infers."""
+    """Return the model with new outputs, of types inferred by onnxruntime."""
     model = graph.to_model()
     del model.graph.output[:]
     model.graph.output.extend(ValueInfoProto(name=name) for name in tensors)

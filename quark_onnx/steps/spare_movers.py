@@ -65,7 +65,7 @@ def spare_movers(
 
 
 def _movers(plan: Plan, insides: Sequence[SubgraphPlan]) -> list[str]:
-    """Return the types of the operators that move quantized values, one per node."""
+    """Return the types of operators moving quantized values, per node."""
     found = [
         node.op_type
         for node in plan.graph.nodes

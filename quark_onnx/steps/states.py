@@ -19,7 +19,7 @@ _MOVING = HANDING_ON | {"Concat"}
 
 
 def spare_states(plan: Plan, states: Sequence[State]) -> None:
-    """Keep float each state that arithmetic updates, before rules are applied.
+    """Keep states float if arithmetic updates them, before rules are applied.
 
     The input stays float with its slices and rearrangements, as do the output and the
     arithmetic between the last weighted operators and the output. A state that is only moved,
@@ -45,7 +45,7 @@ def spare_states(plan: Plan, states: Sequence[State]) -> None:
 
 
 def inner_states(graph: Graph, states: Sequence[State], body: Body) -> list[State]:
-    """Return the outer states that a branch of an If updates, by their inner names."""
+    """Return the outer states updated by a branch of an If, under inner names."""
     found = list[State]()
     if body.node.kind != "If":
         return found
@@ -67,7 +67,7 @@ def inner_states(graph: Graph, states: Sequence[State], body: Body) -> list[Stat
 
 
 def moved(graph: Graph, tensor: str) -> list[str]:
-    """Return a tensor and the tensors that hold its values after pure moves."""
+    """Return a tensor and the tensors computed from it by pure moves."""
     found = [tensor]
     for name in found:
         for node in graph.consumers(name):
@@ -94,7 +94,7 @@ def _updates(
     path: dict[Node, None],
     reason: str,
 ) -> Iterator[str]:
-    """Yield the tensors that an output depends on without a weighted operator between.
+    """Yield the tensors upstream of an output, up to weighted operators.
 
     Their constants are kept float.
     """

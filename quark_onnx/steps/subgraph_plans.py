@@ -1,4 +1,4 @@
-"""Plans for the bodies of If, Loop and Scan, one plan per body."""
+"""Plans for the bodies of If, Loop and Scan."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _EXCHANGED = frozenset(
 
 @dataclass
 class SubgraphPlan:
-    """A body with the plan of its tensors.
+    """A body with a plan.
 
     Attributes:
         body: location of the body.
@@ -138,7 +138,7 @@ def all_plans(insides: Sequence[SubgraphPlan]) -> list[Plan]:
 
 
 def give_up_late(insides: Sequence[SubgraphPlan], *, vendor: bool) -> None:
-    """Keep tensors float if the opset lacks their format and cannot be raised."""
+    """Keep tensors float if the opset lacks a format and cannot be raised."""
     for inside in insides:
         opset = inside.graph.opset
         for use, entry in list(inside.plan.entries.items()):
@@ -162,7 +162,7 @@ def controls(
     insides: Sequence[SubgraphPlan],
     scopes: Sequence[Scope],
 ) -> tuple[Control, ...]:
-    """Return the control-flow nodes to run, from their bodies and observations."""
+    """Return the control-flow nodes to run, with bodies and observations."""
     nodes: dict[Node, dict[str, Scope]] = {}
     for inside, scope in zip(insides, scopes, strict=True):
         if inside.played:
@@ -192,7 +192,7 @@ def shapeless(inside: SubgraphPlan) -> ModelProto:
 
 
 def _spare_carried(plan: Plan, body: Body) -> None:
-    """Keep loop-carried values float, as all steps of a Loop or Scan share a scale."""
+    """Keep loop-carried values float, as steps of a Loop or Scan share a scale."""
     own = [
         value.name
         for value in body.model.graph.input
@@ -244,7 +244,7 @@ def _control(node: Node, scopes: dict[str, Scope]) -> Control:
 
 
 def _unmeasured(config: QConfig) -> QConfig:
-    """Return the settings without activations that need a measured range."""
+    """Return the settings without activations of measured range."""
     overrides = list[Override]()
     for override in config.overrides:
         if override.activation is None or not override.activation.measured:

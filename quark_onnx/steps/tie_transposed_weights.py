@@ -1,4 +1,4 @@
-"""Tied transposed weights: one stored table for two layers.
+"""Tied transposed weights: a single stored table for two layers.
 
 Constant folding turns the transpose of a table into a separate constant with its own scales. If
 the scales are equal, or both stay float, the values equal the table's. A Transpose restores the
@@ -24,7 +24,7 @@ _Key = tuple[str, tuple[int, ...], bytes]
 
 
 def tie_transposed_weights(graph: Graph) -> list[str]:
-    """Compute a matrix from the matrix that it is the transpose of.
+    """Replace a matrix by the transpose of an equal stored matrix.
 
     Returns:
         Notes for the report.
@@ -62,7 +62,7 @@ def _may_share(graph: Graph, name: str) -> bool:
 
 
 def _with_partner(graph: Graph, names: list[str]) -> list[str]:
-    """Return the matrices whose first row equals the first column of another one.
+    """Return the matrices whose first row equals another's first column.
 
     Complete matrices are hashed only afterwards: most models have no such pair.
     """

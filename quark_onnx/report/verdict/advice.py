@@ -1,4 +1,4 @@
-"""Advice after a bad verdict: the next commands to try, with their expected effect."""
+"""Advice after a bad verdict: the next commands to try, with expected effects."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MOST = 3
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of a run that advice depends on.
+    """Settings of a run, for advice.
 
     Attributes:
         activation: bits of the activations; None for float.

@@ -49,7 +49,7 @@ class DetectorLayout:
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """Return the names of the outputs that are read."""
+        """Return the names of the required outputs."""
         return tuple(dict.fromkeys((self.boxes, self.scores, self.labels)))
 
     def fits(self, outputs: Arrays) -> bool:
@@ -73,7 +73,7 @@ def _width_axis(form: str) -> int:
 
 
 def detector_layout(outputs: Arrays, feeds: Arrays) -> DetectorLayout | None:
-    """Return the box layout of a float model's outputs; None for no detector."""
+    """Return the box layout of a float model's outputs; None unless a detector."""
     images = [feed for feed in feeds.values() if feed.ndim == 4]
     if not images:
         return None
@@ -144,7 +144,7 @@ def _is_selected(value: NDArray[Any]) -> bool:
 
 
 def detections(layout: DetectorLayout, outputs: Arrays) -> list[Floats]:
-    """Return the boxes of each image, after non-maximum suppression.
+    """Return the boxes of every image, after non-maximum suppression.
 
     Returns:
         For each image of the batch, an array (boxes, 6): x1, y1, x2, y2 in pixels of the input,
@@ -157,7 +157,7 @@ def _candidates(
     layout: DetectorLayout,
     outputs: Arrays,
 ) -> list[tuple[Floats, Floats, Floats]]:
-    """Return boxes (n, 4), scores (n,) and classes (n,) of each image."""
+    """Return boxes (n, 4), scores (n,) and classes (n,) of every image."""
     boxes = outputs[layout.boxes].astype(np.float64)
     boxes = boxes if boxes.ndim == 3 else boxes[None]
     if layout.form == "columns":

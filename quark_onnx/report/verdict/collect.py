@@ -70,7 +70,7 @@ class VerdictCollector:
         expected: Mapping[str, Any],
         found: Mapping[str, Any],
     ) -> None:
-        """Add one sample with the outputs of both models."""
+        """Add a sample with the outputs of the two models."""
         before, after = _arrays(expected), _arrays(found)
         given = _arrays(feeds)
         self.samples += 1
@@ -130,7 +130,7 @@ class VerdictCollector:
         self,
         errors: Sequence[OutputError],
     ) -> tuple[str, tuple[Figure, ...]]:
-        """Return the task and all figures.
+        """Return the task and the figures.
 
         The task is a signal if no task-specific comparison was possible.
         """

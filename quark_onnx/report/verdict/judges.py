@@ -1,4 +1,4 @@
-"""Judges, one per task: comparisons of two models' outputs, sample by sample."""
+"""Judges by task: comparisons of two models' outputs, sample by sample."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class Judge(Protocol):
         """Add one sample."""
 
     def figures(self) -> tuple[Figure, ...]:
-        """Return the figures over all samples; empty if nothing was comparable."""
+        """Return the figures over the samples; empty if nothing was comparable."""
 
 
 def judge_for(task: Task) -> Judge | None:
-    """Return the judge of a task; None for signals, whose only figure is SQNR."""
+    """Return the judge of a task; None for signals, with SQNR as the only figure."""
     if task.name == "detector" and task.layout is not None:
         return Detections(task)
     judges: dict[str, type[Judge]] = {
@@ -77,7 +77,7 @@ class Classes:
 
 
 def predicted(scores: NDArray[Any]) -> NDArray[np.int64]:
-    """Return the predicted class per row, or per position if there are several.
+    """Return the predicted class per row, or per position.
 
     Args:
         scores: (N, classes), (N, positions, classes), each with trailing ones; or integers,
@@ -165,7 +165,7 @@ class Detections:
 
 
 class Vectors:
-    """The cosine of embeddings, and the rank correlation of their similarities."""
+    """The cosine of embeddings, and the rank correlation of similarities."""
 
     def __init__(self, task: Task) -> None:
         self._output = task.output
@@ -194,7 +194,7 @@ class Vectors:
 
 
 def pooled(feeds: Arrays, value: NDArray[Any]) -> Floats:
-    """Return one vector per sample: the mean over positions if there are several.
+    """Return a vector per sample: the mean over positions, if any.
 
     Args:
         feeds: the sample; an input with ``mask`` in its name selects positions.
@@ -312,7 +312,7 @@ class Images:
 
 
 def _peak(least: float, greatest: float) -> float:
-    """Return the pixel range: 255 or 1 if the values fit, else their own range."""
+    """Return the pixel range: 255 or 1 if the values fit, else the observed range."""
     if least > -26 and 2 < greatest < 282:
         return 255.0
     if least > -0.2 and greatest < 1.2:

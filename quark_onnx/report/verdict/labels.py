@@ -29,7 +29,7 @@ _RECALLS = np.linspace(0, 1, 101)
 
 @dataclass(frozen=True)
 class Score:
-    """One metric of both models, as a share.
+    """A metric of the two models, as a share.
 
     Attributes:
         name: ``top1``, ``top5``, ``map`` (IoU 0.5 to 0.95) or ``map50``.
@@ -174,7 +174,7 @@ class Scorer:
         self._found: list[tuple[Floats, Floats, Floats]] = []
 
     def add(self, task: Task, expected: Outputs, found: Outputs) -> None:
-        """Add the outputs of both models on the next sample.
+        """Add the outputs of the two models on the next sample.
 
         Raises:
             ConfigError: the labels are for another task.
@@ -222,7 +222,7 @@ class Scorer:
         return len(self._found) or len(self._ranks)
 
     def scores(self) -> list[Score]:
-        """Return the metrics of both models.
+        """Return the metrics of the two models.
 
         Raises:
             DataError: no sample has a label.

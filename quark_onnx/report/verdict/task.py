@@ -1,4 +1,4 @@
-"""Detection of a model's task from its graph and its outputs on one sample."""
+"""Detection of a model's task from graph and outputs on a sample."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _INTEGERS = {TensorProto.INT32, TensorProto.INT64}
 
 @dataclass(frozen=True)
 class Traits:
-    """Properties of a float model that indicate its task.
+    """Properties of a float model that indicate the task.
 
     Attributes:
         token_input: an integer input of rank 2, probably token identifiers; empty if none.
@@ -83,7 +83,7 @@ def _token_input(model: ModelProto) -> str:
 
 @dataclass(frozen=True)
 class Task:
-    """The task of a model, and the outputs that indicate it.
+    """The task of a model, and the outputs read by judges.
 
     Attributes:
         name: name of a task in ``TASKS``.

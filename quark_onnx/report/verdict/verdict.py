@@ -28,7 +28,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class NextStep:
-    """A command to try, and its expected effect.
+    """A command to try, and the expected effect.
 
     Attributes:
         options: options to append to the ``quark-onnx quantize`` command; empty for another
