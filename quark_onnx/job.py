@@ -644,8 +644,8 @@ class Job:
     ) -> tuple[Graph, list[LayerResult]]:
         """Let layer optimizers choose codes and biases.
 
-        Without a gain in the minimum output SQNR on held-out samples over round to nearest,
-        nothing is changed.
+        If the minimum output SQNR on held-out samples is below that of round to nearest, nothing
+        is changed.
 
         Returns:
             The graph with the chosen values, and the result for each layer.
