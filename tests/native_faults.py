@@ -1,10 +1,17 @@
-"""Models that make onnxruntime crash, or run without an end."""
+"""Models that make onnxruntime crash, or run without an end, and a way to end such a run."""
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
+from typing import Any
+
 import numpy as np
 import onnx
+import pytest
 
+from calibrators.onnx_runtime.isolation import IsolatedSession
 from tests.models import parse, weight
 
 
@@ -58,3 +65,24 @@ def endless(*, conditional: bool = False) -> onnx.ModelProto:
         tiny=np.float32([1e-6]),
         none=np.float32(0),
     )
+
+
+def kill_runs_of(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kill the isolated process half a second after each run of one model has begun.
+
+    A timer that starts with the test is not enough: on a busy machine it fires before the run does,
+    and a killed process is started again, which nothing would end.
+
+    Args:
+        what: the model, as errors name it: "the float model".
+        monkeypatch: of the test.
+    """
+    usual = IsolatedSession.run
+
+    def run(session: IsolatedSession, *arguments: Any) -> Any:
+        if session.what == what:
+            victim = session.open().number
+            threading.Timer(0.5, os.kill, (victim, signal.SIGKILL)).start()
+        return usual(session, *arguments)
+
+    monkeypatch.setattr(IsolatedSession, "run", run)

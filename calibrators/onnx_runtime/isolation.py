@@ -255,7 +255,7 @@ class IsolatedSession:
         """
         self._isolation = isolation
         self._recipe = recipe
-        self._what = what
+        self.what = what
         self._lock = threading.Lock()
         self._process: _Process | None = None
         self._interface: tuple[list[Value], list[Value]] = [], []
@@ -313,7 +313,7 @@ class IsolatedSession:
         try:
             return process.ask(action, arguments)
         except _Died as death:
-            message = f"onnxruntime's process {death} while {doing} {self._what}"
+            message = f"onnxruntime's process {death} while {doing} {self.what}"
             raise RuntimeCrash(message, death.printed, killed=death.killed) from death
 
 
@@ -354,6 +354,11 @@ class _Process:
         widen_pipe(self._answers)
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
+
+    @property
+    def number(self) -> int:
+        """The number that the system gave to the process."""
+        return self._popen.pid
 
     def ask(self, action: str, arguments: tuple[Any, ...]) -> Any:
         """Send a request and return its answer, or raise the error in the answer.

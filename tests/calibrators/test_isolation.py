@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -30,7 +29,7 @@ from calibrators.onnx_runtime.isolation import (
 )
 from calibrators.onnx_runtime.session import open_session
 from tests.models import normal, parse, run, weight
-from tests.native_faults import captured_mover, endless
+from tests.native_faults import captured_mover, endless, kill_runs_of
 
 POSIX = pytest.mark.skipif(os.name == "nt", reason="there are no signals to send")
 
@@ -58,7 +57,7 @@ def process_id() -> int:
     """The other process."""
     isolation = current()
     assert isolation is not None
-    return isolation.process()._popen.pid
+    return isolation.process().number
 
 
 def gone(number: int, seconds: float = 10) -> bool:
@@ -200,10 +199,12 @@ def test_a_crash_is_an_error_and_other_sessions_go_on() -> None:
 
 
 @POSIX
-def test_a_process_that_is_killed_while_it_runs() -> None:
+def test_a_process_that_is_killed_while_it_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kill_runs_of("the endless one", monkeypatch)
     with isolated():
         session = open_session(endless(), what="the endless one")
-        threading.Timer(0.5, os.kill, (process_id(), signal.SIGKILL)).start()
         with pytest.raises(
             RuntimeCrash, match=r"ended by SIGKILL .* while running the endless one"
         ) as crash:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-import signal
 import sys
-import threading
 from collections.abc import Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import get_all_start_methods, get_context
@@ -18,7 +16,7 @@ import onnx
 import pytest
 
 from calibrators.errors import RuntimeCrash
-from calibrators.onnx_runtime.isolation import current, isolated
+from calibrators.onnx_runtime.isolation import isolated
 from calibrators.onnx_runtime.session import open_session
 from quark_onnx import (
     analyze,
@@ -32,7 +30,7 @@ from quark_onnx import (
 from quark_onnx.errors import ConfigError, ModelError, RuntimeCrashError
 from quark_onnx.plan import Keep, Use
 from tests.models import MODELS, normal, parse, run, samples, weight
-from tests.native_faults import captured_mover, endless
+from tests.native_faults import captured_mover, endless, kill_runs_of
 
 POSIX = pytest.mark.skipif(os.name == "nt", reason="there are no signals to send")
 
@@ -170,25 +168,21 @@ def test_the_error_of_a_crash_names_models_and_step(tmp_path: Path) -> None:
 
 @POSIX
 @pytest.mark.parametrize("which", ["float", "other"])
-def test_a_crash_while_samples_are_run(which: str) -> None:
+def test_a_crash_while_samples_are_run(
+    which: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Killed while it is busy; the message says with which of the models."""
     ends, endures = endless(conditional=True), endless()
     data = [{"x": np.ones((1, 4), np.float32)}]
-
-    def kill() -> None:
-        isolation = seen[0]
-        os.kill(isolation.process()._popen.pid, signal.SIGKILL)
-
-    with isolated():
-        seen = [current()]
-        threading.Timer(1.5, kill).start()
-        with pytest.raises(
-            RuntimeCrashError, match=r"SIGKILL .*memory runs out"
-        ) as crash:
-            if which == "float":
-                quantize(endures, data)
-            else:
-                compare(ends, endures, data)
+    kill_runs_of(f"the {which} model", monkeypatch)
+    with (
+        isolated(),
+        pytest.raises(RuntimeCrashError, match=r"SIGKILL .*memory runs out") as crash,
+    ):
+        if which == "float":
+            quantize(endures, data)
+        else:
+            compare(ends, endures, data)
     assert f"while running the {which} model" in str(crash.value)
 
 
