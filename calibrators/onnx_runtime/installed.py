@@ -5,8 +5,13 @@ None of them is a dependency of ``quark-onnx-core``, as two of them overwrite ea
 
 from __future__ import annotations
 
+import re
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
+from pathlib import Path
+
+#: Oldest supported release: QuantizeLinear for 4 and 16 bits, and numpy 2.
+OLDEST = (1, 20)
 
 #: What to install, by device.
 COMMANDS = """\
@@ -14,12 +19,19 @@ COMMANDS = """\
   NVIDIA GPU                     pip install onnxruntime-gpu
   GPU on Windows (DirectML)      pip install onnxruntime-directml
   Ryzen AI                       the environment of the Ryzen AI Software has its own build"""
+_UPGRADES = COMMANDS.replace("pip install", "pip install --upgrade").replace(
+    "has its own build", "of a later release"
+)
 
 
 def require_onnxruntime() -> None:
-    """Raise ImportError, with the commands that install one, where there is no onnxruntime.
+    """Check that a complete onnxruntime of a supported release is installed.
 
     onnxruntime is not imported.
+
+    Raises:
+        ImportError: onnxruntime is missing, incomplete or too old; the message has the commands
+            that install it.
     """
     try:
         spec = find_spec("onnxruntime")
@@ -38,8 +50,38 @@ def require_onnxruntime() -> None:
             f" them, and install one again with --force-reinstall:\n{COMMANDS}",
             name="onnxruntime",
         )
+    version = _version(spec)
+    if _release(version) < OLDEST:
+        oldest = ".".join(map(str, OLDEST))
+        raise ImportError(
+            f"quark_onnx needs onnxruntime {oldest} or later, and {version} is installed"
+            f" in {Path(spec.origin or '').parent}. Upgrade the build that is"
+            f" installed:\n{_UPGRADES}",
+            name="onnxruntime",
+        )
 
 
 def _is_remainder(spec: ModuleSpec) -> bool:
     """Return whether only a folder without ``__init__.py`` is left."""
     return spec.origin is None and spec.submodule_search_locations is not None
+
+
+def _version(spec: ModuleSpec) -> str:
+    """Return the version in ``__init__.py``; empty if the file does not state a version.
+
+    All builds have this line, whatever the name of their distribution is.
+    """
+    if spec.origin is None:
+        return ""
+    try:
+        text = Path(spec.origin).read_text(encoding="utf-8")
+    except (OSError, ValueError):  # a compiled file, or a file in an archive
+        return ""
+    found = re.search(r"""^__version__ = ["'](.+)["']""", text, re.MULTILINE)
+    return found[1] if found else ""
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """Return major and minor number; the oldest supported release for an unknown version."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    return (int(found[1]), int(found[2])) if found else OLDEST

@@ -23,6 +23,7 @@ from quark_onnx.analysis.keys import config_key
 from quark_onnx.analysis.space import Trial
 from quark_onnx.config import to_dict
 from quark_onnx.errors import ConfigError, MissingDependency
+from quark_onnx.extras import pip_install
 
 if TYPE_CHECKING:
     import optuna
@@ -260,8 +261,8 @@ def _import_optuna() -> Any:
         import optuna
     except ImportError as error:
         raise MissingDependency(
-            f"{error.name or error} is not installed; a search needs Optuna: pip"
-            " install 'quark-onnx[search]'",
+            f"{error.name or error} is not installed; a search needs Optuna:"
+            f" {pip_install('search')}",
         ) from error
     return optuna
 

@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import Any
 
 from quark_onnx.errors import MissingDependency
+from quark_onnx.extras import pip_install
 
 
 def torch_side(name: str) -> Any:
@@ -21,6 +22,6 @@ def torch_side(name: str) -> Any:
         return import_module(name)
     except ImportError as error:
         raise MissingDependency(
-            f"{error.name or error} is not installed; language models need it: pip"
-            " install 'quark-onnx[llm]'",
+            f"{error.name or error} is not installed; language models need it:"
+            f" {pip_install('llm')}",
         ) from error

@@ -20,7 +20,7 @@ LAYERS = """
 calibrators
 calibrators.onnx_runtime
 calibrators.readers
-errors version progress_bars
+errors version extras progress_bars
 registry progress page
 kernels
 functions

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 import quark_onnx
+from calibrators.onnx_runtime.installed import OLDEST
 
 tomllib = pytest.importorskip("tomllib", reason="Python 3.11 reads pyproject.toml")
 
@@ -40,6 +41,8 @@ def test_the_core_depends_on_no_onnxruntime() -> None:
         "onnxruntime-gpu",
         "onnxruntime-directml",
     ]
+    oldest = ".".join(map(str, OLDEST))
+    assert {build.partition(">=")[2] for [build] in builds} == {oldest}
     for extra in CORE["optional-dependencies"].keys() - INNER - {"oga"}:
         for name in CORE["optional-dependencies"][extra]:
             assert re.match(r"onnxruntime(?!-extensions)", name) is None

@@ -48,6 +48,36 @@ def test_a_folder_that_another_build_has_left(tmp_path: Path) -> None:
     assert "--force-reinstall" in finished.stderr
 
 
+@pytest.mark.parametrize(
+    ("line", "too_old"),
+    [
+        ('__version__ = "1.19.2"', True),
+        ("__version__ = '0.9'", True),
+        ('__version__ = "1.20.0"', False),
+        ('__version__ = "1.23.0.dev20250926"', False),
+        ('__version__ = "2.0.0"', False),
+        ('__version__ = "unknown"', False),
+        ("from .version import __version__", False),
+    ],
+)
+def test_an_old_release(tmp_path: Path, line: str, too_old: bool) -> None:
+    folder = tmp_path / "onnxruntime"
+    folder.mkdir()
+    (folder / "__init__.py").write_text(f"{line}\n", encoding="utf-8")
+    spec = f"__import__('importlib').machinery.PathFinder.find_spec(name, [{str(tmp_path)!r}])"
+    finished = imported(spec, "import quark_onnx")
+    if not too_old:
+        assert (finished.returncode, finished.stderr) == (0, "")
+        return
+    version = line.split("=")[1].strip(" \"'")
+    assert finished.returncode == 1
+    assert (
+        f"ImportError: quark_onnx needs onnxruntime 1.20 or later, and {version} is"
+        f" installed in {folder}. Upgrade the build that is installed:\n"
+    ) in finished.stderr
+    assert "pip install --upgrade onnxruntime-gpu\n" in finished.stderr
+
+
 def test_numbers_alone_need_none() -> None:
     code = "import calibrators; print(calibrators.create('minmax'))"
     finished = imported("None", code)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from quark_onnx.errors import ConfigError, DataError, MissingDependency, nearest
+from quark_onnx.extras import pip_install
 from quark_onnx.torch.checkpoints.load import load_checkpoint
 
 #: By task, then by metric.
@@ -176,5 +177,5 @@ def _library(name: str) -> Any:
     except ImportError as error:
         missing = error.name or "lm_eval"
         raise MissingDependency(
-            f"{missing} is not installed; tasks need it: pip install 'quark-onnx[eval]'",
+            f"{missing} is not installed; tasks need it: {pip_install('eval')}",
         ) from error

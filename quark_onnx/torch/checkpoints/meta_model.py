@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from quark_onnx.errors import ConfigError, MissingDependency, ModelError
+from quark_onnx.extras import pip_install
 from quark_onnx.torch.checkpoints.safetensors_io import read_json
 from quark_onnx.torch.models.experts import unfuse_experts
 
@@ -152,6 +153,6 @@ def _transformers() -> Any:
         import transformers
     except ImportError as error:
         raise MissingDependency(
-            "language models need transformers: pip install 'quark-onnx[llm]'",
+            f"language models need transformers: {pip_install('llm')}",
         ) from error
     return transformers

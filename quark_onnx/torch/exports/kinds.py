@@ -12,6 +12,7 @@ import torch
 
 from calibrators.scratch import ScratchFolder
 from quark_onnx.errors import ConfigError, MissingDependency, nearest
+from quark_onnx.extras import pip_install
 from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
 from quark_onnx.torch.checkpoints.load import load_checkpoint
 from quark_onnx.torch.checkpoints.safetensors_io import check_free
@@ -94,7 +95,7 @@ def _check(
         )
     if "onnx" in kinds and find_spec("onnxscript") is None:
         raise MissingDependency(
-            "an ONNX model needs the package onnxscript: pip install 'quark-onnx[llm]'",
+            f"an ONNX model needs the package onnxscript: {pip_install('llm')}",
         )
 
 

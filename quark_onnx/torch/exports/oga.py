@@ -20,6 +20,7 @@ import torch
 
 from calibrators.scratch import ScratchFolder
 from quark_onnx.errors import AccuracyError, ConfigError, MissingDependency, ModelError
+from quark_onnx.extras import pip_install
 from quark_onnx.torch.checkpoints.load import load_checkpoint
 from quark_onnx.torch.checkpoints.safetensors_io import check_free, read_json
 from quark_onnx.torch.models.structure import vocabulary_of
@@ -116,8 +117,8 @@ def check_oga(output: Path) -> None:
     """Raise the errors of ``write_oga`` that are known in advance."""
     if find_spec("onnxruntime_genai") is None:
         raise MissingDependency(
-            "onnxruntime-genai is not installed, whose model builder is needed: pip"
-            " install 'quark-onnx[oga]'",
+            "onnxruntime-genai is not installed, whose model builder is needed:"
+            f" {pip_install('oga')}",
         )
     check_free(output)
 

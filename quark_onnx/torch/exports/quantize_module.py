@@ -11,6 +11,7 @@ from onnx import ModelProto
 
 from quark_onnx.api import Config, quantize_static
 from quark_onnx.errors import MissingDependency
+from quark_onnx.extras import pip_install
 
 if TYPE_CHECKING:
     from torch import nn
@@ -66,7 +67,7 @@ def quantize_module(  # noqa: PLR0913
         or importlib.util.find_spec("onnxscript") is None
     ):
         raise MissingDependency(
-            "quantize_module needs torch and onnxscript: pip install 'quark-onnx[torch]'",
+            f"quantize_module needs torch and onnxscript: {pip_install('torch')}",
         )
     from quark_onnx.torch.exports.onnx.float_module import exported
 

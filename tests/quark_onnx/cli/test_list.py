@@ -12,6 +12,7 @@ import pytest
 
 from calibrators import CALIBRATORS
 from quark_onnx.config import from_dict
+from quark_onnx.extras import pip_install
 from quark_onnx.npu import Recipe
 from quark_onnx.registry import (
     ALGORITHMS,
@@ -65,9 +66,7 @@ def test_algorithms_need_torch(cli: Any, monkeypatch: pytest.MonkeyPatch) -> Non
         raise ImportError(name="torch")
 
     monkeypatch.setattr("quark_onnx.cli.torch_side.import_module", missing)
-    line = (
-        "torch is not installed; language models need it: pip install 'quark-onnx[llm]'"
-    )
+    line = f"torch is not installed; language models need it: {pip_install('llm')}"
     assert cli("list", "algorithms").error == line
     finished = cli("list")
     assert (

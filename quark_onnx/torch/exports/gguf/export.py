@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from quark_onnx.errors import ConfigError, MissingDependency, nearest
+from quark_onnx.extras import pip_install
 from quark_onnx.torch.checkpoints.meta_model import float_config_of
 from quark_onnx.torch.checkpoints.safetensors_io import Reader, StoredTensor, read_json
 from quark_onnx.torch.exports.gguf import container
@@ -229,8 +230,7 @@ def _need(*packages: str) -> None:
     for package in packages:
         if find_spec(package) is None:
             raise MissingDependency(
-                f"a GGUF file needs the package {package}: pip install"
-                " 'quark-onnx[llm]'",
+                f"a GGUF file needs the package {package}: {pip_install('llm')}",
             )
 
 
