@@ -61,6 +61,7 @@ from quark_onnx.report.verdict import (
     VerdictCollector,
 )
 from quark_onnx.steps import (
+    Calibrated,
     Calibration,
     Finished,
     GivenRanges,
@@ -68,10 +69,10 @@ from quark_onnx.steps import (
     Judging,
     Keyed,
     Limits,
-    Params,
     Planned,
     Ranges,
     Reference,
+    ResolvedPlan,
     RunData,
     all_plans,
     apply_target_constraints,
@@ -143,7 +144,9 @@ def run(
         made_up = RunData(random_sample(job.graph, job.reference), random=True)
         known = job.plan(made_up, progress)
         if job.calibration is not None or not unmeasured(known.graph, known.plan):
-            return job.finish(known, _known_ranges(known), made_up, progress)
+            found = _known_ranges(known)
+            measured = known.with_plans(found.plan, found.insides)
+            return job.finish(measured, found.ranges, made_up, progress)
     reader = reader_for(job.graph, data, config)
     first = first_sample(reader)
     least = (
@@ -158,7 +161,7 @@ def run(
         run_data = RunData(first, held, spool, random=reader.random)
         planned = job.plan(run_data, progress)
         with Progress(progress, reader.length, "calibrating", "sample") as bar:
-            ranges = calibrate(
+            found = calibrate(
                 planned.graph,
                 planned.plan,
                 spool if config.rereads else held,
@@ -167,17 +170,18 @@ def run(
                 executor=executor,
                 progress=bar.update,
             )
-        return _finished(job, planned, ranges, run_data, progress)
+        measured = planned.with_plans(found.plan, found.insides)
+        return _finished(job, measured, found.ranges, run_data, progress)
 
 
-def _known_ranges(planned: Planned) -> Ranges:
+def _known_ranges(planned: Planned) -> Calibrated:
     """Return the ranges of an earlier calibration, for a run without data.
 
     Raises:
         ConfigError: ranges are missing.
     """
     if planned.keyed is None:
-        return {}
+        return Calibrated(planned.plan, {}, planned.insides)
     unknown = missing(planned.graph, planned.plan, planned.keyed)
     if not unknown and not planned.insides:
         return calibrate(planned.graph, planned.plan, (), keyed=planned.keyed)
@@ -451,7 +455,7 @@ class Job:
                 make_plan(graph, config, strict=False),
                 plan_insides(graph, config),
             )
-        give_up_late(insides, vendor=config.form == "vendor")
+        insides = give_up_late(insides, vendor=config.form == "vendor")
         if graph.store is not None:
             notes.append(
                 "a large model: it is verified without onnxruntime's graph"
@@ -493,11 +497,11 @@ class Job:
             progress: as for ``quantize_static``.
         """
         graph, plan, config = planned.graph, planned.plan, planned.config
-        notes = [
-            *planned.notes,
-            *(keep_sensitive_ops_float(graph, plan, ranges) if config.safe else []),
-        ]
-        params = compute_qparams(graph, plan, ranges)
+        notes = list(planned.notes)
+        if config.safe:
+            plan, kept = keep_sensitive_ops_float(graph, plan, ranges)
+            notes += kept
+        plan, params = compute_qparams(graph, plan, ranges)
         limits = Limits(graph, plan, params, config)
         count = apply_target_constraints(limits, params)
         notes += (
@@ -519,8 +523,9 @@ class Job:
         notes += (
             [f"{count} scales moved by the error of the layers behind"] if count else []
         )
-        graph, layers = self._refine(planned, params, data, progress, notes)
-        compute_bias_qparams(graph, plan, params)
+        resolved = ResolvedPlan(plan, params)
+        graph, plan, layers = self._refine(graph, resolved, data, progress, notes)
+        plan = compute_bias_qparams(graph, plan, params)
         graph = accept_biases(
             graph,
             corrected,
@@ -636,21 +641,21 @@ class Job:
 
     def _refine(
         self,
-        planned: Planned,
-        params: Params,
+        graph: Graph,
+        resolved: ResolvedPlan,
         data: RunData,
         progress: bool | None,
         notes: list[str],
-    ) -> tuple[Graph, list[LayerResult]]:
+    ) -> tuple[Graph, Plan, list[LayerResult]]:
         """Let layer optimizers choose codes and biases.
 
         If the minimum output SQNR on held-out samples is below that of round to nearest, nothing
         is changed.
 
         Returns:
-            The graph with the chosen values, and the result for each layer.
+            The graph with the chosen values, its plan, and the result for each layer.
         """
-        graph, plan = planned.graph, planned.plan
+        plan, params = resolved
         chosen = [
             optimizer
             for optimizer in self.config.optimizers
@@ -662,20 +667,17 @@ class Job:
                 if self.resume
                 else []
             )
-            return graph, []
+            return graph, plan, []
         names = ", ".join(optimizer.name for optimizer in chosen)
         if not len(data.again):
             notes.append(f"{names}: left out, there is no calibration data")
-            return graph, []
+            return graph, plan, []
         notes.append(
             f"{names}: cost both models one more run over {len(data.again)} samples,"
             " layer by layer",
         )
-        compute_bias_qparams(
-            graph,
-            plan,
-            params,
-        )  # raises weight scales that are too small for int32 biases
+        # raises weight scales that are too small for int32 biases
+        plan = compute_bias_qparams(graph, plan, params)
         before = Snapshot.of(graph, plan, params)
         plain = min_output_sqnr(
             graph,
@@ -693,7 +695,7 @@ class Job:
             show=progress,
             resume=self.resume,
         )
-        compute_bias_qparams(graph, plan, params)
+        plan = compute_bias_qparams(graph, plan, params)
         sqnr = min_output_sqnr(
             graph,
             plan,
@@ -703,12 +705,12 @@ class Job:
         )
         if plain is None or sqnr is None or sqnr >= plain:
             notes += found.notes
-            return graph, found.layers
+            return graph, plan, found.layers
         notes.append(
             f"{names}: left out; an output has {sqnr:.2f} dB SQNR with it on samples"
             f" held out, and {plain:.2f} dB with every weight rounded to the nearest",
         )
-        return before.restore(plan, params), []
+        return *before.restore(params), []
 
     def _report(
         self,

@@ -41,9 +41,9 @@ class Stages:
     ) -> Stages:
         graph = Graph.of(model)
         plan = make_plan(graph, config)
-        ranges = calibrate(graph, plan, data or samples(model))
-        params = compute_qparams(graph, plan, ranges)
-        compute_bias_qparams(graph, plan, params)
+        plan, ranges, _ = calibrate(graph, plan, data or samples(model))
+        plan, params = compute_qparams(graph, plan, ranges)
+        plan = compute_bias_qparams(graph, plan, params)
         return cls(
             graph,
             plan,

@@ -1,5 +1,6 @@
 """Decide the number format of every tensor before any node changes."""
 
+from quark_onnx.plan.builder import PlanBuilder
 from quark_onnx.plan.entries import (
     BiasOf,
     Entry,
@@ -22,6 +23,7 @@ __all__ = [
     "Keep",
     "NodeSpec",
     "Plan",
+    "PlanBuilder",
     "Quantize",
     "SameAs",
     "Use",

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from calibrators.shown import printable
 from quark_onnx.graph import Node
 from quark_onnx.plan.entries import Keep, Use
-from quark_onnx.plan.plan import Plan
+
+if TYPE_CHECKING:
+    from quark_onnx.plan.plan import Plan
 
 
 def explain(plan: Plan) -> str:

@@ -1,20 +1,24 @@
-"""Record the decision for every tensor as data, and provide the verbs for rules."""
+"""The decision for every tensor, as a value."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TypeVar
 
 import numpy as np
 from onnx import TensorProto
 
-from quark_onnx.config import QuantizationSpec, TensorOverrides
-from quark_onnx.dtypes import Block, Integer
+from quark_onnx.config import TensorOverrides
 from quark_onnx.errors import PlanError
 from quark_onnx.graph import Graph, Node, ShapeArithmetic
-from quark_onnx.plan.blocks import in_blocks
-from quark_onnx.plan.entries import BiasOf, Entry, Keep, Quantize, SameAs, Use
-from quark_onnx.plan.integer import has_integer_product, with_one_zero_point
-from quark_onnx.plan.select import EXCLUDED, NodeSpec
+from quark_onnx.plan.entries import Entry, Keep, Quantize, SameAs, Use
+from quark_onnx.plan.explain import explain
+from quark_onnx.plan.select import NodeSpec
+
+P = TypeVar("P", bound="Plan")
 
 #: Larger constants mean "never", as in attention masks; a scale that spans them rounds signals to
 #: 0.
@@ -43,6 +47,9 @@ class Asked:
 class Plan:
     """Decisions per use of a tensor, and the nodes that stay float.
 
+    A plan is a value: it never changes. ``PlanBuilder.of(plan)`` makes a copy to change, and
+    ``print(plan)`` shows the decisions, node by node.
+
     Attributes:
         graph: the planned model, which a plan never changes.
         specs: the settings of each node.
@@ -57,16 +64,23 @@ class Plan:
         asked: overrides for single tensors and operator types.
     """
 
+    entries: Mapping[Use, Entry]
+    kept: Mapping[str, str]
+    spoken: AbstractSet[str]
+
     def __init__(  # noqa: PLR0913  the settings of a plan are independent
         self,
         graph: Graph,
-        specs: dict[Node, NodeSpec],
+        specs: Mapping[Node, NodeSpec],
         *,
         safe: bool = True,
         fuses: bool = False,
         aligns: bool = False,
         shapes: ShapeArithmetic | None = None,
         asked: Asked | None = None,
+        entries: Mapping[Use, Entry] | None = None,
+        kept: Mapping[str, str] | None = None,
+        spoken: Iterable[str] = (),
     ) -> None:
         self.graph = graph
         self.specs = specs
@@ -75,210 +89,16 @@ class Plan:
         self.aligns = aligns
         self.shapes = shapes or ShapeArithmetic.of(graph)
         self.asked = asked or Asked()
-        self.entries: dict[Use, Entry] = {}
-        self.kept: dict[str, str] = {}
-        self.spoken: set[str] = set()
+        self.entries = MappingProxyType(dict(entries or {}))
+        self.kept = MappingProxyType(dict(kept or {}))
+        self.spoken = frozenset(spoken)
 
-    # -- verbs for rules
-    # -------------------------------------------------------------------------------------------
+    def __str__(self) -> str:
+        return explain(self)
 
-    def activation(
-        self,
-        node: Node,
-        *tensors: str,
-        bounds: tuple[float, float] | None = None,
-        along: int | None = None,
-    ) -> None:
-        """Request quantization of tensors as activations of ``node``; they may be constant.
-
-        The producer of a tensor decides first. A reader that needs another format gets an entry of
-        its own.
-
-        Args:
-            node: the node that reads or computes the tensors.
-            *tensors: names; empty ones are ignored.
-            bounds: range of the values, if known.
-            along: axis over which ``node`` sums products of the values, along which blocks run.
-        """
-        spec = self.specs[node].activation
-        if spec is not None and spec.dynamic:
-            self._dynamic(node, tensors, spec)
-            return
-        for tensor in tensors:
-            if spec is None or self.ineligible(tensor) or not self._holds(tensor, spec):
-                continue
-            if node.kind in self.asked.silent and tensor in node.outputs:
-                continue
-            axis = None
-            if spec.per_channel and bounds is None:
-                axis = self._channels(tensor)
-            elif isinstance(spec.dtype, Block):
-                axis = self._axis(tensor, along)
-            if self.graph.is_constant(tensor):
-                # The values are known: clipping would only lose information.
-                known = spec.with_(calibrator="minmse" if spec.pow2 else "minmax")
-                self._put(node, tensor, Quantize(known, axis))
-            else:
-                self._put(node, tensor, Quantize(spec, axis, bounds))
-
-    def weight(
-        self,
-        node: Node,
-        tensor: str,
-        axis: int | None,
-        along: int | None = None,
-    ) -> None:
-        """Request quantization of a weight; a computed weight is an activation.
-
-        Args:
-            node: the node that reads the weight.
-            tensor: name of the weight.
-            axis: axis of the output channels; None where per-channel scales are impossible.
-            along: axis that ``node`` sums over, for blocks; None where blocks are impossible.
-        """
-        spec = self.specs[node].weight
-        activation = self.specs[node].activation
-        if not self.graph.is_constant(tensor):
-            self.activation(node, tensor, along=along)
-            return
-        if spec is None or self.ineligible(tensor):
-            return
-        if activation is not None and activation.dynamic:
-            spec = with_one_zero_point(node, spec)
-        if self._holds(tensor, spec):
-            entry = self._weight_entry(tensor, spec, axis, along)
-            self._put(node, tensor, entry)
-
-    def _weight_entry(
-        self,
-        tensor: str,
-        spec: QuantizationSpec,
-        axis: int | None,
-        along: int | None,
-    ) -> Entry:
-        channel_axis = axis if spec.per_channel else None
-        if along is None:
-            # Solvers that compensate errors along the sum need to know its axis.
-            return Quantize(spec.with_(block_size=0, solver="nearest"), channel_axis)
-        if spec.block_size:
-            shape = tuple(self.graph.initializers[tensor].dims)
-            return in_blocks(spec, shape, axis, along, padded=self.fuses)
-        if isinstance(spec.dtype, Block):
-            return Quantize(spec, along)
-        return Quantize(spec, channel_axis)
-
-    def bias(  # noqa: PLR0913  the parts of a product with a bias
-        self,
-        node: Node,
-        tensor: str,
-        x: str,
-        w: str,
-        *,
-        axis: int = 0,
-        repeat: int = 1,
-    ) -> None:
-        """Request quantization of a constant that is added to the product of ``x`` and ``w``.
-
-        Next to integers the bias gets the product of their scales, next to scaled floats it stays
-        float,
-        and in formats without a scale it is rounded like the activations.
-
-        Args:
-            node: the node that adds the bias.
-            tensor: name of the bias.
-            x: name of the activation.
-            w: name of the weight.
-            axis: axis of the bias over the channels of the weight.
-            repeat: number of repetitions of the weight's channel scales.
-        """
-        spec = self.specs[node].activation
-        entries = [self.entry(self.use(tensor, node)) for tensor in (x, w)]
-        if (
-            not self.graph.is_constant(tensor)
-            or self.ineligible(tensor)
-            or spec is None
-            or not self._holds(tensor, spec)
-        ):
-            return
-        per_tensor = isinstance(entries[0], Quantize) and entries[0].axis is None
-        if per_tensor and all(
-            isinstance(entry, Quantize) and _multiplies(entry.spec) for entry in entries
-        ):
-            self._put(
-                node,
-                tensor,
-                BiasOf(
-                    self.use(x, node),
-                    self.use(w, node),
-                    axis,
-                    repeat,
-                ),
-            )
-        elif not spec.dtype.scaled and self.quantized(x, node):
-            self._put(
-                node,
-                tensor,
-                Quantize(spec, 0 if isinstance(spec.dtype, Block) else None),
-            )
-
-    def same_as(self, node: Node, result: str, source: str) -> None:
-        """Quantize ``result``, which holds values of ``source`` only, with the scale of ``source``.
-
-        Not so if a reader has requested another format already, or if the result was kept float.
-        """
-        origin = self.entry(self.use(source, node))
-        present = self.entries.get(Use(result))
-        spec = self.specs[node].activation
-        if (
-            spec is None
-            or not isinstance(origin, Quantize)
-            or self.ineligible(result)
-            or node.kind in self.asked.silent
-        ):
-            return
-        override = self.asked.tensors.of(result)
-        if override is not None and (override.decides or override.keep):
-            self._put(node, result, Quantize(origin.spec))
-            return
-        if not origin.spec.dtype.scaled:
-            # A format without a scale has no scale to share.
-            if self._holds(result, origin.spec):
-                self._put(node, result, Quantize(origin.spec))
-        elif origin.axis is not None:
-            # The channels may lie along another axis; a dynamic run measures no channels.
-            if present is None and not spec.dynamic:
-                self._put(node, result, Quantize(origin.spec, self._channels(result)))
-        elif not origin.spec.dynamic and (
-            present is None
-            or (isinstance(present, Quantize) and _alike(origin, present))
-        ):
-            self.entries[Use(result)] = SameAs(self.use(source, node))
-
-    def keep(self, tensor: str, reason: str) -> None:
-        """Keep a tensor float, also for readers with an entry of their own."""
-        self.entries[Use(tensor)] = Keep(reason)
-        for node in self.graph.consumers(tensor):
-            use = Use(tensor, node.name)
-            if use in self.entries:
-                self.entries[use] = Keep(reason)
-
-    def keep_for(self, node: Node, tensor: str, reason: str) -> None:
-        """Let ``node`` read the float value of a tensor, whatever other nodes read."""
-        if self.static(node) and not self.ineligible(tensor):
-            self.entries[Use(tensor, node.name)] = Keep(reason)
-
-    def keep_exact(self, node: Node, tensor: str, reason: str) -> None:
-        """Let ``node`` read the float value of a tensor to compute a shape from it."""
-        if self.quantized(tensor, node):
-            self.entries[Use(tensor, node.name)] = Keep(reason)
-
-    def keep_node(self, node: Node, reason: str) -> None:
-        """Keep a node float; other nodes may still request quantized tensors."""
-        self.kept[node.name] = reason
-
-    def without(self, kind: type[Entry]) -> Plan:
-        """Return a copy without the entries of a kind, whose tensors stay float."""
-        copy = Plan(
+    def copied(self, kind: type[P], entries: Mapping[Use, Entry]) -> P:
+        """Return this plan as another class, with other entries."""
+        return kind(
             self.graph,
             self.specs,
             safe=self.safe,
@@ -286,18 +106,24 @@ class Plan:
             aligns=self.aligns,
             shapes=self.shapes,
             asked=self.asked,
+            entries=entries,
+            kept=self.kept,
+            spoken=self.spoken,
         )
-        copy.entries = {
+
+    def revised(self, changes: Mapping[Use, Entry]) -> Plan:
+        """Return a plan with some decisions replaced or added."""
+        return self.copied(Plan, {**self.entries, **changes})
+
+    def without(self, *kinds: type[Entry], uses: Iterable[Use] = ()) -> Plan:
+        """Return a plan without entries of some kinds and for some uses, which stay float."""
+        left_out = set(uses)
+        entries = {
             use: entry
             for use, entry in self.entries.items()
-            if not isinstance(entry, kind)
+            if not isinstance(entry, kinds) and use not in left_out
         }
-        copy.kept = dict(self.kept)
-        copy.spoken = set(self.spoken)
-        return copy
-
-    # -- reading
-    # ----------------------------------------------------------------------------------
+        return self.copied(Plan, entries)
 
     def use(self, tensor: str, node: Node | None = None) -> Use:
         """Return the use of ``tensor`` by ``node``."""
@@ -392,111 +218,3 @@ class Plan:
             and array.dtype.kind == "f"
             and bool(np.abs(array).max() >= HUGE)
         )
-
-    # -- inside
-    # ----------------------------------------------------------------------------------
-
-    def _dynamic(
-        self,
-        node: Node,
-        tensors: tuple[str, ...],
-        spec: QuantizationSpec,
-    ) -> None:
-        """Quantize the activation of an integer product with a scale per run.
-
-        The scale serves the product alone. Other readers compute in float, where rounding gains
-        nothing.
-        Constants stay float unless they are weights.
-        """
-        weight = self.specs[node].weight
-        if weight is None or not has_integer_product(self.graph, node, weight):
-            return
-        tensor = node.inputs[0]
-        stays = isinstance(self.entries.get(self.use(tensor, node)), Keep)
-        if (
-            tensor in tensors
-            and not stays
-            and not self.ineligible(tensor)
-            and not self.graph.is_constant(tensor)
-        ):
-            self.entries[Use(tensor, node.name)] = Quantize(spec)
-
-    def _given(self, entry: Quantize, tensor: str, reader: str) -> Entry:
-        """Apply the user's override for a tensor, as read by a node, to the rules' decision."""
-        override = self.asked.tensors.of(tensor, reader)
-        if override is None:
-            return entry
-        if override.keep:
-            return Keep(EXCLUDED)
-        if override.axis is None:
-            axis = entry.axis
-        else:
-            axis = self._axis(tensor, override.axis)
-        spec = override.applied(entry.spec)
-        return replace(
-            entry,
-            spec=spec,
-            axis=axis,
-            flat=entry.flat and spec.block_size > 0,
-            given=override,
-        )
-
-    def _put(self, node: Node, tensor: str, entry: Entry) -> None:
-        """Record a decision; after a different decision, for ``node`` alone."""
-        shared = Use(tensor)
-        if isinstance(entry, Quantize) and self.asked.tensors:
-            shared_entry = self._given(entry, tensor, "")
-            entry = self._given(entry, tensor, node.name)
-            # Another format for this reader, which gets the values rounded to the shared format.
-            if shared not in self.entries and shared_entry != entry:
-                self.entries[shared] = shared_entry
-                self.spoken.add(tensor)
-        present = self.entries.get(shared)
-        if self.graph.producer(tensor) is node:
-            self.spoken.add(tensor)
-        # A reader that knows the axis of the blocks refines a decision with an open axis.
-        refined = isinstance(entry, Quantize) and present == entry.any_axis
-        if present is None or refined:
-            self.entries[shared] = entry
-        elif not _alike(self.entry(shared), entry):
-            self.entries[Use(tensor, node.name)] = entry
-
-    def _holds(self, tensor: str, spec: QuantizationSpec) -> bool:
-        """Return whether a tensor has an axis for blocks; a known scalar has none."""
-        return bool(self.graph.shape(tensor)) or not isinstance(spec.dtype, Block)
-
-    def _channels(self, tensor: str) -> int | None:
-        """Return the channel axis of an activation, 1; None for an unknown shape."""
-        shape = self.graph.shape(tensor) or ()
-        known = len(shape) > 1 and isinstance(shape[1], int) and shape[1] > 0
-        return 1 if known else None
-
-    def _axis(self, tensor: str, axis: int | None) -> int | None:
-        """Return an axis counted from the front, if the rank is known."""
-        shape = self.graph.shape(tensor)
-        if axis is None or axis >= 0 or shape is None:
-            return axis
-        return axis % len(shape)
-
-
-def _alike(present: Entry, wanted: Entry) -> bool:
-    """Return whether a tensor with decision ``present`` serves a reader that needs ``wanted``."""
-    # A tensor that is kept float is float for all readers.
-    if isinstance(present, Keep):
-        return True
-    if isinstance(present, Quantize) and isinstance(wanted, Quantize):
-        any_axis = wanted.axis is None and isinstance(wanted.spec.dtype, Block)
-        return present.spec.alike(wanted.spec) and (
-            any_axis or present.axis == wanted.axis
-        )
-    return present == wanted
-
-
-def _multiplies(spec: QuantizationSpec) -> bool:
-    """Return whether products of the codes are integers with a static scale."""
-    return (
-        isinstance(spec.dtype, Integer)
-        and spec.dtype.bits <= 16
-        and not spec.dynamic
-        and not spec.block_size
-    )

@@ -14,7 +14,7 @@ from typing import Any
 
 from calibrators.onnx_runtime.session import open_session
 from quark_onnx.graph import Graph
-from quark_onnx.plan import Entry, Plan, Use
+from quark_onnx.plan import Plan
 from quark_onnx.report.measure import least_sqnr, measure
 from quark_onnx.report.shapes import require_same_shapes
 from quark_onnx.steps.compute_qparams import Params
@@ -30,24 +30,22 @@ class Snapshot:
     """A graph, its plan and its scales before optimizers choose codes."""
 
     graph: Graph
-    entries: dict[Use, Entry]
+    plan: Plan
     params: Params
 
     @classmethod
     def of(cls, graph: Graph, plan: Plan, params: Params) -> Snapshot:
         """Return copies, which share their weights with the originals."""
         kept = replace(params, table=dict(params.table), raised=dict(params.raised))
-        return cls(graph.copy(), dict(plan.entries), kept)
+        return cls(graph.copy(), plan, kept)
 
-    def restore(self, plan: Plan, params: Params) -> Graph:
-        """Restore plan and scales in place, and return the original graph."""
-        plan.entries.clear()
-        plan.entries.update(self.entries)
+    def restore(self, params: Params) -> tuple[Graph, Plan]:
+        """Restore the scales in place, and return the original graph and plan."""
         params.table.clear()
         params.table.update(self.params.table)
         params.raised.clear()
         params.raised.update(self.params.raised)
-        return self.graph
+        return self.graph, self.plan
 
 
 def min_output_sqnr(

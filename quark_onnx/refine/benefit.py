@@ -16,7 +16,7 @@ from quark_onnx.errors import QuarkError
 from quark_onnx.graph import Graph
 from quark_onnx.optimizers import Samples
 from quark_onnx.refine.acceptance import min_output_sqnr
-from quark_onnx.steps.calibrate import calibrate
+from quark_onnx.steps.calibrate import Ranges, calibrate
 from quark_onnx.steps.compute_qparams import compute_bias_qparams, compute_qparams
 from quark_onnx.steps.keep_sensitive_float import keep_sensitive_ops_float
 from quark_onnx.steps.make_plan import make_plan
@@ -54,15 +54,14 @@ def quantized_sqnr(
         plain = make_plan(graph, config, strict=False)
         raised, _ = raise_opset_for(graph.copy(), plain, config, reference, held_out[0])
         plan = make_plan(raised, config, strict=False)
-        ranges = (
-            calibrate(raised, plan, islice(iter(samples), _MEASURED))
-            if config.measures
-            else {}
-        )
+        ranges: Ranges = {}
+        if config.measures:
+            few = islice(iter(samples), _MEASURED)
+            plan, ranges, _ = calibrate(raised, plan, few)
         if config.safe:
-            keep_sensitive_ops_float(raised, plan, ranges)
-        params = compute_qparams(raised, plan, ranges)
-        compute_bias_qparams(raised, plan, params)
+            plan, _ = keep_sensitive_ops_float(raised, plan, ranges)
+        plan, params = compute_qparams(raised, plan, ranges)
+        plan = compute_bias_qparams(raised, plan, params)
         return min_output_sqnr(raised, plan, params, reference.session, held_out)
     except QuarkError as error:  # the check of the final model reports the error
         logger.debug(

@@ -253,11 +253,8 @@ class _Run:
 
 def _open(plan: Plan, places: list[LayerTask]) -> Plan:
     """Return the plan with float weights and biases where codes are to be chosen."""
-    opened = plan.without(BiasOf)
-    for place in places:
-        opened.entries.pop(place.use, None)
-        opened.entries.pop(Use(place.bias), None)
-    return opened
+    uses = [use for place in places for use in (place.use, Use(place.bias))]
+    return plan.without(BiasOf, uses=uses)
 
 
 @np.errstate(over="ignore", invalid="ignore")  # a NaN loss is never better

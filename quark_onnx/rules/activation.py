@@ -1,10 +1,10 @@
-"""Plan the tensors of activation functions."""
+"""PlanBuilder the tensors of activation functions."""
 
 from __future__ import annotations
 
 from quark_onnx.graph import Node
 from quark_onnx.graph.node import softmax_axis
-from quark_onnx.plan import Plan, fused_into
+from quark_onnx.plan import PlanBuilder, fused_into
 from quark_onnx.rules.base import is_control_tensor, rule, spare_masked
 
 #: Operators whose result is not quantized before a Relu or Clip that is the only reader.
@@ -25,7 +25,7 @@ _POOLING = frozenset({"MaxPool", "AveragePool", "GlobalAveragePool"})
 
 
 @rule("Relu", "Clip")
-def clipping(node: Node, plan: Plan) -> None:
+def clipping(node: Node, plan: PlanBuilder) -> None:
     """Quantize the result alone if the producer clips by its own rounding.
 
     Otherwise quantize input and result. The clipped result is the producer's result, too: an
@@ -43,7 +43,7 @@ def clipping(node: Node, plan: Plan) -> None:
         plan.activation(node, source, result)
 
 
-def _computing(node: Node, plan: Plan) -> Node | None:
+def _computing(node: Node, plan: PlanBuilder) -> Node | None:
     """Return the producer that computes the activation, too; otherwise None."""
     if not plan.asked.clipping:
         return None
@@ -59,7 +59,7 @@ def _computing(node: Node, plan: Plan) -> Node | None:
 
 
 @rule("LeakyRelu")
-def leaky(node: Node, plan: Plan) -> None:
+def leaky(node: Node, plan: PlanBuilder) -> None:
     """Quantize input and result; the result alone where the target's engine fuses them."""
     if plan.aligns:
         clipping(node, plan)
@@ -68,7 +68,7 @@ def leaky(node: Node, plan: Plan) -> None:
 
 
 @rule("HardSwish", "Gelu", "com.microsoft::Gelu", "com.microsoft::FastGelu")
-def pointwise(node: Node, plan: Plan) -> None:
+def pointwise(node: Node, plan: PlanBuilder) -> None:
     """Quantize input and result; the bias that FastGelu may add stays float."""
     plan.activation(node, node.inputs[0], node.outputs[0])
 
@@ -79,7 +79,7 @@ _CONTRIBUTED = ("QuickGelu", "ScaledSiLU", "BiasGelu", "BiasSplitGelu")
 
 
 @rule(*_SMOOTH, *_PLAIN, *(f"com.microsoft::{name}" for name in _CONTRIBUTED))
-def smooth(node: Node, plan: Plan) -> None:
+def smooth(node: Node, plan: PlanBuilder) -> None:
     """Quantize input and result, unless the input is a mask or a position.
 
     A bias that is added first stays float.
@@ -89,7 +89,7 @@ def smooth(node: Node, plan: Plan) -> None:
 
 
 @rule("PRelu")
-def prelu(node: Node, plan: Plan) -> None:
+def prelu(node: Node, plan: PlanBuilder) -> None:
     """Quantize input, slope and result; no input where the target's engine fuses them."""
     if plan.aligns and _computing(node, plan) is not None:
         clipping(node, plan)
@@ -99,7 +99,7 @@ def prelu(node: Node, plan: Plan) -> None:
 
 
 @rule("Softmax")
-def softmax(node: Node, plan: Plan) -> None:
+def softmax(node: Node, plan: PlanBuilder) -> None:
     """Quantize the input, and the result with the range 0 to 1.
 
     Over a single value the result stays float: onnxruntime's 8-bit softmax computes 0 there.
@@ -113,14 +113,14 @@ def softmax(node: Node, plan: Plan) -> None:
 
 
 @rule("Sigmoid", "HardSigmoid")
-def unit_interval(node: Node, plan: Plan) -> None:
+def unit_interval(node: Node, plan: PlanBuilder) -> None:
     """Quantize the input, and the result with its mathematical range, 0 to 1."""
     plan.activation(node, node.inputs[0])
     plan.activation(node, node.outputs[0], bounds=(0.0, 1.0))
 
 
 @rule("Tanh", "Softsign")
-def tanh(node: Node, plan: Plan) -> None:
+def tanh(node: Node, plan: PlanBuilder) -> None:
     """Quantize the input, and the result with its mathematical range, -1 to 1."""
     plan.activation(node, node.inputs[0])
     plan.activation(node, node.outputs[0], bounds=(-1.0, 1.0))

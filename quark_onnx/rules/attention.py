@@ -1,9 +1,9 @@
-"""Plan the tensors of attention operators."""
+"""PlanBuilder the tensors of attention operators."""
 
 from __future__ import annotations
 
 from quark_onnx.graph import Node
-from quark_onnx.plan import Plan
+from quark_onnx.plan import PlanBuilder
 from quark_onnx.rules.base import kept_float, rule
 
 _MS = "com.microsoft::"
@@ -16,7 +16,7 @@ _REASON = "no runtime has an integer form of it: its scores would have no scale"
     _MS + "DecoderMaskedSelfAttention",
     _MS + "LongformerAttention",
 )
-def projecting(node: Node, plan: Plan) -> None:
+def projecting(node: Node, plan: PlanBuilder) -> None:
     """Quantize input, projection weight along its output axis, and bias.
 
     The result is quantized where the engine has no float32.
@@ -41,7 +41,7 @@ def projecting(node: Node, plan: Plan) -> None:
 
 
 @rule(_MS + "DecoderAttention")
-def decoding(node: Node, plan: Plan) -> None:
+def decoding(node: Node, plan: PlanBuilder) -> None:
     """Quantize query, key and the projection weights.
 
     The result is quantized where the engine has no float32.
@@ -52,7 +52,7 @@ def decoding(node: Node, plan: Plan) -> None:
         plan.activation(node, node.outputs[0])
 
 
-def _project(node: Node, plan: Plan, x: str, w: str, bias: str) -> None:
+def _project(node: Node, plan: PlanBuilder, x: str, w: str, bias: str) -> None:
     if plan.graph.is_constant(w):
         plan.activation(node, x, along=-1)
         plan.weight(node, w, axis=1, along=0)
@@ -71,7 +71,7 @@ _CONTRIBUTED = (
 
 
 @rule(*_STANDARD, *(_MS + name for name in _CONTRIBUTED))
-def attention(node: Node, plan: Plan) -> None:
+def attention(node: Node, plan: PlanBuilder) -> None:
     """Quantize query, key, value and result; float next to integers.
 
     Integers have no scale for the scores inside.
@@ -83,7 +83,7 @@ def attention(node: Node, plan: Plan) -> None:
 
 
 @rule("RotaryEmbedding", _MS + "RotaryEmbedding", _MS + "MRotaryEmbedding")
-def rotary(node: Node, plan: Plan) -> None:
+def rotary(node: Node, plan: PlanBuilder) -> None:
     """Keep float where possible; otherwise quantize input and result.
 
     Sines and cosines stay float.
@@ -97,7 +97,7 @@ def rotary(node: Node, plan: Plan) -> None:
 
 
 @rule(_MS + "BiasSoftmax")
-def bias_softmax(node: Node, plan: Plan) -> None:
+def bias_softmax(node: Node, plan: PlanBuilder) -> None:
     """Keep float where possible, as the bias is a mask; otherwise quantize scores and result."""
     if not kept_float(node, plan, "it adds a mask before its softmax"):
         plan.activation(node, node.inputs[0])

@@ -8,11 +8,11 @@ import numpy as np
 
 from quark_onnx.dtypes import Block
 from quark_onnx.graph import Graph, Node
-from quark_onnx.plan import Plan
+from quark_onnx.plan import PlanBuilder
 from quark_onnx.registry import RULES
 
 #: A rule reads the node and writes to the plan, nothing else.
-Rule = Callable[[Node, Plan], None]
+Rule = Callable[[Node, PlanBuilder], None]
 
 #: Operators that multiply by weights, whose inputs are worth being quantized in any case.
 WEIGHTED = frozenset(
@@ -55,7 +55,7 @@ def rule(*op_types: str, override: bool = False) -> Callable[[Rule], Rule]:
     return RULES.register(*op_types, override=override)
 
 
-def kept_float(node: Node, plan: Plan, reason: str) -> bool:
+def kept_float(node: Node, plan: PlanBuilder, reason: str) -> bool:
     """Keep a node float if the engine has float arithmetic; return the decision.
 
     Without ``plan.safe``, the node is not kept.
@@ -68,7 +68,7 @@ def kept_float(node: Node, plan: Plan, reason: str) -> bool:
     return node.name in plan.kept
 
 
-def is_control_tensor(node: Node, plan: Plan, *tensors: str) -> bool:
+def is_control_tensor(node: Node, plan: PlanBuilder, *tensors: str) -> bool:
     """Keep readers of masks, positions and sizes float; return the decision."""
     for tensor in tensors:
         if plan.holds_mask_constants(tensor):
@@ -86,7 +86,7 @@ def is_control_tensor(node: Node, plan: Plan, *tensors: str) -> bool:
     return node.name in plan.kept
 
 
-def spare_masked(node: Node, plan: Plan) -> None:
+def spare_masked(node: Node, plan: PlanBuilder) -> None:
     """Keep the input of an exponential float in block formats if a mask may be part of it.
 
     So are the operands of the sum that the input comes from. A value that means "never" sets the
@@ -122,7 +122,7 @@ _CARRYING = frozenset(
 )
 
 
-def feeds_root_or_division(node: Node, plan: Plan) -> bool:
+def feeds_root_or_division(node: Node, plan: PlanBuilder) -> bool:
     """Return whether a result ends in a root, a logarithm or a denominator.
 
     Only shifts and bounds by constants may lie between. For such operators the smallest values
@@ -146,7 +146,7 @@ def feeds_root_or_division(node: Node, plan: Plan) -> bool:
     return False
 
 
-def _roots(reader: Node, plan: Plan, tensor: str) -> bool:
+def _roots(reader: Node, plan: PlanBuilder, tensor: str) -> bool:
     if reader.kind == "Pow":
         exponent = plan.graph.constant(reader.inputs[1])
         return (

@@ -1,16 +1,16 @@
-"""Plan the tensors of operators that join tensors: Concat, Pad, Scatter."""
+"""PlanBuilder the tensors of operators that join tensors: Concat, Pad, Scatter."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from quark_onnx.graph import Node
-from quark_onnx.plan import Plan
+from quark_onnx.plan import PlanBuilder
 from quark_onnx.rules.base import control, is_control_tensor, rule
 
 
 @rule("Concat")
-def concat(node: Node, plan: Plan) -> None:
+def concat(node: Node, plan: PlanBuilder) -> None:
     """Quantize every input and the result, with separate scales."""
     controls = [
         name
@@ -24,7 +24,7 @@ def concat(node: Node, plan: Plan) -> None:
 
 
 @rule("Pad")
-def pad(node: Node, plan: Plan) -> None:
+def pad(node: Node, plan: PlanBuilder) -> None:
     """Share the input's scale; use another scale if the padding value is not zero."""
     if node.input(2):
         value = plan.graph.constant(node.input(2))
@@ -42,7 +42,7 @@ def pad(node: Node, plan: Plan) -> None:
 
 
 @rule("ScatterElements", "ScatterND", "TensorScatter")
-def scatter(node: Node, plan: Plan) -> None:
+def scatter(node: Node, plan: PlanBuilder) -> None:
     """Quantize data, updates and result with separate scales, except masks."""
     if node.kind == "TensorScatter":
         updates = node.input(1)

@@ -1,14 +1,14 @@
-"""Plan the tensors of convolutions."""
+"""PlanBuilder the tensors of convolutions."""
 
 from __future__ import annotations
 
 from quark_onnx.graph import Node
-from quark_onnx.plan import Plan
+from quark_onnx.plan import PlanBuilder
 from quark_onnx.rules.base import rule
 
 
 @rule("Conv")
-def conv(node: Node, plan: Plan) -> None:
+def conv(node: Node, plan: PlanBuilder) -> None:
     """Quantize input, weight (M, C/group, ...) per output channel, int32 bias, and result."""
     x = node.input(0)
     w = node.input(1)
@@ -20,7 +20,7 @@ def conv(node: Node, plan: Plan) -> None:
 
 
 @rule("ConvTranspose")
-def conv_transpose(node: Node, plan: Plan) -> None:
+def conv_transpose(node: Node, plan: PlanBuilder) -> None:
     """Quantize like Conv, with a weight of shape (C, M/group, ...).
 
     The scale of a channel serves this channel of every group.
@@ -35,7 +35,7 @@ def conv_transpose(node: Node, plan: Plan) -> None:
 
 
 @rule("com.microsoft::FusedConv")
-def fused_conv(node: Node, plan: Plan) -> None:
+def fused_conv(node: Node, plan: PlanBuilder) -> None:
     """Quantize like Conv, with the summand."""
     x = node.input(0)
     w = node.input(1)
@@ -48,7 +48,7 @@ def fused_conv(node: Node, plan: Plan) -> None:
 
 
 @rule("DeformConv")
-def deform_conv(node: Node, plan: Plan) -> None:
+def deform_conv(node: Node, plan: PlanBuilder) -> None:
     """Quantize like Conv; the offsets and their mask stay float, as positions."""
     x = node.input(0)
     w = node.input(1)
@@ -60,7 +60,7 @@ def deform_conv(node: Node, plan: Plan) -> None:
 
 
 @rule("CausalConvWithState", "com.microsoft::CausalConvWithState")
-def causal_conv(node: Node, plan: Plan) -> None:
+def causal_conv(node: Node, plan: PlanBuilder) -> None:
     """Quantize input, weight (C, 1, ...) per channel, bias and result; the state stays float."""
     x = node.input(0)
     w = node.input(1)

@@ -1,14 +1,14 @@
-"""Plan the tensors of Einsum."""
+"""PlanBuilder the tensors of Einsum."""
 
 from __future__ import annotations
 
 from quark_onnx.graph import Node
-from quark_onnx.plan import Plan
+from quark_onnx.plan import PlanBuilder
 from quark_onnx.rules.base import is_control_tensor, rule
 
 
 @rule("Einsum")
-def einsum(node: Node, plan: Plan) -> None:
+def einsum(node: Node, plan: PlanBuilder) -> None:
     """Quantize the operands, a constant one as a weight along an axis of the result.
 
     The result is quantized where the engine has no float32.

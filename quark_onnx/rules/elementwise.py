@@ -1,9 +1,9 @@
-"""Plan the tensors of arithmetic operators."""
+"""PlanBuilder the tensors of arithmetic operators."""
 
 from __future__ import annotations
 
 from quark_onnx.graph import Node
-from quark_onnx.plan import Plan
+from quark_onnx.plan import PlanBuilder
 from quark_onnx.rules.base import (
     DECIDING,
     NORMALIZING,
@@ -19,7 +19,7 @@ _PRODUCTS = frozenset({"MatMul", "Einsum", "com.microsoft::FusedMatMul"})
 
 
 @rule("Add")
-def add(node: Node, plan: Plan) -> None:
+def add(node: Node, plan: PlanBuilder) -> None:
     """Quantize operands and result.
 
     Float for a bias of an unrounded product and, in 8 bits, for a residual stream.
@@ -34,7 +34,7 @@ def add(node: Node, plan: Plan) -> None:
         _operands(node, plan, node.inputs)
 
 
-def _is_bias(node: Node, plan: Plan, index: int) -> bool:
+def _is_bias(node: Node, plan: PlanBuilder, index: int) -> bool:
     """Return whether an operand is a constant vector added to an unshared matrix product."""
     bias = node.inputs[index]
     product = node.inputs[1 - index]
@@ -49,7 +49,7 @@ def _is_bias(node: Node, plan: Plan, index: int) -> bool:
 
 
 @rule("Div")
-def division(node: Node, plan: Plan) -> None:
+def division(node: Node, plan: PlanBuilder) -> None:
     """Quantize numerator and result; the denominator only for engines without float.
 
     The smallest values of a denominator decide the largest results.
@@ -67,32 +67,32 @@ def division(node: Node, plan: Plan) -> None:
 
 
 @rule("Sub", "Mul", "Sum", "Mean", "SwiGLU")
-def arithmetic(node: Node, plan: Plan) -> None:
+def arithmetic(node: Node, plan: PlanBuilder) -> None:
     """Quantize the operands and the result, unless an operand is a mask."""
     _operands(node, plan, node.inputs)
 
 
 @rule("Max", "Min")
-def extremes(node: Node, plan: Plan) -> None:
+def extremes(node: Node, plan: PlanBuilder) -> None:
     """Quantize operands and result, unless an operand is a mask or the result a denominator."""
     _operands(node, plan, node.inputs)
 
 
 @rule("com.microsoft::BiasAdd")
-def bias_add(node: Node, plan: Plan) -> None:
+def bias_add(node: Node, plan: PlanBuilder) -> None:
     """Quantize both summands and the result; the bias stays float."""
     _operands(node, plan, (node.input(0), node.input(2)))
 
 
 @rule("Where")
-def where(node: Node, plan: Plan) -> None:
+def where(node: Node, plan: PlanBuilder) -> None:
     """Quantize both alternatives and the result, unless an alternative is a mask."""
     _operands(node, plan, node.inputs[1:])
 
 
 def _operands(
     node: Node,
-    plan: Plan,
+    plan: PlanBuilder,
     operands: tuple[str, ...],
     quantized: tuple[str, ...] | None = None,
 ) -> None:

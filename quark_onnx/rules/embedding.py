@@ -1,16 +1,16 @@
-"""Plan the tensors of embeddings with a normalization."""
+"""PlanBuilder the tensors of embeddings with a normalization."""
 
 from __future__ import annotations
 
 from quark_onnx.graph import Node
-from quark_onnx.plan import Plan
+from quark_onnx.plan import PlanBuilder
 from quark_onnx.rules.base import RESIDUAL, rule
 
 _TABLES = slice(2, 5)
 
 
 @rule("com.microsoft::EmbedLayerNormalization")
-def embedding(node: Node, plan: Plan) -> None:
+def embedding(node: Node, plan: PlanBuilder) -> None:
     """Quantize the three tables as weights with a scale per entry.
 
     The result is quantized where the format can hold a residual stream.

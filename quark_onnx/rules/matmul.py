@@ -1,4 +1,4 @@
-"""Plan the tensors of MatMul and Gemm, also as onnxruntime fuses them.
+"""PlanBuilder the tensors of MatMul and Gemm, also as onnxruntime fuses them.
 
 Integer products are converted to float before they are rounded again, so the result is quantized
 only if a reader requests it. Integer-only hardware needs a quantized result in any case.
@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from quark_onnx.graph import Node
 from quark_onnx.patterns.conv_and_gemm import unscaled
-from quark_onnx.plan import Plan
+from quark_onnx.plan import PlanBuilder
 from quark_onnx.rules.base import rule
 
 
 @rule("MatMul")
-def matmul(node: Node, plan: Plan) -> None:
+def matmul(node: Node, plan: PlanBuilder) -> None:
     """Quantize the operands; a constant operand is a weight, per output channel.
 
     The result is quantized where the engine has no float32. A weight is (..., K, N) on the right,
@@ -42,7 +42,7 @@ def matmul(node: Node, plan: Plan) -> None:
     "com.microsoft::FusedMatMulActivation",
     "com.microsoft::TransposeMatMul",
 )
-def fused_matmul(node: Node, plan: Plan) -> None:
+def fused_matmul(node: Node, plan: PlanBuilder) -> None:
     """Quantize like MatMul, with optionally transposed operands.
 
     A stack of matrices has one scale.
@@ -70,7 +70,7 @@ def fused_matmul(node: Node, plan: Plan) -> None:
 
 
 @rule("com.microsoft::GemmFastGelu")
-def gemm_gelu(node: Node, plan: Plan) -> None:
+def gemm_gelu(node: Node, plan: PlanBuilder) -> None:
     """Quantize input and weight per output; the result where the engine has no float32."""
     plan.activation(node, node.input(0), along=-1)
     plan.weight(node, node.input(1), axis=1, along=0)
@@ -79,7 +79,7 @@ def gemm_gelu(node: Node, plan: Plan) -> None:
 
 
 @rule("Gemm", "com.microsoft::FusedGemm")
-def gemm(node: Node, plan: Plan) -> None:
+def gemm(node: Node, plan: PlanBuilder) -> None:
     """Quantize ``alpha * A * B + beta * C``: B is a weight along its output axis.
 
     C is an int32 bias if it is added unscaled.

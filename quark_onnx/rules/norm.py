@@ -1,9 +1,9 @@
-"""Plan the tensors of normalizations; their few parameters stay float at no cost."""
+"""PlanBuilder the tensors of normalizations; their few parameters stay float at no cost."""
 
 from __future__ import annotations
 
 from quark_onnx.graph import Node
-from quark_onnx.plan import Plan
+from quark_onnx.plan import PlanBuilder
 from quark_onnx.rules.base import NORMALIZING, RESIDUAL, rule
 
 
@@ -16,7 +16,7 @@ from quark_onnx.rules.base import NORMALIZING, RESIDUAL, rule
     "LRN",
 )
 @rule("com.microsoft::GroupNorm")
-def normalization(node: Node, plan: Plan) -> None:
+def normalization(node: Node, plan: PlanBuilder) -> None:
     """Quantize input and first result; further results (statistics) stay float."""
     if node.kind in NORMALIZING and plan.is_low_bit(node):
         plan.keep_node(node, RESIDUAL)
@@ -25,7 +25,7 @@ def normalization(node: Node, plan: Plan) -> None:
 
 
 @rule("LpNormalization")
-def unit_length(node: Node, plan: Plan) -> None:
+def unit_length(node: Node, plan: PlanBuilder) -> None:
     """Quantize the input, and the result with its mathematical range, -1 to 1."""
     plan.activation(node, node.inputs[0])
     plan.activation(node, node.outputs[0], bounds=(-1.0, 1.0))
@@ -35,7 +35,7 @@ def unit_length(node: Node, plan: Plan) -> None:
     "com.microsoft::SkipLayerNormalization",
     "com.microsoft::SkipSimplifiedLayerNormalization",
 )
-def skip_normalization(node: Node, plan: Plan) -> None:
+def skip_normalization(node: Node, plan: PlanBuilder) -> None:
     """Quantize both summands, result and sum, if the format can hold a residual stream."""
     if plan.is_low_bit(node):
         plan.keep_node(node, RESIDUAL)
@@ -50,7 +50,7 @@ def skip_normalization(node: Node, plan: Plan) -> None:
 
 
 @rule("com.microsoft::SkipGroupNorm")
-def skip_group_norm(node: Node, plan: Plan) -> None:
+def skip_group_norm(node: Node, plan: PlanBuilder) -> None:
     """Quantize both summands, result and sum; the bias stays float."""
     plan.activation(
         node,

@@ -1,11 +1,11 @@
-"""Plan the tensors of operators that only move values: results share the input's scale."""
+"""PlanBuilder the tensors of operators that only move values: results share the input's scale."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from quark_onnx.graph import Node
-from quark_onnx.plan import Plan, looks_up
+from quark_onnx.plan import PlanBuilder, looks_up
 from quark_onnx.rules.base import rule
 
 #: Rearrangements: every input value appears in the result once, so both may share either scale.
@@ -62,7 +62,7 @@ HANDING_ON = (
 
 
 @rule(*sorted(REARRANGING | _SELECTING))
-def passthrough(node: Node, plan: Plan) -> None:
+def passthrough(node: Node, plan: PlanBuilder) -> None:
     """Share the scale of the first input with every float result."""
     # The second result of MaxPool holds indices.
     results = node.outputs[:1] if node.kind == "MaxPool" else node.outputs
@@ -71,7 +71,7 @@ def passthrough(node: Node, plan: Plan) -> None:
 
 
 @rule("Dropout")
-def dropout(node: Node, plan: Plan) -> None:
+def dropout(node: Node, plan: PlanBuilder) -> None:
     """Share the input's scale with the result, unless the node may run in training mode."""
     training = plan.graph.constant(node.input(2)) if node.input(2) else np.False_
     if training is None or np.any(training):
@@ -81,7 +81,7 @@ def dropout(node: Node, plan: Plan) -> None:
 
 
 @rule(*sorted(_GATHERING))
-def gather(node: Node, plan: Plan) -> None:
+def gather(node: Node, plan: PlanBuilder) -> None:
     """Share the scale of a tensor with its selected rows; quantize a constant table first.
 
     Where activations stay float, a table is a weight if its codes can be gathered: dequantizing the
@@ -101,7 +101,7 @@ def gather(node: Node, plan: Plan) -> None:
 
 
 @rule("Resize", "Upsample")
-def resize(node: Node, plan: Plan) -> None:
+def resize(node: Node, plan: PlanBuilder) -> None:
     """Share the input's scale; another scale for extrapolation, float for cubic interpolation.
 
     onnxruntime has no integer cubic resize, and refuses the Q/DQ pairs around one when it changes

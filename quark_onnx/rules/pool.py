@@ -1,4 +1,4 @@
-"""Plan the tensors of averages, with separate scales for the results.
+"""PlanBuilder the tensors of averages, with separate scales for the results.
 
 An average uses only a small part of the input's range.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.traversal import reach
-from quark_onnx.plan import Plan
+from quark_onnx.plan import PlanBuilder
 from quark_onnx.rules.base import rule
 from quark_onnx.rules.passthrough import REARRANGING
 
@@ -16,7 +16,7 @@ _SCORES = frozenset({"Softmax", "LogSoftmax", "Sigmoid", "Shape"})
 
 
 @rule("AveragePool", "GlobalAveragePool")
-def average(node: Node, plan: Plan) -> None:
+def average(node: Node, plan: PlanBuilder) -> None:
     """Quantize input and result, except where onnxruntime's integer operator differs.
 
     onnxruntime's integer operator has no dilations, and counts beyond the padding in ceil mode.
@@ -58,6 +58,6 @@ def _makes_scores(graph: Graph, node: Node) -> bool:
 
 
 @rule("LpPool", "GlobalLpPool")
-def power_average(node: Node, plan: Plan) -> None:
+def power_average(node: Node, plan: PlanBuilder) -> None:
     """Quantize input and result."""
     plan.activation(node, node.inputs[0], node.outputs[0])

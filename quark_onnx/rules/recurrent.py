@@ -1,14 +1,14 @@
-"""Plan the tensors of recurrent layers: LSTM, GRU, RNN."""
+"""PlanBuilder the tensors of recurrent layers: LSTM, GRU, RNN."""
 
 from __future__ import annotations
 
 from quark_onnx.graph import Node
-from quark_onnx.plan import Plan
+from quark_onnx.plan import PlanBuilder
 from quark_onnx.rules.base import rule
 
 
 @rule("LSTM", "GRU", "RNN")
-def recurrent(node: Node, plan: Plan) -> None:
+def recurrent(node: Node, plan: PlanBuilder) -> None:
     """Quantize the weights W and R with a scale per direction.
 
     Input, bias and results are quantized where the engine has no float32. No runtime has integer

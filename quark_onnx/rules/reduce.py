@@ -1,9 +1,9 @@
-"""Plan the tensors of sums, means and norms, with separate scales for the results."""
+"""PlanBuilder the tensors of sums, means and norms, with separate scales for the results."""
 
 from __future__ import annotations
 
 from quark_onnx.graph import Node
-from quark_onnx.plan import Plan
+from quark_onnx.plan import PlanBuilder
 from quark_onnx.rules.base import (
     DECIDING,
     feeds_root_or_division,
@@ -14,7 +14,7 @@ from quark_onnx.rules.base import (
 
 
 @rule("ReduceMean", "ReduceSum", "ReduceL1", "ReduceL2", "ReduceSumSquare", "CumSum")
-def reduction(node: Node, plan: Plan) -> None:
+def reduction(node: Node, plan: PlanBuilder) -> None:
     """Quantize input and result, unless the input is a mask or the result a denominator."""
     if is_control_tensor(node, plan, node.inputs[0]) or (
         feeds_root_or_division(node, plan) and kept_float(node, plan, DECIDING)

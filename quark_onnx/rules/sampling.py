@@ -1,14 +1,14 @@
-"""Plan the tensors of operators that sample images; grids and boxes stay float."""
+"""PlanBuilder the tensors of operators that sample images; grids and boxes stay float."""
 
 from __future__ import annotations
 
 from quark_onnx.graph import Node
-from quark_onnx.plan import Plan
+from quark_onnx.plan import PlanBuilder
 from quark_onnx.rules.base import rule
 
 
 @rule("GridSample", "com.microsoft::GridSample")
-def grid_sample(node: Node, plan: Plan) -> None:
+def grid_sample(node: Node, plan: PlanBuilder) -> None:
     """Share the image's scale with nearest and linear samples; cubic ones need another.
 
     The grid stays float.
@@ -20,12 +20,12 @@ def grid_sample(node: Node, plan: Plan) -> None:
 
 
 @rule("RoiAlign", "com.microsoft::CropAndResize")
-def roi_align(node: Node, plan: Plan) -> None:
+def roi_align(node: Node, plan: PlanBuilder) -> None:
     """Quantize image and result; the boxes stay float."""
     plan.activation(node, node.inputs[0], node.outputs[0])
 
 
 @rule("Col2Im")
-def col2im(node: Node, plan: Plan) -> None:
+def col2im(node: Node, plan: PlanBuilder) -> None:
     """Quantize the input, and the result, in which overlapping blocks are added."""
     plan.activation(node, node.inputs[0], node.outputs[0])

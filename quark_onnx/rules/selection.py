@@ -1,29 +1,29 @@
-"""Plan the tensors of operators that pick indices or the largest values."""
+"""PlanBuilder the tensors of operators that pick indices or the largest values."""
 
 from __future__ import annotations
 
 from quark_onnx.graph import Node
-from quark_onnx.plan import Plan
+from quark_onnx.plan import PlanBuilder
 from quark_onnx.rules.base import kept_float, rule
 
 _RANKING = "it ranks values, of which few codes make many equal"
 
 
 @rule("TopK")
-def top(node: Node, plan: Plan) -> None:
+def top(node: Node, plan: PlanBuilder) -> None:
     """Keep float where possible, as rounding creates ties; otherwise share the input's scale."""
     if not kept_float(node, plan, _RANKING):
         plan.same_as(node, node.outputs[0], node.inputs[0])
 
 
 @rule("ArgMax", "ArgMin")
-def position(node: Node, plan: Plan) -> None:
+def position(node: Node, plan: PlanBuilder) -> None:
     """Keep float where possible, as rounding creates ties; otherwise quantize the input."""
     if not kept_float(node, plan, _RANKING):
         plan.activation(node, node.inputs[0])
 
 
 @rule("NonMaxSuppression")
-def suppression(node: Node, plan: Plan) -> None:
+def suppression(node: Node, plan: PlanBuilder) -> None:
     """Keep float: boxes and scores decide by small differences, and the result holds indices."""
     plan.keep_node(node, "it selects boxes by small differences of overlaps and scores")

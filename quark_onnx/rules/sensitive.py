@@ -1,4 +1,4 @@
-"""Plan the tensors of functions that degrade with few input codes.
+"""PlanBuilder the tensors of functions that degrade with few input codes.
 
 No runtime has an integer form of them.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from quark_onnx.dtypes import BFLOAT16
 from quark_onnx.graph import Node
-from quark_onnx.plan import Plan
+from quark_onnx.plan import PlanBuilder
 from quark_onnx.rules.base import is_control_tensor, kept_float, rule, spare_masked
 
 _FACTORS = "small and large results differ by factors, which evenly spaced codes do not tell apart"
@@ -42,7 +42,7 @@ _BOUNDS = {
 
 
 @rule(*_WHY)
-def sensitive(node: Node, plan: Plan) -> None:
+def sensitive(node: Node, plan: PlanBuilder) -> None:
     """Keep float where possible; otherwise quantize input and result."""
     if is_control_tensor(node, plan, node.inputs[0]) or kept_float(
         node,
@@ -62,7 +62,7 @@ def sensitive(node: Node, plan: Plan) -> None:
 
 
 @rule("Mod")
-def remainder(node: Node, plan: Plan) -> None:
+def remainder(node: Node, plan: PlanBuilder) -> None:
     """Quantize input and result for engines with a Mod; keep float elsewhere.
 
     Of the engines without float32, only the one for bfloat16 has Mod.

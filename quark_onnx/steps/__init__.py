@@ -2,6 +2,7 @@
 
 from quark_onnx.steps.apply_target_constraints import Limits, apply_target_constraints
 from quark_onnx.steps.calibrate import (
+    Calibrated,
     HoldOut,
     Ranges,
     calibrate,
@@ -12,6 +13,7 @@ from quark_onnx.steps.calibrate import (
 from quark_onnx.steps.calibration import Calibration, Keyed
 from quark_onnx.steps.compute_qparams import (
     Params,
+    ResolvedPlan,
     compute_bias_qparams,
     compute_qparams,
 )
@@ -55,6 +57,7 @@ __all__ = [
     "OLD_DOMAIN",
     "RENAMED",
     "Agreement",
+    "Calibrated",
     "Calibration",
     "Finished",
     "GivenRanges",
@@ -66,6 +69,7 @@ __all__ = [
     "Planned",
     "Ranges",
     "Reference",
+    "ResolvedPlan",
     "RunData",
     "Sample",
     "SubgraphPlan",

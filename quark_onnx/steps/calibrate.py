@@ -9,7 +9,7 @@ import random
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from onnx import ModelProto
 
@@ -18,7 +18,7 @@ from calibrators.onnx_runtime.control_flow import Observation, Scope
 from calibrators.onnx_runtime.runner import Progress, collect
 from quark_onnx.errors import data_errors
 from quark_onnx.graph import Graph
-from quark_onnx.plan import Plan, Quantize, Use
+from quark_onnx.plan import Plan, PlanBuilder, Quantize, Use
 from quark_onnx.steps import bounded
 from quark_onnx.steps.calibration import Keyed
 from quark_onnx.steps.run import Sample
@@ -26,6 +26,21 @@ from quark_onnx.steps.subgraph_plans import SubgraphPlan, controls, shapeless
 
 #: The measured statistic of every use.
 Ranges = dict[Use, Statistic]
+
+
+class Calibrated(NamedTuple):
+    """What calibration found.
+
+    Attributes:
+        plan: the plan; tensors that turned out to be unfit are float, with the reason.
+        ranges: the statistics of the other measured tensors.
+        insides: the bodies, with plans and ranges of their own.
+    """
+
+    plan: Plan
+    ranges: Ranges
+    insides: list[SubgraphPlan]
+
 
 #: Statistics whose merge equals the statistic of all values, independent of order.
 _EXACT = (Extremes, Histogram)
@@ -50,14 +65,12 @@ def calibrate(  # noqa: PLR0913
     others: Sequence[Plan] = (),
     executor: Executor | None = None,
     progress: Progress | None = None,
-) -> Ranges:
-    """Run the float graph over the samples once and return the measured ranges.
-
-    A tensor that turns out to be unfit is kept float in ``plan``, with the reason.
+) -> Calibrated:
+    """Run the float graph over the samples once, and measure ranges.
 
     Args:
         graph: the float graph.
-        plan: the plan of the graph; unfit tensors change to float.
+        plan: the plan of the graph.
         samples: calibration samples, read once.
         insides: bodies of the graph's nodes, with ranges of their own.
         keyed: earlier statistics, not measured again; new statistics are added in a form that
@@ -110,7 +123,7 @@ def calibrate_each(
     progress: Progress | None = None,
     *,
     keyed: Keyed | None = None,
-) -> list[Ranges]:
+) -> list[Calibrated]:
     """Return the ranges of several plans of one graph, from one pass over the samples.
 
     Bodies are skipped.
@@ -262,9 +275,10 @@ def _ranges(
     insides: Sequence[SubgraphPlan],
     found: Iterator[Statistic],
     known: Mapping[Observation, Statistic] | None = None,
-) -> Ranges:
+) -> Calibrated:
     """Return the statistics by use, in the order of the scope's observations."""
     ranges: Ranges = {}
+    changed = PlanBuilder.of(plan)
     wanted = _wanted(graph, plan)
     statistics = _statistics(graph, wanted, found, known or {})
     for observation, readers in wanted.items():
@@ -279,13 +293,22 @@ def _ranges(
             ):
                 reason = ""
             if reason and isinstance(entry, Quantize) and entry.bounds is None:
-                plan.keep(use.tensor, reason)
+                changed.keep(use.tensor, reason)
             elif not reason:
                 ranges[use] = statistic
+    bodies = list[SubgraphPlan]()
     for inside in insides:
+        measured = inside
         if inside.played:
-            inside.ranges = _ranges(inside.graph, inside.plan, inside.insides, found)
-    return ranges
+            own = _ranges(inside.graph, inside.plan, inside.insides, found)
+            measured = replace(
+                inside,
+                plan=own.plan,
+                ranges=own.ranges,
+                insides=own.insides,
+            )
+        bodies.append(measured)
+    return Calibrated(changed.build(), ranges, bodies)
 
 
 def _measured(graph: Graph, use: Use, entry: Quantize) -> bool:

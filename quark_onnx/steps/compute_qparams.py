@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,7 @@ from quark_onnx.graph import Graph
 from quark_onnx.kernels.hqq import half_quadratic
 from quark_onnx.kernels.nbits import round_to_nearest
 from quark_onnx.kernels.packing import BITS
-from quark_onnx.plan import BiasOf, Keep, Plan, Quantize, Use
+from quark_onnx.plan import BiasOf, Entry, Keep, Plan, PlanBuilder, Quantize, Use
 from quark_onnx.steps import bounded
 from quark_onnx.steps.calibrate import Ranges
 from quark_onnx.steps.join_ranges import join_ranges
@@ -60,15 +60,28 @@ class Params:
         ]
 
 
-def compute_qparams(graph: Graph, plan: Plan, ranges: Ranges) -> Params:
+class ResolvedPlan(NamedTuple):
+    """A plan with the scales and zero points of its tensors.
+
+    Attributes:
+        plan: the plan; tensors whose scale cannot be stored are float, with the reason.
+        params: the parameters.
+    """
+
+    plan: Plan
+    params: Params
+
+
+def compute_qparams(graph: Graph, plan: Plan, ranges: Ranges) -> ResolvedPlan:
     """Return the scales and zero points of every tensor except biases."""
     params = Params()
-    for use, entry in list(plan.entries.items()):
+    changes: dict[Use, Entry] = {}
+    for use, entry in plan.entries.items():
         if isinstance(entry, Quantize) and entry.spec.measured:
             if entry.given is not None and entry.given.scale:
                 params.table[use] = _given_params(graph, use, entry)
             elif _beyond_half(graph, ranges, use, entry):
-                plan.entries[use] = Keep("its scale is beyond what a float16 holds")
+                changes[use] = Keep("its scale is beyond what a float16 holds")
             elif (
                 isinstance(entry.spec.dtype, Integer)
                 and entry.spec.block_size
@@ -88,8 +101,9 @@ def compute_qparams(graph: Graph, plan: Plan, ranges: Ranges) -> Params:
                     entry,
                     _range(graph, ranges, use, entry),
                 )
+    plan = plan.revised(changes)
     join_ranges(graph, plan, params.table)
-    return params
+    return ResolvedPlan(plan, params)
 
 
 def _ranged(entry: Quantize) -> bool:
@@ -97,14 +111,18 @@ def _ranged(entry: Quantize) -> bool:
     return entry.given is not None and entry.given.ranged
 
 
-def compute_bias_qparams(graph: Graph, plan: Plan, params: Params) -> None:
+def compute_bias_qparams(graph: Graph, plan: Plan, params: Params) -> Plan:
     """Add the bias scales to ``params``; raise weight scales to avoid int32 overflow.
 
-    Biases that still overflow are kept float in ``plan``, with the reason.
+    Returns:
+        The plan, in which biases that still overflow are float, with the reason. A weight whose
+        scale is raised for one of several readers has an entry of its own for this reader.
     """
-    for use, entry in list(plan.entries.items()):
+    changed = PlanBuilder.of(plan)
+    for use, entry in plan.entries.items():
         if isinstance(entry, BiasOf):
-            _make_room(graph, plan, params, use, entry)
+            _make_room(graph, changed, params, use, entry)
+    plan = changed.build()
     for use, entry in plan.entries.items():
         if isinstance(entry, BiasOf):
             found = _bias_params(plan, params, entry)
@@ -113,6 +131,7 @@ def compute_bias_qparams(graph: Graph, plan: Plan, params: Params) -> None:
                 if entry.dtype == INT32
                 else _widened(graph, use, found, entry.dtype)
             )
+    return plan
 
 
 def _in_blocks(graph: Graph, use: Use, entry: Quantize, dtype: Integer) -> QParams:
@@ -293,7 +312,7 @@ def _widened(graph: Graph, use: Use, params: QParams, dtype: Integer) -> QParams
 
 def _make_room(
     graph: Graph,
-    plan: Plan,
+    plan: PlanBuilder,
     params: Params,
     use: Use,
     entry: BiasOf,
@@ -373,7 +392,7 @@ def _make_room(
 
 def _own_weight(
     graph: Graph,
-    plan: Plan,
+    plan: PlanBuilder,
     use: Use,
     entry: BiasOf,
     root: Use,

@@ -11,7 +11,7 @@ from collections import Counter
 
 from quark_onnx.dtypes import Block
 from quark_onnx.graph import Graph, Node, reach
-from quark_onnx.plan import Keep, Plan, Use
+from quark_onnx.plan import Keep, PlanBuilder, Use
 from quark_onnx.rules.base import WEIGHTED
 from quark_onnx.rules.passthrough import REARRANGING
 
@@ -44,7 +44,7 @@ def connected(graph: Graph, node: Node, tail: dict[Node, None]) -> dict[Node, No
     )
 
 
-def spare_decoding(plan: Plan) -> None:
+def spare_decoding(plan: PlanBuilder) -> None:
     """Keep the decoding of coordinates float, before rules are applied.
 
     Decoding is recognized by its structure after the last weighted operators: arithmetic with
@@ -70,7 +70,7 @@ def spare_decoding(plan: Plan) -> None:
                 keep_whole(plan, member, reason)
 
 
-def keep_whole(plan: Plan, node: Node, reason: str) -> None:
+def keep_whole(plan: PlanBuilder, node: Node, reason: str) -> None:
     """Keep a node float, including results and constants."""
     plan.keep_node(node, reason)
     for tensor in filter(None, node.outputs):
@@ -87,7 +87,7 @@ def _fused(graph: Graph, node: Node) -> bool:
     return producer is not None and producer.kind in WEIGHTED
 
 
-def _coarse(plan: Plan, node: Node) -> bool:
+def _coarse(plan: PlanBuilder, node: Node) -> bool:
     spec = plan.specs[node].activation
     if spec is None or spec.dynamic:
         return False

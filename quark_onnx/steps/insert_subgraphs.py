@@ -34,11 +34,11 @@ def quantize_insides(
             continue
         inner, plan = inside.graph, inside.plan
         inner.reserve(graph.names)
-        found = (
-            keep_sensitive_ops_float(inner, plan, inside.ranges) if config.safe else []
-        )
-        params = compute_qparams(inner, plan, inside.ranges)
-        compute_bias_qparams(inner, plan, params)
+        found = list[str]()
+        if config.safe:
+            plan, found = keep_sensitive_ops_float(inner, plan, inside.ranges)
+        plan, params = compute_qparams(inner, plan, inside.ranges)
+        plan = compute_bias_qparams(inner, plan, params)
         result = insert(
             inner,
             plan,

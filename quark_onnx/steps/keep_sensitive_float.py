@@ -14,7 +14,7 @@ import numpy as np
 
 from calibrators import Range, params_for
 from quark_onnx.graph import Graph, Node
-from quark_onnx.plan import Keep, Plan, Quantize
+from quark_onnx.plan import Keep, Plan, PlanBuilder, Quantize
 from quark_onnx.steps.calibrate import Ranges
 from quark_onnx.steps.decoding import connected, keep_whole, tail_of
 
@@ -27,7 +27,11 @@ _EXPONENTIAL = frozenset({"Softmax", "LogSoftmax", "Exp"})
 _DECODING = frozenset({"NonMaxSuppression", "TopK", "ArgMax", "ArgMin"})
 
 
-def keep_sensitive_ops_float(graph: Graph, plan: Plan, ranges: Ranges) -> list[str]:
+def keep_sensitive_ops_float(
+    graph: Graph,
+    plan: Plan,
+    ranges: Ranges,
+) -> tuple[Plan, list[str]]:
     """Keep operators float where quantization would destroy the output.
 
     A *tail* is a connected set of nodes that reach no weighted operator. A tail stays float if
@@ -35,21 +39,20 @@ def keep_sensitive_ops_float(graph: Graph, plan: Plan, ranges: Ranges) -> list[s
 
     Args:
         graph: the planned graph.
-        plan: the plan; decisions change to ``Keep``.
+        plan: the plan of the graph.
         ranges: the calibrated ranges.
 
     Returns:
-        Notes for the report.
+        The plan with these operators float, and notes for the report.
     """
-    notes = [
-        note
-        for node in graph.nodes
-        if node.kind in _EXPONENTIAL
-        for note in _spare_scores(node, plan, ranges)
-    ]
+    changed = PlanBuilder.of(plan)
+    notes = list[str]()
+    for node in graph.nodes:
+        if node.kind in _EXPONENTIAL:
+            notes += _spare_scores(node, changed, ranges)
     tail = tail_of(graph)
     for node in graph.nodes:
-        reason = _reason(node, plan, ranges)
+        reason = _reason(node, changed, ranges)
         if not reason:
             continue
         if node not in tail:
@@ -58,7 +61,7 @@ def keep_sensitive_ops_float(graph: Graph, plan: Plan, ranges: Ranges) -> list[s
                 " weighted operator reads it",
             )
             continue
-        if node.name in plan.kept and node.kind not in _DECODING:
+        if node.name in changed.kept and node.kind not in _DECODING:
             continue
         notes.append(
             f"{node.name} ({node.op_type}): {reason}; it and the decoding around it"
@@ -66,14 +69,14 @@ def keep_sensitive_ops_float(graph: Graph, plan: Plan, ranges: Ranges) -> list[s
         )
         for member in connected(graph, node, tail):
             keep_whole(
-                plan,
+                changed,
                 member,
                 f"part of the decoding around {node.name} ({node.op_type})",
             )
-    return notes
+    return changed.build(), notes
 
 
-def _spare_scores(node: Node, plan: Plan, ranges: Ranges) -> list[str]:
+def _spare_scores(node: Node, plan: PlanBuilder, ranges: Ranges) -> list[str]:
     """Keep the input of an exponential and its summands float if too wide.
 
     Returns:

@@ -19,6 +19,7 @@ from quark_onnx.plan import (
     BiasOf,
     Keep,
     Plan,
+    PlanBuilder,
     Quantize,
     SameAs,
     Use,
@@ -55,7 +56,7 @@ def make_plan(  # noqa: C901
     """
     aligns = bool(config.target) and TARGETS[config.target].integer_engine
     specs = select(graph, config, strict=strict)
-    plan = Plan(
+    plan = PlanBuilder(
         graph,
         specs,
         safe=config.safe,
@@ -98,10 +99,10 @@ def make_plan(  # noqa: C901
     _spare_float_readers(plan)
     _spare_shapes(plan)
     _spare_outputs(plan)
-    return plan
+    return plan.build()
 
 
-def _store_biases(plan: Plan, bias: bool | str) -> None:
+def _store_biases(plan: PlanBuilder, bias: bool | str) -> None:
     """Store biases in the configured format, or as floats."""
     for use, entry in plan.entries.items():
         if isinstance(entry, BiasOf):
@@ -109,7 +110,7 @@ def _store_biases(plan: Plan, bias: bool | str) -> None:
             plan.entries[use] = replace(entry, stored=bool(bias), dtype=dtype)
 
 
-def _spare_tied(plan: Plan) -> None:
+def _spare_tied(plan: PlanBuilder) -> None:
     """Keep an embedding table float if a float layer multiplies by the table.
 
     The table is then stored in float anyway.
@@ -151,14 +152,14 @@ def _tied(graph: Graph, table: str, other: str) -> bool:
     )
 
 
-def _hand_on(plan: Plan) -> None:
+def _hand_on(plan: PlanBuilder) -> None:
     """Pass scales on again, as a later node may have requested an earlier tensor."""
     for node in plan.graph.nodes:
         if node.kind in HANDING_ON and node.name not in plan.kept:
             RULES[node.kind](node, plan)
 
 
-def _read_floats(plan: Plan) -> None:
+def _read_floats(plan: PlanBuilder) -> None:
     """Let nodes that a rewrite created for float arithmetic read unrounded values."""
     for node in plan.graph.nodes:
         if node.float_reason and plan.kept.get(node.name) == node.float_reason:
@@ -167,7 +168,7 @@ def _read_floats(plan: Plan) -> None:
                 plan.spoken.discard(tensor)
 
 
-def _lift(plan: Plan) -> None:
+def _lift(plan: PlanBuilder) -> None:
     """Quantize before a rearrangement that only a consumer requested.
 
     The rearrangement then moves codes instead of floats.
@@ -191,7 +192,7 @@ def _lift(plan: Plan) -> None:
             plan.entries[source], plan.entries[result] = entry, SameAs(source)
 
 
-def _spare_float_readers(plan: Plan) -> None:
+def _spare_float_readers(plan: PlanBuilder) -> None:
     """Let a float node read the float value of a tensor if available."""
     for use in [
         use for use in plan.entries if use.node is None and plan.quantized(use.tensor)
@@ -208,7 +209,7 @@ def _spare_float_readers(plan: Plan) -> None:
                 )
 
 
-def _spare_shapes(plan: Plan) -> None:
+def _spare_shapes(plan: PlanBuilder) -> None:
     """Let shape arithmetic read unrounded constants and pixels.
 
     Further consumers of these tensors read rounded values.
@@ -218,7 +219,7 @@ def _spare_shapes(plan: Plan) -> None:
             plan.keep_exact(node, tensor, reason)
 
 
-def _spare_outputs(plan: Plan) -> None:
+def _spare_outputs(plan: PlanBuilder) -> None:
     """Use the output calibrator of clipping calibrators after the last weighted layer.
 
     No later layer sums over many of these values, and a classifier or detector is judged by the

@@ -15,20 +15,21 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto
 
-from calibrators import Statistic
+from calibrators import QParams, Statistic
 from calibrators.onnx_runtime.session import open_session
 from quark_onnx.config import Override, QConfig
 from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.graph import Graph, Node
 from quark_onnx.optimizers import AutoMixedPrecision, Samples
 from quark_onnx.patterns.runtime import raised_runtime
-from quark_onnx.plan import Keep, Plan, Quantize, Use, matching
+from quark_onnx.plan import Entry, Keep, Plan, Quantize, Use, matching
 from quark_onnx.progress import Progress
 from quark_onnx.report.measure import least_sqnr, measure
 from quark_onnx.steps.calibrate import Ranges, calibrate_each
 from quark_onnx.steps.calibration import Keyed
 from quark_onnx.steps.compute_qparams import (
     Params,
+    ResolvedPlan,
     compute_bias_qparams,
     compute_qparams,
 )
@@ -152,9 +153,9 @@ class _Search:
         plans = [make_plan(graph, each, strict=False) for each in either]
         with Progress(show, len(samples), "measuring ranges", "sample") as bar:
             measured = calibrate_each(graph, plans, samples, bar.update, keyed=keyed)
-        self._ranges: list[Ranges] = measured
-        self._plans = plans
-        self._solved: dict[tuple[Use, Quantize], Params] = {}
+        self._ranges = [each.ranges for each in measured]
+        self._plans = [each.plan for each in measured]
+        self._solved: dict[tuple[Use, Quantize], QParams | None] = {}
         self._goals: dict[tuple[str, ...], float] = {}
 
     def run(self) -> tuple[QConfig, Sensitivity]:
@@ -366,18 +367,20 @@ class _Search:
 
     def _built(self, plan: Plan) -> ModelProto:
         ranges: Ranges = {}
-        for use, entry in list(plan.entries.items()):
+        changes: dict[Use, Entry] = {}
+        for use, entry in plan.entries.items():
             if not isinstance(entry, Quantize) or self._graph.is_constant(use.tensor):
                 continue
             known = self._measured_as(use, entry)
             if known is not None:
-                plan.entries[use], ranges[use] = known
+                changes[use], ranges[use] = known
             elif entry.spec.measured:
-                plan.entries[use] = Keep("its range was not measured")
+                changes[use] = Keep("its range was not measured")
+        plan = plan.revised(changes)
         if self._config.safe:
-            keep_sensitive_ops_float(self._graph, plan, ranges)
-        params = self._solve(plan, ranges)
-        compute_bias_qparams(self._graph, plan, params)
+            plan, _ = keep_sensitive_ops_float(self._graph, plan, ranges)
+        plan, params = self._solve(plan, ranges)
+        plan = compute_bias_qparams(self._graph, plan, params)
         result = insert(self._graph, plan, params)
         define_functions(result)
         return result.to_model()
@@ -400,29 +403,30 @@ class _Search:
                     return planned, ranges[other]
         return None
 
-    def _solve(self, plan: Plan, ranges: Ranges) -> Params:
+    def _solve(self, plan: Plan, ranges: Ranges) -> ResolvedPlan:
         """Return scales, computed once per decision and tensor."""
         params = Params()
-        for use, entry in list(plan.entries.items()):
+        changes: dict[Use, Entry] = {}
+        for use, entry in plan.entries.items():
             if not isinstance(entry, Quantize) or not entry.spec.measured:
                 continue
             key = (Use(use.tensor), entry)
             if key not in self._solved:
-                single = Plan(self._graph, plan.specs, shapes=plan.shapes)
-                single.entries[use] = entry
-                self._solved[key] = compute_qparams(
+                single = Plan(
                     self._graph,
-                    single,
-                    {use: ranges[use]} if use in ranges else {},
+                    plan.specs,
+                    shapes=plan.shapes,
+                    entries={use: entry},
                 )
-                self._solved[key].table = {
-                    Use(use.tensor): each for each in self._solved[key].table.values()
-                }
-            if Use(use.tensor) in self._solved[key].table:
-                params.table[use] = self._solved[key].table[Use(use.tensor)]
+                own = {use: ranges[use]} if use in ranges else {}
+                found = compute_qparams(self._graph, single, own).params.table
+                self._solved[key] = found.get(use)
+            solved = self._solved[key]
+            if solved is not None:
+                params.table[use] = solved
             else:
-                plan.entries[use] = Keep("its scale cannot be stored")
-        return params
+                changes[use] = Keep("its scale cannot be stored")
+        return ResolvedPlan(plan.revised(changes), params)
 
 
 def _split(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from quark_onnx.config import QConfig
 from quark_onnx.graph import Graph
@@ -82,3 +82,7 @@ class Planned:
     notes: list[str]
     rewrites: list[str]
     keyed: Keyed | None = None
+
+    def with_plans(self, plan: Plan, insides: list[SubgraphPlan]) -> Planned:
+        """Return a copy with other plans."""
+        return replace(self, plan=plan, insides=insides)

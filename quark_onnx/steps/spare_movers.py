@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 from quark_onnx.config import Override, QConfig
 from quark_onnx.graph import Graph
-from quark_onnx.plan import Keep, Plan, Quantize, Use
+from quark_onnx.plan import Keep, Plan, PlanBuilder, Quantize, Use
 from quark_onnx.rules.passthrough import HANDING_ON
 from quark_onnx.steps.calibrate import Ranges
 from quark_onnx.steps.make_plan import make_plan
@@ -51,9 +52,8 @@ def spare_movers(
     config = config.with_(
         overrides=(*config.overrides, Override(op_types=sorted(HANDING_ON), keep=True)),
     )
-    again, inner = make_plan(graph, config, strict=False), plan_insides(graph, config)
-    ranges = _spared(again, plan, ranges)
-    _spare_bodies(inner, insides)
+    again, ranges = _spared(make_plan(graph, config, strict=False), plan, ranges)
+    inner = _spare_bodies(plan_insides(graph, config), insides)
     counts = ", ".join(
         f"{count} {kind}" for kind, count in sorted(Counter(movers).items())
     )
@@ -79,18 +79,19 @@ def _movers(plan: Plan, insides: Sequence[SubgraphPlan]) -> list[str]:
 def _spare_bodies(
     again: Sequence[SubgraphPlan],
     before: Sequence[SubgraphPlan],
-) -> None:
-    for new, old in zip(
-        again,
-        before,
-        strict=True,
-    ):  # both plans have the same bodies
-        new.ranges = _spared(new.plan, old.plan, old.ranges)
-        _spare_bodies(new.insides, old.insides)
+) -> list[SubgraphPlan]:
+    found = list[SubgraphPlan]()
+    # both plans have the same bodies
+    for new, old in zip(again, before, strict=True):
+        plan, ranges = _spared(new.plan, old.plan, old.ranges)
+        insides = _spare_bodies(new.insides, old.insides)
+        found.append(replace(new, plan=plan, ranges=ranges, insides=insides))
+    return found
 
 
-def _spared(plan: Plan, before: Plan, ranges: Ranges) -> Ranges:
-    """Let moving operators read floats; return the ranges of the quantized tensors."""
+def _spared(decided: Plan, before: Plan, ranges: Ranges) -> tuple[Plan, Ranges]:
+    """Let moving operators read floats; return plan and ranges of the quantized tensors."""
+    plan = PlanBuilder.of(decided)
     for node in plan.graph.nodes:
         if node.kind in HANDING_ON:
             plan.keep_node(node, before.kept.get(node.name, _REASON))
@@ -116,4 +117,4 @@ def _spared(plan: Plan, before: Plan, ranges: Ranges) -> Ranges:
                 use.tensor,
                 kept.reason if isinstance(kept, Keep) else _UNMEASURED,
             )
-    return found
+    return plan.build(), found

@@ -8,7 +8,7 @@ from quark_onnx.config import QuantizationSpec
 from quark_onnx.graph import Graph, Node, reach
 from quark_onnx.graph.bodies import Body
 from quark_onnx.graph.states import State
-from quark_onnx.plan import Plan
+from quark_onnx.plan import PlanBuilder
 from quark_onnx.rules.base import WEIGHTED
 from quark_onnx.rules.passthrough import HANDING_ON
 
@@ -18,7 +18,7 @@ _RECURRENT = frozenset({"LSTM", "GRU", "RNN"})
 _MOVING = HANDING_ON | {"Concat"}
 
 
-def spare_states(plan: Plan, states: Sequence[State]) -> None:
+def spare_states(plan: PlanBuilder, states: Sequence[State]) -> None:
     """Keep states float if arithmetic updates them, before rules are applied.
 
     The input stays float with its slices and rearrangements, as do the output and the
@@ -89,7 +89,7 @@ def _path(graph: Graph, state: State) -> dict[Node, None]:
 
 
 def _updates(
-    plan: Plan,
+    plan: PlanBuilder,
     output: str,
     path: dict[Node, None],
     reason: str,

@@ -14,7 +14,17 @@ from quark_onnx.dtypes import BODY_OPSET
 from quark_onnx.graph import Graph, Node, ShapeArithmetic, overridable
 from quark_onnx.graph.bodies import Body, bodies
 from quark_onnx.graph.states import State, states
-from quark_onnx.plan import EXCLUDED, OVERRIDABLE, Keep, Plan, Quantize, Use, select
+from quark_onnx.plan import (
+    EXCLUDED,
+    OVERRIDABLE,
+    Entry,
+    Keep,
+    Plan,
+    PlanBuilder,
+    Quantize,
+    Use,
+    select,
+)
 from quark_onnx.steps.make_plan import make_plan
 from quark_onnx.steps.opsets import contributed
 from quark_onnx.steps.states import inner_states
@@ -36,7 +46,7 @@ _EXCHANGED = frozenset(
 )
 
 
-@dataclass
+@dataclass(frozen=True)
 class SubgraphPlan:
     """A body with a plan.
 
@@ -93,13 +103,14 @@ def plan_insides(
         inner.reserve(graph.names)
         known = shapes.inside(body)
         carried = inner_states(graph, outer, body)
-        plan = make_plan(
+        decided = make_plan(
             inner,
             own.with_(keep_existing=True),
             strict=False,
             shapes=known,
             recurrent=carried,
         )
+        plan = PlanBuilder.of(decided)
         if config.safe:
             _spare_carried(plan, body)
         for name in body.borrowed.intersection(overridable(graph)):
@@ -111,7 +122,7 @@ def plan_insides(
             SubgraphPlan(
                 body,
                 inner,
-                plan,
+                plan.build(),
                 plan_insides(inner, own, known, carried),
                 played,
             ),
@@ -137,11 +148,17 @@ def all_plans(insides: Sequence[SubgraphPlan]) -> list[Plan]:
     ]
 
 
-def give_up_late(insides: Sequence[SubgraphPlan], *, vendor: bool) -> None:
-    """Keep tensors float if the opset lacks a format and cannot be raised."""
+def give_up_late(
+    insides: Sequence[SubgraphPlan],
+    *,
+    vendor: bool,
+) -> list[SubgraphPlan]:
+    """Return plans with float tensors where the opset lacks a format and cannot be raised."""
+    found = list[SubgraphPlan]()
     for inside in insides:
         opset = inside.graph.opset
-        for use, entry in list(inside.plan.entries.items()):
+        changes: dict[Use, Entry] = {}
+        for use, entry in inside.plan.entries.items():
             least = (
                 max(entry.min_opset, BODY_OPSET * vendor)
                 if isinstance(entry, Quantize)
@@ -152,10 +169,13 @@ def give_up_late(insides: Sequence[SubgraphPlan], *, vendor: bool) -> None:
                 and least > opset
                 and (vendor or not contributed(entry))
             ):
-                inside.plan.entries[use] = Keep(
+                changes[use] = Keep(
                     f"the model's opset is {opset}, the format needs {least}",
                 )
-        give_up_late(inside.insides, vendor=vendor)
+        plan = inside.plan.revised(changes)
+        inner = give_up_late(inside.insides, vendor=vendor)
+        found.append(replace(inside, plan=plan, insides=inner))
+    return found
 
 
 def controls(
@@ -191,7 +211,7 @@ def shapeless(inside: SubgraphPlan) -> ModelProto:
     return model
 
 
-def _spare_carried(plan: Plan, body: Body) -> None:
+def _spare_carried(plan: PlanBuilder, body: Body) -> None:
     """Keep loop-carried values float, as steps of a Loop or Scan share a scale."""
     own = [
         value.name

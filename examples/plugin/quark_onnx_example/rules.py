@@ -3,11 +3,11 @@ many values, stay float.
 """
 
 from quark_onnx.graph import Node
-from quark_onnx.plan import Plan
+from quark_onnx.plan import PlanBuilder
 from quark_onnx.rules import rule
 
 
 @rule("Det")
-def determinant(node: Node, plan: Plan) -> None:
+def determinant(node: Node, plan: PlanBuilder) -> None:
     """The matrices; determinants stay float."""
     plan.activation(node, node.inputs[0])

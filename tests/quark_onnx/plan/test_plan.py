@@ -9,7 +9,16 @@ import pytest
 from quark_onnx import Override, QConfig, QuantizationSpec
 from quark_onnx.errors import PlanError
 from quark_onnx.graph import Graph
-from quark_onnx.plan import BiasOf, Keep, Plan, Quantize, SameAs, Use, explain
+from quark_onnx.plan import (
+    BiasOf,
+    Keep,
+    Plan,
+    PlanBuilder,
+    Quantize,
+    SameAs,
+    Use,
+    explain,
+)
 from quark_onnx.steps import make_plan
 from tests.models import (
     MODELS,
@@ -97,7 +106,7 @@ def test_a_float_node_reads_a_float_value_where_there_is_one() -> None:
 
 
 def test_a_tensor_that_is_kept_is_kept_for_all() -> None:
-    plan = plan_of(CHAIN)
+    plan = PlanBuilder.of(plan_of(CHAIN))
     plan.keep("h", "because")
     turn = plan.graph.nodes[1]
     plan.activation(turn, "h")
@@ -111,9 +120,30 @@ def test_the_origin_of_a_scale() -> None:
     assert plan.entries[Use("t")] == SameAs(Use("h")) and plan.root(Use("t")) == Use(
         "h"
     )
-    plan.entries[Use("h")] = SameAs(Use("t"))
+    circle = plan.revised({Use("h"): SameAs(Use("t"))})
     with pytest.raises(PlanError, match=r"tensor [ht] has its own scale as its origin"):
-        plan.root(Use("h"))
+        circle.root(Use("h"))
+
+
+def test_a_plan_is_a_value() -> None:
+    """It cannot be written to; a builder starts with a copy, and a revision is another plan."""
+    plan = plan_of(CHAIN)
+    before = str(plan)
+    with pytest.raises(TypeError):
+        plan.entries[Use("h")] = Keep("because")  # type: ignore[index]
+    with pytest.raises(TypeError):
+        plan.kept["turn"] = "because"  # type: ignore[index]
+    builder = PlanBuilder.of(plan)
+    builder.keep("h", "because")
+    builder.keep_node(plan.graph.nodes[0], "because")
+    built = builder.build()
+    builder.keep("x", "too late")
+    assert built.entry(Use("h")) == Keep("because") and built.quantized("x")
+    assert plan.revised({Use("x"): Keep("because")}).entry(Use("x")) == Keep("because")
+    assert not any(
+        isinstance(entry, Quantize) for entry in plan.without(Quantize).entries.values()
+    )
+    assert str(plan) == before == explain(plan) and str(built) != before
 
 
 def test_why_a_tensor_cannot_be_quantized() -> None:

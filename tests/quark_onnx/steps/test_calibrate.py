@@ -86,11 +86,8 @@ def test_a_join_has_the_statistic_of_what_it_joins(
         {name: value.astype(np.float32) for name, value in feeds.items()}
         for feeds in data
     ]
-    plan = Plan(graph, {})
-    for tensor in "abcd":
-        plan.entries[Use(tensor)] = Quantize(
-            TENSOR.activation.with_(calibrator=calibrator)
-        )
+    entry = Quantize(TENSOR.activation.with_(calibrator=calibrator))
+    plan = Plan(graph, {}, entries={Use(tensor): entry for tensor in "abcd"})
     watched = list[str]()
 
     def collected(
@@ -103,7 +100,7 @@ def test_a_join_has_the_statistic_of_what_it_joins(
         return collect(model, observations, *rest, **options)
 
     monkeypatch.setattr(sys.modules[calibrate.__module__], "collect", collected)
-    ranges = calibrate(graph, plan, data)
+    ranges = calibrate(graph, plan, data).ranges
     in_order = isinstance(
         calibrator.statistic(), MovingExtremes
     )  # which does not merge to that of all values

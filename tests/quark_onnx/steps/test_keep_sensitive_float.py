@@ -30,10 +30,8 @@ def guarded(
     model: Any, config: QConfig = TENSOR, data: list[Feeds] | None = None
 ) -> tuple[Plan, list[str]]:
     graph = Graph.of(model)
-    plan = make_plan(graph, config)
-    return plan, keep_sensitive_ops_float(
-        graph, plan, calibrate(graph, plan, data or samples(model))
-    )
+    plan, ranges, _ = calibrate(graph, make_plan(graph, config), data or samples(model))
+    return keep_sensitive_ops_float(graph, plan, ranges)
 
 
 def test_the_decoding_of_a_detector_stays_float() -> None:

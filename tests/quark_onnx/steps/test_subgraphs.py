@@ -136,8 +136,8 @@ def watched(
     graph = Graph.of(model)
     config = QConfig.of("S8S8").with_(calibrator="minmax", safe=False)
     plan, insides = make_plan(graph, config), plan_insides(graph, config)
-    calibrate(graph, plan, samples, insides, **options)
-    todo, found = list(insides), {}
+    todo = calibrate(graph, plan, samples, insides, **options).insides
+    found: dict[str, Any] = {}
     while todo:
         inside = todo.pop()
         todo += inside.insides
