@@ -21,7 +21,7 @@ import torch
 from torch import nn
 from transformers.quantizers import auto
 from transformers.quantizers.base import HfQuantizer
-from transformers.utils import is_quark_available
+from transformers.utils import is_quark_available  # type: ignore[attr-defined]
 from transformers.utils.quantization_config import (
     QuantizationConfigMixin,
     QuantizationMethod,

@@ -24,16 +24,16 @@ def empty_parameters() -> Iterator[None]:
     """
     register = nn.Module.register_parameter
 
-    def emptied(self: Any, name: str, parameter: Any) -> None:
-        if parameter is not None and parameter.device.type != "meta":
-            parameter = nn.Parameter(parameter.to("meta"), requires_grad=False)
-        register(self, name, parameter)
+    def emptied(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        if param is not None and param.device.type != "meta":
+            param = nn.Parameter(param.to("meta"), requires_grad=False)
+        register(self, name, param)
 
-    nn.Module.register_parameter = emptied
+    nn.Module.register_parameter = emptied  # type: ignore[method-assign]
     try:
         yield
     finally:
-        nn.Module.register_parameter = register
+        nn.Module.register_parameter = register  # type: ignore[method-assign]
 
 
 def config_of(folder: Path, *, trust_code: bool = False) -> Any:

@@ -361,6 +361,7 @@ def _raise_kv_scales(model: Any, cache: KVCache) -> None:
         if (
             any(fnmatchcase(name, glob) for glob in cache.layers)
             and layer.output is not None
+            and layer.output.scale is not None
         ):
             layer.output.scale = layer.output.scale.clamp(min=cache.least)
 

@@ -8,6 +8,7 @@ quantized by the usual code.
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from inspect import signature
 from typing import Any
 
@@ -89,7 +90,7 @@ class Experts(nn.Module):
             A tensor of the shape of ``hidden_states``.
         """
         if top_k_index is None:
-            experts = (
+            experts: Iterator[Any] = (
                 self.get_submodule(str(index)) for index in range(self.num_experts)
             )
             parts = zip(experts, hidden_states.chunk(self.num_experts), strict=True)
@@ -101,7 +102,7 @@ class Experts(nn.Module):
             tokens, places = torch.where(top_k_index == index)
             if not len(tokens):
                 continue
-            expert = self.get_submodule(str(index))
+            expert: Any = self.get_submodule(str(index))
             x = hidden_states[tokens]
             found = (
                 expert.down_proj(self._gate(expert, x))

@@ -27,10 +27,13 @@ class _Coded(nn.Module):
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         before = dict(self._buffers)
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for name, tensor in before.items():
-            if tensor is not None and self._buffers[name].dtype != tensor.dtype:
-                self._buffers[name] = tensor.to(self._buffers[name].device)
+            moved = self._buffers[name]
+            if tensor is None or moved is None:
+                continue
+            if moved.dtype != tensor.dtype:
+                self._buffers[name] = tensor.to(moved.device)
         return self
 
 
@@ -42,6 +45,9 @@ class Rounding(_Coded):
         params: calibrated scale and zero point; None for dynamic quantization. For NVFP4, ``scale``
             is the global scale.
     """
+
+    scale: torch.Tensor | None
+    zero: torch.Tensor | None
 
     def __init__(self, spec: TensorSpec, params: Params | None = None) -> None:
         super().__init__()
@@ -78,6 +84,12 @@ class QuantizedLayer(_Coded):
     Attributes:
         origin: class of the float layer, as named by ``kind_of``.
     """
+
+    codes: torch.Tensor | None
+    scale: torch.Tensor | None
+    zero: torch.Tensor | None
+    whole: torch.Tensor | None
+    factor: torch.Tensor | None
 
     def __init__(  # noqa: PLR0913
         self,

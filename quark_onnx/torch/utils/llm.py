@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import random
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 import transformers
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.torch.calibration.text import read_windows
@@ -75,7 +75,7 @@ def get_model(  # noqa: PLR0913
     if data_type not in _TYPES:
         raise ConfigError(f"data_type is {data_type!r}{nearest(data_type, _TYPES)}")
     spread: dict[str, Any] = {"device_map": "auto"} if multi_gpu or multi_device else {}
-    model = transformers.AutoModelForCausalLM.from_pretrained(
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(
         ckpt_path,
         dtype=_TYPES[data_type],
         attn_implementation=attn_implementation,
@@ -163,7 +163,7 @@ def get_calib_dataloader(  # noqa: PLR0913
         len(windows),
     )  # keep a partial batch if it is the only one
     return DataLoader(
-        [window.to(place) for window in windows],
+        cast("Dataset[Any]", [window.to(place) for window in windows]),
         batch_size=size,
         drop_last=drop_last,
         shuffle=shuffle,
@@ -203,7 +203,11 @@ def get_loader(  # noqa: PLR0913
     """
     count = num_batch * batch_size if num_batch > 0 else None
     windows = read_windows(path, tokenizer, seqlen, count)
-    return DataLoader(windows, batch_size=batch_size, shuffle=shuffle)
+    return DataLoader(
+        cast("Dataset[Any]", windows),
+        batch_size=batch_size,
+        shuffle=shuffle,
+    )
 
 
 def prepare_for_moe_quant(model: Any, reload: bool = False) -> None:

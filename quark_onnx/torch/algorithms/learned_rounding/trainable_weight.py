@@ -49,7 +49,7 @@ def through(x: Any, rounded: Any) -> Any:
     >>> x.grad
     tensor(3.)
     """
-    return _Through.apply(x, rounded)
+    return _Through.apply(x, rounded)  # type: ignore[no-untyped-call]
 
 
 class TrainableWeight:
@@ -91,6 +91,7 @@ class TrainableWeight:
             isinstance(self._spec.dtype, Integer) and not self._spec.grid.symmetric
         )
         self.high = torch.ones_like(self._scale)
+        self.low: torch.Tensor | None
         if asymmetric:
             self.low = torch.ones_like(self._scale)
         else:

@@ -51,7 +51,7 @@ class MetaTensor(torch.Tensor):
         )
         if func == torch.Tensor.device.__get__:
             return device
-        if func == torch.Tensor.is_cuda.__get__:
+        if func == torch.Tensor.is_cuda.__get__:  # type: ignore[attr-defined]  # bool in stubs
             return device.type == "cuda"
         if any(
             isinstance(each, torch.Tensor) and not isinstance(each, MetaTensor)

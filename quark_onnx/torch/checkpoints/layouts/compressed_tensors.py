@@ -184,6 +184,7 @@ class CompressedTensorsLayout(Layout):
         )
 
     def stored_scale(self, side: str, rounding: Rounding) -> dict[str, Any]:
+        assert rounding.scale is not None
         if is_two_level(rounding.spec):
             return {f"{side}_global_scale": _inverse(rounding.scale)}
         parts = {f"{side}_scale": rounding.scale.reshape(1)}

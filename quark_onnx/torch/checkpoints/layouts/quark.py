@@ -130,6 +130,7 @@ class QuarkLayout(Layout):
         )
 
     def stored_scale(self, side: str, rounding: Rounding) -> dict[str, Any]:
+        assert rounding.scale is not None
         spec = rounding.spec
         if is_two_level(spec):
             return {f"{side}_scale{self._second(spec)}": rounding.scale}

@@ -113,6 +113,7 @@ class Roundings:
     def _pair(self, source: str, result: str, rounding: Rounding, stem: str) -> None:
         graph, dtype = self._graph, rounding.spec.dtype
         assert isinstance(dtype, Scaled)
+        assert rounding.scale is not None
         scale = array_of(rounding.scale.float()).reshape(())
         zero = (
             np.zeros((), np.float32)
@@ -157,10 +158,11 @@ class Roundings:
         told = {"scale": rounding.scale, "whole": rounding.scale, "zero": rounding.zero}
         inputs = [source]
         for part in bodies.inputs_of(spec)[1:]:
+            tensor = told[part]
             value = (
                 np.float32(0)
-                if told[part] is None
-                else array_of(told[part].float()).reshape(())
+                if tensor is None
+                else array_of(tensor.float()).reshape(())
             )
             inputs.append(graph.add_constant(f"{stem}_{part}", np.asarray(value)))
         graph.add(

@@ -324,7 +324,7 @@ class _Attention:
         count = torch.full((1,), mask.shape[1], dtype=torch.int32)
         flat = [each.transpose(1, 2).flatten(2) for each in (query, key, value)]
         kept = (batch, self.key_heads, total, size)
-        attributes = {
+        attributes: dict[str, Any] = {
             "num_heads": self.heads,
             "kv_num_heads": self.key_heads,
             "scale": self.scale,

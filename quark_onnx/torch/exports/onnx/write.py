@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from typing import Any
 
 from onnx import TensorProto
 
@@ -87,9 +88,9 @@ def _product(  # noqa: PLR0913
     """
     quantized = layer.quantized
     assert quantized is not None
-    integers = (
-        layer.input is not None and layer.input.rounding.spec.measured
-    )  # their products are integers, too
+    marked: Any = layer.input  # a MarkedRounding in the copy that is exported
+    # their products are integers, too
+    integers = marked is not None and marked.rounding.spec.measured
     if form == "qdq" or (integers and not quantized.spec.group):
         return ""
     weight = nbits_weight(quantized)

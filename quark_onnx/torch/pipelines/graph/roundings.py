@@ -210,7 +210,9 @@ class Roundings:
             while hasattr(self._module, place):
                 count += 1
                 place = f"{name}_{count}"
-            self._module.add_submodule(place, self.module(scale))
+            rounding = self.module(scale)
+            assert rounding is not None
+            self._module.add_submodule(place, rounding)
             self._places[scale] = place
         return self._places[scale]
 
