@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from numbers import Integral
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from quark_onnx.analysis.findings import Analysis, TensorError, Unmatched, Weigh
 from quark_onnx.analysis.match import match
 from quark_onnx.analysis.measure_tensors import Measured, counted, measure_tensors
 from quark_onnx.analysis.output_steps import output_steps
-from quark_onnx.analysis.reading import Reading
+from quark_onnx.analysis.reading import Grid, Reading
+from quark_onnx.analysis.statistics import TensorStatistic
 from quark_onnx.analysis.weights import bins, weight_errors, with_histogram
 from quark_onnx.errors import ConfigError, ModelError, crash_errors, data_errors
 from quark_onnx.graph import Graph, gather_constants, inlined
@@ -27,6 +29,9 @@ from quark_onnx.steps import reader_for, with_bodies
 
 #: Number of worst tensors with histograms, also of their weights.
 PICTURED = 12
+#: The source of a tensor without noise before it: no name, and an infinite SQNR.
+_EXACT = ("", float("inf"))
+_NO_GRID = Grid("")
 
 
 def analyze(
@@ -87,9 +92,7 @@ def _analyzed(
             " operator of a number format: it is not quantized; the float model comes"
             " first",
         )
-    missing = {v.name for v in before.graph.output} - {
-        v.name for v in after.graph.output
-    }
+    missing = _outputs(before) - _outputs(after)
     if missing:
         raise ModelError(
             f"the quantized model lacks the output {sorted(missing)[0]!r} of the float"
@@ -105,14 +108,11 @@ def _analyzed(
         measured,
         weights,
     )
-    uncompared += [
-        Unmatched(name, reason) for name, reason in matching.unmatched.items()
-    ]
-    uncompared += [
-        Unmatched(name, watch.reason)
-        for name, watch in measured.tensors.items()
-        if watch.reason
-    ]
+    for name, reason in matching.unmatched.items():
+        uncompared.append(Unmatched(name, reason))
+    for name, watch in measured.tensors.items():
+        if watch.reason:
+            uncompared.append(Unmatched(name, watch.reason))
     found = Analysis(
         samples=measured.samples,
         bytes_before=model_bytes(before),
@@ -127,6 +127,10 @@ def _analyzed(
         ),
     )
     return _pictured(found, reference, measured)
+
+
+def _outputs(model: ModelProto) -> set[str]:
+    return {value.name for value in model.graph.output}
 
 
 def _read(model: ModelProto) -> tuple[Reading, ModelProto]:
@@ -158,33 +162,33 @@ class _Figures:
 
     def errors(self) -> list[TensorError]:
         """Return the errors of compared tensors in the order of execution."""
-        graph, found = self._reference.graph, list[TensorError]()
+        graph = self._reference.graph
+        errors = list[TensorError]()
         for value in graph.inputs:
-            found += self._error(
-                value.name,
-                "",
-                "Input",
-                ("", float("inf")),
-                len(found),
-            )
+            errors += self._error(value.name, "", "Input", _EXACT, len(errors))
         for node in graph.nodes:
             source = self._worst([*node.inputs, *node.captures])
             for name in node.outputs:
                 self._sources[name] = source
-                found += self._error(name, node.name, node.op_type, source, len(found))
-        return found
+                errors += self._error(
+                    name,
+                    node.name,
+                    node.op_type,
+                    source,
+                    len(errors),
+                )
+        return errors
 
     def _worst(self, inputs: list[str]) -> tuple[str, float]:
         """Return the closest upstream tensor with the least SQNR, and the SQNR."""
-        known = [
-            (
-                (name, self._sqnr[name])
-                if name in self._sqnr
-                else self._sources.get(name, ("", float("inf")))
-            )
-            for name in inputs
-        ]
-        return min(known, key=lambda entry: entry[1], default=("", float("inf")))
+        sources = map(self._closest, inputs)
+        return min(sources, key=itemgetter(1), default=_EXACT)
+
+    def _closest(self, tensor: str) -> tuple[str, float]:
+        """Return a tensor with its SQNR, or the source of a tensor without one."""
+        if tensor in self._sqnr:
+            return tensor, self._sqnr[tensor]
+        return self._sources.get(tensor, _EXACT)
 
     def _error(
         self,
@@ -197,24 +201,18 @@ class _Figures:
         watch = self._measured.get(name)
         if watch is None or not watch.statistic.count:
             return []
-        s, grid, signal = (
-            watch.statistic,
-            watch.view.grid,
-            watch.statistic.total("signal"),
+        statistic = watch.statistic
+        grid = watch.view.grid or _NO_GRID
+        rescaled = statistic.rescaled
+        sqnr = statistic.fitted if rescaled else statistic.sqnr
+        self._sqnr[name] = sqnr
+        before, of_grid, local = _ratios_of_parts(
+            statistic,
+            has_grid=watch.view.grid is not None,
         )
-        rescaled = s.rescaled
-        sqnr = self._sqnr[name] = s.fitted if rescaled else s.sqnr
-        seen = grid is not None and not rescaled
-        local = (
-            None
-            if s.operator is None or rescaled
-            else decibels(signal, s.operator + (s.own or 0.0))
-        )
-        ends = (grid.lo, grid.hi, grid.step) if grid is not None else (None, None, None)
-        lo, hi, step = (
-            None if e is None else float(f(e))
-            for e, f in zip(ends, (min_of, max_of, max_of), strict=True)
-        )
+        added = max(0.0, nsr(sqnr) - nsr(source[1]))
+        if local is not None:
+            added = nsr(local)
         return [
             TensorError(
                 name=name,
@@ -223,48 +221,50 @@ class _Figures:
                 node=node,
                 op_type=op_type,
                 place=place,
-                count=s.count,
+                count=statistic.count,
                 sqnr=sqnr,
-                cosine=s.cosine,
-                mean_error=s.total("error") / s.count,
-                sqnr_before=(
-                    decibels(signal, s.before)
-                    if seen and s.before is not None
-                    else None
-                ),
-                sqnr_grid=(
-                    decibels(signal, s.own) if seen and s.own is not None else None
-                ),
+                cosine=statistic.cosine,
+                mean_error=statistic.total("error") / statistic.count,
+                sqnr_before=before,
+                sqnr_grid=of_grid,
                 sqnr_local=local,
                 sqnr_inputs=source[1],
-                added=(
-                    nsr(local)
-                    if local is not None
-                    else max(0.0, nsr(sqnr) - nsr(source[1]))
-                ),
+                added=added,
                 source=source[0],
-                format=grid.format if grid is not None else "",
-                lo=float(s.lo.min()),
-                hi=float(s.hi.max()),
-                grid_lo=lo,
-                grid_hi=hi,
-                step=step,
-                clipped_low=s.low / s.count,
-                clipped_high=s.high / s.count,
-                clip_noise=s.clipped / s.own if s.own else 0.0,
+                format=grid.format,
+                lo=float(statistic.lo.min()),
+                hi=float(statistic.hi.max()),
+                grid_lo=grid.least,
+                grid_hi=grid.greatest,
+                step=grid.widest_step,
+                clipped_low=statistic.low / statistic.count,
+                clipped_high=statistic.high / statistic.count,
+                clip_noise=statistic.clipped / statistic.own if statistic.own else 0.0,
                 rescaled=rescaled,
             ),
         ]
 
 
-def min_of(values: Any) -> float:
-    """Return the minimum of an array as a float."""
-    return float(values.min())
+def _ratios_of_parts(
+    statistic: TensorStatistic,
+    *,
+    has_grid: bool,
+) -> tuple[float | None, float | None, float | None]:
+    """Return the ratios before the grid, of the grid alone, and with float inputs.
 
-
-def max_of(values: Any) -> float:
-    """Return the maximum of an array as a float."""
-    return float(values.max())
+    Nothing is known of a rescaled tensor, whose float values have other scales.
+    """
+    if statistic.rescaled:
+        return None, None, None
+    signal = statistic.total("signal")
+    before = of_grid = local = None
+    if has_grid and statistic.before is not None:
+        before = decibels(signal, statistic.before)
+    if has_grid and statistic.own is not None:
+        of_grid = decibels(signal, statistic.own)
+    if statistic.operator is not None:
+        local = decibels(signal, statistic.operator + (statistic.own or 0.0))
+    return before, of_grid, local
 
 
 def _explained(
@@ -275,25 +275,34 @@ def _explained(
 ) -> list[TensorError]:
     """Add causes to errors."""
     between = _Between(reference, {error.name for error in errors})
-    grids = {
-        error.name: nsr(error.sqnr_grid)
-        for error in errors
-        if error.sqnr_grid is not None
-    }
-    unknown = {
-        error.name for error in errors if error.format and error.sqnr_grid is None
-    }
-    found = []
+    grids = dict[str, float | None]()  # noise of each grid; None if it is not known
+    for error in errors:
+        if error.sqnr_grid is not None:
+            grids[error.name] = nsr(error.sqnr_grid)
+        elif error.format:
+            grids[error.name] = None
+    explained = []
     for error in errors:
         watch = measured.tensors[error.name]
         nodes, reads = between.of(error.name)
         own = [weight for weight in weights if weight.node in nodes]
-        brought = (
-            None if reads & unknown else sum(grids.get(name, 0.0) for name in reads)
+        noise = _total_noise(grids, reads)
+        evidence = Evidence(error, watch.view.grid, watch.statistic, own, noise)
+        explained.append(
+            replace(error, added=evidence.added, causes=causes_of(evidence)),
         )
-        evidence = Evidence(error, watch.view.grid, watch.statistic, own, brought)
-        found.append(replace(error, added=evidence.added, causes=causes_of(evidence)))
-    return found
+    return explained
+
+
+def _total_noise(grids: dict[str, float | None], tensors: set[str]) -> float | None:
+    """Return the sum of the noise of tensors' grids; None if a part is not known."""
+    total = 0.0
+    for tensor in tensors:
+        noise = grids.get(tensor, 0.0)
+        if noise is None:
+            return None
+        total += noise
+    return total
 
 
 class _Between:
@@ -322,22 +331,20 @@ def _pictured(found: Analysis, reference: Reading, measured: Measured) -> Analys
     worst = {tensor.name for tensor in found.ranking[:PICTURED]}
     between = _Between(reference, {tensor.name for tensor in found.tensors})
     nodes = set[str]().union(*(between.of(name)[0] for name in worst))
+
+    def pictured_tensor(tensor: TensorError) -> TensorError:
+        if tensor.name not in worst:
+            return tensor
+        histogram = measured.tensors[tensor.name].statistic.histogram
+        return replace(tensor, histogram=bins(histogram))
+
+    def pictured_weight(weight: WeightError) -> WeightError:
+        if weight.node not in nodes or weight.role != "weight":
+            return weight
+        return with_histogram(weight, reference)
+
     return replace(
         found,
-        tensors=[
-            (
-                replace(t, histogram=bins(measured.tensors[t.name].statistic.histogram))
-                if t.name in worst
-                else t
-            )
-            for t in found.tensors
-        ],
-        weights=[
-            (
-                with_histogram(w, reference)
-                if w.node in nodes and w.role == "weight"
-                else w
-            )
-            for w in found.weights
-        ],
+        tensors=list(map(pictured_tensor, found.tensors)),
+        weights=list(map(pictured_weight, found.weights)),
     )

@@ -11,7 +11,7 @@ from statistics import median
 from typing import Any
 
 from numpy.typing import NDArray
-from onnx import ModelProto, NodeProto, TensorProto
+from onnx import ModelProto, TensorProto
 
 from calibrators.errors import RuntimeCrash
 from calibrators.onnx_runtime.cpu_features import saturates
@@ -70,6 +70,7 @@ _FUSED = frozenset(
         "Where",
     },
 )
+_PAIR = ("QuantizeLinear", "DequantizeLinear")
 _WIDE = {TensorProto.UINT16, TensorProto.INT16}
 
 
@@ -127,38 +128,52 @@ def measure_latency(
         raise ConfigError(f"threads is {threads}; it must be 0 or more")
     threads = threads or _cores()
     quantized = load(other)
-    sessions: list[Any] = []
-    feeds: list[dict[str, Any]] = []
-    slowest = 1e-6
-    for name, model in (("reference", load(reference)), ("other", quantized)):
+    timed = [
+        _Timed("reference", load(reference), sample, threads),
+        _Timed("other", quantized, sample, threads),
+    ]
+    slowest = max(1e-6, *(model.first_run for model in timed))
+    runs = min(_RUNS, int(_SECONDS / 2 / slowest))
+    runs_in_a_turn = max(1, runs // _TURNS)
+    for _ in range(min(_TURNS, max(1, runs))):
+        for model in timed:
+            model.run(runs_in_a_turn)
+    before, after = (1000 * median(model.seconds) for model in timed)
+    slower = after > _SLOWER * before
+    why = tuple(reasons(quantized, before)) if slower else ()
+    return Latency(before, after, threads, len(timed[0].seconds), why)
+
+
+class _Timed:
+    """A model in a session, with the runtimes of its runs in seconds."""
+
+    def __init__(
+        self,
+        name: str,
+        model: ModelProto,
+        sample: Mapping[str, NDArray[Any]],
+        threads: int,
+    ) -> None:
         try:
-            session = open_session(
+            self._session = open_session(
                 with_bodies(model),
                 threads=threads,
                 integers=True,
                 what=f"the {name} model",
             )
-            names = {value.name for value in session.get_inputs()}
-            given = {key: value for key, value in sample.items() if key in names}
-            slowest = max(slowest, session.seconds(given, 1)[0])
+            names = {value.name for value in self._session.get_inputs()}
+            self._feeds = {key: sample[key] for key in sample if key in names}
+            self.first_run: float = self._session.seconds(self._feeds, 1)[0]
         except RuntimeCrash:
             raise
         except Exception as error:  # onnxruntime raises several unrelated types
             raise ModelError(
                 f"the {name} model cannot be timed: onnxruntime says {error}",
             ) from error
-        sessions.append(session)
-        feeds.append(given)
-    runs = min(_RUNS, int(_SECONDS / 2 / slowest))
-    each = max(1, runs // _TURNS)
-    found: list[list[float]] = [[], []]
-    for _ in range(min(_TURNS, max(1, runs))):
-        for place, session in enumerate(sessions):
-            found[place] += session.seconds(feeds[place], each)
-    before, after = (1000 * median(times) for times in found)
-    slower = after > _SLOWER * before
-    why = tuple(reasons(quantized, before)) if slower else ()
-    return Latency(before, after, threads, len(found[0]), why)
+        self.seconds: list[float] = []
+
+    def run(self, count: int) -> None:
+        self.seconds += self._session.seconds(self._feeds, count)
 
 
 def _cores() -> int:
@@ -182,23 +197,7 @@ def reasons(model: ModelProto, float_ms: float) -> Iterator[str]:
             " or --preset A8W8 here"
         )
     else:
-        unfused = _unfused(model)
-        if unfused:
-            kinds = ", ".join(
-                f"{count} {kind}" for kind, count in unfused.most_common(4)
-            )
-            yield (
-                f"Q/DQ pairs around operators without an integer kernel ({kinds}) are"
-                " not fused and cost time; leave these operators float with --exclude"
-                " or --op-types Conv MatMul Gemm"
-            )
-        silu = _silu(model)
-        if silu >= _MANY_SILU:
-            yield (
-                f"{silu} SiLU activations (Sigmoid and Mul) become two integer operators"
-                " with requantization each; leave them float with --op-types Conv, or"
-                " export the model with ReLU or HardSwish"
-            )
+        yield from _slow_operators(model)
     if saturates():
         yield (
             "this processor has no VNNI, so that 8-bit products are hardly faster than"
@@ -208,6 +207,25 @@ def reasons(model: ModelProto, float_ms: float) -> Iterator[str]:
         yield (
             f"the float model takes {float_ms:.2g} ms, of which most is the overhead of a"
             " run: integers cannot make that shorter"
+        )
+
+
+def _slow_operators(model: ModelProto) -> Iterator[str]:
+    """Yield reasons that lie in the operators of a model with 8-bit activations."""
+    unfused = _unfused(model)
+    if unfused:
+        kinds = ", ".join(f"{count} {kind}" for kind, count in unfused.most_common(4))
+        yield (
+            f"Q/DQ pairs around operators without an integer kernel ({kinds}) are"
+            " not fused and cost time; leave these operators float with --exclude"
+            " or --op-types Conv MatMul Gemm"
+        )
+    silu = _silu(model)
+    if silu >= _MANY_SILU:
+        yield (
+            f"{silu} SiLU activations (Sigmoid and Mul) become two integer operators"
+            " with requantization each; leave them float with --op-types Conv, or"
+            " export the model with ReLU or HardSwish"
         )
 
 
@@ -222,37 +240,31 @@ def _has_wide_activations(model: ModelProto) -> bool:
 
 def _unfused(model: ModelProto) -> Counter[str]:
     """Count unfused operators, which onnxruntime computes in float, by type."""
-    makers = {name: node for node in model.graph.node for name in node.output}
-    readers: dict[str, list[NodeProto]] = {}
+    dequantized = set[str]()
+    quantized = set[str]()
     for node in model.graph.node:
-        for name in node.input:
-            readers.setdefault(name, []).append(node)
-    found: Counter[str] = Counter()
+        if node.op_type == "DequantizeLinear":
+            dequantized.update(node.output)
+        elif node.op_type == "QuantizeLinear":
+            quantized.update(node.input)
+    kinds: Counter[str] = Counter()
     for node in model.graph.node:
         if node.op_type in _FUSED or not node.input or not node.output:
             continue
-        before = makers.get(node.input[0])
-        after = readers.get(node.output[0], [])
-        dequantized = before is not None and before.op_type == "DequantizeLinear"
-        if dequantized and any(each.op_type == "QuantizeLinear" for each in after):
-            found[node.op_type] += 1
-    return found
+        if node.input[0] in dequantized and node.output[0] in quantized:
+            kinds[node.op_type] += 1
+    return kinds
 
 
 def _silu(model: ModelProto) -> int:
     """Count products with a Sigmoid, with or without a Q/DQ pair between."""
-    makers = {name: node for node in model.graph.node for name in node.output}
+    producers = {name: node for node in model.graph.node for name in node.output}
 
-    def source(name: str) -> str:
-        node = makers.get(name)
-        while node is not None and node.op_type in (
-            "QuantizeLinear",
-            "DequantizeLinear",
-        ):
-            node = makers.get(node.input[0])
-        return node.op_type if node is not None else ""
+    def is_gate(name: str) -> bool:
+        node = producers.get(name)
+        while node is not None and node.op_type in _PAIR:
+            node = producers.get(node.input[0])
+        return node is not None and node.op_type == "Sigmoid"
 
-    return sum(
-        node.op_type == "Mul" and any(source(name) == "Sigmoid" for name in node.input)
-        for node in model.graph.node
-    )
+    products = [node for node in model.graph.node if node.op_type == "Mul"]
+    return sum(any(map(is_gate, node.input)) for node in products)

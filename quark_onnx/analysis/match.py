@@ -30,6 +30,8 @@ SUFFIXES = (
 _SATURATING = ("Relu", "Clip")
 #: Operators that tools fold into the operator before them, or omit.
 FOLDED = ("BatchNormalization", "Identity", "Dropout", "Cast")
+#: Folded operators whose result equals their input.
+_UNCHANGING = ("Identity", "Dropout", "Cast")
 _COMMUTATIVE = ("Add", "Mul", "Max", "Min", "Sum")
 
 
@@ -109,21 +111,16 @@ class _Walk:
         )
 
     def match_inputs(self) -> None:
-        names = {value.name for value in self.other.graph.inputs}
-        inputs = [
-            v.name
-            for v in self.reference.graph.inputs
-            if v.name not in self.reference.graph.initializers
-        ]
-        missing = [name for name in inputs if name not in names]
+        constants = self.reference.graph.initializers
+        names = [value.name for value in self.reference.graph.inputs]
+        inputs = [name for name in names if name not in constants]
+        others = {value.name for value in self.other.graph.inputs}
+        missing = [name for name in inputs if name not in others]
         if missing:
-            known = (
-                ", ".join(sorted(names - self.other.graph.initializers.keys()))
-                or "none"
-            )
+            known = sorted(others - self.other.graph.initializers.keys())
             raise ModelError(
                 f"the quantized model lacks the input {missing[0]!r} of the float"
-                f" model; its inputs are: {known}",
+                f" model; its inputs are: {', '.join(known) or 'none'}",
             )
         for name in inputs:
             self._pair(name, name, "name")
@@ -133,36 +130,48 @@ class _Walk:
 
         Names are ignored if most tensors with equal names are computed by other operators.
         """
-        sure, doubtful = list[tuple[str, str]](), list[tuple[str, str]]()
-        for node in self.reference.graph.nodes:
-            for tensor in node.outputs if self.computes(node) else ():
-                name = next(
-                    (
-                        tensor + suffix
-                        for suffix in SUFFIXES
-                        if tensor + suffix in self._names
-                    ),
-                    "",
-                )
-                if not tensor or not name or self.other.constants.known(name):
-                    continue
-                raw = self.other.origin(name)
-                certain = self._alike(node, raw) or self._before_fused(node, raw)
-                certain |= self.reference.graph.is_output(
-                    tensor,
-                )  # inputs and outputs keep their names
-                (sure if certain else doubtful).append((tensor, raw))
+        sure, doubtful = self._same_names()
         trusted = len(sure) >= len(doubtful)
         for tensor, raw in sure + doubtful * trusted:
             producer = self.reference.graph.producer(tensor)
-            alike = producer is not None and self._alike(producer, raw)
-            self._pair(
-                tensor,
-                raw,
-                "name",
-                fused="" if alike or producer is None else producer.op_type,
-            )
+            fused = ""
+            if producer is not None and not self._alike(producer, raw):
+                fused = producer.op_type
+            self._pair(tensor, raw, "name", fused=fused)
             self._match_producers(tensor, raw)
+
+    def _same_names(self) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+        """Return tensors with their namesakes before the grids.
+
+        Returns:
+            Namesakes by the same operator or at an output, and by other operators.
+        """
+        sure = list[tuple[str, str]]()
+        doubtful = list[tuple[str, str]]()
+        for node in filter(self.computes, self.reference.graph.nodes):
+            for tensor in node.outputs:
+                name = self._namesake(tensor)
+                if not name or self.other.constants.known(name):
+                    continue
+                raw = self.other.origin(name)
+                if self._certain(node, tensor, raw):
+                    sure.append((tensor, raw))
+                else:
+                    doubtful.append((tensor, raw))
+        return sure, doubtful
+
+    def _namesake(self, tensor: str) -> str:
+        """Return the tensor of the quantized model with the same name; empty if none."""
+        if not tensor:
+            return ""
+        names = (tensor + suffix for suffix in SUFFIXES)
+        return next((name for name in names if name in self._names), "")
+
+    def _certain(self, node: Node, tensor: str, raw: str) -> bool:
+        if self.reference.graph.is_output(tensor):
+            # tools keep the names of inputs and outputs
+            return True
+        return self._alike(node, raw) or self._before_fused(node, raw)
 
     def match_node(self, node: Node) -> None:
         """Pair results of a node without a counterpart by structure."""
@@ -185,19 +194,16 @@ class _Walk:
 
     def explain(self) -> None:
         """Record a reason for every float tensor without a counterpart."""
-        for node in self.reference.graph.nodes:
+        for node in filter(self.computes, self.reference.graph.nodes):
+            reason = f"no {node.op_type} of the quantized model reads the same tensors"
             for name in node.outputs:
-                if (
-                    name
-                    and name not in self.found.pairs
-                    and self.computes(node)
-                    and self._float(name)
-                ):
-                    reason = (
-                        f"no {node.op_type} of the quantized model reads the same"
-                        " tensors"
-                    )
+                if self._is_unmatched(name):
                     self.found.unmatched[name] = self._reasons.get(name, reason)
+
+    def _is_unmatched(self, tensor: str) -> bool:
+        if not tensor or tensor in self.found.pairs:
+            return False
+        return self._float(tensor)
 
     # -- by name
     # ----------------------------------------------------------------------------------
@@ -223,10 +229,8 @@ class _Walk:
 
         Fused producers have no counterpart, and neither have their inputs.
         """
-        node, producer = (
-            self.reference.graph.producer(tensor),
-            self.other.graph.producer(raw),
-        )
+        node = self.reference.graph.producer(tensor)
+        producer = self.other.graph.producer(raw)
         if node is None or producer is None:
             return
         if not self._before_fused(node, raw):
@@ -236,12 +240,10 @@ class _Walk:
             return
         while not self._alike(node, raw):
             source = node.inputs[0]
-            self._reasons[source] = (
-                f"{node.op_type} is fused into the operator that computes it"
-            )
-            if source in self.found.pairs and self.found.pairs[source].raw == raw:
+            self._reasons[source] = _fused_reason(node)
+            if self._counterpart(source) == raw:
                 del self.found.pairs[source]
-            before = self.reference.graph.producer(node.inputs[0])
+            before = self.reference.graph.producer(source)
             if before is None:
                 return
             node = before
@@ -254,16 +256,13 @@ class _Walk:
     def _choose(self, node: Node) -> Node | None:
         """Return the quantized model's node with equal operator and inputs, or None."""
         inputs = [self._counterpart(name) for name in node.inputs]
-        if not any(inputs):
-            return None
-        readers = [
-            reader for raw in inputs if raw for reader in self.other.readers(raw)
-        ]
+        readers = dict[Node, None]()  # in the order of the inputs
+        for raw in filter(None, inputs):
+            readers.update(dict.fromkeys(self.other.readers(raw)))
         fitting = [
             reader
-            for reader in dict.fromkeys(readers)
-            if reader not in self._taken
-            and self._fits(node, inputs, *self.other.operands(reader))
+            for reader in readers
+            if reader not in self._taken and self._fits(node, inputs, reader)
         ]
         if len(fitting) < 2:
             return fitting[0] if fitting else None
@@ -276,45 +275,35 @@ class _Walk:
         pair = self.found.pairs.get(tensor)
         return pair.raw if pair is not None else None
 
-    def _fits(
-        self,
-        node: Node,
-        inputs: list[str | None],
-        kind: str,
-        operands: list[Operand],
-    ) -> bool:
+    def _fits(self, node: Node, inputs: list[str | None], reader: Node) -> bool:
+        """Return True if a node has the operator and reads the counterparts of the inputs."""
+        kind, operands = self.other.operands(reader)
         if kind != node.op_type or not operands:
             return False
         origins = [self.other.origin(operand.tensor) for operand in operands]
-        places = list(zip(inputs, origins, strict=False))
-        if all(raw is None or raw == origin for raw, origin in places):
+        if _are_read(inputs, origins):
             return True
-        swapped = list(zip(inputs, reversed(origins), strict=False))
-        return kind in _COMMUTATIVE and all(
-            raw is None or raw == origin for raw, origin in swapped
-        )
+        return kind in _COMMUTATIVE and _are_read(inputs, origins[::-1])
 
     def _distance(self, node: Node, reader: Node) -> float:
         """Return the relative distance of two nodes' weights; 0 without weights."""
-        for name, operand in zip(
-            node.inputs,
-            self.other.operands(reader)[1],
-            strict=False,
-        ):
-            known = self.reference.constants.known(name) and self.other.constants.known(
-                operand.tensor,
-            )
-            if known and self._float(name):
-                a, b = (
-                    self.reference.constants.value(name).astype(np.float64),
-                    self.other.reals(operand),
-                )
-                if a.shape != b.shape:
-                    return float("inf")
-                return float(
-                    np.linalg.norm(a - b) / max(float(np.linalg.norm(a)), 1e-30),
-                )
+        operands = self.other.operands(reader)[1]
+        for name, operand in zip(node.inputs, operands, strict=False):
+            if not self._is_weight(name, operand):
+                continue
+            a = self.reference.constants.value(name).astype(np.float64)
+            b = self.other.reals(operand)
+            if a.shape != b.shape:
+                return float("inf")
+            norm = max(float(np.linalg.norm(a)), 1e-30)
+            return float(np.linalg.norm(a - b) / norm)
         return 0.0
+
+    def _is_weight(self, name: str, operand: Operand) -> bool:
+        """Return True if an operand is a float constant in both models."""
+        if not self.reference.constants.known(name):
+            return False
+        return self.other.constants.known(operand.tensor) and self._float(name)
 
     def _fold(self, node: Node) -> None:
         """Pair the result of a fused node with its input if both are equal."""
@@ -325,29 +314,32 @@ class _Walk:
         saturates = node.op_type in _SATURATING and self._at_zero(before.raw)
         if not saturates and node.op_type not in FOLDED:
             return
-        if self.reference.graph.producer(source) is not None and node.op_type not in (
-            "Identity",
-            "Dropout",
-            "Cast",
-        ):
-            self._reasons[source] = (
-                f"{node.op_type} is fused into the operator that computes it"
-            )
+        is_computed = self.reference.graph.producer(source) is not None
+        if is_computed and node.op_type not in _UNCHANGING:
+            self._reasons[source] = _fused_reason(node)
             del self.found.pairs[source]
         self._pair(node.outputs[0], before.raw, "structure", fused=node.op_type)
 
     def _at_zero(self, raw: str) -> bool:
         """Return True if the grid of a tensor clips negative values."""
         grid = self.other.view(raw).grid
-        return (
-            grid is not None
-            and grid.lo is not None
-            and grid.step is not None
-            and bool(np.all(grid.lo > -grid.step))
-        )
+        if grid is None or grid.lo is None or grid.step is None:
+            return False
+        return bool(np.all(grid.lo > -grid.step))
 
     def _float(self, tensor: str) -> bool:
         return self.reference.graph.elem_type(tensor) in (*FLOATS, 0)
 
     def _pair(self, tensor: str, raw: str, how: str, *, fused: str = "") -> None:
         self.found.pairs[tensor] = Pair(tensor, raw, how, fused)
+
+
+def _fused_reason(node: Node) -> str:
+    return f"{node.op_type} is fused into the operator that computes it"
+
+
+def _are_read(inputs: list[str | None], origins: list[str]) -> bool:
+    """Return True if tensors have known counterparts; unknown ones (None) fit anything."""
+    return all(
+        raw in (None, origin) for raw, origin in zip(inputs, origins, strict=False)
+    )

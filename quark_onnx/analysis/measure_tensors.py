@@ -23,6 +23,7 @@ from quark_onnx.analysis.match import FOLDED, Matching, Pair
 from quark_onnx.analysis.reading import FLOATS, Reading, View
 from quark_onnx.analysis.statistics import TensorStatistic
 from quark_onnx.errors import DataError, ModelError
+from quark_onnx.graph import Graph
 from quark_onnx.report.measure import OutputError, Total
 
 
@@ -126,66 +127,65 @@ def measure_tensors(
         for name, pair in matching.pairs.items()
         if reference[0].graph.elem_type(name) in (*FLOATS, TensorProto.UNDEFINED)
     }
-    needed = [
-        tensor
-        for watch in watched.values()
-        for tensor in (watch.view.value, watch.view.raw)
-    ]
+    needed = list[str]()
+    for watch in watched.values():
+        needed += [watch.view.value, watch.view.raw]
     before = Side("float", reference[1], watched, optimize=True)
     after = Side("quantized", other[1], needed)
     fed = {
-        w.view.raw: f"{w.view.raw}::float"
-        for w in watched.values()
-        if _replaceable(w, reading)
+        watch.view.raw: f"{watch.view.raw}::float"
+        for watch in watched.values()
+        if _replaceable(watch, reading)
     }
     local = Side("quantized", replaced(other[1], fed), needed)
-    names = [value.name for value in reference[1].graph.output]
-    totals = {name: Total() for name in names}
+    totals = {value.name: Total() for value in reference[1].graph.output}
     count = 0
     for index, sample in enumerate(samples):
-        expected, found = before.run(sample, index), after.run(sample, index)
-        for name in names:
-            totals[name].add(expected[name], found[name])
+        expected = before.run(sample, index)
+        found = after.run(sample, index)
+        for name, total in totals.items():
+            total.add(expected[name], found[name])
         for name, watch in watched.items():
             if not watch.reason:
                 watch.reason = _observe(watch, reading, expected[name], found)
         feeds = {
-            fed[w.view.raw]: _fed(w, expected, found)
-            for w in watched.values()
-            if w.view.raw in fed
+            fed[watch.view.raw]: _fed(watch, expected, found)
+            for watch in watched.values()
+            if watch.view.raw in fed
         }
         alone = local.run({**sample, **feeds}, index)
         for name, watch in watched.items():
             if not watch.reason:
-                _observe_alone(
-                    watch,
-                    expected[name],
-                    alone if watch.view.raw in fed else {},
-                )
+                replaceable = watch.view.raw in fed
+                _observe_alone(watch, expected[name], alone if replaceable else {})
         count += 1
     if not count:
         raise DataError("no sample was given; at least one is needed")
-    return Measured(
-        count,
-        watched,
-        [total.result(name) for name, total in totals.items()],
-    )
+    outputs = [total.result(name) for name, total in totals.items()]
+    return Measured(count, watched, outputs)
 
 
 def _watch(reference: Reading, other: Reading, pair: Pair) -> ObservedPair:
     view = other.view(pair.raw)
-    axis = (
-        view.grid.axis
-        if view.grid is not None and view.grid.granularity == "channel"
-        else None
-    )
+    axis = None
+    if view.grid is not None and view.grid.granularity == "channel":
+        axis = view.grid.axis
     if axis is None:
-        shape = reference.graph.shape(pair.tensor)
-        producer = reference.graph.producer(pair.tensor)
-        rank = len(shape) if shape is not None else 0
-        sequence = rank == 3 and (producer is None or "Conv" not in producer.op_type)
-        axis = None if rank < 2 else rank - 1 if sequence else 1
+        axis = _channel_axis(reference.graph, pair.tensor)
     return ObservedPair(pair, view, TensorStatistic(view.grid, axis))
+
+
+def _channel_axis(graph: Graph, tensor: str) -> int | None:
+    """Return the axis of a tensor's channels; None for a vector or an unknown shape.
+
+    Channels are the last axis of a sequence of tokens (N, T, C), and the second axis otherwise.
+    """
+    rank = len(graph.shape(tensor) or ())
+    if rank < 2:
+        return None
+    producer = graph.producer(tensor)
+    convolved = producer is not None and "Conv" in producer.op_type
+    return 2 if rank == 3 and not convolved else 1
 
 
 def replaced(model: ModelProto, inputs: Mapping[str, str]) -> ModelProto:
@@ -211,10 +211,9 @@ def replaced(model: ModelProto, inputs: Mapping[str, str]) -> ModelProto:
 def _replaceable(watch: ObservedPair, reading: Reading) -> bool:
     """Return True if a tensor is float and no subgraph captures it."""
     raw = watch.view.raw
-    floating = (
-        reading.graph.elem_type(raw) == TensorProto.FLOAT and watch.view.scale is None
-    )
-    return floating and not reading.graph.captured(raw)
+    if reading.graph.elem_type(raw) != TensorProto.FLOAT:
+        return False
+    return watch.view.scale is None and not reading.graph.captured(raw)
 
 
 def _fed(
@@ -226,12 +225,13 @@ def _fed(
 
     Other tensors keep the quantized model's values.
     """
-    value, own = expected[watch.pair.tensor], found[watch.view.raw]
-    alike = (
-        getattr(value, "shape", None) == getattr(own, "shape", None)
-        and value.dtype == np.float32
-    )
-    return value if alike and not watch.reason and not watch.statistic.rescaled else own
+    value = expected[watch.pair.tensor]
+    own = found[watch.view.raw]
+    if getattr(value, "shape", None) != getattr(own, "shape", None):
+        return own
+    if value.dtype != np.float32 or watch.reason or watch.statistic.rescaled:
+        return own
+    return value
 
 
 def _observe(
@@ -276,18 +276,13 @@ def _computed(
 ) -> NDArray[Any] | None:
     """Return the tensor before its grid, unless a different operator computes it."""
     fused = watch.pair.fused
-    if (
-        watch.view.scale is not None
-        or watch.view.raw not in found
-        or fused not in ("", "Relu", "Clip", *FOLDED)
-    ):
+    if watch.view.scale is not None or fused not in ("", "Relu", "Clip", *FOLDED):
         return None
-    computed = found[watch.view.raw]
+    computed = found.get(watch.view.raw)
     if not isinstance(computed, np.ndarray) or computed.dtype.kind != "f":
         return None
-    if (
-        fused == "Clip" and expected.size
-    ):  # the range of the float values stands for the bounds
+    if fused == "Clip" and expected.size:
+        # the range of the float values stands for the bounds
         return np.clip(computed, expected.min(), expected.max())
     return np.maximum(computed, 0) if fused == "Relu" else computed
 

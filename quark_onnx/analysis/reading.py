@@ -7,6 +7,7 @@ fusing. Operators on codes count as their float operators.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +35,8 @@ _ROUNDING = (
     "Float4Quantize",
     "Float4Dequantize",
 )
+#: Parts of the names of operators that compute with integers, or on packed weights.
+_ON_INTEGERS = ("MatMulInteger", "ConvInteger", "NBits", "Bnb4", "BlockQuantized")
 #: Operators on codes: input indices of the data, each followed by scale and zero point, and of the
 #: result's scale and zero point.
 _ON_CODES: dict[str, tuple[tuple[int, ...], int]] = {
@@ -88,8 +91,23 @@ class Grid:
     @property
     def bits(self) -> int:
         """Return the width of a code in bits; 0 if unknown."""
-        digits = "".join(c if c.isdigit() else " " for c in self.format).split()
+        digits = re.search(r"\d+", self.format)
         return int(digits[0]) if digits else 0
+
+    @property
+    def least(self) -> float | None:
+        """Return the least value over all channels; None without a fixed grid."""
+        return None if self.lo is None else float(self.lo.min())
+
+    @property
+    def greatest(self) -> float | None:
+        """Return the greatest value over all channels; None without a fixed grid."""
+        return None if self.hi is None else float(self.hi.max())
+
+    @property
+    def widest_step(self) -> float | None:
+        """Return the widest step over all channels; None without a fixed grid."""
+        return None if self.step is None else float(self.step.max())
 
 
 @dataclass(frozen=True)
@@ -141,35 +159,39 @@ class Reading:
     def formats(self, node: Node) -> bool:
         """Return True if a node only changes the format of its first input."""
         name = node.op_type
-        if (
-            name in _QUANTIZE
-            or name in DEQUANTIZE
-            or any(part in name for part in _ROUNDING)
-        ):
+        if name == "Identity" or name in _QUANTIZE or name in DEQUANTIZE:
             return True
         if name == "Cast":
-            types = {self.graph.elem_type(node.inputs[0]), int(node.attribute("to", 0))}
-            return types <= FLOATS or self._undone(node)
-        if (
-            name == "Min" and len(node.inputs) == 2
-        ):  # a bound that no code exceeds, before or after a pair
-            before, behind = (
-                self.graph.producer(node.inputs[0]),
-                self.graph.consumers(node.outputs[0]),
-            )
-            guarded = before is not None and before.op_type in DEQUANTIZE
-            guarded |= bool(behind) and all(
-                reader.op_type in _QUANTIZE for reader in behind
-            )
-            return guarded and self.constants.known(node.inputs[1])
-        return name == "Identity"
+            return self._casts_floats(node) or self._undone(node)
+        if name == "Min":
+            return self._guards_codes(node)
+        return _rounds(name)
+
+    def _casts_floats(self, node: Node) -> bool:
+        types = {self.graph.elem_type(node.inputs[0]), int(node.attribute("to", 0))}
+        return types <= FLOATS
+
+    def _guards_codes(self, node: Node) -> bool:
+        """Return True if a Min only bounds values by a constant that no code exceeds.
+
+        It stands before or after a Q/DQ pair, to keep a runtime from fusing.
+        """
+        if len(node.inputs) != 2 or not self.constants.known(node.inputs[1]):
+            return False
+        before = self.graph.producer(node.inputs[0])
+        if before is not None and before.op_type in DEQUANTIZE:
+            return True
+        after = self.graph.consumers(node.outputs[0])
+        return bool(after) and all(reader.op_type in _QUANTIZE for reader in after)
 
     def _undone(self, node: Node) -> bool:
         """Return True if a cast to a narrow float is undone by a later cast.
 
         The later cast identifies the format where types were not inferred.
         """
-        return int(node.attribute("to", 0)) in _HALVES and any(
+        if not _narrows(node):
+            return False
+        return any(
             reader.op_type == "Cast" and int(reader.attribute("to", 0)) in FLOATS
             for reader in self.graph.consumers(node.outputs[0])
         )
@@ -200,29 +222,27 @@ class Reading:
 
         If consumers read several tensors, the first counts.
         """
-        tensor, grid, scale = raw, None, self.scale_of(raw)
+        scale = self.scale_of(raw)
         if scale is not None:
-            grid = self.grid(scale, self.graph.elem_type(raw))
-            return View(raw, raw, scale, grid)
-        value = raw
+            return View(raw, raw, scale, self.grid(scale, self.graph.elem_type(raw)))
+        tensor = value = raw
+        grid: Grid | None = None
         while True:
-            step = next(
-                (n for n in self.graph.consumers(tensor) if self.formats(n)),
-                None,
-            )
-            if step is None or (
-                grid is not None and tensor == value and self._ends(tensor)
-            ):
-                break
+            step = self._next_format(tensor)
+            ends = grid is not None and tensor == value and self._ends(tensor)
+            if step is None or ends:
+                return View(raw, value, scale, grid)
             tensor = step.outputs[0]
             grid = self._format(step) or grid
             if not self._is_codes(tensor):
                 value, scale = tensor, None
-            elif not any(
-                map(self.formats, self.graph.consumers(tensor)),
-            ):  # read by an operator on codes
+            elif self._next_format(tensor) is None:  # read by an operator on codes
                 value, scale = tensor, self.scale_of(tensor)
-        return View(raw, value, scale, grid)
+
+    def _next_format(self, tensor: str) -> Node | None:
+        """Return the first consumer that only changes the format of a tensor."""
+        consumers = self.graph.consumers(tensor)
+        return next(filter(self.formats, consumers), None)
 
     def _ends(self, tensor: str) -> bool:
         """Return True if a node computes with a tensor directly."""
@@ -232,12 +252,14 @@ class Reading:
         return bool(others) or self.graph.is_output(tensor)
 
     def _is_codes(self, tensor: str) -> bool:
-        node, kind = self.graph.producer(tensor), self.graph.elem_type(tensor)
-        quantizing = node is not None and node.op_type in _QUANTIZE
-        return (
-            quantizing
-            or (kind not in FLOATS and kind != TensorProto.UNDEFINED)
-            or kind == TensorProto.BFLOAT16
+        producer = self.graph.producer(tensor)
+        if producer is not None and producer.op_type in _QUANTIZE:
+            return True
+        kind = self.graph.elem_type(tensor)
+        # bfloat16 is the result of a rounding cast, which is undone before an operator reads it
+        return kind == TensorProto.BFLOAT16 or kind not in (
+            *FLOATS,
+            TensorProto.UNDEFINED,
         )
 
     def _format(self, node: Node) -> Grid | None:
@@ -246,18 +268,19 @@ class Reading:
             return Grid("dynamic uint8")
         if node.op_type in _QUANTIZE:
             scale = self._scale(node)
-            kind = (
-                self.graph.elem_type(scale.zero_point)
-                if scale.zero_point
-                else self._code_type(node)
-            )
-            return self.grid(scale, kind)
-        if any(part in node.op_type for part in _ROUNDING):
+            if scale.zero_point:
+                return self.grid(scale, self.graph.elem_type(scale.zero_point))
+            return self.grid(scale, self._code_type(node))
+        if _rounds(node.op_type):
             return Grid(str(node.attribute("element_dtype", "") or node.op_type))
         if node.op_type == "Cast":
             name = _HALVES.get(node.attribute("to", 0))
             return Grid(name, uniform=False) if name else None
         return None
+
+    def _zero_point_type(self, scale: Scale) -> int:
+        """Return the type of a zero point, which is that of the codes; 0 without one."""
+        return self.graph.elem_type(scale.zero_point) if scale.zero_point else 0
 
     def _code_type(self, node: Node) -> int:
         return (
@@ -268,10 +291,8 @@ class Reading:
 
     @staticmethod
     def _scale(node: Node) -> Scale:
-        axis, block = (
-            int(node.attribute("axis", 1)),
-            int(node.attribute("block_size", 0)),
-        )
+        axis = int(node.attribute("axis", 1))
+        block = int(node.attribute("block_size", 0))
         return Scale(node.input(1), node.input(2), axis, block)
 
     # -- codes
@@ -281,58 +302,58 @@ class Reading:
         """Return the scale of a tensor's codes; None without codes or a known scale."""
         for _ in range(len(self.graph.nodes)):
             node = self.graph.producer(codes)
-            if (
-                node is None
-                or self.graph.elem_type(codes) in FLOATS
-                or node.op_type == "DynamicQuantizeLinear"
-            ):
+            if node is None or self.graph.elem_type(codes) in FLOATS:
                 return None
-            if node.op_type in _QUANTIZE:
-                return self._scale(node)
-            if node.op_type == "QLinearConcat":
-                return Scale(node.inputs[0], node.inputs[1])
-            if node.op_type in _ON_CODES:
-                place = _ON_CODES[node.op_type][1]
-                return (
-                    Scale(node.input(place), node.input(place + 1))
-                    if node.input(place)
-                    else None
-                )
             if node.op_type not in _MOVING:
-                return None
+                return self._written_scale(node)
             codes = node.inputs[1 if node.op_type == "Where" else 0]
         return None
 
+    def _written_scale(self, node: Node) -> Scale | None:
+        """Return the scale of the codes that a node computes; None if it is not known."""
+        if node.op_type == "DynamicQuantizeLinear":
+            return None
+        if node.op_type in _QUANTIZE:
+            return self._scale(node)
+        if node.op_type == "QLinearConcat":
+            return Scale(node.inputs[0], node.inputs[1])
+        if node.op_type not in _ON_CODES:
+            return None
+        place = _ON_CODES[node.op_type][1]
+        if not node.input(place):
+            return None
+        return Scale(node.input(place), node.input(place + 1))
+
     def grid(self, scale: Scale, kind: int) -> Grid:
         """Return the grid of codes of a type; the zero point's for type 0."""
-        kind = (
-            kind
-            or (self.graph.elem_type(scale.zero_point) if scale.zero_point else 0)
-            or TensorProto.UINT8
-        )
+        kind = kind or self._zero_point_type(scale) or TensorProto.UINT8
         name = TensorProto.DataType.Name(kind).lower()
         names = [name for name in (scale.scale, scale.zero_point, scale.factor) if name]
         ends = _ends_of(kind)
         if ends is None or not all(map(self.constants.known, names)):
             return Grid(name)
-        step = self.constants.value(scale.scale).astype(np.float64)
+        step = self._doubles(scale.scale)
         if scale.factor:
-            step = step * self.constants.value(scale.factor).astype(np.float64)
+            step = step * self._doubles(scale.factor)
         zero = np.zeros_like(step)
         if scale.zero_point:
-            zero = self.constants.value(scale.zero_point).astype(np.float64)
-        granularity = (
-            "tensor" if step.size == 1 else "block" if step.ndim > 1 else "channel"
-        )
-        zero = zero.reshape(step.shape) if zero.size == step.size else zero
-        uniform = not name.startswith("float")
-        axis = None if step.size == 1 else scale.axis
-        first, last = (ends[0] - zero) * step, (ends[1] - zero) * step
-        lo, hi = (
-            np.minimum(first, last),
+            zero = self._doubles(scale.zero_point)
+        if zero.size == step.size:
+            zero = zero.reshape(step.shape)
+        first = (ends[0] - zero) * step
+        last = (ends[1] - zero) * step
+        return Grid(
+            name,
+            np.minimum(first, last),  # some tools write negative scales
             np.maximum(first, last),
-        )  # some tools write negative scales
-        return Grid(name, lo, hi, np.abs(step), axis, granularity, uniform)
+            np.abs(step),
+            None if step.size == 1 else scale.axis,
+            _granularity(step),
+            uniform=not name.startswith("float"),
+        )
+
+    def _doubles(self, name: str) -> NDArray[np.float64]:
+        return self.constants.value(name).astype(np.float64)
 
     def operands(self, node: Node) -> tuple[str, list[Operand]]:
         """Return the float operator of a node, and its operands."""
@@ -358,35 +379,21 @@ class Reading:
 
     def reals(self, operand: Operand) -> NDArray[np.float64]:
         """Return the values of a constant operand."""
-        values = self.constants.value(operand.tensor)
-        return (
-            values.astype(np.float64)
-            if operand.scale is None
-            else self.decoded(values, operand.scale)
-        )
+        if operand.scale is None:
+            return self._doubles(operand.tensor)
+        return self.decoded(self.constants.value(operand.tensor), operand.scale)
 
     def decoded(self, codes: NDArray[Any], scale: Scale) -> NDArray[np.float64]:
         """Return the dequantized values of codes."""
         axis = scale.axis if scale.axis < codes.ndim else codes.ndim - 1
-        step = spread(
-            self.constants.value(scale.scale).astype(np.float64),
-            codes.shape,
-            axis,
-            scale.block,
-        )
+        step = spread(self._doubles(scale.scale), codes.shape, axis, scale.block)
         if scale.factor:
-            step = step * self.constants.value(scale.factor).astype(np.float64).reshape(
-                (),
-            )
-        if not scale.zero_point:
-            return np.asarray(codes.astype(np.float64) * step)
-        zero = spread(
-            self.constants.value(scale.zero_point).astype(np.float64),
-            codes.shape,
-            axis,
-            scale.block,
-        )
-        return np.asarray((codes.astype(np.float64) - zero) * step)
+            step = step * self._doubles(scale.factor).reshape(())
+        values = codes.astype(np.float64)
+        if scale.zero_point:
+            zero = self._doubles(scale.zero_point)
+            values = values - spread(zero, codes.shape, axis, scale.block)
+        return np.asarray(values * step)
 
     def stored(self, operand: Operand) -> tuple[str, Scale] | None:
         """Return the codes and the scale of a constant operand; None without codes."""
@@ -404,21 +411,31 @@ class Reading:
     def quantizes(self) -> bool:
         """Return True if the graph has a quantized tensor."""
         types = {node.op_type for node in self.graph.nodes}
-        known = _QUANTIZE | DEQUANTIZE | _ON_CODES.keys()
-        others = (
-            "MatMulInteger",
-            "ConvInteger",
-            "NBits",
-            "Bnb4",
-            "BlockQuantized",
-            *_ROUNDING,
-        )
-        if types & known or any(part in name for name in types for part in others):
+        if types & (_QUANTIZE | DEQUANTIZE | _ON_CODES.keys()):
             return True
-        return any(
-            n.op_type == "Cast" and int(n.attribute("to", 0)) in _HALVES
-            for n in self.graph.nodes
-        )
+        if any(map(_computes_on_integers, types)):
+            return True
+        return any(map(_narrows, self.graph.nodes))
+
+
+def _rounds(op_type: str) -> bool:
+    """Return True for an operator of a vendor that rounds to a format without codes."""
+    return any(part in op_type for part in _ROUNDING)
+
+
+def _computes_on_integers(op_type: str) -> bool:
+    return any(part in op_type for part in (*_ON_INTEGERS, *_ROUNDING))
+
+
+def _narrows(node: Node) -> bool:
+    """Return True for a cast to a narrow float."""
+    return node.op_type == "Cast" and int(node.attribute("to", 0)) in _HALVES
+
+
+def _granularity(step: NDArray[np.float64]) -> str:
+    if step.size == 1:
+        return "tensor"
+    return "block" if step.ndim > 1 else "channel"
 
 
 def _ends_of(kind: int) -> tuple[float, float] | None:
@@ -427,13 +444,12 @@ def _ends_of(kind: int) -> tuple[float, float] | None:
         name = TensorProto.DataType.Name(kind)
     except ValueError:
         return None
-    if name.startswith(("INT", "UINT")):
-        bits, signed = int(name.lstrip("UINT")), name.startswith("I")
-        return (
-            (-(2.0 ** (bits - 1)), 2.0 ** (bits - 1) - 1)
-            if signed
-            else (0.0, 2.0**bits - 1)
-        )
+    if name.startswith("UINT"):
+        bits = int(name.removeprefix("UINT"))
+        return 0.0, 2.0**bits - 1
+    if name.startswith("INT"):
+        bits = int(name.removeprefix("INT"))
+        return -(2.0 ** (bits - 1)), 2.0 ** (bits - 1) - 1
     if name.startswith(("FLOAT8E4", "FLOAT8E5", "FLOAT4")) or name == "FLOAT16":
         import ml_dtypes
 

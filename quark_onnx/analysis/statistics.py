@@ -11,14 +11,13 @@ from numpy.typing import NDArray
 from calibrators import Histogram
 from calibrators.layout import rows
 from quark_onnx.analysis.reading import Grid
-from quark_onnx.report.measure import decibels
+from quark_onnx.report.measure import cosine_similarity, decibels
 
 #: Values of at least this magnitude are masks. Their squares would dominate every sum.
 _MASK = 1e30
 #: Above the first ratio, in dB, channels have no other scales; below, a fit has to reach the second
 #: and be so much better, and the scales have to be so uneven.
 _FAITHFUL, _CLOSE, _BETTER, _UNEVEN = 20.0, 12.0, 4.0, 1.15
-_SUMS = ("signal", "energy", "product", "noise", "error")
 
 
 @dataclass
@@ -70,39 +69,58 @@ class TensorStatistic:
         """
         if not reference.size:
             return
-        axis = (
-            self.axis if self.axis is not None and self.axis < reference.ndim else None
-        )
-        a, b = (rows(array, axis).astype(np.float64) for array in (reference, seen))
-        if self.sums and len(self.lo) != len(
-            a,
-        ):  # the number of channels depends on the sample
-            self._forget_channels()
-        if axis is None or (self.sums and len(self.lo) == 1):
-            a, b = a.reshape(1, -1), b.reshape(1, -1)
+        a, b = self._channel_rows(reference, seen)
         usual = (np.abs(a) < _MASK) & (np.abs(b) < _MASK)
         if not usual.all():
-            a, b = np.where(usual, a, 0.0), np.where(usual, b, 0.0)
-        error = b - a
-        found = (
-            _dot(a, a),
-            _dot(b, b),
-            _dot(a, b),
-            _dot(error, error),
-            error.sum(axis=1),
-        )
-        lo, hi = a.min(axis=1), a.max(axis=1)
-        if not self.sums:
-            self.lo, self.hi, self.sums = lo, hi, dict(zip(_SUMS, found, strict=True))
-        else:
-            self.lo, self.hi = np.minimum(self.lo, lo), np.maximum(self.hi, hi)
-            for name, value in zip(_SUMS, found, strict=True):
-                self.sums[name] = self.sums[name] + value
+            a = np.where(usual, a, 0.0)
+            b = np.where(usual, b, 0.0)
+        self._add(a, b)
         self.count += reference.size
         self.histogram.observe(a.reshape(1, -1).astype(np.float32))
         if computed is not None:
             exact, usual = _usual(reference)
             self.before = (self.before or 0.0) + _noise(computed, exact, usual)
+
+    def _channel_rows(
+        self,
+        reference: NDArray[Any],
+        seen: NDArray[Any],
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return two tensors as matrices with a row for each channel, or a single row."""
+        axis = self.axis
+        if axis is not None and axis >= reference.ndim:
+            axis = None
+        a = rows(reference, axis).astype(np.float64)
+        b = rows(seen, axis).astype(np.float64)
+        if self.sums and len(self.lo) != len(a):
+            # the number of channels depends on the sample
+            self._forget_channels()
+        forgotten = bool(self.sums) and len(self.lo) == 1
+        if axis is None or forgotten:
+            return a.reshape(1, -1), b.reshape(1, -1)
+        return a, b
+
+    def _add(self, a: NDArray[np.float64], b: NDArray[np.float64]) -> None:
+        """Add float and quantized values to the sums and the extremes of each channel."""
+        error = b - a
+        sums = {
+            "signal": _dot(a, a),
+            "energy": _dot(b, b),
+            "product": _dot(a, b),
+            "noise": _dot(error, error),
+            "error": error.sum(axis=1),
+        }
+        lo = a.min(axis=1)
+        hi = a.max(axis=1)
+        if not self.sums:
+            self.lo = lo
+            self.hi = hi
+            self.sums = sums
+            return
+        self.lo = np.minimum(self.lo, lo)
+        self.hi = np.maximum(self.hi, hi)
+        for name, value in sums.items():
+            self.sums[name] = self.sums[name] + value
 
     def observe_alone(
         self,
@@ -118,19 +136,28 @@ class TensorStatistic:
             rounded: the grid's result on the float values.
         """
         exact, usual = _usual(reference)
-        bounds = limits(self.grid, reference.ndim) if self.grid is not None else None
-        beyond = np.zeros(exact.shape, np.bool_)
-        if bounds is not None:
-            low, high = usual & (exact < bounds[0]), usual & (exact > bounds[1])
-            self.low += int(np.count_nonzero(low))
-            self.high += int(np.count_nonzero(high))
-            beyond = low | high
+        beyond = self._count_clipped(exact, usual)
         if local is not None:
             self.operator = (self.operator or 0.0) + _noise(local, exact, usual)
         if rounded is not None and self.grid is not None:
             self.own = (self.own or 0.0) + _noise(rounded, exact, usual)
             if beyond.any():
                 self.clipped += _noise(rounded, exact, beyond)
+
+    def _count_clipped(
+        self,
+        exact: NDArray[np.float64],
+        usual: NDArray[np.bool_],
+    ) -> NDArray[np.bool_]:
+        """Count the values beyond the grid, and return where they are."""
+        bounds = limits(self.grid, exact.ndim) if self.grid is not None else None
+        if bounds is None:
+            return np.zeros(exact.shape, np.bool_)
+        below = usual & (exact < bounds[0])
+        above = usual & (exact > bounds[1])
+        self.low += int(np.count_nonzero(below))
+        self.high += int(np.count_nonzero(above))
+        return below | above
 
     def _forget_channels(self) -> None:
         self.axis = None
@@ -152,11 +179,10 @@ class TensorStatistic:
 
     @property
     def cosine(self) -> float:
-        norm = np.sqrt(self.total("signal") * self.total("energy"))
-        return (
-            float(self.total("product") / norm)
-            if norm
-            else float(self.total("signal") == self.total("energy"))
+        return cosine_similarity(
+            self.total("product"),
+            self.total("signal"),
+            self.total("energy"),
         )
 
     @property
@@ -165,9 +191,9 @@ class TensorStatistic:
 
         The factor minimizes the squared distance to the float channel.
         """
-        signal, energy, product = (
-            self.sums[name] for name in ("signal", "energy", "product")
-        )
+        signal = self.sums["signal"]
+        energy = self.sums["energy"]
+        product = self.sums["product"]
         alike = (product > 0) & (np.square(product) > 0.5 * signal * energy)
         gain: NDArray[np.float64] = np.divide(
             product,
@@ -182,15 +208,17 @@ class TensorStatistic:
         """Return the SQNR after scaling each channel to fit."""
         if not self.sums:
             return float("inf")
-        signal, energy, product = (
-            self.sums[name] for name in ("signal", "energy", "product")
-        )
+        signal = self.sums["signal"]
+        energy = self.sums["energy"]
+        product = self.sums["product"]
         gain = self.gains
-        left = np.maximum(
+        # |b - gain a|^2, which rounding can make slightly negative
+        distance = np.maximum(
             energy - 2 * gain * product + gain * gain * signal,
             0,
-        ) / np.square(gain)
-        return decibels(float(signal.sum()), float(left.sum()))
+        )
+        noise = distance / np.square(gain)
+        return decibels(float(signal.sum()), float(noise.sum()))
 
     @property
     def rescaled(self) -> bool:
@@ -205,18 +233,18 @@ class TensorStatistic:
         gain = self.gains[strong]
         if gain.size < 2 or gain.max() < _UNEVEN**2 * gain.min():
             return False
-        both = gain.max() > _UNEVEN and gain.min() < 1 / _UNEVEN
-        return self.fitted > max(_CLOSE, self.sqnr + (_BETTER if both else 2 * _BETTER))
+        both_ways = gain.max() > _UNEVEN and gain.min() < 1 / _UNEVEN
+        improvement = _BETTER if both_ways else 2 * _BETTER
+        return self.fitted > max(_CLOSE, self.sqnr + improvement)
 
     @property
     def shifted(self) -> float:
         """Return the share of the noise due to a constant shift of each channel."""
-        noise, count = self.total("noise"), self.count / max(1, len(self.lo))
-        return (
-            float(np.square(self.sums["error"]).sum() / count / noise)
-            if noise > 0 and count
-            else 0.0
-        )
+        noise = self.total("noise")
+        count = self.count / max(1, len(self.lo))
+        if noise <= 0 or not count:
+            return 0.0
+        return float(np.square(self.sums["error"]).sum() / count / noise)
 
 
 def limits(
@@ -232,20 +260,18 @@ def limits(
     Returns:
         Lower and upper limits, shaped to broadcast against the tensor; None without ends.
     """
-    if (
-        grid.lo is None
-        or grid.hi is None
-        or grid.step is None
-        or not grid.uniform
-        or grid.granularity == "block"
-    ):
+    if grid.lo is None or grid.hi is None or grid.step is None:
         return None
-    low, high = grid.lo - grid.step / 2, grid.hi + grid.step / 2
+    if not grid.uniform or grid.granularity == "block":
+        return None
+    low = grid.lo - grid.step / 2
+    high = grid.hi + grid.step / 2
     if grid.axis is None or grid.step.size == 1:
         return low.reshape(()), high.reshape(())
     if grid.axis >= rank:
         return None
-    shape = [-1 if index == grid.axis % rank else 1 for index in range(rank)]
+    shape = [1] * rank
+    shape[grid.axis % rank] = -1
     return low.reshape(shape), high.reshape(shape)
 
 

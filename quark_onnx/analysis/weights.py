@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,20 +11,41 @@ from calibrators import Histogram
 from calibrators.layout import rows
 from quark_onnx.analysis.findings import Bins, Unmatched, WeightError
 from quark_onnx.analysis.match import Matching
-from quark_onnx.analysis.reading import Grid, Operand, Reading
+from quark_onnx.analysis.reading import FLOATS, Grid, Operand, Reading, Scale
 from quark_onnx.graph import Node
 from quark_onnx.graph.codes import spread
-from quark_onnx.report.measure import decibels
+from quark_onnx.report.measure import cosine_similarity, decibels
 
 Floats = NDArray[np.float64]
 
 #: Axis of the output channels by operator; the axis of a Gemm depends on transB.
 _AXES = {"Conv": 0, "ConvTranspose": 1, "MatMul": -1}
+#: Operators with a bias, and the index of that input.
 _BIASED = ("Conv", "ConvTranspose", "Gemm")
+_BIAS_INPUT = 2
 #: Minimum gain in dB of fitted channel scales for a rescaled constant.
 _RESCALED = 6.0
 _ROUNDS = 8
 _BINS = 96
+
+
+@dataclass(frozen=True)
+class _Constant:
+    """A constant that both models know.
+
+    Attributes:
+        name: name in the float model.
+        is_weight: False for a bias.
+        values: the float values.
+        dequantized: the values of the quantized model, of the same shape.
+        codes: name and scale of the codes; None without codes, or in another layout.
+    """
+
+    name: str
+    is_weight: bool
+    values: Floats
+    dequantized: Floats
+    codes: tuple[str, Scale] | None
 
 
 def weight_errors(
@@ -42,36 +63,33 @@ def weight_errors(
     Returns:
         Errors, and constants without a comparison.
     """
-    found, missing = list[WeightError](), list[Unmatched]()
+    errors = list[WeightError]()
+    missing = list[Unmatched]()
     for node in reference.graph.nodes:
         twin = matching.nodes.get(node)
         if twin is None:
             continue
         operands = other.operands(twin)[1]
         for place, name in enumerate(node.inputs):
-            if (
-                not name
-                or not reference.constants.known(name)
-                or not _real(reference, name)
-            ):
+            if not _is_float_constant(reference, name):
                 continue
-            if place >= len(operands) or not other.constants.known(
-                operands[place].tensor,
-            ):
-                missing.append(
-                    Unmatched(name, f"input {place} of {twin!r} is no constant"),
-                )
+            operand = operands[place] if place < len(operands) else None
+            if operand is None or not other.constants.known(operand.tensor):
+                reason = f"input {place} of {twin!r} is no constant"
+                missing.append(Unmatched(name, reason))
                 continue
-            result = _compared(reference, other, node, place, operands[place])
+            result = _compared(reference, other, node, place, operand)
             if isinstance(result, WeightError):
-                found.append(result)
+                errors.append(result)
             elif result:
                 missing.append(Unmatched(name, result))
-    return found, missing
+    return errors, missing
 
 
-def _real(reference: Reading, name: str) -> bool:
-    return reference.graph.elem_type(name) in (1, 10, 11, 16)
+def _is_float_constant(reading: Reading, name: str) -> bool:
+    if not name or not reading.constants.known(name):
+        return False
+    return reading.graph.elem_type(name) in FLOATS
 
 
 def _compared(
@@ -86,73 +104,111 @@ def _compared(
     Returns:
         The error; or a reason why it was not compared; or an empty text without a relevant error.
     """
-    name, codes = node.inputs[place], other.stored(operand)
-    a, b = reference.constants.value(name).astype(np.float64), other.reals(operand)
-    if a.shape != b.shape:
-        if a.shape != b.T.shape:
-            return (
-                f"its shape is {list(a.shape)}, in the quantized model {list(b.shape)}"
-            )
-        b, codes = b.T, None
-    if (codes is None and np.array_equal(a, b)) or not a.size:
+    codes = other.stored(operand)
+    values = reference.constants.value(node.inputs[place]).astype(np.float64)
+    dequantized = other.reals(operand)
+    if values.shape not in (dequantized.shape, dequantized.T.shape):
+        return (
+            f"its shape is {list(values.shape)}, in the quantized model"
+            f" {list(dequantized.shape)}"
+        )
+    if values.shape != dequantized.shape:
+        # the tool changed transB of a Gemm; the channels of the codes are not known then
+        dequantized = dequantized.T
+        codes = None
+    if not values.size:
         return ""
-    role = "bias" if place == 2 and node.op_type in _BIASED else "weight"
-    axis = _channel_axis(node, a.ndim) if role == "weight" else 0
-    wide = (
-        (rows(a, axis), rows(b, axis)) if a.ndim else (a.reshape(1, 1), b.reshape(1, 1))
-    )
-    inputs = (
-        a.shape[1 - axis] if role == "weight" and axis in (0, 1) and a.ndim > 1 else 1
-    )
-    inputs = inputs if int(node.attribute("group", 1)) == 1 else 1
-    own, scaled = (
-        _fitted(wide[0], wide[1], inputs) if role == "weight" else (wide[1], False)
-    )
-    grid, saturated, clipped = _grid(other, codes, a, scaled)
-    signal = np.square(wide[0]).sum(axis=1)
-    noise = np.square(own - wide[0]).sum(axis=1)
-    ratios = np.array(
-        [
-            decibels(s, n) if s else float("inf")
-            for s, n in zip(signal, noise, strict=True)
-        ],
-    )
-    reach = np.abs(wide[0]).max(axis=1)
-    norm = np.sqrt(signal.sum() * np.square(own).sum())
-    median = float(np.median(reach))
-    dead = (reach > 0) & ~np.abs(wide[1]).any(axis=1)
+    if codes is None and np.array_equal(values, dequantized):
+        return ""
+    is_weight = place != _BIAS_INPUT or node.op_type not in _BIASED
+    constant = _Constant(node.inputs[place], is_weight, values, dequantized, codes)
+    return _error(other, node, constant)
+
+
+def _error(other: Reading, node: Node, constant: _Constant) -> WeightError:
+    """Return the error of a constant that a node reads."""
+    values = constant.values
+    axis = _channel_axis(node, values.ndim) if constant.is_weight else 0
+    exact = _channel_rows(values, axis)
+    stored = _channel_rows(constant.dequantized, axis)
+    fitted, rescaled = stored, False
+    if constant.is_weight:
+        inputs = _inputs_per_channel(node, values, axis)
+        fitted, rescaled = _fitted(exact, stored, inputs)
+    grid, saturated, clipped = _grid(other, constant.codes, values, rescaled)
+    signal = np.square(exact).sum(axis=1)
+    energy = np.square(fitted).sum()
+    noise = np.square(fitted - exact).sum(axis=1)
+    ratios = np.array(_channel_ratios(signal, noise))
+    reach = np.abs(exact).max(axis=1)
+    dead = (reach > 0) & ~np.abs(stored).any(axis=1)
     return WeightError(
-        name=name,
+        name=constant.name,
         node=node.name,
         op_type=node.op_type,
-        role=role,
+        role="weight" if constant.is_weight else "bias",
         format=grid.format,
-        granularity=grid.granularity if codes else "",
-        depthwise=role == "weight"
-        and node.op_type == "Conv"
-        and a.shape[1] == 1
-        and a.shape[0] > 1,
+        granularity=grid.granularity if constant.codes else "",
+        depthwise=constant.is_weight and _is_depthwise(node, values),
         channels=len(reach),
         sqnr=decibels(float(signal.sum()), float(noise.sum())),
-        cosine=float((wide[0] * own).sum() / norm)
-        if norm
-        else float(signal.sum() == np.square(own).sum()),
+        cosine=cosine_similarity((exact * fitted).sum(), signal.sum(), energy),
         worst_channel=int(ratios.argmin()),
         worst_sqnr=float(ratios.min()),
-        dead=[int(i) for i in np.flatnonzero(dead)],
-        dead_noise=float(noise[dead].sum() / noise.sum()) if dead.any() else 0.0,
+        dead=[int(channel) for channel in np.flatnonzero(dead)],
+        dead_noise=_share(noise, dead),
         outlier_channel=int(reach.argmax()),
-        outlier_ratio=float(reach.max() / median) if median else 1.0,
+        outlier_ratio=_outlier_ratio(reach),
         saturated=saturated,
         clipped=clipped,
-        rescaled=scaled,
-        rms=float(np.sqrt(np.mean(np.square(a)))),
-        lo=float(a.min()),
-        hi=float(a.max()),
-        grid_lo=_end(grid.lo, np.min),
-        grid_hi=_end(grid.hi, np.max),
-        step=_end(grid.step, np.max),
+        rescaled=rescaled,
+        rms=float(np.sqrt(np.mean(np.square(values)))),
+        lo=float(values.min()),
+        hi=float(values.max()),
+        grid_lo=grid.least,
+        grid_hi=grid.greatest,
+        step=grid.widest_step,
     )
+
+
+def _channel_rows(values: Floats, axis: int | None) -> Floats:
+    """Return a matrix with a row for each output channel."""
+    return rows(values, axis) if values.ndim else values.reshape(1, 1)
+
+
+def _inputs_per_channel(node: Node, values: Floats, axis: int | None) -> int:
+    """Return the number of input channels along a row; 1 if factors per input are unknown."""
+    grouped = int(node.attribute("group", 1)) != 1
+    if axis is None or axis > 1 or values.ndim < 2 or grouped:
+        return 1
+    return values.shape[1 - axis]
+
+
+def _channel_ratios(signal: Floats, noise: Floats) -> list[float]:
+    """Return the SQNR of each channel in dB; infinity for a channel of zeros."""
+    return [
+        decibels(power, error) if power else float("inf")
+        for power, error in zip(signal, noise, strict=True)
+    ]
+
+
+def _is_depthwise(node: Node, values: Floats) -> bool:
+    if node.op_type != "Conv":
+        return False
+    return values.shape[1] == 1 and values.shape[0] > 1
+
+
+def _share(noise: Floats, channels: NDArray[np.bool_]) -> float:
+    """Return the share of some channels in the noise."""
+    if not channels.any():
+        return 0.0
+    return float(noise[channels].sum() / noise.sum())
+
+
+def _outlier_ratio(reach: Floats) -> float:
+    """Return the greatest magnitude of a channel in units of the median channel's."""
+    median = float(np.median(reach))
+    return float(reach.max() / median) if median else 1.0
 
 
 def _channel_axis(node: Node, rank: int) -> int | None:
@@ -177,8 +233,10 @@ def _fitted(a: Floats, b: Floats, inputs: int) -> tuple[Floats, bool]:
         The fitted ``b``, and True if factors were removed.
     """
     shape = (a.shape[0], inputs, -1)
-    product, energy = ((a * c).reshape(shape).sum(axis=2) for c in (b, a))
-    left, right = np.ones((shape[0], 1)), np.ones((1, inputs))
+    product = (a * b).reshape(shape).sum(axis=2)
+    energy = (a * a).reshape(shape).sum(axis=2)
+    left = np.ones((shape[0], 1))
+    right = np.ones((1, inputs))
     for _ in range(_ROUNDS):  # least squares for one side at a time
         left = _gain(
             (product * right).sum(axis=1, keepdims=True),
@@ -190,10 +248,11 @@ def _fitted(a: Floats, b: Floats, inputs: int) -> tuple[Floats, bool]:
         )
     fitted = (b.reshape(shape) / (left * right)[:, :, None]).reshape(b.shape)
     signal = float(energy.sum())
-    before, after = (
-        decibels(signal, float(np.square(c - a).sum())) for c in (b, fitted)
-    )
-    return (fitted, True) if after > max(before, 0.0) + _RESCALED else (b, False)
+    before = decibels(signal, float(np.square(b - a).sum()))
+    after = decibels(signal, float(np.square(fitted - a).sum()))
+    if after > max(before, 0.0) + _RESCALED:
+        return fitted, True
+    return b, False
 
 
 def _gain(product: Floats, energy: Floats) -> Floats:
@@ -208,18 +267,18 @@ def _gain(product: Floats, energy: Floats) -> Floats:
 
 def _grid(
     other: Reading,
-    codes: object,
+    codes: tuple[str, Scale] | None,
     values: Floats,
-    scaled: bool,
+    rescaled: bool,
 ) -> tuple[Grid, float, float]:
     """Return the grid of codes, the share of saturated codes and of clipped values."""
-    if not isinstance(codes, tuple):
+    if codes is None:
         return Grid("", granularity=""), 0.0, 0.0
     tensor, scale = codes
     grid = other.grid(scale, other.graph.elem_type(tensor))
-    if grid.lo is None or grid.hi is None or grid.step is None or not grid.uniform:
+    if not grid.uniform or not other.constants.known(tensor):
         return grid, 0.0, 0.0
-    if not other.constants.known(tensor):
+    if grid.lo is None or grid.hi is None or grid.step is None:
         return grid, 0.0, 0.0
     reals = other.decoded(other.constants.value(tensor), scale)
     axis = scale.axis if scale.axis < reals.ndim else reals.ndim - 1
@@ -227,18 +286,12 @@ def _grid(
         spread(part, reals.shape, axis, scale.block)
         for part in (grid.lo, grid.hi, grid.step)
     )
-    saturated = float(np.mean((reals <= lo + step / 4) | (reals >= hi - step / 4)))
-    if scaled or reals.shape != values.shape:
+    at_an_end = (reals <= lo + step / 4) | (reals >= hi - step / 4)
+    saturated = float(np.mean(at_an_end))
+    if rescaled or reals.shape != values.shape:
         return grid, saturated, 0.0
-    return (
-        grid,
-        saturated,
-        float(np.mean((values < lo - step / 2) | (values > hi + step / 2))),
-    )
-
-
-def _end(values: Floats | None, pick: object) -> float | None:
-    return None if values is None or not callable(pick) else float(pick(values))
+    beyond = (values < lo - step / 2) | (values > hi + step / 2)
+    return grid, saturated, float(np.mean(beyond))
 
 
 def with_histogram(weight: WeightError, reference: Reading) -> WeightError:

@@ -231,21 +231,36 @@ class Total:
                 self.agreement,
                 shapes=self.shapes,
             )
-        norm = np.sqrt(self.signal * self.energy)
-        cosine = (
-            float(self.product / norm) if norm else float(self.signal == self.energy)
-        )
-        cosine = cosine if np.isfinite(self.noise) else float("nan")
-        sqnr = decibels(self.signal, self.noise)
+        cosine = float("nan")
+        if np.isfinite(self.noise):
+            cosine = cosine_similarity(self.product, self.signal, self.energy)
         return OutputError(
             name,
-            sqnr,
+            decibels(self.signal, self.noise),
             cosine,
             self.largest,
             None,
             broken=self.broken,
             shapes=self.shapes,
         )
+
+
+def cosine_similarity(product: float, signal: float, energy: float) -> float:
+    """Return the cosine similarity of two tensors.
+
+    Args:
+        product: sum of the products of their values.
+        signal: sum of the squares of the first tensor.
+        energy: sum of the squares of the second tensor.
+
+    >>> cosine_similarity(6.0, 4.0, 9.0), cosine_similarity(0.0, 0.0, 0.0)
+    (1.0, 1.0)
+    """
+    norm = np.sqrt(signal * energy)
+    if norm:
+        return float(product / norm)
+    # a tensor of zeros has no direction: equal to another one of zeros, and to nothing else
+    return float(signal == energy)
 
 
 def decibels(signal: float, noise: float) -> float:
