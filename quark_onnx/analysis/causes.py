@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from calibrators import Histogram
 from quark_onnx.analysis.findings import Cause, TensorError, WeightError
 from quark_onnx.analysis.reading import Grid
 from quark_onnx.analysis.statistics import TensorStatistic
@@ -42,7 +43,12 @@ DELICATE = frozenset(
         "HardSigmoid",
     },
 )
+#: Minimum number of channels for a meaningful median.
+_MANY_CHANNELS = 4
+#: Ratio of a channel's range to the median range above which the channel is an outlier.
+_OUTLYING = 8
 _MORE_BITS = ("--preset", "A16W8")
+_PER_CHANNEL = ("--per-channel",)
 
 
 @dataclass(frozen=True)
@@ -72,11 +78,9 @@ class Evidence:
     @property
     def local(self) -> float:
         """Return the noise-to-signal ratio with float inputs, or an estimate of it."""
-        return (
-            nsr(self.error.sqnr_local)
-            if self.error.sqnr_local is not None
-            else self.error.added
-        )
+        if self.error.sqnr_local is None:
+            return self.error.added
+        return nsr(self.error.sqnr_local)
 
     @property
     def added(self) -> float:
@@ -141,13 +145,10 @@ def nsr(sqnr: float) -> float:
     >>> nsr(20.0), nsr(math.inf), nsr(-math.inf)
     (0.01, 0.0, 1000.0)
     """
-    return (
-        min(1e3, 10.0 ** (-sqnr / 10))
-        if math.isfinite(sqnr)
-        else 0.0
-        if sqnr > 0
-        else 1e3
-    )
+    if math.isfinite(sqnr):
+        noise: float = 10.0 ** (-sqnr / 10)
+        return min(1e3, noise)
+    return 0.0 if sqnr > 0 else 1e3
 
 
 def causes_of(evidence: Evidence) -> list[Cause]:
@@ -175,25 +176,29 @@ def causes_of(evidence: Evidence) -> list[Cause]:
             ),
         ]
     added = min(1.0, evidence.local / evidence.noise)
-    found: list[Cause] = []
-    for part in (
-        _LEAST,
-        _LEAST / 2,
-        0.0,
-    ):  # lower the threshold until a cause exceeds it
-        if not found:
-            least = part * added
-            found = [
-                *_of_grid(evidence, least),
-                *_of_weights(evidence, least),
-                *_of_operator(evidence, least),
-            ]
-    found += [*_of_shift(evidence), *_from_upstream(evidence)]
+    causes = [
+        *_added_causes(evidence, added),
+        *_of_shift(evidence),
+        *_from_upstream(evidence),
+    ]
     own_first = added > _LEAST / 2
     return sorted(
-        found,
+        causes,
         key=lambda cause: (own_first and cause.kind == "inherited", -cause.share),
     )
+
+
+def _added_causes(evidence: Evidence, added: float) -> list[Cause]:
+    """Return the causes of the part of the noise that the tensor's operator adds."""
+    causes = list[Cause]()
+    for part in (_LEAST, _LEAST / 2, 0.0):
+        # lower the threshold until a cause exceeds it
+        if not causes:
+            least = part * added
+            causes += _of_grid(evidence, least)
+            causes += _of_weights(evidence, least)
+            causes += _of_operator(evidence, least)
+    return causes
 
 
 # -- its own grid
@@ -205,39 +210,37 @@ def _of_grid(evidence: Evidence, least: float) -> Iterator[Cause]:
     own = min(1.0, evidence.own / evidence.noise)
     if grid is None or own <= least:
         return
-    clipped = (
-        own * error.clip_noise
-        if error.sqnr_grid is not None
-        else own * _clip_guess(error)
-    )
+    clip_share = error.clip_noise
+    if error.sqnr_grid is None:
+        clip_share = _clip_guess(error)
+    clipped = own * clip_share
     if clipped > least and (error.clipped_low or error.clipped_high):
         yield _clipping(error, clipped)
-    rest = own - clipped
-    if rest <= least:
+    rounded = own - clipped
+    if rounded <= least:
         return
-    particular = [
-        cause
-        for cause in (_outlier_channel(evidence, rest), _spread(evidence, rest))
-        if cause
+    causes = [
+        _delicate_operator(error, grid, rounded),
+        _outlier_channel(evidence, rounded),
+        _spread(evidence, rounded),
     ]
-    delicate = error.op_type in DELICATE and 0 < grid.bits <= 8
-    if delicate:
-        text = (
-            f"operator {error.op_type} at {grid.bits} bits ({grid.format}): its small"
-            " values matter"
-        )
-        yield Cause(
-            "operator", text, rest, "keep the operator in float", _exclude(error)
-        )
-    yield from particular
-    if not particular and not delicate:
-        yield Cause(
-            "rounding",
-            _rounding_text(error, grid),
-            rest,
-            "give activations more bits",
-            _MORE_BITS,
-        )
+    if not any(causes):
+        text = _rounding_text(error, grid)
+        remedy = "give activations more bits"
+        yield Cause("rounding", text, rounded, remedy, _MORE_BITS)
+    yield from filter(None, causes)
+
+
+def _delicate_operator(error: TensorError, grid: Grid, share: float) -> Cause | None:
+    """Return the cause for an operator that is known to need more than 8 bits."""
+    if error.op_type not in DELICATE or not 0 < grid.bits <= 8:
+        return None
+    text = (
+        f"operator {error.op_type} at {grid.bits} bits ({grid.format}): its small"
+        " values matter"
+    )
+    remedy = "keep the operator in float"
+    return Cause("operator", text, share, remedy, _exclude(error))
 
 
 def _clip_guess(error: TensorError) -> float:
@@ -269,56 +272,43 @@ def _clipping(error: TensorError, share: float) -> Cause:
 
 def _outlier_channel(evidence: Evidence, share: float) -> Cause | None:
     statistic, grid = evidence.statistic, evidence.grid
-    if (
-        grid is None
-        or statistic.axis is None
-        or len(statistic.lo) < 4
-        or not grid.uniform
-        or grid.axis is not None
-    ):
+    if grid is None or not grid.bits or not grid.uniform or grid.axis is not None:
+        return None
+    if statistic.axis is None or len(statistic.lo) < _MANY_CHANNELS:
         return None
     reach: NDArray[np.float64] = statistic.hi - statistic.lo
-    median, place = float(np.median(reach)), int(reach.argmax())
-    ratio = float(reach[place] / median) if median > 0 else 0.0
-    if ratio < 8 or not grid.bits:
+    median = float(np.median(reach))
+    worst = int(reach.argmax())
+    ratio = float(reach[worst] / median) if median > 0 else 0.0
+    if ratio < _OUTLYING:
         return None
-    wide = int((reach > 8 * median).sum())
-    who = (
-        f"one outlier channel (#{place})"
-        if wide == 1
-        else f"{wide} outlier channels (the worst is #{place})"
-    )
-    verb = "has" if wide == 1 else "reach up to"
+    outliers = int((reach > _OUTLYING * median).sum())
+    which = f"one outlier channel (#{worst}) has"
+    if outliers != 1:
+        which = f"{outliers} outlier channels (the worst is #{worst}) reach up to"
     kept = max(0.0, grid.bits - math.log2(ratio))
     text = (
-        f"{who} {verb} {ratio:.0f} times the median range: the others keep {kept:.1f}"
+        f"{which} {ratio:.0f} times the median range: the others keep {kept:.1f}"
         f" of {grid.bits} bits"
     )
-    conv = "Conv" in evidence.error.op_type or evidence.error.op_type in (
-        "Relu",
-        "BatchNormalization",
-        "Gemm",
-    )
-    remedy = "equalize the channels" if conv else "give activations more bits"
-    return Cause(
-        "outlier-channel",
-        text,
-        share,
-        remedy,
-        ("--optimize", "cle") if conv else _MORE_BITS,
-    )
+    if not _is_equalizable(evidence.error.op_type):
+        remedy = "give activations more bits"
+        return Cause("outlier-channel", text, share, remedy, _MORE_BITS)
+    options = ("--optimize", "cle")
+    return Cause("outlier-channel", text, share, "equalize the channels", options)
+
+
+def _is_equalizable(op_type: str) -> bool:
+    """Return True for operators whose channels cross-layer equalization scales."""
+    return "Conv" in op_type or op_type in ("Relu", "BatchNormalization", "Gemm")
 
 
 def _spread(evidence: Evidence, share: float) -> Cause | None:
     """Return the cause for a wide range with few values at its ends; None otherwise."""
     error, grid, histogram = evidence.error, evidence.grid, evidence.statistic.histogram
-    if (
-        grid is None
-        or error.grid_lo is None
-        or error.grid_hi is None
-        or not grid.uniform
-        or not grid.bits
-    ):
+    if grid is None or not grid.uniform or not grid.bits:
+        return None
+    if error.grid_lo is None or error.grid_hi is None:
         return None
     if grid.granularity != "tensor" or not histogram.lo.size:
         return None
@@ -336,14 +326,9 @@ def _spread(evidence: Evidence, share: float) -> Cause | None:
             " tensor, exclude this node"
         )
         return Cause("unused-range", text, share, remedy, _exclude(error))
-    centres, counts = histogram.signed(0)
-    order: NDArray[np.float64] = np.cumsum(counts) / counts.sum()
-    places = [
-        min(int(np.searchsorted(order, share)), len(centres) - 1)
-        for share in (0.0005, 0.9995)
-    ]
-    low, high = (float(centres[place]) for place in places)
-    bulk = max(float(high), 0.0) - min(float(low), 0.0)
+    low = _quantile(histogram, 0.0005)
+    high = _quantile(histogram, 0.9995)
+    bulk = max(high, 0.0) - min(low, 0.0)
     if 0 < bulk < whole / 6:
         bits = max(0.0, grid.bits - math.log2(whole / bulk))
         text = (
@@ -351,15 +336,18 @@ def _spread(evidence: Evidence, share: float) -> Cause | None:
             f" {_figure(high)}, the grid reaches from {_figure(error.grid_lo)} to"
             f" {_figure(error.grid_hi)}; they keep {bits:.1f} of {grid.bits} bits"
         )
+        remedy = "clip more, or give activations more bits"
         options = ("--calibrator", "minmse")
-        return Cause(
-            "wide-range",
-            text,
-            share,
-            "clip more, or give activations more bits",
-            options,
-        )
+        return Cause("wide-range", text, share, remedy, options)
     return None
+
+
+def _quantile(histogram: Histogram, share: float) -> float:
+    """Return the value below which a share of the observed values lies."""
+    centers, counts = histogram.signed(0)
+    order: NDArray[np.float64] = np.cumsum(counts) / counts.sum()
+    place = int(np.searchsorted(order, share))
+    return float(centers[min(place, len(centers) - 1)])
 
 
 def _rounding_text(error: TensorError, grid: Grid) -> str:
@@ -386,19 +374,26 @@ def _of_weights(evidence: Evidence, least: float) -> Iterator[Cause]:
         if weight.role == "bias":
             yield from _of_bias(weight, evidence, least)
         elif share > least:
-            of_dead = share * weight.dead_noise
-            cause = (
-                _dead_cause(weight, of_dead)
-                if of_dead > max(least, share / 2)
-                else _weight_cause(weight, share)
-            )
-            if evidence.heavier >= _AMPLIFIED:
-                text = (
-                    f"{cause.text}; its noise is amplified {evidence.heavier:.0f}x by"
-                    f" {evidence.error.op_type}"
-                )
-                cause = replace(cause, text=text)
-            yield cause
+            yield _of_weight(weight, evidence, share, least)
+
+
+def _of_weight(
+    weight: WeightError,
+    evidence: Evidence,
+    share: float,
+    least: float,
+) -> Cause:
+    cause = _weight_cause(weight, share)
+    of_dead = share * weight.dead_noise
+    if of_dead > max(least, share / 2):
+        cause = _dead_cause(weight, of_dead)
+    if evidence.heavier < _AMPLIFIED:
+        return cause
+    text = (
+        f"{cause.text}; its noise is amplified {evidence.heavier:.0f}x by"
+        f" {evidence.error.op_type}"
+    )
+    return replace(cause, text=text)
 
 
 def _dead_cause(weight: WeightError, share: float) -> Cause:
@@ -406,64 +401,46 @@ def _dead_cause(weight: WeightError, share: float) -> Cause:
         f"weight: {len(weight.dead)} of {weight.channels} channels are all zero codes"
     )
     if weight.granularity == "tensor":
-        return Cause(
-            "dead-channels",
-            text,
-            share,
-            "use one scale per channel",
-            ("--per-channel",),
-        )
-    return Cause(
-        "dead-channels",
-        text,
-        share,
-        "keep the node in float",
-        ("--exclude", weight.node),
-    )
+        remedy = "use one scale per channel"
+        return Cause("dead-channels", text, share, remedy, _PER_CHANNEL)
+    options = ("--exclude", weight.node)
+    return Cause("dead-channels", text, share, "keep the node in float", options)
 
 
 def _weight_cause(weight: WeightError, share: float) -> Cause:
-    options: tuple[str, ...] = ()
     ratio = (
         f"{weight.sqnr:.1f} dB, the worst channel (#{weight.worst_channel})"
         f" {weight.worst_sqnr:.1f} dB"
     )
     kind = weight.format or "its format"
-    if weight.granularity == "tensor" and weight.depthwise:
+    one_scale = weight.granularity == "tensor"
+    options: tuple[str, ...] = _PER_CHANNEL
+    remedy = "use one scale per channel"
+    if one_scale and weight.depthwise:
         text = (
             f"per-tensor scale on a depthwise weight: {ratio}; channels differ up to"
             f" {weight.outlier_ratio:.0f} times"
         )
-        remedy, options = (
-            "use one scale per channel, or equalize the channels",
-            ("--per-channel",),
-        )
-    elif (
-        weight.granularity == "tensor"
-        and weight.outlier_ratio > 4
-        and weight.channels > 1
-    ):
+        remedy += ", or equalize the channels"
+    elif one_scale and weight.outlier_ratio > 4 and weight.channels > 1:
         text = (
             f"weight at {kind}: {ratio}; channel #{weight.outlier_channel} reaches"
             f" {weight.outlier_ratio:.0f} times the median channel under one scale"
             " for all"
         )
-        remedy, options = "use one scale per channel", ("--per-channel",)
     elif weight.clipped > 0.001:
         text = (
             f"weight at {kind}: {percentage(weight.clipped)} of its values are clipped;"
             f" {ratio}"
         )
-        remedy, options = "keep the node in float", ("--exclude", weight.node)
-    elif weight.granularity == "tensor" and weight.channels > 1:
+        remedy = "keep the node in float"
+        options = ("--exclude", weight.node)
+    elif one_scale and weight.channels > 1:
         text = f"weight at {kind} with one scale for all channels: {ratio}"
-        remedy, options = "use one scale per channel", ("--per-channel",)
     else:
         text = f"weight at {kind}: {ratio}"
-        remedy, options = (
-            "keep the node in float, or give its weights more bits",
-            ("--exclude", weight.node),
-        )
+        remedy = "keep the node in float, or give its weights more bits"
+        options = ("--exclude", weight.node)
     return Cause("weight", text, share, remedy, options)
 
 
@@ -552,10 +529,6 @@ def _figure(value: float | None) -> str:
     >>> _figure(-4096.0), _figure(0.01234)
     ('-4096', '0.0123')
     """
-    return (
-        "?"
-        if value is None
-        else f"{value:.0f}"
-        if abs(value) >= 1e3
-        else f"{value:.3g}"
-    )
+    if value is None:
+        return "?"
+    return f"{value:.0f}" if abs(value) >= 1e3 else f"{value:.3g}"

@@ -386,39 +386,35 @@ class Search:
 
     def _is_reached(self) -> bool:
         """Return True if a candidate meets the target."""
-        return self._target is not None and any(
-            record.score is not None
-            and record.score >= self._target
-            and not record.pruned
-            for _, record in self._found()
-        )
+        if self._target is None:
+            return False
+        scores = [record.score for _, record in self._found() if not record.pruned]
+        return any(score is not None and score >= self._target for score in scores)
 
     def _candidates(self) -> Iterator[Asked]:
         """Yield candidates until the end of the search."""
         duplicates = 0
-        while True:
+        while not self._is_reached():
             found = self._found()
-            if self._is_reached() or len(found) >= self._most:
+            if len(found) >= self._most:
                 return
             done = self._done(found)
             probe = self._next(self._probes, done, found)
-            other = None if probe else self._next(self._others, done, found)
-            if probe is None and other is None:
+            trial = probe or self._next(self._others, done, found)
+            if trial is None:
                 return
-            sampled = probe is None and duplicates < _DUPLICATES
-            asked = self._study.ask(
-                None if sampled else probe or other,
-                self._space.trial,
-            )
+            if probe is None and duplicates < _DUPLICATES:
+                trial = None  # the sampler chooses
+            asked = self._study.ask(trial, self._space.trial)
             key = config_key(asked.trial.config)
-            if key in done or not self._fits(asked.trial, found):
-                duplicates += 1
-                if key not in done:
-                    self._left[key] = asked.trial
-                asked.drop()
+            if key not in done and self._fits(asked.trial, found):
+                duplicates = 0
+                yield asked
                 continue
-            duplicates = 0
-            yield asked
+            duplicates += 1
+            if key not in done:
+                self._left[key] = asked.trial
+            asked.drop()
 
     def _done(self, found: list[tuple[Trial, Record]]) -> set[str]:
         """Return the keys of configurations that must not be tried again."""
@@ -530,20 +526,23 @@ def _preset(trial: Trial) -> str:
 def _estimate(trial: Trial, found: list[tuple[Trial, Record]]) -> float:
     """Estimate the runtime of a trial in seconds from earlier trials."""
     preset = _preset(trial)
-    groups = (
-        [each for each in found if _preset(each[0]) == preset and not each[0].kinds],
-        [each for each in found if not each[0].kinds],
-        found,
-    )
-    known = next(group for group in groups if group)
-    plain = max(record.seconds / other.relative_cost for other, record in known)
     # optimizers have a similar runtime with all presets
-    alike = [
-        record.seconds
-        for other, record in found
-        if other.kinds == trial.kinds and (other.kinds or _preset(other) == preset)
-    ]
-    return max(alike, default=plain * trial.relative_cost)
+    alike = list[float]()
+    plain = list[tuple[Trial, Record]]()  # trials without optimizers
+    plain_of_preset = list[tuple[Trial, Record]]()
+    for other, record in found:
+        of_preset = _preset(other) == preset
+        if other.kinds == trial.kinds and (other.kinds or of_preset):
+            alike.append(record.seconds)
+        if not other.kinds:
+            plain.append((other, record))
+            if of_preset:
+                plain_of_preset.append((other, record))
+    if alike:
+        return max(alike)
+    closest = plain_of_preset or plain or found
+    unit = max(record.seconds / other.relative_cost for other, record in closest)
+    return unit * trial.relative_cost
 
 
 def _rank(found: tuple[Trial, Record]) -> tuple[bool, bool, float, int]:
@@ -558,11 +557,11 @@ def _rank(found: tuple[Trial, Record]) -> tuple[bool, bool, float, int]:
 
 
 def _check_numbers(target: object, budget: object, trials: object) -> None:
-    if target is not None and not (is_number(target) and not isnan(target)):  # type: ignore[arg-type]
+    if target is not None and not _is_score(target):
         raise ConfigError(
             f"target is {target!r}; it must be a number, the least score that suffices",
         )
-    if budget is not None and not (is_number(budget) and 0 < budget < inf):  # type: ignore[operator]
+    if budget is not None and not _is_duration(budget):
         raise ConfigError(
             f"budget is {budget!r}; it must be a number of seconds above 0",
         )
@@ -570,6 +569,14 @@ def _check_numbers(target: object, budget: object, trials: object) -> None:
         raise ConfigError(
             f"trials is {trials!r}; it must be a number of candidates, 1 or more",
         )
+
+
+def _is_score(value: Any) -> bool:
+    return is_number(value) and not isnan(value)
+
+
+def _is_duration(value: Any) -> bool:
+    return is_number(value) and 0 < value < inf
 
 
 def _check(metric: object, journal: object, progress: object) -> None:

@@ -115,12 +115,7 @@ class Space:
             presets = TARGETS[self.target].presets if self.target else _PRESETS
             object.__setattr__(self, "presets", tuple(presets))
         for name in ("presets", "calibrators", "per_channel", "optimizers"):
-            value = getattr(self, name)
-            single = isinstance(value, str | bool | Path | Mapping) or not hasattr(
-                value,
-                "__iter__",
-            )
-            object.__setattr__(self, name, (value,) if single else tuple(value))
+            object.__setattr__(self, name, _as_tuple(getattr(self, name)))
         if not self.presets:
             raise ConfigError(
                 "presets: there is none, so there is nothing to"
@@ -185,25 +180,20 @@ class Space:
     def trial(self, choices: Mapping[str, str]) -> Trial:
         """Return the configuration of a choice on each axis.
 
+        Choices that do not apply to the preset are left out of the name.
+
         Args:
             choices: a label of ``axes`` for each axis.
         """
-        axes = self.axes
-        picked = {axis: axes[axis][label] for axis, label in choices.items()}
+        picked = {axis: self.axes[axis][label] for axis, label in choices.items()}
         config: QConfig = picked["preset"]
         name = [choices["preset"]]
-        activation, weight = config.activation, config.weight
-        if picked["calibrator"] and activation is not None and activation.measured:
+        if picked["calibrator"] and _is_calibrated(config):
             config = config.with_(calibrator=picked["calibrator"])
             name.append(choices["calibrator"])
-        if (
-            picked["granularity"] is not None
-            and weight is not None
-            and weight.per_channel is not picked["granularity"]
-            and not weight.block_size
-            and weight.dtype.scaled
-        ):
-            config = config.with_(per_channel=picked["granularity"])
+        per_channel = picked["granularity"]
+        if per_channel is not None and _has_other_granularity(config, per_channel):
+            config = config.with_(per_channel=per_channel)
             name.append(choices["granularity"])
         if picked["optimizers"]:
             chain = (*config.optimizers, *picked["optimizers"])
@@ -261,6 +251,27 @@ def _optimizers(choice: Any) -> tuple[Any, ...]:
         return tuple(map(parse_optimizer, split(r"\+(?=[A-Za-z])", choice)))
     chain = tuple(choice) if isinstance(choice, list | tuple) else (choice,)
     return QConfig().with_(optimizers=chain).optimizers
+
+
+def _as_tuple(value: Any) -> tuple[Any, ...]:
+    """Return a setting's values; a text, a dictionary or a path is a single value."""
+    if isinstance(value, str | bool | Path | Mapping) or not hasattr(value, "__iter__"):
+        return (value,)
+    return tuple(value)
+
+
+def _is_calibrated(config: QConfig) -> bool:
+    """Return True if a calibrator chooses the ranges of activations."""
+    activation = config.activation
+    return activation is not None and activation.measured
+
+
+def _has_other_granularity(config: QConfig, per_channel: bool) -> bool:
+    """Return True if weights have a scale per tensor or channel, and not as given."""
+    weight = config.weight
+    if weight is None or weight.block_size or not weight.dtype.scaled:
+        return False
+    return weight.per_channel is not per_channel
 
 
 def _preset_name(preset: object, place: int) -> str:

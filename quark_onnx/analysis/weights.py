@@ -181,7 +181,7 @@ def _inputs_per_channel(node: Node, values: Floats, axis: int | None) -> int:
     grouped = int(node.attribute("group", 1)) != 1
     if axis is None or axis > 1 or values.ndim < 2 or grouped:
         return 1
-    return values.shape[1 - axis]
+    return int(values.shape[1 - axis])
 
 
 def _channel_ratios(signal: Floats, noise: Floats) -> list[float]:
@@ -195,7 +195,8 @@ def _channel_ratios(signal: Floats, noise: Floats) -> list[float]:
 def _is_depthwise(node: Node, values: Floats) -> bool:
     if node.op_type != "Conv":
         return False
-    return values.shape[1] == 1 and values.shape[0] > 1
+    outputs, inputs = values.shape[:2]
+    return bool(inputs == 1 and outputs > 1)
 
 
 def _share(noise: Floats, channels: NDArray[np.bool_]) -> float:

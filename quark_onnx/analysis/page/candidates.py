@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from html import escape
-from itertools import pairwise
 from math import isfinite
 from pathlib import Path
 
@@ -22,10 +21,14 @@ from quark_onnx.page.svg import Scale, drawing, linear, short, tag, ticks
 from quark_onnx.report import decibels
 from quark_onnx.report.verdict.verdict import THRESHOLDS
 
+Position = tuple[float, float]
+
 _WIDTH, _HEIGHT = 460.0, 320.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 44.0, 16.0, 28.0, 44.0
 #: Minimum distance of point labels in pixels.
 _APART = 16.0
+#: Number of candidates up to which all have rank labels.
+_LABELLED = 12
 #: Maximum loss in dB for recommending a smaller candidate.
 _LOSS = 2.0
 _STYLE = """
@@ -107,17 +110,9 @@ def _verdict(found: SearchResult) -> str:
 def _actions(found: SearchResult) -> list[Action]:
     """Return actions: write the best model, consider a smaller model, try the rest."""
     actions = [Action("write the best model:", "quark-onnx search ... -o best.onnx")]
-    best = found.best
-    for candidate in reversed(found.front):
-        if candidate is best or candidate.score is None or best.score is None:
-            continue
-        if best.score - candidate.score <= _LOSS:
-            loss = best.score - candidate.score
-            effect = f"{_size(candidate.bytes)}, {loss:.1f} dB less"
-            actions.append(
-                Action(f"or a smaller model: {candidate.name}", effect=effect)
-            )
-            break
+    smaller = _smaller(found)
+    if smaller is not None:
+        actions.append(smaller)
     if found.left:
         count = len(found.left)
         noun = "configuration" if count == 1 else "configurations"
@@ -126,9 +121,21 @@ def _actions(found: SearchResult) -> list[Action]:
     return actions
 
 
+def _smaller(found: SearchResult) -> Action | None:
+    """Return the smallest candidate that is hardly worse than the best, if any."""
+    best = found.best
+    for candidate in reversed(found.front):
+        if candidate is best or candidate.score is None or best.score is None:
+            continue
+        loss = best.score - candidate.score
+        if loss <= _LOSS:
+            effect = f"{_size(candidate.bytes)}, {loss:.1f} dB less"
+            return Action(f"or a smaller model: {candidate.name}", effect=effect)
+    return None
+
+
 def _plots(found: SearchResult) -> str:
-    sized = [each for each in found.candidates if each.score is not None and each.bytes]
-    sized = [each for each in sized if isfinite(each.score or 0.0)]
+    sized = list(filter(_is_drawable, found.candidates))
     if len(sized) < 2:
         return ""
     best, front = found.best, found.front
@@ -144,6 +151,13 @@ def _plots(found: SearchResult) -> str:
         f' below.</p>\n<div class="card"><div class="pair">{by_size}{by_time}</div>'
         f'<ul class="key">{key}</ul></div>\n</section>'
     )
+
+
+def _is_drawable(candidate: Candidate) -> bool:
+    """Return True if a candidate has a size and a finite score."""
+    if candidate.score is None or not candidate.bytes:
+        return False
+    return isfinite(candidate.score)
 
 
 def _megabytes(candidate: Candidate) -> float:
@@ -167,37 +181,52 @@ def _plot(  # noqa: PLR0913
     scores = [candidate.score or 0.0 for candidate in candidates]
     x = _scale(xs, _LEFT, _WIDTH - _RIGHT)
     y = _scale(scores, _HEIGHT - _BOTTOM, _TOP)
-    parts = [*_axes(xs, scores, x, y, unit)]
+
+    def position(candidate: Candidate) -> Position:
+        return x(measure(candidate)), y(candidate.score or 0.0)
+
+    parts = _axes(xs, scores, x, y, unit)
     if len(front) > 1:
-        points = sorted((x(measure(each)), y(each.score or 0.0)) for each in front)
-        steps = "".join(
-            f" H{right:.1f} V{high:.1f}" for _, (right, high) in pairwise(points)
-        )
-        parts.append(
-            tag(
-                "path",
-                d=f"M{points[0][0]:.1f} {points[0][1]:.1f}{steps}",
-                class_="steps",
-            ),
-        )
-    labels = list[tuple[float, float]]()
-    for place, candidate in reversed(list(enumerate(candidates, 1))):
-        cx, cy = x(measure(candidate)), y(candidate.score or 0.0)
-        kind = "best" if candidate is best else "front" if candidate in front else ""
+        parts.append(_steps(sorted(map(position, front))))
+    labels = list[Position]()
+    # from the last to the first, so that the best candidates are drawn on top
+    for rank, candidate in reversed(list(enumerate(candidates, 1))):
+        center = position(candidate)
+        kind = _kind(candidate, best, front)
+        cx, cy = center
         parts.append(tag("circle", cx=cx, cy=cy, r=4.5, class_=f"point {kind}".strip()))
-        apart = all(abs(cx - u) > _APART or abs(cy - v) > _APART for u, v in labels)
-        if apart and (kind or len(candidates) <= len(_PLACES)):
-            labels.append((cx, cy))
-            anchor = "end" if cx > _WIDTH - _RIGHT - _APART else "start"
-            shift = -8.0 if anchor == "end" else 8.0
-            parts.append(
-                tag("text", str(place), x=cx + shift, y=cy - 6, text_anchor=anchor),
-            )
+        labelled = kind or len(candidates) <= _LABELLED
+        if labelled and _is_apart(center, labels):
+            labels.append(center)
+            parts.append(_label(rank, center))
     return drawing(_WIDTH, _HEIGHT, title, parts)
 
 
-#: Maximum number of candidates with rank labels.
-_PLACES = range(12)
+def _steps(points: list[Position]) -> str:
+    """Return the line of a Pareto front, by falling size of the better candidates."""
+    (left, low), *others = points
+    steps = "".join(f" H{right:.1f} V{high:.1f}" for right, high in others)
+    return tag("path", d=f"M{left:.1f} {low:.1f}{steps}", class_="steps")
+
+
+def _kind(candidate: Candidate, best: Candidate, front: Sequence[Candidate]) -> str:
+    """Return the style of a point; empty for candidates that others surpass."""
+    if candidate is best:
+        return "best"
+    return "front" if candidate in front else ""
+
+
+def _is_apart(point: Position, labels: list[Position]) -> bool:
+    """Return True if a label would not cover another one."""
+    x, y = point
+    return all(abs(x - u) > _APART or abs(y - v) > _APART for u, v in labels)
+
+
+def _label(rank: int, point: Position) -> str:
+    x, y = point
+    if x > _WIDTH - _RIGHT - _APART:  # no room on the right
+        return tag("text", str(rank), x=x - 8.0, y=y - 6, text_anchor="end")
+    return tag("text", str(rank), x=x + 8.0, y=y - 6, text_anchor="start")
 
 
 def _scale(values: Sequence[float], start: float, end: float) -> Scale:

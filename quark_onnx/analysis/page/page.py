@@ -273,25 +273,31 @@ def actions(found: Analysis) -> list[Action]:
     nodes = dict[tuple[str, str], list[str]]()
     for tensor in found.ranking[:_TOP]:
         for cause in tensor.causes:
-            if cause.options:
-                excluding = cause.options[0] == "--exclude"
-                options = "--exclude" if excluding else shlex.join(cause.options)
-                key = (cause.remedy, options)
-                effects[key] = effects.get(key, 0.0) + cause.share * tensor.added
-                node = cause.options[1] if excluding else tensor.node or tensor.name
-                if node not in nodes.setdefault(key, []):
-                    nodes[key].append(node)
-    found_actions = list[Action]()
-    for key in sorted(effects, key=lambda key: -effects[key]):
-        remedy, options = key
-        if options == "--exclude":
-            options = shlex.join(["--exclude", *nodes[key][:_CAUSES]])
-        count = len(nodes[key])
-        effect = f"concerns {nodes[key][0]}"
-        if count > 1:
-            effect += f" and {count - 1} more"
-        found_actions.append(Action(f"{remedy}:", options, effect))
-    return found_actions
+            if not cause.options:
+                continue
+            options = shlex.join(cause.options)
+            node = tensor.node or tensor.name
+            if cause.options[0] == "--exclude":
+                # exclusions of several nodes form one action
+                options, node = cause.options
+            fix = (cause.remedy, options)
+            effects[fix] = effects.get(fix, 0.0) + cause.share * tensor.added
+            concerned = nodes.setdefault(fix, [])
+            if node not in concerned:
+                concerned.append(node)
+    ordered = sorted(effects, key=lambda fix: -effects[fix])
+    return [
+        _action(remedy, options, nodes[remedy, options]) for remedy, options in ordered
+    ]
+
+
+def _action(remedy: str, options: str, nodes: list[str]) -> Action:
+    if options == "--exclude":
+        options = shlex.join(["--exclude", *nodes[:_CAUSES]])
+    effect = f"concerns {nodes[0]}"
+    if len(nodes) > 1:
+        effect += f" and {len(nodes) - 1} more"
+    return Action(f"{remedy}:", options, effect)
 
 
 def _ratio(ratio: float | None) -> str:
