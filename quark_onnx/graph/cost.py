@@ -53,15 +53,14 @@ def operations(graph: Graph, node: Node) -> int:
 
 
 def _products(graph: Graph, node: Node, results: int) -> int:
-    weight = [_known(size) for size in graph.shape(node.input(1)) or ()]
     if node.kind == "Conv":
-        return results * prod(weight[1:])
+        return results * prod(_sizes(graph, node.input(1))[1:])
     if node.kind == "ConvTranspose":
-        return _size(graph, node.inputs[0]) * prod(weight[1:])
-    shape = [_known(size) for size in graph.shape(node.inputs[0]) or (1,)]
+        return _size(graph, node.inputs[0]) * prod(_sizes(graph, node.input(1))[1:])
+    inputs = _sizes(graph, node.inputs[0]) or [1]
     if node.kind == "Gemm" and node.attribute("transA", 0):
-        return results * shape[0]
-    return results * shape[-1]
+        return results * inputs[0]
+    return results * inputs[-1]
 
 
 def _window(node: Node, results: int) -> int:
@@ -69,8 +68,10 @@ def _window(node: Node, results: int) -> int:
 
 
 def _size(graph: Graph, tensor: str) -> int:
-    return prod(_known(size) for size in graph.shape(tensor) or ())
+    return prod(_sizes(graph, tensor))
 
 
-def _known(size: int | str | None) -> int:
-    return size if isinstance(size, int) else 1
+def _sizes(graph: Graph, tensor: str) -> list[int]:
+    """Return the dimensions of a tensor, 1 for an unknown one; empty for an unknown shape."""
+    shape = graph.shape(tensor) or ()
+    return [size if isinstance(size, int) else 1 for size in shape]

@@ -84,16 +84,20 @@ def check_text(message: Message) -> None:
     """
     for field, value in message.ListFields():
         if field.type == field.TYPE_STRING:
-            for text in [value] if isinstance(value, str | bytes) else value:
-                # protobuf returns texts that it cannot decode as bytes
-                if isinstance(text, bytes):
-                    kind = message.DESCRIPTOR.name.removesuffix("Proto")
-                    raise ModelError(
-                        f"the {field.name} of a {kind} is no UTF-8 text: {text[:80]!r}",
-                    )
+            texts = [value] if isinstance(value, str | bytes) else value
+            for text in texts:
+                _require_text(text, field.name, message)
         elif field.type == field.TYPE_MESSAGE:
-            for part in [value] if isinstance(value, Message) else value:
+            parts = [value] if isinstance(value, Message) else value
+            for part in parts:
                 check_text(part)
+
+
+def _require_text(text: str | bytes, field: str, message: Message) -> None:
+    # protobuf returns texts that it cannot decode as bytes
+    if isinstance(text, bytes):
+        kind = message.DESCRIPTOR.name.removesuffix("Proto")
+        raise ModelError(f"the {field} of a {kind} is no UTF-8 text: {text[:80]!r}")
 
 
 def check_tensor(tensor: TensorProto, where: str = "") -> None:
@@ -278,10 +282,11 @@ def _check_names(
 ) -> None:
     """Check that the names of inputs or outputs fit the operator's parameters."""
     needed = [place for place, formal in enumerate(formals) if formal.option == _Single]
-    if any(place >= len(names) or not names[place] for place in needed):
-        present = f"{what} {list(names)}" if any(names) else f"no {what}"
+    present = {place for place, name in enumerate(names) if name}
+    if not present.issuperset(needed):
+        found = f"{what} {list(names)}" if present else f"no {what}"
         raise ModelError(
-            f"{where} {present}; it needs {[formals[place].name for place in needed]}",
+            f"{where} {found}; it needs {[formals[place].name for place in needed]}",
         )
     variadic = bool(formals) and formals[-1].option == _Variadic
     if len(names) > len(formals) and not variadic:

@@ -223,26 +223,30 @@ def _widen(graph: GraphProto, store: Store | None) -> None:
         _widen_type(value.type)
     for node in graph.node:
         for attribute in node.attribute:
-            if attribute.name in _TYPES and attribute.i in HALVES:
-                attribute.i = TensorProto.FLOAT
-            if attribute.type == AttributeProto.TENSOR:
-                _widen_tensor(attribute.t, None)
-            else:
-                for tensor in attribute.tensors:
-                    _widen_tensor(tensor, None)
+            _widen_attribute(attribute)
         for inner in subgraphs(node):
             _widen(inner, store)
 
 
+def _widen_attribute(attribute: AttributeProto) -> None:
+    if attribute.name in _TYPES and attribute.i in HALVES:
+        attribute.i = TensorProto.FLOAT
+    if attribute.type == AttributeProto.TENSOR:
+        _widen_tensor(attribute.t, None)
+        return
+    for tensor in attribute.tensors:
+        _widen_tensor(tensor, None)
+
+
 def _widen_tensor(tensor: TensorProto, store: Store | None) -> None:
-    if tensor.data_type in HALVES:
-        narrow = values(tensor)
-        if store is not None and narrow.nbytes >= LEAST:
-            tensor.CopyFrom(store.converted(tensor, narrow, np.float32))
-        else:
-            tensor.CopyFrom(
-                numpy_helper.from_array(narrow.astype(np.float32), tensor.name),
-            )
+    if tensor.data_type not in HALVES:
+        return
+    narrow = values(tensor)
+    if store is not None and narrow.nbytes >= LEAST:
+        tensor.CopyFrom(store.converted(tensor, narrow, np.float32))
+        return
+    wide = narrow.astype(np.float32)
+    tensor.CopyFrom(numpy_helper.from_array(wide, tensor.name))
 
 
 def _widen_type(type_: TypeProto) -> None:

@@ -61,39 +61,33 @@ def pair_moved(graph: Graph) -> int:
 
 def _retyped(graph: Graph, tensor: str, dequantize: Node) -> bool:
     """Return whether onnxruntime would insert an int8 pair and retype it partially to uint8."""
-    if (
-        graph.opset < _OUTPUT_DTYPE_OPSET
-        or _codes_type(graph, dequantize) != TensorProto.INT8
-    ):
+    if graph.opset < _OUTPUT_DTYPE_OPSET:
         return False
+    if _codes_type(graph, dequantize) != TensorProto.INT8:
+        return False
+    if graph.is_output(tensor):
+        return True
     stops = {*QUANTIZE, *PROPAGATED, *_REMOVED}
-    return graph.is_output(tensor) or any(
-        node.op_type not in stops for node in graph.consumers(tensor)
-    )
+    return any(node.op_type not in stops for node in graph.consumers(tensor))
 
 
 def _moved_from(graph: Graph, tensor: str) -> Node | None:
     """Return the per-tensor DequantizeLinear before the movements of a tensor, or None."""
     moved = False
     node = graph.producer(tensor)
-    while (
-        node is not None
-        and node.kind in PROPAGATED | _REMOVED
-        and node.outputs[0] == tensor
-    ):
+    while node is not None and _is_movement(node, tensor):
         moved |= node.kind in PROPAGATED
         tensor = node.inputs[0]
         node = graph.producer(tensor)
-    if (
-        node is None
-        or not moved
-        or node.op_type not in _DEQUANTIZE
-        or not _has_one_scale(graph, node)
-    ):
+    if node is None or not moved or node.op_type not in _DEQUANTIZE:
         return None
-    if _codes_type(graph, node) in _NOT_WRITTEN:
+    if not _has_one_scale(graph, node) or _codes_type(graph, node) in _NOT_WRITTEN:
         return None
     return node
+
+
+def _is_movement(node: Node, result: str) -> bool:
+    return node.kind in PROPAGATED | _REMOVED and node.outputs[0] == result
 
 
 def _has_one_scale(graph: Graph, dequantize: Node) -> bool:

@@ -22,6 +22,7 @@ from quark_onnx.graph.control_inputs import (
 )
 from quark_onnx.graph.graph import Graph
 from quark_onnx.graph.node import Node
+from quark_onnx.graph.shapes import is_static
 
 #: Path to a body: per control flow node its first output, the attribute, and the index in it.
 Path = tuple[tuple[str, str, int], ...]
@@ -113,23 +114,21 @@ class Operations:
         if elem_type in _INTEGERS:
             self.integers.add(tensor)
         sizes = [size for size in shape or () if isinstance(size, int)]
-        static = shape is not None and len(sizes) == len(shape)
-        few = static and prod(sizes) <= FEW
-        if static:
+        few = is_static(shape) and prod(sizes) <= FEW
+        if is_static(shape):
             self.static.add(tensor)
         if few:
             self.small.add(tensor)
         if few and len(sizes) <= 1:
             self.flat.add(tensor)
-        producer = graph.producer(name)
-        if graph.is_constant(name) or (
-            producer is not None and producer.kind == "Constant"
-        ):
-            self.constants.add(tensor)
-            if elem_type not in CONTROL_TYPES:
-                self.tables.add(tensor)
-                if not few:
-                    self.learned.add(tensor)
+        if not _is_stored(graph, name):
+            return
+        self.constants.add(tensor)
+        if elem_type in CONTROL_TYPES:
+            return
+        self.tables.add(tensor)
+        if not few:
+            self.learned.add(tensor)
 
     def _add_node(
         self,
@@ -236,6 +235,14 @@ class Operations:
                 self.sequence.append(
                     Operation(node.kind, reads, ((path, name),), steering),
                 )
+
+
+def _is_stored(graph: Graph, name: str) -> bool:
+    """Return whether a tensor is an initializer, or the value of a Constant node."""
+    if graph.is_constant(name):
+        return True
+    producer = graph.producer(name)
+    return producer is not None and producer.kind == "Constant"
 
 
 def step(body: Body) -> tuple[str, str, int]:

@@ -65,19 +65,20 @@ def check_ranks(graph: GraphProto, around: Mapping[str, int] | None = None) -> N
 
 
 def _check_inputs(node: NodeProto, ranks: Mapping[str, int]) -> None:
-    for place, (least, greatest) in _RANKS.get(node.op_type, {}).items():
+    bounds = _RANKS.get(node.op_type, {})
+    for place, (least, greatest) in bounds.items():
         name = node.input[place] if place < len(node.input) else ""
         if name in ranks and not least <= ranks[name] <= greatest:
-            if greatest == _ANY:
-                takes = f"{least} or more"
-            elif least < greatest:
-                takes = f"{least} to {greatest}"
-            else:
-                takes = str(least)
             raise ModelError(
                 f"{_called(node)}: its input {name!r} has the rank {ranks[name]}; it"
-                f" takes {takes}",
+                f" takes {_bounds_text(least, greatest)}",
             )
+
+
+def _bounds_text(least: int, greatest: int) -> str:
+    if greatest == _ANY:
+        return f"{least} or more"
+    return f"{least} to {greatest}" if least < greatest else str(least)
 
 
 def _called(node: NodeProto) -> str:
@@ -85,21 +86,18 @@ def _called(node: NodeProto) -> str:
 
 
 def _check_axes(node: NodeProto, rank: int) -> None:
+    # Flatten may put all axes into the first of two.
+    end = rank + 1 if node.op_type == "Flatten" else rank
     for attribute in node.attribute:
         named = _named(node.op_type, attribute)
-        # Flatten may put all axes into the first of two.
-        end = rank + 1 if node.op_type == "Flatten" else rank
         wrong = [axis for axis in named if not -rank <= axis < max(end, 1)]
         if wrong:
             raise ModelError(
                 f"{_called(node)} names axis {wrong[0]}; {node.input[0]!r} has the rank"
                 f" {rank}",
             )
-        if (
-            attribute.name == "perm"
-            and node.op_type == "Transpose"
-            and sorted(attribute.ints) != list(range(rank))
-        ):
+        is_order = attribute.name == "perm" and node.op_type == "Transpose"
+        if is_order and sorted(attribute.ints) != list(range(rank)):
             raise ModelError(
                 f"{_called(node)} has the permutation {list(attribute.ints)};"
                 f" {node.input[0]!r} has the rank {rank}",

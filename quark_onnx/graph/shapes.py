@@ -9,7 +9,15 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 
 import onnx
-from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto, helper
+from onnx import (
+    GraphProto,
+    ModelProto,
+    NodeProto,
+    OperatorSetIdProto,
+    TensorProto,
+    ValueInfoProto,
+    helper,
+)
 
 from calibrators.onnx_runtime.session import initializers, tensor_bytes
 from quark_onnx.graph.node import STANDARD_DOMAINS, subgraphs
@@ -86,19 +94,21 @@ def infer_values(
 
 def import_all(model: ModelProto) -> None:
     """Import the domains of the nodes: inference fails on a missing domain."""
-    known = {
-        "" if entry.domain in STANDARD_DOMAINS else entry.domain
-        for entry in model.opset_import
-    }
-    todo = [model.graph]
+    known = {_domain_of(entry) for entry in model.opset_import}
     used = set[str]()
+    todo = [model.graph]
     while todo:
         for node in todo.pop().node:
-            used.add("" if node.domain in STANDARD_DOMAINS else node.domain)
+            used.add(_domain_of(node))
             todo += subgraphs(node)
     for domain in sorted(used - known):
         version = 1 if domain else onnx.defs.onnx_opset_version()
         model.opset_import.append(helper.make_opsetid(domain, version))
+
+
+def _domain_of(entry: NodeProto | OperatorSetIdProto) -> str:
+    """Return a domain; empty for both spellings of the standard one."""
+    return "" if entry.domain in STANDARD_DOMAINS else entry.domain
 
 
 def _inferred(model: ModelProto) -> dict[str, ValueInfoProto]:

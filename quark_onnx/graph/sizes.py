@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from onnx import (
     NodeProto,
     SparseTensorProto,
     TensorProto,
-    TypeProto,
+    TensorShapeProto,
     ValueInfoProto,
     helper,
     numpy_helper,
@@ -204,32 +204,33 @@ def _inferred(light: ModelProto, *, propagate: bool) -> ModelProto:
 
 
 def _check_graph(graph: GraphProto, limit: int) -> None:
-    producers = {}
+    producers = dict[str, NodeProto]()
     for node in graph.node:
         producers.update(dict.fromkeys(node.output, node))
     for value in (*graph.input, *graph.value_info, *graph.output):
-        for kind in _tensor_types(value.type):
-            what = f"tensor {value.name!r}"
-            producer = producers.get(value.name)
-            if producer:
-                name = producer.name or producer.output[0]
-                what += f" of node {name!r} ({producer.op_type})"
-            dims = kind.shape.dim
-            empty = any(
-                dim.HasField("dim_value") and dim.dim_value == 0 for dim in dims
-            )
-            if not empty:
-                sizes = [max(1, dim.dim_value) for dim in dims]
-                _require(what, kind.elem_type, sizes, limit)
+        if value.type.WhichOneof("value") != "tensor_type":
+            continue
+        kind = value.type.tensor_type
+        dims = kind.shape.dim
+        if any(_is_empty(dim) for dim in dims):
+            continue
+        sizes = [max(1, dim.dim_value) for dim in dims]
+        what = _described(value.name, producers.get(value.name))
+        _require(what, kind.elem_type, sizes, limit)
     for node in graph.node:
         for body in subgraphs(node):
             _check_graph(body, limit)
 
 
-def _tensor_types(kind: TypeProto) -> Iterable[TypeProto.Tensor]:
-    if kind.WhichOneof("value") == "tensor_type":
-        return [kind.tensor_type]
-    return []
+def _is_empty(dim: TensorShapeProto.Dimension) -> bool:
+    return dim.HasField("dim_value") and dim.dim_value == 0
+
+
+def _described(tensor: str, producer: NodeProto | None) -> str:
+    if producer is None:
+        return f"tensor {tensor!r}"
+    name = producer.name or producer.output[0]
+    return f"tensor {tensor!r} of node {name!r} ({producer.op_type})"
 
 
 def _require(what: str, elem_type: int, sizes: list[int], limit: int) -> None:
@@ -260,6 +261,32 @@ def _add_constants(light: ModelProto, graph: GraphProto, inferred: GraphProto) -
     if not _has_open_result(graph, known):
         return added
     shapes = {value.name: value for value in (*known.values(), *inferred.input)}
+    computed = _computed_constants(light, graph, known, shapes)
+    open_nodes = list[NodeProto]()
+    for node in graph.node:
+        if computed.keys().isdisjoint(node.output):
+            open_nodes.append(node)
+    del graph.node[:]
+    graph.node.extend(open_nodes)
+    for name, value in computed.items():
+        graph.initializer.append(numpy_helper.from_array(value, name))
+    return bool(computed) or added
+
+
+def _computed_constants(
+    light: ModelProto,
+    graph: GraphProto,
+    known: dict[str, ValueInfoProto],
+    shapes: Mapping[str, ValueInfoProto],
+) -> dict[str, NDArray[Any]]:
+    """Return the values of the nodes of a graph that follow from constants and shapes.
+
+    Args:
+        light: the model.
+        graph: its graph, or a body in it.
+        known: inferred shapes of the nodes' results.
+        shapes: the same, and those of the inputs.
+    """
     constant = {tensor.name for tensor in graph.initializer}
     constant -= {value.name for value in graph.input}
     nodes = list[NodeProto]()
@@ -271,17 +298,8 @@ def _add_constants(light: ModelProto, graph: GraphProto, inferred: GraphProto) -
             constant.add(node.output[0])
         elif _is_computable(node, constant, known):
             nodes.append(node)
-            constant.update(name for name in node.output if name)
-    computed |= _values(light, graph, nodes, computed)
-    kept = [
-        node for node in graph.node if not any(name in computed for name in node.output)
-    ]
-    del graph.node[:]
-    graph.node.extend(kept)
-    graph.initializer.extend(
-        numpy_helper.from_array(value, name) for name, value in computed.items()
-    )
-    return bool(computed) or added
+            constant.update(filter(None, node.output))
+    return computed | _values(light, graph, nodes, computed)
 
 
 def _has_open_result(
@@ -308,26 +326,17 @@ def _measured(
     shapes: Mapping[str, ValueInfoProto],
 ) -> NDArray[Any] | None:
     """Return the result of a Shape or Size of a known shape; otherwise None."""
-    if (
-        node.op_type not in ("Shape", "Size")
-        or node.domain not in STANDARD_DOMAINS
-        or not node.output
-    ):
+    if node.op_type not in ("Shape", "Size") or node.domain not in STANDARD_DOMAINS:
         return None
-    value = shapes.get(node.input[0])
+    value = shapes.get(node.input[0]) if node.output else None
     if value is None or _is_open(value):
         return None
     sizes = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
     if node.op_type == "Size":
-        return np.array(
-            min(math.prod(sizes), 2**63 - 1),
-            np.int64,
-        )
+        # dimensions may have a product that int64 does not hold
+        return np.array(min(math.prod(sizes), 2**63 - 1), np.int64)
     bounds = {attribute.name: attribute.i for attribute in node.attribute}
-    return np.array(
-        sizes[bounds.get("start", 0) : bounds.get("end")],
-        np.int64,
-    )
+    return np.array(sizes[bounds.get("start", 0) : bounds.get("end")], np.int64)
 
 
 def _is_computable(
@@ -336,26 +345,21 @@ def _is_computable(
     known: dict[str, ValueInfoProto],
 ) -> bool:
     """Return whether a node computes small tensors from constants alone."""
-    if (
-        node.domain not in STANDARD_DOMAINS
-        or node.op_type in _RANDOM
-        or subgraphs(node)
-    ):
+    if node.domain not in STANDARD_DOMAINS or node.op_type in _RANDOM:
         return False
-    if not all(not name or name in constant for name in node.input):
+    if subgraphs(node) or not constant.issuperset(filter(None, node.input)):
         return False
-    for name in filter(None, node.output):
-        value = known.get(name)
-        if value is None or _is_open(value):
-            return False
-        kind = value.type.tensor_type
-        sizes = [dim.dim_value for dim in kind.shape.dim]
-        if (
-            tensor_bytes(TensorProto(data_type=kind.elem_type)) * math.prod(sizes)
-            > _SMALL
-        ):
-            return False
-    return any(node.output)
+    results = [name for name in node.output if name]
+    return bool(results) and all(_is_small(known.get(name)) for name in results)
+
+
+def _is_small(value: ValueInfoProto | None) -> bool:
+    """Return whether a tensor is known to have few bytes."""
+    if value is None or _is_open(value):
+        return False
+    kind = value.type.tensor_type
+    count = math.prod(dim.dim_value for dim in kind.shape.dim)
+    return tensor_bytes(TensorProto(data_type=kind.elem_type)) * count <= _SMALL
 
 
 def _values(

@@ -7,11 +7,12 @@ step (past: N, present: N + 1) is not a state of this kind.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from onnx import TensorProto
 
-from quark_onnx.graph.graph import Graph
+from quark_onnx.graph.graph import Graph, Shape
 from quark_onnx.graph.traversal import reach
 
 #: Words that name a state.
@@ -123,49 +124,72 @@ def states(graph: Graph) -> list[State]:
 
     A model whose only inputs are states has no steps, and so no states.
     """
-    inputs = [value.name for value in graph.inputs if not graph.is_constant(value.name)]
-    outputs = [value.name for value in graph.outputs]
-    words = {name: _Words.of(name) for name in (*inputs, *outputs)}
-    paired = dict[str, str]()
-    for name in inputs:
-        for output in outputs:
-            if output in paired.values() or not _named_alike(
-                words[name], words[output]
-            ):
-                continue
-            if _follows(graph, name, output):
-                paired[name] = output
-                break
-    free_inputs = [
-        name
-        for name in inputs
-        if name not in paired and words[name].pure and not words[name].after
-    ]
-    free_outputs = [
-        name
-        for name in outputs
-        if name not in paired.values() and not words[name].before
-    ]
-    # The last outputs; [-0:] would be all of them.
-    free_outputs = free_outputs[-len(free_inputs) :] if free_inputs else []
-    if len(free_inputs) == len(free_outputs):
-        pairs = list(zip(free_inputs, free_outputs, strict=True))
-        if all(_follows(graph, before, after) for before, after in pairs):
-            paired |= dict(pairs)
-    if not set(inputs) - set(paired):
+    names = [value.name for value in graph.inputs]
+    inputs = {name: _Words.of(name) for name in names if not graph.is_constant(name)}
+    outputs = {value.name: _Words.of(value.name) for value in graph.outputs}
+    paired = _pairs_by_name(graph, inputs, outputs)
+    paired |= _pairs_in_order(graph, inputs, outputs, paired)
+    if len(paired) == len(inputs):
         return []
     return [State(name, paired[name]) for name in inputs if name in paired]
 
 
+def _pairs_by_name(
+    graph: Graph,
+    inputs: Mapping[str, _Words],
+    outputs: Mapping[str, _Words],
+) -> dict[str, str]:
+    """Return the inputs that have an output of the same name, apart from its side."""
+    paired = dict[str, str]()
+    free = list(outputs)
+    for name, words in inputs.items():
+        for output in free:
+            if not _named_alike(words, outputs[output]):
+                continue
+            if _follows(graph, name, output):
+                paired[name] = output
+                free.remove(output)
+                break
+    return paired
+
+
+def _pairs_in_order(
+    graph: Graph,
+    inputs: Mapping[str, _Words],
+    outputs: Mapping[str, _Words],
+    paired: Mapping[str, str],
+) -> dict[str, str]:
+    """Return pairs of the inputs that are certainly states with the last outputs."""
+    before = list[str]()
+    for name, words in inputs.items():
+        if words.pure and not words.after and name not in paired:
+            before.append(name)
+    after = list[str]()
+    for name, words in outputs.items():
+        if not words.before and name not in paired.values():
+            after.append(name)
+    if not before or len(after) < len(before):
+        return {}
+    pairs = dict(zip(before, after[-len(before) :], strict=True))
+    if not all(_follows(graph, name, output) for name, output in pairs.items()):
+        return {}
+    return pairs
+
+
 def _named_alike(before: _Words, after: _Words) -> bool:
     """Return whether two names differ in the side of a step alone, and name a state."""
-    if (before.after and not before.before) or (after.before and not after.after):
+    if before.stem != after.stem:
+        return False
+    if before.after and not before.before:
         # Such as last_hidden_state, which is not an input of the next step.
         return False
+    if after.before and not after.after:
+        return False
+    if before.state or after.state:
+        return True
     # Numbers alone mean nothing: exporters call any tensor "input.1" and "output.1".
     named = any(not word.isdigit() for word in before.stem)
-    paired = named and before.before and after.after
-    return before.stem == after.stem and (before.state or after.state or paired)
+    return named and before.before and after.after
 
 
 def _follows(graph: Graph, before: str, after: str) -> bool:
@@ -175,15 +199,20 @@ def _follows(graph: Graph, before: str, after: str) -> bool:
     """
     if {graph.elem_type(before), graph.elem_type(after)} != {int(TensorProto.FLOAT)}:
         return False
-    old = graph.shape(before)
-    new = graph.shape(after)
-    if not old or (
-        new is not None and not (len(old) == len(new) and all(map(_alike, old, new)))
-    ):
+    if not _shaped_alike(graph.shape(before), graph.shape(after)):
         return False
     producer = graph.producer(after)
     upstream = reach([producer] if producer is not None else [], graph.leaders)
     return any(reader in upstream for reader in graph.consumers(before))
+
+
+def _shaped_alike(old: Shape | None, new: Shape | None) -> bool:
+    """Return whether two shapes may be equal; a scalar is no state."""
+    if not old:
+        return False
+    if new is None:
+        return True
+    return len(old) == len(new) and all(map(_alike, old, new))
 
 
 def _alike(old: object, new: object) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 
 from onnx import ModelProto, ValueInfoProto, helper
 
@@ -34,61 +35,80 @@ def fixed(
     Raises:
         ConfigError: there is no such input, or its shape differs.
     """
-    notes = list[str]()
+    closed = list[str]()
     if overridable(graph):
         graph = graph.copy()
-        notes += describe_closed(graph.close_inputs())
+        closed = describe_closed(graph.close_inputs())
     declared = {value.name: graph.shape(value.name) for value in graph.inputs}
-    changed = {
-        name: sizes
-        for name, sizes in _wanted(declared, shapes or {}, batch).items()
-        if tuple(sizes) != declared[name]
-    }
-    open_ = {
+    changed = dict[str, Sizes]()
+    for name, sizes in _wanted(declared, shapes or {}, batch).items():
+        if tuple(sizes) != declared[name]:
+            changed[name] = sizes
+    if changed:
+        notes = [_shape_note("input", name, sizes) for name, sizes in changed.items()]
+        model = graph.to_model()
+        del model.graph.input[:]
+        del model.graph.value_info[:]
+        model.graph.input.extend(
+            _declared(value, changed.get(value.name)) for value in graph.inputs
+        )
+        every = {value.name for value in graph.outputs}
+        _set_outputs(model, graph, _inferred(model, graph, every))
+        return Graph(model, store=graph.store), notes + closed
+    open_outputs = {
         value.name for value in graph.outputs if not is_static(graph.shape(value.name))
     }
-    if not changed and not open_:
-        return graph, notes
-    notes[:0] = [
-        f"input {name!r} has the shape {list(sizes)}" for name, sizes in changed.items()
-    ]
+    if not open_outputs:
+        return graph, closed
     model = graph.to_model()
-    proto = model.graph
-    outputs = list(graph.outputs)
-    del proto.input[:]
-    del proto.output[:]
-    proto.input.extend(
-        _declared(value, changed.get(value.name)) for value in graph.inputs
+    inferred = _inferred(model, graph, open_outputs)
+    known = dict[str, ValueInfoProto]()
+    for name in sorted(open_outputs & inferred.keys()):
+        if _is_static(inferred[name]):
+            known[name] = inferred[name]
+    if not known:
+        return graph, closed
+    _set_outputs(model, graph, known)
+    notes = [
+        _shape_note("output", name, sizes_of(value)) for name, value in known.items()
+    ]
+    return Graph(model, store=graph.store), closed + notes
+
+
+def _shape_note(what: str, name: str, sizes: Sizes) -> str:
+    return f"{what} {name!r} has the shape {list(sizes)}"
+
+
+def _inferred(
+    model: ModelProto,
+    graph: Graph,
+    forgotten: AbstractSet[str],
+) -> dict[str, ValueInfoProto]:
+    """Return the inferred declarations of a model's tensors, by name.
+
+    Args:
+        model: the model, which is not changed.
+        graph: its graph.
+        forgotten: the outputs whose declared shapes are not used.
+    """
+    skeleton = ModelProto()
+    skeleton.CopyFrom(model)
+    del skeleton.graph.initializer[:]
+    del skeleton.graph.output[:]
+    skeleton.graph.output.extend(
+        _declared(value, None, forget=value.name in forgotten)
+        for value in graph.outputs
     )
-    proto.output.extend(outputs)
-    if changed:
-        del proto.value_info[:]
-    if changed or open_:
-        del proto.output[:]
-        proto.output.extend(
-            _declared(value, None, forget=bool(changed) or value.name in open_)
-            for value in outputs
-        )
-        skeleton = ModelProto()
-        skeleton.CopyFrom(model)
-        del skeleton.graph.initializer[:]
-        inferred = infer_values(skeleton, graph.initializers.values())
-        known = inferred
-        if not changed:
-            known = {
-                name: value
-                for name, value in inferred.items()
-                if name in open_ and _is_static(value)
-            }
-            notes += [
-                f"output {name!r} has the shape {list(sizes_of(value))}"
-                for name, value in sorted(known.items())
-            ]
-        del proto.output[:]
-        proto.output.extend(known.get(value.name, value) for value in outputs)
-    if not notes:
-        return graph, []
-    return Graph(model, store=graph.store), notes
+    return infer_values(skeleton, graph.initializers.values())
+
+
+def _set_outputs(
+    model: ModelProto,
+    graph: Graph,
+    known: Mapping[str, ValueInfoProto],
+) -> None:
+    del model.graph.output[:]
+    model.graph.output.extend(known.get(value.name, value) for value in graph.outputs)
 
 
 def _is_static(value: ValueInfoProto) -> bool:
@@ -101,7 +121,7 @@ def _wanted(
     batch: int,
 ) -> dict[str, Sizes]:
     """Return the known new shapes of inputs."""
-    known = dict[str, int]()
+    known = dict[str, int]()  # sizes of named dimensions
     wanted = dict[str, Sizes]()
     for name, sizes in shapes.items():
         if name not in declared:
@@ -119,13 +139,18 @@ def _wanted(
         if len(shape) > 1 and isinstance(shape[0], str):
             known.setdefault(shape[0], batch)
     for name, shape in unset.items():
-        dims: list[int | str | None] = []
-        for dim in shape:
-            dims.append(known.get(dim, dim) if isinstance(dim, str) else dim)
-        if len(dims) > 1 and dims[0] is None:
-            dims[0] = batch
-        wanted[name] = dims
+        wanted[name] = _closed(shape, known, batch)
     return wanted
+
+
+def _closed(shape: Sizes, known: Mapping[str, int], batch: int) -> Sizes:
+    """Return a shape with the sizes of its named dimensions, and of the batch."""
+    sizes: list[int | str | None] = []
+    for dim in shape:
+        sizes.append(known.get(dim, dim) if isinstance(dim, str) else dim)
+    if len(sizes) > 1 and sizes[0] is None:
+        sizes[0] = batch
+    return sizes
 
 
 def _bind(

@@ -17,19 +17,19 @@ def tensor_keys(graph: Graph) -> dict[str, str]:
     and the constants that the tensor depends on, independent of names.
     """
     keys = {value.name: f"input {value.name}" for value in graph.inputs}
-    constants: dict[str, str] = {}
+    constants = {"": ""}  # an omitted input has no key
+
+    def key_of(name: str) -> bytes:
+        if name not in keys and name not in constants:
+            constants[name] = _constant_key(graph, name)
+        return (keys.get(name) or constants[name]).encode()
+
     for node in graph.nodes:
-        read = []
-        for name in (*node.inputs, *node.captures):
-            if name and name not in keys and name not in constants:
-                constants[name] = _constant_key(graph, name)
-            read.append(keys.get(name) or constants.get(name, ""))
-        text = _node_text(node)
+        operator = _node_text(node)
+        read = [key_of(name) for name in (*node.inputs, *node.captures)]
         for position, name in enumerate(node.outputs):
             if name:
-                keys[name] = _digest(
-                    text, *(key.encode() for key in (*read, str(position)))
-                )
+                keys[name] = _digest(operator, *read, str(position).encode())
     return keys
 
 
