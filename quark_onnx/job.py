@@ -169,7 +169,10 @@ def run(
                 keyed=planned.keyed,
                 executor=executor,
                 progress=bar.update,
+                receive=held.receive if kept and job.keeps_function else None,
             )
+        for sample, outputs in held.computed():
+            job.reference.remembering.remember(sample, outputs)
         measured = planned.with_plans(found.plan, found.insides)
         return _finished(job, measured, found.ranges, run_data, progress)
 
@@ -388,6 +391,15 @@ class Job:
         collector = VerdictCollector(self.reference.model, self.task)
         collector.add(sample, outputs, outputs)
         return collector.task is not None and collector.task.name != "signal"
+
+    @property
+    def keeps_function(self) -> bool:
+        """Whether the calibrated graph computes the outputs of the float model."""
+        return all(
+            optimizer.exact
+            for optimizer in self.config.optimizers
+            if optimizer.stage == "float"
+        )
 
     def close(self) -> None:
         """Delete temporary files."""
@@ -634,7 +646,7 @@ class Job:
         """Return and log signs of wrong preprocessing."""
         if judging.check is None:
             return []
-        findings = judging.check.findings(self.reference.session)
+        findings = judging.check.findings(self.reference.remembering)
         for finding in findings:
             logger.warning("%s", finding)
         return findings
@@ -683,7 +695,7 @@ class Job:
             graph,
             plan,
             params,
-            self.reference.session,
+            self.reference.remembering,
             data.held_out,
         )
         found = refine(
@@ -700,7 +712,7 @@ class Job:
             graph,
             plan,
             params,
-            self.reference.session,
+            self.reference.remembering,
             data.held_out,
         )
         if plain is None or sqnr is None or sqnr >= plain:

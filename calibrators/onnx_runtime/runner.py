@@ -44,6 +44,8 @@ from calibrators.onnx_runtime.session import (
 
 Sample = Mapping[str, NDArray[Any]]
 Progress = Callable[[int], None]
+#: Called with the position of a sample and the outputs of the model on it.
+Receive = Callable[[int, Mapping[str, Any]], None]
 
 #: Samples per task of an executor, and concurrent tasks: both bound the memory of a parallel run.
 _SHARD = 4
@@ -59,6 +61,7 @@ def collect(  # noqa: PLR0913  one call carries all options of a pass
     executor: Executor | None = None,
     threads: int = 0,
     progress: Progress | None = None,
+    receive: Receive | None = None,
 ) -> list[Statistic]:
     """Run a pass over ``samples``, and return the statistics of the observations.
 
@@ -76,6 +79,8 @@ def collect(  # noqa: PLR0913  one call carries all options of a pass
         threads: cores to use in this process, 0 for all; with an executor, threads of each worker's
             session, 0 for its share of the cores.
         progress: called with the number of samples done so far.
+        receive: called with the outputs of the model on each sample; not with an executor, whose
+            workers would have to send them.
 
     Raises:
         CalibrationError: onnxruntime cannot open the model, or a tensor is unknown.
@@ -91,6 +96,7 @@ def collect(  # noqa: PLR0913  one call carries all options of a pass
         tuple(controls),
     )
     watch = _Watch.on(scope, threads, named=executor is not None)
+    results = _results(scope.model) if receive is not None else []
     # Free the model: the watch has its bytes, and later the session its weights.
     del scope
     if executor is not None:
@@ -99,9 +105,22 @@ def collect(  # noqa: PLR0913  one call carries all options of a pass
     session = _Session.on(
         watch,
         max(1, (threads or os.cpu_count() or 1) // len(lanes)),
+        results,
     )
     del watch
-    return _local(session, lanes, samples, progress)
+
+    def done(position: int, outputs: list[Any]) -> None:
+        if receive is not None and results:
+            receive(position, dict(zip(results, outputs, strict=True)))
+
+    return _local(session, lanes, samples, progress, done)
+
+
+def _results(model: onnx.ModelProto) -> list[str]:
+    """Return the outputs of a model; none if an output is an input."""
+    inputs = {value.name for value in model.graph.input}
+    names = [value.name for value in model.graph.output]
+    return names if inputs.isdisjoint(names) else []
 
 
 @dataclass(frozen=True)
@@ -222,6 +241,7 @@ def _local(
     idle: list[list[Statistic]],
     samples: Iterable[Sample],
     progress: Progress | None,
+    receive: Callable[[int, list[Any]], None],
 ) -> list[Statistic]:
     """Run the samples in-process, in lanes with a share of the cores.
 
@@ -234,20 +254,20 @@ def _local(
     iterator = iter(samples)
     sent = 0
     done = 0
-    busy: dict[Future[list[Any]], list[Statistic]] = {}
+    busy: dict[Future[list[Any]], tuple[int, list[Statistic]]] = {}
     with Lanes(len(idle)) as pool:
         while True:
             sample = next(iterator, None) if idle else None
             if sample is not None:
                 statistics = idle.pop()
-                busy[pool.submit(session.observe, sample, sent, statistics)] = (
-                    statistics
-                )
+                running = pool.submit(session.observe, sample, sent, statistics)
+                busy[running] = (sent, statistics)
                 sent += 1
             elif busy:
                 for finished in wait(busy, return_when=FIRST_COMPLETED).done:
-                    idle.append(busy.pop(finished))
-                    finished.result()
+                    position, statistics = busy.pop(finished)
+                    idle.append(statistics)
+                    receive(position, finished.result())
                     done += 1
                 if progress:
                     progress(done)
@@ -330,9 +350,14 @@ class _Session:
         self._defaults: Mapping[str, NDArray[Any]] = {}
 
     @classmethod
-    def on(cls, watch: _Watch, threads: int) -> _Session:
+    def on(
+        cls,
+        watch: _Watch,
+        threads: int,
+        results: Sequence[str] = (),
+    ) -> _Session:
         """Open a session on a watch."""
-        session = cls(watch.scope, watch.model, threads)
+        session = cls(watch.scope, watch.model, threads, results)
         session._defaults = watch.defaults
         return session
 

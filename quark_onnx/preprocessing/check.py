@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto
 
+from calibrators.onnx_runtime.remembering import without_memory
 from calibrators.onnx_runtime.session import estimate_bytes
 from quark_onnx.preprocessing.evidence import (
     Classified,
@@ -160,7 +161,9 @@ class PreprocessingCheck:
                 " width): --layout nchw for image files, --input-layout nhwc for arrays",
             )
         elif smooth.natural and estimate_bytes(self._model) <= _LARGEST:
-            yield from self._picture_findings(session, name, axis, images)
+            yield from self._picture_findings(
+                without_memory(session), name, axis, images
+            )
 
     def _constant(self) -> bool:
         """Return whether the output is constant although the inputs change."""

@@ -62,7 +62,7 @@ def quantized_sqnr(
             plan, _ = keep_sensitive_ops_float(raised, plan, ranges)
         plan, params = compute_qparams(raised, plan, ranges)
         plan = compute_bias_qparams(raised, plan, params)
-        return min_output_sqnr(raised, plan, params, reference.session, held_out)
+        return min_output_sqnr(raised, plan, params, reference.remembering, held_out)
     except QuarkError as error:  # the check of the final model reports the error
         logger.debug(
             "what a rewrite of the float graph is worth cannot be told: %s",

@@ -112,7 +112,7 @@ def accept_biases(  # noqa: PLR0913
         return graph
     judges = samples[:_JUDGES]
     before, after = (
-        min_output_sqnr(each, plan, params, floating.session, judges)
+        min_output_sqnr(each, plan, params, floating.remembering, judges)
         for each in (graph, corrected)
     )
     if before is None or after is None or after <= before:

@@ -288,7 +288,7 @@ def _steps(spec: QuantizationSpec | None) -> int:
 
 def _difference(graph: Graph, reference: Reference, sample: Sample) -> str:
     """Return a description of the change of the outputs."""
-    errors = measure(reference.session, open_session(graph.to_model()), [sample])
+    errors = measure(reference.remembering, open_session(graph.to_model()), [sample])
     worst = least_sqnr(errors, float("inf"))
     return (
         f"it changed the float model, whose outputs have {worst:.1f} dB SQNR on the"

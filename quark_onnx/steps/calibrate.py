@@ -15,7 +15,7 @@ from onnx import ModelProto
 
 from calibrators import Extremes, Histogram, Statistic
 from calibrators.onnx_runtime.control_flow import Observation, Scope
-from calibrators.onnx_runtime.runner import Progress, collect
+from calibrators.onnx_runtime.runner import Progress, Receive, collect
 from quark_onnx.errors import data_errors
 from quark_onnx.graph import Graph
 from quark_onnx.plan import Plan, PlanBuilder, Quantize, Use
@@ -65,6 +65,7 @@ def calibrate(  # noqa: PLR0913
     others: Sequence[Plan] = (),
     executor: Executor | None = None,
     progress: Progress | None = None,
+    receive: Receive | None = None,
 ) -> Calibrated:
     """Run the float graph over the samples once, and measure ranges.
 
@@ -78,6 +79,7 @@ def calibrate(  # noqa: PLR0913
         others: further plans of the graph, measured for ``keyed`` only.
         executor: runs the model; None for the default.
         progress: reports progress.
+        receive: as for ``collect``; called only if the graph is run.
 
     Raises:
         DataError: a sample does not fit the inputs or cannot be run.
@@ -102,6 +104,7 @@ def calibrate(  # noqa: PLR0913
                 controls=scope.controls,
                 executor=executor,
                 progress=progress,
+                receive=receive,
             )
     if keyed is not None:
         keyed.keep(watched, found[: len(watched)])
@@ -354,6 +357,11 @@ class _Reservoir:
         self._kept: dict[int, Any] = {}
 
     @property
+    def positions(self) -> list[int]:
+        """The positions of the samples in the stream."""
+        return sorted(self._kept)
+
+    @property
     def samples(self) -> list[Any]:
         """The samples in the order of the stream."""
         return [self._kept[index] for index in sorted(self._kept)]
@@ -425,6 +433,7 @@ class HoldOut:
         self._remember = remember
         self._verdict = verdict and not run
         self._reservoir = _Reservoir(_VERDICT_SAMPLES, _VERDICT_BYTES)
+        self._outputs: dict[int, Mapping[str, Any]] = {}
         self.samples: list[Any] = []
         self.late: list[Any] = []
         self.first: list[Any] = []
@@ -434,6 +443,28 @@ class HoldOut:
     def calibrated(self) -> list[Any]:
         """Return a few calibration samples for the verdict, drawn evenly."""
         return self._reservoir.samples
+
+    def receive(self, position: int, outputs: Mapping[str, Any]) -> None:
+        """Keep the float outputs on a calibration sample that the verdict needs.
+
+        Args:
+            position: position among the calibration samples.
+            outputs: outputs of the calibrated graph.
+        """
+        positions = set(self._reservoir.positions)
+        if position in positions:
+            self._outputs[position] = outputs
+        for old in self._outputs.keys() - positions:
+            del self._outputs[old]
+
+    def computed(self) -> Iterator[tuple[Any, Mapping[str, Any]]]:
+        """Yield the calibration samples of the verdict that have known outputs."""
+        reservoir = self._reservoir
+        for position, sample in zip(
+            reservoir.positions, reservoir.samples, strict=True
+        ):
+            if position in self._outputs:
+                yield sample, self._outputs[position]
 
     def __iter__(self) -> Iterator[Any]:
         for index, sample in enumerate(self._source):

@@ -257,9 +257,9 @@ class _Gate:
         """Run the models on further samples: a few, or all for an uncertain band."""
         few = max(0, _ENOUGH - judging.collector.samples)
         first, rest = judging.samples[:few], judging.samples[few:]
-        observe_runs(self.reference.session, session, first, judging.add)
+        observe_runs(self.reference.remembering, session, first, judging.add)
         if rest and judging.collector.band(errors) == "risky":
-            observe_runs(self.reference.session, session, rest, judging.add)
+            observe_runs(self.reference.remembering, session, rest, judging.add)
         elif judging.check is not None:
             for sample in rest:
                 judging.check.remember(sample)
@@ -298,7 +298,7 @@ class _Gate:
     ) -> list[OutputError]:
         with self._measuring():
             errors = measure(
-                self.reference.session,
+                self.reference.remembering,
                 session,
                 self.samples,
                 observe,

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -538,3 +538,20 @@ def test_all_public_names_are_there() -> None:
     assert Histogram is calibrators.Histogram and all(
         hasattr(calibrators, name) for name in calibrators.__all__
     )
+
+
+def test_outputs_are_passed_on_with_the_position_of_the_sample() -> None:
+    samples = [
+        {"x": np.full((1, 2), value, np.float32), "bias": np.zeros(2, np.float32)}
+        for value in range(5)
+    ]
+    received: dict[int, Array] = {}
+
+    def receive(position: int, outputs: Mapping[str, Any]) -> None:
+        received[position] = outputs["y"]
+
+    observed = [Observation("b", MINMAX)]
+    found = collect(NET, observed, samples, receive=receive)
+    assert found == collect(NET, observed, samples)
+    squares = {place: -float(value.max()) for place, value in received.items()}
+    assert squares == {0: 0, 1: 1, 2: 4, 3: 9, 4: 16}

@@ -1,0 +1,95 @@
+"""A session that computes the outputs of a sample once.
+
+Several steps compare models with the float model on the same few samples.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+#: Default limit of the remembered outputs, in bytes; further samples are run again.
+_BYTES = 1 << 26
+
+
+class RememberingSession:
+    """A session that returns remembered outputs for inputs it has seen.
+
+    Inputs are recognized by their values, because a sample that is read again is another object.
+    The outputs must not be changed.
+
+    Attributes:
+        session: the session that runs the model, without memory.
+    """
+
+    def __init__(self, session: Any, limit: int = _BYTES) -> None:
+        """Start without outputs.
+
+        Args:
+            session: the session to run.
+            limit: maximum size of the remembered outputs, in bytes.
+        """
+        self.session = session
+        self._room = limit
+        self._inputs = {value.name for value in session.get_inputs()}
+        self._names = [value.name for value in session.get_outputs()]
+        self._known: dict[bytes, dict[str, Any]] = {}
+
+    def run(self, names: Sequence[str] | None, feeds: Mapping[str, Any]) -> list[Any]:
+        """Return the outputs, computed only for new inputs."""
+        wanted = self._names if names is None else names
+        key = self._key(feeds)
+        known = self._known.get(key) if key else None
+        if known is None:
+            values = self.session.run(self._names, feeds)
+            known = dict(zip(self._names, values, strict=True))
+            self._keep(key, known)
+        return [known[name] for name in wanted]
+
+    def remember(self, feeds: Mapping[str, Any], outputs: Mapping[str, Any]) -> None:
+        """Store outputs that were computed elsewhere.
+
+        Args:
+            feeds: the inputs; more than those of the model are ignored.
+            outputs: the value of every output.
+        """
+        self._keep(self._key(feeds), {name: outputs[name] for name in self._names})
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.session, name)
+
+    def _keep(self, key: bytes, outputs: dict[str, Any]) -> None:
+        size = _size(outputs)
+        if not key or size is None or size > self._room or key in self._known:
+            return
+        self._known[key] = outputs
+        self._room -= size
+
+    def _key(self, feeds: Mapping[str, Any]) -> bytes:
+        """Return a hash of the inputs; empty if a value is no array of numbers."""
+        state = hashlib.blake2b(digest_size=16)
+        for name in sorted(self._inputs.intersection(feeds)):
+            value = feeds[name]
+            if not isinstance(value, np.ndarray) or value.dtype.hasobject:
+                return b""
+            state.update(repr((name, value.dtype.str, value.shape)).encode())
+            state.update(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
+        return state.digest()
+
+
+def without_memory(session: Any) -> Any:
+    """Return a session that computes every run."""
+    return session.session if isinstance(session, RememberingSession) else session
+
+
+def _size(outputs: Mapping[str, Any]) -> int | None:
+    """Return the size of outputs in bytes; None for a value that is no array of numbers."""
+    total = 0
+    for value in outputs.values():
+        if not isinstance(value, np.ndarray) or value.dtype.hasobject:
+            return None
+        total += value.nbytes
+    return total
