@@ -140,11 +140,11 @@ class Model:
     def checkpoint(self, layout: str) -> Path:
         """The folder of a checkpoint in a layout."""
         from quark_onnx.errors import QuarkError
-        from quark_onnx.torch.checkpoints.export import export_safetensors
+        from quark_onnx.torch.checkpoints.export import write_checkpoint
 
         folder = self.folder / layout
         try:
-            export_safetensors(self.model, folder, self.config, layout=layout)
+            write_checkpoint(self.model, folder, self.config, layout=layout)
         except QuarkError as error:
             raise Refused(str(error)) from error
         return folder

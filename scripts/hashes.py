@@ -92,7 +92,7 @@ def torch_hashes() -> Iterator[tuple[str, str]]:
     import torch
 
     from quark_onnx.registry import ALGORITHMS
-    from quark_onnx.torch.checkpoints.export import export_safetensors
+    from quark_onnx.torch.checkpoints.export import write_checkpoint
     from quark_onnx.torch.config.schemes import SCHEMES
     from quark_onnx.torch.config.torch_config import TorchConfig
     from quark_onnx.torch.pipelines.in_memory import quantize_model
@@ -107,7 +107,7 @@ def torch_hashes() -> Iterator[tuple[str, str]]:
         config = TorchConfig(SCHEMES[scheme], algorithms=algorithms)
         quantize_model(model, config, tokens())
         with tempfile.TemporaryDirectory() as folder:
-            export_safetensors(model, Path(folder) / "out", config, layout=layout)
+            write_checkpoint(model, Path(folder) / "out", config, layout=layout)
             return digest_folder(Path(folder) / "out")
 
     for scheme in SCHEMES:

@@ -25,9 +25,7 @@ if TYPE_CHECKING:
         SmoothQuant,
     )
     from quark_onnx.torch.calibration.perplexity import perplexity
-    from quark_onnx.torch.checkpoints.export import (
-        export_safetensors as write_checkpoint,
-    )
+    from quark_onnx.torch.checkpoints.export import write_checkpoint
     from quark_onnx.torch.checkpoints.load import load_checkpoint
     from quark_onnx.torch.config.language import config_for
     from quark_onnx.torch.config.schemes import scheme
@@ -43,7 +41,7 @@ if TYPE_CHECKING:
     )
     from quark_onnx.torch.export.params import load_params, save_params
     from quark_onnx.torch.exports.gguf import write_gguf
-    from quark_onnx.torch.exports.onnx import export_onnx as write_onnx
+    from quark_onnx.torch.exports.onnx import write_onnx
     from quark_onnx.torch.page.page import write_page
     from quark_onnx.torch.pipelines.file_to_file import quantize_checkpoint
     from quark_onnx.torch.pipelines.graph.quantize_graph import quantize_graph
@@ -89,9 +87,9 @@ NATIVE = {
     "perplexity": ("calibration.perplexity", "perplexity"),
     # files
     "load_checkpoint": ("checkpoints.load", "load_checkpoint"),
-    "write_checkpoint": ("checkpoints.export", "export_safetensors"),
+    "write_checkpoint": ("checkpoints.export", "write_checkpoint"),
     "write_gguf": ("exports.gguf", "write_gguf"),
-    "write_onnx": ("exports.onnx", "export_onnx"),
+    "write_onnx": ("exports.onnx", "write_onnx"),
     "write_page": ("page.page", "write_page"),
     "validate_checkpoint": ("validate.clients", "validate"),
     "repair_checkpoint": ("validate.repair", "repair"),

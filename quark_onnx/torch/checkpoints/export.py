@@ -23,7 +23,7 @@ from quark_onnx.torch.models.quantized_layer import QuantizedLayer, Rounding, ki
 from quark_onnx.torch.models.structure import within
 
 
-def export_safetensors(  # noqa: PLR0913
+def write_checkpoint(  # noqa: PLR0913
     model: Any,
     folder: Path | str,
     config: TorchConfig,

@@ -90,7 +90,7 @@ class ModelExporter:
         _check_model(model, config)
         if config.kv_cache is not None:
             _raise_kv_scales(model, config.kv_cache)
-        export.export_safetensors(
+        export.write_checkpoint(
             model,
             self.export_dir,
             config,
@@ -197,7 +197,7 @@ def export_onnx(  # noqa: PLR0913
         ConfigError: a format has no exact counterpart in ONNX, or there are more names than inputs
             or outputs.
     """
-    from quark_onnx.torch.exports.onnx import export_onnx as write_onnx
+    from quark_onnx.torch.exports.onnx import write_onnx
     from quark_onnx.torch.exports.onnx.rename import rename
 
     for name in others:

@@ -126,14 +126,14 @@ def _write(
 
 def _write_onnx(model: Any, output: Path, notes: list[str]) -> None:
     """Write an ONNX model, with a key-value cache if its attention supports one."""
-    from quark_onnx.torch.exports.onnx import export_decoder, export_onnx
+    from quark_onnx.torch.exports.onnx import export_decoder, write_onnx
 
     try:
         found = export_decoder(model, output)
     except ConfigError as error:
         notes.append(f"model.onnx has no inputs for keys and values: {error}")
         tokens = torch.arange(2 * _TOKENS).reshape(2, _TOKENS) % vocabulary_of(model)
-        found = export_onnx(model, output, {"input_ids": tokens})
+        found = write_onnx(model, output, {"input_ids": tokens})
     notes += found.notes
     notes.append(
         "onnxruntime's outputs of model.onnx differ from torch's by"

@@ -65,9 +65,7 @@ class ModelQuantizer:
         else:
             report = quantize_model(model, config, dataloader)
         _log(report)
-        model.quantized_by = (
-            config  # what export_safetensors writes into the checkpoint
-        )
+        model.quantized_by = config  # what write_checkpoint stores in the checkpoint
         print(COMPLETED)
         return model
 

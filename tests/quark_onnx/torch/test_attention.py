@@ -16,7 +16,7 @@ from quark_onnx.cli import main
 from quark_onnx.errors import ConfigError, ModelError
 from quark_onnx.torch.algorithms.learned_rounding.autoround import Training
 from quark_onnx.torch.calibration.observers import ActivationObservers
-from quark_onnx.torch.checkpoints.export import export_safetensors
+from quark_onnx.torch.checkpoints.export import write_checkpoint
 from quark_onnx.torch.checkpoints.load import load_checkpoint
 from quark_onnx.torch.checkpoints.safetensors_io import Reader
 from quark_onnx.torch.config.schemes import scheme
@@ -152,7 +152,7 @@ def test_written_and_read_again(
     assert (
         1e-4 < float((after - logits(plain, tokens()[0])).norm() / after.norm()) < 0.5
     )
-    export_safetensors(model, tmp_path / "memory", config)
+    write_checkpoint(model, tmp_path / "memory", config)
     quantize_checkpoint(source, tmp_path / "files", config, tokens(), progress=False)
     for folder in (tmp_path / "memory", tmp_path / "files"):
         loaded = load_checkpoint(folder)
@@ -215,7 +215,7 @@ def test_keys_of_gptj(tmp_path: Path) -> None:
         block.attn.k_proj.output.register_forward_hook(
             lambda _, given, found: seen.append((given[0], found))
         )
-    export_safetensors(model, tmp_path / "out", config)
+    write_checkpoint(model, tmp_path / "out", config)
     found = logits(model, tokens()[0])
     assert len(seen) == 2 and not any(
         torch.equal(before, after) for before, after in seen
@@ -285,7 +285,7 @@ def test_what_has_no_word_for_it(tmp_path: Path) -> None:
             ConfigError,
             match=f"layout '{layout}' cannot say that keys are rounded after",
         ):
-            export_safetensors(model, tmp_path / "out", FULL, layout=layout)
+            write_checkpoint(model, tmp_path / "out", FULL, layout=layout)
     with pytest.raises(
         ConfigError, match="k_proj has keys that are rounded after they are rotated"
     ):

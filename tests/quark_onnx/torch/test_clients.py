@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from quark_onnx.torch.checkpoints.export import export_safetensors
+from quark_onnx.torch.checkpoints.export import write_checkpoint
 from quark_onnx.torch.checkpoints.load import load_checkpoint
 from quark_onnx.torch.checkpoints.safetensors_io import Reader
 from quark_onnx.torch.config.schemes import scheme
@@ -55,7 +55,7 @@ print(json.dumps(found))
 #: one scale.
 PEER = """
 import json, sys, torch
-from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors
+from quark.torch import LLMTemplate, ModelQuantizer, write_checkpoint
 from transformers import AutoModelForCausalLM
 source, cache = sys.argv[1], sys.argv[3] or None
 data = [torch.tensor(each) for each in json.load(open(source + "/tokens.json"))]
@@ -65,7 +65,7 @@ quantizer = ModelQuantizer(config)
 model = quantizer.freeze(quantizer.quantize_model(model, data))
 with torch.no_grad():
     found = model(data[0]).logits.float().tolist()
-export_safetensors(model, sys.argv[2])
+write_checkpoint(model, sys.argv[2])
 print(json.dumps(found))
 """  # noqa: E501
 
@@ -100,7 +100,7 @@ def test_transformers_with_amd_quark(tmp_path: Path) -> None:
         )
         quantize_model(model, config, tokens(), progress=False)
         folder = tmp_path / name
-        export_safetensors(model, folder, config)
+        write_checkpoint(model, folder, config)
         (folder / "tokens.json").write_text(
             json.dumps(tokens()[0][0].tolist()), encoding="utf-8"
         )
@@ -138,7 +138,7 @@ def test_attention_of_amd_quark(cache: str, tmp_path: Path) -> None:
     )
     quantize_model(plain, config, tokens(), progress=False)
     assert torch.equal(logits(plain, tokens()[0]), expected)
-    export_safetensors(plain, ours, config)
+    write_checkpoint(plain, ours, config)
     described = [
         json.loads((each / "config.json").read_text(encoding="utf-8"))
         for each in (ours, theirs)

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from quark_onnx.errors import ModelError
 from quark_onnx.torch.checkpoints.decoded import decoded_reader
-from quark_onnx.torch.checkpoints.export import export_safetensors
+from quark_onnx.torch.checkpoints.export import write_checkpoint
 from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
 from quark_onnx.torch.checkpoints.load import load_checkpoint
 from quark_onnx.torch.config.language import config_for
@@ -146,7 +146,7 @@ def test_layouts_are_decoded_and_the_same_format_is_copied(
     model = made(llama(intermediate_size=128))
     config = config_for(scheme)
     quantize_model(model, config, tokens(), progress=False)
-    export_safetensors(model, tmp_path / "first", config, layout=layout)
+    write_checkpoint(model, tmp_path / "first", config, layout=layout)
     first = load_checkpoint(tmp_path / "first")
     source = FloatCheckpoint(tmp_path / "first")
     floats = source.load()

@@ -15,7 +15,7 @@ from torch import nn
 from transformers.models.bart.modeling_bart import BartScaledWordEmbedding
 
 from quark_onnx.errors import ConfigError
-from quark_onnx.torch.checkpoints.export import export_safetensors
+from quark_onnx.torch.checkpoints.export import write_checkpoint
 from quark_onnx.torch.checkpoints.load import load_checkpoint
 from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
 from quark_onnx.torch.config.torch_config import TorchConfig
@@ -54,7 +54,7 @@ def test_rows_are_rounded_and_multiplied_as_before(
     assert list(report.quantized) == ["model.embed_tokens"]
     wanted = logits(expected, tokens()[0])
     assert torch.equal(logits(model, tokens()[0]), wanted)
-    export_safetensors(model, tmp_path / "memory", NAMED)
+    write_checkpoint(model, tmp_path / "memory", NAMED)
     quantize_checkpoint(source, tmp_path / "files", NAMED, progress=False)
     for folder in ("memory", "files"):
         assert torch.equal(
@@ -99,14 +99,14 @@ def test_an_embedding_that_computes_something_else_is_refused_by_name_and_listed
 
 @pytest.mark.slow
 def test_an_onnx_model_multiplies_too(tmp_path: Path) -> None:
-    from quark_onnx.torch.exports.onnx import export_onnx
+    from quark_onnx.torch.exports.onnx import write_onnx
 
     settings = torch_families.config_of("gemma2")
     settings.tie_word_embeddings = False
     model = made(settings)
     quantize_model(model, NAMED, progress=False)
     assert (
-        export_onnx(
+        write_onnx(
             model, tmp_path / "model.onnx", {"input_ids": tokens()[0]}
         ).difference
         < 1e-4

@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoConfig, MllamaForConditionalGeneration
 
-from quark_onnx.torch.checkpoints.export import export_safetensors
+from quark_onnx.torch.checkpoints.export import write_checkpoint
 from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
 from quark_onnx.torch.checkpoints.load import load_checkpoint
 from quark_onnx.torch.checkpoints.safetensors_io import Reader
@@ -49,7 +49,7 @@ def test_a_family(family: str, name: str, tmp_path: Path) -> None:
     after = logits(model, tokens()[0])
     error = float((after - before).norm() / before.norm())
     assert 1e-4 < error < SCHEMES[name]
-    export_safetensors(model, tmp_path / "memory", config)
+    write_checkpoint(model, tmp_path / "memory", config)
     quantize_checkpoint(
         source, tmp_path / "files", config, tokens(), writing=TRUSTED, progress=False
     )
@@ -156,7 +156,7 @@ def test_mixtures_have_the_layout_of_amd_quark(name: str, tmp_path: Path) -> Non
     )
     config = TorchConfig(scheme(scheme_name), exclude=("lm_head",))
     quantize_model(model, config, tokens(40), progress=False)
-    export_safetensors(model, tmp_path / "out", config)
+    write_checkpoint(model, tmp_path / "out", config)
     reader = Reader(tmp_path / "out")
     found = {
         f"{key}\t{str(reader.get(key).dtype)[6:]}\t{list(reader.shape(key))}"

@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from quark_onnx.errors import ConfigError
-from quark_onnx.torch.checkpoints.export import export_safetensors
+from quark_onnx.torch.checkpoints.export import write_checkpoint
 from quark_onnx.torch.checkpoints.load import load_checkpoint
 from quark_onnx.torch.config.schemes import scheme
 from quark_onnx.torch.config.spec import TensorSpec
 from quark_onnx.torch.config.torch_config import TorchConfig
-from quark_onnx.torch.exports.onnx import export_onnx
+from quark_onnx.torch.exports.onnx import write_onnx
 from quark_onnx.torch.formats.quantized_tensor import fake_quantize, quantize
 from quark_onnx.torch.pipelines.in_memory import quantize_model
 from quark_onnx.torch.pipelines.ptq import config_for
@@ -43,7 +43,7 @@ SIZES = {"amdfp4": 16, "amdfp4g32": 32}
 #: amd-quark quantizes and exports a model; the logits before the export.
 PEER = """
 import json, sys, torch
-from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors
+from quark.torch import LLMTemplate, ModelQuantizer, write_checkpoint
 from transformers import AutoModelForCausalLM
 source, output, scheme, weight_format = sys.argv[1:]
 data = [torch.tensor(each) for each in json.load(open(source + "/tokens.json"))]
@@ -52,7 +52,7 @@ quantizer = ModelQuantizer(LLMTemplate.get("llama").get_config(scheme))
 model = quantizer.freeze(quantizer.quantize_model(model, data))
 with torch.no_grad():
     found = model(data[0]).logits.float().tolist()
-export_safetensors(model, output, weight_format=weight_format)
+write_checkpoint(model, output, weight_format=weight_format)
 print(json.dumps(found))
 """
 
@@ -117,10 +117,10 @@ def test_a_checkpoint_is_read_as_it_was_written(
     model = made(llama(), dtype)
     config = config_for(name)
     quantize_model(model, config, progress=False)
-    export_safetensors(model, tmp_path / "out", config)
+    write_checkpoint(model, tmp_path / "out", config)
     again = load_checkpoint(tmp_path / "out")
     assert torch.equal(logits(again, tokens()[0]), logits(model, tokens()[0]))
-    export_safetensors(again, tmp_path / "again", config)
+    write_checkpoint(again, tmp_path / "again", config)
     first, second = (
         load_file(tmp_path / folder / "model.safetensors")
         for folder in ("out", "again")
@@ -135,7 +135,7 @@ def test_the_tensors_of_two_factors(tmp_path: Path) -> None:
     weight = model.model.layers[0].mlp.up_proj.weight.detach().clone()
     config = config_for("int4_fp8")
     quantize_model(model, config, progress=False)
-    export_safetensors(model, tmp_path / "out", config)
+    write_checkpoint(model, tmp_path / "out", config)
     own = "model.layers.0.mlp.up_proj."
     found = {
         key.removeprefix(own): tensor
@@ -203,7 +203,7 @@ def test_an_onnx_model_computes_the_same(name: str, tmp_path: Path) -> None:
     ).eval()
     quantize_model(model, TorchConfig(scheme(name)), progress=False)
     x = torch.randn(5, 64) * torch.logspace(-4, 3, 64)
-    export_onnx(model, tmp_path / "model.onnx", x)
+    write_onnx(model, tmp_path / "model.onnx", x)
     session = ort.InferenceSession(str(tmp_path / "model.onnx"))
     [found] = session.run(None, {session.get_inputs()[0].name: x.numpy()})
     np.testing.assert_allclose(found, model(x).detach().numpy(), rtol=1e-5, atol=1e-5)
@@ -219,7 +219,7 @@ def test_clients(tmp_path: Path) -> None:
         layers=(("*experts*", scheme("int4_fp8")),), exclude=("lm_head",)
     )
     quantize_model(model, config, progress=False)
-    export_safetensors(model, tmp_path / "experts", config)
+    write_checkpoint(model, tmp_path / "experts", config)
     assert validate(tmp_path / "experts", "vllm").word == "loads", validate(
         tmp_path / "experts", "vllm"
     ).text()
@@ -229,7 +229,7 @@ def test_clients(tmp_path: Path) -> None:
     }.items():
         model = made(llama())
         quantize_model(model, config_for(name), progress=False)
-        export_safetensors(model, tmp_path / name, config_for(name))
+        write_checkpoint(model, tmp_path / name, config_for(name))
         assert (
             tuple(
                 validate(tmp_path / name, client).word

@@ -12,7 +12,7 @@ import transformers
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from quark_onnx.torch.checkpoints.export import export_safetensors
+from quark_onnx.torch.checkpoints.export import write_checkpoint
 from quark_onnx.torch.checkpoints.load import load_checkpoint
 from quark_onnx.torch.checkpoints.quark_json import from_json, to_json
 from quark_onnx.torch.config.schemes import scheme
@@ -51,7 +51,7 @@ def test_exports_equal_the_listings(name: str, tmp_path: Path) -> None:
     data = [torch.randint(0, 512, (1, 32), generator=generator) for _ in range(2)]
     config = config_of(name)
     quantize_model(model, config, data, progress=False)
-    export_safetensors(
+    write_checkpoint(
         model,
         tmp_path / "out",
         config,

@@ -560,13 +560,13 @@ def test_an_onnx_model_has_a_pair_where_the_graph_rounds(tmp_path: Path) -> None
     pytest.importorskip("onnxscript")
     import onnx
 
-    from quark_onnx.torch.exports.onnx import export_onnx
+    from quark_onnx.torch.exports.onnx import write_onnx
 
     model, (x,) = seeded(Residual), images()
     shapes = ({0: torch.export.Dim("batch", min=1, max=64)},)
     graph, _ = quantize_graph(model, TorchConfig(BOTH), [x], x, dynamic_shapes=shapes)
     path = tmp_path / "model.onnx"
-    assert export_onnx(graph, path, x).difference < 1e-5  # onnxruntime against torch
+    assert write_onnx(graph, path, x).difference < 1e-5  # onnxruntime against torch
     nodes = onnx.load(path).graph.node
     sources = {name: node for node in nodes for name in node.output}
     add = next(

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from transformers import AutoConfig
 
 from quark_onnx.errors import ConfigError
-from quark_onnx.torch.checkpoints.export import export_safetensors
+from quark_onnx.torch.checkpoints.export import write_checkpoint
 from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
 from quark_onnx.torch.checkpoints.load import load_checkpoint
 from quark_onnx.torch.config.schemes import scheme
@@ -284,7 +284,7 @@ def test_in_memory_and_from_file_to_file(
     )
     after = logits(model, tokens()[0])
     assert 1e-4 < float((after - before).norm() / before.norm()) < 1.0
-    export_safetensors(model, tmp_path / "memory", config)
+    write_checkpoint(model, tmp_path / "memory", config)
     other = quantize_checkpoint(
         source, tmp_path / "files", config, tokens(6), progress=False
     )

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from quark_onnx.errors import ConfigError, ModelError
-from quark_onnx.torch.checkpoints.export import export_safetensors
+from quark_onnx.torch.checkpoints.export import write_checkpoint
 from quark_onnx.torch.checkpoints.layouts import LAYOUTS, layout_named, read_layout
 from quark_onnx.torch.checkpoints.load import load_checkpoint
 from quark_onnx.torch.config.schemes import scheme
@@ -210,7 +210,7 @@ def decoded(layout: str, parts: dict[str, Any], found: dict[str, Any]) -> Any:
 @pytest.mark.parametrize(("layout", "name"), CASES)
 def test_codes_are_those_of_the_model(layout: str, name: str, tmp_path: Path) -> None:
     model, config = quantized(name)
-    export_safetensors(model, tmp_path / "out", config, layout=layout)
+    write_checkpoint(model, tmp_path / "out", config, layout=layout)
     stored, found = (
         load_file(tmp_path / "out" / "model.safetensors"),
         described(tmp_path / "out"),
@@ -299,7 +299,7 @@ def test_files_hold_what_a_model_in_memory_does(
     model = load_checkpoint(source)
     config = layout_named(layout).adapted(config)
     quantize_model(model, config, tokens(), progress=False)
-    export_safetensors(model, tmp_path / "memory", config, layout=layout)
+    write_checkpoint(model, tmp_path / "memory", config, layout=layout)
     files, memory = (
         load_file(tmp_path / each / "model.safetensors") for each in ("files", "memory")
     )
@@ -345,7 +345,7 @@ def test_scales_of_awq_are_half_and_chosen_so(tmp_path: Path) -> None:
             r"model.layers.0.mlp.up_proj: scales lie between .*, which float16 cannot"
         ),
     ):
-        export_safetensors(model, tmp_path / "memory", config, layout="awq")
+        write_checkpoint(model, tmp_path / "memory", config, layout="awq")
     assert not (tmp_path / "memory").exists()
 
 
@@ -354,7 +354,7 @@ def test_scales_of_awq_are_half_and_chosen_so(tmp_path: Path) -> None:
 )
 def test_keys_and_values(layout: str, name: str, tmp_path: Path) -> None:
     model, config = quantized(name, kv_cache=KVCache(T("fp8e4m3")))
-    export_safetensors(model, tmp_path / "out", config, layout=layout)
+    write_checkpoint(model, tmp_path / "out", config, layout=layout)
     stored = load_file(tmp_path / "out" / "model.safetensors")
     for index, block in enumerate(model.model.layers):
         for side in "kv":
@@ -386,7 +386,7 @@ def test_layers_that_differ_are_groups(tmp_path: Path) -> None:
         ("*.o_proj", scheme("mxfp4_weight_only")),
     )
     model, config = quantized("uint4_wo_32", layers=own)
-    export_safetensors(model, tmp_path / "out", config, layout="compressed-tensors")
+    write_checkpoint(model, tmp_path / "out", config, layout="compressed-tensors")
     found = described(tmp_path / "out")
     assert found["format"] == "mixed-precision" and found["ignore"] == ["lm_head"]
     groups = {
@@ -448,7 +448,7 @@ def test_experts_keep_the_names_that_clients_know(name: str, tmp_path: Path) -> 
         logits(load_checkpoint(tmp_path / "out"), tokens()[0]),
         logits(model, tokens()[0]),
     )
-    export_safetensors(model, tmp_path / "memory", config, layout="compressed-tensors")
+    write_checkpoint(model, tmp_path / "memory", config, layout="compressed-tensors")
     assert (
         load_file(tmp_path / "memory/model.safetensors").keys()
         == load_file(tmp_path / "out/model.safetensors").keys()
@@ -597,7 +597,7 @@ def test_models_without_a_place_are_refused_before_any_work(
     model = load_checkpoint(source)
     quantize_model(model, config, tokens(), progress=False)
     with pytest.raises(ConfigError, match=message):
-        export_safetensors(model, tmp_path / "out", config, layout=layout)
+        write_checkpoint(model, tmp_path / "out", config, layout=layout)
     assert not (tmp_path / "out").exists()
 
 
@@ -652,7 +652,7 @@ def test_the_head_of_oga_has_a_size_of_its_own(tmp_path: Path) -> None:
         scheme("int4_wo_32"), layers=(("lm_head", scheme("uint4_wo_64")),)
     )
     quantize_model(model, config, progress=False)
-    export_safetensors(model, tmp_path / "out", config, layout="oga")
+    write_checkpoint(model, tmp_path / "out", config, layout="oga")
     found = described(tmp_path / "out")
     # npu-reference 9.1: the first part of a name is looked up, and dtype and group_size of what is
     # found are read
@@ -689,7 +689,7 @@ def test_tensors_that_are_missing_or_do_not_fit(
     layout: str, name: str, lost: str, tmp_path: Path
 ) -> None:
     model, config = quantized(name)
-    export_safetensors(model, tmp_path / "out", config, layout=layout)
+    write_checkpoint(model, tmp_path / "out", config, layout=layout)
     file, key = (
         tmp_path / "out" / "model.safetensors",
         f"model.layers.1.mlp.up_proj.{lost}",

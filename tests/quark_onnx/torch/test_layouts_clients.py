@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 
-from quark_onnx.torch.checkpoints.export import export_safetensors
+from quark_onnx.torch.checkpoints.export import write_checkpoint
 from quark_onnx.torch.config.schemes import scheme
 from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
 from quark_onnx.torch.config.torch_config import KVCache, TorchConfig
@@ -107,7 +107,7 @@ def written(
         OWN.get(name) or scheme(name), **{"exclude": ("lm_head",), **settings}
     )
     quantize_model(model, config, tokens(), progress=False)
-    export_safetensors(model, folder, config, layout=layout)
+    write_checkpoint(model, folder, config, layout=layout)
     torch.save(tokens()[0], folder / "tokens.pt")
     return model
 

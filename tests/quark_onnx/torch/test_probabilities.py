@@ -21,7 +21,7 @@ from quark_onnx.errors import ConfigError, ModelError, QuarkError
 from quark_onnx.torch import LLMTemplate, import_model_from_safetensors
 from quark_onnx.torch.algorithms.learned_rounding.autoround import Training
 from quark_onnx.torch.checkpoints import quark_json
-from quark_onnx.torch.checkpoints.export import export_safetensors
+from quark_onnx.torch.checkpoints.export import write_checkpoint
 from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
 from quark_onnx.torch.checkpoints.load import load_checkpoint
 from quark_onnx.torch.checkpoints.safetensors_io import Reader
@@ -30,7 +30,7 @@ from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
 from quark_onnx.torch.config.torch_config import Attention, KVCache, TorchConfig
 from quark_onnx.torch.export.params import save_params
 from quark_onnx.torch.exports.kinds import exported
-from quark_onnx.torch.exports.onnx import export_onnx
+from quark_onnx.torch.exports.onnx import write_onnx
 from quark_onnx.torch.models.attention import install_attention_hooks, set_attention
 from quark_onnx.torch.pipelines import file_run
 from quark_onnx.torch.pipelines.estimate import estimate
@@ -180,7 +180,7 @@ def test_written_and_read_again(
     assert (
         1e-4 < float((after - logits(plain, tokens()[0])).norm() / after.norm()) < 0.6
     )
-    export_safetensors(model, tmp_path / "memory", config)
+    write_checkpoint(model, tmp_path / "memory", config)
     quantize_checkpoint(source, tmp_path / "files", config, tokens(), progress=False)
     for folder in (tmp_path / "memory", tmp_path / "files"):
         loaded = load_checkpoint(folder)
@@ -214,7 +214,7 @@ def test_fused_projections(tmp_path: Path) -> None:
     )
     model = made(torch_families.config_of("phi3"))
     quantize_model(model, config, tokens(), progress=False)
-    export_safetensors(model, tmp_path / "out", config)
+    write_checkpoint(model, tmp_path / "out", config)
     assert f"{SELF}.prob_output_scale" in Reader(tmp_path / "out")
     assert torch.equal(
         logits(load_checkpoint(tmp_path / "out"), tokens()[0]),
@@ -346,7 +346,7 @@ def test_probabilities_of_gptj(tmp_path: Path) -> None:
             quantize_model(model, config, tokens(), progress=False)
         return
     quantize_model(model, config, tokens(), progress=False)
-    export_safetensors(model, tmp_path / "out", config)
+    write_checkpoint(model, tmp_path / "out", config)
     loaded = load_checkpoint(tmp_path / "out")
     found = logits(model, tokens()[0])
     assert torch.equal(found, logits(loaded, tokens()[0]))
@@ -454,7 +454,7 @@ def test_what_has_no_place_for_it(tmp_path: Path) -> None:
             ConfigError,
             match=f"layout '{layout}' has no place for scales of queries and prob",
         ):
-            export_safetensors(model, out, own, layout=layout)
+            write_checkpoint(model, out, own, layout=layout)
         with pytest.raises(
             ConfigError,
             match=f"layout '{layout}' has no place for scales of queries and prob",
@@ -474,7 +474,7 @@ def test_what_has_no_place_for_it(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match="q_proj: an ONNX model has no node for probabilities"
     ):
-        export_onnx(model, tmp_path / "m.onnx", {"input_ids": tokens()[0]})
+        write_onnx(model, tmp_path / "m.onnx", {"input_ids": tokens()[0]})
     for kind, message in (
         ("gguf", "a GGUF file has no place for attention"),
         ("onnx", "an ONNX model has no node for"),
@@ -495,7 +495,7 @@ def test_what_has_no_place_for_it(tmp_path: Path) -> None:
 def test_the_function_of_attention_is_chosen_behind(tmp_path: Path) -> None:
     model = made(llama())
     quantize_model(model, FULL, tokens(), progress=False)
-    export_safetensors(model, tmp_path / "out", FULL)
+    write_checkpoint(model, tmp_path / "out", FULL)
     after = logits(model, tokens()[0])
     found = import_model_from_safetensors(
         None, tmp_path / "out", attn_implementation="eager"
@@ -525,7 +525,7 @@ def test_a_float_projection_beside_rounded_probabilities(tmp_path: Path) -> None
     """AMD Quark counts them apart: what it excludes is the layer alone."""
     model, config = made(llama()), FULL.with_(exclude=("lm_head",), kv_cache=None)
     quantize_model(model, config, tokens(), progress=False)
-    export_safetensors(model, tmp_path / "out", config)
+    write_checkpoint(model, tmp_path / "out", config)
     from safetensors.torch import load_file, save_file
 
     tensors = load_file(tmp_path / "out" / "model.safetensors")

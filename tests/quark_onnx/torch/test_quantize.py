@@ -14,7 +14,7 @@ from torch import nn
 
 from quark_onnx.errors import ConfigError, DataError, ModelError
 from quark_onnx.torch.calibration.perplexity import perplexity, windows_of
-from quark_onnx.torch.checkpoints.export import export_safetensors
+from quark_onnx.torch.checkpoints.export import write_checkpoint
 from quark_onnx.torch.checkpoints.load import load_checkpoint
 from quark_onnx.torch.config.schemes import SCHEMES, scheme
 from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
@@ -416,7 +416,7 @@ def test_weights_that_stay_float_are_read_again(kind: str, tmp_path: Path) -> No
     model = made(torch_families.config_of("gpt2") if kind == "gpt2" else llama())
     config = TorchConfig(LayerSpec(input=TensorSpec("int8")), exclude=("lm_head",))
     quantize_model(model, config, tokens(), progress=False)
-    export_safetensors(model, tmp_path / "out", config)
+    write_checkpoint(model, tmp_path / "out", config)
     assert torch.equal(
         logits(load_checkpoint(tmp_path / "out"), tokens()[0]),
         logits(model, tokens()[0]),

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from quark_onnx.torch import LLMTemplate, ModelExporter, ModelQuantizer
-from quark_onnx.torch.checkpoints.export import export_safetensors
+from quark_onnx.torch.checkpoints.export import write_checkpoint
 from quark_onnx.torch.checkpoints.load import load_checkpoint
 from quark_onnx.torch.pipelines.file_to_file import quantize_checkpoint
 from quark_onnx.torch.pipelines.in_memory import quantize_model
@@ -44,7 +44,7 @@ def test_what_is_written_is_what_is_read(
     model = made(llama())
     source = saved(made(llama()), tmp_path / "source")
     quantize_model(model, config, tokens(), progress=False)
-    export_safetensors(model, tmp_path / "memory", config)
+    write_checkpoint(model, tmp_path / "memory", config)
     quantize_checkpoint(source, tmp_path / "files", config, tokens(), progress=False)
     for folder in (tmp_path / "memory", tmp_path / "files"):
         loaded = load_checkpoint(folder)
@@ -66,7 +66,7 @@ def test_other_layouts(layout: str, tmp_path: Path) -> None:
     config = config_for("fp8", kv_cache="fp8", layers=layers)
     model = made(llama())
     quantize_model(model, config, tokens(), progress=False)
-    export_safetensors(model, tmp_path / "out", config, layout=layout)
+    write_checkpoint(model, tmp_path / "out", config, layout=layout)
     assert torch.equal(
         logits(load_checkpoint(tmp_path / "out"), tokens()[0]),
         logits(model, tokens()[0]),
@@ -95,7 +95,7 @@ def test_one_entry_stands_for_layers_that_are_alike(tmp_path: Path) -> None:
     config = config_for("fp8", kv_cache="fp8", layers=(("*self_attn*", "mxfp4"),))
     model = made(llama())
     quantize_model(model, config, tokens(), progress=False)
-    export_safetensors(model, tmp_path / "out", config)
+    write_checkpoint(model, tmp_path / "out", config)
     content = json.loads(
         (tmp_path / "out" / "config.json").read_text(encoding="utf-8")
     )["quantization_config"]

@@ -10,7 +10,7 @@ import torch
 
 from quark_onnx.errors import ConfigError, QuarkError
 from quark_onnx.registry import ALGORITHMS
-from quark_onnx.torch.checkpoints.export import export_safetensors
+from quark_onnx.torch.checkpoints.export import write_checkpoint
 from quark_onnx.torch.checkpoints.layouts import LAYOUTS
 from quark_onnx.torch.config.algorithm_names import ALGORITHM_SETTINGS, check_algorithm
 from quark_onnx.torch.config.scheme_clients import (
@@ -46,7 +46,7 @@ def test_checkpoints(name: str, tmp_path: Path) -> None:
     for layout in LAYOUTS:
         folder = tmp_path / layout
         try:
-            export_safetensors(model, folder, config, layout=layout)
+            write_checkpoint(model, folder, config, layout=layout)
         except QuarkError as error:
             assert "place in" in str(error)
             continue

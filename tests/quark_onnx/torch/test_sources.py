@@ -18,7 +18,7 @@ from torch import nn
 
 from quark_onnx.errors import ConfigError, DataError, ModelError
 from quark_onnx.torch.calibration.text import read_windows
-from quark_onnx.torch.checkpoints.export import export_safetensors
+from quark_onnx.torch.checkpoints.export import write_checkpoint
 from quark_onnx.torch.checkpoints.load import load_checkpoint
 from quark_onnx.torch.checkpoints.safetensors_writer import TYPES
 from quark_onnx.torch.config.schemes import scheme
@@ -77,7 +77,7 @@ def test_what_is_tied_is_apart_once_one_side_is_quantized(
     )
     files = written(source, config)
     quantize_model(model, config, progress=False)
-    export_safetensors(model, tmp_path / "memory", config)
+    write_checkpoint(model, tmp_path / "memory", config)
     wanted = logits(model, tokens()[0])
     for folder in (files, tmp_path / "memory"):
         assert torch.equal(logits(load_checkpoint(folder), tokens()[0]), wanted)
@@ -275,7 +275,7 @@ def test_codes_that_fill_no_whole_bytes_are_refused_before_the_work(
     with pytest.raises(
         ConfigError, match=r"model.layers.0..* codes of .* do not fill whole bytes"
     ):
-        export_safetensors(model, tmp_path / "out", config)
+        write_checkpoint(model, tmp_path / "out", config)
 
 
 def _never() -> Any:

@@ -6,6 +6,6 @@ torch's exporter sees each quantized layer as one placeholder node with the laye
 """
 
 from quark_onnx.torch.exports.onnx.decoder import export_decoder
-from quark_onnx.torch.exports.onnx.export import Exported, export_onnx
+from quark_onnx.torch.exports.onnx.export import Exported, write_onnx
 
-__all__ = ["Exported", "export_decoder", "export_onnx"]
+__all__ = ["Exported", "export_decoder", "write_onnx"]

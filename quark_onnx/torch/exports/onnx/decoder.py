@@ -97,7 +97,7 @@ def export_decoder(
     Args:
         model: a causal language model, quantized or not; it is not changed.
         output: the file.
-        form: the operators of weights, see ``export_onnx``.
+        form: the operators of weights, see ``write_onnx``.
 
     Returns:
         The written model, and its difference from torch.

@@ -1,4 +1,4 @@
-"""export_onnx: write a quantized PyTorch model as an ONNX model with the same codes."""
+"""write_onnx: write a quantized PyTorch model as an ONNX model with the same codes."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Exported:
         )
 
 
-def export_onnx(  # noqa: PLR0913
+def write_onnx(  # noqa: PLR0913
     model: Any,
     output: Path | str,
     inputs: Any,

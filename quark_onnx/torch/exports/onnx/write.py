@@ -36,7 +36,7 @@ def write(
         graph: a graph with placeholder nodes; changed in place.
         layers: quantized layers by the names in the nodes.
         between: roundings between layers by the names in the nodes.
-        form: see ``export_onnx``.
+        form: see ``write_onnx``.
         kind: the ``TensorProto.DataType`` of the graph's floats, FLOAT or FLOAT16.
 
     Raises:

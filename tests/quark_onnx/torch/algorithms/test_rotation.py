@@ -15,7 +15,7 @@ from quark_onnx.kernels.hadamard import balanced, random_hadamard
 from quark_onnx.torch.algorithms.rotation.rotate import rotate
 from quark_onnx.torch.algorithms.rotation.settings import Rotation
 from quark_onnx.torch.algorithms.rotation.spinquant import cayley_step
-from quark_onnx.torch.checkpoints.export import export_safetensors
+from quark_onnx.torch.checkpoints.export import write_checkpoint
 from quark_onnx.torch.checkpoints.load import load_checkpoint
 from quark_onnx.torch.checkpoints.safetensors_io import Reader
 from quark_onnx.torch.config.algorithm_order import algorithm
@@ -244,7 +244,7 @@ def test_online_rotations_are_quantized_behind_and_not_exported(tmp_path: Path) 
     with pytest.raises(
         ConfigError, match=r"each run rotates what model.layers.0.mlp.down_proj reads"
     ):
-        export_safetensors(model, tmp_path / "out", config)
+        write_checkpoint(model, tmp_path / "out", config)
     assert not (tmp_path / "out").exists()
 
 
@@ -308,7 +308,7 @@ def test_memory_and_files_agree(name: str, kind: str, tmp_path: Path) -> None:
     quantize_checkpoint(source, tmp_path / "files", config, tokens(), progress=False)
     before = logits(model, tokens()[0])
     quantize_model(model, config, tokens(), progress=False)
-    export_safetensors(model, tmp_path / "memory", config)
+    write_checkpoint(model, tmp_path / "memory", config)
     after = logits(model, tokens()[0])
     assert 1e-3 < error(before, after) < 1
     for folder in ("memory", "files"):

@@ -23,8 +23,8 @@ from quark_onnx.torch.config.torch_config import KVCache, TorchConfig
 from quark_onnx.torch.exports.onnx import (
     Exported,
     export,
-    export_onnx,
     write,
+    write_onnx,
 )
 from quark_onnx.torch.exports.onnx.weights import nbits_weight
 from quark_onnx.torch.formats.quantized_tensor import quantize
@@ -103,7 +103,7 @@ WEIGHTS = [
 @pytest.mark.parametrize("name", WEIGHTS)
 def test_weights_alone(name: str, tmp_path: Path) -> None:
     model, x = quantized(mlp(), name), torch.randn(3, 70)
-    result = export_onnx(model, tmp_path / "m.onnx", x)
+    result = write_onnx(model, tmp_path / "m.onnx", x)
     assert error(run(result.path, x)[0], forward(model, x)) < 2e-6
     assert (operators(result.path).count("MatMulNBits") == 2) == ("int" in name)
 
@@ -111,7 +111,7 @@ def test_weights_alone(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["uint4_wo_128", "uint4_wo_per_channel", "int3_wo_64"])
 def test_weights_alone_as_standard_operators(name: str, tmp_path: Path) -> None:
     model, x = quantized(mlp(), name), torch.randn(3, 70)
-    result = export_onnx(model, tmp_path / "m.onnx", x, form="qdq")
+    result = write_onnx(model, tmp_path / "m.onnx", x, form="qdq")
     options = ort.SessionOptions()
     options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
     session = ort.InferenceSession(
@@ -141,7 +141,7 @@ def test_the_constants_of_an_operator(tmp_path: Path) -> None:
         torch.randn(2, 40),
     )
     parts = initializers(
-        export_onnx(model, tmp_path / "m.onnx", x, form="operators").path
+        write_onnx(model, tmp_path / "m.onnx", x, form="operators").path
     )
     weight = nbits_weight(model[0].quantized)
     assert weight is not None
@@ -155,7 +155,7 @@ def test_the_constants_of_an_operator(tmp_path: Path) -> None:
 def test_a_convolutional_model(name: str, tmp_path: Path) -> None:
     data = torch.randn(2, 3, 8, 8)
     model = quantized(cnn(), name, data)
-    path = export_onnx(model, tmp_path / "m.onnx", data).path
+    path = write_onnx(model, tmp_path / "m.onnx", data).path
     x = torch.randn(5, 3, 8, 8)  # another batch than was exported
     # a value halfway between two codes may become either: no more than one code of the 40 values
     # that last are read
@@ -167,7 +167,7 @@ def test_static_activations_keep_their_scale_and_zero_point(tmp_path: Path) -> N
         TensorSpec("int8", per_channel=True), TensorSpec("uint8", symmetric=False)
     )
     model = quantized(nn.Sequential(nn.Linear(8, 4)), spec, torch.randn(9, 8))
-    path = export_onnx(model, tmp_path / "m.onnx", torch.randn(2, 8)).path
+    path = write_onnx(model, tmp_path / "m.onnx", torch.randn(2, 8)).path
     parts = initializers(path)
     assert parts["0.input_scale"] == model[0].input.scale.numpy()
     assert parts["0.input_zero_point"] == model[0].input.zero.numpy()
@@ -188,7 +188,7 @@ def test_layers_that_read_one_tensor_share_its_rounding(tmp_path: Path) -> None:
 
     x = torch.randn(6, 8)
     model = quantized(Both().eval(), "int8", x)
-    path = export_onnx(model, tmp_path / "m.onnx", x).path
+    path = write_onnx(model, tmp_path / "m.onnx", x).path
     assert operators(path).count("QuantizeLinear") == 1
     expected = forward(model, x)
     for found, name in zip(run(path, x), ("sum", "first"), strict=True):
@@ -209,7 +209,7 @@ def test_embeddings(spec: Any, tmp_path: Path) -> None:
     quantized(model, LayerSpec(), types={"Embedding": LayerSpec(spec)})
     ids = torch.randint(0, 30, (2, 7))
     for form in ("auto", "qdq"):
-        path = export_onnx(model, tmp_path / f"{form}.onnx", ids, form=form).path
+        path = write_onnx(model, tmp_path / f"{form}.onnx", ids, form=form).path
         assert error(run(path, ids)[0], forward(model, ids)) < 1e-6
 
 
@@ -258,7 +258,7 @@ def tokens(batch: int, length: int) -> dict[str, Any]:
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "opt", "gpt2"])
 def test_decoders_at_other_lengths(kind: str, tmp_path: Path) -> None:
     model = quantized(decoder(kind), "uint4_wo_32")
-    result = export_onnx(model, tmp_path / "m.onnx", tokens(2, 11))
+    result = write_onnx(model, tmp_path / "m.onnx", tokens(2, 11))
     for batch, length in ((1, 5), (3, 20)):
         inputs = tokens(batch, length)
         with torch.no_grad():
@@ -277,7 +277,7 @@ def test_decoders_with_rounded_activations(name: str, tmp_path: Path) -> None:
     model = quantized(
         decoder("llama"), name, inputs, kv_cache=cache, exclude=("lm_head",)
     )
-    result = export_onnx(model, tmp_path / "m.onnx", inputs)
+    result = write_onnx(model, tmp_path / "m.onnx", inputs)
     with torch.no_grad():
         expected = model(**inputs).logits
     shown = inputs["attention_mask"].numpy() > 0
@@ -300,12 +300,12 @@ def test_rotated_keys_have_no_node(tmp_path: Path) -> None:
         ConfigError,
         match="k_proj: an ONNX model has no node for keys that are rounded after",
     ):
-        export_onnx(model, tmp_path / "m.onnx", tokens(2, 11))
+        write_onnx(model, tmp_path / "m.onnx", tokens(2, 11))
 
 
 def test_a_model_in_bfloat16_computes_in_float32(tmp_path: Path) -> None:
     model, inputs = quantized(decoder("llama").bfloat16(), "uint4_wo_32"), tokens(2, 11)
-    path = export_onnx(model, tmp_path / "m.onnx", inputs).path
+    path = write_onnx(model, tmp_path / "m.onnx", inputs).path
     [found] = run(path, *inputs.values())
     with torch.no_grad():
         expected = model(**inputs).logits.float()
@@ -318,14 +318,14 @@ def test_a_model_in_bfloat16_computes_in_float32(tmp_path: Path) -> None:
 
 def test_float16(tmp_path: Path) -> None:
     model, x = quantized(mlp().half(), "uint4_wo_32"), torch.randn(3, 70)
-    path = export_onnx(model, tmp_path / "m.onnx", x, dtype="float16").path
+    path = write_onnx(model, tmp_path / "m.onnx", x, dtype="float16").path
     [found] = run(path, x.half())
     assert found.dtype == np.float16
     assert error(found, forward(model, x.half())) < 2e-3
     with pytest.raises(
         ConfigError, match=r"layer '0'.*float16; export it with dtype='float32'"
     ):
-        export_onnx(
+        write_onnx(
             quantized(mlp(), "int8_per_channel"),
             tmp_path / "n.onnx",
             torch.randn(2, 70),
@@ -345,7 +345,7 @@ def test_the_model_is_left_as_it_was(tmp_path: Path) -> None:
         list(model.parameters()),
         forward(model, x),
     )
-    export_onnx(model, tmp_path / "m.onnx", x)
+    write_onnx(model, tmp_path / "m.onnx", x)
     assert all(old is new for old, new in zip(before, model.modules(), strict=True))
     assert all(old is new for old, new in zip(parts, model.parameters(), strict=True))
     assert torch.equal(forward(model, x), expected)
@@ -355,11 +355,11 @@ def test_weights_beside_the_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, x = quantized(mlp(), "int4_wo_32"), torch.randn(3, 70)
-    plain = initializers(export_onnx(model, tmp_path / "plain.onnx", x).path)
+    plain = initializers(write_onnx(model, tmp_path / "plain.onnx", x).path)
     monkeypatch.setattr(
         export, "LARGE_MODEL", 0
     )  # as if it were one: constants go through a file
-    path = export_onnx(model, tmp_path / "m.onnx", x, external=True).path
+    path = write_onnx(model, tmp_path / "m.onnx", x, external=True).path
     assert sorted(file.name for file in tmp_path.iterdir()) == [
         "m.onnx",
         "m.onnx.data",
@@ -376,7 +376,7 @@ def test_the_same_model_becomes_the_same_bytes(tmp_path: Path) -> None:
         torch.randn(2, 3, 8, 8),
     )
     first, second = (
-        export_onnx(model, tmp_path / name, x).path.read_bytes()
+        write_onnx(model, tmp_path / name, x).path.read_bytes()
         for name in ("a.onnx", "b.onnx")
     )
     assert first == second
@@ -389,14 +389,14 @@ def test_fixed_and_chosen_axes(tmp_path: Path) -> None:
         [value] = ort.InferenceSession(str(result.path)).get_inputs()
         return value.shape  # type: ignore[no-any-return]
 
-    assert shape(export_onnx(model, tmp_path / "a.onnx", x, dynamic=False)) == [
+    assert shape(write_onnx(model, tmp_path / "a.onnx", x, dynamic=False)) == [
         1,
         4,
         70,
     ]
-    assert shape(export_onnx(model, tmp_path / "b.onnx", x)) == ["batch", 4, 70]
+    assert shape(write_onnx(model, tmp_path / "b.onnx", x)) == ["batch", 4, 70]
     assert shape(
-        export_onnx(model, tmp_path / "c.onnx", x, dynamic={"input": {1: "rows"}})
+        write_onnx(model, tmp_path / "c.onnx", x, dynamic={"input": {1: "rows"}})
     ) == [1, "rows", 70]
 
 
@@ -431,7 +431,7 @@ def test_a_wrong_result_is_not_written(
         ModelError,
         match=r"'output' .* differs from torch's on input \[3, 70\]: 0.00\d+ relative",
     ):
-        export_onnx(model, path, x)
+        write_onnx(model, path, x)
     assert [file.name for file in tmp_path.iterdir()] == ["m.onnx"]
     assert path.read_bytes() == b"an earlier file"
 
@@ -445,27 +445,27 @@ def test_requests_that_cannot_be_met(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match="layer '0': onnxruntime has no operator for weights of int4"
     ):
-        export_onnx(model, path, x, form="operators")
+        write_onnx(model, path, x, form="operators")
     with pytest.raises(
         ConfigError, match="form is 'nbits'; it must be one of: auto, operators, qdq"
     ):
-        export_onnx(model, path, x, form="nbits")
+        write_onnx(model, path, x, form="nbits")
     with pytest.raises(
         ConfigError, match="onnxruntime does not compute in bfloat16 on a CPU"
     ):
-        export_onnx(model, path, x, dtype="bfloat16")
+        write_onnx(model, path, x, dtype="bfloat16")
     with pytest.raises(
         ConfigError, match="dynamic names the input 'x'; inputs are input"
     ):
-        export_onnx(model, path, x, dynamic={"x": {0: "batch"}})
+        write_onnx(model, path, x, dynamic={"x": {0: "batch"}})
     with pytest.raises(
         ConfigError, match="dynamic names axis 2 of 'input', which has 2"
     ):
-        export_onnx(model, path, x, dynamic={"input": {2: "batch"}})
+        write_onnx(model, path, x, dynamic={"input": {2: "batch"}})
     with pytest.raises(DataError, match="inputs hold no tensor"):
-        export_onnx(model, path, {"input": 3})
+        write_onnx(model, path, {"input": 3})
     with pytest.raises(DataError, match="inputs are a int"):
-        export_onnx(model, path, 3)
+        write_onnx(model, path, 3)
     assert not list(tmp_path.iterdir())
 
 
@@ -480,7 +480,7 @@ def test_what_torch_cannot_export(tmp_path: Path) -> None:
 
     model = quantized(Branching().eval(), "int4_wo_32")
     with pytest.raises(ModelError, match="torch cannot export the model"):
-        export_onnx(model, tmp_path / "m.onnx", torch.randn(2, 4))
+        write_onnx(model, tmp_path / "m.onnx", torch.randn(2, 4))
     assert not list(tmp_path.iterdir())
 
 
@@ -521,7 +521,7 @@ def test_perplexity_is_that_of_torch(name: str, within: float, tmp_path: Path) -
         "input_ids": scored[0][None],
         "attention_mask": torch.ones(1, 256, dtype=torch.long),
     }
-    path = export_onnx(model, tmp_path / "m.onnx", inputs).path
+    path = write_onnx(model, tmp_path / "m.onnx", inputs).path
     losses = [
         torch.nn.functional.cross_entropy(
             torch.from_numpy(
