@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-import pytest
+from tests.cases import loop_over
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("calibrators", "quark_onnx")
@@ -19,7 +19,7 @@ COPIED = ("quark_onnx/onnx/tools/", "quark_onnx/torch/utils/")
 VAGUE = {"utils", "util", "helpers", "helper", "common", "misc", "tools", "manager"}
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+@loop_over("path", {path.relative_to(ROOT).as_posix(): path for path in FILES})
 def test_name_and_docstring(path: Path) -> None:
     place = path.relative_to(ROOT)
     if not place.as_posix().startswith(COPIED):

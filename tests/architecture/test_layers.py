@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
+from tests.cases import loop_over
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted(
@@ -105,7 +105,7 @@ def own(path: Path) -> str:
     return found
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+@loop_over("path", {path.relative_to(ROOT).as_posix(): path for path in FILES})
 def test_imports_go_down(path: Path) -> None:
     room = own(path)
     assert room in RANK, "name the new layer above"

@@ -29,6 +29,7 @@ from calibrators import (
     quantize,
     rows,
 )
+from tests.cases import loop_over
 
 EXAMPLES = settings(deadline=None, derandomize=True)
 FEW = settings(EXAMPLES, max_examples=30)
@@ -383,13 +384,13 @@ def test_equal_channels_are_one_tensor(
     )
 
 
-@pytest.mark.parametrize("grid", GRIDS, ids=label)
+@loop_over("grid", {label(grid): grid for grid in GRIDS})
 def test_nothing_but_zeros_has_scale_one(grid: Grid) -> None:
     params = params_for(Range(np.zeros(2), np.array([0.0, 0.3])), grid, axis=0)
     assert params.scale[0] == 1 != params.scale[1]
 
 
-@pytest.mark.parametrize("grid", GRIDS, ids=label)
+@loop_over("grid", {label(grid): grid for grid in GRIDS})
 @pytest.mark.parametrize("end", [1e-9, 3e-7, 0.01, 0.3, 1, 77, 1e3, 1e4])
 def test_float16_scales_are_float16_numbers_that_still_hold_the_range(
     grid: Grid, end: float
@@ -409,7 +410,7 @@ def test_float16_scales_are_float16_numbers_that_still_hold_the_range(
 
 
 @pytest.mark.parametrize("ends", [(-1, 1), (0, 1), (-1, 0), (-1, 0.01), (-0.01, 1)])
-@pytest.mark.parametrize("grid", GRIDS, ids=label)
+@loop_over("grid", {label(grid): grid for grid in GRIDS})
 def test_the_greatest_numbers_do_not_become_infinite(
     grid: Grid, ends: tuple[float, float]
 ) -> None:

@@ -23,6 +23,7 @@ from calibrators import (
     create,
     params_for,
 )
+from tests.cases import loop_over
 
 EXAMPLES = settings(deadline=None, derandomize=True)
 
@@ -75,7 +76,7 @@ POOLED = {
     if not getattr(method, "by_sample", False)
 }
 pooling_method = pytest.mark.parametrize("method", POOLED.values(), ids=POOLED)
-every_grid = pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS)
+every_grid = loop_over("grid", GRIDS)
 grids = st.sampled_from(list(GRIDS.values()))
 numbers = st.floats(-1e6, 1e6, width=32) | st.integers(-9, 9).map(float)
 tables = arrays(

@@ -17,6 +17,7 @@ from quark_onnx.graph import Graph
 from quark_onnx.plan import Quantize, explain
 from quark_onnx.registry import RULES
 from quark_onnx.steps import make_plan
+from tests.cases import loop_over
 from tests.settings import ALL, CHANNEL
 
 OPSET = 21
@@ -85,13 +86,12 @@ def instance(
     return Graph.of(helper.make_model(graph, opset_imports=imports, ir_version=10))
 
 
-@pytest.mark.parametrize("constant", [False, True], ids=["computed", "constant"])
-@pytest.mark.parametrize(
+@loop_over("constant", {"computed": False, "constant": True})
+@loop_over(
     "shape",
-    [None, [], [2], [2, 2], [2, 2, 2, 2]],
-    ids=["unknown", "scalar", "1", "2", "4"],
+    {"unknown": None, "scalar": [], "1": [2], "2": [2, 2], "4": [2, 2, 2, 2]},
 )
-@pytest.mark.parametrize("optional", [False, True], ids=["least", "most"])
+@loop_over("optional", {"least": False, "most": True})
 @pytest.mark.parametrize("name", [*KNOWN, *CONTRIBUTED])
 def test_a_rule_plans_any_instance(
     name: str, optional: bool, shape: list[int] | None, constant: bool
@@ -113,7 +113,7 @@ def test_a_rule_plans_any_instance(
     assert explain(plan) == explain(make_plan(graph.copy(), CHANNEL))
 
 
-@pytest.mark.parametrize("config", ALL.values(), ids=list(ALL))
+@loop_over("config", ALL)
 @pytest.mark.parametrize("name", RULES)
 def test_every_configuration_plans_it(name: str, config: QConfig) -> None:
     graph = instance(name, optional=True, shape=[2, 2, 2, 2], constant=True)
