@@ -119,7 +119,7 @@ def measured(
         text=True,
         encoding="utf-8",
         check=True,
-        timeout=120,
+        timeout=300,
     )
     result = re.search(r'<pre id="measured">(.*?)</pre>', run.stdout, re.DOTALL)
     assert result, "the page's script did not run"

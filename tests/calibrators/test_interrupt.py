@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from calibrators.errors import RuntimeCrash
 from calibrators.onnx_runtime.interrupt import Lanes, interruptible
@@ -21,9 +22,6 @@ from tests.models import normal
 from tests.native_faults import endless
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="there are no signals to send")
-
-#: How long a run may take to end, in seconds, on a machine that is busy.
-SOON = 5.0
 
 
 class Asked(BaseException):
@@ -40,25 +38,43 @@ def handler() -> Iterator[None]:
     signal.signal(signal.SIGUSR1, before)
 
 
-def signalled(work: Callable[[], Any]) -> float:
-    """Seconds from a signal, which is sent while some work is done, to the end of the work."""
-    sent: list[float] = []
+class Run:
+    """A run that says when it begins.
+
+    A timer that starts with the test would fire before the run begins on a machine that is busy.
+    """
+
+    def __init__(self, session: Any, sample: NDArray[np.float32]) -> None:
+        self.session, self.sample = session, sample
+        self.begun = threading.Semaphore(0)
+
+    def __call__(self) -> None:
+        self.begun.release()
+        self.session.run(None, {"x": self.sample})
+
+
+def signalled(run: Run, work: Callable[[], Any], count: int = 1) -> None:
+    """Send a signal while some work is done: half a second after so many runs have begun.
+
+    The runs have no end of their own: a signal without effect ends at the test's time limit.
+    """
 
     def send() -> None:
-        sent.append(time.monotonic())
+        for _ in range(count):
+            run.begun.acquire()
+        time.sleep(0.5)
         os.kill(os.getpid(), signal.SIGUSR1)
 
-    threading.Timer(0.5, send).start()
+    threading.Thread(target=send, daemon=True).start()
     with pytest.raises(Asked):
         work()
-    return time.monotonic() - sent[0]
 
 
 @pytest.mark.parametrize("isolate", [False, True])
 def test_a_run_in_the_main_thread(isolate: bool) -> None:
     with isolated(isolate):
-        session = open_session(endless())
-        assert signalled(lambda: session.run(None, {"x": normal(1, 4)})) < SOON
+        run = Run(open_session(endless()), normal(1, 4))
+        signalled(run, run)
 
 
 @pytest.mark.parametrize("isolate", [False, True])
@@ -66,21 +82,21 @@ def test_runs_in_lanes(isolate: bool) -> None:
     """Those that have begun are ended, those that wait do not begin."""
     failures: list[BaseException] = []
     with isolated(isolate):
-        session = open_session(endless(), threads=1)
+        run = Run(open_session(endless(), threads=1), normal(1, 4))
 
-        def run() -> None:
+        def record() -> None:
             try:
-                session.run(None, {"x": normal(1, 4)})
+                run()
             except Exception as error:
                 failures.append(error)
                 raise
 
         def wait() -> None:
             with Lanes(2) as lanes:
-                futures = [lanes.submit(run) for _ in range(3)]
+                futures = [lanes.submit(record) for _ in range(3)]
                 futures[0].result()
 
-        assert signalled(wait) < SOON
+        signalled(run, wait, count=2)
     assert len(failures) == 2
     assert all(isinstance(error, RuntimeCrash) == isolate for error in failures)
 
@@ -88,7 +104,8 @@ def test_runs_in_lanes(isolate: bool) -> None:
 def test_a_session_runs_again_after_an_interruption() -> None:
     """What a signal has ended once is not ended for good."""
     session = open_session(endless(conditional=True))
-    signalled(lambda: session.run(None, {"x": -np.ones((1, 4), np.float32)}))
+    run = Run(session, -np.ones((1, 4), np.float32))
+    signalled(run, run)
     assert np.isfinite(session.run(None, {"x": np.ones((1, 4), np.float32)})[0]).all()
 
 

@@ -322,7 +322,7 @@ def watched_samples(count: int, others: int) -> Iterator[Sample]:
     """Samples, each made when at most so many others are still alive."""
     alive: list[weakref.ref[Array]] = []
     for index in range(count):
-        patience = time.monotonic() + 2  # a worker may be about to let go
+        patience = time.monotonic() + 60  # a worker may be about to let go
         while (
             held := sum(one() is not None for one in alive)
         ) > others and time.monotonic() < patience:

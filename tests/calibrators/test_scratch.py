@@ -18,7 +18,7 @@ import pytest
 from calibrators.scratch import ScratchFolder, sweep_files, sweep_folders, written
 
 HOLD = """
-import sys, time
+import sys
 from pathlib import Path
 from calibrators.scratch import ScratchFolder, written
 folder = Path(sys.argv[1])
@@ -28,7 +28,7 @@ with written(folder / "kept.npz") as file:
     file.write(b"half")
     file.flush()
     print("ready", flush=True)
-    time.sleep(60)
+    sys.stdin.read()
 """
 
 
@@ -36,15 +36,17 @@ with written(folder / "kept.npz") as file:
 def holding(folder: Path) -> Iterator[subprocess.Popen[str]]:
     """A process that is amid its work there."""
     process = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(folder)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", HOLD, str(folder)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert process.stdout is not None and process.stdout.readline() == "ready\n"
     try:
         yield process
     finally:
         process.kill()
-        process.wait()
-        process.stdout.close()
+        process.communicate()
 
 
 def names(folder: Path) -> list[str]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import faulthandler
+import functools
 import os
 import pickle
 import time
@@ -32,8 +33,8 @@ from onnx import ModelProto, TensorProto, ValueInfoProto, numpy_helper
 from calibrators.onnx_runtime.session import open_session
 
 KINDS = ("node", "simple", "pytorch-converted", "pytorch-operator")
-#: Seconds after which a model counts as hanging.
-TIMEOUT = 60.0
+#: Seconds after which a model counts as hanging, on a machine that is busy.
+TIMEOUT = 240.0
 
 Status = Literal["pass", "fail", "not run in float"]
 Feeds = dict[str, Any]
@@ -80,6 +81,7 @@ class Mismatch(Exception):
 # --------------------------------------------------------------------------------------
 
 
+@functools.cache  # to generate them takes several seconds
 def load_cases() -> dict[str, Any]:
     """Every test case of the kinds, by "kind/name", in a fixed order.
 
@@ -308,7 +310,7 @@ def run_all(
     cases, count = load_cases(), workers or os.cpu_count() or 1
     names = [name for name in cases if only in name][part[0] :: part[1]]
     with TemporaryDirectory() as folder, ThreadPoolExecutor(count) as lanes:
-        file = Path(folder) / "cases"  # to make them takes several seconds
+        file = Path(folder) / "cases"
         file.write_bytes(pickle.dumps({name: cases[name] for name in names}))
         rows = lanes.map(
             lambda lane: _lane(names[lane::count], config, file), range(count)

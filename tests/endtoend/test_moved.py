@@ -220,7 +220,7 @@ class Child:
         self, model: ModelProto, config: QConfig
     ) -> tuple[ModelProto, list[float]]:
         try:
-            return self._pool.submit(quantized, model, config).result(timeout=120)
+            return self._pool.submit(quantized, model, config).result(timeout=300)
         except BrokenProcessPool:
             self._pool = self._start()
             pytest.fail("the process died")

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +55,9 @@ except KeyboardInterrupt:
     print("interrupted")
 """
 )
-#: Seconds in which a command has to end, on a machine that is busy.
-SOON = 20.0
+#: Seconds in which a command has to end, on a machine that is busy; without the signal it never
+#: ends.
+SOON = 300.0
 
 
 @pytest.fixture
@@ -140,10 +140,8 @@ def ended(
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == "busy\n", process.communicate()
-        start = time.monotonic()
         process.send_signal(getattr(signal, sent))
-        out, err = process.communicate(timeout=3 * SOON)
-        assert time.monotonic() - start < SOON
+        out, err = process.communicate(timeout=SOON)
     finally:
         process.kill()
         process.communicate()

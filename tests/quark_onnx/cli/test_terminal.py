@@ -37,7 +37,7 @@ def on_terminal(*arguments: str, **environment: str) -> str:
         if not part:
             break
         printed += part
-    process.wait(timeout=60)
+    process.wait(timeout=300)
     os.close(ours)
     return printed.decode()
 
@@ -89,7 +89,7 @@ def completions(line: str) -> list[str]:
     os.close(writer)
     with os.fdopen(reader) as pipe:
         found = pipe.read().split()
-    process.wait(timeout=60)
+    process.wait(timeout=300)
     return found
 
 

@@ -285,7 +285,7 @@ def test_products_are_limited_until_the_last_one_closes() -> None:
     def second() -> None:
         with one_thread():
             opened.set()
-            closed.wait(10)
+            closed.wait(300)
             seen.append(cores())
 
     with threadpool_limits(2, "blas"):
@@ -294,7 +294,7 @@ def test_products_are_limited_until_the_last_one_closes() -> None:
         other = threading.Thread(target=second)
         with one_thread():
             other.start()
-            assert opened.wait(10)
+            assert opened.wait(300)
             with pytest.raises(ValueError, match="in it"), one_thread():
                 raise ValueError("in it")
             assert cores() == 1
