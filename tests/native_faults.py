@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 
+from calibrators import CalibrationError
 from calibrators.onnx_runtime.isolation import IsolatedSession
 from tests.models import parse, weight
 
@@ -71,7 +73,8 @@ def kill_runs_of(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kill the isolated process half a second after each run of one model has begun.
 
     A timer that starts with the test is not enough: on a busy machine it fires before the run does,
-    and a killed process is started again, which nothing would end.
+    and a killed process is started again, which nothing would end. For the same reason the process
+    is killed again until the run has ended.
 
     Args:
         what: the model, as errors name it: "the float model".
@@ -80,9 +83,21 @@ def kill_runs_of(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     usual = IsolatedSession.run
 
     def run(session: IsolatedSession, *arguments: Any) -> Any:
-        if session.what == what:
-            victim = session.open().number
-            threading.Timer(0.5, os.kill, (victim, signal.SIGKILL)).start()
-        return usual(session, *arguments)
+        if session.what != what:
+            return usual(session, *arguments)
+        ended = threading.Event()
+
+        def kill() -> None:
+            while not ended.wait(0.5):
+                with suppress(CalibrationError, ProcessLookupError):
+                    os.kill(session.open().number, signal.SIGKILL)
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        try:
+            return usual(session, *arguments)
+        finally:
+            ended.set()
+            killer.join()
 
     monkeypatch.setattr(IsolatedSession, "run", run)
