@@ -16,9 +16,10 @@ A message names the finding, its place (node, tensor, sample, file, option), and
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from calibrators.errors import CalibrationError, RuntimeCrash, nearest
 from calibrators.shown import printable
@@ -88,7 +89,18 @@ class ConstraintError(QuarkError):
 
 
 class AccuracyError(QuarkError):
-    """The quantized model is below the required accuracy."""
+    """The quantized model is below the required accuracy.
+
+    Attributes:
+        reason: the message without the changes to try.
+        next_steps: changes to try, each a ``report.verdict.NextStep``.
+    """
+
+    def __init__(self, reason: object = "", next_steps: Sequence[Any] = ()) -> None:
+        calls = " or ".join(str(step.call) for step in next_steps)
+        super().__init__(f"{reason} Try {calls}." if calls else reason)
+        self.reason = printable(str(reason), lines=True)
+        self.next_steps = tuple(next_steps)
 
 
 class MissingDependency(QuarkError):  # noqa: N818

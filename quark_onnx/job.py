@@ -17,7 +17,6 @@ from calibrators.readers.spool import Spool
 from calibrators.shown import short
 from quark_onnx.config import QConfig
 from quark_onnx.errors import (
-    AccuracyError,
     ConfigError,
     ModelError,
     crash_behind,
@@ -300,6 +299,8 @@ class Job:
             initializers.
         task: task of the model, for the verdict; ``auto`` detects it.
         calibration: earlier statistics; None for none.
+        trained: the model before rewrites of the caller, for the check of the preprocessing; it
+            computes the same outputs. None if ``original`` is that model.
     """
 
     config: QConfig
@@ -315,6 +316,7 @@ class Job:
     closed: tuple[str, ...] = ()
     task: str = "auto"
     calibration: Calibration | None = None
+    trained: ModelProto | None = None
 
     @classmethod
     def open(  # noqa: PLR0913
@@ -602,13 +604,12 @@ class Job:
             (
                 None
                 if data.random
-                else PreprocessingCheck(self.reference.model, self.task)
+                else PreprocessingCheck(self.trained or self.reference.model, self.task)
             ),
             _settings(config, data.count),
             more,
         )
-        done = self._written(
-            judging,
+        done = finish(
             result,
             self.reference,
             data.judges,
@@ -619,6 +620,7 @@ class Job:
             external=self.external,
             narrowing=self.narrowing,
             functions=config.functions,
+            judging=judging,
         )
         verdict = judging.collector.verdict(
             done.errors,
@@ -628,19 +630,11 @@ class Job:
         )
         findings = self._findings(judging)
         if findings and verdict is not None:
-            verdict = verdict.doubted(findings[0].advice)
+            verdict = verdict.doubted(findings[0].next_step)
         notes += verdicts(done.errors, states(result)) if done.errors else []
         report = self._report(plans, done, notes, data, layers)
         report = replace(report, verdict=verdict, warnings=[*map(str, findings)])
         return Result(done.model, plan, report)
-
-    def _written(self, judging: Judging, *arguments: Any, **settings: Any) -> Finished:
-        """Finish the model; report signs of wrong preprocessing after a missed gate."""
-        try:
-            return finish(*arguments, judging=judging, **settings)
-        except AccuracyError:
-            self._findings(judging)
-            raise
 
     def _findings(self, judging: Judging) -> list[Finding]:
         """Return and log signs of wrong preprocessing."""

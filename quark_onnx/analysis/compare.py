@@ -156,7 +156,7 @@ def _compared(  # noqa: PLR0913
     )
     findings = check.findings(sessions[0])
     if findings and verdict is not None:
-        verdict = verdict.doubted(findings[0].advice)
+        verdict = verdict.doubted(findings[0].next_step)
     comparison = Comparison(
         counter.count,
         outputs,

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from argparse import Namespace
 from collections.abc import Iterator
+from dataclasses import replace
 from time import perf_counter
 
 from quark_onnx.analysis import AccuracyResult, quantize_to_accuracy
 from quark_onnx.analysis.accuracy import Target
 from quark_onnx.cli.data import data_of
+from quark_onnx.cli.next_command import analysis_step
 from quark_onnx.cli.output import Answer, columns, entry
 from quark_onnx.cli.parsing import Parser, UsageError, duration
 from quark_onnx.config import to_dict
 from quark_onnx.errors import AccuracyError, ConfigError
+from quark_onnx.report import Report
+from quark_onnx.report.verdict import NextStep
 
 #: Settings of a single configuration, which --accuracy chooses.
 _CHOSEN = (
@@ -88,7 +93,7 @@ def run_to_accuracy(options: Namespace) -> Answer:
         progress=False if options.quiet else None,
     )
     seconds = perf_counter() - start
-    report = found.result.report
+    report = _without_steps(found.result.report)
     lines = [
         entry("model", [f"{options.model} -> {options.output}, in {seconds:.1f} s"]),
         entry("target", [str(found.target)]),
@@ -113,7 +118,7 @@ def run_to_accuracy(options: Namespace) -> Answer:
         **report.to_dict(),
         "config": to_dict(found.best.config),
     }
-    return Answer("\n".join(lines), document, _missed(found))
+    return Answer("\n".join(lines), document, _missed(found, options))
 
 
 def _samples(found: AccuracyResult) -> str:
@@ -134,7 +139,14 @@ def _rows(found: AccuracyResult) -> Iterator[tuple[str, str, str, str, str]]:
         )
 
 
-def _missed(found: AccuracyResult) -> AccuracyError | None:
+def _without_steps(report: Report) -> Report:
+    """Return a report without next steps, which change a single configuration."""
+    if report.verdict is None:
+        return report
+    return replace(report, verdict=replace(report.verdict, next_steps=()))
+
+
+def _missed(found: AccuracyResult, options: Namespace) -> AccuracyError | None:
     if found.reached:
         return None
     best = found.best
@@ -144,4 +156,18 @@ def _missed(found: AccuracyResult) -> AccuracyError | None:
     return AccuracyError(
         f"no configuration reaches {found.target}; the nearest, {best.name}, has"
         f" {reached} and was written",
+        [
+            *_more_time(found, options),
+            analysis_step(options.model, options.output, options),
+        ],
     )
+
+
+def _more_time(found: AccuracyResult, options: Namespace) -> Iterator[NextStep]:
+    if found.left and options.budget is not None:
+        budget = f"{math.ceil(4 * options.budget)}s"
+        yield NextStep(
+            f"--budget {budget}",
+            f"{len(found.left)} more configurations are tried",
+            f"budget={budget.removesuffix('s')}",
+        )

@@ -9,6 +9,7 @@ from typing import Any
 from quark_onnx import analysis
 from quark_onnx.analysis import Comparison, Latency
 from quark_onnx.cli.data import add_data_options, data_of
+from quark_onnx.cli.next_command import analysis_step, verdict_with_commands
 from quark_onnx.cli.output import Answer, Table, entry
 from quark_onnx.cli.parsing import Parser, add_common_options, count, path
 from quark_onnx.cli.settings import (
@@ -73,6 +74,7 @@ def run(options: Namespace) -> Answer:
         time=options.time,
         threads=options.threads,
     )
+    verdict = verdict_with_commands(found.verdict, options)
     lines = [
         entry("models", [f"{options.reference}, {options.other}"]),
         entry("size", [size_change(found.bytes_before, found.bytes_after)]),
@@ -86,7 +88,7 @@ def run(options: Namespace) -> Answer:
         *score_lines(found),
         *(latency_lines(found.latency) if found.latency else ()),
         *([entry("warning", found.warnings)] if found.warnings else ()),
-        *(verdict_lines(found.verdict) if found.verdict else ()),
+        *(verdict_lines(verdict) if verdict else ()),
     ]
     document = {
         "command": NAME,
@@ -97,12 +99,12 @@ def run(options: Namespace) -> Answer:
         "bytes_after": found.bytes_after,
         "worst_sqnr": found.sqnr,
         "outputs": [asdict(output) for output in found.outputs],
-        "verdict": None if found.verdict is None else asdict(found.verdict),
+        "verdict": None if verdict is None else asdict(verdict),
         "warnings": found.warnings,
         **score_document(found),
         "latency": None if found.latency is None else asdict(found.latency),
     }
-    return Answer(lines, document, _missed(found.outputs, options.min_sqnr))
+    return Answer(lines, document, _missed(found.outputs, options))
 
 
 #: Metrics in words.
@@ -172,7 +174,8 @@ def _row(output: OutputError) -> tuple[str, str, str, str]:
     )
 
 
-def _missed(outputs: list[OutputError], bound: float | None) -> AccuracyError | None:
+def _missed(outputs: list[OutputError], options: Namespace) -> AccuracyError | None:
+    bound = options.min_sqnr
     below = [
         o
         for o in outputs
@@ -183,4 +186,5 @@ def _missed(outputs: list[OutputError], bound: float | None) -> AccuracyError | 
     missed = "; ".join(
         f"output {o.name!r} has {decibels(o.sqnr or 0.0, bound)} dB SQNR" for o in below
     )
-    return AccuracyError(f"{missed}: below --min-sqnr {bound:g}")
+    step = analysis_step(options.reference, options.other, options)
+    return AccuracyError(f"{missed}: below --min-sqnr {bound:g}", [step])

@@ -55,6 +55,13 @@ _IMAGE: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+#: Attributes of the options that select the data.
+DATA_DESTINATIONS = (
+    *("data", "random_data", "dim", "limit", "input_layout"),
+    *(f"image_{name}" for name in _IMAGE),
+)
+
+
 def add_data_options(parser: Parser) -> None:
     group = parser.add_argument_group("data", "About 100 samples as in deployment.")
     source = group.add_mutually_exclusive_group()

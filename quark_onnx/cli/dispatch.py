@@ -46,8 +46,10 @@ from quark_onnx.cli import (
     search,
 )
 from quark_onnx.cli.data import in_flags
+from quark_onnx.cli.next_command import with_commands
 from quark_onnx.cli.output import Answer, error_document, say, to_json
 from quark_onnx.cli.parsing import (
+    PROGRAM,
     STDOUT,
     Parser,
     UsageError,
@@ -62,8 +64,8 @@ from quark_onnx.errors import (
     crash_errors,
     nearest,
 )
+from quark_onnx.report.verdict import NextStep
 
-PROGRAM = "quark-onnx"
 #: Commands: modules with NAME, SUMMARY, USAGE, EXAMPLE, add_arguments(parser) and run(options) ->
 #: Answer.
 COMMANDS = (
@@ -181,7 +183,7 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
             usage=module.USAGE,
         )
         module.add_arguments(command)
-        command.set_defaults(run=module.run)
+        command.set_defaults(run=module.run, parser=command)
         parsers[module.NAME] = command
     return parser, parsers
 
@@ -214,7 +216,9 @@ def parse(arguments: list[str]) -> Namespace:
     word = arguments[0]
     if not word.startswith("-") and word not in parsers:
         raise UsageError(f"unknown command {word!r}{nearest(word, parsers)}")
-    options, rest = parser.parse_known_args(join_image_size(arguments))
+    words = join_image_size(arguments)
+    options, rest = parser.parse_known_args(words)
+    options.words = words
     if rest:
         name = rest[0].partition("=")[0]
         hint = (
@@ -231,19 +235,36 @@ def parse(arguments: list[str]) -> Namespace:
 
 def _publish(answer: Answer, options: Namespace) -> int:
     """Print an answer, and an error if a gate was missed."""
-    document = answer.document
-    if answer.failure is not None:
+    document, failure = answer.document, answer.failure
+    reason, steps = "", list[NextStep]()
+    if failure is not None:
+        reason, steps = _reason_and_steps(failure, options)
         document = {
             **document,
-            **error_document(type(answer.failure).__name__, str(answer.failure)),
+            **error_document(type(failure).__name__, reason, steps),
         }
     _deliver(document, options.json)
     if options.json != STDOUT and not options.quiet:
         show(answer.blocks, sys.stdout)
-    if answer.failure is not None:
-        _complain(f"error: {answer.failure}")
-        return GATE
-    return OK
+    if failure is None:
+        return OK
+    _complain_with_steps(reason, steps)
+    return GATE
+
+
+def _reason_and_steps(
+    error: QuarkError, options: Namespace
+) -> tuple[str, list[NextStep]]:
+    """Return the message of an error, and the commands to try."""
+    if not isinstance(error, AccuracyError):
+        return str(error), []
+    return error.reason, with_commands(error.next_steps, options)
+
+
+def _complain_with_steps(message: str, steps: Sequence[NextStep]) -> None:
+    _complain(f"error: {message}")
+    for step in steps:
+        _complain("\n  ".join(["try: " + step.lines()[0], *step.lines()[1:]]))
 
 
 def _deliver(document: dict[str, Any], target: str | None) -> None:
@@ -257,14 +278,15 @@ def _deliver(document: dict[str, Any], target: str | None) -> None:
 
 def _fail(error: Exception, options: Namespace) -> int:
     kind, message = type(error).__name__, printable(" ".join(str(error).split()))
-    if isinstance(error, QuarkError | CalibrationError) and not isinstance(
+    steps = list[NextStep]()
+    if isinstance(error, AccuracyError):
+        reason, steps = _reason_and_steps(error, options)
+        code, message = GATE, printable(" ".join(reason.split()))
+    elif isinstance(error, QuarkError | CalibrationError) and not isinstance(
         error,
         PlanError,
     ):
-        code, message = (
-            GATE if isinstance(error, AccuracyError) else BAD_INPUT,
-            in_flags(message, options),
-        )
+        code, message = BAD_INPUT, in_flags(message, options)
     elif isinstance(error, MemoryError):
         code, message = (
             BAD_INPUT,
@@ -281,10 +303,10 @@ def _fail(error: Exception, options: Namespace) -> int:
             say("".join(traceback.format_exception(error)).rstrip(), sys.stderr)
         else:
             message += "; this is a defect; run with --verbose for the traceback"
-    _complain(f"error: {message}")
+    _complain_with_steps(message, steps)
     try:
         _deliver(
-            {"command": options.command, **error_document(kind, message)},
+            {"command": options.command, **error_document(kind, message, steps)},
             options.json,
         )
     except OSError as unwritable:

@@ -54,7 +54,7 @@ def add_arguments(parser: Parser) -> None:
         )
         add(action)
         add_common_options(action)
-        action.set_defaults(perform=perform)
+        action.set_defaults(perform=perform, parser=action)
 
 
 def run(options: Namespace) -> Answer:

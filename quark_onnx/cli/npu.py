@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from quark_onnx import npu
 from quark_onnx.cli.data import add_data_options, data_of
+from quark_onnx.cli.next_command import report_with_commands
 from quark_onnx.cli.output import Answer
 from quark_onnx.cli.parsing import (
     Parser,
@@ -75,7 +76,7 @@ def add_arguments(parser: Parser) -> None:
         )
         add(action)
         add_common_options(action)
-        action.set_defaults(perform=perform)
+        action.set_defaults(perform=perform, parser=action)
 
 
 def run(options: Namespace) -> Answer:
@@ -321,6 +322,8 @@ def _deploy(options: Namespace) -> Answer:
         min_sqnr=_GATE,
         progress=False if options.quiet else None,
     )
+    if found.report is not None:
+        found = replace(found, report=report_with_commands(found.report, options))
     document = {
         "output": found.folder,
         "kind": found.kind,
@@ -331,6 +334,7 @@ def _deploy(options: Namespace) -> Answer:
         ),
         "notes": list(found.notes),
         "worst_sqnr": None if found.report is None else found.report.worst_sqnr,
+        "verdict": _verdict(found),
         "warnings": [str(finding) for finding in found.check.findings],
         **{
             name: value
@@ -339,6 +343,12 @@ def _deploy(options: Namespace) -> Answer:
         },
     }
     return Answer(f"{choice}\n{found}" if choice else str(found), document)
+
+
+def _verdict(found: npu.Bundle) -> dict[str, Any] | None:
+    if found.report is None or found.report.verdict is None:
+        return None
+    return asdict(found.report.verdict)
 
 
 _Action = tuple[str, str, str, Callable[[Parser], None], Callable[[Namespace], Answer]]

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
 from calibrators.shown import printable
 from quark_onnx.errors import QuarkError
+from quark_onnx.report.verdict import NextStep
 
 #: Version of every JSON document that the command line writes. Keys are added within a version,
 #: never renamed.
@@ -90,14 +91,20 @@ def to_json(document: Mapping[str, Any]) -> str:
     return json.dumps(_plain({"schema": SCHEMA, **document}), indent=2, allow_nan=False)
 
 
-def error_document(kind: str, message: str) -> dict[str, Any]:
+def error_document(
+    kind: str, message: str, steps: Sequence[NextStep] = ()
+) -> dict[str, Any]:
     """Return the error part of a document.
 
     Args:
         kind: class of the error.
         message: message of the error.
+        steps: changes to try; without changes the document has no key for them.
     """
-    return {"error": {"kind": kind, "message": message}}
+    error: dict[str, Any] = {"kind": kind, "message": message}
+    if steps:
+        error["next_steps"] = [asdict(step) for step in steps]
+    return {"error": error}
 
 
 def columns(rows: Iterable[Sequence[str]], indent: str = "  ") -> str:

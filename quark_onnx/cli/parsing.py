@@ -13,6 +13,8 @@ from typing import NoReturn
 
 from quark_onnx.errors import ConfigError
 
+#: Name of the command.
+PROGRAM = "quark-onnx"
 #: ``--json`` without a file.
 STDOUT = "-"
 #: Seconds in a unit of time.
@@ -114,6 +116,47 @@ class Parser(argparse.ArgumentParser):
                 re.findall(r"--[a-z][a-z-]*", self.format_usage() + self.format_help())
             ),
         )
+
+    @property
+    def options(self) -> dict[str, argparse.Action]:
+        """Return the options by name; an option with two names occurs twice."""
+        return self._option_string_actions
+
+    def option_of(self, word: str) -> tuple[argparse.Action | None, bool]:
+        """Return the option of a word, and whether its value is attached.
+
+        Args:
+            word: a word of the command line, such as ``--preset``, ``--preset=A8W8`` or
+                ``-oFILE``.
+        """
+        if word in self.options:
+            return self.options[word], False
+        name, equals, _ = word.partition("=")
+        if equals and name in self.options:
+            return self.options[name], True
+        if word[:1] == "-" and word[:2] in self.options:
+            return self.options[word[:2]], True
+        return None, False
+
+    def with_destination(self, name: str) -> list[argparse.Action]:
+        """Return the options that set an attribute.
+
+        Args:
+            name: name of the attribute.
+        """
+        return [action for action in self._actions if action.dest == name]
+
+    def excluded_by(self, action: argparse.Action) -> list[argparse.Action]:
+        """Return the options that are not allowed together with an option.
+
+        Args:
+            action: the option.
+        """
+        excluded = list[argparse.Action]()
+        for group in self._mutually_exclusive_groups:
+            if action in group._group_actions:
+                excluded += group._group_actions
+        return [other for other in excluded if other is not action]
 
 
 def complete(action: argparse.Action, names: Iterable[str]) -> None:

@@ -15,6 +15,7 @@ from quark_onnx.analysis import Comparison, Latency, compare, measure_latency
 from quark_onnx.cli.accuracy import add_accuracy_options, run_to_accuracy
 from quark_onnx.cli.compare import latency_lines, score_document, score_lines
 from quark_onnx.cli.data import add_data_options, data_of
+from quark_onnx.cli.next_command import report_with_commands
 from quark_onnx.cli.output import Answer, entry
 from quark_onnx.cli.parsing import (
     Parser,
@@ -129,7 +130,7 @@ def run(options: Namespace) -> Answer:
             task=options.task,
         )
     seconds = perf_counter() - start
-    report = result.report
+    report = report_with_commands(result.report, options)
     latency = _latency(options, data)
     scored = _scored(options, data)
     lines = [

@@ -7,7 +7,7 @@ import hashlib
 import json
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -22,11 +22,16 @@ from calibrators.readers.images import ImageSpec, image_model
 from calibrators.readers.open import Reader
 from calibrators.scratch import ScratchFolder
 from calibrators.shown import printable
-from quark_onnx.api import quantize
 from quark_onnx.config import QConfig
-from quark_onnx.errors import ConfigError, ConstraintError, ModelError, data_errors
+from quark_onnx.errors import (
+    ConfigError,
+    ConstraintError,
+    ModelError,
+    data_errors,
+)
 from quark_onnx.graph import Graph, upcast_to_float32
 from quark_onnx.graph.io import load, staged
+from quark_onnx.job import Job, Result, run
 from quark_onnx.npu.check import Check, check
 from quark_onnx.npu.cut import Parts
 from quark_onnx.npu.legalize import legalize
@@ -36,7 +41,7 @@ from quark_onnx.npu.preflight import Preflight, preflight
 from quark_onnx.npu.readme import readme
 from quark_onnx.npu.tail import try_tail
 from quark_onnx.registry import TARGETS
-from quark_onnx.report import Report
+from quark_onnx.report import Report, verdict_lines
 from quark_onnx.steps import Sample, first_sample, reader_for
 from quark_onnx.targets import format_of, refusal
 
@@ -75,11 +80,11 @@ class Bundle:
     tail: ModelProto | None = None
 
     def __str__(self) -> str:
-        quality = (
-            []
-            if self.report is None
-            else [f"worst output: {self.report.worst_sqnr:.1f} dB"]
-        )
+        quality = list[str]()
+        if self.report is not None:
+            quality.append(f"worst output: {self.report.worst_sqnr:.1f} dB")
+            if self.report.verdict is not None:
+                quality += map(printable, verdict_lines(self.report.verdict))
         head = f"{self.kind} model for {self.forecast.target.name} in {self.folder}"
         return "\n".join(
             [
@@ -158,11 +163,8 @@ def deploy(  # noqa: PLR0913
     result, report = legal.model, None
     if kind != "BF16":
         gate = settings.min_sqnr if settings.min_sqnr is not None else min_sqnr
-        made = quantize(
-            legal.model,
-            reader,
-            settings.with_(min_sqnr=gate),
-            progress=progress,
+        made = _quantized(
+            legal.model, front, reader, settings.with_(min_sqnr=gate), progress
         )
         result, report = made.model, made.report
     found, forecast = check(result, target), preflight(result, target, kind=kind)
@@ -175,6 +177,28 @@ def deploy(  # noqa: PLR0913
     bundle = Bundle(place, kind, report, found, forecast, legal.notes, images, tail)
     _put(bundle, result, samples)
     return bundle
+
+
+def _quantized(
+    legal: ModelProto,
+    front: str | Path | ModelProto,
+    reader: Reader,
+    config: QConfig,
+    progress: bool | None,
+) -> Result:
+    """Quantize a legalized model; the check of the preprocessing sees the float model.
+
+    The statistics of the first BatchNormalization show the scaling of the training data, and
+    legalization folds them into weights.
+    """
+    trained = load(front)
+    folded = "BatchNormalization" in {node.op_type for node in trained.graph.node}
+    job = Job.open(legal, config, None, external=False)
+    try:
+        job = replace(job, trained=trained if folded else None)
+        return run(job, reader, None, progress)
+    finally:
+        job.close()
 
 
 def _shipped(reader: Reader, kinds: Mapping[str, int]) -> list[Sample]:

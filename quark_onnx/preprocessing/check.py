@@ -64,6 +64,7 @@ class _Alternative:
 
     cause: Cause
     name: str
+    options: str
     advice: str
     feeds: tuple[Feeds, ...]
 
@@ -159,6 +160,7 @@ class PreprocessingCheck:
                 f" ({smooth.third:.2f})",
                 "the pixels are (height, width, channel) read as (channel, height,"
                 " width): --layout nchw for image files, --input-layout nhwc for arrays",
+                "--layout nchw",
             )
         elif smooth.natural and estimate_bytes(self._model) <= _LARGEST:
             yield from self._picture_findings(
@@ -248,6 +250,7 @@ class PreprocessingCheck:
                 yield _Alternative(
                     "scaling",
                     other.name,
+                    other.options,
                     f"use {other.options}",
                     feeds([other.of_pixels(each) for each in pixels]),
                 )
@@ -258,7 +261,11 @@ class PreprocessingCheck:
             else:
                 swapped = [each[:, ::-1] for each in images]
             yield _Alternative(
-                "color", "the other order of channels", _RGB, feeds(swapped)
+                "color",
+                "the other order of channels",
+                "--color swapped",
+                _RGB,
+                feeds(swapped),
             )
 
     def _too_large(
@@ -282,6 +289,7 @@ class PreprocessingCheck:
                     f" {min(layers.ratios(responses)):.0f} times), and like those of a"
                     f" trained model with {other.name}",
                     other.advice,
+                    other.options,
                 )
         return None
 
@@ -315,6 +323,7 @@ class PreprocessingCheck:
             other.cause,
             f"the float model finds {self._given}{now}, and {found} with {other.name}",
             other.advice,
+            other.options,
         )
 
     def _admissible(
@@ -391,6 +400,7 @@ def _batch_norm_finding(
         best[1].cause,
         f"{evidence}; they agree with {best[1].name}",
         best[1].advice,
+        best[1].options,
     )
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from quark_onnx.report.verdict import NextStep
+
 Cause = Literal["scaling", "color", "layout", "tokens", "mask", "outputs"]
 
 
@@ -18,13 +20,25 @@ class Finding:
             unknown cause.
         evidence: the figures of the finding.
         advice: the proposed change, with the option of the command line.
+        options: options of the command line that make the change for image files, as in
+            ``NextStep``; empty if options cannot make it.
     """
 
     cause: Cause
     evidence: str
     advice: str
+    options: str = ""
+
+    @property
+    def next_step(self) -> NextStep:
+        """Return the change as the next step of a verdict."""
+        effect = "the figures hold for data like those in use only"
+        return NextStep(self.options, effect, self.advice.removeprefix("use "))
+
+    @property
+    def cause_and_evidence(self) -> str:
+        """Return the finding in words, without the advice."""
+        return f"preprocessing looks wrong ({self.cause}): {self.evidence}"
 
     def __str__(self) -> str:
-        return (
-            f"preprocessing looks wrong ({self.cause}): {self.evidence}; {self.advice}"
-        )
+        return f"{self.cause_and_evidence}; {self.advice}"

@@ -115,8 +115,7 @@ def verdict_lines(verdict: Verdict) -> list[str]:
     """Return a verdict as lines of a report."""
     lines = [f"verdict   {verdict}", f"{'':<9} on {verdict.measured_on}"]
     for step in verdict.next_steps:
-        tried = step.command or f"add {step.options}"
-        lines.append(f"try       {tried}: {step.effect}")
+        lines += _section("try", step.lines())
     return lines
 
 

@@ -28,7 +28,7 @@ from quark_onnx.graph.io import external_files, loaded, read_stored, staged
 from quark_onnx.graph.node import QUANTIZE
 from quark_onnx.graph.states import State, states
 from quark_onnx.graph.traces import drop_traces
-from quark_onnx.preprocessing import PreprocessingCheck
+from quark_onnx.preprocessing import Finding, PreprocessingCheck
 from quark_onnx.report.figures import decibels, percent
 from quark_onnx.report.loop import measure_loop
 from quark_onnx.report.measure import (
@@ -40,6 +40,7 @@ from quark_onnx.report.measure import (
 from quark_onnx.report.shapes import require_same_shapes, sized_by_data
 from quark_onnx.report.verdict import (
     DESCRIPTIONS,
+    NextStep,
     Settings,
     VerdictCollector,
     next_steps,
@@ -218,6 +219,18 @@ class Judging:
         if self.check is not None:
             self.check.add(feeds, expected)
 
+    def findings_after_failure(self, session: Any) -> list[Finding]:
+        """Return signs of wrong preprocessing, of samples that were not run, too.
+
+        Args:
+            session: session on the float model.
+        """
+        if self.check is None:
+            return []
+        for sample in self.samples:
+            self.check.remember(sample)
+        return self.check.findings(session)
+
 
 @dataclass(frozen=True)
 class _Gate:
@@ -333,31 +346,36 @@ class _Gate:
                 f"no output has float values to measure the {self.min_sqnr:g} dB asked"
                 " for on; nothing was written",
             )
-        worst, name, steps = min(measured)
+        worst, name, runs = min(measured)
         if worst < self.min_sqnr:
             reached = decibels(worst, below=self.min_sqnr)
+            causes, steps = self._explained()
             raise AccuracyError(
                 f"accuracy gate: output {name!r} reaches {reached} dB"
-                f" SQNR{_in_loop(steps)}, the minimum is {self.min_sqnr:g} dB (change"
-                f" with --min-sqnr). Nothing was written.{self._advice()}",
+                f" SQNR{_in_loop(runs)}, the minimum is {self.min_sqnr:g} dB (change"
+                f" with --min-sqnr). Nothing was written.{causes}",
+                steps,
             )
 
-    def _advice(self) -> str:
-        """Return advice after a missed gate."""
-        task = self.judging.collector.task if self.judging is not None else None
-        if self.judging is None or task is None:
-            return ""
-        steps = next_steps(self.reference.model, self.judging.advice, task.name)
-        options = [step.options for step in steps if step.options]
-        kind = DESCRIPTIONS.get(task.name)
-        sentences = [f"This looks like {kind}."] if kind else []
-        if options:
-            sentences.append(f"Try {' or '.join(options)}.")
+    def _explained(self) -> tuple[str, list[NextStep]]:
+        """Return likely causes of a missed gate as sentences, and changes to try."""
+        judging = self.judging
+        if judging is None or judging.collector.task is None:
+            return "", []
+        task = judging.collector.task.name
+        sentences = list[str]()
+        if task in DESCRIPTIONS:
+            sentences.append(f"This looks like {DESCRIPTIONS[task]}.")
+        steps = list(next_steps(self.reference.model, judging.advice, task))
+        findings = judging.findings_after_failure(self.reference.session)
+        for finding in findings[:1]:
+            sentences.append(f"Likely cause: {finding.cause_and_evidence}.")
+            steps.insert(0, finding.next_step)
         sentences.append(
             "To see where accuracy is lost, write the model with a lower --min-sqnr and"
             " run quark-onnx analyze.",
         )
-        return " " + " ".join(sentences)
+        return " " + " ".join(sentences), steps
 
 
 def _in_loop(steps: int) -> str:

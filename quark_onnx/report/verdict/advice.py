@@ -1,4 +1,4 @@
-"""Advice after a bad verdict: the next commands to try, with expected effects."""
+"""Advice after a bad verdict: changes to try, with expected effects."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _is_depthwise(node: NodeProto, sizes: Mapping[str, list[int]]) -> bool:
 def next_steps(
     model: ModelProto, settings: Settings, task: str
 ) -> tuple[NextStep, ...]:
-    """Return commands to try, the most promising first.
+    """Return changes to try, the most promising first.
 
     Args:
         model: the float model.
@@ -86,12 +86,26 @@ def next_steps(
     return tuple(steps[:_MOST])
 
 
+def _call(changes: str) -> str:
+    """Return a call with changes of the configuration of the run."""
+    return f"quantize(model, data, QConfig.of(config).with_({changes}))"
+
+
+def _optimizer_call(optimizers: str) -> str:
+    return _call(f"optimizers=[*QConfig.of(config).optimizers, {optimizers}]")
+
+
+def _recipe_call(name: str) -> str:
+    return f"quantize(model, data, RECIPES[{name!r}].config)"
+
+
 def _more_samples(settings: Settings, _: _Structure, task: str) -> Iterator[NextStep]:
     if 0 < settings.samples < 16 and settings.activation is not None:
         yield NextStep(
-            "--data MORE_SAMPLES",
-            f"calibrate on 100 or more samples instead of {settings.samples}: ranges of"
-            " few samples clip what others bring",
+            "",
+            f"{settings.samples} were used, and ranges of few samples clip the values of"
+            " other data",
+            "100 or more calibration samples",
         )
 
 
@@ -100,6 +114,7 @@ def _per_channel(settings: Settings, _: _Structure, task: str) -> Iterator[NextS
         yield NextStep(
             "--per-channel",
             "one scale per output channel of a weight: usually 1 to 5 dB, same speed",
+            _call("per_channel=True"),
         )
 
 
@@ -137,11 +152,12 @@ def _recipe(
             "--recipe transformer",
             "moves outliers of activations into the weights and leaves all but the"
             " products float: usually 1 to 5 dB",
+            _recipe_call("transformer"),
         )
     elif task in _RECIPES and not structure.transformer:
         name, optimizer, effect = _RECIPES[task]
         if optimizer not in settings.optimizers:
-            yield NextStep(f"--recipe {name}", effect)
+            yield NextStep(f"--recipe {name}", effect, _recipe_call(name))
 
 
 def _equalize(
@@ -157,6 +173,7 @@ def _equalize(
             "--optimize cle bias_correction",
             "equalizes the channels of depthwise convolutions: usually 1 to 6 dB, same"
             " speed",
+            _optimizer_call("'cle', 'bias_correction'"),
         )
 
 
@@ -166,6 +183,7 @@ def _wide(settings: Settings, _: _Structure, task: str) -> Iterator[NextStep]:
             "--preset A16W8",
             "16-bit activations: what is left is the error of the weights, often 10 dB"
             " or more better; slower than 8 bits on most processors",
+            "quantize(model, data, 'A16W8')",
         )
 
 
@@ -178,24 +196,33 @@ def _learned(settings: Settings, _: _Structure, task: str) -> Iterator[NextStep]
             "--optimize adaround",
             "learns the rounding of the weights layer by layer: minutes of calibration,"
             " same speed",
+            _optimizer_call("'adaround'"),
         )
     if few_bits and not activations:
         yield NextStep(
             "--preset W8",
             "8-bit weights: nearly no error, twice the size",
+            "quantize(model, None, 'W8')",
         )
 
 
 def _mixed(settings: Settings, structure: _Structure, task: str) -> Iterator[NextStep]:
     spent = "auto_mixed_precision" in settings.optimizers
     if settings.activation == 8 and structure.weighted and not spent:
-        kind = "stay float" if settings.target is None else "get 16 bits"
         goal = f"{settings.goal:g}"
-        for_target = f"--optimize auto_mixed_precision:target={goal}"
+        if settings.target is None:
+            kind, options = "stay float", f"--auto-exclude {goal}"
+            optimizer = f"AutoMixedPrecision(target={goal}, to='float')"
+        else:
+            kind, options = (
+                "get 16 bits",
+                f"--optimize auto_mixed_precision:target={goal}",
+            )
+            optimizer = f"AutoMixedPrecision(target={goal})"
         yield NextStep(
-            f"--auto-exclude {goal}" if settings.target is None else for_target,
-            f"as few nodes as possible {kind} so that every output reaches"
-            f" {settings.goal:g} dB",
+            options,
+            f"as few nodes as possible {kind} so that every output reaches {goal} dB",
+            _optimizer_call(optimizer),
         )
 
 

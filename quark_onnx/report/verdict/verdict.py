@@ -28,19 +28,27 @@ class Figure:
 
 @dataclass(frozen=True)
 class NextStep:
-    """A command to try, and the expected effect.
+    """A change to try, and the expected effect.
 
     Attributes:
-        options: options to append to the ``quark-onnx quantize`` command; empty for another
-            command.
-        command: the complete command if it is not ``quantize``; else empty, for the caller to
-            complete.
+        options: options that change the ``quark-onnx`` command of the run; empty if the data
+            must change. ``--color swapped`` stands for the other channel order.
         effect: the expected effect.
+        call: the change in Python, as a call with the model, the data and the configuration
+            of the run as ``model``, ``data`` and ``config``; or words if no call can make it.
+        command: the complete command line, which the command line fills in; else empty.
     """
 
     options: str
     effect: str
+    call: str
     command: str = ""
+
+    def lines(self) -> list[str]:
+        """Return the step as text; a command is a line of its own, to be pasted."""
+        if self.command:
+            return [self.effect, self.command]
+        return [f"{self.call}: {self.effect}"]
 
 
 @dataclass(frozen=True)
@@ -70,14 +78,13 @@ class Verdict:
     def __str__(self) -> str:
         return f"{self.band}: {self.sentence}"
 
-    def doubted(self, advice: str) -> Verdict:
+    def doubted(self, step: NextStep) -> Verdict:
         """Return the verdict for untrustworthy data: risky at best.
 
         Args:
-            advice: the change that the data needs.
+            step: the change that the data needs.
         """
         band: Band = "risky" if self.band == "good" else self.band
-        step = NextStep("", "the figures hold for data like those in use only", advice)
         return replace(
             self,
             band=band,

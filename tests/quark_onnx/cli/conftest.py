@@ -33,12 +33,12 @@ class Finished:
 
     @property
     def error(self) -> str:
-        """The one line of complaint, without its beginning."""
+        """The one line of complaint, without its beginning and what to try."""
         assert "Traceback" not in self.err
         lines = [
             line
             for line in self.err.splitlines()
-            if not line.startswith("quark-onnx: warning: ")
+            if not line.startswith(("quark-onnx: warning: ", "quark-onnx: try: ", "  "))
         ]
         assert len(lines) == 1, self.err
         assert lines[0].startswith("quark-onnx: error: ")

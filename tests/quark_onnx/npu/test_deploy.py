@@ -720,7 +720,7 @@ def test_what_does_not_fit_behind_leaves_nothing(
     tail: Any, error: Any, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        sys.modules["quark_onnx.npu.deploy"], "quantize", None
+        sys.modules["quark_onnx.npu.deploy"], "run", None
     )  # it is said before that
     with pytest.raises(error, match=message):
         npu.deploy(npu.Parts(network(), tail(), (), False), data(), tmp_path / "bundle")

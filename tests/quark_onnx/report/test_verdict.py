@@ -281,7 +281,7 @@ def test_every_task_has_thresholds_in_order() -> None:
         (SETTINGS, ["--recipe classifier", "--preset A16W8", "--auto-exclude 20"]),
         (
             Settings(8, 8, per_channel=False, samples=9),
-            ["--data MORE_SAMPLES", "--per-channel", "--recipe classifier"],
+            ["", "--per-channel", "--recipe classifier"],
         ),
         (
             Settings(8, 8, per_channel=True, target="npu-cnn"),

@@ -1,0 +1,188 @@
+"""The command line of a run with changed options, for advice that can be pasted."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+from argparse import Action, Namespace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from quark_onnx.cli.data import DATA_DESTINATIONS
+from quark_onnx.cli.parsing import PROGRAM, Parser
+from quark_onnx.report import Report
+from quark_onnx.report.verdict import NextStep, Verdict
+
+#: Options of a scaling, which belong together.
+_SCALING = ("--scale", "--mean", "--std")
+
+
+@dataclass(frozen=True)
+class _Part:
+    """An option with its values, or a positional argument.
+
+    Attributes:
+        words: the words of the command line.
+        action: the option; None for a positional argument.
+    """
+
+    words: tuple[str, ...]
+    action: Action | None = None
+
+
+def with_commands(steps: Iterable[NextStep], options: Namespace) -> list[NextStep]:
+    """Return steps with the complete command line where options make the change.
+
+    Args:
+        steps: the steps.
+        options: the options of the command, with its words as ``words`` and its parser.
+    """
+    return [_with_command(step, options) for step in steps]
+
+
+def report_with_commands(report: Report, options: Namespace) -> Report:
+    """Return a report whose verdict has complete command lines.
+
+    Args:
+        report: the report.
+        options: as for ``with_commands``.
+    """
+    return replace(report, verdict=verdict_with_commands(report.verdict, options))
+
+
+def verdict_with_commands(
+    verdict: Verdict | None, options: Namespace
+) -> Verdict | None:
+    """Return a verdict with complete command lines.
+
+    Args:
+        verdict: the verdict; None for none.
+        options: as for ``with_commands``.
+    """
+    if verdict is None:
+        return None
+    steps = with_commands(verdict.next_steps, options)
+    return replace(verdict, next_steps=tuple(steps))
+
+
+def next_command(
+    words: Sequence[str],
+    parser: Parser,
+    changes: Sequence[str],
+    without: Iterable[str] = (),
+) -> str:
+    """Return a command line with changed options, quoted for the shell.
+
+    An option replaces its earlier value and the options that exclude it. An option that collects
+    values keeps the earlier values.
+
+    Args:
+        words: the words of the command line after the program's name.
+        parser: the parser of the command or its action.
+        changes: the words of the options to set.
+        without: further options to leave out.
+    """
+    parts, rest = _split(words, parser)
+    changed, _ = _split(changes, parser)
+    unwanted = {id(parser.options[name]) for name in without}
+    for part in changed:
+        unwanted |= {id(action) for action in _replaced(part.action, parser)}
+    kept = [part for part in parts if id(part.action) not in unwanted]
+    # positional arguments first: an option of several values would take them
+    kept.sort(key=lambda part: part.action is not None)
+    result = [word for part in [*kept, *changed] for word in part.words]
+    return shell_line([PROGRAM, *result, *rest])
+
+
+def analysis_step(reference: Path, other: Path, options: Namespace) -> NextStep:
+    """Return the step to analyze a quantized model on the data of this command.
+
+    Args:
+        reference: the float model.
+        other: the quantized model.
+        options: as for ``with_commands``.
+    """
+    words = [PROGRAM, "analyze", str(reference), str(other)]
+    for part in _split(options.words, options.parser)[0]:
+        if part.action is not None and part.action.dest in DATA_DESTINATIONS:
+            words += part.words
+    return NextStep(
+        "",
+        "shows the tensors with the greatest errors, their causes and options that help",
+        "analyze(model, quantized, data)",
+        shell_line(words),
+    )
+
+
+def shell_line(words: Sequence[str]) -> str:
+    """Quote the words of a command for the shell of this system.
+
+    Args:
+        words: the words, the program first.
+    """
+    return subprocess.list2cmdline(words) if os.name == "nt" else shlex.join(words)
+
+
+def _with_command(step: NextStep, options: Namespace) -> NextStep:
+    changes, without = shlex.split(step.options), list[str]()
+    if not changes:
+        return step
+    images = getattr(options, "image_size", None) is not None
+    data_changes = changes[0] in (*_SCALING, "--color", "--layout")
+    if data_changes and not images and changes[0] != "--layout":
+        return step  # the arrays must be made anew
+    if changes[0] == "--layout" and not images:
+        known = options.input_layout is not None
+        without = ["--input-layout"] if known else []
+        changes = [] if known else ["--input-layout", "nhwc"]
+    if changes[-1:] == ["swapped"]:
+        changes[-1] = "rgb" if options.image_color == "bgr" else "bgr"
+    if any(word in _SCALING for word in changes):
+        without = list(_SCALING)
+    command = next_command(options.words, options.parser, changes, without)
+    return replace(step, command=command)
+
+
+def _split(words: Sequence[str], parser: Parser) -> tuple[list[_Part], list[str]]:
+    """Return options and positional arguments, and the words from ``--`` on."""
+    parts, place = list[_Part](), 0
+    while place < len(words) and words[place] != "--":
+        action, attached = parser.option_of(words[place])
+        end = place + 1
+        if action is not None and not attached:
+            end = _values_end(words, end, action, parser)
+        parts.append(_Part(tuple(words[place:end]), action))
+        place = end
+    return parts, list(words[place:])
+
+
+def _values_end(
+    words: Sequence[str], start: int, action: Action, parser: Parser
+) -> int:
+    """Return the place after the values of an option.
+
+    Args:
+        words: the words of the command line.
+        start: the place after the option.
+        action: the option.
+        parser: its parser.
+    """
+    if action.nargs is None:
+        return start + 1
+    if isinstance(action.nargs, int):
+        return start + action.nargs
+    most = min(start + 1, len(words)) if action.nargs == "?" else len(words)
+    end = start
+    while end < most and words[end] != "--" and parser.option_of(words[end])[0] is None:
+        end += 1
+    return end
+
+
+def _replaced(action: Action | None, parser: Parser) -> list[Action]:
+    """Return the options that an option replaces."""
+    assert action is not None, "changes are options"
+    collects = type(action).__name__ in ("_AppendAction", "_ExtendAction")
+    same = [] if collects else parser.with_destination(action.dest)
+    return [*same, *parser.excluded_by(action)]
