@@ -116,7 +116,7 @@ def can_solve(spec: TensorSpec) -> bool:
     return asymmetric and not spec.grid.pow2 and (spec.per_channel or bool(spec.group))
 
 
-def solved(matrix: Any, start: Quantized, settings: HalfQuadratic) -> Params:
+def solved(matrix: torch.Tensor, start: Quantized, settings: HalfQuadratic) -> Params:
     """Return the scales and zero points of a weight, shaped like the present ones.
 
     Scales are positive.

@@ -35,7 +35,7 @@ class Params(NamedTuple):
     zero: Any = None
 
 
-def scale_type(spec: TensorSpec, model: Any) -> Any:
+def scale_type(spec: TensorSpec, model: torch.dtype) -> torch.dtype:
     """Return the torch dtype of stored scales, for tensors of dtype ``model``."""
     return model if spec.scale == "model" else _TYPES[spec.scale]
 
@@ -60,7 +60,7 @@ def code_type(spec: TensorSpec) -> Any:
     return torch.int8 if spec.grid.qmin < 0 else torch.uint8
 
 
-def params_for(lo: Any, hi: Any, spec: TensorSpec) -> Params:
+def params_for(lo: torch.Tensor, hi: torch.Tensor, spec: TensorSpec) -> Params:
     """Return the scale and zero point whose codes cover the given ranges.
 
     Args:
@@ -123,7 +123,7 @@ def params_for(lo: Any, hi: Any, spec: TensorSpec) -> Params:
     return Params(scale, zero.to(torch.float32))
 
 
-def _stored(scale: Any, kept: Any) -> Any:
+def _stored(scale: torch.Tensor, kept: torch.dtype) -> torch.Tensor:
     """Return scales in their stored dtype.
 
     A narrow dtype takes the next greater number, so that no value is clipped.
@@ -135,7 +135,7 @@ def _stored(scale: Any, kept: Any) -> Any:
     return torch.where(short, (near.view(torch.int16) + 1).view(kept), near)
 
 
-def encode(x: Any, params: Params, spec: TensorSpec) -> Any:
+def encode(x: torch.Tensor, params: Params, spec: TensorSpec) -> torch.Tensor:
     """Return the codes of floats, in the dtype of ``code_type``.
 
     Args:
@@ -149,7 +149,7 @@ def encode(x: Any, params: Params, spec: TensorSpec) -> Any:
     grid = spec.grid
     if not isinstance(spec.dtype, Integer):
         # AMD Quark divides in the dtype of the tensor if the scale has the same dtype
-        scaled = (
+        scaled: torch.Tensor = (
             x / params.scale
             if x.dtype == params.scale.dtype
             else x.float() / params.scale.float()
@@ -162,12 +162,14 @@ def encode(x: Any, params: Params, spec: TensorSpec) -> Any:
     return steps.clamp_(grid.qmin, grid.qmax).to(code_type(spec))
 
 
-def _work(codes: Any) -> Any:
+def _work(codes: torch.dtype) -> torch.dtype:
     """Return the float dtype that holds every code of an integer dtype exactly."""
     return torch.float64 if codes in (torch.int32, torch.int64) else torch.float32
 
 
-def decode(codes: Any, params: Params, dtype: Any = torch.float32) -> Any:
+def decode(
+    codes: torch.Tensor, params: Params, dtype: torch.dtype = torch.float32
+) -> torch.Tensor:
     """Return the dequantized values of codes.
 
     Args:
@@ -185,11 +187,11 @@ def decode(codes: Any, params: Params, dtype: Any = torch.float32) -> Any:
 
 
 def rounded(
-    x: Any,
+    x: torch.Tensor,
     params: Params,
     spec: TensorSpec,
-    dtype: Any = torch.float32,
-) -> Any:
+    dtype: torch.dtype = torch.float32,
+) -> torch.Tensor:
     """Return the dequantized values of the codes of floats.
 
     The function skips the cast to codes where the result is equal.
@@ -206,7 +208,7 @@ def rounded(
     if not isinstance(spec.dtype, Integer) or _work(code_type(spec)) != torch.float32:
         return decode(encode(x, params, spec), params, dtype)
     scale, grid = params.scale.float(), spec.grid
-    steps = (x.float() / scale).round_()
+    steps: torch.Tensor = (x.float() / scale).round_()
     if params.zero is not None:
         steps += params.zero
     steps.clamp_(grid.qmin, grid.qmax)
@@ -215,7 +217,7 @@ def rounded(
     return steps.mul_(scale).to(dtype)
 
 
-def extremes(x: Any) -> tuple[Any, Any]:
+def extremes(x: torch.Tensor) -> tuple[Any, Any]:
     """Return minimum and maximum along the last axis (kept), including zero."""
     if not x.shape[-1]:
         none = x.new_zeros((*x.shape[:-1], 1))
@@ -223,7 +225,7 @@ def extremes(x: Any) -> tuple[Any, Any]:
     return x.amin(-1, keepdim=True).clamp(max=0), x.amax(-1, keepdim=True).clamp(min=0)
 
 
-def of_numbers(lo: float, hi: float, spec: TensorSpec, model: Any) -> Params:
+def of_numbers(lo: float, hi: float, spec: TensorSpec, model: torch.dtype) -> Params:
     """Return scale and zero point of one range, for activations of dtype ``model``."""
     ends = torch.tensor(np.array([lo, hi], np.float64))
     ends = ends.to(model if model in _SHORT else torch.float32)

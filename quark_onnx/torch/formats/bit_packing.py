@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from quark_onnx.errors import ModelError
@@ -13,7 +11,7 @@ from quark_onnx.errors import ModelError
 ORDERS = {"reorder": (0, 2, 4, 6, 1, 3, 5, 7), "order": tuple(range(8))}
 
 
-def pack_nibbles(codes: Any, method: str = "reorder") -> Any:
+def pack_nibbles(codes: torch.Tensor, method: str = "reorder") -> torch.Tensor:
     """Pack 4-bit codes along the last axis, eight to an int32.
 
     The last word is padded with 0.
@@ -40,11 +38,11 @@ def pack_nibbles(codes: Any, method: str = "reorder") -> Any:
 
 
 def unpack_nibbles(
-    words: Any,
+    words: torch.Tensor,
     count: int,
     method: str = "reorder",
     signed: bool = False,
-) -> Any:
+) -> torch.Tensor:
     """Unpack the first ``count`` codes of ``pack_nibbles`` along the last axis.
 
     Args:
@@ -66,7 +64,7 @@ def unpack_nibbles(
     return (codes ^ 8).view(torch.int8) - 8 if signed else codes
 
 
-def pack_words(codes: Any, bits: int) -> Any:
+def pack_words(codes: torch.Tensor, bits: int) -> torch.Tensor:
     """Pack codes along the last axis into a bit stream of int32 words.
 
     The first code is in the lowest bits of the first word. The last word is padded with 0.
@@ -95,7 +93,7 @@ def pack_words(codes: Any, bits: int) -> Any:
     return words.flatten(-2)[..., : -(-codes.shape[-1] * bits // 32)].contiguous()
 
 
-def unpack_words(words: Any, bits: int, count: int) -> Any:
+def unpack_words(words: torch.Tensor, bits: int, count: int) -> torch.Tensor:
     """Unpack ``count`` codes of ``pack_words`` along the last axis, as uint8.
 
     Args:
@@ -129,7 +127,7 @@ def unpack_words(words: Any, bits: int, count: int) -> Any:
     return lanes.flatten(-2)[..., :count]
 
 
-def pack_bits(codes: Any, bits: int) -> Any:
+def pack_bits(codes: torch.Tensor, bits: int) -> torch.Tensor:
     """Pack codes along the last axis into bytes, the first code in the lowest bits.
 
     Two 4-bit codes fill a byte, eight 3-bit codes three bytes, four 6-bit codes three bytes, and
@@ -166,7 +164,7 @@ def pack_bits(codes: Any, bits: int) -> Any:
     return torch.stack(octets, -1).flatten(-2)
 
 
-def unpack_bits(octets: Any, bits: int, signed: bool = False) -> Any:
+def unpack_bits(octets: torch.Tensor, bits: int, signed: bool = False) -> torch.Tensor:
     """Unpack the codes of ``pack_bits``: uint8, or int8 if signed.
 
     Args:
@@ -179,7 +177,7 @@ def unpack_bits(octets: Any, bits: int, signed: bool = False) -> Any:
     """
     size = _GROUPS[bits][1]
     parts = octets.to(torch.int32).unflatten(-1, (-1, size))
-    word = sum(parts[..., index] << 8 * index for index in range(size))
+    word: torch.Tensor = sum(parts[..., index] << 8 * index for index in range(size))
     shifts = torch.tensor(_shifts(bits), dtype=torch.int32, device=octets.device)
     codes = (word[..., None] >> shifts & (1 << bits) - 1).flatten(-2).to(torch.uint8)
     half = 1 << bits - 1
@@ -205,7 +203,7 @@ def _shifts(bits: int) -> list[int]:
     return [bits * place for place in (places[::-1] if bits == 2 else places)]
 
 
-def in_blocks(x: Any, size: int) -> Any:
+def in_blocks(x: torch.Tensor, size: int) -> torch.Tensor:
     """Reshape (..., n) to (..., blocks, size), with the last block padded by zeros.
 
     >>> in_blocks(torch.tensor([1, 2, 3]), 2)
@@ -213,7 +211,10 @@ def in_blocks(x: Any, size: int) -> Any:
             [3, 0]])
     """
     short = -x.shape[-1] % size
-    return (torch.nn.functional.pad(x, (0, short)) if short else x).unflatten(
+    blocks: torch.Tensor = (
+        torch.nn.functional.pad(x, (0, short)) if short else x
+    ).unflatten(
         -1,
         (-1, size),
     )
+    return blocks

@@ -37,12 +37,14 @@ class Shared(NamedTuple):
         whole: global scale (NVFP4).
     """
 
-    codes: Any
+    codes: torch.Tensor
     scale: Any = None
     whole: Any = None
 
 
-def encode(blocks: Any, spec: TensorSpec, whole: Any = None) -> Shared:
+def encode(
+    blocks: torch.Tensor, spec: TensorSpec, whole: torch.Tensor | None = None
+) -> Shared:
     """Return the codes of blocks.
 
     Args:
@@ -69,7 +71,9 @@ def encode(blocks: Any, spec: TensorSpec, whole: Any = None) -> Shared:
     return Shared(code_of(round_to(elements, element), element), byte)
 
 
-def rounded(blocks: Any, spec: TensorSpec, whole: Any = None) -> Any:
+def rounded(
+    blocks: torch.Tensor, spec: TensorSpec, whole: torch.Tensor | None = None
+) -> torch.Tensor:
     """Return the values of blocks after rounding (float32), as ``decode(encode(...))``.
 
     Args:
@@ -85,12 +89,14 @@ def rounded(blocks: Any, spec: TensorSpec, whole: Any = None) -> Any:
     return _times_power(round_to(_times_power(x, -exponent), element), exponent)
 
 
-def decode(shared: Shared, spec: TensorSpec, dtype: Any = torch.float32) -> Any:
+def decode(
+    shared: Shared, spec: TensorSpec, dtype: torch.dtype = torch.float32
+) -> torch.Tensor:
     """Return the dequantized values of blocks, of shape (..., blocks, block size)."""
     if shared.scale is None:
         return shared.codes.to(dtype)
     if isinstance(spec.dtype, TwoLevel):
-        scale = shared.scale.float() * shared.whole.float()
+        scale: torch.Tensor = shared.scale.float() * shared.whole.float()
         return (
             _values(E2M1, shared.codes.device)[shared.codes.long()] * scale[..., None]
         ).to(dtype)
@@ -109,7 +115,7 @@ def decode(shared: Shared, spec: TensorSpec, dtype: Any = torch.float32) -> Any:
     ).to(dtype)
 
 
-def _exponent_of(x: Any, rule: str, element: MiniFloat | None) -> Any:
+def _exponent_of(x: torch.Tensor, rule: str, element: MiniFloat | None) -> torch.Tensor:
     """Return the shared exponents of blocks (..., blocks, block size).
 
     The rule "best" takes the exponent of the specification or one more: the exponent with the
@@ -130,7 +136,9 @@ def _exponent_of(x: Any, rule: str, element: MiniFloat | None) -> Any:
     return torch.where(errors[1] < errors[0], next_one, plain)
 
 
-def shared_exponent(greatest: Any, rule: str, element: MiniFloat | None) -> Any:
+def shared_exponent(
+    greatest: torch.Tensor, rule: str, element: MiniFloat | None
+) -> torch.Tensor:
     """Return the shared exponents, -127 to 127, of blocks with the given maxima.
 
     The rules are the rules of ``quark_onnx.kernels.blockfloat.threshold``: a carry raises the
@@ -160,7 +168,7 @@ def shared_exponent(greatest: Any, rule: str, element: MiniFloat | None) -> Any:
     return (exponent - (0 if element is None else element.emax)).clamp(-BIAS, BIAS)
 
 
-def round_to(x: Any, format: MiniFloat) -> Any:
+def round_to(x: torch.Tensor, format: MiniFloat) -> torch.Tensor:
     """Round to the values of a small float, ties to even, with saturation.
 
     Args:
@@ -183,7 +191,7 @@ def round_to(x: Any, format: MiniFloat) -> Any:
     return x.add_(ground).sub_(ground).clamp_(-format.largest, format.largest)
 
 
-def code_of(values: Any, format: MiniFloat) -> Any:
+def code_of(values: torch.Tensor, format: MiniFloat) -> torch.Tensor:
     """Return the bit patterns (uint8) of values that the format represents exactly.
 
     >>> from quark_onnx.kernels.minifloat import E2M1
@@ -202,7 +210,7 @@ def code_of(values: Any, format: MiniFloat) -> Any:
 
 
 @cache
-def _table(format: MiniFloat) -> Any:
+def _table(format: MiniFloat) -> torch.Tensor:
     """Return the value of every bit pattern of a format."""
     fields = format.exponent_bits + format.mantissa_bits
     code = torch.arange(1 << fields, dtype=torch.int32)
@@ -215,17 +223,17 @@ def _table(format: MiniFloat) -> Any:
     return torch.cat([values, -values])
 
 
-def _values(format: MiniFloat, device: Any) -> Any:
+def _values(format: MiniFloat, device: torch.device) -> torch.Tensor:
     return _table(format).to(device)
 
 
-def _times_power(x: Any, exponent: Any) -> Any:
+def _times_power(x: torch.Tensor, exponent: torch.Tensor) -> torch.Tensor:
     """Return x * 2^exponent, where 2^exponent alone may exceed the range of float32."""
     half = exponent // 2
     return x * torch.exp2(half.float()) * torch.exp2((exponent - half).float())
 
 
-def global_scale_for(greatest: Any) -> Any:
+def global_scale_for(greatest: torch.Tensor) -> torch.Tensor:
     """Return NVFP4's global scale for a tensor with this greatest magnitude.
 
     The block of that magnitude gets the greatest E4M3 value as its scale.
@@ -234,7 +242,7 @@ def global_scale_for(greatest: Any) -> Any:
     return torch.where(whole > 0, whole, torch.ones_like(whole))
 
 
-def _two_levels(x: Any, whole: Any) -> Shared:
+def _two_levels(x: torch.Tensor, whole: torch.Tensor | None) -> Shared:
     greatest = x.abs().amax(-1)
     if whole is None:
         whole = global_scale_for(
@@ -251,7 +259,7 @@ def _two_levels(x: Any, whole: Any) -> Shared:
     return Shared(code_of(elements, E2M1), scale.to(torch.float8_e4m3fn), whole)
 
 
-def scale_values(scale: Any, dtype: DType) -> Any:
+def scale_values(scale: torch.Tensor, dtype: DType) -> torch.Tensor:
     """Return stored block scales as float32 values.
 
     Scales of NVFP4 are relative to the global scale.
@@ -263,7 +271,7 @@ def scale_values(scale: Any, dtype: DType) -> Any:
     return torch.exp2(scale.float() - BIAS)
 
 
-def scale_codes(values: Any, dtype: DType) -> Any:
+def scale_codes(values: torch.Tensor, dtype: DType) -> torch.Tensor:
     """Return scales in their stored form, the inverse of ``scale_values``.
 
     Args:
@@ -277,21 +285,21 @@ def scale_codes(values: Any, dtype: DType) -> Any:
     return (torch.log2(values) + BIAS).to(torch.uint8)
 
 
-def round_scale(values: Any, element: MiniFloat) -> Any:
+def round_scale(values: torch.Tensor, element: MiniFloat) -> torch.Tensor:
     """Round scales to a small float; the result is never 0."""
     return round_to(values.clone(), element).clamp(
         min=2.0 ** (element.emin - element.mantissa_bits),
     )
 
 
-def _float_scales(x: Any) -> Shared:
+def _float_scales(x: torch.Tensor) -> Shared:
     """Encode AMD's FP4: a block's greatest magnitude maps to the greatest FP4 value."""
     scale = round_scale(x.abs().amax(-1) / E2M1.largest, E5M3)
     elements = round_to(x / scale[..., None], E2M1)
     return Shared(code_of(elements, E2M1), code_of(scale, E5M3))
 
 
-def _bfp(x: Any, dtype: Any) -> Any:
+def _bfp(x: torch.Tensor, dtype: Any) -> Any:
     """Return BFP16, MX4, MX6 or MX9 values, as BFPQuantizeDequantize computes them."""
     assert isinstance(dtype, Block)
     attributes = dict(dtype.attributes)
@@ -312,12 +320,12 @@ def _bfp(x: Any, dtype: Any) -> Any:
     return _rounded(parts, exponent - shift - bits + 1, bits).flatten(-2)
 
 
-def _rounded(x: Any, step: Any, bits: int) -> Any:
+def _rounded(x: torch.Tensor, step: Any, bits: int) -> torch.Tensor:
     codes = torch.round(_times_power(x, -step)).clamp(1 - (1 << bits), (1 << bits) - 1)
     return _times_power(codes, step) + 0.0  # a negative zero becomes a positive one
 
 
-def _exponent(groups: Any) -> Any:
+def _exponent(groups: torch.Tensor) -> torch.Tensor:
     """Return floor(log2) of the greatest magnitude along the last axis, at least -127.
 
     The axis is kept.

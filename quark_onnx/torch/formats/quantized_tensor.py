@@ -41,20 +41,20 @@ class Quantized:
 
     spec: TensorSpec
     shape: tuple[int, ...]
-    codes: Any
+    codes: torch.Tensor
     scale: Any
     zero: Any
     whole: Any
-    dtype: Any
+    dtype: torch.dtype
 
     @property
-    def matrix(self) -> Any:
+    def matrix(self) -> torch.Tensor:
         """The codes as (rows, columns), without the padding of the last block."""
         rows = self.shape[0]
         columns = prod(self.shape[1:])
         return self.codes.reshape(rows, -1)[:, :columns]
 
-    def dequantize(self, dtype: Any = None) -> Any:
+    def dequantize(self, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Return the dequantized weight.
 
         Args:
@@ -80,11 +80,11 @@ class Quantized:
 
 
 def quantize(
-    weight: Any,
+    weight: torch.Tensor,
     spec: TensorSpec,
     name: str = "weight",
     params: Params | None = None,
-    whole: Any = None,
+    whole: torch.Tensor | None = None,
 ) -> Quantized:
     """Quantize a weight, with round to nearest.
 
@@ -154,10 +154,10 @@ def global_scale_of(weights: Iterable[Any]) -> Any:
 
 
 def _rows(
-    matrix: Any,
+    matrix: torch.Tensor,
     spec: TensorSpec,
     params: Params | None,
-    whole: Any,
+    whole: torch.Tensor | None,
 ) -> tuple[Any, Any, Any]:
     """Return codes, scales and zero points of rows."""
     view = in_blocks(matrix, spec.group) if spec.group else matrix
@@ -197,7 +197,7 @@ def joined(parts: Sequence[Any]) -> Any:
     )
 
 
-def check_finite(weight: Any, name: str) -> None:
+def check_finite(weight: torch.Tensor, name: str) -> None:
     """Raise ModelError if a weight holds an infinity or NaN."""
     if (
         weight.numel()
@@ -209,7 +209,7 @@ def check_finite(weight: Any, name: str) -> None:
         )
 
 
-def solve(view: Any, spec: TensorSpec) -> Params:
+def solve(view: torch.Tensor, spec: TensorSpec) -> Params:
     """Return min-max scales of a weight, of shape (), (rows,) or (rows, blocks)."""
     whole = not spec.group and not spec.per_channel
     lo, hi = affine.extremes(view.reshape(-1) if whole else view)
@@ -219,11 +219,11 @@ def solve(view: Any, spec: TensorSpec) -> Params:
 
 
 def fake_quantize(
-    x: Any,
+    x: torch.Tensor,
     spec: TensorSpec,
     params: Params | None = None,
-    whole: Any = None,
-) -> Any:
+    whole: torch.Tensor | None = None,
+) -> torch.Tensor:
     """Quantize and dequantize an activation; shape and dtype stay.
 
     Args:
@@ -254,5 +254,5 @@ def fake_quantize(
     return _without_filling(values, x) if spec.group else values
 
 
-def _without_filling(values: Any, like: Any) -> Any:
+def _without_filling(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return values.flatten(-2)[..., : like.shape[-1]]

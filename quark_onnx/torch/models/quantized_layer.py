@@ -55,7 +55,7 @@ class Rounding(_Coded):
         self.register_buffer("scale", None if params is None else params.scale)
         self.register_buffer("zero", None if params is None else params.zero)
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: torch.Tensor) -> Any:
         """Return the dequantized activation."""
         if self.scale is None:
             return fake_quantize(x, self.spec)
@@ -206,8 +206,8 @@ class QuantizedLayer(_Coded):
 
     def compute(
         self,
-        x: Any,
-        weight: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor,
         more: Sequence[Any],
         named: Mapping[str, Any],
     ) -> Any:
@@ -247,7 +247,9 @@ class QuantizedLayer(_Coded):
             return F.conv_transpose2d(x, weight, self.bias, **self._settings | extra)
         return F.linear(x, weight, self.bias)
 
-    def _extra(self, x: Any, weight: Any, size: Sequence[int]) -> list[int]:
+    def _extra(
+        self, x: torch.Tensor, weight: torch.Tensor, size: Sequence[int]
+    ) -> list[int]:
         """Return the output padding of a transposed convolution for an output size."""
         steps = (self._settings[name] for name in ("stride", "padding", "dilation"))
         parts = zip(size[-2:], x.shape[-2:], weight.shape[-2:], *steps, strict=True)
@@ -304,7 +306,7 @@ def split_input(
     return others.pop(name), (), others
 
 
-def kind_of(module: Any) -> str | None:
+def kind_of(module: nn.Module) -> str | None:
     """Return the name of the layer class by which a module can be quantized.
 
     A subclass counts as its base class if both compute the same function: the forward is inherited,
@@ -327,13 +329,13 @@ def kind_of(module: Any) -> str | None:
     )
 
 
-def is_scaled_embedding(module: Any) -> bool:
+def is_scaled_embedding(module: nn.Module) -> bool:
     """Return whether a module is an embedding with a factor ``embed_scale``."""
     named = type(module).__name__.endswith("ScaledWordEmbedding")
     return named and isinstance(module, nn.Embedding) and hasattr(module, "embed_scale")
 
 
-def unlike_its_base(module: Any) -> str | None:
+def unlike_its_base(module: nn.Module) -> str | None:
     """Return why a subclass cannot be quantized as its base class, or None."""
     cls = _base_of(module)
     if cls is None or kind_of(module) is not None:
@@ -344,12 +346,12 @@ def unlike_its_base(module: Any) -> str | None:
     )
 
 
-def _base_of(module: Any) -> Any:
+def _base_of(module: nn.Module) -> Any:
     classes = (nn.Linear, nn.Conv2d, nn.ConvTranspose2d, nn.Embedding, nn.EmbeddingBag)
     return next((cls for cls in classes if isinstance(module, cls)), None)
 
 
-def outputs_first(weight: Any, kind: str | None) -> Any:
+def outputs_first(weight: torch.Tensor, kind: str | None) -> torch.Tensor:
     """Return a view of a weight with its output channels on axis 0.
 
     The function is its own inverse.

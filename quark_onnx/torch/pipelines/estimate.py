@@ -169,7 +169,7 @@ def _shapes(
 ) -> Shapes:
     """Return the sizes on which the cost of algorithms depends."""
     inside = {id(parameter) for block in blocks for parameter in block}
-    layers = {
+    layers: dict[str, Any] = {
         name: tuple(outputs_first(module.weight, kind_of(module)).flatten(1).shape)
         for name, (module, spec) in chosen.items()
         if spec.weight is not None

@@ -51,10 +51,10 @@ class ColumnLevels:
     def round_column(
         self,
         position: int,
-        target: Any,
-        base: Any,
-        level: Any,
-        out: Any,
+        target: torch.Tensor,
+        base: torch.Tensor,
+        level: torch.Tensor,
+        out: torch.Tensor,
     ) -> None:
         """Round a column, and write the difference to the weight.
 
@@ -123,10 +123,10 @@ class ColumnRounder:
     def round_block(
         self,
         start: int,
-        W: Any,
-        feedback: Any,
-        E: Any,
-        first: Any = None,
+        W: torch.Tensor,
+        feedback: torch.Tensor,
+        E: torch.Tensor,
+        first: torch.Tensor | None = None,
     ) -> None:
         """Round the columns of a block; the targets include all feedback afterwards.
 

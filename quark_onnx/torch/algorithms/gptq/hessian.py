@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import nn
 
 from quark_onnx.errors import DataError
 from quark_onnx.torch.algorithms.base import BlockJob
@@ -39,7 +40,7 @@ class HessianStats:
     dd: Any = None
     count: int = 0
 
-    def add(self, x: Any, exact: Any = None) -> None:
+    def add(self, x: torch.Tensor, exact: torch.Tensor | None = None) -> None:
         """Add the inputs of a run; symmetric sums get their upper triangles only.
 
         Args:
@@ -66,7 +67,7 @@ class HessianStats:
                 mirror(symmetric)
         return self
 
-    def over_ranks(self, inputs: int, device: Any) -> HessianStats:
+    def over_ranks(self, inputs: int, device: torch.device) -> HessianStats:
         """Return the sums over all processes.
 
         Args:
@@ -126,7 +127,9 @@ class _InputReader:
         return self.inputs
 
     def _hook(self, name: str) -> Any:
-        def hook(module: Any, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+        def hook(
+            module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]
+        ) -> None:
             x = split_input(args, named)[0]
             self.inputs.setdefault(name, []).append(x.detach())
             if name == self.last:

@@ -91,7 +91,7 @@ class Solver:
     @classmethod
     def of(
         cls,
-        H: Any,
+        H: torch.Tensor,
         damping: float = 0.01,
         act_order: bool = True,
         *,
@@ -135,7 +135,7 @@ class Solver:
         store_lower(flipped, HT)
         return cls(HT, ordered, order, used, dead * unit + used * mean, unit)
 
-    def solve(self, columns: Any) -> Any:
+    def solve(self, columns: torch.Tensor) -> torch.Tensor:
         """Multiply by the inverse of the damped Hessian.
 
         Args:
@@ -154,7 +154,7 @@ class Solver:
         solved[self.order] = torch.linalg.solve_triangular(T, half_solved, upper=False)
         return solved
 
-    def losses(self, E: Any) -> Any:
+    def losses(self, E: torch.Tensor) -> torch.Tensor:
         """Return the squared error of each output, diag(E H E^T), without damping.
 
         Args:
@@ -169,7 +169,7 @@ class Solver:
         ]
         return torch.cat(losses).mul_(self.unit)
 
-    def damping_costs(self, Q: Any, W: Any) -> Any:
+    def damping_costs(self, Q: torch.Tensor, W: torch.Tensor) -> torch.Tensor:
         """Return the share of damping in the cost of each output, diag(E ridge E^T).
 
         Args:
@@ -194,10 +194,10 @@ class Solver:
 
     def quantize(
         self,
-        W: Any,
+        W: torch.Tensor,
         candidates: Sequence[TensorLevels],
         descent_passes: int = 0,
-        first: Any = None,
+        first: torch.Tensor | None = None,
     ) -> Rounded:
         """Round a weight.
 

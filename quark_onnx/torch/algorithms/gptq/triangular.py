@@ -33,7 +33,7 @@ def panels(count: int, width: int = PANEL) -> Iterator[tuple[int, int]]:
     return ((start, min(count, start + width)) for start in range(0, count, width))
 
 
-def add_products(total: Any, x: Any) -> None:
+def add_products(total: torch.Tensor, x: torch.Tensor) -> None:
     """Add X^T X to the upper triangle of a matrix.
 
     Args:
@@ -45,7 +45,7 @@ def add_products(total: Any, x: Any) -> None:
         total[start:stop, start:].addmm_(x[:, start:stop].t(), x[:, start:])
 
 
-def mirror(total: Any) -> None:
+def mirror(total: torch.Tensor) -> None:
     """Copy the upper triangle of a matrix to the lower one.
 
     Args:
@@ -57,7 +57,9 @@ def mirror(total: Any) -> None:
         total[stop:, start:stop].copy_(total[start:stop, stop:].t())
 
 
-def quadratic_form(rows: Any, matrix: Any, diagonal: Any) -> Any:
+def quadratic_form(
+    rows: Any, matrix: torch.Tensor, diagonal: torch.Tensor
+) -> torch.Tensor:
     """Return x^T S x for each row x and a symmetric matrix S.
 
     Args:
@@ -72,7 +74,7 @@ def quadratic_form(rows: Any, matrix: Any, diagonal: Any) -> Any:
     >>> quadratic_form(torch.tensor([[1.0, 2.0]]), S, torch.tensor([1.0, 1.0]))
     tensor([17.])
     """
-    total = rows.new_zeros(len(rows))
+    total: torch.Tensor = rows.new_zeros(len(rows))
     for start, stop in panels(len(matrix)):
         # x^T S x = 2 x^T U x, with U the upper triangle and half of the diagonal
         upper = matrix[start:stop, start:].triu(1)
@@ -81,7 +83,7 @@ def quadratic_form(rows: Any, matrix: Any, diagonal: Any) -> Any:
     return total.mul_(2)
 
 
-def permute(matrix: Any, order: Any) -> Any:
+def permute(matrix: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
     """Return a symmetric matrix with rows and columns permuted, in float32.
 
     Args:
@@ -95,7 +97,7 @@ def permute(matrix: Any, order: Any) -> Any:
     return permuted
 
 
-def flip(matrix: Any, out: Any) -> None:
+def flip(matrix: torch.Tensor, out: torch.Tensor) -> None:
     """Reverse the rows and the columns of a matrix.
 
     Args:
@@ -107,7 +109,7 @@ def flip(matrix: Any, out: Any) -> None:
         out[start:stop] = matrix[count - stop : count - start].flip(0, 1)
 
 
-def factor_flipped(flipped: Any) -> bool:
+def factor_flipped(flipped: torch.Tensor) -> bool:
     """Replace A by the lower triangular T with A = T^T T; both matrices are stored flipped.
 
     A Cholesky factorization gives A = L L^T. On the flipped matrix it gives T^T T, at the same
@@ -128,7 +130,7 @@ def factor_flipped(flipped: Any) -> bool:
     return not info.item() and bool(torch.isfinite(flipped.diagonal()).all())
 
 
-def store_lower(flipped: Any, matrix: Any) -> None:
+def store_lower(flipped: torch.Tensor, matrix: torch.Tensor) -> None:
     """Store a flipped lower triangle on and below the diagonal of a matrix.
 
     Args:

@@ -33,7 +33,7 @@ _FROM_MIDDLE = 0.45
 
 class _Through(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Any, rounded: Any) -> Any:
+    def forward(ctx: Any, x: torch.Tensor, rounded: torch.Tensor) -> Any:
         return rounded.view_as(rounded)
 
     @staticmethod
@@ -41,7 +41,7 @@ class _Through(torch.autograd.Function):
         return gradients[0], None
 
 
-def through(x: Any, rounded: Any) -> Any:
+def through(x: torch.Tensor, rounded: torch.Tensor) -> torch.Tensor:
     """Return ``rounded``, with the gradients of ``x`` (straight-through estimator).
 
     >>> x = torch.tensor(1.2, requires_grad=True)
@@ -49,7 +49,8 @@ def through(x: Any, rounded: Any) -> Any:
     >>> x.grad
     tensor(3.)
     """
-    return _Through.apply(x, rounded)  # type: ignore[no-untyped-call]
+    result: torch.Tensor = _Through.apply(x, rounded)  # type: ignore[no-untyped-call]
+    return result
 
 
 class TrainableWeight:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
 from quark_onnx.errors import DataError
 from quark_onnx.torch.algorithms.gptq.triangular import add_products, quadratic_form
@@ -45,7 +46,7 @@ class ActivationStats:
         """The greatest absolute values, (inputs,)."""
         return torch.maximum(-self.lo, self.hi)
 
-    def power(self, weight: Any) -> float:
+    def power(self, weight: torch.Tensor) -> float:
         """Return the mean square of a weight's outputs, summed over outputs.
 
         Args:
@@ -81,7 +82,7 @@ class _Collector:
         self._second: Any = None
         self._tokens = list[Any]()
 
-    def observe(self, x: Any) -> None:
+    def observe(self, x: torch.Tensor) -> None:
         """Add inputs, (..., tokens, inputs)."""
         x = x.detach().flatten(0, -2).float()
         if not len(x):
@@ -108,7 +109,7 @@ class _Collector:
             step = -(-len(x) // self._share)
             self._tokens.append(x[step // 2 :: step].clone())
 
-    def over_ranks(self, like: Any) -> None:
+    def over_ranks(self, like: torch.Tensor) -> None:
         """Add the statistics of other processes.
 
         Args:
@@ -153,7 +154,7 @@ class _Collector:
 
 
 def moments_of(
-    block: Any,
+    block: nn.Module,
     calls: Sequence[Call],
     names: Iterable[str],
     *,
@@ -192,7 +193,9 @@ def moments_of(
 
 
 def _observing(collector: _Collector) -> Any:
-    def hook(module: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+    def hook(
+        module: nn.Module, args: tuple[Any, ...], named: Mapping[str, Any]
+    ) -> None:
         collector.observe(split_input(args, named)[0])
 
     return hook

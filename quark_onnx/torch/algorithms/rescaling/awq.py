@@ -61,7 +61,7 @@ class AWQ:
         return rescale(job, self.name, self._choose, products=True)
 
     def _choose(self, readers: Readers) -> tuple[Trial, Trial]:
-        def errors(scale: Any) -> Iterator[float]:
+        def errors(scale: torch.Tensor) -> Iterator[float]:
             return map(readers.moments.power, _losses(readers, scale[readers.columns]))
 
         ones = torch.ones(readers.channels, device=readers.columns.device)

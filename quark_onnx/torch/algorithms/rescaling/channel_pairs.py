@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 from torch.func import functional_call
 
 from quark_onnx.torch.algorithms.rescaling.probe import BlockProbe
@@ -42,7 +43,7 @@ class Pair:
     gain: str = "weight"
     unit: float = 0.0
 
-    def apply(self, block: Any, scale: Any) -> None:
+    def apply(self, block: nn.Module, scale: torch.Tensor) -> None:
         """Divide the source's outputs by a scale, and multiply the readers' weights, in place.
 
         Args:
@@ -51,7 +52,7 @@ class Pair:
         """
         self._rescale(block, scale.float(), 1 / scale.float())
 
-    def undo(self, block: Any, scale: Any) -> None:
+    def undo(self, block: nn.Module, scale: torch.Tensor) -> None:
         """Undo ``apply``, up to rounding."""
         self._rescale(block, 1 / scale.float(), scale.float())
 
@@ -77,7 +78,7 @@ class Pair:
         )
         return spread.reshape(-1, *[1] * (weight.ndim - 1))
 
-    def tensors(self, block: Any) -> list[Any]:
+    def tensors(self, block: nn.Module) -> list[Any]:
         """Return the parameters to rescale."""
         source = list(block.get_submodule(self.source).parameters(recurse=False))
         return source + [matrix_of(block.get_submodule(name)) for name in self.readers]
@@ -93,7 +94,7 @@ def _outputs_first(module: Any, parameter: Any) -> Any:
     return parameter.detach()
 
 
-def matrix_of(module: Any) -> Any:
+def matrix_of(module: nn.Module) -> torch.Tensor | None:
     """Return the only parameter with two axes of a part, or None."""
     found = [
         parameter
@@ -105,12 +106,14 @@ def matrix_of(module: Any) -> Any:
     return None
 
 
-def inputs_last(module: Any) -> Any:
+def inputs_last(module: nn.Module) -> torch.Tensor:
     """Return the weight of a linear layer or router as a view, (outputs, inputs)."""
-    return outputs_first(matrix_of(module).detach(), kind_of(module))
+    matrix = matrix_of(module)
+    assert matrix is not None
+    return outputs_first(matrix.detach(), kind_of(module))
 
 
-def find_pairs(block: Any, call: Call) -> list[Pair]:
+def find_pairs(block: nn.Module, call: Call) -> list[Pair]:
     """Find the pairs of a block, in the order of execution of their readers.
 
     Args:
@@ -128,7 +131,7 @@ def find_pairs(block: Any, call: Call) -> list[Pair]:
     )
 
 
-def norms_to_linears(block: Any, call: Call) -> list[Pair]:
+def norms_to_linears(block: nn.Module, call: Call) -> list[Pair]:
     """Find the norms of a block that only linear layers and routers read.
 
     Args:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import nn
 
 from quark_onnx.torch.calibration.block_stream import Call
 
@@ -101,7 +102,7 @@ class BlockProbe:
         error = (trace.output - self.base.output).float().square().mean().sqrt()
         return bool(error <= self._least) and bool(self._least > 0)
 
-    def unscaled(self, trace: Trace, name: str, factors: Any) -> bool:
+    def unscaled(self, trace: Trace, name: str, factors: torch.Tensor) -> bool:
         """Return whether a part reads its input of the run without factors, divided by them."""
         before = self.base.read.get(name)
         now = trace.read.get(name)
@@ -134,7 +135,7 @@ class BlockProbe:
         return (4.0**bits / 2).to(device)
 
 
-def short(block: Any, call: Call, tokens: int = _TOKENS) -> Call:
+def short(block: nn.Module, call: Call, tokens: int = _TOKENS) -> Call:
     """Return the first tokens of a call; the whole call if outputs depend on later tokens."""
     length = call.hidden.shape[1]
     if length <= tokens:
@@ -186,7 +187,7 @@ def _parts(block: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _reading(record: dict[str, list[Any]], name: str, factors: Any) -> Any:
-    def hook(module: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    def hook(module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         key = next(
             (key for key, value in named.items() if isinstance(value, torch.Tensor)),
             None,
@@ -212,7 +213,9 @@ def _reading(record: dict[str, list[Any]], name: str, factors: Any) -> Any:
 
 
 def _computing(record: dict[str, list[Any]], name: str, factors: Any) -> Any:
-    def hook(module: Any, args: tuple[Any, ...], found: Any) -> Any:
+    def hook(
+        module: nn.Module, args: tuple[Any, ...], found: torch.Tensor | tuple[Any, ...]
+    ) -> Any:
         if not isinstance(found, torch.Tensor):
             return None
         record.setdefault(name, []).append(found.flatten(0, -2))

@@ -51,7 +51,7 @@ class Readers:
     channels: int
     moments: ActivationStats
 
-    def channel(self, values: Any) -> Any:
+    def channel(self, values: torch.Tensor) -> torch.Tensor:
         """Return the greatest value of each channel: (inputs,) to (channels,)."""
         return values.new_zeros(self.channels).scatter_reduce_(
             0,
@@ -79,7 +79,7 @@ class Trial:
 
 
 def best_of(
-    first: Any,
+    first: torch.Tensor,
     candidates: Iterable[Any],
     errors: Callable[[Any], Iterable[float]],
 ) -> tuple[Trial, Trial]:
@@ -104,7 +104,7 @@ def best_of(
     return plain, best
 
 
-def centred(scale: Any) -> Any:
+def centred(scale: torch.Tensor) -> torch.Tensor:
     """Normalize scales to a geometric mean of 1, and limit extremes.
 
     A common factor of all scales has no effect.

@@ -88,7 +88,9 @@ class AutoSmoothQuant:
         return _best(readers, alphas, self.scale_clamp_min)
 
 
-def factors(largest: Any, reach: Any, alpha: float, least: float = 1e-3) -> Any:
+def factors(
+    largest: torch.Tensor, reach: torch.Tensor, alpha: float, least: float = 1e-3
+) -> torch.Tensor:
     """Return the factors that divide activations and multiply weights, (channels,).
 
     Equation 4 of SmoothQuant. Channels without activations or weights get the factor 1.
@@ -118,7 +120,7 @@ def _best(
     x = readers.moments.tokens
     exact = [x @ weight.t() for weight in readers.weights]
 
-    def errors(scale: Any) -> Iterator[float]:
+    def errors(scale: torch.Tensor) -> Iterator[float]:
         products = _products(readers, scale[readers.columns])
         return (
             float((one - two).square().sum() / len(x))

@@ -33,7 +33,7 @@ class EmbeddingsAndHead:
 
     def run(
         self,
-        hidden: Any,
+        hidden: torch.Tensor | None,
         changed: Mapping[str, Any] | None = None,
     ) -> tuple[Any, Any]:
         """Return the hidden states before the blocks, and the output of the model.

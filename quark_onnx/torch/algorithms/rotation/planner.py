@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import nn
 from torch.func import functional_call
 
 from quark_onnx.errors import ConfigError, ModelError
@@ -130,7 +131,9 @@ class Rotator:
         errors = [_error(turn(before[0]), after[0]), _error(before[1], after[1])]
         return plan, _checked("what surrounds the blocks", max(errors))
 
-    def block(self, name: str, hidden: Any) -> tuple[WeightRewrites, float, Any]:
+    def block(
+        self, name: str, hidden: torch.Tensor
+    ) -> tuple[WeightRewrites, float, Any]:
         """Return the rewrites of a block whose weights are loaded.
 
         Args:
@@ -213,7 +216,7 @@ class Rotator:
         return {name: plan.tensor(name, get, self.rotations) for name in plan.rewrites}
 
 
-def stream_blocks(model: Any) -> dict[str, Any]:
+def stream_blocks(model: nn.Module) -> dict[str, Any]:
     """Return the blocks of a model by name.
 
     Raises:
@@ -229,7 +232,7 @@ def stream_blocks(model: Any) -> dict[str, Any]:
 
 def apply(
     plan: WeightRewrites,
-    model: Any,
+    model: nn.Module,
     rotations: Mapping[str, OrthogonalMatrix],
 ) -> None:
     """Rewrite the parameters of a model in place, and insert online rotations."""
@@ -262,7 +265,7 @@ def _part(
         for key, module in block.named_modules()
     }
 
-    def run(hidden: Any) -> Any:
+    def run(hidden: torch.Tensor) -> Any:
         with torch.no_grad():
             found = _raw(block, tensors, call, hidden)
         if isinstance(found, torch.Tensor):

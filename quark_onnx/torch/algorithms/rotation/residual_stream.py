@@ -98,7 +98,7 @@ class Part:
 
     def seen(
         self,
-        hidden: Any,
+        hidden: torch.Tensor | None,
         replaced: Mapping[str, Callable[[Any], Any]] | None = None,
     ) -> Seen:
         """Run the part on hidden states, (..., features), with outputs of modules replaced."""
@@ -142,7 +142,7 @@ class Part:
         )
         return [name for name in names if name not in known]
 
-    def read(self, hidden: Any) -> tuple[Reading, ...]:
+    def read(self, hidden: torch.Tensor) -> tuple[Reading, ...]:
         """Return the readers of the stream.
 
         Raises:
@@ -193,7 +193,7 @@ class Part:
 
     def written(
         self,
-        hidden: Any,
+        hidden: torch.Tensor | None,
         size: int,
         skipped: Collection[str],
         normed: bool = False,
@@ -248,7 +248,9 @@ class Part:
                 return name
         return None
 
-    def heads(self, hidden: Any, writers: Collection[str]) -> tuple[Heads, ...]:
+    def heads(
+        self, hidden: torch.Tensor, writers: Collection[str]
+    ) -> tuple[Heads, ...]:
         """Return the values of attention: equal values for all tokens make mixing the identity."""
         matrices = dict(self.weighted())
         found = list[Heads]()
@@ -321,7 +323,7 @@ class Part:
         return ()
 
 
-def follows(before: Any, after: Any, far: Any) -> bool:
+def follows(before: torch.Tensor, after: torch.Tensor, far: Any) -> bool:
     """Return whether a difference is along a vector, up to rounding."""
     if before.shape != after.shape or before.shape[-1:] != far.shape:
         return False
@@ -332,7 +334,7 @@ def follows(before: Any, after: Any, far: Any) -> bool:
     )
 
 
-def floats_of(module: Any, recurse: bool = True) -> dict[str, Any]:
+def floats_of(module: nn.Module, recurse: bool = True) -> dict[str, Any]:
     """Return parameters and buffers of a module by name, floats as float32."""
     named = (
         *module.named_parameters(recurse=recurse, remove_duplicate=False),
@@ -354,7 +356,7 @@ def in_float32(value: Any) -> Any:
     return value
 
 
-def is_table(module: Any) -> bool:
+def is_table(module: nn.Module) -> bool:
     """Return whether a module looks up rows of its weight."""
     return isinstance(module, nn.Embedding)
 
@@ -438,7 +440,7 @@ def _plus(far: Any) -> Callable[[Any], Any]:
 
 
 def _keep_input(record: dict[str, list[Any]], name: str) -> Callable[..., None]:
-    def hook(module: Any, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+    def hook(module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
         found = next(
             (
                 each
@@ -458,7 +460,9 @@ def _keep_output(
     name: str,
     change: Callable[[Any], Any] | None,
 ) -> Callable[..., Any]:
-    def hook(module: Any, args: tuple[Any, ...], found: Any) -> Any:
+    def hook(
+        module: nn.Module, args: tuple[Any, ...], found: torch.Tensor | tuple[Any, ...]
+    ) -> Any:
         if isinstance(found, torch.Tensor):
             record.setdefault(name, []).append(found)
             if change is None:

@@ -104,7 +104,7 @@ class _Planned:
 
 
 def rotate(
-    model: Any,
+    model: nn.Module,
     settings: Rotation,
     data: Iterable[Any] | None = None,
     layers: Layers | None = None,
@@ -180,7 +180,7 @@ def rotate(
     )
 
 
-def rotate_sources(model: Any, sources: Sources, settings: Rotation) -> Rotated:
+def rotate_sources(model: nn.Module, sources: Sources, settings: Rotation) -> Rotated:
     """Rotate the tensors of a checkpoint as they are read.
 
     All of them are read once, a block of the model at a time, to be checked.

@@ -93,7 +93,7 @@ class Trainee:
             for name, each in model.named_parameters(remove_duplicate=False)
         }
 
-    def loss(self, matrices: Mapping[str, Any], ids: Any) -> Any:
+    def loss(self, matrices: Mapping[str, Any], ids: torch.Tensor) -> torch.Tensor:
         """Return the mean negative log likelihood of tokens, (samples, length), without the first.
 
         Args:
@@ -196,8 +196,8 @@ def learn(
 
 
 def cayley_step(
-    matrix: Any,
-    direction: Any,
+    matrix: torch.Tensor,
+    direction: torch.Tensor,
     angle: float,
     centered: bool = False,
 ) -> tuple[Any, Any]:

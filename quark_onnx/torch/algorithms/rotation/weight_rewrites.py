@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from torch import nn
 
 from quark_onnx.torch.algorithms.rotation.residual_stream import (
     Heads,
@@ -257,12 +258,12 @@ def fold_online(part: Part, name: str, size: int) -> WeightRewrites:
     )
 
 
-def inputs_of(module: Any) -> int:
+def inputs_of(module: nn.Module) -> int:
     """Return the input axis of a module's weight."""
     return 0 if kind_of(module) == "Conv1D" else 1
 
 
-def outputs_of(module: Any) -> int:
+def outputs_of(module: nn.Module) -> int:
     """Return the output axis of a module's weight."""
     if is_table(module):
         return 1

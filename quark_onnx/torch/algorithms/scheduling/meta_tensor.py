@@ -28,7 +28,7 @@ class MetaTensor(torch.Tensor):
     _device: torch.device
 
     @classmethod
-    def of(cls, like: Any, device: Any) -> MetaTensor:
+    def of(cls, like: torch.Tensor, device: torch.device) -> MetaTensor:
         """Return a meta tensor with the shape and type of a tensor."""
         tensor: MetaTensor = like.to("meta").as_subclass(cls)
         tensor._device = device

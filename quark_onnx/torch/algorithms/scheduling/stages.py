@@ -8,6 +8,8 @@ from itertools import chain
 from typing import Any
 
 import torch
+from torch import nn
+from torch.autograd.graph import Node
 
 from quark_onnx.torch.algorithms.base import BlockJob
 from quark_onnx.torch.calibration.block_stream import Call
@@ -33,7 +35,7 @@ class Stage:
     until: Mapping[str, int] = field(default_factory=dict, repr=False, compare=False)
 
 
-def stages_of(block: Any, layers: Layers, call: Call) -> list[Stage]:
+def stages_of(block: nn.Module, layers: Layers, call: Call) -> list[Stage]:
     """Return the layers of a block in the order of their dependencies.
 
     Args:
@@ -162,11 +164,11 @@ class _Trace:
 
     def _hook(self, name: str) -> Any:
         def hook(
-            module: Any,
+            module: nn.Module,
             args: tuple[Any, ...],
             named: dict[str, Any],
-            output: Any,
-        ) -> Any:
+            output: torch.Tensor,
+        ) -> torch.Tensor:
             x = split_input(args, named)[0]
             self._alive.append(x)
             self._inputs[name] = x.grad_fn
@@ -198,7 +200,7 @@ class _Trace:
             levels[name] = 1 + max(before, default=-1)
         return levels
 
-    def until(self, levels: Mapping[str, int], result: Any) -> dict[str, int]:
+    def until(self, levels: Mapping[str, int], result: Node | None) -> dict[str, int]:
         """Return the greatest level that reads each layer's output; the result comes last."""
         until = dict[str, int]()
         ends = [(self._inputs[name], level) for name, level in levels.items()]

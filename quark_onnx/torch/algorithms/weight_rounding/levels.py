@@ -41,8 +41,8 @@ class TensorLevels:
         size: columns of a group.
     """
 
-    scale: Any
-    zero: Any
+    scale: torch.Tensor
+    zero: torch.Tensor | None
     least: float
     greatest: float
     element: MiniFloat | None = None
@@ -123,7 +123,7 @@ class TensorLevels:
         """A key of the levels: equal keys mean equal levels, whatever the scales."""
         return self.least, self.greatest, self.element, self.zero is not None
 
-    def part(self, rows: Any) -> TensorLevels:
+    def part(self, rows: slice | torch.Tensor) -> TensorLevels:
         """Return the levels of some rows, a slice or an index tensor."""
         return replace(
             self,
@@ -131,7 +131,7 @@ class TensorLevels:
             zero=None if self.zero is None else self.zero[rows],
         )
 
-    def merged(self, other: TensorLevels, wins: Any) -> TensorLevels:
+    def merged(self, other: TensorLevels, wins: torch.Tensor) -> TensorLevels:
         """Replace rows.
 
         Args:
@@ -141,6 +141,7 @@ class TensorLevels:
         mask = wins[:, None]
         zero = None
         if self.zero is not None:
+            assert other.zero is not None  # an equal key
             zero = torch.where(mask, other.zero, self.zero)
         return replace(
             self, scale=torch.where(mask, other.scale, self.scale), zero=zero
@@ -149,7 +150,7 @@ class TensorLevels:
     def columns(self) -> list[TensorLevels]:
         """Return the levels of a column of each group."""
         scales = self.scale.t().contiguous()
-        zeros = [None] * len(scales)
+        zeros: Any = [None] * len(scales)
         if self.zero is not None:
             zeros = self.zero.t().contiguous()
         return [
@@ -157,22 +158,22 @@ class TensorLevels:
             for scale, zero in zip(scales, zeros, strict=True)
         ]
 
-    def levels(self, values: Any) -> Any:
+    def levels(self, values: torch.Tensor) -> torch.Tensor:
         """Return the levels nearest to values, (rows, columns)."""
         units = values / self._per_column(self.scale, values)
         if self.zero is not None:
             units = units + self._per_column(self.zero, values)
         return self.rounded(units)
 
-    def rounded(self, units: Any) -> Any:
+    def rounded(self, units: torch.Tensor) -> torch.Tensor:
         """Round values in units of the scale to levels, in place."""
         return self.nearest(units if self.element is not None else units.add_(_WHOLE))
 
-    def base(self, zero: Any) -> Any:
+    def base(self, zero: torch.Tensor) -> torch.Tensor:
         """Return the summand for ``nearest``: the zero point, and ``_WHOLE`` for integers."""
         return zero if self.element is not None else zero + _WHOLE
 
-    def nearest(self, units: Any) -> Any:
+    def nearest(self, units: torch.Tensor) -> torch.Tensor:
         """Round to levels, in place.
 
         Args:
@@ -182,20 +183,20 @@ class TensorLevels:
             return block_formats.round_to(units, self.element)
         return units.clamp_(self.least + _WHOLE, self.greatest + _WHOLE).sub_(_WHOLE)
 
-    def values(self, levels: Any) -> Any:
+    def values(self, levels: torch.Tensor) -> torch.Tensor:
         """Return the values of levels, (rows, columns)."""
         units = levels
         if self.zero is not None:
             units = levels - self._per_column(self.zero, levels)
         return units * self._per_column(self.scale, levels)
 
-    def _per_column(self, part: Any, values: Any) -> Any:
+    def _per_column(self, part: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         """Repeat a parameter of groups for the columns of ``values``."""
         if self.size == 1 or part.shape[1] == 1:
             return part
         return part.repeat_interleave(self.size, 1)[:, : values.shape[1]]
 
-    def put(self, quantized: Quantized, values: Any) -> Quantized:
+    def put(self, quantized: Quantized, values: torch.Tensor) -> Quantized:
         """Replace the codes of a weight.
 
         Args:
@@ -209,7 +210,7 @@ class TensorLevels:
             codes[start : start + count, : values.shape[1]] = part
         return replace(quantized, codes=codes.reshape(quantized.codes.shape))
 
-    def _codes(self, quantized: Quantized, values: Any, start: int) -> Any:
+    def _codes(self, quantized: Quantized, values: torch.Tensor, start: int) -> Any:
         levels = self.part(slice(start, start + len(values))).levels(values)
         if self.element is None:
             if self.zero is None and self.least == -128:
@@ -220,7 +221,7 @@ class TensorLevels:
         return block_formats.code_of(levels, self.element)
 
 
-def _per_row(parameter: Any, rows: int) -> Any:
+def _per_row(parameter: torch.Tensor, rows: int) -> torch.Tensor:
     """Return scales or zero points as float32, (rows, groups); (rows, 1) without groups."""
     parameter = parameter.float()
     if parameter.ndim == 2:

@@ -28,11 +28,11 @@ class Loss:
             add to its float outputs; None for no correction.
     """
 
-    weight: Any
-    squares: Callable[[Any], Any]
-    pull: Any = None
+    weight: torch.Tensor
+    squares: Callable[[torch.Tensor], torch.Tensor]
+    pull: torch.Tensor | None = None
 
-    def __call__(self, quantized: Quantized) -> Any:
+    def __call__(self, quantized: Quantized) -> torch.Tensor:
         """Return the loss of each output, (outputs,); up to a constant with a pull."""
         E = quantized.dequantize(torch.float32).reshape(self.weight.shape) - self.weight
         square = self.squares(E)
@@ -40,7 +40,7 @@ class Loss:
             return square
         return square - 2 * (E * self.pull.t()).sum(1)
 
-    def power(self) -> Any:
+    def power(self) -> torch.Tensor:
         """Return the sum of squares of the float outputs; an estimate for many outputs.
 
         The mean square of sums of all outputs with random signs is an unbiased estimate (Hutchinson
@@ -56,7 +56,7 @@ class Loss:
         return self.squares(signs.to(self.weight) @ self.weight).sum() / _SUMS
 
 
-def squares_of(H: Any) -> Callable[[Any], Any]:
+def squares_of(H: torch.Tensor | None) -> Callable[[torch.Tensor], torch.Tensor]:
     """Return the function ``squares`` of a loss.
 
     Args:
@@ -69,10 +69,10 @@ def squares_of(H: Any) -> Callable[[Any], Any]:
 
 def better(
     best: Quantized,
-    error: Any,
+    error: torch.Tensor,
     new: Quantized,
-    new_error: Any,
-) -> tuple[Quantized, Any]:
+    new_error: torch.Tensor,
+) -> tuple[Quantized, torch.Tensor]:
     """Select the rows with less error; all rows at once for a per-tensor scale.
 
     Args:
@@ -92,7 +92,7 @@ def better(
     return merged(best, new, wins), torch.where(wins, new_error, error)
 
 
-def merged(first: Quantized, second: Quantized, wins: Any) -> Quantized:
+def merged(first: Quantized, second: Quantized, wins: torch.Tensor) -> Quantized:
     """Replace rows of a weight with scales per row.
 
     Args:

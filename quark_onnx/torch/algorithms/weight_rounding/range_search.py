@@ -44,9 +44,9 @@ def tries(shares: int) -> int:
 
 
 def fitted(
-    weight: Any,
+    weight: torch.Tensor,
     start: Quantized,
-    power: Any,
+    power: torch.Tensor,
     shares: tuple[float, ...] = SHARES,
     *,
     apart: bool = False,
@@ -163,7 +163,7 @@ def _share_indices(best: Any, count: int) -> Iterator[Any]:
             yield neighbour.clamp(0, count - 1)
 
 
-def _diagonal_blocks(power: Any, size: int) -> Any:
+def _diagonal_blocks(power: torch.Tensor, size: int) -> Any:
     """Split (inputs,) into (groups, size), and (inputs, inputs) into (groups, size, size)."""
     if power.ndim == 1:
         return in_blocks(power[None], size)[0]
