@@ -15,10 +15,11 @@ import logging
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 from transformers.quantizers import auto
 from transformers.quantizers.base import HfQuantizer
 from transformers.utils import is_quark_available  # type: ignore[attr-defined]
@@ -206,7 +207,7 @@ class QuarkCheckpointQuantizer(HfQuantizer):
 
     def get_state_dict_and_metadata(
         self,
-        model: Any,
+        model: PreTrainedModel,
         **_: Any,
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the tensors of the checkpoint, by their names in files.
@@ -223,7 +224,7 @@ class QuarkCheckpointQuantizer(HfQuantizer):
                 )
             found[self._layout.key(names(name))] = tensor
         # transformers would rename them once more
-        model._weight_conversions = []
+        cast(Any, model)._weight_conversions = []
         return found, {}
 
     @property
@@ -286,7 +287,7 @@ class _Waiting(nn.Module):
         self.register_buffer("size", None)
         return self._module.pop()
 
-    def hook_again(self, module: Any) -> None:
+    def hook_again(self, module: nn.Module) -> None:
         """Attach a hook of accelerate that moves inputs like the placeholder's hook."""
         _copy_hook(self, module)
 

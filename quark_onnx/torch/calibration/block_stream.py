@@ -15,10 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from quark_onnx.errors import DataError, ModelError
 from quark_onnx.torch.calibration.hidden_states import HiddenStates
 from quark_onnx.torch.calibration.padding import unpadded
+
+#: Arguments of a model: a tensor, keywords, or positional arguments.
+Sample = torch.Tensor | Mapping[str, Any] | Sequence[Any]
 
 _NO_WALK = "the model cannot be walked block by block"
 
@@ -31,7 +35,7 @@ class _Enough(Exception):  # noqa: N818
     """Exception to stop a run of the model at the last block."""
 
 
-def call(model: Any, batch: Any) -> Any:
+def call(model: Callable[..., Any], batch: Sample) -> Any:
     """Run a model on a batch.
 
     Args:
@@ -45,7 +49,7 @@ def call(model: Any, batch: Any) -> Any:
         return model(**batch)
     if isinstance(batch, torch.Tensor):
         return model(batch)
-    if isinstance(batch, Sequence) and not isinstance(batch, str):
+    if isinstance(batch, Sequence) and not isinstance(batch, str):  # type: ignore[redundant-expr]
         return model(*batch)
     raise DataError(
         f"the data yields a {type(batch).__name__}; a tensor, a dict or a list of"
@@ -53,7 +57,7 @@ def call(model: Any, batch: Any) -> Any:
     )
 
 
-def run_whole(model: Any, data: Iterable[Any]) -> None:
+def run_whole(model: nn.Module, data: Iterable[Any]) -> None:
     """Run a model on all batches.
 
     Args:
@@ -78,7 +82,7 @@ def run_whole(model: Any, data: Iterable[Any]) -> None:
         raise DataError("the calibration data is empty")
 
 
-def batches(data: Any) -> Iterator[Any]:
+def batches(data: Iterable[Sample]) -> Iterator[Any]:
     """Yield the batches of calibration data, without padding.
 
     Raises:
@@ -93,7 +97,7 @@ def batches(data: Any) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def inference(model: Any) -> Iterator[None]:
+def inference(model: nn.Module) -> Iterator[None]:
     """Disable gradients, dropout and key-value caches inside the context."""
     training = [module for module in model.modules() if module.training]
     # submodules may have their own configurations
@@ -132,7 +136,7 @@ class Call:
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
-    def run(self, block: Any) -> Any:
+    def run(self, block: nn.Module) -> Any:
         """Run a block, and return the output hidden states.
 
         The block gets a copy of the input, since blocks may work in place.
@@ -200,7 +204,7 @@ class BlockStream:
         }
         return iter(found.values())
 
-    def check_once(self, model: Any) -> None:
+    def check_once(self, model: nn.Module) -> None:
         """Raise NotWalkable if the model runs a block again after the last block.
 
         Recurrent models do so. Blocks are skipped, and modules after them may lack weights, such as
@@ -208,7 +212,7 @@ class BlockStream:
         """
         self._recorder.check_once(model, moved(self._first, self._device))
 
-    def finish(self, model: Any, data: Iterable[Any]) -> None:
+    def finish(self, model: nn.Module, data: Iterable[Any]) -> None:
         """Run the model on all samples once more, to run the modules after the blocks.
 
         Blocks are skipped and return the stored hidden states. Call this method after the float
@@ -261,7 +265,7 @@ class BlockStream:
     def run(
         self,
         name: str,
-        block: Any,
+        block: nn.Module,
         quantized: bool = False,
         run: Callable[[int, Call], Any] | None = None,
     ) -> Iterator[int]:
@@ -295,7 +299,7 @@ def _tensors(parts: Any) -> Iterator[Any]:
             yield from _tensors(part)
 
 
-def moved(batch: Any, device: Any) -> Any:
+def moved(batch: Sample, device: torch.device | str) -> Sample:
     """Move a batch to a device."""
     if isinstance(batch, torch.Tensor):
         return batch.to(device)
@@ -322,7 +326,7 @@ class _Recorder:
             name: [] for name in blocks
         }
 
-    def run(self, model: Any, batch: Any) -> None:
+    def run(self, model: nn.Module, batch: Sample) -> None:
         """Record one batch."""
         before = len(self.hidden)
         self._handed: Any = None
@@ -344,7 +348,7 @@ class _Recorder:
                 f" on; {_NO_WALK}",
             )
 
-    def check_once(self, model: Any, batch: Any) -> None:
+    def check_once(self, model: nn.Module, batch: Sample) -> None:
         """Raise NotWalkable if a batch returns to a block after the last one."""
         hidden, form = self.hidden[0], self._form
         count = Counter[str]()
@@ -367,7 +371,7 @@ class _Recorder:
             if not count[self._last]:
                 raise
 
-    def finish(self, model: Any, batch: Any, index: int) -> None:
+    def finish(self, model: nn.Module, batch: Sample, index: int) -> None:
         """Run the modules outside of the blocks on a batch with stored states."""
         hidden, form = self.hidden[index], self._form
 

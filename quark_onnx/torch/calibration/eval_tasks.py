@@ -5,11 +5,14 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quark_onnx.errors import ConfigError, DataError, MissingDependency, nearest
 from quark_onnx.extras import pip_install
 from quark_onnx.torch.checkpoints.load import load_checkpoint
+
+if TYPE_CHECKING:
+    from torch import nn
 
 #: By task, then by metric.
 Scores = Mapping[str, Mapping[str, float]]
@@ -94,7 +97,7 @@ class Tasks:
 
     def scores_of(
         self,
-        model: Any,
+        model: nn.Module,
         folder: Path | str,
         *,
         trust_code: bool = False,

@@ -81,7 +81,7 @@ class HiddenStates:
     def __iter__(self) -> Iterator[Any]:
         return map(_read, self._kept)
 
-    def append(self, state: Any) -> None:
+    def append(self, state: torch.Tensor) -> None:
         """Add a tensor."""
         self._kept.append(self._keep(state))
 

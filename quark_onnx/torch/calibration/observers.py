@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from calibrators import MinMax, Range
 from quark_onnx.errors import DataError, ModelError
@@ -33,7 +34,7 @@ class Observer:
         self._model: Any = None
         self._device: Any = device
 
-    def observe(self, x: Any) -> None:
+    def observe(self, x: torch.Tensor) -> None:
         """Add a tensor to the statistic.
 
         Raises:
@@ -244,14 +245,14 @@ class ActivationObservers:
 
 
 def _reading(watched: Observer) -> Any:
-    def hook(module: Any, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+    def hook(module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
         watched.observe(split_input(args, named)[0].detach())
 
     return hook
 
 
 def _rotated(watched: Observer, name: str, outputs: int) -> Any:
-    def hook(keys: Any) -> Any:
+    def hook(keys: torch.Tensor) -> torch.Tensor:
         if keys.shape[1] * keys.shape[3] % outputs:
             raise ModelError(
                 f"kv_cache: {name} computes {outputs} numbers for a token, which are"
@@ -265,7 +266,7 @@ def _rotated(watched: Observer, name: str, outputs: int) -> Any:
 
 
 def _handed(watched: Observer) -> Any:
-    def hook(probabilities: Any) -> Any:
+    def hook(probabilities: torch.Tensor) -> torch.Tensor:
         watched.observe(probabilities.detach())
         return probabilities
 
@@ -273,7 +274,7 @@ def _handed(watched: Observer) -> Any:
 
 
 def _computing(watched: Observer) -> Any:
-    def hook(module: Any, args: tuple[Any, ...], found: Any) -> None:
+    def hook(module: nn.Module, args: tuple[Any, ...], found: torch.Tensor) -> None:
         watched.observe(found.detach())
 
     return hook

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+from torch import nn
 
 from quark_onnx.errors import DataError
 from quark_onnx.progress import Progress
@@ -13,7 +14,7 @@ from quark_onnx.torch.calibration.block_stream import inference
 
 
 def perplexity(
-    model: Any,
+    model: nn.Module,
     windows: Iterable[Any],
     *,
     batch: int = 8,
@@ -54,7 +55,7 @@ def perplexity(
     return float(torch.exp(torch.tensor(total / count, dtype=torch.float64)))
 
 
-def windows_of(tokens: Any, length: int) -> list[Any]:
+def windows_of(tokens: torch.Tensor, length: int) -> list[Any]:
     """Split tokens into windows of one length without overlap; drop the remainder.
 
     >>> windows_of(torch.arange(7), 3)

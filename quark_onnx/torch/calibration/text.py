@@ -6,9 +6,9 @@ import json
 import logging
 import os
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,6 +16,9 @@ import torch
 from calibrators.limits import regular_size
 from quark_onnx.errors import DataError, MissingDependency
 from quark_onnx.torch.calibration.perplexity import windows_of
+
+if TYPE_CHECKING:
+    pass
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +41,7 @@ NAMED = {
 
 def read_windows(
     source: Path | str,
-    tokenizer: Any,
+    tokenizer: Callable[..., Any] | None,
     length: int,
     count: int | None = None,
     spare: int = 0,

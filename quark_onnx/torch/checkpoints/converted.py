@@ -6,13 +6,16 @@ from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from quark_onnx.errors import ModelError
 from quark_onnx.torch.checkpoints.safetensors_io import Reader
 from quark_onnx.torch.models.experts import stack_names
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 @dataclass
@@ -31,7 +34,9 @@ class _Group:
     keys: dict[str, list[str]] = field(default_factory=dict)
     names: tuple[str, ...] = ()
 
-    def convert(self, model: Any, tensors: Mapping[str, Any]) -> dict[str, Any]:
+    def convert(
+        self, model: PreTrainedModel | SimpleNamespace, tensors: Mapping[str, Any]
+    ) -> dict[str, Any]:
         """Return the parameters by name, computed from the stored tensors by key.
 
         Raises:

@@ -47,7 +47,7 @@ class DecodedTensor(StoredTensor):
         return self.decode()
 
 
-def decoded_reader(folder: Path, dtype: Any) -> Reader:
+def decoded_reader(folder: Path, dtype: torch.dtype) -> Reader:
     """Return a reader of the dequantized tensors of a quantized checkpoint.
 
     Args:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quark_onnx.errors import ConfigError
 from quark_onnx.torch.checkpoints.layouts import Layout, check_config, layout_named
@@ -22,13 +22,17 @@ from quark_onnx.torch.models.online_rotation import OnlineRotation
 from quark_onnx.torch.models.quantized_layer import QuantizedLayer, Rounding, kind_of
 from quark_onnx.torch.models.structure import within
 
+if TYPE_CHECKING:
+    from torch import nn
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
 
 def write_checkpoint(  # noqa: PLR0913
-    model: Any,
+    model: PreTrainedModel,
     folder: Path | str,
     config: TorchConfig,
     *,
-    tokenizer: Any = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
     layout: str = "quark",
     pack_method: str = "reorder",
     max_shard: int = SHARD,
@@ -107,7 +111,9 @@ def _copy_code(model: Any, folder: Path) -> None:
         custom_object_save(model, folder, config=model.config)
 
 
-def check_experts(layout: Layout, model: Any, keys: Mapping[str, str]) -> None:
+def check_experts(
+    layout: Layout, model: PreTrainedModel, keys: Mapping[str, str]
+) -> None:
     """Raise ConfigError if clients would not find unfused experts.
 
     Args:
@@ -147,7 +153,7 @@ def check_experts(layout: Layout, model: Any, keys: Mapping[str, str]) -> None:
 
 def described(
     content: dict[str, Any],
-    model: Any,
+    model: PreTrainedModel,
     config: TorchConfig,
     layout: Layout,
     quantized: Mapping[str, LayerSpec],
@@ -279,7 +285,7 @@ def untied(content: dict[str, Any]) -> dict[str, Any]:
     return content | parts | {"tie_word_embeddings": False}
 
 
-def floats_of(model: Any) -> list[str]:
+def floats_of(model: nn.Module) -> list[str]:
     """Return the names of float layers that have a default, and of routers."""
     routers = set(routers_of(model))
     return [
@@ -289,7 +295,7 @@ def floats_of(model: Any) -> list[str]:
     ]
 
 
-def tensors_of(model: Any, layout: Layout) -> Iterator[tuple[str, Any]]:
+def tensors_of(model: nn.Module, layout: Layout) -> Iterator[tuple[str, Any]]:
     """Yield the tensors of a checkpoint with their names; tied tensors appear once."""
     seen = set[int]()
     for prefix, module in model.named_modules():

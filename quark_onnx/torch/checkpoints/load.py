@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quark_onnx.errors import ModelError
 from quark_onnx.torch.checkpoints.layouts import Layout, read_layout
@@ -28,11 +28,15 @@ from quark_onnx.torch.models.quantized_layer import (
 )
 from quark_onnx.torch.models.structure import layers_of, set_module
 
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
 
 def load_checkpoint(
     folder: Path | str,
     *,
-    dtype: Any = None,
+    dtype: torch.dtype | None = None,
     trust_code: bool = False,
 ) -> Any:
     """Load the model of a checkpoint, with quantized layers and their codes.
@@ -72,7 +76,7 @@ def load_checkpoint(
     return model.eval()
 
 
-def in_memory(config: TorchConfig, model: Any) -> TorchConfig:
+def in_memory(config: TorchConfig, model: nn.Module) -> TorchConfig:
     """Return a configuration with layer names in memory instead of names in files.
 
     Globs stay unchanged. A base model without its head (``AutoModel``) has no prefix in its names,
@@ -96,7 +100,7 @@ def in_memory(config: TorchConfig, model: Any) -> TorchConfig:
 
 
 def put_layers(
-    model: Any,
+    model: nn.Module,
     config: TorchConfig,
     layout: Layout,
     sources: Sources,
@@ -124,7 +128,7 @@ def put_layers(
 
 
 def quantized_layers(
-    model: Any,
+    model: nn.Module,
     config: TorchConfig,
     layout: Layout,
     sources: Sources,
@@ -154,11 +158,11 @@ def quantized_layers(
 
 
 def read_layer(  # noqa: PLR0913
-    module: Any,
+    module: nn.Module,
     name: str,
     spec: LayerSpec,
     sources: Sources,
-    dtype: Any,
+    dtype: torch.dtype,
     layout: Layout,
 ) -> QuantizedLayer:
     """Return a quantized layer with the codes and scales of a checkpoint.
@@ -182,7 +186,8 @@ def read_layer(  # noqa: PLR0913
             if f"{name}.{part}" in sources
         }
         try:
-            shape = tuple(outputs_first(module.weight, kind_of(module)).shape)
+            matrix: Any = module.weight
+            shape = tuple(outputs_first(matrix, kind_of(module)).shape)
             weight = layout.restored(parts, spec, shape, dtype)
             weight.dequantize()
             _check_count(weight)

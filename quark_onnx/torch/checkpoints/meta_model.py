@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -14,6 +14,9 @@ from quark_onnx.errors import ConfigError, MissingDependency, ModelError
 from quark_onnx.extras import pip_install
 from quark_onnx.torch.checkpoints.safetensors_io import read_json
 from quark_onnx.torch.models.experts import unfuse_experts
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 
 @contextlib.contextmanager
@@ -85,7 +88,7 @@ def float_config_of(folder: Path, *, trust_code: bool = False) -> Any:
     return config_of(folder, trust_code=trust_code)
 
 
-def skeleton_of(config: Any, *, trust_code: bool = False) -> Any:
+def skeleton_of(config: PreTrainedConfig, *, trust_code: bool = False) -> Any:
     """Return the model of a configuration, with empty parameters and unfused experts.
 
     Raises:
@@ -130,7 +133,7 @@ def _suits(architecture: Any, config: Any, transformers: Any) -> bool:
     )
 
 
-def dtype_of(config: Any) -> Any:
+def dtype_of(config: PreTrainedConfig) -> torch.dtype:
     """Return the dtype of a model's weights; float32 if not configured."""
     found = getattr(config, "dtype", None) or torch.float32
     found = getattr(torch, found, None) if isinstance(found, str) else found
@@ -142,7 +145,7 @@ def dtype_of(config: Any) -> Any:
     return found
 
 
-def is_tied(config: Any) -> bool:
+def is_tied(config: PreTrainedConfig) -> bool:
     """Return whether the token embedding and the head share a weight."""
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     return bool(getattr(text, "tie_word_embeddings", False))

@@ -240,13 +240,13 @@ class Sources:
 
 
 def fill(  # noqa: PLR0913
-    module: Any,
+    module: nn.Module,
     prefix: str,
     sources: Sources,
     *,
-    dtype: Any = None,
+    dtype: torch.dtype | None = None,
     recurse: bool = True,
-    device: Any = None,
+    device: torch.device | str | None = None,
 ) -> None:
     """Read the empty parameters of a module and of its children.
 
@@ -289,7 +289,7 @@ def fill(  # noqa: PLR0913
                 setattr(owner, name, sources.get(place + name).to(device))
 
 
-def move_filled(module: Any, device: Any) -> None:
+def move_filled(module: nn.Module, device: torch.device | str) -> None:
     """Move the non-empty parameters and buffers of a module to a device."""
     for owner in module.modules():
         for name, parameter in owner.named_parameters(recurse=False):
@@ -310,14 +310,14 @@ def _aligned(tensor: Any) -> Any:
     return tensor.clone() if tensor.data_ptr() % _ALIGNMENT else tensor
 
 
-def tie(model: Any, tied: Mapping[str, str]) -> None:
+def tie(model: nn.Module, tied: Mapping[str, str]) -> None:
     """Restore shared parameters by name, after separate filling of modules."""
     for name, twin in tied.items():
         owner, _, own = name.rpartition(".")
         setattr(model.get_submodule(owner), own, model.get_parameter(twin))
 
 
-def missing_of(module: Any) -> list[str]:
+def missing_of(module: nn.Module) -> list[str]:
     """Return the names of the empty parameters."""
     return [
         name
@@ -326,7 +326,7 @@ def missing_of(module: Any) -> list[str]:
     ]
 
 
-def empty(module: Any, *, recurse: bool = True) -> None:
+def empty(module: nn.Module, *, recurse: bool = True) -> None:
     """Free the memory of a module's parameters, including children if ``recurse``."""
     for owner in module.modules() if recurse else [module]:
         for name, parameter in list(owner.named_parameters(recurse=False)):

@@ -93,7 +93,7 @@ def restored(
     parts: Mapping[str, Any],
     spec: TensorSpec,
     shape: tuple[int, ...],
-    dtype: Any,
+    dtype: torch.dtype,
     method: str,
 ) -> Quantized:
     """Return the weight from the tensors of ``stored``.

@@ -5,16 +5,19 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
 from calibrators.limits import read_text
 from quark_onnx.errors import ConfigError, ModelError
 from quark_onnx.torch.checkpoints.safetensors_writer import TensorFile
+
+if TYPE_CHECKING:
+    import torch
 
 #: The files of tensors, and their index.
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -225,7 +228,7 @@ class Writer:
                 file.abandon()
             shutil.rmtree(self.staging, ignore_errors=True)
 
-    def add(self, name: str, tensor: Any) -> None:
+    def add(self, name: str, tensor: torch.Tensor) -> None:
         """Write a tensor.
 
         Raises:
@@ -245,7 +248,7 @@ class Writer:
         self._files[-1].add(name, tensor)
         self._names[-1].append(name)
 
-    def write_json(self, name: str, content: Any) -> None:
+    def write_json(self, name: str, content: Mapping[str, Any]) -> None:
         """Write a JSON file into the folder."""
         text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
         (self.staging / name).write_text(text, encoding="utf-8")

@@ -57,7 +57,7 @@ class TensorFile:
         self._places: dict[str, Any] = {}
         self._small: list[tuple[str, Any]] = []
 
-    def add(self, name: str, tensor: Any) -> None:
+    def add(self, name: str, tensor: torch.Tensor) -> None:
         """Write a tensor, or keep it for ``close`` if it would break the alignment.
 
         Raises:

@@ -6,14 +6,17 @@ Example: Marian's sinusoidal position embeddings.
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from quark_onnx.torch.checkpoints.parameter_sources import Sources
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
-def compute_unsaved(model: Any, stored: Sources) -> None:
+
+def compute_unsaved(model: PreTrainedModel, stored: Sources) -> None:
     """Compute empty parameters that transformers leaves out of checkpoints.
 
     Their values are fixed. They become non-persistent buffers: no later step reads them from a

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quark_onnx.convert import convert
 from quark_onnx.errors import ConfigError, nearest
@@ -22,6 +22,13 @@ from quark_onnx.torch.export.config.config import ExporterConfig, JsonExporterCo
 from quark_onnx.torch.models.attention import set_attention
 from quark_onnx.torch.models.quantized_layer import QuantizedLayer
 from quark_onnx.torch.quantization.config.config import QConfig
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from quark_onnx.torch.calibration.block_stream import Sample
 
 logger = logging.getLogger(__name__)
 
@@ -56,10 +63,10 @@ class ModelExporter:
 
     def export_safetensors_model(
         self,
-        model: Any,
+        model: PreTrainedModel,
         quant_config: QConfig | None = None,
         custom_mode: str = "quark",
-        tokenizer: Any = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
     ) -> None:
         """Write a checkpoint for vLLM and transformers.
 
@@ -100,7 +107,7 @@ class ModelExporter:
             weight_format=asked.weight_format,
         )
 
-    def export_onnx_model(self, model: Any, input_args: Any) -> None:
+    def export_onnx_model(self, model: nn.Module, input_args: Sample) -> None:
         """Write ``model.onnx``.
 
         Args:
@@ -111,7 +118,7 @@ class ModelExporter:
 
     def export_gguf_model(
         self,
-        model: Any,
+        model: PreTrainedModel,
         tokenizer_path: Path | str,
         model_type: str | None = None,
     ) -> None:
@@ -135,13 +142,13 @@ class ModelImporter:
         self.model_info_dir = Path(model_info_dir)
         self.saved_format = saved_format
 
-    def import_model_info(self, model: Any) -> Any:
+    def import_model_info(self, model: nn.Module) -> Any:
         """Return the model with the checkpoint's quantized layers."""
         return import_model_from_safetensors(model, self.model_info_dir)
 
 
 def export_safetensors(
-    model: Any,
+    model: PreTrainedModel,
     output_dir: Path | str,
     custom_mode: str = "quark",
     weight_format: str | None = None,
@@ -171,9 +178,9 @@ def export_safetensors(
 
 
 def export_onnx(  # noqa: PLR0913
-    model: Any,
+    model: nn.Module,
     output_dir: Path | str,
-    input_args: Any,
+    input_args: Sample,
     opset_version: int | None = None,
     input_names: Sequence[str] = (),
     output_names: Sequence[str] = (),
@@ -217,7 +224,7 @@ def export_onnx(  # noqa: PLR0913
 
 
 def export_gguf(
-    model: Any,
+    model: PreTrainedModel,
     output_dir: Path | str,
     model_type: str | None,
     tokenizer_path: Path | str,
@@ -250,7 +257,7 @@ def import_model_from_safetensors(  # noqa: PLR0913
     multi_device: bool = False,
     trust_remote_code: bool = False,
     attn_implementation: str | None = None,
-    device: Any = None,
+    device: torch.device | str | None = None,
     multi_gpu: bool = False,
 ) -> Any:
     """Load a checkpoint of AMD Quark or of this package.
@@ -295,7 +302,7 @@ def import_model_from_safetensors(  # noqa: PLR0913
     return found if device is None else found.to(device)
 
 
-def config_of(model: Any) -> TorchConfig:
+def config_of(model: nn.Module) -> TorchConfig:
     """Return the configuration by which a model was quantized.
 
     Raises:

@@ -7,17 +7,20 @@ UNets and transformers are quantized by ``quantize_model``. The folder has the f
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quark_onnx.errors import MissingDependency, ModelError, nearest
 from quark_onnx.torch.checkpoints.safetensors_io import check_free, read_json
 from quark_onnx.torch.export.params import load_params, save_params
 
+if TYPE_CHECKING:
+    from diffusers import ModelMixin
+
 #: Base name of the files of ``save_params``, and the file of diffusers' configuration.
 _NAME, _CONFIG = "model", "config.json"
 
 
-def save_diffusion_model(model: Any, folder: Path | str) -> None:
+def save_diffusion_model(model: ModelMixin, folder: Path | str) -> None:
     """Write a quantized model of diffusers.
 
     Args:

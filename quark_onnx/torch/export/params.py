@@ -6,8 +6,9 @@ The signatures are those of AMD Quark.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from torch.fx import GraphModule
 
@@ -28,12 +29,15 @@ from quark_onnx.torch.models.experts import unfuse_experts
 from quark_onnx.torch.models.quantized_layer import QuantizedLayer
 from quark_onnx.torch.quantization.config.type import QuantizationMode
 
+if TYPE_CHECKING:
+    from torch import nn
+
 
 def save_params(  # noqa: PLR0913
-    model: Any,
+    model: nn.Module,
     model_type: str,
-    args: Any = None,
-    kwargs: Any = None,
+    args: tuple[Any, ...] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
     export_dir: Path | str = ".",
     quant_mode: QuantizationMode = QuantizationMode.eager_mode,
     compressed: bool = False,
@@ -116,7 +120,7 @@ def save_params(  # noqa: PLR0913
 
 
 def load_params(  # noqa: PLR0913
-    model: Any = None,
+    model: nn.Module | None = None,
     json_path: Path | str = "",
     safetensors_path: Path | str = "",
     pth_path: Path | str = "",
@@ -176,7 +180,7 @@ def load_params(  # noqa: PLR0913
             f"{safetensors_path} has no tensor {missing[0]!r} ({len(missing)} are"
             " missing)",
         )
-    model.quantized_by = config
+    cast(Any, model).quantized_by = config
     return model.eval()
 
 

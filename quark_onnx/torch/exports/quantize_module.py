@@ -16,6 +16,8 @@ from quark_onnx.extras import pip_install
 if TYPE_CHECKING:
     from torch import nn
 
+    from quark_onnx.torch.calibration.block_stream import Sample
+
 #: The first opset that torch's exporter writes; quantization raises the opset if a number format
 #: needs a later one.
 _OPSET = 18
@@ -23,7 +25,7 @@ _OPSET = 18
 
 def quantize_module(  # noqa: PLR0913
     module: nn.Module,
-    example_inputs: Any,
+    example_inputs: Sample,
     data: Any,
     config: Config = "A8W8",
     output: str | Path | None = None,

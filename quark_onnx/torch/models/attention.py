@@ -10,14 +10,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
+from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from quark_onnx.errors import ConfigError, ModelError
 from quark_onnx.torch.config.torch_config import TorchConfig
 from quark_onnx.torch.models.quantized_layer import Layers
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _PREFIX = "quark_onnx_"
 #: The name of attention by softmax, and the function that each model's file defines for it.
@@ -30,7 +34,7 @@ _SOFTMAX = (
 )
 
 
-def install_attention_hooks(model: Any, layers: Layers) -> Callable[[], None]:
+def install_attention_hooks(model: nn.Module, layers: Layers) -> Callable[[], None]:
     """Install hooks in attention that round rotated keys and softmax probabilities.
 
     Attention passes keys to ``round_keys`` of its layers, and probabilities to
@@ -76,12 +80,13 @@ def install_attention_hooks(model: Any, layers: Layers) -> Callable[[], None]:
         )
         if own != _PREFIX + wanted and own != _PREFIX + _EAGER:
             before.append((attention.config, str(own)))
-            attention.config._attn_implementation = _registered(wanted)
+            config: Any = attention.config
+            config._attn_implementation = _registered(wanted)
     return undo
 
 
 def notes_of(
-    model: Any,
+    model: nn.Module,
     layers: Layers,
     config: TorchConfig,
     kept: Iterable[str] = (),
@@ -141,7 +146,7 @@ def notes_of(
     return notes
 
 
-def reinstall_attention_hooks(model: Any) -> None:
+def reinstall_attention_hooks(model: nn.Module) -> None:
     """Install attention hooks for the layers of a model that is quantized already."""
     install_attention_hooks(
         model,
@@ -149,7 +154,7 @@ def reinstall_attention_hooks(model: Any) -> None:
     )
 
 
-def set_attention(model: Any, implementation: str) -> None:
+def set_attention(model: nn.Module, implementation: str) -> None:
     """Select the attention function of transformers, and keep its rounding.
 
     Args:
@@ -169,7 +174,7 @@ def set_attention(model: Any, implementation: str) -> None:
                 f"attention is to be computed by {implementation!r}, but probabilities"
                 f" behind {name} are rounded, which takes {_EAGER!r}; leave it out",
             )
-    model.set_attn_implementation(implementation)
+    cast("PreTrainedModel", model).set_attn_implementation(implementation)
     reinstall_attention_hooks(model)
 
 
@@ -235,7 +240,13 @@ def _registered(own: str) -> str:
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
-    def attend(module: Any, query: Any, key: Any, *args: Any, **named: Any) -> Any:
+    def attend(
+        module: nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        *args: Any,
+        **named: Any,
+    ) -> Any:
         rounded = None
         for layer in module.children():
             round_keys = getattr(layer, "round_keys", None)

@@ -8,7 +8,7 @@ quantized by the usual code.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from inspect import signature
 from typing import Any
 
@@ -72,10 +72,10 @@ class Experts(nn.Module):
 
     def forward(
         self,
-        hidden_states: Any,
-        top_k_index: Any = None,
-        top_k_weights: Any = None,
-    ) -> Any:
+        hidden_states: torch.Tensor,
+        top_k_index: torch.Tensor | None = None,
+        top_k_weights: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """Return the weighted sum of the outputs of the chosen experts.
 
         Without routing, expert i computes the i-th chunk of the tokens.
@@ -97,6 +97,7 @@ class Experts(nn.Module):
             return torch.cat(
                 [expert.down_proj(self._gate(expert, x)) for expert, x in parts],
             )
+        assert top_k_weights is not None
         total = torch.zeros_like(hidden_states)
         for index in range(self.num_experts):
             tokens, places = torch.where(top_k_index == index)
@@ -138,7 +139,7 @@ class ParallelExperts(nn.Module):
         for index, weight in enumerate(stacked.weight.detach()):
             self.add_module(str(index), _linear(weight, None))
 
-    def forward(self, inputs: Any, expert_size: Any) -> Any:
+    def forward(self, inputs: torch.Tensor, expert_size: Sequence[int]) -> torch.Tensor:
         """Return the outputs of the experts for their own tokens.
 
         Args:
@@ -158,7 +159,7 @@ class ParallelExperts(nn.Module):
 UNFUSED = (Experts, ParallelExperts)
 
 
-def unfuse_experts(model: Any) -> int:
+def unfuse_experts(model: nn.Module) -> int:
     """Replace stacked experts of a model by linear layers, in place.
 
     Weights are not copied where their rows are contiguous.
@@ -188,7 +189,7 @@ _STACKED = {
 }
 
 
-def stack_names(model: Any) -> list[str]:
+def stack_names(model: nn.Module) -> list[str]:
     """Return the parameter names of a model's expert stacks before unfusing."""
     stacks = [
         name for name, module in model.named_modules() if isinstance(module, Experts)
@@ -301,9 +302,10 @@ def _activation_of(stacked: Any, gated: bool) -> Any:
     if not gated:
         return act
 
-    def gate(both: Any) -> Any:
+    def gate(both: torch.Tensor) -> torch.Tensor:
         first, second = both.chunk(2, -1)
-        return act(first) * second
+        result: torch.Tensor = act(first) * second
+        return result
 
     return gate
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Container, Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 from quark_onnx.errors import ConfigError
 from quark_onnx.report import percentage
 from quark_onnx.torch.config.torch_config import TorchConfig
 from quark_onnx.torch.models.mixtures import unknown_stacks_of
 from quark_onnx.torch.models.quantized_layer import unlike_its_base
+
+if TYPE_CHECKING:
+    from torch import nn
 
 ROUTER = "it chooses among experts"
 
@@ -20,7 +23,7 @@ def reason_of(name: str, config: TorchConfig) -> str:
 
 
 def other_weights_of(
-    model: Any,
+    model: nn.Module,
     layers: Container[str],
     routers: Container[str],
 ) -> dict[str, str]:
@@ -60,7 +63,7 @@ def other_weights_of(
     return found
 
 
-def notes_on_stacks(model: Any) -> list[str]:
+def notes_on_stacks(model: nn.Module) -> list[str]:
     """Return a note on expert stacks that stay float, or no note.
 
     Unknown stacks may hold most of a model's weights.

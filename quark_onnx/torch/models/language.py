@@ -6,22 +6,26 @@ Towers are the parts of a model for images, video and sound.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:
+    from torch import nn
+    from transformers import PreTrainedModel
 
 
-def decoder_of(model: Any) -> Any:
+def decoder_of(model: nn.Module) -> nn.Module | None:
     """Return the decoder of a model, as transformers names it.
 
     None if there is no decoder, or if the model itself is the decoder.
     """
     try:
-        found = model.get_decoder()
+        found = cast("PreTrainedModel", model).get_decoder()
     except (AttributeError, NotImplementedError):
         return None
     return None if found is model else found
 
 
-def encoder_of(model: Any) -> Any:
+def encoder_of(model: nn.Module) -> nn.Module | None:
     """Return the encoder of a sequence-to-sequence model, if the model has one.
 
     The encoder's blocks belong to the model like the decoder's blocks.
@@ -29,18 +33,18 @@ def encoder_of(model: Any) -> Any:
     if not getattr(getattr(model, "config", None), "is_encoder_decoder", False):
         return None
     try:
-        found = model.get_encoder()
+        found = cast("PreTrainedModel", model).get_encoder()
     except (AttributeError, NotImplementedError):
         return None
     return None if found is model else found
 
 
-def reads_more_than_text(model: Any) -> bool:
+def reads_more_than_text(model: nn.Module) -> bool:
     """Return whether a model or a part of it reads images, video or sound."""
     return any(set(_modalities(module)) - {"text"} for module in model.modules())
 
 
-def towers_of(model: Any) -> list[str]:
+def towers_of(model: nn.Module) -> list[str]:
     """Return the names of a model's vision and audio towers: parts that read no text.
 
     A part that contains the decoder is no tower, whatever its modalities are. Neither is the
@@ -61,7 +65,7 @@ def towers_of(model: Any) -> list[str]:
     return found
 
 
-def language_parts(model: Any) -> list[str]:
+def language_parts(model: nn.Module) -> list[str]:
     """Return the names of the language part's modules, without embeddings and heads.
 
     Empty if the model reads text alone, or if transformers names no decoder.
@@ -76,7 +80,7 @@ def language_parts(model: Any) -> list[str]:
     ]
 
 
-def outside_language(model: Any) -> Iterator[str]:
+def outside_language(model: nn.Module) -> Iterator[str]:
     """Yield the names of modules outside of the language part, such as towers."""
     parts, towers = language_parts(model), towers_of(model)
     for name, _ in model.named_modules():

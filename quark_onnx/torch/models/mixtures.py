@@ -14,7 +14,7 @@ from quark_onnx.torch.models.quantized_layer import kind_of, outputs_first
 _ROUTERS = ("gate", "router", "gating")
 
 
-def routers_of(model: Any) -> list[str]:
+def routers_of(model: nn.Module) -> list[str]:
     """Return the names of modules with a weight that choose among experts.
 
     A router is next to a stack of experts. The router is, or contains as its only matrix, a weight
@@ -45,7 +45,7 @@ def routers_of(model: Any) -> list[str]:
     ]
 
 
-def unknown_stacks_of(model: Any) -> dict[str, Any]:
+def unknown_stacks_of(model: nn.Module) -> dict[str, Any]:
     """Return the weights of expert stacks of unknown structure, by name.
 
     The weights are matrices, or stacks of matrices, outside of layers. Their module is next to a

@@ -39,7 +39,7 @@ class OrthogonalMatrix:
         """Number of channels of the matrix."""
         return prod(len(factor) for factor in self.factors)
 
-    def turn(self, x: Any, axis: int = -1) -> Any:
+    def turn(self, x: torch.Tensor, axis: int = -1) -> torch.Tensor:
         """Multiply every vector along an axis by the matrix, in the dtype of ``x``.
 
         An axis of several times the matrix size is rotated in consecutive parts.
@@ -95,9 +95,10 @@ class OnlineRotation(nn.Module):
             self.signs,
         )
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the layer's output for the rotated ``x`` of shape (..., features)."""
-        return self.layer(self.turning.turn(x))
+        result: torch.Tensor = self.layer(self.turning.turn(x))
+        return result
 
     def extra_repr(self) -> str:
         return f"rotates {self.turning.size} channels"

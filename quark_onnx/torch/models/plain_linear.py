@@ -25,7 +25,7 @@ _RELATIVE_ERROR = 1e-5
 _known: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
 
-def is_plain_linear(module: Any) -> bool:
+def is_plain_linear(module: nn.Module) -> bool:
     """Return whether an ``nn.Linear`` subclass only computes ``F.linear``.
 
     The forward of the class runs on a small random weight. The module itself may be on device

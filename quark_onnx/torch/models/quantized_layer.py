@@ -55,7 +55,7 @@ class Rounding(_Coded):
         self.register_buffer("scale", None if params is None else params.scale)
         self.register_buffer("zero", None if params is None else params.zero)
 
-    def forward(self, x: torch.Tensor) -> Any:
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the dequantized activation."""
         if self.scale is None:
             return fake_quantize(x, self.spec)
@@ -176,7 +176,7 @@ class QuantizedLayer(_Coded):
             return self.float_weight.t() if self._turned else self.float_weight
         return outputs_first(quantized.dequantize(), self.kind)
 
-    def forward(self, *args: Any, **named: Any) -> Any:
+    def forward(self, *args: Any, **named: Any) -> torch.Tensor:
         """Compute the float layer's function of dequantized operands.
 
         The arguments are the arguments of the float layer.
@@ -187,7 +187,7 @@ class QuantizedLayer(_Coded):
         found = self.compute(input, self.weight, more, named)
         return self.rounded(found)
 
-    def rounded(self, found: Any) -> Any:
+    def rounded(self, found: torch.Tensor) -> torch.Tensor:
         """Return the layer's output after rounding."""
         return found if self.output is None or self.spec.rotated else self.output(found)
 

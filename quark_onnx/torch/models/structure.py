@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from torch import nn
 
@@ -12,8 +12,11 @@ from quark_onnx.errors import ModelError
 from quark_onnx.torch.models.language import decoder_of, outside_language, towers_of
 from quark_onnx.torch.models.quantized_layer import kind_of
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
-def layers_of(model: Any) -> dict[str, tuple[Any, str]]:
+
+def layers_of(model: nn.Module) -> dict[str, tuple[Any, str]]:
     """Return every quantizable layer by name, with its kind.
 
     >>> list(layers_of(nn.Sequential(nn.Linear(2, 2), nn.ReLU())))
@@ -27,7 +30,7 @@ def layers_of(model: Any) -> dict[str, tuple[Any, str]]:
     return found
 
 
-def blocks_of(model: Any) -> dict[str, Any]:
+def blocks_of(model: nn.Module) -> dict[str, Any]:
     """Return the blocks that a model runs in sequence, by name.
 
     Blocks are the elements of the outermost ``nn.ModuleList`` with most linear weights. The result
@@ -87,7 +90,7 @@ def within(name: str, block: str) -> bool:
     return name == block or name.startswith(f"{block}.")
 
 
-def set_module(model: Any, name: str, module: Any) -> None:
+def set_module(model: nn.Module, name: str, module: nn.Module) -> None:
     """Replace the module of this name by another."""
     parent, _, child = name.rpartition(".")
     owner = model.get_submodule(parent)
@@ -97,7 +100,7 @@ def set_module(model: Any, name: str, module: Any) -> None:
         setattr(owner, child, module)
 
 
-def put_modules(model: Any, made: Mapping[str, Any]) -> None:
+def put_modules(model: nn.Module, made: Mapping[str, Any]) -> None:
     """Replace modules by name, at every place of the model that holds them.
 
     >>> shared = nn.Linear(2, 2)
@@ -113,7 +116,7 @@ def put_modules(model: Any, made: Mapping[str, Any]) -> None:
                 setattr(owner, child, new[id(old)])
 
 
-def shared_parameter(model: Any, blocks: Mapping[str, Any]) -> str | None:
+def shared_parameter(model: nn.Module, blocks: Mapping[str, Any]) -> str | None:
     """Return the name of a parameter of two blocks, or of a block and the rest.
 
     None if no parameter is shared.
@@ -132,7 +135,7 @@ def shared_parameter(model: Any, blocks: Mapping[str, Any]) -> str | None:
 
 
 def shared_among(
-    model: Any,
+    model: nn.Module,
     blocks: Mapping[str, Any],
     layers: Mapping[str, Any],
 ) -> bool:
@@ -146,18 +149,18 @@ def shared_among(
     return any(len(found) > 1 for found in places.values())
 
 
-def embedding_of(model: Any) -> Any:
+def embedding_of(model: nn.Module) -> nn.Module | None:
     """Return the token embedding.
 
     None if a model has several (one per codebook), or no token embedding.
     """
     try:
-        return model.get_input_embeddings()
+        return cast("PreTrainedModel", model).get_input_embeddings()
     except (AttributeError, NotImplementedError):
         return None
 
 
-def vocabulary_of(model: Any) -> int:
+def vocabulary_of(model: nn.Module) -> int:
     """Return the number of rows of the token embedding.
 
     Raises:
@@ -171,7 +174,7 @@ def vocabulary_of(model: Any) -> int:
     return len(weight)
 
 
-def heads_of(model: Any) -> tuple[str, ...]:
+def heads_of(model: nn.Module) -> tuple[str, ...]:
     """Return the names of the layers that compute logits; empty without a head.
 
     Models with remote code may not name their head. The head is then a Linear after the blocks with
@@ -180,7 +183,7 @@ def heads_of(model: Any) -> tuple[str, ...]:
     if not hasattr(model, "get_output_embeddings"):
         return ()
     try:
-        head = model.get_output_embeddings()
+        head = cast("PreTrainedModel", model).get_output_embeddings()
     except NotImplementedError:  # several codebooks, each with a head of its own
         return ()
     if head is not None:
@@ -201,7 +204,7 @@ def heads_of(model: Any) -> tuple[str, ...]:
     )
 
 
-def usually_float(model: Any, asked: Iterable[str] = ()) -> tuple[str, ...]:
+def usually_float(model: nn.Module, asked: Iterable[str] = ()) -> tuple[str, ...]:
     """Return the names of layers that stay float unless a user selects them.
 
     They are heads, and layers outside of the language part of a multimodal model.

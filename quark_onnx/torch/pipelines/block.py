@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quark_onnx.errors import ModelError
 from quark_onnx.torch.algorithms.base import BlockJob, Outcome
@@ -27,9 +27,12 @@ from quark_onnx.torch.models.quantized_layer import (
 from quark_onnx.torch.models.structure import put_modules, shared_parameter, within
 from quark_onnx.torch.pipelines.report import TorchReport
 
+if TYPE_CHECKING:
+    from torch import nn
+
 
 def quantize_block(  # noqa: PLR0913
-    model: Any,
+    model: nn.Module,
     name: str,
     layers: Layers,
     walk: BlockStream,
@@ -107,7 +110,9 @@ def _advance(
         yield from walk.run(job.name, job.block, quantized)
 
 
-def check_unshared(model: Any, blocks: Mapping[str, Any], config: TorchConfig) -> None:
+def check_unshared(
+    model: nn.Module, blocks: Mapping[str, Any], config: TorchConfig
+) -> None:
     """Raise ModelError if the algorithms cannot work on the blocks.
 
     An algorithm that rewrites weights needs blocks without parameters that other modules share. All
@@ -281,7 +286,7 @@ def quantize_data_free(
 
 
 def finish(  # noqa: PLR0913
-    model: Any,
+    model: nn.Module,
     layers: Layers,
     watching: ActivationObservers,
     config: TorchConfig,

@@ -6,7 +6,7 @@ import contextlib
 import logging
 from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quark_onnx.errors import ConfigError, DataError, ModelError
 from quark_onnx.progress import Progress
@@ -60,11 +60,14 @@ from quark_onnx.torch.pipelines.block import (
 from quark_onnx.torch.pipelines.report import TorchReport
 from quark_onnx.torch.runtime import distributed
 
+if TYPE_CHECKING:
+    from torch import nn
+
 logger = logging.getLogger(__name__)
 
 
 def chosen_layers(
-    model: Any,
+    model: nn.Module,
     config: TorchConfig,
 ) -> tuple[dict[str, tuple[Any, LayerSpec]], dict[str, str]]:
     """Choose the layers to quantize.
@@ -111,7 +114,7 @@ def chosen_layers(
 
 
 def quantize_model(
-    model: Any,
+    model: nn.Module,
     config: TorchConfig,
     data: Iterable[Any] | None = None,
     *,

@@ -14,6 +14,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
+from torch import nn
 
 from quark_onnx.errors import ConfigError, DataError, ModelError
 from quark_onnx.progress import Progress
@@ -98,7 +99,7 @@ class Mixture:
 
 
 def mix(  # noqa: PLR0913
-    model: Any,
+    model: nn.Module,
     schemes: Sequence[str],
     bits: float,
     data: Iterable[Any],

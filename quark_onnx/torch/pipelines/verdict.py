@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from quark_onnx.torch.calibration.block_stream import inference
 from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
@@ -295,7 +296,7 @@ def _compared(
     """Run quantized layers on the inputs of the float layers, and record the errors."""
 
     def comparing(name: str) -> Any:
-        def hook(_: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        def hook(_: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
             error = (layers[name](*inputs).double() - output.double()).square().mean()
             found[name] = float(error / output.double().square().mean().clamp(1e-30))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from quark_onnx.errors import ConfigError
 from quark_onnx.torch.pipelines.file_to_file import quantize_checkpoint
@@ -14,6 +14,9 @@ from quark_onnx.torch.pipelines.in_memory import quantize_model
 from quark_onnx.torch.pipelines.report import TorchReport
 from quark_onnx.torch.quantization.config.config import QConfig
 from quark_onnx.torch.quantization.config.type import QuantizationMode, RuntimeOptions
+
+if TYPE_CHECKING:
+    from torch import nn
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +43,7 @@ class ModelQuantizer:
 
     def quantize_model(
         self,
-        model: Any,
+        model: nn.Module,
         dataloader: Iterable[Any] | None = None,
     ) -> Any:
         """Quantize a model, in place except in ``fx_graph_mode``.
@@ -65,13 +68,14 @@ class ModelQuantizer:
         else:
             report = quantize_model(model, config, dataloader)
         _log(report)
-        model.quantized_by = config  # what write_checkpoint stores in the checkpoint
+        # what write_checkpoint stores in the checkpoint
+        cast(Any, model).quantized_by = config
         print(COMPLETED)
         return model
 
     @staticmethod
     def freeze(
-        model: Any,
+        model: nn.Module,
         quantize: bool | None = None,
         runtime_options: RuntimeOptions | None = None,
     ) -> Any:

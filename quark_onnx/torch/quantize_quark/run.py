@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from calibrators.scratch import ScratchFolder
 from quark_onnx.errors import ConfigError, DataError, MissingDependency
@@ -89,7 +90,7 @@ class Evaluation:
                 chat=args.apply_chat_template,
             )
 
-    def of(self, model: Any, folder: Path, trust_code: bool) -> dict[str, float]:
+    def of(self, model: nn.Module, folder: Path, trust_code: bool) -> dict[str, float]:
         """Return the metrics of a model in memory.
 
         Args:

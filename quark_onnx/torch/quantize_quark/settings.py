@@ -6,7 +6,7 @@ from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from quark_onnx.errors import ConfigError, DataError
 from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
@@ -22,6 +22,9 @@ from quark_onnx.torch.quantization.config.algorithms import (
     load_quant_algo_config_from_file,
 )
 from quark_onnx.torch.quantization.config.template import LLMTemplate
+
+if TYPE_CHECKING:
+    from quark_onnx.torch.checkpoints.layouts.base import Layout
 
 #: Earlier names of the format hf_format.
 _CHECKPOINTS = ("quark_format", "quark_safetensors", "vllm_adopted_safetensors")
@@ -121,7 +124,7 @@ def exports_of(args: Namespace, notes: list[str]) -> list[str] | None:
     return list(dict.fromkeys(kinds))
 
 
-def can_be_stored(layout: Any, config: TorchConfig) -> bool:
+def can_be_stored(layout: Layout, config: TorchConfig) -> bool:
     """Return whether a layout supports a configuration."""
     try:
         check_config(layout, config)

@@ -51,7 +51,7 @@ def device_named(text: str) -> Any:
     return device
 
 
-def room_for_states(device: Any) -> int | None:
+def room_for_states(device: torch.device) -> int | None:
     """Return the number of bytes for hidden states on a device; None for no limit.
 
     Hidden states of a model on the CPU have no limit.

@@ -39,21 +39,21 @@ def own_part(samples: Sequence[Any]) -> list[Any]:
     return list(samples[dist.get_rank() :: count()])
 
 
-def summed(tensor: Any) -> Any:
+def summed(tensor: torch.Tensor) -> torch.Tensor:
     """Sum a tensor over the processes, in place."""
     if count() > 1:
         dist.all_reduce(tensor)
     return tensor
 
 
-def least(tensor: Any) -> Any:
+def least(tensor: torch.Tensor) -> torch.Tensor:
     """Reduce a tensor to its elementwise minimum over the processes, in place."""
     if count() > 1:
         dist.all_reduce(tensor, dist.ReduceOp.MIN)
     return tensor
 
 
-def greatest(tensor: Any) -> Any:
+def greatest(tensor: torch.Tensor) -> torch.Tensor:
     """Reduce a tensor to its elementwise maximum over the processes, in place."""
     if count() > 1:
         dist.all_reduce(tensor, dist.ReduceOp.MAX)

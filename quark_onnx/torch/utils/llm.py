@@ -5,16 +5,20 @@ from __future__ import annotations
 import logging
 import random
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
 import transformers
+from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.torch.calibration.text import read_windows
 from quark_onnx.torch.models.experts import unfuse_experts
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
 
 __all__ = [
     "check_compatibility_before_quantization",
@@ -123,14 +127,14 @@ def get_tokenizer(
 
 def get_calib_dataloader(  # noqa: PLR0913
     dataset_name: str,
-    tokenizer: Any = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
     batch_size: int = 1,
     num_calib_data: int = 512,
     seqlen: int = 512,
     device: str | torch.device | None = None,
     drop_last: bool = True,
     shuffle: bool = False,
-    processor: Any = None,
+    processor: ProcessorMixin | None = None,
 ) -> DataLoader[Any]:
     """Return windows of tokens as batches of shape (batch, seqlen).
 
@@ -171,7 +175,7 @@ def get_calib_dataloader(  # noqa: PLR0913
 
 
 def get_wikitext2(
-    tokenizer: Any,
+    tokenizer: PreTrainedTokenizerBase,
     nsamples: int,
     seqlen: int,
     device: str | None,
@@ -184,7 +188,7 @@ def get_wikitext2(
 def get_loader(  # noqa: PLR0913
     path: str,
     subset: str,
-    tokenizer: Any,
+    tokenizer: PreTrainedTokenizerBase,
     seqlen: int = 1024,
     num_batch: int = -1,
     batch_size: int = 1,
@@ -210,7 +214,7 @@ def get_loader(  # noqa: PLR0913
     )
 
 
-def prepare_for_moe_quant(model: Any, reload: bool = False) -> None:
+def prepare_for_moe_quant(model: nn.Module, reload: bool = False) -> None:
     """Split stacked experts into linear layers, in place.
 
     Quantization does so automatically.
@@ -218,7 +222,7 @@ def prepare_for_moe_quant(model: Any, reload: bool = False) -> None:
     unfuse_experts(model)
 
 
-def preprocess_for_quantization(model: Any, reload: bool = False) -> None:
+def preprocess_for_quantization(model: nn.Module, reload: bool = False) -> None:
     """Split stacked experts into linear layers, in place.
 
     Quantization does so automatically.
@@ -227,7 +231,7 @@ def preprocess_for_quantization(model: Any, reload: bool = False) -> None:
 
 
 def check_compatibility_before_quantization(
-    model: Any,
+    model: nn.Module,
     raise_on_error: bool = False,
 ) -> bool:
     """Return True, since quantization reports incompatible layers."""
@@ -252,7 +256,11 @@ def create_model_skeleton(
         )
 
 
-def save_model(model: Any, tokenizer: Any, save_dir: Path | str) -> None:
+def save_model(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase | None,
+    save_dir: Path | str,
+) -> None:
     """Write a float model and its tokenizer as a Hugging Face folder."""
     model.save_pretrained(save_dir)
     if tokenizer is not None:

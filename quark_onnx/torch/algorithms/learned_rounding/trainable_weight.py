@@ -12,6 +12,7 @@ from math import prod
 from typing import Any
 
 import torch
+from torch.autograd.function import FunctionCtx
 
 from calibrators.grid import SMALLEST_SCALE
 from quark_onnx.dtypes import Integer, Scaled
@@ -33,11 +34,11 @@ _FROM_MIDDLE = 0.45
 
 class _Through(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, rounded: torch.Tensor) -> Any:
+    def forward(ctx: FunctionCtx, x: torch.Tensor, rounded: torch.Tensor) -> Any:
         return rounded.view_as(rounded)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
+    def backward(ctx: FunctionCtx, *gradients: Any) -> Any:
         return gradients[0], None
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from quark_onnx.errors import ConfigError
 from quark_onnx.torch.checkpoints.layouts.base import (
@@ -29,6 +29,9 @@ from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
 from quark_onnx.torch.config.torch_config import TorchConfig
 from quark_onnx.torch.formats.bit_packing import pack_nibbles, unpack_nibbles
 from quark_onnx.torch.formats.quantized_tensor import Quantized
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
@@ -93,7 +96,7 @@ class AwqLayout(Layout):
         parts: Mapping[str, Any],
         spec: LayerSpec,
         shape: tuple[int, ...],
-        dtype: Any,
+        dtype: torch.dtype,
     ) -> Quantized:
         assert spec.weight is not None
         words, zeros, scales = (needed(parts.get(name), name) for name in self.parts)

@@ -108,7 +108,7 @@ class Layout(ABC):
         parts: Mapping[str, Any],
         spec: LayerSpec,
         shape: tuple[int, ...],
-        dtype: Any,
+        dtype: torch.dtype,
     ) -> Quantized:
         """Return the weight from the tensors of ``stored``.
 
@@ -199,7 +199,7 @@ def names_in(found: Mapping[str, Any], key: str) -> tuple[str, ...]:
     return tuple(names)
 
 
-def needed(tensor: Any, name: str) -> Any:
+def needed(tensor: torch.Tensor | None, name: str) -> torch.Tensor:
     """Return a tensor, or raise an error for None.
 
     Raises:
@@ -278,9 +278,9 @@ def unsigned(weight: Quantized) -> tuple[Any, Any]:
 
 
 def from_unsigned(
-    codes: Any,
-    zero: Any,
-    scale: Any,
+    codes: torch.Tensor,
+    zero: torch.Tensor | None,
+    scale: torch.Tensor,
     spec: TensorSpec,
     like: tuple[tuple[int, ...], Any],
 ) -> Quantized:
@@ -316,12 +316,12 @@ def _below(spec: TensorSpec) -> int:
     return 1 << spec.dtype.bits - 1 if spec.grid.qmin < 0 else 0
 
 
-def in_columns(scale: Any, weight: Quantized) -> Any:
+def in_columns(scale: torch.Tensor, weight: Quantized) -> torch.Tensor:
     """Return per-tensor, per-channel or per-group scales as (outputs, blocks)."""
     return scale.expand(weight.shape[0])[:, None] if scale.ndim < 2 else scale
 
 
-def in_half(scale: Any) -> Any:
+def in_half(scale: torch.Tensor) -> torch.Tensor:
     """Return scales in float16.
 
     Raises:

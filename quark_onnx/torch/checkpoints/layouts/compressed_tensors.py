@@ -204,7 +204,7 @@ class CompressedTensorsLayout(Layout):
         parts: Mapping[str, Any],
         spec: LayerSpec,
         shape: tuple[int, ...],
-        dtype: Any,
+        dtype: torch.dtype,
     ) -> Quantized:
         form, weight = format_of(spec.with_(output=None)), spec.weight
         assert weight is not None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from quark_onnx.errors import ConfigError
 from quark_onnx.torch.checkpoints.layouts.base import (
@@ -24,6 +24,9 @@ from quark_onnx.torch.config.torch_config import KVCache, TorchConfig
 from quark_onnx.torch.formats.affine import Params
 from quark_onnx.torch.formats.quantized_tensor import Quantized
 from quark_onnx.torch.models.quantized_layer import Rounding
+
+if TYPE_CHECKING:
+    import torch
 
 _E4M3 = TensorSpec("fp8e4m3")
 _TOKENS = _E4M3.with_(per_channel=True, dynamic=True)
@@ -113,7 +116,7 @@ class Fp8Layout(Layout):
         parts: Mapping[str, Any],
         spec: LayerSpec,
         shape: tuple[int, ...],
-        dtype: Any,
+        dtype: torch.dtype,
     ) -> Quantized:
         assert spec.weight is not None
         scale = parts.get("weight_scale", parts.get("weight_scale_inv"))

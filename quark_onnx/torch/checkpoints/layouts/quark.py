@@ -149,7 +149,7 @@ class QuarkLayout(Layout):
         parts: Mapping[str, Any],
         spec: LayerSpec,
         shape: tuple[int, ...],
-        dtype: Any,
+        dtype: torch.dtype,
     ) -> Quantized:
         assert spec.weight is not None
         if self._is_fake:

@@ -49,7 +49,7 @@ def restored_floats(
     parts: Mapping[str, Any],
     spec: TensorSpec,
     shape: tuple[int, ...],
-    dtype: Any,
+    dtype: torch.dtype,
 ) -> Quantized:
     """Return the weight from the tensors of ``stored_floats``.
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from quark_onnx.errors import ModelError, nearest
 from quark_onnx.torch.checkpoints.safetensors_io import StoredTensor
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,7 @@ class Target:
         """Return whether the tensor is the weight of a norm."""
         return self.name.endswith("_norm.weight")
 
-    def order(self, config: Any) -> Any:
+    def order(self, config: PreTrainedConfig) -> Any:
         """Return the row permutation of q and k in an interleaved architecture.
 
         transformers rotates row i of a head with row i + n/2, llama.cpp rotates rows 2i and 2i + 1.
@@ -138,7 +141,7 @@ def architecture_of(model_type: object) -> Architecture:
     return row
 
 
-def head_dim(config: Any) -> int:
+def head_dim(config: PreTrainedConfig) -> int:
     """Return the number of features of an attention head."""
     return int(
         getattr(config, "head_dim", None)
@@ -149,7 +152,7 @@ def head_dim(config: Any) -> int:
 def targets(
     tensors: Iterable[StoredTensor],
     architecture: Architecture,
-    config: Any,
+    config: PreTrainedConfig,
 ) -> list[Target]:
     """Return the tensors of the file, in the order of the checkpoint's names.
 

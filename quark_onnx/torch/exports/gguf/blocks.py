@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from quark_onnx.dtypes import Integer
 from quark_onnx.errors import ModelError
@@ -55,7 +56,9 @@ FORMS = {form.name: form for form in (Q4_0, Q4_1, Q8_0, MXFP4)}
 _MXFP4 = TensorSpec("mxfp4e2m1")
 
 
-def round_blocks(weight: Any, form: Form, name: str = "weight") -> Any:
+def round_blocks(
+    weight: torch.Tensor, form: Form, name: str = "weight"
+) -> NDArray[Any]:
     """Round a weight to nearest, and pack it into blocks.
 
     Float16 scales start with the values of llama.cpp's own quantizer. Scales (by least squares) and
@@ -87,7 +90,7 @@ def round_blocks(weight: Any, form: Form, name: str = "weight") -> Any:
     return np.concatenate(parts)
 
 
-def store_codes(weight: Quantized, form: Form, name: str = "weight") -> Any:
+def store_codes(weight: Quantized, form: Form, name: str = "weight") -> NDArray[Any]:
     """Pack existing codes into blocks; scales of integers become float16.
 
     Args:
@@ -246,7 +249,7 @@ def _for_blocks(params: Any, group: int, codes: Any) -> Any:
     return params.expand(codes.shape[:2])[..., None]
 
 
-def _packed(codes: Any, scale: Any, offset: Any, form: Form) -> Any:
+def _packed(codes: Any, scale: Any, offset: Any, form: Form) -> NDArray[Any]:
     """Pack blocks into (rows, bytes): scale, offset and codes of each block.
 
     The low nibbles hold the first 16 codes of 4 bits.

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from calibrators.scratch import ScratchFolder
 from quark_onnx.errors import ModelError
+
+if TYPE_CHECKING:
+    from gguf import GGUFWriter
 
 
 class Entry(NamedTuple):
@@ -64,7 +67,7 @@ def writer(path: Path, architecture: str, name: str, kind: str) -> Any:
     return found
 
 
-def write(writer: Any, entries: Sequence[Entry]) -> None:
+def write(writer: GGUFWriter, entries: Sequence[Entry]) -> None:
     """Write the tensors to a gguf.GGUFWriter with its metadata, and close it.
 
     One tensor is in memory at a time.

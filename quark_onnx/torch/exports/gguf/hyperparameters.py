@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from quark_onnx.errors import ModelError
 from quark_onnx.torch.exports.gguf.architectures import Architecture, head_dim
 
+if TYPE_CHECKING:
+    from gguf import GGUFWriter
+    from transformers import PreTrainedConfig
+
 
 def add_hyperparameters(
-    writer: Any,
-    config: Any,
+    writer: GGUFWriter,
+    config: PreTrainedConfig,
     architecture: Architecture,
     vocabulary: int,
 ) -> None:
@@ -48,7 +52,7 @@ def add_hyperparameters(
     _add_rope(writer, config)
 
 
-def notes_on(config: Any) -> list[str]:
+def notes_on(config: PreTrainedConfig) -> list[str]:
     """Return notes on features that llama.cpp ignores, relevant for long texts."""
     window = getattr(config, "sliding_window", None)
     used = getattr(config, "use_sliding_window", True)
@@ -117,7 +121,7 @@ def _add_rope(writer: Any, config: Any) -> None:
         )
 
 
-def rope_tensors(config: Any) -> dict[str, Any]:
+def rope_tensors(config: PreTrainedConfig) -> dict[str, Any]:
     """Return float32 divisors of the rotary embedding's frequencies, by tensor name."""
     rope = config.rope_parameters
     if rope.get("rope_type") == "llama3":

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from quark_onnx.errors import ConfigError, ModelError
 from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
@@ -21,7 +22,7 @@ _NO_ATTENTION = (
 )
 
 
-def write_quantized_gguf(model: Any, source: Path, output: Path) -> GgufFile:
+def write_quantized_gguf(model: nn.Module, source: Path, output: Path) -> GgufFile:
     """Write a quantized model as a GGUF file.
 
     Float weights of the model become float16, norms float32.

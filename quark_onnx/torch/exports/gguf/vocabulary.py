@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quark_onnx.errors import ModelError
 from quark_onnx.torch.checkpoints.safetensors_io import read_json
 from quark_onnx.torch.exports.gguf import sentencepiece
+
+if TYPE_CHECKING:
+    from gguf import GGUFWriter
 
 _GPT2 = "ByteLevel"
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -67,7 +70,9 @@ class Vocabulary:
     space: bool
 
 
-def add_vocabulary(writer: Any, folder: Path, rows: int, split: str = "") -> list[str]:
+def add_vocabulary(
+    writer: GGUFWriter, folder: Path, rows: int, split: str = ""
+) -> list[str]:
     """Write the tokenizer of a folder.
 
     Args:

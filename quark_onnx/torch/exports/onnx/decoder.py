@@ -58,7 +58,9 @@ class _Decoder(nn.Module):
         super().__init__()
         self.model, self._keys = model, keys
 
-    def forward(self, input_ids: Any, attention_mask: Any, **past: Any) -> Any:
+    def forward(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, **past: Any
+    ) -> Any:
         """Return logits, present keys and present values by output name."""
         keys = self._keys
         keys.past = {
@@ -85,7 +87,7 @@ def _past(layer: int, side: str) -> str:
 
 
 def export_decoder(
-    model: Any,
+    model: nn.Module,
     output: Path | str,
     *,
     form: str = "auto",
@@ -233,22 +235,23 @@ def _group_query(model: Any, keys: _Keys) -> Iterator[None]:
     from transformers import AttentionInterface
 
     def attention(  # noqa: PLR0913  # the signature of transformers
-        module: Any,
-        query: Any,
-        key: Any,
+        module: nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
         value: Any,
-        attention_mask: Any,
+        attention_mask: torch.Tensor,
         scaling: float | None = None,
         **settings: Any,
     ) -> tuple[Any, None]:
+        layer: Any = module.layer_idx
         own = _Attention.of(module, query, key, scaling, settings)
-        past = keys.past.get(module.layer_idx)
+        past = keys.past.get(layer)
         if past is None:
             empty = key.new_zeros(key.shape[0], key.shape[1], 0, key.shape[3])
             past = (empty, empty)
         run = own.node if torch.compiler.is_exporting() else own.compute
         output, present = run(query, key, value, past, keys.mask)
-        keys.present[module.layer_idx] = present
+        keys.present[layer] = present
         return output, None
 
     AttentionInterface.register(_NAME, attention)
@@ -284,9 +287,9 @@ class _Attention:
     @classmethod
     def of(
         cls,
-        module: Any,
-        query: Any,
-        key: Any,
+        module: nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
         scaling: float | None,
         settings: dict[str, Any],
     ) -> _Attention:
@@ -311,11 +314,11 @@ class _Attention:
 
     def node(
         self,
-        query: Any,
-        key: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
         value: Any,
         past: tuple[Any, Any],
-        mask: Any,
+        mask: torch.Tensor,
     ) -> tuple[Any, tuple[Any, Any]]:
         """Compute with onnxruntime's operator; shapes as of ``compute``."""
         batch, _, length, size = query.shape
@@ -344,11 +347,11 @@ class _Attention:
 
     def compute(
         self,
-        query: Any,
-        key: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
         value: Any,
         past: tuple[Any, Any],
-        mask: Any,
+        mask: torch.Tensor,
     ) -> tuple[Any, tuple[Any, Any]]:
         """Compute the attention in torch.
 

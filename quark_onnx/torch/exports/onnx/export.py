@@ -6,18 +6,18 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import onnx
 import torch
 from onnx import TensorProto
+from torch import nn
 
 from quark_onnx.dtypes import Integer
 from quark_onnx.errors import ConfigError, ModelError, nearest
 from quark_onnx.graph import Graph, Store
 from quark_onnx.graph.io import staged
 from quark_onnx.graph.store import LARGE_MODEL
-from quark_onnx.torch.calibration.block_stream import inference
+from quark_onnx.torch.calibration.block_stream import Sample, inference
 from quark_onnx.torch.exports.onnx.stand_in import standing_in
 from quark_onnx.torch.exports.onnx.trace import Axes, Flat, axes_of, named, trace
 from quark_onnx.torch.exports.onnx.verify import verify
@@ -66,9 +66,9 @@ class Exported:
 
 
 def write_onnx(  # noqa: PLR0913
-    model: Any,
+    model: nn.Module,
     output: Path | str,
-    inputs: Any,
+    inputs: Sample,
     *,
     form: str = "auto",
     dtype: str = "float32",

@@ -19,7 +19,7 @@ from calibrators.readers.open import RandomData
 from calibrators.readers.samples import is_array
 from calibrators.scratch import ScratchFolder
 from quark_onnx.errors import ConfigError, DataError
-from quark_onnx.torch.calibration.block_stream import inference
+from quark_onnx.torch.calibration.block_stream import Sample, inference
 from quark_onnx.torch.exports.onnx.trace import (
     Axes,
     Batch,
@@ -37,8 +37,8 @@ _GREATEST_OPSET = 23
 
 @contextmanager
 def exported(
-    module: Any,
-    example_inputs: Any,
+    module: nn.Module,
+    example_inputs: Sample,
     data: Any,
     *,
     dynamic: bool | Axes,

@@ -34,7 +34,7 @@ class MarkedRounding(nn.Module):
         super().__init__()
         self.rounding, self._attributes = rounding, {"layer": layer, "side": side}
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: torch.Tensor) -> Any:
         """Round the activation."""
         if not torch.compiler.is_exporting():
             return self.rounding(x)
@@ -57,7 +57,7 @@ class StandIn(nn.Module):
             if rounding is not None:
                 setattr(layer, side, MarkedRounding(rounding, name, side))
 
-    def forward(self, input: Any, *more: Any, **named: Any) -> Any:
+    def forward(self, input: torch.Tensor, *more: Any, **named: Any) -> Any:
         """Compute the layer's output."""
         layer = self.layer
         if layer.quantized is None or not torch.compiler.is_exporting():
@@ -103,8 +103,8 @@ def _node(
 
 
 def standing_in(  # noqa: C901
-    model: Any,
-    dtype: Any,
+    model: nn.Module,
+    dtype: torch.dtype,
 ) -> tuple[Any, dict[str, QuantizedLayer], dict[str, Rounding]]:
     """Copy a model with a StandIn in place of each quantized layer.
 

@@ -19,7 +19,7 @@ from calibrators.scratch import ScratchFolder
 from quark_onnx.errors import ConfigError, DataError, MissingDependency, ModelError
 from quark_onnx.graph import inlined
 from quark_onnx.graph.io import read
-from quark_onnx.torch.calibration.block_stream import call
+from quark_onnx.torch.calibration.block_stream import Sample, call
 
 #: Opset of the graphs: the first with 4-bit tensors and block scales.
 OPSET = 21
@@ -40,7 +40,7 @@ class Batch:
     tensors: Tensors
     others: dict[str, Any]
 
-    def in_type(self, dtype: Any) -> Batch:
+    def in_type(self, dtype: torch.dtype) -> Batch:
         """Return a copy with floats in a dtype."""
         cast = {
             name: value.to(dtype) if value.is_floating_point() else value
@@ -49,7 +49,7 @@ class Batch:
         return Batch(cast, self.others)
 
 
-def named(model: Any, inputs: Any) -> Batch:
+def named(model: nn.Module, inputs: Sample) -> Batch:
     """Name the values of a batch by the model's parameters.
 
     Raises:

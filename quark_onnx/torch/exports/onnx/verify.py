@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from calibrators.onnx_runtime.session import open_session
 from quark_onnx.errors import ModelError
@@ -31,7 +32,7 @@ def verify(  # noqa: PLR0913
     flat: Flat,
     batch: Batch,
     axes: Mapping[str, Mapping[int, str]],
-    dtype: Any,
+    dtype: torch.dtype,
     *,
     integers: bool = True,
 ) -> float:
@@ -172,12 +173,12 @@ def _shapes(tensors: Mapping[str, Any]) -> str:
 
 
 @contextmanager
-def noise(flat: Flat, dtype: Any) -> Iterator[None]:
+def noise(flat: Flat, dtype: torch.dtype) -> Iterator[None]:
     """Add noise of some ulps to the inputs of quantized layers inside the context."""
     generator = torch.Generator().manual_seed(0)
     share = UNITS * torch.finfo(dtype).eps
 
-    def disturb(module: Any, operands: tuple[Any, ...]) -> tuple[Any, ...]:
+    def disturb(module: nn.Module, operands: tuple[Any, ...]) -> tuple[Any, ...]:
         x, *more = operands
         if not x.is_floating_point():
             return operands

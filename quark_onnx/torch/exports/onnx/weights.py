@@ -29,7 +29,7 @@ _WIDTHS = {2: 2, 3: 4, 4: 4, 8: 8}
 _FLOAT = int(TensorProto.FLOAT)
 
 
-def array_of(tensor: Any, dtype: DType | None = None) -> NDArray[Any]:
+def array_of(tensor: torch.Tensor, dtype: DType | None = None) -> NDArray[Any]:
     """Convert a tensor to numpy.
 
     Small floats and codes get the numpy type of a number format.

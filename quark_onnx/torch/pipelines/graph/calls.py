@@ -6,11 +6,11 @@ import operator
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 
 from quark_onnx.errors import ModelError
 from quark_onnx.torch.config.torch_config import OPERATORS
@@ -78,7 +78,7 @@ def bag(*args: Any) -> Any:
     return _BAG(*args)[0]
 
 
-def operator_of(node: Any) -> str:
+def operator_of(node: Node) -> str:
     """Return the name of the ATen operator that a node calls, such as ``add``.
 
     The name is ``bag`` for calls of ``bag``, and empty for all other nodes.
@@ -91,11 +91,12 @@ def operator_of(node: Any) -> str:
     return name if space == "aten" else ""
 
 
-def _schema_of(node: Any) -> Any:
-    return (_BAG if node.target is bag else node.target)._schema
+def _schema_of(node: Node) -> Any:
+    operator: Any = _BAG if node.target is bag else node.target
+    return operator._schema
 
 
-def arguments(node: Any) -> dict[str, Any]:
+def arguments(node: Node) -> dict[str, Any]:
     """Return the arguments of an ATen operator by parameter name, with the defaults."""
     parameters = _schema_of(node).arguments
     found = {
@@ -108,14 +109,14 @@ def arguments(node: Any) -> dict[str, Any]:
     }
 
 
-def attribute(module: Any, target: str) -> Any:
+def attribute(module: GraphModule, target: str) -> Any:
     """Return a parameter, buffer or module of a model by its full name."""
     for part in target.split("."):
         module = getattr(module, part)
     return module
 
 
-def is_float(module: Any, node: Any) -> bool:
+def is_float(module: GraphModule, node: object) -> bool:
     """Return whether a node stands for a tensor of floats."""
     if not isinstance(node, Node):
         return False
@@ -127,7 +128,7 @@ def is_float(module: Any, node: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
-def _module_of(node: Any) -> tuple[str, str]:
+def _module_of(node: Node) -> tuple[str, str]:
     """Return the name and the class of the module that calls an operator.
 
     Both are empty if the export recorded no module. The class name includes its packages.
@@ -140,7 +141,7 @@ def _module_of(node: Any) -> tuple[str, str]:
     return re.sub(r"@\d+", "", name), kind  # "relu@1" is the second call of "relu"
 
 
-def operator_name(node: Any) -> str:
+def operator_name(node: Node) -> str:
     """Return the name of an operator in configurations.
 
     This is the name of the ``torch.nn`` module that computes the operator. Operators without such a
@@ -180,7 +181,9 @@ class LayerCalls:
         )
 
 
-def layers_of_graph(module: Any) -> tuple[dict[str, LayerCalls], dict[str, str]]:
+def layers_of_graph(
+    module: GraphModule,
+) -> tuple[dict[str, LayerCalls], dict[str, str]]:
     """Find the layers of a graph by module name.
 
     Returns:
@@ -225,7 +228,7 @@ def layers_of_graph(module: Any) -> tuple[dict[str, LayerCalls], dict[str, str]]
     return found, kept
 
 
-def _settings(node: Any) -> dict[str, Any]:
+def _settings(node: Node) -> dict[str, Any]:
     operands = {"input", *(name for names in _OPERANDS.values() for name in names)}
     return {
         name: value for name, value in arguments(node).items() if name not in operands
@@ -240,7 +243,7 @@ def _flat(settings: dict[str, Any], but: tuple[str, ...]) -> Iterator[Any]:
             yield from value if isinstance(value, list | tuple) else (value,)
 
 
-def _float_layer(module: Any, kind: str, settings: dict[str, Any]) -> Any:
+def _float_layer(module: GraphModule, kind: str, settings: dict[str, Any]) -> Any:
     """Build the float module that computes a call."""
     weight = attribute(module, settings["weight"].target)
     bias = (
@@ -287,38 +290,38 @@ def _float_layer(module: Any, kind: str, settings: dict[str, Any]) -> Any:
     return layer
 
 
-def fused(node: Any) -> Any:
+def fused(node: Node) -> Node:
     """Return the activation that is fused with an operator, or else the operator."""
-    reader = next(iter(node.users), None)
+    reader: Any = next(iter(node.users), None)
     if (
         len(node.users) == 1
         and operator_of(reader) in ACTIVATIONS
         and operator_of(node) in _BEFORE_ACTIVATIONS
     ):
-        return reader
+        return cast(Node, reader)
     return node
 
 
-def root_of(node: Any) -> Any:
+def root_of(node: Node) -> Node:
     """Return the source of a tensor's values, before operators that move values."""
     while operator_of(node) in _SAME_VALUES:
-        node = node.args[0]
+        node = cast(Node, node.args[0])
     return node
 
 
-def activations_of(graph: Any) -> set[Any]:
+def activations_of(graph: Graph) -> set[Any]:
     """Return the activations that are fused with the preceding operator."""
     return {fused(node) for node in graph.nodes if fused(node) is not node}
 
 
-def operators_of(module: Any) -> Iterator[Any]:
+def operators_of(module: GraphModule) -> Iterator[Any]:
     """Yield the calls of float operators that are no layers."""
     for node in module.graph.nodes:
         if operator_of(node) in OPERATORS and is_float(module, node):
             yield node
 
 
-def check_evaluation(graph: Any) -> None:
+def check_evaluation(graph: Graph) -> None:
     """Raise ModelError if a graph was exported in training mode."""
     for node in graph.nodes:
         named = {
@@ -332,7 +335,7 @@ def check_evaluation(graph: Any) -> None:
             )
 
 
-def with_single_bags(graph: Any) -> None:
+def with_single_bags(graph: Graph) -> None:
     """Replace embedding bags by single-result calls if the positions have no reader."""
     for node in list(graph.nodes):
         if node.target is not _BAG:
@@ -354,7 +357,7 @@ def with_single_bags(graph: Any) -> None:
         graph.erase_node(node)
 
 
-def with_plain_batch_norms(graph: Any) -> None:
+def with_plain_batch_norms(graph: Graph) -> None:
     """Replace decomposed batch norms by the operator that modules call.
 
     ``run_decompositions({})`` introduces the decomposed operator.
@@ -375,7 +378,7 @@ def with_plain_batch_norms(graph: Any) -> None:
     graph.eliminate_dead_code()
 
 
-def without_mutations(graph: Any) -> str | None:
+def without_mutations(graph: Graph) -> str | None:
     """Replace in-place operators by out-of-place ones if no reader is affected.
 
     Returns:
@@ -399,12 +402,12 @@ def without_mutations(graph: Any) -> str | None:
     return left
 
 
-def _is_own(node: Any) -> bool:
+def _is_own(node: Node) -> bool:
     """Return whether a tensor has memory without a second reader."""
     while operator_of(node) and len(node.users) == 1:
         if all(each.alias_info is None for each in _schema_of(node).returns):
             return True
-        node = node.args[0]
+        node = cast(Node, node.args[0])
     return False
 
 
@@ -455,7 +458,7 @@ def fold_batch_norms(module: GraphModule, layers: dict[str, LayerCalls]) -> list
     return taken
 
 
-def _set_parameters(module: GraphModule, node: Any, layer: Any) -> None:
+def _set_parameters(module: GraphModule, node: Node, layer: Any) -> None:
     """Let a call of a convolution read the weight and the bias of a layer."""
     own = list[Any]()
     for side in ("weight", "bias"):

@@ -43,7 +43,7 @@ _NEEDS_EXPORT = (
 
 
 def quantize_graph(
-    model: Any,
+    model: nn.Module | ExportedProgram,
     config: TorchConfig,
     data: Iterable[Any] | None = None,
     example_args: Any = None,

@@ -245,7 +245,7 @@ class _Watch(nn.Module):
         super().__init__()
         self._watched = watched
 
-    def forward(self, x: Any) -> None:
+    def forward(self, x: torch.Tensor) -> None:
         """Observe a tensor."""
         self._watched.observe(x.detach())
 
