@@ -14,6 +14,7 @@ from typing import Any, Protocol, overload
 from onnx import ModelProto
 
 from calibrators.onnx_runtime.isolation import isolated
+from calibrators.readers.open import CalibrationData
 from calibrators.shown import short
 from quark_onnx.config import QConfig
 from quark_onnx.errors import ConfigError, crash_errors, nearest
@@ -54,7 +55,7 @@ class _Quantize(Protocol):
     def __call__(  # noqa: PLR0913
         self,
         model: str | Path | ModelProto,
-        data: Any,
+        data: CalibrationData | None,
         config: Config = "A8W8",
         output: str | Path | None = None,
         *,
@@ -95,7 +96,7 @@ def _isolatable(function: Callable[..., Result]) -> _Quantize:
 @_isolatable
 def quantize(  # noqa: PLR0913
     model: str | Path | ModelProto,
-    data: Any,
+    data: CalibrationData | None,
     config: Config = "A8W8",
     output: str | Path | None = None,
     *,
@@ -177,7 +178,7 @@ def _ranges_of(ranges: object) -> Calibration | GivenRanges | None:
 
 def calibrate(  # noqa: PLR0913
     model: str | Path | ModelProto,
-    data: Any,
+    data: CalibrationData | None,
     output: str | Path | None = None,
     *,
     config: Config = "A8W8",
@@ -361,7 +362,7 @@ def quantize_weights(
 @overload
 def quantize_static(
     model: str | Path | ModelProto,
-    data: Any,
+    data: CalibrationData,
     config: Config = "A8W8",
     output: str | Path | None = None,
     *,
@@ -377,7 +378,7 @@ def quantize_static(
 def quantize_static(
     model_input: str | Path | ModelProto,
     model_output: str | Path,
-    calibration_data_reader: Any,
+    calibration_data_reader: CalibrationData,
     *onnxruntime_positional: Any,
     **onnxruntime_keywords: Any,
 ) -> ModelProto: ...

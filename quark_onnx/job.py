@@ -13,6 +13,7 @@ from onnx import ModelProto
 
 from calibrators.onnx_runtime.isolation import current, start
 from calibrators.onnx_runtime.session import model_bytes
+from calibrators.readers.open import CalibrationData
 from calibrators.readers.spool import Spool
 from calibrators.shown import short
 from quark_onnx.config import QConfig
@@ -125,7 +126,7 @@ class Result:
 
 def run(
     job: Job,
-    data: Any,
+    data: CalibrationData | None,
     executor: Executor | None,
     progress: bool | None,
 ) -> Result:
@@ -766,7 +767,7 @@ def _check_model(calibration: Calibration, model: ModelProto) -> None:
 
 def measure_ranges(
     job: Job,
-    data: Any,
+    data: CalibrationData | None,
     executor: Executor | None,
     progress: bool | None,
 ) -> Calibration:

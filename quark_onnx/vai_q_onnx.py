@@ -12,6 +12,7 @@ from typing import Any
 
 from onnx import ModelProto
 
+from calibrators.readers.open import CalibrationData
 from quark_onnx.onnx import quantize
 from quark_onnx.onnx.operators.custom_ops import get_library_path
 from quark_onnx.onnx.quant_utils import (
@@ -42,9 +43,9 @@ __all__ = [
 def quantize_static(
     model_input: str | Path | ModelProto,
     model_output: str | Path | None = None,
-    calibration_data_reader: Any = None,
-    quant_format: Any = QuantFormat.QDQ,
-    calibrate_method: Any = PowerOfTwoMethod.MinMSE,
+    calibration_data_reader: CalibrationData | None = None,
+    quant_format: QuantFormat | VitisQuantFormat = QuantFormat.QDQ,
+    calibrate_method: CalibrationMethod | PowerOfTwoMethod = PowerOfTwoMethod.MinMSE,
     **settings: Any,
 ) -> ModelProto | None:
     """Quantize a model; see ``quark_onnx.onnx.quantize.quantize_static``.

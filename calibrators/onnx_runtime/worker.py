@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from time import perf_counter
-from typing import Any, NamedTuple, NoReturn, Protocol
+from typing import IO, Any, NamedTuple, NoReturn, Protocol, cast
 
 #: The two numbers of the header; the size of one array.
 _HEADER = struct.Struct("<QQ")
@@ -62,13 +62,31 @@ class Value(NamedTuple):
     shape: list[Any]
 
 
+class Session(Protocol):
+    """The methods of ``onnxruntime.InferenceSession`` that are called."""
+
+    def get_inputs(self) -> Sequence[Any]:
+        """Return the inputs, with the attributes of ``Value``."""
+
+    def get_outputs(self) -> Sequence[Any]:
+        """Return the outputs, with the attributes of ``Value``."""
+
+    def run(
+        self,
+        output_names: Sequence[str] | None,
+        input_feed: Mapping[str, Any],
+        /,
+    ) -> Sequence[Any]:
+        """Return the outputs on some inputs."""
+
+
 class Stream(Protocol):
     """An unbuffered binary file."""
 
-    def write(self, data: Any, /) -> int | None:
+    def write(self, data: memoryview, /) -> int | None:
         """Write some bytes, and return their number."""
 
-    def readinto(self, data: Any, /) -> int | None:
+    def readinto(self, data: memoryview, /) -> int | None:
         """Fill a buffer as far as possible, and return the number of bytes."""
 
     def close(self) -> None:
@@ -115,7 +133,7 @@ def native_session(source: str | bytes, options: Any) -> Any:
 
 
 def seconds_of_runs(
-    session: Any,
+    session: Session,
     feeds: Mapping[str, Any],
     runs: int,
 ) -> list[float]:
@@ -129,7 +147,7 @@ def seconds_of_runs(
     return found
 
 
-def interface(session: Any) -> tuple[list[Value], list[Value]]:
+def interface(session: Session) -> tuple[list[Value], list[Value]]:
     """Return the inputs and the outputs of a session."""
     inputs = [
         Value(value.name, value.type, list(value.shape))
@@ -196,12 +214,12 @@ def _read(stream: Stream, target: Any) -> Any:
     return target
 
 
-def widen_pipe(stream: Any) -> None:
+def widen_pipe(stream: Stream) -> None:
     """Let a pipe hold more bytes, where the system can do that."""
     try:
         import fcntl
 
-        fcntl.fcntl(stream, fcntl.F_SETPIPE_SZ, _PIPE)
+        fcntl.fcntl(cast("IO[bytes]", stream), fcntl.F_SETPIPE_SZ, _PIPE)
     except (ImportError, AttributeError, OSError):
         # On Windows, on macOS, or beyond a limit of the system: the default size works, too.
         pass

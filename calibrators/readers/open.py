@@ -12,7 +12,7 @@ from functools import partial
 from itertools import chain, count, islice
 from numbers import Integral
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Protocol, get_args
 
 import numpy as np
 
@@ -42,6 +42,8 @@ from calibrators.readers.samples import (
 
 __all__ = [
     "Allowed",
+    "CalibrationData",
+    "CalibrationReader",
     "ImageSpec",
     "InputSpec",
     "RandomData",
@@ -163,6 +165,13 @@ def _check_count(name: str, value: Any, least: int) -> None:
         raise DataError(
             f"{name} is {value!r}; it must be a whole number of at least {least}",
         )
+
+
+class CalibrationReader(Protocol):
+    """The method of onnxruntime's ``CalibrationDataReader``."""
+
+    def get_next(self) -> Mapping[str, Any] | None:
+        """Return the next sample; None after the last one."""
 
 
 @dataclass(frozen=True)
@@ -287,6 +296,17 @@ class Reader:
         yield conform(next(parts), self._inputs, index, self._layout)
         for part in parts:
             yield conform(part, self._inputs, next(indices), self._layout)
+
+
+#: Calibration data, see `open_reader`; a ``partial`` of `open_reader` lacks only the inputs.
+CalibrationData = (
+    Iterable[Any]
+    | CalibrationReader
+    | RandomData
+    | str
+    | os.PathLike[str]
+    | partial[Reader]
+)
 
 
 def open_reader(  # noqa: PLR0913  one call carries all options of a reader

@@ -13,6 +13,7 @@ from typing import Any
 from onnx import ModelProto
 
 from calibrators.base import is_number
+from calibrators.readers.open import CalibrationData
 from calibrators.readers.spool import MEMORY, Spool
 from quark_onnx.analysis.compare import Comparison, compare
 from quark_onnx.api import quantize
@@ -161,7 +162,7 @@ class AccuracyResult:
 
 def quantize_to_accuracy(  # noqa: PLR0913
     model: str | Path | ModelProto,
-    data: Any,
+    data: CalibrationData | None,
     accuracy: str | float,
     output: str | Path | None = None,
     *,

@@ -13,6 +13,7 @@ from onnx import ModelProto
 from calibrators.base import is_number
 from calibrators.onnx_runtime.isolation import isolated
 from calibrators.onnx_runtime.session import model_bytes
+from calibrators.readers.open import CalibrationData
 from quark_onnx.analysis.causes import Evidence, causes_of, nsr
 from quark_onnx.analysis.findings import Analysis, TensorError, Unmatched, WeightError
 from quark_onnx.analysis.match import match
@@ -37,7 +38,7 @@ _NO_GRID = Grid("")
 def analyze(
     float_model: str | Path | ModelProto,
     quant_model: str | Path | ModelProto,
-    data: Any,
+    data: CalibrationData | None,
     *,
     limit: int | None = None,
     isolate: bool = False,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
@@ -10,12 +10,14 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any
 
+from numpy.typing import NDArray
 from onnx import ModelProto
 
 import calibrators
 from calibrators.base import is_number
 from calibrators.onnx_runtime.isolation import isolated
 from calibrators.onnx_runtime.session import model_bytes, open_session
+from calibrators.readers.open import CalibrationData
 from quark_onnx.analysis.labelled import scorer_for
 from quark_onnx.analysis.latency import Latency, measure_latency
 from quark_onnx.errors import (
@@ -69,7 +71,7 @@ class Comparison:
 def compare(  # noqa: PLR0913
     reference: str | Path | ModelProto,
     other: str | Path | ModelProto,
-    data: Any,
+    data: CalibrationData | None,
     *,
     limit: int | None = None,
     task: str = "auto",
@@ -130,7 +132,11 @@ def _compared(  # noqa: PLR0913
     reader = reader_for(Graph.of(before), data)
     counter = _Counter(islice(iter(reader), limit))
 
-    def observe(feeds: Any, expected: Any, found: Any) -> None:
+    def observe(
+        feeds: Mapping[str, NDArray[Any]],
+        expected: Mapping[str, Any],
+        found: Mapping[str, Any],
+    ) -> None:
         collector.add(feeds, expected, found)
         if scorer is not None and collector.task is not None:
             scorer.add(collector.task, expected, found)

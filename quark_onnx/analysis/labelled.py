@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from calibrators.readers.files import find_files
 from calibrators.readers.images import IMAGE_SUFFIXES, ImageSpec
+from calibrators.readers.open import CalibrationData
 from quark_onnx.report.verdict import Scorer, read_labels
 
 Floats = NDArray[np.float64]
 
 
-def scorer_for(labels: str | Path, data: Any) -> Scorer:
+def scorer_for(labels: str | Path, data: CalibrationData | None) -> Scorer:
     """Return a scorer for labels and data.
 
     Args:
@@ -32,7 +32,11 @@ def scorer_for(labels: str | Path, data: Any) -> Scorer:
         ConfigError: labels and data do not go together.
     """
     images = data.keywords.get("images") if isinstance(data, partial) else None
-    if not isinstance(images, ImageSpec) or not data.args:
+    if (
+        not isinstance(data, partial)
+        or not isinstance(images, ImageSpec)
+        or not data.args
+    ):
         return Scorer(read_labels(Path(labels)), None, None)
     files = find_files(Path(data.args[0]), IMAGE_SUFFIXES)
     return Scorer(

@@ -20,6 +20,7 @@ from onnx import ModelProto
 
 from calibrators.base import is_number
 from calibrators.onnx_runtime.session import model_bytes
+from calibrators.readers.open import CalibrationData
 from calibrators.readers.spool import MEMORY, Spool
 from quark_onnx.analysis.judge import Judge
 from quark_onnx.analysis.keys import config_key, function_key
@@ -151,7 +152,7 @@ class SearchResult:
 
 def search(  # noqa: PLR0913
     model: str | Path | ModelProto,
-    data: Any,
+    data: CalibrationData,
     *,
     space: Space | dict[str, Any] | None = None,
     metric: Callable[[ModelProto], float] | None = None,

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from inspect import signature
+from pathlib import Path
 from typing import Any
 
+from onnx import ModelProto
 from onnxruntime.quantization import DynamicQuantConfig, StaticQuantConfig
 from onnxruntime.quantization.quantize import quantize_dynamic as _their_dynamic
 from onnxruntime.quantization.quantize import quantize_static as _their_static
@@ -52,7 +54,9 @@ def quantize_dynamic(*arguments: Any, **keywords: Any) -> None:
     _dynamic(**_by_name(_their_dynamic, arguments, keywords))
 
 
-def quantize(model_input: Any, model_output: Any, quant_config: Any) -> None:
+def quantize(
+    model_input: str | Path | ModelProto, model_output: str | Path, quant_config: object
+) -> None:
     """Quantize a model by a configuration.
 
     Args:

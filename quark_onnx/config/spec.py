@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -292,7 +293,7 @@ def _element(dtype: DType) -> str:
     return dtype.element if isinstance(dtype, Block) else ""
 
 
-def check_names(given: Any, cls: type[Any]) -> None:
+def check_names(given: Iterable[object], cls: type[Any]) -> None:
     """Raise ConfigError for the first of ``given`` names that is not a field of ``cls``."""
     known = [f.name for f in fields(cls)]
     for name in given:
@@ -316,7 +317,7 @@ def parse_calibrator(text: str) -> Calibrator:
         raise ConfigError(str(error)) from error
 
 
-def format_calibrator(calibrator: Any) -> str:
+def format_calibrator(calibrator: Calibrator) -> str:
     """Return the text for ``parse_calibrator``, without default settings.
 
     >>> format_calibrator(parse_calibrator("percentile:percentile=99.9"))
@@ -358,7 +359,7 @@ def check_granularity(
 
 
 def spec_of(
-    data: Any,
+    data: object,
     base: QuantizationSpec | None,
     where: str,
 ) -> QuantizationSpec | None:
@@ -378,7 +379,7 @@ def spec_of(
     return (base or QuantizationSpec()).with_(**settings)
 
 
-def settings_of(data: Any, where: str) -> dict[str, Any]:
+def settings_of(data: object, where: str) -> dict[str, Any]:
     """Return a copy of a dictionary whose keys are names of settings.
 
     Raises:

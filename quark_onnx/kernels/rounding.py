@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from itertools import pairwise, product
 from math import cos, pi
 from os import cpu_count
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -182,7 +183,7 @@ def adaround(  # noqa: PLR0913  the arrays of a layer
     share: Any,
     bias: Any,
     settings: Descent,
-    xp: Any = np,
+    xp: ModuleType = np,
 ) -> Any:
     """Return a mask of the weights to round up.
 
@@ -237,7 +238,7 @@ def adaround(  # noqa: PLR0913  the arrays of a layer
 class _Adam:
     """Adam (Kingma and Ba 2015), without a schedule."""
 
-    def __init__(self, like: Any, rate: float, xp: Any) -> None:
+    def __init__(self, like: Any, rate: float, xp: ModuleType) -> None:
         # The moments of the paper, up to constant factors.
         self._first = like * 0
         self._second = like * 0
@@ -279,7 +280,7 @@ class Units:
     greatest: Any
     levels: Any
 
-    def rounded(self, weight: Any, xp: Any) -> Any:
+    def rounded(self, weight: Any, xp: ModuleType) -> Any:
         """Round to the nearest level."""
         if not len(self.levels):
             rounded = xp.round(weight)
@@ -318,7 +319,7 @@ def adaquant(  # noqa: PLR0913  the arrays of a layer
     units: Units,
     settings: Descent,
     bias_rate: float,
-    xp: Any = np,
+    xp: ModuleType = np,
 ) -> Iterator[tuple[Any, Any]]:
     """Yield the unrounded weight, in units of the scale, and the bias, per stage.
 

@@ -19,7 +19,7 @@ from onnx import ModelProto, helper
 from calibrators.onnx_runtime.session import open_session
 from calibrators.readers import encoded
 from calibrators.readers.images import ImageSpec, image_model
-from calibrators.readers.open import Reader
+from calibrators.readers.open import CalibrationData, Reader
 from calibrators.scratch import ScratchFolder
 from calibrators.shown import printable
 from quark_onnx.config import QConfig
@@ -99,7 +99,7 @@ class Bundle:
 
 def deploy(  # noqa: PLR0913
     model: str | Path | ModelProto | Parts,
-    data: Any,
+    data: CalibrationData | None,
     folder: str | Path,
     target: str = "stx",
     config: QConfig | str | Path | dict[str, Any] = "XINT8",

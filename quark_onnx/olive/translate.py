@@ -15,6 +15,7 @@ from typing import Any
 import onnx
 from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType
 
+from calibrators.readers.open import CalibrationData
 from quark_onnx.compat_onnxruntime import get_qdq_config
 from quark_onnx.compat_onnxruntime.execution_providers.qnn import get_qnn_qdq_config
 from quark_onnx.config import Override, QConfig
@@ -62,7 +63,7 @@ _TENSORS = ("activation", "input_tensors", "weight", "bias", "output_tensors")
 def static_arguments(
     parameters: Parameters,
     model: str | Path,
-    reader: Any,
+    reader: CalibrationData | None,
     *,
     qnn: bool = False,
 ) -> dict[str, Any]:

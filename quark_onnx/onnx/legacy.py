@@ -197,7 +197,7 @@ def _spec(
     return spec.with_(symmetric=symmetric, pow2=pow2, calibrator=calibrator)
 
 
-def _method(method: Any) -> tuple[type[Calibrator], bool]:
+def _method(method: object) -> tuple[type[Calibrator], bool]:
     name = name_of(method)
     if name not in _METHODS:
         raise ConfigError(
@@ -207,7 +207,7 @@ def _method(method: Any) -> tuple[type[Calibrator], bool]:
     return _METHODS[name]
 
 
-def dtype_of(kind: Any, options: Mapping[str, Any]) -> str:
+def dtype_of(kind: object, options: Mapping[str, Any]) -> str:
     """Return the number format of a quantization type.
 
     Block formats differ in their attributes.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,7 @@ def spec_setter(side: str, setting: str) -> Apply:
         setting: name of the setting.
     """
 
-    def apply(draft: Draft, value: Any) -> None:
+    def apply(draft: Draft, value: object) -> None:
         spec: QuantizationSpec | None = getattr(draft, side)
         if spec is not None and spec.dtype.scaled:
             setattr(draft, side, spec.with_(**{setting: value}))
@@ -63,7 +63,7 @@ def calibrator_setter(kind: type[Any], setting: str) -> Apply:
         setting: name of the setting.
     """
 
-    def apply(draft: Draft, value: Any) -> None:
+    def apply(draft: Draft, value: object) -> None:
         spec = draft.activation
         if spec is None or not isinstance(spec.calibrator, kind):
             logger.info(
@@ -89,7 +89,7 @@ def algorithm_setter(kind: type[Any], parameter: str) -> Apply:
         parameter: name of the parameter.
     """
 
-    def apply(draft: Draft, value: Any) -> None:
+    def apply(draft: Draft, value: object) -> None:
         for algorithm in draft.algorithms:
             if isinstance(algorithm, kind):
                 setattr(algorithm, parameter, value)
@@ -97,7 +97,7 @@ def algorithm_setter(kind: type[Any], parameter: str) -> Apply:
     return apply
 
 
-def shapes(draft: Draft, text: Any) -> None:
+def shapes(draft: Draft, text: object) -> None:
     """Set input shapes by name; output shapes follow."""
     if isinstance(text, str):
         draft.shapes = parse_shapes(text)
@@ -145,7 +145,7 @@ def input_shapes(
     return {name: shape for name, shape in shapes.items() if name not in outputs}
 
 
-def percentiles(draft: Draft, candidates: Any) -> None:
+def percentiles(draft: Draft, candidates: Sequence[float]) -> None:
     """Set candidates of the layer-wise percentile, from the least to the greatest."""
     spec = draft.activation
     if spec is not None and isinstance(spec.calibrator, LayerwisePercentile):
@@ -157,43 +157,45 @@ def percentiles(draft: Draft, candidates: Any) -> None:
         draft.activation = spec.with_(calibrator=chosen)
 
 
-def weight_method(draft: Draft, method: Any) -> None:
+def weight_method(draft: Draft, method: object) -> None:
     if draft.weight is not None and method is not None and name_of(method) == "MinMSE":
         draft.weight = draft.weight.with_(calibrator=MinMSE())
 
 
-def random(draft: Draft, wanted: Any) -> None:
+def random(draft: Draft, wanted: object) -> None:
     if wanted and draft.random_shapes is None:
         draft.random_shapes = {}
 
 
-def random_shapes(draft: Draft, shapes: Any) -> None:
+def random_shapes(draft: Draft, shapes: Mapping[str, Sequence[int]] | None) -> None:
     draft.random_shapes = dict(shapes or {})
 
 
-def random_ranges(draft: Draft, ranges: Any) -> None:
+def random_ranges(
+    draft: Draft, ranges: Mapping[str, tuple[float, float]] | None
+) -> None:
     draft.random_ranges = dict(ranges or {})
 
 
-def npu(draft: Draft, wanted: Any) -> None:
+def npu(draft: Draft, wanted: object) -> None:
     draft.target = "npu" if wanted else ""
 
 
-def weights_only(draft: Draft, wanted: Any) -> None:
+def weights_only(draft: Draft, wanted: object) -> None:
     if wanted:
         draft.activation = None
 
 
-def samples(draft: Draft, count: Any) -> None:
+def samples(draft: Draft, count: int | None) -> None:
     draft.samples = None if count is None else int(count)
 
 
-def resume(draft: Draft, path: Any) -> None:
+def resume(draft: Draft, path: str | Path | None) -> None:
     if path:
         draft.resume = str(Path(path).with_suffix(".resume"))
 
 
-def matmul_nbits(draft: Draft, wanted: Any) -> None:
+def matmul_nbits(draft: Draft, wanted: object) -> None:
     if wanted:
         draft.activation = None
         draft.weight = QuantizationSpec("int4", block_size=128)
@@ -201,7 +203,7 @@ def matmul_nbits(draft: Draft, wanted: Any) -> None:
         draft.op_types = ("MatMul",)
 
 
-def matmul_nbits_parameters(draft: Draft, parameters: Any) -> None:
+def matmul_nbits_parameters(draft: Draft, parameters: Mapping[str, Any]) -> None:
     """Set the parameters of block-wise weights, for UseMatMulNBits."""
     known = ("Algorithm", "GroupSize", "Symmetric", "Bits", "AccuracyLevel")
     for name in parameters:
@@ -227,12 +229,12 @@ def matmul_nbits_parameters(draft: Draft, parameters: Any) -> None:
     draft.accuracy_level = parameters.get("AccuracyLevel", 0)
 
 
-def gptq(draft: Draft, wanted: Any) -> None:
+def gptq(draft: Draft, wanted: object) -> None:
     if wanted:
         draft.algorithms.append(GPTQConfig())
 
 
-def gptq_parameters(draft: Draft, parameters: Any) -> None:
+def gptq_parameters(draft: Draft, parameters: Mapping[str, Any]) -> None:
     names = {
         "Bits": "bits",
         "BlockSize": "block_size",
@@ -249,7 +251,7 @@ def gptq_parameters(draft: Draft, parameters: Any) -> None:
         algorithm_setter(GPTQConfig, names[name])(draft, value)
 
 
-def bias_correction(draft: Draft, wanted: Any) -> None:
+def bias_correction(draft: Draft, wanted: object) -> None:
     if wanted:
         draft.algorithms.append(BiasCorrectionConfig())
 
@@ -257,7 +259,7 @@ def bias_correction(draft: Draft, wanted: Any) -> None:
 _FINETUNE = {"LRAdjust": "lr_adjust", "OutputQDQ": "output_qdq", "UseGDS": "use_gds"}
 
 
-def fast_finetune(draft: Draft, parameters: Any) -> None:
+def fast_finetune(draft: Draft, parameters: Mapping[str, Any]) -> None:
     """Set the parameters of AdaRound or AdaQuant, if chosen."""
     names = {_camel(name): name for name in vars(AdaRoundConfig())} | _FINETUNE
     chosen = str(parameters.get("OptimAlgorithm", "adaround")).lower()
@@ -283,7 +285,7 @@ def _camel(name: str) -> str:
     return "".join(part.capitalize() for part in name.split("_"))
 
 
-def auto_mixed(draft: Draft, parameters: Any) -> None:
+def auto_mixed(draft: Draft, parameters: Mapping[str, Any]) -> None:
     names = {_camel(name): name for name in vars(AutoMixprecisionConfig())}
     names |= {"NoInputQDQShared": "no_input_qdq_shared"}
     for name in parameters:
@@ -305,7 +307,7 @@ _BLOCK_DEFAULTS = {
 }
 
 
-def block_attributes(draft: Draft, attributes: Any) -> None:
+def block_attributes(draft: Draft, attributes: Mapping[str, Any]) -> None:
     """Check the attributes of block formats; the format comes from the specifications.
 
     A warning names values that differ from AMD's defaults, which have no effect.
@@ -319,29 +321,29 @@ def block_attributes(draft: Draft, attributes: Any) -> None:
             )
 
 
-def float_results(draft: Draft, op_types: Any) -> None:
+def float_results(draft: Draft, op_types: Iterable[str] | None) -> None:
     """Set operator types whose results stay float unless a consumer quantizes them."""
     draft.float_results = tuple(op_types or ())
 
 
-def float_nodes(draft: Draft, names: Any) -> None:
+def float_nodes(draft: Draft, names: Iterable[str] | None) -> None:
     """Set the nodes whose results stay float."""
     draft.float_nodes = tuple(names or ())
 
 
-def pair_for_weights(draft: Draft, wanted: Any) -> None:
+def pair_for_weights(draft: Draft, wanted: object) -> None:
     """Keep weights in float with a Q/DQ pair, except formats without a scale."""
     if wanted and draft.weight is not None and draft.weight.dtype.scaled:
         draft.everywhere["stored"] = False
 
 
-def dedicated_pairs(draft: Draft, wanted: Any) -> None:
+def dedicated_pairs(draft: Draft, wanted: object) -> None:
     """Give each consumer of a tensor a Q/DQ pair of its own."""
     if wanted:
         draft.everywhere["dedicated"] = True
 
 
-def tensor_overrides(draft: Draft, overrides: Any) -> None:
+def tensor_overrides(draft: Draft, overrides: object) -> None:
     """Add overrides of single tensors.
 
     Raises:
@@ -355,7 +357,7 @@ def tensor_overrides(draft: Draft, overrides: Any) -> None:
     draft.tensors.update(overrides or {})
 
 
-def mixed_tensors(draft: Draft, tensors: Any) -> None:
+def mixed_tensors(draft: Draft, tensors: object) -> None:
     """Add the tensors of each quantization type.
 
     Raises:
@@ -370,7 +372,7 @@ def mixed_tensors(draft: Draft, tensors: Any) -> None:
         draft.tensors.update({name: [{"quant_type": kind}] for name in names})
 
 
-def quantize_bias(draft: Draft, wanted: Any) -> None:
+def quantize_bias(draft: Draft, wanted: object) -> None:
     """Keep biases in float, or quantize them in the configured format."""
     if not wanted:
         draft.bias = False
@@ -378,13 +380,13 @@ def quantize_bias(draft: Draft, wanted: Any) -> None:
         draft.bias = True
 
 
-def int16_bias(draft: Draft, wanted: Any) -> None:
+def int16_bias(draft: Draft, wanted: object) -> None:
     """Store biases in 16 bits, unless they stay float."""
     if wanted and draft.bias:
         draft.bias = "int16"
 
 
-def subgraphs(draft: Draft, pairs: Any) -> None:
+def subgraphs(draft: Draft, pairs: Iterable[Any]) -> None:
     draft.exclude.extend(pairs)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from onnx import ModelProto
 
+from calibrators.readers.open import CalibrationData
 from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.onnx.quantization.api import choose_data
 from quark_onnx.onnx.quantization.config.config import QuantizationConfig
@@ -24,7 +25,7 @@ _OLDER = {
 def quantize_static(
     model_input: str | Path | ModelProto,
     model_output: str | Path | None = None,
-    calibration_data_reader: Any = None,
+    calibration_data_reader: CalibrationData | None = None,
     calibration_data_path: str | Path | None = None,
     **settings: Any,
 ) -> ModelProto | None:

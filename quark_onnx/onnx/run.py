@@ -11,7 +11,7 @@ from typing import Any
 
 from onnx import ModelProto
 
-from calibrators.readers.open import RandomData, open_reader
+from calibrators.readers.open import CalibrationData, RandomData, open_reader
 from quark_onnx.api import quantize
 from quark_onnx.config import Override, QConfig, TensorOverride
 from quark_onnx.convert import convert
@@ -47,7 +47,12 @@ _ORDER = (
 )
 
 
-def run(draft: Draft, model: Any, data: Any, output: Any) -> Result:
+def run(
+    draft: Draft,
+    model: str | Path | ModelProto,
+    data: CalibrationData | None,
+    output: str | Path | None,
+) -> Result:
     """Quantize a model by a draft.
 
     Args:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from onnx import ModelProto, numpy_helper
@@ -59,7 +58,7 @@ def read_cache(request: Request) -> bool:
 def write_cache(
     path: str | Path,
     model: ModelProto,
-    method: Any,
+    method: object,
     *,
     smooth: bool,
 ) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from onnx import TensorProto
@@ -45,7 +45,7 @@ _OF_CALIBRATION = (
 )
 
 
-def calibrator_for(method: Any, options: Mapping[str, Any]) -> Calibrator:
+def calibrator_for(method: object, options: Mapping[str, Any]) -> Calibrator:
     """Return the calibrator of a method, with settings from the extra options.
 
     Args:
@@ -83,11 +83,11 @@ def calibrator_for(method: Any, options: Mapping[str, Any]) -> Calibrator:
         ) from error
 
 
-def nothing(request: Request, value: Any) -> None:
+def nothing(request: Request, value: object) -> None:
     """Accept an option that is read elsewhere or always true."""
 
 
-def activation_symmetric(request: Request, value: Any) -> None:
+def activation_symmetric(request: Request, value: object) -> None:
     """Set symmetric codes for activations."""
     symmetric = flag(value, "extra option ActivationSymmetric")
     if not request.dynamic:
@@ -99,20 +99,20 @@ def activation_symmetric(request: Request, value: Any) -> None:
         )
 
 
-def calibration_symmetric(request: Request, value: Any) -> None:
+def calibration_symmetric(request: Request, value: object) -> None:
     """Set symmetric codes for activations, which imply a symmetric range."""
     if flag(value, "extra option CalibTensorRangeSymmetric"):
         request.activation = request.activation.with_(symmetric=True)
 
 
-def weight_symmetric(request: Request, value: Any) -> None:
+def weight_symmetric(request: Request, value: object) -> None:
     """Set symmetric codes for weights; 8-bit codes omit the least code."""
     if value is not None:
         symmetric = flag(value, "extra option WeightSymmetric")
         request.weight = request.weight.with_(symmetric=symmetric, narrow=symmetric)
 
 
-def restricted(request: Request, value: Any) -> None:
+def restricted(request: Request, value: object) -> None:
     """Restrict zero points of uint8 activations to the least or the middle code."""
     if flag(value, "extra option ActivationRestrictedAsymmetric"):
         if request.activation.dtype.name == "uint8" and not request.dynamic:
@@ -124,12 +124,12 @@ def restricted(request: Request, value: Any) -> None:
             )
 
 
-def quantize_bias(request: Request, value: Any) -> None:
+def quantize_bias(request: Request, value: object) -> None:
     """Choose between 32-bit biases and float biases."""
     request.changes["bias"] = flag(value, "extra option QuantizeBias")
 
 
-def const_b_only(request: Request, value: Any) -> None:
+def const_b_only(request: Request, value: object) -> None:
     """Keep products of two activations in float."""
     only = flag(value, "extra option MatMulConstBOnly")
     if request.dynamic:
@@ -148,24 +148,24 @@ def const_b_only(request: Request, value: Any) -> None:
         request.exclude += [node.name for node in products]
 
 
-def float_results(request: Request, value: Any) -> None:
+def float_results(request: Request, value: Iterable[str] | None) -> None:
     """Keep results of some operators in float unless a consumer quantizes them."""
     request.changes["float_results"] = tuple(value or ())
 
 
-def pair_for_weights(request: Request, value: Any) -> None:
+def pair_for_weights(request: Request, value: object) -> None:
     """Store float weights with a Q/DQ pair."""
     if flag(value, "extra option AddQDQPairToWeight"):
         request.tensors.append(TensorOverride("*", stored=False))
 
 
-def dedicated(request: Request, value: Any) -> None:
+def dedicated(request: Request, value: object) -> None:
     """Give every consumer a dedicated Q/DQ pair."""
     if flag(value, "extra option DedicatedQDQPair"):
         request.tensors.append(TensorOverride("*", dedicated=True))
 
 
-def keep_clipping(request: Request, value: Any) -> None:
+def keep_clipping(request: Request, value: object) -> None:
     """Keep Relu and Clip."""
     request.changes["clipping"] = not flag(
         value,
@@ -173,13 +173,13 @@ def keep_clipping(request: Request, value: Any) -> None:
     )
 
 
-def keep_weight_scales(request: Request, value: Any) -> None:
+def keep_weight_scales(request: Request, value: object) -> None:
     """Keep the weights' scales, even if a bias would need a greater scale."""
     if flag(value, "extra option QDQDisableWeightAdjustForInt32Bias"):
         request.tensors.append(TensorOverride("*", raised=False))
 
 
-def least_range(request: Request, value: Any) -> None:
+def least_range(request: Request, value: float) -> None:
     """Set a minimum width of ranges."""
     if not is_number(value) or value < 0:
         raise CallError(
@@ -189,22 +189,22 @@ def least_range(request: Request, value: Any) -> None:
     request.tensors.append(TensorOverride("*", min_range=float(value)))
 
 
-def move_floats(request: Request, value: Any) -> None:
+def move_floats(request: Request, value: object) -> None:
     """Quantize operators that only move values, even between float operators."""
     request.changes["movers"] = flag(value, "extra option ForceQuantizeNoInputCheck")
 
 
-def bodies(request: Request, value: Any) -> None:
+def bodies(request: Request, value: object) -> None:
     """Quantize the bodies of If, Loop and Scan."""
     request.changes["bodies"] = flag(value, "extra option EnableSubgraph")
 
 
-def contributed(request: Request, value: Any) -> None:
+def contributed(request: Request, value: object) -> None:
     """Write Q/DQ pairs in the com.microsoft domain."""
     request.changes["contrib"] = flag(value, "extra option UseQDQContribOps")
 
 
-def blocks(request: Request, value: Any) -> None:
+def blocks(request: Request, value: int) -> None:
     """Quantize weights in blocks."""
     request.weight = request.weight.with_(
         block_size=value,
@@ -213,7 +213,7 @@ def blocks(request: Request, value: Any) -> None:
     )
 
 
-def default_type(request: Request, value: Any) -> None:
+def default_type(request: Request, value: object) -> None:
     """Check the type for tensors of unknown type; only float is supported."""
     if value not in (None, TensorProto.FLOAT):
         raise CallError(
@@ -223,12 +223,12 @@ def default_type(request: Request, value: Any) -> None:
         )
 
 
-def override_tensors(request: Request, value: Any) -> None:
+def override_tensors(request: Request, value: object) -> None:
     """Add overrides for tensors."""
     request.tensors += tensor_overrides(request.graph, value)
 
 
-def strides(request: Request, value: Any) -> None:
+def strides(request: Request, value: object) -> None:
     """Read the data in ranges of a given number of samples."""
     reader = request.data
     if type(value) is not int or value < 1:
@@ -262,7 +262,7 @@ class _Strided:
                 yield sample
 
 
-def smooth(request: Request, value: Any) -> None:
+def smooth(request: Request, value: object) -> None:
     """Add SmoothQuant with its alpha; factors are folded, or also inserted."""
     if not flag(value, "extra option SmoothQuant"):
         return
@@ -281,7 +281,7 @@ def smooth(request: Request, value: Any) -> None:
     request.changes["optimizers"] = (SmoothQuant(alpha=alpha, insert=True),)
 
 
-def fixed_sigmoid(request: Request, value: Any) -> None:
+def fixed_sigmoid(request: Request, value: object) -> None:
     """Set scale 1/256 and zero point 0 for results of Sigmoid, as in NNAPI."""
     if flag(value, "extra option extra.Sigmoid.nnapi"):
         results = [node.outputs[0] for node in request.nodes_of("Sigmoid")]
@@ -291,7 +291,7 @@ def fixed_sigmoid(request: Request, value: Any) -> None:
             )
 
 
-def channel_axes(request: Request, value: Any) -> None:
+def channel_axes(request: Request, value: object) -> None:
     """Set the channel axis of weights by operator."""
     if not isinstance(value, Mapping):
         raise CallError(

@@ -31,7 +31,7 @@ Formats = Callable[[Any], str]
 
 def tensor_overrides(
     graph: Graph,
-    value: Any,
+    value: object,
     formats: Formats = format_of,
 ) -> list[TensorOverride]:
     """Translate the overrides of tensors.

@@ -66,7 +66,7 @@ class Request:
         return [node for node in self.graph.nodes if node.op_type == op_type]
 
 
-def name_of(value: Any) -> str:
+def name_of(value: object) -> str:
     """Return the name of an enumeration's member, or the text.
 
     Args:
@@ -93,7 +93,7 @@ def names(arguments: Mapping[str, Any], argument: str) -> tuple[str, ...]:
     raise CallError(f"{argument} is {value!r}; it must be a list of names")
 
 
-def flag(value: Any, where: str) -> bool:
+def flag(value: object, where: str) -> bool:
     """Return a boolean, which may be given as 0 or 1.
 
     Args:
@@ -115,7 +115,7 @@ _FORMATS = {
 }
 
 
-def format_of(value: Any) -> str:
+def format_of(value: object) -> str:
     """Return the number format of a QuantType, its name, or a ``TensorProto.DataType``.
 
     Args:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -28,11 +29,11 @@ class Activation:
     high: float = np.inf
     slope: float = 0.0
 
-    def value(self, x: Any, xp: Any = np) -> Any:
+    def value(self, x: Any, xp: ModuleType = np) -> Any:
         """Return the function at arrays of numpy, or of a module ``xp`` with the same functions."""
         return _VALUES[self.kind](self, x, xp)
 
-    def derivative(self, x: Any, xp: Any = np) -> Any:
+    def derivative(self, x: Any, xp: ModuleType = np) -> Any:
         """Return a factor for the derivative: 1 for linear, booleans for a clip.
 
         The formulas have no choice per element: mispredicted branches take a processor ten times as
@@ -50,20 +51,20 @@ class Activation:
 _ROOT = float(np.sqrt(2 / np.pi))
 
 
-def _sigmoid(x: Any, xp: Any) -> Any:
+def _sigmoid(x: Any, xp: ModuleType) -> Any:
     return 1 / (1 + xp.exp(-xp.clip(x, -60, 60)))
 
 
-def _silu_slope(x: Any, xp: Any) -> Any:
+def _silu_slope(x: Any, xp: ModuleType) -> Any:
     gate = _sigmoid(x, xp)
     return gate * (1 + x * (1 - gate))
 
 
-def _gelu(x: Any, xp: Any) -> Any:
+def _gelu(x: Any, xp: ModuleType) -> Any:
     return 0.5 * x * (1 + xp.tanh(_ROOT * (x + 0.044715 * x * x * x)))
 
 
-def _gelu_slope(x: Any, xp: Any) -> Any:
+def _gelu_slope(x: Any, xp: ModuleType) -> Any:
     bend = xp.tanh(_ROOT * (x + 0.044715 * x * x * x))
     return 0.5 * (1 + bend) + 0.5 * x * (1 - bend * bend) * _ROOT * (
         1 + 3 * 0.044715 * x * x

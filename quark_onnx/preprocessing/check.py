@@ -18,6 +18,7 @@ from onnx import ModelProto
 
 from calibrators.onnx_runtime.remembering import without_memory
 from calibrators.onnx_runtime.session import estimate_bytes
+from calibrators.onnx_runtime.worker import Session
 from quark_onnx.preprocessing.evidence import (
     Classified,
     Detected,
@@ -125,7 +126,7 @@ class PreprocessingCheck:
         same = value.shape[1:] == self._first_output.shape[1:]
         self._varies |= not same or not (value == self._first_output).all()
 
-    def findings(self, session: Any) -> list[Finding]:
+    def findings(self, session: Session) -> list[Finding]:
         """Return signs of wrong preprocessing; empty if the data looks right.
 
         Args:
@@ -136,7 +137,7 @@ class PreprocessingCheck:
         with np.errstate(all="ignore"):
             return list(self._found(session))
 
-    def _found(self, session: Any) -> Iterator[Finding]:
+    def _found(self, session: Session) -> Iterator[Finding]:
         if self._given is not None and self._pictures() is not None:
             for feeds in self._unknown:
                 self.add(feeds, _run(session, feeds))

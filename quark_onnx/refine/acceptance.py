@@ -10,9 +10,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from calibrators.onnx_runtime.session import open_session
+from calibrators.onnx_runtime.worker import Session
 from quark_onnx.graph import Graph
 from quark_onnx.plan import Plan
 from quark_onnx.report.measure import least_sqnr, measure
@@ -52,7 +52,7 @@ def min_output_sqnr(
     graph: Graph,
     plan: Plan,
     params: Params,
-    floating: Any,
+    floating: Session,
     samples: Sequence[Sample],
 ) -> float | None:
     """Return the minimum SQNR over the outputs, in dB.

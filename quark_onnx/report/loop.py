@@ -9,6 +9,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from calibrators.onnx_runtime.worker import Session
 from quark_onnx.graph.states import State
 from quark_onnx.report.measure import OutputError, Total
 
@@ -26,8 +27,8 @@ Sample = Mapping[str, NDArray[Any]]
 
 
 def measure_loop(
-    reference: Any,
-    other: Any,
+    reference: Session,
+    other: Session,
     samples: Sequence[Sample],
     states: Sequence[State],
 ) -> list[OutputError]:

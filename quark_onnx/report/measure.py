@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibrators.onnx_runtime.remembering import without_memory
+from calibrators.onnx_runtime.worker import Session
 
 
 @dataclass(frozen=True)
@@ -66,8 +67,8 @@ def least_sqnr(errors: Iterable[OutputError], default: Default) -> float | Defau
 
 
 def measure(
-    reference: Any,
-    other: Any,
+    reference: Session,
+    other: Session,
     samples: Iterable[Mapping[str, NDArray[Any]]],
     observe: Observe | None = None,
 ) -> list[OutputError]:
@@ -85,7 +86,7 @@ def measure(
     names = [value.name for value in reference.get_outputs()]
     totals = {name: Total() for name in names}
     feeds: list[dict[str, Any]] = []
-    expected: list[Any] = []
+    expected: Sequence[Any] = []
     for sample in samples:
         feeds = [_feeds(session, sample) for session in (reference, other)]
         expected, found = reference.run(names, feeds[0]), other.run(names, feeds[1])
@@ -123,8 +124,8 @@ def measure(
 
 
 def observe_runs(
-    reference: Any,
-    other: Any,
+    reference: Session,
+    other: Session,
     samples: Iterable[Mapping[str, NDArray[Any]]],
     observe: Observe,
 ) -> None:
@@ -141,7 +142,7 @@ def observe_runs(
         )
 
 
-def _feeds(session: Any, sample: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
+def _feeds(session: Session, sample: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
     """Return the part of a sample for the inputs of a session."""
     names = [value.name for value in session.get_inputs()]
     return {name: sample[name] for name in names if name in sample}

@@ -124,7 +124,7 @@ class Calibration:
         write_ranges(path, text)
 
     @classmethod
-    def of_document(cls, document: Any, source: str) -> Calibration:
+    def of_document(cls, document: object, source: str) -> Calibration:
         """Return the calibration from a document written by ``save``.
 
         Raises:

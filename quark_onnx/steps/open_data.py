@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import numpy as np
 from onnx import helper
 
-from calibrators.readers.open import InputSpec, Reader, open_reader
+from calibrators.readers.open import CalibrationData, InputSpec, Reader, open_reader
 from calibrators.shown import short
 from quark_onnx.config import QConfig
 from quark_onnx.errors import DataError, data_errors
@@ -46,7 +45,9 @@ def input_specs(graph: Graph, config: QConfig | None = None) -> list[InputSpec]:
     return specs
 
 
-def reader_for(graph: Graph, data: Any, config: QConfig | None = None) -> Reader:
+def reader_for(
+    graph: Graph, data: CalibrationData | None, config: QConfig | None = None
+) -> Reader:
     """Return the calibration data as a reader of checked samples.
 
     Args:

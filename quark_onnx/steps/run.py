@@ -14,6 +14,7 @@ from onnx import ModelProto
 from calibrators.onnx_runtime.external_tensors import is_stored
 from calibrators.onnx_runtime.remembering import RememberingSession
 from calibrators.onnx_runtime.session import open_session
+from calibrators.onnx_runtime.worker import Session
 from quark_onnx.errors import ModelError
 from quark_onnx.steps.function_bodies import with_bodies
 
@@ -122,7 +123,7 @@ def _open(
         ) from error
 
 
-def _run(session: Any, sample: Sample) -> dict[str, Any]:
+def _run(session: Session, sample: Sample) -> dict[str, Any]:
     wanted = {value.name for value in session.get_inputs()}
     names = [value.name for value in session.get_outputs()]
     try:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from onnx import ModelProto
 
+from calibrators.readers.open import CalibrationData
 from quark_onnx.errors import ConfigError, DataError
 from quark_onnx.onnx.calibration.data_readers import PathDataReader
 from quark_onnx.onnx.quantization.config.algorithm import AlgoConfig
@@ -42,7 +42,7 @@ class ModelQuantizer:
         self,
         model_input: str | Path | ModelProto,
         model_output: str | Path | None = None,
-        calibration_data_reader: Any = None,
+        calibration_data_reader: CalibrationData | None = None,
         calibration_data_path: str | Path | None = None,
         algorithms: Sequence[AlgoConfig] | None = None,
     ) -> ModelProto | None:
@@ -77,9 +77,9 @@ class ModelQuantizer:
 
 def choose_data(
     model: str | Path | ModelProto,
-    reader: Any,
+    reader: CalibrationData | None,
     path: str | Path | None,
-) -> Any:
+) -> CalibrationData | None:
     """Return the reader, or a reader of the files at the path.
 
     Args:

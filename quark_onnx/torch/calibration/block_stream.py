@@ -168,7 +168,7 @@ class BlockStream:
 
     def __init__(
         self,
-        model: Any,
+        model: nn.Module,
         blocks: Mapping[str, Any],
         data: Iterable[Any],
         folder: Path | None = None,
@@ -382,7 +382,7 @@ class _Recorder:
 
     def _call(
         self,
-        model: Any,
+        model: nn.Module,
         batch: Any,
         sample: int,
         forwards: Mapping[str, Any],

@@ -72,7 +72,7 @@ class HiddenStates:
             else _read(found)
         )
 
-    def __setitem__(self, place: int, state: Any) -> None:
+    def __setitem__(self, place: int, state: torch.Tensor) -> None:
         before = self._kept[place]
         if isinstance(before, torch.Tensor):
             self._resident -= before.nbytes
@@ -92,7 +92,7 @@ class HiddenStates:
         other._kept = list(self._kept)
         return other
 
-    def _keep(self, state: Any) -> Any:
+    def _keep(self, state: torch.Tensor) -> Any:
         if self._folder is not None and state.numel():
             return _File(self._folder, state)
         if self._room is not None and self._resident + state.nbytes > self._room:
@@ -104,7 +104,7 @@ class HiddenStates:
 class _Hosted:
     """Tensor in host memory, copied to the original device on reading."""
 
-    def __init__(self, state: Any) -> None:
+    def __init__(self, state: torch.Tensor) -> None:
         self._device, self._state = state.device, state.cpu()
 
     def read(self) -> Any:
@@ -117,7 +117,7 @@ class _File:
     Tensors that were read from the file remain valid.
     """
 
-    def __init__(self, folder: Path, state: Any) -> None:
+    def __init__(self, folder: Path, state: torch.Tensor) -> None:
         self._path = folder / f"{next(_NUMBERS)}.hidden"
         self._shape, self._dtype, self._device = state.shape, state.dtype, state.device
         state.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tofile(

@@ -28,7 +28,7 @@ _AT_ONCE = 1 << 22
 class Observer:
     """Observer of one activation."""
 
-    def __init__(self, spec: TensorSpec, name: str, device: Any) -> None:
+    def __init__(self, spec: TensorSpec, name: str, device: torch.device | str) -> None:
         self.spec, self._name = spec, name
         self._statistic = spec.calibrator.statistic()
         self._model: Any = None

@@ -98,7 +98,7 @@ def _decoded(  # noqa: PLR0913
     name: str,
     parts: Mapping[str, str],
     shape: tuple[int, ...],
-    dtype: Any,
+    dtype: torch.dtype,
     decode: Callable[[dict[str, Any]], Any],
 ) -> tuple[DecodedTensor, tuple[str, ...]]:
     """Return a tensor that is decoded from stored parts, with the names of the parts.
@@ -122,7 +122,7 @@ def _decoded(  # noqa: PLR0913
     return tensor, tuple(parts.values())
 
 
-def _fp8(reader: Reader, found: Mapping[str, Any], dtype: Any) -> _Made:
+def _fp8(reader: Reader, found: Mapping[str, Any], dtype: torch.dtype) -> _Made:
     """Decode E4M3 weights: multiply by ``weight_scale_inv`` or ``weight_scale``."""
     size = found.get("weight_block_size")
     made: _Made = []
@@ -164,7 +164,7 @@ def _fp8(reader: Reader, found: Mapping[str, Any], dtype: Any) -> _Made:
 _INPUTS = ("input_scale", "activation_scale", "input_global_scale")
 
 
-def _spread(scale: Any, size: list[int], shape: tuple[int, ...]) -> Any:
+def _spread(scale: torch.Tensor, size: list[int], shape: tuple[int, ...]) -> Any:
     """Expand block scales to one scale per value.
 
     >>> _spread(torch.tensor([[1.0, 2.0]]), [2, 2], (2, 3))
@@ -175,7 +175,7 @@ def _spread(scale: Any, size: list[int], shape: tuple[int, ...]) -> Any:
     return rows.repeat_interleave(size[1], 1)[:, : shape[1]]
 
 
-def _gptq(reader: Reader, found: Mapping[str, Any], dtype: Any) -> _Made:
+def _gptq(reader: Reader, found: Mapping[str, Any], dtype: torch.dtype) -> _Made:
     """Decode GPTQ weights: integers packed along the inputs.
 
     Stored zero points are one less than the true zero points, unless ``checkpoint_format`` is
@@ -224,7 +224,7 @@ def _unpacked(packed: Any, bits: int, axis: int) -> Any:
     return codes.reshape(packed.shape[0], -1)
 
 
-def _mxfp4(reader: Reader, dtype: Any) -> _Made:
+def _mxfp4(reader: Reader, dtype: torch.dtype) -> _Made:
     """Decode GPT-OSS experts from ``_blocks`` and ``_scales``.
 
     Blocks have the shape (experts, outputs, blocks, 16 bytes). The shape in the model is
@@ -251,7 +251,7 @@ def _mxfp4(reader: Reader, dtype: Any) -> _Made:
     return made
 
 
-def _by_layout(reader: Reader, found: Mapping[str, Any], dtype: Any) -> _Made:
+def _by_layout(reader: Reader, found: Mapping[str, Any], dtype: torch.dtype) -> _Made:
     """Decode layers of a layout in ``layouts``."""
     config, layout = read_layout(found)
     made: _Made = []

@@ -118,7 +118,7 @@ def skeleton_of(config: PreTrainedConfig, *, trust_code: bool = False) -> Any:
     return model.eval()
 
 
-def _suits(architecture: Any, config: Any, transformers: Any) -> bool:
+def _suits(architecture: Any, config: PreTrainedConfig, transformers: Any) -> bool:
     """Return whether to create a model by the class that its configuration names.
 
     Some families have their own configuration and the class of another family (GLM-GA has the class

@@ -187,7 +187,7 @@ def product_of(parts: Mapping[str, Any], spec: TensorSpec) -> Any:
     return parts["weight_scale"].float() * parts["weight_scale_2"].float()
 
 
-def _packed(codes: Any, spec: TensorSpec, method: str) -> Any:
+def _packed(codes: torch.Tensor, spec: TensorSpec, method: str) -> Any:
     bits = spec.dtype.bits
     if bits == 4:
         return pack_nibbles(codes, method)
@@ -200,7 +200,7 @@ def _integers_back(
     parts: Mapping[str, Any],
     spec: TensorSpec,
     shape: tuple[int, ...],
-    dtype: Any,
+    dtype: torch.dtype,
     method: str,
 ) -> Quantized:
     rows = shape[0]
@@ -227,7 +227,7 @@ def _integers_back(
     )
 
 
-def _unpacked(codes: Any, spec: TensorSpec, count: int, method: str) -> Any:
+def _unpacked(codes: torch.Tensor, spec: TensorSpec, count: int, method: str) -> Any:
     bits, signed = spec.dtype.bits, spec.grid.qmin < 0
     if bits == 4:
         return unpack_nibbles(codes, count, method, signed)
@@ -253,5 +253,5 @@ def _bits(spec: TensorSpec) -> int:
     return 4 if element is None else 1 + element.exponent_bits + element.mantissa_bits
 
 
-def _in_blocks(codes: Any, spec: TensorSpec) -> Any:
+def _in_blocks(codes: torch.Tensor, spec: TensorSpec) -> Any:
     return in_blocks(codes, spec.group) if spec.group else codes

@@ -63,7 +63,7 @@ def _has_type(part: Any, key: str) -> bool:
     return isinstance(part, dict) and isinstance(part.get(key), str)
 
 
-def _cast(tensor: Any, dtype: Any, name: str) -> Any:
+def _cast(tensor: torch.Tensor, dtype: torch.dtype, name: str) -> Any:
     """Return a tensor in another type; integers are returned unchanged.
 
     Raises:

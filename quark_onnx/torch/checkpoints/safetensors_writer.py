@@ -75,7 +75,7 @@ class TensorFile:
         else:
             self._write(name, tensor)
 
-    def _write(self, name: str, tensor: Any) -> None:
+    def _write(self, name: str, tensor: torch.Tensor) -> None:
         start = self._file.tell()
         if tensor.numel():
             tensor.reshape(-1).view(torch.uint8).numpy().tofile(self._file)

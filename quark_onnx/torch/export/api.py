@@ -345,7 +345,7 @@ def _with_kv_cache(config: TorchConfig, asked: JsonExporterConfig) -> TorchConfi
     )
 
 
-def _check_model(model: Any, config: TorchConfig) -> None:
+def _check_model(model: nn.Module, config: TorchConfig) -> None:
     """Raise ConfigError if a model was quantized by a different configuration."""
     layers = list(_quantized(model))
     if not layers:
@@ -363,7 +363,7 @@ def _check_model(model: Any, config: TorchConfig) -> None:
             )
 
 
-def _raise_kv_scales(model: Any, cache: KVCache) -> None:
+def _raise_kv_scales(model: nn.Module, cache: KVCache) -> None:
     for name, layer in _quantized(model):
         if (
             any(fnmatchcase(name, glob) for glob in cache.layers)
@@ -373,7 +373,7 @@ def _raise_kv_scales(model: Any, cache: KVCache) -> None:
             layer.output.scale = layer.output.scale.clamp(min=cache.least)
 
 
-def _quantized(model: Any) -> Iterator[tuple[str, QuantizedLayer]]:
+def _quantized(model: nn.Module) -> Iterator[tuple[str, QuantizedLayer]]:
     return (
         (name, module)
         for name, module in model.named_modules()

@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import torch
+from torch import nn
 
 from calibrators.scratch import ScratchFolder
 from quark_onnx.errors import ConfigError, MissingDependency, nearest
@@ -124,7 +124,7 @@ def _write(
         _write_onnx(model, output / "model.onnx", notes)
 
 
-def _write_onnx(model: Any, output: Path, notes: list[str]) -> None:
+def _write_onnx(model: nn.Module, output: Path, notes: list[str]) -> None:
     """Write an ONNX model, with a key-value cache if its attention supports one."""
     from quark_onnx.torch.exports.onnx import export_decoder, write_onnx
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from onnx import ModelProto
 
+from calibrators.readers.open import CalibrationData
 from quark_onnx.api import Config, quantize_static
 from quark_onnx.errors import MissingDependency
 from quark_onnx.extras import pip_install
@@ -26,7 +27,7 @@ _OPSET = 18
 def quantize_module(  # noqa: PLR0913
     module: nn.Module,
     example_inputs: Sample,
-    data: Any,
+    data: CalibrationData,
     config: Config = "A8W8",
     output: str | Path | None = None,
     *,

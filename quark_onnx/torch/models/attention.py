@@ -178,7 +178,7 @@ def set_attention(model: nn.Module, implementation: str) -> None:
     reinstall_attention_hooks(model)
 
 
-def _quantized(model: Any) -> dict[str, Any]:
+def _quantized(model: nn.Module) -> dict[str, Any]:
     from quark_onnx.torch.models.quantized_layer import QuantizedLayer
 
     return {
@@ -205,7 +205,7 @@ def _check(attention: Any, name: str, own: Any, probabilities: bool) -> None:
         )
 
 
-def _code_of(module: Any) -> Any:
+def _code_of(module: nn.Module) -> Any:
     return sys.modules[type(module).__module__]
 
 

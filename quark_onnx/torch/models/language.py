@@ -6,7 +6,7 @@ Towers are the parts of a model for images, video and sound.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
     from torch import nn
@@ -90,7 +90,7 @@ def outside_language(model: nn.Module) -> Iterator[str]:
             yield name
 
 
-def _modalities(module: Any) -> tuple[str, ...]:
+def _modalities(module: nn.Module) -> tuple[str, ...]:
     """Return the input modalities of a model of transformers; empty otherwise."""
     found = getattr(module, "input_modalities", ())
     return (found,) if isinstance(found, str) else tuple(found)

@@ -64,7 +64,7 @@ def unknown_stacks_of(model: nn.Module) -> dict[str, Any]:
     return found
 
 
-def _stacks_of(model: Any) -> dict[str, int]:
+def _stacks_of(model: nn.Module) -> dict[str, int]:
     """Return the innermost module around the experts of every mixture.
 
     Returns:
@@ -79,7 +79,7 @@ def _stacks_of(model: Any) -> dict[str, int]:
     return {name: count for name, count in counts.items() if name not in outer}
 
 
-def _mixtures_of(model: Any, stacks: Collection[str]) -> dict[str, str]:
+def _mixtures_of(model: nn.Module, stacks: Collection[str]) -> dict[str, str]:
     """Return for every stack the smallest module with a matrix outside of stacks.
 
     Returns:
@@ -99,7 +99,7 @@ def _mixtures_of(model: Any, stacks: Collection[str]) -> dict[str, str]:
     }
 
 
-def _expert_count(last: str, module: Any) -> int:
+def _expert_count(last: str, module: nn.Module) -> int:
     """Return the number of experts in a module; 0 if the module holds no experts.
 
     Args:
@@ -123,7 +123,7 @@ def _expert_count(last: str, module: Any) -> int:
     return stated if holds and isinstance(stated, int) else 0
 
 
-def _routers_in(name: str, module: Any, count: int) -> Iterator[str]:
+def _routers_in(name: str, module: nn.Module, count: int) -> Iterator[str]:
     """Yield the names of the routers in a module next to experts."""
     owners = {
         owner: each
@@ -143,21 +143,21 @@ def _routers_in(name: str, module: Any, count: int) -> Iterator[str]:
             yield owner_name
 
 
-def _has_matrix(module: Any) -> bool:
+def _has_matrix(module: nn.Module) -> bool:
     return any(
         parameter is not None and parameter.ndim == 2
         for parameter in module._parameters.values()
     )
 
 
-def _shape_of(module: Any) -> tuple[int, int]:
+def _shape_of(module: nn.Module) -> tuple[int, int]:
     """Return the numbers of outputs and inputs of a module's matrix."""
     matrix = next(each for each in module.parameters(recurse=False) if each.ndim == 2)
     outputs, inputs = outputs_first(matrix, kind_of(module)).shape
     return outputs, inputs
 
 
-def _is_called_router(name: str, module: Any) -> bool:
+def _is_called_router(name: str, module: nn.Module) -> bool:
     """Return whether a module has a matrix and "router" in its name.
 
     Doge's experts are looked up by such a module.

@@ -74,7 +74,7 @@ def _largest(lists: list[tuple[str, Any]]) -> dict[str, Any]:
     return {f"{prefix}.{index}": block for index, block in enumerate(chosen)}
 
 
-def _weights(module: Any) -> Iterator[int]:
+def _weights(module: nn.Module) -> Iterator[int]:
     """Return the sizes of matrices and of stacks of matrices."""
     return (
         parameter.numel() for parameter in module.parameters() if parameter.ndim >= 2

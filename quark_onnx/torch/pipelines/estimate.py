@@ -163,7 +163,7 @@ def estimate(  # noqa: PLR0913
 def _shapes(
     chosen: Layers,
     blocks: list[list[Any]],
-    dtype: Any,
+    dtype: torch.dtype,
     tokens: int,
     samples: int,
 ) -> Shapes:
@@ -184,7 +184,7 @@ def _probabilities(
     source: FloatCheckpoint,
     chosen: Layers,
     length: int,
-    dtype: Any,
+    dtype: torch.dtype,
 ) -> int:
     """Return the bytes of attention probabilities in a block, if they are quantized.
 
@@ -204,7 +204,7 @@ def _probabilities(
     return int(heads * rows * length**2 * (3 * dtype.itemsize + _SOFTMAX))
 
 
-def _work(cost: Cost, spec: TensorSpec, dtype: Any) -> float:
+def _work(cost: Cost, spec: TensorSpec, dtype: torch.dtype) -> float:
     """Return the runtime of algorithms in seconds."""
     seconds = cost.products / _product_rate(
         torch.float32,
@@ -237,7 +237,7 @@ def _in_front(source: FloatCheckpoint, blocks: list[list[Any]]) -> list[Any]:
     ]
 
 
-def _laid_out(spec: TensorSpec, dtype: Any, rows: int) -> int:
+def _laid_out(spec: TensorSpec, dtype: torch.dtype, rows: int) -> int:
     """Return the bytes of the codes and scales of a weight with a number of rows."""
     weight = torch.linspace(-1, 1, rows * _COLUMNS).reshape(rows, _COLUMNS).to(dtype)
     return sum(tensor.nbytes for tensor in stored(quantize(weight, spec)).values())
@@ -256,7 +256,7 @@ def _seconds(work: Callable[[], object]) -> float:
     return min(found[1:])
 
 
-def _product_rate(dtype: Any) -> float:
+def _product_rate(dtype: torch.dtype) -> float:
     """Return the measured multiply-accumulates per second."""
     weight, x = (torch.ones(rows, _COLUMNS, dtype=dtype) for rows in (_ROWS, _TOKENS))
     return float(_TOKENS * weight.numel()) / _seconds(
@@ -264,7 +264,7 @@ def _product_rate(dtype: Any) -> float:
     )
 
 
-def _rounding_rate(spec: TensorSpec, dtype: Any) -> float:
+def _rounding_rate(spec: TensorSpec, dtype: torch.dtype) -> float:
     """Return the number of weights per second that are rounded and packed."""
     return float(_ROWS * _COLUMNS) / _seconds(lambda: _laid_out(spec, dtype, _ROWS))
 

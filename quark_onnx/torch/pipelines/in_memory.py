@@ -189,7 +189,7 @@ def quantize_model(
 
 
 @contextlib.contextmanager
-def _float_again(model: Any, layers: Layers) -> Iterator[None]:
+def _float_again(model: nn.Module, layers: Layers) -> Iterator[None]:
     """Restore the float layers after an error.
 
     Inside, attention modules expose rotated keys and probabilities; they keep doing so on success.
@@ -228,7 +228,7 @@ def _learned_on(chosen: Layers, config: TorchConfig) -> Layers:
     }
 
 
-def _check_float(model: Any) -> None:
+def _check_float(model: nn.Module) -> None:
     found = next(
         (
             name
@@ -263,7 +263,7 @@ def _check_float(model: Any) -> None:
 
 
 def _walk(  # noqa: C901, PLR0913
-    model: Any,
+    model: nn.Module,
     chosen: Layers,
     data: list[Any],
     config: TorchConfig,
@@ -329,7 +329,7 @@ def _walk(  # noqa: C901, PLR0913
 
 
 def _whole(
-    model: Any,
+    model: nn.Module,
     layers: Layers,
     data: list[Any],
     config: TorchConfig,
@@ -348,7 +348,7 @@ def _whole(
 
 
 def _reached(
-    model: Any,
+    model: nn.Module,
     layers: Layers,
     watching: ActivationObservers,
     config: TorchConfig,

@@ -204,7 +204,7 @@ def mix_checkpoint(  # noqa: PLR0913
 
 
 def _groups(
-    model: Any,
+    model: nn.Module,
     chosen: Mapping[str, tuple[Any, LayerSpec]],
     samples: list[Any],
 ) -> list[tuple[str, ...]]:
@@ -244,7 +244,7 @@ Measured = list[tuple[tuple[str, ...], int, tuple[Option, ...]]]
 
 
 def _measured(  # noqa: PLR0913
-    model: Any,
+    model: nn.Module,
     chosen: Mapping[str, tuple[Any, LayerSpec]],
     groups: list[tuple[str, ...]],
     specs: Mapping[str, LayerSpec],
@@ -314,7 +314,7 @@ def _predicted(found: Any) -> Any:
 
 
 def _divergence(
-    model: Any,
+    model: nn.Module,
     layers: Mapping[str, Any],
     samples: list[Any],
     wanted: list[Any],

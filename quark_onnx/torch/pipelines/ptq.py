@@ -6,9 +6,10 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from quark_onnx.errors import DataError
 from quark_onnx.torch.calibration.perplexity import perplexity
@@ -29,6 +30,9 @@ from quark_onnx.torch.pipelines.verdict import (
     judge,
     split_held_out,
 )
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
 
@@ -160,7 +164,9 @@ def ptq(  # noqa: PLR0913
     return Outcome(report, expected, before, after, judged)
 
 
-def _windows(text: Text, tokenizer: Any, model: Any, spare: int = 0) -> list[Any]:
+def _windows(
+    text: Text, tokenizer: PreTrainedTokenizerBase, model: nn.Module, spare: int = 0
+) -> list[Any]:
     """Read windows of token ids.
 
     Raises:

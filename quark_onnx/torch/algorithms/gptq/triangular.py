@@ -7,7 +7,6 @@ temporaries of a few panels.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 
@@ -58,7 +57,7 @@ def mirror(total: torch.Tensor) -> None:
 
 
 def quadratic_form(
-    rows: Any, matrix: torch.Tensor, diagonal: torch.Tensor
+    rows: torch.Tensor, matrix: torch.Tensor, diagonal: torch.Tensor
 ) -> torch.Tensor:
     """Return x^T S x for each row x and a symmetric matrix S.
 

@@ -77,7 +77,7 @@ class AWQ:
                 yield centred(scale / weight)
 
 
-def _losses(readers: Readers, scale: Any) -> Iterator[Any]:
+def _losses(readers: Readers, scale: torch.Tensor) -> Iterator[Any]:
     """Yield the rounding error of each weight with input scales, (inputs,)."""
     for name, weight, spec in zip(
         readers.names,

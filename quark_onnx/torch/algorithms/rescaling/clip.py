@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from quark_onnx.optimizers.base import require_number, require_whole
 from quark_onnx.registry import ALGORITHMS
@@ -19,6 +19,9 @@ from quark_onnx.torch.algorithms.weight_rounding.losses import Loss, better, squ
 from quark_onnx.torch.algorithms.weight_rounding.range_search import fitted, has_ranges
 from quark_onnx.torch.formats.quantized_tensor import Quantized
 from quark_onnx.torch.models.quantized_layer import kind_of
+
+if TYPE_CHECKING:
+    import torch
 
 
 @ALGORITHMS.register("clip")
@@ -85,7 +88,7 @@ class Clip:
     def _layer(
         self,
         name: str,
-        weight: Any,
+        weight: torch.Tensor,
         stats: HessianStats,
         result: dict[str, Quantized],
     ) -> Outcome:

@@ -131,7 +131,7 @@ def _best(
     return best_of(torch.ones_like(largest), candidates, errors)
 
 
-def _products(readers: Readers, scale: Any) -> Iterator[Any]:
+def _products(readers: Readers, scale: torch.Tensor) -> Iterator[Any]:
     """Yield the outputs of layers with rounded activations and weights for factors, (inputs,)."""
     for name, weight, spec in zip(
         readers.names,
@@ -151,7 +151,9 @@ def _products(readers: Readers, scale: Any) -> Iterator[Any]:
         yield x @ quantize(weight * scale, spec.weight, name).dequantize().t()
 
 
-def _rounded(x: Any, lo: Any, hi: Any, spec: TensorSpec) -> Any:
+def _rounded(
+    x: torch.Tensor, lo: torch.Tensor, hi: torch.Tensor, spec: TensorSpec
+) -> Any:
     """Round activations.
 
     A calibrated scale is that of the extremes over all tokens.

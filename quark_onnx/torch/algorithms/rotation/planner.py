@@ -58,7 +58,7 @@ class Rotator:
         ModelError: the model is none that can be rotated.
     """
 
-    def __init__(self, model: Any, settings: Rotation, batch: Any) -> None:
+    def __init__(self, model: nn.Module, settings: Rotation, batch: Any) -> None:
         self.settings = settings
         self.blocks = stream_blocks(model)
         batch = moved(batch, next(model.parameters()).device)
@@ -174,7 +174,7 @@ class Rotator:
             why = ""
         return plan, _checked(name, _error(turn(before), after), why), before
 
-    def _plan(self, part: Part, hidden: Any) -> WeightRewrites:
+    def _plan(self, part: Part, hidden: torch.Tensor) -> WeightRewrites:
         readings = part.read(hidden)
         skipped = {name for each in readings for name in each.readers}
         writers = part.written(hidden, self._size, skipped, normed=not self.settings.r1)
@@ -252,7 +252,7 @@ def apply(
 
 def _part(
     name: str,
-    block: Any,
+    block: nn.Module,
     call: Call,
     changed: Mapping[str, Any] | None = None,
 ) -> Part:
@@ -275,7 +275,9 @@ def _part(
     return Part(modules, run)
 
 
-def _raw(block: Any, tensors: Mapping[str, Any], call: Call, hidden: Any) -> Any:
+def _raw(
+    block: nn.Module, tensors: Mapping[str, Any], call: Call, hidden: torch.Tensor
+) -> Any:
     return functional_call(
         block,
         dict(tensors),
@@ -301,5 +303,5 @@ def _turning(turning: OrthogonalMatrix) -> Any:
     return lambda module, args: (turning.turn(args[0]), *args[1:])
 
 
-def _same(x: Any) -> Any:
+def _same(x: torch.Tensor) -> Any:
     return x

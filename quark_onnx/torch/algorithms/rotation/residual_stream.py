@@ -170,7 +170,9 @@ class Part:
                 found.append(self._behind(name, module, hidden, before))
         return (*found, *([Reading(tuple(plain))] if plain else []))
 
-    def _behind(self, name: str, norm: Any, hidden: Any, before: Seen) -> Reading:
+    def _behind(
+        self, name: str, norm: Any, hidden: torch.Tensor, before: Seen
+    ) -> Reading:
         """Return the readers of a norm, by an equal vector for every token."""
         x = before.inputs[name][0]
         output = before.outputs[name][0]
@@ -236,7 +238,7 @@ class Part:
                 found += names
         return tuple(found)
 
-    def _norm_behind(self, base: Seen, seen: Seen, far: Any) -> str | None:
+    def _norm_behind(self, base: Seen, seen: Seen, far: torch.Tensor) -> str | None:
         """Return the norm that reads a changed tensor; None without a norm."""
         for name, module in self.modules.items():
             reads = [
@@ -274,7 +276,7 @@ class Part:
 
     def _starts(
         self,
-        hidden: Any,
+        hidden: torch.Tensor,
         base: Seen,
         source: str,
         reader: str,
@@ -361,7 +363,7 @@ def is_table(module: nn.Module) -> bool:
     return isinstance(module, nn.Embedding)
 
 
-def _is_norm(module: Any, x: Any) -> bool:
+def _is_norm(module: nn.Module, x: torch.Tensor) -> bool:
     """Return whether the output of a module is independent of the scale of a large input."""
     try:
         found, scaled = (
@@ -377,7 +379,7 @@ def _is_norm(module: Any, x: Any) -> bool:
     )
 
 
-def _is_centered(norm: Any, x: Any) -> bool:
+def _is_centered(norm: Any, x: torch.Tensor) -> bool:
     x = x.float()
     found, moved = (
         functional_call(norm, floats_of(norm), (value,))
@@ -386,7 +388,7 @@ def _is_centered(norm: Any, x: Any) -> bool:
     return bool((found - moved).norm() <= 1e-3 * found.norm())
 
 
-def _neutral(norm: Any, x: Any) -> float | None:
+def _neutral(norm: Any, x: torch.Tensor) -> float | None:
     """Return the value of a norm's weight that means a gain of 1."""
     tensors = floats_of(norm)
     if "weight" not in tensors:
@@ -411,13 +413,13 @@ def _is_constant(found: Any, constant: Any) -> bool:
     return bool((found.float() - constant).abs().max() <= 1e-5 * constant.abs().max())
 
 
-def _direction(size: int, like: Any, seed: int = 0) -> Any:
+def _direction(size: int, like: torch.Tensor, seed: int = 0) -> Any:
     """Return random numbers from a fixed seed."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(size, generator=generator).to(like.device)
 
 
-def _magnitude(x: Any) -> Any:
+def _magnitude(x: torch.Tensor) -> Any:
     """Return the root mean square; 1 for zero."""
     found = x.float().square().mean().sqrt()
     return torch.where(found > 0, found, torch.ones_like(found))
@@ -435,7 +437,7 @@ def _constantly(value: Any) -> Callable[[Any], Any]:
     return lambda found: value.to(found).expand_as(found).clone()
 
 
-def _plus(far: Any) -> Callable[[Any], Any]:
+def _plus(far: torch.Tensor) -> Callable[[Any], Any]:
     return lambda found: found + far.to(found)
 
 

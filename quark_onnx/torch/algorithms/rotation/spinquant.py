@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 from torch.func import functional_call
 
 from quark_onnx.errors import DataError
@@ -78,7 +79,7 @@ class Trainee:
 
     def __init__(
         self,
-        model: Any,
+        model: nn.Module,
         plan: WeightRewrites,
         layers: Layers,
         fixed: Mapping[str, OrthogonalMatrix],

@@ -39,7 +39,7 @@ class Turn:
     rotation: str
     starts: tuple[int, ...] | None = None
 
-    def __call__(self, x: Any, turning: OrthogonalMatrix) -> Any:
+    def __call__(self, x: torch.Tensor, turning: OrthogonalMatrix) -> Any:
         """Return the rotated parameter."""
         if self.starts is None:
             return turning.turn(x, self.axis)
@@ -68,7 +68,7 @@ class Gain:
     axis: int
     inverse: bool = False
 
-    def __call__(self, x: Any, weight: Any) -> Any:
+    def __call__(self, x: torch.Tensor, weight: torch.Tensor) -> Any:
         """Return the parameter times the gain."""
         gain = weight + (1 - self.neutral)
         gain = gain.reshape(
@@ -98,7 +98,7 @@ class Rewrite:
 
     def __call__(
         self,
-        x: Any,
+        x: torch.Tensor,
         get: Callable[[str], Any],
         rotations: Mapping[str, OrthogonalMatrix],
     ) -> Any:
@@ -270,5 +270,5 @@ def outputs_of(module: nn.Module) -> int:
     return 1 - inputs_of(module)
 
 
-def _has_bias(module: Any) -> bool:
+def _has_bias(module: nn.Module) -> bool:
     return getattr(module, "bias", None) is not None

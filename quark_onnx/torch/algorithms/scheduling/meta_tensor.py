@@ -73,7 +73,9 @@ class MetaTensor(torch.Tensor):
             )
 
 
-def _attention(query: Any, key: Any, value: Any, *others: Any, **named: Any) -> Any:
+def _attention(
+    query: torch.Tensor, key: torch.Tensor, value: Any, *others: Any, **named: Any
+) -> Any:
     """Return the output of attention on the meta device.
 
     torch decomposes attention on that device, which takes milliseconds.

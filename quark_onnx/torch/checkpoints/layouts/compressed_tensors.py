@@ -320,11 +320,11 @@ def _integers(weight: Quantized) -> dict[str, Any]:
     return {"weight": codes.to(torch.int8), "weight_scale": _column(weight.scale)}
 
 
-def _column(scale: Any) -> Any:
+def _column(scale: torch.Tensor) -> Any:
     return scale.reshape(1) if scale.ndim == 0 else scale[:, None]
 
 
-def _inverse(whole: Any) -> Any:
+def _inverse(whole: torch.Tensor) -> Any:
     return (1 / whole.double()).float().reshape(1)
 
 

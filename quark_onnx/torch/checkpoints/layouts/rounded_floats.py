@@ -83,7 +83,7 @@ def restored_floats(
 
 
 def _rounded_twice(
-    weight: Any,
+    weight: torch.Tensor,
     parts: Mapping[str, Any],
     spec: TensorSpec,
 ) -> Quantized:

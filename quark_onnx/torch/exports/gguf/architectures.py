@@ -198,7 +198,9 @@ def targets(
     ]
 
 
-def _check(found: dict[str, list[tuple[int, StoredTensor]]], config: Any) -> None:
+def _check(
+    found: dict[str, list[tuple[int, StoredTensor]]], config: PreTrainedConfig
+) -> None:
     """Raise ModelError for missing tensors.
 
     Each block needs the tensors of the first one, each stack all experts, and the file the

@@ -149,7 +149,7 @@ def form_of(weight: Quantized, name: str = "weight") -> Form:
     )
 
 
-def _rounded(weight: Any, form: Form, name: str) -> Any:
+def _rounded(weight: torch.Tensor, form: Form, name: str) -> Any:
     x = weight.to(torch.float32).reshape(-1, SIZE)
     if not torch.isfinite(x).all():
         raise ModelError(
@@ -184,7 +184,7 @@ def _rounded(weight: Any, form: Form, name: str) -> Any:
     return _packed(codes, scale, offset if form.offset else None, form)
 
 
-def _start(x: Any, form: Form) -> tuple[Any, Any]:
+def _start(x: torch.Tensor, form: Form) -> tuple[Any, Any]:
     """Return the scale and offset (..., 1) of llama.cpp's own quantizer."""
     if form.offset:
         least, greatest = x.amin(-1, keepdim=True), x.amax(-1, keepdim=True)
@@ -196,7 +196,7 @@ def _start(x: Any, form: Form) -> tuple[Any, Any]:
     return scale, torch.zeros_like(scale)
 
 
-def _least_squares(x: Any, codes: Any, form: Form) -> tuple[Any, Any]:
+def _least_squares(x: torch.Tensor, codes: torch.Tensor, form: Form) -> tuple[Any, Any]:
     """Return the scale and offset (..., 1) of least squared error for given codes."""
     codes = codes.float()
     if not form.offset:
@@ -214,7 +214,7 @@ def _least_squares(x: Any, codes: Any, form: Form) -> tuple[Any, Any]:
     return scale, mean - scale * middle
 
 
-def _nearest(x: Any, scale: Any, offset: Any, form: Form) -> Any:
+def _nearest(x: torch.Tensor, scale: torch.Tensor, offset: Any, form: Form) -> Any:
     steps = (x - offset.float()) / scale.float()
     return (
         torch.round(steps)
@@ -224,12 +224,14 @@ def _nearest(x: Any, scale: Any, offset: Any, form: Form) -> Any:
     )
 
 
-def _error(x: Any, codes: Any, scale: Any, offset: Any) -> Any:
+def _error(
+    x: torch.Tensor, codes: torch.Tensor, scale: torch.Tensor, offset: Any
+) -> Any:
     left = x - (codes.float() * scale.float() + offset.float())
     return (left.double() ** 2).sum(-1)
 
 
-def _float16(x: Any, name: str) -> Any:
+def _float16(x: torch.Tensor, name: str) -> Any:
     short = x.to(torch.float16)
     if not torch.isfinite(short).all():
         raise ModelError(
@@ -239,7 +241,7 @@ def _float16(x: Any, name: str) -> Any:
     return short
 
 
-def _for_blocks(params: Any, group: int, codes: Any) -> Any:
+def _for_blocks(params: Any, group: int, codes: torch.Tensor) -> Any:
     """Return the scales or zero points of a weight as (rows, blocks, 1)."""
     params = params.detach().cpu().to(torch.float32)
     if group:
@@ -249,7 +251,9 @@ def _for_blocks(params: Any, group: int, codes: Any) -> Any:
     return params.expand(codes.shape[:2])[..., None]
 
 
-def _packed(codes: Any, scale: Any, offset: Any, form: Form) -> NDArray[Any]:
+def _packed(
+    codes: torch.Tensor, scale: torch.Tensor, offset: Any, form: Form
+) -> NDArray[Any]:
     """Pack blocks into (rows, bytes): scale, offset and codes of each block.
 
     The low nibbles hold the first 16 codes of 4 bits.

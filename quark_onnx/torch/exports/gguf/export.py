@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -31,6 +31,9 @@ from quark_onnx.torch.exports.gguf.hyperparameters import (
 )
 from quark_onnx.torch.exports.gguf.parts import TYPES, Part, typed
 from quark_onnx.torch.exports.gguf.vocabulary import add_vocabulary
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 _log = logging.getLogger(__name__)
 
@@ -153,7 +156,7 @@ def _part(
     given: Mapping[str, Any],
     kinds: tuple[str, str],
     architecture: Architecture,
-    config: Any,
+    config: PreTrainedConfig,
 ) -> Part:
     kind, reason = typed(target, given, *kinds)
     order = target.order(config) if architecture.interleaved else None
@@ -167,7 +170,7 @@ def _part(
     )
 
 
-def _entries(parts: Iterable[Part], config: Any) -> list[container.Entry]:
+def _entries(parts: Iterable[Part], config: PreTrainedConfig) -> list[container.Entry]:
     found = [
         container.Entry(
             part.target.name,

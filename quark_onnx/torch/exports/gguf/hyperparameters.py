@@ -66,7 +66,7 @@ def notes_on(config: PreTrainedConfig) -> list[str]:
     return []
 
 
-def _check(config: Any, architecture: Architecture) -> None:
+def _check(config: PreTrainedConfig, architecture: Architecture) -> None:
     if config.hidden_act not in architecture.activations:
         known = " or ".join(architecture.activations)
         raise ModelError(
@@ -80,13 +80,13 @@ def _check(config: Any, architecture: Architecture) -> None:
         )
 
 
-def _rotating(config: Any) -> int:
+def _rotating(config: PreTrainedConfig) -> int:
     """Return the number of features of a head that the rotary embedding rotates."""
     partial = config.rope_parameters.get("partial_rotary_factor") or 1.0
     return int(head_dim(config) * partial)
 
 
-def _add_rope(writer: Any, config: Any) -> None:
+def _add_rope(writer: GGUFWriter, config: PreTrainedConfig) -> None:
     import gguf
 
     rope = config.rope_parameters
@@ -150,7 +150,7 @@ def _llama3(rope: Any, dim: int) -> Any:
     return np.float32(1 / (kept + (1 - kept) / rope["factor"]))
 
 
-def _original(config: Any) -> int:
+def _original(config: PreTrainedConfig) -> int:
     own = config.rope_parameters.get("original_max_position_embeddings")
     return int(
         own
@@ -159,7 +159,7 @@ def _original(config: Any) -> int:
     )
 
 
-def _longrope_attention(config: Any) -> float:
+def _longrope_attention(config: PreTrainedConfig) -> float:
     scale = config.max_position_embeddings / _original(config)
     return (
         1.0

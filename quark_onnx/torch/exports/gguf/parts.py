@@ -76,7 +76,7 @@ class Part:
         # rows are contiguous for all types
         return rows if self.order is None else rows[self.order]
 
-    def _rounded(self, weight: Any, name: str) -> Any:
+    def _rounded(self, weight: torch.Tensor, name: str) -> Any:
         if self.added:
             weight = weight.float() + self.added
         if self.type in blocks.FORMS:

@@ -238,7 +238,7 @@ def _group_query(model: Any, keys: _Keys) -> Iterator[None]:
         module: nn.Module,
         query: torch.Tensor,
         key: torch.Tensor,
-        value: Any,
+        value: torch.Tensor,
         attention_mask: torch.Tensor,
         scaling: float | None = None,
         **settings: Any,
@@ -316,7 +316,7 @@ class _Attention:
         self,
         query: torch.Tensor,
         key: torch.Tensor,
-        value: Any,
+        value: torch.Tensor,
         past: tuple[Any, Any],
         mask: torch.Tensor,
     ) -> tuple[Any, tuple[Any, Any]]:
@@ -349,7 +349,7 @@ class _Attention:
         self,
         query: torch.Tensor,
         key: torch.Tensor,
-        value: Any,
+        value: torch.Tensor,
         past: tuple[Any, Any],
         mask: torch.Tensor,
     ) -> tuple[Any, tuple[Any, Any]]:

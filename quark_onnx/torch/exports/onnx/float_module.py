@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from calibrators.readers.open import RandomData
+from calibrators.readers.open import CalibrationData, RandomData
 from calibrators.readers.samples import is_array
 from calibrators.scratch import ScratchFolder
 from quark_onnx.errors import ConfigError, DataError
@@ -39,7 +39,7 @@ _GREATEST_OPSET = 23
 def exported(
     module: nn.Module,
     example_inputs: Sample,
-    data: Any,
+    data: CalibrationData,
     *,
     dynamic: bool | Axes,
     opset: int,
@@ -116,7 +116,7 @@ class _Signature:
     parameters: tuple[str, ...]
     inputs: tuple[str, ...]
 
-    def named(self, data: Any) -> Any:
+    def named(self, data: CalibrationData) -> Any:
         """Return calibration data with each batch by input names.
 
         Data that holds no batches is returned as it is.

@@ -69,7 +69,9 @@ class StandIn(nn.Module):
         found = self._exported(input, more, named)
         return layer.rounded(found)
 
-    def _exported(self, x: Any, more: Sequence[Any], named: Mapping[str, Any]) -> Any:
+    def _exported(
+        self, x: torch.Tensor, more: Sequence[Any], named: Mapping[str, Any]
+    ) -> Any:
         layer, attributes = self.layer, {"layer": self.name}
         assert layer.quantized is not None
         if layer.kind == "Linear":
@@ -89,7 +91,7 @@ def _node(
     kind: str,
     inputs: Sequence[Any],
     attributes: dict[str, Any],
-    dtype: Any,
+    dtype: torch.dtype,
     shape: Sequence[Any],
 ) -> Any:
     return torch.onnx.ops.symbolic(

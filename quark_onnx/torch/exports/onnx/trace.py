@@ -119,7 +119,7 @@ def axes_of(batch: Batch, dynamic: bool | Axes) -> dict[str, dict[int, str]]:
     return {name: dict(dynamic.get(name, {})) for name in batch.tensors}
 
 
-def _axes(tensor: Any) -> dict[int, str]:
+def _axes(tensor: torch.Tensor) -> dict[int, str]:
     if not tensor.ndim:
         return {}
     tokens = tensor.ndim == 2 and not tensor.is_floating_point()
@@ -134,7 +134,7 @@ class Flat(nn.Module):
         batch: example inputs.
     """
 
-    def __init__(self, model: Any, batch: Batch) -> None:
+    def __init__(self, model: nn.Module, batch: Batch) -> None:
         super().__init__()
         self.model, self._inputs, self._others = (
             model,
@@ -292,7 +292,7 @@ def _first(error: BaseException) -> str:
     return "\n".join(text.splitlines()[:6])[:800]
 
 
-def _varied(tensor: Any, axes: Mapping[int, str]) -> Any:
+def _varied(tensor: torch.Tensor, axes: Mapping[int, str]) -> Any:
     """Extend dynamic axes of size 1 to 2, since the exporter specializes size 1."""
     for axis in axes:
         if tensor.shape[axis] == 1:

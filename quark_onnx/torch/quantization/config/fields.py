@@ -32,7 +32,7 @@ class Fields:
         )
 
 
-def member(kind: type[Enum], value: Any, name: str) -> Any:
+def member(kind: type[Enum], value: object, name: str) -> Any:
     """Return the member of an enumeration by name; None is returned unchanged.
 
     Raises:
