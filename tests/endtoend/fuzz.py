@@ -42,10 +42,10 @@ ROOT = Path(__file__).parents[2]
 MEMORY = 1 << 30
 #: Bytes of addresses that a worker may have: far more, as libraries reserve more than they use.
 ADDRESSES = 12 << 30
-#: Seconds that a run may take.
-SECONDS = 30.0
+#: Seconds that a run may take, on a machine that is busy.
+SECONDS = 120.0
 #: Seconds until a new worker answers.
-START = 120.0
+START = 300.0
 
 _DATA = ("--data", "data")
 _OUTPUT = ("-o", "out.onnx")
