@@ -1,9 +1,9 @@
 """Checks of data preprocessing by the float model's outputs.
 
-The check reads the outputs that the verdict computes anyway. Alternative scalings and the
-reverse channel order are tried on the first 8 rows, and promising alternatives on up to 32
-rows. The cost is two or three further passes of the float model over as many rows, independent
-of the amount of data.
+The check reads the outputs that calibration computes anyway. Alternative scalings and the
+reverse channel order are tried on the first 4 rows, and promising alternatives on up to 32
+rows. Where the responses of the first layers fit training inputs, only scalings that fit as
+well are tried. The cost is independent of the amount of data.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from quark_onnx.preprocessing.finding import Cause, Finding
 from quark_onnx.preprocessing.first_layers import (
     FirstLayers,
     Responses,
+    farther,
     fits,
     other_data,
     too_large,
@@ -49,8 +50,10 @@ Feeds = Mapping[str, NDArray[Any]]
 _ROWS, _BYTES = 32, 1 << 27
 #: Maximum bytes of weights of a model for which alternatives are tried.
 _LARGEST = 1 << 30
-#: Rows on which alternatives are tried first, and number of alternatives tried further.
+#: Rows on which alternatives are tried first, and the number of alternatives tried further.
 _FIRST, _CONFIRMED = 8, 3
+#: Numbers of rows after which the hopeless alternatives are dropped.
+_STAGES = (4, _FIRST, 16, 24, _ROWS)
 #: Limits of collapsed predictions: minimum rows, maximum distinct classes as a share of rows,
 #: and maximum mean top probability.
 _COLLAPSE_ROWS, _COLLAPSE_CLASSES, _COLLAPSE_CONFIDENCE = 16, 0.15, 0.5
@@ -209,9 +212,19 @@ class PreprocessingCheck:
         if distance is not None and other_data(distance):
             yield _batch_norm_finding(layers, alternatives, distance, len(few))
             return
+        ratios = layers.ratios(responses)
         if distance is not None:  # the scaling equals the training's
             alternatives = [each for each in alternatives if each.cause == "color"]
-        elif too_large(layers.ratios(responses)) and isinstance(self._given, Detected):
+        elif fits(ratios):
+            alternatives = [
+                each
+                for each in alternatives
+                if each.cause == "color"
+                or not farther(
+                    layers.ratios(layers.responses(each.feeds[: len(few)])), ratios
+                )
+            ]
+        elif too_large(ratios) and isinstance(self._given, Detected):
             finding = self._too_large(session, layers, responses, alternatives)
             if finding is not None:
                 yield finding
@@ -302,20 +315,26 @@ class PreprocessingCheck:
     ) -> Finding | None:
         """Return a preprocessing with significantly more evidence in the outputs."""
         assert self._given is not None
-        few = self._count(_FIRST)
-        admissible = self._admissible(alternatives, few)
-        tried: list[tuple[_Alternative, Evidence]] = []
-        for other in admissible:
-            found = self._run(session, other.feeds[:few])
-            if not self._given.head(len(found)).hopeless(found):
-                tried.append((other, found))
-        tried.sort(key=lambda each: -each[1].strength)
-        confirmed: list[tuple[_Alternative, Evidence]] = []
-        for other, found in tried[:_CONFIRMED]:
-            for feed in other.feeds[few : self._count(_ROWS)]:
-                found.add(_run(session, feed))
-            if self._given.beaten_by(found):
-                confirmed.append((other, found))
+        tried = [
+            (other, self._run(session, ()))
+            for other in self._admissible(alternatives, self._count(_FIRST))
+        ]
+        done = 0
+        for rows in _STAGES:
+            count = self._count(rows)
+            for other, found in tried:
+                for feed in other.feeds[done:count]:
+                    found.add(_run(session, feed))
+            done = count
+            tried = [
+                (other, found)
+                for other, found in tried
+                if not self._given.head(len(found)).hopeless(found)
+            ]
+            if rows >= _FIRST:
+                tried.sort(key=lambda each: -each[1].strength)
+                del tried[_CONFIRMED:]
+        confirmed = [each for each in tried if self._given.beaten_by(each[1])]
         if not confirmed:
             return None
         other, found = max(confirmed, key=lambda each: each[1].strength)

@@ -19,8 +19,13 @@ Floats = NDArray[np.float64]
 _CLEAR = 0.25
 #: Minimum Student's t of the paired difference, minimum rows, and minimum gain in nats or shares.
 _SIGNIFICANT, _ROWS, _LEAST_GAIN = 1.6, 16, 0.015
-#: Share of the evidence on a few rows below which an alternative is dropped.
-_HOPELESS = 0.6
+#: Gain in nats below which an alternative is dropped, by the number of rows so far.
+_HOPELESS_GAIN = {4: -0.3, 8: -0.1, 16: -0.02, 24: 0.0}
+#: Share of the greatest possible information below which only an alternative with a gain is tried
+#: further: the right preprocessing would be clearly better.
+_WEAK = 0.5
+#: Share of the evidence below which an alternative is dropped, by the number of rows so far.
+_HOPELESS_SHARE = {4: 0.4, 8: 0.6, 16: 0.85, 24: 0.95}
 
 
 class Evidence(Protocol):
@@ -33,7 +38,10 @@ class Evidence(Protocol):
         """Return the evidence of the first rows."""
 
     def hopeless(self, other: Evidence) -> bool:
-        """Return whether ``other`` is far weaker evidence on equal rows."""
+        """Return whether ``other`` is weaker evidence on equal rows.
+
+        The more rows, the less weaker it has to be.
+        """
 
     def beaten_by(self, other: Evidence) -> bool:
         """Return whether ``other`` is significantly stronger evidence on equal rows."""
@@ -54,6 +62,12 @@ def evidence_for(task: Task) -> Evidence | None:
     if task.name == "detector" and task.layout is not None:
         return Detected(task)
     return None
+
+
+def _limit(limits: Mapping[int, float], rows: int) -> float:
+    """Return the limit for the greatest number of rows that is reached."""
+    reached = [limit for least, limit in limits.items() if least <= rows]
+    return reached[-1] if reached else min(limits.values())
 
 
 def _student(differences: Floats) -> float:
@@ -101,7 +115,11 @@ class Classified:
         return float(np.array(self.rows).max(axis=1).mean())
 
     def hopeless(self, other: Evidence) -> bool:
-        return other.strength < self.strength - 0.1
+        gain = other.strength - self.strength
+        most = np.log(max(2, min(len(self), len(self.rows[0]))))
+        if self.strength < _WEAK * most:
+            return gain < _LEAST_GAIN
+        return gain < _limit(_HOPELESS_GAIN, len(self))
 
     def beaten_by(self, other: Evidence) -> bool:
         assert isinstance(other, Classified)
@@ -163,7 +181,7 @@ class Detected:
         return float(np.mean([scores.max(initial=0.0) for scores in self.scores]))
 
     def hopeless(self, other: Evidence) -> bool:
-        return other.strength < _HOPELESS * self.strength
+        return other.strength < _limit(_HOPELESS_SHARE, len(self)) * self.strength
 
     def beaten_by(self, other: Evidence) -> bool:
         assert isinstance(other, Detected)

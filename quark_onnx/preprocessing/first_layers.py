@@ -23,6 +23,8 @@ Responses = list[tuple[Floats, Floats]]
 _LAYERS = 3
 #: Ratio of responses to biases for too large inputs (minimum), and for fitting inputs (maximum).
 _TOO_LARGE, _FITS = 20.0, 8.0
+#: Distance in octaves beyond which a scaling is farther from the biases than another one.
+_FARTHER = 0.5
 #: Deviation of means in running standard deviations, and ratio of variances, beyond which the
 #: data differ from training data.
 _OTHER_MEAN, _OTHER_VARIANCE = 1.0, 4.0
@@ -113,6 +115,21 @@ def too_large(ratios: Sequence[float]) -> bool:
 def fits(ratios: Sequence[float]) -> bool:
     """Return whether the responses of the first layers fit training inputs."""
     return len(ratios) == _LAYERS and max(ratios) < _FITS
+
+
+def farther(ratios: Sequence[float], other: Sequence[float]) -> bool:
+    """Return whether responses are farther from the biases than other responses.
+
+    Args:
+        ratios: ratios of standard deviation to bias, by layer.
+        other: ratios of fitting responses.
+    """
+    return _octaves(ratios) > _octaves(other) + _FARTHER
+
+
+def _octaves(ratios: Sequence[float]) -> float:
+    """Return the mean distance of the ratios from 1, in octaves."""
+    return float(np.abs(np.log2(np.maximum(ratios, 1e-9))).mean())
 
 
 def other_data(distance: tuple[float, float]) -> bool:

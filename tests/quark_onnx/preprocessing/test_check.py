@@ -12,6 +12,8 @@ from onnx import ModelProto
 
 from quark_onnx import compare, quantize
 from quark_onnx.preprocessing import Finding, PreprocessingCheck
+from quark_onnx.preprocessing.evidence import Classified
+from quark_onnx.preprocessing.first_layers import farther
 from quark_onnx.preprocessing.pixels import (
     SCALINGS,
     Scaling,
@@ -115,6 +117,81 @@ def test_odd_outputs_are_taken() -> None:
         for value in (np.float32(1), np.zeros((0, 10)), np.zeros((2, 0)), [1], None):
             check.add({"x": pictures(1)[0].astype(np.float32)}, {"y": value})
         assert all(finding.cause != "layout" for finding in check.findings(session))
+
+
+# The number of runs
+
+
+def classified(count: int, certainty: float, classes: int = 10) -> Classified:
+    """Evidence of a classifier that predicts every class in turn, with a certainty."""
+    rows = np.full((count, classes), (1 - certainty) / (classes - 1))
+    rows[np.arange(count), np.arange(count) % classes] = certainty
+    return Classified("y", list(rows))
+
+
+@pytest.mark.parametrize("count", [4, 8, 16, 24, 32])
+def test_an_alternative_with_more_evidence_is_tried_further(count: int) -> None:
+    good, better = classified(count, 0.8), classified(count, 0.9)
+    assert not good.hopeless(better)
+    assert classified(count, 0.95).hopeless(classified(count, 0.6))
+
+
+def test_more_rows_leave_less_room_for_weaker_evidence() -> None:
+    dropped = [
+        classified(count, 0.8).hopeless(classified(count, 0.78))
+        for count in (4, 8, 16, 24)
+    ]
+    assert dropped == [False, False, True, True]
+
+
+def test_weak_evidence_needs_a_gain() -> None:
+    weak = classified(8, 0.12)
+    assert weak.hopeless(classified(8, 0.12))
+    assert not weak.hopeless(classified(8, 0.5))
+
+
+def test_a_scaling_farther_from_the_biases_than_fitting_responses() -> None:
+    fitting = [0.5, 1.0, 2.0]
+    assert farther([8.0, 8.0, 8.0], fitting) and farther([0.1, 0.1, 0.1], fitting)
+    assert not farther([0.6, 0.9, 1.7], fitting)
+    assert not farther([1.0, 1.0, 1.0], fitting)
+
+
+class Counting:
+    """A session that counts its runs."""
+
+    def __init__(self, session: Any) -> None:
+        self._session = session
+        self.runs = 0
+
+    def run(self, names: Any, feeds: Any) -> Any:
+        self.runs += 1
+        return self._session.run(names, feeds)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._session, name)
+
+
+def test_a_model_without_evidence_is_run_on_a_few_rows_only() -> None:
+    """Random weights: no preprocessing has more evidence than another."""
+    model = parse(
+        """g (float[N, 3, H, W] x) => (float y) {
+            a = Conv (x, w)
+            b = GlobalAveragePool (a)
+            c = Flatten (b)
+            y = Gemm (c, v)
+        }""",
+        w=0.001 * weight(8, 3, 3, 3),
+        v=0.001 * weight(8, 10),
+    )
+    session = Counting(Reference(model).session)
+    check = PreprocessingCheck(model)
+    for each in pictures(32):
+        feeds = {"x": SCALINGS[1].of_pixels(each).astype(np.float32)}
+        check.add(feeds, {"y": session.run(None, feeds)[0]})
+    session.runs = 0
+    assert all(finding.cause == "outputs" for finding in check.findings(session))
+    assert session.runs <= 5 * 4, "five alternatives, four rows each"
 
 
 # Tokens
