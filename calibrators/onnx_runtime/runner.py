@@ -40,6 +40,7 @@ from calibrators.onnx_runtime.session import (
     estimate_bytes,
     initializers,
     open_session,
+    run_uncopied,
 )
 
 Sample = Mapping[str, NDArray[Any]]
@@ -372,7 +373,7 @@ class _Session:
         try:
             computed = []
             if self._outputs:
-                computed = self._session.run(self._outputs, values)
+                computed = run_uncopied(self._session, self._outputs, values)
         except Exception as error:  # onnxruntime raises several unrelated types
             raise DataError(
                 f"sample {index}: onnxruntime could not run the model on it: {error}",

@@ -10,7 +10,7 @@ import onnx
 import pytest
 
 from calibrators.onnx_runtime import session
-from calibrators.onnx_runtime.session import open_session
+from calibrators.onnx_runtime.session import open_session, run_uncopied
 
 
 def doubling() -> onnx.ModelProto:
@@ -98,3 +98,46 @@ def test_onnxruntime_does_not_print(
     with pytest.raises(RuntimeError, match="no luck"):
         open_session(doubling())
     assert capsys.readouterr().out == ""  # where it announces what it falls back to
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        np.arange(6, dtype=np.float32).reshape(2, 3),
+        np.arange(6, dtype=np.float32).reshape(3, 2).T,
+        np.zeros((0, 3), np.float32),
+        np.array(3, np.float32),
+    ],
+    ids=["rows", "transposed", "empty", "scalar"],
+)
+def test_outputs_without_copies_are_those_of_run(x: np.ndarray) -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> g (float x) => (float y, int64 s, bool b) '
+        "{ y = Add (x, x) s = Shape (x) b = Greater (y, x) }"
+    )
+    del model.graph.input[0].type.tensor_type.shape.dim[:]
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.ClearField("shape")
+    opened = open_session(model)
+    names = ["s", "y", "b"]
+    found = run_uncopied(opened, names, {"x": x})
+    del opened  # the arrays outlive the session
+    for value, expected in zip(
+        found, open_session(model).run(names, {"x": x}), strict=True
+    ):
+        assert value.dtype == expected.dtype and value.shape == expected.shape
+        assert np.array_equal(value, expected)
+
+
+def test_outputs_without_copies_of_text() -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> '
+        "g (string[n] x) => (string[n] y) { y = Identity (x) }"
+    )
+    (y,) = run_uncopied(open_session(model), ["y"], {"x": np.array(["a", "b"], object)})
+    assert y.tolist() == ["a", "b"]
+
+
+def test_outputs_without_copies_need_every_input() -> None:
+    with pytest.raises(ValueError, match=r"Required inputs .*x.* are missing"):
+        run_uncopied(open_session(doubling()), ["y"], {})
