@@ -22,7 +22,7 @@ from quark_onnx.preprocessing.pixels import (
     smoothness,
 )
 from quark_onnx.steps.run import Reference
-from tests.models import normal, parse
+from tests.models import normal, parse, weight
 from tests.pictures import Images, pictures, trained
 
 
