@@ -47,6 +47,8 @@ _SWITCHES = (
 )
 #: Formats of biases, by name.
 _BIASES = ("int32", "int16")
+#: Operators that may follow their inputs: between float operators, rounding gains nothing.
+FOLLOWERS = ("Clip", "Relu", "Where")
 #: How the result is written.
 FORMS = ("qdq", "operators", "vendor")
 
@@ -226,6 +228,8 @@ class QConfig:
         float_results: operators of these types do not request quantization of their results; their
             readers may.
         movers: quantize operators that only move values even if their input would be float.
+        follow_inputs: operators of these types (of Relu, Clip and Where) are quantized only if
+            their inputs are quantized; otherwise they read and write floats.
         clipping: remove a Relu or Clip if saturation has the same effect; False keeps it, with a
             pair before it.
         bodies: quantize the bodies of If, Loop and Scan, too.
@@ -273,6 +277,7 @@ class QConfig:
     contrib: bool = False
     float_results: tuple[str, ...] = ()
     movers: bool = False
+    follow_inputs: tuple[str, ...] = ()
     clipping: bool = True
     bodies: bool = True
     accuracy_level: int = 0
@@ -286,8 +291,14 @@ class QConfig:
                 f"overrides is {short(self.overrides)}; it must be a list of Override",
             )
         object.__setattr__(self, "overrides", tuple(self.overrides))
-        for name in ("op_types", "float_results", "nodes", "exclude"):
+        for name in ("op_types", "float_results", "follow_inputs", "nodes", "exclude"):
             object.__setattr__(self, name, name_tuple(getattr(self, name), name))
+        for op_type in self.follow_inputs:
+            if op_type not in FOLLOWERS:
+                raise ConfigError(
+                    f"follow_inputs holds {op_type!r}; it takes"
+                    f" {', '.join(FOLLOWERS)}{nearest(op_type, FOLLOWERS)}",
+                )
         self._check_specs()
         object.__setattr__(self, "optimizers", _optimizers(self.optimizers))
         if self.form not in FORMS:

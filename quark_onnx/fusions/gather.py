@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 from onnx import TensorProto
 
 from quark_onnx.fusions.base import CONTRIB, replace, stored_codes, value, zero_points
@@ -52,28 +56,15 @@ def gather_codes(graph: Graph, node: Node) -> bool:
         replace(graph, node, result)
         return True
     scale = value(graph, table.scale)
+    zeros = zero_points(graph, table)
     by_row = scale.ndim == 1 and table.axis % 2 == 0
-    if (
-        kind not in _BYTES
-        or zero_points(graph, table).any()
-        or not (by_row or scale.ndim == 0)
-    ):
+    if kind not in _BYTES or not (by_row or scale.ndim == 0):
         return False
     codes = graph.fresh(f"{node.name}_codes")
     floats = graph.fresh(f"{node.name}_floats")
     factor = table.scale
     if by_row:
-        factor = graph.fresh(f"{node.name}_scales")
-        [column] = graph.once(
-            ("by row", table.scale),
-            lambda: [graph.add_constant(f"{table.scale}_by_row", scale[:, None])],
-        )
-        graph.add(
-            "Gather",
-            [column, node.inputs[1]],
-            [factor],
-            axis=0,
-        )
+        factor = _of_rows(graph, node, table.scale, scale)
     graph.add(
         "Gather",
         [table.codes, node.inputs[1]],
@@ -87,6 +78,33 @@ def gather_codes(graph: Graph, node: Node) -> bool:
         [floats],
         to=int(TensorProto.FLOAT),
     )
+    if zeros.any():
+        floats_of_zeros = zeros.astype(np.float32)
+        if by_row:
+            offsets = _of_rows(graph, node, table.zero_point, floats_of_zeros)
+        else:
+            offsets = graph.add_constant(f"{table.zero_point}_float", floats_of_zeros)
+        shifted = graph.fresh(f"{node.name}_shifted")
+        graph.add("Sub", [floats, offsets], [shifted])
+        floats = shifted
     graph.add("Mul", [floats, factor], [result])
     replace(graph, node, result)
     return True
+
+
+def _of_rows(graph: Graph, node: Node, name: str, values: NDArray[Any]) -> str:
+    """Gather the parameters of the rows that a node gathers; return their name.
+
+    Args:
+        graph: the graph.
+        node: the Gather of the table.
+        name: name of the parameters of all rows.
+        values: their values, one per row; the column is stored once per table.
+    """
+    [column] = graph.once(
+        ("by row", name),
+        lambda: [graph.add_constant(f"{name}_by_row", values[:, None])],
+    )
+    gathered = graph.fresh(f"{node.name}_scales")
+    graph.add("Gather", [column, node.inputs[1]], [gathered], axis=0)
+    return gathered

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from quark_onnx.config import QConfig, QuantizationSpec
+from quark_onnx.config.qconfig import FOLLOWERS
 from quark_onnx.dtypes import INT8
 from quark_onnx.errors import nearest
 from quark_onnx.onnxruntime_spelling.cache import read_cache
@@ -110,6 +111,7 @@ def translate_static(positional: tuple[Any, ...], keywords: Mapping[str, Any]) -
         data=a["calibration_data_reader"],
     )
     request.changes |= {"form": form, "bodies": False, "keep_existing": True}
+    request.changes["follow_inputs"] = FOLLOWERS
     choose(request)
     cached = read_cache(request)
     apply(request)
@@ -147,8 +149,9 @@ def translate_dynamic(positional: tuple[Any, ...], keywords: Mapping[str, Any]) 
     )
     request.changes |= {"form": "operators", "bodies": False, "keep_existing": True}
     if request.weight.dtype.bits == INT8.bits:
-        # all later nodes read a row, and no sum averages its errors out
-        rows = QuantizationSpec(INT8, per_channel=True, narrow=True)
+        # all later nodes read a row, and no sum averages its errors out; a row on one side
+        # of zero would waste half of the codes without a zero point
+        rows = QuantizationSpec(INT8, per_channel=True, symmetric=False)
         request.changes["embedding"] = rows
     choose(request)
     apply(request)

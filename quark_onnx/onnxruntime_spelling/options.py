@@ -190,8 +190,11 @@ def least_range(request: Request, value: float) -> None:
 
 
 def move_floats(request: Request, value: object) -> None:
-    """Quantize operators that only move values, even between float operators."""
-    request.changes["movers"] = flag(value, "extra option ForceQuantizeNoInputCheck")
+    """Quantize Where and operators that only move values, even between float operators."""
+    forced = flag(value, "extra option ForceQuantizeNoInputCheck")
+    request.changes["movers"] = forced
+    if forced:
+        request.changes["follow_inputs"] = ("Clip", "Relu")
 
 
 def bodies(request: Request, value: object) -> None:

@@ -44,7 +44,11 @@ OPTIONS: dict[str, Option] = {
     ),
     "WeightSymmetric": Option((None,), "`weight.symmetric`", obeyed.weight_symmetric),
     "EnableSubgraph": Option((), "`bodies`", obeyed.bodies),
-    "ForceQuantizeNoInputCheck": Option((), "`movers`", obeyed.move_floats),
+    "ForceQuantizeNoInputCheck": Option(
+        (),
+        "`movers`, and `follow_inputs` without Where",
+        obeyed.move_floats,
+    ),
     "MatMulConstBOnly": Option(
         (),
         "`exclude` of products of two activations",

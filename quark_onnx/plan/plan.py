@@ -37,11 +37,13 @@ class Asked:
         tensors: overrides for single tensors.
         silent: operator types that do not request quantization of their results.
         clipping: remove a Relu or Clip if saturation has the same effect.
+        following: operator types that are quantized only after quantized inputs.
     """
 
     tensors: TensorOverrides = field(default_factory=TensorOverrides)
     silent: tuple[str, ...] = ()
     clipping: bool = True
+    following: tuple[str, ...] = ()
 
 
 class Plan:

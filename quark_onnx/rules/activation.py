@@ -5,7 +5,12 @@ from __future__ import annotations
 from quark_onnx.graph import Node
 from quark_onnx.graph.node import softmax_axis
 from quark_onnx.plan import PlanBuilder, fused_into
-from quark_onnx.rules.base import is_control_tensor, rule, spare_masked
+from quark_onnx.rules.base import (
+    follows_floats,
+    is_control_tensor,
+    rule,
+    spare_masked,
+)
 
 #: Operators whose result is not quantized before a Relu or Clip that is the only reader.
 _FUSING = frozenset(
@@ -22,6 +27,9 @@ _FUSING = frozenset(
 )
 #: Further operators of this kind in the integer engine of a target.
 _POOLING = frozenset({"MaxPool", "AveragePool", "GlobalAveragePool"})
+#: Further operators of this kind where a kernel rounds to any scale. An integer engine copies the
+#: codes of a Concat, and clips them afterwards.
+_ROUNDING = frozenset({"Concat"})
 
 
 @rule("Relu", "Clip")
@@ -39,7 +47,7 @@ def clipping(node: Node, plan: PlanBuilder) -> None:
         plan.keep(source, fused_into(node.name, node.op_type).reason)
         named = plan.specs[producer].overridden and not plan.specs[node].overridden
         plan.activation(producer if named else node, result)
-    else:
+    elif not follows_floats(node, plan, source):
         plan.activation(node, source, result)
 
 
@@ -52,7 +60,12 @@ def _computing(node: Node, plan: PlanBuilder) -> Node | None:
     only_reader = plan.graph.consumers(source) == [node]
     if producer is None or not only_reader or plan.graph.is_output(source):
         return None
-    fusing = _FUSING | _POOLING if plan.aligns else _FUSING
+    if plan.aligns:
+        fusing = _FUSING | _POOLING
+    elif plan.integer_only(node):
+        fusing = _FUSING
+    else:
+        fusing = _FUSING | _ROUNDING
     if producer.kind in fusing and producer.name not in plan.kept:
         return producer
     return None

@@ -68,6 +68,18 @@ def kept_float(node: Node, plan: PlanBuilder, reason: str) -> bool:
     return node.name in plan.kept
 
 
+def follows_floats(node: Node, plan: PlanBuilder, *tensors: str) -> bool:
+    """Keep a node float if its type follows its inputs, and one is float; return the decision.
+
+    Constants count as float. The producers of the inputs have been planned before.
+    """
+    if node.kind in plan.asked.following and not all(
+        plan.quantized(tensor, node) for tensor in tensors
+    ):
+        plan.keep_node(node, "its input is float, and its operator type follows it")
+    return node.name in plan.kept
+
+
 def is_control_tensor(node: Node, plan: PlanBuilder, *tensors: str) -> bool:
     """Keep readers of masks, positions and sizes float; return the decision."""
     for tensor in tensors:

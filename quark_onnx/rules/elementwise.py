@@ -9,6 +9,7 @@ from quark_onnx.rules.base import (
     NORMALIZING,
     RESIDUAL,
     feeds_root_or_division,
+    follows_floats,
     is_control_tensor,
     kept_float,
     rule,
@@ -87,7 +88,8 @@ def bias_add(node: Node, plan: PlanBuilder) -> None:
 @rule("Where")
 def where(node: Node, plan: PlanBuilder) -> None:
     """Quantize both alternatives and the result, unless an alternative is a mask."""
-    _operands(node, plan, node.inputs[1:])
+    if not follows_floats(node, plan, *node.inputs[1:]):
+        _operands(node, plan, node.inputs[1:])
 
 
 def _operands(

@@ -171,7 +171,7 @@ class _Writer:
                 self._clipped_codes.append((node, Use(result)))
 
     def _rounds_before(self, producer: Node, use: Use) -> bool:
-        """Return whether a pair before a layer's Relu or Clip makes the layer integer.
+        """Return whether a pair before the Relu or Clip of a layer or Concat makes it integer.
 
         Rounding before and after a Relu or Clip on one scale gives the same codes as rounding
         after it, because both are monotonic and zero is a code. onnxruntime has integer kernels
@@ -179,10 +179,14 @@ class _Writer:
         (SqueezeNet S8S8: 14.9 instead of 7.5 ms). The integer engines of power-of-two scales
         fuse both and need no pair.
         """
-        reads = [self.plan.use(name, producer) for name in producer.inputs[:2]]
-        return producer.kind in WEIGHTED and all(
-            self._eight_bits(self.plan.entry(each)) for each in [*reads, use]
-        )
+        if producer.kind == "Concat":
+            factors = producer.inputs
+        elif producer.kind in WEIGHTED:
+            factors = producer.inputs[:2]
+        else:
+            return False
+        reads = [self.plan.use(name, producer) for name in factors]
+        return all(self._eight_bits(self.plan.entry(each)) for each in [*reads, use])
 
     @staticmethod
     def _eight_bits(entry: Entry) -> bool:

@@ -67,6 +67,7 @@ def make_plan(  # noqa: C901
             TensorOverrides(config.tensors),
             config.float_results,
             config.clipping,
+            config.follow_inputs,
         ),
     )
     for name in overridable(graph):

@@ -73,6 +73,10 @@ def table(width: int) -> ModelProto:
     return parse(text, opset=21, ir_version=10, table=weight(7, width))
 
 
+#: A scale and a zero point for every row.
+ROWS = QuantizationSpec("int8", symmetric=False, per_channel=True)
+
+
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
@@ -87,8 +91,24 @@ def table(width: int) -> ModelProto:
         ),
         (QConfig.of("DYNAMIC"), ["Gather", "Gather", "Cast", "Mul"]),
         (QConfig.of("DYNAMIC").with_(per_channel=False), ["Gather", "Cast", "Mul"]),
+        (
+            QConfig.of("DYNAMIC").with_(embedding=ROWS),
+            ["Gather", "Gather", "Gather", "Cast", "Sub", "Mul"],
+        ),
+        (
+            QConfig.of("DYNAMIC").with_(embedding=ROWS.with_(per_channel=False)),
+            ["Gather", "Cast", "Sub", "Mul"],
+        ),
     ],
-    ids=["INT4", "INT4-blocks", "UINT4-blocks", "DYNAMIC", "DYNAMIC-tensor"],
+    ids=[
+        "INT4",
+        "INT4-blocks",
+        "UINT4-blocks",
+        "DYNAMIC",
+        "DYNAMIC-tensor",
+        "zero points of rows",
+        "one zero point",
+    ],
 )
 def test_gather(config: QConfig, expected: list[str]) -> None:
     float_model = table(64)

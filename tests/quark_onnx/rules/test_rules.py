@@ -211,6 +211,40 @@ def test_relu_is_not_fused_if_its_input_is_needed(reason: str) -> None:
     assert "relu (Relu)\n  < h: Q\n  > y: Q\n" in text
 
 
+@pytest.mark.parametrize("op", ["Relu (x)", "Clip (x, k)", "Where (m, x, k)"])
+def test_between_floats_an_operator_that_follows_its_inputs_is_float(op: str) -> None:
+    text = plan_text(
+        f"g (float[N,6] x, bool[N,6] m) => (float[N,6] y) {{ [op] y = {op} }}",
+        TENSOR.with_(follow_inputs=("Relu", "Clip", "Where")),
+        k=np.float32(0.5),
+    )
+    assert text.endswith(
+        "float: its input is float, and its operator type follows it\n"
+    )
+
+
+@pytest.mark.parametrize("op", ["Relu (h)", "Clip (h, k)", "Where (m, h, h)"])
+def test_after_a_quantized_input_an_operator_that_follows_it_is_quantized(
+    op: str,
+) -> None:
+    text = plan_text(
+        f"""g (float[N,6] x, bool[N,6] m) => (float[N,6] y)
+        {{ h = Sigmoid (x) z = Neg (h) [op] y = {op} }}""",
+        TENSOR.with_(follow_inputs=("Relu", "Clip", "Where")),
+        k=np.float32(0.5),
+    )
+    assert text.endswith("  > y: Q\n")
+
+
+def test_a_following_relu_of_a_layer_is_quantized() -> None:
+    text = plan_text(
+        f"g ({FMAP} x) => ({FMAP} y) {{ [conv] h = Conv (x, w) [relu] y = Relu (h) }}",
+        TENSOR.with_(follow_inputs=("Relu",)),
+        w=CONV_W,
+    )
+    assert "fused into relu (Relu)\n  > y: Q\n" in text
+
+
 @pytest.mark.parametrize("op", ["Relu", "Clip", "LeakyRelu", "HardSwish", "PRelu"])
 def test_input_and_result(op: str) -> None:
     inputs = "x, k" if op == "PRelu" else "x"

@@ -12,7 +12,9 @@ from onnx.reference import ReferenceEvaluator
 
 from calibrators import fake_quantize
 from quark_onnx import Override, QConfig, QuantizationSpec
+from quark_onnx.graph import Graph
 from quark_onnx.plan import Quantize, Use
+from quark_onnx.steps import fuse
 from quark_onnx.steps.insert import insert_live
 from tests.models import (
     MODELS,
@@ -275,6 +277,43 @@ def test_a_layer_before_clipping_that_stays_runs_on_integers(call: str) -> None:
         clipped_h, stages.params.table[Use("r")], SIGNED.activation.grid
     )
     np.testing.assert_array_equal(found, expected)
+
+
+def joined(config: QConfig) -> Stages:
+    model = parse(
+        """g (float[N,3,4,4] x) => (float[N,5,4,4] y)
+        { a = Conv (x, w) b = Conv (x, v) h = Concat <axis = 1> (a, b) y = Relu (h) }""",
+        w=3 * weight(2, 3, 1, 1),
+        v=weight(3, 3, 1, 1),
+    )
+    return Stages.of(model, config)
+
+
+def test_the_result_of_a_join_before_relu_has_the_codes_of_relu() -> None:
+    """No code is spent on values that Relu makes zero: twice as many are left to the others."""
+    stages = joined(TENSOR)
+    assert "Relu" not in kinds(stages.model)
+    params = stages.params.table
+    assert int(params[Use("y")].zero_point) == 0
+    highest = max(
+        (255 - int(part.zero_point)) * float(part.scale)
+        for part in (params[Use("a")], params[Use("b")])
+    )
+    assert 255 * float(params[Use("y")].scale) == pytest.approx(highest, rel=0.05)
+
+
+def test_a_join_before_a_relu_that_stays_runs_on_integers() -> None:
+    after = joined(SIGNED).model
+    assert [n.op_type for n in after.graph.node if "h" in n.input] == ["QuantizeLinear"]
+    found = kinds(fuse(Graph.of(after), [{"x": normal(4, 3, 4, 4)}])[0].to_model())
+    assert "QLinearConcat" in found and "Relu" not in found
+
+
+def test_an_integer_engine_joins_before_it_clips() -> None:
+    """It copies the codes of a Concat, which must have the scale of its result."""
+    stages = joined(POW2)
+    params = stages.params.table
+    assert Use("h") in params and "Relu" in kinds(stages.model)
 
 
 @pytest.mark.parametrize("config", [POW2, WIDE])
