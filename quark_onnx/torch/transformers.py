@@ -103,6 +103,7 @@ class QuarkCheckpointQuantizer(HfQuantizer):
         self._layers = dict[str, LayerSpec]()
         self._waiting = dict[str, _Waiting]()
         self._floats = dict[str, Any]()
+        self._stacked = dict[str, Any]()
 
     def _process_model_before_weight_loading(
         self,
@@ -111,6 +112,7 @@ class QuarkCheckpointQuantizer(HfQuantizer):
         **_: Any,
     ) -> Any:
         with torch.device("cpu"):  # transformers has set "meta"
+            fused = dict(model.named_modules())
             unfuse_experts(model)
             self._sources = Sources(Reader(_folder_of(checkpoint_files, model)), model)
             self._layers = quantized_layers(
@@ -124,6 +126,7 @@ class QuarkCheckpointQuantizer(HfQuantizer):
             for name, module in model.named_modules()
             if isinstance(module, UNFUSED)
         ]
+        self._stacked = {name: fused[name] for name in stacks}
         single = [
             name
             for name in self._layers
@@ -173,19 +176,9 @@ class QuarkCheckpointQuantizer(HfQuantizer):
     def _dequantize(self, model: Any, dtype: Any = None) -> Any:
         """Replace each quantized layer by a float layer with the dequantized weight.
 
-        Activations and attention inputs are no longer quantized.
-
-        Raises:
-            ModelError: the model has split experts, which are one tensor in transformers.
+        Activations and attention inputs are no longer quantized. Experts become the stacked
+        tensors of transformers again.
         """
-        for name, module in model.named_modules():
-            if isinstance(module, UNFUSED):
-                raise ModelError(
-                    f"{name} holds experts one by one, and transformers would not find"
-                    " them in what it saves; write them with"
-                    " quark_onnx.torch.export_safetensors(model, folder,"
-                    ' weight_format="fake_quantized")',
-                )
         if isinstance(dtype, str):  # as save_pretrained leaves it in the configuration
             dtype = getattr(torch, dtype)
         dtype = dtype or model.dtype
@@ -195,6 +188,13 @@ class QuarkCheckpointQuantizer(HfQuantizer):
             set_module(model, name, module)
             _copy_hook(layer, module)
         self._floats = {}
+        for name, stacked in self._stacked.items():
+            experts = model.get_submodule(name)
+            for key, value in experts.stacked_parameters().items():
+                setattr(stacked, key, nn.Parameter(value.detach(), requires_grad=False))
+            set_module(model, name, stacked)
+            _copy_hook(experts, stacked)
+        self._stacked = {}
         for parameter in model.parameters():
             if parameter.is_floating_point():
                 parameter.data = parameter.data.to(dtype)

@@ -139,6 +139,7 @@ def test_types_and_selections() -> None:
         op_types=("Conv", "MatMul"),
         nodes=("conv1", "conv2"),
         exclude=("relu1",),
+        follow_inputs=("Clip", "Relu", "Where"),
         safe=False,
         bodies=False,
         keep_existing=True,

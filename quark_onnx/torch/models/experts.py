@@ -112,6 +112,45 @@ class Experts(nn.Module):
             total.index_add_(0, tokens, found.to(total.dtype))
         return total
 
+    def stacked_parameters(self) -> dict[str, Any]:
+        """Return weights and biases of all experts as the stacked module has them, by name."""
+        stacks = {"down_proj": [expert.down_proj for expert in self.children()]}
+        if self._gated:
+            found = {
+                f"gate_up_proj{suffix}": torch.stack(parts)
+                for suffix, parts in self._gated_parts().items()
+            }
+        else:
+            found = {}
+            stacks["up_proj"] = [expert.up_proj for expert in self.children()]
+        for name, layers in stacks.items():
+            found[name] = torch.stack([layer.weight for layer in layers])
+            if layers[0].bias is not None:
+                found[f"{name}_bias"] = torch.stack([layer.bias for layer in layers])
+        if not self.turned:
+            return found
+        return {
+            name: value.transpose(1, 2).contiguous() if value.ndim == 3 else value
+            for name, value in found.items()
+        }
+
+    def _gated_parts(self) -> dict[str, list[Any]]:
+        """Return weights and biases of gate and up rows together, by suffix of their name."""
+        found = dict[str, list[Any]]()
+        for expert in self.children():
+            gate, up = expert.gate_proj, expert.up_proj
+            pairs = {"": (gate.weight, up.weight), "_bias": (gate.bias, up.bias)}
+            for suffix, (first, second) in pairs.items():
+                if first is None:
+                    continue
+                rows = 2 * len(first)
+                both = first.new_empty((rows, *first.shape[1:]))
+                places = self.halves(rows)
+                both[places[0]] = first.detach()
+                both[places[1]] = second.detach()
+                found.setdefault(suffix, []).append(both)
+        return found
+
     def _gate(self, expert: Any, x: Any) -> Any:
         if not self._gated:
             return self._activation(expert.up_proj(x))
@@ -139,7 +178,11 @@ class ParallelExperts(nn.Module):
         for index, weight in enumerate(stacked.weight.detach()):
             self.add_module(str(index), _linear(weight, None))
 
-    def forward(self, inputs: torch.Tensor, expert_size: Sequence[int]) -> torch.Tensor:
+    def stacked_parameters(self) -> dict[str, Any]:
+        """Return the weights of all experts as the stacked module has them, by name."""
+        return {"weight": torch.stack([layer.weight for layer in self.children()])}
+
+    def forward(self, inputs: Any, expert_size: Any) -> Any:
         """Return the outputs of the experts for their own tokens.
 
         Args:

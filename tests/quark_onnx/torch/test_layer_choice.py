@@ -21,7 +21,7 @@ from quark_onnx.torch.config.schemes import scheme
 from quark_onnx.torch.config.torch_config import TorchConfig
 from quark_onnx.torch.exports.gguf import write_gguf
 from quark_onnx.torch.exports.kinds import exported
-from quark_onnx.torch.models.experts import ParallelExperts, unfuse_experts
+from quark_onnx.torch.models.experts import UNFUSED, ParallelExperts, unfuse_experts
 from quark_onnx.torch.models.mixtures import routers_of
 from quark_onnx.torch.models.quantized_layer import QuantizedLayer, kind_of
 from quark_onnx.torch.pipelines import ptq as torch_ptq
@@ -400,6 +400,24 @@ def test_stacks_are_taken_apart_by_what_they_compute() -> None:
     before = logits(model, tokens()[0])
     assert unfuse_experts(model) == 8
     assert torch.equal(logits(model, tokens()[0]), before)
+
+
+@pytest.mark.parametrize("kind", MIXTURES)
+def test_experts_are_stacked_again(kind: str) -> None:
+    """Each stack that was taken apart gives the tensors that it was made of."""
+    model = mixture_of(kind)
+    before = dict(model.named_parameters())
+    unfuse_experts(model)
+    for name, module in model.named_modules():
+        if isinstance(module, UNFUSED):
+            stacked = module.stacked_parameters()
+            assert stacked.keys() == {
+                key.rpartition(".")[2]
+                for key in before
+                if key.rpartition(".")[0] == name
+            }
+            for key, value in stacked.items():
+                assert torch.equal(value, before[f"{name}.{key}"])
 
 
 def _whole(model: Any, source: Path, output: Path, config: TorchConfig) -> None:

@@ -24,6 +24,7 @@ from quark_onnx.torch.checkpoints.load import load_checkpoint
 from quark_onnx.torch.config.schemes import SCHEMES, scheme
 from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
 from quark_onnx.torch.config.torch_config import TorchConfig
+from quark_onnx.torch.models.experts import UNFUSED
 from quark_onnx.torch.models.quantized_layer import QuantizedLayer
 from quark_onnx.torch.pipelines.file_to_file import Writing, quantize_checkpoint
 from quark_onnx.torch.pipelines.ptq import config_for
@@ -39,6 +40,9 @@ ROUNDED = {
     "kv after rotation": {"kv_cache": "fp8-rope"},
     "attention": {"kv_cache": "fp8", "attention": "fp8"},
 }
+
+#: Families whose experts are stacked in transformers.
+MIXTURES = ("qwen2_moe", "mixtral", "deepseek_v2", "gpt_oss", "llama4")
 
 loading.unregister()  # other tests ask what transformers does by itself
 
@@ -320,11 +324,29 @@ def test_layers_of_other_kinds_are_dequantized(tmp_path: Path) -> None:
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_experts_are_not_dequantized(tmp_path: Path) -> None:
-    config = TorchConfig(scheme("int8"), exclude=("lm_head",))
-    folder = quantized(tmp_path, config, made(torch_families.config_of("mixtral")))
-    with pytest.raises(ModelError, match="holds experts one by one"):
-        loaded(folder).dequantize()
+@pytest.mark.parametrize("family", MIXTURES)
+def test_experts_are_dequantized_into_their_stacks(family: str, tmp_path: Path) -> None:
+    """The oracle is the model with weights alone rounded, before and after saving."""
+    config = TorchConfig(
+        scheme("uint4_wo_32"), exclude=(torch_families.head_of(family),)
+    )
+    source = made(torch_families.config_of(family))
+    folder = quantized(tmp_path, config, source)
+    model = loaded(folder, trust_remote_code=True)
+    expected = logits(model, tokens()[0])
+    found = model.dequantize()
+    assert not any(
+        isinstance(each, (QuantizedLayer, *UNFUSED)) for each in found.modules()
+    )
+    assert {name: each.shape for name, each in found.named_parameters()} == {
+        name: each.shape for name, each in source.named_parameters()
+    }
+    torch.testing.assert_close(
+        logits(found, tokens()[0]), expected, rtol=1e-4, atol=1e-4
+    )
+    found.save_pretrained(tmp_path / "plain")
+    again = loaded(tmp_path / "plain", trust_remote_code=True)
+    assert torch.equal(logits(again, tokens()[0]), logits(found, tokens()[0]))
 
 
 def test_a_loaded_model_is_exported_by_amd_names(tmp_path: Path) -> None:
