@@ -14,12 +14,11 @@ from calibrators import (
     Statistic,
     params_for,
 )
-from calibrators.grid import SMALLEST_SCALE
 from calibrators.histogram import Histogram
 from calibrators.histogram_row import HistogramRow
 from quark_onnx.config import QuantizationSpec
 
-#: Halving of known bounds ends at this share of them.
+#: Known bounds are reduced to no less than this share of them.
 _LEAST_SHARE = 2.0**-12
 
 
@@ -56,7 +55,7 @@ def params(bounds: tuple[float, float], found: Statistic | None, grid: Grid) -> 
     >>> params((0.0, 1.0), None, Grid(-128, 127, pow2=True)).scale
     array(0.0078125, dtype=float32)
     """
-    reach = within(bounds, found)
+    reach = within(bounds, found, grid)
     finer, covering = (params_for(reach, grid, short=short) for short in (1, 0))
     if finer.scale == covering.scale or not isinstance(found, Histogram):
         return finer
@@ -65,18 +64,41 @@ def params(bounds: tuple[float, float], found: Statistic | None, grid: Grid) -> 
     return (finer, covering)[HistogramRow(found, 0, grid).best_params(scales, zeros)]
 
 
-def within(bounds: tuple[float, float], found: Statistic | None) -> Range:
-    """Return the known bounds, halved while they still contain every measured value.
+def within(
+    bounds: tuple[float, float],
+    found: Statistic | None,
+    grid: Grid,
+) -> Range:
+    """Return the known bounds, reduced while they still contain every measured value.
 
-    A softmax over a thousand values leaves most of the unit interval empty. Halving leaves a
-    margin for unseen data, and a function that uses its full range keeps its bounds.
+    A softmax over a thousand values leaves most of the unit interval empty, and Tanh in a
+    decomposed Mish is never negative. For power-of-two scales both bounds are halved together.
+    Otherwise each bound is reduced by itself to the least of 1, 3/4, 1/2, 3/8, ... of its value
+    that covers the data: that is a margin of up to a third for unseen data, and a function that
+    uses its full range keeps its bounds.
+
+    Args:
+        bounds: least and greatest value of the function.
+        found: the measured statistic; None without a measurement.
+        grid: the codes to use.
     """
-    lo, hi = (np.array([bound]) for bound in bounds)
+    low, high = bounds
     if found is not None:
-        used = max(
-            float(-found.lo.min()) / max(-bounds[0], SMALLEST_SCALE),
-            float(found.hi.max()) / bounds[1],
-        )
-        share = 2.0 ** np.ceil(np.log2(max(used, _LEAST_SHARE)))
-        lo, hi = lo * min(share, 1.0), hi * min(share, 1.0)
-    return Range(lo, hi)
+        used_low = float(-found.lo.min()) / -low if low < 0 else 0.0
+        used_high = float(found.hi.max()) / high
+        if grid.pow2:
+            used_low = used_high = _octaves(max(used_low, used_high))
+        low *= min(_quarters(used_low), 1.0)
+        high *= min(_quarters(used_high), 1.0)
+    return Range(np.array([low]), np.array([high]))
+
+
+def _octaves(used: float) -> float:
+    """Return the least power of two that is not below a share."""
+    return float(2.0 ** np.ceil(np.log2(max(used, _LEAST_SHARE))))
+
+
+def _quarters(used: float) -> float:
+    """Return the least of 1, 3/4, 1/2, 3/8, 1/4, ... that is not below a share."""
+    octave = _octaves(used)
+    return 0.75 * octave if used <= 0.75 * octave else octave

@@ -266,7 +266,7 @@ def _found_range(graph: Graph, ranges: Ranges, use: Use, entry: Quantize) -> Ran
     if entry.given is not None and entry.given.low and entry.given.high:
         return Range(np.zeros(1), np.zeros(1))
     if entry.bounds is not None:
-        return bounded.within(entry.bounds, ranges.get(use))
+        return bounded.within(entry.bounds, ranges.get(use), entry.spec.grid)
     calibrator = entry.spec.calibrator
     array = graph.constant(use.tensor)
     if array is None:

@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calibrators import Grid, MinMSE, fake_quantize, params_for
+from calibrators import (
+    Grid,
+    MinMax,
+    MinMSE,
+    QParams,
+    Statistic,
+    fake_quantize,
+    params_for,
+)
 from calibrators.grid import Range
 from quark_onnx import QConfig
 from quark_onnx.plan import Use
@@ -110,6 +118,51 @@ def test_float_scales_cover_the_bounds(grid: Grid) -> None:
         assert params(bounds, None, grid) == params_for(Range(*bounds), grid)
 
 
+def reach(params: QParams, grid: Grid) -> tuple[float, float]:
+    """The least and the greatest value that there are codes for."""
+    ends = np.float64([grid.qmin, grid.qmax])
+    low, high = (ends - float(params.zero_point)) * float(params.scale)
+    return low, high
+
+
+@given(
+    low=st.floats(-1, 1, width=32), width=st.floats(0, 1, width=32), both=st.booleans()
+)
+def test_unused_ends_of_known_bounds_get_few_codes(
+    low: float, width: float, both: bool
+) -> None:
+    """All that was measured has codes, and no more than a margin of a half beyond it."""
+    low = low if both else abs(low)
+    high = min(low + width, 1.0)
+    grid = Grid(0, 255, symmetric=False)
+    chosen = params((-1.0 if both else 0.0, 1.0), extremes([low, high]), grid)
+    step = float(chosen.scale)
+    least, greatest = reach(chosen, grid)
+    assert least <= min(low, 0.0) + step / 2
+    assert greatest >= max(high, 0.0) - step / 2
+    assert least >= 1.5 * min(low, 0.0) - step - 2**-12
+    assert greatest <= 1.5 * max(high, 0.0) + step + 2**-12
+
+
+def extremes(values: list[float]) -> Statistic:
+    statistic = MinMax().statistic()
+    statistic.observe(np.float32(values).reshape(1, -1))
+    return statistic
+
+
+def test_a_decomposed_mish_spends_no_code_on_a_negative_tanh() -> None:
+    model = parse(
+        """g (float[1,64] x) => (float[1,64] y)
+        { s = Softplus (x) t = Tanh (s) y = Mul (x, t) }"""
+    )
+    data = [
+        {"x": RANDOM.normal(scale=3.0, size=(1, 64)).astype(np.float32)}
+        for _ in range(8)
+    ]
+    tanh = Stages.of(model, TENSOR, data).params.table[Use("t")]
+    assert tanh.zero_point == 0 and tanh.scale == pytest.approx(1 / 255, rel=1e-3)
+
+
 @pytest.mark.parametrize(
     "op", ["Sigmoid", "HardSigmoid", "Tanh", "Softsign", "Softmax", "LpNormalization"]
 )
@@ -121,7 +174,9 @@ def test_all_functions_with_bounds_use_all_codes(op: str) -> None:
         for _ in range(8)
     ]
     if op == "LpNormalization":
-        data[0]["x"][0, 1:] = 0.01  # a vector that is almost an axis
+        data[0]["x"] = np.full((1, 64), 0.01, np.float32)
+        data[0]["x"][0, 0] = 3.0  # a vector that is almost an axis
+        data[1]["x"] = -data[0]["x"]
     assert Stages.of(model, POW2, data).params.table[Use("y")].scale == 2**-7
     for config, steps in ((SIGNED, 127), (TENSOR, 255)):
         scale = Stages.of(model, config, data).params.table[Use("y")].scale
