@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from calibrators import MinMax, MinMSE
 from quark_onnx.config import QConfig, QuantizationSpec
 from quark_onnx.config.qconfig import FOLLOWERS
 from quark_onnx.dtypes import INT8
@@ -20,6 +21,7 @@ from quark_onnx.onnxruntime_spelling.names import (
 )
 from quark_onnx.onnxruntime_spelling.options import calibrator_for
 from quark_onnx.onnxruntime_spelling.request import (
+    NARROW,
     CallError,
     Request,
     flag,
@@ -210,14 +212,18 @@ def _options(given: Any) -> dict[str, Any]:
 def _weight(a: Mapping[str, Any]) -> QuantizationSpec:
     """Return the weights' specification.
 
-    Signed formats are symmetric, and 8-bit formats omit the least code.
+    Signed formats are symmetric, and those of 8 and 16 bits omit the least code.
     """
     weight_type = format_of(a["weight_type"])
     symmetric = not weight_type.startswith("u")
+    # onnxruntime's scale for 4 bits spans half a code more than there is, which clips the
+    # greatest weights and rounds the others less; the search finds the best such scale
+    few = weight_type.endswith("int4")
     return QuantizationSpec(
         weight_type,
         symmetric=symmetric,
-        narrow=symmetric and weight_type.startswith("int"),
+        calibrator=MinMSE() if few else MinMax(),
+        narrow=weight_type in NARROW,
         per_channel=flag(a["per_channel"], "per_channel"),
         reduce_range=flag(a["reduce_range"], "reduce_range"),
     )

@@ -10,6 +10,7 @@ from onnx import TensorProto
 from calibrators import CalibrationError, Calibrator, Entropy, MinMax, Percentile
 from calibrators.base import is_number
 from quark_onnx.config import TensorOverride
+from quark_onnx.dtypes import INT8
 from quark_onnx.errors import nearest
 from quark_onnx.onnxruntime_spelling.overrides import tensor_overrides
 from quark_onnx.onnxruntime_spelling.request import (
@@ -106,10 +107,11 @@ def calibration_symmetric(request: Request, value: object) -> None:
 
 
 def weight_symmetric(request: Request, value: object) -> None:
-    """Set symmetric codes for weights; 8-bit codes omit the least code."""
+    """Set symmetric codes for weights; 8 and 16 bits omit the least code."""
     if value is not None:
         symmetric = flag(value, "extra option WeightSymmetric")
-        request.weight = request.weight.with_(symmetric=symmetric, narrow=symmetric)
+        narrow = symmetric and request.weight.dtype.bits >= INT8.bits
+        request.weight = request.weight.with_(symmetric=symmetric, narrow=narrow)
 
 
 def restricted(request: Request, value: object) -> None:

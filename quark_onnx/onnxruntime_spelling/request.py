@@ -21,6 +21,11 @@ from quark_onnx.onnxruntime_spelling.names import QuantType
 logger = logging.getLogger(__name__)
 
 
+#: Symmetric formats that omit the least code: ONNX_INT_TYPE_SYMMETRIC_RANGE of
+#: ``onnxruntime.quantization.quant_utils``. In fewer bits a code is too much to give away.
+NARROW = frozenset({"int8", "int16"})
+
+
 @dataclass
 class Request:
     """An onnxruntime call, and its translation.

@@ -230,6 +230,34 @@ def outputs(path: str, feeds: networks.Feeds) -> list[np.ndarray]:
     return session.run(["y"], feeds)
 
 
+@pytest.mark.parametrize("per_channel", [False, True])
+@pytest.mark.parametrize("kind", ["QInt4", "QUInt4"])
+def test_four_bits_are_as_accurate_as_onnxruntimes(
+    tmp_path: Path, kind: str, per_channel: bool
+) -> None:
+    errors = np.zeros(2)
+    for seed in range(6):
+        random = np.random.default_rng(seed)
+        model = parser.parse_model("""<ir_version: 10, opset_import: ["" : 21]>
+            g (float[1,4,9,9] x) => (float[1,8,7,7] y) { y = Conv (x, w) }""")
+        weight = random.normal(size=(8, 4, 3, 3)).astype(np.float32)
+        model.graph.initializer.append(numpy_helper.from_array(weight, "w"))
+        source, output = str(tmp_path / "float.onnx"), str(tmp_path / "q.onnx")
+        onnx.save(model, source)
+        feeds = {"x": random.normal(size=(1, 4, 9, 9)).astype(np.float32)}
+        [wanted] = outputs(source, feeds)
+        for place, module in enumerate((ours, theirs)):
+            module.quantize_static(
+                source,
+                output,
+                reader(theirs, [feeds]),
+                weight_type=theirs.QuantType[kind],
+                per_channel=per_channel,
+            )
+            errors[place] += np.square(outputs(output, feeds)[0] - wanted).sum()
+    assert errors[0] < errors[1]
+
+
 ALONE = {
     "Relu": "g (float[4,6] x, bool[4,6] m) => (float[4,6] y) { y = Relu (x) }",
     "Clip": "g (float[4,6] x, bool[4,6] m) => (float[4,6] y) { y = Clip (x, low) }",
