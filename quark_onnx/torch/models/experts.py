@@ -114,7 +114,8 @@ class Experts(nn.Module):
 
     def stacked_parameters(self) -> dict[str, Any]:
         """Return weights and biases of all experts as the stacked module has them, by name."""
-        stacks = {"down_proj": [expert.down_proj for expert in self.children()]}
+        experts: list[Any] = list(self.children())
+        stacks = {"down_proj": [expert.down_proj for expert in experts]}
         if self._gated:
             found = {
                 f"gate_up_proj{suffix}": torch.stack(parts)
@@ -122,7 +123,7 @@ class Experts(nn.Module):
             }
         else:
             found = {}
-            stacks["up_proj"] = [expert.up_proj for expert in self.children()]
+            stacks["up_proj"] = [expert.up_proj for expert in experts]
         for name, layers in stacks.items():
             found[name] = torch.stack([layer.weight for layer in layers])
             if layers[0].bias is not None:
@@ -137,7 +138,8 @@ class Experts(nn.Module):
     def _gated_parts(self) -> dict[str, list[Any]]:
         """Return weights and biases of gate and up rows together, by suffix of their name."""
         found = dict[str, list[Any]]()
-        for expert in self.children():
+        experts: list[Any] = list(self.children())
+        for expert in experts:
             gate, up = expert.gate_proj, expert.up_proj
             pairs = {"": (gate.weight, up.weight), "_bias": (gate.bias, up.bias)}
             for suffix, (first, second) in pairs.items():
@@ -180,7 +182,8 @@ class ParallelExperts(nn.Module):
 
     def stacked_parameters(self) -> dict[str, Any]:
         """Return the weights of all experts as the stacked module has them, by name."""
-        return {"weight": torch.stack([layer.weight for layer in self.children()])}
+        layers: list[Any] = list(self.children())
+        return {"weight": torch.stack([layer.weight for layer in layers])}
 
     def forward(self, inputs: Any, expert_size: Any) -> Any:
         """Return the outputs of the experts for their own tokens.
