@@ -185,7 +185,7 @@ class ParallelExperts(nn.Module):
         layers: list[Any] = list(self.children())
         return {"weight": torch.stack([layer.weight for layer in layers])}
 
-    def forward(self, inputs: Any, expert_size: Any) -> Any:
+    def forward(self, inputs: torch.Tensor, expert_size: Sequence[int]) -> torch.Tensor:
         """Return the outputs of the experts for their own tokens.
 
         Args:
