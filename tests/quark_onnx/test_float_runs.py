@@ -69,9 +69,21 @@ def float_runs(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
             feeds: Mapping[str, Any],
             options: Any = None,
         ) -> Any:
-            if self._counts:
-                counts[int(feeds["x"].flat[0])] += 1
+            self._count(feeds["x"])
             return self._session.run(names, feeds, options)
+
+        def run_with_ort_values(
+            self,
+            names: Sequence[str],
+            feeds: Mapping[str, Any],
+            options: Any = None,
+        ) -> Any:
+            self._count(feeds["x"].numpy())
+            return self._session.run_with_ort_values(names, feeds, options)
+
+        def _count(self, image: Any) -> None:
+            if self._counts:
+                counts[int(image.flat[0])] += 1
 
         def __getattr__(self, name: str) -> Any:
             return getattr(self._session, name)
