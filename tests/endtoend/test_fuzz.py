@@ -11,7 +11,7 @@ import pytest
 from tests.endtoend.fuzz import COMMANDS, outcomes, sound
 from tests.endtoend.mutations import MUTATIONS, mutant
 
-COUNT, SEED = 500, 0
+COUNT, SEED = 350, 0
 
 
 @pytest.mark.slow
