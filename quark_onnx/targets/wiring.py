@@ -13,6 +13,7 @@ import numpy as np
 
 from quark_onnx.graph import Graph, Node
 from quark_onnx.targets.constraints import (
+    NAMES,
     Constraint,
     Constraints,
     Equal,
@@ -96,7 +97,7 @@ def constraints_of(graph: Graph, nodes: Iterable[Node], wiring: Wiring) -> Const
     constraints = list[Constraint]()
     for node in every:
         constraints += _of(node, wiring, gates)
-    order = [f"C{number}" for number in range(1, 11)]
+    order = list(NAMES)
     constraints.sort(key=lambda constraint: order.index(constraint.rule))
     return Constraints(constraints)
 

@@ -83,9 +83,15 @@ def check_import(module: str, names: list[str]) -> None:
     assert missing == [], f"{module} has no {', '.join(missing)}"
 
 
+def prose(path: Path) -> str:
+    """Return the text of a page without its blocks of code."""
+    text = path.read_text(encoding="utf-8")
+    return re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+
+
 def anchors(path: Path) -> set[str]:
     """Return the anchors of the headings of a page, as GitHub and mkdocs make them."""
-    text = re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+    text = prose(path)
     found = set()
     for heading in re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE):
         plain = re.sub(r"[^\w\s-]", "", heading.lower())
@@ -95,7 +101,7 @@ def anchors(path: Path) -> set[str]:
 
 @pytest.mark.parametrize("path", PAGES, ids=IDS)
 def test_links_lead_somewhere(path: Path) -> None:
-    text = path.read_text(encoding="utf-8")
+    text = prose(path)
     broken = []
     for target, anchor in re.findall(r"\]\((?!https?:)([^)#\s]*)#?([^)\s]*)\)", text):
         file = path.parent / target if target else path
