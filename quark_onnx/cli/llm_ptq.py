@@ -613,7 +613,7 @@ def _mixture_document(mixture: Any) -> dict[str, Any]:
 
 
 def _announce(expected: Any) -> None:
-    say(f"quark-onnx: quantization takes {expected}, the evaluation more", sys.stderr)
+    say(f"quark-onnx: quantization and evaluation take {expected}", sys.stderr)
 
 
 def gguf_options(parser: Parser) -> None:

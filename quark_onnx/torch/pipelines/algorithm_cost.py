@@ -42,6 +42,16 @@ _BACKWARD, _LOOKS = 2, 21
 _TRAINED, _SOLVED = 4, 1
 
 
+#: Calls of operators in a block outside of products: norms, rotary embedding, activation,
+#: residual sums, and the bookkeeping of the calibration.
+_OPERATORS = 60
+#: Elementwise passes over the logits of both models, in float64, to compare them; and over the
+#: weights of the quantized model.
+_SCORED, _DEQUANTIZED = 24, 6
+#: Tokens that a block runs at once.
+BATCH_TOKENS = 512
+
+
 @dataclass(frozen=True)
 class Shapes:
     """Sizes of the model and the calibration data.
@@ -52,6 +62,9 @@ class Shapes:
         block: size of the largest block in bytes.
         tokens: number of calibration tokens.
         samples: number of calibration samples.
+        attention: width of the queries of all blocks together.
+        head: number of weights of the head; it runs in an evaluation only.
+        vocabulary: number of outputs of the head.
     """
 
     layers: Mapping[str, tuple[int, int]]
@@ -59,6 +72,31 @@ class Shapes:
     block: int
     tokens: int
     samples: int
+    attention: int = 0
+    head: int = 0
+    vocabulary: int = 0
+
+    @property
+    def length(self) -> float:
+        """Return the number of tokens per sample."""
+        return self.tokens / max(1, self.samples)
+
+    @property
+    def batches(self) -> int:
+        """Return the number of batches in which the blocks run the samples."""
+        together = max(1, int(BATCH_TOKENS // max(1.0, self.length)))
+        return -(-self.samples // together) if self.tokens else 0
+
+    def products(self, length: float) -> float:
+        """Return the multiply-accumulates of all blocks for a token.
+
+        Attention multiplies each query by the keys of all tokens of a sample, and the
+        probabilities by the values.
+
+        Args:
+            length: tokens of a sample.
+        """
+        return self.weights + 2 * length * self.attention
 
     @property
     def groups(self) -> dict[tuple[str, int], int]:
@@ -96,12 +134,17 @@ class Cost:
         roundings: number of weights that are rounded.
         columns: steps of a sweep over columns. Each step has a constant runtime if columns are
             short.
+        elements: values that elementwise operators compute.
+        operators: calls of operators outside of products. Each call has a constant runtime if
+            tensors are small.
     """
 
     memory: int = 0
     products: float = 0.0
     roundings: float = 0.0
     columns: float = 0.0
+    elements: float = 0.0
+    operators: float = 0.0
 
     def __add__(self, other: Cost) -> Cost:
         """Add the work, and take the maximum of the memory.
@@ -113,6 +156,8 @@ class Cost:
             self.products + other.products,
             self.roundings + other.roundings,
             self.columns + other.columns,
+            self.elements + other.elements,
+            self.operators + other.operators,
         )
 
 
@@ -131,9 +176,41 @@ def cost_of(algorithms: Iterable[Any], shapes: Shapes) -> tuple[Cost, tuple[str,
     return total, tuple(unknown)
 
 
+def run_cost(shapes: Shapes) -> Cost:
+    """Return the cost of running the blocks once on the calibration data."""
+    return Cost(
+        products=_runs(shapes, 1),
+        operators=_calls(shapes, 1),
+    )
+
+
+def evaluation_cost(shapes: Shapes, lengths: Iterable[int]) -> Cost:
+    """Return the cost of running the float and the quantized model, and comparing them.
+
+    Args:
+        shapes: sizes of the model.
+        lengths: tokens of each window. Each is a batch of its own.
+    """
+    total = Cost()
+    for length in lengths:
+        models = length * (shapes.products(length) + shapes.head)
+        scored = _SCORED * length * shapes.vocabulary
+        total += Cost(
+            products=2 * models,
+            elements=scored + _DEQUANTIZED * _count(shapes),
+            operators=2 * _OPERATORS * _blocks(shapes),
+        )
+    return total
+
+
 def _runs(shapes: Shapes, count: float) -> float:
     """Return the multiply-accumulates of running the blocks on the full data."""
-    return count * shapes.weights * shapes.tokens
+    return count * shapes.products(shapes.length) * shapes.tokens
+
+
+def _calls(shapes: Shapes, count: float) -> float:
+    """Return the calls of operators when the blocks run on the full data."""
+    return count * _OPERATORS * _blocks(shapes) * shapes.batches
 
 
 def _grams(shapes: Shapes) -> float:
@@ -174,7 +251,8 @@ def _of_gptq(each: Any, shapes: Shapes) -> Cost:
     )
     # a stage runs the preceding part of the block again, except for samples with cached outputs
     kept, share = _replayed(shapes)
-    runs = _runs(shapes, 1 + (both - share) * _STAGES / 2)
+    passes = 1 + (both - share) * _STAGES / 2
+    runs = _runs(shapes, passes)
     return Cost(
         # Hessians, and the larger of the float64 factorization and the sweep
         _rounder(shapes)
@@ -188,6 +266,7 @@ def _of_gptq(each: Any, shapes: Shapes) -> Cost:
             _sweeps(rows * (1 + each.search_scales), inputs) * inputs
             for (_, inputs), rows in groups
         ),
+        operators=_calls(shapes, passes),
     )
 
 
@@ -217,6 +296,7 @@ def _of_clip(each: Any, shapes: Shapes) -> Cost:
         _rounder(shapes) + together,
         work,
         3 * tries(each.steps + 1) * _count(shapes),
+        operators=_calls(shapes, 1),
     )
 
 
@@ -228,7 +308,7 @@ def _of_awq(each: Any, shapes: Shapes) -> Cost:
     work = (
         _runs(shapes, 1) + (_grams(shapes) + trials * _judged(shapes)) / 2
     )  # halves of symmetric matrices
-    return Cost(together, work, trials * _count(shapes))
+    return Cost(together, work, trials * _count(shapes), operators=_calls(shapes, 1))
 
 
 def _of_smoothquant(each: Any, shapes: Shapes) -> Cost:
@@ -239,12 +319,14 @@ def _of_smoothquant(each: Any, shapes: Shapes) -> Cost:
         4 * kept * widths,
         _runs(shapes, 1) + trials * kept * _count(shapes),
         trials * _count(shapes),
+        operators=_calls(shapes, 1),
     )
 
 
 def _of_signed(each: Any, shapes: Shapes) -> Cost:
     share = min(each.batch, shapes.samples) / max(1, shapes.samples)
-    runs = _runs(shapes, each.steps * share * (1 + _BACKWARD) + _LOOKS)
+    passes = each.steps * share * (1 + _BACKWARD) + _LOOKS
+    runs = _runs(shapes, passes)
     # shifts, gradients, two moments, means and the best, in float32, in addition to the weights;
     # and the activations of one sample
     kept = (
@@ -256,34 +338,40 @@ def _of_signed(each: Any, shapes: Shapes) -> Cost:
         1,
         _blocks(shapes),
     )
-    return Cost(memory, runs, _TRAINED * each.steps * _count(shapes))
+    return Cost(
+        memory,
+        runs,
+        _TRAINED * each.steps * _count(shapes),
+        operators=_calls(shapes, passes),
+    )
 
 
 def _of_distill(each: Any, shapes: Shapes) -> Cost:
     length = shapes.tokens / max(1, shapes.samples)
     learned = each.steps * each.batch * length * (2 + _BACKWARD)
-    runs = (
-        _runs(shapes, 1)
-        / max(1, shapes.tokens)
-        * (learned + each.sequences * length + 2 * LOOKS * shapes.tokens)
-    )
+    run_tokens = learned + each.sequences * length + 2 * LOOKS * shapes.tokens
+    passes = run_tokens / max(1, shapes.tokens)
+    runs = _runs(shapes, passes)
     # all blocks; the state of SignedRounding and four more numbers per weight; logits of both
     # models, and gradients of one
     memory = _blocks(shapes) * shapes.block + 4 * 13 * _count(shapes) + 3 * 4 * LOGITS
-    return Cost(memory, runs, _TRAINED * each.steps * _count(shapes))
+    return Cost(
+        memory,
+        runs,
+        _TRAINED * each.steps * _count(shapes),
+        operators=_calls(shapes, passes),
+    )
 
 
 def _of_hqq(each: Any, shapes: Shapes) -> Cost:
     if not shapes.tokens:
         return Cost(0, 0.0, _SOLVED * each.iterations * _count(shapes))
     kept, share = _replayed(shapes)
-    runs = (
-        _runs(shapes, 1 + (1 - share) * _STAGES / 2)
-        + _grams(shapes) / 2
-        + 1.5 * _judged(shapes)
-    )
+    passes = 1 + (1 - share) * _STAGES / 2
+    runs = _runs(shapes, passes) + _grams(shapes) / 2 + 1.5 * _judged(shapes)
     memory = _rounder(shapes) + kept + 4 * shapes.widest
-    return Cost(memory, runs, _SOLVED * each.iterations * _count(shapes))
+    rounded = _SOLVED * each.iterations * _count(shapes)
+    return Cost(memory, runs, rounded, operators=_calls(shapes, passes))
 
 
 def _of_rotation(each: Any, shapes: Shapes) -> Cost:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from quark_onnx.torch.algorithms.gptq.solver import Solver
 from quark_onnx.torch.algorithms.weight_rounding.levels import TensorLevels
@@ -19,7 +20,14 @@ from quark_onnx.torch.config.spec import TensorSpec
 from quark_onnx.torch.formats.quantized_tensor import quantize
 from quark_onnx.torch.models.quantized_layer import Layers, kind_of, outputs_first
 from quark_onnx.torch.models.structure import blocks_of, embedding_of
-from quark_onnx.torch.pipelines.algorithm_cost import Cost, Shapes, cost_of
+from quark_onnx.torch.pipelines.algorithm_cost import (
+    BATCH_TOKENS,
+    Cost,
+    Shapes,
+    cost_of,
+    evaluation_cost,
+    run_cost,
+)
 from quark_onnx.torch.runtime.memory import resident
 
 #: Bytes per weight of the largest matrix, as codes and packed; temporary bytes while a part of it
@@ -32,9 +40,9 @@ _ROWS, _COLUMNS, _SOME = 2048, 2048, 64
 _TOKENS, _READ = 256, 1 << 25
 #: Tokens that a block runs at once; bytes per attention probability, in addition to three values
 #: of the model's type.
-AT_ONCE, _SOFTMAX = 512, 4
-#: Columns of the timed sweep.
-_SWEPT = 128
+AT_ONCE, _SOFTMAX = BATCH_TOKENS, 4
+#: Columns of the timed sweep, and calls of the timed operator.
+_SWEPT, _CALLS = 128, 16
 
 
 @dataclass(frozen=True)
@@ -44,8 +52,9 @@ class Estimate:
     Attributes:
         memory: bytes.
         disk: bytes.
-        seconds: runtime; the part of algorithms is a rough guess.
+        seconds: runtime with the evaluation; the part of algorithms is a rough guess.
         algorithms: algorithms without an estimate; their cost is not included.
+        evaluated: number of tokens on which both models run after quantization.
 
     >>> print(Estimate(3 << 30, 1 << 29, 170.0))
     about 3.0 GiB of memory, 512 MiB of disk, 3 min
@@ -55,6 +64,7 @@ class Estimate:
     disk: int
     seconds: float
     algorithms: tuple[str, ...] = ()
+    evaluated: int = 0
 
     def __str__(self) -> str:
         minutes = self.seconds / 60
@@ -87,6 +97,7 @@ def estimate(  # noqa: PLR0913
     spilled: bool = False,
     samples: int = 1,
     algorithms: tuple[Any, ...] = (),
+    evaluated: Sequence[int] = (),
 ) -> Estimate:
     """Estimate the resources of quantizing a checkpoint file to file.
 
@@ -99,6 +110,8 @@ def estimate(  # noqa: PLR0913
         spilled: whether hidden states are kept in files.
         samples: number of calibration samples.
         algorithms: the algorithms of the configuration.
+        evaluated: tokens of each window on which the written model and the float model are
+            compared.
 
     Returns:
         The estimate.
@@ -130,11 +143,20 @@ def estimate(  # noqa: PLR0913
         seconds += count / _rounding_rate(coded[0][1], dtype)
     alone = max(parameter.numel() for parameter in model.parameters()) * dtype.itemsize
     memory = now + largest * _WORKING + _ON_THE_WAY
-    shapes = _shapes(chosen, blocks, dtype, tokens, samples)
+    shapes = shapes_of(model, chosen, tokens, samples)
     more, unknown = cost_of(algorithms, shapes)
-    seconds += _work(more, coded[0][1], dtype) if coded and algorithms else 0.0
+    width = _whole(_text(model), "hidden_size") or 1
+    if coded and algorithms:
+        seconds += _algorithm_seconds(more, coded[0][1], dtype, width)
+    passes = run_cost(shapes) if tokens else Cost()
+    if evaluated:
+        passes += evaluation_cost(shapes, evaluated)
+        seconds += (read + disk) / _reading_rate(source)
+    seconds += _work(passes, None, dtype, width)
     if not tokens:
-        return Estimate(memory + alone + more.memory, disk, seconds, unknown)
+        return Estimate(
+            memory + alone + more.memory, disk, seconds, unknown, sum(evaluated)
+        )
     block = shapes.block + max(map(_count, blocks), default=0) * max(
         1.0,
         codes / max(count, 1),
@@ -152,22 +174,30 @@ def estimate(  # noqa: PLR0913
         + more.memory
     )
     held += _probabilities(source, chosen, tokens // max(samples, 1), dtype)
-    return Estimate(
-        memory + max(alone, held),
-        disk,
-        seconds + shapes.weights * tokens / _product_rate(dtype),
-        unknown,
-    )
+    return Estimate(memory + max(alone, held), disk, seconds, unknown, sum(evaluated))
 
 
-def _shapes(
-    chosen: Layers,
-    blocks: list[list[Any]],
-    dtype: torch.dtype,
-    tokens: int,
-    samples: int,
-) -> Shapes:
-    """Return the sizes on which the cost of algorithms depends."""
+def _text(model: nn.Module) -> Any:
+    """Return the configuration of the language model within a model."""
+    return getattr(model.config, "text_config", None) or model.config
+
+
+def _whole(config: Any, name: str) -> int:
+    """Return a size in a configuration; 0 if it is missing, or differs between layers."""
+    value = getattr(config, name, 0)
+    return value if isinstance(value, int) else 0
+
+
+def shapes_of(model: nn.Module, chosen: Layers, tokens: int, samples: int) -> Shapes:
+    """Return the sizes on which the cost of algorithms and of running the model depends.
+
+    Args:
+        model: the empty model.
+        chosen: the layers to quantize.
+        tokens: number of calibration tokens.
+        samples: number of calibration samples.
+    """
+    blocks = [list(block.parameters()) for block in blocks_of(model).values()]
     inside = {id(parameter) for block in blocks for parameter in block}
     layers: dict[str, Any] = {
         name: tuple(outputs_first(module.weight, kind_of(module)).flatten(1).shape)
@@ -176,8 +206,26 @@ def _shapes(
         and id(module.weight) in inside
         and module.weight.ndim > 1
     }
-    block = max(map(_count, blocks), default=0) * dtype.itemsize
-    return Shapes(layers, sum(map(_count, blocks)), block, tokens, samples)
+    block = max(map(_count, blocks), default=0) * dtype_of(model.config).itemsize
+    config = _text(model)
+    heads = _whole(config, "num_attention_heads")
+    width = _whole(config, "head_dim") or _whole(config, "hidden_size") // max(1, heads)
+    head = (
+        model.get_output_embeddings()
+        if hasattr(model, "get_output_embeddings")
+        else None
+    )
+    weight = getattr(head, "weight", None)
+    return Shapes(
+        layers,
+        sum(map(_count, blocks)),
+        block,
+        tokens,
+        samples,
+        attention=heads * width * len(blocks),
+        head=0 if weight is None else weight.numel(),
+        vocabulary=0 if weight is None else len(weight),
+    )
 
 
 def _probabilities(
@@ -204,12 +252,37 @@ def _probabilities(
     return int(heads * rows * length**2 * (3 * dtype.itemsize + _SOFTMAX))
 
 
-def _work(cost: Cost, spec: TensorSpec, dtype: torch.dtype) -> float:
-    """Return the runtime of algorithms in seconds."""
-    seconds = cost.products / _product_rate(
-        torch.float32,
-    ) + cost.roundings / _rounding_rate(spec, dtype)
-    return seconds + (cost.columns / _column_rate() if cost.columns else 0.0)
+def _work(cost: Cost, spec: TensorSpec | None, dtype: torch.dtype, width: int) -> float:
+    """Return the runtime of work in seconds.
+
+    Args:
+        cost: the work.
+        spec: format of the weights that are rounded; None if none are.
+        dtype: type of products.
+        width: values of a hidden state.
+    """
+    seconds = 0.0
+    if cost.products:
+        seconds += cost.products / _product_rate(dtype)
+    if cost.roundings and spec is not None:
+        seconds += cost.roundings / _rounding_rate(spec, dtype)
+    if cost.columns:
+        seconds += cost.columns / _column_rate()
+    if cost.operators:
+        seconds += cost.operators * _operator_seconds(width, dtype)
+    if cost.elements:
+        seconds += cost.elements / _element_rate()
+    return seconds
+
+
+def _algorithm_seconds(
+    cost: Cost, spec: TensorSpec, dtype: torch.dtype, width: int
+) -> float:
+    """Return the runtime of algorithms, which compute products in float32."""
+    products = Cost(products=cost.products)
+    return _work(products, None, torch.float32, width) + _work(
+        replace(cost, products=0.0), spec, dtype, width
+    )
 
 
 def _count(parameters: Iterable[Any]) -> int:
@@ -262,6 +335,23 @@ def _product_rate(dtype: torch.dtype) -> float:
     return float(_TOKENS * weight.numel()) / _seconds(
         lambda: torch.aminmax(torch.nn.functional.linear(x, weight)),
     )
+
+
+def _operator_seconds(width: int, dtype: torch.dtype) -> float:
+    """Return the runtime of an elementwise operator on the hidden states of a batch."""
+    states = torch.ones(BATCH_TOKENS, width, dtype=dtype)
+
+    def several() -> None:
+        for _ in range(_CALLS):
+            torch.nn.functional.silu(states)
+
+    return _seconds(several) / _CALLS
+
+
+def _element_rate() -> float:
+    """Return the values per second that an operator computes in float64."""
+    values = torch.ones(_SOME, _COLUMNS, dtype=torch.float64)
+    return float(values.numel()) / _seconds(values.exp)
 
 
 def _rounding_rate(spec: TensorSpec, dtype: torch.dtype) -> float:

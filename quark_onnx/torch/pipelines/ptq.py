@@ -25,6 +25,7 @@ from quark_onnx.torch.pipelines.file_to_file import Writing, quantize_checkpoint
 from quark_onnx.torch.pipelines.in_memory import chosen_layers
 from quark_onnx.torch.pipelines.report import TorchReport
 from quark_onnx.torch.pipelines.verdict import (
+    GENERATED,
     HELD_OUT,
     Verdict,
     judge,
@@ -135,6 +136,7 @@ def ptq(  # noqa: PLR0913
         spilled=spilled,
         samples=len(windows),
         algorithms=config.algorithms,
+        evaluated=_evaluated(held_out if verdict else None, judges),
     )
     if announce is not None:
         announce(expected)
@@ -162,6 +164,21 @@ def ptq(  # noqa: PLR0913
     quantized = load_checkpoint(output, trust_code=source.trust_code)
     after = perplexity(quantized, judges, progress=progress)
     return Outcome(report, expected, before, after, judged)
+
+
+def _evaluated(held_out: Sequence[Any] | None, judges: Sequence[Any]) -> list[int]:
+    """Return the tokens of each window on which models are evaluated.
+
+    Args:
+        held_out: windows of the verdict; without windows, the float model writes some, token by
+            token. None for no verdict.
+        judges: windows of the evaluation.
+    """
+    lengths = [len(window) for window in judges]
+    if held_out is None:
+        return lengths
+    lengths += [len(window) for window in held_out[:HELD_OUT]]
+    return lengths if held_out else [*lengths, *GENERATED]
 
 
 def _windows(

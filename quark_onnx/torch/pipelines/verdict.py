@@ -27,6 +27,8 @@ _WORST = 3
 _WRITES = 300_000_000
 #: Number of generated windows, and their length in tokens.
 _WRITTEN, _LENGTH = 4, 64
+#: Tokens of each run of a model for a generated text: the windows token by token, then as a whole.
+GENERATED = (_WRITTEN,) * _LENGTH + (_LENGTH,) * _WRITTEN
 #: Tokens whose logits are compared at once.
 _ROWS = 256
 #: Divergence, in nats a token, up to which a loss is small, and up to which it is moderate. The

@@ -66,10 +66,11 @@ def test_gate_shows_what_it_measured(cli: Any) -> None:
     assert finished.code == 1
     assert finished.error.startswith("output 'scores' has ")
     assert finished.error.endswith("below --min-sqnr 200")
-    assert finished.json["error"] == {
-        "kind": "AccuracyError",
-        "message": finished.error,
-    }
+    error = finished.json["error"]
+    assert (error["kind"], error["message"]) == ("AccuracyError", finished.error)
+    assert [step["command"] for step in error["next_steps"]] == [
+        "quark-onnx analyze model.onnx out.onnx --data data"
+    ]
     assert finished.json["outputs"][0]["sqnr"] < 200
     assert "scores" in cli(*COMPARE, "--min-sqnr", "200").out
     assert cli(*COMPARE, "--min-sqnr", "20", "--quiet").out == ""

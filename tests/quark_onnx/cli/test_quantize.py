@@ -260,11 +260,11 @@ def test_gate(cli: Any, folder: Path) -> None:
     finished = cli(*MODEL, "--min-sqnr", "200", "--json")
     assert finished.code == 1
     assert "the minimum is 200 dB (change with --min-sqnr)" in finished.error
-    assert (
-        "This looks like a classifier. Try --recipe classifier or --preset A16W8"
-        in finished.error
-    )
-    assert finished.json["error"]["kind"] == "AccuracyError"
+    assert "Nothing was written. This looks like a classifier. To see" in finished.error
+    error = finished.json["error"]
+    assert error["kind"] == "AccuracyError"
+    options = [step["options"] for step in error["next_steps"]]
+    assert options == ["--recipe classifier", "--preset A16W8", "--auto-exclude 200"]
     assert sorted(folder.iterdir()) == files
     assert cli(*MODEL, "--min-sqnr", "20").code == 0
 

@@ -7,10 +7,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -20,10 +22,17 @@ from quark_onnx.torch.checkpoints.safetensors_io import Reader
 from quark_onnx.torch.config.algorithm_order import algorithm
 from quark_onnx.torch.config.schemes import scheme
 from quark_onnx.torch.config.torch_config import TorchConfig
-from quark_onnx.torch.pipelines.algorithm_cost import Cost, Shapes, cost_of
-from quark_onnx.torch.pipelines.estimate import Estimate, estimate
+from quark_onnx.torch.pipelines.algorithm_cost import (
+    Cost,
+    Shapes,
+    cost_of,
+    evaluation_cost,
+    run_cost,
+)
+from quark_onnx.torch.pipelines.estimate import Estimate, estimate, shapes_of
 from quark_onnx.torch.pipelines.file_to_file import quantize_checkpoint
 from quark_onnx.torch.pipelines.in_memory import chosen_layers
+from quark_onnx.torch.pipelines.ptq import Text, ptq
 from tests.torch_models import llama, made, saved, tokens
 
 
@@ -182,6 +191,68 @@ def test_time_of_algorithms(algorithm: str, tmp_path: Path, alone: None) -> None
     )
     least = min(taken(tmp_path / f"out{place}") for place in range(3))
     assert found / 3 < least < found * 3
+
+
+def counted(model: Any, length: int) -> int:
+    """Multiply-accumulates of a model on a window, as torch counts them."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(input_ids=torch.zeros(1, length, dtype=torch.long))
+    return int(counter.get_total_flops()) // 2
+
+
+@pytest.mark.parametrize("length", [16, 64])
+@pytest.mark.parametrize("evaluated", [1, 3])
+def test_products_of_an_evaluation(length: int, evaluated: int, tmp_path: Path) -> None:
+    """Blocks, attention and head, of both models and each window; norms are in the blocks."""
+    model = made(llama(hidden_size=64, intermediate_size=160, num_hidden_layers=3))
+    model.set_attn_implementation("eager")
+    source = FloatCheckpoint(saved(model, tmp_path / "source"))
+    config = TorchConfig(scheme("uint4_wo_32"), exclude=("lm_head",))
+    shapes = shapes_of(source.model, chosen_layers(source.model, config)[0], 0, 0)
+    found = evaluation_cost(shapes, [length] * evaluated)
+    expected = 2 * evaluated * counted(model, length)
+    assert found.products == pytest.approx(expected, rel=0.01)
+    assert found.operators == evaluated * evaluation_cost(shapes, [length]).operators
+
+
+def test_products_of_a_calibration(tmp_path: Path) -> None:
+    """The blocks with attention, on each sample, without the head."""
+    model = made(llama(hidden_size=64, intermediate_size=160, num_hidden_layers=3))
+    model.set_attn_implementation("eager")
+    source = FloatCheckpoint(saved(model, tmp_path / "source"))
+    config = TorchConfig(scheme("fp8"), exclude=("lm_head",))
+    shapes = shapes_of(source.model, chosen_layers(source.model, config)[0], 5 * 64, 5)
+    expected = 5 * (counted(model, 64) - 64 * model.lm_head.weight.numel())
+    assert run_cost(shapes).products == pytest.approx(expected, rel=0.01)
+    assert shapes.batches == 1
+    assert replace(shapes, samples=20, tokens=20 * 64).batches == 3  # of 8 samples
+    twice = run_cost(replace(shapes, samples=10, tokens=10 * 64))
+    assert twice.products == 2 * run_cost(shapes).products
+
+
+def test_the_verdict_and_the_evaluation_count(tmp_path: Path) -> None:
+    source = saved(made(llama()), tmp_path / "source")
+    np.save(tmp_path / "tokens.npy", np.arange(512).reshape(8, 64) % 96)
+    text = Text(str(tmp_path / "tokens.npy"), 8, 64)
+    config = TorchConfig(scheme("fp8"), exclude=("lm_head",))
+    evaluated = []
+    for place, (verdict, evaluate) in enumerate(
+        [(False, None), (True, None), (True, text)]
+    ):
+        found = ptq(
+            source,
+            tmp_path / f"out{place}",
+            config,
+            text=text,
+            evaluate=evaluate,
+            progress=False,
+            verdict=verdict,
+        )
+        evaluated.append(found.estimate.evaluated)
+    # the last window of the text, then all of it for the verdict and for the perplexity
+    assert evaluated == [0, 64, 8 * 64 + 8 * 64]
 
 
 def test_what_algorithms_take_grows_with_their_settings() -> None:
