@@ -6,6 +6,8 @@ no date, no path and no host name, so that equal input gives equal bytes.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from quark_onnx.config import QConfig, QuantizationSpec
 from quark_onnx.config.spec import format_calibrator
 from quark_onnx.config.text import format_call
@@ -19,17 +21,27 @@ PRODUCER = "quark_onnx"
 def write_provenance(graph: Graph, config: QConfig) -> None:
     """Write the producer and the settings into the metadata of a model.
 
+    Args:
+        graph: graph of the quantized model.
+        config: the settings as requested.
+    """
+    write_producer(graph, described(config))
+
+
+def write_producer(graph: Graph, settings: Mapping[str, str]) -> None:
+    """Write the producer and settings into the metadata of a model.
+
     Metadata of the float model is kept. Its producer moves to ``quark_onnx.float_producer``.
 
     Args:
         graph: graph of the quantized model.
-        config: the settings as requested.
+        settings: texts by key, without the prefix ``quark_onnx``.
     """
     before = " ".join(part for part in graph.producer_info if part)
     if before and graph.producer_info[0] != PRODUCER:
         graph.set_metadata(f"{PRODUCER}.float_producer", before)
     graph.set_producer(PRODUCER, __version__)
-    for key, value in described(config).items():
+    for key, value in settings.items():
         graph.set_metadata(f"{PRODUCER}.{key}", value)
 
 

@@ -6,10 +6,9 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
 from quark_onnx.torch.algorithms.gptq.solver import Solver
 from quark_onnx.torch.algorithms.weight_rounding.levels import TensorLevels
@@ -29,6 +28,9 @@ from quark_onnx.torch.pipelines.algorithm_cost import (
     run_cost,
 )
 from quark_onnx.torch.runtime.memory import resident
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 #: Bytes per weight of the largest matrix, as codes and packed; temporary bytes while a part of it
 #: is rounded.
@@ -177,7 +179,7 @@ def estimate(  # noqa: PLR0913
     return Estimate(memory + max(alone, held), disk, seconds, unknown, sum(evaluated))
 
 
-def _text(model: nn.Module) -> Any:
+def _text(model: PreTrainedModel) -> Any:
     """Return the configuration of the language model within a model."""
     return getattr(model.config, "text_config", None) or model.config
 
@@ -188,7 +190,9 @@ def _whole(config: Any, name: str) -> int:
     return value if isinstance(value, int) else 0
 
 
-def shapes_of(model: nn.Module, chosen: Layers, tokens: int, samples: int) -> Shapes:
+def shapes_of(
+    model: PreTrainedModel, chosen: Layers, tokens: int, samples: int
+) -> Shapes:
     """Return the sizes on which the cost of algorithms and of running the model depends.
 
     Args:

@@ -14,10 +14,12 @@ from quark_onnx.functions import definitions
 from quark_onnx.fusions.base import CONTRIB
 from quark_onnx.fusions.gather import gather_codes
 from quark_onnx.graph import Graph, Node
+from quark_onnx.steps.provenance import write_producer
 from quark_onnx.torch.exports.onnx.activations import Roundings
 from quark_onnx.torch.exports.onnx.stand_in import DOMAIN, LINEAR, ROUNDING
 from quark_onnx.torch.exports.onnx.weights import nbits_weight, write_weight
 from quark_onnx.torch.models.quantized_layer import QuantizedLayer, Rounding
+from quark_onnx.version import __version__
 
 #: Forms of weights.
 FORMS = ("auto", "operators", "qdq")
@@ -70,7 +72,29 @@ def write(
     )
     graph.drop_domain(DOMAIN)
     graph.drop_unused()
+    write_producer(graph, _settings(layers))
     return {name: ", ".join(texts) for name, texts in became.items()}
+
+
+def _settings(layers: Mapping[str, QuantizedLayer]) -> dict[str, str]:
+    """Return the formats of quantized layers, the most frequent first, for the metadata."""
+    weights, activations = Counter[str](), Counter[str]()
+    for layer in layers.values():
+        if layer.quantized is not None:
+            weights[str(layer.quantized.spec)] += 1
+            activations[str(layer.spec.input or "float")] += 1
+    return {
+        "version": __version__,
+        "activation": _formats(activations),
+        "weight": _formats(weights),
+    }
+
+
+def _formats(counts: Counter[str]) -> str:
+    """Return a format, or several with the number of layers of each."""
+    if len(counts) < 2:
+        return next(iter(counts), "float")
+    return "; ".join(f"{count} x {text}" for text, count in counts.most_common())
 
 
 def _product(  # noqa: PLR0913

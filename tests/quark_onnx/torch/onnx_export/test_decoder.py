@@ -71,7 +71,11 @@ def test_tokens_are_those_of_transformers(family: str, tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     found = export_decoder(model, path)
     assert found.difference < 1e-4
-    nodes = [node.op_type for node in onnx.load(path).graph.node]
+    written = onnx.load(path)
+    assert written.producer_name == "quark_onnx"
+    weight = {entry.key: entry.value for entry in written.metadata_props}
+    assert weight["quark_onnx.weight"] == str(config.default.weight)
+    nodes = [node.op_type for node in written.graph.node]
     assert nodes.count("GroupQueryAttention") == 2
     assert nodes.count("MatMulNBits") == len(found.layers) > 0
     prompt = torch.cat(tokens(2))

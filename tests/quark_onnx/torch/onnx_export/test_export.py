@@ -29,6 +29,7 @@ from quark_onnx.torch.exports.onnx import (
 from quark_onnx.torch.exports.onnx.weights import nbits_weight
 from quark_onnx.torch.formats.quantized_tensor import quantize
 from quark_onnx.torch.pipelines.in_memory import quantize_model
+from quark_onnx.version import __version__
 
 # torch and transformers use what they say is deprecated
 pytestmark = [
@@ -106,6 +107,22 @@ def test_weights_alone(name: str, tmp_path: Path) -> None:
     result = write_onnx(model, tmp_path / "m.onnx", x)
     assert error(run(result.path, x)[0], forward(model, x)) < 2e-6
     assert (operators(result.path).count("MatMulNBits") == 2) == ("int" in name)
+
+
+def test_the_metadata_name_producer_and_formats(tmp_path: Path) -> None:
+    x = torch.randn(3, 70)
+    int8 = LayerSpec(TensorSpec("int8"), TensorSpec("int8"))
+    model = quantized(mlp(), "int4_wo_32", x, layers=(("2", int8),))
+    path = write_onnx(model, tmp_path / "m.onnx", x).path
+    found = onnx.load(path)
+    assert (found.producer_name, found.producer_version) == ("quark_onnx", __version__)
+    texts = {entry.key: entry.value for entry in found.metadata_props}
+    assert texts.pop("quark_onnx.float_producer").startswith("pytorch ")
+    assert texts == {
+        "quark_onnx.version": __version__,
+        "quark_onnx.weight": f"1 x {scheme('int4_wo_32').weight}; 1 x {int8.weight}",
+        "quark_onnx.activation": f"1 x float; 1 x {int8.input}",
+    }
 
 
 @pytest.mark.parametrize("name", ["uint4_wo_128", "uint4_wo_per_channel", "int3_wo_64"])
