@@ -91,7 +91,7 @@ def register(name: str, *, override: bool = False) -> Callable[[T], T]:
     return add
 
 
-def create(name: str, /, **settings: Any) -> Any:
+def create(name: str, /, **settings: Any) -> Calibrator:
     """Return the calibrator called ``name`` with the given settings.
 
     Args:
@@ -111,4 +111,5 @@ def create(name: str, /, **settings: Any) -> Any:
             raise CalibrationError(
                 f"calibrator {name!r} has no setting {setting!r}{nearest(setting, known)}",
             )
-    return cls(**settings)
+    calibrator: Calibrator = cls(**settings)
+    return calibrator

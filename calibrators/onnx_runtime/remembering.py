@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from calibrators.onnx_runtime.worker import Session
+
 #: Default limit of the remembered outputs, in bytes; further samples are run again.
 _BYTES = 1 << 26
 
@@ -80,7 +82,7 @@ class RememberingSession:
         return state.digest()
 
 
-def without_memory(session: Any) -> Any:
+def without_memory(session: Session) -> Session:
     """Return a session that computes every run."""
     return session.session if isinstance(session, RememberingSession) else session
 

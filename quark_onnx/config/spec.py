@@ -312,7 +312,7 @@ def parse_calibrator(text: str) -> Calibrator:
     """
     name, settings = parse_call(text, "calibrator", words=False)
     try:
-        return calibrators.create(name, **settings)  # type: ignore[no-any-return]
+        return calibrators.create(name, **settings)
     except CalibrationError as error:
         raise ConfigError(str(error)) from error
 

@@ -21,6 +21,7 @@ from calibrators.onnx_runtime.session import (
     is_defined,
     open_session,
 )
+from calibrators.onnx_runtime.worker import Session
 from quark_onnx.errors import AccuracyError, ModelError
 from quark_onnx.functions.float4 import as_standard
 from quark_onnx.graph import Graph, OriginalDtypes
@@ -219,7 +220,7 @@ class Judging:
         if self.check is not None:
             self.check.add(feeds, expected)
 
-    def findings_after_failure(self, session: Any) -> list[Finding]:
+    def findings_after_failure(self, session: Session) -> list[Finding]:
         """Return signs of wrong preprocessing, of samples that were not run, too.
 
         Args:

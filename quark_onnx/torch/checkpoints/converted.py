@@ -103,7 +103,7 @@ class Converted:
         """Return the names of the parameters computed from the same stored tensors."""
         return self._groups[name].names
 
-    def get(self, name: str) -> Any:
+    def get(self, name: str) -> torch.Tensor:
         """Read the stored tensors of a parameter and convert them.
 
         Raises:
@@ -111,7 +111,8 @@ class Converted:
                 model.
         """
         tensors = {key: self._reader.get(key) for key in self.keys(name)}
-        return self._groups[name].convert(self._shapes, tensors)[name].contiguous()
+        found: torch.Tensor = self._groups[name].convert(self._shapes, tensors)[name]
+        return found.contiguous()
 
     def _found(self, model: Any) -> Iterator[_Group]:
         """Match stored names with the conversions of the model's family."""

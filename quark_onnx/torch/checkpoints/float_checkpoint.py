@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from quark_onnx.errors import ModelError
 from quark_onnx.torch.checkpoints.decoded import DecodedTensor, decoded_reader
@@ -15,6 +15,9 @@ from quark_onnx.torch.checkpoints.unsaved import compute_unsaved
 from quark_onnx.torch.formats.quantized_tensor import Quantized
 from quark_onnx.torch.models.structure import heads_of, usually_float
 from quark_onnx.torch.runtime.memory import set_large_apart
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class FloatCheckpoint:
@@ -50,7 +53,7 @@ class FloatCheckpoint:
             self.reader = decoded_reader(self.folder, dtype_of(self._config))
         else:
             self.reader = Reader(self.folder)
-        self._model: Any = None
+        self._model: PreTrainedModel | None = None
 
     @classmethod
     def of(
@@ -66,18 +69,18 @@ class FloatCheckpoint:
         )
 
     @property
-    def model(self) -> Any:
+    def model(self) -> PreTrainedModel:
         """The model with empty parameters and unfused experts, for reading only."""
         if self._model is None:
             self._model = skeleton_of(self._config, trust_code=self.trust_code)
         return self._model
 
-    def take_model(self) -> Any:
+    def take_model(self) -> PreTrainedModel:
         """Return the model for modification; later calls get a new model."""
         model, self._model = self.model, None
         return model
 
-    def load(self) -> Any:
+    def load(self) -> PreTrainedModel:
         """Load the whole float model into memory.
 
         Raises:
@@ -93,7 +96,8 @@ class FloatCheckpoint:
             raise ModelError(
                 f"the checkpoint {self.folder} has no tensor {missing[0]!r}",
             )
-        return model.eval()
+        model.eval()
+        return model
 
     def codes_of(self, key: str) -> Quantized | None:
         """Return the integer codes from which a tensor is decoded.

@@ -31,6 +31,7 @@ from quark_onnx.torch.models.structure import layers_of, set_module
 if TYPE_CHECKING:
     import torch
     from torch import nn
+    from transformers import PreTrainedModel
 
 
 def load_checkpoint(
@@ -38,7 +39,7 @@ def load_checkpoint(
     *,
     dtype: torch.dtype | None = None,
     trust_code: bool = False,
-) -> Any:
+) -> PreTrainedModel:
     """Load the model of a checkpoint, with quantized layers and their codes.
 
     Float checkpoints load, too.
@@ -73,7 +74,8 @@ def load_checkpoint(
         raise ModelError(
             f"the checkpoint {folder} has no tensor {missing[0]!r} ({len(missing)} are missing)",
         )
-    return model.eval()
+    model.eval()
+    return model
 
 
 def in_memory(config: TorchConfig, model: nn.Module) -> TorchConfig:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
@@ -16,7 +16,7 @@ from quark_onnx.torch.checkpoints.safetensors_io import read_json
 from quark_onnx.torch.models.experts import unfuse_experts
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 
 @contextlib.contextmanager
@@ -39,7 +39,7 @@ def empty_parameters() -> Iterator[None]:
         nn.Module.register_parameter = register  # type: ignore[method-assign]
 
 
-def config_of(folder: Path, *, trust_code: bool = False) -> Any:
+def config_of(folder: Path, *, trust_code: bool = False) -> PreTrainedConfig:
     """Return transformers' configuration of a checkpoint, without quantization_config.
 
     Raises:
@@ -52,7 +52,7 @@ def config_of(folder: Path, *, trust_code: bool = False) -> Any:
             f"{folder} has no config.json; it must be a folder of a Hugging Face model",
         )
     try:
-        config = transformers.AutoConfig.from_pretrained(
+        config: PreTrainedConfig = transformers.AutoConfig.from_pretrained(
             str(folder),
             trust_remote_code=trust_code,
         )
@@ -70,7 +70,7 @@ def config_of(folder: Path, *, trust_code: bool = False) -> Any:
     return config
 
 
-def float_config_of(folder: Path, *, trust_code: bool = False) -> Any:
+def float_config_of(folder: Path, *, trust_code: bool = False) -> PreTrainedConfig:
     """Return transformers' configuration of a float checkpoint.
 
     Raises:
@@ -88,7 +88,9 @@ def float_config_of(folder: Path, *, trust_code: bool = False) -> Any:
     return config_of(folder, trust_code=trust_code)
 
 
-def skeleton_of(config: PreTrainedConfig, *, trust_code: bool = False) -> Any:
+def skeleton_of(
+    config: PreTrainedConfig, *, trust_code: bool = False
+) -> PreTrainedModel:
     """Return the model of a configuration, with empty parameters and unfused experts.
 
     Raises:
@@ -115,7 +117,8 @@ def skeleton_of(config: PreTrainedConfig, *, trust_code: bool = False) -> Any:
             f" {error}",
         ) from error
     unfuse_experts(model)
-    return model.eval()
+    model.eval()
+    return cast("PreTrainedModel", model)
 
 
 def _suits(architecture: Any, config: PreTrainedConfig, transformers: Any) -> bool:

@@ -94,13 +94,14 @@ class Sources:
             name: twin for name, twin in self.tied.items() if name not in names
         }
 
-    def get(self, name: str) -> Any:
+    def get(self, name: str) -> torch.Tensor:
         """Return the tensor of a parameter after the registered changes.
 
         Raises:
             ModelError: the checkpoint has no such tensor.
         """
-        return self._after(name, len(self._changes))
+        tensor: torch.Tensor = self._after(name, len(self._changes))
+        return tensor
 
     def _after(self, name: str, changes: int) -> Any:
         """Return the tensor of a parameter after the first ``changes`` changes."""

@@ -53,7 +53,7 @@ class StoredTensor:
     dtype: str
     path: Path
 
-    def read(self) -> Any:
+    def read(self) -> torch.Tensor:
         """Read the tensor, in its stored type.
 
         Raises:
@@ -61,7 +61,8 @@ class StoredTensor:
         """
         try:
             with safe_open(str(self.path), framework="pt") as file:
-                return file.get_tensor(self.name)
+                tensor: torch.Tensor = file.get_tensor(self.name)
+                return tensor
         except (OSError, SafetensorError) as error:
             raise ModelError(
                 f"{self.path}: the tensor {self.name!r} cannot be read: {error}",
@@ -113,7 +114,7 @@ class Reader:
     def file_of(self, name: str) -> Path:
         return self.tensors[name].path
 
-    def get(self, name: str) -> Any:
+    def get(self, name: str) -> torch.Tensor:
         """Read a tensor.
 
         Raises:

@@ -142,7 +142,7 @@ class ModelImporter:
         self.model_info_dir = Path(model_info_dir)
         self.saved_format = saved_format
 
-    def import_model_info(self, model: nn.Module) -> Any:
+    def import_model_info(self, model: nn.Module) -> nn.Module:
         """Return the model with the checkpoint's quantized layers."""
         return import_model_from_safetensors(model, self.model_info_dir)
 
@@ -259,7 +259,7 @@ def import_model_from_safetensors(  # noqa: PLR0913
     attn_implementation: str | None = None,
     device: torch.device | str | None = None,
     multi_gpu: bool = False,
-) -> Any:
+) -> nn.Module:
     """Load a checkpoint of AMD Quark or of this package.
 
     Args:
@@ -284,7 +284,7 @@ def import_model_from_safetensors(  # noqa: PLR0913
         logger.warning(
             "multi_device and multi_gpu have no effect: the model goes to one device",
         )
-    found = load_checkpoint(model_dir, trust_code=trust_remote_code)
+    found: Any = load_checkpoint(model_dir, trust_code=trust_remote_code)
     if model is not None:
         if type(model) is not type(found):
             raise ConfigError(
@@ -299,7 +299,8 @@ def import_model_from_safetensors(  # noqa: PLR0913
         found.quantized_by = in_memory(read_layout(entry)[0], found)
     if attn_implementation is not None:
         set_attention(found, attn_implementation)
-    return found if device is None else found.to(device)
+    moved: nn.Module = found if device is None else found.to(device)
+    return moved
 
 
 def config_of(model: nn.Module) -> TorchConfig:

@@ -127,7 +127,7 @@ def load_params(  # noqa: PLR0913
     quant_mode: QuantizationMode = QuantizationMode.eager_mode,
     compressed: bool = False,
     reorder: bool = True,
-) -> Any:
+) -> nn.Module:
     """Load the layers and tensors of ``save_params`` into a float model.
 
     Args:

@@ -207,7 +207,7 @@ def _compared(
     Returns:
         The number of tokens, the number of equal tokens, and the difference of logits.
     """
-    model = load_checkpoint(checkpoint, dtype=torch.float32, trust_code=trust_code)
+    model: Any = load_checkpoint(checkpoint, dtype=torch.float32, trust_code=trust_code)
     vocabulary = vocabulary_of(model)
     prompts = torch.randint(
         vocabulary,

@@ -40,7 +40,7 @@ def scale_type(spec: TensorSpec, model: torch.dtype) -> torch.dtype:
     return model if spec.scale == "model" else _TYPES[spec.scale]
 
 
-def code_type(spec: TensorSpec) -> Any:
+def code_type(spec: TensorSpec) -> torch.dtype:
     """Return the torch dtype of codes.
 
     Returns:

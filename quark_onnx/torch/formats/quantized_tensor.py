@@ -141,7 +141,7 @@ def quantize(
     return Quantized(spec, tuple(weight.shape), codes, scale, zero, whole, weight.dtype)
 
 
-def global_scale_of(weights: Iterable[Any]) -> Any:
+def global_scale_of(weights: Iterable[Any]) -> torch.Tensor:
     """Return NVFP4's common global scale for weights that runtimes fuse."""
     return global_scale_for(
         torch.stack(

@@ -116,7 +116,7 @@ class QuantizedLayer(_Coded):
         self.bias = getattr(layer, "bias", None)
         self.input = Rounding(spec.input, input) if spec.input is not None else None
         self.output = Rounding(spec.output, output) if spec.output is not None else None
-        self.probabilities: Any = None
+        self.probabilities: Rounding | None = None
         if spec.probabilities is not None:
             self.probabilities = Rounding(spec.probabilities, probabilities)
         factor = getattr(layer, "embed_scale", 1.0) if kind == "Embedding" else 1.0
@@ -170,10 +170,11 @@ class QuantizedLayer(_Coded):
         return super()._apply(fn, recurse)
 
     @property
-    def weight(self) -> Any:
+    def weight(self) -> torch.Tensor:
         """The dequantized weight, in the shape of the float layer's weight."""
         if (quantized := self.quantized) is None:
-            return self.float_weight.t() if self._turned else self.float_weight
+            weight: torch.Tensor = self.float_weight
+            return weight.t() if self._turned else weight
         return outputs_first(quantized.dequantize(), self.kind)
 
     def forward(self, *args: Any, **named: Any) -> torch.Tensor:
@@ -192,12 +193,12 @@ class QuantizedLayer(_Coded):
         return found if self.output is None or self.spec.rotated else self.output(found)
 
     @property
-    def round_keys(self) -> Any:
+    def round_keys(self) -> Rounding | None:
         """Module that rounds rotated keys, if the layer computes keys."""
         return self.output if self.spec.rotated else None
 
     @property
-    def round_probabilities(self) -> Any:
+    def round_probabilities(self) -> Rounding | None:
         """The module by which attention rounds probabilities.
 
         None if the scale of the probabilities belongs to another layer.
@@ -210,7 +211,7 @@ class QuantizedLayer(_Coded):
         weight: torch.Tensor,
         more: Sequence[Any],
         named: Mapping[str, Any],
-    ) -> Any:
+    ) -> torch.Tensor:
         """Compute the float layer's function with another weight, without rounding.
 
         Args:

@@ -28,6 +28,7 @@ from quark_onnx.torch.models.structure import put_modules, shared_parameter, wit
 from quark_onnx.torch.pipelines.report import TorchReport
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
 
@@ -241,7 +242,7 @@ def shared_global_scale(
     name: str,
     layers: Layers,
     read: Callable[[str], Any] | None = None,
-) -> Any:
+) -> torch.Tensor | None:
     """Return the common NVFP4 global scale of a layer and its fused layers.
 
     Args:

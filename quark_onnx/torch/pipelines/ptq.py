@@ -182,7 +182,10 @@ def _evaluated(held_out: Sequence[Any] | None, judges: Sequence[Any]) -> list[in
 
 
 def _windows(
-    text: Text, tokenizer: PreTrainedTokenizerBase, model: nn.Module, spare: int = 0
+    text: Text,
+    tokenizer: PreTrainedTokenizerBase | None,
+    model: nn.Module,
+    spare: int = 0,
 ) -> list[Any]:
     """Read windows of token ids.
 
@@ -213,7 +216,9 @@ def _batched(windows: Sequence[Any]) -> list[Any]:
     return list(torch.stack(list(windows)).split(max(1, AT_ONCE // len(windows[0]))))
 
 
-def tokenizer_of(folder: Path, trust_code: bool = False) -> Any:
+def tokenizer_of(
+    folder: Path, trust_code: bool = False
+) -> PreTrainedTokenizerBase | None:
     """Return the tokenizer of a checkpoint, or None."""
     from transformers import AutoTokenizer
 

@@ -45,7 +45,7 @@ class ModelQuantizer:
         self,
         model: nn.Module,
         dataloader: Iterable[Any] | None = None,
-    ) -> Any:
+    ) -> nn.Module:
         """Quantize a model, in place except in ``fx_graph_mode``.
 
         Args:
@@ -78,7 +78,7 @@ class ModelQuantizer:
         model: nn.Module,
         quantize: bool | None = None,
         runtime_options: RuntimeOptions | None = None,
-    ) -> Any:
+    ) -> nn.Module:
         """Return the model unchanged, since quantized layers hold codes already.
 
         Args:

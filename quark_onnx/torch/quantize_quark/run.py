@@ -333,7 +333,7 @@ def _reload(args: Namespace, evaluation: Evaluation, results: Results) -> None:
         )
     if args.params_load:
         folder = model_folder(args)
-        model = load_checkpoint(folder, trust_code=args.trust_remote_code)
+        model: Any = load_checkpoint(folder, trust_code=args.trust_remote_code)
         model = load_params(
             model,
             json_path=args.json_path or "",

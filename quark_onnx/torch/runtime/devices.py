@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from quark_onnx.errors import ConfigError
@@ -13,7 +11,7 @@ from quark_onnx.errors import ConfigError
 _SHARE = 0.25
 
 
-def device_named(text: str) -> Any:
+def device_named(text: str) -> torch.device:
     """Return the device that a text names.
 
     Args:

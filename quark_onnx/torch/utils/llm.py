@@ -106,7 +106,7 @@ def get_tokenizer(
     max_seq_len: int = 2048,
     model_type: str | None = None,
     trust_remote_code: bool = True,
-) -> Any:
+) -> PreTrainedTokenizerBase:
     """Return the tokenizer of a Hugging Face folder.
 
     Args:
@@ -242,18 +242,19 @@ def create_model_skeleton(
     model_dir: Path | str,
     trust_remote_code: bool = False,
     attn_implementation: str = "eager",
-) -> Any:
+) -> PreTrainedModel:
     """Return the model of a folder without weights, on torch's device ``meta``."""
     config = transformers.AutoConfig.from_pretrained(
         model_dir,
         trust_remote_code=trust_remote_code,
     )
     with torch.device("meta"):
-        return transformers.AutoModelForCausalLM.from_config(
+        model: PreTrainedModel = transformers.AutoModelForCausalLM.from_config(
             config,
             attn_implementation=attn_implementation,
             trust_remote_code=trust_remote_code,
         )
+    return model
 
 
 def save_model(

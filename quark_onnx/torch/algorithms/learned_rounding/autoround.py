@@ -222,7 +222,7 @@ class Training(nn.Module):
             return None
         return lambda found: through(found, own(found.detach()))
 
-    def forward(self, input: torch.Tensor, *more: Any, **named: Any) -> Any:
+    def forward(self, input: torch.Tensor, *more: Any, **named: Any) -> torch.Tensor:
         """Compute the output of the quantized layer."""
         layer = self.layer
         if layer.input is not None and layer.kind not in ("Embedding", "EmbeddingBag"):

@@ -34,7 +34,9 @@ _FROM_MIDDLE = 0.45
 
 class _Through(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: FunctionCtx, x: torch.Tensor, rounded: torch.Tensor) -> Any:
+    def forward(
+        ctx: FunctionCtx, x: torch.Tensor, rounded: torch.Tensor
+    ) -> torch.Tensor:
         return rounded.view_as(rounded)
 
     @staticmethod

@@ -42,7 +42,7 @@ class ActivationStats:
     tokens: Any = None
 
     @property
-    def largest(self) -> Any:
+    def largest(self) -> torch.Tensor:
         """The greatest absolute values, (inputs,)."""
         return torch.maximum(-self.lo, self.hi)
 

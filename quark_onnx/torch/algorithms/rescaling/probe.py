@@ -123,7 +123,7 @@ class BlockProbe:
             atol=least,
         )
 
-    def factors(self, count: int) -> Any:
+    def factors(self, count: int) -> torch.Tensor:
         """Return factors for channels, 1/2 or 2, from a fixed seed."""
         device = self.base.output.device
         bits = torch.randint(

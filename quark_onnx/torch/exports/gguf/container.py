@@ -47,7 +47,7 @@ def staged(path: Path) -> Iterator[Path]:
         ) from error
 
 
-def writer(path: Path, architecture: str, name: str, kind: str) -> Any:
+def writer(path: Path, architecture: str, name: str, kind: str) -> GGUFWriter:
     """Open a gguf.GGUFWriter, and write the general metadata.
 
     Args:

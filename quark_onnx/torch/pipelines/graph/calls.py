@@ -73,9 +73,10 @@ _SAME_VALUES = (
 )
 
 
-def bag(*args: Any) -> Any:
+def bag(*args: Any) -> torch.Tensor:
     """Return the first result of ``aten.embedding_bag``, without the positions."""
-    return _BAG(*args)[0]
+    result: torch.Tensor = _BAG(*args)[0]
+    return result
 
 
 def operator_of(node: Node) -> str:
