@@ -15,11 +15,10 @@ import logging
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
 from transformers.quantizers import auto
 from transformers.quantizers.base import HfQuantizer
 from transformers.utils import is_quark_available  # type: ignore[attr-defined]
@@ -41,6 +40,9 @@ from quark_onnx.torch.models.checkpoint_names import DiskNames
 from quark_onnx.torch.models.experts import UNFUSED, unfuse_experts
 from quark_onnx.torch.models.quantized_layer import QuantizedLayer
 from quark_onnx.torch.models.structure import set_module, within
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 __all__ = [
     "QuarkCheckpointConfig",
