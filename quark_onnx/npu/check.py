@@ -92,8 +92,14 @@ def kind_of(pairs: Pairs, target: Target) -> str:
     """Return a model's format: "float", "XINT8" (power-of-two scales) or "integer"."""
     if not pairs.quantizing and not pairs.dequantizing:
         return "float"
-    known = sum(pairs.grid(node).position is not None for node in pairs.quantizing)
-    only = (
-        target.integer_engine and target.presets == ("XINT8",) and target.architecture
-    )
-    return "XINT8" if only or 2 * known > len(pairs.quantizing) else "integer"
+    if _takes_xint8_alone(target):
+        return "XINT8"
+    positions = [pairs.grid(node).position for node in pairs.quantizing]
+    powers_of_two = len(positions) - positions.count(None)
+    return "XINT8" if 2 * powers_of_two > len(positions) else "integer"
+
+
+def _takes_xint8_alone(target: Target) -> bool:
+    if not target.integer_engine or not target.architecture:
+        return False
+    return target.presets == ("XINT8",)

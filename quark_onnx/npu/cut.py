@@ -81,15 +81,7 @@ def cut(
     >>> parts.tensors, [value.name for value in parts.second.graph.input]
     (('a',), ['x', 'a'])
     """
-    places = [destination(model, place) for place in (first, second)]
-    if (
-        places[0] is not None
-        and places[1] is not None
-        and places[0].absolute() == places[1].absolute()
-    ):
-        raise ConfigError(
-            f"both models would be written to {places[0]}; give two names",
-        )
+    places = _places(model, first, second)
     beside = [keeps_weights_beside(model, place) for place in places]
     original = load(model)
     graph = Graph.of(inlined(original))
@@ -99,16 +91,49 @@ def cut(
         raise ConfigError(
             "the cut leaves one part empty; name tensors in the middle of the model",
         )
-    read = {name for node in tail for name in _read(node)}
-    crossing = tuple(
-        name
-        for node in graph.nodes
-        if node in front
-        for name in node.outputs
-        if name in read
-    )
-    missing = [name for name in crossing if tensors and name not in tensors]
-    if missing:
+    crossing = _crossing(graph, front, tail)
+    _check_crossing(graph, crossing, tensors)
+    parts = _split(graph, front, tail, crossing)
+    verified = _same(graph, original, parts)
+    for part, place, external in zip(parts, places, beside, strict=True):
+        if place is not None:
+            with staged(part, place, external=external) as path:
+                Reference(part, path).session  # noqa: B018  (that it opens is the check)
+    return Parts(parts[0], parts[1], crossing, verified)
+
+
+def _places(
+    model: str | Path | ModelProto,
+    first: str | Path | None,
+    second: str | Path | None,
+) -> list[Path | None]:
+    """Return the paths of the two models, which must differ."""
+    places = [destination(model, first), destination(model, second)]
+    written = [place.absolute() for place in places if place is not None]
+    if len(set(written)) < len(written):
+        raise ConfigError(
+            f"both models would be written to {places[0]}; give two names",
+        )
+    return places
+
+
+def _crossing(graph: Graph, front: set[Node], tail: Sequence[Node]) -> tuple[str, ...]:
+    """Return the tensors that nodes before the cut compute, and nodes after it read."""
+    names = _read_by(tail)
+    crossing = list[str]()
+    for node in graph.nodes:
+        if node in front:
+            crossing += [name for name in node.outputs if name in names]
+    return tuple(crossing)
+
+
+def _check_crossing(
+    graph: Graph,
+    crossing: Sequence[str],
+    tensors: Sequence[str],
+) -> None:
+    missing = [name for name in crossing if name not in tensors]
+    if tensors and missing:
         raise ConfigError(
             f"behind the cut {missing[0]!r} is read, too, which is computed in front;"
             " name it as well",
@@ -119,34 +144,32 @@ def cut(
                 f"the cut goes through {name!r}, which is no tensor; cut in front of it"
                 " or behind it",
             )
-    outputs = [
-        value for value in graph.outputs if graph.producer(value.name) not in tail
-    ]
-    names = {value.name for value in outputs}
+
+
+def _split(
+    graph: Graph,
+    front: set[Node],
+    tail: Sequence[Node],
+    crossing: Sequence[str],
+) -> list[ModelProto]:
+    """Return the models of the nodes before and after the cut."""
+    early = list[ValueInfoProto]()
+    late = list[ValueInfoProto]()
+    for value in graph.outputs:
+        if graph.producer(value.name) in tail:
+            late.append(value)
+        else:
+            early.append(value)
     fed = [value for value in graph.inputs if value.name not in graph.initializers]
-    parts = [
-        _part(
-            graph,
-            front,
-            fed,
-            [
-                *outputs,
-                *(_value(graph, name) for name in crossing if name not in names),
-            ],
-        ),
-        _part(
-            graph,
-            tail,
-            [*_still_read(fed, tail), *(_value(graph, name) for name in crossing)],
-            [value for value in graph.outputs if value.name not in names],
-        ),
+    read = _read_by(tail)
+    still_read = [value for value in fed if value.name in read]
+    cut_values = [_value(graph, name) for name in crossing]
+    outputs = {value.name for value in early}
+    added = [value for value in cut_values if value.name not in outputs]
+    return [
+        _part(graph, front, fed, [*early, *added]),
+        _part(graph, tail, [*still_read, *cut_values], late),
     ]
-    verified = _same(graph, original, parts)
-    for part, place, external in zip(parts, places, beside, strict=True):
-        if place is not None:
-            with staged(part, place, external=external) as path:
-                Reference(part, path).session  # noqa: B018  (that it opens is the check)
-    return Parts(parts[0], parts[1], crossing, verified)
 
 
 def _ends(graph: Graph, tensors: Sequence[str]) -> list[Node]:
@@ -160,29 +183,27 @@ def _ends(graph: Graph, tensors: Sequence[str]) -> list[Node]:
             )
         return ends
     known = [name for node in graph.nodes for name in node.outputs if name]
+    ends = []
     for name in tensors:
-        if name not in known:
+        node = graph.producer(name)
+        if node is None or not name:
             raise ConfigError(
                 f"no node computes the tensor {name!r}{nearest(name, known)}",
             )
-    return [node for name in tensors if (node := graph.producer(name)) is not None]
+        ends.append(node)
+    return ends
 
 
 def _ancestors(graph: Graph, ends: Iterable[Node]) -> set[Node]:
     return set(reach(list(ends), graph.leaders))
 
 
-def _read(node: Node) -> tuple[str, ...]:
-    return (*node.inputs, *node.captures)
-
-
-def _still_read(
-    inputs: Sequence[ValueInfoProto],
-    tail: Sequence[Node],
-) -> list[ValueInfoProto]:
-    """Return the inputs of the model that nodes after the cut read."""
-    names = {name for node in tail for name in _read(node)}
-    return [value for value in inputs if value.name in names]
+def _read_by(nodes: Iterable[Node]) -> set[str]:
+    """Return the tensors that nodes or their bodies read."""
+    names = set[str]()
+    for node in nodes:
+        names.update(node.inputs, node.captures)
+    return names
 
 
 def _value(graph: Graph, name: str) -> ValueInfoProto:

@@ -278,20 +278,12 @@ def _unknown(folder: Path) -> str:
     known = {line.partition("  ")[2] for line in sums} | {_SUMS}
     if not isinstance(mark, dict) or mark.get("schema") != 1 or _MARK not in known:
         return f"{_MARK!r}"
-    names = (
-        path.relative_to(folder)
-        for path in sorted(folder.rglob("*"))
-        if not path.is_dir()
-    )
-    other = next(
-        (
-            name
-            for name in names
-            if name.as_posix() not in known and name.parts[0] not in _MADE
-        ),
-        None,
-    )
-    return "" if other is None else f"{other.as_posix()!r}"
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder)
+        is_part = name.as_posix() in known or name.parts[0] in _MADE
+        if not is_part and not path.is_dir():
+            return f"{name.as_posix()!r}"
+    return ""
 
 
 def _put(bundle: Bundle, model: ModelProto, samples: Sequence[Sample]) -> None:

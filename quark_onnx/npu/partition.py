@@ -46,28 +46,34 @@ def pieces(graph: Graph, devices: Devices) -> list[Piece]:
     Connected nodes share a partition unless a node on a path between them runs elsewhere. A
     partition with such a path would wait for its own result.
     """
-    levels, root = dict[Node, int](), dict[Node, Node]()
-    for node in (node for node in graph.nodes if node in devices):
-        leaders, inside = beyond_pairs(node, graph.leaders), devices[node] == NPU
-        steps = [levels[each] + (inside and devices[each] != NPU) for each in leaders]
-        levels[node] = max(steps, default=-1)
-        levels[node] = max(0, levels[node]) if inside else levels[node]
+    levels = dict[Node, int]()
+    root = dict[Node, Node]()
+    for node in graph.nodes:
+        if node not in devices:
+            continue
+        inside = devices[node] == NPU
+        leaders = beyond_pairs(node, graph.leaders)
+        level = 0 if inside else -1
+        for leader in leaders:
+            exits = inside and devices[leader] != NPU
+            level = max(level, levels[leader] + exits)
+        levels[node] = level
         root[node] = node
-        for each in leaders:
-            if (devices[each] == NPU) == inside and levels[each] == levels[node]:
-                root[_root(root, each)] = _root(root, node)
-    found = dict[Node, list[Node]]()
+        for leader in leaders:
+            if (devices[leader] == NPU) == inside and levels[leader] == level:
+                root[_root(root, leader)] = _root(root, node)
+    members = dict[Node, list[Node]]()
     for node in root:
-        found.setdefault(_root(root, node), []).append(node)
+        members.setdefault(_root(root, node), []).append(node)
     return [
         Piece(tuple(nodes), devices[first] == NPU, levels[first])
-        for first, nodes in found.items()
+        for first, nodes in members.items()
     ]
 
 
 def edges(graph: Graph, devices: Devices) -> Counter[str]:
     """Count the Q and DQ nodes of a quantized model by device."""
-    found = Counter[str]()
+    counts = Counter[str]()
     for node in graph.nodes:
         if node.op_type in QUANTIZE:
             producer = graph.producer(node.inputs[0])
@@ -76,11 +82,17 @@ def edges(graph: Graph, devices: Devices) -> Counter[str]:
             near = graph.followers(node)
         else:
             continue
-        inside = near and all(devices.get(each, NPU) == NPU for each in near)
-        found[
-            NPU if inside and not any(map(graph.is_output, node.outputs)) else EDGE
-        ] += 1
-    return found
+        inside = bool(near) and all(_is_inside(devices, other) for other in near)
+        if inside and not any(map(graph.is_output, node.outputs)):
+            counts[NPU] += 1
+        else:
+            counts[EDGE] += 1
+    return counts
+
+
+def _is_inside(devices: Devices, node: Node) -> bool:
+    """Return True for a node on the processor; Q and DQ nodes have no device of their own."""
+    return devices.get(node, NPU) == NPU
 
 
 def expected_edges(graph: Graph, devices: Devices) -> Counter[str]:
@@ -89,42 +101,41 @@ def expected_edges(graph: Graph, devices: Devices) -> Counter[str]:
     Every tensor between operators that are not fused is rounded. Each reader, weight and bias has a
     DequantizeLinear of its own.
     """
-    found = Counter[str]()
-    inner = {id(node) for start in graph.nodes for node in _chain(graph, start)[1:]}
-    for name in (
-        value.name for value in graph.inputs if value.name not in graph.initializers
-    ):
-        readers = graph.consumers(name)
-        found[EDGE] += 1
-        found.update(NPU if devices[reader] == NPU else EDGE for reader in readers)
+    counts = Counter[str]()
+
+    def device_beside(node: Node) -> str:
+        return NPU if devices[node] == NPU else EDGE
+
+    for value in graph.inputs:
+        if value.name not in graph.initializers:
+            counts[EDGE] += 1
+            counts.update(map(device_beside, graph.consumers(value.name)))
+    fused = {id(node) for start in graph.nodes for node in _chain(graph, start)[1:]}
     for node in graph.nodes:
-        for name in node.inputs:
-            weight = node.kind in LAYERS or (
-                node.kind in _ELEMENTWISE and id(node) not in inner
-            )
-            if weight and graph.is_constant(name):
-                found[NPU if devices[node] == NPU else EDGE] += 1
-        if id(node) in inner or not node.outputs:
+        starts_a_chain = id(node) not in fused
+        if node.kind in LAYERS or (starts_a_chain and node.kind in _ELEMENTWISE):
+            counts[device_beside(node)] += sum(map(graph.is_constant, node.inputs))
+        if not starts_a_chain or not node.outputs:
             continue
         last = _chain(graph, node)[-1]
         result = last.outputs[0]
-        if graph.is_output(result) and last.kind in _MOVING:
-            continue  # it ends the model as float
-        found[NPU if devices[last] == NPU else EDGE] += 1
-        found.update(
-            NPU if devices[reader] == NPU else EDGE
-            for reader in graph.consumers(result)
-        )
-        found[EDGE] += graph.is_output(result)
-    return found
+        ends_model = graph.is_output(result)
+        if ends_model and last.kind in _MOVING:
+            continue  # it stays float
+        counts.update(map(device_beside, (last, *graph.consumers(result))))
+        counts[EDGE] += ends_model
+    return counts
 
 
 def _chain(graph: Graph, node: Node) -> list[Node]:
     """Return a node with its fused nodes."""
 
-    def follows(each: Node, behind: Node) -> bool:
-        factor = behind.kind == "Mul" and any(map(graph.is_constant, behind.inputs))
-        return is_fused(each, behind) or (factor and each.kind in _FACTORED)
+    def follows(node: Node, follower: Node) -> bool:
+        if is_fused(node, follower):
+            return True
+        if node.kind not in _FACTORED or follower.kind != "Mul":
+            return False
+        return any(map(graph.is_constant, follower.inputs))
 
     return chain(graph, node, lambda each: False, follows)
 

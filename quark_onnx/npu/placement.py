@@ -38,6 +38,11 @@ _CONTRIBUTED = {
 _BOUNDS_OPSET = 11
 #: Maximum rank of tensors that the engine can move.
 _RANK = 4
+#: Coordinate transformations of a Resize by its mode, as the converter of X1 takes them.
+_PLACES = frozenset(
+    {"half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric"},
+)
+_PLACES_OF_RESIZE = {"linear": _PLACES, "nearest": _PLACES | {"tf_half_pixel_for_nn"}}
 _INTEGER = ("XINT8", "A8W8")
 _MOVING = frozenset({"Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze"})
 
@@ -390,21 +395,14 @@ def _depthwise(case: Case, node: Node) -> Verdict | None:
     conv = node
     if node.kind in ("Relu", "Clip"):
         conv = next(iter(case.graph.leaders(node)), node)
-    shape = case.graph.shape(conv.input(1)) if conv.kind == "Conv" else None
-    behind = case.graph.followers(conv) if shape is not None else []
-    if (
-        shape is None
-        or shape[1] != 1
-        or shape[2:] != (3, 3)
-        or conv.attribute("group", 1) != shape[0]
-    ):
+    if not _is_depthwise_3x3(case.graph, conv):
         return None
-    if len(behind) != 1 or behind[0].kind not in (
-        ("Relu", "Clip") if case.kind == "XINT8" else ("Clip",)
-    ):
+    affected = ("Relu", "Clip") if case.kind == "XINT8" else ("Clip",)
+    followers = case.graph.followers(conv)
+    if len(followers) != 1 or followers[0].kind not in affected:
         return None
     reason = (
-        f"a depthwise 3x3 convolution with {behind[0].kind} in 8 bits, which some"
+        f"a depthwise 3x3 convolution with {followers[0].kind} in 8 bits, which some"
         " releases refuse"
     )
     return verdict(
@@ -415,6 +413,13 @@ def _depthwise(case: Case, node: Node) -> Verdict | None:
         "inferred",
         f"{_LOGS}, MobileNetV2 and MobileNetV3",
     )
+
+
+def _is_depthwise_3x3(graph: Graph, node: Node) -> bool:
+    shape = graph.shape(node.input(1)) if node.kind == "Conv" else None
+    if shape is None or shape[1:] != (1, 3, 3):
+        return False
+    return bool(node.attribute("group", 1) == shape[0])
 
 
 def _results(case: Case, node: Node) -> Verdict | None:
@@ -464,18 +469,21 @@ def _strict(case: Case, node: Node) -> Verdict | None:
     """Place nodes that the converter of X1 does not support."""
     if case.target.compiler != "X1":
         return None
-    sizes = [case.graph.shape(name) for name in case.around(node)]
-    if sizes and (sizes[-1] == () or all(size == () for size in sizes[:-1])):
+    if _is_on_numbers(case, node):
         return verdict(node, CPU, "it computes a single number", "", "read", _VAIP)
-    reason = next(
-        (
-            text
-            for kinds, text, refused in _REFUSED
-            if node.kind in kinds and refused(case, node)
-        ),
-        None,
-    )
-    return None if reason is None else verdict(node, CPU, reason, "", "read", _VAIP)
+    for kinds, reason, refused in _REFUSED:
+        if node.kind in kinds and refused(case, node):
+            return verdict(node, CPU, reason, "", "read", _VAIP)
+    return None
+
+
+def _is_on_numbers(case: Case, node: Node) -> bool:
+    """Return True if the result of a node is a scalar, or each of its inputs."""
+    shapes = [case.graph.shape(name) for name in case.around(node)]
+    if not shapes:
+        return False
+    *inputs, result = shapes
+    return result == () or all(shape == () for shape in inputs)
 
 
 def _inconstant(*places: int) -> Callable[[Case, Node], bool]:
@@ -496,17 +504,14 @@ def _bounded(case: Case, node: Node) -> bool:
 
 def _odd(case: Case, node: Node) -> bool:
     """Return True for a Resize without a rule in the converter of X1."""
-    mode, places = (
-        node.attribute("mode", "nearest"),
-        node.attribute("coordinate_transformation_mode", "half_pixel"),
-    )
-    known = {"half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric"}
-    known |= {"tf_half_pixel_for_nn"} if mode == "nearest" else set()
-    before, after = (
-        case.graph.shape(name) or () for name in (node.inputs[0], node.outputs[0])
-    )
+    mode = node.attribute("mode", "nearest")
+    places = node.attribute("coordinate_transformation_mode", "half_pixel")
+    if places not in _PLACES_OF_RESIZE.get(mode, ()):
+        return True
+    before = case.graph.shape(node.inputs[0]) or ()
+    after = case.graph.shape(node.outputs[0]) or ()
     images = len(before) == len(after) == _RANK and before[:2] == after[:2]
-    return mode not in ("linear", "nearest") or places not in known or not images
+    return not images
 
 
 _REFUSED: tuple[tuple[frozenset[str], str, Callable[[Case, Node], bool]], ...] = (

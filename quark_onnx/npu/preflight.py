@@ -8,6 +8,7 @@ the processor's own report.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from onnx import ModelProto, TensorProto
 
 from calibrators.shown import printable
 from quark_onnx.errors import ConfigError
-from quark_onnx.graph import Graph, gather_constants, inlined
+from quark_onnx.graph import Graph, Node, gather_constants, inlined
 from quark_onnx.graph.codes import beyond_pairs
 from quark_onnx.graph.cost import operations
 from quark_onnx.graph.io import load
@@ -249,34 +250,17 @@ def preflight(
     if release not in RELEASES:
         raise ConfigError(f"release is {release!r}; known are: {', '.join(RELEASES)}")
     graph = Graph.of(inlined(load(model)))
-    gather_constants(
-        graph,
-        keep_inputs=True,
-    )  # the compiler is given the model as it is
+    # the compiler is given the model as it is
+    gather_constants(graph, keep_inputs=True)
     known = _kind(Pairs(graph))
     case = Case(graph, row, known or kind or row.presets[0], release, bool(known))
     nodes = [node for node in graph.nodes if node.op_type not in QUANTIZE | DEQUANTIZE]
-    refusal = whole_model(case)
-    verdicts = [
-        verdict(node, CPU, *refusal) if refusal else verdict_of(case, node)
-        for node in nodes
-    ]
+    verdicts = _verdicts(case, nodes)
     devices = {node: found.device for node, found in zip(nodes, verdicts, strict=True)}
-    numbers = {
-        node: number
-        for number, piece in enumerate(pieces(graph, devices))
-        for node in piece.nodes
-    }
-    links = {
-        (numbers[each], numbers[node])
-        for node in nodes
-        for each in beyond_pairs(node, graph.leaders)
-    }
-    counts = Counter(devices.values())
-    if known:
-        counts.update(edges(graph, devices))
-    elif case.kind != "BF16":
-        counts.update(expected_edges(graph, devices))
+    numbers = dict[Node, int]()
+    for number, piece in enumerate(pieces(graph, devices)):
+        numbers.update(dict.fromkeys(piece.nodes, number))
+    counts = _counts(case, devices)
     return Preflight(
         row,
         case.kind,
@@ -284,7 +268,7 @@ def preflight(
         tuple(verdicts),
         tuple(operations(graph, node) for node in nodes),
         tuple(numbers[node] for node in nodes),
-        tuple(sorted((first, second) for first, second in links if first != second)),
+        _links(graph, numbers),
         {
             device: counts[device]
             for device in (NPU, CPU, EDGE, ABORT)
@@ -292,6 +276,33 @@ def preflight(
         },
         bool(known),
     )
+
+
+def _verdicts(case: Case, nodes: Sequence[Node]) -> list[Verdict]:
+    refusal = whole_model(case)
+    if refusal is not None:
+        return [verdict(node, CPU, *refusal) for node in nodes]
+    return [verdict_of(case, node) for node in nodes]
+
+
+def _counts(case: Case, devices: dict[Node, str]) -> Counter[str]:
+    """Count the nodes by device, with the Q and DQ nodes that the model has or will get."""
+    counts = Counter(devices.values())
+    if case.quantized:
+        counts.update(edges(case.graph, devices))
+    elif case.kind != "BF16":
+        counts.update(expected_edges(case.graph, devices))
+    return counts
+
+
+def _links(graph: Graph, numbers: dict[Node, int]) -> tuple[tuple[int, int], ...]:
+    """Return the pairs of partitions of which the second reads a result of the first."""
+    links = set[tuple[int, int]]()
+    for node, number in numbers.items():
+        for leader in beyond_pairs(node, graph.leaders):
+            if numbers[leader] != number:
+                links.add((numbers[leader], number))
+    return tuple(sorted(links))
 
 
 def _kind(pairs: Pairs) -> str:

@@ -84,33 +84,27 @@ def grid_findings(node: Node, grid: Grid) -> Iterator[Finding]:
 def _unlike(pairs: Pairs) -> Iterator[Finding]:
     written = {node.outputs[0]: pairs.grid(node) for node in pairs.quantizing}
     for node in pairs.dequantizing:
-        grid, other = pairs.grid(node), written.get(node.inputs[0])
-        if other is None or grid.scale is None or other.scale is None:
+        scale = pairs.grid(node).scale
+        grid = written.get(node.inputs[0])
+        if grid is None or grid.scale is None or scale is None:
             continue
-        if grid.scale.tolist() != other.scale.tolist():
-            yield Finding(
-                "S5",
-                node.name,
-                f"scales {other.scale.reshape(-1)[0]:g} and {grid.scale.reshape(-1)[0]:g}",
-            )
+        if scale.tolist() != grid.scale.tolist():
+            before = grid.scale.reshape(-1)[0]
+            after = scale.reshape(-1)[0]
+            yield Finding("S5", node.name, f"scales {before:g} and {after:g}")
 
 
 def _rounded_between(pairs: Pairs) -> Iterator[Finding]:
     graph = pairs.graph
     for node in graph.nodes:
         codes = pairs.codes_of(node) if node.kind in _WITH_ACTIVATION else ""
-        behind = (
-            [
-                each
-                for reader in graph.consumers(codes)
-                for each in graph.followers(reader)
-            ]
-            if codes
-            else []
-        )
-        if len(behind) == 1 and behind[0].kind in FUSED - {"Clip"}:
-            yield Finding(
-                "S7",
-                node.name,
-                f"{behind[0].name} ({behind[0].op_type}) reads what was rounded",
+        if not codes:
+            continue
+        followers = list[Node]()
+        for dequantize in graph.consumers(codes):
+            followers += graph.followers(dequantize)
+        if len(followers) == 1 and followers[0].kind in FUSED - {"Clip"}:
+            text = (
+                f"{followers[0].name} ({followers[0].op_type}) reads what was rounded"
             )
+            yield Finding("S7", node.name, text)

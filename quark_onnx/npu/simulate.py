@@ -152,15 +152,15 @@ class _Run:
         """Compute the wanted tensors."""
         graph = self._graph
         known = [name for node in graph.nodes for name in node.outputs]
+        ends = list[Node]()
         for name in wanted:
-            if name not in known:
+            node = graph.producer(name)
+            if node is None:
                 raise ConfigError(
                     f"no node computes the tensor {name!r}{nearest(name, known)}",
                 )
-        needed = reach(
-            [node for name in wanted if (node := graph.producer(name))],
-            graph.leaders,
-        )
+            ends.append(node)
+        needed = reach(ends, graph.leaders)
         for value in graph.inputs:
             if any(node in needed for node in graph.consumers(value.name)):
                 self._values[value.name] = self._feed(value.name, feeds)

@@ -21,6 +21,8 @@ _ASKED = {
     "MaxPool": ("G4", _POOL),
     "AveragePool": ("G4", _POOL),
 }
+#: Operators with weight and bias as their second and third input.
+_WITH_PARAMETERS = ("Conv", "ConvTranspose", "Gemm")
 _AUTOMATIC = ("SAME_UPPER", "SAME_LOWER", "VALID")
 _FATAL = frozenset({"LSTM", "If"})
 _REFUSED = frozenset({TensorProto.BFLOAT16})
@@ -92,22 +94,16 @@ def _names(graph: Graph) -> Iterator[Finding]:
     """Yield tensors that no node computes, and tensors that two nodes compute."""
     known = {*graph.initializers, *(value.name for value in graph.inputs)}
     for node in graph.nodes:
-        for name in (name for name in node.outputs if name):
+        for name in filter(None, node.outputs):
             if name in known:
-                yield Finding(
-                    "G9",
-                    node.name,
-                    f"{name!r} is there before it is computed",
-                )
+                text = f"{name!r} is there before it is computed"
+                yield Finding("G9", node.name, text)
             known.add(name)
     for node in graph.nodes:
-        for name in (*node.inputs, *node.captures):
-            if name and name not in known:
-                yield Finding(
-                    "G9",
-                    node.name,
-                    f"nothing computes {name!r}, which it reads",
-                )
+        for name in filter(None, (*node.inputs, *node.captures)):
+            if name not in known:
+                text = f"nothing computes {name!r}, which it reads"
+                yield Finding("G9", node.name, text)
     for value in graph.outputs:
         if value.name not in known:
             yield Finding("G9", "", f"nothing computes the output {value.name!r}")
@@ -118,13 +114,11 @@ def _shapes(graph: Graph) -> Iterator[Finding]:
         if value.name in graph.initializers:
             continue
         shape = graph.shape(value.name)
-        if shape is None or not is_static(shape):
-            yield Finding(
-                "G1",
-                "",
-                f"input {value.name!r} has the shape"
-                f" {list(shape) if shape is not None else 'unknown'}",
-            )
+        if shape is None:
+            yield Finding("G1", "", f"input {value.name!r} has the shape unknown")
+        elif not is_static(shape):
+            text = f"input {value.name!r} has the shape {list(shape)}"
+            yield Finding("G1", "", text)
         elif len(shape) > 1 and shape[0] != 1:
             yield Finding("G2", "", f"input {value.name!r} has a batch of {shape[0]}")
 
@@ -132,27 +126,23 @@ def _shapes(graph: Graph) -> Iterator[Finding]:
 def _attributes(graph: Graph) -> Iterator[Finding]:
     for node in graph.nodes:
         rule, names = _ASKED.get(node.kind, ("", ()))
+        automatic = node.attribute("auto_pad", "NOTSET") in _AUTOMATIC
         missing = [name for name in names if node.attribute(name) is None]
-        if node.attribute("auto_pad", "NOTSET") in _AUTOMATIC and rule == "G4":
+        if automatic and rule == "G4":
             yield Finding(rule, node.name, f"auto_pad is {node.attribute('auto_pad')}")
-        elif missing and not (
-            missing == ["pads"] and node.attribute("auto_pad", "NOTSET") in _AUTOMATIC
-        ):
+        elif missing and not (automatic and missing == ["pads"]):
             yield Finding(rule, node.name, f"{', '.join(missing)} missing")
 
 
 def _shared(graph: Graph) -> Iterator[Finding]:
     readers: dict[str, list[Node]] = defaultdict(list)
     for node in graph.nodes:
-        for name in (
-            node.inputs[1:3] if node.kind in ("Conv", "ConvTranspose", "Gemm") else ()
-        ):
-            if codes := constant_behind(graph, name):
+        parameters = node.inputs[1:3] if node.kind in _WITH_PARAMETERS else ()
+        for name in parameters:
+            codes = constant_behind(graph, name)
+            if codes:
                 readers[codes].append(node)
     for name, nodes in readers.items():
         if len(nodes) > 1:
-            yield Finding(
-                "G5",
-                nodes[1].name,
-                f"it shares {name!r} with {nodes[0].name}",
-            )
+            text = f"it shares {name!r} with {nodes[0].name}"
+            yield Finding("G5", nodes[1].name, text)

@@ -100,14 +100,11 @@ class Call:
         amd-quark writes this factor to imitate the engine's arithmetic.
         """
         graph, result = self.graph, self.node.outputs[0]
-        behind = graph.consumers(result)
-        others = [name for node in behind for name in node.inputs if name != result]
-        made = [
-            producer.inputs if (producer := graph.producer(name)) else (name,)
-            for name in others
-        ]
-        constant = all(graph.is_constant(name) for each in made for name in each)
-        return constant and [node.kind for node in behind] == ["Mul"]
+        readers = graph.consumers(result)
+        if [node.kind for node in readers] != ["Mul"]:
+            return False
+        factors = [name for name in readers[0].inputs if name != result]
+        return all(_is_constant(graph, name) for name in factors)
 
     def refused(self, reason: str) -> ModelError:
         """Return the error for a node that cannot be simulated."""
@@ -140,6 +137,14 @@ class Call:
             raise self.refused(
                 f"the reference evaluator of ONNX fails: {error}",
             ) from error
+
+
+def _is_constant(graph: Graph, name: str) -> bool:
+    """Return True for a constant, and for the result of a node that reads constants alone."""
+    producer = graph.producer(name)
+    if producer is None:
+        return graph.is_constant(name)
+    return all(map(graph.is_constant, producer.inputs))
 
 
 Operator = Callable[[Call], "list[Value]"]

@@ -39,25 +39,26 @@ def shape(call: Call) -> list[Value]:
 
 def join(call: Call) -> list[Value]:
     """Join values at their finest position: Concat, and the fill value of Pad."""
-    node = call.node
-    joined = (
-        range(len(node.inputs))
-        if node.kind == "Concat"
-        else [0, 2]
-        if call.has(2)
-        else [0]
-    )
-    real = [value for place in joined if isinstance(value := call.inputs[place], Real)]
-    if real:
-        if len(real) < len(joined):
-            raise call.refused("some of its inputs are float, others are not")
-        found = call.evaluated(
-            {place: value.values for place, value in zip(joined, real, strict=True)},
-        )
-        return [Real(each, all(value.given for value in real)) for each in found]
-    values, position, divisor = aligned([call.fixed(place) for place in joined])
-    found = call.evaluated(dict(zip(joined, values, strict=True)))
-    return [Fixed(each, position, divisor) for each in found]
+    joined = _joined(call)
+    inputs = [call.inputs[place] for place in joined]
+    real = [value for value in inputs if isinstance(value, Real)]
+    if not real:
+        values, position, divisor = aligned([call.fixed(place) for place in joined])
+        results = call.evaluated(dict(zip(joined, values, strict=True)))
+        return [Fixed(result, position, divisor) for result in results]
+    if len(real) < len(joined):
+        raise call.refused("some of its inputs are float, others are not")
+    given = all(value.given for value in real)
+    arrays = [value.values for value in real]
+    results = call.evaluated(dict(zip(joined, arrays, strict=True)))
+    return [Real(result, given) for result in results]
+
+
+def _joined(call: Call) -> list[int]:
+    """Return the indices of the inputs with the values that are joined."""
+    if call.node.kind == "Concat":
+        return list(range(len(call.node.inputs)))
+    return [0, 2] if call.has(2) else [0]
 
 
 def resize(call: Call) -> list[Value]:
