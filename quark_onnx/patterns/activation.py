@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -125,22 +125,41 @@ def _single(graph: Graph, node: Node) -> Activation:
     return Activation(_KINDS.get(node.kind, "linear"))
 
 
-def _gated(graph: Graph, tensor: str, readers: list[Node]) -> Activation:
-    """Recognise x * sigmoid(x) and x * hardsigmoid(x), decomposed into two nodes."""
-    by_kind = {node.kind: node for node in reversed(readers)}
-    gates = [node for node in readers if node.kind in ("Sigmoid", "HardSigmoid")]
-    product = by_kind.get("Mul")
-    if not gates or product is None:
-        return Activation()
-    gate = gates[0]
+def gate_and_product(
+    tensor: str,
+    readers: Sequence[Node],
+) -> tuple[Node, Node] | None:
+    """Return the nodes of x * sigmoid(x) or x * hardsigmoid(x), or None.
+
+    Args:
+        tensor: the tensor x.
+        readers: all readers of the tensor.
+    """
+    if len(readers) != 2:
+        return None
+    gate, product = readers
+    if gate.kind == "Mul":
+        gate, product = product, gate
+    if product.kind != "Mul" or gate.kind not in ("Sigmoid", "HardSigmoid"):
+        return None
     if set(product.inputs) != {tensor, gate.outputs[0]}:
+        return None
+    return gate, product
+
+
+def _gated(graph: Graph, tensor: str, readers: list[Node]) -> Activation:
+    """Recognise SiLU and HardSwish, decomposed into two nodes."""
+    nodes = gate_and_product(tensor, readers)
+    if nodes is None:
         return Activation()
+    gate = nodes[0]
     if len(graph.consumers(gate.outputs[0])) != 1:
         return Activation()
     if gate.kind == "Sigmoid":
         return Activation("silu")
     alpha = gate.attribute("alpha", 0.2)
     beta = gate.attribute("beta", 0.5)
+    # HardSwish is x * max(0, min(1, x / 6 + 0.5)); exporters round the factor
     if abs(alpha - 1 / 6) < 1e-3 and beta == 0.5:
         return Activation("hardswish")
     return Activation()

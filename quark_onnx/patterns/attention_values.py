@@ -75,12 +75,7 @@ def heads(graph: Graph) -> list[Heads]:
 def _heads(graph: Graph, node: Node) -> Heads | None:
     values = node.inputs[1]
     size = width(graph, values)
-    if size < 2 or any(
-        map(
-            graph.is_constant,
-            node.inputs,
-        )
-    ):
+    if size < 2 or _has_constant(graph, node):
         return None
     reader = _reader(graph, node.outputs[0], size)
     if reader is None or reader.inputs % size:
@@ -92,13 +87,20 @@ def _heads(graph: Graph, node: Node) -> Heads | None:
     return Heads(size, writers, part, reader)
 
 
+def _has_constant(graph: Graph, node: Node) -> bool:
+    return any(map(graph.is_constant, node.inputs))
+
+
 def _sole(graph: Graph, tensor: str, reader: Node) -> bool:
-    nodes = [node for node in graph.consumers(tensor) if node.kind != "Shape"]
-    return (
-        nodes == [reader]
-        and private(graph, tensor)
-        and reader.inputs.count(tensor) == 1
-    )
+    """Return whether a node alone reads the values of a tensor, and once."""
+    if _readers(graph, tensor) != [reader] or not private(graph, tensor):
+        return False
+    return reader.inputs.count(tensor) == 1
+
+
+def _readers(graph: Graph, tensor: str) -> list[Node]:
+    """Return the readers of the values of a tensor, not of its shape."""
+    return [node for node in graph.consumers(tensor) if node.kind != "Shape"]
 
 
 def _passes(graph: Graph, node: Node, size: int) -> bool:
@@ -171,23 +173,15 @@ class _ValueTrace:
         channels = width(self.graph, node.inputs[0])
         if node.kind == "Split" and not self.part and channels:
             return self._split(tensor, node)
-        if node.kind == "Add" and any(
-            map(
-                self.graph.is_constant,
-                node.inputs,
-            )
-        ):
+        if node.kind == "Add" and _has_constant(self.graph, node):
             place = 0 if self.graph.is_constant(node.inputs[0]) else 1
             self.biases.append(ConstantInput(node, place))
             return node.inputs[1 - place]
+        # the part of the values is counted in channels of the whole projection
         unchanged = channels == width(self.graph, node.outputs[0])
-        if _passes(
-            self.graph,
-            node,
-            self.size,
-        ) and (not self.part or unchanged):
-            return node.inputs[0]
-        return ""
+        if self.part and not unchanged:
+            return ""
+        return node.inputs[0] if _passes(self.graph, node, self.size) else ""
 
     def _split(self, tensor: str, node: Node) -> str:
         rank = len(self.graph.shape(node.inputs[0]) or ())
@@ -202,16 +196,15 @@ class _ValueTrace:
 def _reader(graph: Graph, tensor: str, size: int) -> Linear | None:
     """Return the layer after the weighted sums."""
     while True:
-        nodes = [node for node in graph.consumers(tensor) if node.kind != "Shape"]
-        if (
-            len(nodes) != 1
-            or not _sole(graph, tensor, nodes[0])
-            or nodes[0].inputs[0] != tensor
-        ):
+        nodes = _readers(graph, tensor)
+        if len(nodes) != 1:
             return None
-        layer = Linear.of(graph, nodes[0])
+        node = nodes[0]
+        if not _sole(graph, tensor, node) or node.inputs[0] != tensor:
+            return None
+        layer = Linear.of(graph, node)
         if layer is not None:
             return layer
-        if not _passes(graph, nodes[0], size):
+        if not _passes(graph, node, size):
             return None
-        tensor = nodes[0].outputs[0]
+        tensor = node.outputs[0]

@@ -15,8 +15,10 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from quark_onnx.graph import Graph, Node
+from quark_onnx.graph.constant_input import private
+from quark_onnx.patterns.activation import gate_and_product
 from quark_onnx.patterns.clip_bounds import clip_bounds
-from quark_onnx.patterns.conv_and_gemm import SPATIAL, Layer
+from quark_onnx.patterns.conv_and_gemm import MATRIX, SPATIAL, Layer, reads_activation
 
 Doubles = NDArray[np.float64]
 
@@ -31,7 +33,6 @@ _COMMUTING = _ELEMENTWISE | {
     "GlobalAveragePool",
     "GlobalMaxPool",
 }
-_MATRIX = 2
 
 
 @dataclass(frozen=True)
@@ -164,49 +165,45 @@ class _PairSearch:
         )
 
     def _visit(self, tensor: str, offset: int, repeat: int) -> None:
-        graph = self.graph
-        consumers = graph.consumers(tensor)
-        if graph.is_output(tensor) or graph.captured(tensor) or not consumers:
+        consumers = self.graph.consumers(tensor)
+        if not consumers or not private(self.graph, tensor):
             raise _BlockedError
-        shape = graph.shape(tensor)
+        shape = self.graph.shape(tensor)
         # Channels lie along the second axis of images and matrices, otherwise along the last one.
-        second = self.spatial or len(shape or ()) == _MATRIX
+        second = self.spatial or len(shape or ()) == MATRIX
         complete = second and _width(shape) == self.channels * repeat
         gate = None
         if self.passed.gates and complete:
-            gate = _gate(graph, tensor, consumers)
+            gate = _gate(self.graph, tensor, consumers)
         if gate is not None:
             self.gates.append((gate[0], repeat))
             self.todo.append((gate[1].outputs[0], offset, repeat))
             return
         for reader in consumers:
-            layer = Layer.of(graph, reader)
-            once = reader.inputs.count(tensor) == 1
-            if layer is not None and once and reader.input(0) == tensor:
-                self._read(layer, tensor, offset, repeat)
-            elif not second and reader.kind not in _ELEMENTWISE:
+            if self._read(reader, tensor, offset, repeat):
+                continue
+            if not second and reader.kind not in _ELEMENTWISE:
                 raise _BlockedError
-            else:
-                self._pass(reader, tensor, offset, repeat, complete=complete)
+            self._pass(reader, tensor, offset, repeat, complete=complete)
 
-    def _read(self, layer: Layer, tensor: str, offset: int, repeat: int) -> None:
-        node = layer.node
-        matrix = len(self.graph.shape(tensor) or ()) == _MATRIX
+    def _read(self, node: Node, tensor: str, offset: int, repeat: int) -> bool:
+        """Add a layer whose activation is a tensor; return False for another node.
+
+        Raises:
+            _BlockedError: the inputs of the layer cannot be scaled.
+        """
+        layer = Layer.of(self.graph, node)
+        if layer is None or not reads_activation(node, tensor):
+            return False
+        matrix = len(self.graph.shape(tensor) or ()) == MATRIX
         same_axis = self.spatial == (node.kind in SPATIAL) or matrix
         shared = len(self.graph.consumers(node.input(1))) > 1
-        count = self.channels * repeat
-        if (
-            not same_axis
-            or shared
-            or not _fits(
-                self.graph,
-                layer,
-                offset,
-                count,
-            )
-        ):
+        if not same_axis or shared:
+            raise _BlockedError
+        if not _fits(self.graph, layer, offset, self.channels * repeat):
             raise _BlockedError
         self.readers.append(Reader(layer, offset, repeat))
+        return True
 
     def _pass(
         self,
@@ -253,29 +250,28 @@ def _behind(
     """
     if any(graph.consumers(name) for name in node.outputs[1:]):
         return None
-    shape = graph.shape(tensor)
-    first_input = node.input(0) == tensor
-    place = None
-    if (
-        node.kind in _COMMUTING
-        or _is_relu(graph, node)
-        or _pads_zeros(graph, node, shape)
-    ):
-        if node.kind != "PRelu" or first_input:
-            place = (offset, repeat)
-    elif node.kind in ("Resize", "Upsample") and first_input:
-        channels = _width(shape)
-        if channels is not None and channels == _width(graph.shape(node.outputs[0])):
-            place = (offset, repeat)
-    elif node.kind == "Concat" and node.attribute("axis") == 1:
+    if _keeps_channels(graph, node, tensor):
+        return offset, repeat
+    if node.kind == "Concat" and node.attribute("axis") == 1:
         before = _concat_offset(graph, node, tensor)
-        if before is not None:
-            place = (offset + before, repeat)
-    elif node.kind == "Flatten" and node.attribute("axis", 1) == 1:
-        area = _area(shape)
-        if area is not None:
-            place = (offset * area, repeat * area)
-    return place
+        return None if before is None else (offset + before, repeat)
+    if node.kind == "Flatten" and node.attribute("axis", 1) == 1:
+        area = _area(graph.shape(tensor))
+        return None if area is None else (offset * area, repeat * area)
+    return None
+
+
+def _keeps_channels(graph: Graph, node: Node, tensor: str) -> bool:
+    """Return whether factors pass an operator that leaves the channels in place."""
+    if node.kind in ("Resize", "Upsample"):
+        before = _width(graph.shape(tensor))
+        after = _width(graph.shape(node.outputs[0]))
+        return node.input(0) == tensor and before is not None and before == after
+    if node.kind == "PRelu":
+        return node.input(0) == tensor  # not the slopes
+    if node.kind in _COMMUTING:
+        return True
+    return _is_relu(graph, node) or _pads_zeros(graph, node)
 
 
 def _concat_offset(graph: Graph, node: Node, tensor: str) -> int | None:
@@ -333,17 +329,15 @@ def _bound(graph: Graph, node: Node, factor: Doubles) -> None:
 
 
 def _gate(graph: Graph, tensor: str, consumers: list[Node]) -> tuple[Node, Node] | None:
-    """Return the Sigmoid and the Mul of x * sigmoid(x), if x has no other reader."""
-    gates = [node for node in consumers if node.kind in ("Sigmoid", "HardSigmoid")]
-    products = [node for node in consumers if node.kind == "Mul"]
-    if len(consumers) != 2 or not gates or not products:
+    """Return the gate and the Mul of x * sigmoid(x), if x and the gate have no other reader."""
+    nodes = gate_and_product(tensor, consumers)
+    if nodes is None:
         return None
-    gated = gates[0].outputs[0]
-    if graph.is_output(gated) or graph.consumers(gated) != products:
+    gate, product = nodes
+    gated = gate.outputs[0]
+    if graph.is_output(gated) or graph.consumers(gated) != [product]:
         return None
-    if set(products[0].inputs) != {tensor, gated}:
-        return None
-    return gates[0], products[0]
+    return nodes
 
 
 def _scale(graph: Graph, node: Node, factor: Doubles) -> None:
@@ -369,7 +363,7 @@ def _is_relu(graph: Graph, node: Node) -> bool:
     return node.kind == "Clip" and clip_bounds(graph, node) == (0.0, np.inf)
 
 
-def _pads_zeros(graph: Graph, node: Node, shape: object) -> bool:
+def _pads_zeros(graph: Graph, node: Node) -> bool:
     """Return whether a Pad adds zeros, or values of the same channel."""
     if node.kind != "Pad" or node.input(3):
         return False

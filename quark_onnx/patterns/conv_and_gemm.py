@@ -22,6 +22,8 @@ T = TypeVar("T", bound=np.generic)
 LAYERS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 #: Layers with the channels along the second axis; otherwise along the last one.
 SPATIAL = frozenset({"Conv", "ConvTranspose"})
+#: Rank of a matrix.
+MATRIX = 2
 
 
 @dataclass(frozen=True)
@@ -41,36 +43,26 @@ class Layer:
     @classmethod
     def of(cls, graph: Graph, node: Node) -> Layer | None:
         """Return the layer of a node; None if the node is not a layer."""
-        if (
-            node.kind not in LAYERS
-            or graph.elem_type(node.input(1)) != TensorProto.FLOAT
-        ):
+        if node.kind not in LAYERS or node.input(0) == node.input(1):
+            return None
+        if graph.elem_type(node.input(1)) != TensorProto.FLOAT:
             return None
         weight = graph.constant(node.input(1))
-        if weight is None or not weight.size or node.input(0) == node.input(1):
+        if weight is None or not weight.size:
             return None
-        spatial = node.kind in SPATIAL
-        plain = node.kind != "Gemm" or (
-            unscaled(node) and not node.attribute("transA", 0)
-        )
-        if spatial or (weight.ndim == 2 and plain):
+        if node.kind in SPATIAL:
             return cls.stored(node)
-        return None
+        is_matrix = weight.ndim == MATRIX and plain_matrix(node, weight.shape)
+        return cls.stored(node) if is_matrix else None
 
     @classmethod
     def stored(cls, node: Node) -> Layer:
         """Return the layout of a node's weight, whatever else the node does."""
         if node.kind in SPATIAL:
-            return cls(
-                node,
-                node.attribute("group", 1),
-                node.kind == "ConvTranspose",
-            )
-        return cls(
-            node,
-            1,
-            not (node.kind == "Gemm" and node.attribute("transB", 0)),
-        )
+            groups = node.attribute("group", 1)
+            return cls(node, groups, turned=node.kind == "ConvTranspose")
+        transposed = node.kind == "Gemm" and node.attribute("transB", 0)
+        return cls(node, 1, turned=not transposed)
 
     def weight(self, graph: Graph) -> NDArray[np.float64]:
         """Return the weight as float64 (groups, outputs / groups, inputs / groups, ...)."""
@@ -146,12 +138,17 @@ def plain_matrix(node: Node, shape: Sequence[object]) -> bool:
     """Return whether a node multiplies rows by a matrix on the right, without factors.
 
     Args:
-        node: a MatMul or Gemm.
+        node: a node of any operator.
         shape: shape of the second input.
     """
     if node.kind == "Gemm":
         return unscaled(node) and not node.attribute("transA", 0)
-    return node.kind == "MatMul" and len(shape) == 2
+    return node.kind == "MatMul" and len(shape) == MATRIX
+
+
+def reads_activation(node: Node, tensor: str) -> bool:
+    """Return whether a tensor is the first input of a node, and none of the others."""
+    return node.input(0) == tensor and node.inputs.count(tensor) == 1
 
 
 def unscaled(node: Node) -> bool:

@@ -52,26 +52,19 @@ def absorb(graph: Graph, tensor: str, size: int, readers: int = 1) -> list[Fold]
     """
     node = graph.producer(tensor)
     known = [reader for reader in graph.consumers(tensor) if reader.kind != "Shape"]
-    if (
-        node is None
-        or len(known) != readers
-        or not private(graph, tensor)
-        or tensor != node.outputs[0]
-    ):
+    if node is None or tensor != node.outputs[0]:
+        return None
+    if len(known) != readers or not private(graph, tensor):
         return None
     layer = Linear.of(graph, node)
-    folds = None
     if node.kind in SCALE:
-        folds = _affine(graph, node, size)
-    elif layer is not None:
-        folds = _product(graph, layer, size)
-    elif node.kind in _COMMUTING or _keeps_last_axis(graph, node, size):
-        folds = absorb(graph, node.inputs[0], size)
-    elif node.kind in ("Mul", "Div"):
-        folds = _factor(graph, node, size)
-    elif node.kind in ("Add", "Sub"):
-        folds = _sum(graph, node, size)
-    return folds
+        return _affine(graph, node, size)
+    if layer is not None:
+        return _product(graph, layer, size)
+    if node.kind in _COMMUTING or _keeps_last_axis(graph, node, size):
+        return absorb(graph, node.inputs[0], size)
+    combine = _COMBINING.get(node.kind)
+    return combine(graph, node, size) if combine is not None else None
 
 
 def _sum(graph: Graph, node: Node, size: int) -> list[Fold] | None:
@@ -85,17 +78,19 @@ def _sum(graph: Graph, node: Node, size: int) -> list[Fold] | None:
 
 def _affine(graph: Graph, node: Node, size: int) -> list[Fold] | None:
     """Return scale and shift of a normalization over the last axis, or None."""
-    places = [place for place in SCALE[node.kind] if node.input(place)]
-    vectors = [ConstantInput(node, place) for place in places]
     rank = len(graph.shape(node.input(0)) or ())
-    last = node.attribute("axis", -1) in (-1, rank - 1)
-    fits = all(
-        graph.shape(node.input(place)) == (size,) and vector.spread(graph, size)
-        for place, vector in zip(places, vectors, strict=True)
-    )
-    if last and fits:
-        return [Fold(vector) for vector in vectors]
-    return None
+    if node.attribute("axis", -1) not in (-1, rank - 1):
+        return None
+    folds = list[Fold]()
+    for place in SCALE[node.kind]:
+        name = node.input(place)
+        vector = ConstantInput(node, place)
+        if not name:
+            continue
+        if graph.shape(name) != (size,) or not vector.spread(graph, size):
+            return None
+        folds.append(Fold(vector))
+    return folds
 
 
 def _product(graph: Graph, layer: Linear, size: int) -> list[Fold] | None:
@@ -112,11 +107,14 @@ def _factor(graph: Graph, node: Node, size: int) -> list[Fold] | None:
     """Return a constant factor or divisor; otherwise a computed factor, or the dividend."""
     if width(graph, node.outputs[0]) != size:
         return None
-    for place in (1, 0):
+    divides = node.kind == "Div"
+    constants = (1,) if divides else (1, 0)
+    computed = (0,) if divides else (1, 0)
+    for place in constants:
         stored = ConstantInput(node, place)
-        if stored.spread(graph, size) and (place == 1 or node.kind == "Mul"):
-            return [Fold(stored, inverse=node.kind == "Div")]
-    for place in (1, 0) if node.kind == "Mul" else (0,):
+        if stored.spread(graph, size):
+            return [Fold(stored, inverse=divides)]
+    for place in computed:
         folds = _operand(graph, node, place, size)
         if folds is not None:
             return folds
@@ -138,7 +136,12 @@ def _keeps_last_axis(graph: Graph, node: Node, size: int) -> bool:
     """Return whether a rearrangement leaves the last axis unchanged."""
     if node.kind == "Transpose":
         return last_stays(node)
-    return node.kind == "Reshape" and width(graph, node.inputs[0]) == size == width(
-        graph,
-        node.outputs[0],
-    )
+    if node.kind != "Reshape":
+        return False
+    before = width(graph, node.inputs[0])
+    after = width(graph, node.outputs[0])
+    return before == size == after
+
+
+#: Arithmetic on two operands, and the constants into which factors of the result can be folded.
+_COMBINING = {"Mul": _factor, "Div": _factor, "Add": _sum, "Sub": _sum}

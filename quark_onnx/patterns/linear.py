@@ -10,11 +10,15 @@ from onnx import TensorProto
 
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.constant_input import ConstantInput
-from quark_onnx.patterns.conv_and_gemm import Layer, unscaled
+from quark_onnx.patterns.conv_and_gemm import (
+    MATRIX,
+    Layer,
+    plain_matrix,
+    reads_activation,
+)
 from quark_onnx.patterns.norms import SCALE
 
 Floats = NDArray[np.float64]
-_MATRIX = 2
 #: Operators whose result has the last axis of their input.
 _KEEPING = frozenset(
     {
@@ -57,15 +61,9 @@ class Linear:
         """Return the layer of a node; None for another node, or a computed bias."""
         weight = node.input(1)
         shape = graph.shape(weight) or ()
-        plain = node.kind == "MatMul" or (
-            node.kind == "Gemm" and unscaled(node) and not node.attribute("transA", 0)
-        )
-        if (
-            not plain
-            or len(shape) != _MATRIX
-            or not graph.is_constant(weight)
-            or node.inputs.count(weight) > 1
-        ):
+        if len(shape) != MATRIX or not plain_matrix(node, shape):
+            return None
+        if not graph.is_constant(weight) or node.inputs.count(weight) > 1:
             return None
         first = -2 if Layer.stored(node).turned else -1
         second = -3 - first
@@ -82,6 +80,11 @@ class Linear:
             bias = _added(graph, node, outputs)
         sides = (ConstantInput(node, 1, first), ConstantInput(node, 1, second))
         return cls(node, inputs, outputs, sides, bias)
+
+    @classmethod
+    def reading(cls, graph: Graph, node: Node, tensor: str) -> Linear | None:
+        """Return the layer of a node if a tensor is its activation and nothing else."""
+        return cls.of(graph, node) if reads_activation(node, tensor) else None
 
     def matrix(self, graph: Graph) -> Floats:
         """Return the weight, of shape (inputs, outputs)."""
@@ -126,12 +129,8 @@ def readers_of(graph: Graph, tensor: str) -> tuple[list[Linear], list[Node]]:
     layers = list[Linear]()
     others = list[Node]()
     for node in graph.consumers(tensor):
-        layer = Linear.of(graph, node)
-        if (
-            layer is not None
-            and node.inputs.count(tensor) == 1
-            and node.input(0) == tensor
-        ):
+        layer = Linear.reading(graph, node, tensor)
+        if layer is not None:
             layers.append(layer)
         elif node.kind != "Shape":
             others.append(node)
@@ -174,23 +173,21 @@ def _width_nearby(graph: Graph, tensor: str, depth: int) -> int:
 def _width_through(graph: Graph, tensor: str, node: Node, depth: int) -> int:
     """Return the length of the last axis according to the inputs of a node."""
     shape = graph.constant(node.input(1)) if node.kind == "Reshape" else None
-    result = 0
     if shape is not None and shape.size:
-        result = max(0, int(shape[-1]))
-    elif node.kind in SCALE and tensor in (*node.outputs[:1], *node.outputs[3:]):
-        result = width(
-            graph,
-            node.input(SCALE[node.kind][0]),
-            0,
-        )
-    elif node.kind in _JOINING:
+        return max(0, int(shape[-1]))
+    if node.kind in SCALE:
+        # the outputs between are statistics
+        is_vectors = tensor in (*node.outputs[:1], *node.outputs[3:])
+        scale = node.input(SCALE[node.kind][0])
+        return width(graph, scale, 0) if is_vectors else 0
+    if node.kind in _JOINING:
         # Shorter operands have length 1, and are repeated.
-        result = max(width(graph, name, depth - 1) for name in node.inputs)
-    elif node.kind in _KEEPING or (node.kind == "Transpose" and last_stays(node)):
-        result = width(graph, node.inputs[0], depth - 1)
-    elif node.kind == "MatMul":
-        result = width(graph, node.inputs[1], depth - 1)
-    return result
+        return max(width(graph, name, depth - 1) for name in node.inputs)
+    if node.kind == "MatMul":
+        return width(graph, node.inputs[1], depth - 1)
+    if node.kind in _KEEPING or (node.kind == "Transpose" and last_stays(node)):
+        return width(graph, node.inputs[0], depth - 1)
+    return 0
 
 
 def last_stays(node: Node) -> bool:

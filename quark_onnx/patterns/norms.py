@@ -98,40 +98,41 @@ def image_norms(graph: Graph) -> list[Norm]:
 
 def _operator(graph: Graph, node: Node) -> Norm | None:
     rank = len(graph.shape(node.input(0)) or ())
-    skip = node.kind.startswith(_SKIP)
-    places = [place for place in SCALE[node.kind] if node.input(place)]
     last = node.attribute("axis", -1) in (-1, rank - 1)
-    statistics = node.outputs[1:3] if skip else node.outputs[1:]
-    if not last or not all(graph.is_constant(node.input(place)) for place in places):
-        return None
-    if any(
-        graph.consumers(name) or graph.is_output(name) for name in statistics if name
-    ):
-        return None
+    places = [place for place in SCALE[node.kind] if node.input(place)]
     stored = [ConstantInput(node, place) for place in places]
-    bias = None
     sources = node.inputs[:1]
-    if skip:
+    statistics = node.outputs[1:]
+    bias = None
+    if node.kind.startswith(_SKIP):
+        # the last output is the sum of the sources, which other nodes may read
+        sources = (*node.inputs[:2], *filter(None, node.outputs[3:4]))
+        statistics = node.outputs[1:3]
         place = 4 if node.kind.endswith("SkipLayerNormalization") else 3
         if node.input(place):
-            if not graph.is_constant(node.input(place)):
-                return None
             bias = ConstantInput(node, place)
-        sources = (*node.inputs[:2], *filter(None, node.outputs[3:4]))
-    centered = node.op_type in ("LayerNormalization", "SkipLayerNormalization")
+            places.append(place)
+    constant = all(graph.is_constant(node.input(place)) for place in places)
+    if not last or not constant or any(_is_used(graph, name) for name in statistics):
+        return None
     scale, shift = (*stored, None, None)[:2]
-    epsilon = float(node.attribute("epsilon", 1e-5))
     return Norm(
         node.name,
         sources,
         node.outputs[0],
         frozenset({node}),
-        centered,
+        node.op_type in ("LayerNormalization", "SkipLayerNormalization"),
         scale,
         shift,
         bias,
-        epsilon=epsilon,
+        epsilon=float(node.attribute("epsilon", 1e-5)),
     )
+
+
+def _is_used(graph: Graph, tensor: str) -> bool:
+    if not tensor:
+        return False
+    return bool(graph.consumers(tensor)) or graph.is_output(tensor)
 
 
 def _parts(graph: Graph, mean: Node, axes: _Axes) -> Norm | None:
@@ -204,13 +205,12 @@ def _is_over(graph: Graph, node: Node, axes: _Axes) -> bool:
         given = graph.constant(node.input(1))
     rank = len(graph.shape(node.inputs[0]) or ())
     wanted = axes.of(rank)
-    keeps_axes = bool(node.attribute("keepdims", 1))
-    if given is None or not keeps_axes or not wanted:
+    if given is None or not wanted or not node.attribute("keepdims", 1):
         return False
-    positive = []
-    for axis in np.asarray(given).ravel().tolist():
-        positive.append(axis % rank if rank else axis)
-    return sorted(positive) == list(wanted)
+    reduced = np.asarray(given).ravel()
+    if rank:
+        reduced = reduced % rank
+    return sorted(reduced.tolist()) == list(wanted)
 
 
 def _squares(graph: Graph, node: Node) -> bool:
@@ -225,36 +225,50 @@ def _root(graph: Graph, mean: Node) -> tuple[Node | None, list[str], float]:
     Further results are the tensors between, and epsilon. The node is None if there is none.
     """
     path = [mean.outputs[0]]
-    node = mean
-    reciprocal = False
     epsilon = 0.0
     for _ in range(3):
-        readers = graph.consumers(node.outputs[0])
+        readers = graph.consumers(path[-1])
         if len(readers) != 1:
             break
         node = readers[0]
-        others = [name for name in node.inputs if name not in path]
-        summand = graph.constant(others[0]) if len(others) == 1 else None
-        if node.kind == "Add" and summand is not None and summand.size == 1:
+        if node.kind == "Sqrt":
             path.append(node.outputs[0])
-            epsilon += float(summand.reshape(()))
-        elif (
-            node.kind == "Pow"
-            and node.inputs[0] == path[-1]
-            and is_number(graph, node.inputs[1], -0.5)
-        ):
+            return _inverse(graph, path[-1]) or node, path, epsilon
+        if _is_inverse_root(graph, node, path[-1]):
             return node, path, epsilon
-        elif node.kind == "Sqrt":
-            path.append(node.outputs[0])
-            readers = graph.consumers(node.outputs[0])
-            inverse = readers[0] if len(readers) == 1 else None
-            reciprocal = inverse is not None and (
-                inverse.kind == "Reciprocal" or _one_over(graph, inverse, path[-1])
-            )
-            return (inverse if reciprocal else node), path, epsilon
-        else:
+        summand = _summand(graph, node, path)
+        if summand is None:
             break
+        path.append(node.outputs[0])
+        epsilon += summand
     return None, path, epsilon
+
+
+def _summand(graph: Graph, node: Node, path: list[str]) -> float | None:
+    """Return the constant number that an Add adds to the last tensor, or None."""
+    others = [name for name in node.inputs if name not in path]
+    if node.kind != "Add" or len(others) != 1:
+        return None
+    value = graph.constant(others[0])
+    if value is None or value.size != 1:
+        return None
+    return float(value.reshape(()))
+
+
+def _is_inverse_root(graph: Graph, node: Node, tensor: str) -> bool:
+    if node.kind != "Pow" or node.inputs[0] != tensor:
+        return False
+    return is_number(graph, node.inputs[1], -0.5)
+
+
+def _inverse(graph: Graph, tensor: str) -> Node | None:
+    """Return the only reader of a tensor if it computes the inverse, or None."""
+    readers = graph.consumers(tensor)
+    if len(readers) != 1:
+        return None
+    node = readers[0]
+    inverts = node.kind == "Reciprocal" or _one_over(graph, node, tensor)
+    return node if inverts else None
 
 
 def _one_over(graph: Graph, node: Node, tensor: str) -> bool:

@@ -205,12 +205,13 @@ class _Search:
 
     def written(self, tensor: str) -> None:
         """Follow the producer of a tensor."""
-        node = self.graph.producer(tensor)
         if tensor in self.results:
             raise Unknown("what a normalization computes is added up as well")
+        node = self.graph.producer(tensor)
         if node is None:
             raise Unknown(f"{tensor!r} is an input of the model")
         layer = Linear.of(self.graph, node)
+        norm = self.by_node.get(node)
         if layer is not None and layer.outputs == self.stream.size:
             self.stream.writers[node, 1] = layer.weight[1]
             if node.input(2):
@@ -219,16 +220,14 @@ class _Search:
             self.operand(node, 0)
             self.operand(node, 1)
         elif self.scales(node):
-            computed = [
-                name for name in node.inputs if not self.graph.is_constant(name)
-            ]
-            self.push(computed[0])
+            is_constant = self.graph.is_constant(node.inputs[0])
+            self.push(node.inputs[1 if is_constant else 0])
         elif node.kind == "Gather" and self.graph.is_constant(node.inputs[0]):
             self.lookup(node)
         elif self.moves(node):
             self.push(node.inputs[0])
-        elif node in self.by_node and tensor == self.by_node[node].sources[-1]:
-            self.sum_of(self.by_node[node])
+        elif norm is not None and tensor == norm.sources[-1]:
+            self.sum_of(norm)
         else:
             raise Unknown(f"{node.name} ({node.kind}) writes to it")
 
@@ -242,16 +241,12 @@ class _Search:
     def read(self, tensor: str, node: Node) -> None:
         """Follow a reader of a tensor."""
         norm = self.by_node.get(node)
-        layer = Linear.of(self.graph, node)
+        layer = Linear.reading(self.graph, node, tensor)
         if norm is not None and tensor in norm.sources:
             self.sum_of(norm)
             if norm not in self.stream.norms:
                 self.stream.norms.append(norm)
-        elif (
-            layer is not None
-            and node.inputs.count(tensor) == 1
-            and node.input(0) == tensor
-        ):
+        elif layer is not None:
             self.stream.readers[node] = (layer, None)
         elif node.kind in ("Add", "Sub") or self.scales(node) or self.moves(node):
             self.push(node.outputs[0])
@@ -267,23 +262,16 @@ class _Search:
 
     def normalized(self, norm: Norm, tensor: str) -> None:
         """Follow the readers of a normalized tensor, which must be layers."""
-        size = self.stream.size
         if not private(self.graph, tensor):
             raise Unknown(
                 f"{tensor!r}, which is normalized, is an output of the model, or read by a body",
             )
-        if any(
-            part is not None and not part.spread(self.graph, size)
-            for part in (norm.scale, norm.shift)
-        ):
-            raise Unknown(f"{norm.name} has a scale of another size")
+        for part in (norm.scale, norm.shift):
+            if part is not None and not part.spread(self.graph, self.stream.size):
+                raise Unknown(f"{norm.name} has a scale of another size")
         for node in self.graph.consumers(tensor):
-            layer = Linear.of(self.graph, node)
-            if (
-                layer is not None
-                and node.inputs.count(tensor) == 1
-                and node.input(0) == tensor
-            ):
+            layer = Linear.reading(self.graph, node, tensor)
+            if layer is not None:
                 self.stream.readers[node] = (layer, norm)
             elif self.moves(node) and node.inputs[0] == tensor:
                 self.normalized(norm, node.outputs[0])
@@ -297,21 +285,18 @@ class _Search:
         if node.kind not in ("Mul", "Div"):
             return False
         left, right = (self.graph.constant(name) for name in node.inputs)
+        if left is not None and right is not None:
+            return False
         factor = right
         if right is None and node.kind == "Mul":
             factor = left
-        computed = left is None or right is None
-        return computed and factor is not None and factor.size == 1
+        return factor is not None and factor.size == 1
 
     def moves(self, node: Node) -> bool:
         """Return whether a node moves complete vectors."""
-        graph = self.graph
-        size = self.stream.size
-        ends = {width(graph, node.inputs[0]), width(graph, node.outputs[0])}
-        if node.kind not in _MOVING or not ends <= (
-            {size} if node.kind == "Reshape" else {size, 0}
-        ):
+        if node.kind not in _MOVING or not self._keeps_width(node):
             return False
+        graph = self.graph
         rank = len(graph.shape(node.inputs[0]) or ())
         if node.kind == "Transpose":
             return last_stays(node)
@@ -323,3 +308,13 @@ class _Search:
                 return False
             return not {-1, rank - 1} & set(axes.ravel().tolist())
         return True
+
+    def _keeps_width(self, node: Node) -> bool:
+        """Return whether the channels lie along the last axis before and after a node."""
+        widths = {
+            width(self.graph, node.inputs[0]),
+            width(self.graph, node.outputs[0]),
+        }
+        if node.kind != "Reshape":
+            widths.discard(0)  # an unknown width, which only a Reshape changes
+        return widths <= {self.stream.size}

@@ -61,16 +61,19 @@ def _multiply_adds(graph: Graph, node: Node) -> float:
 def _node_runtime(graph: Graph, node: Node) -> float:
     if node.kind in LAYERS and graph.is_constant(node.input(1)):
         return _multiply_adds(graph, node) * _MULTIPLY_ADD
-    producer = graph.producer(node.input(0)) if node.inputs else None
-    absorbed = (
-        node.kind in _ABSORBED
-        and producer is not None
-        and producer.kind in LAYERS
-        and len(graph.consumers(node.input(0))) == 1
-    )
-    if absorbed or node.kind in _FREE:
+    if node.kind in _FREE or _is_absorbed(graph, node):
         return 0.0
     return unfused_runtime(graph, [name for name in node.outputs if name])
+
+
+def _is_absorbed(graph: Graph, node: Node) -> bool:
+    """Return whether onnxruntime computes an activation function in the layer before it."""
+    if node.kind not in _ABSORBED or not node.inputs:
+        return False
+    producer = graph.producer(node.inputs[0])
+    if producer is None or producer.kind not in LAYERS:
+        return False
+    return len(graph.consumers(node.inputs[0])) == 1
 
 
 def _channels(graph: Graph, node: Node, sizes: list[int]) -> int:
