@@ -47,35 +47,47 @@ def measure_loop(
     """
     if len(samples) < 2 or not states:
         return []
-    names = [value.name for value in reference.get_outputs()]
+    runs = (_Recurrent(reference, states), _Recurrent(other, states))
     updated = {state.output for state in states}
-    totals = {name: Total() for name in names}
-    own: list[dict[str, Any]] = [{}, {}]
-    for place, sample in enumerate(samples):
-        results = []
-        for session, carried in zip((reference, other), own, strict=True):
-            given = {name: sample[name].shape for name in carried if name in sample}
-            if given != {name: value.shape for name, value in carried.items()}:
-                return []
-            feeds = {
-                value.name: sample[value.name]
-                for value in session.get_inputs()
-                if value.name in sample
-            }
-            results.append(
-                dict(zip(names, session.run(names, feeds | carried), strict=True)),
-            )
-        own = [
-            {state.input: found[state.output] for state in states} for found in results
-        ]
-        for name in names:
-            if place == len(samples) - 1 or (place and name not in updated):
-                totals[name].add(*(found[name] for found in results))
+    totals = {value.name: Total() for value in reference.get_outputs()}
+    last = len(samples) - 1
+    for step, sample in enumerate(samples):
+        if not all(run.takes(sample) for run in runs):
+            return []
+        expected, found = (run.step(sample, list(totals)) for run in runs)
+        for name, total in totals.items():
+            if step == last or (step > 0 and name not in updated):
+                total.add(expected[name], found[name])
     errors = [
         replace(total.result(name), steps=len(samples))
         for name, total in totals.items()
     ]
     return [error for error in errors if error.sqnr is not None]
+
+
+class _Recurrent:
+    """A session with the states that its outputs leave for the next sample."""
+
+    def __init__(self, session: Any, states: Sequence[State]) -> None:
+        self._session = session
+        self._states = states
+        self._carried: dict[str, Any] = {}
+
+    def takes(self, sample: Sample) -> bool:
+        """Return whether the states have the shapes of a sample's."""
+        return all(
+            name in sample and sample[name].shape == value.shape
+            for name, value in self._carried.items()
+        )
+
+    def step(self, sample: Sample, names: Sequence[str]) -> dict[str, Any]:
+        """Run a sample with the states of the last one; return outputs by name."""
+        inputs = [value.name for value in self._session.get_inputs()]
+        feeds = {name: sample[name] for name in inputs if name in sample}
+        values = self._session.run(names, feeds | self._carried)
+        outputs = dict(zip(names, values, strict=True))
+        self._carried = {state.input: outputs[state.output] for state in self._states}
+        return outputs
 
 
 def verdicts(errors: Sequence[OutputError], states: Sequence[State]) -> list[str]:
@@ -94,26 +106,28 @@ def verdicts(errors: Sequence[OutputError], states: Sequence[State]) -> list[str
         alone = single.get(error.name)
         if not error.steps or error.sqnr is None or alone is None:
             continue
-        found = (
+        finding, is_poor = _finding(error.sqnr, alone)
+        notes.append(
             f"{error.name!r}: {error.sqnr:.1f} dB after {error.steps} samples with its"
-            f" own state, {alone:.1f} dB"
+            f" own state, {alone:.1f} dB in single runs: {finding}",
         )
-        kept = error.sqnr >= alone - _LOST
-        if error.sqnr >= _GOOD or (kept and error.sqnr >= _USABLE):
-            notes.append(
-                (
-                    f"{found} in single runs: it holds"
-                    if kept
-                    else f"{found} in single runs: it loses, and is good"
-                ),
-            )
-            continue
-        alike = kept and alone < _USABLE
-        why = (
-            "poor either way, not by its state"
-            if alike
-            else f"errors accumulate in the recurrent state; {_ADVICE}"
-        )
-        notes.append(f"{found} in single runs: {why}")
-        logger.warning("%s", notes[-1])
+        if is_poor:
+            logger.warning("%s", notes[-1])
     return notes
+
+
+def _finding(looped: float, alone: float) -> tuple[str, bool]:
+    """Return the effect of a state on an output in words, and whether to warn.
+
+    Args:
+        looped: SQNR over many samples, in dB.
+        alone: SQNR of single runs, in dB.
+    """
+    kept = looped >= alone - _LOST
+    if kept and looped >= _USABLE:
+        return "it holds", False
+    if looped >= _GOOD:
+        return "it loses, and is good", False
+    if kept and alone < _USABLE:
+        return "poor either way, not by its state", True
+    return f"errors accumulate in the recurrent state; {_ADVICE}", True

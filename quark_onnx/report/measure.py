@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -85,42 +85,37 @@ def measure(
     """
     names = [value.name for value in reference.get_outputs()]
     totals = {name: Total() for name in names}
-    feeds: list[dict[str, Any]] = []
-    expected: Sequence[Any] = []
+    feeds: dict[str, Any] | None = None
+    expected: dict[str, Any] = {}
     for sample in samples:
-        feeds = [_feeds(session, sample) for session in (reference, other)]
-        expected, found = reference.run(names, feeds[0]), other.run(names, feeds[1])
-        for name, a, b in zip(names, expected, found, strict=True):
-            totals[name].add(a, b)
+        feeds = _feeds(reference, sample)
+        expected = _run(reference, names, feeds)
+        found = _run(other, names, _feeds(other, sample))
+        for name, total in totals.items():
+            total.add(expected[name], found[name])
         if observe is not None:
-            observe(
-                feeds[0],
-                dict(zip(names, expected, strict=True)),
-                dict(zip(names, found, strict=True)),
-            )
-    if not feeds:
+            observe(feeds, expected, found)
+    if feeds is None:
         return []
     results = [total.result(name) for name, total in totals.items()]
     if not any(_poor(result, _GOOD) for result in results):
         return results
-    repeated = without_memory(reference).run(names, feeds[0])
-    again = [
-        _compared(name, a, b)
-        for name, a, b in zip(names, expected, repeated, strict=True)
-    ]
-    return [
-        OutputError(
-            result.name,
-            None,
-            None,
-            None,
-            totals[result.name].agreement,
-            random=True,
-        )
-        if _poor(result, _GOOD) and _poor(repetition, _REPEATED)
-        else result
-        for result, repetition in zip(results, again, strict=True)
-    ]
+    # an output is random if the float model itself does not repeat it
+    repeated = _run(without_memory(reference), names, feeds)
+    for place, result in enumerate(results):
+        name = result.name
+        repetition = _compared(name, expected[name], repeated[name])
+        if _poor(result, _GOOD) and _poor(repetition, _REPEATED):
+            agreement = totals[name].agreement
+            results[place] = OutputError(
+                name,
+                None,
+                None,
+                None,
+                agreement,
+                random=True,
+            )
+    return results
 
 
 def observe_runs(
@@ -133,13 +128,18 @@ def observe_runs(
     names = [value.name for value in reference.get_outputs()]
     for sample in samples:
         feeds = _feeds(reference, sample)
-        expected = reference.run(names, feeds)
-        found = other.run(names, _feeds(other, sample))
-        observe(
-            feeds,
-            dict(zip(names, expected, strict=True)),
-            dict(zip(names, found, strict=True)),
-        )
+        expected = _run(reference, names, feeds)
+        found = _run(other, names, _feeds(other, sample))
+        observe(feeds, expected, found)
+
+
+def _run(
+    session: Session,
+    names: list[str],
+    feeds: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Return the outputs of a session by name."""
+    return dict(zip(names, session.run(names, feeds), strict=True))
 
 
 def _feeds(session: Session, sample: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
@@ -155,7 +155,9 @@ def _compared(name: str, reference: Any, other: Any) -> OutputError:
 
 
 def _poor(error: OutputError, bound: float) -> bool:
-    return error.sqnr < bound if error.sqnr is not None else error.agreement != 1.0
+    if error.sqnr is None:
+        return error.agreement != 1.0
+    return error.sqnr < bound
 
 
 def _leaves(value: Any) -> list[NDArray[Any]]:
@@ -178,14 +180,15 @@ class Total:
     """The error of an output, accumulated sample by sample."""
 
     def __init__(self) -> None:
-        self.signal = self.noise = self.product = self.energy = 0.0
-        self.largest, self.equal, self.count, self.broken, self.floating = (
-            0.0,
-            0,
-            0,
-            0,
-            True,
-        )
+        self.signal = 0.0
+        self.noise = 0.0
+        self.product = 0.0
+        self.energy = 0.0
+        self.largest = 0.0
+        self.equal = 0
+        self.count = 0
+        self.broken = 0
+        self.floating = True
         self.shapes: tuple[str, str] | None = None
 
     @property
@@ -193,35 +196,42 @@ class Total:
         return self.equal / self.count if self.count else 1.0
 
     def add(self, reference: Any, other: Any) -> None:
-        before, after = _leaves(reference), _leaves(other)
+        before = _leaves(reference)
+        after = _leaves(other)
         self.floating &= bool(before) and all(leaf.dtype.kind == "f" for leaf in before)
         self.count += sum(leaf.size for leaf in before)
-        shapes = [leaf.shape for leaf in before], [leaf.shape for leaf in after]
-        if shapes[0] != shapes[1]:
-            self.shapes = self.shapes or (_as_text(shapes[0]), _as_text(shapes[1]))
+        expected = [leaf.shape for leaf in before]
+        found = [leaf.shape for leaf in after]
+        if expected != found:
+            self.shapes = self.shapes or (_as_text(expected), _as_text(found))
             self.count += not before
-            self.noise = self.largest = float("inf")
+            self.noise = float("inf")
+            self.largest = float("inf")
             return
         for a, b in zip(before, after, strict=True):
-            self.equal += int(np.sum((a == b) | ((a != a) & (b != b))))
+            both_nan = (a != a) & (b != b)
+            self.equal += int(np.sum((a == b) | both_nan))
             if self.floating:
                 self._add(a, b)
 
     def _add(self, reference: NDArray[Any], other: NDArray[Any]) -> None:
         both = np.isfinite(reference) & np.isfinite(other)
-        a, b = reference.astype(np.float64), other.astype(np.float64)
-        unlike = ~both & ~(
-            (a == b) | (np.isnan(a) & np.isnan(b))
-        )  # finite in only one model
-        a, b = np.where(both, a, 0.0), np.where(both, b, 0.0)
+        a = reference.astype(np.float64)
+        b = other.astype(np.float64)
+        same = (a == b) | (np.isnan(a) & np.isnan(b))
+        unlike = ~both & ~same  # finite in only one model
+        a = np.where(both, a, 0.0)
+        b = np.where(both, b, 0.0)
         self.signal += float(np.sum(a * a))
         self.energy += float(np.sum(b * b))
         self.product += float(np.sum(a * b))
-        self.noise += float("inf") if unlike.any() else float(np.sum(np.square(a - b)))
-        self.largest = max(
-            self.largest,
-            float("inf") if unlike.any() else float(np.abs(a - b).max(initial=0.0)),
-        )
+        if unlike.any():
+            self.noise = float("inf")
+            self.largest = float("inf")
+        else:
+            error = a - b
+            self.noise += float(np.sum(np.square(error)))
+            self.largest = max(self.largest, float(np.abs(error).max(initial=0.0)))
         self.broken += int(unlike.sum())
 
     def result(self, name: str) -> OutputError:

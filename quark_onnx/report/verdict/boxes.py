@@ -60,11 +60,12 @@ class DetectorLayout:
         if self.form != "pair":
             return True
         count = boxes.size // 4
-        whole = not self.labels or outputs[self.labels].size == count
         scores = outputs[self.scores].size
-        return whole and (
-            scores == count if self.labels or not count else not scores % count
-        )
+        if self.labels:
+            return scores == count == outputs[self.labels].size
+        if not count:
+            return scores == 0
+        return scores % count == 0
 
 
 def _width_axis(form: str) -> int:
@@ -81,14 +82,11 @@ def detector_layout(outputs: Arrays, feeds: Arrays) -> DetectorLayout | None:
     channels_first = shape[1] in (1, 3, 4)
     size = (shape[2], shape[3]) if channels_first else (shape[1], shape[2])
     for name, value in outputs.items():
-        if (
-            value.dtype.kind == "f"
-            and value.shape[-1:] == (4,)
-            and value.ndim in (2, 3)
-        ):
-            scores, labels = _companions(name, value, outputs)
-            if scores:
-                return DetectorLayout("pair", name, scores, labels, size, 4)
+        if not _are_boxes(value):
+            continue
+        scores, labels = _companions(name, value, outputs)
+        if scores:
+            return DetectorLayout("pair", name, scores, labels, size, 4)
     for name, value in outputs.items():
         form = _single_form(value)
         if form is not None:
@@ -97,16 +95,23 @@ def detector_layout(outputs: Arrays, feeds: Arrays) -> DetectorLayout | None:
     return None
 
 
+def _are_boxes(value: NDArray[Any]) -> bool:
+    """Return whether an output may hold the coordinates of boxes, and nothing else."""
+    if value.dtype.kind != "f" or value.ndim not in (2, 3):
+        return False
+    return value.shape[-1:] == (4,)
+
+
 def _companions(name: str, boxes: NDArray[Any], outputs: Arrays) -> tuple[str, str]:
     """Return the outputs with scores and classes of boxes; empty where missing."""
     count = boxes.shape[-2]
     scores = labels = ""
     for other, value in outputs.items():
-        rows = value.shape[: boxes.ndim - 1] == boxes.shape[:-1]
-        if other == name or not (rows or value.shape == (count,)):
+        per_box = value.shape[: boxes.ndim - 1] == boxes.shape[:-1]
+        if other == name or not (per_box or value.shape == (count,)):
             continue
-        whole = value.dtype.kind in "iu"
-        if whole and value.ndim < boxes.ndim:
+        is_integer = value.dtype.kind in "iu"
+        if is_integer and value.ndim < boxes.ndim:
             labels = labels or other
         elif value.dtype.kind == "f" and value.shape[-1:] != (4,):
             scores = scores or other
@@ -120,13 +125,21 @@ def _single_form(value: NDArray[Any]) -> Literal["rows", "columns", "selected"] 
         return None
     if value.shape[2] == _SELECTED and _is_selected(value):
         return "selected"
-    rows, columns = value.shape[1], value.shape[2]
-    if columns > 5 and rows >= max(_ANCHORS, columns) and _are_shares(value[..., 4:]):
-        return None if _are_shares(value[..., :4]) and columns > 200 else "rows"
+    rows, columns = value.shape[1:]
+    if columns > 5 and _end_with_scores(value):
+        # wide rows of shares alone are probabilities of many classes, not boxes
+        all_shares = _are_shares(value[..., :4])
+        return None if all_shares and columns > 200 else "rows"
     transposed = value.transpose(0, 2, 1)
-    if rows > 4 and columns >= max(_ANCHORS, rows) and _are_shares(transposed[..., 4:]):
-        return "columns" if not _are_shares(transposed[..., :4]) else None
+    if rows > 4 and _end_with_scores(transposed):
+        return None if _are_shares(transposed[..., :4]) else "columns"
     return None
+
+
+def _end_with_scores(rows: NDArray[Any]) -> bool:
+    """Return whether there are many rows, with shares after four coordinates."""
+    count, width = rows.shape[1:]
+    return count >= max(_ANCHORS, width) and _are_shares(rows[..., 4:])
 
 
 def _are_shares(values: NDArray[Any]) -> bool:
@@ -134,13 +147,13 @@ def _are_shares(values: NDArray[Any]) -> bool:
 
 
 def _is_selected(value: NDArray[Any]) -> bool:
+    """Return whether rows may be x1, y1, x2, y2, score and class of selected boxes."""
+    if not _are_shares(value[..., 4]):
+        return False
     classes = value[..., 5]
-    ordered = value[..., 2] >= value[..., 0]
-    return bool(
-        _are_shares(value[..., 4])
-        and (classes == np.round(classes)).all()
-        and ordered.all()
-    )
+    whole = (classes == np.round(classes)).all()
+    ordered = (value[..., 2] >= value[..., 0]).all()
+    return bool(whole and ordered)
 
 
 def detections(layout: DetectorLayout, outputs: Arrays) -> list[Floats]:
@@ -163,18 +176,21 @@ def _candidates(
     if layout.form == "columns":
         boxes = boxes.transpose(0, 2, 1)
     if layout.form == "selected":
-        found = [(row[:, :4], row[:, 4], row[:, 5]) for row in boxes]
+        images = [(row[:, :4], row[:, 4], row[:, 5]) for row in boxes]
     elif layout.form == "pair":
-        found = _paired(layout, boxes, outputs)
+        images = _paired(layout, boxes, outputs)
     else:
-        found = [
-            (
-                _decoded(row[:, :4], layout.size),
-                *_best_class(_class_scores(row, layout)),
-            )
-            for row in boxes
-        ]
-    return [(_in_pixels(_corners(each[0]), layout.size), *each[1:]) for each in found]
+        images = [_from_rows(row, layout) for row in boxes]
+    return [
+        (_in_pixels(_corners(coordinates), layout.size), scores, classes)
+        for coordinates, scores, classes in images
+    ]
+
+
+def _from_rows(row: Floats, layout: DetectorLayout) -> tuple[Floats, Floats, Floats]:
+    """Return boxes, scores and classes of an image in a YOLO-like output."""
+    scores, classes = _best_class(_class_scores(row, layout))
+    return _decoded(row[:, :4], layout.size), scores, classes
 
 
 def _class_scores(row: Floats, layout: DetectorLayout) -> Floats:
@@ -215,12 +231,14 @@ def _foreground(scores: Floats) -> Floats:
             return np.asarray(1 / (1 + np.exp(-scores)))
         powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
         scores = powers / powers.sum(axis=-1, keepdims=True)
-    several = scores.shape[-1] > 1 and scores.shape[-2] >= _ANCHORS
-    if several and np.allclose(scores.sum(axis=-1), 1, atol=1e-2):
-        # a softmax over classes includes the background, the class of most anchors
-        background = int(scores.reshape(-1, scores.shape[-1]).mean(axis=0).argmax())
-        return np.delete(scores, background, axis=-1)
-    return scores
+    anchors, classes = scores.shape[-2:]
+    if classes < 2 or anchors < _ANCHORS:
+        return scores
+    if not np.allclose(scores.sum(axis=-1), 1, atol=1e-2):
+        return scores
+    # a softmax over classes includes the background, the class of most anchors
+    means = scores.reshape(-1, classes).mean(axis=0)
+    return np.delete(scores, int(means.argmax()), axis=-1)
 
 
 def _best_class(scores: Floats) -> tuple[Floats, Floats]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import ModelProto, TensorProto
+from onnx import ModelProto, TensorProto, ValueInfoProto
 
 from quark_onnx.report.verdict.boxes import DetectorLayout, detector_layout
 
@@ -50,35 +50,38 @@ class Traits:
         """Return the properties of a model."""
         graph = model.graph
         constants = {tensor.name: tensor for tensor in graph.initializer}
-        tables = frozenset(
-            int(constants[node.input[0]].dims[0])
-            for node in graph.node
-            if node.op_type == "Gather"
-            and node.input[0] in constants
-            and len(constants[node.input[0]].dims) == 2
+        tables = set[int]()
+        probabilities = set[str]()  # results of a Softmax or Sigmoid
+        for node in graph.node:
+            if node.op_type in ("Softmax", "Sigmoid"):
+                probabilities.update(node.output)
+            elif node.op_type == "Gather" and node.input[0] in constants:
+                shape = constants[node.input[0]].dims
+                if len(shape) == 2:
+                    tables.add(int(shape[0]))
+        outputs = {value.name for value in graph.output}
+        return cls(
+            _token_input(model),
+            frozenset(tables),
+            frozenset(probabilities & outputs),
         )
-        makers = {name: node for node in graph.node for name in node.output}
-        probabilities = frozenset(
-            value.name
-            for value in graph.output
-            if value.name in makers
-            and makers[value.name].op_type in ("Softmax", "Sigmoid")
-        )
-        return cls(_token_input(model), tables, probabilities)
 
 
 def _token_input(model: ModelProto) -> str:
     constants = {tensor.name for tensor in model.graph.initializer}
-    names = [
-        value.name
-        for value in model.graph.input
-        if value.name not in constants
-        and value.type.tensor_type.elem_type in _INTEGERS
-        and len(value.type.tensor_type.shape.dim) == 2
-        and "mask" not in value.name.lower()
-        and "type" not in value.name.lower()
-    ]
-    return names[0] if names else ""
+    for value in model.graph.input:
+        if value.name not in constants and _may_hold_tokens(value):
+            return value.name
+    return ""
+
+
+def _may_hold_tokens(value: ValueInfoProto) -> bool:
+    """Return whether an input is an integer matrix, and no mask or segment by its name."""
+    kind = value.type.tensor_type
+    if kind.elem_type not in _INTEGERS or len(kind.shape.dim) != 2:
+        return False
+    name = value.name.lower()
+    return "mask" not in name and "type" not in name
 
 
 @dataclass(frozen=True)
@@ -116,8 +119,9 @@ class Task:
         """Return whether outputs have the ranks and types of the first sample's."""
         for name, rank, kind in self.ranks:
             value = outputs.get(name)
-            if value is None or value.ndim != rank or value.dtype.kind != kind:
+            if value is None or (value.ndim, value.dtype.kind) != (rank, kind):
                 return False
+            # a detector may find nothing
             if self.layout is None and not value.size:
                 return False
         return self.layout is None or self.layout.fits(outputs)
@@ -190,13 +194,19 @@ def _kind(
         return "signal"
     if len(shape) == 2:
         return _vector_kind(name, value.reshape(shape), feeds, traits)
-    if len(shape) == 3 and traits.token_input:
-        tokens = feeds.get(traits.token_input)
-        per_token = tokens is not None and tokens.shape == shape[:2]
-        if per_token and shape[2] in traits.vocabulary:
-            return "language"
-        return "embedding" if per_token and shape[2] >= _VECTOR_WIDTH else "signal"
+    if len(shape) == 3:
+        return _sequence_kind(shape, feeds, traits)
     return _map_kind(value, feeds) if len(shape) == 4 else "signal"
+
+
+def _sequence_kind(shape: tuple[int, ...], feeds: Arrays, traits: Traits) -> str:
+    """Return whether vectors per token are a language model's or an encoder's."""
+    tokens = feeds.get(traits.token_input)
+    if tokens is None or tokens.shape != shape[:2]:
+        return "signal"
+    if shape[2] in traits.vocabulary:
+        return "language"
+    return "embedding" if shape[2] >= _VECTOR_WIDTH else "signal"
 
 
 def _vector_kind(
@@ -211,16 +221,19 @@ def _vector_kind(
         return "signal"
     if name in traits.probabilities or _sums_to_one(rows):
         return "classifier"
-    lengths = np.linalg.norm(rows.astype(np.float64), axis=1)
-    if np.allclose(lengths, 1, atol=1e-3) and width >= _VECTOR_WIDTH // 2:
+    if width >= _VECTOR_WIDTH // 2 and _are_unit_vectors(rows):
         return "embedding"
     if width in _COMMON_CLASSES or _CLASS_NAMES.search(name):
         return "classifier"
-    wide = width >= _VECTOR_WIDTH and width % _VECTOR_DIVISOR == 0
-    if wide or _VECTOR_NAMES.search(name):
-        return "embedding" if wide else "signal"
+    if width >= _VECTOR_WIDTH and width % _VECTOR_DIVISOR == 0:
+        return "embedding"
     senses = any(feed.ndim >= 3 for feed in feeds.values()) or traits.token_input
-    return "classifier" if senses else "signal"
+    return "classifier" if senses and not _VECTOR_NAMES.search(name) else "signal"
+
+
+def _are_unit_vectors(rows: NDArray[Any]) -> bool:
+    lengths = np.linalg.norm(rows.astype(np.float64), axis=1)
+    return bool(np.allclose(lengths, 1, atol=1e-3))
 
 
 def _sums_to_one(rows: NDArray[Any]) -> bool:
@@ -230,12 +243,11 @@ def _sums_to_one(rows: NDArray[Any]) -> bool:
 def _map_kind(value: NDArray[Any], feeds: Arrays) -> str:
     """Return whether maps with channels are an image or a segmentation."""
     maps = [feed for feed in feeds.values() if feed.ndim == 4]
-    if not maps:
+    if not maps or maps[0].shape[1] not in (1, 3):
         return "signal"
-    channels, height = value.shape[1], value.shape[2]
     pixels = maps[0].shape[2]
-    picture = maps[0].shape[1] in (1, 3)
-    if picture and channels in (1, 3) and height >= pixels:
+    channels, height = value.shape[1:3]
+    if channels in (1, 3) and height >= pixels:
         return "image"
-    segmented = 2 <= channels <= _SEGMENTS and height * _SEGMENT_SCALE >= pixels
-    return "segmentation" if picture and segmented and height >= channels else "signal"
+    large = height >= channels and height * _SEGMENT_SCALE >= pixels
+    return "segmentation" if large and 2 <= channels <= _SEGMENTS else "signal"
