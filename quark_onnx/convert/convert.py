@@ -8,6 +8,7 @@ from copy import copy
 from dataclasses import dataclass, replace
 from numbers import Integral
 from pathlib import Path
+from typing import Any
 
 from onnx import ModelProto
 
@@ -157,33 +158,37 @@ def _settings(
     Raises:
         ConfigError: a setting is malformed, or unused.
     """
-    sizes = {name: tuple(shape) for name, shape in (shapes or {}).items()}
-    for name, shape in sizes.items():
-        if not shape or not all(
-            is_number(size, Integral) and size > 0 for size in shape
-        ):
-            raise ConfigError(
-                f"the shape of {name!r} is {list(shape)}; it must be whole numbers"
-                " from 1",
-            )
+    sizes = dict[str, tuple[int, ...]]()
+    for name, shape in (shapes or {}).items():
+        sizes[name] = _checked_shape(name, tuple(shape))
     if opset is not None and not is_number(opset, Integral):
         raise ConfigError(f"opset is {opset!r}; it must be a whole number")
+    given = {"shapes": bool(sizes), "opset": opset is not None, "io": bool(io)}
+    _check_used([name for name, is_given in given.items() if is_given], chosen)
+    return Settings(sizes, None if opset is None else int(opset), bool(io))
+
+
+def _checked_shape(name: str, shape: tuple[Any, ...]) -> tuple[int, ...]:
+    whole = all(is_number(size, Integral) and size > 0 for size in shape)
+    if not shape or not whole:
+        raise ConfigError(
+            f"the shape of {name!r} is {list(shape)}; it must be whole numbers from 1",
+        )
+    return tuple(map(int, shape))
+
+
+def _check_used(given: list[str], chosen: list[Conversion]) -> None:
+    """Raise ConfigError if no chosen conversion reads a given setting."""
     used = set[str]()
     for conversion in chosen:
         used.update(conversion.reads)
-    given = {"shapes": bool(sizes), "opset": opset is not None, "io": bool(io)}
-    for setting, is_given in given.items():
-        if is_given and setting not in used:
+    for setting in given:
+        if setting not in used:
             users = [name for name in CONVERSIONS if setting in CONVERSIONS[name].reads]
             raise ConfigError(
                 f"{setting} is given, which only {' and '.join(users)} reads; add it to"
                 " what is converted to",
             )
-    return Settings(
-        {name: tuple(map(int, shape)) for name, shape in sizes.items()},
-        None if opset is None else int(opset),
-        bool(io),
-    )
 
 
 def _apply(

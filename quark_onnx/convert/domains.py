@@ -66,44 +66,41 @@ def _row(graph: Graph, node: Node) -> Scaled | None:
 def _standard(graph: Graph, node: Node) -> int | None:
     node_parameters = parameters(graph, node)
     row = _row(graph, node)
-    quantizes = node.op_type in QUANTIZE
-    if row is None or not (row.emitted if quantizes else row.read):
+    if node_parameters is None or row is None or not _is_supported(row, node):
         return None
-    if node_parameters is None or (
-        row.onnx == TensorProto.INT32 and node_parameters.zero_point.any()
-    ):
+    if row.onnx == TensorProto.INT32 and node_parameters.zero_point.any():
         return None
-    blocks = _BLOCKS_OPSET if node_parameters.block_size else 0
-    return max(
-        row.min_opset, _PER_AXIS_OPSET if node_parameters.scale.ndim else 0, blocks
-    )
+    opset = row.min_opset
+    if node_parameters.scale.ndim:
+        opset = max(opset, _PER_AXIS_OPSET)
+    if node_parameters.block_size:
+        opset = max(opset, _BLOCKS_OPSET)
+    return opset
+
+
+def _is_supported(row: Scaled, node: Node) -> bool:
+    """Return whether ONNX defines a Q or DQ node for a number format."""
+    return bool(row.emitted if node.op_type in QUANTIZE else row.read)
 
 
 def _microsoft(graph: Graph, node: Node) -> int | None:
-    node_parameters = parameters(graph, node)
     row = _row(graph, node)
-    known = (
-        isinstance(row, Integer)
-        and row.bits >= 4
-        and (row.emitted if node.op_type in QUANTIZE else row.read)
-    )
-    return (
-        1
-        if known and node_parameters is not None and not node_parameters.block_size
-        else None
-    )
+    if row is None or not _is_supported(row, node):
+        return None
+    return 1 if _has_integers(graph, node, bits=4) else None
 
 
 def _vendor(graph: Graph, node: Node) -> int | None:
-    node_parameters = parameters(graph, node)
+    return BODY_OPSET if _has_integers(graph, node, bits=8) else None
+
+
+def _has_integers(graph: Graph, node: Node, *, bits: int) -> bool:
+    """Return whether codes are integers of at least some bits, without blocks."""
     row = _row(graph, node)
-    known = (
-        isinstance(row, Integer)
-        and row.bits >= 8
-        and node_parameters is not None
-        and not node_parameters.block_size
-    )
-    return BODY_OPSET if known else None
+    if not isinstance(row, Integer) or row.bits < bits:
+        return False
+    node_parameters = parameters(graph, node)
+    return node_parameters is not None and not node_parameters.block_size
 
 
 def _converted(graph: Graph, domain: str, need: Need) -> tuple[Graph, list[str]]:
@@ -158,9 +155,9 @@ def _rename(graph: Graph, node: Node, domain: str) -> None:
         node.drop_attribute("saturate")
         write_zero_point(graph, node)
     for place, name in enumerate(node.inputs[1:3], 1):
-        array = graph.constant(name)
+        array = graph.constant(name) if name else None
         # ONNX distinguishes a vector of one element from a scalar.
-        if name and array is not None and array.ndim == 1 and array.size == 1:
+        if array is not None and array.shape == (1,):
             [scalar] = graph.once(
                 ("scalar", name),
                 partial(_scalar, graph, name),

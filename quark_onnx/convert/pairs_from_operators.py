@@ -19,7 +19,7 @@ from quark_onnx.convert.base import Settings, conversion, counted, everywhere, r
 from quark_onnx.convert.pairs import constant
 from quark_onnx.errors import AccuracyError
 from quark_onnx.fusions.base import CONTRIB, attributes
-from quark_onnx.fusions.moving import MOVING
+from quark_onnx.fusions.moving import MOVING, moved_inputs
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.node import softmax_axis
 from quark_onnx.steps import Agreement
@@ -93,6 +93,8 @@ FORMS: dict[str, Form] = {
     ),
 }
 _CONCAT = f"{CONTRIB}::QLinearConcat"
+#: Inputs that hold single values as codes: the padding, and the bounds.
+_CODES = {"Pad": (2,), "Clip": (1, 2)}
 
 
 @conversion("qoperator-to-qdq", keeps="but for rounding")
@@ -125,54 +127,45 @@ def _rewrite(graph: Graph) -> int:
 def _linear(graph: Graph, node: Node) -> bool:
     """Replace a QLinear operator by a float operator between pairs."""
     form = _concat(node) if node.kind == _CONCAT else FORMS.get(node.kind)
-    if (
-        form is None
-        or node.attribute("channels_last", 0)
-        or not _known(graph, node, form)
-    ):
+    if form is None or node.attribute("channels_last", 0):
         return False
-    operands = [
-        _read(
-            graph,
-            node,
-            form,
-            place,
-        )
-        for place in range(len(form.operands))
-    ]
-    inputs = [node.inputs[0], *operands] if form.op_type == "Where" else operands
+    if not _known(graph, node, form):
+        return False
+    inputs = [node.inputs[0]] if form.op_type == "Where" else []
+    for place in range(len(form.operands)):
+        inputs.append(_read(graph, node, form, place))
     settings = attributes(node)
     for name in form.dropped:
         settings.pop(name, None)
-    bias = node.input(form.bias) if form.bias >= 0 else ""
-    if bias and graph.elem_type(bias) == TensorProto.INT32:
-        bias = _bias(graph, node, form, bias)
-    # A MatMul has no bias: an Add follows.
-    added = bias if form.op_type == "MatMul" else ""
-    if bias and not added:
-        inputs.append(bias)
-    graph.remove([node])
+    bias = _float_bias(graph, node, form)
     result = node.outputs[0]
+    graph.remove([node])
     if form.result and node.input(form.result[0]):
-        computed = graph.fresh(f"{result}_float")
-        graph.add(
-            "QuantizeLinear",
-            [computed, *_present(node, *form.result)],
-            [result],
-            name=f"{node.name}_Q",
-        )
-        result = computed
-    if added:
+        result = _quantized(graph, node, form.result, result)
+    if bias and form.op_type == "MatMul":
+        # A MatMul has no bias: an Add follows.
         product = graph.fresh(f"{result}_product")
-        graph.add("Add", [product, added], [result], name=f"{node.name}_bias")
+        graph.add("Add", [product, bias], [result], name=f"{node.name}_bias")
         result = product
-    graph.add(
-        form.op_type,
-        inputs,
-        [result],
-        **settings,
-    ).name = node.name
+    elif bias:
+        inputs.append(bias)
+    float_node = graph.add(form.op_type, inputs, [result], **settings)
+    float_node.name = node.name
     return True
+
+
+def _quantized(
+    graph: Graph, node: Node, parameters: tuple[int, ...], codes: str
+) -> str:
+    """Add the QuantizeLinear of a result; return the float tensor that it reads."""
+    computed = graph.fresh(f"{codes}_float")
+    graph.add(
+        "QuantizeLinear",
+        [computed, *_present(node, *parameters)],
+        [codes],
+        name=f"{node.name}_Q",
+    )
+    return computed
 
 
 def _concat(node: Node) -> Form:
@@ -186,20 +179,26 @@ def _known(graph: Graph, node: Node, form: Form) -> bool:
     """Return whether pairs are equivalent: constant scales, several for the second operand only."""
     for place, (_, scale, zero) in enumerate(form.operands):
         array = graph.constant(node.input(scale))
-        if array is None or (
-            node.input(zero) and not graph.is_constant(node.input(zero))
-        ):
+        if array is None:
+            return False
+        if node.input(zero) and not graph.is_constant(node.input(zero)):
             return False
         if array.size > 1 and (place != 1 or array.ndim != 1):
             return False
-    if form.op_type == "Softmax":
-        shape = graph.shape(node.inputs[0])
-        last = (
-            shape is not None
-            and softmax_axis(node, graph.opset) % len(shape) == len(shape) - 1
-        )
-        return last or (node.attribute("opset", 13) >= 13) == (graph.opset >= 13)
-    return True
+    return form.op_type != "Softmax" or _softmax_is_kept(graph, node)
+
+
+def _softmax_is_kept(graph: Graph, node: Node) -> bool:
+    """Return whether a Softmax of the graph's opset normalizes along the same axes.
+
+    Before opset 13, it normalizes along the axis and all later ones together.
+    """
+    shape = graph.shape(node.inputs[0])
+    if shape is not None:
+        axis = softmax_axis(node, graph.opset) % len(shape)
+        if axis == len(shape) - 1:
+            return True
+    return bool((node.attribute("opset", 13) >= 13) == (graph.opset >= 13))
 
 
 def _read(graph: Graph, node: Node, form: Form, place: int) -> str:
@@ -227,20 +226,24 @@ def _dequantize(graph: Graph, inputs: list[str], name: str, **axis: Any) -> str:
     return result
 
 
-def _bias(graph: Graph, node: Node, form: Form, bias: str) -> str:
-    """Add the DequantizeLinear of a bias, whose scale is the product of the operands' scales."""
+def _float_bias(graph: Graph, node: Node, form: Form) -> str:
+    """Return the float bias of an operator, or an empty name.
+
+    The scale of an int32 bias is the product of the operands' scales.
+    """
+    bias = node.input(form.bias) if form.bias >= 0 else ""
+    if not bias or graph.elem_type(bias) != TensorProto.INT32:
+        return bias
     scales = [graph.constant(node.input(scale)) for _, scale, _ in form.operands]
     assert scales[0] is not None and scales[1] is not None
-    scale = np.float32(node.attribute("alpha", 1.0)) * scales[0].reshape(()) * scales[1]
-    scale = scale.reshape(()) if scale.size == 1 else scale
+    alpha = np.float32(node.attribute("alpha", 1.0))
+    scale = alpha * scales[0].reshape(()) * scales[1]
+    axis = {"axis": len(graph.shape(bias) or (0,)) - 1}
+    if scale.size == 1:
+        scale = scale.reshape(())
+        axis = {}
     name = graph.add_constant(f"{bias}_scale", scale.astype(np.float32))
-    rank = len(graph.shape(bias) or (0,))
-    return _dequantize(
-        graph,
-        [bias, name],
-        f"{node.name}_bias",
-        **({"axis": rank - 1} if scale.ndim else {}),
-    )
+    return _dequantize(graph, [bias, name], f"{node.name}_bias", **axis)
 
 
 def _present(node: Node, *places: int) -> list[str]:
@@ -254,29 +257,26 @@ def _moving(graph: Graph, node: Node) -> bool:
     """
     if not _moves_codes(node):
         return False
-    places = {"Concat": range(len(node.inputs)), "Where": (1, 2)}.get(node.kind, (0,))
+    places = moved_inputs(node)
     scale_and_zero = _common_scale(graph, node, places)
     if scale_and_zero is None:
         return False
-    # Bounds of a Clip and the value of a Pad are codes, too.
-    bounds = {"Pad": (2,), "Clip": (1, 2)}.get(node.kind, ())
-    values = {
-        place: _decoded(graph, node.inputs[place], scale_and_zero)
-        for place in bounds
-        if node.input(place)
-    }
-    if any(value is None for value in values.values()):
+    codes_places = [place for place in _CODES.get(node.kind, ()) if node.input(place)]
+    if not all(graph.is_constant(node.inputs[place]) for place in codes_places):
         return False
+    values = dict[int, str]()
+    for place in codes_places:
+        values[place] = _decoded(graph, node.inputs[place], scale_and_zero)
     for place in places:
         inputs = [node.inputs[place], *scale_and_zero]
         name = f"{node.name}_{place}"
         graph.set_input(node, place, _dequantize(graph, inputs, name))
     for place, value in values.items():
-        assert value is not None
         graph.set_input(node, place, value)
-    for place, codes in enumerate(node.outputs):
-        # The second result of MaxPool holds indices.
-        if codes and not (node.kind == "MaxPool" and place):
+    # The second result of MaxPool holds indices.
+    results = node.outputs[:1] if node.kind == "MaxPool" else node.outputs
+    for place, codes in enumerate(results):
+        if codes:
             computed = graph.fresh(f"{codes}_float")
             graph.set_output(node, place, computed)
             graph.add(
@@ -317,10 +317,8 @@ def _common_scale(
     return list(parameters[0])
 
 
-def _decoded(graph: Graph, code: str, scale_and_zero: list[str]) -> str | None:
-    """Return the constant value of a code; None if computed."""
-    if not graph.is_constant(code):
-        return None
+def _decoded(graph: Graph, code: str, scale_and_zero: list[str]) -> str:
+    """Return the constant value of a constant code."""
     result = _dequantize(graph, [code, *scale_and_zero], code)
     node = graph.producer(result)
     assert node is not None

@@ -68,27 +68,29 @@ def _converted(graph: Graph, activations: Mapping[int, int]) -> tuple[Graph, lis
 def _move_all(graph: Graph, activations: Mapping[int, int], refused: list[str]) -> int:
     """Shift the codes of activations and of constants; return their number.
 
-    Tensors that cannot be shifted are added to ``left``.
+    Tensors that cannot be shifted are added to ``refused``.
     """
     count = 0
     for node in list(graph.nodes):
-        if node.op_type not in QUANTIZE | DEQUANTIZE:
+        is_weight = graph.is_constant(node.input(0))
+        if node.op_type in QUANTIZE:
+            kinds = _WEIGHTS if is_weight else activations
+            undone = readers(graph, node)
+        elif node.op_type in DEQUANTIZE and is_weight:
+            kinds = _WEIGHTS
+            undone = [node]
+        else:
             continue
-        weight = graph.is_constant(node.input(0))
         kind = code_type(graph, node)
-        new = (_WEIGHTS if weight else activations).get(kind)
-        if new is None or (node.op_type in DEQUANTIZE and not weight):
+        new = kinds.get(kind)
+        if new is None:
             continue
-        undone = readers(graph, node) if node.op_type in QUANTIZE else [node]
         if undone is None or parameters(graph, node) is None:
             refused.append(node.inputs[0])
             continue
         if node.op_type in DEQUANTIZE:
-            graph.set_input(
-                node,
-                0,
-                _moved(graph, node.inputs[0], kind, new),
-            )
+            moved = _moved(graph, node.inputs[0], kind, new)
+            graph.set_input(node, 0, moved)
         for pair_node in {node, *undone}:
             _set_zero_point(graph, pair_node, kind, new)
         count += 1
