@@ -148,27 +148,29 @@ def feeds_root_or_division(node: Node, plan: PlanBuilder) -> bool:
         for reader in plan.graph.consumers(result):
             if _roots(reader, plan, result):
                 return True
-            others = [name for name in reader.inputs if name and name != result]
-            shifts = reader.kind in _SHIFTING and all(
-                map(plan.graph.is_constant, others),
-            )
-            if shifts and reader not in seen:
+            if reader not in seen and _shifts(reader, plan, result):
                 seen.add(reader)
                 todo.append(reader)
     return False
 
 
+def _shifts(reader: Node, plan: PlanBuilder, tensor: str) -> bool:
+    """Return whether a node only shifts or bounds a tensor by constants."""
+    if reader.kind not in _SHIFTING:
+        return False
+    others = [name for name in reader.inputs if name and name != tensor]
+    return all(map(plan.graph.is_constant, others))
+
+
 def _roots(reader: Node, plan: PlanBuilder, tensor: str) -> bool:
-    if reader.kind == "Pow":
-        exponent = plan.graph.constant(reader.inputs[1])
-        return (
-            reader.inputs[0] == tensor
-            and exponent is not None
-            and bool(np.all(exponent < 1))
-        )
-    return reader.kind in _ROOTS or (
-        reader.kind == "Div" and reader.inputs[1] == tensor
-    )
+    if reader.kind == "Div":
+        return reader.inputs[1] == tensor
+    if reader.kind != "Pow":
+        return reader.kind in _ROOTS
+    exponent = plan.graph.constant(reader.inputs[1])
+    if exponent is None or reader.inputs[0] != tensor:
+        return False
+    return bool(np.all(exponent < 1))
 
 
 _ROOTS = frozenset({"Sqrt", "Reciprocal", "Log"})

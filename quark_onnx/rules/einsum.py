@@ -16,25 +16,20 @@ def einsum(node: Node, plan: PlanBuilder) -> None:
     if is_control_tensor(node, plan, *node.inputs):
         return
     terms, result = _terms(node)
+    is_product = len(node.inputs) == 2
     for place, tensor in enumerate(node.inputs):
         term = terms[place] if place < len(terms) else ""
         others = "".join(terms[:place] + terms[place + 1 :])
-        summed = [
-            letter for letter in term if letter in others and letter not in result
-        ]
-        along = _axis(term, summed)
-        constant = plan.graph.is_constant(tensor)
-        if len(node.inputs) == 2 and constant and along is not None:
-            own = [
-                letter for letter in term if letter in result and letter not in others
-            ]
-            plan.weight(node, tensor, axis=_axis(term, own), along=along)
+        summed = set(others) - set(result)
+        along = _last_axis(term, summed)
+        if is_product and along is not None and plan.graph.is_constant(tensor):
+            channels = set(result) - set(others)
+            axis = _last_axis(term, channels)
+            plan.weight(node, tensor, axis=axis, along=along)
         else:
             plan.activation(node, tensor, along=along)
-    products = len(node.inputs) == 2 and any(
-        letter not in result for letter in "".join(terms)
-    )
-    if plan.rounds_results(node) or not products:
+    sums = not set(result).issuperset("".join(terms))
+    if plan.rounds_results(node) or not (is_product and sums):
         plan.activation(node, node.outputs[0])
 
 
@@ -51,13 +46,13 @@ def _terms(node: Node) -> tuple[list[str], str]:
     return operands.split(","), result
 
 
-def _axis(term: str, letters: list[str]) -> int | None:
-    """Return the axis of the last index.
+def _last_axis(term: str, letters: set[str]) -> int | None:
+    """Return the axis of the last index among some letters.
 
     None after an ellipsis, which stands for any number of axes.
     """
     before = term.partition(".")[0]
-    known = [letter for letter in letters if letter in before]
+    known = [letter for letter in term if letter in letters and letter in before]
     if known:
         return before.index(known[-1])
     return None

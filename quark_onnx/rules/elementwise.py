@@ -25,9 +25,7 @@ def add(node: Node, plan: PlanBuilder) -> None:
 
     Float for a bias of an unrounded product and, in 8 bits, for a residual stream.
     """
-    if any(
-        reader.kind in NORMALIZING for reader in plan.graph.followers(node)
-    ) and plan.is_low_bit(node):
+    if _is_residual(node, plan) and plan.is_low_bit(node):
         plan.keep_node(node, RESIDUAL)
     elif not plan.rounds_results(node) and any(_is_bias(node, plan, i) for i in (0, 1)):
         plan.keep_node(node, "it adds a bias to a product that is not rounded yet")
@@ -35,18 +33,21 @@ def add(node: Node, plan: PlanBuilder) -> None:
         _operands(node, plan, node.inputs)
 
 
+def _is_residual(node: Node, plan: PlanBuilder) -> bool:
+    followers = plan.graph.followers(node)
+    return any(follower.kind in NORMALIZING for follower in followers)
+
+
 def _is_bias(node: Node, plan: PlanBuilder, index: int) -> bool:
     """Return whether an operand is a constant vector added to an unshared matrix product."""
     bias = node.inputs[index]
     product = node.inputs[1 - index]
+    if not plan.graph.is_constant(bias) or len(plan.graph.shape(bias) or ()) > 1:
+        return False
     layer = plan.graph.producer(product)
-    vector = plan.graph.is_constant(bias) and len(plan.graph.shape(bias) or ()) <= 1
-    return (
-        vector
-        and layer is not None
-        and layer.kind in _PRODUCTS
-        and not plan.quantized(product)
-    )
+    if layer is None or layer.kind not in _PRODUCTS:
+        return False
+    return not plan.quantized(product)
 
 
 @rule("Div")

@@ -22,19 +22,39 @@ def matmul(node: Node, plan: PlanBuilder) -> None:
     products with per-column scales there.
     """
     a, b = node.inputs
-    for tensor, axis_from_end in ((a, 2), (b, 1)):
-        shape = plan.graph.shape(tensor)
-        vector = shape is not None and len(shape) == 1
-        summed = -1 if tensor == a or vector else -2
-        if plan.graph.is_constant(tensor) and shape is not None and len(shape) >= 2:
-            rank = len(shape)
-            stacked = tensor == b and rank > 2
-            axis = None if stacked else rank - axis_from_end
-            plan.weight(node, tensor, axis=axis, along=rank + summed)
-        else:
-            plan.activation(node, tensor, along=summed)
+    _operand(node, plan, a, along=-1, axis=-2)
+    rank = len(plan.graph.shape(b) or ())
+    # a tensor times itself has one scale, along the axis of the left operand
+    along = -1 if rank == 1 or a == b else -2
+    _operand(node, plan, b, along=along, axis=None if rank > 2 else -1)
     if plan.rounds_results(node):
         plan.activation(node, node.outputs[0])
+
+
+def _operand(
+    node: Node,
+    plan: PlanBuilder,
+    tensor: str,
+    *,
+    along: int,
+    axis: int | None,
+) -> None:
+    """Quantize an operand of a product, a constant matrix as a weight.
+
+    Args:
+        node: the product.
+        plan: the plan.
+        tensor: the operand.
+        along: axis of the sum, from the end.
+        axis: axis of the output channels, from the end; None for one scale.
+    """
+    rank = len(plan.graph.shape(tensor) or ())
+    if rank < 2 or not plan.graph.is_constant(tensor):
+        plan.activation(node, tensor, along=along)
+        return
+    if axis is not None:
+        axis += rank
+    plan.weight(node, tensor, axis=axis, along=rank + along)
 
 
 @rule(
@@ -47,24 +67,19 @@ def fused_matmul(node: Node, plan: PlanBuilder) -> None:
 
     A stack of matrices has one scale.
     """
-    for place, tensor in enumerate(node.inputs[:2]):
-        letter = "AB"[place]
-        shape = plan.graph.shape(tensor) or ()
+    for letter, tensor in zip("AB", node.inputs, strict=False):
+        rank = len(plan.graph.shape(tensor) or ())
         transposed = bool(node.attribute(f"trans{letter}", 0))
         batch_last = bool(node.attribute(f"transBatch{letter}", 0))
-        along = -1 if (place == 0) != transposed else -2
-        if batch_last and along == -2:
-            along = -len(shape)  # the rows come before the batch axes
-        if len(shape) == 1:
+        along = -1 if (letter == "A") != transposed else -2
+        axis = None
+        if rank == 1:
             along = -1
-        if plan.graph.is_constant(tensor) and len(shape) >= 2:
-            if len(shape) == 2:
-                axis = 0 if along == -1 else 1
-            else:
-                axis = None
-            plan.weight(node, tensor, axis=axis, along=len(shape) + along)
-        else:
-            plan.activation(node, tensor, along=along)
+        elif rank == 2:
+            axis = -2 if along == -1 else -1
+        if batch_last and along == -2:
+            along = -rank  # the rows come before the batch axes
+        _operand(node, plan, tensor, along=along, axis=axis)
     if plan.rounds_results(node):
         plan.activation(node, node.outputs[0])
 
