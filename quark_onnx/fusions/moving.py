@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -51,40 +52,47 @@ MOVING = {
 _CLIP_OPSET = 12
 
 
+def moved_inputs(node: Node) -> Sequence[int]:
+    """Return the indices of the inputs whose values an operator of ``MOVING`` moves."""
+    if node.kind == "Concat":
+        return range(len(node.inputs))
+    return (1, 2) if node.kind == "Where" else (0,)
+
+
 def move_codes(graph: Graph, node: Node) -> bool:
     """Let an operator of ``MOVING`` read and compute codes with equal scales."""
-    places = {"Concat": range(len(node.inputs)), "Where": (1, 2)}.get(node.kind, (0,))
+    places = moved_inputs(node)
     read = [read_bytes(graph, node.inputs[place]) for place in places]
     sources = [codes for codes in read if codes is not None]
-    unread = [
-        not graph.consumers(name) and not graph.is_output(name) for name in node.outputs
-    ]
-    written = [
-        None if is_unread else written_bytes(graph, name)
-        for name, is_unread in zip(node.outputs, unread, strict=True)
-    ]
-    results = [codes for codes in written if codes is not None]
-    if (
-        len(sources) < len(read)
-        or not results
-        or len(results) < len(unread) - sum(unread)
-    ):
+    results = _results(graph, node)
+    if len(sources) < len(read) or not results or graph.opset < MOVING[node.kind]:
         return False
-    if (
-        graph.opset < MOVING[node.kind]
-        or not alike(graph, *sources, *results)
-        or not _moves(graph, node, sources[0])
-    ):
+    if not alike(graph, *sources, *results.values()):
+        return False
+    if not _moves(graph, node, sources[0]):
         return False
     for place, codes in zip(places, sources, strict=True):
         graph.set_input(node, place, codes.codes)
-    graph.remove([codes.node for codes in results])
-    for place, result in enumerate(written):
-        if result is not None:
-            graph.set_output(node, place, result.codes)
-        elif node.outputs[place]:
-            graph.set_output(node, place, graph.fresh(f"{node.outputs[place]}_idle"))
+    graph.remove([codes.node for codes in results.values()])
+    for place, name in enumerate(node.outputs):
+        if place in results:
+            graph.set_output(node, place, results[place].codes)
+        elif name:
+            graph.set_output(node, place, graph.fresh(f"{name}_idle"))
     return True
+
+
+def _results(graph: Graph, node: Node) -> dict[int, Codes]:
+    """Return the codes of the results that are read, by index; empty if one has none."""
+    results = dict[int, Codes]()
+    for place, name in enumerate(node.outputs):
+        if not graph.consumers(name) and not graph.is_output(name):
+            continue
+        codes = written_bytes(graph, name)
+        if codes is None:
+            return {}
+        results[place] = codes
+    return results
 
 
 def _moves(graph: Graph, node: Node, codes: Codes) -> bool:
@@ -123,66 +131,55 @@ def clip_codes(graph: Graph, node: Node) -> bool:
     """
     y = written_bytes(graph, node.outputs[0])
     source = node.inputs[0]
-    bounds = [""] if node.kind == "Relu" else [node.input(1), node.input(2)]
-    if (
-        y is None
-        or graph.opset < _CLIP_OPSET
-        or not all(graph.is_constant(name) for name in bounds if name)
-    ):
+    if y is None or graph.opset < _CLIP_OPSET:
         return False
-    limits = []
-    for name in bounds:
-        limit = ""
-        if name or node.kind == "Relu":
-            number = value(graph, name) if name else np.float32(0)
-            code = _encoded(graph, y, number.reshape(()))
-            limit = graph.add_constant(f"{node.name}_code", code)
-        limits.append(limit)
+    bounds = _bounds(graph, node)
+    if bounds is None:
+        return False
+    limits = [_limit(graph, node, y, bound) for bound in bounds]
     x = read_bytes(graph, source)
     if x is not None and alike(graph, x, y):
-        return write(
-            graph,
-            node,
-            "Clip",
-            [x.codes, *limits],
-            y,
-            "",
-        )
+        return write(graph, node, "Clip", [x.codes, *limits], y, "")
     only_reader = graph.consumers(source) == [node] and not graph.is_output(source)
-    if (
-        not only_reader
-        or graph.producer(source) is None
-        or codes_of(graph, source) is not None
-    ):
+    if not only_reader or graph.producer(source) is None:
+        return False
+    if codes_of(graph, source) is not None:
         return False
     rounded = graph.fresh(f"{source}_quantized")
     graph.remove([node])
     graph.set_input(y.node, 0, source)
     graph.set_output(y.node, 0, rounded)
-    graph.add(
-        "Clip",
-        [rounded, *limits],
-        [y.codes],
-    ).name = node.name
+    graph.add("Clip", [rounded, *limits], [y.codes]).name = node.name
     return True
+
+
+def _bounds(graph: Graph, node: Node) -> list[NDArray[Any] | None] | None:
+    """Return the bounds of a Relu or Clip, None for a missing one; None if computed."""
+    if node.kind == "Relu":
+        return [np.asarray(np.float32(0))]
+    bounds = list[NDArray[Any] | None]()
+    for name in (node.input(1), node.input(2)):
+        if name and not graph.is_constant(name):
+            return None
+        bounds.append(value(graph, name) if name else None)
+    return bounds
+
+
+def _limit(graph: Graph, node: Node, codes: Codes, bound: NDArray[Any] | None) -> str:
+    """Add the code of a bound; return an empty name without a bound."""
+    if bound is None:
+        return ""
+    code = _encoded(graph, codes, bound.reshape(()))
+    return graph.add_constant(f"{node.name}_code", code)
 
 
 def drop_rounding_again(graph: Graph, node: Node) -> bool:
     """Remove a QuantizeLinear after a DequantizeLinear of equal codes."""
     x = read_bytes(graph, node.inputs[0])
     result = node.outputs[0]
-    y = Codes(
-        node,
-        result,
-        node.inputs[1],
-        node.input(2),
-    )
-    if x is None or not all(
-        map(
-            graph.is_constant,
-            filter(None, (y.scale, y.zero_point)),
-        ),
-    ):
+    y = Codes(node, result, node.inputs[1], node.input(2))
+    parameters = [name for name in (y.scale, y.zero_point) if name]
+    if x is None or not all(map(graph.is_constant, parameters)):
         return False
     if graph.is_output(result) or graph.captured(result) or not alike(graph, x, y):
         return False

@@ -203,8 +203,6 @@ def _reduces_images(graph: Graph, node: Node) -> bool:
     axes = node.attribute("axes")
     if graph.opset >= _AXES_INPUT_OPSET:
         axes = graph.constant(node.input(1)) if node.input(1) else None
-    return (
-        axes is not None
-        and rank > 2
-        and {int(axis) % rank for axis in axes} == set(range(2, rank))
-    )
+    if axes is None or rank <= 2:
+        return False
+    return {int(axis) % rank for axis in axes} == set(range(2, rank))

@@ -35,6 +35,7 @@ from quark_onnx.fusions.base import (
     zero_points,
 )
 from quark_onnx.graph import Graph, Node
+from quark_onnx.patterns.conv_and_gemm import unscaled
 
 #: First version of the standard operator set that has QLinearConv and QLinearMatMul.
 _QLINEAR_OPSET = 10
@@ -48,11 +49,9 @@ def qlinear_conv(graph: Graph, node: Node) -> bool:
     if x is None or w is None or y is None or graph.opset < _QLINEAR_OPSET:
         return False
     bias = _bias(graph, node, x, w)
-    if (
-        not _multiplied(graph, x, w, axis=0)
-        or code_type(graph, y) != code_type(graph, x)
-        or bias is None
-    ):
+    if bias is None or not _multiplied(graph, x, w, axis=0):
+        return False
+    if code_type(graph, y) != code_type(graph, x):
         return False
     inputs = [
         x.codes,
@@ -72,10 +71,9 @@ def qlinear_matmul(graph: Graph, node: Node) -> bool:
     y = written_bytes(graph, node.outputs[0])
     if a is None or b is None or y is None or graph.opset < _QLINEAR_OPSET:
         return False
-    if not _multiplied(graph, a, b, axis=1) or code_type(graph, y) != code_type(
-        graph,
-        a,
-    ):
+    if not _multiplied(graph, a, b, axis=1):
+        return False
+    if code_type(graph, y) != code_type(graph, a):
         return False
     inputs = [a.codes, *grid(graph, a), b.codes, *grid(graph, b), *grid(graph, y)]
     return write(graph, node, "QLinearMatMul", inputs, y, "")
@@ -104,41 +102,20 @@ def qgemm(graph: Graph, node: Node) -> bool:
     a = read_bytes(graph, node.inputs[0])
     b = read_bytes(graph, node.inputs[1])
     y = written_bytes(graph, node.outputs[0])
-    if (
-        a is None
-        or b is None
-        or not _multiplied(
-            graph,
-            a,
-            b,
-            axis=0 if node.attribute("transB", 0) else 1,
-        )
-    ):
+    axis = 0 if node.attribute("transB", 0) else 1
+    if a is None or b is None or not _multiplied(graph, a, b, axis):
         return False
     bias = _bias(graph, node, a, b)
-    scaled = node.input(2) and (
-        node.attribute("alpha", 1.0),
-        node.attribute("beta", 1.0),
-    ) != (1.0, 1.0)
-    if (
-        bias is None
-        or scaled
-        or (y is not None and code_type(graph, y) != code_type(graph, a))
-    ):
+    if bias is None or (bias and not unscaled(node)):
         return False
     inputs = [a.codes, *grid(graph, a), b.codes, *grid(graph, b), *(bias or [""])]
     settings = attributes(node)
     settings.pop("beta", None)  # QGemm has no beta
-    if y is not None:
-        return write(
-            graph,
-            node,
-            "QGemm",
-            [*inputs, *grid(graph, y)],
-            y,
-            **settings,
-        )
-    return write(graph, node, "QGemm", inputs, node.outputs[0], **settings)
+    if y is None:
+        return write(graph, node, "QGemm", inputs, node.outputs[0], **settings)
+    if code_type(graph, y) != code_type(graph, a):
+        return False
+    return write(graph, node, "QGemm", [*inputs, *grid(graph, y)], y, **settings)
 
 
 def _multiplied(graph: Graph, x: Codes, w: Codes, axis: int) -> bool:
@@ -167,20 +144,16 @@ def _bias(graph: Graph, node: Node, x: Codes, w: Codes) -> list[str] | None:
     if not node.input(2):
         return []
     bias = codes_of(graph, node.input(2))
-    if (
-        bias is None
-        or not graph.is_constant(bias.scale)
-        or graph.elem_type(bias.codes) != TensorProto.INT32
-    ):
+    if bias is None or not graph.is_constant(bias.scale):
+        return None
+    if graph.elem_type(bias.codes) != TensorProto.INT32:
         return None
     product = value(graph, x.scale).reshape(()) * value(graph, w.scale)
     scale = value(graph, bias.scale)
-    equal = scale.size in (1, product.size) and np.allclose(
-        scale.reshape(-1),
-        product.reshape(-1),
-        rtol=1e-5,
-        atol=0,
-    )
+    if scale.size not in (1, product.size):
+        return None
+    # tools compute the product in float32 or float64
+    equal = np.allclose(scale.reshape(-1), product.reshape(-1), rtol=1e-5, atol=0)
     if equal and not zero_points(graph, bias).any():
         return [bias.codes]
     return None
@@ -189,16 +162,13 @@ def _bias(graph: Graph, node: Node, x: Codes, w: Codes) -> list[str] | None:
 def _added_vector(graph: Graph, node: Node, w: Codes) -> Node | None:
     """Return the Add of a per-column constant that is the only reader of a product."""
     product = node.outputs[0]
-    columns = (graph.shape(w.codes) or ())[-1:]
     readers = graph.consumers(product)
     if graph.is_output(product) or [reader.kind for reader in readers] != ["Add"]:
         return None
     others = [name for name in readers[0].inputs if name != product]
-    vector = (
-        len(others) == 1
-        and graph.is_constant(others[0])
-        and graph.shape(others[0]) == columns
-    )
-    if vector and len(graph.shape(w.codes) or ()) == 2:
-        return readers[0]
-    return None
+    if len(others) != 1 or not graph.is_constant(others[0]):
+        return None
+    shape = graph.shape(w.codes) or ()
+    if len(shape) != 2 or graph.shape(others[0]) != shape[-1:]:
+        return None
+    return readers[0]
