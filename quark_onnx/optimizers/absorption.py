@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 from calibrators import MinMax
 from calibrators.onnx_runtime.control_flow import Observation
 from quark_onnx.graph import Graph, Node
+from quark_onnx.graph.constant_input import private
 from quark_onnx.kernels.noise import EIGHT_BITS, Rounding
 from quark_onnx.optimizers.base import Samples, register, require_number, watch
-from quark_onnx.patterns.conv_and_gemm import Layer
+from quark_onnx.patterns.conv_and_gemm import Layer, reads_activation
 
 _UNPADDED = ("NOTSET", "VALID")
 
@@ -109,45 +110,39 @@ class BiasAbsorption:
 def _pair(graph: Graph, node: Node) -> tuple[Layer, list[Layer]] | None:
     """Return a layer, and the readers through a Relu; None with further readers."""
     first = Layer.of(graph, node)
-    result = node.outputs[0]
-    if (
-        first is None
-        or node.kind == "MatMul"
-        or _pinned(graph, result)
-        or first.bias(graph) is None
-    ):
+    if first is None or node.kind == "MatMul" or first.bias(graph) is None:
         return None
-    readers = graph.consumers(result)
-    if [reader.kind for reader in readers] != ["Relu"] or _pinned(
-        graph,
-        readers[0].outputs[0],
-    ):
+    relu = _only_relu(graph, node.outputs[0])
+    if relu is None or not private(graph, relu.outputs[0]):
         return None
-    passed = readers[0].outputs[0]
-    layers = [Layer.of(graph, reader) for reader in graph.consumers(passed)]
-    known = [
-        layer for layer in layers if layer is not None and _takes(graph, layer, passed)
-    ]
-    if layers and len(known) == len(layers):
-        return (first, known)
-    return None
+    readers = list[Layer]()
+    for reader in graph.consumers(relu.outputs[0]):
+        layer = Layer.of(graph, reader)
+        if layer is None or not _takes(graph, layer, relu.outputs[0]):
+            return None
+        readers.append(layer)
+    return (first, readers) if readers else None
 
 
-def _pinned(graph: Graph, tensor: str) -> bool:
-    return graph.is_output(tensor) or graph.captured(tensor)
+def _only_relu(graph: Graph, tensor: str) -> Node | None:
+    """Return the Relu that alone reads a tensor, or None."""
+    readers = graph.consumers(tensor)
+    if not private(graph, tensor) or [node.kind for node in readers] != ["Relu"]:
+        return None
+    return readers[0]
 
 
 def _takes(graph: Graph, layer: Layer, tensor: str) -> bool:
     """Return whether a layer reads a tensor without zero padding, and can have a bias."""
     node = layer.node
-    if (
-        node.kind not in ("Conv", "Gemm")
-        or node.inputs.count(tensor) != 1
-        or node.input(0) != tensor
-    ):
+    if node.kind not in ("Conv", "Gemm") or not reads_activation(node, tensor):
         return False
-    padded = (
-        any(node.attribute("pads", ()))
-        or node.attribute("auto_pad", "NOTSET") not in _UNPADDED
-    )
-    return layer.bias(graph) is not None and not (node.kind == "Conv" and padded)
+    if node.kind == "Conv" and _is_padded(node):
+        return False
+    return layer.bias(graph) is not None
+
+
+def _is_padded(conv: Node) -> bool:
+    if any(conv.attribute("pads", ())):
+        return True
+    return conv.attribute("auto_pad", "NOTSET") not in _UNPADDED

@@ -115,28 +115,31 @@ class CLE:
         A slowdown of 0.2 is a quantized model that runs 20 % longer. The settings with the most
         pairs of layers come first, those that keep all operators as they are last.
         """
+        if "auto" not in (self.relu6, self.silu):
+            return [(self, 0.0)]
         clips = ["bound", "keep"] if self.relu6 == "auto" else [self.relu6]
         gates = ["scale", "keep"] if self.silu == "auto" else [self.silu]
-        if len(clips) == len(gates) == 1:
-            return [(self, 0.0)]
         pairs = pairs_of(graph, Passed("bound" in clips, "scale" in gates))
-        if not any(pair.clips for pair in pairs) and self.relu6 == "auto":
+        if self.relu6 == "auto" and not any(pair.clips for pair in pairs):
             clips = ["keep"]
-        if not any(pair.gates for pair in pairs) and self.silu == "auto":
+        if self.silu == "auto" and not any(pair.gates for pair in pairs):
             gates = ["keep"]
+        # what the user asks for has no price
+        free = _gated_tensors(graph, self._passed)
         runtime = estimated_runtime(graph)
-        found = list[tuple[CLE, float]]()
+        variants = list[tuple[CLE, float]]()
         for relu6, silu in product(clips, gates):
             variant = replace(self, relu6=relu6, silu=silu)
-            # what the user asks for has no price
-            free = Passed(self.relu6 == "bound", self.silu == "scale")
-            before = _gated_tensors(graph, free)
-            after = _gated_tensors(graph, Passed(relu6 == "bound", silu == "scale"))
-            added = sorted(after - before)
+            added = sorted(_gated_tensors(graph, variant._passed) - free)
             slowdown = unfused_runtime(graph, added) / runtime if added else 0.0
             if slowdown <= _MOST_SLOWDOWN:
-                found.append((variant, slowdown))
-        return found
+                variants.append((variant, slowdown))
+        return variants
+
+    @property
+    def _passed(self) -> Passed:
+        """The functions that factors pass by the settings; none where they are "auto"."""
+        return Passed(self.relu6 == "bound", self.silu == "scale")
 
     def __call__(
         self,
@@ -154,14 +157,8 @@ class CLE:
         if "auto" in (self.relu6, self.silu):
             return self.variants(graph)[0][0](graph, samples, rounding)
         if self.relu6 == "replace":
-            for node in [
-                node for node in graph.nodes if upper_bound(graph, node) is not None
-            ]:
-                source = node.inputs[0]
-                result = node.outputs[0]
-                graph.remove([node])
-                graph.add("Relu", [source], [result], name=node.name)
-        pairs = pairs_of(graph, Passed(self.relu6 == "bound", self.silu == "scale"))
+            _replace_clips(graph)
+        pairs = pairs_of(graph, self._passed)
         if self.activations and not (rounding.weight or rounding.activation):
             return Rewrites(
                 0,
@@ -169,20 +166,18 @@ class CLE:
             )
         if not pairs:
             return Rewrites(0)
-        if not self.activations:
-            return Rewrites(_apply(graph, pairs, self._equalized(graph, pairs)))
-        if not len(samples):
-            note = "without calibration data weights alone chose the factors"
-            return Rewrites(
-                _apply(graph, pairs, self._equalized(graph, pairs)),
-                [note],
+        if self.activations and len(samples):
+            balanced = balance(graph, pairs, samples, rounding)
+            note = (
+                f"modelled noise of the layers {balanced.before:.3g} before,"
+                f" {balanced.after:.3g} after"
             )
-        balanced = balance(graph, pairs, samples, rounding)
-        note = (
-            f"modelled noise of the layers {balanced.before:.3g} before, {balanced.after:.3g}"
-            " after"
-        )
-        return Rewrites(_apply(graph, balanced.pairs, balanced.factors), [note])
+            return Rewrites(_apply(graph, balanced.pairs, balanced.factors), [note])
+        count = _apply(graph, pairs, self._equalized(graph, pairs))
+        if not self.activations:
+            return Rewrites(count)
+        note = "without calibration data weights alone chose the factors"
+        return Rewrites(count, [note])
 
     def _equalized(self, graph: Graph, pairs: list[Pair]) -> list[Doubles]:
         """Return the factors for equal weights."""
@@ -191,19 +186,23 @@ class CLE:
         }
         total = [np.ones(pair.channels) for pair in pairs]
         for _ in range(self.sweeps or _MOST_SWEEPS):
-            factors = [_equalize(pair, weights) for pair in pairs]
-            total = [
-                product * factor for product, factor in zip(total, factors, strict=True)
-            ]
-            if (
-                max(
-                    (np.abs(np.log(factor)).max() for factor in factors),
-                    default=0.0,
-                )
-                < _CONVERGED
-            ):
+            greatest_change = 0.0
+            for place, pair in enumerate(pairs):
+                factor = _equalize(pair, weights)
+                total[place] = total[place] * factor
+                change = float(np.abs(np.log(factor)).max())
+                greatest_change = max(greatest_change, change)
+            if greatest_change < _CONVERGED:
                 break
         return total
+
+
+def _replace_clips(graph: Graph) -> None:
+    """Replace each Clip with lower bound zero by a Relu."""
+    clips = [node for node in graph.nodes if upper_bound(graph, node) is not None]
+    for node in clips:
+        graph.remove([node])
+        graph.add("Relu", [node.inputs[0]], [node.outputs[0]], name=node.name)
 
 
 def _gated_tensors(graph: Graph, passed: Passed) -> set[str]:
@@ -217,20 +216,19 @@ def _gated_tensors(graph: Graph, passed: Passed) -> set[str]:
 
 def _apply(graph: Graph, pairs: list[Pair], factors: list[Doubles]) -> int:
     """Apply factors to the graph; return the number of changed pairs."""
-    moved = [
+    changed = [
         (pair, factor)
         for pair, factor in zip(pairs, factors, strict=True)
         if (factor != 1).any()
     ]
-    pairs = [pair for pair, _ in moved]
-    layers = layers_of(pairs)
+    layers = layers_of([pair for pair, _ in changed])
     weights = {name: layer.weight(graph) for name, layer in layers.items()}
-    for pair, factor in moved:
+    for pair, factor in changed:
         pair.scale_weights(weights, factor)
         pair.rescale_rest(graph, factor)
     for name, layer in layers.items():
         layer.set_weight(graph, weights[name], "equalized")
-    return len(moved)
+    return len(changed)
 
 
 def _equalize(pair: Pair, weights: dict[str, Doubles]) -> Doubles:

@@ -190,19 +190,15 @@ class AutoMixedPrecision:
 
         None if they stay float, or have enough bits already.
         """
-        if self.to == "16bit" and self.activation is not None:
+        if self.to != "16bit":
+            return None
+        if self.activation is not None:
             return self.activation
-        if (
-            self.to != "16bit"
-            or spec is None
-            or spec.dynamic
-            or spec.dtype.bits >= INT16.bits
-        ):
+        if spec is None or spec.dynamic or spec.dtype.bits >= INT16.bits:
             return None
         signed = getattr(spec.dtype, "signed", False)
-        wide = INT16 if signed else UINT16
         return spec.with_(
-            dtype=wide,
+            dtype=INT16 if signed else UINT16,
             calibrator="minmse" if spec.pow2 else "minmax",
             reduce_range=False,
         )
