@@ -96,11 +96,9 @@ class Pairs:
             return None
         if producer.op_type in DEQUANTIZE:
             return self._known(producer.inputs[0])
-        return (
-            self.read(producer, 0)
-            if producer.kind == "Pad" and node.kind.endswith("AveragePool")
-            else None
-        )
+        if producer.kind == "Pad" and node.kind.endswith("AveragePool"):
+            return self.read(producer, 0)
+        return None
 
     def result(self, node: Node) -> str | None:
         return self._known(self.codes_of(self.chain(node)[-1]))

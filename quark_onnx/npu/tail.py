@@ -74,11 +74,9 @@ def _called(kind: int) -> str:
     """
     if kind == TensorProto.UNDEFINED:
         return "no tensor of a known type"
-    return (
-        TensorProto.DataType.Name(kind).lower()
-        if kind in TensorProto.DataType.values()
-        else f"type {kind}"
-    )
+    if kind in TensorProto.DataType.values():
+        return TensorProto.DataType.Name(kind).lower()
+    return f"type {kind}"
 
 
 def _run(tail: ModelProto, arrays: Mapping[str, Any]) -> None:

@@ -79,36 +79,36 @@ class Report:
         }
 
     def __str__(self) -> str:
-        if self.held_out:
-            where = f"{self.held_out} held-out samples"
-        elif self.samples:
-            where = "calibration samples (too few to hold any out)"
-        else:
-            where = (
-                "one random sample, as there is no data: it tells that the model runs,"
-                " and little more"
-            )
-        lines = [f"size      {size_change(self.bytes_before, self.bytes_after)}"]
         total = sum(count for _, count in self.operators.values())
         calibrated = f", calibrated on {self.samples} samples" if self.samples else ""
-        lines.append(f"quantized {self.quantized} of {total} nodes{calibrated}")
+        lines = [
+            f"size      {size_change(self.bytes_before, self.bytes_after)}",
+            f"quantized {self.quantized} of {total} nodes{calibrated}",
+        ]
         if not self.quantized:
             lines.append("          nothing in this model could be quantized")
         if self.outputs:
-            lines += [
-                f"error     on {where}:",
-                *(f"  {_output(o)}" for o in self.outputs),
-            ]
+            lines.append(f"error     on {self._measured_on()}:")
+            lines += [f"  {_output(output)}" for output in self.outputs]
+        tensors = [f"{name}: {reason}" for name, reason in self.kept_tensors.items()]
         lines += _section("float", group_kept(self.kept_nodes, self.kept_types))
-        lines += _section(
-            "kept",
-            [f"{name}: {why}" for name, why in self.kept_tensors.items()],
-        )
+        lines += _section("kept", tensors)
         lines += _section("notes", self.notes)
         lines += _section("warning", self.warnings)
         if self.verdict is not None:
             lines += verdict_lines(self.verdict)
         return "\n".join(map(printable, lines))
+
+    def _measured_on(self) -> str:
+        """Return the samples of the measurement in words."""
+        if self.held_out:
+            return f"{self.held_out} held-out samples"
+        if self.samples:
+            return "calibration samples (too few to hold any out)"
+        return (
+            "one random sample, as there is no data: it tells that the model runs, and"
+            " little more"
+        )
 
 
 def verdict_lines(verdict: Verdict) -> list[str]:
@@ -129,32 +129,25 @@ def summarize(
     Args:
         plans: the plans of a graph and of its bodies.
     """
-    operators: dict[str, list[int]] = {}
-    kept, tensors = dict[str, str](), dict[str, str]()
+    operators = dict[str, tuple[int, int]]()
+    kept_nodes = dict[str, str]()
+    kept_tensors = dict[str, str]()
     for plan in plans:
-        outer = (
-            {node.name for node in plan.graph.nodes if node.has_subgraph}
-            if len(plans) > 1
-            else set()
-        )
+        outer = set[str]()
+        if len(plans) > 1:
+            outer = {node.name for node in plan.graph.nodes if node.has_subgraph}
         for node in plan.graph.nodes:
-            if node.name in outer:
-                continue
-            done, count = operators.setdefault(node.kind, [0, 0])
-            operators[node.kind] = [done + plan.touches(node), count + 1]
-        kept |= {
-            name: reason for name, reason in plan.kept.items() if name not in outer
-        }
-        tensors |= {
-            str(use): entry.reason
-            for use, entry in plan.entries.items()
-            if isinstance(entry, Keep) and not entry.reason.startswith("fused into")
-        }
-    return (
-        {kind: (done, count) for kind, (done, count) in sorted(operators.items())},
-        kept,
-        tensors,
-    )
+            if node.name not in outer:
+                done, count = operators.get(node.kind, (0, 0))
+                operators[node.kind] = (done + plan.touches(node), count + 1)
+        for name, reason in plan.kept.items():
+            if name not in outer:
+                kept_nodes[name] = reason
+        for use, entry in plan.entries.items():
+            # a fused tensor does not exist as the quantized model runs
+            if isinstance(entry, Keep) and not entry.reason.startswith("fused into"):
+                kept_tensors[str(use)] = entry.reason
+    return dict(sorted(operators.items())), kept_nodes, kept_tensors
 
 
 def group_kept(reasons: dict[str, str], types: dict[str, str]) -> list[str]:
@@ -193,30 +186,33 @@ def kept_types(*plans: Plan) -> dict[str, str]:
     }
 
 
-def _output(o: OutputError) -> str:
-    if o.random:
-        return f"{o.name}: random, another value each time the float model runs"
-    if o.sqnr is None:
-        return f"{o.name}: {percentage(o.agreement or 0.0)} of the values agree"
-    broken = (
-        f", {o.broken} values are finite in one of the models alone" if o.broken else ""
+def _output(output: OutputError) -> str:
+    name = output.name
+    if output.random:
+        return f"{name}: random, another value each time the float model runs"
+    if output.sqnr is None:
+        return f"{name}: {percentage(output.agreement or 0.0)} of the values agree"
+    text = name
+    if output.steps:
+        text += f" after {output.steps} samples with its own state"
+    text += (
+        f": SQNR {decibels(output.sqnr)} dB, cosine {output.cosine:.6f}, largest error"
+        f" {output.max_error:.4g}"
     )
-    after = f" after {o.steps} samples with its own state" if o.steps else ""
-    error = (
-        f"SQNR {decibels(o.sqnr)} dB, cosine {o.cosine:.6f}, largest error"
-        f" {o.max_error:.4g}"
-    )
-    return f"{o.name}{after}: {error}{broken}"
+    if output.broken:
+        text += f", {output.broken} values are finite in one of the models alone"
+    return text
 
 
 def _section(title: str, lines: list[str]) -> list[str]:
-    shown = [
-        f"{title:<9} {line}" if not i else f"{'':<9} {line}"
-        for i, line in enumerate(lines[:_SHOWN])
+    """Return the first lines of a section, with the title before the first."""
+    titles = [title, *[""] * _SHOWN]
+    section = [
+        f"{head:<9} {line}" for head, line in zip(titles, lines[:_SHOWN], strict=False)
     ]
-    return shown + (
-        [f"{'':<9} and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
-    )
+    if len(lines) > _SHOWN:
+        section.append(f"{'':<9} and {len(lines) - _SHOWN} more")
+    return section
 
 
 def _plain(value: Any) -> Any:

@@ -9,6 +9,9 @@ from quark_onnx.page.svg import Scale, drawing, linear, power, short, tag, ticks
 
 _WIDTH, _HEIGHT = 400.0, 200.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 38.0, 392.0, 26.0, 162.0
+#: Distance of the grid's ends below which they have a common label, and the distance to the border
+#: below which that label is not centered.
+_NEAR, _MARGIN = 90, 60
 #: Maximum number of codes to draw individually.
 _CODES = 64
 
@@ -124,6 +127,16 @@ def _bars(  # noqa: PLR0913
     ]
 
 
+def _common_label(left: float, right: float) -> tuple[float, str]:
+    """Return place and anchor of a label for two ends that are near each other."""
+    middle = (left + right) / 2
+    if middle < _LEFT + _MARGIN:
+        return left, "start"
+    if middle > _RIGHT - _MARGIN:
+        return right, "end"
+    return middle, "middle"
+
+
 def _ends(x: Scale, lo: float, hi: float, step: float | None) -> list[str]:
     parts = [
         tag("line", class_="end", x1=x(end), x2=x(end), y1=_TOP - 6, y2=_BOTTOM)
@@ -135,17 +148,8 @@ def _ends(x: Scale, lo: float, hi: float, step: float | None) -> list[str]:
             for i in range(round((hi - lo) / step) + 1)
         )
         parts.append(tag("path", class_="code", d=marks))
-    near = x(hi) - x(lo) < 90
-    middle = (x(lo) + x(hi)) / 2
-    if near:
-        anchor = (
-            "start"
-            if middle < _LEFT + 60
-            else "end"
-            if middle > _RIGHT - 60
-            else "middle"
-        )
-        place = x(lo) if anchor == "start" else x(hi) if anchor == "end" else middle
+    if x(hi) - x(lo) < _NEAR:
+        place, anchor = _common_label(x(lo), x(hi))
         return [
             *parts,
             tag(

@@ -182,43 +182,39 @@ def along(found: Analysis, width: float, height: float, class_: str) -> str:
 
 
 def _points(found: Analysis, x: Scale, y: Scale, lo: float) -> list[str]:
-    parts, line, labels = list[str](), list[str](), list[tuple[float, float, str]]()
     numbers = {
         tensor.name: place for place, tensor in enumerate(found.ranking[:_NUMBERED], 1)
     }
+    alone = list[str]()
+    points = list[str]()
+    line = list[str]()
+    labels = list[tuple[float, float, str]]()
     for place, tensor in enumerate(found.tensors):
-        if tensor.sqnr_local is not None and math.isfinite(tensor.sqnr_local):
-            high = y(min(max(tensor.sqnr_local, lo), _CEILING))
-            parts.append(tag("circle", class_="alone", cx=x(place), cy=high, r=2.2))
-    for place, tensor in enumerate(found.tensors):
+        local = tensor.sqnr_local
+        if local is not None and math.isfinite(local):
+            high = y(min(max(local, lo), _CEILING))
+            alone.append(tag("circle", class_="alone", cx=x(place), cy=high, r=2.2))
         if not math.isfinite(tensor.sqnr):
             continue
         high = y(min(tensor.sqnr, _CEILING))
         line.append(f"{x(place):.1f},{high:.1f}")
-        worst = " worst" if tensor.name in numbers else ""
-        hover = tag("title", escape(_hover(tensor)))
-        radius = 5.0 if worst else 3.6
-        parts.append(
-            tag(
-                "circle",
-                hover,
-                class_=family(tensor.op_type)[0] + worst,
-                cx=x(place),
-                cy=high,
-                r=radius,
-            ),
-        )
-        if worst:
+        style, radius = family(tensor.op_type)[0], 3.6
+        if tensor.name in numbers:
+            style, radius = f"{style} worst", 5.0
             labels.append((x(place), high + 18, str(numbers[tensor.name])))
-    parts += [
-        tag("text", text, class_="rank", x=at, y=high, text_anchor="middle")
-        for at, high, text in _apart(labels)
-    ]
-    return (
-        [tag("polyline", class_="thread", points=" ".join(line)), *parts]
-        if line
-        else parts
-    )
+        hover = tag("title", escape(_hover(tensor)))
+        points.append(
+            tag("circle", hover, class_=style, cx=x(place), cy=high, r=radius),
+        )
+    # later elements cover earlier ones
+    parts = [*alone, *points]
+    if line:
+        parts.insert(0, tag("polyline", class_="thread", points=" ".join(line)))
+    for at, high, text in _apart(labels):
+        parts.append(
+            tag("text", text, class_="rank", x=at, y=high, text_anchor="middle"),
+        )
+    return parts
 
 
 def _apart(labels: list[tuple[float, float, str]]) -> list[tuple[float, float, str]]:

@@ -93,12 +93,11 @@ def _header(found: Analysis, before: str, after: str) -> str:
 
 def _size_before(found: Analysis) -> str:
     """Return the size before; the ratio appears only for a smaller file."""
+    before = _size(found.bytes_before)
     ratio = f"{found.bytes_before / max(1, found.bytes_after):.2f}"
-    return (
-        f"{ratio}× smaller than {_size(found.bytes_before)}"
-        if float(ratio) > 1
-        else f"{_size(found.bytes_before)} before"
-    )
+    if float(ratio) > 1:
+        return f"{ratio}× smaller than {before}"
+    return f"{before} before"
 
 
 def _graph(found: Analysis) -> str:
@@ -145,37 +144,40 @@ def _weights_of(tensor: TensorError, found: Analysis) -> list[WeightError]:
 
 
 def _item(place: int, tensor: TensorError, weights: list[WeightError]) -> str:
-    ratios = [
-        ("SQNR", tensor.sqnr),
-        ("inputs", tensor.sqnr_inputs),
-        ("alone", tensor.sqnr_local),
-    ]
+    ratios = {
+        "SQNR": tensor.sqnr,
+        "inputs": tensor.sqnr_inputs,
+        "alone": tensor.sqnr_local,
+    }
     figures = "".join(
         f"<div><dt>{title}</dt><dd>{_ratio(ratio)}</dd></div>"
-        for title, ratio in ratios
+        for title, ratio in ratios.items()
     )
-    what = (
-        f"{tensor.op_type} {tensor.node}, {tensor.format or 'float'}"
-        if tensor.node
-        else "input of the model"
-    )
-    note = (
-        "; its channels have other scales in the quantized model, which were taken out"
-        if tensor.rescaled
-        else ""
-    )
-    causes = "".join(_cause(cause) for cause in tensor.causes[:_CAUSES])
-    plots = [_activation_plot(tensor), *(_weight_plot(weight) for weight in weights)]
-    drawn = "".join(plot for plot in plots if plot)
+    causes = "".join(map(_cause, tensor.causes[:_CAUSES]))
+    if causes:
+        causes = f'<ul class="causes">{causes}</ul>'
+    plots = _activation_plot(tensor) + "".join(map(_weight_plot, weights))
+    if plots:
+        plots = f'<div class="plots">{plots}</div>'
     return (
         '<li class="card"><div class="head"><span'
         f' class="place">{place}</span><div><h3>{escape(tensor.name)}</h3><div'
-        f' class="what">{escape(what + note)}</div></div><dl'
-        f' class="ratios">{figures}</dl></div>'
-        + (f'<ul class="causes">{causes}</ul>' if causes else "")
-        + (f'<div class="plots">{drawn}</div>' if drawn else "")
-        + "</li>"
+        f' class="what">{escape(_origin(tensor))}</div></div><dl'
+        f' class="ratios">{figures}</dl></div>{causes}{plots}</li>'
     )
+
+
+def _origin(tensor: TensorError) -> str:
+    """Return operator, node and format of a tensor in words."""
+    text = "input of the model"
+    if tensor.node:
+        text = f"{tensor.op_type} {tensor.node}, {tensor.format or 'float'}"
+    if tensor.rescaled:
+        text += (
+            "; its channels have other scales in the quantized model, which were taken"
+            " out"
+        )
+    return text
 
 
 def _cause(cause: Cause) -> str:
@@ -193,11 +195,9 @@ def _activation_plot(tensor: TensorError) -> str:
     if tensor.histogram is None:
         return ""
     clipped = tensor.clipped_low + tensor.clipped_high
-    caption = (
-        f"<b>Activation</b> against {escape(tensor.format)}"
-        if tensor.format
-        else "<b>Activation</b>, not rounded"
-    )
+    caption = "<b>Activation</b>, not rounded"
+    if tensor.format:
+        caption = f"<b>Activation</b> against {escape(tensor.format)}"
     if tensor.step is not None:
         caption += f", step {short(tensor.step)}"
     if clipped:
@@ -226,12 +226,12 @@ def _weight_plot(weight: WeightError) -> str:
         caption += f", {scope[weight.granularity]}"
     caption += f"; {_ratio(weight.sqnr)}"
     title = f"Histogram of {weight.name} against its grid"
-    ends = (
-        (None, None, None)
-        if weight.rescaled
-        else (weight.grid_lo, weight.grid_hi, weight.step)
-    )
-    return f"<figure><figcaption>{caption}</figcaption>{against_grid(title, weight.histogram, *ends)}</figure>"  # noqa: E501
+    ends = (weight.grid_lo, weight.grid_hi, weight.step)
+    if weight.rescaled:
+        # the histogram has the float model's scales, the grid has others
+        ends = (None, None, None)
+    plot = against_grid(title, weight.histogram, *ends)
+    return f"<figure><figcaption>{caption}</figcaption>{plot}</figure>"
 
 
 def _rest(found: Analysis) -> str:

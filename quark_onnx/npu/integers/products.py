@@ -65,15 +65,17 @@ def _convolved(
 
 def gemm(call: Call) -> list[Value]:
     """Compute Gemm; alpha and beta are multiplied like other numbers."""
-    node = call.node
-    first, second = (
-        call.fixed(place).shaped(np.transpose)
-        if node.attribute(name, 0)
-        else call.fixed(place)
-        for place, name in enumerate(("transA", "transB"))
-    )
+    first = _operand(call, 0, "transA")
+    second = _operand(call, 1, "transB")
     sums = summed(first, second, first.values.shape[-1], np.matmul)
     return [_biased(call, times(sums, _factor(call, "alpha")), None)]
+
+
+def _operand(call: Call, place: int, transposed: str) -> Fixed:
+    operand = call.fixed(place)
+    if call.node.attribute(transposed, 0):
+        return operand.shaped(np.transpose)
+    return operand
 
 
 def matmul(call: Call) -> list[Value]:
