@@ -7,7 +7,10 @@ gets a Relu or Clip back, unless it is known not to be negative.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+from numpy.typing import NDArray
 
 from quark_onnx.convert.base import Settings, conversion, counted, everywhere, reloaded
 from quark_onnx.convert.pairs import (
@@ -126,29 +129,34 @@ def _remove_pair(graph: Graph, node: Node) -> bool:
 def _clipped(graph: Graph, node: Node) -> str:
     """Return the input of a QuantizeLinear, after a restored Relu or Clip."""
     source = node.inputs[0]
-    own = parameters(graph, node)
-    kind = code_type(graph, node)
-    if (
-        own is None
-        or own.scale.ndim
-        or kind not in ENDS
-        or own.zero_point != ENDS[kind].min
-    ):
+    greatest = _greatest(graph, node)
+    if greatest is None:
         return source
     if graph.producer(source) is None or _is_positive(graph, source):
         return source
-    ends_at = float(ENDS[kind].max - own.zero_point) * float(own.scale)
     result = graph.fresh(f"{source}_positive")
-    if abs(ends_at - 6.0) <= float(own.scale) / 2 and graph.opset >= 11:
-        dtype = own.scale.dtype
+    ends_at, scale = greatest
+    if abs(ends_at - 6.0) <= float(scale) / 2 and graph.opset >= 11:
         bounds = [
-            graph.add_constant(f"{result}_{end}", np.asarray(end, dtype))
+            graph.add_constant(f"{result}_{end}", np.asarray(end, scale.dtype))
             for end in (0, 6)
         ]
         graph.add("Clip", [source, *bounds], [result])
     else:
         graph.add("Relu", [source], [result])
     return result
+
+
+def _greatest(graph: Graph, node: Node) -> tuple[float, NDArray[Any]] | None:
+    """Return the greatest value of a per-tensor grid from zero on, and the scale; or None."""
+    own = parameters(graph, node)
+    kind = code_type(graph, node)
+    if own is None or own.scale.ndim or kind not in ENDS:
+        return None
+    if own.zero_point != ENDS[kind].min:
+        return None
+    codes = float(ENDS[kind].max - own.zero_point)
+    return codes * float(own.scale), own.scale
 
 
 def _is_positive(graph: Graph, tensor: str) -> bool:

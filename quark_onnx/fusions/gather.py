@@ -8,7 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from quark_onnx.fusions.base import CONTRIB, replace, stored_codes, value, zero_points
+from quark_onnx.fusions.base import (
+    CONTRIB,
+    Codes,
+    replace,
+    stored_codes,
+    value,
+    zero_points,
+)
 from quark_onnx.graph import Graph, Node
 
 _NIBBLES = frozenset({TensorProto.INT4, TensorProto.UINT4})
@@ -20,64 +27,58 @@ _LEAST_BLOCK = 16
 def gather_codes(graph: Graph, node: Node) -> bool:
     """Gather from a matrix of 4-bit blocks, or of 8 bits with a scale per row or per tensor."""
     table = stored_codes(graph, node.inputs[0])
-    if (
-        table is None
-        or node.attribute("axis", 0) != 0
-        or value(graph, table.codes).ndim != 2
-    ):
+    if table is None or node.attribute("axis", 0) != 0:
         return False
-    kind = graph.elem_type(table.codes)
+    if value(graph, table.codes).ndim != 2:
+        return False
+    if table.block_size:
+        return _gather_blocks(graph, node, table)
+    return _gather_bytes(graph, node, table)
+
+
+def _gather_blocks(graph: Graph, node: Node, table: Codes) -> bool:
+    """Gather rows of 4-bit blocks by GatherBlockQuantized, which dequantizes them."""
     size = table.block_size
+    power_of_two = not size & (size - 1)
+    if size < _LEAST_BLOCK or not power_of_two or table.axis % 2 != 1:
+        return False
+    if graph.elem_type(table.codes) not in _NIBBLES:
+        return False
+    inputs = [table.codes, node.inputs[1], table.scale]
+    if table.zero_point:
+        inputs.append(table.zero_point)
     result = graph.fresh(f"{node.name}_rows")
-    if size:
-        if (
-            kind not in _NIBBLES
-            or table.axis % 2 != 1
-            or size < _LEAST_BLOCK
-            or size & (size - 1)
-        ):
-            return False
-        inputs = [
-            table.codes,
-            node.inputs[1],
-            table.scale,
-            *([table.zero_point] if table.zero_point else []),
-        ]
-        graph.import_domain(CONTRIB)
-        attributes = {"gather_axis": 0, "quantize_axis": 1, "block_size": size}
-        graph.add(
-            "GatherBlockQuantized",
-            inputs,
-            [result],
-            name=node.name,
-            domain=CONTRIB,
-            **attributes,
-        )
-        replace(graph, node, result)
-        return True
+    graph.import_domain(CONTRIB)
+    graph.add(
+        "GatherBlockQuantized",
+        inputs,
+        [result],
+        name=node.name,
+        domain=CONTRIB,
+        gather_axis=0,
+        quantize_axis=1,
+        block_size=size,
+    )
+    replace(graph, node, result)
+    return True
+
+
+def _gather_bytes(graph: Graph, node: Node, table: Codes) -> bool:
+    """Gather rows of bytes, and dequantize them by Cast, Sub and Mul."""
     scale = value(graph, table.scale)
     zeros = zero_points(graph, table)
     by_row = scale.ndim == 1 and table.axis % 2 == 0
-    if kind not in _BYTES or not (by_row or scale.ndim == 0):
+    if graph.elem_type(table.codes) not in _BYTES or not (by_row or scale.ndim == 0):
         return False
+    result = graph.fresh(f"{node.name}_rows")
     codes = graph.fresh(f"{node.name}_codes")
     floats = graph.fresh(f"{node.name}_floats")
+    indices = node.inputs[1]
     factor = table.scale
     if by_row:
         factor = _of_rows(graph, node, table.scale, scale)
-    graph.add(
-        "Gather",
-        [table.codes, node.inputs[1]],
-        [codes],
-        name=node.name,
-        axis=0,
-    )
-    graph.add(
-        "Cast",
-        [codes],
-        [floats],
-        to=int(TensorProto.FLOAT),
-    )
+    graph.add("Gather", [table.codes, indices], [codes], name=node.name, axis=0)
+    graph.add("Cast", [codes], [floats], to=int(TensorProto.FLOAT))
     if zeros.any():
         floats_of_zeros = zeros.astype(np.float32)
         if by_row:

@@ -21,7 +21,7 @@ from quark_onnx.kernels.nbits import BLOCK_SIZES, NBitsWeight, from_codes
 from quark_onnx.kernels.packing import BITS
 from quark_onnx.patterns.conv_and_gemm import unscaled
 
-_TYPES = {f"{sign}int{bits}": bits for bits in BITS for sign in ("", "u")}
+_TYPES = {f"int{bits}": bits for bits in BITS} | {f"uint{bits}": bits for bits in BITS}
 
 
 def matmul_nbits(graph: Graph, node: Node) -> bool:

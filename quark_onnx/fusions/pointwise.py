@@ -109,14 +109,13 @@ def qlinear_average_pool(graph: Graph, node: Node) -> bool:
 
     With both, onnxruntime divides the last sums by a count beyond the padding.
     """
-    codes = _all_bytes(graph, node, node.inputs[0])
     settings = attributes(node)
-    dilated = any(step != 1 for step in settings.pop("dilations", ()))
-    if (
-        codes is None
-        or dilated
-        or (settings.get("ceil_mode") and settings.get("count_include_pad"))
-    ):
+    if any(step != 1 for step in settings.pop("dilations", ())):
+        return False
+    if settings.get("ceil_mode") and settings.get("count_include_pad"):
+        return False
+    codes = _all_bytes(graph, node, node.inputs[0])
+    if codes is None:
         return False
     x, y = codes
     return write(

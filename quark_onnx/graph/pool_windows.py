@@ -5,12 +5,59 @@ Follows MaxPool and AveragePool of the ONNX specification.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from onnx import NodeProto, helper
 
 #: Operators whose windows may extend beyond the input.
 POOLS = ("MaxPool", "AveragePool")
+
+
+@dataclass(frozen=True)
+class _Axis:
+    """An axis of a pool's input.
+
+    Attributes:
+        size: size of the input.
+        before: padding before the input.
+        after: padding after the input.
+        reach: distance from the first to the last tap of a window, plus 1.
+        stride: distance between windows.
+    """
+
+    size: int
+    before: int
+    after: int
+    reach: int
+    stride: int
+
+    @property
+    def room(self) -> int:
+        """Return the greatest start of a window within the padded input."""
+        return self.size + self.before + self.after - self.reach
+
+    @property
+    def last(self) -> int:
+        """Return the start of the last window with ``ceil_mode``, in the padding or not."""
+        return -(-self.room // self.stride) * self.stride
+
+    @property
+    def ends_in_padding(self) -> bool:
+        """Return whether the last window would begin in the padding after the input."""
+        return self.last >= self.size + self.before
+
+    @property
+    def overhang(self) -> int:
+        """Return how far the last window extends beyond the padded input.
+
+        No window begins in the padding after the input.
+        """
+        last = self.last
+        if self.ends_in_padding:
+            last -= self.stride
+        return max(0, last - self.room)
 
 
 def overhang(size: int, before: int, after: int, reach: int, stride: int) -> int:
@@ -28,16 +75,7 @@ def overhang(size: int, before: int, after: int, reach: int, stride: int) -> int
     >>> overhang(8, 0, 0, reach=3, stride=2), overhang(8, 0, 1, reach=2, stride=2)
     (1, 0)
     """
-    room = size + before + after - reach
-    last = _last(room, stride)
-    if last >= size + before:
-        last -= stride
-    return max(0, last - room)
-
-
-def _last(room: int, stride: int) -> int:
-    """Return the start of the last window, rounding up."""
-    return -(-room // stride) * stride
+    return _Axis(size, before, after, reach, stride).overhang
 
 
 def without_those_in_padding(
@@ -62,45 +100,12 @@ def without_those_in_padding(
     same = attributes.get("auto_pad", b"NOTSET").startswith(b"SAME")
     if not attributes.get("ceil_mode") or same:
         return False
-    taps = attributes.get("kernel_shape", ())
-    rank = len(taps)
-    sizes = [size for size in shape[2:] if isinstance(size, int)]
-    pads = list(attributes.get("pads", [0] * 2 * rank))
-    strides = attributes.get("strides", [1] * rank)
-    dilations = attributes.get("dilations", [1] * rank)
-    if (
-        not len(sizes) == len(strides) == len(dilations) == rank
-        or len(pads) != 2 * rank
-        or 0 in strides
-    ):
+    axes = _axes(attributes, shape)
+    if not any(axis.ends_in_padding for axis in axes):
         return False
-    reaches = [
-        (count - 1) * dilation + 1
-        for count, dilation in zip(taps, dilations, strict=True)
-    ]
-    rows = list(
-        zip(
-            sizes,
-            pads,
-            pads[rank:],
-            reaches,
-            strides,
-            strict=False,
-        )
-    )
-    if not any(
-        _last(
-            sum(row[:3]) - row[3],
-            row[4],
-        )
-        >= row[0] + row[1]
-        for row in rows
-    ):
-        return False
-    replaced = {
-        "pads": pads[:rank] + [row[2] + overhang(*row) for row in rows],
-        "ceil_mode": 0,
-    }
+    pads = [axis.before for axis in axes]
+    pads += [axis.after + axis.overhang for axis in axes]
+    replaced = {"pads": pads, "ceil_mode": 0}
     kept = [
         attribute
         for attribute in node.attribute
@@ -111,3 +116,23 @@ def without_those_in_padding(
     for name, value in replaced.items():
         node.attribute.append(helper.make_attribute(name, value))
     return True
+
+
+def _axes(attributes: Mapping[str, Any], shape: Sequence[object]) -> list[_Axis]:
+    """Return the axes of a pool; empty if a size is not known or the attributes are wrong."""
+    taps = attributes.get("kernel_shape", ())
+    rank = len(taps)
+    sizes = [size for size in shape[2:] if isinstance(size, int)]
+    pads = attributes.get("pads", [0] * 2 * rank)
+    strides = attributes.get("strides", [1] * rank)
+    dilations = attributes.get("dilations", [1] * rank)
+    if not len(sizes) == len(strides) == len(dilations) == rank:
+        return []
+    if len(pads) != 2 * rank or 0 in strides:
+        return []
+    axes = list[_Axis]()
+    for place, size in enumerate(sizes):
+        reach = (taps[place] - 1) * dilations[place] + 1
+        after = pads[rank + place]
+        axes.append(_Axis(size, pads[place], after, reach, strides[place]))
+    return axes

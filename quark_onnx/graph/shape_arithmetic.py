@@ -255,17 +255,18 @@ def _sized_by_data(operations: Operations, raw: dict[Tensor, Origin]) -> set[Ten
         for operation in operations.sequence:
             if sized.issuperset(operation.outputs):
                 continue
-            deciding = operation.controls
-            if (
-                operation.kind in _COUNTING
-                or operation.kind.rpartition("::")[0] not in _KNOWN_DOMAINS
-            ):
-                deciding = operation.inputs
-            elif operation.kind in KEEPS_SIZE:
-                deciding = ()
-            if any(
-                raw.get(tensor) is Origin.SIGNAL for tensor in deciding
-            ) or not sized.isdisjoint(operation.inputs):
+            decided = any(
+                raw.get(tensor) is Origin.SIGNAL for tensor in _deciding(operation)
+            )
+            if decided or not sized.isdisjoint(operation.inputs):
                 sized.update(operation.outputs)
                 changed = True
     return sized - operations.static
+
+
+def _deciding(operation: Operation) -> tuple[Tensor, ...]:
+    """Return the inputs whose values may decide the shapes of an operator's results."""
+    domain = operation.kind.rpartition("::")[0]
+    if operation.kind in _COUNTING or domain not in _KNOWN_DOMAINS:
+        return operation.inputs
+    return () if operation.kind in KEEPS_SIZE else operation.controls

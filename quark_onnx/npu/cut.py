@@ -14,9 +14,10 @@ from pathlib import Path
 from onnx import ModelProto, ValueInfoProto, helper
 
 from calibrators.shown import printable
-from quark_onnx.errors import ConfigError, ModelError, nearest
+from quark_onnx.errors import ConfigError, ModelError
 from quark_onnx.graph import Graph, Node, inlined, reach, upcast_to_float32
 from quark_onnx.graph.io import load, staged
+from quark_onnx.npu.named import producers_of
 from quark_onnx.patterns.conv_and_gemm import LAYERS
 from quark_onnx.steps import Reference, destination, keeps_weights_beside, random_sample
 from quark_onnx.steps.run import agree
@@ -174,23 +175,14 @@ def _split(
 
 def _ends(graph: Graph, tensors: Sequence[str]) -> list[Node]:
     """Return the last nodes before the cut."""
-    if not tensors:
-        ends = [node for node in graph.nodes if node.kind in LAYERS]
-        if not ends:
-            raise ConfigError(
-                "the model has no Conv, Gemm or MatMul to cut behind; name the tensors"
-                " to cut at",
-            )
-        return ends
-    known = [name for node in graph.nodes for name in node.outputs if name]
-    ends = []
-    for name in tensors:
-        node = graph.producer(name)
-        if node is None or not name:
-            raise ConfigError(
-                f"no node computes the tensor {name!r}{nearest(name, known)}",
-            )
-        ends.append(node)
+    if tensors:
+        return producers_of(graph, tensors)
+    ends = [node for node in graph.nodes if node.kind in LAYERS]
+    if not ends:
+        raise ConfigError(
+            "the model has no Conv, Gemm or MatMul to cut behind; name the tensors to"
+            " cut at",
+        )
     return ends
 
 

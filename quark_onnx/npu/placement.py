@@ -179,50 +179,40 @@ def whole_model(case: Case) -> tuple[str, str, str, str] | None:
     Returns:
         Reason, fix, confidence and source; None if no such reason is known.
     """
-    if case.kind not in case.target.presets:
+    graph, target = case.graph, case.target
+    if case.kind not in target.presets:
         reason = (
-            f"{case.target.name} takes {', '.join(case.target.presets)}, the model is"
-            f" {case.kind}"
+            f"{target.name} takes {', '.join(target.presets)}, the model is {case.kind}"
         )
-        return (
-            reason,
-            f"quantize to {case.target.presets[0]}",
-            "measured",
-            f"{_DOCS}; XDNA1 study (2026-07)",
-        )
-    typed = [name for node in case.graph.nodes for name in case.around(node)]
-    halves = next(
-        (name for name in typed if case.graph.elem_type(name) == TensorProto.BFLOAT16),
-        None,
-    )
-    if halves is not None:
-        reason = (
-            f"{halves!r} is bfloat16, which the provider refuses as an invalid graph"
-        )
-        return (
-            reason,
-            "give it the float32 model and the config_file",
-            "measured",
-            _ONNXSIM,
-        )
-    for name in (
-        value.name
-        for value in case.graph.inputs
-        if value.name not in case.graph.initializers
-    ):
-        shape = case.graph.shape(name) or ()
-        if len(shape) > 1 and isinstance(shape[0], int) and shape[0] != 1:
-            return (
-                f"input {name!r} has a batch of {shape[0]}",
-                _ONE,
-                "measured",
-                "amd/RyzenAI-SW#401",
-            )
-    count = sum(node.kind == "Conv" for node in case.graph.nodes)
-    if case.target.compiler == "X1" and count < _LEAST_CONVOLUTIONS:
+        mend = f"quantize to {target.presets[0]}"
+        return reason, mend, "measured", f"{_DOCS}; XDNA1 study (2026-07)"
+    for node in graph.nodes:
+        for name in case.around(node):
+            if graph.elem_type(name) == TensorProto.BFLOAT16:
+                reason = (
+                    f"{name!r} is bfloat16, which the provider refuses as an invalid"
+                    " graph"
+                )
+                mend = "give it the float32 model and the config_file"
+                return reason, mend, "measured", _ONNXSIM
+    for value in graph.inputs:
+        batch = _batch(graph, value.name)
+        if batch != 1:
+            reason = f"input {value.name!r} has a batch of {batch}"
+            return reason, _ONE, "measured", "amd/RyzenAI-SW#401"
+    count = sum(node.kind == "Conv" for node in graph.nodes)
+    if target.compiler == "X1" and count < _LEAST_CONVOLUTIONS:
         reason = f"{count} convolutions; its compiler wants {_LEAST_CONVOLUTIONS}"
         return reason, "run it on the CPU", "read", f"{_VAIP}; amd/RyzenAI-SW#85, #126"
     return None
+
+
+def _batch(graph: Graph, name: str) -> int:
+    """Return the batch of an input; 1 for a vector, a constant or a dynamic batch."""
+    shape = graph.shape(name) or ()
+    if name in graph.initializers or len(shape) < 2:
+        return 1
+    return shape[0] if isinstance(shape[0], int) else 1
 
 
 def _ends_the_process(case: Case, node: Node) -> Verdict | None:
@@ -299,19 +289,17 @@ def _shape(case: Case, node: Node) -> Verdict | None:
 
 def _ends(case: Case, node: Node) -> Verdict | None:
     """Keep nodes on the CPU that only move data at the end of a model."""
-    graph = case.graph
-    after = [node]
-    while (
-        len(readers := graph.followers(after[-1])) == 1
-        and readers[0].op_type in QUANTIZE | DEQUANTIZE | _MOVING
-    ):
-        after.append(readers[0])
-    if node.kind in ("Flatten", "Reshape", "Squeeze") and graph.is_output(
-        after[-1].outputs[0],
-    ):
-        reason = "it is the last node: what moves data at the end stays on the CPU"
-        return verdict(node, CPU, reason, "", "measured", f"{_LOGS}, SqueezeNet")
-    return None
+    if node.kind not in ("Flatten", "Reshape", "Squeeze"):
+        return None
+    last = node
+    readers = case.graph.followers(last)
+    while len(readers) == 1 and readers[0].op_type in QUANTIZE | DEQUANTIZE | _MOVING:
+        last = readers[0]
+        readers = case.graph.followers(last)
+    if not case.graph.is_output(last.outputs[0]):
+        return None
+    reason = "it is the last node: what moves data at the end stays on the CPU"
+    return verdict(node, CPU, reason, "", "measured", f"{_LOGS}, SqueezeNet")
 
 
 def _factored(case: Case, node: Node) -> Node:
@@ -320,27 +308,26 @@ def _factored(case: Case, node: Node) -> Node:
     Other nodes are returned unchanged.
     """
     leaders = case.graph.leaders(node)
-    constant = any(case.graph.is_constant(name) for name in node.inputs)
-    return leaders[0] if node.kind == "Mul" and constant and len(leaders) == 1 else node
+    if node.kind != "Mul" or len(leaders) != 1:
+        return node
+    return leaders[0] if any(map(case.graph.is_constant, node.inputs)) else node
 
 
 def _gate(case: Case, node: Node) -> Verdict | None:
-    kinds = ("HardSigmoid", "Sigmoid")
-    if (
-        case.kind != "XINT8"
-        or case.target.compiler == "X1"
-        or _factored(case, node).kind not in kinds
-    ):
+    if case.kind != "XINT8" or case.target.compiler == "X1":
         return None
-    later = case.release >= "1.7"
-    reason = "a gate with power-of-two scales" + (
-        ", which releases from 1.7 on may take" if later else ""
-    )
+    if _factored(case, node).kind not in ("HardSigmoid", "Sigmoid"):
+        return None
+    reason = "a gate with power-of-two scales"
+    confidence = "measured"
+    if case.release >= "1.7":
+        reason += ", which releases from 1.7 on may take"
+        confidence = "inferred"
     mend = "quantize to A8W8 or A16W8, or try the compiler of X1"
     source = (
         f"{_LOGS}, EfficientNet and MobileNetV3; RyzenAI-SW performance_results.json"
     )
-    return verdict(node, CPU, reason, mend, "inferred" if later else "measured", source)
+    return verdict(node, CPU, reason, mend, confidence, source)
 
 
 def _mean(case: Case, node: Node) -> Verdict | None:
@@ -351,18 +338,16 @@ def _mean(case: Case, node: Node) -> Verdict | None:
 
 
 def _ranks(case: Case, node: Node) -> Verdict | None:
-    ranks = [len(case.graph.shape(name) or ()) for name in case.around(node)]
-    if (
-        case.kind == "BF16"
-        or node.kind not in _MOVING
-        or max(ranks, default=0) <= _RANK
-    ):
+    if case.kind == "BF16" or node.kind not in _MOVING:
         return None
-    reason = f"it moves data in {max(ranks)} dimensions"
+    ranks = [len(case.graph.shape(name) or ()) for name in case.around(node)]
+    greatest = max(ranks, default=0)
+    if greatest <= _RANK:
+        return None
     return verdict(
         node,
         CPU,
-        reason,
+        f"it moves data in {greatest} dimensions",
         "write it in 4 dimensions",
         "measured",
         f"{_LOGS}, ShuffleNetV2",
@@ -373,16 +358,24 @@ def _beside_moving(case: Case, node: Node) -> Verdict | None:
     """Place a reshape or transpose with its five-dimensional neighbour."""
     if case.kind == "BF16" or node.kind not in _MOVING:
         return None
-    near = [
+    neighbours = [
         *beyond_pairs(node, case.graph.leaders),
         *beyond_pairs(node, case.graph.followers),
     ]
-    found = next((each for other in near if (each := _ranks(case, other))), None)
-    if found is None:
-        return None
-    reason = f"it stands beside {found.node}, which {found.reason.removeprefix('it ')}"
-    cause = "it is connected to a node that moves data in more than 4 dimensions"
-    return verdict(node, CPU, reason, found.mend, "inferred", found.source, cause)
+    for neighbour in neighbours:
+        found = _ranks(case, neighbour)
+        if found is not None:
+            its_reason = found.reason.removeprefix("it ")
+            return verdict(
+                node,
+                CPU,
+                f"it stands beside {found.node}, which {its_reason}",
+                found.mend,
+                "inferred",
+                found.source,
+                "it is connected to a node that moves data in more than 4 dimensions",
+            )
+    return None
 
 
 def _depthwise(case: Case, node: Node) -> Verdict | None:

@@ -33,6 +33,7 @@ from quark_onnx.npu.integers import (
     rounded,
 )
 from quark_onnx.npu.integers.call import reals
+from quark_onnx.npu.named import producers_of
 from quark_onnx.npu.pairs import Grid, Pairs
 from quark_onnx.npu.scales import grid_findings
 
@@ -151,16 +152,7 @@ class _Run:
     def of(self, wanted: list[str], feeds: Mapping[str, Array]) -> Simulation:
         """Compute the wanted tensors."""
         graph = self._graph
-        known = [name for node in graph.nodes for name in node.outputs]
-        ends = list[Node]()
-        for name in wanted:
-            node = graph.producer(name)
-            if node is None:
-                raise ConfigError(
-                    f"no node computes the tensor {name!r}{nearest(name, known)}",
-                )
-            ends.append(node)
-        needed = reach(ends, graph.leaders)
+        needed = reach(producers_of(graph, wanted), graph.leaders)
         for value in graph.inputs:
             if any(node in needed for node in graph.consumers(value.name)):
                 self._values[value.name] = self._feed(value.name, feeds)

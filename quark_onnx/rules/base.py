@@ -154,6 +154,11 @@ def feeds_root_or_division(node: Node, plan: PlanBuilder) -> bool:
     return False
 
 
+def kept_before_root(node: Node, plan: PlanBuilder) -> bool:
+    """Keep a node float if its result ends in a root or a denominator; return the decision."""
+    return feeds_root_or_division(node, plan) and kept_float(node, plan, DECIDING)
+
+
 def _shifts(reader: Node, plan: PlanBuilder, tensor: str) -> bool:
     """Return whether a node only shifts or bounds a tensor by constants."""
     if reader.kind not in _SHIFTING:

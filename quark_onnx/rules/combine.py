@@ -12,33 +12,32 @@ from quark_onnx.rules.base import control, is_control_tensor, rule
 @rule("Concat")
 def concat(node: Node, plan: PlanBuilder) -> None:
     """Quantize every input and the result, with separate scales."""
-    controls = [
-        name
-        for name in node.inputs
-        if control(plan.graph, name) or plan.holds_mask_constants(name)
-    ]
-    if controls:
-        plan.keep_node(node, f"{controls[0]!r} is a mask or a position, not a signal")
-        return
+    for name in node.inputs:
+        if control(plan.graph, name) or plan.holds_mask_constants(name):
+            plan.keep_node(node, f"{name!r} is a mask or a position, not a signal")
+            return
     plan.activation(node, *node.inputs, node.outputs[0])
 
 
 @rule("Pad")
 def pad(node: Node, plan: PlanBuilder) -> None:
     """Share the input's scale; use another scale if the padding value is not zero."""
-    if node.input(2):
-        value = plan.graph.constant(node.input(2))
-    else:
-        value = node.attribute("value", 0.0)
-    shared = node.attribute("mode", "constant") != "constant" or (
-        value is not None and not np.any(value)
-    )
-    if shared:
+    if _keeps_range(node, plan):
         plan.same_as(node, node.outputs[0], node.inputs[0])
     elif plan.holds_mask_constants(node.input(2)):
         plan.keep_node(node, "it pads with a value that means 'never'")
     else:
         plan.activation(node, node.inputs[0], node.outputs[0])
+
+
+def _keeps_range(node: Node, plan: PlanBuilder) -> bool:
+    """Return whether a Pad adds zeros, or values of the tensor itself."""
+    if node.attribute("mode", "constant") != "constant":
+        return True
+    value = node.attribute("value", 0.0)
+    if node.input(2):
+        value = plan.graph.constant(node.input(2))
+    return value is not None and not np.any(value)
 
 
 @rule("ScatterElements", "ScatterND", "TensorScatter")

@@ -5,13 +5,11 @@ from __future__ import annotations
 from quark_onnx.graph import Node
 from quark_onnx.plan import PlanBuilder
 from quark_onnx.rules.base import (
-    DECIDING,
     NORMALIZING,
     RESIDUAL,
-    feeds_root_or_division,
     follows_floats,
     is_control_tensor,
-    kept_float,
+    kept_before_root,
     rule,
 )
 
@@ -105,11 +103,7 @@ def _operands(
     """
     if is_control_tensor(node, plan, *operands):
         return
-    if (
-        node.kind in _BOUNDING
-        and feeds_root_or_division(node, plan)
-        and kept_float(node, plan, DECIDING)
-    ):
+    if node.kind in _BOUNDING and kept_before_root(node, plan):
         return
     plan.activation(node, *(operands if quantized is None else quantized))
     plan.activation(node, node.outputs[0])

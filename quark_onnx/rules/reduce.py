@@ -5,10 +5,8 @@ from __future__ import annotations
 from quark_onnx.graph import Node
 from quark_onnx.plan import PlanBuilder
 from quark_onnx.rules.base import (
-    DECIDING,
-    feeds_root_or_division,
     is_control_tensor,
-    kept_float,
+    kept_before_root,
     rule,
 )
 
@@ -16,8 +14,6 @@ from quark_onnx.rules.base import (
 @rule("ReduceMean", "ReduceSum", "ReduceL1", "ReduceL2", "ReduceSumSquare", "CumSum")
 def reduction(node: Node, plan: PlanBuilder) -> None:
     """Quantize input and result, unless the input is a mask or the result a denominator."""
-    if is_control_tensor(node, plan, node.inputs[0]) or (
-        feeds_root_or_division(node, plan) and kept_float(node, plan, DECIDING)
-    ):
+    if is_control_tensor(node, plan, node.inputs[0]) or kept_before_root(node, plan):
         return
     plan.activation(node, node.inputs[0], node.outputs[0])

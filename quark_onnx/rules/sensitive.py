@@ -44,19 +44,14 @@ _BOUNDS = {
 @rule(*_WHY)
 def sensitive(node: Node, plan: PlanBuilder) -> None:
     """Keep float where possible; otherwise quantize input and result."""
-    if is_control_tensor(node, plan, node.inputs[0]) or kept_float(
-        node,
-        plan,
-        _WHY[node.kind],
-    ):
+    source = node.inputs[0]
+    if is_control_tensor(node, plan, source):
+        return
+    if kept_float(node, plan, _WHY[node.kind]):
         return
     # An exponent, a divisor or an axis stays float.
-    plan.activation(node, node.inputs[0])
-    plan.activation(
-        node,
-        node.outputs[0],
-        bounds=_BOUNDS.get(node.kind),
-    )
+    plan.activation(node, source)
+    plan.activation(node, node.outputs[0], bounds=_BOUNDS.get(node.kind))
     if node.kind in ("Exp", "LogSoftmax"):
         spare_masked(node, plan)
 
@@ -67,12 +62,10 @@ def remainder(node: Node, plan: PlanBuilder) -> None:
 
     Of the engines without float32, only the one for bfloat16 has Mod.
     """
+    if is_control_tensor(node, plan, node.inputs[0]) or kept_float(node, plan, _JUMP):
+        return
     spec = plan.specs[node].activation
-    if (
-        is_control_tensor(node, plan, node.inputs[0])
-        or kept_float(node, plan, _JUMP)
-        or spec is None
-    ):
+    if spec is None:
         return
     if plan.rounds_results(node) and spec.dtype is not BFLOAT16:
         plan.keep_node(node, _REMAINDER)

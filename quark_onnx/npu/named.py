@@ -1,0 +1,33 @@
+"""Nodes that a caller names by their results."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from quark_onnx.errors import ConfigError, nearest
+from quark_onnx.graph import Graph, Node
+
+
+def producers_of(graph: Graph, tensors: Iterable[str]) -> list[Node]:
+    """Return the nodes that compute tensors, in the order of the names.
+
+    Raises:
+        ConfigError: no node computes a tensor.
+    """
+    producers = list[Node]()
+    for name in tensors:
+        node = graph.producer(name) if name else None
+        if node is None:
+            raise ConfigError(
+                f"no node computes the tensor {name!r}{nearest(name, _results(graph))}",
+            )
+        producers.append(node)
+    return producers
+
+
+def _results(graph: Graph) -> list[str]:
+    """Return the names of all computed tensors."""
+    names = list[str]()
+    for node in graph.nodes:
+        names += filter(None, node.outputs)
+    return names
