@@ -68,7 +68,7 @@ def measure_loop(
 class _Recurrent:
     """A session with the states that its outputs leave for the next sample."""
 
-    def __init__(self, session: Any, states: Sequence[State]) -> None:
+    def __init__(self, session: Session, states: Sequence[State]) -> None:
         self._session = session
         self._states = states
         self._carried: dict[str, Any] = {}
