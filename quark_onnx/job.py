@@ -44,6 +44,7 @@ from quark_onnx.plan.blocks import describe_blocks
 from quark_onnx.preprocessing import Finding, PreprocessingCheck
 from quark_onnx.progress import Progress
 from quark_onnx.refine import (
+    InputMeans,
     Snapshot,
     accept_biases,
     check_folder,
@@ -160,6 +161,15 @@ def run(
             _read(held, spool, reader.length, progress)
         run_data = RunData(first, held, spool, random=reader.random)
         planned = job.plan(run_data, progress)
+        means = InputMeans(planned.graph) if job.corrects_biases else None
+        shares = kept and job.keeps_function
+
+        def receive(position: int, outputs: Mapping[str, Any]) -> None:
+            if shares:
+                held.receive(position, outputs)
+            if means is not None and position < config.search:
+                means.observe(position, outputs)
+
         with Progress(progress, reader.length, "calibrating", "sample") as bar:
             found = calibrate(
                 planned.graph,
@@ -169,8 +179,11 @@ def run(
                 keyed=planned.keyed,
                 executor=executor,
                 progress=bar.update,
-                receive=held.receive if kept and job.keeps_function else None,
+                receive=receive if shares or means is not None else None,
+                extended=None if means is None else means.graph,
             )
+        if means is not None:
+            run_data = replace(run_data, input_means=means.over(len(held.first)))
         for sample, outputs in held.computed():
             job.reference.remembering.remember(sample, outputs)
         measured = planned.with_plans(found.plan, found.insides)
@@ -404,6 +417,14 @@ class Job:
             if optimizer.stage == "float"
         )
 
+    @property
+    def corrects_biases(self) -> bool:
+        """Whether biases are corrected by means of layer inputs, if there are samples."""
+        optimizers = self.config.optimizers
+        return bool(self.config.search) and not any(
+            optimizer.stage == "layer" for optimizer in optimizers
+        )
+
     def close(self) -> None:
         """Delete temporary files."""
         if self.graph.store is not None:
@@ -525,7 +546,14 @@ class Job:
             else []
         )
         few = data.held.first if data.held else []
-        corrected = correct_biases(graph, plan, params, few, config.optimizers)
+        corrected = correct_biases(
+            graph,
+            plan,
+            params,
+            few,
+            config.optimizers,
+            data.input_means,
+        )
         count = search(
             graph,
             plan,
@@ -534,6 +562,7 @@ class Job:
             [*few, *data.held_out] if few else [],
             progress,
             corrected,
+            self.reference if self.keeps_function else None,
         )
         notes += (
             [f"{count} scales moved by the error of the layers behind"] if count else []

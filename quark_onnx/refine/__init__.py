@@ -1,12 +1,13 @@
 """Optimizers of the float graph and of layers, and the acceptance of their results."""
 
 from quark_onnx.refine.acceptance import Snapshot, min_output_sqnr
-from quark_onnx.refine.bias_means import accept_biases, correct_biases
+from quark_onnx.refine.bias_means import InputMeans, accept_biases, correct_biases
 from quark_onnx.refine.optimize_float import give_biases, optimize_float
 from quark_onnx.refine.refine import refine
 from quark_onnx.refine.resume import check_folder, sample_key
 
 __all__ = [
+    "InputMeans",
     "Snapshot",
     "accept_biases",
     "check_folder",

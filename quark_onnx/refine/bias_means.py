@@ -9,16 +9,16 @@ shift does not average out over positions and samples.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import ValueInfoProto
+from onnx import TensorProto, ValueInfoProto
 
 from calibrators.onnx_runtime.session import open_session
-from quark_onnx.graph import Graph
-from quark_onnx.patterns.conv_and_gemm import SPATIAL
+from quark_onnx.graph import Graph, Node
+from quark_onnx.patterns.conv_and_gemm import LAYERS, SPATIAL, Layer
 from quark_onnx.plan import Plan
 from quark_onnx.refine.acceptance import min_output_sqnr
 from quark_onnx.refine.layer_problems import LayerTask, lattice_of, places_in
@@ -26,6 +26,9 @@ from quark_onnx.steps.compute_qparams import Params
 from quark_onnx.steps.run import Reference, Sample
 
 Doubles = NDArray[np.float64]
+#: The input of a layer, and whether its channels are axis 1.
+MeanKey = tuple[str, bool]
+Means = dict[MeanKey, Doubles]
 
 logger = logging.getLogger(__name__)
 
@@ -33,12 +36,73 @@ logger = logging.getLogger(__name__)
 _JUDGES = 4
 
 
-def correct_biases(
+class InputMeans:
+    """Channel means of the inputs of layers, as further outputs of a float graph.
+
+    Attributes:
+        graph: a copy of the float graph with the means among the outputs.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        """Add the means of every layer with a constant float32 weight."""
+        self.graph = graph.copy()
+        self._names: dict[MeanKey, str] = {}
+        self._seen: dict[int, dict[MeanKey, Doubles]] = {}
+        for node in graph.nodes:
+            layer = Layer.of(graph, node) if node.kind in LAYERS else None
+            weight = graph.initializers.get(node.input(1)) if layer else None
+            if layer is None or weight is None or weight.data_type != TensorProto.FLOAT:
+                continue  # onnxruntime has no means of other types
+            key = _key(node)
+            if key not in self._names:
+                groups, _, inputs = layer.shape(graph)[:3]
+                self._names[key] = _add_mean(self.graph, *key, groups * inputs)
+        self.graph.outputs += [ValueInfoProto(name=name) for name in self.names]
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the means."""
+        return list(self._names.values())
+
+    def observe(self, position: int, outputs: Mapping[str, Any]) -> None:
+        """Receive the outputs of ``graph`` on a sample.
+
+        Args:
+            position: position of the sample.
+            outputs: outputs by name.
+        """
+        self._seen[position] = {
+            key: _channel_mean(outputs[name]) for key, name in self._names.items()
+        }
+
+    def over(self, count: int) -> Means:
+        """Return the means over the first samples; empty if one was not observed."""
+        if not self._seen.keys() >= set(range(count)):
+            return {}
+        totals: Means = {}
+        for position in range(count):
+            for key, mean in self._seen[position].items():
+                totals[key] = totals.get(key, 0.0) + mean / count
+        return totals
+
+
+def _key(node: Node) -> MeanKey:
+    return node.input(0), node.kind in SPATIAL
+
+
+def _channel_mean(value: NDArray[Any]) -> Doubles:
+    """Return the mean over the batch of channel means."""
+    mean: Doubles = value.reshape(*value.shape[:2]).mean(axis=0, dtype=np.float64)
+    return mean
+
+
+def correct_biases(  # noqa: PLR0913
     graph: Graph,
     plan: Plan,
     params: Params,
     samples: Sequence[Sample],
     optimizers: Sequence[Any] = (),
+    known: Means | None = None,
 ) -> Graph:
     """Return a copy of the graph with biases that compensate the rounding of weights.
 
@@ -51,6 +115,7 @@ def correct_biases(
         params: the scales of the weights.
         samples: samples for the input means of the layers.
         optimizers: optimizers of the run.
+        known: input means over the samples; the float model is run for them if there are none.
     """
     if not samples or any(optimizer.stage == "layer" for optimizer in optimizers):
         return graph
@@ -58,7 +123,7 @@ def correct_biases(
     if not places:
         return graph
     try:
-        means = _input_means(graph, places, samples)
+        means = known or _run_for_means(graph, samples)
     except Exception as error:
         # onnxruntime raises several unrelated types; uncorrected biases are valid, too
         logger.warning(
@@ -68,13 +133,13 @@ def correct_biases(
         )
         return graph
     corrected = graph.copy()
-    for place in places:
+    for place in (place for place in places if _key(place.node) in means):
         shift = _shift(
             graph,
             plan,
             params,
             place,
-            means[place.node.input(0), place.node.kind in SPATIAL],
+            means[_key(place.node)],
         )
         bias = graph.constant(place.bias)
         assert bias is not None
@@ -155,36 +220,22 @@ def _shift(
     return shift
 
 
-def _input_means(
-    graph: Graph,
-    places: Sequence[LayerTask],
-    samples: Sequence[Sample],
-) -> dict[tuple[str, bool], Doubles]:
-    """Return channel means of layer inputs.
-
-    The key is the tensor, and whether its channels are axis 1.
-    """
-    extended, names = graph.copy(), dict[tuple[str, bool], str]()
-    for place in places:
-        key = place.node.input(0), place.node.kind in SPATIAL
-        if key not in names:
-            groups, _, inputs = place.layer.shape(graph)[:3]
-            names[key] = _add_mean(extended, *key, groups * inputs)
-    model = extended.to_model()
+def _run_for_means(graph: Graph, samples: Sequence[Sample]) -> Means:
+    """Return channel means of layer inputs, by a run of the float model."""
+    means = InputMeans(graph)
+    model = means.graph.to_model()
+    names = means.names
     del model.graph.output[:]
-    model.graph.output.extend(ValueInfoProto(name=name) for name in names.values())
+    model.graph.output.extend(ValueInfoProto(name=name) for name in names)
     session = open_session(
         model,
         threads=1,
         what="the float model with means of its tensors",
     )
-    totals: dict[tuple[str, bool], Doubles] = {}
-    for sample in samples:
-        values = session.run(list(names.values()), dict(sample))
-        for key, value in zip(names, values, strict=True):
-            mean = value.reshape(*value.shape[:2]).mean(axis=0, dtype=np.float64)
-            totals[key] = totals.get(key, 0.0) + mean / len(samples)
-    return totals
+    for position, sample in enumerate(samples):
+        values = session.run(names, dict(sample))
+        means.observe(position, dict(zip(names, values, strict=True)))
+    return means.over(len(samples))
 
 
 def _add_mean(graph: Graph, tensor: str, spatial: bool, channels: int) -> str:

@@ -66,6 +66,7 @@ def calibrate(  # noqa: PLR0913
     executor: Executor | None = None,
     progress: Progress | None = None,
     receive: Receive | None = None,
+    extended: Graph | None = None,
 ) -> Calibrated:
     """Run the float graph over the samples once, and measure ranges.
 
@@ -80,6 +81,7 @@ def calibrate(  # noqa: PLR0913
         executor: runs the model; None for the default.
         progress: reports progress.
         receive: as for ``collect``; called only if the graph is run.
+        extended: the graph with further outputs, for ``receive``.
 
     Raises:
         DataError: a sample does not fit the inputs or cannot be run.
@@ -98,7 +100,7 @@ def calibrate(  # noqa: PLR0913
             found = _read_through(samples)
         else:
             found = collect(
-                graph.to_model,
+                (extended or graph).to_model,
                 scope.observations,
                 samples,
                 controls=scope.controls,
@@ -452,10 +454,11 @@ class HoldOut:
             outputs: outputs of the calibrated graph.
         """
         positions = set(self._reservoir.positions)
-        if position in positions:
-            self._outputs[position] = outputs
         for old in self._outputs.keys() - positions:
             del self._outputs[old]
+        known = [*self._outputs.values(), outputs]
+        if position in positions and _array_bytes(known) <= _VERDICT_BYTES:
+            self._outputs[position] = outputs
 
     def computed(self) -> Iterator[tuple[Any, Mapping[str, Any]]]:
         """Yield the calibration samples of the verdict that have known outputs."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
 
 from quark_onnx.config import QConfig
 from quark_onnx.graph import Graph
@@ -23,12 +26,17 @@ class RunData:
         held: holds out the samples that the result is measured on; None without data.
         again: samples that may be read repeatedly; empty if no step needs them.
         random: the samples are random numbers, without information on real data.
+        input_means: channel means of the inputs of layers over the first samples, by tensor and
+            whether its channels are axis 1; empty if unknown.
     """
 
     sample: Sample | None = None
     held: HoldOut | None = None
     again: Samples = ()
     random: bool = False
+    input_means: dict[tuple[str, bool], NDArray[np.float64]] = field(
+        default_factory=dict
+    )
 
     @property
     def judges(self) -> list[Sample]:

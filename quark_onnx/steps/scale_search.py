@@ -32,7 +32,7 @@ from quark_onnx.steps.apply_target_constraints import Limits
 from quark_onnx.steps.compute_qparams import Params
 from quark_onnx.steps.insert import insert_live
 from quark_onnx.steps.local import LocalErrors
-from quark_onnx.steps.run import Sample
+from quark_onnx.steps.run import Reference, Sample
 from quark_onnx.steps.scale_trials import ScaleTrial
 
 logger = logging.getLogger(__name__)
@@ -60,6 +60,7 @@ def search(  # noqa: PLR0913
     samples: Sequence[Sample],
     show: bool | None,
     corrected: Graph | None = None,
+    reference: Reference | None = None,
 ) -> int:
     """Move the scales of activations in ``params``.
 
@@ -74,6 +75,7 @@ def search(  # noqa: PLR0913
             the second.
         show: whether to show a progress bar, as ``Progress`` takes it.
         corrected: the graph with the biases of the quantized model, if they differ.
+        reference: the float model, if the graph computes its outputs.
 
     Returns:
         The number of moved scales.
@@ -107,7 +109,9 @@ def search(  # noqa: PLR0913
             params,
             _changed(moves, start, limits),
         )
-        probe = ScaleTrial(graph, live, samples[half:] or samples) if moves else None
+        probe = None
+        if moves:
+            probe = ScaleTrial(graph, live, samples[half:] or samples, reference)
     except Exception as error:
         # onnxruntime raises several unrelated types; scales without a search are valid, too
         logger.warning(

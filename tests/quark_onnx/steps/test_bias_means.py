@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from calibrators.onnx_runtime.session import open_session
 from quark_onnx import quantize
-from quark_onnx.refine.bias_means import correct_biases
+from quark_onnx.refine.bias_means import InputMeans, correct_biases
 from tests.models import Feeds, parse, weight
 from tests.pipeline import Stages
 from tests.settings import POW2
@@ -112,3 +113,28 @@ def test_without_samples_or_beside_an_optimizer_of_layers_biases_stay() -> None:
         correct_biases(stages.graph, stages.plan, stages.params, data, [AdaRound()])
         is stages.graph
     )
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_means_of_another_run_are_those_of_a_run_of_its_own(name: str) -> None:
+    data = positive(5, *SHAPES[name])
+    stages = Stages.of(MODELS[name], POW2, data)
+    means = InputMeans(stages.graph)
+    session = open_session(means.graph.to_model())
+    for position in (3, 0, 4, 1, 2):  # calibration has several lanes
+        values = session.run(means.names, data[position])
+        means.observe(position, dict(zip(means.names, values, strict=True)))
+    alone, known = (
+        correct_biases(stages.graph, stages.plan, stages.params, data, known=each)
+        for each in (None, means.over(5))
+    )
+    np.testing.assert_array_equal(alone.constant("b"), known.constant("b"))
+
+
+def test_means_need_every_sample() -> None:
+    stages = Stages.of(MODELS["gemm"], POW2, positive(5, 3, 4))
+    means = InputMeans(stages.graph)
+    (name,) = means.names
+    means.observe(0, {name: np.ones((1, 4, 1), np.float32)})
+    assert means.over(2) == {}
+    assert means.over(1)["x", False].tolist() == [1, 1, 1, 1]
