@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from argparse import Namespace
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from time import perf_counter
 
 from quark_onnx.analysis import AccuracyResult, quantize_to_accuracy
 from quark_onnx.analysis.accuracy import Target
 from quark_onnx.cli.data import data_of
+from quark_onnx.cli.latency import latency_lines, quantized_latency
 from quark_onnx.cli.next_command import analysis_step
 from quark_onnx.cli.output import Answer, columns, entry
 from quark_onnx.cli.parsing import Parser, UsageError, duration
@@ -82,9 +83,10 @@ def run_to_accuracy(options: Namespace) -> Answer:
         flag = given[0].replace("_", "-")
         raise UsageError(f"--accuracy chooses the configuration; leave out --{flag}")
     start = perf_counter()
+    data = data_of(options)
     found = quantize_to_accuracy(
         options.model,
-        data_of(options),
+        data,
         options.accuracy,
         options.output,
         recipe=options.recipe or "auto",
@@ -94,6 +96,7 @@ def run_to_accuracy(options: Namespace) -> Answer:
     )
     seconds = perf_counter() - start
     report = _without_steps(found.result.report)
+    latency = quantized_latency(options, data)
     lines = [
         entry("model", [f"{options.model} -> {options.output}, in {seconds:.1f} s"]),
         entry("target", [str(found.target)]),
@@ -106,6 +109,7 @@ def run_to_accuracy(options: Namespace) -> Answer:
             else []
         ),
         entry("config", [found.best.name, *str(found.best.config).splitlines()]),
+        *(latency_lines(latency) if latency is not None else ()),
         str(report),
     ]
     document = {
@@ -117,6 +121,7 @@ def run_to_accuracy(options: Namespace) -> Answer:
         "worst_sqnr": report.worst_sqnr,
         **report.to_dict(),
         "config": to_dict(found.best.config),
+        "latency": None if latency is None else asdict(latency),
     }
     return Answer("\n".join(lines), document, _missed(found, options))
 

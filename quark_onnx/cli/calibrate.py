@@ -45,7 +45,7 @@ def add_arguments(parser: Parser) -> None:
         metavar="RANGES",
         type=path,
         required=True,
-        help="write the ranges here",
+        help="write the ranges here; an earlier file is replaced",
     )
     add_data_options(parser)
     group = parser.add_argument_group("ranges")

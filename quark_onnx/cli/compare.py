@@ -7,8 +7,9 @@ from dataclasses import asdict
 from typing import Any
 
 from quark_onnx import analysis
-from quark_onnx.analysis import Comparison, Latency
+from quark_onnx.analysis import Comparison
 from quark_onnx.cli.data import add_data_options, data_of
+from quark_onnx.cli.latency import latency_lines
 from quark_onnx.cli.next_command import analysis_step, verdict_with_commands
 from quark_onnx.cli.output import Answer, Table, entry
 from quark_onnx.cli.parsing import Parser, add_common_options, count, path
@@ -140,15 +141,6 @@ def score_document(found: Comparison) -> dict[str, Any]:
         "labelled": found.labelled,
         "scores": [asdict(score) for score in found.scores],
     }
-
-
-def latency_lines(latency: Latency) -> list[str]:
-    """Return a latency as lines of a report.
-
-    Args:
-        latency: the latency of both models.
-    """
-    return [entry("time", [str(latency), *latency.reasons])]
 
 
 def _row(output: OutputError) -> tuple[str, str, str, str]:

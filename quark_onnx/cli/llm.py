@@ -58,11 +58,21 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(options: Namespace) -> Answer:
-    wanted = getattr(options, "overwrite", False)
-    with overwriting(options.output or Path(), options.model, wanted=wanted):
+    folder = _output(options)
+    wanted = options.overwrite and folder is not None
+    with overwriting(folder or Path(), options.model, wanted=wanted):
         answer: Answer = options.perform(options)
     document = {"command": NAME, "action": options.action, **answer.document}
     return Answer(answer.body, document, answer.failure)
+
+
+def _output(options: Namespace) -> Path | None:
+    """Return the output of an action; None if it writes nothing."""
+    output: Path | None = options.output
+    if output is None and options.fix:
+        model: Path = options.model.absolute()
+        return model.with_name(f"{model.name}-fixed")
+    return output
 
 
 def _validate_options(parser: Parser) -> None:
@@ -89,7 +99,7 @@ def _validate_options(parser: Parser) -> None:
         "--output",
         metavar="OUT",
         type=path,
-        help="folder of the repaired copy; DIR-fixed unless given",
+        help="folder of the repaired copy (DIR-fixed); an earlier one needs --overwrite",
     )
 
 
@@ -102,7 +112,7 @@ def _validate(options: Namespace) -> Answer:
         )
     head, mended = list[str](), {}
     if options.fix:
-        result = validate.repair(options.model, options.client, options.output)
+        result = validate.repair(options.model, options.client, _output(options))
         verdict, mended = (
             result.verdict,
             {"output": result.folder, "mended": list(result.notes)},

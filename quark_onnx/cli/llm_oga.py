@@ -8,7 +8,6 @@ from pathlib import Path
 
 from calibrators.scratch import ScratchFolder
 from quark_onnx.cli.output import Answer
-from quark_onnx.cli.overwrite import add_overwrite_option
 from quark_onnx.cli.parsing import Parser, UsageError, count, path
 from quark_onnx.cli.torch_side import torch_side
 from quark_onnx.errors import ConfigError
@@ -33,9 +32,8 @@ def oga_options(parser: Parser) -> None:
         metavar="OUT",
         type=path,
         required=True,
-        help="folder of the result",
+        help="folder of the result; an earlier result needs --overwrite",
     )
-    add_overwrite_option(parser)
     parser.add_argument(
         "--scheme",
         metavar="SCHEME",

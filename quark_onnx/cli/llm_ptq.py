@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from quark_onnx.cli.output import Answer, say, to_json
-from quark_onnx.cli.overwrite import add_overwrite_option
 from quark_onnx.cli.parsing import (
     Parser,
     UsageError,
@@ -58,9 +57,8 @@ def ptq_options(parser: Parser) -> None:
         metavar="OUT",
         type=path,
         required=True,
-        help="folder of the result",
+        help="folder of the result; an earlier result needs --overwrite",
     )
-    add_overwrite_option(parser)
     parser.add_argument(
         "--recipe",
         choices=EFFORTS,
@@ -624,7 +622,7 @@ def gguf_options(parser: Parser) -> None:
         metavar="OUT.gguf",
         type=path,
         required=True,
-        help="file of the result",
+        help="file of the result; an earlier file is replaced",
     )
     parser.add_argument(
         "--kind",

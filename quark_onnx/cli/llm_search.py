@@ -25,7 +25,7 @@ def search_options(parser: Parser) -> None:
         metavar="OUT",
         type=path,
         required=True,
-        help="folder of the best result",
+        help="folder of the best result; an earlier result needs --overwrite",
     )
     parser.add_argument(
         "--for",

@@ -232,7 +232,7 @@ def _cut_options(parser: Parser) -> None:
         nargs=2,
         type=path,
         required=True,
-        help="write the two models here",
+        help="write the two models here; earlier files are replaced",
     )
     parser.add_argument(
         "--at",

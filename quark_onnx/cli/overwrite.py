@@ -7,28 +7,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from quark_onnx.cli.parsing import Parser, UsageError
+from quark_onnx.cli.parsing import UsageError
 
 #: Files that identify a folder as an earlier result.
 _MARKS = ("config.json", "genai_config.json", "model.gguf", "model.onnx")
 
 
-def add_overwrite_option(parser: Parser) -> None:
-    """Add the option of commands that write a folder.
-
-    Args:
-        parser: the parser of the command.
-    """
-    parser.add_argument(
-        "--overwrite",
-        action="store_true",
-        help="replace an earlier result in the output folder",
-    )
-
-
 @contextmanager
 def overwriting(folder: Path, source: Path, *, wanted: bool) -> Iterator[None]:
-    """Move an earlier result aside; restore it after an error (context manager).
+    """Move an earlier result aside; restore it if no new one is written (context manager).
 
     Args:
         folder: folder of the result.
@@ -61,4 +48,7 @@ def overwriting(folder: Path, source: Path, *, wanted: bool) -> Iterator[None]:
         shutil.rmtree(folder, ignore_errors=True)
         aside.replace(folder)
         raise
-    shutil.rmtree(aside)
+    if folder.exists():
+        shutil.rmtree(aside)
+    else:
+        aside.replace(folder)

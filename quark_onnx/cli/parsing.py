@@ -190,6 +190,11 @@ def add_common_options(parser: Parser) -> None:
         help="write the answer as JSON, to stdout or to FILE.json",
     )
     group.add_argument(
+        "--overwrite",
+        action="store_true",
+        help="replace an earlier result folder; files are replaced without it",
+    )
+    group.add_argument(
         "--no-isolation",
         dest="isolation",
         action="store_false",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import warnings
 from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -11,10 +9,15 @@ from time import perf_counter
 from typing import Any
 
 from quark_onnx import api
-from quark_onnx.analysis import Comparison, Latency, compare, measure_latency
+from quark_onnx.analysis import Comparison, compare
 from quark_onnx.cli.accuracy import add_accuracy_options, run_to_accuracy
-from quark_onnx.cli.compare import latency_lines, score_document, score_lines
+from quark_onnx.cli.compare import score_document, score_lines
 from quark_onnx.cli.data import add_data_options, data_of
+from quark_onnx.cli.latency import (
+    add_time_options,
+    latency_lines,
+    quantized_latency,
+)
 from quark_onnx.cli.next_command import report_with_commands
 from quark_onnx.cli.output import Answer, entry
 from quark_onnx.cli.parsing import (
@@ -36,15 +39,9 @@ from quark_onnx.cli.settings import (
 )
 from quark_onnx.cli.workers import workers
 from quark_onnx.config import to_dict
-from quark_onnx.errors import ModelError
-from quark_onnx.graph import Graph
-from quark_onnx.graph.io import load
 from quark_onnx.recipes import Choice, choose
 from quark_onnx.registry import RECIPES
 from quark_onnx.report import Report
-from quark_onnx.steps import first_sample, reader_for
-
-logger = logging.getLogger(__name__)
 
 NAME = "quantize"
 SUMMARY = "quantize a model with calibration data, and measure its error"
@@ -79,12 +76,7 @@ def add_arguments(parser: Parser) -> None:
     add_gate_option(parser, "nothing is written")
     add_task_option(parser)
     add_labels_option(parser)
-    parser.add_argument(
-        "--no-time",
-        dest="time",
-        action="store_false",
-        help="do not measure the latency of both models after quantization",
-    )
+    add_time_options(parser)
     add_accuracy_options(parser)
     parser.add_argument(
         "--ranges",
@@ -131,7 +123,7 @@ def run(options: Namespace) -> Answer:
         )
     seconds = perf_counter() - start
     report = report_with_commands(result.report, options)
-    latency = _latency(options, data)
+    latency = quantized_latency(options, data)
     scored = _scored(options, data)
     lines = [
         entry("model", [f"{options.model} -> {options.output}, in {seconds:.1f} s"]),
@@ -168,20 +160,6 @@ def _scored(options: Namespace, data: Any) -> Comparison | None:
         task=options.task,
         labels=options.labels,
     )
-
-
-def _latency(options: Namespace, data: Any) -> Latency | None:
-    """Return the latency of both models; None without data or after a failure."""
-    if data is None or not options.time:
-        return None
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # warnings about the data were shown before
-        sample = first_sample(reader_for(Graph.of(load(options.model)), data))
-    try:
-        return measure_latency(options.model, options.output, sample)
-    except ModelError as error:
-        logger.debug("%s", error)
-        return None
 
 
 def _choice(options: Namespace) -> Choice | None:

@@ -59,7 +59,7 @@ def add_arguments(parser: Parser) -> None:
         "--output",
         metavar="BEST",
         type=path,
-        help="write the best model here, even below --min-sqnr",
+        help="write the best model here, even below --min-sqnr; replaces an earlier file",
     )
     add_data_options(parser)
     default = Space()

@@ -185,7 +185,8 @@ def check_free(folder: Path) -> None:
     """Raise ConfigError if a folder is a file, or is not empty."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(
-            f"{folder} exists already and is not empty; name another folder",
+            f"{folder} exists already and is not empty; name another folder (on the"
+            " command line, --overwrite replaces an earlier result)",
         )
 
 

@@ -80,7 +80,8 @@ def repair(folder: Path, client: str, output: Path | None = None) -> Mended:
     )
     if output.exists():
         raise ConfigError(
-            f"{output} exists; remove it, or name another folder with --output",
+            f"{output} exists; remove it, or name another folder with --output (on the"
+            " command line, --overwrite replaces an earlier copy)",
         )
     checkpoint = read(folder)
     config, notes = mended_config(checkpoint)

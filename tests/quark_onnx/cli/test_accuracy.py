@@ -30,6 +30,8 @@ def test_an_accuracy_that_is_reached(cli: Any) -> None:
     assert "target    10 dB at every output" in finished.out
     assert "5 judge, and calibrate nothing" in finished.out
     assert "tried " in finished.out and " met" in finished.out
+    (time,) = [line for line in finished.out.splitlines() if line.startswith("time ")]
+    assert "float " in time and "quantized " in time and "threads" in time
     onnx.checker.check_model("out.onnx", full_check=True)
 
 

@@ -461,3 +461,13 @@ def test_an_interrupted_run_is_resumed(cli: Any) -> None:
         refused.code == 2
         and "resume: model.onnx cannot be written to as a folder" in refused.err
     )
+
+
+def test_the_latency_of_both_models(cli: Any) -> None:
+    lines = cli(*MODEL, "--time", "--threads", "1").out.splitlines()
+    (time,) = [line for line in lines if line.startswith("time ")]
+    assert "float " in time and "median of" in time and "1 thread" in time
+    latency = cli(*MODEL, "--json").json["latency"]
+    assert latency["reference_ms"] > 0 and latency["other_ms"] > 0
+    assert isinstance(latency["reasons"], list)
+    assert cli(*MODEL, "--no-time", "--json").json["latency"] is None

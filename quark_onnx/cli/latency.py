@@ -1,0 +1,76 @@
+"""Latency of the float and the quantized model, as commands measure and print it."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from argparse import Namespace
+from typing import Any
+
+from quark_onnx.analysis import Latency, measure_latency
+from quark_onnx.cli.output import entry
+from quark_onnx.cli.parsing import Parser, count
+from quark_onnx.errors import ModelError
+from quark_onnx.graph import Graph
+from quark_onnx.graph.io import load
+from quark_onnx.steps import first_sample, reader_for
+
+logger = logging.getLogger(__name__)
+
+
+def add_time_options(parser: Parser) -> None:
+    """Add the options for the latency after quantization.
+
+    Args:
+        parser: the parser of the command.
+    """
+    either = parser.add_mutually_exclusive_group()
+    either.add_argument(
+        "--time",
+        action="store_true",
+        default=True,
+        help="measure the median latency of both models on this machine; on unless --no-time",
+    )
+    either.add_argument(
+        "--no-time",
+        dest="time",
+        action="store_false",
+        help="do not measure the latency of both models after quantization",
+    )
+    parser.add_argument(
+        "--threads",
+        metavar="N",
+        type=count,
+        default=0,
+        help="threads for --time; 0: all cores",
+    )
+
+
+def quantized_latency(options: Namespace, data: Any) -> Latency | None:
+    """Return the latency of both models; None without data or after a failure.
+
+    Args:
+        options: the options of the command, with the models and ``add_time_options``.
+        data: the calibration data; None for none.
+    """
+    if data is None or not options.time:
+        return None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # warnings about the data were shown before
+        sample = first_sample(reader_for(Graph.of(load(options.model)), data))
+    try:
+        return measure_latency(
+            options.model, options.output, sample, threads=options.threads
+        )
+    except ModelError as error:
+        logger.debug("%s", error)
+        return None
+
+
+def latency_lines(latency: Latency) -> list[str]:
+    """Return a latency as lines of a report.
+
+    Args:
+        latency: the latency of both models.
+    """
+    return [entry("time", [str(latency), *latency.reasons])]
