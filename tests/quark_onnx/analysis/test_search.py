@@ -194,7 +194,7 @@ def test_without_optuna_it_says_what_to_install(
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(
         MissingDependency,
-        match=r"a search needs Optuna: pip install 'quark-onnx\[search\]'",
+        match=r"a search needs Optuna: pip install 'quark-onnx(-core)?\[search\]'",
     ):
         search(residual(), pixels(), space=SMALL)
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from importlib.resources import files
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.answers import SCHEMA, check_described
+from tests.quark_onnx.torch.validate import drafts
+
 jsonschema = pytest.importorskip("jsonschema")
 
-SCHEMA = json.loads(
-    (files("quark_onnx.cli") / "answers.schema.json").read_text(encoding="utf-8")
-)
 VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
 QUANTIZE = "quantize model.onnx -o q.onnx --data data"
 #: Commands that write a document, and what must have run before.
@@ -42,20 +40,20 @@ FAILURES = (
     "explain",
     "quantise",
     "quantize model.onnx -o q.onnx --data data --min-sqnr 200",
+    "quantize model.onnx -o q.onnx --data data --accuracy 500dB",
+    "compare model.onnx model.onnx --data absent",
+    "llm",
+    "llm ptq data -o out",
+    "llm ptq absent -o out --scheme fp8 --data data",
+    "llm oga data -o out --scheme fp8",
+    "llm gguf absent -o out.txt",
+    "llm search data -o out --for vllm",
+    "llm validate absent --for vllm",
 )
 
 
 def test_the_schema_itself_is_valid() -> None:
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
-
-
-def described(schema: dict[str, Any]) -> Iterator[str]:
-    """Yield the keys that a part of the schema describes."""
-    if "$ref" in schema:
-        yield from described(SCHEMA["$defs"][schema["$ref"].removeprefix("#/$defs/")])
-    yield from schema.get("properties", {})
-    for part in schema.get("allOf", ()):
-        yield from described(part)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -64,11 +62,26 @@ def test_answers_are_described(cli: Any, command: str) -> None:
     if COMMANDS[command]:
         assert cli(*COMMANDS[command].split()).code == 0
     document = cli(*command.split(), "--json").json
-    VALIDATOR.validate(document)
-    words = [document["command"], document.get("action")]
-    part = SCHEMA["$defs"][" ".join(filter(None, words))]
-    known = {*SCHEMA["properties"], *described(part)}
-    assert set(document) <= known, "add new keys to answers.schema.json"
+    check_described(document)
+
+
+@pytest.mark.parametrize(
+    ("draft", "arguments", "code"),
+    [("fp8", "", 0), ("nvfp4", "", 1), ("fp8", "--fix", 0), ("older", "--fix", 0)],
+)
+def test_verdicts_on_checkpoints_are_described(
+    cli: Any, folder: Path, draft: str, arguments: str, code: int
+) -> None:
+    """Also such that would be refused or are repaired; ptq, search and gguf need torch."""
+    written = drafts.quark(*([draft] if draft == "nvfp4" else []))
+    if draft == "older":
+        written.rename(".weight_scale", ".weight_quantizer.scale")
+    written.write(folder / "llama")
+    command = f"llm validate llama --for transformers {arguments} --json"
+    finished = cli(*command.split())
+    assert finished.code == code
+    check_described(finished.json)
+    assert ("output" in finished.json) == bool(arguments)
 
 
 @pytest.mark.parametrize("command", FAILURES)

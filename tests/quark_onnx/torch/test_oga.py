@@ -16,6 +16,7 @@ import pytest
 
 from quark_onnx.errors import MissingDependency
 from quark_onnx.torch.exports.oga import ryzen_ai_flows, write_oga
+from tests.answers import check_described
 from tests.torch_models import llama, made, saved, with_tokenizer
 
 VARIABLE = "QUARK_ONNX_OGA_PYTHON"
@@ -43,6 +44,7 @@ def test_tokens_are_those_of_transformers(tmp_path: Path) -> None:
     run = command(str(source), "-o", str(output), "--scheme", "uint4_wo_32", "--json")
     assert run.returncode == 0, run.stderr
     found = json.loads(run.stdout)
+    check_described(found)
     assert found["equal_tokens"] == found["tokens"] > 32
     assert found["logit_difference"] < 1e-4
     names = {path.name for path in output.iterdir()}
@@ -60,5 +62,5 @@ def test_tokens_are_those_of_transformers(tmp_path: Path) -> None:
     find_spec("onnxruntime_genai") is not None, reason="onnxruntime-genai is installed"
 )
 def test_without_onnxruntime_genai(tmp_path: Path) -> None:
-    with pytest.raises(MissingDependency, match=r"quark-onnx\[oga\]"):
+    with pytest.raises(MissingDependency, match=r"quark-onnx(-core)?\[oga\]"):
         write_oga(tmp_path / "absent", tmp_path / "oga")

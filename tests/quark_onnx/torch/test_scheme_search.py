@@ -148,7 +148,7 @@ def test_command(source: Path, tmp_path: Path, capsys: Any) -> None:
     capsys.readouterr()
     assert main([*command, "--bits", "14", "--budget", "1s", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    check_described(document, "llm search")
+    check_described(document)
     assert document["best"] in document["pareto"]
     config = json.loads((tmp_path / "out" / "config.json").read_text(encoding="utf-8"))
     assert config["quantization_config"]["quant_method"] == "quark"

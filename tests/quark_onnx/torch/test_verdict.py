@@ -109,7 +109,7 @@ def test_command(
     data = ["--data", str(tmp_path / "tokens.npy"), "--samples", "4", "--length", "12"]
     assert main([*command, *data, "--algorithm", "gptq", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    check_described(document, "llm ptq")
+    check_described(document)
     found = document["verdict"]
     assert found["tokens"] == 24 and len(found["worst"]) == 3
     assert "autoround" in found["advice"]

@@ -19,6 +19,7 @@ torch = pytest.importorskip("torch")
 gguf = pytest.importorskip("gguf")
 transformers = pytest.importorskip("transformers")
 
+from quark_onnx.cli import main
 from quark_onnx.errors import (
     ConfigError,
     MissingDependency,
@@ -30,6 +31,7 @@ from quark_onnx.torch.config.spec import TensorSpec
 from quark_onnx.torch.exports.gguf import write_gguf
 from quark_onnx.torch.exports.gguf.architectures import ARCHITECTURES
 from quark_onnx.torch.formats.quantized_tensor import quantize
+from tests.answers import check_described
 from tests.quark_onnx.torch.gguf.tiny import metadata, save, tensors
 
 LLAMA3 = {
@@ -54,6 +56,18 @@ def stored(folder: Path) -> dict[str, Any]:
         folder, dtype=torch.float32
     )
     return {name: value.numpy() for name, value in model.state_dict().items()}
+
+
+def test_the_answer_of_the_command(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "model.gguf"
+    output.write_text("an earlier file")
+    command = ["llm", "gguf", str(folder), "-o", str(output), "--overwrite", "--json"]
+    assert main(command) == 0
+    document = json.loads(capsys.readouterr().out)
+    check_described(document)
+    assert set(document["tensors"]) == set(tensors(output))
 
 
 def test_names_types_and_values(folder: Path, tmp_path: Path) -> None:
@@ -607,7 +621,8 @@ def test_options(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         "quark_onnx.torch.exports.gguf.export.find_spec", lambda name: None
     )
     with pytest.raises(
-        MissingDependency, match=r"the package gguf: pip install 'quark-onnx\[llm\]'"
+        MissingDependency,
+        match=r"the package gguf: pip install 'quark-onnx(-core)?\[llm\]'",
     ):
         write_gguf(folder, output)
     assert not output.exists()
