@@ -8,7 +8,7 @@ others: the function stays the same.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -133,6 +133,15 @@ class _BlockedError(Exception):
     """Factors cannot pass from a layer to the readers of the channels."""
 
 
+@dataclass(frozen=True)
+class _Channels:
+    """The channels of a layer in a tensor: from ``offset`` on, each repeated ``repeat`` times."""
+
+    tensor: str
+    offset: int = 0
+    repeat: int = 1
+
+
 class _PairSearch:
     """Search for the readers of a layer's channels, through operators that factors pass."""
 
@@ -145,8 +154,7 @@ class _PairSearch:
         self.readers = list[Reader]()
         self.clips = list[tuple[Node, int]]()
         self.gates = list[tuple[Node, int]]()
-        #: tensors to visit, with the offset and the repetitions of the channels in them
-        self.todo = [(first.node.outputs[0], 0, 1)]
+        self.todo = [_Channels(first.node.outputs[0])]
 
     def run(self) -> Pair:
         """Return the pair.
@@ -155,7 +163,7 @@ class _PairSearch:
             _BlockedError: factors cannot pass.
         """
         while self.todo:
-            self._visit(*self.todo.pop())
+            self._visit(self.todo.pop())
         return Pair(
             self.first,
             self.channels,
@@ -164,64 +172,70 @@ class _PairSearch:
             tuple(self.gates),
         )
 
-    def _visit(self, tensor: str, offset: int, repeat: int) -> None:
-        consumers = self.graph.consumers(tensor)
-        if not consumers or not private(self.graph, tensor):
+    def _visit(self, at: _Channels) -> None:
+        consumers = self.graph.consumers(at.tensor)
+        if not consumers or not private(self.graph, at.tensor):
             raise _BlockedError
-        shape = self.graph.shape(tensor)
-        # Channels lie along the second axis of images and matrices, otherwise along the last one.
-        second = self.spatial or len(shape or ()) == MATRIX
-        complete = second and _width(shape) == self.channels * repeat
         gate = None
-        if self.passed.gates and complete:
-            gate = _gate(self.graph, tensor, consumers)
+        if self.passed.gates and self._fills(at):
+            gate = _gate(self.graph, at.tensor, consumers)
         if gate is not None:
-            self.gates.append((gate[0], repeat))
-            self.todo.append((gate[1].outputs[0], offset, repeat))
+            self.gates.append((gate[0], at.repeat))
+            self.todo.append(replace(at, tensor=gate[1].outputs[0]))
             return
         for reader in consumers:
-            if self._read(reader, tensor, offset, repeat):
-                continue
-            if not second and reader.kind not in _ELEMENTWISE:
-                raise _BlockedError
-            self._pass(reader, tensor, offset, repeat, complete=complete)
+            if not self._read(reader, at):
+                self._pass(reader, at)
 
-    def _read(self, node: Node, tensor: str, offset: int, repeat: int) -> bool:
+    def _along_second_axis(self, tensor: str) -> bool:
+        """Return whether channels lie along the second axis, not along the last one.
+
+        They do in images and matrices.
+        """
+        return self.spatial or len(self.graph.shape(tensor) or ()) == MATRIX
+
+    def _fills(self, at: _Channels) -> bool:
+        """Return whether the channels are all of a tensor's, along the second axis."""
+        count = self.channels * at.repeat
+        if not self._along_second_axis(at.tensor):
+            return False
+        return _width(self.graph.shape(at.tensor)) == count
+
+    def _read(self, node: Node, at: _Channels) -> bool:
         """Add a layer whose activation is a tensor; return False for another node.
 
         Raises:
             _BlockedError: the inputs of the layer cannot be scaled.
         """
         layer = Layer.of(self.graph, node)
-        if layer is None or not reads_activation(node, tensor):
+        if layer is None or not reads_activation(node, at.tensor):
             return False
-        matrix = len(self.graph.shape(tensor) or ()) == MATRIX
+        matrix = len(self.graph.shape(at.tensor) or ()) == MATRIX
         same_axis = self.spatial == (node.kind in SPATIAL) or matrix
         shared = len(self.graph.consumers(node.input(1))) > 1
         if not same_axis or shared:
             raise _BlockedError
-        if not _fits(self.graph, layer, offset, self.channels * repeat):
+        if not _fits(self.graph, layer, at.offset, self.channels * at.repeat):
             raise _BlockedError
-        self.readers.append(Reader(layer, offset, repeat))
+        self.readers.append(Reader(layer, at.offset, at.repeat))
         return True
 
-    def _pass(
-        self,
-        node: Node,
-        tensor: str,
-        offset: int,
-        repeat: int,
-        *,
-        complete: bool,
-    ) -> None:
-        after = _behind(self.graph, node, tensor, offset, repeat)
+    def _pass(self, node: Node, at: _Channels) -> None:
+        """Follow the channels through an operator.
+
+        Raises:
+            _BlockedError: factors cannot pass.
+        """
+        if node.kind not in _ELEMENTWISE and not self._along_second_axis(at.tensor):
+            raise _BlockedError
+        after = _behind(self.graph, node, at)
         if after is None:
-            clips = self.passed.clips and complete
+            clips = self.passed.clips and self._fills(at)
             if not clips or upper_bound(self.graph, node) is None:
                 raise _BlockedError
-            self.clips.append((node, repeat))
-            after = (offset, repeat)
-        self.todo.append((node.outputs[0], *after))
+            self.clips.append((node, at.repeat))
+            after = replace(at, tensor=node.outputs[0])
+        self.todo.append(after)
 
 
 def _width(shape: Sequence[int | str | None] | None) -> int | None:
@@ -237,27 +251,20 @@ def _fits(graph: Graph, layer: Layer, offset: int, count: int) -> bool:
     return offset + count <= groups * inputs
 
 
-def _behind(
-    graph: Graph,
-    node: Node,
-    tensor: str,
-    offset: int,
-    repeat: int,
-) -> tuple[int, int] | None:
-    """Return offset and repetitions of the channels after an operator.
-
-    None if factors do not pass.
-    """
+def _behind(graph: Graph, node: Node, at: _Channels) -> _Channels | None:
+    """Return the channels after an operator; None if factors do not pass."""
     if any(graph.consumers(name) for name in node.outputs[1:]):
         return None
-    if _keeps_channels(graph, node, tensor):
-        return offset, repeat
+    after = replace(at, tensor=node.outputs[0])
+    if _keeps_channels(graph, node, at.tensor):
+        return after
     if node.kind == "Concat" and node.attribute("axis") == 1:
-        before = _concat_offset(graph, node, tensor)
-        return None if before is None else (offset + before, repeat)
+        before = _concat_offset(graph, node, at.tensor)
+        return None if before is None else replace(after, offset=at.offset + before)
     if node.kind == "Flatten" and node.attribute("axis", 1) == 1:
-        area = _area(graph.shape(tensor))
-        return None if area is None else (offset * area, repeat * area)
+        area = _area(graph.shape(at.tensor))
+        if area is not None:
+            return replace(after, offset=at.offset * area, repeat=at.repeat * area)
     return None
 
 

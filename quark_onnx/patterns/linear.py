@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from quark_onnx.graph import Graph, Node
-from quark_onnx.graph.constant_input import ConstantInput
+from quark_onnx.graph.constant_input import ConstantInput, private
 from quark_onnx.patterns.conv_and_gemm import (
     MATRIX,
     Layer,
@@ -71,13 +71,9 @@ class Linear:
         outputs = int(shape[second] or 0)
         if not inputs or not outputs or graph.elem_type(weight) != TensorProto.FLOAT:
             return None
-        bias = None
-        if node.input(2):
-            bias = ConstantInput(node, 2)
-            if not bias.spread(graph, outputs):
-                return None
-        elif node.kind == "MatMul":
-            bias = _added(graph, node, outputs)
+        bias = _bias(graph, node, outputs)
+        if bias is None and node.input(2):
+            return None
         sides = (ConstantInput(node, 1, first), ConstantInput(node, 1, second))
         return cls(node, inputs, outputs, sides, bias)
 
@@ -109,13 +105,19 @@ class Linear:
         graph.add("Add", [product, name], [result])
 
 
+def _bias(graph: Graph, node: Node, size: int) -> ConstantInput | None:
+    """Return the constant vector that is added to a product, in the node or right after it."""
+    if node.input(2):
+        bias = ConstantInput(node, 2)
+        return bias if bias.spread(graph, size) else None
+    return _added(graph, node, size) if node.kind == "MatMul" else None
+
+
 def _added(graph: Graph, node: Node, size: int) -> ConstantInput | None:
-    """Return the constant vector that is added to a product, or None."""
+    """Return the constant vector of the Add that alone reads a product, or None."""
     result = node.outputs[0]
     readers = graph.consumers(result)
-    if len(readers) != 1 or readers[0].kind != "Add":
-        return None
-    if graph.is_output(result) or graph.captured(result):
+    if not private(graph, result) or [reader.kind for reader in readers] != ["Add"]:
         return None
     place = 1 - readers[0].inputs.index(result)
     added = readers[0].inputs[place]
@@ -172,14 +174,13 @@ def _width_nearby(graph: Graph, tensor: str, depth: int) -> int:
 
 def _width_through(graph: Graph, tensor: str, node: Node, depth: int) -> int:
     """Return the length of the last axis according to the inputs of a node."""
-    shape = graph.constant(node.input(1)) if node.kind == "Reshape" else None
-    if shape is not None and shape.size:
-        return max(0, int(shape[-1]))
+    if node.kind == "Reshape":
+        shape = graph.constant(node.input(1))
+        return 0 if shape is None or not shape.size else max(0, int(shape[-1]))
     if node.kind in SCALE:
-        # the outputs between are statistics
-        is_vectors = tensor in (*node.outputs[:1], *node.outputs[3:])
+        is_statistic = tensor in node.outputs[1:3]  # mean, inverse deviation
         scale = node.input(SCALE[node.kind][0])
-        return width(graph, scale, 0) if is_vectors else 0
+        return 0 if is_statistic else width(graph, scale, 0)
     if node.kind in _JOINING:
         # Shorter operands have length 1, and are repeated.
         return max(width(graph, name, depth - 1) for name in node.inputs)

@@ -210,20 +210,15 @@ class _Search:
         node = self.graph.producer(tensor)
         if node is None:
             raise Unknown(f"{tensor!r} is an input of the model")
-        layer = Linear.of(self.graph, node)
+        if self.layer(node) or self.lookup(node):
+            return
         norm = self.by_node.get(node)
-        if layer is not None and layer.outputs == self.stream.size:
-            self.stream.writers[node, 1] = layer.weight[1]
-            if node.input(2):
-                self.constant(ConstantInput(node, 2))
-        elif node.kind in ("Add", "Sub"):
+        if node.kind in ("Add", "Sub"):
             self.operand(node, 0)
             self.operand(node, 1)
         elif self.scales(node):
             is_constant = self.graph.is_constant(node.inputs[0])
             self.push(node.inputs[1 if is_constant else 0])
-        elif node.kind == "Gather" and self.graph.is_constant(node.inputs[0]):
-            self.lookup(node)
         elif self.moves(node):
             self.push(node.inputs[0])
         elif norm is not None and tensor == norm.sources[-1]:
@@ -231,12 +226,25 @@ class _Search:
         else:
             raise Unknown(f"{node.name} ({node.kind}) writes to it")
 
-    def lookup(self, node: Node) -> None:
-        """Add a table of vectors."""
+    def layer(self, node: Node) -> bool:
+        """Add weight and bias of a layer that writes all channels; return False if not one."""
+        layer = Linear.of(self.graph, node)
+        if layer is None or layer.outputs != self.stream.size:
+            return False
+        self.stream.writers[node, 1] = layer.weight[1]
+        if node.input(2):
+            self.constant(ConstantInput(node, 2))
+        return True
+
+    def lookup(self, node: Node) -> bool:
+        """Add a constant table of vectors; return False if the node reads none."""
+        if node.kind != "Gather" or not self.graph.is_constant(node.inputs[0]):
+            return False
         rank = len(self.graph.shape(node.inputs[0]) or ())
         if node.attribute("axis", 0) or rank != 2:
             raise Unknown(f"{node.name} (Gather) does not look up vectors")
         self.constant(ConstantInput(node, 0))
+        return True
 
     def read(self, tensor: str, node: Node) -> None:
         """Follow a reader of a tensor."""

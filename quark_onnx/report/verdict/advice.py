@@ -38,6 +38,11 @@ class Settings:
     samples: int = 0
     goal: float = 20.0
 
+    @property
+    def is_portable_8bit(self) -> bool:
+        """Return whether activations have 8 bits, for any processor."""
+        return self.activation == 8 and self.target is None
+
 
 @dataclass(frozen=True)
 class _Structure:
@@ -145,7 +150,7 @@ def _recipe(
     structure: _Structure,
     task: str,
 ) -> Iterator[NextStep]:
-    if settings.activation != 8 or settings.target is not None:
+    if not settings.is_portable_8bit:
         return
     if structure.transformer and "smoothquant" not in settings.optimizers:
         yield NextStep(
@@ -154,10 +159,11 @@ def _recipe(
             " products float: usually 1 to 5 dB",
             _recipe_call("transformer"),
         )
-    elif task in _RECIPES and not structure.transformer:
-        name, optimizer, effect = _RECIPES[task]
-        if optimizer not in settings.optimizers:
-            yield NextStep(f"--recipe {name}", effect, _recipe_call(name))
+    if structure.transformer or task not in _RECIPES:
+        return
+    name, optimizer, effect = _RECIPES[task]
+    if optimizer not in settings.optimizers:
+        yield NextStep(f"--recipe {name}", effect, _recipe_call(name))
 
 
 def _equalize(
@@ -165,10 +171,10 @@ def _equalize(
     structure: _Structure,
     task: str,
 ) -> Iterator[NextStep]:
-    known = {"cle"} & settings.optimizers
-    recipe = task == "detector" and settings.target is None
-    wanted = structure.depthwise >= _DEPTHWISE and settings.activation is not None
-    if wanted and not known and not recipe:
+    if settings.activation is None or "cle" in settings.optimizers:
+        return
+    has_recipe = task == "detector" and settings.target is None
+    if structure.depthwise >= _DEPTHWISE and not has_recipe:
         yield NextStep(
             "--optimize cle bias_correction",
             "equalizes the channels of depthwise convolutions: usually 1 to 6 dB, same"
@@ -178,7 +184,7 @@ def _equalize(
 
 
 def _wide(settings: Settings, _: _Structure, task: str) -> Iterator[NextStep]:
-    if settings.activation == 8 and settings.target is None:
+    if settings.is_portable_8bit:
         yield NextStep(
             "--preset A16W8",
             "16-bit activations: what is left is the error of the weights, often 10 dB"
@@ -188,21 +194,17 @@ def _wide(settings: Settings, _: _Structure, task: str) -> Iterator[NextStep]:
 
 
 def _learned(settings: Settings, _: _Structure, task: str) -> Iterator[NextStep]:
+    if settings.activation is None:
+        return
+    if {"adaround", "adaquant", "gptq"} & settings.optimizers:
+        return
     few_bits = settings.weight is not None and settings.weight <= 4
-    activations = settings.activation is not None
-    learned = {"adaround", "adaquant", "gptq"} & settings.optimizers
-    if (few_bits or settings.target is not None) and activations and not learned:
+    if few_bits or settings.target is not None:
         yield NextStep(
             "--optimize adaround",
             "learns the rounding of the weights layer by layer: minutes of calibration,"
             " same speed",
             _optimizer_call("'adaround'"),
-        )
-    if few_bits and not activations:
-        yield NextStep(
-            "--preset W8",
-            "8-bit weights: nearly no error, twice the size",
-            "quantize(model, None, 'W8')",
         )
 
 

@@ -129,29 +129,27 @@ class Detections:
         if not any((before[:, 4] >= least).any() for before, _ in self._pairs):
             least = LEAST_SCORE
         count = extra = found = shown = 0
-        overlap: list[float] = []
-        change: list[float] = []
+        overlaps: list[float] = []
+        changes: list[float] = []
         for before, after in self._pairs:
-            mine = before[before[:, 4] >= least]
-            theirs = after[after[:, 4] >= least]
-            loose = after[after[:, 4] >= least * _SLACK]
-            pairs = matched(mine, loose)
-            count += len(mine)
+            expected = before[before[:, 4] >= least]
+            detected = after[after[:, 4] >= least]
+            # a detection whose score passes the limit in one model alone is neither lost nor new
+            loosely_detected = after[after[:, 4] >= least * _SLACK]
+            loosely_expected = before[before[:, 4] >= least * _SLACK]
+            pairs = matched(expected, loosely_detected)
+            count += len(expected)
             found += len(pairs)
-            overlap += [share for _, _, share in pairs]
-            change += [abs(mine[i, 4] - loose[j, 4]) for i, j, _ in pairs]
-            shown += len(theirs)
-            known = before[before[:, 4] >= least * _SLACK]
-            extra += len(theirs) - len(matched(theirs, known))
+            for i, j, overlap in pairs:
+                overlaps.append(overlap)
+                changes.append(abs(expected[i, 4] - loosely_detected[j, 4]))
+            shown += len(detected)
+            extra += len(detected) - len(matched(detected, loosely_expected))
         if not count:
             return ()
-        recall = found / count
-        precision = 1 - extra / shown if shown else 0.0
-        f1 = (
-            2 * recall * precision / (recall + precision) if recall + precision else 0.0
-        )
-        mean = float(np.mean(overlap)) if overlap else 0.0
-        moved = float(np.mean(change)) if change else 0.0
+        f1 = _f1(found / count, 1 - extra / shown if shown else 0.0)
+        overlap = _mean(overlaps)
+        change = _mean(changes)
         return (
             Figure(
                 "f1",
@@ -159,9 +157,20 @@ class Detections:
                 f"{found} of {count} detections found again (IoU 0.5, same class),"
                 f" {extra} new ones: F1 {f1:.3f}",
             ),
-            Figure("iou", mean, f"mean IoU of matched boxes {mean:.3f}"),
-            Figure("score_change", moved, f"scores change by {moved:.3f} on average"),
+            Figure("iou", overlap, f"mean IoU of matched boxes {overlap:.3f}"),
+            Figure("score_change", change, f"scores change by {change:.3f} on average"),
         )
+
+
+def _f1(recall: float, precision: float) -> float:
+    if not recall + precision:
+        return 0.0
+    return 2 * recall * precision / (recall + precision)
+
+
+def _mean(values: list[float]) -> float:
+    """Return the mean; 0 without values."""
+    return float(np.mean(values)) if values else 0.0
 
 
 class Vectors:
