@@ -89,6 +89,22 @@ def test_a_scheme(name: str, dtype: str, tmp_path: Path) -> None:
     assert sum(isinstance(module, QuantizedLayer) for module in found.modules()) == 14
 
 
+@pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="loading onto a GPU needs a GPU"
+)
+@pytest.mark.parametrize("name", WRITTEN)
+def test_a_scheme_on_a_gpu(name: str, tmp_path: Path) -> None:
+    """Sums are taken in another order there, so that the last bits may differ."""
+    model = made(llama(hidden_size=128, intermediate_size=256))
+    folder = quantized(tmp_path, config_for(name), model)
+    expected = logits(load_checkpoint(folder), tokens()[0])
+    found = loaded(folder, device_map="cuda:0")
+    assert {tensor.device.type for tensor in found.parameters()} == {"cuda"}
+    actual = logits(found, tokens()[0].to("cuda:0")).cpu()
+    scale = expected.abs().max().item()
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0.01 * scale)
+
+
 @pytest.mark.parametrize("name", ROUNDED)
 def test_rounded_attention(name: str, tmp_path: Path) -> None:
     folder = quantized(tmp_path, config_for("fp8", **ROUNDED[name]), made(llama()))
