@@ -9,6 +9,7 @@ import importlib
 import inspect
 import itertools
 import json
+import math
 import os
 import tempfile
 from collections.abc import Callable
@@ -26,8 +27,11 @@ import quark_onnx.compat_onnxruntime as ours
 NOTES = "ORT_COMPARE_NOTES"
 #: Decibels of outputs that do not differ, or in the last bits of a float alone.
 _EXACT = 150.0
-#: Rows of a batch, and how many of them are drawn: few values would say little.
-_ROWS, _DRAWS = 16, 8
+#: Rows of a batch; how many of them are drawn, and how many of a model whose inputs have few
+#: values, which would say little.
+_ROWS, _DRAWS, _MOST_DRAWS = 16, 8, 128
+#: How many values of inputs are drawn, within these limits.
+_VALUES = 8192
 _TYPES = {
     "tensor(float)": np.float32,
     "tensor(float16)": np.float16,
@@ -132,11 +136,25 @@ def _sqnr(float_model: Any, quantized: Any) -> float:
     )
     for free in (_ROWS, 1):
         try:
-            draws = [_draw(before, after, free, seed) for seed in range(_DRAWS)]
+            count = _VALUES // _size(before, free)
+            seeds = range(min(max(count, _DRAWS), _MOST_DRAWS))
+            draws = [_draw(before, after, free, seed) for seed in seeds]
             return min(float(np.mean(draws)), _EXACT)
         except Exception as error:  # the model may be for one size of its open ones
             failed = error
     raise failed
+
+
+def _shape(value: Any, free: int) -> list[int]:
+    """Return the shape of an input, with a size for dimensions that the model leaves open."""
+    return [
+        size if isinstance(size, int) and size > 0 else free for size in value.shape
+    ]
+
+
+def _size(session: Any, free: int) -> int:
+    """Return the number of values of all inputs."""
+    return sum(math.prod(_shape(value, free)) for value in session.get_inputs()) or 1
 
 
 def _draw(before: Any, after: Any, free: int, seed: int) -> float:
@@ -150,9 +168,7 @@ def _draw(before: Any, after: Any, free: int, seed: int) -> float:
     random = np.random.default_rng(seed)
     feeds = {}
     for value in before.get_inputs():
-        shape = [
-            size if isinstance(size, int) and size > 0 else free for size in value.shape
-        ]
+        shape = _shape(value, free)
         kind = _TYPES[value.type]
         drawn = random.uniform(-1, 1, shape)
         feeds[value.name] = drawn > 0 if kind is np.bool_ else drawn.astype(kind)
