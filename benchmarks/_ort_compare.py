@@ -12,7 +12,7 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +54,7 @@ def pytest_configure(config: Any) -> None:
 def _both(own: Callable[..., None], their: Callable[..., None]) -> Callable[..., None]:
     def call(*arguments: Any, **keywords: Any) -> None:
         given = inspect.signature(their).bind(*arguments, **keywords).arguments
-        readers = itertools.repeat(given.get("calibration_data_reader"))
+        readers: Iterator[Any] = itertools.repeat(given.get("calibration_data_reader"))
         if hasattr(next(readers), "get_next"):
             readers = iter(_copies(next(readers)))
         own(**_with(given, next(readers)))
