@@ -158,11 +158,15 @@ def _feed(value: Any) -> Any:
 
 def run_float(case: Case) -> Row | None:
     """Nothing if onnxruntime runs the float model on its input, else the reason."""
+    return _float_outputs(case)[0]
+
+
+def _float_outputs(case: Case) -> tuple[Row | None, list[Any]]:
+    """The reason why the float model does not run, or nothing and its outputs."""
     try:
-        _run(case.model, case.feeds)
+        return None, _run(case.model, case.feeds)
     except Exception as error:  # onnxruntime raises several unrelated types
-        return Row(case.name, "not run in float", *_described(error))
-    return None
+        return Row(case.name, "not run in float", *_described(error)), []
 
 
 def check(case: Case, config: Config) -> Row:
@@ -172,7 +176,8 @@ def check(case: Case, config: Config) -> Row:
     config = QConfig.of(config).with_(
         keep_existing=True
     )  # among the models are those of QuantizeLinear itself
-    unfit, started = run_float(case), time.perf_counter()
+    unfit, expected = _float_outputs(case)
+    started = time.perf_counter()
     try:
         result = quantize(case.model, [case.feeds], config)
         seconds = time.perf_counter() - started
@@ -180,7 +185,7 @@ def check(case: Case, config: Config) -> Row:
             return unfit
         _check_protobuf(case.model, result.model)
         _compare_interfaces(case.model, result.model)
-        expected, found = _run(case.model, case.feeds), _run(result.model, case.feeds)
+        found = _run(result.model, case.feeds)
         _compare_outputs(expected, found)
     except Exception as error:  # every failure is a row
         if unfit and isinstance(error, QuarkError):

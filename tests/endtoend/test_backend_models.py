@@ -33,6 +33,7 @@ LARGE = dict.fromkeys(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)  # a model that hangs has a limit of its own
 @pytest.mark.parametrize(
     ("preset", "least", "known"),
     [

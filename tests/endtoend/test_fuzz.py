@@ -15,6 +15,7 @@ COUNT, SEED = 350, 0
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)  # a command that hangs has a limit of its own
 def test_no_mutant_does_harm() -> None:
     """No internal error, no dead process, no gigabyte, no run without end, and no file left behind.
 
