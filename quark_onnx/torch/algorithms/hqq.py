@@ -18,8 +18,9 @@ from quark_onnx.kernels.hqq import HalfQuadratic, half_quadratic
 from quark_onnx.optimizers.base import require_number, require_whole
 from quark_onnx.registry import ALGORITHMS
 from quark_onnx.torch.algorithms.base import BlockJob, Outcome
-from quark_onnx.torch.algorithms.gptq.hessian import collect_hessians
-from quark_onnx.torch.algorithms.scheduling.replay import Replay
+from quark_onnx.torch.algorithms.cost import Cost, Shapes
+from quark_onnx.torch.algorithms.gptq.hessian import collect_hessians, largest_stage
+from quark_onnx.torch.algorithms.scheduling.replay import Replay, replayed
 from quark_onnx.torch.algorithms.scheduling.stages import stages_in
 from quark_onnx.torch.algorithms.weight_rounding.losses import Loss, better, squares_of
 from quark_onnx.torch.config.spec import TensorSpec
@@ -58,6 +59,18 @@ class HQQ:
         require_number(self, "p", "beta", "kappa")
         require_whole(self, "iterations", least=0)
         HalfQuadratic(**asdict(self))
+
+    def cost(self, shapes: Shapes) -> Cost:
+        """Return the estimated cost: an elementwise pass over a weight per iteration."""
+        solved = Cost(roundings=self.iterations * shapes.count)
+        if not shapes.tokens:
+            return solved
+        kept, runs = replayed(shapes)
+        judged = Cost(
+            shapes.block + kept + 4 * largest_stage(shapes),
+            shapes.hessians / 2 + 1.5 * shapes.errors,
+        )
+        return solved + shapes.runs(runs) + judged
 
     def __call__(
         self,

@@ -10,6 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from quark_onnx.torch.algorithms.cost import (
+    BATCH_TOKENS,
+    Cost,
+    Shapes,
+    cost_of,
+    evaluation_cost,
+)
 from quark_onnx.torch.algorithms.gptq.solver import Solver
 from quark_onnx.torch.algorithms.weight_rounding.levels import TensorLevels
 from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
@@ -19,14 +26,6 @@ from quark_onnx.torch.config.spec import TensorSpec
 from quark_onnx.torch.formats.quantized_tensor import quantize
 from quark_onnx.torch.models.quantized_layer import Layers, kind_of, outputs_first
 from quark_onnx.torch.models.structure import blocks_of, embedding_of
-from quark_onnx.torch.pipelines.algorithm_cost import (
-    BATCH_TOKENS,
-    Cost,
-    Shapes,
-    cost_of,
-    evaluation_cost,
-    run_cost,
-)
 from quark_onnx.torch.runtime.memory import resident
 
 if TYPE_CHECKING:
@@ -150,7 +149,7 @@ def estimate(  # noqa: PLR0913
     width = _whole(_text(model), "hidden_size") or 1
     if coded and algorithms:
         seconds += _algorithm_seconds(more, coded[0][1], dtype, width)
-    passes = run_cost(shapes) if tokens else Cost()
+    passes = shapes.runs(1) if tokens else Cost()
     if evaluated:
         passes += evaluation_cost(shapes, evaluated)
         seconds += (read + disk) / _reading_rate(source)

@@ -17,18 +17,18 @@ import pytest
 import torch
 
 from quark_onnx.registry import ALGORITHMS
+from quark_onnx.torch.algorithms.cost import (
+    Cost,
+    Shapes,
+    cost_of,
+    evaluation_cost,
+)
+from quark_onnx.torch.algorithms.gptq.hessian import largest_stage
 from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
 from quark_onnx.torch.checkpoints.safetensors_io import Reader
 from quark_onnx.torch.config.algorithm_order import algorithm
 from quark_onnx.torch.config.schemes import scheme
 from quark_onnx.torch.config.torch_config import TorchConfig
-from quark_onnx.torch.pipelines.algorithm_cost import (
-    Cost,
-    Shapes,
-    cost_of,
-    evaluation_cost,
-    run_cost,
-)
 from quark_onnx.torch.pipelines.estimate import Estimate, estimate, shapes_of
 from quark_onnx.torch.pipelines.file_to_file import quantize_checkpoint
 from quark_onnx.torch.pipelines.in_memory import chosen_layers
@@ -225,11 +225,11 @@ def test_products_of_a_calibration(tmp_path: Path) -> None:
     config = TorchConfig(scheme("fp8"), exclude=("lm_head",))
     shapes = shapes_of(source.model, chosen_layers(source.model, config)[0], 5 * 64, 5)
     expected = 5 * (counted(model, 64) - 64 * model.lm_head.weight.numel())
-    assert run_cost(shapes).products == pytest.approx(expected, rel=0.01)
+    assert shapes.runs(1).products == pytest.approx(expected, rel=0.01)
     assert shapes.batches == 1
     assert replace(shapes, samples=20, tokens=20 * 64).batches == 3  # of 8 samples
-    twice = run_cost(replace(shapes, samples=10, tokens=10 * 64))
-    assert twice.products == 2 * run_cost(shapes).products
+    twice = replace(shapes, samples=10, tokens=10 * 64).runs(1)
+    assert twice.products == 2 * shapes.runs(1).products
 
 
 def test_the_verdict_and_the_evaluation_count(tmp_path: Path) -> None:
@@ -272,9 +272,9 @@ def test_what_algorithms_take_grows_with_their_settings() -> None:
             ("mlp", 64, 32),
         )
     }
-    assert shapes.widest == 64**2
+    assert largest_stage(shapes) == 64**2
     experts = {f"m.0.experts.{expert}.up": (64, 32) for expert in range(8)}
-    assert Shapes(experts, 1, 1, 1, 1).widest == 8 * 32**2  # one stage
+    assert largest_stage(Shapes(experts, 1, 1, 1, 1)) == 8 * 32**2  # one stage
 
     def cost(text: str) -> Cost:
         return cost_of((algorithm(text),), shapes)[0]
@@ -295,7 +295,7 @@ def test_what_algorithms_take_grows_with_their_settings() -> None:
             cost(less).products + cost(less).roundings
             < cost(more).products + cost(more).roundings
         )
-    assert cost("qronos").memory - cost("gptq").memory == 4 * shapes.widest
+    assert cost("qronos").memory - cost("gptq").memory == 4 * largest_stage(shapes)
     both, _ = cost_of((algorithm("awq"), algorithm("gptq")), shapes)
     assert both.memory == max(cost("awq").memory, cost("gptq").memory)
     assert both.products == cost("awq").products + cost("gptq").products

@@ -23,9 +23,14 @@ import torch
 from quark_onnx.errors import ConfigError, DataError
 from quark_onnx.registry import ALGORITHMS
 from quark_onnx.torch.algorithms.base import UNREACHED, BlockJob, Outcome
-from quark_onnx.torch.algorithms.gptq.hessian import HessianStats, collect_hessians
+from quark_onnx.torch.algorithms.cost import Cost, Shapes
+from quark_onnx.torch.algorithms.gptq.hessian import (
+    HessianStats,
+    collect_hessians,
+    largest_stage,
+)
 from quark_onnx.torch.algorithms.gptq.solver import AT_ONCE, Rounded, Solver
-from quark_onnx.torch.algorithms.scheduling.replay import Replay
+from quark_onnx.torch.algorithms.scheduling.replay import Replay, replayed
 from quark_onnx.torch.algorithms.scheduling.stages import stages_in
 from quark_onnx.torch.algorithms.weight_rounding.levels import TensorLevels
 from quark_onnx.torch.algorithms.weight_rounding.losses import (
@@ -34,7 +39,12 @@ from quark_onnx.torch.algorithms.weight_rounding.losses import (
     merged,
     squares_of,
 )
-from quark_onnx.torch.algorithms.weight_rounding.range_search import fitted, has_ranges
+from quark_onnx.torch.algorithms.weight_rounding.range_search import (
+    SHARES,
+    fitted,
+    has_ranges,
+    tries,
+)
 from quark_onnx.torch.formats.quantized_tensor import Quantized, joined
 from quark_onnx.torch.models.quantized_layer import kind_of
 from quark_onnx.torch.runtime.memory import release_memory
@@ -43,6 +53,9 @@ from quark_onnx.torch.runtime.memory import release_memory
 _POWER_ITERATIONS = 30
 #: Above this damping, the cost of a sweep consists of damping, and the loss is lost in rounding.
 _MUCH_DAMPING = 10.0
+#: Copies of a weight during a sweep: targets, dequantized values, errors, updates, scales and
+#: zero points.
+_SWEPT = 10
 #: Layers whose weight is a matrix (outputs, inputs).
 _KINDS = ("Linear", "Conv1D")
 
@@ -112,6 +125,40 @@ class GPTQ:
     def aims_at_float(self) -> bool:
         """Whether the inputs of the float model are needed."""
         return self._correction > 0
+
+    def cost(self, shapes: Shapes) -> Cost:
+        """Return the estimated cost."""
+        both = 2 if self.aims_at_float else 1
+        passes = self.coordinate_descent_passes
+        # a sweep for each range, coordinate descent and the final error; symmetric and
+        # triangular matrices cost half
+        errors = (
+            (1 + self.search_scales) / 2
+            + max(0.0, 1.5 * passes - 0.5)
+            + 1
+            + 2.5 * (both - 1)
+        )
+        factored = sum(inputs**3 for _, inputs in shapes.groups) / 3
+        most = max((inputs for _, inputs in shapes.layers.values()), default=0)
+        widest, columns = 0, 0
+        for (_, inputs), outputs in shapes.groups.items():
+            rows = outputs * (1 + self.search_scales)
+            parts = -(-rows // max(1, AT_ONCE // max(1, inputs)))
+            widest = max(widest, rows * inputs)
+            columns += parts * inputs
+        kept, runs = replayed(shapes, both)
+        # Hessians, and the larger of the float64 factorization and the sweep
+        memory = 4 * both * largest_stage(shapes) + max(
+            8 * most**2,
+            _SWEPT * 4 * min(widest, AT_ONCE),
+        )
+        products = (2 * both - 1.5) * shapes.hessians + factored
+        return shapes.runs(runs) + Cost(
+            shapes.block + kept + memory,
+            products + errors * shapes.errors,
+            tries(len(SHARES)) * self.search_scales * shapes.count,
+            (1 + passes) * columns,
+        )
 
     def _damping_for(self, H: Any) -> float:
         """Return the damping in means of the diagonal."""

@@ -12,7 +12,9 @@ from torch import nn
 
 from quark_onnx.errors import DataError
 from quark_onnx.torch.algorithms.base import BlockJob
+from quark_onnx.torch.algorithms.cost import Shapes, first_number
 from quark_onnx.torch.algorithms.gptq.triangular import add_products, mirror
+from quark_onnx.torch.algorithms.rescaling.channel_pairs import pattern_of
 from quark_onnx.torch.algorithms.scheduling.replay import Replay
 from quark_onnx.torch.algorithms.scheduling.stages import Stage
 from quark_onnx.torch.calibration.block_stream import Call
@@ -198,3 +200,15 @@ def collect_hessians(
 def _rows(tensors: Iterable[Any]) -> Any:
     """Return the inputs of all runs of a layer as rows, (tokens, inputs) float32."""
     return joined([x.reshape(-1, x.shape[-1]).float() for x in tensors])
+
+
+def largest_stage(shapes: Shapes) -> int:
+    """Return the number of Hessian elements in the largest stage.
+
+    All experts of a block belong to one stage.
+    """
+    stages = dict[tuple[str, str, int], int]()
+    for parent, inputs in shapes.groups:
+        key = (first_number(parent), pattern_of(parent), inputs)
+        stages[key] = stages.get(key, 0) + inputs**2
+    return max(stages.values(), default=0)

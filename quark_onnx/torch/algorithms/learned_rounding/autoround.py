@@ -17,6 +17,7 @@ from quark_onnx.errors import ConfigError, DataError
 from quark_onnx.optimizers.base import require_flag, require_number, require_whole
 from quark_onnx.registry import ALGORITHMS
 from quark_onnx.torch.algorithms.base import BlockJob, Outcome
+from quark_onnx.torch.algorithms.cost import BACKWARD, TRAINED, Cost, Shapes
 from quark_onnx.torch.algorithms.learned_rounding.trainable_weight import (
     TrainableWeight,
     through,
@@ -86,6 +87,20 @@ class SignedRounding:
                 f"optimizer of {self.name} is {self.optimizer!r}; it must be one of:"
                 f" {', '.join(OPTIMIZERS)}",
             )
+
+    def cost(self, shapes: Shapes) -> Cost:
+        """Return the estimated cost."""
+        share = min(self.batch, shapes.samples) / max(1, shapes.samples)
+        passes = self.steps * share * (1 + BACKWARD) + 2 * _LOOKS + 1
+        # shifts, gradients, two moments, means and the best, in float32, in addition to the
+        # weights; and the activations of one sample
+        widths = sum(map(sum, shapes.layers.values()))
+        kept = shapes.tokens // max(1, shapes.samples) * widths
+        state = 4 * (9 * shapes.count + kept) // max(1, shapes.blocks)
+        return shapes.runs(passes) + Cost(
+            shapes.block + state,
+            roundings=TRAINED * self.steps * shapes.count,
+        )
 
     def __call__(
         self,

@@ -20,6 +20,7 @@ from quark_onnx.optimizers.base import require_number, require_whole
 from quark_onnx.progress import Progress
 from quark_onnx.registry import ALGORITHMS
 from quark_onnx.torch.algorithms.base import Outcome
+from quark_onnx.torch.algorithms.cost import BACKWARD, TRAINED, Cost, Shapes
 from quark_onnx.torch.algorithms.learned_rounding.autoround import (
     Training,
     descend,
@@ -45,13 +46,13 @@ from quark_onnx.torch.models.quantized_layer import (
 from quark_onnx.torch.models.structure import put_modules, vocabulary_of
 
 #: How often the divergence on all of the data is computed on the way.
-LOOKS = 20
+_LOOKS = 20
 #: What is kept beside the descent: steps that are done, the divergence in front of the first, the
 #: text.
 _OWN = ("done", "before", "written")
 #: Sequences that are written together; logits that are held at once.
 _WRITTEN = 64
-LOGITS = 1 << 25
+_LOGITS = 1 << 25
 
 
 @ALGORITHMS.register("distill")
@@ -92,6 +93,19 @@ class Distillation:
         require_whole(self, "steps", "batch", "sequences")
         require_whole(self, "seed", least=0)
         require_number(self, "lr", least=0, most=1)
+
+    def cost(self, shapes: Shapes) -> Cost:
+        """Return the estimated cost."""
+        learned = self.steps * self.batch * shapes.length * (2 + BACKWARD)
+        written = self.sequences * shapes.length
+        tokens = learned + written + 2 * _LOOKS * shapes.tokens
+        # all blocks; the state of SignedRounding and four more numbers per weight; logits of
+        # both models, and gradients of one
+        memory = shapes.blocks * shapes.block + 4 * 13 * shapes.count + 3 * 4 * _LOGITS
+        return shapes.runs(tokens / max(1, shapes.tokens)) + Cost(
+            memory,
+            roundings=TRAINED * self.steps * shapes.count,
+        )
 
     def __call__(
         self,
@@ -172,7 +186,7 @@ class Distillation:
             with pair.teacher():
                 written = _written(pair.model, rows, self)
             before = descent.look(lambda: pair.divergence(rows))
-        looked_at = set(looks(self.steps, LOOKS))
+        looked_at = set(looks(self.steps, _LOOKS))
         for step, chosen in zip(
             range(self.steps),
             draws(len(written), self.batch, self.seed),
@@ -264,7 +278,7 @@ class _Pair:
             by_length.setdefault(len(row), []).append(row)
         for length, same in by_length.items():
             yield from torch.stack(same).split(
-                max(1, LOGITS // (length * vocabulary_of(self.model))),
+                max(1, _LOGITS // (length * vocabulary_of(self.model))),
             )
 
 

@@ -19,7 +19,7 @@ from quark_onnx.torch.runtime import distributed
 #: Layers with more inputs keep tokens: products of inputs would take more memory.
 _PRODUCTS = 2048
 #: Tokens of all calls together.
-_TOKENS = 1024
+KEPT_TOKENS = 1024
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ def moments_of(
     Raises:
         DataError: a layer reads numbers that are infinite or none.
     """
-    share = -(-_TOKENS // max(len(calls), 1))
+    share = -(-KEPT_TOKENS // max(len(calls), 1))
     collectors = {name: _Collector(share, products) for name in dict.fromkeys(names)}
     hooks = [
         block.get_submodule(name).register_forward_pre_hook(

@@ -14,6 +14,7 @@ import torch
 from quark_onnx.optimizers.base import require_flag, require_whole
 from quark_onnx.registry import ALGORITHMS
 from quark_onnx.torch.algorithms.base import BlockJob, Outcome
+from quark_onnx.torch.algorithms.cost import Cost, Shapes
 from quark_onnx.torch.algorithms.rescaling.rescale import (
     Readers,
     Trial,
@@ -55,6 +56,15 @@ class AWQ:
     def follower(self) -> str:
         """The algorithm to run next unless another algorithm chooses codes."""
         return "clip" if self.clip else ""
+
+    def cost(self, shapes: Shapes) -> Cost:
+        """Return the estimated cost; of symmetric matrices, half is computed."""
+        trials = self.steps * (1 + self.duo)
+        return shapes.runs(1) + Cost(
+            shapes.block_hessians,
+            (shapes.hessians + trials * shapes.errors) / 2,
+            trials * shapes.count,
+        )
 
     def __call__(self, job: BlockJob) -> list[Outcome]:
         """Rescale in place."""

@@ -15,6 +15,8 @@ from quark_onnx.dtypes import Scaled
 from quark_onnx.optimizers.base import require_number, require_whole
 from quark_onnx.registry import ALGORITHMS
 from quark_onnx.torch.algorithms.base import BlockJob, Outcome
+from quark_onnx.torch.algorithms.cost import Cost, Shapes
+from quark_onnx.torch.algorithms.rescaling.activation_stats import KEPT_TOKENS
 from quark_onnx.torch.algorithms.rescaling.rescale import (
     Readers,
     Trial,
@@ -50,6 +52,10 @@ class SmoothQuant:
         require_number(self, "alpha", least=0, most=1)
         require_number(self, "scale_clamp_min", least=1e-30, most=1)
 
+    def cost(self, shapes: Shapes) -> Cost:
+        """Return the estimated cost."""
+        return _cost(shapes, trials=2)
+
     def __call__(self, job: BlockJob) -> list[Outcome]:
         """Rescale in place."""
         return rescale(job, self.name, self._choose, products=False)
@@ -78,6 +84,10 @@ class AutoSmoothQuant:
     def __post_init__(self) -> None:
         require_whole(self, "steps")
         require_number(self, "scale_clamp_min", least=1e-30, most=1)
+
+    def cost(self, shapes: Shapes) -> Cost:
+        """Return the estimated cost."""
+        return _cost(shapes, trials=self.steps + 2)
 
     def __call__(self, job: BlockJob) -> list[Outcome]:
         """Rescale in place."""
@@ -172,4 +182,15 @@ def _rounded(
         affine.Params(
             *(None if part is None else part.to(x.device) for part in params),
         ),
+    )
+
+
+def _cost(shapes: Shapes, trials: int) -> Cost:
+    """Return the cost of rounding every layer several times, compared on kept tokens."""
+    kept = min(KEPT_TOKENS, shapes.tokens)
+    widths = sum(inputs for _, inputs in shapes.groups) // max(1, shapes.blocks)
+    return shapes.runs(1) + Cost(
+        4 * kept * widths,
+        trials * kept * shapes.count,
+        trials * shapes.count,
     )
