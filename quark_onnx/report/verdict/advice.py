@@ -194,17 +194,21 @@ def _wide(settings: Settings, _: _Structure, task: str) -> Iterator[NextStep]:
 
 
 def _learned(settings: Settings, _: _Structure, task: str) -> Iterator[NextStep]:
-    if settings.activation is None:
-        return
-    if {"adaround", "adaquant", "gptq"} & settings.optimizers:
-        return
     few_bits = settings.weight is not None and settings.weight <= 4
-    if few_bits or settings.target is not None:
+    activations = settings.activation is not None
+    learned = {"adaround", "adaquant", "gptq"} & settings.optimizers
+    if (few_bits or settings.target is not None) and activations and not learned:
         yield NextStep(
             "--optimize adaround",
             "learns the rounding of the weights layer by layer: minutes of calibration,"
             " same speed",
             _optimizer_call("'adaround'"),
+        )
+    if few_bits and not activations:
+        yield NextStep(
+            "--preset W8",
+            "8-bit weights: nearly no error, twice the size",
+            "quantize(model, None, 'W8')",
         )
 
 
